@@ -282,6 +282,16 @@ def test_a_terminal_that_is_unknown_is_one_line(env):
     assert "this terminal cannot be used" in errors
 
 
+def test_it_starts_where_the_locale_is_not_installed(env):
+    terminal = Terminal({**env, "LC_ALL": "", "LC_CTYPE": "", "LANG": "xx_YY.UTF-8"})
+    try:
+        terminal.wait("train.ipynb")
+        terminal.type("q")
+        assert terminal.end() == (0, "")
+    finally:
+        terminal.close()
+
+
 def test_snapshots_again_and_again_until_ctrl_c(env, kernel):
     command = [sys.executable, "-m", "gpumagic", "snapshot", "--watch", "0.1", "--json"]
     with subprocess.Popen(command, env=env, cwd=ROOT, stdout=subprocess.PIPE, text=True) as program:

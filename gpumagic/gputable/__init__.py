@@ -6,9 +6,9 @@ from pathlib import PurePath
 
 from gpumagic.telemetry.snapshot import GpuSample, ProcessSample
 
-SYSTEM = "system"  # holds the memory of no visible process: of a driver, of another container
+SYSTEM = "system"  # the holder of all other memory: the driver's, other containers'
 
-# Owners of memory in the order of bars, each with its character; as in js/src/monitor/bars.ts.
+# Owners of memory in the order of bars: character and words; as in js/src/monitor/bars.ts.
 OWNERS = {
     "mine": ("█", "this notebook"),
     "books": ("▓", "my other notebooks"),
@@ -16,7 +16,7 @@ OWNERS = {
     "left": ("×", "orphaned"),
     "system": ("░", SYSTEM),
 }
-# Fewer bytes without a process are normal: rounding, and the driver's own memory.
+# Up to so many bytes without a process are normal: rounding, and the driver's own memory.
 _MUCH = 32 * 2**20
 
 
@@ -39,13 +39,16 @@ class Holder:
         return sum(known) if known else None
 
 
-def split(gpu: GpuSample, processes: Iterable[ProcessSample]) -> dict[str, int] | None:
-    """Return the used bytes of one GPU by owner; None if unknown."""
+def split(
+    gpu: GpuSample, processes: Iterable[ProcessSample], gpus: Iterable[GpuSample] = ()
+) -> dict[str, int] | None:
+    """Return a GPU's used bytes by owner, including its MIG devices in `gpus`; None if unknown."""
     if gpu.memory_total is None or gpu.memory_used is None:
         return None
     parts = dict.fromkeys(OWNERS, 0)
+    uuids = {gpu.uuid, *(one.uuid for one in gpus if one.mig == gpu.uuid)}
     for process in processes:
-        if process.uuid == gpu.uuid:
+        if process.uuid in uuids:
             parts[process.owner] += process.memory or 0
     rest = gpu.memory_used
     for name in OWNERS:
@@ -58,7 +61,7 @@ def split(gpu: GpuSample, processes: Iterable[ProcessSample]) -> dict[str, int] 
 def holders(
     gpus: Sequence[GpuSample], processes: Iterable[ProcessSample], *, each: bool
 ) -> list[Holder]:
-    """Return a holder per process if `each`, else per notebook, or program and user without one.
+    """Return a holder per process if `each`; else per notebook, or per program and user.
     This kernel comes first, the system last, the others by memory."""
     shown = {gpu.uuid for gpu in gpus}
     groups: dict[tuple[object, ...], list[ProcessSample]] = {}
@@ -100,7 +103,7 @@ def _holder_name(process: ProcessSample, pids: Sequence[int]) -> str:
     name = PurePath(process.notebook).name if process.notebook else None
     if process.mine:
         return f"this notebook ({name})" if name else "this process"
-    if name is None and process.name:  # it may have this process's name
+    if name is None and process.name:  # such as python, which is not unique
         which = f", pid {pids[0]}" if len(pids) == 1 else f", {len(pids)} processes"
         return process.name + which * bool(pids)
     return name or process.user or f"exited (PID {process.pid})"
@@ -108,7 +111,7 @@ def _holder_name(process: ProcessSample, pids: Sequence[int]) -> str:
 
 def _of_no_process(gpus: Sequence[GpuSample], holders: Sequence[Holder]) -> dict[str, int | None]:
     """Return the bytes of each GPU that no visible process holds, if they are many and known."""
-    # A parent's memory is that of its MIG devices; count it once.
+    # A parent's memory includes its MIG devices' memory; count it once.
     parents = {gpu.mig for gpu in gpus}
     found: dict[str, int | None] = {}
     for gpu in gpus:

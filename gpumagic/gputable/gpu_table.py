@@ -16,7 +16,7 @@ from gpumagic.telemetry.snapshot import GpuSample, Snapshot
 _BAR, _SHORTEST_BAR = 14, 6
 _NUMBERED = {"nvidia": "the number in nvidia-smi", "amd": "the number in amd-smi"}
 _VENDORS = {"amd": "AMD ", "intel": "Intel ", "apple": "Apple "}
-# A holder of up to this many GPUs lists each; a holder of more shows the sum.
+# A holder on up to this many GPUs lists each; on more, only the sum is shown.
 _LISTED = 4
 
 
@@ -26,7 +26,7 @@ class _Cell(NamedTuple):
     css: str = ""
 
 
-# "GPU" is the driver's number, if not the device's. All columns but texts are right-aligned.
+# "GPU" is the driver's number where torch's differs. All columns but texts are right-aligned.
 _HEADS = ("device", "GPU", "name", "memory", "", "util", "temp", "power")
 _TEXTS = ("device", "name", "memory")
 
@@ -91,7 +91,7 @@ def text_bar(parts: dict[str, int] | None, total: int | None, length: int = _BAR
     drawn, seen = "", 0
     for name, (ink, _) in OWNERS.items():
         seen = min(seen + parts[name], total)
-        # Each part has at least one character.
+        # A part of over 1 % has at least one character.
         least = 1 if parts[name] > total / 100 else 0
         drawn += ink * max(round(seen / total * length) - len(drawn), least)
     return drawn[:length].ljust(length, "·")
@@ -106,7 +106,7 @@ def _memory_bar(parts: dict[str, int] | None, total: int | None) -> str:
 
 
 def device(gpu: GpuSample) -> str:
-    """Return torch's name, ``"cuda:1"`` or ``"xpu:0"``, or the reason why a GPU has no name."""
+    """Return torch's name, such as ``"cuda:1"``, or why torch has no name for this GPU."""
     if gpu.ordinal is None:
         return "lost" if gpu.lost else "not visible"
     sure = "" if gpu.ordinal_certain else "?"
@@ -115,7 +115,7 @@ def device(gpu: GpuSample) -> str:
 
 def _name(gpu: GpuSample) -> str:
     name = (gpu.name or "GPU of unknown model").removeprefix("NVIDIA ")
-    # "H100 80GB HBM3 MIG 1g.10gb": its parent's line above has the rest.
+    # Of "H100 80GB HBM3 MIG 1g.10gb", show "1g.10gb": its parent's line is above.
     return name if gpu.mig is None else f"└ MIG {name.rpartition('MIG ')[2]}"
 
 
@@ -126,8 +126,8 @@ def label(gpu: GpuSample) -> str:
     if gpu.virtual:
         return "virtual GPU"
     # Each driver numbers its own GPUs.
-    vendor = _VENDORS.get(gpu.vendor or "", "")
-    return f"{vendor}GPU {gpu.index}" if gpu.mig is None else _name(gpu).removeprefix("└ ")
+    vendor, unnumbered = _VENDORS.get(gpu.vendor or "", ""), gpu.mig or gpu.index is None
+    return _name(gpu).removeprefix("└ ") if unnumbered else f"{vendor}GPU {gpu.index}"
 
 
 def _held(holder: Holder, gpus: Sequence[GpuSample]) -> list[str]:
@@ -159,7 +159,7 @@ class GpuTable:
         self.snapshot, self.processes, self.width = snapshot, processes, width
         # Another kernel's virtual GPUs cannot be used here; their holder's row says how many.
         self.gpus = [gpu for gpu in snapshot.gpus if not gpu.virtual or gpu.ordinal is not None]
-        self.splits = [split(gpu, snapshot.processes) for gpu in self.gpus]
+        self.splits = [split(gpu, snapshot.processes, self.gpus) for gpu in self.gpus]
         self.holders = holders(snapshot.gpus, snapshot.processes, each=processes)
 
     def __repr__(self) -> str:
@@ -175,7 +175,7 @@ class GpuTable:
         return "\n\n".join("\n".join(filter(None, lines)) for lines in blocks if lines)
 
     def _gpu_lines(self) -> list[str]:
-        """Return the rows of GPUs: bars are shortened first, and then names."""
+        """Return the lines of GPUs; if they are too long, shorten the bars, and then the names."""
         columns = _gpu_columns(self.gpus, self.splits)
         over = sum(column.width + 2 for column in columns) - 2 - self.width
         if over > 0:
@@ -187,9 +187,8 @@ class GpuTable:
         if self.gpus:
             parts.append(tag("div", _caption(self.snapshot, self.gpus), "gm-caption"))
             parts.append(table.html(_gpu_columns(self.gpus, self.splits), css="gm-titled"))
-            marks = [
-                f'<i class="gm-{c}"></i>{tag("span", words)}' for c, _, words in self._legend()
-            ]
+            legend = self._legend()
+            marks = [f'<i class="gm-{c}"></i>{tag("span", words)}' for c, _, words in legend]
             parts.append(f'<div class="gm-legend">{"".join(marks)}</div>')
         if self.holders:
             parts.append(table.html(self._holder_columns(), css="gm-titled gm-section"))
@@ -201,7 +200,7 @@ class GpuTable:
         return {table.JSON: table.as_json(self.snapshot)}
 
     def _holder_columns(self) -> list[Column]:
-        """Return the columns of the table of holders: name, those of processes, memory."""
+        """Return the columns of holders: name, memory, and between them those for processes."""
         more = _process_columns(self.holders, self.snapshot.time) if self.processes else []
         parts = [_held(holder, self.snapshot.gpus) for holder in self.holders]
         looks = {True: "gm-name gm-this", False: "gm-name"}
@@ -225,7 +224,7 @@ class GpuTable:
         ]
 
     def _legend(self) -> list[tuple[str, str, str]]:
-        """Return each owner in the bars, its character and its name; empty for a single owner."""
+        """Return each owner in the bars, with its character and words; empty for a single owner."""
         there = {name for parts in self.splits for name, count in (parts or {}).items() if count}
         return [(name, *OWNERS[name]) for name in OWNERS if name in there and len(there) > 1]
 
@@ -238,7 +237,7 @@ class GpuTable:
             slow = [reason for reason in gpu.throttle or () if reason != "power cap"]
             found += [f"{label(gpu)} is throttled: {', '.join(slow)}."] if slow else []
         if any(gpu.unified and gpu.vendor != "apple" for gpu in self.gpus):
-            found.append("A GPU that shares the host's memory shows the host's.")
+            found.append("A GPU without memory of its own shows the host's memory.")
         for kind in sorted({gpu.kind for gpu in self.gpus if not gpu.ordinal_certain}):
             cure = "; set CUDA_DEVICE_ORDER=PCI_BUS_ID before the kernel starts" * (kind == "cuda")
             found.append(f"{kind}:N? is a guess: the order of unlike GPUs is unknown{cure}.")

@@ -1,7 +1,6 @@
 """Show the table of ``%gpus`` live in a terminal: ``gpumagic top``."""
 
 import curses
-import locale
 import os
 import sys
 import time
@@ -16,7 +15,7 @@ from gpumagic.gputable.gpu_table import GpuTable
 from gpumagic.telemetry.sampler import Sampler
 from gpumagic.telemetry.snapshot import Snapshot
 
-# Milliseconds until a new snapshot is shown at the latest; a key is answered at once.
+# A new snapshot is shown within this many milliseconds; a key is answered at once.
 _WAIT_MS = 100
 _NARROWEST = 40
 
@@ -26,8 +25,7 @@ def top(period_s: float = 1.0) -> int:
     instead = "type gpumagic snapshot --watch 2"
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise GpuError(f"top needs a terminal; {instead}")
-    locale.setlocale(locale.LC_ALL, "")
-    for fixed in ("LINES", "COLUMNS"):  # curses would keep to them when the size changes
+    for fixed in ("LINES", "COLUMNS"):  # with them, curses would ignore a new size
         os.environ.pop(fixed, None)
     sampler = Sampler()  # on its own thread, so that a stalled driver delays no key
     try:
@@ -51,7 +49,7 @@ _SORTS: dict[str, Callable[[Holder], Any]] = {
 
 
 class _Screen:
-    """The lines that are shown, and their order; `latest` returns the last snapshot."""
+    """Draws the last snapshot, which `latest` returns, and obeys keys."""
 
     def __init__(self, latest: Callable[[], Snapshot | None]) -> None:
         self._latest = latest
@@ -69,7 +67,7 @@ class _Screen:
             snapshot = self._latest()
             if key != curses.ERR or snapshot is not drawn:
                 if key == curses.KEY_RESIZE:
-                    window.clear()  # what was drawn for the old size may be anywhere
+                    window.clear()  # lines for the old size may be anywhere
                 self._act(key, window.getmaxyx()[0] - 2)
                 self._draw(window, snapshot)
                 drawn = snapshot
@@ -95,7 +93,7 @@ class _Screen:
         listed = "processes" if self._processes else "notebooks"
         clock = time.strftime("%H:%M:%S", time.localtime(snapshot.time if snapshot else None))
         keys = f"q quit  ↑↓ scroll  s sort: {self._sort}  p list: {listed}  {clock}"
-        # A terminal scrolls if something is written to its last corner.
+        # A terminal scrolls if its last cell is written.
         window.addstr(height - 1, 0, short(keys, width - 1), curses.A_REVERSE)
         window.refresh()
 

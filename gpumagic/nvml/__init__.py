@@ -1,9 +1,9 @@
-"""Ask the driver through NVML, and explain its faults; no call raises.
+"""Ask NVIDIA's driver through NVML, and explain its faults; no call raises.
 
-Guarantees: ``pynvml`` is imported and NVML initialized once, at the first question; an answer is
-None if it is not supported, not permitted or not known; an unreachable driver or a lost GPU is a
-:class:`Problem` with cause and cure, and is asked again after a pause. Any call may stall for
-seconds: never ask on an event loop. Drivers before 535 lack some questions, whose answer is None.
+``pynvml`` is imported and NVML initialized once, at the first question. The answer is None if a
+question is not supported (some need driver 535), not permitted or fails. An unreachable driver or a
+lost GPU is a :class:`Problem` with its cause and cure, and is asked again after a pause. Any call
+may block for seconds, so never ask on an event loop.
 """
 
 import os
@@ -27,10 +27,10 @@ _ERRORS = (ImportError, OSError, AttributeError, TypeError, ValueError)
 _NOT_SUPPORTED, _NOT_FOUND, _TIMEOUT, _FUNCTION_NOT_FOUND, _GPU_IS_LOST = 3, 6, 10, 13, 15
 _UNSUPPORTED = (_NOT_SUPPORTED, _FUNCTION_NOT_FOUND)
 _XID_ERROR = 0x8
-# The most errors read at once: more are repetitions.
+# Maximum number of errors read at once; more are repetitions.
 _MOST_XIDS = 64
 
-# Cause and cure by code; `{who}` is a GPU, `{error}` NVML's text.
+# Cause and cure of each fault; `{who}` is a GPU, `{error}` NVML's text.
 _FAULTS = {
     "library-missing": (
         "NVIDIA's driver is not installed",
@@ -41,8 +41,8 @@ _FAULTS = {
         "sudo modprobe nvidia; if that fails, see dmesg, or reinstall the driver for this kernel",
     ),
     "version-mismatch": (
-        "the driver in the kernel and its libraries are of different versions: it was updated",
-        "restart the machine; or unload and load the nvidia modules, and then restart this program",
+        "the driver was updated: its kernel module and libraries are of different versions",
+        "restart the machine; or unload and load the nvidia modules, then restart this program",
     ),
     "no-permission": (
         "this user may not open the GPU's device files",
@@ -58,13 +58,13 @@ _FAULTS = {
         "pip uninstall -y pynvml nvidia-ml-py3; pip install --force-reinstall nvidia-ml-py",
     ),
     "gpu-lost": (
-        "{who} has fallen off the bus; what ran on it has failed",
+        "{who} has fallen off the bus; programs on it have failed",
         "see dmesg for its Xid error; restart the machine, or reset the GPU",
     ),
     "gpu-unreachable": ("{who} cannot be opened: {error}", "see dmesg"),
     "gpu-silent": (
-        "{who} answers no question: {error}",
-        "see dmesg for Xid errors; it is asked again by itself",
+        "{who} does not answer: {error}",
+        "see dmesg for Xid errors; gpumagic asks again from time to time",
     ),
 }
 _BY_RETURN_CODE = {
@@ -90,7 +90,7 @@ Call = tuple[Any, ...]  # a function's name and its arguments after the handle
 
 @dataclass(frozen=True)
 class Gpu:
-    """The constants of a GPU or a MIG device while its handle is valid."""
+    """A GPU or MIG device: properties that do not change while its handle is valid."""
 
     index: int  # NVML's index; a MIG device has its parent's
     uuid: str
@@ -105,11 +105,11 @@ class Library:
 
     def __init__(self, module: Any = None) -> None:
         self.module = module
-        # Errors of a call: NVML's; with another pynvml also a missing name or a wrong argument.
+        # The exceptions of a call: NVML's, and those of an old or unrelated pynvml.
         self.errors: tuple[type[Exception], ...] = _ERRORS
 
     def load(self) -> None:
-        """Import pynvml; raise ImportError also if it is an unrelated module named pynvml."""
+        """Import pynvml; raise ImportError if it is missing, or an unrelated module so named."""
         if self.module is None:
             self.module = import_module("pynvml")
         if not all(hasattr(self.module, name) for name in _NEEDED):
@@ -129,7 +129,7 @@ class Library:
 
 
 def _code(error: Exception) -> int | None:
-    """Return NVML's code of an error; a name that pynvml lacks is a missing function."""
+    """Return NVML's code of an error; if pynvml lacks the name, that of a missing function."""
     missing = isinstance(error, AttributeError)
     return _FUNCTION_NOT_FOUND if missing else getattr(error, "value", None)
 
@@ -156,11 +156,9 @@ class Xids:
                     if _code(error) != _GPU_IS_LOST:
                         faults.keep("watching for Xid errors", error)
                 break
-            # By its handle, since a lost GPU has no UUID.
-            at = addressof(event.device.contents)
-            found += [
-                (gpu, int(event.eventData)) for gpu in gpus if addressof(gpu.handle.contents) == at
-            ]
+            # Compare handles: a lost GPU does not give its UUID.
+            at, number = addressof(event.device.contents), int(event.eventData)
+            found += [(gpu, number) for gpu in gpus if addressof(gpu.handle.contents) == at]
         return found
 
     def _watch(self, gpus: Sequence[Gpu]) -> None:
@@ -195,8 +193,7 @@ class Nvml:
         self._clock = clock
         self._lock = threading.RLock()
         self._started = False
-        # The fault of the last question.
-        self.fault: Problem | None = None
+        self.fault: Problem | None = None  # of the last question
         # Lost GPUs by UUID or "index N", and silent GPUs. Never mutated, so any thread may read.
         self.lost: dict[str, Problem] = {}
         self.silent: dict[str, Problem] = {}
@@ -220,7 +217,7 @@ class Nvml:
             return self._gpus
 
     def retry(self) -> None:
-        """Ask the driver again at the next question, without the rest of the pause."""
+        """End the pause after a fault: the next question asks the driver again."""
         with self._lock:
             self._gpus_until = 0.0
 
@@ -234,8 +231,8 @@ class Nvml:
     ) -> dict[str, Any]:
         """Ask a GPU several questions; return the answers by name, None for no answer.
 
-        An unsupported question is not asked again, unless the GPU answered none of them: then the
-        GPU or the driver has a problem. ``alive``: the GPU has just answered another question.
+        A question that the GPU does not support is asked only once, unless it answered none of
+        them: then the GPU or the driver has a fault. ``alive``: it has just answered another one.
         """
         answers: dict[str, Any] = dict.fromkeys(questions)
         known = self._unsupported.setdefault(gpu.uuid, {})
@@ -329,7 +326,7 @@ class Nvml:
             self.fault = _fault(_BY_RETURN_CODE.get(_code(error) or 0, "nvml-error"), error)
         if self._started:
             self._xids.close()
-            # So that the next attempt loads the driver's present state.
+            # The next attempt must see the present state of the driver.
             self._library.call("nvmlShutdown")
         self._started = False
         self._gpus = ()
@@ -361,7 +358,7 @@ class Nvml:
         return gpus
 
     def _facts(self, index: int, handle: Any, parent: str | None) -> Gpu:
-        """Return a GPU's constants; raise NVML's error if it does not give its UUID."""
+        """Return a GPU's constants; raise NVML's error if its UUID cannot be read."""
         uuid = str(self._library.make("nvmlDeviceGetUUID", handle))
         name = self._library.call("nvmlDeviceGetName", handle)
         gpu = Gpu(index, uuid, name, None, parent, handle)

@@ -1,8 +1,8 @@
 """Answer AI assistants' questions about the GPUs: tools for jupyter-server-mcp.
 
-Every local process can call the tools, since that server's port has no token. The tools only read:
+Every local process can call the tools, since that server's port has no token. So they only read:
 they execute, free, move or kill nothing, and name no other user's notebook or process. They ask a
-kernel on its control channel, so that a running cell goes on.
+kernel on its control channel, which does not interrupt a running cell.
 """
 
 from collections import Counter
@@ -26,7 +26,7 @@ TOOLS = [
 ]
 """The target of the entry point in the group ``jupyter_server_mcp.tools``."""
 
-ANSWER_S = 5.0  # how long a kernel has to answer, in seconds
+ANSWER_S = 5.0  # how many seconds a kernel has to answer
 
 
 async def gpu_status() -> dict[str, Any]:
@@ -102,10 +102,12 @@ async def _ask(notebook: str, about: str) -> dict[str, Any]:
     await hub.kernels.refresh()
     managers = hub.kernels.managers()
     names = {kernel: hub.kernels.notebook(kernel) or kernel for kernel in managers}
-    found = [k for k, n in names.items() if notebook in ("", n, PurePosixPath(n).name)]
+    found = [k for k, n in names.items() if n == notebook] or [
+        k for k, n in names.items() if notebook in ("", PurePosixPath(n).name)
+    ]
     if len(found) != 1:
         there = ", ".join(names.values()) or "none"
-        raise GpuError(f"{len(found)} notebooks match {notebook!r}; with a kernel here: {there}")
+        raise GpuError(f"{len(found)} notebooks match {notebook!r}; give one of these: {there}")
     name, manager = names[found[0]], managers[found[0]]
     # A kernel without gpumagic would log an error for an unknown request.
     loaded = await _reply(name, manager, "comm_info_request", {"target_name": "gpumagic"})
@@ -117,7 +119,7 @@ async def _ask(notebook: str, about: str) -> dict[str, Any]:
 
 async def _reply(name: str, manager: Any, kind: str, content: dict[str, Any]) -> dict[str, Any]:
     """Return the content of a kernel's reply on its control channel."""
-    # Not `manager.client()`, which may block. A new session: kernels address replies by its id.
+    # `manager.client()` may block. The session is new, since kernels address replies by its id.
     session = Session(config=manager.session.config, key=manager.session.key)
     client = AsyncKernelClient(session=session)
     client.load_connection_info(manager.get_connection_info())

@@ -1,6 +1,6 @@
 """Find out why a kernel died: from its exit code, the system's counters and the last samples.
 
-Only what is certain is a fact. Exit code 0, and a restart or shutdown by a user, is no death.
+Only what is certain is stated as a fact. Exit code 0 and a user's restart or shutdown are no death.
 """
 
 import signal
@@ -38,7 +38,7 @@ _ADVICE = {
     "perhaps-out-of-memory": f"{_LESS} dmesg says whether it was the out-of-memory killer.",
     "killed": "A person, a scheduler or the out-of-memory killer can do that: dmesg may say which.",
     "crashed": "A compiled library crashed: run the lines one by one to find the call; update it.",
-    "exited": "Something ended the process: look for os._exit, and into the server's log.",
+    "exited": "Something ended the process: look for os._exit in the code; see the server's log.",
 }
 
 
@@ -57,7 +57,7 @@ class Deaths:
         self._group = MemoryGroup()
         self._lock = threading.Lock()
         self._kills: int | None = None
-        # When an out-of-memory kill was noticed; each explains one death.
+        # The times at which out-of-memory kills were noticed; each explains one death.
         self._killed: list[float] = []
         self._filled: deque[tuple[float, float]] = deque(maxlen=30)
         self._followed: dict[str, Any] = {}
@@ -75,7 +75,7 @@ class Deaths:
         self._followed = dict(managers)
 
     def look(self, measure: bool = False) -> None:
-        """Read the counters of RAM; with ``measure``, also the RAM of each kernel; any thread."""
+        """Read used RAM and out-of-memory kills; `measure`: also each kernel's RAM; any thread."""
         if measure:
             self._loads.samples()
         now, kills, (used, total) = time.time(), self._group.kills(), self._group.ram()
@@ -93,7 +93,7 @@ class Deaths:
         with faults.kept("finding out why a kernel died"):
             code = getattr(getattr(manager.provisioner, "process", None), "returncode", None)
             now, (run, _) = time.time(), self._cells.running(kernel)
-            before = max((e.time for e in self.events[-1:] if e.kernel == kernel), default=0.0)
+            before = max((e.time for e in self.events if e.kernel == kernel), default=0.0)
             again = now - before < _AGAIN_S and (run is None or run.start < before)
             if code and not again and self._followed.get(kernel) is manager:
                 self.look()
@@ -107,6 +107,7 @@ class Deaths:
         during = f" while In [{run.count or ' '}] ran" if run else ""
         frames = frames_of_crash(manager.connection_file) if cause == "crashed" else ()
         trail = [one for one in self._loads.trail(kernel, pid) if now - one[0] < _OLD_S]
+        known = (*self._ram(trail, now), *frames, *self._xids(kernel, now))
         return KernelDeath(
             id=f"{kernel} {pid}",
             time=now,
@@ -117,17 +118,12 @@ class Deaths:
             cause=cause,
             exit_code=code,
             title=f"{name}'s kernel {what}{during}",
-            details=(
-                *self._ram(trail, now),
-                *frames,
-                *self._xids(kernel, now),
-                "variables are lost",
-            ),
+            details=(*known, "variables are lost"),
             advice=_ADVICE[cause],
         )
 
     def _cause(self, code: int, now: float) -> tuple[str, str]:
-        """Return the cause, and a clause that completes "its kernel …"."""
+        """Return the cause, and the words after "train.ipynb's kernel"."""
         if code > 0:
             return "exited", f"ended with exit code {code}"
         if -code in _CRASHES:

@@ -1,7 +1,7 @@
 """Serve all clients of the server from one sampler.
 
 Each client has a subscription to the sampler, and a task that sends the newest snapshot and waits
-until it has left: a slow client gets fewer snapshots, not older ones. The sampler's thread encodes
+until it is sent: a slow client gets fewer snapshots, not older ones. The sampler's thread encodes
 a snapshot once for all clients.
 """
 
@@ -34,12 +34,12 @@ class Want:
 
     period_s: float = 1.0
     processes: bool = False
-    past: bool = False  # the history is to be sent once
-    since: float | None = None  # only entries after this Unix time, all if None
+    past: bool = False  # whether to send the history once
+    since: float | None = None  # only history after this Unix time; all if None
 
 
 def parse_want(text: str | bytes, before: Want) -> Want | None:
-    """Return a message's request, None if malformed; missing fields are as in `before`."""
+    """Parse a client's message; None if malformed. Missing fields are as in `before`."""
     try:
         message = json.loads(text)
         period_s = float(message.get("period", before.period_s))
@@ -54,7 +54,7 @@ def parse_want(text: str | bytes, before: Want) -> Want | None:
 
 
 class Client:
-    """Sends to one client; ``write`` is done when the message has left this process."""
+    """Sends to one client; awaiting `write` takes until the message has left this process."""
 
     def __init__(self, hub: Hub, write: Callable[[bytes], Awaitable[None]]) -> None:
         self._hub = hub
@@ -82,7 +82,7 @@ class Client:
             self.subscription.close()
 
     def wake(self, newest: bytes = b"") -> None:
-        """Send what is new, as soon as the last message has left."""
+        """Send whatever is new, as soon as the last message is sent."""
         self._newest = newest or self._newest
         self._woken.set()
 
@@ -127,7 +127,7 @@ class Hub:
 
     answer_s = 5.0  # seconds that a request waits for the doctor
     refresh_s = 1.0  # seconds between two looks at the kernels
-    rest_s = 3.0  # the same without clients, for what must be known when a kernel dies
+    rest_s = 3.0  # the same without clients: a death is explained by recent readings
 
     def __init__(
         self, sampler: Sampler, kernels: KernelTable, cells: KernelCells, deaths: Deaths
@@ -200,9 +200,8 @@ class Hub:
         done, _ = await asyncio.wait((self._checks,), timeout=self.answer_s)
         silent = stalled(self.answer_s)
         found = self._checks.result() if done else [Check("NVML", False, silent.cause, silent.cure)]
-        own = [
-            Check("the server", False, str(f), "report it to gpumagic") for f in faults.all_kept()
-        ]
+        cure = "report it to gpumagic"
+        own = [Check("the server", False, str(fault), cure) for fault in faults.all_kept()]
         return [vars(check) for check in [*found, *own]]
 
     async def close(self) -> None:
@@ -223,7 +222,7 @@ class Hub:
             client.wake()
 
     def pass_on(self, client: Client, snapshot: Snapshot) -> None:
-        """Have a client send a snapshot. Measures the kernels, so not for the event loop."""
+        """Send a snapshot to a client. This measures the kernels, so not on the event loop."""
         with suppress(RuntimeError):  # the loop was closed: the server stops
             newest = self._newest
             if newest is None or newest[0] is not snapshot:

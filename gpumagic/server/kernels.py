@@ -1,7 +1,7 @@
 """Follow this server's kernels and their cells, and end their orphaned processes.
 
 A request names an orphan by pid and start time, since pids are reused. Cells are recorded from
-separate iopub sockets, subscribed to the begin and end of cells. Times are by the kernels' clocks.
+separate iopub sockets, subscribed to the start and end of cells. Times are by the kernels' clocks.
 """
 
 import asyncio
@@ -26,12 +26,12 @@ from gpumagic.telemetry.history import CellRun, CellRuns
 from gpumagic.telemetry.processes import Kernel, is_alive, started
 from gpumagic.telemetry.snapshot import ProcessSample, Snapshot
 
-WAIT_S = 3.0  # how long a process has to end, in seconds
+WAIT_S = 3.0  # how many seconds a process has to end
 
 # Setting the clock moves the start times that the system reports.
 _SAME_START_S = 1.0
 _PAUSE_S = 0.05
-_NO_ORPHAN = "no orphan of a dead kernel has this pid and started: nothing was ended; look again"
+_NO_ORPHAN = "no orphan has this pid and start time: nothing was ended; look again"
 
 
 async def terminate(given: Any, snapshot: Snapshot) -> tuple[bool, str]:
@@ -46,7 +46,7 @@ async def terminate(given: Any, snapshot: Snapshot) -> tuple[bool, str]:
     name = f"process {found.pid} ({found.name or 'unknown'})"
     try:
         process = psutil.Process(found.pid)
-        # Since the snapshot, another process may have got the pid; from here on psutil checks that.
+        # The pid may have been reused since the snapshot; from here on psutil checks that.
         if abs(process.create_time() - float(order["started"])) > _SAME_START_S:
             raise psutil.NoSuchProcess(found.pid)
         process.kill() if order.get("force") is True else process.terminate()
@@ -56,20 +56,18 @@ async def terminate(given: Any, snapshot: Snapshot) -> tuple[bool, str]:
         if not is_alive(found.pid):  # a zombie has ended, as in containers without init
             return True, f"{name} has ended"
         await asyncio.sleep(_PAUSE_S)
-    return (
-        False,
-        f'{name} still runs after {WAIT_S:.0f} s; ask again with "force": true to kill it',
-    )
+    cure = 'ask again with "force": true to kill it'
+    return False, f"{name} still runs after {WAIT_S:.0f} s; {cure}"
 
 
-KEPT_S = 600.0  # for how long a run is kept, in seconds after its end
+KEPT_S = 600.0  # how many seconds a run is kept after its end
 
 MOST_RUNS = 2000
 # Characters of a cell's source, which are enough to find the cell.
 _SOURCE = 200
-# A list of processes within this many seconds of a run's end may be the first one since.
+# The first list of processes after a run's end may come this many seconds later.
 _SETTLED_S = 4.0
-# Prefixes of topics, such as "kernel.<id>.status"; they leave out the many output messages.
+# Prefixes of topics, such as "kernel.<id>.status"; the many output messages are not received.
 _TOPICS = (b"kernel", b"status", b"execute_input")
 
 
@@ -91,7 +89,7 @@ class KernelTable:
         found = {}
         for kernel in self._kernel_manager.list_kernel_ids():
             manager = self._kernel_manager.get_kernel(kernel)
-            # None if it is remote, or its provisioner does not know.
+            # A remote kernel has no pid here, and not every provisioner knows it.
             if isinstance(getattr(getattr(manager, "provisioner", None), "pid", None), int):
                 found[kernel] = manager
         return found
@@ -129,11 +127,9 @@ class KernelCells(CellRuns):
         super().__init__(MOST_RUNS)
         self.notebook_of = notebook
         self._open: dict[tuple[str, str], str] = {}
-        # The channels of recorded kernels.
-        self.followed: dict[str, Iopub] = {}
+        self.followed: dict[str, Iopub] = {}  # the channels of recorded kernels
         self._pids: dict[str, int] = {}
-        # The first characters of each kernel's last cell.
-        self._sources: dict[str, str] = {}
+        self._sources: dict[str, str] = {}  # the first characters of each kernel's last cell
         # The processes of each kernel, as last seen.
         self._held: dict[str | None, list[ProcessSample]] = defaultdict(list)
 
@@ -196,7 +192,7 @@ class KernelCells(CellRuns):
                 self.use(run.id, snapshot, self._held[run.kernel])
 
     def runs(self, since: float | None = None) -> list[CellRun]:
-        """Return the runs that had not ended at a moment; all if None."""
+        """Return the runs that had not ended at the time `since`; all if None."""
         self._forget()
         return [run for run in self.since() if since is None or run.end is None or run.end > since]
 
@@ -224,7 +220,7 @@ class KernelCells(CellRuns):
 
 
 class Iopub:
-    """Passes each correctly signed message to a listener, until closed, on the event loop."""
+    """Passes correctly signed messages to a listener on the event loop until it is closed."""
 
     def __init__(self, manager: Any, listener: Callable[[Mapping[str, Any]], None]) -> None:
         self._listener = listener

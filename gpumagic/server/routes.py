@@ -43,22 +43,22 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # Name, help, field of a GPU's sample, and the factor to base units.
 _GAUGES = (
     ("memory_total_bytes", "Memory of the GPU.", "memory_total", 1),
-    ("memory_used_bytes", "Memory in use, without what is reserved.", "memory_used", 1),
-    ("memory_reserved_bytes", "Memory that the driver keeps.", "memory_reserved", 1),
-    ("utilization_ratio", "Part of the time in which a kernel ran.", "utilization", 0.01),
-    ("memory_utilization_ratio", "Part of the time of memory access.", "memory_utilization", 0.01),
+    ("memory_used_bytes", "Memory in use, without the reserved memory.", "memory_used", 1),
+    ("memory_reserved_bytes", "Memory reserved by the driver.", "memory_reserved", 1),
+    ("utilization_ratio", "Share of time in which a kernel ran.", "utilization", 0.01),
+    ("memory_utilization_ratio", "Share of time with memory access.", "memory_utilization", 0.01),
     ("temperature_celsius", "Temperature.", "temperature", 1),
     ("power_watts", "Power drawn.", "power", 1),
     ("power_limit_watts", "Power limit in force.", "power_limit", 1),
     ("sm_clock_hertz", "Clock of the multiprocessors.", "sm_clock", 1e6),
     ("memory_clock_hertz", "Clock of the memory.", "memory_clock", 1e6),
     ("fan_ratio", "Fan speed.", "fan", 0.01),
-    ("lost", "1 where the GPU has fallen off the bus.", "lost", 1),
-    ("age_seconds", "How old the readings are.", "age", 1),
+    ("lost", "1 if the GPU has fallen off the bus.", "lost", 1),
+    ("age_seconds", "Age of the readings.", "age", 1),
 )
 _COUNTERS = (
     ("ecc_corrected_errors", "Memory errors that were corrected.", "ecc_corrected", 1),
-    ("ecc_uncorrected_errors", "Memory errors that were not.", "ecc_uncorrected", 1),
+    ("ecc_uncorrected_errors", "Memory errors that were not corrected.", "ecc_uncorrected", 1),
 )
 
 
@@ -80,7 +80,7 @@ def _families(snapshot: Snapshot) -> Iterator[Metric]:
                     family.add_metric((gpu.uuid, gpu.name or "", index), round(value * factor, 9))
             yield family
     # By notebook, not by process: each pid would start a new time series.
-    about = "GPU memory held by the processes of a notebook; without a name: by all others."
+    about = "GPU memory held by the processes of a notebook; of all others if the name is empty."
     held = GaugeMetricFamily("gpumagic_notebook_memory_bytes", about, labels=("uuid", "notebook"))
     by_notebook = Counter[tuple[str, str]]()
     for process in snapshot.processes:
@@ -89,14 +89,14 @@ def _families(snapshot: Snapshot) -> Iterator[Metric]:
     for labels, size in by_notebook.items():
         held.add_metric(labels, size)
     yield held
-    about = "1 for each thing that is wrong."
+    about = "1 for each problem."
     wrong = GaugeMetricFamily("gpumagic_problem", about, labels=("code", "uuid"))
     for labels in dict.fromkeys((one.code, one.uuid or "") for one in snapshot.problems):
         wrong.add_metric(labels, 1)
     yield wrong
 
 
-HUB = "gpumagic_hub"  # where a web application's settings have the hub
+HUB = "gpumagic_hub"  # the key of the hub in the settings of the web application
 
 _RENDERER = Path(__file__).parents[1] / "static" / "panel.js"
 # The socket's buffer is a queue too: keep it short for slow clients.
@@ -124,7 +124,7 @@ def routes() -> list[tuple[Any, ...]]:
 
 
 class Guard(JupyterHandler):
-    """A base class of handlers. Requests without a login are refused, with any method. A foreign
+    """Base class of the handlers; refuses a request without a login, whatever its method. A foreign
     page is refused even with the token, unless the server's ``allow_origin`` names it."""
 
     # The resource for an authorizer.
@@ -195,7 +195,7 @@ def _tour(route: GetRoute) -> str:
 
 
 class TerminateRoute(Guard, APIHandler):
-    """Ends the orphan of a pid and start time."""
+    """Ends the orphan that has a given pid and start time."""
 
     @web.authenticated
     @authorized
@@ -209,7 +209,7 @@ class TerminateRoute(Guard, APIHandler):
 class StreamRoute(Guard, WebSocketMixin, WebSocketHandler, JupyterHandler):
     """Sends snapshots by websocket, at the period that the client's message asks for."""
 
-    # Seconds. Jupyter's settings are in milliseconds, of which tornado would warn.
+    # Seconds. Jupyter's own settings are in milliseconds, and tornado would warn.
     ping_interval = ping_timeout = 30.0
     _client: Client | None = None
 
@@ -249,7 +249,7 @@ class StreamRoute(Guard, WebSocketMixin, WebSocketHandler, JupyterHandler):
             self._client = None
 
 
-# Requests on the control channel; their busy and idle messages are not the running cell's.
+# Requests on the control channel: their busy and idle messages do not concern the running cell.
 _ASIDE = ("gpumagic_request", "gpumagic_reply")
 _KERNEL_ACTIONS = "https://events.jupyter.org/jupyter_server/kernel_actions/v1"
 
@@ -279,7 +279,7 @@ class Extension(ExtensionApp):
             logger.add_listener(schema_id=_KERNEL_ACTIONS, listener=self._on_action)
 
     async def _on_action(self, logger: Any, schema_id: str, data: dict[str, Any]) -> None:
-        """Called when a kernel is started, restarted or shut down."""
+        """Look at the kernels: one was started, restarted or shut down."""
         self.hub.watch()
 
     def initialize_handlers(self) -> None:

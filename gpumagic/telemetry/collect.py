@@ -1,6 +1,6 @@
 """Collect one snapshot from all sources of this machine; nothing raises.
 
-``GPUMAGIC_SOURCES`` names the sources, in the forms that docs/vendors.md explains.
+``GPUMAGIC_SOURCES`` names the sources, see docs/vendors.md.
 """
 
 import os
@@ -55,11 +55,11 @@ def chosen(
     return sources, problems
 
 
-# Without a GPU these codes are no problems: they only explain why there is no GPU.
+# Not shown if there is any GPU: these only explain why there is none of NVIDIA's.
 _JUST_NO_GPU = ("library-missing", "driver-not-loaded")
 _NO_NVML = Problem(
     "nvml-missing",
-    "NVML is missing: no more than the name and the memory of these GPUs is known",
+    "NVML is missing: only the names and memory of these GPUs are known",
     "in a container set NVIDIA_DRIVER_CAPABILITIES=compute,utility; %gpus --doctor says more",
 )
 _NONE_VISIBLE = Problem(
@@ -68,9 +68,8 @@ _NONE_VISIBLE = Problem(
 
 
 def explain(gpus: Sequence[GpuSample], problems: Sequence[Problem], named: bool) -> list[Problem]:
-    """Return the problems to show for `gpus`; ``named``: GPUs usable here have ordinals."""
-    there = [gpu for gpu in gpus if not gpu.lost]
-    if there:
+    """Return the problems to show; `named`: whether GPUs that can be used here have ordinals."""
+    if there := [gpu for gpu in gpus if not gpu.lost]:
         found = [problem for problem in problems if problem.code not in _JUST_NO_GPU]
         unnamed = named and all(gpu.ordinal is None for gpu in there)
         hidden = unnamed and not all(gpu.virtual for gpu in there)
@@ -90,9 +89,9 @@ _OWNERS_S = 2.9
 
 
 class Collector:
-    """Takes snapshots from its sources, by default this machine's. ``here`` lists
-    torch's GPUs in this process. ``usable`` is False in a server: it uses no GPU, but numbers GPUs
-    as its kernels do. A failing source does not affect the other sources."""
+    """Takes snapshots from its sources, by default this machine's; one that fails affects no other.
+    ``here`` lists torch's GPUs in this process. ``usable`` is False in a server, which uses no GPU
+    but numbers GPUs as its kernels do."""
 
     def __init__(
         self,
@@ -118,7 +117,7 @@ class Collector:
         self._pids: set[int] = set()
 
     def take(self, *, processes: bool = True, max_age: float = 0.0) -> Snapshot:
-        """Return a snapshot; its readings are at most ``max_age`` times their intervals old."""
+        """Return a snapshot; a reading is at most `max_age` times its interval old."""
         with self._lock:
             self._failed = []
             now, host, problems = self._clock(), self._host(), list(self._misnamed)
@@ -184,9 +183,8 @@ class Collector:
         for source in sources:
             found += self._ask(source, lambda one: one.processes(max_age)) or ()
         pids = {holder.pid for holder in found}
-        patience = max_age if pids == self._pids else 0.0
-        self._pids = pids
-        owners = self._kept.get("owners", _OWNERS_S, patience, lambda: self._owners.look_up(pids))
+        max_age, self._pids = max_age if pids == self._pids else 0.0, pids
+        owners = self._kept.get("owners", _OWNERS_S, max_age, lambda: self._owners.look_up(pids))
         return [
             replace(
                 owners[holder.pid],
@@ -211,7 +209,7 @@ def snapshot(*, processes: bool = True) -> Snapshot:
     Returns
     -------
     Snapshot
-        A driver's fault does not raise: it is in ``problems``, with its cause and cure.
+        A driver's fault raises nothing; its cause and cure are in ``problems``.
         The call may take seconds if a driver stalls; do not call it on an event loop.
     """
     return _collector().take(processes=processes)
@@ -228,13 +226,8 @@ if hasattr(os, "register_at_fork"):
 
 
 def _of_cuda(found: device.Device) -> GpuSample:
-    """Return a GPU that only torch sees, through CUDA."""
+    """Return the sample of a GPU that only torch sees, through CUDA."""
     total, free = found.memory_total, found.memory_free
     used = None if total is None or free is None else total - free
-    return GpuSample(
-        found.uuid or f"CUDA-{found.ordinal}",
-        found.name,
-        ordinal=found.ordinal,
-        memory_total=total,
-        memory_used=used,
-    )
+    uuid, ordinal = found.uuid or f"CUDA-{found.ordinal}", found.ordinal
+    return GpuSample(uuid, found.name, ordinal=ordinal, memory_total=total, memory_used=used)

@@ -1,4 +1,4 @@
-"""Have Python write the frames of a crash next to the kernel's connection file, for the server."""
+"""Have faulthandler write a crash's stack next to the kernel's connection file, for the server."""
 
 import atexit
 import faulthandler
@@ -45,18 +45,21 @@ class CrashFile:
 
 
 def frames_of_crash(connection_file: str) -> tuple[str, ...]:
-    """Return the frames of a crash, the innermost first, as ``"a cell, line 3"``; () if unknown."""
+    """Return the frames of a crash, the innermost first, as ``"a cell, line 3"``; () if unknown.
+    Removes the file: the next kernel overwrites it only if it loads gpumagic."""
+    path = _path(connection_file)
     try:
-        with _path(connection_file).open("rb") as file:
+        with path.open("rb") as file:
             text = file.read(_LONGEST).decode(errors="replace")
+        path.unlink()
     except OSError:
         return ()
     frames = []
-    # Forked children share the file; the kernel's own crash is the last.
-    for path, line, function in _FRAME.findall(text.rpartition("Fatal Python error")[2]):
-        if path.endswith(_SHELL):
+    # Forked children write to the same file; the kernel's own crash comes last.
+    for source, line, function in _FRAME.findall(text.rpartition("Fatal Python error")[2]):
+        if source.endswith(_SHELL):
             break
-        where = "a cell" if _CELL.search(path) else "/".join(Path(path).parts[-2:])
+        where = "a cell" if _CELL.search(source) else "/".join(Path(source).parts[-2:])
         inside = "" if function.startswith("<") else f", in {function}"
         frames.append(f"{where}, line {line}{inside}")
     return tuple(frames[:_MOST_FRAMES])

@@ -6,7 +6,7 @@ sleeps a second, and ``gpu_metrics``, whose layout changes.
 
 Intel: Documentation/ABI/testing/sysfs-driver-intel-xe-hwmon and -i915-hwmon, and the comment "Xe GT
 Idle" of the driver. Utilization is the share of time in which the GT did not sleep (C6), since
-performance counters need privileges. Only older drivers report the memory's size; none its use.
+performance counters need privileges. Only older drivers report total memory; none reports its use.
 """
 
 import re
@@ -53,7 +53,7 @@ class DrmSource(Source):
         """Return readings that change slowly or never."""
 
     def gpus(self, host: Host, max_age: float = 0.0) -> list[GpuSample]:
-        """Return all GPUs; a reading is at most `max_age` of its intervals old."""
+        """Return all GPUs; a reading is at most `max_age` times its interval old."""
         self._cards = self._kept.get("cards", _SLOW_S, max_age, self._listed)
         return [self._sample(n, card, host, max_age) for n, card in enumerate(self._cards)]
 
@@ -134,7 +134,7 @@ class AmdSource(DrmSource):
         levels = re.findall(r": *([0-9]{1,9})mhz", files.text("pp_dpm_sclk"), re.I)
         speed, most = sensors.number("fan1_input"), sensors.number("fan1_max")
         return {
-            # Channel 1 is the die's edge, 2 its hottest spot, always there.
+            # Channel 1 is the die's edge; 2, its hottest spot, always exists.
             **_temperatures(sensors, (1, 2)),
             "power": sensors.scaled(1e6, "power1_average", "power1_input"),
             "power_limit": sensors.scaled(1e6, "power1_cap") or None,
@@ -147,7 +147,7 @@ class AmdSource(DrmSource):
         }
 
 
-# The file of each value: of the driver xe, then of i915.
+# The files of each value: xe's, then i915's.
 _IDLE = ("device/tile0/gt0/gtidle/idle_residency_ms", "gt/gt0/rc6_residency_ms")
 _CLOCK = ("device/tile0/gt0/freq0/act_freq", "gt/gt0/rps_act_freq_mhz")
 _CLOCK_LIMIT = ("device/tile0/gt0/freq0/max_freq", "gt/gt0/rps_max_freq_mhz")
@@ -175,7 +175,7 @@ class IntelSource(DrmSource):
     def _fast(self, card: drm.GraphicsCard) -> dict[str, Any]:
         files = drm.Folder(card.path)
         idle = self._rate(card, "idle", files.number(*_IDLE))
-        # The memory of all tiles, from older versions of xe and from i915.
+        # Older versions of xe report memory by tile, i915 its total.
         tiles = [name for name in card.device.names() if name.startswith("tile")]
         sizes = [card.device.number(f"{tile}/physical_vram_size_bytes") for tile in tiles]
         return {

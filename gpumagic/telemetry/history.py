@@ -1,6 +1,6 @@
 """Keep the last minutes of readings, which cells ran, and what this kernel measured.
 
-Any thread may post and read. An absent GPU has None, until its last reading leaves the ring.
+Thread-safe. A GPU that is no longer there has None, until its last reading leaves the ring.
 """
 
 import threading
@@ -50,12 +50,12 @@ class Board:
 
 
 board = Board()
-# Seconds between two entries: a tick of a second may be slightly early.
+# Minimum seconds between two entries; a tick of one second may be slightly early.
 _LEAST_S = 0.9
-# The fields of a sample that are kept.
+# The fields of a sample that charts show.
 _CHARTED = ("utilization", "memory_used", "power")
 _Readings = tuple[float | None, int | None, float | None]
-# Bytes by UUID and holder; None if processes were not asked for.
+# Bytes by UUID and holder; None if the snapshot lists no process.
 _Held = dict[str, dict[str, int]] | None
 
 
@@ -95,7 +95,7 @@ class History:
 
 
 def _held(snapshot: Snapshot) -> _Held:
-    """Return bytes by UUID and holder, as ``heldBy`` in js/src/monitor/owners.ts, MIG included."""
+    """Return bytes by UUID and holder, as ``holders`` in js/src/monitor/owners.ts does."""
     if not snapshot.processes:
         return None
     parents = {gpu.uuid: gpu.mig for gpu in snapshot.gpus}
@@ -131,7 +131,7 @@ class CellRun:
 
 
 class CellRuns:
-    """The newest runs, the oldest first; a change raises ``revision`` and calls ``on_change``."""
+    """The last runs, oldest first; a change increases ``revision`` and calls ``on_change``."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -163,12 +163,13 @@ class CellRuns:
             self.keep(replace(run, end=when))
 
     def start(self, name: str, processes: Iterable[ProcessSample]) -> None:
-        """Record what the processes of a run's kernel hold when it begins."""
+        """Record the memory of the kernel's processes at the start of a run."""
         self._before[name] = {(one.uuid, one.pid): one.memory for one in processes}
 
     def use(self, name: str, snapshot: Snapshot, processes: Iterable[ProcessSample]) -> None:
         """Record the GPUs that a run uses: its kernel's processes compute there, or their memory
-        there has changed. If utilization by process is unknown, the GPU's utilization counts."""
+        there has changed. If utilization by process is unknown, the GPU's utilization counts; if
+        that is unknown too, the GPU is recorded."""
         run = self.get(name)
         if run is None:
             return

@@ -1,6 +1,6 @@
-"""Measure CPU and RAM: of the host, of the container's limit, and of kernels with their children.
+"""Measure CPU and RAM: of the host, of the container, and of kernels with their children.
 
-A container's limit is its Linux control group's; ``GPUMAGIC_CGROUP`` names another folder.
+A container's limit is its control group's, on Linux; ``GPUMAGIC_CGROUP`` names another folder.
 """
 
 import os
@@ -18,12 +18,12 @@ from gpumagic import drm
 from gpumagic.telemetry.processes import Kernel
 from gpumagic.telemetry.snapshot import Host, KernelSample
 
-# The files with the limit, the use and the kills; the row of memory.stat with droppable cache.
+# Files with the limit, the use and the kills; the row of memory.stat with reclaimable cache.
 _VERSIONS = (
     ("memory.max", "memory.current", "memory.events", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.oom_control", "total_inactive_file"),
 )
-_Group = tuple[int, drm.Folder, tuple[str, ...]]  # its limit, 0 if it has none; folder and files
+_Group = tuple[int, drm.Folder, tuple[str, ...]]  # limit (0 if none), folder, file names
 
 
 class MemoryGroup:
@@ -37,7 +37,7 @@ class MemoryGroup:
         return next((limit for limit, _, _ in self._limited()), None)
 
     def ram(self) -> tuple[int | None, int | None]:
-        """Return used bytes and all bytes: of the group if it has a limit, else of the machine."""
+        """Return the used and total bytes, of the group if it has a limit, else of the machine."""
         for limit, folder, names in self._limited():
             used = folder.number(names[1])
             cache = _row(folder, "memory.stat", names[3]) or 0
@@ -49,7 +49,7 @@ class MemoryGroup:
         """Return how many processes the out-of-memory killer has ended; None if unknown."""
         groups = self._limited() or list(self._groups())
         counts = [_row(folder, names[2], "oom_kill") for _, folder, names in groups]
-        # Outside of any group: the count of the whole machine.
+        # Without a group: the count of the whole machine.
         counts.append(_row(drm.Folder(self._root / "proc"), "vmstat", "oom_kill"))
         return next((count for count in counts if count is not None), None)
 
@@ -113,11 +113,9 @@ def read_host() -> Host:
     )
 
 
-# Seconds between two searches for new child processes.
-_LIST_S = 2.0
-# Over fewer seconds, a percentage means little.
-_AGAIN_S = 0.2
-# A growth is measured over at least this many seconds.
+_LIST_S = 2.0  # seconds between two searches for new child processes
+_AGAIN_S = 0.2  # over fewer seconds, a percentage means little
+# Growth is measured over at least this many seconds, or over all that are known.
 _GROWTH_S = 2.5
 _MOST = 120
 
@@ -125,13 +123,13 @@ Trail = Sequence[tuple[float, int]]  # Unix times and bytes of RAM, the oldest f
 
 
 class KernelLoads:
-    """Measures the kernels that a function returns; any thread."""
+    """Measures the kernels that `kernels` returns; thread-safe."""
 
     def __init__(self, kernels: Callable[[], Sequence[Kernel]]) -> None:
         self._kernels = kernels
         self._lock = threading.Lock()
         self._families: dict[int, list[psutil.Process]] = {}
-        self._list_at = 0.0
+        self._listed_at = 0.0
         self._last: tuple[float, Sequence[Kernel], tuple[KernelSample, ...]] | None = None
         # psutil's first percentage of a process is meaningless.
         self._measured: dict[psutil.Process, psutil.Process] = {}
@@ -141,9 +139,10 @@ class KernelLoads:
         """Return a sample of each kernel now; takes some 0.1 ms per process."""
         with self._lock:
             kernels, now = self._kernels(), time.time()
-            if self._last and now - self._last[0] < _AGAIN_S and self._last[1] == kernels:
+            if self._last and abs(now - self._last[0]) < _AGAIN_S and self._last[1] == kernels:
                 return self._last[2]
-            if {kernel.pid for kernel in kernels} != self._families.keys() or now >= self._list_at:
+            known = {kernel.pid for kernel in kernels} == self._families.keys()
+            if not known or abs(now - self._listed_at) >= _LIST_S:
                 self._list(kernels, now)
             found = tuple(self._sample(kernel, now) for kernel in kernels)
             self._last = now, tuple(kernels), found
@@ -155,7 +154,7 @@ class KernelLoads:
 
     def _list(self, kernels: Sequence[Kernel], now: float) -> None:
         self._families = {kernel.pid: _family(kernel.pid) for kernel in kernels}
-        self._list_at = now + _LIST_S
+        self._listed_at = now
         living = {process for family in self._families.values() for process in family}
         self._measured = {one: old for one, old in self._measured.items() if one in living}
         keys = {(kernel.id, kernel.pid) for kernel in kernels}
@@ -182,11 +181,10 @@ class KernelLoads:
     def _percent(self, process: psutil.Process) -> float | None:
         """Return the percentage of one core since the last call; None at the first."""
         first = process not in self._measured
-        try:
+        with suppress(psutil.Error):
             percent = self._measured.setdefault(process, process).cpu_percent()
-        except psutil.Error:
-            return None
-        return None if first else percent
+            return None if first else percent
+        return None
 
 
 def _family(pid: int) -> list[psutil.Process]:
@@ -207,14 +205,14 @@ def _memory(family: Sequence[psutil.Process]) -> int | None:
             if process is family[0]:
                 return None
             continue
-        with suppress(psutil.Error):  # of another user's child, less is readable
+        with suppress(psutil.Error):  # another user's child has only RSS
             own = own if process is family[0] else process.memory_full_info().uss
         memory += own
     return memory or None  # it has just ended
 
 
 def _growth(trail: Trail) -> float | None:
-    """Return the bytes per second of the last seconds; None if too few are known."""
+    """Return the growth in bytes per second; None until half a second is known."""
     if not trail:
         return None
     now, memory = trail[-1]

@@ -1,4 +1,4 @@
-"""Sample NVIDIA's GPUs through NVML, each reading as often as its kind needs.
+"""Sample NVIDIA's GPUs through NVML; slow and expensive readings are cached for seconds.
 
 ``nvmlDeviceGetPcieThroughput`` is not used: it sleeps 20 ms per direction.
 """
@@ -59,8 +59,7 @@ def _fast(door: nvml.Nvml, gpu: nvml.Gpu) -> dict[str, Any]:
     """Return utilization and memory."""
     rates_call = ("nvmlDeviceGetUtilizationRates",)
     rates, memory = door.ask(gpu, {"rates": rates_call, "memory": door.memory_call}).values()
-    if memory is not None and not memory.total:
-        memory = None
+    memory = memory if memory is not None and memory.total else None
     return {
         "utilization": _percent(getattr(rates, "gpu", None)),
         "memory_utilization": _percent(getattr(rates, "memory", None)),
@@ -82,7 +81,7 @@ def _read(door: nvml.Nvml, gpu: nvml.Gpu, questions: Questions) -> dict[str, Any
 def _merged(
     gpu: nvml.Gpu, lists: Mapping[str, Any], busy: Mapping[int, float | None] | None
 ) -> list[ProcessSample]:
-    """Return a GPU's processes; memory in two lists counts once; a pid not in `busy` is idle."""
+    """Return a GPU's processes. One in two lists counts once; one not in `busy` is idle."""
     held: dict[int, int | None] = {}
     for entry in (entry for entries in lists.values() for entry in entries or ()):
         counts = (held.get(entry.pid), entry.usedGpuMemory)
@@ -104,14 +103,13 @@ _CONVERT: dict[str, Callable[[int], Any]] = {
 }
 
 _XID_CURE = "see dmesg, and the number in https://docs.nvidia.com/deploy/xid-errors"
-# Seconds for which an Xid error is a problem.
-_XID_S = 600.0
+_XID_S = 600.0  # seconds for which an Xid error is a problem
 # Xid numbers of errors in programs; all other numbers are faults of the GPU or its driver.
 _OF_PROGRAMS = (13, 31, 43, 45)
 
 
 class NvmlSource:
-    """Samples of NVIDIA's GPUs; ``door`` is called each time, since a fork closes it."""
+    """Samples of NVIDIA's GPUs; calls `door` each time, since a forked child needs another."""
 
     name = "nvml"
 
@@ -136,26 +134,26 @@ class NvmlSource:
         return {name: text for name, text in (("driver", driver), ("cuda", cuda)) if text}
 
     def gpus(self, host: Host, max_age: float = 0.0) -> list[GpuSample]:
-        """Return all GPUs, lost ones too; unless ``max_age`` is 0, Xid errors are watched."""
+        """Return all GPUs, also lost ones; unless `max_age` is 0, read new Xid errors too."""
         door = self._door()
         gpus = door.gpus()
         for gpu, number in door.xids() if max_age else ():
             whose = "a program on it" if number in _OF_PROGRAMS else "the GPU or its driver"
             who = f"{gpu.name or 'a GPU'} (NVML {gpu.index})"
             cause = f"{who} reported Xid {number}: an error of {whose}"
-            self._xids.pop((gpu.uuid, number), None)  # to be the newest
+            self._xids.pop((gpu.uuid, number), None)  # so that it is re-inserted as the newest
             self._xids[gpu.uuid, number] = self._clock(), Problem("xid", cause, _XID_CURE, gpu.uuid)
         samples = [self._sample(door, gpu, host, max_age) for gpu in gpus]
         known = {gpu.uuid for gpu in gpus}
         samples += [self._lost(gpu) for gpu in door.gone if gpu.uuid not in known]
-        # A stable sort: MIG devices stay behind their parent.
+        # The sort is stable: MIG devices stay after their parent.
         return sorted(samples, key=lambda sample: sample.index or 0)
 
     def processes(self, max_age: float = 0.0) -> list[ProcessSample]:
-        """Return the processes that hold memory, in some ms per GPU; `max_age` as above."""
+        """Return the processes that hold memory; takes milliseconds per GPU."""
         door, found = self._door(), []
         gpus = door.gpus()
-        # A GPU lists the processes of its MIG devices again.
+        # A GPU lists the processes of its MIG devices too.
         parents = {gpu.parent for gpu in gpus}
         for gpu in (gpu for gpu in gpus if gpu.uuid not in parents):
             read = partial(_read, door, gpu, _LISTS)

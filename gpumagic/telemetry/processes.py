@@ -1,6 +1,6 @@
 """Look up processes and their owners: user, program, kernel and notebook.
 
-Of another user's process only the user's name is read, even as root, because of secrets.
+Of another user's process only the user's name is read, even as root: the rest may be secret.
 
 A process belongs to the kernel that it is or descends from. It is an orphan if a kernel started it,
 its session's leader has ended, and no living kernel is old enough to have started it. Daemons and
@@ -55,7 +55,7 @@ class Facts:
 
     @property
     def is_kernel(self) -> bool:
-        """Whether it is the kernel, its session's leader, not a fork with its command line."""
+        """Whether it is the kernel (its session's leader), not a fork with its command line."""
         if self.kernel is None:
             return False
         return self.session in (self.pid, None) or self.server_pid is None
@@ -123,12 +123,10 @@ class Kernel:
 
 
 class Owners:
-    """Looks up owners of processes: ``kernels`` are certain, others are found by command line."""
+    """Looks up owners of processes; kernels not in `kernels` are found by their command line."""
 
     def __init__(
-        self,
-        kernels: Callable[[], Sequence[Kernel]] = tuple,
-        root: Path | None = None,
+        self, kernels: Callable[[], Sequence[Kernel]] = tuple, root: Path | None = None
     ) -> None:
         self._kernels = kernels
         self._root = root  # notebooks are named relative to it
@@ -209,7 +207,7 @@ class Owners:
         return self._living
 
     def _ordinals(self, cuda: Mapping[str, str]) -> dict[str, int]:
-        # A notebook may set these variables later, unseen from outside: rare if one is set already.
+        # If none is set, a notebook may set one later, which cannot be seen from outside.
         if not any(name in cuda for name in _SELECT):
             return {}
         return {

@@ -1,8 +1,8 @@
 """Record the state of a machine's GPUs at one moment; also the wire format between all parts.
 
-Bytes, percent, degrees Celsius, watts, megahertz, seconds of Unix time. None, null in JSON, means
-"not known", never zero. A host is identified by its name and its boot: containers of one machine
-share the boot, and different machines may share a name.
+Units: bytes, percent, degrees Celsius, watts, megahertz, seconds of Unix time. None (null in JSON)
+means "not known", never zero. A host is identified by its name and its boot: containers of one
+machine share the boot, and different machines may share a name.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Host:
 
     @property
     def ram(self) -> tuple[int | None, int | None]:
-        """Return the used bytes and all bytes: of the container if it has a limit."""
+        """The used and the total bytes, of the container if it has a limit."""
         if self.memory_limit is None:
             return self.memory_used, self.memory_total
         return self.limit_used, self.memory_limit
@@ -46,7 +46,7 @@ class GpuSample:
     ordinal_certain: bool = True  # False if CUDA's order is unknown
     virtual: bool = False
     mig: str | None = None  # the parent's UUID of a MIG device
-    unified: bool = False  # it shares the host's memory, all of which is memory_total
+    unified: bool = False  # uses the host's memory: memory_total is all of it
     memory_total: int | None = None
     memory_used: int | None = None
     memory_reserved: int | None = None  # by the driver; not part of memory_used
@@ -94,15 +94,15 @@ class ProcessSample:
     uuid: str  # of the GPU or MIG device
     pid: int
     memory: int | None = None
-    name: str | None = None  # this and all below: only for the user who took the snapshot
+    name: str | None = None  # None for another user's process, as all below but user
     user: str | None = None  # for all users
     notebook: str | None = None  # of its kernel
     started: float | None = None
     mine: bool = False  # the process that took the snapshot
     kernel: str | None = None  # the id of its Jupyter kernel, or of its parent's
-    child: bool = False  # started by the kernel, as a DataLoader's worker
+    child: bool = False  # started by the kernel, such as a DataLoader's worker
     server: str | None = None  # the Jupyter server that has the kernel, if another: "process 42"
-    idle_since: float | None = None  # Unix time since when the kernel is idle
+    idle_since: float | None = None  # Unix time at which the kernel became idle
     orphan: bool = False  # it still runs, but its kernel has ended
     ordinal: int | None = None  # CUDA's ordinal of this GPU in that process
     utilization: float | None = None  # percent of the last seconds in which its kernels ran
@@ -124,7 +124,7 @@ class KernelSample:
     kernel: str  # its id
     pid: int
     notebook: str | None = None
-    idle_since: float | None = None  # Unix time since when it is idle; None while it is busy
+    idle_since: float | None = None  # Unix time at which it became idle; None while it is busy
     cpu: float | None = None  # percent of one core
     host_memory: int | None = None  # bytes of RAM
     growth: float | None = None  # bytes of RAM per second, over the last seconds
@@ -132,7 +132,7 @@ class KernelSample:
 
 @dataclass(frozen=True)
 class KernelDeath:
-    """The death of a kernel: it ended, and nobody had asked it to."""
+    """The death of a kernel: its end without a request."""
 
     id: str
     time: float
@@ -142,7 +142,7 @@ class KernelDeath:
     code: str | None  # the beginning of its source
     cause: str  # "out-of-memory", "perhaps-out-of-memory", "killed", "crashed" or "exited"
     exit_code: int  # negative: a signal
-    title: str  # one line: who died, of what, while which cell ran
+    title: str  # one line: which kernel died, why, and during which cell
     details: tuple[str, ...] = ()  # what else is known, and what was lost
     advice: str = ""  # what the user can do
 
@@ -158,7 +158,7 @@ class Snapshot:
     gpus: tuple[GpuSample, ...] = ()
     processes: tuple[ProcessSample, ...] = ()
     problems: tuple[Problem, ...] = ()
-    cuda: str | None = None  # the newest that the driver can run, "13.0"
+    cuda: str | None = None  # the newest version that the driver can run, "13.0"
     software: tuple[str, ...] = ()  # of other vendors' GPUs: "ROCm 6.2.4", "amdgpu"
     kernels: tuple[KernelSample, ...] = ()  # only those of the server that took the snapshot
     events: tuple[KernelDeath, ...] = ()  # of that server, the oldest first

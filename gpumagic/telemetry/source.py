@@ -1,4 +1,4 @@
-"""Define the interface of a source of GPUs, the cache that sources share, and the source of Macs.
+"""Define the interface of a source of GPUs, a cache for its readings, and the source for Macs.
 
 Apple: ``PerformanceStatistics`` of the class ``AGXAccelerator`` has the utilization and the used
 memory. The GPU may use all of the host's memory. Temperature and power need root.
@@ -27,7 +27,7 @@ class CachedReadings:
         self._kept: dict[Hashable, tuple[float, Any]] = {}
 
     def get(self, key: Hashable, every_s: float, max_age: float, read: Callable[[], T]) -> T:
-        """Return the cached reading, unless it is older than `max_age` intervals."""
+        """Return the cached reading; read anew if it is `max_age` times `every_s` old."""
         now = self._monotonic()
         kept = self._kept.get(key)
         if kept is None or now - kept[0] >= every_s * max_age:
@@ -37,7 +37,7 @@ class CachedReadings:
 
 
 class Source(Protocol):
-    """The methods of a source; `max_age` is in intervals of a reading, 0 asks for a new one."""
+    """The methods of a source. Readings are at most `max_age` times their interval old; 0: new."""
 
     name: str
 
@@ -50,7 +50,7 @@ class Source(Protocol):
         return []
 
     def problems(self) -> list[Problem]:
-        """Return the problems of the last queries."""
+        """Return the problems that the last calls of the other methods found."""
         return []
 
     def software(self) -> Mapping[str, str]:
@@ -84,7 +84,7 @@ class AppleSource(Source):
         return {"macOS": mac_ver()[0]}
 
     def gpus(self, host: Host, max_age: float = 0.0) -> list[GpuSample]:
-        """Return the GPU; a reading is at most `max_age` of its intervals old."""
+        """Return the GPU; its reading is at most `max_age` times its interval old."""
         plist = self._kept.get("ioreg", _EVERY_S, max_age, self._read)
         if not plist:
             return []

@@ -1,6 +1,6 @@
 """Show the live monitor in a notebook, with a sampler in the kernel: ``gpumagic.monitor()``.
 
-Importing this imports neither ipywidgets nor anywidget, which a plain terminal does without.
+Importing this does not import ipywidgets and anywidget, which a plain terminal does not need.
 """
 
 from __future__ import annotations

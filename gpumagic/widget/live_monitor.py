@@ -26,10 +26,9 @@ from gpumagic.telemetry.snapshot import Snapshot
 from gpumagic.widget.notebook_watch import Audience, ShellCells, held_now
 
 SCRIPT = Path(__file__).parents[1] / "static" / "widget.js"
-# Seconds to wait for the first table.
-_FIRST_S = 3.0
+_FIRST_S = 3.0  # seconds to wait for the first table
 _SENT = 20
-# Hides JupyterLab's message, below our table, that the view has no kernel.
+# Hides JupyterLab's message below our table that the widget's model is missing.
 _NO_MODEL = (
     ".jp-OutputArea-child:has(.{}) + .jp-OutputArea-child:has(.jupyter-widgets)"
     ":not(:has(.gpumagic-monitor)) {{ display: none }}"
@@ -49,7 +48,7 @@ class MonitorWidget(anywidget.AnyWidget):
     # The running and finished measurements of this kernel.
     timing = Dict().tag(sync=True)
     timings: List[Any] = List().tag(sync=True)
-    # This notebook's variables on GPUs, as of a view's last request.
+    # This notebook's variables on GPUs, at the last request of a view.
     variables = Dict().tag(sync=True)
     # The CSS class of the table that the view replaces.
     table = Unicode().tag(sync=True)
@@ -80,6 +79,7 @@ class MonitorWidget(anywidget.AnyWidget):
         )
         self._closed = False
         self._log = ShellCells(get_ipython(), self._on_cell)
+        self._log.see(self._last)
         self.on_msg(self.receive)
         self._start()
 
@@ -126,7 +126,7 @@ class MonitorWidget(anywidget.AnyWidget):
             update_display(self._table(), raw=True, display_id=table)
 
     def _exit(self) -> None:
-        """End with the kernel, without a message: it would confuse a front end."""
+        """Stop at the kernel's exit, without a message, which would confuse a front end."""
         self._closed = True
         self._subscription.close()
         self._save_table()
@@ -160,28 +160,28 @@ class MonitorWidget(anywidget.AnyWidget):
         self.timing, self.timings = {}, []
 
     def _measured(self) -> None:
-        """Post a measurement, on its thread."""
+        """Show the measurements; called on the measuring thread."""
         if self._running:
             self.timing = board.now or {}
             self.timings = board.entries
 
-    def _tick(self, snapshot: Snapshot, ran: bool = False) -> None:
-        """Handle a new snapshot, on the sampler's thread; ``ran``: a cell has just ended."""
+    def _tick(self, snapshot: Snapshot, ended: str = "") -> None:
+        """Handle a new snapshot, on the sampler's thread; `ended`: the run that asked for it."""
         if self._closed or not self._running:
             return
-        if not ran and not self._audience.anyone():
+        if not ended and not self._audience.anyone():
             self._stop()
             return
         self._last = snapshot
         self.snapshot = snapshot.to_dict()
-        self._log.see(snapshot, ran)
-        if ran:
+        self._log.see(snapshot, ended)
+        if ended:
             self.cells = self._log.runs()[-_SENT:]
-        if ran or (self._due and not self._log.busy):
+        if ended or (self._due and not self._log.busy):
             self._save_table()
 
     def _on_cell(self) -> None:
-        """Handle the begin or end of a cell, on the kernel's thread."""
+        """Handle the start or end of a cell, on the kernel's thread."""
         if self._closed:
             return
         self._audience.receives(not self._log.busy)
@@ -190,12 +190,12 @@ class MonitorWidget(anywidget.AnyWidget):
         # An open view has the earlier runs already; a new view gets all runs.
         self.cells = self._log.runs()[-_SENT:]
         if not self._log.busy:
-            # At the end of a cell: the next cell may begin before the next tick.
-            future = self._sampler.fresh(processes=True, max_age_s=0)
-            future.add_done_callback(lambda done: self._tick(done.result(), ran=True))
+            # A cell ended; the next one may begin before the next tick.
+            future, ended = self._sampler.fresh(processes=True, max_age_s=0), self._log.ended
+            future.add_done_callback(lambda done: self._tick(done.result(), ended))
 
     def receive(self, _: Any, content: Any, buffers: Any) -> None:
-        """Handle a view's message: a heartbeat, or its end."""
+        """Handle a view's message: a heartbeat, a request for the variables, or its end."""
         message = content if isinstance(content, dict) else {}
         view, kind = str(message.get("id"))[:64], message.get("type")
         if kind == "alive":
@@ -204,7 +204,7 @@ class MonitorWidget(anywidget.AnyWidget):
             if new:
                 self.history = self._sampler.history.since(None)
                 self.cells = self._log.runs()
-        elif kind == "variables":  # a view shows them and the kernel is idle
+        elif kind == "variables":  # a view shows them, and the kernel is idle
             with faults.kept("sending the memory holders to the monitor"):
                 self.variables = held_now()
         elif kind == "gone" and self._audience.leave(view):

@@ -1,7 +1,7 @@
 """Follow the notebook of a monitor: its open views, its cells, its variables on the GPUs.
 
-Variables are read between two cells, while JupyterLab's panel or the widget's view shows their
-table. A view that sends no heartbeat is gone, unless a cell runs: then the kernel receives nothing.
+Variables are read between two cells, while JupyterLab's panel or the widget's view shows them. A
+view without a heartbeat is gone, except while a cell runs, when the kernel receives no message.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Audience:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._looked: dict[str, float] = {}
-        # The time at which the kernel could receive again; None while a cell runs.
+        # The time since which the kernel can receive messages; None while a cell runs.
         self._receives_since: float | None = time.monotonic()
 
     def look(self, view: str) -> bool:
@@ -97,7 +97,7 @@ class Audience:
                 self._receives_since = time.monotonic()
 
     def anyone(self) -> bool:
-        """Whether a view is open, or may be."""
+        """Whether a view is open, or may be open."""
         with self._lock:
             if (since := self._receives_since) is None:
                 return True
@@ -117,6 +117,7 @@ class ShellCells:
         self._runs = CellRuns(KEPT)
         # Ids of runs by `id` of IPython's ExecutionInfo, the same at a cell's start and end.
         self._running: dict[int, str] = {}
+        self.ended = ""  # the id of the run that ended last
         self._held: list[ProcessSample] = []
         self._notebook = os.environ.get("JPY_SESSION_NAME")
 
@@ -141,11 +142,10 @@ class ShellCells:
         self._runs.forget(lambda run: run.id in running)
         self._running.clear()
 
-    def see(self, snapshot: Snapshot, ran: bool = False) -> None:
-        """Record the GPUs that a running cell uses; `ran`: also of the cell that has just ended."""
+    def see(self, snapshot: Snapshot, ended: str = "") -> None:
+        """Record the GPUs that the running cells and the run with the id `ended` use."""
         self._held = [process for process in snapshot.processes if process.mine]
-        just_ended = [run.id for run in self._runs.since()[-1:]] if ran else []
-        for name in {*self._running.values(), *just_ended}:
+        for name in {*self._running.values(), ended}:
             self._runs.use(name, snapshot, self._held)
 
     def runs(self) -> list[dict[str, Any]]:
@@ -153,7 +153,7 @@ class ShellCells:
         return [{**vars(run), "gpus": list(run.gpus)} for run in self._runs.since()]
 
     def _began(self, info: Any) -> None:
-        # IPython may have increased its count already; the history ends before this cell.
+        # Not execution_count, which IPython may have increased; the history has only earlier cells.
         kept = self._shell.history_manager.input_hist_parsed
         count = len(kept) if info.store_history else None
         name = uuid4().hex
@@ -165,6 +165,7 @@ class ShellCells:
     def _ended(self, result: Any) -> None:
         run = self._runs.get(self._running.pop(id(result.info), ""))
         if run is not None:
+            self.ended = run.id
             count = result.execution_count if result.info.store_history else None
             self._runs.keep(replace(run, count=count, end=time.time()))
             self._changed()

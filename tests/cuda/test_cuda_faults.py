@@ -267,7 +267,7 @@ def test_torchs_gpus_have_rows_where_nvml_is_missing(alive):
     shown = kernel.cell("%gpus")
     assert re.search(r"cuda:0 +Stand-in H100 .* \d\.\d / 16\.0 GiB", shown)
     assert re.search(r"cuda:1 +Stand-in H100 .* N/A / 16\.0 GiB", shown)
-    assert "NVML is missing: no more than the name and the memory" in shown
+    assert "NVML is missing: only the names and memory" in shown
     assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility" in shown
     assert kernel.cell("%%ongpu 1\nX.shape[0]").startswith("40\ncuda:1 · ")
     assert kernel.cell("%%ongpu free\nX.shape[0]").startswith("40\ncuda:")

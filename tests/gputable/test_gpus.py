@@ -12,7 +12,7 @@ from snapshots import snapshot_in
 from gpumagic.display.table import width
 from gpumagic.errors import Problem
 from gpumagic.gputable import OWNERS
-from gpumagic.gputable.gpu_table import GpuTable, text_bar
+from gpumagic.gputable.gpu_table import GpuTable, label, text_bar
 from gpumagic.telemetry.snapshot import GpuSample, Host, ProcessSample, Snapshot
 
 GIB = 2**30
@@ -161,6 +161,19 @@ def test_a_mig_gpu_and_its_parts() -> None:
     assert "└ MIG 1g.10gb" in line_of(str(table), "cuda:0")
     # Told once: the part's memory is not also the system's in its parent.
     assert [holder.memory for holder in table.holders] == [{"MIG-1": GIB}]
+
+
+def test_the_bar_of_a_mig_gpu_shows_who_holds_its_parts() -> None:
+    parent = gpu(0, ordinal=None, memory_used=8 * GIB)
+    part = GpuSample("MIG-1", "H100 MIG 1g", 0, 0, mig="GPU-0", memory_total=GIB, memory_used=GIB)
+    mine = ProcessSample("MIG-1", 1, 8 * GIB, mine=True)
+    whole, _ = GpuTable(snapshot(parent, part, processes=(mine,))).splits
+    assert whole is not None
+    assert (whole["mine"], whole["system"]) == (8 * GIB, parent.memory_reserved)
+
+
+def test_a_gpu_without_a_number_or_a_device_is_called_by_its_name() -> None:
+    assert label(GpuSample("X-1", "Accelerator 9")) == "Accelerator 9"
 
 
 def test_the_word_virtual_stands_wherever_virtual_gpus_are_shown() -> None:

@@ -59,7 +59,7 @@ def test_intels(tmp_path: Path) -> None:
     )
     assert shown.startswith("box · i915 · xe · 2 GPUs")
     assert "xpu:0          1  Intel Arc B580" in shown
-    assert "A GPU that shares the host's memory shows the host's." in shown
+    assert "A GPU without memory of its own shows the host's memory." in shown
 
 
 def test_a_number_that_level_zero_may_have_otherwise(tmp_path: Path) -> None:
@@ -76,4 +76,4 @@ def test_a_macs() -> None:
     shown = repr(table(AppleSource(mac)))
     assert "mps     Apple M2 Max" in shown
     assert "2.0 / 64.0 GiB  34 %   N/A    N/A" in shown
-    assert "shares the host's memory" not in shown
+    assert "memory of its own" not in shown

@@ -8,6 +8,7 @@ import importlib
 import json
 import sys
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import pytest
 from waiting import ANSWER_S
@@ -133,9 +134,30 @@ async def test_they_tell_what_the_magics_tell(notebook):
     assert await running == "on\n"
 
     with pytest.raises(
-        GpuError, match=r"0 notebooks match 'x'; with a kernel here: work/train.ipynb"
+        GpuError, match=r"0 notebooks match 'x'; give one of these: work/train.ipynb"
     ):
         await gpu_memory("x")
+
+
+async def test_a_path_is_that_notebook_even_if_another_has_its_name(hub, monkeypatch):
+    paths = {"1": "train.ipynb", "2": "old/train.ipynb", "3": "other.ipynb"}
+    asked = []
+
+    async def reply(name, *_):
+        asked.append(name)
+        return {"comms": {"id": {}}}
+
+    monkeypatch.setattr(assistant_tools, "_reply", reply)
+    monkeypatch.setattr(hub.kernels, "managers", lambda: dict.fromkeys(paths))
+    monkeypatch.setattr(hub.kernels, "notebook", paths.get)
+    monkeypatch.setattr(hub.kernels, "refresh", AsyncMock())
+    for name in ("train.ipynb", "old/train.ipynb", "other.ipynb"):
+        assert (await gpu_memory(name))["notebook"] == name
+    with pytest.raises(GpuError, match="3 notebooks match ''"):
+        await gpu_memory()
+    paths["1"] = "new/train.ipynb"
+    with pytest.raises(GpuError, match="2 notebooks match"):
+        await gpu_memory("train.ipynb")
 
 
 async def test_the_status_names_this_servers_notebooks_only(machine, hub, monkeypatch):

@@ -153,6 +153,9 @@ def test_a_crash_has_its_frames(container):
         "a cell, line 3, in crash",
         "a cell, line 4",
     )
+    # The next kernel has not loaded gpumagic, so that the file would still be the first one's.
+    container.now += 60
+    assert container.dies(SEGV).details == ("variables are lost",)
 
 
 def test_what_is_no_death(container):
@@ -170,6 +173,16 @@ def test_a_kernel_that_cannot_be_restarted_dies_once(container):
         container.manager.dies(1)
     (death,) = container.deaths.events
     assert death.title == "train.ipynb's kernel ended with exit code 1"
+
+
+def test_two_kernels_that_cannot_be_restarted_die_once_each(container):
+    other = Manager(container.folder)
+    container.deaths.follow({"k": container.manager, "o": other})
+    for _ in range(4):
+        container.now += 3
+        container.manager.dies(1)
+        other.dies(1)
+    assert [death.kernel for death in container.deaths.events] == ["k", "o"]
 
 
 def test_a_kernel_that_has_run_a_cell_since_dies_again(container):

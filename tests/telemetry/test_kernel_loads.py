@@ -75,6 +75,15 @@ def test_a_child_whose_own_pages_are_secret_counts_with_all_its_pages(start, mon
     assert sample.host_memory > 200 * MIB
 
 
+def test_a_clock_that_was_set_back_stops_no_measurement(start, monkeypatch):
+    parent = start("import sys; print(1, flush=True); sys.stdin.read()")
+    loads = KernelLoads(lambda: (Kernel(parent.pid, "k"),))
+    loads.samples()
+    monkeypatch.setattr(host, "time", SimpleNamespace(time=lambda: 5.0))
+    monkeypatch.setattr(host, "_family", lambda pid: [])
+    assert loads.samples()[0].host_memory is None
+
+
 def test_growth_and_what_it_was(start, monkeypatch):
     grow = "import sys; held = []; print(1, flush=True)\n"
     grow += "for line in sys.stdin: held.append(bytearray(64 * 2**20)); print(1, flush=True)"

@@ -88,7 +88,7 @@ print(json.dumps([told(failing), failing.problems[0].cause, told(look(20))]))
 """
     failing, cause, after = stand_in.watch(program, {"gpus": 1})
     assert failing == [[[0, False, None, None]], ["gpu-silent"]]
-    assert cause == "NVIDIA H100 80GB HBM3 (NVML 0) answers no question: Unknown Error"
+    assert cause == "NVIDIA H100 80GB HBM3 (NVML 0) does not answer: Unknown Error"
     assert after == [[[0, False, *FINE]], []]
 
 

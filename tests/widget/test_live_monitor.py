@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from concurrent.futures import Future
 from dataclasses import replace
 from datetime import datetime
 from types import SimpleNamespace
@@ -151,6 +152,29 @@ def test_what_a_cell_left_behind_is_told_at_its_end(made):
     made.shell.run("x = 1")
     assert made.widget.snapshot["time"] == 9.0
     assert made.published == [9.0]
+
+
+def test_a_cell_that_is_followed_at_once_by_another_has_its_gpus_too(made):
+    asked = []
+    made.sampler.fresh = lambda **_: asked.append(Future()) or asked[-1]
+    held = ProcessSample("GPU-1", 1, 5, mine=True, utilization=0.0)
+    made.sampler.tick(replace(SNAPSHOT, processes=(held,)))
+    for cell in ("x = 1", "y = 1", "z = 1"):
+        made.shell.run(cell)
+    for future in asked:
+        future.set_result(replace(SNAPSHOT, processes=(replace(held, memory=50),)))
+    assert made.widget.cells[0]["gpus"] == ["GPU-1"]
+
+
+def test_a_cell_that_only_opens_a_monitor_uses_no_gpu(shell, monkeypatch):
+    sampler, held = Sampler(), ProcessSample("GPU-1", 1, 5, mine=True, utilization=0.0)
+    sampler.now = replace(SNAPSHOT, processes=(held,))
+    opened = shell.ns["opened"] = []
+    shell.ns["monitor"] = lambda: monitor_of(monkeypatch, shell, sampler, Clock())
+    shell.run("opened.append(monitor())")
+    sampler.tick(sampler.now)
+    assert [run["gpus"] for run in opened[0].cells] == [[]]
+    opened[0].close()
 
 
 def test_it_rests_when_the_last_view_goes_and_wakes_when_one_comes(made):
