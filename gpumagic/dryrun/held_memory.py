@@ -169,12 +169,15 @@ def measure(target: torch.device | None, card: Card | None = None) -> Before:
         memory["cuda:0"] = 0, card.usable
         return Before(time.monotonic(), memory, False, real)
     cuda_state.check()
-    virtual = any(device.virtual for device in devices_here(memory=False))
+    gpus = {device.ordinal: device for device in devices_here()}
+    virtual = any(device.virtual for device in gpus.values())
     if target is not None and target.type == "cuda":
         torch.cuda.init()
+    started = cuda_state.started()  # torch would make a context of 0.5 GiB on any other GPU
     for index in range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ():
-        allocated = torch.cuda.memory_allocated(index)
-        memory[f"cuda:{index}"] = allocated, cuda_state.room(index)
+        allocated, gpu = torch.cuda.memory_allocated(index), gpus.get(index)
+        free = cuda_state.room(index) if index in started else gpu and gpu.memory_free
+        memory[f"cuda:{index}"] = allocated, free
         if not virtual:
             real.append((torch.cuda.get_device_properties(index), allocated))
     return Before(time.monotonic(), memory, virtual, real)

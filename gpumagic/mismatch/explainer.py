@@ -27,7 +27,14 @@ from gpumagic.mismatch.operation import (
     named_in,
     read,
 )
-from gpumagic.mismatch.sources import moving_tensors, register, row, unregistered, with_device
+from gpumagic.mismatch.sources import (
+    FOR_GOOD,
+    moving_tensors,
+    register,
+    row,
+    unregistered,
+    with_device,
+)
 from gpumagic.mismatch.special_causes import special_cause
 from gpumagic.moving.move import origin_of
 from gpumagic.usercode.files import label, last_cell, shell
@@ -137,7 +144,7 @@ def _mismatch(clash: Operation, choice: Choice, outer: list[FailedFrame], kind: 
     places = [(each, odd) for each in [frame, *around]] + [(above.frame, above.odd)]
     tried = [*((each, [*moved, *extra]) for each, moved in places), *places]
     fixes = (register(moved, each) for each, moved in tried if choice.target != "cpu")
-    fix = next(filter(None, fixes), None)
+    fix = registered = next(filter(None, fixes), None)
     # An index is moved only where it is used, so that its other uses do not change.
     an_index = kind == "index" and clash.parts[0] not in odd
     fix = fix or move_owners(choice, [frame, *outer])
@@ -145,6 +152,7 @@ def _mismatch(clash: Operation, choice: Choice, outer: list[FailedFrame], kind: 
     if fix and _fails_next(fix, outer[:1], odd, choice.target):
         fix = None
     why = _reason(clash.parts, places, kind)
+    why = why.partition(FOR_GOOD)[0] if why and registered else why  # the fix says it
     return Explanation(*expression(frame, node), _rows(clash, choice, site, names), fix, why)
 
 

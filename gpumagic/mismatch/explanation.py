@@ -10,7 +10,7 @@ from gpumagic.display import table
 from gpumagic.display.table import Shown, block, tag
 from gpumagic.display.units import size
 from gpumagic.usercode.files import label
-from gpumagic.usercode.frames import FailedFrame, loops_around, statement
+from gpumagic.usercode.frames import FailedFrame, loops_around, parents, statement
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ class Fix:
     filename: str  # of the file or cell, as in the traceback
     label: str = ""  # its display name: "In [3]", "train.py"
     nbytes: int | None = None  # to move; None if unknown
+    cls: str = ""  # the class of a notebook's cell that is edited: its objects keep the old code
 
     def apply(self, source: str) -> str:
         """Return the source of `filename` with the fix applied."""
@@ -118,7 +119,8 @@ def _columns(operands: tuple[Operand, ...]) -> list[table.Column]:
     odd = ["gm-bad" if operand.odd else "" for operand in operands]
     code = [f"gm-code {css}".strip() for css in odd]
     names = [f"{o.name} ({o.also})" if o.also else o.name for o in operands]
-    marks = ["← the odd one" if o.odd else "← needed there next" * o.along for o in operands]
+    mark = "← the odd one" if sum(o.odd for o in operands) == 1 else "← to move"
+    marks = [mark if o.odd else "← also to move" * o.along for o in operands]
     return [
         table.Column("", names, fit="cut", css=code),
         table.Column("", [", ".join(o.devices) for o in operands], css=code),
@@ -138,9 +140,10 @@ def _where(fix: Fix) -> str:
 
 
 def _cost(fix: Fix) -> str:
+    again = f", then make the {fix.cls} object again" if fix.cls else ""
     if fix.nbytes is None:
-        return ""
-    return f" (moves {size(fix.nbytes)})" if fix.nbytes else " (moves nothing)"
+        return again
+    return f" (moves {size(fix.nbytes)}){again}" if fix.nbytes else f" (moves nothing){again}"
 
 
 _ATOMS = (ast.Name, ast.Attribute, ast.Subscript, ast.Call, ast.List, ast.Tuple, ast.Constant)
@@ -178,7 +181,9 @@ class Edit:
         if self.replaced:
             code += _edited(lines[start - 1 : end], start, self.replaced)
         file, name = self.frame.filename, label(self.frame.filename)
-        return Fix("\n".join(code), where, start, end, file, name, nbytes)
+        classes = (each.name for each in parents(self.stmt) if isinstance(each, ast.ClassDef))
+        cls = next(classes, "") if name.startswith("In [") else ""
+        return Fix("\n".join(code), where, start, end, file, name, nbytes, cls)
 
 
 def around(frame: FailedFrame, edits: list[tuple[ast.AST, str]]) -> Edit | None:

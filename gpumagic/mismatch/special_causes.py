@@ -28,6 +28,7 @@ from gpumagic.mismatch.operand import (
     Reader,
     arguments,
     bytes_of,
+    describe,
     device_of,
     full,
     is_torch,
@@ -44,22 +45,23 @@ _STATE = (
 )
 _FILE = "the file holds tensors of a GPU that is not here; load them to the CPU, then move"
 _WORKERS = (
-    "the workers and pin_memory of a DataLoader can only read tensors on the CPU; run %ongpu "
-    "home, then rerun the cell that makes {}, without %%ongpu or with num_workers=0, "
-    "pin_memory=False"
+    "the workers and pin_memory of a DataLoader can only read tensors on the CPU; make {} again "
+    "with num_workers=0, pin_memory=False, or (after %ongpu home, without %%ongpu) with its "
+    "tensors on the CPU"
 )
 _DEFAULT = "the default device is {}, but these numbers are drawn by torch's generator on the CPU"
+_SHOWN = 3
 _NUMBERED = (".to", ".cuda", ".device", ".set_device")  # calls with a GPU's number
 
 
 def special_cause(found: list[FailedFrame], message: Message) -> Explanation | None:
     """Return the explanation of an error whose kind gives the cause, or of an optimizer's error."""
     if message.kind == "generator":
-        return _for_default_generator(found[0]) or _for_generator(found)
+        return _for_default_generator(found) or _for_generator(found)
     if message.kind == "worker":
         return _for_worker(found)
     missing = message.kind in ("load", "ordinal")
-    return _for_missing(found[0]) if missing else _for_optimizer(found[0])
+    return _for_missing(found[0]) if missing else _for_optimizer(found)
 
 
 def _in_statement(frame: FailedFrame, kind: type) -> list[tuple[str, Any]]:
@@ -76,11 +78,23 @@ def _header(frame: FailedFrame) -> ast.AST | None:
     return stmt.iter if isinstance(stmt, ast.For) else stmt
 
 
-def _for_optimizer(frame: FailedFrame) -> Explanation | None:
+def _outermost(frames: list[FailedFrame], name: str, value: Any) -> tuple[Any, ast.stmt, str]:
+    """Return the outermost frame that has an object, its statement, and the object's name there."""
+    for frame in reversed(frames):
+        here = ((text, each) for text, each in _in_statement(frame, type(value)))
+        known = [text for text, each in here if each is value]
+        known += [name] * (frame.scope.value(ast.parse(name, mode="eval").body) is value)
+        stmt = next(filter(None, map(statement, frame.candidates)), None)
+        if known and stmt is not None:
+            return frame, stmt, known[0]
+    return frames[0], ast.Pass(), name
+
+
+def _for_optimizer(frames: list[FailedFrame]) -> Explanation | None:
     """Explain an optimizer whose state is on another device than its parameters."""
-    node, found = frame.failed, _in_statement(frame, Optimizer)
-    stmt = statement(node) if node is not None else None
-    if node is None or stmt is None or len(found) != 1:
+    frame, found = frames[0], _in_statement(frames[0], Optimizer)
+    node = frame.failed
+    if node is None or statement(node) is None or len(found) != 1:
         return None
     text, optimizer = found[0]
     parameters: list[Tensor] = [p for group in optimizer.param_groups for p in group["params"]]
@@ -88,10 +102,11 @@ def _for_optimizer(frame: FailedFrame) -> Explanation | None:
     devices, homes = {full(t.device) for t in away}, {full(p.device) for p in parameters}
     if len(devices) != 1 or len(homes) != 1:
         return None
+    outer, stmt, name = _outermost(frames, text, optimizer)
     # For every optimizer, this moves each state to its parameter's device.
-    line = f"{text}.load_state_dict({text}.state_dict())"
-    start, nbytes = before_loops(frame, stmt, [text]), total(map(bytes_of, away))
-    fix = Edit(frame, start, [line]).fix(nbytes) if can_precede(frame, start) else None
+    line = f"{name}.load_state_dict({name}.state_dict())"
+    start, nbytes = before_loops(outer, stmt, [name]), total(map(bytes_of, away))
+    fix = Edit(outer, start, [line]).fix(nbytes) if can_precede(outer, start) else None
     weights = total(map(bytes_of, parameters))
     rows = (
         Operand(f"{text}.param_groups", tuple(homes), weights, f"{len(parameters)} parameters"),
@@ -118,7 +133,8 @@ def _for_missing(frame: FailedFrame) -> Explanation | None:
         device = device_of(value) if numbered or type(value) is not int else None
         if device is not None and (device.index or 0) > last:
             edit = _renamed(each, node, frame, value, last)
-            fix, why = edit.fix(None) if edit else None, there_is(here(memory=False))
+            fix, there = edit.fix(None) if edit else None, there_is(here(memory=False))
+            why = f"{frame.text(each)} is no GPU here: {there}"
             return Explanation(*expression(frame, node), (), fix, why)
     return _with_argument(node, frame, "map_location", '"cpu"', _FILE)
 
@@ -161,30 +177,32 @@ def _for_worker(frames: list[FailedFrame]) -> Explanation:
     file, line, rows, name = frames[0].filename, frames[0].line, list[Operand](), "the loader"
     loaders = (each for frame in reversed(frames) for each in _in_statement(frame, DataLoader))
     for name, loader in loaders:
-        tensors = [t for _, t in tensors_of(loader) if t.device.type != "cpu"]
+        tensors = [(path, t) for path, t in tensors_of(loader) if t.device.type != "cpu"]
+        for path, tensor in tensors[:_SHOWN]:
+            (part,) = describe(tensor, ast.Name(name), f"{name}.{path}")
+            rows.append(row(part, True))
         if tensors:
-            devices = tuple(dict.fromkeys(full(t.device) for t in tensors))
-            about = f"DataLoader, {len(tensors)} tensor{'s' * (len(tensors) > 1)}"
-            rows.append(Operand(name, devices, total(map(bytes_of, tensors)), about, odd=True))
             break
     why, code = _WORKERS.format(name), source_of(file, line)
     return Explanation(code, line, file, label(file), tuple(rows), None, why)
 
 
 # -- generators
-def _for_default_generator(frame: FailedFrame) -> Explanation | None:
+def _for_default_generator(frames: list[FailedFrame]) -> Explanation | None:
     """Explain code that draws numbers on the default device with torch's CPU generator."""
+    frame = frames[0]
     header, device = _header(frame), full(torch.get_default_device())
-    stmt = statement(header) if header is not None else None
-    if header is None or stmt is None or device == "cpu":
+    if header is None or statement(header) is None or device == "cpu":
         return None
     made, why = f'torch.Generator("{device}")', _DEFAULT.format(device)
-    for name, _ in _in_statement(frame, DataLoader):
-        edit = Edit(
-            frame, before_loops(frame, stmt, [name]), [f"{name}.sampler.generator = {made}"]
-        )
-        loader = Operand(name, ("cpu",), None, "DataLoader", odd=True)
-        return Explanation(*expression(frame, header), (loader,), edit.fix(0), why)
+    for name, loader in _in_statement(frame, DataLoader):
+        outer, stmt, name = _outermost(frames, name, loader)
+        start = before_loops(outer, stmt, [name])
+        fix: Any = Edit(outer, start, [f"{name}.sampler.generator = {made}"]).fix(0)
+        if not outer.at_top:  # each call would draw the same order again
+            fix, why = None, f"{why}: make {name} with generator={made}"
+        row_of = Operand(name, ("cpu",), None, "DataLoader", odd=True)
+        return Explanation(*expression(frame, header), (row_of,), fix, why)
     calls = [node for node in ast.walk(header) if isinstance(node, ast.Call)]
     told = (_with_argument(call, frame, "generator", made, why) for call in calls)
     return next(filter(None, told), None)
@@ -193,7 +211,7 @@ def _for_default_generator(frame: FailedFrame) -> Explanation | None:
 def _for_generator(frames: list[FailedFrame]) -> Explanation | None:
     """Explain a generator on another device than the numbers that it should draw."""
     frame, reader = frames[0], Reader(frames[0])
-    node = frame.failed
+    node: Any = frame.failed
     parts = reader.given(node) if isinstance(node, ast.Call) else []
     given = [part for part in parts if part.kind == "generator"]
     if node is None or len(given) != 1:
@@ -204,6 +222,11 @@ def _for_generator(frames: list[FailedFrame]) -> Explanation | None:
     rows = [row(named, False) for each in parts for named in named_in(each, reader)]
     fix = _made_on(part, frames, target)
     why = f"random numbers on {target} need a generator on {target}"
+    stmt, given_device = statement(node), [word.arg for word in node.keywords]
+    if fix is None and target == "cpu" and stmt is not None and "device" not in given_device:
+        why = f"without device=, this draws on the CPU; {why}"
+        replaced = [with_keyword(node, frame, f"device={part.text}.device")]
+        fix = Edit(frame, stmt, replaced=replaced).fix(0) if part.text.isidentifier() else None
     why += "" if fix else f': give it one made by torch.Generator("{target}")'
     return Explanation(*expression(frame, node), (*rows, row(part, True)), fix, why)
 

@@ -192,7 +192,7 @@ def test_the_first_error_of_a_beginner_says_what_to_type(no_gpu):
 @pytest.mark.parametrize(
     ("wrong", "advice"),
     [
-        ("nn.Linear(2, 2, device='cuda:2')", "why: there are cuda:0 and cuda:1 (virtual)"),
+        ("nn.Linear(2, 2, device='cuda:2')", "is no GPU here: there are cuda:0 and cuda:1"),
         ("nn.Embedding(4, 2)(torch.tensor([4]))", "→ %%ongpu … --check names the bad index"),
         ("nn.NLLLoss()(torch.ones(1, 2), torch.tensor([2]))", "--check names the bad index"),
     ],

@@ -69,7 +69,9 @@ def _note_words(result, explanation, snippet):
             "the odd one", any(n == starts[1] or n.startswith(starts[0]) for n in odd), snippet
         )
     if snippet.because:
-        reason = (explanation.reason or "") if explanation is not None else ""
+        fix = explanation.fix if explanation is not None else None
+        # Where the fix registers an attribute, the reason does not say so again.
+        reason = f"{explanation and explanation.reason} {fix and fix.code}"
         result.note("the reason", snippet.because.lower() in reason.lower(), snippet)
 
 

@@ -47,7 +47,7 @@ def test_the_text():
         "between devices · train.py, line 4: net(images)\n"
         "  net     cuda:0  30.7 KiB  Linear, 2 tensors\n"
         "  images  cpu      196 KiB  float32[64, 784]   ← the odd one\n"
-        "  labels  cpu        512 B  int64[64]          ← needed there next\n"
+        "  labels  cpu        512 B  int64[64]          ← also to move\n"
         "  fix: train.py, before line 4 (moves 196 KiB)\n"
         "      images, labels = images.to(device), labels.to(device)"
     )

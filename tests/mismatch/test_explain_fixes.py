@@ -332,7 +332,8 @@ def test_what_a_module_does_not_move_is_registered_where_its_class_makes_it(made
     explanation = gpumagic.explain(run(code))
     assert explanation.fix.code.strip() == fixed
     assert run(explanation.fix.apply(code)) is None
-    assert "make the module again" in explanation.reason
+    assert ".to()" in explanation.reason
+    assert "for good" not in explanation.reason  # the fix says it
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,76 @@
+"""`gpumagic.explain`: optimizers, generators and loaders, explained where they are made or used."""
+
+import pytest
+import torch
+from snippets import run
+
+import gpumagic
+
+pytestmark = [pytest.mark.usefixtures("gpus"), pytest.mark.filterwarnings("ignore")]
+
+STEP = """
+net = nn.Linear(3, 2)
+adam = torch.optim.Adam(net.parameters())
+def step(x):
+    net(x).sum().backward()
+    adam.step()
+step(torch.ones(1, 3))
+net.cuda()
+for _ in range(3):
+    step(torch.ones(1, 3, device="cuda"))
+"""
+PASSED = STEP.replace("def step(x):", "def step(x, optimizer):").replace(
+    "adam.step", "optimizer.step"
+)
+PASSED = PASSED.replace("3))\nnet", "3), adam)\nnet").replace('"cuda"))', '"cuda"), adam)')
+
+
+@pytest.mark.parametrize("code", [STEP, PASSED])
+def test_the_state_of_an_optimizer_moves_once_above_the_outermost_loop(code):
+    explanation = gpumagic.explain(run(code))
+    assert explanation.fix.code == "adam.load_state_dict(adam.state_dict())"
+    assert explanation.fix.line == 9
+    assert run(explanation.fix.apply(code)) is None
+
+
+def test_a_generator_with_other_draws_stays_and_the_numbers_are_drawn_on_its_device():
+    code = (
+        'rng = torch.Generator("cuda:0").manual_seed(1)\n'
+        'noise = torch.rand(4, device="cuda:0", generator=rng)\n'
+        "def rows():\n    return torch.randint(4, (2,), generator=rng)\nx = noise[rows()]\n"
+    )
+    explanation = gpumagic.explain(run(code))
+    assert explanation.fix.code == (
+        "    return torch.randint(4, (2,), generator=rng, device=rng.device)"
+    )
+    assert "without device=, this draws on the CPU" in explanation.reason
+    assert run(explanation.fix.apply(code)) is None
+
+
+LOADER = """
+from torch.utils.data import DataLoader
+torch.set_default_device("cuda")
+loader = DataLoader(list(range(8)), shuffle=True)
+def order():
+    return [int(each) for each in loader]
+found = order()
+"""
+
+
+def test_a_loader_of_the_default_device_gets_its_generator_outside_of_functions():
+    try:
+        explanation = gpumagic.explain(run(LOADER))
+        assert explanation.fix.line == 7
+        assert run(explanation.fix.apply(LOADER)) is None
+        within = LOADER.replace("found = order()", "def main():\n    return order()\nmain()")
+        assert gpumagic.explain(run(within)).fix.line == 9
+    finally:
+        torch.set_default_device(None)
+
+
+def test_a_gpu_that_is_not_here_is_named():
+    code = 'cfg = {"device": "cuda:5"}\nnn.Linear(2, 2).to(cfg["device"])\n'
+    explanation = gpumagic.explain(run(code))
+    assert explanation.reason.startswith(
+        'cfg["device"] is no GPU here: there are cuda:0 and cuda:1'
+    )
