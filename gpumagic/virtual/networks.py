@@ -9,6 +9,7 @@ which is 3 to 10 times slower.
 
 import weakref
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -145,7 +146,8 @@ def recurrent(op: Any) -> Callable[..., Any]:
         if not (fake or plain) or {x.dtype for x in tensors if x.is_cuda} - _FUSED:
             return op.decompose(*given.values())
         fused: Any = _Fused  # torch's types have no `apply`
-        return fused.apply(op, given if fake else None, shape, *leaves)
+        grad = torch.is_grad_enabled()  # within `apply`, it never is
+        return fused.apply(op, given if fake else None, shape, grad, *leaves)
 
     return kernel
 
@@ -159,24 +161,25 @@ class _Fused(torch.autograd.Function):
     """Run the CPU's operator on the same bytes; in a dry run, only make tensors of the shapes."""
 
     @staticmethod
-    def forward(ctx: Any, op: Any, shapes_of: Any, structure: Any, *leaves: Any) -> Any:
+    def forward(ctx: Any, op: Any, shapes_of: Any, tree: Any, grad: bool, *leaves: Any) -> Any:
         """Return the results on the GPU of the first tensor."""
-        learns, device = any(ctx.needs_input_grad), leaves[0].device
-        low: list[Any] = [] if shapes_of else [_lowered(x) for x in leaves]
+        needed, device = [grad and need for need in ctx.needs_input_grad[4:]], leaves[0].device
+        ctx.graph, ctx.run = {}, None
         if shapes_of:
             found = _shapes(**shapes_of)
         else:
             gpu = gpu_of(device)
-            with torch.set_grad_enabled(learns), cpu_draws_from(gpu.generator):
-                found = op(*tree_unflatten(low, structure))
-        if learns:
+            ctx.run, ctx.drawn = partial(_run, op, tree, needed), gpu.generator.clone_state()
+            ctx.graph = ctx.run(gpu.generator, leaves)
+            found = ctx.graph["found"]
+        if any(needed):
             # Memory saved for the backward pass.
             numbers = _KEPT[op._schema.name.partition("::")[2]] * found[0].numel()
             reserve = torch.empty(numbers, dtype=found[0].dtype, device=device)
             # Saving the inputs lets torch detect in-place changes to them.
             given = (x if isinstance(x, Tensor) else None for x in leaves)
             ctx.save_for_backward(reserve, *given)
-            ctx.graph = {"low": low, "found": found} if low else {}
+            ctx.others = [None if isinstance(x, Tensor) else x for x in leaves]
             weakref.finalize(reserve, ctx.graph.clear).atexit = False
         return found if shapes_of else tuple(_raised(found, gpu))
 
@@ -185,17 +188,26 @@ class _Fused(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         """Return the gradients of the inputs."""
         reserve, *given = ctx.saved_tensors  # a second backward pass raises torch's own error
-        needed = ctx.needs_input_grad[3:]
-        wanted = [x for x, need in zip(given, needed, strict=True) if need]
-        made: list[Any] = [torch.empty_like(x) for x in wanted if not ctx.graph]
-        if ctx.graph:
-            low, found = ctx.graph["low"], ctx.graph["found"]
-            sources = [x for x, need in zip(low, needed, strict=True) if need]
+        needed, graph = ctx.needs_input_grad[4:], ctx.graph
+        if ctx.run and not graph:  # hooks such as checkpoint's have saved a copy of `reserve`
+            leaves = [y if x is None else x for x, y in zip(given, ctx.others, strict=True)]
+            graph = ctx.run(ctx.drawn.clone_state(), leaves)
+        wanted = [x for x, need in zip(graph.get("low", given), needed, strict=True) if need]
+        if graph:
             outer = [flip_plain(x.detach()) for x in gradients]
-            inner = torch.autograd.grad(found, sources, outer, retain_graph=True, allow_unused=True)
-            made = _raised(inner, gpu_of(reserve.device))
-        results = iter(made)
-        return None, None, None, *(next(results) if need else None for need in needed)
+            options = {"retain_graph": True, "allow_unused": True}
+            inner = torch.autograd.grad(graph["found"], wanted, outer, **options)
+            results = iter(_raised(inner, gpu_of(reserve.device)))
+        else:
+            results = map(torch.empty_like, wanted)
+        return None, None, None, None, *(next(results) if need else None for need in needed)
+
+
+def _run(op: Any, tree: Any, needed: list[bool], generator: Any, leaves: Iterable[Any]) -> Any:
+    """Run the CPU's operator; return its inputs and, with their graph, its results."""
+    low = [_lowered(x, need) for x, need in zip(leaves, needed, strict=True)]
+    with torch.set_grad_enabled(any(needed)), cpu_draws_from(generator):
+        return {"low": low, "found": op(*tree_unflatten(low, tree))}
 
 
 def _shapes(hx: Any, bidirectional: bool, batch_first: bool = False, **given: Any) -> Any:
@@ -210,10 +222,10 @@ def _shapes(hx: Any, bidirectional: bool, batch_first: bool = False, **given: An
     return output, *(torch.empty_like(h) for h in hidden)
 
 
-def _lowered(x: Any) -> Any:
+def _lowered(x: Any, need: bool) -> Any:
     if not isinstance(x, Tensor) or not x.is_cuda:
         return x
-    return flip_plain(x.detach()).requires_grad_(x.requires_grad)
+    return flip_plain(x.detach()).requires_grad_(need)
 
 
 def _raised(found: Iterable[Any], gpu: VirtualGpu) -> list[Any]:
