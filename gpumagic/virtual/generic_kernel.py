@@ -172,7 +172,8 @@ def _run_on_cpu(plan: KernelPlan, args: Any, kwargs: dict[str, Any]) -> Any:
     else:
         result = _lift(plan, result, found, gpu)
     if plan.scratch:
-        gpu.account.pass_through(temporary_bytes(plan.scratch, gpu.index, args, result))
+        given = (*args, kwargs["dim"]) if "dim" in kwargs else args  # of a stable sort
+        gpu.account.pass_through(temporary_bytes(plan.scratch, gpu.index, given, result))
     return result
 
 
@@ -300,6 +301,7 @@ def _prepare(
 ) -> Callable[..., Any]:
     """Return the function to call with `low` and `kwargs`, after changing both in place."""
     if "device" in kwargs:
+        refuse_pinning(kwargs)
         kwargs["device"] = HOST
     if "generator" in plan.arguments:
         at = plan.arguments.index("generator")
@@ -315,6 +317,13 @@ def _prepare(
                 low[n] = torch.tensor(x, dtype=torch.result_type(found[0][1], x))
     call = plan.op if above else plan.cpu
     return cpu_draws_from(gpu.generator)(call) if plan.name in DRAWS else call
+
+
+def refuse_pinning(options: dict[str, Any]) -> None:
+    """Raise CUDA's error for a new tensor in pinned memory, which only the host has."""
+    __tracebackhide__ = True
+    if options.get("pin_memory"):
+        raise RuntimeError("Only dense CPU tensors can be pinned")
 
 
 def _refuse(plan: KernelPlan, error: RuntimeError, gpu: VirtualGpu) -> None:

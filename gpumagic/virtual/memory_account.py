@@ -316,7 +316,7 @@ class MemoryAccount:
     def out_of_memory(self, size: int, *, host: bool = False) -> torch.OutOfMemoryError:
         """Return the error of CUDA's allocator for `size` bytes; `host`: the host is full."""
         self.empty_cache()  # as CUDA's allocator does before it gives up
-        self.retries += 1
+        self.retries += host  # `_make_room` has counted the others
         self.ooms += 1
         for observer in observers:
             observer(self.ordinal, size, self.limit, self.free)

@@ -13,7 +13,7 @@ from gpumagic.virtual import checks, gate
 from gpumagic.virtual.checks import SAME
 from gpumagic.virtual.cuda_api import belongs_to_cuda
 from gpumagic.virtual.flip import adopt, flip
-from gpumagic.virtual.generic_kernel import CPU, HOST, kernel_of, on_metadata
+from gpumagic.virtual.generic_kernel import CPU, HOST, kernel_of, on_metadata, refuse_pinning
 from gpumagic.virtual.memory_account import refuse_as_cuda
 from gpumagic.virtual.virtual_gpus import gpu_of
 
@@ -90,6 +90,7 @@ def _empty(op: Any) -> Kernel:
 
     def kernel(shape: Any, *strides: Any, dtype: Any = None, device: Any = None, **of: Any) -> Any:
         __tracebackhide__ = True
+        refuse_pinning(of)
         gpu = gpu_of(device)
         gpu.account.require(shape, dtype)
         options = {"memory_format": of["memory_format"]} if "memory_format" in of else {}
@@ -129,13 +130,13 @@ def _item(self: Tensor) -> Any:
 
 
 def _resize_(self: Tensor, size: Any, memory_format: Any = None) -> Tensor:
-    shape = torch.empty(size, device="meta")
-    needed = (self.storage_offset() + shape.numel()) * self.element_size()
+    shape = torch.empty(size, device="meta", memory_format=memory_format or torch.contiguous_format)
     storage, offset = self.untyped_storage(), self.storage_offset()
-    if needed > storage.nbytes():
-        new = torch.empty(shape.numel(), dtype=self.dtype, device=self.device)
-        new[: self.numel()].copy_(self.reshape(-1))
-        storage, offset = new.untyped_storage(), 0
+    if (needed := offset + shape.numel()) * self.element_size() > storage.nbytes():
+        old = self.new_empty(0).set_(storage)
+        new = self.new_empty(needed)
+        new[: old.numel()] = old
+        storage = new.untyped_storage()
     return self.set_(storage, offset, size, shape.stride())
 
 
