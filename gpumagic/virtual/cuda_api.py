@@ -142,6 +142,10 @@ class Generator(C.Generator, metaclass=_Kind):  # type: ignore[misc]
             _of_cuda.add(self._cdata)  # C++ hands it back as a plain torch._C.Generator
         return self
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        make, _, state = super().__reduce__()  # to C++, it belongs to the CPU
+        return make, (self._device,), state
+
     def __del__(self, _of_cuda: set[int] = _of_cuda) -> None:
         # A default argument, because at exit the module's names may be gone.
         _of_cuda.discard(self._cdata)
