@@ -36,50 +36,37 @@ def network_kernels() -> dict[str, Callable[..., Any]]:
     """Return kernels by operator, to register above autograd and, for inference mode, below."""
     kernels: dict[str, Callable[..., Any]] = {
         f"{kind}.{variant}": recurrent(getattr(getattr(aten, kind), variant))
-        for kind in _KEPT
+        for kind in _SAVED
         for variant in ("input", "data")
     }
-    kernels["_fused_rms_norm"] = _rms_norm
-    kernels["scaled_dot_product_attention"] = _attention
-    kernels["lstm_cell"] = _lstm_cell
-    kernels["gru_cell"] = _gru_cell
-    return kernels
+    kernels |= {"_fused_rms_norm": _rms_norm, "scaled_dot_product_attention": _attention}
+    return kernels | {"lstm_cell": _lstm_cell, "gru_cell": _gru_cell}
 
 
 def _attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
+    query: Tensor, key: Tensor, value: Tensor, mask: Any = None, *rest: Any, **options: Any
 ) -> Tensor:
     if not query.device == key.device == value.device:
         raise RuntimeError(
             "Expected query, key, and value to have the same device type, but got query.device: "
             f"{query.device} key.device: {key.device} and value.device: {value.device} instead."
         )
-    inputs = (query, key, value)
-    attn_mask = added(attn_mask, query.dtype)
-    chosen = 0
+    mask = added(mask, query.dtype)
+    given, chosen = (query, key, value, mask, *rest), 0  # the rest: dropout_p, is_causal
     if query.dim() == 4 and torch.backends.cuda.math_sdp_enabled():
         # Ask the CPU's kernel, which reads no bytes: the choice depends on torch's version.
-        given = (*inputs, attn_mask, dropout_p, is_causal)
-        chosen = _choose(*given, scale=scale, enable_gqa=enable_gqa)
-    options = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
+        chosen = _choose(*given, **options)
     if chosen == _FLASH:
         flash = aten._scaled_dot_product_flash_attention_for_cpu
-        return flash(*inputs, attn_mask=attn_mask, **options)[0]  # type: ignore[no-any-return]
-    math = aten._scaled_dot_product_attention_math
-    result: Tensor = math(*inputs, attn_mask=attn_mask, enable_gqa=enable_gqa, **options)[0]
+        scale = options.get("scale")
+        result: Tensor = flash(query, key, value, *rest, attn_mask=mask, scale=scale)[0]
+    else:
+        result = aten._scaled_dot_product_attention_math(*given, **options)[0]
     return result
 
 
 def added(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """Convert a boolean mask to a term for adding, as C++ does before it chooses an algorithm."""
+    """Convert a boolean mask to an additive one, as C++ does before it chooses an algorithm."""
     if mask is None or mask.dtype is not torch.bool:
         return mask
     return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask.logical_not(), -torch.inf)
@@ -124,8 +111,8 @@ def _gru_cell(
 _FUSED = {torch.float32, torch.float64}
 _COMPOSITE = C.DispatchKey.CompositeImplicitAutograd
 # Numbers saved for the backward pass, per step, row and hidden unit: gates, cell and output. From
-# torch's CUDA code without cuDNN (ATen/native/cuda/RNN.cu), since cuDNN's are not documented.
-_KEPT = {"lstm": 6, "gru": 6, "rnn_tanh": 1, "rnn_relu": 1}
+# torch's CUDA code without cuDNN (ATen/native/cuda/RNN.cu); cuDNN's numbers are not documented.
+_SAVED = {"lstm": 6, "gru": 6, "rnn_tanh": 1, "rnn_relu": 1}
 
 
 def recurrent(op: Any) -> Callable[..., Any]:
@@ -158,7 +145,7 @@ def _autocast(x: Any) -> Any:
 
 
 class _Fused(torch.autograd.Function):
-    """Run the CPU's operator on the same bytes; in a dry run, only make tensors of the shapes."""
+    """Run the CPU's operator on the same bytes; in a dry run, only create results of its shapes."""
 
     @staticmethod
     def forward(ctx: Any, op: Any, shapes_of: Any, tree: Any, grad: bool, *leaves: Any) -> Any:
@@ -174,12 +161,12 @@ class _Fused(torch.autograd.Function):
             found = ctx.graph["found"]
         if any(needed):
             # Memory saved for the backward pass.
-            numbers = _KEPT[op._schema.name.partition("::")[2]] * found[0].numel()
+            numbers = _SAVED[op._schema.name.partition("::")[2]] * found[0].numel()
             reserve = torch.empty(numbers, dtype=found[0].dtype, device=device)
             # Saving the inputs lets torch detect in-place changes to them.
-            given = (x if isinstance(x, Tensor) else None for x in leaves)
-            ctx.save_for_backward(reserve, *given)
-            ctx.others = [None if isinstance(x, Tensor) else x for x in leaves]
+            tensors = [x if isinstance(x, Tensor) else None for x in leaves]
+            ctx.save_for_backward(reserve, *tensors)
+            ctx.others = [x if t is None else None for x, t in zip(leaves, tensors, strict=True)]
             weakref.finalize(reserve, ctx.graph.clear).atexit = False
         return found if shapes_of else tuple(_raised(found, gpu))
 
@@ -189,7 +176,7 @@ class _Fused(torch.autograd.Function):
         """Return the gradients of the inputs."""
         reserve, *given = ctx.saved_tensors  # a second backward pass raises torch's own error
         needed, graph = ctx.needs_input_grad[4:], ctx.graph
-        if ctx.run and not graph:  # hooks such as checkpoint's have saved a copy of `reserve`
+        if ctx.run and not graph:  # a hook (as of checkpoint) has saved a copy of `reserve`
             leaves = [y if x is None else x for x, y in zip(given, ctx.others, strict=True)]
             graph = ctx.run(ctx.drawn.clone_state(), leaves)
         wanted = [x for x, need in zip(graph.get("low", given), needed, strict=True) if need]
@@ -205,7 +192,10 @@ class _Fused(torch.autograd.Function):
 
 def _run(op: Any, tree: Any, needed: list[bool], generator: Any, leaves: Iterable[Any]) -> Any:
     """Run the CPU's operator; return its inputs and, with their graph, its results."""
-    low = [_lowered(x, need) for x, need in zip(leaves, needed, strict=True)]
+    low = [
+        flip_plain(x.detach()).requires_grad_(need) if isinstance(x, Tensor) and x.is_cuda else x
+        for x, need in zip(leaves, needed, strict=True)
+    ]
     with torch.set_grad_enabled(any(needed)), cpu_draws_from(generator):
         return {"low": low, "found": op(*tree_unflatten(low, tree))}
 
@@ -222,12 +212,6 @@ def _shapes(hx: Any, bidirectional: bool, batch_first: bool = False, **given: An
     return output, *(torch.empty_like(h) for h in hidden)
 
 
-def _lowered(x: Any, need: bool) -> Any:
-    if not isinstance(x, Tensor) or not x.is_cuda:
-        return x
-    return flip_plain(x.detach()).requires_grad_(need)
-
-
 def _raised(found: Iterable[Any], gpu: VirtualGpu) -> list[Any]:
-    """Copy the CPU's results to the GPU, each to new bytes: both biases share one gradient."""
+    """Copy the CPU's results to the GPU; each gets its own bytes (two biases share a gradient)."""
     return [x if x is None else adopt(x.detach().clone(), gpu) for x in found]
