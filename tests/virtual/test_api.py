@@ -130,7 +130,7 @@ def test_marks_for_a_profiler_do_nothing():
 def test_a_profile_has_the_cpus_times_and_says_so(capfd):
     both = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
     profiled = profile(activities=both)
-    with pytest.warns(UserWarning, match="virtual GPUs: the profile has the CPU's times alone"):
+    with pytest.warns(UserWarning, match="virtual GPUs: the profile has only the CPU's times"):
         profiled.start()
     torch.ones(8, 8, device="cuda") @ torch.ones(8, 8, device="cuda")
     profiled.stop()
