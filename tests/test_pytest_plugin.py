@@ -84,8 +84,11 @@ def test_the_ini_file_makes_gpus(run, pytester):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--virtual-gpus=two"], "virtual GPUs: two asked, 1 to 8 are possible; type for example"),
-        (["--virtual-gpus=9"], "virtual GPUs: 9 asked, 1 to 8 are possible; type for example"),
+        (
+            ["--virtual-gpus=two"],
+            "virtual GPUs: two requested, 1 to 8 are possible; type for example",
+        ),
+        (["--virtual-gpus=9"], "virtual GPUs: 9 requested, 1 to 8 are possible; type for example"),
         (["--virtual-gpus=1", "--virtual-gpu-memory=much"], "a memory of much is not possible"),
     ],
 )
@@ -137,7 +140,7 @@ def test_too_many(): assert False
 def test_a_wrong_size(): pass
 """
     shown = run(code, passed=5, skipped=1, errors=1)
-    assert "needs 9 GPUs: virtual GPUs: 9 asked, 1 to 8 are possible" in shown
+    assert "needs 9 GPUs: virtual GPUs: 9 requested, 1 to 8 are possible" in shown
     assert "'8 apples' is not a size; type for example 512MiB" in shown
 
 

@@ -3,6 +3,7 @@
 The ledger recognizes these copies by this file's name.
 """
 
+import copy
 import dataclasses
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -10,6 +11,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_map
 
 from gpumagic.placement import placement, suspended
@@ -28,23 +30,34 @@ def deliver(
     if place is None or not place.batches or place.device is None:
         return batch
     copied: list[int] = []
-    batch = tree_map(partial(_bring, place.device, copied), batch)
+    batch = _bring(place.device, copied, batch)
     if copied:
         place.delivered.append(copied)
     return batch
 
 
-def _bring(device: torch.device, copied: list[int], item: Any) -> Any:
-    """Copy a leaf of a batch to a device, and record the bytes of each tensor."""
+def _bring(device: torch.device, copied: list[int], batch: Any) -> Any:
+    """Copy a batch to a device, and record the bytes of each tensor."""
+    leaf = partial(_bring_leaf, device, copied)
+    return tree_map(leaf, batch, is_leaf=lambda item: isinstance(item, PackedSequence))
+
+
+def _bring_leaf(device: torch.device, copied: list[int], item: Any) -> Any:
     if isinstance(item, torch.Tensor):
-        copied += [item.nbytes] if item.device != device else []
+        coo = item.layout is torch.sparse_coo
+        parts = (item._indices(), item._values()) if coo else (item,)
+        copied += [sum(part.nbytes for part in parts)] if item.device != device else []
         return item.to(device, non_blocking=item.is_pinned())
+    if isinstance(item, PackedSequence):  # its batch_sizes must stay on the host
+        data, *indices = _bring(device, copied, (item[0], *item[2:]))
+        return PackedSequence(data, item.batch_sizes, *indices)
     if hasattr(item, "to") and (isinstance(item, Mapping) or hasattr(item, "pin_memory")):
         # A batch of tokens or graphs. pytree does not support its type, but it has a `to`.
         values = item.values() if isinstance(item, Mapping) else vars(item).values()
         copied += [value.nbytes for value in values if isinstance(value, torch.Tensor)]
         return item.to(device)
     if dataclasses.is_dataclass(item) and not isinstance(item, type):
-        parts = {f.name: getattr(item, f.name) for f in dataclasses.fields(item) if f.init}
-        return dataclasses.replace(item, **tree_map(partial(_bring, device, copied), parts))
+        item = copy.copy(item)  # `dataclasses.replace` would call `__post_init__` again
+        for name in [f.name for f in dataclasses.fields(item) if hasattr(item, f.name)]:
+            object.__setattr__(item, name, _bring(device, copied, getattr(item, name)))
     return item

@@ -70,7 +70,7 @@ def leave(place: Placement) -> None:
 
 def _restore_current_device(place: Placement) -> None:
     if place.previous_index is not None:
-        # If the device has failed or is gone, the rest must still be undone.
+        # If the device has failed or is gone, the caller must still end the placement.
         with suppress(RuntimeError, AssertionError, AttributeError):
             torch.cuda.set_device(place.previous_index)
 
@@ -81,7 +81,7 @@ _in_torch: list[_Swap] = []
 _in_modules: list[_Swap] = []  # of libraries
 # The user's modules, by name. Each placement searches them again, since a reload changes them.
 _of_users: dict[str, dict[str, Any]] = {}
-_twin_of: dict[int, Any] = {}  # by the original's id, so that no code of a user's value runs
+_twin_of: dict[int, Any] = {}  # by the original's id: hashing a user's value could run code
 _real_of: dict[int, Any] = {}
 # Ids of torch's modules, originals and twins. A namespace without these has nothing to swap.
 _ids: set[int] = set()

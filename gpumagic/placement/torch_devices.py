@@ -30,7 +30,7 @@ def devices(*, memory: bool = True) -> list[Device]:
 
 
 def tell_cuda_order() -> None:
-    """Set which GPU each ordinal is in `gpumagic.device`, once CUDA is initialized."""
+    """Tell `gpumagic.device` which GPU each ordinal is, as far as torch knows."""
     if torch.cuda.is_initialized():
         every = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
         known = all(hasattr(properties, "uuid") for properties in every)
@@ -45,7 +45,7 @@ def tell_cuda_order() -> None:
 
 
 def _free(ordinal: int) -> int | None:
-    """Return the free bytes by CUDA; None without a context, since the call would create one."""
+    """Return the free bytes that CUDA reports; None without a context, which this would create."""
     return torch.cuda.mem_get_info(ordinal)[0] if ordinal in cuda_state.started() else None
 
 

@@ -1,13 +1,13 @@
 """Make virtual GPUs: ``cuda:0`` … ``cuda:7`` in a process whose PyTorch sees no GPU.
 
 A tensor on ``cuda:1`` is then an ordinary ``torch.Tensor`` whose C++ device *is* ``cuda:1``; only
-its bytes lie in the CPU's memory. Results are the CPU's bit for bit, errors between devices have
-CUDA's own texts, and memory is counted and limited as on a GPU. Nothing runs faster, and timings
-say nothing about a real GPU. Without torch, JAX and TensorFlow get as many devices.
+its bytes lie in the CPU's memory. Results equal the CPU's bit for bit, errors about mixed devices
+have CUDA's text, and memory is counted and limited as on a GPU. Nothing runs faster, and timings
+say nothing about a real GPU. JAX and TensorFlow get CPU devices of their own, also without torch.
 
-Guarantees: importing this package imports no torch; nothing is turned on without a call;
-:func:`disable` restores torch. :mod:`gpumagic.virtual.gate` lists the private parts of torch that
-are changed.
+Guarantees: importing this package does not import torch, and virtual GPUs are off until
+:func:`enable` is called. :func:`disable` restores torch. :mod:`gpumagic.virtual.gate` lists the
+private parts of torch that are changed.
 """
 
 import sys
@@ -26,22 +26,14 @@ from gpumagic.device.cards import bytes_in
 from gpumagic.errors import GpuError, as_typed
 from gpumagic.frameworks import known
 from gpumagic.frameworks.framework import Framework
+from gpumagic.telemetry import state_files as published
 from gpumagic.telemetry.host import MemoryGroup
-from gpumagic.telemetry.state_files import (
-    NAME,
-    OTHERS,
-    RESERVED,
-    Publisher,
-    VirtualFacts,
-    ask_before_reading,
-    count_others,
-)
 
 __all__ = ["disable", "enable", "enabled", "live_tensors"]
 
 _GIB = 2**30
-MOST = 8  # c10::impl::FakeGuardImpl, the guard that torch itself has for this, has eight devices
-LARGEST = 16 * _GIB  # the capacity by default, if the host can hold it
+MOST = 8  # devices of c10::impl::FakeGuardImpl, which torch has for such devices
+LARGEST = 16 * _GIB  # default capacity, if the host has enough memory
 
 _on = ExitStack()
 _lock = threading.RLock()
@@ -65,21 +57,20 @@ def enable(
         The default is an equal part of the host's memory that this process may use, in whole GiB
         and at most 16 GiB.
     force : bool
-        Allow them on a machine with a real GPU. This process cannot use it until :func:`disable`.
+        Allow virtual GPUs on a machine with a real one, unusable then until :func:`disable`.
     asserts : bool
-        Behave as a real GPU after a bad index: torch's next wait raises "device-side assert
-        triggered", and so does every later call until :func:`disable`. Use this to test how a
-        program handles the error.
+        After a bad index, fail as a real GPU does: torch's next wait raises "device-side assert
+        triggered", and so does every later call until :func:`disable`.
 
     Raises
     ------
     GpuError
         If the number is out of range; there is a real GPU (without `force`); this build of PyTorch
-        cannot have virtual GPUs; or another number or capacity is already on.
+        cannot have virtual GPUs; or virtual GPUs of another number or capacity are on.
 
     Notes
     -----
-    JAX and TensorFlow get as many CPU devices of their own, unless they have already started.
+    JAX and TensorFlow get the same number of CPU devices, unless they have already started.
     """
     number = _number(devices)
     capacity = None if memory is None else _bytes(memory)
@@ -111,9 +102,10 @@ def turn_on(number: int, capacity: int | None) -> None:
     """Turn `number` virtual GPUs of `capacity` bytes on, without a check."""
     global _on
     each = capacity or part_of_the_host(number)
-    facts = [VirtualFacts(f"GPU-{uuid.uuid4()}", NAME, each) for _ in range(number)]
+    uuids = [f"GPU-{uuid.uuid4()}" for _ in range(number)]
+    facts = [published.VirtualFacts(name, published.NAME, each) for name in uuids]
     with ExitStack() as stack:
-        publisher = Publisher(facts)
+        publisher = published.Publisher(facts)
         stack.callback(publisher.close)
         stack.callback(set_virtual, None)
         set_virtual(_lister(facts, publisher.counters))
@@ -122,12 +114,12 @@ def turn_on(number: int, capacity: int | None) -> None:
 
             switch.install(stack, facts, publisher.counters)
         _on = stack.pop_all()
-    ask_before_reading(refresh)
+    published.ask_before_reading(refresh)
     known.make_virtual(number)
 
 
 def _lister(
-    facts: Sequence[VirtualFacts], rows: Sequence[memoryview]
+    facts: Sequence[published.VirtualFacts], rows: Sequence[memoryview]
 ) -> Callable[[], list[Device]]:
     devices = [
         Device("cuda", n, each.uuid, name=each.name, memory_total=each.memory_total, virtual=True)
@@ -136,16 +128,15 @@ def _lister(
 
     def listed() -> list[Device]:
         refresh(others=False)
-        return [
-            replace(gpu, memory_free=max(each.memory_total - row[RESERVED] - row[OTHERS], 0))
-            for gpu, each, row in zip(devices, facts, rows, strict=True)
-        ]
+        used = [row[published.RESERVED] + row[published.OTHERS] for row in rows]
+        free = [max(each.memory_total - n, 0) for each, n in zip(facts, used, strict=True)]
+        return [replace(gpu, memory_free=n) for gpu, n in zip(devices, free, strict=True)]
 
     return listed
 
 
 def part_of_the_host(number: int) -> int:
-    """Return the capacity that all GPUs can fill at once; in whole GiB from 1 GiB on."""
+    """Return each GPU's default capacity: an equal part of the host's memory, in whole GiB."""
     part = (MemoryGroup().limit() or psutil.virtual_memory().total) // number
     return min(LARGEST, part // _GIB * _GIB or part)
 
@@ -171,11 +162,11 @@ def refresh(*, others: bool = True) -> None:
     if started and has_virtual():
         devices = here(memory=False)
         with faults.kept("counting what other frameworks hold on virtual GPUs"):
-            count_others(lambda n: sum(_held(other, devices[n]) for other in started))
+            published.count_others(lambda n: sum(_held(other, devices[n]) for other in started))
 
 
 def _held(framework: Framework, device: Device) -> int:
-    """Return the bytes of a framework's arrays on `device`; 0 if it started before the device."""
+    """Return the bytes of a framework's arrays on `device`; 0 if it does not have the device."""
     try:
         return framework.allocated(device)[0]
     except GpuError:
@@ -184,11 +175,9 @@ def _held(framework: Framework, device: Device) -> int:
 
 def live_tensors() -> int:
     """Count the storages of tensors on the virtual GPUs now; views share one storage."""
+    refresh(others=False)
     gpus = sys.modules.get(f"{__name__}.virtual_gpus")
-    if gpus is None:
-        return 0
-    gpus.refresh()
-    return sum(gpu.account.allocator.blocks.current for gpu in gpus.GPUS)
+    return sum(gpu.account.allocator.blocks.current for gpu in gpus.GPUS) if gpus else 0
 
 
 def _compare(there: list[Device], number: int, capacity: int | None) -> None:
@@ -197,7 +186,7 @@ def _compare(there: list[Device], number: int, capacity: int | None) -> None:
     if len(there) != number or capacity not in (None, each):
         asked = number if capacity is None else f"{number} of {capacity / _GIB:.3g} GiB"
         raise GpuError(
-            f"virtual GPUs: {asked} asked, {len(there)} of {each / _GIB:.3g} GiB are on already; "
+            f"virtual GPUs: {asked} requested, {len(there)} of {each / _GIB:.3g} GiB already on; "
             f"type {as_typed('%gpus --virtual off')} first"
         )
 
@@ -205,7 +194,7 @@ def _compare(there: list[Device], number: int, capacity: int | None) -> None:
 def _number(devices: object) -> int:
     if isinstance(devices, bool) or not isinstance(devices, int) or not 1 <= devices <= MOST:
         raise GpuError(
-            f"virtual GPUs: {devices} asked, 1 to {MOST} are possible; "
+            f"virtual GPUs: {devices} requested, 1 to {MOST} are possible; "
             f"type {as_typed('%gpus --virtual 2')}"
         )
     return devices
@@ -213,10 +202,7 @@ def _number(devices: object) -> int:
 
 def _bytes(memory: object) -> int:
     """Return a capacity in bytes."""
-    if isinstance(memory, int) and not isinstance(memory, bool):
-        size = memory
-    else:
-        size = bytes_in(str(memory)) or 0
+    size = bytes_in(f"{memory} bytes" if isinstance(memory, int) else str(memory)) or 0
     if not 2**20 <= size <= 2**40:
         raise GpuError(
             f"virtual GPUs: a memory of {memory} is not possible; type for example 16GiB or 512MiB "

@@ -82,7 +82,7 @@ class Stream(C.Stream, metaclass=_Kind):  # type: ignore[misc]
 
     @unseen
     def synchronize(self) -> None:
-        """Wait for all work; as there is none, only raise a device-side assert."""
+        """Raise a device-side assert, if any; there is no work to wait for."""
         checks.wait()
 
     def wait_stream(self, other: Any) -> None:
@@ -124,7 +124,7 @@ class Event:
         return (end_event._at - self._at) * 1e3
 
 
-_of_cuda: set[int] = set()
+_of_cuda: set[int] = set()  # C++ addresses of the virtual GPUs' generators
 
 
 class Generator(C.Generator, metaclass=_Kind):  # type: ignore[misc]
@@ -142,6 +142,10 @@ class Generator(C.Generator, metaclass=_Kind):  # type: ignore[misc]
             _of_cuda.add(self._cdata)  # C++ hands it back as a plain torch._C.Generator
         return self
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        make, _, state = super().__reduce__()  # to C++, it belongs to the CPU
+        return make, (self._device,), state
+
     def __del__(self, _of_cuda: set[int] = _of_cuda) -> None:
         # A default argument, because at exit the module's names may be gone.
         _of_cuda.discard(self._cdata)
@@ -157,7 +161,7 @@ _swapping = threading.RLock()
 
 @contextlib.contextmanager
 def cpu_draws_from(generator: Any) -> Iterator[None]:
-    """Lend `generator`'s state to the CPU's default generator, for kernels that take none."""
+    """Lend `generator`'s state to the CPU's default generator, for kernels without the argument."""
     cpu = torch.default_generator
     with _swapping:
         saved = cpu.get_state()
@@ -184,7 +188,7 @@ def _always(value: Any) -> Callable[..., Any]:
 _nothing, _zero, _no = map(_always, (None, 0, False))
 _NO_COMPILER = (
     'virtual GPUs have no compiled kernels; type torch.compile(..., backend="aot_eager"), which '
-    "follows the code as the compiler does and runs its operators one by one"
+    "traces the code in the same way and runs its operators one by one"
 )
 _NO_REDUCER = (
     "DistributedDataParallel on a CUDA build of PyTorch, where it asks the driver for times; use a "
@@ -203,7 +207,7 @@ def install(stack: ExitStack) -> None:
         torch.cuda,
         _cudart=types.SimpleNamespace(cudaMemGetInfo=memory["_cuda_cudaMemGetInfo"]),
         _exchange_device=_exchange_device,
-        _maybe_exchange_device=_maybe_exchange_device,
+        _maybe_exchange_device=lambda index: _exchange_device(index),  # dynamo tells them apart
         _get_device_properties=lambda index: gpu_of(index).properties,
         _device_count_nvml=lambda: len(GPUS),
         _initialized=False,
@@ -234,7 +238,7 @@ def install(stack: ExitStack) -> None:
         patch(stack, torch.distributed, Reducer=partial(_refused, _NO_REDUCER))
         return
     if logger := getattr(torch.distributed, "Logger", None):
-        # For a GPU it asserts that CUDA timers exist, which this build does not have.
+        # On a GPU, this method asserts that CUDA timers exist, which a CPU build lacks.
         patch(stack, logger, set_runtime_stats_and_log=_nothing)
 
 
@@ -287,10 +291,6 @@ def _exchange_device(index: int) -> int:
         return -1
     _set_device(index)
     return before
-
-
-def _maybe_exchange_device(index: int) -> int:
-    return _exchange_device(index)  # a new function: dynamo compares by identity
 
 
 def _default_stream(device: Any = None) -> Any:
@@ -365,15 +365,15 @@ def _patch_autograd(stack: ExitStack) -> None:
 
     @unseen
     def backward(*args: Any, **kwargs: Any) -> Any:
-        # Run on the caller's thread. If a backward pass ran before, the engine made its device
-        # threads before these devices existed. The user's frames stay in the traceback, too.
+        # Run on the caller's thread: a backward pass before `enable` has started the engine's
+        # threads for other devices. The traceback then also has the user's frames.
         with torch.autograd.set_multithreading_enabled(False):
             return run_backward(*args, **kwargs)
 
     def profile_cpu(self: Any, enabled: bool = True, **options: Any) -> None:
         on_cuda = options.pop("use_cuda", False) or options.get("use_device") == "cuda"
         if enabled and on_cuda:  # C++ would report an error for each event
-            warnings.warn("virtual GPUs: the profile has the CPU's times alone", stacklevel=3)
+            warnings.warn("virtual GPUs: the profile has only the CPU's times", stacklevel=3)
             options |= {"use_cpu": True, "use_device": None}
         begin(self, enabled, **options)
 

@@ -1,8 +1,8 @@
-"""Retag a tensor's bytes with another device without a copy: dense, sparse and nested tensors.
+"""Give a dense, sparse or nested tensor another device without copying its bytes.
 
 A tensor is exported as a DLPack capsule, the capsule's device is rewritten, and the capsule is
-imported again. This takes about 1.5 µs. Strides and dtypes stay, and DLPack's deleter keeps the
-first tensor alive. A sparse or nested tensor is rebuilt from its parts.
+imported again. This takes about 1.5 µs. Strides and dtypes stay the same. DLPack's deleter keeps
+the first tensor alive. A sparse or nested tensor is rebuilt from its parts.
 """
 
 import ctypes
@@ -21,7 +21,7 @@ _DEVICE = 1
 """Offset in words of the DLDevice in DLManagedTensor, after DLTensor's ``void* data``."""
 _to_dlpack, _from_dlpack = C._to_dlpack, C._from_dlpack
 # All of this process's memory in words of eight bytes, so that an address shifted by 3 is an index.
-# A write through it takes a tenth of the time that ctypes needs to make an object of an address.
+# A write through it is ten times as fast as creating a ctypes object at an address.
 _memory = memoryview((ctypes.c_int64 * 2**59).from_address(0)).cast("B").cast("q")
 
 
@@ -57,7 +57,7 @@ def flip(tensor: Tensor, code: int = ON_CPU) -> Tensor:
 
 
 def adopt(tensor: Tensor, gpu: VirtualGpu, depth: int = 3) -> Tensor:
-    """Turn a new CPU tensor into one of `gpu`, and charge it; the first `depth` frames are ours."""
+    """Return a new CPU tensor on `gpu`, and charge its bytes; the first `depth` frames are ours."""
     nbytes = tensor.untyped_storage().nbytes()
     if nbytes:
         gpu.account.charge(tensor, nbytes, depth)
@@ -71,15 +71,11 @@ KEYS = {
     "NestedTensorCUDA": "NestedTensorCPU",
 }
 """Dispatch keys of sparse and nested tensors, and of the CPU kernels that serve them."""
-METADATA = frozenset(
-    [
-        *("_nested_tensor_size", "_nested_tensor_storage_offsets", "_nested_tensor_strides"),
-        *("_coalesced_", "copy_sparse_to_sparse_", "sparse_resize_", "sparse_resize_and_clear_"),
-    ]
-)
+METADATA = {"_nested_tensor_size", "_nested_tensor_storage_offsets", "_nested_tensor_strides"}
+METADATA |= {"_coalesced_", "copy_sparse_to_sparse_", "sparse_resize_", "sparse_resize_and_clear_"}
 """Operators on the structure of a sparse or nested tensor; their schemas do not say so."""
 CPU_ONLY = frozenset({"_sparse_mm_reduce_impl", "_sparse_mm_reduce_impl_backward"})
-"""Operators without a CUDA kernel. The CPU's ask for requires_grad, and crash here."""
+"""Operators without a CUDA kernel. The CPU's kernels read requires_grad, and crash here."""
 _COO = C.DispatchKeySet(C.DispatchKey.SparseCPU)
 
 
@@ -111,7 +107,7 @@ def flip_parts(tensor: Tensor) -> Tensor:
 
 
 def adopt_parts(tensor: Tensor, gpu: VirtualGpu) -> Tensor:
-    """Turn a new sparse or nested CPU tensor into one of `gpu`, and charge its parts."""
+    """Return a new sparse or nested CPU tensor on `gpu`, and charge its parts."""
     made: Tensor = _rebuild(tensor, lambda part: adopt(part.detach(), gpu), gpu.device)
     return made
 
@@ -152,5 +148,5 @@ def _rebuild(tensor: Tensor, part: Any, device: torch.device) -> Any:
 
 
 def writes(argument: Any) -> bool:
-    """Whether an operator writes into an argument, or returns what it has written into."""
+    """Whether an operator writes into this argument, or into the one that this result is."""
     return argument.alias_info is not None and argument.alias_info.is_write

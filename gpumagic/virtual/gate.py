@@ -6,19 +6,19 @@ singletons about a cuda device, and ends the process unless they say that it exi
 
 * The device guard. torch has a do-nothing cuda guard (``c10::impl::FakeGuardImpl``, eight devices).
   ``_ensureCUDADeviceGuardSet`` installs it in place of a guard that counts no device. So a guard
-  without devices is registered first: a CPU build has no other, and on a CUDA build it keeps the
-  driver out, even if there is a real GPU. Only its ``deviceCount`` is called.
-* CUDAHooks. The object gets a copy of the virtual table of its *base* class, whose entries say "no
-  cuDNN, no MAGMA, not pinned …", which keeps C++ away from cuDNN and the driver. Four entries
-  differ: isBuilt, isAvailable and hasPrimaryContext say yes, and init does nothing. If torch's
-  own header shows the order of the table, pinned memory is ordinary CPU memory.
+  without devices is registered first: a CPU build has none, and on a CUDA build it keeps the driver
+  out, even if there is a real GPU. Only its ``deviceCount`` is called.
+* CUDAHooks. The object gets a copy of the virtual table of its *base* class. Its entries say "no
+  cuDNN, no MAGMA, not pinned …", so C++ calls neither cuDNN nor the driver. Four entries differ:
+  isBuilt, isAvailable and hasPrimaryContext say yes, and init does nothing. If torch's own header
+  shows the order of the table, one more entry makes pinned memory ordinary CPU memory.
 
 gpumagic changes these other private parts of torch: the device field of a DLPack capsule, in
 :mod:`gpumagic.virtual.flip`; the attributes that :mod:`gpumagic.virtual.cuda_api` patches, and the
 kernels that :mod:`gpumagic.virtual.switch` registers, both until virtual GPUs are turned off. Other
 names after ``C.``, ``torch._`` or ``aten._`` in this package are only read or called, as is
 torchgen's ``native_functions.yaml``. Turning off restores torch, except that warnings about
-gradients accumulated on another stream are then on: torch has no getter for them.
+gradients accumulated on another stream are on afterwards: torch cannot say whether they were.
 """
 
 import ctypes
@@ -56,7 +56,7 @@ _STORAGE_WORDS = 12  # of c10::StorageImpl, in all versions; one is the allocato
 
 # The word of a storage that names its allocator, and the allocator of pinned memory.
 _pinned: list[tuple[int, int]] = []
-# C++ may look at these until the very end of the process, after Python is gone.
+# C++ may use these until the very end of the process, when Python is gone.
 _kept: list[Any] = []
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(_kept))
 
@@ -97,8 +97,8 @@ def _install_guard(stack: ExitStack, c10: ctypes.CDLL) -> None:
     _kept.append((none, table, counts_none))
 
     def put_back() -> None:
-        # Without a real GPU, this guard stays: torch may have deleted its own fake guard, and it
-        # ends the process when a lost parameter is used without any guard.
+        # Without a real GPU, this guard stays: torch may have deleted its own fake guard, and
+        # without any, it ends the process at the use of a parameter left on a virtual GPU.
         if getattr(C, "_cuda_getDeviceCount", int)():
             register(_CUDA, before)
 
@@ -205,9 +205,7 @@ def _refusal(real: int, force: bool) -> str | None:
         gpus = "a real GPU" if real == 1 else f"{real} real GPUs"
         return f"this machine has {gpus}; add --force to have virtual ones in place of real ones"
     if real and torch.cuda.is_initialized():
-        return (
-            "this process has used its real GPU already; restart the kernel and turn them on first"
-        )
+        return "this process has used its real GPU already; restart the kernel, turn them on first"
     return None
 
 
@@ -219,7 +217,7 @@ def static_problem() -> str | None:
             for symbol in symbols:
                 ctypes.c_char.in_dll(library, symbol)
     except (OSError, ValueError) as error:
-        return f"this build of PyTorch has not what they need ({error}); {_INSTEAD}"
+        return f"this build of PyTorch lacks what they need ({error}); {_INSTEAD}"
     order = header_order()
     if order and order[1 : 1 + len(YES)] != list(YES):
         return (

@@ -40,24 +40,20 @@ from gpumagic.virtual.virtual_gpus import GPUS, VirtualGpu, gpu_of
 C: Any = torch._C
 CPU = C.DispatchKeySet(C.DispatchKey.CPU)
 _LARGEST_NUMBER = 8  # bytes; complex numbers in double precision are rare
-_LARGE = 4096  # smaller sides and lengths are not checked
+_LARGE = 4096  # a tensor made from numbers (arange, eye) is checked for room above this number
 ONE, MANY = "Tensor", "Tensors"
 LAZY = ("Conjugate", "Negative")
 """The dispatch keys of views that C++ turns into plain tensors before any kernel sees them."""
 
 DRAWS = frozenset(["native_dropout", "rrelu_with_noise"])
 """Operators that draw random numbers and take no generator."""
-SHARING = frozenset(
-    [
-        *("_embedding_bag", "_embedding_bag_forward_only", "lu_unpack", "channel_shuffle"),
-        *("native_channel_shuffle", "_slow_conv2d_forward", "slow_conv3d_forward", "lift"),
-    ]
-)
+SHARING = {"_embedding_bag", "_embedding_bag_forward_only", "lu_unpack", "channel_shuffle", "lift"}
+SHARING |= {"native_channel_shuffle", "_slow_conv2d_forward", "slow_conv3d_forward"}
 """Operators that may return existing tensors (torchgen's gen_variable_type.py), and operators that
 these call. torch's debug builds assert that all others, unless composite, return new tensors."""
 PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "_cdist_forward", "_euclidean_dist"})
 _GROWS = {(n, "List[int]") for n in ("repeats", "pad", "output_size", "size", "kernel_size")}
-"""Arguments whose integers multiply the elements of a result, at most."""
+"""Arguments whose integers bound the factor by which a result is larger than a tensor given."""
 # Operators whose results may be sparse or nested.
 _APART = re.compile("sparse|nested|mkldnn|quantize|_embedding_bag_backward")
 _LACKS_TYPE = re.compile(r"not implemented for '|support tensors of type|on CPU does not support")
@@ -66,7 +62,7 @@ NUMBER_AS_TENSOR = frozenset({"add", "sub", "mul", "div", "floor_divide"})
 
 
 class KernelPlan:
-    """Facts about an operator that its kernel needs; call `read` before the first call."""
+    """The facts about an operator that its kernel needs; `read` must be called first."""
 
     def __init__(self, op: Any, dense: bool) -> None:
         self.op = op
@@ -88,15 +84,16 @@ class KernelPlan:
         self.draws = self.name in DRAWS or "generator" in self.arguments
         self.composite = not C._dispatch_has_kernel_for_dispatch_key(full, "CPU")
         self.number_ok = self.name.rstrip("_") in NUMBER_AS_TENSOR
-        # For all other operators, C++ has turned conjugate and negative views into plain tensors.
+        # Without kernels at these keys, C++ turns conjugate and negative views into plain tensors.
         lazy = (C._dispatch_has_kernel_for_dispatch_key(full, key) for key in LAZY)
         self.flip: Callable[..., Tensor] = flip if any(lazy) else flip_plain
-        self.plain = self.dense and not self.outs  # every tensor is flipped unchanged
+        self.plain = self.dense and not self.outs  # all tensors only need `flip`
         self.fresh = self.plain and _makes_all_new(self.op)
         self.pointwise = torch.Tag.pointwise in self.op.tags
         self.grows = [n for n, a in enumerate(arguments) if (a.name, str(a.type)) in _GROWS]
-        asks = all((self.fresh, not self.draws, not self.name.startswith("_foreach_")))
-        self.factor = asks * max(1, len(self.grows) * (SMALL + 1))  # factor for counting elements
+        checked = all((self.fresh, not self.draws, not self.name.startswith("_foreach_")))
+        # If the arguments' elements times this are above SMALL, the results are checked for room.
+        self.factor = checked * max(1, len(self.grows) * (SMALL + 1))
         self.scratch = rule_of(self.name)
         self.known = True  # set last: until then, other threads read the schema too
         return self
@@ -125,13 +122,14 @@ def on_metadata(op: Any, keys: Any) -> Callable[..., Any]:
 
 
 HOST = torch.device("cpu")
+NOT_PINNED = "Only dense CPU tensors can be pinned"
 
 
 @functools.cache
 def kernel_of(op: Any, dense: bool = True) -> Callable[..., Any]:
-    """Return a kernel that runs `op` on its tensors' GPU; `dense`: none is sparse or nested."""
+    """Return a kernel for `op` on its tensors' GPU; `dense`: no tensor is sparse or nested."""
     if any(r.alias_info is not None and not writes(r) for r in op._schema.returns):
-        return on_metadata(op, CPU)  # of a view: the CPU's kernel serves any device
+        return on_metadata(op, CPU)  # views: the CPU's kernel serves any device
     return functools.partial(_run, KernelPlan(op, dense))
 
 
@@ -159,7 +157,7 @@ def _run_on_cpu(plan: KernelPlan, args: Any, kwargs: dict[str, Any]) -> Any:
     at, count, low = _lower_all(plan, args, found, above)
     low_kwargs = {name: _lower(plan, name, x, found, above) for name, x in kwargs.items()}
     gpu = _gpu_for(plan, found, args, kwargs) if at < 0 or kwargs else GPUS[at]
-    if gpu is None:  # the inner operators of a composite one check the devices
+    if gpu is None:  # a composite operator's inner operators check the devices
         return plan.cpu(*args, **kwargs)
     call = plan.cpu
     if above or kwargs or plan.draws:
@@ -172,7 +170,8 @@ def _run_on_cpu(plan: KernelPlan, args: Any, kwargs: dict[str, Any]) -> Any:
     else:
         result = _lift(plan, result, found, gpu)
     if plan.scratch:
-        gpu.account.pass_through(temporary_bytes(plan.scratch, gpu.index, args, result))
+        given = (*args, kwargs["dim"]) if "dim" in kwargs else args  # of a stable sort
+        gpu.account.pass_through(temporary_bytes(plan.scratch, gpu.index, given, result))
     return result
 
 
@@ -191,7 +190,7 @@ def _compute(plan: KernelPlan, call: Any, low: list[Any], kwargs: Any, gpu: Virt
 def _lower_all(
     plan: KernelPlan, args: Any, found: Found, above: list[str]
 ) -> tuple[int, int, list[Any]]:
-    """Return the tensors' GPU (-1: several, or lists), a count of elements, and CPU arguments."""
+    """Return the GPU (negative if not known yet), a count of elements, and the CPU's arguments."""
     low: list[Any] = []
     flip_, plain, at, count = plan.flip, plan.plain, -2, plan.factor
     for kind, name, x in zip(plan.kinds, plan.arguments, args):  # noqa: B905 (defaults left out)
@@ -210,7 +209,7 @@ def _lower_all(
 
 
 def _gpu_for(plan: KernelPlan, found: Found, args: Any, kwargs: Any) -> VirtualGpu | None:
-    """Return the GPU of the tensors or the result; None for a composite operator on several."""
+    """Return the GPU of the tensors or the result; None if a composite operator has several."""
     __tracebackhide__ = True
     if found:
         first, *others = {tensor.get_device() for _, tensor, _ in found}
@@ -236,7 +235,7 @@ def _require_room(plan: KernelPlan, found: Found, args: Any, kwargs: Any, gpu: V
 
 
 def _at_most(plan: KernelPlan, tensors: list[Tensor], args: Any) -> int:
-    """Return a quick estimate of the results' elements, which they seldom exceed."""
+    """Return a quick estimate of the results' elements, which is seldom too low."""
     first, *others = tensors
     if plan.name in PRODUCTS:
         x, other = tensors[-2:]
@@ -255,13 +254,13 @@ def _at_most(plan: KernelPlan, tensors: list[Tensor], args: Any) -> int:
 
 
 def _require_results(plan: KernelPlan, args: Any, kwargs: Any, gpu: VirtualGpu) -> None:
-    """Raise if the results do not fit, by their sizes from torch's meta kernel; may take 1 ms."""
+    """Raise if the results do not fit; torch's meta kernel gives their sizes, in up to 1 ms."""
     __tracebackhide__ = True
     given = {**kwargs, "device": "meta"} if "device" in kwargs else kwargs
     try:
         args, given = tree_map_only(Tensor, lambda x: x.to("meta"), (args, given))
         results = tree_leaves(plan.op(*args, **given))
-    except Exception:  # noqa: BLE001  the CPU's kernel says it in its own words
+    except Exception:  # noqa: BLE001  the CPU's kernel will raise its own error
         return
     for result in results:
         if isinstance(result, Tensor):
@@ -300,6 +299,8 @@ def _prepare(
 ) -> Callable[..., Any]:
     """Return the function to call with `low` and `kwargs`, after changing both in place."""
     if "device" in kwargs:
+        if kwargs.get("pin_memory"):
+            raise RuntimeError(NOT_PINNED)
         kwargs["device"] = HOST
     if "generator" in plan.arguments:
         at = plan.arguments.index("generator")
@@ -318,19 +319,19 @@ def _prepare(
 
 
 def _refuse(plan: KernelPlan, error: RuntimeError, gpu: VirtualGpu) -> None:
-    """Replace an error of the CPU's kernel by a plain one, or change its text to CUDA's."""
+    """Raise a clearer error than the CPU's kernel, or give its error CUDA's text."""
     __tracebackhide__ = True
     refuse_as_cuda(error, gpu.account)
     if _LACKS_TYPE.search(str(error)):
         raise NotImplementedError(
             f"virtual GPUs compute as the CPU does, and its {plan.op.name()} says: {error}"
         ) from None
-    # Of the common errors, only this one has another text on the CPU.
+    # No other common error has another text on the CPU.
     error.args = (str(error).replace("expected m1 and m2 to", "expected mat1 and mat2 to"),)
 
 
 def _lift(plan: KernelPlan, result: Any, found: Found, gpu: VirtualGpu) -> Any:
-    """Return a result of the CPU's kernel on `gpu`: an argument, or a new tensor."""
+    """Return a result of the CPU's kernel as a tensor on `gpu`: an argument, or a new one."""
     if isinstance(result, (list, tuple)):
         return type(result)([_lift(plan, each, found, gpu) for each in result])
     if not isinstance(result, Tensor):

@@ -34,7 +34,7 @@ from gpumagic.usercode.files import in_cell, is_users
 SMALL = 2**17
 """Tensors of at most this many elements are made without a check for room."""
 _TOUCHED = 64 * 2**20
-"""From this many bytes on, the host's free memory is read too; that takes about ten µs."""
+"""For at least this many bytes, the host's free memory is checked too, in about 10 µs."""
 _UNCOUNTED, _LEAST = 16 * 2**20, 64 * 2**10
 """Bytes that may be logged before the log is counted. Each allocation adds at least `_LEAST` to
 them, so that the log stays short."""
@@ -46,7 +46,7 @@ _LIBRARY, _USERS, _TIMED = range(3)
 
 
 class _Owners(dict[str, int]):
-    """Cache the owner of each file: a library, the user, or `%%time` (its line is looked up)."""
+    """Cache the owner of each file: a library, the user, or `%%time` (then of the cell around)."""
 
     def __missing__(self, file: str) -> int:
         users = _TIMED if file.startswith("<timed ") else _USERS if is_users(file) else _LIBRARY
@@ -78,11 +78,11 @@ class Allocation(weakref.ref[Any]):
 
     __slots__ = ("address", "at", "made", "metadata", "place", "requested")
     requested: int  # bytes
-    made: CodeType | None  # the user's code that allocates; None on a thread without any
+    made: CodeType | None  # the user's code that allocates; None if no frame is the user's
     at: int  # the instruction in that code
     metadata: str
     place: tuple[int, int]  # address and size of the block in the model of CUDA's allocator
-    # Set when it is first read: the address of a dead tensor is no longer known.
+    # Set when first read, because the address of a dead tensor is unknown.
     address: int
 
     def find_address(self) -> int:
@@ -150,7 +150,7 @@ class MemoryAccount:
             made, at = frame.f_code, frame.f_lasti
             if _owner_of[made.co_filename] != _USERS:
                 made, at = _outer_line(frame)
-        # Until the block is logged, no call may allow an interrupt.
+        # An interrupt between this line and the logging of the block would lose the block.
         block = Allocation(owner, self._note)
         block.requested, block.made, block.at = nbytes, made, at
         block.metadata = metadata
@@ -234,7 +234,7 @@ class MemoryAccount:
         with self._lock:
             self._count()
             yield
-            self._row[published.RESERVED] = self.given().current
+            self._row[published.RESERVED] = self.reserved().current
 
     def _count(self) -> None:
         """Count the logged allocations and frees in their order, and empty the log."""
@@ -258,7 +258,7 @@ class MemoryAccount:
         self._room = -1 if counts_each else min(left, _UNCOUNTED)
 
     def empty_cache(self) -> None:
-        """Return reserved memory that is not allocated to the "driver"."""
+        """Release the reserved memory that is not allocated."""
         with self._counted():
             self.allocator.empty_cache()
 
@@ -285,12 +285,12 @@ class MemoryAccount:
 
     @property
     def free(self) -> int:
-        """Free bytes of the "driver"."""
+        """Bytes that are not reserved."""
         self.refresh()
-        return self.capacity - self.given().current
+        return self.capacity - self.reserved().current
 
-    def given(self) -> MemoryStat:
-        """Return the reserved bytes, capped at `capacity`: fragmentation can exceed it."""
+    def reserved(self) -> MemoryStat:
+        """Return the reserved bytes, capped at `capacity`, which fragmentation can exceed."""
         stat, most = self.allocator.reserved, self.capacity
         return replace(stat, current=min(stat.current, most), peak=min(stat.peak, most))
 
@@ -309,21 +309,21 @@ class MemoryAccount:
                 self._busy, self._window = 0, now
 
     def unpublish(self) -> None:
-        """Stop publishing the counts; replace the lock, which a thread may hold at a fork."""
+        """Stop publishing the counts; replace the lock, which a fork may have left locked."""
         self._row = [0] * published.COUNTERS
         self._lock = threading.RLock()
 
     def out_of_memory(self, size: int, *, host: bool = False) -> torch.OutOfMemoryError:
         """Return the error of CUDA's allocator for `size` bytes; `host`: the host is full."""
         self.empty_cache()  # as CUDA's allocator does before it gives up
-        self.retries += 1
+        self.retries += host  # `_make_room` has counted the others
         self.ooms += 1
         for observer in observers:
             observer(self.ordinal, size, self.limit, self.free)
         if self.events is not None:
             line = _outer_line(_getframe(1))
             self.events.append(("oom", self.free, size, time_ns(), metadata, line))
-        used, reserved = self.allocator.bytes.current, self.given().current
+        used, reserved = self.allocator.bytes.current, self.reserved().current
         allowed = f"{_readable(self.limit)} allowed; " if self.limit < self.capacity else ""
         sizes = (size, self.capacity, self.capacity - reserved, reserved, used, reserved - used)
         text = _OUT_OF_MEMORY.format(*map(_readable, sizes), ordinal=self.ordinal, allowed=allowed)

@@ -9,6 +9,7 @@ which is 3 to 10 times slower.
 
 import weakref
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,50 +36,37 @@ def network_kernels() -> dict[str, Callable[..., Any]]:
     """Return kernels by operator, to register above autograd and, for inference mode, below."""
     kernels: dict[str, Callable[..., Any]] = {
         f"{kind}.{variant}": recurrent(getattr(getattr(aten, kind), variant))
-        for kind in _KEPT
+        for kind in _SAVED
         for variant in ("input", "data")
     }
-    kernels["_fused_rms_norm"] = _rms_norm
-    kernels["scaled_dot_product_attention"] = _attention
-    kernels["lstm_cell"] = _lstm_cell
-    kernels["gru_cell"] = _gru_cell
-    return kernels
+    kernels |= {"_fused_rms_norm": _rms_norm, "scaled_dot_product_attention": _attention}
+    return kernels | {"lstm_cell": _lstm_cell, "gru_cell": _gru_cell}
 
 
 def _attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
+    query: Tensor, key: Tensor, value: Tensor, mask: Any = None, *rest: Any, **options: Any
 ) -> Tensor:
     if not query.device == key.device == value.device:
         raise RuntimeError(
             "Expected query, key, and value to have the same device type, but got query.device: "
             f"{query.device} key.device: {key.device} and value.device: {value.device} instead."
         )
-    inputs = (query, key, value)
-    attn_mask = added(attn_mask, query.dtype)
-    chosen = 0
+    mask = added(mask, query.dtype)
+    given, chosen = (query, key, value, mask, *rest), 0  # the rest: dropout_p, is_causal
     if query.dim() == 4 and torch.backends.cuda.math_sdp_enabled():
         # Ask the CPU's kernel, which reads no bytes: the choice depends on torch's version.
-        given = (*inputs, attn_mask, dropout_p, is_causal)
-        chosen = _choose(*given, scale=scale, enable_gqa=enable_gqa)
-    options = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
+        chosen = _choose(*given, **options)
     if chosen == _FLASH:
         flash = aten._scaled_dot_product_flash_attention_for_cpu
-        return flash(*inputs, attn_mask=attn_mask, **options)[0]  # type: ignore[no-any-return]
-    math = aten._scaled_dot_product_attention_math
-    result: Tensor = math(*inputs, attn_mask=attn_mask, enable_gqa=enable_gqa, **options)[0]
+        scale = options.get("scale")
+        result: Tensor = flash(query, key, value, *rest, attn_mask=mask, scale=scale)[0]
+    else:
+        result = aten._scaled_dot_product_attention_math(*given, **options)[0]
     return result
 
 
 def added(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """Convert a boolean mask to a term for adding, as C++ does before it chooses an algorithm."""
+    """Convert a boolean mask to an additive one, as C++ does before it chooses an algorithm."""
     if mask is None or mask.dtype is not torch.bool:
         return mask
     return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask.logical_not(), -torch.inf)
@@ -123,8 +111,8 @@ def _gru_cell(
 _FUSED = {torch.float32, torch.float64}
 _COMPOSITE = C.DispatchKey.CompositeImplicitAutograd
 # Numbers saved for the backward pass, per step, row and hidden unit: gates, cell and output. From
-# torch's CUDA code without cuDNN (ATen/native/cuda/RNN.cu), since cuDNN's are not documented.
-_KEPT = {"lstm": 6, "gru": 6, "rnn_tanh": 1, "rnn_relu": 1}
+# torch's CUDA code without cuDNN (ATen/native/cuda/RNN.cu); cuDNN's numbers are not documented.
+_SAVED = {"lstm": 6, "gru": 6, "rnn_tanh": 1, "rnn_relu": 1}
 
 
 def recurrent(op: Any) -> Callable[..., Any]:
@@ -145,7 +133,8 @@ def recurrent(op: Any) -> Callable[..., Any]:
         if not (fake or plain) or {x.dtype for x in tensors if x.is_cuda} - _FUSED:
             return op.decompose(*given.values())
         fused: Any = _Fused  # torch's types have no `apply`
-        return fused.apply(op, given if fake else None, shape, *leaves)
+        grad = torch.is_grad_enabled()  # within `apply`, it never is
+        return fused.apply(op, given if fake else None, shape, grad, *leaves)
 
     return kernel
 
@@ -156,27 +145,28 @@ def _autocast(x: Any) -> Any:
 
 
 class _Fused(torch.autograd.Function):
-    """Run the CPU's operator on the same bytes; in a dry run, only make tensors of the shapes."""
+    """Run the CPU's operator on the same bytes; in a dry run, only create results of its shapes."""
 
     @staticmethod
-    def forward(ctx: Any, op: Any, shapes_of: Any, structure: Any, *leaves: Any) -> Any:
+    def forward(ctx: Any, op: Any, shapes_of: Any, tree: Any, grad: bool, *leaves: Any) -> Any:
         """Return the results on the GPU of the first tensor."""
-        learns, device = any(ctx.needs_input_grad), leaves[0].device
-        low: list[Any] = [] if shapes_of else [_lowered(x) for x in leaves]
+        needed, device = [grad and need for need in ctx.needs_input_grad[4:]], leaves[0].device
+        ctx.graph, ctx.run = {}, None
         if shapes_of:
             found = _shapes(**shapes_of)
         else:
             gpu = gpu_of(device)
-            with torch.set_grad_enabled(learns), cpu_draws_from(gpu.generator):
-                found = op(*tree_unflatten(low, structure))
-        if learns:
+            ctx.run, ctx.drawn = partial(_run, op, tree, needed), gpu.generator.clone_state()
+            ctx.graph = ctx.run(gpu.generator, leaves)
+            found = ctx.graph["found"]
+        if any(needed):
             # Memory saved for the backward pass.
-            numbers = _KEPT[op._schema.name.partition("::")[2]] * found[0].numel()
+            numbers = _SAVED[op._schema.name.partition("::")[2]] * found[0].numel()
             reserve = torch.empty(numbers, dtype=found[0].dtype, device=device)
             # Saving the inputs lets torch detect in-place changes to them.
-            given = (x if isinstance(x, Tensor) else None for x in leaves)
-            ctx.save_for_backward(reserve, *given)
-            ctx.graph = {"low": low, "found": found} if low else {}
+            tensors = [x if isinstance(x, Tensor) else None for x in leaves]
+            ctx.save_for_backward(reserve, *tensors)
+            ctx.others = [x if t is None else None for x, t in zip(leaves, tensors, strict=True)]
             weakref.finalize(reserve, ctx.graph.clear).atexit = False
         return found if shapes_of else tuple(_raised(found, gpu))
 
@@ -185,17 +175,29 @@ class _Fused(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         """Return the gradients of the inputs."""
         reserve, *given = ctx.saved_tensors  # a second backward pass raises torch's own error
-        needed = ctx.needs_input_grad[3:]
-        wanted = [x for x, need in zip(given, needed, strict=True) if need]
-        made: list[Any] = [torch.empty_like(x) for x in wanted if not ctx.graph]
-        if ctx.graph:
-            low, found = ctx.graph["low"], ctx.graph["found"]
-            sources = [x for x, need in zip(low, needed, strict=True) if need]
+        needed, graph = ctx.needs_input_grad[4:], ctx.graph
+        if ctx.run and not graph:  # a hook (as of checkpoint) has saved a copy of `reserve`
+            leaves = [y if x is None else x for x, y in zip(given, ctx.others, strict=True)]
+            graph = ctx.run(ctx.drawn.clone_state(), leaves)
+        wanted = [x for x, need in zip(graph.get("low", given), needed, strict=True) if need]
+        if graph:
             outer = [flip_plain(x.detach()) for x in gradients]
-            inner = torch.autograd.grad(found, sources, outer, retain_graph=True, allow_unused=True)
-            made = _raised(inner, gpu_of(reserve.device))
-        results = iter(made)
-        return None, None, None, *(next(results) if need else None for need in needed)
+            options = {"retain_graph": True, "allow_unused": True}
+            inner = torch.autograd.grad(graph["found"], wanted, outer, **options)
+            results = iter(_raised(inner, gpu_of(reserve.device)))
+        else:
+            results = map(torch.empty_like, wanted)
+        return None, None, None, None, *(next(results) if need else None for need in needed)
+
+
+def _run(op: Any, tree: Any, needed: list[bool], generator: Any, leaves: Iterable[Any]) -> Any:
+    """Run the CPU's operator; return its inputs and, with their graph, its results."""
+    low = [
+        flip_plain(x.detach()).requires_grad_(need) if isinstance(x, Tensor) and x.is_cuda else x
+        for x, need in zip(leaves, needed, strict=True)
+    ]
+    with torch.set_grad_enabled(any(needed)), cpu_draws_from(generator):
+        return {"low": low, "found": op(*tree_unflatten(low, tree))}
 
 
 def _shapes(hx: Any, bidirectional: bool, batch_first: bool = False, **given: Any) -> Any:
@@ -210,12 +212,6 @@ def _shapes(hx: Any, bidirectional: bool, batch_first: bool = False, **given: An
     return output, *(torch.empty_like(h) for h in hidden)
 
 
-def _lowered(x: Any) -> Any:
-    if not isinstance(x, Tensor) or not x.is_cuda:
-        return x
-    return flip_plain(x.detach()).requires_grad_(x.requires_grad)
-
-
 def _raised(found: Iterable[Any], gpu: VirtualGpu) -> list[Any]:
-    """Copy the CPU's results to the GPU, each to new bytes: both biases share one gradient."""
+    """Copy the CPU's results to the GPU; each gets its own bytes (two biases share a gradient)."""
     return [x if x is None else adopt(x.detach().clone(), gpu) for x in found]

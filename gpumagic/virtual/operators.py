@@ -13,7 +13,7 @@ from gpumagic.virtual import checks, gate
 from gpumagic.virtual.checks import SAME
 from gpumagic.virtual.cuda_api import belongs_to_cuda
 from gpumagic.virtual.flip import adopt, flip
-from gpumagic.virtual.generic_kernel import CPU, HOST, kernel_of, on_metadata
+from gpumagic.virtual.generic_kernel import CPU, HOST, NOT_PINNED, kernel_of, on_metadata
 from gpumagic.virtual.memory_account import refuse_as_cuda
 from gpumagic.virtual.virtual_gpus import gpu_of
 
@@ -90,6 +90,8 @@ def _empty(op: Any) -> Kernel:
 
     def kernel(shape: Any, *strides: Any, dtype: Any = None, device: Any = None, **of: Any) -> Any:
         __tracebackhide__ = True
+        if of.get("pin_memory"):
+            raise RuntimeError(NOT_PINNED)
         gpu = gpu_of(device)
         gpu.account.require(shape, dtype)
         options = {"memory_format": of["memory_format"]} if "memory_format" in of else {}
@@ -129,13 +131,13 @@ def _item(self: Tensor) -> Any:
 
 
 def _resize_(self: Tensor, size: Any, memory_format: Any = None) -> Tensor:
-    shape = torch.empty(size, device="meta")
-    needed = (self.storage_offset() + shape.numel()) * self.element_size()
+    shape = torch.empty(size, device="meta", memory_format=memory_format or torch.contiguous_format)
     storage, offset = self.untyped_storage(), self.storage_offset()
-    if needed > storage.nbytes():
-        new = torch.empty(shape.numel(), dtype=self.dtype, device=self.device)
-        new[: self.numel()].copy_(self.reshape(-1))
-        storage, offset = new.untyped_storage(), 0
+    if (needed := offset + shape.numel()) * self.element_size() > storage.nbytes():
+        old = self.new_empty(0).set_(storage)
+        new = self.new_empty(needed)
+        new[: old.numel()] = old
+        storage = new.untyped_storage()
     return self.set_(storage, offset, size, shape.stride())
 
 
@@ -165,11 +167,10 @@ def _brought(index: Tensor | None, home: torch.device) -> list[Tensor | None]:
 
 def _convolution(input: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Any:
     """Check devices as C++ does with cuDNN. (For a CPU input, C++ itself checks.)"""
-    others = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
     if not input.is_cuda:
         return _convolve_mixed(input, weight, bias, *rest)
-    for name, other in others.items():
-        if not other.is_cuda:
+    for name, other in (("weight", weight), ("bias", bias)):
+        if other is not None and not other.is_cuda:
             raise RuntimeError(
                 f"Input type ({input.type()}) and {name} type ({other.type()}) should be the same"
             )
@@ -257,7 +258,7 @@ class _Loan:
         return self._lent[id(x)][0] if id(x) in self._lent else x
 
 
-# Keeps works alive: C++ keeps only the C++ part of a Python work alive.
+# Keeps collectives in flight alive: C++ keeps only their C++ parts.
 _running: set[Any] = set()
 _Work: Any = getattr(torch.distributed, "Work", object)  # a build of torch may have none
 

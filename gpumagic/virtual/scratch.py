@@ -19,13 +19,9 @@ from gpumagic.virtual.virtual_gpus import gpu_of
 
 Ints = Sequence[int]
 Rule = Callable[[Any, tuple[Any, ...], Any], list[int]]
-IN_PARTS = frozenset(
-    [
-        *("isinf", "_unsafe_masked_index", "_unsafe_masked_index_put_accumulate", "_safe_softmax"),
-        *("masked_scatter_backward", "binary_cross_entropy_with_logits", "linalg_pinv"),
-        "_trilinear",
-    ]
-)
+IN_PARTS = {"_unsafe_masked_index", "_unsafe_masked_index_put_accumulate", "_safe_softmax", "isinf"}
+IN_PARTS |= {"masked_scatter_backward", "binary_cross_entropy_with_logits", "linalg_pinv"}
+IN_PARTS.add("_trilinear")
 """Composite operators whose inner operators allocate memory: CUDA runs these one by one."""
 
 
@@ -38,7 +34,7 @@ def temporary_bytes(rule: Rule, device: Any, args: tuple[Any, ...], result: Any)
     """Return the sizes that a rule gives for a GPU; empty if the rule fails (see the doctor)."""
     try:
         return rule(gpu_of(device).properties, args, result)
-    except Exception as error:  # noqa: BLE001  of ours: the user's operator has succeeded
+    except Exception as error:  # noqa: BLE001  a bug of ours must not fail the user's operator
         faults.keep("counting the temporary memory of an operator", error)
         return []
 
@@ -53,7 +49,7 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 
 def _sum(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
-    """Return the buffers of a sum: at least single precision; other types need a copy."""
+    """Return the buffers of a sum: partial sums have at least 32 bits, and other types a copy."""
     x, out = args[0], result.dtype
     halves = x.dtype in _HALVES and out in (x.dtype, torch.float32)
     copy = [] if x.dtype is out or halves else [x.numel() * out.itemsize]
@@ -171,7 +167,7 @@ def _sort(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
 
 
 def _indices(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
-    """Return the bytes of each mask's positions among the indices: 64 bits per dim of the mask."""
+    """Return the bytes of the masks' positions (64 bits per dim), and of sorting the indices."""
     x, dims, plain, masks = args[0], 0, [], []
     for index in args[1]:
         of_mask = isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8)
@@ -183,7 +179,7 @@ def _indices(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
     values = args[2] if len(args) > 2 else result  # of `index_put`
     count = values.numel() // max(prod(plain) * prod(x.shape[dims:]), 1)
     if values is not result and values.numel() == 1 and masks:
-        return []  # it is a masked_fill
+        return []  # runs as a masked_fill
     taken = [8 * count * n for n in masks]
     if any(args[3:4]) and count:  # equal indices are found by sorting
         taken += [*[8 * count] * 4, _radix_sort(count, 8, 8, max(x.numel(), 1).bit_length())]
@@ -208,36 +204,30 @@ def _loss(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
 
 
 _RULES: dict[str, Rule] = {
-    "soft_margin_loss_backward": lambda card, args, result: [result.nbytes] * 2,
-    "masked_select": lambda card, args, result: [
-        8 * result.numel() * max(1, *(a.dim() for a in args))
-    ],
-    "_softmax_backward_data": lambda card, args, result: [args[0].nbytes],
-    "_cdist_backward": lambda card, args, result: [
+    "soft_margin_loss_backward": lambda _, args, out: [out.nbytes] * 2,
+    "masked_select": lambda _, args, out: [8 * out.numel() * max(1, *(a.dim() for a in args))],
+    "_softmax_backward_data": lambda _, args, out: [args[0].nbytes],
+    "_cdist_backward": lambda _, args, out: [
         args[4].numel() * args[1].shape[-1] * args[1].element_size()
     ],
-    "_pdist_backward": lambda card, args, result: [max(args[1].shape[0] - 1, 0) * args[1].nbytes],
-    "equal": lambda card, args, result: (
+    "_pdist_backward": lambda _, args, out: [max(args[1].shape[0] - 1, 0) * args[1].nbytes],
+    "equal": lambda _, args, out: (
         [args[0].numel(), 1] if args[0] is not args[1] and args[0].shape == args[1].shape else []
     ),
     **dict.fromkeys(
         ("all", "any"),
-        lambda card, args, result: [args[0].numel() == 1 and args[0].dtype is not torch.bool],
+        lambda _, args, out: [args[0].numel() == 1 and args[0].dtype is not torch.bool],
     ),
-    "bincount": lambda card, args, result: (
-        [8] * (3 if len(args) > 1 and args[1] is not None else 2)
-    ),
-    "nonzero": lambda card, args, result: [] if result.numel() else [4],
-    "count_nonzero": lambda card, args, result: [args[0].numel(), 8 * args[0].numel()],
-    "unfold_backward": lambda card, args, result: (
-        [8 * result.shape[args[2]]] if result.dim() else []
-    ),
-    "_chunk_cat": lambda card, args, result: [1],
-    "roll": lambda card, args, result: [result.nbytes] if len(_over(args)) > 1 else [],
+    "bincount": lambda _, args, out: [8] * (2 + any(isinstance(x, Tensor) for x in args[1:])),
+    "nonzero": lambda _, args, out: [] if out.numel() else [4],
+    "count_nonzero": lambda _, args, out: [args[0].numel(), 8 * args[0].numel()],
+    "unfold_backward": lambda _, args, out: [8 * out.shape[args[2]]] if out.dim() else [],
+    "_chunk_cat": lambda _, args, out: [1],
+    "roll": lambda _, args, out: [out.nbytes] if len(_over(args)) > 1 else [],
     **dict.fromkeys(("sum", "mean", "prod", "nansum"), _sum),
     **dict.fromkeys(("mse_loss", "smooth_l1_loss", "huber_loss"), _loss),
     "sort": _sort,
-    "argsort": lambda card, args, result: [args[0].nbytes, *_sort(card, args, result)],
+    "argsort": lambda card, args, out: [args[0].nbytes, *_sort(card, args, out)],
     **dict.fromkeys(("index", "_unsafe_index", "index_put", "index_put_"), _indices),
     **dict.fromkeys(("_index_put_impl_", "_unsafe_index_put"), _indices),
     **dict.fromkeys(("masked_scatter", "masked_scatter_"), _masked_scatter),

@@ -1,4 +1,4 @@
-"""Install virtual GPUs in torch, whole or not at all, by registering their kernels."""
+"""Install virtual GPUs in torch by registering their kernels; after an error, none are left."""
 
 import functools
 import uuid
@@ -31,7 +31,7 @@ Kernel = Callable[..., Any]
 _LEFT_ALONE = {"aten", "symm_mem", "_native"}
 _SHARE = {"_lazy_clone", "_unsafe_view", "unsafe_split"}  # share bytes, against their schemas
 _TAKEN_APART = _SHARE | {"copy_", "linalg_lstsq", "masked_fill", "index_fill"}
-"""Composite operators that share or copy bytes, read a number, or choose by the device."""
+"""Composite operators that share or copy bytes, read a number, or depend on the device."""
 
 kernels: dict[str, Kernel] = {}
 """Kernels of aten at the dispatch key CUDA, by name, while virtual GPUs are on."""
@@ -66,8 +66,7 @@ def _register_dense(aten: Any) -> None:
     # on the CPU.
     explicit = "CompositeExplicitAutograd"
     named = _names(explicit) | _names(f"{explicit}NonFunctional")
-    composites = {n for n in named if not n.endswith("out")}
-    whole = {name for name in composites if _is_whole(overload(name))}
+    whole = {n for n in named if not n.endswith("out") and _is_whole(overload(n))}
     # `_pack_padded_sequence` refuses lengths that are not on the host.
     not_whole = {"_fused_rms_norm", "_pack_padded_sequence", *cpu_kernels()}
     # On a CUDA build, replace all real CUDA kernels too: none may ever access these bytes.

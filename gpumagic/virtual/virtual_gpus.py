@@ -3,8 +3,8 @@
 As on a GPU, events are recorded only after ``torch.cuda.memory._record_memory_history``. A stack is
 one line of the user's code. Frees are noticed later, so the code that freed a tensor is unknown.
 Snapshots have the layout of C++. The host's allocator puts a virtual GPU's blocks at arbitrary
-addresses, so each block is a segment, at the address of its storage. One more segment, inactive, is
-the rest of the reserved memory.
+addresses, so each block is a segment, at the address of its storage. One more inactive segment
+represents the other reserved memory.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ _Device = torch.device  # the original, even while a placement replaces the name
 
 
 def gpu_of(device: torch.device | str | int | None = None) -> VirtualGpu:
-    """Return the GPU of a device or its number; the current one if None."""
+    """Return the GPU of a device or an ordinal; the current GPU if it has none."""
     if isinstance(device, str):
         device = torch.device(device)
     if isinstance(device, _Device):
@@ -188,7 +188,7 @@ def _stats(account: MemoryAccount) -> dict[str, Any]:
         **dict.fromkeys(("allocation", "active"), allocator.blocks),
         **dict.fromkeys(("inactive_split", "inactive_split_bytes"), none),
         "requested_bytes": allocator.requested,
-        "reserved_bytes": account.given(),
+        "reserved_bytes": account.reserved(),
         "segment": allocator.segments,
     }
     pools: dict[str, Any] = {  # the one pool here counts as the large one
@@ -212,8 +212,8 @@ def _record(
     for gpu in GPUS:
         if clear:
             gpu.account.record_events(None)
-        kept = most if enabled == "all" else 1
-        gpu.account.record_events(None if enabled is None else kept)
+        count = most if enabled == "all" else 1
+        gpu.account.record_events(None if enabled is None else count)
 
 
 @lru_cache(maxsize=4096)

@@ -5,6 +5,7 @@ from collections import namedtuple
 
 import pytest
 import torch
+from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import gpumagic
@@ -19,6 +20,12 @@ class Sample:
     x: torch.Tensor
     parts: list
     name: str = "sample"
+
+
+@dataclasses.dataclass
+class Padded:
+    x: torch.Tensor
+    length: int = dataclasses.field(init=False)
 
 
 class Tokens(dict):
@@ -46,11 +53,20 @@ def stack(rows):
     return torch.stack([x for x, _ in rows])
 
 
+def padded(x):
+    batch = Padded(x)
+    batch.length = 1
+    return batch
+
+
 COLLATES = {
     "default": (None, lambda b: b),
     "dict": (lambda r: {"x": stack(r), "n": [len(r)]}, lambda b: [b["x"]]),
     "named tuple": (lambda r: Pair(stack(r), 1), lambda b: [b.x]),
     "dataclass": (lambda r: Sample(stack(r), [stack(r)]), lambda b: [b.x, b.parts[0]]),
+    "dataclass, padded": (lambda r: padded(stack(r)), lambda b: [b.x][: b.length]),
+    "packed": (lambda r: pack_sequence([x for x, _ in r]), lambda b: [b.data]),
+    "sparse": (lambda r: stack(r).to_sparse(), lambda b: [b]),
     "tokens": (lambda r: Tokens(ids=stack(r)), lambda b: [b["ids"]]),
 }
 

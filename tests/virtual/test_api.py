@@ -1,5 +1,6 @@
 """The rest of torch.cuda: devices, properties, streams, events, random numbers, types."""
 
+import copy
 import itertools
 import os
 
@@ -129,7 +130,7 @@ def test_marks_for_a_profiler_do_nothing():
 def test_a_profile_has_the_cpus_times_and_says_so(capfd):
     both = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
     profiled = profile(activities=both)
-    with pytest.warns(UserWarning, match="virtual GPUs: the profile has the CPU's times alone"):
+    with pytest.warns(UserWarning, match="virtual GPUs: the profile has only the CPU's times"):
         profiled.start()
     torch.ones(8, 8, device="cuda") @ torch.ones(8, 8, device="cuda")
     profiled.stop()
@@ -170,6 +171,9 @@ def test_seeds_give_the_cpus_numbers(same):
     generator = torch.Generator("cuda:1").manual_seed(3)
     assert generator.device == torch.device("cuda:1")
     assert same(torch.randn(4, device="cuda:1", generator=generator), drawn[0])
+    copied = copy.deepcopy(generator)
+    assert copied.device == generator.device
+    assert torch.equal(copied.get_state(), generator.get_state())
 
 
 def test_drawing_leaves_the_cpus_stream_alone():

@@ -138,6 +138,14 @@ CASES = {
         lambda: random_split(range(4), [2, 2], generator=torch.Generator("cuda")),
         "Expected a 'cpu' device type for generator but found 'cuda'",
     ),
+    "pinned": (
+        lambda: torch.ones(2, device="cuda", pin_memory=True),
+        "Only dense CPU tensors can be",
+    ),
+    "pinned, empty": (
+        lambda: torch.empty(2, device="cuda", pin_memory=True),
+        "Only dense CPU tensors can be pinned",
+    ),
     "no such device": (lambda: torch.zeros(1, device="cuda:5"), "invalid device ordinal"),
 }
 

@@ -17,10 +17,10 @@ PACKAGE = Path(virtual.__file__).parent
 @pytest.mark.parametrize(
     ("devices", "memory", "said"),
     [
-        (99, "1GiB", "virtual GPUs: 99 asked, 1 to 8 are possible; type "),
-        (0, "1GiB", "virtual GPUs: 0 asked, 1 to 8 are possible; type "),
-        (True, "1GiB", "virtual GPUs: True asked"),
-        ("2", "1GiB", "virtual GPUs: 2 asked"),
+        (99, "1GiB", "virtual GPUs: 99 requested, 1 to 8 are possible; type "),
+        (0, "1GiB", "virtual GPUs: 0 requested, 1 to 8 are possible; type "),
+        (True, "1GiB", "virtual GPUs: True requested"),
+        ("2", "1GiB", "virtual GPUs: 2 requested"),
         (2, "much", "virtual GPUs: a memory of much is not possible; type for example 16GiB"),
         (2, -1, "a memory of -1 is not possible"),
         (2, True, "a memory of True is not possible"),

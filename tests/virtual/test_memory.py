@@ -85,7 +85,18 @@ def test_out_of_memory_in_cudas_words(gpus):
     torch.empty(3 * 2**29, dtype=torch.uint8, device="cuda:1")
     del half
     torch.empty(3 * 2**29, dtype=torch.uint8, device="cuda:0")
-    assert torch.cuda.memory_stats(0)["num_ooms"] == 1
+    stats = torch.cuda.memory_stats(0)
+    assert (stats["num_ooms"], stats["num_alloc_retries"]) == (1, 2)  # the last tensor retried, too
+
+
+def test_a_stable_sort_has_the_peak_of_any_sort(gpus):
+    x, peaks = torch.randn(5000, 20, device="cuda:1"), []
+    for stable in (False, True):
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(1)
+        x.sort(dim=0, stable=stable)
+        peaks.append(torch.cuda.max_memory_allocated(1))
+    assert peaks[0] == peaks[1]
 
 
 def test_a_result_counts_too(gpus):

@@ -75,8 +75,10 @@ def nested_gradient(d):
 
 
 def resized(d):
-    t = torch.arange(6.0, device=d)
-    return t.resize_(2, 2).clone()
+    t, last = torch.arange(6.0, device=d), torch.arange(6.0, device=d)[4:]
+    small, images = t.resize_(2, 2).clone(), torch.ones(1, device=d)
+    images.resize_(2, 3, 4, 4, memory_format=torch.channels_last)
+    return small, t.resize_(9)[:6], last.resize_(3)[:2], torch.tensor(images.stride(), device=d)
 
 
 CASES = {

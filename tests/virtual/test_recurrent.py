@@ -5,7 +5,9 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.autograd.graph import save_on_cpu
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.utils.checkpoint import checkpoint
 
 KINDS = [nn.LSTM, nn.GRU, nn.RNN]
 
@@ -68,12 +70,33 @@ def test_dropout_between_layers_leaves_the_hosts_random_state(gpus):
     assert torch.equal(torch.get_rng_state(), before)
 
 
+def checkpointed(net, x):
+    return checkpoint(net, x, use_reentrant=False)[0]
+
+
+def saved_on_cpu(net, x):
+    with save_on_cpu():
+        return net(x)[0]
+
+
+@pytest.mark.parametrize("run", [checkpointed, saved_on_cpu])
+def test_hooks_of_saved_tensors_change_no_gradient(gpus, run):
+    net, found = nn.LSTM(4, 6, num_layers=2, dropout=0.5).to("cuda:1"), []
+    for way in (lambda net, x: net(x)[0], run):
+        torch.manual_seed(3)
+        x = torch.randn(5, 3, 4, device="cuda:1", requires_grad=True)
+        way(net, x).square().sum().backward()
+        found.append(x.grad)
+    assert torch.equal(*found)
+
+
 def test_without_gradients_nothing_is_kept(gpus):
     net, x = nn.LSTM(16, 64).to("cuda:1"), torch.randn(50, 8, 16, device="cuda:1")
     before = torch.cuda.memory_allocated(1)
     with torch.no_grad():
         output, (h, c) = net(x)
     assert torch.cuda.memory_allocated(1) - before == output.nbytes + h.nbytes + c.nbytes
+    assert torch.cuda.max_memory_allocated(1) - before < 2 * output.nbytes
 
 
 def test_under_vmap_each_sample_has_its_own_gradient(gpus):

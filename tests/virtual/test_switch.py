@@ -139,7 +139,7 @@ def test_on_twice(gpus):
     uuids = [torch.cuda.get_device_properties(i).uuid for i in range(2)]
     virtual.enable(2)
     assert uuids == [torch.cuda.get_device_properties(i).uuid for i in range(2)]
-    said = "3 asked, 2 of 2 GiB are on already; type .*%gpus --virtual off first"
+    said = "3 requested, 2 of 2 GiB already on; type .*%gpus --virtual off first"
     with pytest.raises(GpuError, match=said):
         virtual.enable(3)
     assert torch.cuda.device_count() == 2
@@ -147,7 +147,7 @@ def test_on_twice(gpus):
 
 def test_another_capacity_is_refused_and_the_same_is_none(gpus):
     virtual.enable(2, "2GiB")
-    said = "2 of 1 GiB asked, 2 of 2 GiB are on already; type .*%gpus --virtual off first"
+    said = "2 of 1 GiB requested, 2 of 2 GiB already on; type .*%gpus --virtual off first"
     with pytest.raises(GpuError, match=said):
         virtual.enable(2, "1GiB")
     assert torch.cuda.get_device_properties(1).total_memory == 2**31

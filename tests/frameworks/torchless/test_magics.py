@@ -83,7 +83,7 @@ def test_gpus_show_what_arrays_hold(notebook):
             "%%ongpu 0,1 --split x\nx + 1",
             "%%ongpu 0,1 is for torch; this cell uses JAX; JAX computes where",
         ),
-        ("%gpus --virtual 3", "3 asked, 2 of"),
+        ("%gpus --virtual 3", "3 requested, 2 of"),
     ],
 )
 def test_bad_input_is_one_line(notebook, cell, said):
