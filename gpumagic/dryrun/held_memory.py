@@ -176,8 +176,8 @@ def measure(target: torch.device | None, card: Card | None = None) -> Before:
     started = cuda_state.started()  # torch would make a context of 0.5 GiB on any other GPU
     for index in range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ():
         allocated, gpu = torch.cuda.memory_allocated(index), gpus.get(index)
-        free = cuda_state.room(index) if index in started else gpu and gpu.memory_free
-        memory[f"cuda:{index}"] = allocated, free
+        unused = gpu.memory_free if gpu is not None else None
+        memory[f"cuda:{index}"] = allocated, cuda_state.room(index) if index in started else unused
         if not virtual:
             real.append((torch.cuda.get_device_properties(index), allocated))
     return Before(time.monotonic(), memory, virtual, real)

@@ -32,7 +32,7 @@ from gpumagic.frameworks.framework import replace
 from gpumagic.frameworks.watching import Call, CopyCounting, inside_of
 from gpumagic.ledger.entry import OFTEN, USER, Count, Entry, kinds
 from gpumagic.ledger.ledger_view import ADVISERS, Advice, all_but_one
-from gpumagic.usercode.files import called, in_cell, name_in
+from gpumagic.usercode.files import called, in_cell, name_in, shell
 
 
 def advise(entry: Entry) -> Advice | None:
@@ -56,7 +56,9 @@ def put_call(destination: str, names: Sequence[str] = ()) -> str:
     """Return the code that copies the variables of these names to a device."""
     every = ", ".join(names)
     what = f"({every})" if len(names) > 1 else every or "…"
-    return f"{every and f'{every} = '}jax.device_put({what}, {as_code(destination)})"
+    # A notebook may have `jax.numpy` alone.
+    first = "import jax; " if "jax" not in getattr(shell(), "user_ns", ("jax",)) else ""
+    return f"{first}{every and f'{every} = '}jax.device_put({what}, {as_code(destination)})"
 
 
 def as_code(device: str) -> str:

@@ -69,6 +69,12 @@ def test_two_gpus_share_the_items_and_the_notebook_gets_what_is_gathered(noteboo
     assert "· peak " in line
 
 
+def test_results_that_nothing_gathers_are_said_to_be_dropped(notebook):
+    line = notebook.run("%%ongpu 0,1 --split x\ny = net(x)").text.splitlines()[-1]
+    assert "· dropped y, which --gather y would keep · peak " in line
+    assert "y" not in notebook.ns
+
+
 def test_sent_is_what_came_from_another_device(notebook):
     notebook.run("x = x.to('cuda:0')")
     line = notebook.run("%%ongpu 0,1 --split x\ny = x * 2").text.splitlines()[-1]

@@ -259,7 +259,7 @@ SITUATIONS = [
         "the capacity of a replay buffer",
         ["capacity = 20_000"],
         "states = torch.zeros(capacity, 4, 32, 32, device='cuda')",
-        "`capacity = 4,",
+        "`capacity = 4",
     ),
     Notebook(
         "a sum of losses",
