@@ -95,7 +95,7 @@ def card(given: str) -> Card:
         raise GpuError(f"{given} may be {names}; type one of them")
     near = get_close_matches(wanted, known, 1, 0.7)
     question = f"did you mean {known[near[0]][0].name}? " if near else ""
-    listed = "type a name in docs/dry-runs.md, such as A100 80GB or T4, or a size: 24GiB"
+    listed = "type a name such as H100, A100 80GB or T4, or a size: 24GiB"
     raise GpuError(f"no card {given!r} is known; {question}{listed}")
 
 

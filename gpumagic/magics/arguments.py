@@ -67,7 +67,7 @@ class LineParser(argparse.ArgumentParser):
         question = ""
         if given := re.search(r"(?:arguments: |choice: '?)(.*?)'?(?: \(choose|$)", message):
             question, message = meant(given[1], known), f"unexpected {given[1]}"
-        raise UsageError(f"{self.prog}: {message}; {question}{self.usage}")
+        raise UsageError(f"{self.prog}: {message}; {question.strip() or self.usage}")
 
 
 @cache

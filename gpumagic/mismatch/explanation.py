@@ -119,7 +119,8 @@ def _columns(operands: tuple[Operand, ...]) -> list[table.Column]:
     odd = ["gm-bad" if operand.odd else "" for operand in operands]
     code = [f"gm-code {css}".strip() for css in odd]
     names = [f"{o.name} ({o.also})" if o.also else o.name for o in operands]
-    mark = "← the odd one" if sum(o.odd for o in operands) == 1 else "← to move"
+    alone = len(operands) > 1 == sum(operand.odd for operand in operands)
+    mark = "← the odd one" if alone else "← to move"
     marks = [mark if o.odd else "← also to move" * o.along for o in operands]
     return [
         table.Column("", names, fit="cut", css=code),

@@ -51,7 +51,7 @@ def test_a_size_is_a_card():
         ("RTX 4091", "no card 'RTX 4091' is known; did you mean RTX 4090 24GB"),
         (
             " toaster",
-            "no card 'toaster' is known; type a name in docs/dry-runs.md, such as A100 80GB or "
+            "no card 'toaster' is known; type a name such as H100, A100 80GB or "
             "T4, or a size: 24GiB",
         ),
         ("A100", "A100 may be A100 80GB or A100 40GB; type one of them"),

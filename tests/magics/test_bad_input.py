@@ -66,7 +66,7 @@ def test_bad_input_is_one_line_and_nothing_runs_or_moves(ip, line, says):
 )
 def test_a_misspelled_option_asks_what_was_meant(ip, cell, meant):
     text = ip.run(cell).text
-    asked = f"; did you mean {meant}? type %" if meant else "unexpected --zzz; type %"
+    asked = f"; did you mean {meant}?\n" if meant else "unexpected --zzz; type %"
     assert asked in text
     assert text.count("\n") == 1
 
