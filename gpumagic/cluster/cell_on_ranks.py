@@ -86,7 +86,7 @@ class CellOnRanks:
         self.interrupted = False  # by Ctrl-C
         self.replaced: list[RankEngine] = []  # ranks that did not end
         self._signaled: float | None = None
-        self._pressed = 0  # Ctrl-C
+        self._presses: list[Any] = []  # of Ctrl-C
         self._said = 0.0
         self._shown = defaultdict[tuple[int, int], Counter[str]](Counter)  # by rank and part
 
@@ -121,13 +121,19 @@ class CellOnRanks:
     def run(self) -> None:
         """Run the cell; always ends, since a rank that does not end is replaced."""
         began = time.monotonic()
-        with noted(self._press, _IMPATIENT):
+        with noted(lambda *signaled: self._presses.append(signaled), _IMPATIENT):
             for rank in self.ranks:
                 self._next(rank)
             while self._running:
                 self._look()
                 self._say(time.monotonic() - began)
-            self._replace_stuck()
+            try:
+                if self.replaced:
+                    self._engines.replace(self.replaced, self._line.update)
+            except GpuError:
+                for rank in self.replaced:
+                    rank.lost = rank.lost or "it did not end its cell"
+                raise
 
     def times(self) -> Iterator[RankTime]:
         """Return the time and peak of each rank that ran a part."""
@@ -175,7 +181,7 @@ class CellOnRanks:
         pending = [rank for rank, (_, asked) in self._running.items() if asked]
         if pending:
             self._running[pending[0]][1].wait(_LOOK_S)
-        if self._pressed:
+        if self._presses:
             self.interrupted = True
             self._signal()
         for rank in pending:
@@ -193,7 +199,7 @@ class CellOnRanks:
         if self._signaled is None:
             self._end_a_deadlock()
         # The second Ctrl-C does not wait for the ranks.
-        elif self._pressed > 1 or time.monotonic() - self._signaled > GRACE_S:
+        elif len(self._presses) > 1 or time.monotonic() - self._signaled > GRACE_S:
             self.replaced += self._running
             self._running.clear()
 
@@ -216,9 +222,6 @@ class CellOnRanks:
         self._next(rank)
 
     # -- ending
-    def _press(self, *_: object) -> None:
-        self._pressed += 1
-
     def _fail(self, rank: int, kind: str, message: str, place: str, words: str) -> None:
         self.failed = rank, ErrorInRank(kind, message, place, f"RanksError: {words}")
         self._signal()
@@ -255,16 +258,6 @@ class CellOnRanks:
             at = f"line {where['line']} {where['bar']}" if where and where["line"] else "runs"
             parts.append(f"rank {rank.number} {at}".rstrip())
         self._line.update(" · ".join([duration(seconds), *parts]))
-
-    def _replace_stuck(self) -> None:
-        """Replace ranks that do not end; the user decides about dead ranks."""
-        try:
-            if self.replaced:
-                self._engines.replace(self.replaced, self._line.update)
-        except GpuError:
-            for rank in self.replaced:
-                rank.lost = rank.lost or "it did not end its cell"
-            raise
 
 
 def _place(where: dict[str, Any]) -> str:

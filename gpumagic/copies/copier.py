@@ -24,15 +24,7 @@ import cloudpickle  # type: ignore[import-untyped]
 
 from gpumagic.copies.storages import StorageCopier
 from gpumagic.usercode.program import own_code
-from gpumagic.usercode.values import (
-    attributes,
-    comes_from,
-    globals_of,
-    is_tensor,
-    own,
-    slots_of,
-    torch_here,
-)
+from gpumagic.usercode.values import attributes, comes_from, globals_of, is_tensor, own, slots_of
 
 _CACHED = type(functools.lru_cache(str))
 # Py_TPFLAGS_HEAPTYPE, a bit of a class's flags.
@@ -396,7 +388,7 @@ def _set_instance(value: Any, held: dict[str, Any]) -> None:
 
 
 def _new_generator(old: Any) -> Any:
-    made = torch_here().Generator(old.device)
+    made = type(old)(old.device)
     made.set_state(old.get_state())
     return made
 

@@ -59,7 +59,7 @@ class CopiedVariables:
         # torch's dispatch modes in Python look up built-in names here.
         self.globals.update({"__builtins__": builtins, **namespace})
         self._namespace, self._stays, self._others = namespace, stays, others
-        self._storages = StorageCopier(others)
+        self.storages = StorageCopier(others)
         values = {n: namespace[n] for n in names if n in namespace and n != "__builtins__"}
         if function is not None:
             values[_FUNCTION] = function
@@ -76,14 +76,10 @@ class CopiedVariables:
             self.close()
             raise error.with_traceback(None) from None
 
-    def tensors(self) -> list[torch.Tensor]:
-        """Return the copies of tensors."""
-        return self._storages.tensors()
-
     def close(self, *, emptied: bool = True) -> None:
         """Free the memory at once; unless `emptied`, functions made here keep their variables."""
-        made = self._storages.made()
-        self._storages.clear()
+        made = self.storages.made()
+        self.storages.clear()
         space, self.globals, self.function = self.globals, {}, None
         if emptied:
             for name in [n for n in space if not n.startswith("__")]:
@@ -94,14 +90,14 @@ class CopiedVariables:
             cuda_state.collect()
 
     def _copy(self, values: dict[str, Any], device: torch.device | None) -> None:
-        copier = Copier(self._namespace, self.globals, self._storages, self._stays)
+        copier = Copier(self._namespace, self.globals, self.storages, self._stays)
         try:
             try:
                 copier.write(values)
             except Exception as error:  # noqa: BLE001  pickling runs the user's methods
                 raise self._refusal(values, error) from None
             homes, tracked = _homes(self._namespace, {**values, **copier.met}, device)
-            self._storages.copy(homes)
+            self.storages.copy(homes)
             try:
                 made = copier.read()
             except Exception as error:
@@ -115,11 +111,10 @@ class CopiedVariables:
             copier.clear()
         self.function = made.pop(_FUNCTION, None)
         self.globals.update(made)
-        self.nbytes, self.sent = self._storages.nbytes, self._storages.sent
+        self.nbytes, self.sent = self.storages.nbytes, self.storages.sent
 
     def _refusal(self, values: dict[str, Any], error: Exception) -> GpuError:
         """Return an error that names the variable that cannot be copied."""
-        name = next(iter(values))
         for name, value in values.items():
             copier = Copier(self._namespace, {}, StorageCopier(self._others), self._stays)
             try:

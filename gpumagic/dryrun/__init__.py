@@ -70,8 +70,7 @@ def dry_run(
     >>> gpumagic.dry_run(train_step, net, optimizer, X, y, on="RTX 4090").cards[0].fits
     True
     """
-    _check(function)
-    _refuse_jax(function, (args, kwargs))
+    _check(function, (args, kwargs))
     with torch_needed("dry_run"):
         from gpumagic.dryrun.follow_code import Subject, dry
         from gpumagic.dryrun.held_memory import target_of
@@ -90,7 +89,8 @@ def dry_run(
     return dry(Subject(space, reads, prepare, device, move, limit, cards))
 
 
-def _check(function: Any) -> None:
+def _check(function: Any, given: object) -> None:
+    """Refuse what cannot be followed. JAX's threads, for example, do not survive a fork."""
     if not callable(function):
         raise GpuError(
             f"dry_run takes a function to call, not {type(function).__name__}; type "
@@ -98,10 +98,6 @@ def _check(function: Any) -> None:
         )
     if inspect.iscoroutinefunction(function):
         raise GpuError("dry_run cannot follow an async function; give it one that awaits nothing")
-
-
-def _refuse_jax(function: Any, given: object) -> None:
-    """Refuse a call that uses JAX, whose threads do not survive a fork."""
     jax: Any = sys.modules.get("jax")
     arrays = () if jax is None else (jax.Array, jax.ShapeDtypeStruct)
     leaves = jax.tree.leaves(given) if arrays else []

@@ -27,15 +27,7 @@ from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.dataloader import DataLoader, _SingleProcessDataLoaderIter
 
 from gpumagic.dryrun.count_operators import Crossings
-from gpumagic.dryrun.fakes import (
-    NotKnown,
-    Stopped,
-    host_value,
-    is_real,
-    refusing,
-    set_data,
-    suspended,
-)
+from gpumagic.dryrun.fakes import NotKnown, Stopped, host_value, is_real, refusing, suspended
 from gpumagic.dryrun.held_memory import HeldMemory
 from gpumagic.ledger.entry import PRINT
 
@@ -157,6 +149,14 @@ def _nested(shape: Any) -> Any:
     return [_nested(shape[1:]) for _ in range(shape[0])]
 
 
+def _set_data(tensor: Any, new: Any) -> None:
+    """Run `tensor.data = new` for fakes, whose device torch would not change."""
+    with torch._C.DisableTorchFunction():
+        torch.Tensor.data.__set__(tensor, new)  # type: ignore[attr-defined]
+        tensor.fake_device = new.fake_device
+        tensor.constant = None
+
+
 _BY_NAME: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("item", "__bool__", "__float__", "__int__", "__index__"), Calls.item),
     **dict.fromkeys(("__repr__", "__str__", "__format__"), Calls.shown),
@@ -169,15 +169,10 @@ _BY_NAME: dict[str, Callable[..., Any]] = {
 }
 _ANSWERS = {getattr(Tensor, name): answer for name, answer in _BY_NAME.items()}
 _NAMES = {getattr(Tensor, name): name.strip("_") for name in _BY_NAME}
-_ANSWERS[Tensor.data.__set__] = lambda calls, func, args, *_: set_data(*args)  # type: ignore[attr-defined]
+_ANSWERS[Tensor.data.__set__] = lambda calls, func, args, *_: _set_data(*args)  # type: ignore[attr-defined]
 
 
-def install(
-    calls: Calls,
-    note: Callable[[str], object],
-    held: HeldMemory,
-    virtual: bool,
-) -> None:
+def install(calls: Calls, note: Callable[[str], object], held: HeldMemory, virtual: bool) -> None:
     """Replace functions that fail on fakes, for the rest of this process."""
 
     def left_out(name: str) -> Callable[..., object]:
@@ -195,10 +190,10 @@ def install(
 
     lazy = refusing("a lazy module has no dry run: its shapes are not known yet")
     replaced: list[tuple[Any, str, Any]] = [
-        (fake_tensor, "init_gpu_context", _nothing),
+        (fake_tensor, "init_gpu_context", lambda *device: None),
         (FakeTensor, "tolist", lambda self: calls.list_of(self, sys._getframe(1))),
         # `Module.to` and similar methods use this; torch's own fails for fake parameters.
-        (torch.utils, "swap_tensors", set_data),
+        (torch.utils, "swap_tensors", _set_data),
         *((kind, "__new__", lazy) for kind in (UninitializedParameter, UninitializedBuffer)),
         (DataLoader, "_get_iterator", _in_this_process),
         (os, "mkdir", left_out("making a folder")),  # a write to the folder ends the run
@@ -210,7 +205,7 @@ def install(
         # The code may have reset the peak.
         *((torch.cuda, f"max_memory_{kind}", not_known) for kind in ("allocated", "reserved")),
         # Without this, torch would skip its fused layers, since a function mode is active.
-        (torch.overrides, "has_torch_function", _nothing),
+        (torch.overrides, "has_torch_function", lambda *arguments: False),
     ]
     if virtual:
         # Virtual GPUs run the CPU's kernels, whose temporary tensors differ from CUDA's.
@@ -226,10 +221,6 @@ def install(
 
 def _named(device: Any) -> str:
     return f"cuda:{torch.cuda._utils._get_device_index(device, optional=True)}"
-
-
-def _nothing(*args: Any, **kwargs: Any) -> None:
-    pass
 
 
 # Samples that are read of each batch; the rest are assumed to be like these.

@@ -16,13 +16,8 @@ from typing import Any
 import torch
 import torch._meta_registrations
 from torch import Tensor
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensor,
-    UnsupportedFakeTensorException,
-    UnsupportedOperatorException,
-)
+from torch._subclasses import fake_tensor as fake
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -38,8 +33,8 @@ from gpumagic.virtual.scratch import IN_PARTS, rule_of, temporary_bytes
 C: Any = torch._C
 aten: Any = torch.ops.aten
 _Function = Callable[..., Any]
-_DEPENDS = (DataDependentOutputException, DynamicOutputShapeException)
-_NO_STAND_IN = (UnsupportedOperatorException, UnsupportedFakeTensorException)
+_DEPENDS = (fake.DataDependentOutputException, fake.DynamicOutputShapeException)
+_NO_STAND_IN = (fake.UnsupportedOperatorException, fake.UnsupportedFakeTensorException)
 _DEVICE: Any = torch.ops.prim.device.default
 _BETWEEN = (__package__, "torch._dynamo", "torch._compile", "torch._subclasses", "torch.utils._")
 _COLLECTIVES = ("c10d", "_c10d_functional", "_dtensor")
@@ -157,11 +152,19 @@ class Operators(TorchDispatchMode):
         if name in IN_PARTS:  # calling a missing kernel would end the process
             explicit = next((key for key in _EXPLICIT if _has_kernel(func.name(), key)), None)
             return None if explicit is None else partial(func._op_dk, explicit)
-        return _of_composite(func, name, args) if _is_composite(func) else None
+        if not _is_composite(func):
+            return None
+        on_cuda = _has_kernel(func.name(), "CUDA")
+        if on_cuda and name in _NETWORKS and args[0].device.type == "cuda":
+            return partial(func.redispatch, _CUDA)
+        whole = on_cuda or _has_kernel(func.name(), "CPU")
+        return None if whole else partial(func._op_dk, _COMPOSITE)
 
     def _replaced(self, func: Any, name: str, args: Any) -> tuple[Tensor, bool] | None:
         """Return the tensor that a real run would write into, and whether that is certain."""
-        number = _node()
+        node = C._current_autograd_node()
+        # Its name and number, since the node itself would keep tensors alive.
+        number = None if node is None else (node.name(), node._sequence_nr())
         if number != self._at_node:
             self._at_node, self._began = number, self._held.made
             self.backward |= number is not None
@@ -176,18 +179,9 @@ class Operators(TorchDispatchMode):
                 return first, certain
         # The engine adds a tensor's later gradients to the first one, which another node made,
         # unless that gradient is a view or expanded.
-        sums = overload == "add.Tensor" and not (of_node or torch.is_grad_enabled())
-        return (first, False) if sums and _is_whole(first) else None
-
-
-def _node() -> tuple[str, int] | None:
-    """Return the name and number of the running node; the node itself would keep tensors alive."""
-    node = C._current_autograd_node()
-    return None if node is None else (node.name(), node._sequence_nr())
-
-
-def _is_whole(tensor: Any) -> bool:
-    return not tensor._is_view() and tensor.nbytes == tensor.untyped_storage().nbytes()
+        if overload != "add.Tensor" or of_node or torch.is_grad_enabled() or first._is_view():
+            return None
+        return (first, False) if first.nbytes == first.untyped_storage().nbytes() else None
 
 
 # In these nodes of the graph torch writes into a tensor that the node has just created: zeros, a
@@ -217,14 +211,6 @@ _NETWORKS = frozenset(
 def _is_composite(func: Any) -> bool:
     of_aten = isinstance(func, torch._ops.OpOverload) and func.namespace == "aten"
     return of_aten and _has_kernel(func.name(), _COMPOSITE)
-
-
-def _of_composite(func: Any, name: str, args: Any) -> _Function | None:
-    on_cuda = _has_kernel(func.name(), "CUDA")
-    if on_cuda and name in _NETWORKS and args[0].device.type == "cuda":
-        return partial(func.redispatch, _CUDA)
-    whole = on_cuda or _has_kernel(func.name(), "CPU")
-    return None if whole else partial(func._op_dk, _COMPOSITE)
 
 
 def _no_stand_in(name: str, given: Any, error: Exception) -> str:

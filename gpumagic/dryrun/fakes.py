@@ -270,14 +270,6 @@ def suspended() -> Iterator[None]:
         yield
 
 
-def set_data(tensor: Any, new: Any) -> None:
-    """Run `tensor.data = new` for fakes, whose device torch would not change."""
-    with torch._C.DisableTorchFunction():
-        torch.Tensor.data.__set__(tensor, new)  # type: ignore[attr-defined]
-        tensor.fake_device = new.fake_device
-        tensor.constant = None
-
-
 def is_real(tensor: Tensor) -> bool:
     """Whether a tensor has data; tensors wrapped by `vmap` or `grad` are fakes already."""
     wrapped = _functorch.is_functorch_wrapped_tensor(tensor)

@@ -128,7 +128,8 @@ class _Following:
         keep_after_fork()
         subject, named, variables = self._subject, dict[str, Any](), _Variables({})
         confinement = Confinement()
-        mode = Fakes(partial(self._held.add, existing=True), self._tracked)
+        earlier = "this backward pass goes on into an earlier cell's graph, which is not followed"
+        mode = Fakes(partial(self._held.add, existing=True), partial(self.note, earlier))
         mode.take_over([*subject.reads, *subject.namespace.items()])
         self._held.begin()
         go = subject.prepare(self.note)
@@ -221,9 +222,6 @@ class _Following:
             count, limit = self._operators.count, self._subject.limit
             reason = f"the time limit of {limit:g} s, after {count} operators"
             raise Stopped(reason, innermost(frame))
-
-    def _tracked(self) -> None:
-        self.note("this backward pass goes on into an earlier cell's graph, which is not followed")
 
     # -- after it
     def _mismatches(self) -> tuple[Mismatch, ...]:

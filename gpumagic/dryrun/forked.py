@@ -114,22 +114,18 @@ def _detach(keep: int) -> None:
     except OSError:  # not on Linux: at least the standard streams
         descriptors = {0, 1, 2}
     for descriptor in descriptors - {keep, nowhere}:
-        _detach_descriptor(descriptor, nowhere)
-    _unshare_memory()
-
-
-def _detach_descriptor(descriptor: int, nowhere: int) -> None:
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                os.dup2(nowhere, descriptor, inheritable=False)
+                continue
+            # A reopened file has its own position.
+            own = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY)
+            os.lseek(own, os.lseek(descriptor, 0, os.SEEK_CUR), os.SEEK_SET)
+            os.dup2(own, descriptor, inheritable=False)
+            os.close(own)
+        except OSError:  # the listing's own descriptor, closed by now, or an unreadable file
             os.dup2(nowhere, descriptor, inheritable=False)
-            return
-        # A reopened file has its own position.
-        own = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY)
-        os.lseek(own, os.lseek(descriptor, 0, os.SEEK_CUR), os.SEEK_SET)
-        os.dup2(own, descriptor, inheritable=False)
-        os.close(own)
-    except OSError:  # the listing's own descriptor, closed by now, or an unreadable file
-        os.dup2(nowhere, descriptor, inheritable=False)
+    _unshare_memory()
 
 
 def _unshare_memory() -> None:

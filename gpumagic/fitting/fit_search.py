@@ -90,8 +90,14 @@ class Search:
             # The code may fail only at the first value, as BatchNorm does at 1.
             self.notes[f"{self.name} = {first} raises {self._ended[first]}"] = None
             self.values, unknown = self.values[1:], False
+        if unknown and dry:
+            raise GpuError(f"a dry run cannot tell: {self._ended[first]}")
         if unknown:
-            self._run_only(self._ended[first], dry)
+            self._predicted.clear()
+            self.trains = None
+            self.notes[f"found by runs alone, since a dry run ends at {self._ended[first]}"] = None
+            ((_, room),) = self._rooms.values()
+            largest(self.values, self._run, room, near=self._near, from_below=True)
             return
         for _, room in self._rooms.values():
             largest(self.values, self._predict, room, near=self._near)
@@ -99,16 +105,6 @@ class Search:
             self._confirm()
         for found in self.found():
             self._say_what_is_open(found.value)
-
-    def _run_only(self, why: str, dry: bool) -> None:
-        """Search by runs alone."""
-        if dry:
-            raise GpuError(f"a dry run cannot tell: {why}")
-        self._predicted.clear()
-        self.trains = None
-        self.notes[f"found by runs alone, since a dry run ends at {why}"] = None
-        ((_, room),) = self._rooms.values()
-        largest(self.values, self._run, room, near=self._near, from_below=True)
 
     def _confirm(self) -> None:
         """Run the predicted value, then adjust the value by the measured bytes."""

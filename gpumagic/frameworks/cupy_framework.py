@@ -1,7 +1,6 @@
 """Support CuPy: real GPUs, arrays and the memory pool. CuPy makes no implicit copies."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import cupy
@@ -48,19 +47,15 @@ class CuPy(ArrayFramework):
     def make_virtual(self, count: int) -> None:
         raise GpuError("CuPy has no virtual GPUs, it needs real ones; NumPy has the same functions")
 
-    @contextmanager
-    def place(self, device: Device, **options: Any) -> Iterator[None]:
-        with self.own(device):
-            yield
+    def place(self, device: Device, **options: Any) -> AbstractContextManager[object]:
+        its: AbstractContextManager[object] = self.own(device)
+        return its
 
     def is_array(self, value: object) -> bool:
         return isinstance(value, cupy.ndarray)
 
     def where(self, array: Any) -> str:
         return f"cuda:{array.device.id}"
-
-    def nbytes(self, array: Any) -> int:
-        return int(array.nbytes)
 
     def bring(self, array: Any, device: Device, *, committed: bool = True) -> Any:
         with self.own(device):

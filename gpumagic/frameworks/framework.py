@@ -162,6 +162,7 @@ class Framework(Protocol):
 
     def nbytes(self, array: Any) -> int:
         """Return the bytes of an array's data."""
+        return nbytes_of(array)
 
     def move(
         self,

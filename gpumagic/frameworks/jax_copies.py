@@ -8,9 +8,6 @@ compiled ahead of time. On virtual GPUs, as on real ones, only the first read of
 Compiled programs, including all functions of `jax.numpy`, are called from C++ without Python. So
 during counting, a call that moves data is not cached in C++ and passes through Python each time.
 Calls that move nothing are cached as usual, and no program is compiled again.
-
-`JaxCopies.patch` replaces private parts of JAX 0.10. If one is missing, `count` raises `GpuError`
-and patches nothing.
 """
 
 import ctypes
@@ -131,7 +128,7 @@ class JaxCopies(CopyCounting):
         self._read: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
     def patch(self, stack: ExitStack) -> None:
-        """Patch JAX until `stack` is closed; GpuError if its private parts differ."""
+        """Patch JAX until `stack` is closed; GpuError if its private parts are not JAX 0.10's."""
         try:
             self._patch(stack)
         except (ImportError, AttributeError, KeyError) as error:
@@ -223,7 +220,10 @@ class JaxCopies(CopyCounting):
         if call is None or not shards:
             return None
         copies = [_Copy(device, None, nbytes, array) for device, nbytes in shards]
-        operator, asked = _reading(call)
+        operator, asked = "device_get", True
+        if call.function not in _PUTTING:
+            asked = call.user is not None and called(*in_cell(call.user)) in _READING
+            operator = "asarray" if asked else "value"
         if array.size == 1 and operator != "device_get":
             return self._counted("wait", "item", call, copies, False)
         return self._counted("copy", operator, call, copies, asked)
@@ -264,14 +264,6 @@ class JaxCopies(CopyCounting):
         if count.destination == "cpu":
             return "copy it first: jax.device_get(x)"
         return f"bring it there first: {put_call(count.destination, count.names)}"
-
-
-def _reading(call: Call) -> tuple[str, bool]:
-    """Return the operator that reads an array, and whether the read is explicit."""
-    if call.function in _PUTTING:
-        return "device_get", True
-    asked = call.user is not None and called(*in_cell(call.user)) in _READING
-    return "asarray" if asked else "value", asked
 
 
 def _name(count: Count, array: Any, user: FrameType | None) -> None:

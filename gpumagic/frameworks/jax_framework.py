@@ -27,7 +27,7 @@ from gpumagic.errors import GpuError
 from gpumagic.frameworks.array_framework import ArrayFramework, arrays_in, failures, operands
 from gpumagic.frameworks.framework import Place, Pool, Split, replace, too_late
 from gpumagic.frameworks.jax_copies import JaxCopies, as_code, can_be_put
-from gpumagic.mismatch.explanation import Edit, Explanation, Fix, Operand, expression, total
+from gpumagic.mismatch.explanation import Edit, Explanation, Operand, expression, total
 from gpumagic.usercode.frames import FailedFrame, statement
 from gpumagic.usercode.values import MISSING
 
@@ -141,10 +141,6 @@ class Jax(ArrayFramework):
         if on_host and own[0].platform != "cpu":
             return "cpu"
         return " + ".join(map(self.name_of, own))
-
-    def nbytes(self, array: Any) -> int:
-        size: int = array.size * array.dtype.itemsize
-        return size
 
     def bring(self, array: Any, device: Device, *, committed: bool = True) -> Any:
         """Return a copy on `device`, committed or not; the array itself if it is there already."""
@@ -315,19 +311,12 @@ def _explained(
     rows = [_row(part, frame, arrays, where[part], part in odd) for part, arrays in parts.items()]
     fix = None
     if "+" not in target and not {*odd} & {*stays}:
-        fix = _fix(frame, node, odd, target, total(row.nbytes for row in rows if row.odd))
+        stmt: Any = statement(node)
+        edit = Edit(frame, stmt, [] if frame.scope.name("jax") is jax else ["import jax"])
+        put = as_code(target)
+        edit.replaced += [(part, f"jax.device_put({frame.text(part)}, {put})") for part in odd]
+        fix = edit.fix(total(row.nbytes for row in rows if row.odd))
     return Explanation(*expression(frame, node), tuple(dict.fromkeys(rows)), fix, _REASON)
-
-
-def _fix(
-    frame: FailedFrame, node: ast.AST, odd: Sequence[ast.expr], target: str, nbytes: int | None
-) -> Fix | None:
-    """Write `jax.device_put` around the odd operands."""
-    stmt: Any = statement(node)
-    edit = Edit(frame, stmt, [] if frame.scope.name("jax") is jax else ["import jax"])
-    put = as_code(target)
-    edit.replaced += [(part, f"jax.device_put({frame.text(part)}, {put})") for part in odd]
-    return edit.fix(nbytes)
 
 
 def _stays(part: ast.expr, node: ast.AST, frame: FailedFrame, devices: Counter[str]) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 from gpumagic import faults
 from gpumagic.device import CPU, Device, cuda_state, resolve_one
@@ -21,7 +21,7 @@ from gpumagic.frameworks.framework import Framework, FrameworksOn, device_of
 from gpumagic.frameworks.known import Needed, holds, imported
 from gpumagic.mismatch.explanation import Explanation
 from gpumagic.moving.moved import Moves, all_of
-from gpumagic.usercode.files import name_in, unseen
+from gpumagic.usercode.files import P, R, name_in, unseen
 from gpumagic.usercode.values import Step, class_name, is_tensor, own, parts_of, walk
 from gpumagic.usercode.variables import own_variables
 
@@ -114,8 +114,18 @@ def where(value: object) -> str:
     found = _device(value)
     if found is not None:
         return found
-    found_within = {each for array in _arrays(value) for each in array.split(" + ")}
-    devices = sorted(found_within, key=lambda each: (each == "cpu", len(each), each))
+    within: set[str] = set()
+
+    def into(value: Any) -> Iterable[tuple[Step, Any]]:
+        if (device := _device(value)) is not None:
+            within.update(device.split(" + "))
+            return ()
+        split = FrameworksOn(CPU, tuple(known.in_use())).parts(value)
+        return parts_of(value) if split is None else (((".", ""), part) for part in split[0])
+
+    for _ in walk([((), value)], into):
+        pass
+    devices = sorted(within, key=lambda each: (each == "cpu", len(each), each))
     if not devices:
         kind = class_name(type(value))
         raise GpuError(
@@ -131,22 +141,6 @@ def _device(value: Any) -> str | None:
         if framework.is_array(value):
             return framework.where(value)
     return device_of(value)
-
-
-def _arrays(value: Any) -> list[str]:
-    """Return the devices of all arrays within, following containers and objects."""
-    found: list[str] = []
-
-    def into(value: Any) -> Iterable[tuple[Step, Any]]:
-        if (device := _device(value)) is not None:
-            found.append(device)
-            return ()
-        split = FrameworksOn(CPU, tuple(known.in_use())).parts(value)
-        return parts_of(value) if split is None else (((".", ""), part) for part in split[0])
-
-    for _ in walk([((), value)], into):
-        pass
-    return found
 
 
 def move(value: object, where: object) -> Moves:
@@ -252,10 +246,6 @@ def explained_at_once() -> Iterator[None]:
 
 
 _LATER = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
 _entered: ContextVar[tuple[tuple["on", ExitStack], ...]] = ContextVar("gpumagic_on", default=())
 """Contexts that this thread or task has entered, each with the stack that ends it."""
 

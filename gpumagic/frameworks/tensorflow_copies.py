@@ -5,9 +5,6 @@ lives, so each tensor counts once per device. A copy is implicit if TensorFlow's
 "explicit" would refuse it, or if an operator converts a NumPy array; `tf.identity` and batches of
 `tf.data` are explicit. Each call of a `tf.function` copies its operands and the variables
 that it has captured, if they are on another device. docs/frameworks.md lists unseen copies.
-
-These private parts are patched and restored: callbacks of `op_callbacks`, `_numpy` of tensors,
-`convert_to_eager_tensor` and `TFE_Py_FastPathExecute`.
 """
 
 import sys

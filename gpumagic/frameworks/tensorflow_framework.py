@@ -2,9 +2,6 @@
 
 Virtual GPU k is logical device k + 1 of the CPU: `tf.device("/GPU:1")` and lists of `tf.config` are
 patched to return it, as long as there are virtual GPUs. TensorFlow itself rejects a missing GPU.
-
-The private `context.context()` is used to set the device between two hooks, since a `with` cannot
-span them.
 """
 
 from __future__ import annotations

@@ -21,17 +21,7 @@ from gpumagic.frameworks.framework import Framework
 from gpumagic.frameworks.known import counted_here
 from gpumagic.ledger import ledger_view
 from gpumagic.ledger.attribute import refusal
-from gpumagic.ledger.entry import (
-    DISPLAY,
-    PRINT,
-    USER,
-    Count,
-    Ledger,
-    Tally,
-    kinds,
-    locate,
-    of_thread,
-)
+from gpumagic.ledger.entry import DISPLAY, PRINT, Count, Ledger, Tally, locate, of_thread
 from gpumagic.usercode.files import in_cell, is_ours, module_of
 
 
@@ -138,7 +128,7 @@ class Call(NamedTuple):
     def library(self) -> str:
         """The module of the calling library; empty if the user's code called."""
         file = "" if self.inner is None else self.inner.f_code.co_filename
-        return module_of(file) if not self.via and kinds[file] != USER else ""
+        return "" if self.via else module_of(file)
 
 
 @dataclass(eq=False)

@@ -170,7 +170,7 @@ def _run(
         trial.set_up()
         if isinstance(side, torch.dtype):
             torch.set_default_dtype(side)
-            for tensor in trial.copies.tensors():
+            for tensor in trial.copies.storages.tensors():
                 if tensor.is_floating_point():
                     tensor.data = tensor.data.to(side)
         with recorder:
