@@ -22,7 +22,6 @@ from gpumagic.memory.oom_trials import CodeTrial, Trials
 from gpumagic.memory.out_of_memory import Lever, OutOfMemory
 from gpumagic.memory.smaller_batch import smaller
 from gpumagic.memory.written_forms import forms
-from gpumagic.moving.move import optimizers_in
 from gpumagic.usercode.files import UserLine, innermost_of, shell, user_namespace
 from gpumagic.usercode.frames import RestOfCode, failed_frames, stored
 from gpumagic.usercode.values import is_module, is_tensor, own, torch_here
@@ -352,10 +351,13 @@ def _one_shape(s: OutOfMemoryState, known: dict[str, Any]) -> Iterator[tuple[str
 
 def frozen(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose `requires_grad_(False)` for a model that none of the optimizers trains."""
+    if t.best is None:
+        return
+    from gpumagic.moving.move import optimizers_in  # it needs torch
+
     optimizers = [each for _, each in optimizers_in(s.namespace)]
     trained = {id(p) for each in optimizers for group in each.param_groups for p in group["params"]}
-    read = s.read | s.rests[-1].read_anywhere if trained and t.best is not None else set()
-    for name in sorted(read):
+    for name in sorted(s.read | s.rests[-1].read_anywhere) if trained else ():
         model: Any = s.namespace.get(name)
         learns = is_module(model) and [p for p in model.parameters() if p.requires_grad]
         if learns and trained.isdisjoint(map(id, learns)):
