@@ -97,7 +97,7 @@ def _reason(s: OutOfMemoryState, t: Trials) -> str:
     if trial is None or trial.need is None:
         rows = s.device.holders[:1]
         most = "".join(f", the most by {row.path} ({size(row.nbytes)})" for row in rows)
-        left = f"; {size(s.short_by)} more must be free" if s.short_by > 0 else ""
+        left = f"; this request alone lacks {size(s.short_by)}" if s.short_by > 0 else ""
         return f"{size(s.device.allocated)} are in use{most}{left}"
     if trial.grows_much:
         line, grows = trial.rest.loops[0].lineno, size(trial.need.grows)
@@ -225,9 +225,12 @@ def other_gpu(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 
 # -- memory that each pass of a loop keeps
 _DETACHED = "keep `.item()` of a number or `.detach()` in `{}`, not results with their graphs"
-_KEPT = {
-    "clone": "keep `.clone()` in `{}`: views keep all of the tensor that they are a part of",
-    "cpu": "keep `.cpu()` of the tensors in `{}`, if RAM has room",
+_KEPT: dict[str, Callable[[Any], Any]] = {
+    "keep `.clone()` in `{}`: views keep all of the tensor that they are a part of": methodcaller(
+        "clone"
+    ),
+    "keep `.cpu()` of the tensors in `{}`, if RAM has room": methodcaller("cpu"),
+    "keep `.detach().cpu()` of the tensors in `{}`": lambda tensor: tensor.detach().cpu(),
 }
 _BACKWARD = "call `.backward()` in each pass, on what the pass adds to `{}`, not later"
 
@@ -268,9 +271,11 @@ def _kept(
         keep = (name,), lambda cached: cached.cache_clear() or cached
         yield from _helps(trial, f"`{name}.cache_clear()` after each pass", whole, whole, keep=keep)
     elif name and not _needs_graph(s, trial, name):
-        for method, do in _KEPT.items():
-            keep = (name,), partial(_each_tensor, methodcaller(method))
-            yield from _helps(trial, do.format(name), grown=whole, keep=keep)
+        for do, change in _KEPT.items():
+            keep = (name,), partial(_each_tensor, change)
+            if found := [*_helps(trial, do.format(name), grown=whole, keep=keep)]:
+                yield from found
+                return
 
 
 def _needs_graph(s: OutOfMemoryState, trial: CodeTrial, name: str) -> bool | None:
@@ -325,14 +330,18 @@ def other_values(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     known = t.best.names if t.best is not None else {}
     for do, names in [*_one_shape(s, known)]:
         yield from _helps(t.best, do, names=names)
+    code, less = list[str](), dict[str, Any]()  # all at once: torch mixes no dtypes
     for name in sorted(known.keys() & (s.read | s.rests[-1].read_anywhere)):
         value = known[name]
         if type(value).__name__ == "ndarray" and str(value.dtype) == "float64":
-            do = f'`{name}.astype("float32")`: float64 takes twice the memory'
-            yield from _helps(t.best, do, names={name: type(value)(value.shape, "float32")})
+            code.append(f'`{name}.astype("float32")`')
+            less[name] = type(value)(value.shape, "float32")
         elif is_tensor(value) and value.dtype == torch_here().float64 and value.nbytes < _SMALL:
-            do = f"`{name}.float()`: float64 takes twice the memory"
-            yield from _helps(t.best, do, names={name: value.float()})
+            code.append(f"`{name}.float()`")
+            less[name] = value.float()
+    if code:
+        do = f"{' and '.join(code)}: float64 takes twice the memory"
+        yield from _helps(t.best, do, names=less)
 
 
 def _one_shape(s: OutOfMemoryState, known: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -360,6 +360,7 @@ class OutOfMemoryState:
         read |= self.read if rest.frame.at_top else set()
         kinds = {name: type(rest.frame.scope.name(name)) for name in read}
         made = {name for name in read if issubclass(kinds[name], (list, dict, set))}
+        made |= {name for name in read if hasattr(kinds[name], "cache_clear")}
         by_name = {self.local(rest.frame, name) for name in made | stored(rest.loops[0])}
         nameless = self._exception, self.handled, _ON_THEIR_WAY
         named = [row for row in self.device.holders if row.path not in nameless]

@@ -98,8 +98,9 @@ def forms(rest: RestOfCode) -> Iterator[Form]:
                 yield from reader.replaced(node, reader.filled(new))
         reader = _Reader(rest.frame, block, at)
         if isinstance(node, ast.Call) and (more := _MORE.get(reader.call(node, at)[0])):
-            added = [*node.keywords, *_expression(f"f({more})").keywords]
-            yield from reader.replaced(node, ast.Call(node.func, node.args, added))
+            (new,) = _expression(f"f({more})").keywords
+            given = [word for word in node.keywords if word.arg != new.arg]
+            yield from reader.replaced(node, ast.Call(node.func, node.args, [*given, new]))
     if block and rest.loops:
         yield from _Reader(rest.frame, block, first).collected(rest.loops[0])
 

@@ -45,7 +45,7 @@ _PLACED = re.compile(r"\s*%%ongpu\b\s*(?:cuda:|/?gpu:)?([^\s?]*)")
 _PLACES_ITSELF = re.compile(r"\s*%%(?:ongpu|gpu\w+)\b")
 _SAYS_CPU = re.compile(r"""\.cpu\(|["']cpu["']""")
 _NUMPY = "NumPy works in the host's memory only, so the values must be copied there"
-_HOST = "it is read on the host, before the work starts"
+_HOST = "this argument must be on the CPU, where it is read"
 _INDEX = "an index must be on the CPU or on the same device as what it indexes"
 _DICT = "a dict does not move with the model: move each of its tensors"
 
@@ -234,6 +234,6 @@ def _brought(leaves: tuple[Part, ...]) -> str | None:
         if origin and others == {str(origin.device)} and part.device:
             return (
                 f"{origin.cell or 'a cell'} moved {part.text} to {part.device}; "
-                "%ongpu home undoes that, and --back in that cell avoids it"
+                "%ongpu home undoes that, and --back on its %%ongpu line avoids it"
             )
     return None

@@ -12,8 +12,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import nn
-
 from gpumagic.mismatch.explanation import (
     NEAR,
     Edit,
@@ -21,7 +19,6 @@ from gpumagic.mismatch.explanation import (
     around,
     before_loops,
     bracketed,
-    can_precede,
     total,
 )
 from gpumagic.mismatch.operand import Part, Reader, device_of, full
@@ -36,6 +33,7 @@ from gpumagic.mismatch.operation import (
 )
 from gpumagic.mismatch.sources import (
     before_transfer,
+    can_be_bound,
     is_leaf,
     maker_of,
     moving,
@@ -77,12 +75,22 @@ def choose(found: Operation, message: Message, frames: list[FailedFrame]) -> Cho
         read = _read_on_host(found.node, tensors)
         return Choice("cpu", read, to_host=True) if read else None
     first = f"cuda:{leaves[0].value.device_ids[0]}" if message.kind == "replicas" else None
-    first = leaves[0].device if indexed else first
+    first = _of_indexed(found) if indexed else first
     target = first or _written_on(found, frames) or _heaviest(leaves)
     odd = [part for part in leaves if part.devices != (target,)]
     if indexed:  # an index on the CPU is always allowed
         odd = [part for part in odd if part is leaves[0] or part.device != "cpu"]
     return Choice(target, tuple(odd)) if odd else None
+
+
+def _of_indexed(found: Operation) -> str | None:
+    """Return the device of an indexed tensor; its indices' GPU if the result is needed there."""
+    indexed, *indices = found.parts
+    gpus = [part for part in indices if part.device not in ("cpu", None)]
+    there = gpus and indexed.device == "cpu" and indexed is not found.fixed
+    if there and also_needed(found.reader.frame, found.node, gpus, "cpu"):
+        return gpus[0].device
+    return indexed.device
 
 
 def _read_on_host(node: ast.AST, leaves: tuple[Part, ...]) -> tuple[Part, ...]:
@@ -111,7 +119,7 @@ def _written_on(found: Operation, frames: list[FailedFrame]) -> str | None:
     if (
         all(maker_of(part, moved, found) for part in made)
         or owner_of(fixed, frames, gpu)
-        or (lasts and stmt is not None and _can_be_bound(fixed, frame, stmt, True))
+        or (lasts and stmt is not None and can_be_bound(fixed, frame, stmt, True))
     ):
         return None
     return fixed.device
@@ -243,7 +251,8 @@ def write_fix(site: Site, above: Site, choice: Choice) -> Fix | None:
         return _move(above, choice)
     if choice.to_host:
         # Code that reads one argument on the host reads all; a check of one reads that one.
-        given = _on_gpus(above) if _on_gpus(site) == site.odd else above.odd
+        whole, text = _on_gpus(site) == site.odd, above.frame.text
+        given = _on_gpus(above) if whole else [p for p in above.odd if text(p.node) == p.text]
         climbed = above is not site and all(part in given for part in above.odd)
         return _move(replace(above, odd=given) if climbed else site, choice)
     fix = _make_there(site, choice.target)
@@ -335,7 +344,7 @@ def _before(site: Site, *, once: bool) -> ast.stmt | None:
     start = before_loops(site.frame, stmt, [ast.unparse(part.node) for part in moved])
     start = stmt if _of_each_turn(site) else start
     fixed = site.at.fixed
-    once = once and all(_can_be_bound(part, site.frame, start, part is fixed) for part in moved)
+    once = once and all(can_be_bound(part, site.frame, start, part is fixed) for part in moved)
     return start if once else stmt
 
 
@@ -346,7 +355,7 @@ def _ways(site: Site, stmt: ast.stmt, *, to_host: bool) -> tuple[list[Part], lis
     for part in [*site.odd, *site.extra]:
         may_stand = part is not site.at.fixed and hasattr(part.node, "lineno")
         stands = once and may_stand and part.kind != "module" and (to_host or not is_leaf(part))
-        if not stands and _can_be_bound(part, site.frame, stmt, part is site.at.fixed):
+        if not stands and can_be_bound(part, site.frame, stmt, part is site.at.fixed):
             above.append(part)
         elif may_stand:
             standing.append(part)
@@ -386,39 +395,10 @@ def _stays(part: Part, frame: FailedFrame, stmt: ast.stmt) -> bool:
     return frame.parameters[:1] == ("ctx",) and part.text in frame.parameters
 
 
-def _can_be_bound(part: Part, frame: FailedFrame, stmt: ast.stmt, written: bool = False) -> bool:
-    """Whether a line above can bind the operand's name again without running the user's setters.
-
-    An item of a list or dict is bound again only if the operation writes to it.
-    """
-    node, value = part.node, part.value
-    if in_own_scope(node) or not can_precede(frame, stmt):
-        return False
-    if part.kind == "module":
-        return value is not None
-    if is_leaf(part):
-        turns = {name for loop in loops_around(stmt) for name in stored(loop)}
-        return frame.at_top and isinstance(node, ast.Name) and node.id not in turns
-    if part.kind not in ("tensor", "object"):
-        return False
-    if isinstance(node, ast.Attribute):
-        return _can_be_set(frame.scope.value(node.value), node.attr)
-    if isinstance(node, ast.Subscript) and written:
-        return type(frame.scope.value(node.value)) in (list, dict)
-    own_names = (*frame.code.co_varnames, *frame.code.co_cellvars)
-    named = isinstance(node, ast.Name) and part.text == node.id
-    return named and (frame.at_top or part.text in own_names)
-
-
-def _can_be_set(owner: Any, name: str) -> bool:
-    setter: Any = type(owner).__setattr__
-    plain = setter in (object.__setattr__, nn.Module.__setattr__)
-    return plain and name in {**own(owner), **own(owner).get("_buffers", {})}
-
-
 def _moved(part: Part, site: Site, device: str, choice: Choice) -> list[tuple[ast.AST, str]]:
     """Return the edits that move an operand in place, and at its uses in the next few lines."""
-    near = _uses_near(part, site, device) if part.kind == "tensor" and not choice.to_host else []
+    again = part.kind in ("tensor", "made") and not choice.to_host
+    near = _uses_near(part, site, device) if again else []
     if part not in site.odd and part.node not in ast.walk(site.at.node):
         return near
     if part.factory:
@@ -443,7 +423,7 @@ def _uses_near(part: Part, site: Site, device: str) -> list[tuple[ast.AST, str]]
     itself = {id(n) for n in ast.walk(part.node)} if part in site.odd else set()
     lines, found = range(stmt.lineno, stmt.end_lineno + NEAR + 1), list[ast.expr]()
     for use in uses(function_of(stmt) or stmt, part.key):
-        parent = next(p for p in parents(use) if not isinstance(p, ast.keyword))
+        parent = next(p for p in parents(use) if not isinstance(p, (ast.keyword, ast.Subscript)))
         clashes = isinstance(parent, OPERATIONS) and wants_one_device(parent, Reader(site.frame))
         if clashes and use.lineno in lines and id(use) not in itself:
             found.append(use)

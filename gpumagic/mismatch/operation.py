@@ -257,11 +257,12 @@ def _with_gone(leaves: list[Part], located: list[Part], named: frozenset[str]) -
     if any(part.factory for part in gone):  # a module such as `nn.MSELoss()` has no tensors
         gone = [part for part in gone if part.kind != "module"]
     rest = tuple(d for d in named if not agree(frozenset([d]), _devices(located)))
-    if not located or len(gone) != 1 or len(rest) != 1:
+    alike = len(gone) == 1 or all(part.factory for part in gone)  # created without a device
+    if not (located and gone and alike and len(rest) == 1):
         return ()
-    kind = "module" if gone[0].kind == "module" else "made"
-    found = [*located, replace(gone[0], kind=kind, devices=rest)]
-    order = [part.node for part in leaves]
+    kinds = ["module" if part.kind == "module" else "made" for part in gone]
+    found = [replace(g, kind=kind, devices=rest) for g, kind in zip(gone, kinds, strict=True)]
+    found, order = [*located, *found], [part.node for part in leaves]
     return tuple(sorted(found, key=lambda part: order.index(part.node)))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gpumagic.mismatch.explanation import Fix, Operand, around
+from gpumagic.mismatch.explanation import Fix, Operand, around, can_precede
 from gpumagic.mismatch.operand import (
     FACTORIES,
     NAMED,
@@ -24,7 +24,15 @@ from gpumagic.mismatch.operand import (
     is_torch,
 )
 from gpumagic.mismatch.operation import Operation, meets, named_in, nodes_around, storages
-from gpumagic.usercode.frames import FailedFrame, function_of, loops_around, statement, uses
+from gpumagic.usercode.frames import (
+    FailedFrame,
+    function_of,
+    in_own_scope,
+    loops_around,
+    statement,
+    stored,
+    uses,
+)
 from gpumagic.usercode.values import MISSING, contents, of_function, own
 
 # Statements that register a value (module, name, value) so that `.to()` moves it. Buffers are not
@@ -116,12 +124,14 @@ def owner_of(part: Part, frames: list[FailedFrame], target: str) -> tuple[Failed
     mine = all(each is part or each.kind == "tensor" for each in named)  # no module's result
     wanted = {memory for each in named for memory in storages(each.value) if mine}
     for frame in reversed(frames if wanted else []):
-        for node in _names_around(frame):
+        # A global name means the same module in the cell that calls the function.
+        name = [ast.Name(part.text, ast.Load())] if part.kind == "module" else []
+        for node in [*_names_around(frame), *(n for n in name if n.id.isidentifier())]:
             module = frame.scope.value(node)
             tensors = moving_tensors(module) if issubclass(type(module), nn.Module) else []
             devices = {full(tensor.device) for tensor in tensors}
             if wanted <= storages(tensors) and devices <= {*part.devices, target}:
-                return frame, describe(module, node, frame.text(node))[0]
+                return frame, describe(module, node, ast.unparse(node))[0]
     return None
 
 
@@ -210,6 +220,36 @@ def with_keyword(node: ast.Call, frame: FailedFrame, keyword: str) -> tuple[ast.
     """Return a call and its text with one more argument."""
     inside = frame.text(node)[:-1].rstrip().rstrip(",")
     return node, f"{inside}{'' if inside.endswith('(') else ', '}{keyword})"
+
+
+def can_be_bound(part: Part, frame: FailedFrame, stmt: ast.stmt, written: bool = False) -> bool:
+    """Whether a line above can bind the operand's name again without running the user's setters.
+
+    An item of a list or dict is bound again only if the operation writes to it.
+    """
+    node, value = part.node, part.value
+    if in_own_scope(node) or not can_precede(frame, stmt):
+        return False
+    if part.kind == "module":
+        return value is not None
+    if is_leaf(part):
+        turns = {name for loop in loops_around(stmt) for name in stored(loop)}
+        return frame.at_top and isinstance(node, ast.Name) and node.id not in turns
+    if part.kind not in ("tensor", "object"):
+        return False
+    if isinstance(node, ast.Attribute):
+        return _can_be_set(frame.scope.value(node.value), node.attr)
+    if isinstance(node, ast.Subscript) and written:
+        return type(frame.scope.value(node.value)) in (list, dict)
+    own_names = (*frame.code.co_varnames, *frame.code.co_cellvars)
+    named = isinstance(node, ast.Name) and part.text == node.id
+    return named and (frame.at_top or part.text in own_names)
+
+
+def _can_be_set(owner: Any, name: str) -> bool:
+    setter: Any = type(owner).__setattr__
+    plain = setter in (object.__setattr__, nn.Module.__setattr__)
+    return plain and name in {**own(owner), **own(owner).get("_buffers", {})}
 
 
 def row(part: Part, odd: bool) -> Operand:

@@ -40,8 +40,8 @@ from gpumagic.usercode.files import label, source_of
 from gpumagic.usercode.frames import FailedFrame, statement
 
 _STATE = (
-    "the optimizer made its state before the model moved; move the model first, then make the "
-    "optimizer or load its state"
+    "the optimizer's state was made before the model moved, and stayed; loading its own state "
+    "moves it to the parameters (or move the model before the first step)"
 )
 _FILE = "the file holds tensors of a GPU that is not here; load them to the CPU, then move"
 _WORKERS = (
@@ -61,7 +61,7 @@ def special_cause(found: list[FailedFrame], message: Message) -> Explanation | N
     if message.kind == "worker":
         return _for_worker(found)
     missing = message.kind in ("load", "ordinal")
-    return _for_missing(found[0]) if missing else _for_optimizer(found)
+    return _for_missing(found[0], message.kind) if missing else _for_optimizer(found)
 
 
 def _in_statement(frame: FailedFrame, kind: type) -> list[tuple[str, Any]]:
@@ -122,7 +122,7 @@ def _away(optimizer: Optimizer, parameters: list[Tensor]) -> list[Tensor]:
     return [t for p, t in tensors if t.device != p.device]
 
 
-def _for_missing(frame: FailedFrame) -> Explanation | None:
+def _for_missing(frame: FailedFrame, kind: str) -> Explanation | None:
     """Explain a missing GPU: the fix names the last existing GPU, or the CPU to load a file."""
     node, last = frame.failed, torch.cuda.device_count() - 1
     if not isinstance(node, ast.Call):
@@ -136,6 +136,9 @@ def _for_missing(frame: FailedFrame) -> Explanation | None:
             fix, there = edit.fix(None) if edit else None, there_is(here(memory=False))
             why = f"{frame.text(each)} is no GPU here: {there}"
             return Explanation(*expression(frame, node), (), fix, why)
+    if kind == "ordinal":  # an f-string, or a library's own number
+        why = f"this names a GPU that is not here: {there_is(here(memory=False))}"
+        return Explanation(*expression(frame, node), (), None, why)
     return _with_argument(node, frame, "map_location", '"cpu"', _FILE)
 
 

@@ -398,6 +398,35 @@ SITUATIONS = [
         '`a.astype("float32")`',
     ),
     Notebook(
+        "outputs with their graphs in a dictionary of lists",
+        [
+            "from collections import defaultdict\nhistory = defaultdict(list)\n"
+            "net, x = nn.Linear(64, 2**12).cuda(), torch.ones(64, 64, device='cuda')"
+        ],
+        "for n in range(100):\n    history['p'].append(net(x).softmax(1))",
+        "keep `.detach().cpu()` of the tensors in `history`",
+    ),
+    Notebook(
+        "a checkpoint that is mapped to the GPU",
+        [
+            MODEL,
+            "import io\nfile = io.BytesIO()\ntorch.save(model.state_dict(), file)\nfile.seek(0)",
+        ],
+        "state = torch.load(file, map_location='cuda')",
+        "`state = torch.load(file, map_location='cpu')`",
+    ),
+    Notebook(
+        "a cache of masks and a name that is bound again",
+        [
+            "import functools\n@functools.lru_cache(maxsize=None)\ndef mask(n):\n"
+            "    return torch.full((n, n), -1.0, device='cuda').triu(1)\n"
+            "q = torch.ones(1, 2000, 16, device='cuda')"
+        ],
+        "for n in range(200, 2000, 50):\n    s = q[:, :n] @ q[:, :n].transpose(1, 2)\n"
+        "    s = s + mask(n)\n    a = s.softmax(-1)",
+        "`mask.cache_clear()` after each pass",
+    ),
+    Notebook(
         "results joined in a loop",
         ["net = nn.Linear(128, 256).cuda().requires_grad_(False)"],
         "found = torch.empty(0, 256, device='cuda')\nfor n in range(9):\n"

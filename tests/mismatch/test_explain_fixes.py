@@ -17,7 +17,7 @@ def test_the_state_of_an_optimizer_whose_step_no_line_can_precede_is_explained_w
     )
     explanation = gpumagic.explain(run(code))
     assert names_told(explanation)["opt.state"].odd
-    assert "then make the optimizer or load its state" in explanation.reason
+    assert "or move the model before the first step" in explanation.reason
     assert explanation.fix is None
 
 

@@ -65,6 +65,34 @@ net, x = Encoder().cuda(), torch.ones(2, 3, dtype=torch.long, device="cuda")
 lengths = (x != 0).sum(1)
 h = net(x, lengths)
 """
+KEYWORDS = LENGTHS.replace(
+    "h = net(x, lengths)", "data = {'x': x, 'lengths': lengths}\nh = net(**data)"
+)
+TABLE = """
+table = torch.linspace(0, 1, 10)
+def noisy(x):
+    t = torch.zeros(x.size(0), dtype=torch.long, device=x.device)
+    return table[t].view(-1, 1) * x
+y = noisy(torch.ones(3, 4, device="cuda"))
+"""
+POOLED = """
+def pooled(x, lengths):
+    valid = torch.arange(3, device=x.device)[None] < lengths[:, None]
+    return (x * valid).sum(1) / lengths[:, None]
+y = pooled(torch.ones(2, 3, device="cuda"), torch.tensor([3, 2]))
+"""
+DEGREE = """
+def degree(index):
+    return torch.zeros(4).index_add_(0, index, torch.ones(index.numel()))
+n = degree(torch.zeros(2, dtype=torch.long, device="cuda"))
+"""
+LOSS = """
+loss = nn.CrossEntropyLoss(weight=torch.ones(2))
+def step(x, y):
+    return loss(x, y)
+for _ in range(2):
+    step(torch.ones(3, 2, device="cuda"), torch.zeros(3, dtype=torch.long, device="cuda"))
+"""
 RESUMED = """
 state = {"rng": torch.get_rng_state().cuda()}
 torch.set_rng_state(state["rng"])
@@ -80,6 +108,11 @@ torch.set_rng_state(state["rng"])
         (TEXT, 'batch["text"]["ids"].to(self.words.weight.device)'),
         (FOCAL, "SHARE.to(target.device), (1 - SHARE).to(target.device))"),
         (LENGTHS, "h = net(x, lengths.cpu())"),
+        (KEYWORDS, "self.words(x), lengths.cpu(), batch_first=True"),
+        (TABLE, "table.to(t.device)[t]"),
+        (POOLED, "(x * valid).sum(1) / lengths[:, None].to(x.device)"),
+        (DEGREE, "torch.zeros(4, device=index.device)"),
+        (LOSS, 'loss.to("cuda:0")'),
         (RESUMED, 'torch.set_rng_state(state["rng"].cpu())'),
     ],
 )
