@@ -66,7 +66,8 @@ class LineParser(argparse.ArgumentParser):
         known = [*MAGICS[magic].verbs, *(option.flag for option in options(magic))]
         question = ""
         if given := re.search(r"(?:arguments: |choice: '?)(.*?)'?(?: \(choose|$)", message):
-            question, message = meant(given[1], known), f"unexpected {given[1]}"
+            message = f"unexpected {given[1]}"
+            question = "" if given[1] in known else meant(given[1], known)
         raise UsageError(f"{self.prog}: {message}; {question.strip() or self.usage}")
 
 

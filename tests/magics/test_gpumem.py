@@ -55,7 +55,7 @@ def test_one_name_is_opened(ip):
         ("wieghts", "there is no variable 'wieghts'; did you mean weights?"),
         ("7", "no GPU 7: there are cuda:0 and cuda:1 (virtual)"),
         ("cpu", "cpu is not a GPU; type 0, 1, or nothing for all of them"),
-        ("--sinse", "type %gpumem [WHERE or NAME …] [--since]"),
+        ("--sinse", "did you mean --since?"),
         ("weights ip", "there is no variable 'ip'"),
         ("weights 1", "weights holds nothing on cuda:1"),
         ("weights weights.real", "weights and weights.real hold nothing on a GPU"),

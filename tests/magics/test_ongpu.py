@@ -165,7 +165,7 @@ def test_workers_of_a_loader_whose_data_was_brought_away_are_explained(ip):
     text = ip.run("for batch in loader: pass").text
     assert "between devices" in text
     told = " ".join(text.split())
-    assert "run %ongpu home, then rerun the cell that makes loader" in told
+    assert "make loader again with num_workers=0" in told
 
 
 def test_a_tensor_of_which_only_the_shape_is_read_stays(ip):

@@ -408,12 +408,9 @@ SITUATIONS = [
     ),
     Notebook(
         "a checkpoint that is mapped to the GPU",
-        [
-            MODEL,
-            "import io\nfile = io.BytesIO()\ntorch.save(model.state_dict(), file)\nfile.seek(0)",
-        ],
-        "state = torch.load(file, map_location='cuda')",
-        "`state = torch.load(file, map_location='cpu')`",
+        [MODEL, "import io\nfile = io.BytesIO()", "torch.save(model.state_dict(), file)"],
+        "file.seek(0)\nmodel.load_state_dict(torch.load(file, map_location='cuda'))",
+        "`model.load_state_dict(torch.load(file, map_location='cpu'))`",
     ),
     Notebook(
         "a cache of masks and a name that is bound again",
