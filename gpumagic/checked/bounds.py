@@ -213,9 +213,8 @@ def _described(bounded: Bounded, args: Any, kwargs: Any) -> str:
     values, low, high = bounded.values, bounded.low, bounded.high
     if not readable(values) or values.dtype == torch.bool or values.is_complex():
         return ""
-    ends = torch.stack(
-        torch.aminmax(values.detach())
-    ).tolist()  # one wait; both are NaN if any value is
+    # One wait. Both are NaN if any value is.
+    ends = torch.stack(torch.aminmax(values.detach())).tolist()
     if low <= ends[0] and ends[1] <= high:
         return ""
     values = values.detach().cpu()

@@ -205,7 +205,7 @@ def _refusal(real: int, force: bool) -> str | None:
         gpus = "a real GPU" if real == 1 else f"{real} real GPUs"
         return f"this machine has {gpus}; add --force to have virtual ones in place of real ones"
     if real and torch.cuda.is_initialized():
-        return "this process has used its real GPU already; restart the kernel, turn them on first"
+        return "this process has used its real GPU already; turn them on first in a new kernel"
     return None
 
 
