@@ -266,9 +266,12 @@ class JaxCopies(CopyCounting):
         return f"bring it there first: {put_call(count.destination, count.names)}"
 
 
+_NAMED = 4  # a call that is compiled first copies its arguments one by one
+
+
 def _name(count: Count, array: Any, user: FrameType | None) -> None:
-    """Record, once, the variable in the user's line that is or contains the array."""
-    if array is None or user is None or count.calls:
+    """Record the variable in the user's line that is or contains the array, at the first calls."""
+    if array is None or user is None or count.calls > _NAMED:
         return
 
     def holds(value: Any) -> bool:

@@ -57,15 +57,20 @@ _FOLD = Fold(12)
 def text(found: MemoryChanges) -> str:
     """The GPUs, and below them the holders that grew, shrank, appeared or disappeared."""
     rows = table.lines(_columns(found), margin="  ", fold=_FOLD)
-    return "\n".join([*_lines(found), *rows, f"  {many(found.unchanged, 'holder')} unchanged"])
+    same = [f"  {_unchanged(found)}"] * bool(found.unchanged)
+    return "\n".join([*_lines(found), *rows, *same])
 
 
 def html(found: MemoryChanges) -> str:
     """The same as a table."""
     lines = "".join(tag("div", line) for line in _lines(found))
     rows = table.html(_columns(found), css="gm-titled gm-section", fold=_FOLD)
-    unchanged = f"{many(found.unchanged, 'holder')} unchanged"
-    return block(lines + rows * bool(found.changes) + tag("div", unchanged, "gm-note"))
+    same = tag("div", _unchanged(found), "gm-note") * bool(found.unchanged)
+    return block(lines + rows * bool(found.changes) + same)
+
+
+def _unchanged(found: MemoryChanges) -> str:
+    return f"{many(found.unchanged, 'holder')} unchanged"
 
 
 def _lines(found: MemoryChanges) -> list[str]:

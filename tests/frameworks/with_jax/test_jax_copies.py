@@ -229,6 +229,15 @@ def test_a_loop_over_numpys_arrays_is_advised_in_jaxs_words(counted):
     assert "2 of 3 copies" in str(ran.ledger)
 
 
+def test_all_arguments_of_a_compiled_call_are_named(counted):
+    ran = counted(
+        "step = jax.jit(lambda a, b, c: a + b * c)\nfor _ in range(20): step(a, n, n + 1)"
+    )
+    assert [entry.names for entry in ran.ledger] == [("n",)]
+    ran = counted("m = n + 1\nstep = jax.jit(lambda a, b, c: a - b * c)\nstep(a, n, m)")
+    assert [entry.names for entry in ran.ledger] == [("n", "m")]
+
+
 def test_advice_names_what_each_expression_copies_and_what_holds_it(counted):
     ran = counted(
         "m, tree = n * 2, {'w': [n + 1]}\nfor _ in range(3):\n"
