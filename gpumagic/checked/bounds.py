@@ -229,8 +229,7 @@ def _described(bounded: Bounded, args: Any, kwargs: Any) -> str:
     name = f"{call.name(bounded.at) or f'the {bounded.role}'}{bounded.part}{place}"
     shown = f"{value:.6g}" if isinstance(value, float) else value
     text = f"{call.expression}{name} = {shown}, but {has}{bounded.bound}"
-    if wrong > 1:
-        text += f"; {wrong} of {values.numel()} are out of range"
+    text += f"; {wrong} of {values.numel()} are out of range" * (wrong > 1)
     same = bool((values[bad] == value).all())
     return f"{text}. {_cause(bounded, value, ends, same=same)}".removesuffix(". ")
 

@@ -144,8 +144,9 @@ class CellOnDevices:
         self._codes = compile_cell(tree, file, flags)
         self._split = SplitValues(asked, namespace, len(devices))
         self._names = [name for name in names if name not in asked.split]
-        self._assigned = names_assigned(tree)
-        self._own = {*self._assigned, *asked.split}
+        assigned = names_assigned(tree)
+        self._own = {*assigned, *asked.split}
+        self._lost = [] if asked.made else [n for n in assigned if n not in asked.split]
         self._came: dict[int, tuple[Any, dict[str, Any]]] = {}  # by part: value and variables
         self._threads: list[DeviceThread] = []
         self._failed = True  # until all have succeeded
@@ -248,8 +249,7 @@ class CellOnDevices:
             sent_in_words(sent, nbytes, sum(each.copy_seconds for each in threads)),
             *sharing_in_words(self._asked, made, len(self._came)),
         ]
-        lost = [name for name in self._assigned if name not in self._asked.split]
-        if lost and not self._asked.made:
+        if lost := self._lost:
             said.append(f"dropped {some(lost)}, which --gather {','.join(lost)} would keep")
         times = [
             RankTime(name, each.seconds, peaks.get(name), each.parts, each.device.virtual)

@@ -312,7 +312,7 @@ def _explained(
     fix = None
     if "+" not in target and not {*odd} & {*stays}:
         stmt: Any = statement(node)
-        edit = Edit(frame, stmt, [] if frame.scope.name("jax") is jax else ["import jax"])
+        edit = Edit(frame, stmt, ["import jax"] * (frame.scope.name("jax") is not jax))
         put = as_code(target)
         edit.replaced += [(part, f"jax.device_put({frame.text(part)}, {put})") for part in odd]
         fix = edit.fix(total(row.nbytes for row in rows if row.odd))

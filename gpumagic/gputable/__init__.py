@@ -75,7 +75,7 @@ def holders(
         found = [holder for holder in found if holder.total != 0]
     found.sort(key=lambda one: (not one.mine, -(one.total or 0), one.name))
     system = _of_no_process(gpus, found)
-    return [*found, Holder(SYSTEM, None, (), system)] if system else found
+    return [*found, *[Holder(SYSTEM, None, (), system)] * bool(system)]
 
 
 def _holder(group: Sequence[ProcessSample], each: bool) -> Holder:

@@ -235,7 +235,7 @@ class Alarm:
         if implicit and self.strict:
             index = f"move the index first: index.to('{count.destination}')"
             named = "name the device: x.cpu() or x.to(...) first"
-            raise refusal(count, index if count.operator == "index" else named)
+            raise refusal(count, {"index": index}.get(count.operator, named))
         # The user cannot fix a library's copies; a copy that names its GPU is intended.
         if count.within or not (implicit or (count.destination == "cpu" and not count.via)):
             count.warned = True

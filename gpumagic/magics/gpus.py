@@ -157,7 +157,7 @@ def drive_cluster(shell: Any, asked: Namespace) -> None:
 
     verb, what = asked.verb or "status", asked.what
     if verb in ("pull", "restart", "checkpoint"):
-        what = [each for word in what for each in word.split(",") if each]
+        what = [*filter(None, ",".join(what).split(","))]
     _check_arguments(verb, what)
     if verb == "start":
         ways = ("slurm", "partition", "ssh", "mpi", "ip", "python")

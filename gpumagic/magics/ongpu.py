@@ -157,7 +157,7 @@ class CellHooks:
         cell = self.current()
         body = tree.body if isinstance(tree, ast.Module) else []
         line = _line_of(body)
-        own = ast.Module(body[1 if line else 0 :], [])  # without our call
+        own = ast.Module(body[bool(line) :], [])  # without our call
         if line and cell and _is_elsewhere(line):
             # IPython runs only our call, whose value is the result.
             cell.tree, cell.elsewhere, body[1:] = own, True, []

@@ -163,7 +163,7 @@ def array_places(arrays: Iterable[Any]) -> list[tuple[Any, Place]]:
             found += [(array, at) for at in places if at is not None and at.device != "cpu"]
     # Largest first, so that the name of a base array comes before those of its views.
     found.sort(key=lambda each: -each[1].nbytes)
-    whole = wholes(place for _, place in found) if found else {}
+    whole = wholes(place for _, place in found)
     return [(array, whole[place]) for array, place in found]
 
 

@@ -151,8 +151,7 @@ def _mismatch(clash: Operation, choice: Choice, outer: list[FailedFrame], kind: 
     fix = fix or write_fix(site, site if an_index else above, choice)
     if fix and _fails_next(fix, outer[:1], odd, choice.target):
         fix = None
-    why = _reason(clash.parts, places, kind)
-    why = why.partition(FOR_GOOD)[0] if why and registered else why  # the fix says it
+    why = _reason(clash.parts, places, kind, registered)
     return Explanation(*expression(frame, node), _rows(clash, choice, site, names), fix, why)
 
 
@@ -209,7 +208,7 @@ def _is_method(node: ast.Call, reader: Reader) -> bool:
 
 # -- the reason
 def _reason(
-    leaves: tuple[Part, ...], frames: list[tuple[FailedFrame, list[Part]]], kind: str
+    leaves: tuple[Part, ...], frames: list[tuple[FailedFrame, list[Part]]], kind: str, fix: Any
 ) -> str | None:
     """Return one sentence, or None; `frames` has the odd operands as each frame names them."""
     if kind in ("numpy", "host"):
@@ -219,7 +218,8 @@ def _reason(
     for frame, odd in frames:
         for part in odd:
             if left := unregistered(part, frame):
-                return left.reason
+                # A fix that registers the attribute says the rest.
+                return left.reason.partition(FOR_GOOD)[0] if fix else left.reason
     if any(part.text.endswith('"]') for _, odd in frames for part in odd):
         return _DICT
     return _INDEX if kind == "index" else None

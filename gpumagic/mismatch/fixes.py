@@ -215,8 +215,8 @@ def _written_device(site: Site, target: str, line: ast.stmt, *, inside: bool = F
 def _at_hand(site: Site, inside: bool) -> list[str]:
     """Return the names of the operation, the function's arguments, and its layers' weights."""
     nodes = [n for part in [*site.at.parts, *site.odd] for n in ast.walk(part.node)]
-    nodes = [n for n in nodes if isinstance(n, (ast.Name, ast.Attribute))]
-    nodes = [n for n in nodes if inside or not in_own_scope(n)]
+    kinds = (ast.Name, ast.Attribute)
+    nodes = [n for n in nodes if isinstance(n, kinds) and (inside or not in_own_scope(n))]
     layers = [part.text for part in site.at.parts if part.kind == "module"]
     layers = [] if site.frame.at_top else [f"{name}.weight" for name in layers]
     names = [*map(ast.unparse, nodes), *site.frame.parameters, *layers]
@@ -250,9 +250,7 @@ def write_fix(site: Site, above: Site, choice: Choice) -> Fix | None:
     if all(part.kind == "module" for part in choice.odd):
         return _move(above, choice)
     if choice.to_host:
-        # Code that reads one argument on the host reads all; a check of one reads that one.
-        whole, text = _on_gpus(site) == site.odd, above.frame.text
-        given = _on_gpus(above) if whole else [p for p in above.odd if text(p.node) == p.text]
+        given = _read_above(site, above)
         climbed = above is not site and all(part in given for part in above.odd)
         return _move(replace(above, odd=given) if climbed else site, choice)
     fix = _make_there(site, choice.target)
@@ -263,8 +261,13 @@ def write_fix(site: Site, above: Site, choice: Choice) -> Fix | None:
     return fix or _move(site, choice)
 
 
-def _on_gpus(site: Site) -> list[Part]:
-    return [part for part in site.at.parts if part.devices and part.device != "cpu"]
+def _read_above(site: Site, above: Site) -> list[Part]:
+    """Return what to copy to the host: all arguments, or the one that a check reads."""
+    ats = (site.at.parts, above.at.parts)
+    here, there = ([p for p in parts if p.devices and p.device != "cpu"] for parts in ats)
+    if here == site.odd:
+        return there
+    return [part for part in above.odd if above.frame.text(part.node) == part.text]
 
 
 def _make_there(site: Site, target: str) -> Fix | None:
