@@ -122,7 +122,7 @@ def _optimizer(optimizer: Optimizer, saved: dict[str, Any]) -> State:
 
 
 def _slot(at: Any, parameter: Any = None) -> Any:
-    """Return a tensor to load into, sharded like its parameter if the shapes match; 0 for data."""
+    """Return what an entry is loaded into: 0, or a tensor, sharded like its parameter if alike."""
     if not hasattr(at, "properties"):
         return 0
     if parameter is not None and parameter.shape == at.size:

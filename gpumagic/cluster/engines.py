@@ -128,7 +128,7 @@ class Engines:
             cluster_file="",
             log_level=50,
             controller_ip=self.plan.address,
-            # Local engines read the address from a file, and meanwhile import torch.
+            # Local engines import torch first, and read the address from a file then.
             send_engines_connection_env=not self.plan.local,
             controller_args=[
                 "--IPController.use_threads=True",

@@ -11,7 +11,7 @@ from typing import Any
 
 from gpumagic.display import table
 from gpumagic.display.table import Shown, block, coded
-from gpumagic.display.units import duration, share, size, some
+from gpumagic.display.units import duration, many, share, size, some
 
 MOST = 2**18
 """Maximum number of characters that a rank sends of each stream in a cell."""
@@ -57,7 +57,7 @@ class WholeLines:
         for label in [label for label, rest in self._begun.items() if rest]:
             self._add(label, "\n")
         if self._dropped:
-            self._stream.write(f"… and {self._dropped:,} more lines\n")
+            self._stream.write(f"… and {many(self._dropped, 'more line')}\n")
         self._stream.flush()
         self._left = float("inf")  # a logger may keep the stream
 
@@ -189,7 +189,8 @@ def _parts(report: RanksReport) -> list[str]:
     peaks = {size(each.peak): each for each in report.ranks if each.peak is not None}
     parts = [head + virtual, _times(report), *filter(None, report.said)]
     if len(peaks) == 1:
-        parts.append(f"peak {next(iter(peaks))}" + " each" * (len(names) > 1))
+        known = sum(each.peak is not None for each in report.ranks)
+        parts.append(f"peak {next(iter(peaks))}" + " each" * (1 < len(names) == known))
     elif peaks:
         most = max(peaks.values(), key=lambda each: each.peak or 0)
         parts.append(f"peak {size(most.peak)} on {most.name}")

@@ -1,4 +1,4 @@
-"""Make tensors without data, and unknown values, and turn inherited tensors into fakes.
+"""Make tensors without data, and unknown values; turn tensors from before a dry run into fakes.
 
 Guarantees: a tensor remains the same Python object, so every name, container, view, module and
 optimizer that holds it now holds the fake; tensors that share memory become fakes that share it; a
@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-# Imported here, since `suspended` needs this module and may be called while it is imported.
+# `suspended` needs this module, and may first run during another import: too late to import it.
 import torch._subclasses.schema_check_mode
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -100,7 +100,7 @@ class NotKnown:
 
     def __init__(self, what: str = "a value of a tensor", *, whole: bool | None = False) -> None:
         self.what = what
-        self.whole = whole  # an integer, for torch's type promotion; None if it may be no number
+        self.whole = whole  # whether it is an integer (for type promotion); None: perhaps no number
 
     def __repr__(self) -> str:
         return "?"

@@ -147,7 +147,8 @@ class Framework(Protocol):
         """Make new arrays on `device` unless the code names one, within the context.
 
         Batches of loaders are moved there, and names in `namespace` are placed too. The context's
-        value may have `delivered` (bytes of batches) and `taken` (libraries whose first GPU it is).
+        value may have `delivered` (bytes of batches), and `taken`: libraries that chose a GPU and
+        got `device` instead.
         """
 
     def is_array(self, value: object) -> bool:

@@ -34,9 +34,9 @@ def changes(before: MemoryReport, after: MemoryReport) -> MemoryChanges:
     # Holders with the same path are matched first, so that no alias takes theirs.
     for holder in sorted(after.holders, key=lambda h: (h.device, h.path) not in gone):
         names = ((holder.device, name) for name in (holder.path, *holder.aliases))
-        was = next((known[name] for name in names if name in known), None)
         # Each earlier holder is matched once.
-        was = gone.pop((was.device, was.path), None) if was is not None else None
+        earlier = ((h.device, h.path) for h in map(known.get, names) if h is not None)
+        was = next((gone.pop(key) for key in earlier if key in gone), None)
         found.append(MemoryChange(holder, was.nbytes if was else 0, holder.nbytes))
     found += [MemoryChange(holder, holder.nbytes, 0) for holder in gone.values()]
     changed = [each for each in found if each.before != each.after]

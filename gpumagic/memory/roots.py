@@ -230,7 +230,7 @@ def walk_unreachable(walk: Walk, missing: set[int]) -> None:
     for child in leading:
         for key in above[child]:
             below[key].append(child)
-    # Also through objects that no path passes, such as IPython's results of cells.
+    # The search passes objects that no path may pass, such as IPython's results of cells.
     held = _reached(elsewhere, below)
     cycles = [key for key in leading if key not in held]
     for name, kind, keys in ((ELSEWHERE, "", [*held]), (CYCLE, GARBAGE, cycles)):

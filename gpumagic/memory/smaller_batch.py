@@ -1,4 +1,4 @@
-"""Find the largest batch that fits: fewer rows of tensors, or a lower number with a size's name."""
+"""Find the largest batch that fits: fewer rows of tensors, or a lower `batch_size` or the like."""
 
 import ast
 import math
@@ -20,7 +20,7 @@ from gpumagic.usercode.variables import names_read
 # the code combines pairs of samples, and a smaller batch computes another result.
 _PAIRED, _DECIDES = 0.4, 0.8
 # The reported number is at most this share below the largest that fits. A closer one costs more dry
-# runs, and depends on fragmentation. A real GPU gets a larger share.
+# runs, and depends on fragmentation. On a real GPU the share is larger.
 _NEAR, _NEAR_REAL = 0.05, 0.1
 # Names of numbers that may be lowered: the size of a batch, a chunk, a sequence or a buffer.
 _SIZE = re.compile(r"batch|chunk|seq|context|capacity|^(?:bs|B|T)$")
@@ -76,7 +76,7 @@ def _largest(
     tried: Callable[[int], Need | None],
     least: float,
 ) -> Iterator[Lever]:
-    """Find the largest number that fits, if half of `count` needs `least` to `_DECIDES` as much."""
+    """Find the largest number that fits, if half of it needs `least` to `_DECIDES` of the need."""
     from gpumagic.fitting.fit_search import largest
 
     @cache

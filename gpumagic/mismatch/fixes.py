@@ -170,7 +170,7 @@ def climb(site: Site, outer: list[FailedFrame]) -> tuple[Site, dict[str, str]]:
 
 
 def _given(moved: list[Part], frame: FailedFrame, parts: Iterable[Part]) -> list[Part] | None:
-    """Return the operands of a call that its function got as the parameters `moved`.
+    """Return, for each parameter in `moved`, the argument that the caller passed for it.
 
     A part may also be an attribute of a parameter. None if any part is neither.
     """
@@ -262,7 +262,7 @@ def write_fix(site: Site, above: Site, choice: Choice) -> Fix | None:
 
 
 def _read_above(site: Site, above: Site) -> list[Part]:
-    """Return what to copy to the host: all arguments, or the one that a check reads."""
+    """Return the caller's arguments to copy to the host: all, or only those that were read."""
     ats = (site.at.parts, above.at.parts)
     here, there = ([p for p in parts if p.devices and p.device != "cpu"] for parts in ats)
     if here == site.odd:

@@ -46,8 +46,8 @@ _STATE = (
 _FILE = "the file holds tensors of a GPU that is not here; load them to the CPU, then move"
 _WORKERS = (
     "the workers and pin_memory of a DataLoader can only read tensors on the CPU; make {} again "
-    "with num_workers=0, pin_memory=False, or (after %ongpu home, without %%ongpu) with its "
-    "tensors on the CPU"
+    "with num_workers=0, pin_memory=False; or put its tensors on the CPU first: type %ongpu home, "
+    "then make it in a cell without %%ongpu"
 )
 _DEFAULT = "the default device is {}, but these numbers are drawn by torch's generator on the CPU"
 _SHOWN = 3

@@ -143,7 +143,7 @@ def _subtract_inner(events: list[Event]) -> None:
             inner[id(stack[-1])].append(e)
         stack.append(e)
     for e in events:
-        # As in torch's table, an event that is alone inside one of the same name is not counted.
+        # As in torch's table, an only child of the same name is not another call.
         if len(only := inner[id(e)]) == 1:
             only[0]["calls"] = int(only[0]["name"] != e["name"])
 
@@ -223,7 +223,7 @@ def _causes(
         counts[cause.kind][cause.where] += 1
     seconds: dict[Kind, float] = defaultdict(float)
     seconds |= {kind: whole * lines.total() / len(moments) for kind, lines in counts.items()}
-    # While it waited, the host could have launched the next operators.
+    # The host could have launched the next operators during its waits.
     late = min(seconds["launch"], max(waits.seconds - seconds["wait"], 0.0))
     if late:
         seconds["launch"] -= late

@@ -94,8 +94,8 @@ class ProcessSample:
     uuid: str  # of the GPU or MIG device
     pid: int
     memory: int | None = None
-    name: str | None = None  # None for another user's process, as all below but user
-    user: str | None = None  # for all users
+    name: str | None = None  # unknown (None) for another user's process, like all below
+    user: str | None = None  # known for every process
     notebook: str | None = None  # of its kernel
     started: float | None = None
     mine: bool = False  # the process that took the snapshot

@@ -23,7 +23,7 @@ _ITEMS = "type a number above 0, or an expression for one, such as len(sentences
 TYPE = "type n=64,256,1024, n=100..1000:100 or n=pow2:1..4096"
 # torch's sizes have 64 bits.
 _TOO_LARGE = 2.0**63
-_WHOLE = 2**63  # letters of a label that is not cut
+_WHOLE = 2**63  # a limit on a label's letters that cuts none
 _NUMBER = re.compile(r"[-+]?\.?\d[-+.\w]*")
 _RANGE = re.compile(r"(?:pow(\d{1,4}):)?(.+?)\.\.([^:]+)(?::(.+))?")
 

@@ -215,7 +215,7 @@ def is_open(kind: type) -> bool:
     """Whether to look into the attributes of a class's objects."""
     if issubclass(kind, types.SimpleNamespace):
         return True
-    # A class of a library may be made by `abc`; then its bases give the library.
+    # A class's module may be `abc`: then the first base outside Python's library decides.
     homes = [str(defined_in(base)).partition(".")[0] for base in bases_of(kind)]
     home = next((name for name in homes if name not in sys.stdlib_module_names), homes[0])
     return home not in _CLOSED and bool(kind.__dictoffset__ or slots_of(kind))

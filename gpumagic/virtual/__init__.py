@@ -32,7 +32,7 @@ from gpumagic.telemetry.host import MemoryGroup
 __all__ = ["disable", "enable", "enabled", "live_tensors"]
 
 _GIB = 2**30
-MOST = 8  # devices of c10::impl::FakeGuardImpl, which torch has for such devices
+MOST = 8  # as many as torch's c10::impl::FakeGuardImpl has, which stands in for a GPU
 LARGEST = 16 * _GIB  # default capacity, if the host has enough memory
 
 _on = ExitStack()

@@ -13,6 +13,7 @@ from pathlib import Path
 import chromium
 import pytest
 from lab import Lab
+from ours import OURS
 from playwright.sync_api import expect, sync_playwright
 from view import View
 
@@ -124,7 +125,7 @@ def nothing_wrong(lab, view):
     yield
     assert view.errors == []
     # Jupyter's own are no concern of ours: a socket of a kernel that was shut down, say.
-    ours = [text for text in lab.said()[said:].split("\n[") if "gpumagic/" in text]
+    ours = [text for text in lab.said()[said:].split("\n[") if OURS in text]
     assert [text for text in ours if "Traceback" in text] == []
 
 

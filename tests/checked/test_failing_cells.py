@@ -1,6 +1,5 @@
 """Each failing cell of the list is an ordinary error at its line, with the right names."""
 
-import os
 import re
 import traceback
 
@@ -8,6 +7,7 @@ import pytest
 from asked_cells import ASKED
 from asked_cells import SETUP as ASKED_SETUP
 from failing_cells import BAD_INDICES, BAD_VALUES, MADE_NAN, SETUP
+from ours import OURS
 
 from gpumagic import faults
 from gpumagic.usercode.files import is_users
@@ -27,7 +27,7 @@ def wrong_in(done, said, error):
     if not re.search(re.escape(said).replace("…", ".*").replace(r"\$", "$"), str(done.error)):
         return str(done.error)
     *_, (last, _) = traceback.walk_tb(done.error.__traceback__)
-    if not is_users(last.f_code.co_filename) or f"{os.sep}gpumagic{os.sep}" in done.text:
+    if not is_users(last.f_code.co_filename) or OURS in done.text:
         return f"the traceback goes on: {done.text}"
     return ""
 

@@ -5,6 +5,7 @@ import signal
 import threading
 
 import pytest
+from ours import OURS
 
 from gpumagic.cluster import cell_on_ranks, gpu_cluster, launching
 from gpumagic.cluster.output import MOST
@@ -75,7 +76,7 @@ def test_what_a_rank_cannot_make_is_told_and_sent_again_when_it_can(shell):
     text = failed(shell, "%%ongpu @all\nodd")
     assert "ValueError: invalid literal for int()" in text
     assert "when the rank unpickled what the notebook sent" in text
-    assert "gpumagic/" not in text
+    assert OURS not in text
     shell.run("text = '7'")
     assert out(shell, "%%ongpu @all\nodd").result == [7, 7]
 
@@ -248,7 +249,7 @@ def test_an_error_is_shown_once_with_its_line_and_frees_a_rank_in_a_collective(s
     assert text.count("ZeroDivisionError: division by zero") == 1
     assert "error in rank 1 (the other ranks were stopped):" in text
     assert re.search(r"^In \[\d+\], line 5|:5, in|:5$|-> 5 ", text, re.MULTILINE)
-    assert "gpumagic/" not in text
+    assert OURS not in text
     result = out(shell, "%%ongpu @all\ndist.all_reduce(kept)\nkept.tolist()")
     assert result.result == [[2, 2], [2, 2]]
 
@@ -288,7 +289,7 @@ def test_ctrl_c_ends_the_cell_on_all_ranks_and_the_next_one_runs(shell, wait):
     text = failed(shell, f"%%ongpu @all\n{wait}")
     timer.join()
     assert "KeyboardInterrupt: the cell has ended on 2 ranks" in text
-    assert "gpumagic/" not in text
+    assert OURS not in text
     assert out(shell, "%%ongpu @all\ndist.barrier()\nmine").result == [0, 1]
 
 

@@ -35,7 +35,7 @@ RANKS = replace(PLAIN, ranks=(RankTime("rank 0", 1.0, KIB), RankTime("rank 1", 2
                 notes=("y: copied without its autograd graph",),
             ),
             "cuda:0, cpu · 2.60 s (cpu had nothing to do) · 17 x: 9 + 8 · sent net, x: 2.0 KiB"
-            " in 10 ms · gathered y · peak 1.0 KiB each\n  → y: copied without its autograd graph",
+            " in 10 ms · gathered y · peak 1.0 KiB\n  → y: copied without its autograd graph",
         ),
     ],
 )

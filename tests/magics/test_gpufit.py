@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from ours import OURS
 
 from gpumagic import Fit
 from gpumagic.telemetry.history import board
@@ -40,7 +41,7 @@ def test_an_error_of_the_cell_s_is_its_own(notebook):
     assert "line 3" in done.text
     assert "X.missing()" in done.text
     assert "AttributeError" in done.text
-    assert "/gpumagic/" not in done.text
+    assert OURS not in done.text
 
 
 def test_ctrl_c_shows_what_is_known(notebook):

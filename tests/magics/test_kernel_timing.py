@@ -6,6 +6,7 @@ import time
 
 import pytest
 from kernels import TIMEOUT, text
+from ours import OURS
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -91,7 +92,7 @@ def test_an_error_names_its_line_and_the_users_code_alone(kernel):
     (shown,) = [c for kind, c in found if kind == "error"]
     shown = re.sub(r"\x1b\[[\d;]*m", "", "\n".join(shown["traceback"]))
     assert "----> 4 x / 0" in shown
-    assert "gpumagic/" not in shown
+    assert OURS not in shown
     assert "cpu" in shown
 
 

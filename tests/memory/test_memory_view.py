@@ -176,6 +176,15 @@ def test_a_new_holder_does_not_take_the_figures_of_one_that_is_still_there():
     assert sorted(told) == [("data", 3 * MIB, MIB), ("net", 0, 2 * MIB)]
 
 
+def test_names_that_swap_what_they_hold_change_nothing():
+    """`y` was shown by its own name, and is now shown by its new one: `x = y`."""
+    rows = holder("a", GIB, aliases=("x",)), holder("y", MIB)
+    before = MemoryReport((replace(DEVICE, holders=rows),))
+    rows = holder("a", GIB), holder("x", MIB, aliases=("y",))
+    found = changes(before, MemoryReport((replace(DEVICE, holders=rows),)))
+    assert (found.changes, found.unchanged) == ((), 2)
+
+
 def test_what_gpufree_would_give_back_is_told():
     rows = (holder("net", GIB), holder("Out[3]", MIB, "output"), holder("x", MIB, "exception"))
     left = MemoryReport((replace(DEVICE, holders=rows),))

@@ -79,7 +79,7 @@ def test_a_real_gpu(monkeypatch):
 def test_a_real_gpu_in_use_even_with_force(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    refuses("this process has used its real GPU already; restart the kernel", force=True)
+    refuses("this process has used its real GPU already; turn them on first", force=True)
 
 
 def test_force_with_a_real_gpu_is_tried_first(monkeypatch):
