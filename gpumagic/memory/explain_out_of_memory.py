@@ -216,10 +216,10 @@ def other_gpu(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
         moved = (each.nbytes for each in s.storages if each.roots & s.read)
         needed = trial.need.most + sum(moved)
     for gpu in holders_by_name.figures():  # `mem_get_info` would make a context on each GPU
-        kind, _, ordinal = gpu.device.partition(":")
-        if kind == "cuda" and gpu.device != s.name and gpu.free and gpu.free >= needed:
-            fits = trial.fits(trial.need, gpu.free) if trial else None
-            yield Lever(f"`%%ongpu {ordinal}`, where this much is free", gpu.free, fits)
+        free, ordinal = gpu.free or 0, gpu.device.partition(":")[2]
+        if gpu.device not in (s.name, "mps:0") and free >= max(needed, 1):
+            fits = trial.fits(trial.need, free) if trial else None
+            yield Lever(f"`%%ongpu {ordinal}`, where this much is free", free, fits)
             return
 
 
