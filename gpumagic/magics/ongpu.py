@@ -274,7 +274,8 @@ class CellHooks:
 
         shell, cell = self.shell, RunningCell()
         code = shell.transform_cell(f"%%ongpu {line}\n{text}")
-        name = shell.compile.cache(code, raw_code=text)
+        number = len(shell.history_manager.input_hist_raw) - 1
+        name = shell.compile.cache(code, number, raw_code=text)
         self.stack.append(cell)
         error: BaseException | None = None
         try:
