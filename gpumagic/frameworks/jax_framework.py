@@ -301,7 +301,7 @@ def _explained(
     where: Mapping[ast.expr, Counter[str]],
 ) -> Explanation:
     """Explain that operands are on several devices; write the fix, if all can move to one."""
-    # The target is the device of what cannot be copied; if all can, the one with the most bytes.
+    # Prefer the device of operands that cannot be copied, then the device with the most bytes.
     stays = [part for part in parts if _stays(part, node, frame, where[part])]
     whole = Counter[str]()
     for part in stays or parts:

@@ -67,9 +67,9 @@ def free_memory(*what: object, grads: bool = False) -> Freed:
     Parameters
     ----------
     *what : str, int, torch.device or Device
-        Variables to delete too, by name; those that cannot be deleted, or whose memory others
-        hold too, stay, and the report names them. With GPUs (``0``, ``"cuda:1"``), exceptions and
-        outputs are released only if they hold memory on these GPUs.
+        Names of variables to delete too. A variable stays if it cannot be deleted, or if another
+        holder keeps its memory; the report names it. With GPUs (``0``, ``"cuda:1"``), exceptions
+        and outputs are released only if they hold memory on these GPUs.
     grads : bool
         Whether the gradients of the notebook's parameters are released too.
 

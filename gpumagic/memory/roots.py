@@ -239,7 +239,7 @@ def walk_unreachable(walk: Walk, missing: set[int]) -> None:
 
 
 def _reached(starts: Iterable[int], edges: Mapping[int, list[int]]) -> dict[int, None]:
-    """Return what edges lead to from `starts`, these included, in the order of the search."""
+    """Return `starts` and all keys that edges lead to from them, in the order of the search."""
     found, todo = dict[int, None](), [*starts]
     while todo:
         if (key := todo.pop()) not in found:

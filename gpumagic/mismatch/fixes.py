@@ -262,7 +262,7 @@ def write_fix(site: Site, above: Site, choice: Choice) -> Fix | None:
 
 
 def _read_above(site: Site, above: Site) -> list[Part]:
-    """Return the caller's arguments to copy to the host: all, or only those that were read."""
+    """Return the operands that the caller must copy to the host: all, or only those read here."""
     ats = (site.at.parts, above.at.parts)
     here, there = ([p for p in parts if p.devices and p.device != "cpu"] for parts in ats)
     if here == site.odd:

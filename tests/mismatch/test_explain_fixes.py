@@ -9,6 +9,12 @@ import gpumagic
 pytestmark = [pytest.mark.usefixtures("gpus"), pytest.mark.filterwarnings("ignore")]
 
 
+def assert_fixed(code, by):
+    fix = gpumagic.explain(run(code)).fix
+    assert fix.code == by
+    assert run(fix.apply(code)) is None
+
+
 def test_the_state_of_an_optimizer_whose_step_no_line_can_precede_is_explained_without_a_fix():
     code = (
         "net = nn.Linear(2, 1)\nopt = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)\n"
@@ -23,9 +29,7 @@ def test_the_state_of_an_optimizer_whose_step_no_line_can_precede_is_explained_w
 
 def test_a_loss_that_is_made_where_it_is_called():
     code = 'x = torch.ones(3, device="cuda")\nnn.MSELoss()(x * 2, torch.zeros(3))\n'
-    fix = gpumagic.explain(run(code)).fix
-    assert fix.code == "nn.MSELoss()(x * 2, torch.zeros(3, device=x.device))"
-    assert run(fix.apply(code)) is None
+    assert_fixed(code, "nn.MSELoss()(x * 2, torch.zeros(3, device=x.device))")
 
 
 def test_three_devices_of_which_one_is_known_from_the_text_alone():
@@ -138,9 +142,7 @@ MADE = [
 
 @pytest.mark.parametrize(("code", "fixed"), MADE)
 def test_what_is_made_at_home_is_made_there_rather_than_moved_each_time(code, fixed):
-    fix = gpumagic.explain(run(code)).fix
-    assert fix.code == fixed
-    assert run(fix.apply(code)) is None
+    assert_fixed(code, fixed)
 
 
 FUNCTION = """
@@ -161,9 +163,7 @@ x = torch.ones(3, device="cuda", requires_grad=True)
 
 def test_within_a_functions_own_forward_nothing_is_moved():
     code = FUNCTION.replace("{call}", "Scale.apply(x, w)")
-    fix = gpumagic.explain(run(code)).fix
-    assert fix.code == 'w = torch.ones(3, requires_grad=True, device="cuda:0")'
-    assert run(fix.apply(code)) is None
+    assert_fixed(code, 'w = torch.ones(3, requires_grad=True, device="cuda:0")')
     explanation = gpumagic.explain(run(FUNCTION.replace("{call}", "Scale.apply(*[x, w * 1])")))
     assert names_told(explanation)["w"].odd
     assert explanation.fix is None
@@ -238,9 +238,7 @@ def test_a_parallel_module_moves_to_the_first_of_its_gpus(model, data):
         f"model = nn.DataParallel(nn.Linear(4, 2).to('{model}'), device_ids=[0, 1])\n"
         f"model(torch.ones(8, 4, device='{data}'))\n"
     )
-    fix = gpumagic.explain(run(code)).fix
-    assert fix.code == 'model.to("cuda:0")'
-    assert run(fix.apply(code)) is None
+    assert_fixed(code, 'model.to("cuda:0")')
 
 
 def test_what_draws_by_torchs_own_generator_on_a_default_device_is_given_one():
@@ -270,9 +268,7 @@ def test_modules_of_several_gpus_that_a_loop_calls_get_their_data_each(code):
 
 def test_a_parameter_that_numpy_reads_stays_where_it_is_trained():
     code = "w = torch.ones(3, requires_grad=True, device='cuda')\ny = (w * 2).sum()\nnp.array(w)\n"
-    fix = gpumagic.explain(run(code)).fix
-    assert fix.code == "np.array(w.detach().cpu())"
-    assert run(fix.apply(code)) is None
+    assert_fixed(code, "np.array(w.detach().cpu())")
 
 
 def test_what_numpy_reads_in_a_modules_forward_is_copied_there():
@@ -449,9 +445,7 @@ def test_a_parameter_that_was_computed_with_is_registered_as_one():
         "    def forward(self, x):\n        return x * self.w\n"
         "Net().cuda()(torch.ones(2).cuda())\n"
     )
-    fix = gpumagic.explain(run(code)).fix
-    assert fix.code == "        self.w = nn.Parameter(torch.ones(2) * 0.1)"
-    assert run(fix.apply(code)) is None
+    assert_fixed(code, "        self.w = nn.Parameter(torch.ones(2) * 0.1)")
 
 
 NO_NAME_AT_THE_CALL = [
@@ -473,9 +467,7 @@ NO_NAME_AT_THE_CALL = [
 
 @pytest.mark.parametrize(("code", "fixed"), NO_NAME_AT_THE_CALL)
 def test_operands_behind_a_partial_in_a_map_and_of_numpy(code, fixed):
-    fix = gpumagic.explain(run(code)).fix
-    assert fix.code == fixed
-    assert run(fix.apply(code)) is None
+    assert_fixed(code, fixed)
 
 
 def test_a_fix_of_several_lines_with_comments_is_python():
@@ -483,9 +475,7 @@ def test_a_fix_of_several_lines_with_comments_is_python():
         'g = torch.ones(2, 3, device="cuda")\nx = torch.zeros(\n    2,  # rows\n    3,\n)\n'
         "y = g * x\n"
     )
-    fix = gpumagic.explain(run(code)).fix
-    assert fix.code == "x = torch.zeros(2, 3, device=g.device)"
-    assert run(fix.apply(code)) is None
+    assert_fixed(code, "x = torch.zeros(2, 3, device=g.device)")
 
 
 def test_a_function_of_numpy_is_given_no_device():
@@ -493,9 +483,7 @@ def test_a_function_of_numpy_is_given_no_device():
         "w = torch.from_numpy(np.random.randn(2)).requires_grad_()\n"
         'y = torch.ones(2, device="cuda") * w\n'
     )
-    fix = gpumagic.explain(run(code)).fix
-    assert fix.code == 'w.data = w.data.to("cuda:0")'
-    assert run(fix.apply(code)) is None
+    assert_fixed(code, 'w.data = w.data.to("cuda:0")')
 
 
 BOUND_BY_THE_LOOP = [
@@ -514,9 +502,7 @@ BOUND_BY_THE_LOOP = [
 @pytest.mark.parametrize(("code", "fixed"), BOUND_BY_THE_LOOP)
 def test_no_line_before_a_loop_moves_what_the_loop_binds(code, fixed):
     code = 'x = torch.ones(2, device="cuda")\n' + code
-    fix = gpumagic.explain(run(code)).fix
-    assert fix.code == fixed
-    assert run(fix.apply(code)) is None
+    assert_fixed(code, fixed)
 
 
 GIVEN_BY_ANOTHER = [
@@ -536,9 +522,7 @@ GIVEN_BY_ANOTHER = [
 @pytest.mark.parametrize(("code", "fixed"), GIVEN_BY_ANOTHER)
 def test_an_assignment_that_may_not_have_run_is_not_where_an_operand_was_made(code, fixed):
     code = 'x = torch.ones(2, device="cuda")\n' + code
-    fix = gpumagic.explain(run(code)).fix
-    assert fix.code == fixed
-    assert run(fix.apply(code)) is None
+    assert_fixed(code, fixed)
 
 
 def test_an_operand_that_is_given_twice_is_moved_once():
@@ -546,6 +530,4 @@ def test_an_operand_that_is_given_twice_is_moved_once():
         "attention = nn.MultiheadAttention(4, 2).cuda()\nfor x in torch.ones(2, 3, 1, 4):\n"
         "    y = attention(x, x, x)\n"
     )
-    fix = gpumagic.explain(run(code)).fix
-    assert fix.code == '    x = x.to("cuda:0")'
-    assert run(fix.apply(code)) is None
+    assert_fixed(code, '    x = x.to("cuda:0")')
