@@ -14,6 +14,7 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import FunctionType, ModuleType
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 import torch.overrides
@@ -250,20 +251,24 @@ def _defaults(function: Any, table: dict[int, Any]) -> Iterator[_Swap]:
             yield function.__kwdefaults__, name, value, table[id(value)]
 
 
-_known: dict[str, int] = {}  # the ids of all modules at the last call of `_new_modules`
-_last_known: tuple[str, int] | None = None
+# All modules at the last call of `_new_modules`, and the name of the last one. Ids would not do: a
+# new module may have the id of a deleted one.
+_known: WeakValueDictionary[str, Any] = WeakValueDictionary()
+_last_known = ""
 
 
 def _new_modules() -> dict[str, Any]:
     """Return the modules that were imported since the last call."""
     global _last_known
     name = next(reversed(sys.modules))
-    last = name, id(sys.modules[name])
-    if last == _last_known:  # `sys.modules` keeps the order of imports
-        return {}
-    _last_known, before = last, dict(_known)
-    _known.update((name, id(module)) for name, module in list(sys.modules.items()))
-    return {n: sys.modules.get(n) for n, known in _known.items() if before.get(n) != known}
+    if name == _last_known and _known.get(name) is sys.modules[name]:
+        return {}  # `sys.modules` keeps the order of imports
+    modules, _last_known = list(sys.modules.items()), name
+    new = {n: m for n, m in modules if _known.get(n) is not m}
+    for name, module in new.items():
+        with suppress(TypeError):  # None blocks an import
+            _known[name] = module
+    return new
 
 
 def _look_at(modules: dict[str, Any]) -> None:

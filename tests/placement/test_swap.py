@@ -3,6 +3,7 @@
 import importlib
 import sys
 import threading
+import types
 from importlib.machinery import SourceFileLoader
 
 import pytest
@@ -194,6 +195,22 @@ def test_compile_inside_leaves_dynamo_whole():
         assert add(torch.zeros(2)).device == GPU1
     whole = torch.compile(make, backend="eager", fullgraph=True)
     assert whole(torch.zeros(2)).tolist() == [1, 1]
+
+
+def test_a_module_at_the_address_of_one_that_is_gone_is_placed():
+    name, seen = "same_address_of_gpumagic", set()
+    while len(seen) < 50:
+        module = types.ModuleType(name)
+        module.ones = torch.ones
+        sys.modules[name] = module
+        with gpumagic.on(1):
+            assert module.ones(2).device == GPU1
+        if id(module) in seen:
+            break
+        seen.add(id(module))
+        del sys.modules[name], module
+    else:
+        raise AssertionError("no module had the address of another")
 
 
 def test_a_module_imported_anew_is_placed(tmp_path, monkeypatch):
