@@ -9,13 +9,14 @@ import ast
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
-from functools import cached_property, partial
-from types import CodeType
+from functools import cached_property
+from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpumagic.display.progress_line import ProgressLine
 from gpumagic.errors import GpuError
 from gpumagic.memory.oom_state import TORCH, OutOfMemoryState
+from gpumagic.memory.out_of_memory import Lever
 from gpumagic.memory.written_forms import Form, functions_again, swapped
 from gpumagic.usercode.frames import FailedFrame, RestOfCode, bound, in_own_scope, parents, stored
 from gpumagic.usercode.values import is_tensor, torch_here
@@ -46,13 +47,29 @@ class Trials:
     def __init__(self, state: OutOfMemoryState, line: ProgressLine) -> None:
         self.state, self._line = state, line
         self._until = time.monotonic() + _PATIENCE_S
+        self.first: tuple[RestOfCode | None, dict[str, Any]] = None, {}
+        """Code with a change that all its dry runs have, and that change."""
+        self.helped: list[tuple[Lever, CodeTrial, dict[str, Any]]] = []
+        """Levers that are not enough alone, each with its trial and its change."""
         self.every = [CodeTrial(self, rest) for rest in state.rests]
         """A trial for each frame, the innermost first."""
+
+    def after(self, trial: "CodeTrial", change: dict[str, Any]) -> "Trials":
+        """Return new trials in which a trial's code has a change."""
+        again = Trials(self.state, self._line)
+        again._until, again.first = self._until, (trial.rest, change)
+        return again
+
+    def close(self) -> None:
+        """Release the tensors of all changes."""
+        self.helped.clear()
+        self.first = None, {}
 
     @cached_property
     def whole(self) -> "CodeTrial | None":
         """The outermost trial that runs out of memory like the cell, or None."""
-        return next((trial for trial in reversed(self.every) if trial.lacking > 0), None)
+        asked = (t for t in reversed(self.every) if self.first[0] in (None, t.rest))
+        return next((trial for trial in asked if trial.lacking > 0), None)
 
     @cached_property
     def loop(self) -> "CodeTrial | None":
@@ -88,7 +105,7 @@ class CodeTrial:
     """Measure the need of one frame's code, in bytes on the GPU that was short of memory."""
 
     def __init__(self, trials: Trials, rest: RestOfCode) -> None:
-        self._trials, self._state = trials, trials.state
+        self.trials, self._state = trials, trials.state
         self.rest, self.frame = rest, rest.frame
         loops = [loop for loop in rest.loops if not isinstance(loop, ast.While)]
         self._loop: Any = loops[0] if loops else None
@@ -128,7 +145,7 @@ class CodeTrial:
     def need(self) -> Need | None:
         """The need of the unchanged code; None if it cannot be followed."""
         # Memory that a module's `forward` keeps is freed by its backward pass.
-        around = (self, *self._trials.around(self))
+        around = (self, *self.trials.around(self))
         return None if any(t.frame.code.co_name == "forward" for t in around) else self.tried()
 
     @property
@@ -147,7 +164,7 @@ class CodeTrial:
             return None
         if need.most > self.room + gives:
             return None if self.grows_much else False
-        around = self._trials.around(self)
+        around = self.trials.around(self)
         steady = self._is_steady(need) and all(each._is_steady(each.need) for each in around)
         return steady or None
 
@@ -158,24 +175,29 @@ class CodeTrial:
             return False
         return not loops or (need is not None and need.grows == 0)
 
-    def tried(
-        self,
-        names: dict[str, Any] | None = None,
-        *,
-        keep: tuple[Sequence[str], Any] = ((), None),
-        within: Callable[[], AbstractContextManager[Any]] = nullcontext,
-        form: Form | None = None,
-    ) -> Need | None:
+    def tried(self, **change: Any) -> Need | None:
         """Return the need of the changed code; None if it cannot be followed.
 
         A change is one of: other values for `names`; `keep`, names and a function to apply to their
         values after each pass; `within`, which makes a context for the code; a replacement `form`.
         """
-        compiled = self._compiled
+        rest, first = self.trials.first
+        given = first if rest is self.rest else {}
+        return None if given.keys() & change.keys() else self._followed(**given, **change)
+
+    def _followed(
+        self,
+        names: dict[str, Any] | None = None,
+        keep: tuple[Sequence[str], Any] = ((), None),
+        within: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        form: Form | None = None,
+    ) -> Need | None:
+        compiled, functions = self._compiled, dict[FunctionType, CodeType]()
         if form is not None:
             with form.in_place():
                 compiled = _compiled(self.code, self.frame)
-                within = partial(swapped, functions_again(self._state.frames[0]))
+                for frame in self._state.frames:
+                    functions |= functions_again(frame)
         if compiled is None:
             return None
         changed = names or {}
@@ -190,14 +212,14 @@ class CodeTrial:
                 changed.clear()  # else this would keep alive the values that the code frees
                 into[_PASSES] = self._passes(into, note, keep)
                 with ExitStack() as contexts:
-                    for context in (*self._contexts(), within()):
+                    for context in (*self._contexts(), within(), swapped(functions)):
                         contexts.enter_context(context)
                     exec(compiled, into)
                 return {}
 
             return follow
 
-        run = self._trials.follow(space, prepare)
+        run = self.trials.follow(space, prepare)
         if run is None or (most := run.needed(self._state.name)) is None:
             return None
         notes = [each.reason for each in run.unknown if each.reason.startswith(_HELD)]
@@ -224,7 +246,7 @@ class CodeTrial:
 
     def _contexts(self) -> Iterator[Any]:
         """Recreate torch's contexts that are entered before this code, the outermost first."""
-        for each in reversed(self._trials.around(self)):
+        for each in reversed(self.trials.around(self)):
             yield from _contexts(each.rest.failed, each.frame)
         yield from _contexts(self._loop, self.frame)
 

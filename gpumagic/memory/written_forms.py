@@ -63,6 +63,11 @@ _OPERATORS = {"MatMult": "matmul", "Add": "add", "Sub": "sub", "Mult": "mul", "D
 _ALIKE = _OPERATORS | {"Pow": "pow", "T": "transpose", "mT": "transpose", "bmm": "matmul"}
 
 
+_PARTS = 8, 64  # in how many parts a module may read its batch
+# Methods that keep rows apart; those of `_REDUCED` do so along the last dimension.
+_EACH = "to", "cuda", "cpu", "float", "half", "detach", "relu", "sigmoid", "tanh", "exp"
+
+
 class Form(NamedTuple):
     """Describe a replacement: in words, its code, and the statements that it replaces."""
 
@@ -84,8 +89,8 @@ class Form(NamedTuple):
             self.block[:] = before
 
 
-def forms(rest: RestOfCode) -> Iterator[Form]:
-    """Yield replacements for the code around the failed statement."""
+def forms(rest: RestOfCode, *, learns: bool) -> Iterator[Form]:
+    """Yield replacements for the code around the failed statement; `learns` if gradients follow."""
     block: list[Any] = block_of(rest.failed) if rest.failed is not None else []
     first = block.index(rest.failed) if block else 0
     kinds = (ast.Assign, ast.Expr, ast.Return)
@@ -101,6 +106,9 @@ def forms(rest: RestOfCode) -> Iterator[Form]:
             (new,) = _expression(f"f({more})").keywords
             given = [word for word in node.keywords if word.arg != new.arg]
             yield from reader.replaced(node, ast.Call(node.func, node.args, [*given, new]))
+        if isinstance(node, ast.Call) and not learns and rest.frame.code.co_name != "forward":
+            for whole, part in reader.in_parts(node):
+                yield from reader.replaced(whole, part)
     if block and rest.loops:
         yield from _Reader(rest.frame, block, first).collected(rest.loops[0])
 
@@ -117,6 +125,13 @@ class _Swap(ast.NodeTransformer):
 
     def visit(self, node: ast.AST) -> Any:
         return self._change(node) or self.generic_visit(node)
+
+
+def _of_rows(layer: Any) -> bool:
+    """Whether each row of a layer's result depends only on that row of its batch."""
+    if hasattr(layer, "running_mean") and layer.training:
+        return False
+    return getattr(layer, "batch_first", True) and getattr(layer, "dim", -1) != 0
 
 
 def _unsqueezed(node: ast.Subscript) -> tuple[str, list[ast.expr]]:
@@ -196,6 +211,28 @@ class _Reader:
         is_torchs = (getattr(value, "__module__", None) or "torch").startswith("torch")
         return _ALIKE.get(name, name) if is_torchs or value is MISSING else "", given
 
+    def in_parts(self, node: Any) -> Iterator[tuple[ast.expr, ast.expr]]:
+        """Yield a module's call, with methods of its result, and code that splits its batch."""
+        batch: Any = node.args[0] if len(node.args) == 1 else None
+        while getattr(getattr(batch, "func", None), "attr", "") in _EACH:
+            batch = batch.func.value
+        model, x = map(self._frame.scope.value, (node.func, batch or node))
+        if not is_module(model) or not is_tensor(x) or x.dim() < 2 or len(x) < _PARTS[0]:
+            return
+        while getattr(node.parent, "attr", "") in (*_EACH, *_REDUCED):
+            call = node.parent.parent
+            given = [*map(ast.unparse, (*call.args, *(key.value for key in call.keywords)))]
+            if node.parent.attr in _REDUCED and given[:1] not in (["1"], ["-1"]):
+                break
+            node = call
+        part = ast.Name("rows")
+        text = ast.unparse(_Swap(lambda each: part if each is batch else None).visit(node))
+        _Swap(lambda each: batch if each is part else None).visit(node)
+        for parts in _PARTS if all(map(_of_rows, model.modules())) else ():
+            rows = 2 ** (len(x) // parts).bit_length() // 2 or 1
+            split = f"{ast.unparse(batch)}.split({rows})"
+            yield node, _expression(f"torch.cat([{text} for rows in {split}])")
+
     def filled(self, new: str) -> ast.expr:
         """Return a replacement with expressions in place of its letters."""
         known = {letter: node for letter, (node, _) in self._found.items()}
@@ -253,7 +290,7 @@ def functions_again(frame: FailedFrame) -> dict[FunctionType, CodeType]:
     """Return the functions whose code a frame runs, with code recompiled from the changed tree."""
     code = frame.code
     functions = [f for f in gc.get_referrers(code) if type(f) is FunctionType]
-    waiting = [compile(frame.tree or "", frame.filename, "exec", dont_inherit=True)]
+    waiting = [compile(frame.tree or "", frame.filename, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)]
     for each in waiting:
         if (each.co_name, each.co_firstlineno) == (code.co_name, code.co_firstlineno):
             return dict.fromkeys(functions, each)

@@ -50,6 +50,11 @@ CASES = {
         "each = lambda row: sum(g.sum() for g in [torch.func.grad(loss)(y, row)])\n"
         "out = torch.vmap(each)(x) / 1000",
     ),
+    "a model that reads all at once": (
+        "x = torch.randn(9000, 64, device=D)\nnet = nn.Linear(64, 2000).to(D)",
+        "def embed(model, x):\n    with torch.no_grad():\n"
+        "        return model(x.to(D)).relu().mean(1)\nout = embed(net, x)",
+    ),
     "copies of rows": (MATRICES, "z = x.repeat(1, 1, 1)\nout = x[None].repeat(900, 1, 1)[-1]"),
     "parts of a result": (
         MATRICES,
