@@ -1,7 +1,7 @@
 """Repeat the failed code in dry runs, from the state after an out-of-memory error.
 
 A dry run follows two passes of the innermost loop around the failing statement; without a loop, it
-follows the whole cell. Its peak is the code's need; the memory that the second pass adds is what
+follows the whole cell. The peak is the code's need; the memory that the second pass adds is what
 each pass keeps. Dry runs use forked copies of this process.
 """
 
