@@ -196,7 +196,7 @@ _IN_PLACE: tuple[tuple[re.Pattern[str], frozenset[str], bool], ...] = (
 _has_kernel = C._dispatch_has_kernel_for_dispatch_key
 _COMPOSITE = C.DispatchKey.CompositeImplicitAutograd
 _CUDA = C.DispatchKeySet(C.DispatchKey.CUDA)
-# For `IN_PARTS` torch's fakes have the shapes of the results, but not the temporary memory.
+# `IN_PARTS` run by these kernels, part by part: torch's fakes omit their temporary memory.
 _EXPLICIT = (
     C.DispatchKey.CompositeExplicitAutograd,
     C.DispatchKey.CompositeExplicitAutogradNonFunctional,
