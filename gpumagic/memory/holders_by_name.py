@@ -118,7 +118,7 @@ def _add_arrays(
     library = dict[Place, str]()
     kinds = {id(kind) for kind in walk.kinds if is_other_array(kind)}
     for array, place in array_places(obj for obj in walk.objects if id(type(obj)) in kinds):
-        block = allocator.block(place) if allocator is not None else None  # torch's, if shared
+        block = allocator.block(place) if allocator is not None else None  # None if not torch's
         if block is None:
             library[place] = library_of(array)
         if (number := walk.number(array)) is not None:
