@@ -1,7 +1,7 @@
 """Copy the operands of a failed call to one device and call again, for `%%ongpu … --fix`.
 
-The ledger names the line of each copy. This is a torch function mode, which adds a microsecond to
-each call of torch; cells without `--fix` do not pay for it.
+The ledger names the line of each copy. The torch function mode adds a microsecond to each call of
+torch, so it is active only in cells with `--fix`.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from gpumagic.placement import FunctionMode
 
 
 class AutoFix(FunctionMode):
-    """From `start` to `stop`, copy operands to one device if a call fails on several devices."""
+    """From `start` to `stop`, copy operands to one device if a call fails on mixed devices."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()

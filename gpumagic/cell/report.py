@@ -37,7 +37,7 @@ class Report(Shown):
     seconds : float
         From the cell's first statement until the device had finished its work.
     waited : bool
-        False if the wait was cut short by an interrupt or an error of the device.
+        False if an interrupt or an error of the device ended the wait for the device early.
     moved, left : tuple of Moved, tuple of Left
         The variables moved to the device, and the variables that stayed.
     move_seconds : float
@@ -47,7 +47,7 @@ class Report(Shown):
     results : tuple of str
         The new variables that stay on the device although `--back` moved the others back.
     said : frozenset of str
-        Clauses of the notebook's earlier reports that this report leaves out.
+        Clauses that this report omits, because earlier reports of the notebook have them.
     batches : Batches
         The batches that loaders copied to the device while the cell ran.
     memory : tuple of Memory
@@ -57,7 +57,7 @@ class Report(Shown):
     profile : CellProfile or None
         The cell's times, with `--profile`.
     energy : float or None
-        Joules of the whole board, by NVML's counter; None if unknown or under a second.
+        Joules of the whole board, by NVML's counter; None if unknown, or for a cell under a second.
     ledger : Ledger
         Every copy between devices and every wait while the cell ran, batches included.
     ledger_complete : bool
@@ -73,7 +73,7 @@ class Report(Shown):
     error : str or None
         The name of the exception that ended the cell.
     fault : str or None
-        The error that the device reported at the wait.
+        The error that the device reported during the wait.
     """
 
     device: Device
@@ -138,7 +138,7 @@ def last_report() -> Report | None:
     return _last[0] if _last else None
 
 
-# The report has its own clause for loaders; displayed values are not worth reporting.
+# Omitted copies: loaders have their own clause, and displayed values are not worth reporting.
 _OMITTED = ("loader", "display")
 _CLAUSES = 2  # clauses in the line; the others are folded
 _ITSELF = "the cell, or a library that it calls, chose that device itself: tell it to use {}"

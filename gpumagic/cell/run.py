@@ -32,13 +32,13 @@ _NO_LIBRARIES = ("torch", "builtins", "__main__")
 
 
 class _Share:
-    """One framework's part in a cell."""
+    """Hold one framework's moves, placement and memory during a cell."""
 
     def __init__(self, framework: Framework) -> None:
         self.framework = framework
         self.moves = Moves()
         self.origins: Origins = []  # origins of moved objects, until they are stored
-        self.placed: Any = None  # the value of its placement's context manager
+        self.placed: Any = None  # value of the framework's `place` context
         self.taken: list[str] = []  # GPUs that the cell's device replaced: "accelerate's cuda:0"
         self.memory: list[Memory] = []
         self.made: dict[str, Any] = {}  # new arrays, by the variable's name
@@ -107,14 +107,14 @@ class _Share:
         of = self.framework
         on_cpu = sum(of.nbytes(array) for array in self.made.values() if of.where(array) == "cpu")
         read = sum(entry.nbytes for entry in entries if entry.kind == "copy")
-        # Arrays that were only copied to the CPU were made on the device.
-        # A moved tensor may have been changed in place, without an allocation.
+        # If all bytes on the CPU were copied there, the arrays were computed on the device. A moved
+        # tensor may have been changed in place on the device, which allocates nothing.
         stayed = self.moves.left and not self.moves.moved
         return "all work was on cpu" if stayed or on_cpu not in (0, read) else ""
 
 
 class Run:
-    """Run a cell for the frameworks that it uses: `start`, run the cell, then always `finish`."""
+    """Manage the run of a cell: call `start`, run the cell, then always call `finish`."""
 
     def __init__(
         self,
@@ -159,9 +159,9 @@ class Run:
         self._bound: dict[str, int] = {}  # for `--back`: ids of the values before the cell
 
     def start(self, line: Callable[[], Any] | None = None) -> None:
-        """Move and place, or raise `GpuError` with nothing moved; `line` shows a long move."""
+        """Move variables and place, or raise `GpuError` with none moved; `line` shows progress."""
         for share in self._shares:
-            share.framework.own(self.device)  # raises, before any move, if it cannot be used
+            share.framework.own(self.device)  # raises before any move if the device cannot be used
         read = [*variables_read(self._names, self._namespace)] if self._move else []
         try:
             for share in self._shares if read else ():
@@ -236,7 +236,7 @@ class Run:
         self._interrupted = isinstance(error, KeyboardInterrupt)
         try:
             undo.close()
-            self._find_made()  # before variables go back
+            self._find_made()  # before variables are moved back
             new = self._new_variables() if self._back else ()
             backs = [s.bring_back(self._namespace) for s in self._shares if s.origins]
             there = [*self._made_there(new)]
@@ -317,7 +317,7 @@ class Run:
         if self._joules is None or self._seconds < LEAST_S:
             return None
         after = self._read_joules()
-        # After a reload, the driver counts from 0.
+        # If the driver was reloaded, its counter started again at 0.
         return None if after is None or after < self._joules else after - self._joules
 
     def _leave(self) -> None:
@@ -335,7 +335,7 @@ class Run:
                     touched = (memory.device for memory in share.memory)
                     share.framework.wait(*dict.fromkeys((self._where, *touched)))
         except Exception as failed:  # noqa: BLE001
-            # An error or the loss of the device is raised at the wait.
+            # The wait raises earlier errors of the device, and its loss.
             self._fault = first_line(failed)
         finally:
             self._seconds = self._clock() - self._started - self.left_out

@@ -2,7 +2,7 @@
 
 The code runs in a forked copy of the process, on torch's fake tensors, which have no data: shapes,
 dtypes, devices, copies, waits and memory are those of a real run. Code that depends on data ends
-the dry run, with the result up to there.
+the dry run; the result then describes the code up to that line.
 """
 
 import inspect
@@ -40,7 +40,7 @@ def dry_run(
     Parameters
     ----------
     function : callable
-        A function, a method or a module; `args` and `kwargs` are those of the call.
+        A function, a method or a module, to be called with `args` and `kwargs`.
     on : str, int, torch.device, Card or list, optional
         A device to place the call on, as with ``%%ongpu``: ``1``, ``"cuda:1"``, ``"free"`` … Or one
         or several cards that this machine lacks, by name or size: ``"H100 80GB"``, ``"24GiB"``. By
@@ -48,7 +48,7 @@ def dry_run(
     move : bool
         With `on`: whether the arguments, and variables that the call reads, are moved there first.
     limit : float
-        Seconds after which it stops, with the result up to there.
+        Seconds after which the dry run stops and returns its result so far.
 
     Returns
     -------
@@ -90,7 +90,7 @@ def dry_run(
 
 
 def _check(function: Any, given: object) -> None:
-    """Refuse what cannot be followed. JAX's threads, for example, do not survive a fork."""
+    """Raise `GpuError` if a call cannot be followed, such as JAX's: forks lose its threads."""
     if not callable(function):
         raise GpuError(
             f"dry_run takes a function to call, not {type(function).__name__}; type "

@@ -1,4 +1,4 @@
-"""Answer function calls on fake tensors: the outer one of a dry run's two modes of torch.
+"""Answer function calls on fake tensors, in the outer of a dry run's two torch modes.
 
 Real tensors that the code reaches later become fakes, and results that depend on data are unknown.
 Functions of torch that fail on fakes are replaced and never restored.
@@ -46,7 +46,7 @@ class Calls(TorchFunctionMode):
         answer = _ANSWERS.get(func)
         if answer is not None and args and isinstance(args[0], FakeTensor):
             return answer(self, func, args, kwargs, sys._getframe(1))
-        # A call on a storage: safetensors first makes a real tensor of the mapped file.
+        # Calls on a storage may use real tensors: safetensors makes one of the mapped file.
         of_storage = bool(args) and isinstance(args[0], torch.UntypedStorage)
         with suspended() if of_storage else nullcontext():
             out = func(*args, **kwargs)
@@ -93,7 +93,7 @@ class Calls(TorchFunctionMode):
         if tensor.constant is not None:
             with torch._C.DisableTorchFunction():
                 return tensor.constant.tolist()
-        if host_value(frame) is not None:  # a sampler's order: any will do
+        if host_value(frame) is not None:  # a sampler's order: any order will do
             return list(range(tensor.numel()))
         return _nested(tensor.shape)
 
@@ -202,7 +202,7 @@ def install(calls: Calls, note: Callable[[str], object], held: HeldMemory, virtu
         (torch.cuda, "synchronize", calls.wait),
         (torch.cuda, "memory_allocated", allocated),
         (torch.cuda, "memory_reserved", allocated),
-        # The code may have reset the peak.
+        # The peak is unknown, because the code may have reset it.
         *((torch.cuda, f"max_memory_{kind}", not_known) for kind in ("allocated", "reserved")),
         # Without this, torch would skip its fused layers, since a function mode is active.
         (torch.overrides, "has_torch_function", lambda *arguments: False),
@@ -212,7 +212,7 @@ def install(calls: Calls, note: Callable[[str], object], held: HeldMemory, virtu
         replaced.append((torch._meta_registrations, "device_hint", lambda tensor: "cpu"))
     for owner, name, value in replaced:
         setattr(owner, name, value)
-    # For functions compiled earlier: dynamo compiles nothing here, and fullgraph=True would raise.
+    # Functions compiled earlier run eagerly: dynamo cannot compile here, so fullgraph=True raises.
     torch.compiler.set_stance("force_eager")
     for module in (optimizers, _foreach_utils):
         # torch decides by the tensors' types whether an optimizer updates all tensors at once.
@@ -223,7 +223,7 @@ def _named(device: Any) -> str:
     return f"cuda:{torch.cuda._utils._get_device_index(device, optional=True)}"
 
 
-# Samples that are read of each batch; the rest are assumed to be like these.
+# Maximum number of samples to read for a batch; a larger batch repeats them.
 _SAMPLES = 64
 
 
@@ -236,7 +236,7 @@ def _in_this_process(loader: Any) -> Any:
 
     def fetch_some(indices: Any) -> Any:
         def fill(samples: list[Any]) -> Any:
-            # A collate function may modify its samples, so repeated ones are copies.
+            # A collate function may modify its samples, so repeated samples are copies.
             again = (samples[n % _SAMPLES] for n in range(_SAMPLES, len(indices)))
             return collate([*samples, *(s if isinstance(s, Tensor) else copy(s) for s in again)])
 

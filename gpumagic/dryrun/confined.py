@@ -1,7 +1,7 @@
 """Confine the code that a forked child follows: no file written, no program run, nothing sent.
 
-Guarantees: an action outside the child ends the dry run at the user's line, with a reason; the
-kernel refuses the same actions to C and C++ code; all printed and displayed output is captured.
+Guarantees: a refused action ends the dry run at the user's line, with a reason; the kernel refuses
+the same actions to C and C++ code; all printed and displayed output is captured.
 Only for a child that will exit: nothing here can be undone. Python's audit hook alone is not
 enough: Landlock stops torch's PyTorchFileWriter, `os.mkfifo`, shared memory and C's own writes;
 seccomp stops chmod and connections from C, and signals, priorities and limits for other processes.
@@ -92,7 +92,7 @@ class Confinement:
         if reason:
             stopped = Stopped(reason)  # creating it records it for the report
             if event in _PROGRAMS and not _asked_by_user(sys._getframe(1)):
-                raise PermissionError(reason)  # to a library, such as one that runs `nvidia-smi`
+                raise PermissionError(reason)  # libraries that run `nvidia-smi` handle this
             raise stopped
 
     def _import_without_fakes(self) -> None:
@@ -124,7 +124,7 @@ def _at_once(pool: Any, function: Any, /, *args: Any, **options: Any) -> Future[
 
 
 def _asked_by_user(frame: FrameType | None) -> bool:
-    """Whether the user's code called Python's standard library."""
+    """Whether the user's code, not a library, called the standard library."""
     own = os.path.dirname(os.__file__)
     while frame is not None and os.path.dirname(frame.f_code.co_filename) == own:
         frame = frame.f_back
@@ -144,7 +144,7 @@ def held_by_the_kernel() -> bool:
     return _no_file_written(libc) and refused == 0 and machine in _CALLS
 
 
-# Landlock protects files, on Linux 5.13 and newer; its system calls have these numbers everywhere.
+# Landlock protects files, on Linux 5.13 and newer. Its system calls have these numbers on all CPUs.
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _VERSION = _PATH_BENEATH = 1
 _WRITE_FILE, _TRUNCATE = 1 << 1, 1 << 14
@@ -167,13 +167,13 @@ def _no_file_written(libc: Any) -> bool:
     return bool(libc.syscall(_RESTRICT_SELF, ruleset, 0) == 0)
 
 
-# A filter of system calls stops everything else.
+# seccomp's filter of system calls stops all other actions.
 _NO_NEW_PRIVILEGES, _SECCOMP, _FILTER = 38, 22, 2
 _LOAD, _IS, _RETURN = 0x20, 0x15, 0x06
 _ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | errno.EACCES
 # By architecture: its number; calls that change a file's length, mode, owner, times or attributes,
-# connect, send, start a program or access another process; calls that signal or change the process
-# in their first argument; and calls that name it in their second argument.
+# connect, send, start a program or access another process; calls that signal or change a process,
+# which is their first argument; and calls that do so to their second argument.
 _CALLS: dict[str, tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = {
     "x86_64": (
         0xC000003E,
@@ -200,7 +200,7 @@ def _filter(machine: str) -> bytes:
     """Return the BPF program that the kernel runs before each system call."""
 
     def step(does: int, value: int, then: int = 0, otherwise: int = 0) -> bytes:
-        return struct.pack("=HBBI", does, then, otherwise, value)  # the steps to skip, by result
+        return struct.pack("=HBBI", does, then, otherwise, value)  # then, otherwise: steps to skip
 
     allow, refuse = step(_RETURN, _ALLOW), step(_RETURN, _REFUSE)
     if machine not in _CALLS:

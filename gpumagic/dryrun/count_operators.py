@@ -1,4 +1,4 @@
-"""Count what operators allocate and copy: a dry run's inner mode.
+"""Count the memory and the copies of operators, in the inner of a dry run's two torch modes.
 
 Copies between devices are recorded as the ledger records them, so the table and the advice equal
 those of a real run, without times. Composite operators are decomposed as on CUDA. If a fake result
@@ -48,7 +48,7 @@ _READABLE = {
 
 
 class Crossings:
-    """Count the copies and waits that operators on fakes would make, as a watch does."""
+    """Count the copies and waits that operators on fakes would make, as `%gpuwatch` does."""
 
     def __init__(self) -> None:
         self.counts: dict[tuple[Any, ...], Count] = {}
@@ -85,7 +85,7 @@ class Operators(TorchDispatchMode):
         self.backward = False  # whether a backward pass has run
         self._held, self._crossings = held, crossings
         self._at_node: tuple[str, int] | None = None
-        self._began = 0  # storages created before the node began
+        self._began = 0  # number of storages created before the node began
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -163,7 +163,7 @@ class Operators(TorchDispatchMode):
     def _replaced(self, func: Any, name: str, args: Any) -> tuple[Tensor, bool] | None:
         """Return the tensor that a real run would write into, and whether that is certain."""
         node = C._current_autograd_node()
-        # Its name and number, since the node itself would keep tensors alive.
+        # Store the node's name and number, because the node itself would keep tensors alive.
         number = None if node is None else (node.name(), node._sequence_nr())
         if number != self._at_node:
             self._at_node, self._began = number, self._held.made
@@ -177,15 +177,15 @@ class Operators(TorchDispatchMode):
         for nodes, names, certain in _IN_PLACE if of_node else ():
             if {name, overload} & names and nodes.match(number[0]):
                 return first, certain
-        # The engine adds a tensor's later gradients to the first one, which another node made,
-        # unless that gradient is a view or expanded.
+        # The engine adds later gradients of a tensor to its first gradient, which another node
+        # made, unless the first gradient is a view or expanded.
         if overload != "add.Tensor" or of_node or torch.is_grad_enabled() or first._is_view():
             return None
         return (first, False) if first.nbytes == first.untyped_storage().nbytes() else None
 
 
 # In these nodes of the graph torch writes into a tensor that the node has just created: zeros, a
-# mask, a sum. It is certain (True) if the node keeps that tensor alive until its end.
+# mask, a sum. True: this is certain, because the node keeps that tensor alive until it ends.
 _WRITES = ("scatter", "scatter_add", "index_add", "index_fill", "index_put", "_unsafe_index_put")
 _SUMS = ("add.Tensor", "sub.Tensor", "mul.Tensor")
 _IN_PLACE: tuple[tuple[re.Pattern[str], frozenset[str], bool], ...] = (
@@ -196,7 +196,7 @@ _IN_PLACE: tuple[tuple[re.Pattern[str], frozenset[str], bool], ...] = (
 _has_kernel = C._dispatch_has_kernel_for_dispatch_key
 _COMPOSITE = C.DispatchKey.CompositeImplicitAutograd
 _CUDA = C.DispatchKeySet(C.DispatchKey.CUDA)
-# For `IN_PARTS` torch's fakes have the shapes of the results, but not the temporary memory.
+# `IN_PARTS` run by these kernels, part by part: torch's fakes omit their temporary memory.
 _EXPLICIT = (
     C.DispatchKey.CompositeExplicitAutograd,
     C.DispatchKey.CompositeExplicitAutogradNonFunctional,
@@ -239,7 +239,7 @@ def _caller(frame: FrameType | None) -> FrameType | None:
 
 # -- results of a different size
 def _own(func: Any, name: str, args: Any) -> _Function | None:
-    """Return the replacement of `func`; None if torch's fake is right."""
+    """Return a replacement of `func`; None if torch's fake result has the real size."""
     if (make := _RESULTS.get(name)) is not None:
         return lambda *args, **kwargs: make(**_bound(func, args, kwargs))
     # Fused optimizers write into their arguments and return nothing.
@@ -278,7 +278,7 @@ def _loss(self: Tensor, target: Tensor, reduction: int = 1, **_: Any) -> Tensor:
 
 
 def _log_sigmoid(self: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
-    """Return the result, and the buffer that the CPU's kernel needs, also on virtual GPUs."""
+    """Return the result, and the buffer of the CPU's kernel, which virtual GPUs run too."""
     on_host = torch._meta_registrations.device_hint(self) == "cpu"
     return torch.empty_like(self), torch.empty_like(self) if on_host else self.new_empty(0)
 
@@ -315,7 +315,7 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """Compute without a weight matrix where sdp_utils.cpp would choose such a kernel."""
+    """Call the kernel without a weight matrix wherever sdp_utils.cpp would choose one."""
     given, mask = (query, key, value), added(attn_mask, query.dtype)
     alike = query.dim() == 4 and query.dtype == key.dtype == value.dtype
     groups = enable_gqa and query.shape[-3] != key.shape[-3]

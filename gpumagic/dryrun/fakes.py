@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-# `suspended` needs this module, and may first run during another import: too late to import it.
+# Imported now for `suspended`, which may first run during another import: too late to import this.
 import torch._subclasses.schema_check_mode
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -185,7 +185,7 @@ class Fakes(FakeTensorMode):
         super().__init__(allow_fallback_kernels=False, allow_non_fake_inputs=True)
         # `count` gets each new fake; `tracked` is called if a backward pass reaches a `_Cut`.
         self._count, self._tracked = count, tracked
-        # The real tensors: freeing a GPU's memory would call its driver.
+        # Keeps the real tensors alive, because freeing a GPU's memory would call its driver.
         self._kept: list[Tensor] = []
         self._without: dict[int, str] = {}
 
@@ -211,7 +211,7 @@ class Fakes(FakeTensorMode):
             if is_real(found.tensor):
                 self._convert(found.tensor)
         for module, name, tensor in scripted:
-            module.setattr(name, tensor)  # C++ still holds the real one
+            module.setattr(name, tensor)  # C++ still holds the real tensor
 
     def fake(self, tensor: Tensor) -> None:
         """Make a fake of a tensor that the code uses; raise `Stopped` if torch cannot."""
@@ -265,7 +265,7 @@ class Fakes(FakeTensorMode):
 
 @contextmanager
 def suspended() -> Iterator[None]:
-    """Allow real tensors within, for objects that belong to the process, not to the dry run."""
+    """Allow real tensors in the block, for objects of the process, not of the dry run."""
     with _disable_current_modes(), torch._C.DisableTorchFunction():
         yield
 
@@ -277,7 +277,7 @@ def is_real(tensor: Tensor) -> bool:
 
 
 def _is_a_number(tensor: Tensor) -> bool:
-    """Whether a tensor is one number on the host, as a step count is: its fake keeps the value."""
+    """Whether a tensor is one number on the host, such as a step count: fakes keep its value."""
     return (
         type(tensor) is Tensor
         and tensor.device.type == "cpu"

@@ -59,12 +59,12 @@ class Subject:
 
     namespace: dict[str, Any]
     reads: list[tuple[str, Any]]  # by name; a name that is not in the namespace is an argument
-    # Given a function that reports skipped code, returns one that runs the code.
+    # Takes a function that reports skipped code; returns a function that runs the code.
     prepare: Callable[[Note], Callable[[], dict[str, Any]]]
     device: Device | None  # where new tensors are made
     move: bool  # whether the variables that the code reads are moved there
     limit: float  # seconds
-    cards: tuple[Card, ...] = ()  # cards that are not here; `device` replaces the first
+    cards: tuple[Card, ...] = ()  # cards that are not here; `device` simulates the first
 
     @property
     def where(self) -> str:
@@ -84,7 +84,7 @@ def dry(subject: Subject) -> DryRun:
     device = subject.device
     target = None if device is None else as_torch(device)
     before = measure(target, next(iter(subject.cards), None))
-    with deferred():  # a partial import stays partial
+    with deferred():  # an interrupted import would stay incomplete
         importlib.import_module("torch._dynamo")  # here, or each copy would import it again
     outer = placement()
 
@@ -142,7 +142,7 @@ class _Following:
             with self._caught():
                 if self._target is not None:
                     self._bring(self._target)
-                subject.reads.clear()  # memory that the code releases must be freed
+                subject.reads.clear()  # else they keep memory alive that the code frees
                 variables = _Variables(subject.namespace)
                 self._start_clock()
                 named = go()
@@ -198,7 +198,7 @@ class _Following:
             self.note(stopped.reason, stopped.where, ended=True)
         except KeyboardInterrupt as error:
             self.note("interrupted", innermost_of(error.__traceback__), ended=True)
-        except BaseException as error:  # noqa: BLE001  what the user's code raises is the result
+        except BaseException as error:  # noqa: BLE001  the user's error is a result
             where = innermost_of(error.__traceback__)
             if raised and raised[-1].where == where:  # C++ has converted `Stopped` to another error
                 self.note(raised[-1].reason, raised[-1].where, ended=True)
@@ -214,7 +214,7 @@ class _Following:
     def _start_clock(self) -> None:
         self._timed = True
         signal.signal(signal.SIGALRM, self._time_is_up)
-        # Repeatedly, since an exception is lost where Python cannot raise, as in a finalizer.
+        # Repeat the signal: an exception is lost where Python cannot raise, as in a finalizer.
         signal.setitimer(signal.ITIMER_REAL, self._subject.limit, 0.2)
 
     def _time_is_up(self, number: int, frame: FrameType | None) -> None:
@@ -237,7 +237,7 @@ class _Following:
 
 
 class _Variables:
-    """Record each name's object by a weak reference, so that it can be freed."""
+    """Record each name's object by a weak reference, so that the object can be freed."""
 
     def __init__(self, namespace: dict[str, Any]) -> None:
         self._namespace = namespace
@@ -322,7 +322,7 @@ class _DryShell:
 
     def run_cell_magic(self, name: str, line: str, cell: str) -> Any:
         number = sys._getframe(1).f_lineno
-        # gpumagic's own magic line was removed above it.
+        # Count gpumagic's own magic line, which was removed above this line.
         below = "%%ongpu" in linecache.getline(self._file, number)
         return self._magic(name, "%%", cell, number + below)
 
@@ -341,7 +341,7 @@ class _DryShell:
         try:
             # Prepend blank lines, so that line numbers are the cell's.
             tree = ast.parse("\n" * max(above, 0) + self._transform(text))
-        except SyntaxError:  # options of the magic
+        except SyntaxError:  # the magic has options
             return self._left_out(f"{mark}{name} {text.strip()}")
         if name != "time":
             self._note(f"{mark}{name} was left out; its code was followed once")

@@ -1,4 +1,4 @@
-"""Run a function in a forked copy of this process, and bring back what it returns.
+"""Run a function in a forked copy of this process, and return its result.
 
 Guarantees: whatever the function does, this process, its files and its terminal do not change; the
 child has ended when the call returns, also after Ctrl-C or a timeout. On Linux the child can read
@@ -63,7 +63,7 @@ def run_forked(work: Callable[[], Any], limit: float) -> Any:
         receiver.close()
         if pid:
             with deferred():
-                os.kill(pid, signal.SIGKILL)  # it is not reaped yet, so the id is still its own
+                os.kill(pid, signal.SIGKILL)  # not reaped yet, so the id is still the child's
                 status = os.waitpid(pid, 0)[1]
     if answer is None:
         how = f"ended by signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else "exited"
@@ -89,7 +89,7 @@ def _work_in_child(work: Callable[[], Any], sender: Connection) -> None:
         gc.freeze()
         if collects:
             gc.enable()
-        faults.forget()  # later ones are sent to the parent
+        faults.forget()  # later faults are sent to the parent
         try:
             done, value = True, work()
         except BaseException as error:  # noqa: BLE001  the parent raises it

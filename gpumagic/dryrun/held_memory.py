@@ -1,8 +1,7 @@
 """Count the memory that a dry run would allocate on each device; compare it with a card's.
 
-Each storage counts once while anything refers to it, with the block size and the temporary memory
-that CUDA would take. Libraries' workspaces are not counted: a peak is "at least". A card that is
-not in this machine is assumed to be empty.
+Each storage counts once while anything refers to it, with CUDA's block sizes and temporary memory.
+Libraries' workspaces are not counted: a peak is "at least". An absent card is assumed to be empty.
 """
 
 import sys
@@ -34,8 +33,8 @@ class _Storage:
     order: int  # its number, in order of creation
     device: str
     requested: int
-    size: int = 0  # counted bytes: on a GPU, those of its block
-    address: int = -1  # of its block; below 0 if it has none
+    size: int = 0  # counted bytes: on a GPU, its block's bytes
+    address: int = -1  # its block's address; negative if it has no block
 
 
 class HeldMemory:
@@ -51,7 +50,7 @@ class HeldMemory:
         self._allocators: defaultdict[str, CachingAllocator] = defaultdict(CachingAllocator)
         self._begun = False
         self.made = 0  # storages so far
-        self._leaving: int | None = None  # the storage that the newest one may have replaced
+        self._leaving: int | None = None  # key of the storage that the newest may reuse
 
     def age(self, tensor: Any) -> int:
         """Return the number of the tensor's storage, in order of creation; the last if unknown."""
@@ -73,7 +72,8 @@ class HeldMemory:
     ) -> None:
         """Count the storage of a fake, once, for as long as it lives.
 
-        A real run may write into `replaced`. `existing` memory is allocated already.
+        `replaced` is a tensor that a real run may reuse, and whether that is certain. `existing`
+        memory is allocated already.
         """
         if tensor.layout is not torch.strided:
             return  # a sparse tensor has no storage

@@ -34,7 +34,7 @@ class Assigned:
 class Peak:
     """Record the least memory needed on one device, in bytes.
 
-    Without workspaces of cuBLAS and cuDNN, and without the allocator's fragmentation.
+    The workspaces of cuBLAS and cuDNN and the allocator's fragmentation are not included.
     """
 
     device: str
@@ -59,7 +59,7 @@ class OnCard:
 
     card: Card
     needed: int  # bytes, at least
-    at: UserLine | None  # the first line that needs more than there is; None before the first line
+    at: UserLine | None  # first line that exceeds the card; None if the start does, or none does
 
     @property
     def left(self) -> int:
@@ -83,7 +83,7 @@ class Unknown:
     def __str__(self) -> str:
         if self.where is None:
             return self.reason
-        # A magic's line is not the text that the user typed, and the reason names the magic.
+        # A magic's line is left out: the user did not type it, and the reason names the magic.
         typed = self.where.line and "get_ipython()" not in self.where.source
         source = f" · {self.where.source}" if typed and self.where.source else ""
         return f"{replace(self.where, source='')}: {self.reason}{source}"

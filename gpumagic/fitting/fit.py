@@ -1,7 +1,7 @@
 """Find the largest value for which code fits into a GPU's memory: `gpumagic.fit`.
 
 Guarantees: the user's variables, random state, settings and memory are restored; Ctrl-C or an error
-keeps the results so far. Files that the code writes are not undone.
+keeps the results so far. Files that the code writes are not restored.
 """
 
 import inspect
@@ -45,8 +45,8 @@ def fit(
     code : str or callable
         The code to fit. A function is called with the variable if it has a parameter of that name.
     on : object, optional
-        The GPU, by any of its names; the current GPU if None. Or cards that are not here, as in
-        `dry_run`: ``"H100 80GB"``, ``["RTX 4090", "24GiB"]``; then the code is not run.
+        The GPU, by any of its names; the current GPU if None. For cards that are not here, as in
+        `dry_run` (``"H100 80GB"``, ``["RTX 4090", "24GiB"]``), the code is not run.
     margin : float
         The fraction of the free memory that is left free. If six dry runs do not find the largest
         value, the result is at most the fraction `margin` / 2 below it, and says so.
@@ -70,7 +70,7 @@ def fit(
     ------
     GpuError
         No such GPU or card, no variable or several, values that are not numbers, or code that does
-        not read the variable; if only dry runs are made, also code that they cannot follow.
+        not read the variable. With only dry runs, also if they cannot follow the code.
     Exception
         Any error of the code, except for running out of memory.
 

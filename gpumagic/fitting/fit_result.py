@@ -47,7 +47,7 @@ class Fit(Shown):
     name : str
         The variable.
     largest : tuple of Largest
-        For the GPU, or for each card that was named.
+        One for the GPU, or one for each named card.
     tried : tuple of Tried
         The bytes that each tried value needs, in ascending order of values.
     trains : bool or None
@@ -59,7 +59,7 @@ class Fit(Shown):
     interrupted : bool
         Whether Ctrl-C ended the search; the results up to then are recorded.
     stopped : str
-        Why larger values may fit too: the value at which it stopped, and the reason.
+        Why larger values may fit too: the value at which the search stopped, and the reason.
     values : sequence of numbers
         The given values, in ascending order.
     seconds : float

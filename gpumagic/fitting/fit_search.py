@@ -31,9 +31,9 @@ from gpumagic.usercode.program import FUNCTION, Program
 from gpumagic.usercode.variables import variables_read
 
 _FAR_S = 20.0
-_MAX_RUNS = 8  # as each measurement may move the search to a larger or smaller value
-# After `_FEW` calls the answer may be within `near` of the largest value; after `_MANY` calls the
-# bracket is halved.
+_MAX_RUNS = 8  # limited, as each measurement may send the search up or down
+# After `_FEW` calls, an answer within `near` of the largest value is accepted. After `_MANY` calls,
+# each call halves the bracket.
 _FEW, _MANY = 6, 7
 Need = Callable[[float], float]
 
@@ -68,7 +68,7 @@ class Search:
         self._near = self.margin / 2
         self._last = self.values[0]
         self._reads = self._read()
-        # Bytes of the variables that are on the device already, which a run copies.
+        # Bytes that a run copies: the variables that are on the device already.
         self._copied = nbytes_held(self._reads, str(self._target))
 
     def _read(self) -> list[tuple[str, Any]]:
@@ -83,7 +83,7 @@ class Search:
 
     # -- the search
     def run(self, *, dry: bool) -> None:
-        """Predict, then confirm unless `dry`; code that dry runs cannot follow is run."""
+        """Predict, then confirm unless `dry`; if dry runs cannot follow the code, only run it."""
         first, *rest = self.values[:2]
         unknown = math.isinf(self._predict(first))
         if unknown and first in self._raises and rest and math.isfinite(self._predict(rest[0])):
@@ -128,7 +128,7 @@ class Search:
             ] = None
 
     def _estimate(self, value: float) -> float:
-        """Estimate a value's bytes from all results; infinite at or above one that did not fit."""
+        """Estimate a value's bytes from all results; infinite at or above a value that failed."""
         if value in self._measured:
             return self._measured[value]
         if any(math.isinf(need) and value >= most for most, need in self._measured.items()):
@@ -160,7 +160,7 @@ class Search:
     def _predict(self, value: float) -> float:
         """Return the bytes needed beyond those allocated; infinite if the dry run ended early."""
         if value not in self._predicted and value not in self._ended:
-            self._told(value, "dry run")  # it may take long
+            self._told(value, "dry run")  # reported before it too, as it may take long
             try:
                 self._learn(value, dry(self._subject(value)))
             except GpuError as error:
@@ -182,7 +182,7 @@ class Search:
             ends = [str(each) for each in run.unknown if each.ended]
             self._ended[value] = [*raised, *ends][0]
             self._raises |= {value} if raised else set()
-        # The next dry run is stopped after three times as long, but not before 20 s.
+        # The next dry run is stopped after three times this run's time, but not before 20 s.
         self._limit = min(LIMIT_S, max(_FAR_S, 3 * run.seconds))
 
     def _subject(self, value: float) -> Subject:
@@ -205,7 +205,7 @@ class Search:
 
     # -- runs on copies
     def _run(self, value: float) -> float:
-        """Return the bytes needed beyond those allocated, less those of copies of the variables."""
+        """Return the bytes that a run allocates, without those of the copied variables."""
         if value not in self._measured:
             self._told(value, "run")
             self._measured[value] = contextvars.copy_context().run(self._measure, value)
@@ -289,10 +289,10 @@ def largest(
 ) -> float | None:
     """Return the largest of ascending `values`, all above 0, that needs at most `limit`, or None.
 
-    `need` must not decrease as the value grows, and may return infinity. It is called for the
-    answer and for the next value, which is over the limit. If six calls do not find both, the
-    smallest value found over the limit exceeds the answer by at most the fraction `near`. For an
-    affine need, four calls suffice. `from_below` at most doubles a value that was within the limit.
+    `need` must not decrease as the value grows, and may return infinity. The search ends once it
+    has called `need` for the answer and for the next value, which is over the limit; or, after six
+    calls, for the answer and a value over the limit that is at most the fraction `near` larger. An
+    affine need takes at most four. `from_below` at most doubles a value that was within the limit.
     """
     if need(values[0]) > limit:
         return None
@@ -315,7 +315,7 @@ def largest(
 
 
 def _doubled(values: Sequence[float], need: Need, limit: float) -> tuple[int, int]:
-    """Double values until one is over the limit or the last; return the last two indices."""
+    """Double until a value exceeds the limit or is the last; return the last two indices."""
     low = high = 0
     while high < len(values) - 1 and need(values[high]) <= limit:
         low, high = high, max(bisect_right(values, 2 * values[high]) - 1, high + 1)
@@ -328,7 +328,7 @@ def _estimate(values: Sequence[float], low: int, high: int, need: Need, limit: f
     at_low, at_high = need(values[low]) - least, need(values[high]) - least
     if math.isinf(at_high) or at_high <= at_low * (1 + 1e-9):
         return math.sqrt(values[low] * values[high])
-    if at_low <= 0:  # the power is not known
+    if at_low <= 0:  # no power can be computed
         return values[low] + (limit - least) * (values[high] - values[low]) / at_high
     power = math.log(at_high / at_low) / math.log((values[high] - first) / (values[low] - first))
     return first + (values[low] - first) * math.pow((limit - least) / at_low, 1 / power)

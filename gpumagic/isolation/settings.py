@@ -30,7 +30,7 @@ class Setting(NamedTuple):
     """One setting to restore."""
 
     name: str
-    # Returns the value; if code changes the value in place, a copy.
+    # Returns the value, or a copy if code can change the value in place.
     read: Callable[[], Any]
     write: Callable[[Any], object]
 
@@ -160,7 +160,7 @@ def kept() -> Iterator[None]:
 
 
 def thread_modes() -> Callable[[ExitStack], None]:
-    """Return a function that sets this thread's modes of torch and numpy on another thread."""
+    """Return a function that sets this thread's torch and numpy modes on its calling thread."""
     torch = torch_here()
     inference = torch is not None and torch.is_inference_mode_enabled()
     here = _now(_of_a_thread())
@@ -236,7 +236,7 @@ class Randomness:
             _tensorflow()._set_global_seed(seed)
             if drawn is not None:
                 _tensorflow()._rng.setstate(drawn)
-        for name, generator in _generators().items():  # the CPU's is the first
+        for name, generator in _generators().items():  # the CPU's is first, as others use its seed
             if name in self._devices:
                 generator.set_state(self._devices[name])
             else:  # as `torch.manual_seed` does for a device initialized later
@@ -271,7 +271,7 @@ def _tensorflow() -> Any:
 
 
 def _tensorflow_state() -> tuple[int | None, Any] | None:
-    """Return TensorFlow's seed, and the state of its operations' seeds."""
+    """Return TensorFlow's seed, and the state of the generator of operations' seeds."""
     found = _tensorflow()
     if found is None:
         return None

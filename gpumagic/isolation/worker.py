@@ -1,6 +1,6 @@
 """Run jobs on threads that can be interrupted, and discard the output of timed code.
 
-An interrupt ends the intended job or none.
+An interrupt ends the job that was running when it was sent, or no job.
 """
 
 import ctypes
@@ -43,7 +43,7 @@ class Quiet:
     def __exit__(self, *error: object) -> None:
         while self._replaced:
             owner, name, before, sink = self._replaced.pop()
-            # Keep another stream that code has installed since.
+            # Keep another stream that the code has installed since.
             if getattr(owner, name) is sink:
                 setattr(owner, name, before)
 
@@ -152,8 +152,8 @@ def _raise_in(ident: int, kind: type[BaseException]) -> None:
 
 
 def wait_for_all(futures: Collection[Future[Any]], until: str = "ALL_COMPLETED") -> None:
-    """Wait for jobs, or until one has failed; an interrupt is raised within half a second."""
-    # If a signal arrives just before Python waits for a lock, it is handled only after the wait.
+    """Wait for all jobs, or until the first exception; interrupts raise within half a second."""
+    # Waits are short, because a signal that arrives just before a wait is handled only after it.
     left: Collection[Future[Any]] = futures
     while left:
         done, left = wait(futures, _LOOK_S, until)

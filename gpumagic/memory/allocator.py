@@ -35,7 +35,7 @@ from gpumagic.memory.memory_report import Made, share
 from gpumagic.usercode.files import UserLine, innermost, is_users, label, source_of
 
 _C: Any = torch._C
-# A subclass may override these methods, so torch's C class is used.
+# A subclass may override these methods, so they are taken from torch's C class.
 _number, _storage = (vars(_C.TensorBase)[name] for name in ("get_device", "untyped_storage"))
 # Unlike `data_ptr`, this does not trigger the copy of copy-on-write memory.
 _data_address = _C._data_address
@@ -48,7 +48,7 @@ def is_native() -> bool:
 
 
 class Allocator:
-    """Snapshot of the allocated blocks; if the allocator lists none, each storage is a block."""
+    """Snapshot of allocated blocks; if the allocator lists none, each storage counts as a block."""
 
     def __init__(self) -> None:
         segments = _segments()
@@ -60,7 +60,7 @@ class Allocator:
                 if each["state"] == "active_allocated":
                     blocks[each["address"]] = each
         self._starts = {number: sorted(blocks) for number, blocks in self._blocks.items()}
-        # By stamp and by the id of the frames' list, which allocations of one line may share.
+        # Cached lines by stamp and id of the list of frames; allocations can share one list.
         self._made: dict[tuple[int, str], Made | None] = {}
 
     @property
@@ -166,10 +166,10 @@ def users(frames: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
 def _made(frames: Iterable[Mapping[str, Any]], stamp: str) -> Made | None:
     """Return the user's innermost line, and the cell that ran it if the line is elsewhere."""
     frame = users(frames)
-    if frame is None or frame["filename"].startswith("<timed "):  # `%%time` counts its own lines
+    if frame is None or frame["filename"].startswith("<timed "):  # `%%time` renumbers lines
         return Made(stamp) if stamp else None
     name = label(frame["filename"])
-    # All runs of a cell have one file name: the stamp says which of them ran this line.
+    # All runs of a cell share one file name; the stamp names the run that executed this line.
     if stamp and name.startswith("In [") and frame["name"] == "<module>":
         return Made(stamp, frame["line"])
     tops = (each for each in frames if each["name"] == "<module>")
@@ -221,12 +221,12 @@ _RUN = "_engine_run_backward"
 
 @dataclass(frozen=True, repr=False)
 class MemoryPeak(Shown):
-    """Record the moment of a cell at which the most memory was allocated on one GPU."""
+    """Record when a cell had the most memory allocated on one GPU, and by which lines."""
 
     device: str  # "cuda:0"
     nbytes: int  # allocated at that moment, by torch's allocator
     seconds: float  # after the cell's start
-    line: str  # of the last allocation before it: "line 7: loss.backward()"
+    line: str  # line of the allocation that reached the peak: "line 7: loss.backward()"
     # Bytes by the line that allocated them, the most first; "before the cell" counts as a line.
     lines: tuple[tuple[str, int], ...]
     complete: bool = True  # False if there were more events than the record holds
@@ -246,7 +246,7 @@ def replay(
     live = {each["address"]: (each["size"], BEFORE) for each in before}
     now = most = sum(nbytes for nbytes, _ in live.values())
     at, at_line = start_us, BEFORE
-    held, freed = Counter({BEFORE: now}), Counter[str]()  # by line: now, freed since the peak
+    held, freed = Counter({BEFORE: now}), Counter[str]()  # by line: now; freed since the peak
     for entry in sorted(trace, key=itemgetter("time_us")):
         if entry["action"] == "alloc":
             live[entry["addr"]] = nbytes, name = in_blocks(entry["size"]), line(entry)
@@ -296,7 +296,7 @@ class PeakRecorder:
         self._start = time_ns() // 1000
 
     def stop(self, ran: float) -> MemoryPeak | None:
-        """Undo the changes; return the peak. The cell `ran` this many seconds."""
+        """Stop recording and return the peak; `ran` is the cell's time in seconds."""
         began, cell_us = perf_counter(), time_ns() // 1000 - int(ran * 1e6)
         with self._stack:
             snapshot = memory._snapshot()
@@ -308,14 +308,14 @@ class PeakRecorder:
         missing = abs(now - torch.cuda.memory_allocated(self._index))
         return replace(
             peak,
-            # An event before the cell shows that the record has dropped none of the cell's.
+            # If an event from before the cell is still recorded, none of the cell's was dropped.
             complete=len(trace) < max(len(whole), PEAK_RING) and missing <= _ROUNDED * peak.nbytes,
             saved=self._save or "",
             added_seconds=perf_counter() - began,
         )
 
     def _timed(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """Record time and line of each backward pass: autograd's threads have no user line."""
+        """Wrap `run` to record each backward pass's line, as autograd's threads have none."""
 
         def backward(*args: Any, **kwargs: Any) -> Any:
             __tracebackhide__ = True

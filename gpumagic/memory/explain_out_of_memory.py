@@ -30,9 +30,9 @@ from gpumagic.usercode.variables import names_read
 _MOST = 4
 # A change that saves less than this share of the need is not shown, unless the cell then fits.
 _WORTH = 0.05
-# A float32 copy of a tensor of less than this many bytes fits on a full GPU.
+# Bytes. A float32 copy of a smaller tensor fits even on a full GPU.
 _SMALL = 2**21
-# If a loop's memory grows, a change must reduce the bytes that each pass adds to this share.
+# If a loop's memory grows, a change must cut the growth per pass to this share or less.
 _LEFT = 0.75
 
 
@@ -130,7 +130,7 @@ def levers(s: OutOfMemoryState, t: Trials) -> list[Lever]:
             found.append(lever)
             if lever.fits or (lever.fits is None and (lever.gives or 0) >= s.short_by):
                 enough.append(lever)
-            # One lever that frees memory is enough; two are offered that change code.
+            # Offer one lever if it frees memory, but two if they change code.
             if len(enough) == (1 if group is free else 2):
                 return enough
         if enough:
@@ -293,12 +293,12 @@ def _kept(
 
 
 def _needs_graph(s: OutOfMemoryState, trial: CodeTrial, name: str) -> bool | None:
-    """Whether a backward pass in the loop starts from a name; None if it follows the loop."""
+    """Whether each pass needs a name's graph; None if `.backward()` is rarer or after the loop."""
     at = s.rests.index(trial.rest)
     loop = trial.rest.loops[0]
     in_loop = _backward_of(ast.walk(loop))
     some = [n for each in ast.walk(loop) if isinstance(each, ast.If) for n in ast.walk(each)]
-    if name in _backward_of(some):  # not in each pass
+    if name in _backward_of(some):  # under an `if`, so not in each pass
         return None
     if in_loop or any(rest.backward for rest in s.rests[:at]):  # or in code that the loop calls
         return name in in_loop
@@ -332,7 +332,7 @@ def other_form(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose code that computes the same with less memory."""
     learns = any(rest.backward for rest in s.rests)
     for form in chain.from_iterable(forms(rest, learns=learns) for rest in s.rests):
-        # A dry run does not count the tensors that `torch.load` reads.
+        # A dry run misses the tensors that `torch.load` reads, so it may not run out of memory.
         if t.best is not None or "map_location" in form.new:
             for lever in _helps(t.best or t.every[-1], form.do, form=form):
                 yield lever
@@ -360,7 +360,7 @@ def other_values(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 
 
 def _one_shape(s: OutOfMemoryState, known: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Find [N] and [N, 1], which broadcast to [N, N]; a view counts as intended."""
+    """Find operands [N] and [N, 1], which broadcast to [N, N], unless [N, 1] is a view."""
     operands = [value for value in s.operands if is_tensor(value) and value.numel() > 1]
     for one, two in permutations(operands, 2):
         column = max(one, two, key=lambda operand: operand.dim())

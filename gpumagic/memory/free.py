@@ -1,7 +1,7 @@
 """Free GPU memory that none of the user's variables holds, and show what was freed.
 
 An exception keeps its frames and their variables alive; IPython keeps the results of cells. Both
-are released here. Variables keep their values, even exceptions, unless they are named.
+are released here. Variables are kept, even those that are exceptions, unless the user names them.
 """
 
 import gc
@@ -58,18 +58,18 @@ class Freed(Shown):
 
 
 def free_memory(*what: object, grads: bool = False) -> Freed:
-    """Free the GPU memory that no variable holds, and report how much it was.
+    """Free the GPU memory that no variable holds, and report how much was freed.
 
-    The frames of exceptions and the outputs that hold tensors on a GPU are released, and garbage
-    is collected. cuBLAS's workspaces and the unused cache of torch's allocator then go back to the
-    driver. In an `except` block, the frames of the handled error are cleared too.
+    Release exceptions' frames and outputs that hold tensors on a GPU, and collect garbage. Then
+    return cuBLAS's workspaces and the unused cache of torch's allocator to the driver. In an
+    `except` block, also clear the frames of the handled error.
 
     Parameters
     ----------
     *what : str, int, torch.device or Device
-        Names of variables to delete too. A variable stays if it cannot be deleted, or if another
-        holder keeps its memory; the report names it. With GPUs (``0``, ``"cuda:1"``), exceptions
-        and outputs are released only if they hold memory on these GPUs.
+        Variables to delete too, by name. A variable that cannot be deleted, or whose memory another
+        holder keeps, is listed in `skipped`. With GPUs (``0``, ``"cuda:1"``), only exceptions and
+        outputs that hold memory on these GPUs are released.
     grads : bool
         Whether the gradients of the notebook's parameters are released too.
 
@@ -98,7 +98,7 @@ def free_memory(*what: object, grads: bool = False) -> Freed:
     found, outputs = find(namespace), KeptOutputs(namespace)
     skipped = _skipped(names, namespace, outputs, found)
     gone = [n for n in names if n in namespace and n not in skipped and not outputs.has(n)]
-    # The memory that nothing else holds, so it will be freed.
+    # Memory that only `gone`, outputs, exceptions and garbage hold, so it will be freed.
     spare = [e for e in found if all(way.kind in KEPT or way.root in gone for way in e.ways)]
     skipped |= (stays := _still_held(gone, found, spare))
     gone = [name for name in gone if name not in stays]
@@ -128,7 +128,7 @@ def _clear_backward_queue() -> None:
 
 
 def _release_kept(spare: list[FoundStorage], outputs: KeptOutputs, meter: "_Meter") -> None:
-    """Release the exceptions and the outputs that hold some memory."""
+    """Release the exceptions and the outputs that hold the memory in `spare`."""
     ways = {way for each in spare for way in each.ways}
     if errors := {way.root for way in ways if way.kind == EXCEPTION}:
         meter.take(release_errors(), errors)

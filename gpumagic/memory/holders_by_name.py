@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 
 # -- every storage
 class FoundStorage(NamedTuple):
-    """Describe a piece of memory on a GPU: its bytes, and its holders; it counts for the first."""
+    """Describe a storage on a GPU: its bytes and its holders, of which only the first counts it."""
 
     device: str
     address: int  # as in torch.cuda.memory_snapshot()
     nbytes: int
     ways: tuple[Way, ...]
-    path: tuple[str, ...] = ()  # with `paths`: a root's name, and the steps from it
+    path: tuple[str, ...] = ()  # a root's name and the steps from it; empty without `paths`
     parameter: tuple[str, ...] = ()  # path of the parameter that this state belongs to
     is_of_other_library: bool = False  # torch has not allocated it
 
@@ -73,11 +73,11 @@ def find(
 ) -> list[FoundStorage]:
     """List every storage on a GPU that this process holds, the largest first.
 
-    `before` and `after` are roots to visit before and after the notebook's. No path passes through
-    `closed`. With `paths`, each storage gets the path to it, which takes longer.
+    `before` and `after` are roots to visit before and after the notebook's roots. No path passes
+    through the objects in `closed`. With `paths`, which takes longer, each storage gets its path.
     """
     torch = torch_here()
-    # This keeps a `__torch_function__` of the user's code from running.
+    # Torch functions are disabled so that no `__torch_function__` of the user's code runs.
     with no_collections(), torch._C.DisableTorchFunction() if torch else nullcontext():
         allocator = allocator or allocations()
         roots = Roots(namespace)
@@ -92,7 +92,7 @@ def find(
 
 
 def _visited(walk: Walk, allocator: "Allocator | None") -> dict[Place, list[int]]:
-    """Return the visited tensors, by number, at each place of torch's memory."""
+    """Return the numbers of the visited tensors at each place in torch's memory."""
     found: dict[Place, list[int]] = {}
     if allocator is not None:
         kinds = {id(kind) for kind in walk.kinds if comes_from(kind, "torch.Tensor")}
@@ -103,7 +103,7 @@ def _visited(walk: Walk, allocator: "Allocator | None") -> dict[Place, list[int]
 
 
 def _missing(allocator: "Allocator", visited: Mapping[Place, Any]) -> set[int]:
-    """Return the ids of tensors whose GPU memory was not visited, without references to them."""
+    """Return the ids, not references, of live tensors whose GPU memory was not visited."""
     if sum(place.nbytes for place in visited) == allocator.total:
         return set()
     kind = torch_here().Tensor
@@ -118,7 +118,7 @@ def _add_arrays(
     library = dict[Place, str]()
     kinds = {id(kind) for kind in walk.kinds if is_other_array(kind)}
     for array, place in array_places(obj for obj in walk.objects if id(type(obj)) in kinds):
-        block = allocator.block(place) if allocator is not None else None  # torch's, if shared
+        block = allocator.block(place) if allocator is not None else None  # None if not torch's
         if block is None:
             library[place] = library_of(array)
         if (number := walk.number(array)) is not None:
@@ -150,7 +150,7 @@ def _storages(
 
 
 def array_places(arrays: Iterable[Any]) -> list[tuple[Any, Place]]:
-    """Return these arrays and all live ones of frameworks, each with its base array's memory."""
+    """Return these and all live arrays of frameworks, each with the memory of its base array."""
     every = {id(array): array for array in arrays}
     for framework in started():
         with faults.kept(f"listing the arrays of {framework.name}"):
@@ -180,7 +180,7 @@ def figures() -> list[DeviceMemory]:
     held = holders(snapshot.gpus, snapshot.processes, each=False)
     ordinals = {*range(torch.cuda.device_count() if torch else 0), *(gpus if imported() else ())}
     found = [_figures(n, gpus.get(n), held) for n in sorted(ordinals)]
-    if torch is not None and torch.backends.mps.is_available():  # its memory is the host's
+    if torch is not None and torch.backends.mps.is_available():  # MPS shares the host's memory
         most = torch.mps.recommended_max_memory()
         taken = torch.mps.current_allocated_memory(), torch.mps.driver_allocated_memory()
         found.append(DeviceMemory("mps:0", "Apple GPU", False, most, None, *taken))
@@ -225,7 +225,7 @@ def _allocator(ordinal: int) -> tuple[int | None, int | None, int | None]:
     from gpumagic.memory.allocator import is_native
 
     stats: dict[str, Any] = torch.cuda.memory_stats(ordinal)
-    # Another allocator does not report this, and returns 0.
+    # Other allocators do not report this: torch then returns 0.
     torn = stats.get("inactive_split_bytes.all.current") if is_native() else None
     return stats.get("allocated_bytes.all.current"), stats.get("reserved_bytes.all.current"), torn
 
@@ -263,7 +263,7 @@ def memory(*what: object) -> MemoryReport:
     ----------
     *what : str, int, torch.device or Device
         Only these GPUs (``0``, ``"cuda:1"``), and only memory that these variables hold (``"net"``,
-        ``"data['x']"``); by default everything. A word that is both means the variable.
+        ``"data['x']"``); by default everything. A word that names both means the variable.
 
     Returns
     -------

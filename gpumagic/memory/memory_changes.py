@@ -31,10 +31,10 @@ def changes(before: MemoryReport, after: MemoryReport) -> MemoryChanges:
     found, gone = list[MemoryChange](), {(h.device, h.path): h for h in before.holders}
     # A name may be deleted while its value stays reachable under another name.
     alias = {(h.device, name): (h.device, h.path) for h in before.holders for name in h.aliases}
-    # Holders with the same path are matched first, so that no alias takes theirs.
+    # Match equal paths first, so that no alias claims a holder that another path matches.
     for holder in sorted(after.holders, key=lambda h: (h.device, h.path) not in gone):
         names = [(holder.device, name) for name in (holder.path, *holder.aliases)]
-        # Each earlier holder is matched once, by its path rather than by an alias.
+        # Match each earlier holder once, by its path if possible, else by an alias.
         earlier = [*names, *map(alias.get, names)]
         was = next((gone.pop(key) for key in earlier if key in gone), None)
         found.append(MemoryChange(holder, was.nbytes if was else 0, holder.nbytes))

@@ -48,7 +48,7 @@ class Made:
 class MemoryHolder:
     """Record a holder of memory on one GPU: a variable, an output, an exception, …
 
-    Its bytes are those of all storages that it reaches and that no earlier holder reaches. As in
+    Its bytes are the storages that it reaches, except those that an earlier holder reaches. As in
     the allocator, each storage counts once, in blocks of 512 bytes.
     """
 
@@ -152,7 +152,7 @@ def _nothing() -> str:
 
 
 def _hints(report: MemoryReport) -> list[str]:
-    """Return the commands that free the most at once."""
+    """Return the advice to type `%gpufree`; empty if that frees little."""
     back = sum(row.nbytes for row in report.holders if row.kind in KEPT)
     if back < _WORTH:
         return []
@@ -200,12 +200,12 @@ def folded_rows(device: DeviceMemory) -> int:
     """Return the number of holders to show; the rest are small or beyond the limit of rows."""
     least = _LEAST * (device.allocated or 0)
     shown = sum(row.nbytes >= least or n < _ALWAYS for n, row in enumerate(device.holders[:_ROWS]))
-    # A single remaining holder is shown itself, instead of a row for it.
+    # A row for "1 more" would take as much room as the holder's own row.
     return shown + 1 if len(device.holders) == shown + 1 else shown
 
 
 def holder_columns(device: DeviceMemory, shown: int, *, html: bool = False) -> list[Column]:
-    """Return a row for each of the first holders, and in text one row for all others."""
+    """Return columns with the first holders, and in text one more row for all others."""
     rows, rest = device.holders[:shown], device.holders[shown:]
     if rest and not html:
         left = sum(row.nbytes for row in rest)

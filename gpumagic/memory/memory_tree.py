@@ -44,7 +44,7 @@ class MemoryBranch:
 
 @dataclass(frozen=True, repr=False)
 class MemoryTree(Shown):
-    """Record the GPU memory of one name."""
+    """Record the GPU memory of one variable, by part."""
 
     name: str
     devices: tuple[str, ...]
@@ -79,7 +79,7 @@ class _Node:
         return sum((node.sum() for node in self.below.values()), self.held.copy())
 
     def shape(self) -> tuple[Any, ...]:
-        """Key that is equal for layers of equal shape and memory."""
+        """Return a key that is equal for nodes whose trees hold equal memory."""
         return tuple(sorted(self.held.items())), tuple(n.shape() for n in self.below.values())
 
 

@@ -1,7 +1,7 @@
-"""Visit objects breadth first from roots in a given order; find each one's kind, path and holders.
+"""Visit objects breadth first from roots in a given order; find their kinds, paths and holders.
 
-An object's references come from the garbage collector and from torch's C code.
-Its parent is the object that reached it first. Its path has a step from each parent, found lazily.
+References come from the garbage collector and from torch's C code. An object's parent is the
+object that reached it first. Its path has a step from each ancestor, and is found on demand.
 
 Within a group of roots, optimizers and graphs come last, because they refer to other holders'
 objects. No path passes through libraries' classes or modules, which reach the whole process.
@@ -49,11 +49,11 @@ _LEAF, _RAW = "AccumulateGrad", "_raw_saved_"
 
 
 class Root(NamedTuple):
-    """Name an object where a walk starts: its paths' first step, and its row in the report."""
+    """Describe an object where a walk starts: how paths from it begin, and its report row."""
 
     name: str
     value: Any
-    kind: str = ""  # overrides the kinds of all objects found there
+    kind: str = ""  # overrides the kinds of all objects reached from it
     holder: str = ""  # the report's row, if not the name
 
 
@@ -65,7 +65,7 @@ class Way(NamedTuple):
 
 
 class Edge(NamedTuple):
-    """Describe a reference: the child, the step to it, and its kind if the step decides it."""
+    """Describe a reference: the step to a child, and the child's kind if the step implies it."""
 
     child: Any
     step: str
@@ -97,11 +97,11 @@ class Walk:
         """Further referrers of each object: objects or roots, by number."""
         self._is_users_class = is_users_class
         self.kinds: list[type] = []
-        # Keeps ids unique. Objects themselves are no keys, because the user may define a hash.
+        # Keeps ids unique. Keys are ids, because hashing an object could run the user's code.
         self._kept = list(closed)
         self._numbers = dict.fromkeys(map(id, self._kept), _CLOSED)
         self._rules = _rules()
-        # Both are keyed by a class's id, the fastest key: each reference is looked up.
+        # Both are keyed by a class's id, the fastest key, because each reference needs a lookup.
         self.rules: dict[int, _Rule] = {}
         self._turns: dict[int, int] = {}
         self._queues: tuple[list[int], ...] = ([], [])
@@ -174,7 +174,7 @@ class Paths:
     def __init__(self, walk: Walk) -> None:
         self._walk = walk
         objects, count = walk.objects, len(walk.roots)
-        # A parent has a lower number, and the roots are at the end, at -1, -2, ….
+        # A parent's number is lower than its children's; roots are at the end, at -1, -2, ….
         self._first = first = [0] * len(objects) + [*reversed(range(count))]
         self._below = below = [""] * (len(objects) + count)
         kinds = {kind: rule.below for kind, rule in walk.rules.items()}
@@ -188,7 +188,7 @@ class Paths:
         self._named: dict[int, dict[int, Edge]] = {}
 
     def ways(self, number: int, kind: str = "") -> tuple[Way, ...]:
-        """Return all holders of an object, first that of its path; pass its `kind` if known."""
+        """Return all holders of an object, its path's holder first; pass its `kind` if known."""
         first, reached, kind = self._first[number], self._reached[number], kind or self.kind(number)
         if (key := (first, reached, kind)) not in self._ways:
             every = [n for n in range(reached.bit_length()) if reached >> n & 1]
@@ -221,7 +221,7 @@ class Paths:
         found = [self._walk.roots[-parent - 1].name]
         start = 1
         for edge in reversed(edges):
-            if edge.step.startswith(": "):  # a graph's node replaces the path to it
+            if edge.step.startswith(": "):  # a path names only the last graph node
                 found[start:] = [edge.step]
             elif edge.step:
                 found.append(edge.step)
@@ -301,7 +301,7 @@ def _key(key: Any) -> str:
 
 # -- references by class, and in torch's C objects
 class _Rule(NamedTuple):
-    """Decide for some classes when their objects' references are followed, and name them."""
+    """Decide when to follow the references of some classes' objects, and name the references."""
 
     fits: Callable[[type], bool]
     turn: int
@@ -361,18 +361,18 @@ def _of_optimizer(optimizer: Any) -> list[Edge]:
 
 
 def _of_tensor(torch: Any, readable: bool) -> Callable[[Any], list[Edge]]:
-    """Return the rule for tensors: the parts of a sparse one, its graph, its gradient."""
-    # A subclass may override these attributes, so they are read from C's own class.
+    """Return a function that lists a tensor's sparse parts, its graph and its gradient."""
+    # A subclass may override these attributes, so they are read by torch's C class.
     base, strided, no_grad = torch._C.TensorBase, torch.strided, torch.no_grad
     names = "layout", "grad_fn", "retains_grad", "grad"
     layout, grad_fn, retains, grad = (vars(base)[name].__get__ for name in names)
-    parts = dict[int, list[Edge]]()  # of sparse tensors, because torch makes new objects each time
+    parts = dict[int, list[Edge]]()  # cached, as torch makes new sparse parts each time
 
     def edges(tensor: Any) -> list[Edge]:
         found = [*parts.get(id(tensor), ())]
         if layout(tensor) is not strided and not found:
             for name in (*_SPARSE, "values"):
-                with no_grad(), suppress(RuntimeError):  # a part of another layout
+                with no_grad(), suppress(RuntimeError):  # this layout has no such part
                     found.append(Edge(getattr(base, name)(tensor), f".{name}()"))
             parts[id(tensor)] = [*found]
         try:
@@ -408,7 +408,7 @@ def _of_node(node: Any) -> list[Edge]:
             several = type(raw) in (tuple, list)
             for n, part in enumerate(raw if several else [raw]):
                 step = f"._saved_{name[len(_RAW) :]}" + f"[{n}]" * several
-                # An older torch offers this only unpacked.
+                # Older versions of torch have no `data`, only the unpacked tensor.
                 if (data := getattr(part, "data", None)) is not None:
                     found.append(Edge(data, step, SAVED))
     return found

@@ -3,8 +3,8 @@
 torch's message has all figures, rounded. JAX, TensorFlow and CuPy report the bytes, but not always
 the GPU: if not, it is the GPU of the operands, or the default for new arrays.
 
-Memory that only the error's frames hold is freed with them, so it is listed under their names. None
-of the user's code runs.
+Memory that only the error's frames hold is listed under the frames' variables, because it is freed
+with the frames. None of the user's code runs.
 """
 
 import ast
@@ -182,7 +182,7 @@ class OutOfMemoryState:
         cell = label(frames[-1].filename)
         self._exception = f"the exception of {cell}"
         self.handled = f"the exception handled in {cell}"
-        handled = [*errors(said)][1:]  # `said` was raised in their `except` blocks
+        handled = [*errors(said)][1:]  # being handled when `said` was raised
         now = _frames_of(_without(self._chain, handled))
         self._libraries = [frame for frame in now if module_of(frame.f_code.co_filename)]
         self._handled = [frame for frame in _frames_of(handled) if frame not in now]
@@ -200,7 +200,7 @@ class OutOfMemoryState:
         return [each for each in found if each.device == self.name]
 
     def _locals(self) -> Iterator[Root]:
-        """Yield each variable in the user's frames of the error, and one root for other frames."""
+        """Yield the user frames' variables, and one root each for library and handled frames."""
         for frame in self.frames:
             for name, value in frame.scope.local.items() if not frame.at_top else ():
                 yield Root(self.local(frame, name), value, EXCEPTION)
@@ -208,7 +208,7 @@ class OutOfMemoryState:
             yield Root(path, [dict(frame.f_locals) for frame in frames], EXCEPTION)
 
     def local(self, frame: FailedFrame, name: str) -> str:
-        """Return the table's name for a frame's variable: ``"x"`` at the top of a cell."""
+        """Return a variable's name in the table: a cell's ``"x"``, or ``"x in f()"``."""
         return name if frame.at_top else f"{name} in {frame.code.co_name}()"
 
     @cached_property
@@ -236,7 +236,7 @@ class OutOfMemoryState:
 
     @property
     def operands(self) -> list[Any]:
-        """Return the values named in the failed statement, and those in torch's frames below it."""
+        """Return the values named in the failed statement, and the library frames' local values."""
         nodes = ast.walk(self.rests[0].failed or ast.Pass())
         names = sorted({node.id for node in nodes if isinstance(node, ast.Name)})
         found = [self.frames[0].scope.name(name) for name in names]
@@ -320,7 +320,7 @@ class OutOfMemoryState:
 
     @property
     def held(self) -> int:
-        """Return the bytes still allocated without this error's frames, unreached ones included."""
+        """Return the bytes allocated once this error's frames are freed, unreached memory too."""
         unreached = sum(row.nbytes for row in self.device.holders if row.kind == UNREACHED)
         return sum(each.nbytes for each in self.storages) - self.traceback_holds + unreached
 
@@ -331,14 +331,14 @@ class OutOfMemoryState:
 
     @property
     def kept(self) -> int:
-        """Return the bytes that `%gpufree` frees, apart from this error's."""
+        """Return the bytes that `%gpufree` frees, apart from those of this error's frames."""
         kept = (each for each in self.storages if all(way.kind in KEPT for way in each.ways))
         return sum(each.nbytes for each in kept if not each.roots <= self._frames)
 
     def alone(self, names: Collection[str], *, in_frames: bool = False, graph_of: str = "") -> int:
-        """Return the bytes that only these holders hold, or with `graph_of` those in its graphs."""
+        """Return the bytes that only `names` hold; with `graph_of`, those in that name's graphs."""
         by = set(names)
-        # With `in_frames`, the error's frames count as holders like any other.
+        # Unless `in_frames`, the error's frames count as freed, not as holders.
         every = by if in_frames else by | self._frames
         found = [each for each in self.storages if by & each.roots and each.roots <= every]
         if graph_of:
@@ -355,7 +355,7 @@ class OutOfMemoryState:
         return {name for name, _ in variables_read(names, self.namespace)}
 
     def adds_to(self, rest: RestOfCode) -> str:
-        """Return the first row that a loop rebinds, adds to or allocates; empty if unknown."""
+        """Return the path of the first row that a loop binds, adds to or allocates, or empty."""
         read = {node.id for node in ast.walk(rest.loops[0]) if isinstance(node, ast.Name)}
         read |= self.read if rest.frame.at_top else set()
         kinds = {name: type(rest.frame.scope.name(name)) for name in read}
@@ -364,7 +364,7 @@ class OutOfMemoryState:
         by_name = {self.local(rest.frame, name) for name in made | stored(rest.loops[0])}
         nameless = self._exception, self.handled, _ON_THEIR_WAY
         named = [row for row in self.device.holders if row.path not in nameless]
-        # A container keeps what each pass adds; a name that is bound again keeps the last alone.
+        # A container keeps the values of all passes; a rebound name keeps only the last value.
         keeps = {self.local(rest.frame, name) for name in made | rest.added_up}
         named.sort(key=lambda row: not (row.path in keeps and self._ran_in(rest, row.made)))
         rows = (row.path for row in named if row.path in by_name or self._ran_in(rest, row.made))
@@ -386,7 +386,7 @@ class OutOfMemoryState:
         for frame in _frames_of(self._chain):
             with suppress(RuntimeError):  # a running frame, in which nothing failed
                 frame.clear()
-                frame.f_locals  # noqa: B018  before Python 3.13 this drops the frame's copy
+                frame.f_locals  # noqa: B018  before Python 3.13, this drops the copied locals
 
 
 def _without(errors: Iterable[BaseException], others: list[BaseException]) -> list[BaseException]:

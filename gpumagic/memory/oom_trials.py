@@ -1,8 +1,8 @@
 """Repeat the failed code in dry runs, from the state after an out-of-memory error.
 
-A dry run follows the innermost loop around the failing statement for two passes, or the whole cell.
-Its peak is the code's need; the memory that the second pass adds is what each pass keeps. Dry runs
-are in forked copies of this process.
+A dry run follows two passes of the innermost loop around the failing statement; without a loop, it
+follows the whole cell. The peak is the code's need; the memory that the second pass adds is what
+each pass keeps. Dry runs use forked copies of this process.
 """
 
 import ast
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # Time limits: for one dry run, and for all dry runs of an error.
 _LIMIT_S, _PATIENCE_S = 20.0, 60.0
 _MARGIN = 0.05
-# A loop grows if a pass keeps at least this share; less is only a number, such as a loss.
+# A loop grows if a pass keeps more than this share of its need. A stored loss is less.
 _GROWS = 0.01
 _HELD = "held after a pass: "
 _PASSES = "_gpumagic_passes"
@@ -110,7 +110,7 @@ class CodeTrial:
         loops = [loop for loop in rest.loops if not isinstance(loop, ast.While)]
         self._loop: Any = loops[0] if loops else None
         whole = self.frame.tree if self.frame.at_top and rest.failed is not None else None
-        # The tree's own list, into which a replacement is put during its trial.
+        # The tree's own list, because a trial puts its replacement into the tree.
         self.code: list[ast.stmt] = getattr(self._loop or whole, "body", [])
         """The statements that a dry run follows."""
         # A dry run can only follow torch.
@@ -131,20 +131,20 @@ class CodeTrial:
 
     @cached_property
     def room(self) -> int:
-        """Return the bytes that the code can have once the error's frames are released."""
+        """Return the bytes that the code can use once the error's frames are released."""
         state = self._state
         room = state.capacity - state.held
         if self.frame.at_top:
             room += state.alone(self.stale)
         else:  # arguments that nothing else holds
             room -= state.alone([state.local(self.frame, name) for name in self.names])
-        # On a real GPU, workspaces and fragments take some.
+        # On a real GPU, workspaces and fragmentation take some of it.
         return room if state.device.virtual else int(room * (1 - _MARGIN))
 
     @cached_property
     def need(self) -> Need | None:
         """The need of the unchanged code; None if it cannot be followed."""
-        # Memory that a module's `forward` keeps is freed by its backward pass.
+        # Not measured in a `forward`: its backward pass frees the memory that `forward` keeps.
         around = (self, *self.trials.around(self))
         return None if any(t.frame.code.co_name == "forward" for t in around) else self.tried()
 
@@ -228,7 +228,7 @@ class CodeTrial:
         return Need(most, grows if self._loop else 0)
 
     def _passes(self, space: dict[str, Any], note: Any, keep: Any) -> Iterator[None]:
-        """Yield for each pass, and note the allocated bytes after it."""
+        """Yield once per pass, and note the bytes allocated after each pass."""
         names, change = keep
         for name in names:  # an in-place operator would extend the graph of earlier passes
             space[name] = space[name].detach() if is_tensor(space[name]) else space[name]
@@ -254,7 +254,7 @@ class CodeTrial:
         """Return `space`; in a dry run of a cell, the notebook's namespace with these values."""
         if not self.frame.at_top:
             return space
-        # No other namespace may refer to values that the code replaces.
+        # A second namespace would keep values alive that the code replaces.
         namespace = self._state.namespace
         for name in namespace.keys() - space.keys():
             del namespace[name]

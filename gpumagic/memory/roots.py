@@ -105,7 +105,7 @@ class KeptOutputs:
             self._shell.last_execution_result = None
 
 
-# Attributes that Python's import sets; a module's loader may refer to anything.
+# Set by Python's import, and skipped: a module's loader may refer to anything.
 _IMPORTING = ("__loader__", "__spec__")
 _module_names = vars(ModuleType)["__dict__"].__get__
 
@@ -130,7 +130,7 @@ class Roots:
         return [self._namespace, out, sys.modules, *self._modules.values(), *self._frames]
 
     def near(self) -> Iterator[list[Root]]:
-        """Yield the roots in the notebook, finished cells, running code, and the user's modules."""
+        """Yield groups of roots: the notebook, finished cells, running code, the user's modules."""
         yield from self._variables()
         yield self._outputs()
         yield [*_exceptions(self._shell)]
@@ -146,7 +146,7 @@ class Roots:
         return names is not None and is_users(names.get("__file__"))
 
     def _variables(self) -> Iterator[list[Root]]:
-        """Yield modules and classes first, as others refer to their parts; optimizers last."""
+        """Yield modules and classes first, as other values use their parts; optimizers last."""
         ranks: tuple[list[Root], ...] = ([], [], [])
         hidden = getattr(self._shell, "user_ns_hidden", {})
         outputs = KeptOutputs(self._namespace)
@@ -230,7 +230,7 @@ def walk_unreachable(walk: Walk, missing: set[int]) -> None:
     for child in leading:
         for key in above[child]:
             below[key].append(child)
-    # The search passes objects that no path may pass, such as IPython's results of cells.
+    # Unlike a walk, this search also passes through IPython's results of cells and the like.
     held = _reached(elsewhere, below)
     cycles = [key for key in leading if key not in held]
     for name, kind, keys in ((ELSEWHERE, "", [*held]), (CYCLE, GARBAGE, cycles)):
@@ -239,7 +239,7 @@ def walk_unreachable(walk: Walk, missing: set[int]) -> None:
 
 
 def _reached(starts: Iterable[int], edges: Mapping[int, list[int]]) -> dict[int, None]:
-    """Return `starts` and all keys that edges lead to from them, in the order of the search."""
+    """Return `starts` and all keys reachable from them, in the order of the search."""
     found, todo = dict[int, None](), [*starts]
     while todo:
         if (key := todo.pop()) not in found:

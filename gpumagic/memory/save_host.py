@@ -18,12 +18,12 @@ from gpumagic.usercode.files import shell, user_namespace
 from gpumagic.usercode.values import comes_from
 from gpumagic.usercode.variables import own_variables
 
-# Code and modules, which the notebook's cells define again.
+# Code and modules are not saved: running the notebook's cells defines them again.
 _CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 
 
 def what_is_left(death: Death) -> str:
-    """Return in one line what has happened, what is safe, and what is lost."""
+    """Return one line: why CUDA died, and which variables are safe or lost."""
     safe, lost = _sorted()
     parts = [f"{death}"]
     if safe:
@@ -48,7 +48,7 @@ def save_host(path: str = "rescue.pt") -> None:
             writable[name] = value
     if not writable:
         raise GpuError("no variable on the host can be pickled; nothing was written")
-    whole = f"{path}.incomplete"  # an earlier file stays until this one is whole
+    whole = f"{path}.incomplete"  # an earlier file stays until the new one is complete
     torch.save(writable, whole, pickle_module=cloudpickle)
     os.replace(whole, path)
     print(f"{some(writable)}: {size(os.path.getsize(path))} written to {path}; in the new kernel")
@@ -73,5 +73,5 @@ def _is_on_host(value: Any) -> bool:
         return False
     try:
         return where(value) == "cpu"
-    except GpuError:  # there is no data of any framework in it
+    except GpuError:  # it holds no data of any framework
         return True

@@ -17,7 +17,7 @@ from gpumagic.usercode.values import is_module, is_tensor
 from gpumagic.usercode.variables import names_read
 
 # Half a batch needs about half of the memory. If it needs more, the batch hardly matters; if less,
-# the code combines pairs of samples, and a smaller batch computes another result.
+# the code combines pairs of samples, and a smaller batch computes a different result.
 _PAIRED, _DECIDES = 0.4, 0.8
 # The reported number is at most this share below the largest that fits. A closer one costs more dry
 # runs, and depends on fragmentation. On a real GPU the share is larger.
@@ -76,7 +76,7 @@ def _largest(
     tried: Callable[[int], Need | None],
     least: float,
 ) -> Iterator[Lever]:
-    """Find the largest number that fits, if half of it needs `least` to `_DECIDES` of the need."""
+    """Yield the largest number that fits, if half of `count` needs `least` to `_DECIDES`."""
     from gpumagic.fitting.fit_search import largest
 
     @cache
@@ -98,7 +98,7 @@ def _largest(
 
 
 def _batch(s: OutOfMemoryState, trial: CodeTrial) -> list[str]:
-    """Name the largest tensor that a model reads as a whole, and tensors of equal length."""
+    """Return the names of the largest tensor that a model reads whole, and of equally long ones."""
     every, read = {**s.namespace, **trial.names}, names_read(ast.Module(trial.code, []))
     values: dict[str, Any] = {name: trial.names.get(name) for name in read}
     found = {name: v for name, v in values.items() if is_tensor(v) and v.dim()}

@@ -1,7 +1,7 @@
 """Find code with a drop-in replacement that needs less memory, such as attention written by hand.
 
-A form may span statements: names are looked up in the assignments before them. The replacement
-takes the place of these statements, and a dry run tries it.
+A form may span several statements, because a name is looked up in its earlier assignment. The
+replacement takes the place of these statements, and a dry run tries it.
 """
 
 import ast
@@ -78,7 +78,7 @@ class Form(NamedTuple):
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Put the replacement into the tree for the time of a `with` block."""
+        """Put the replacement into the tree within a `with` block."""
         before, last = [*self.block], self.old[-1]
         new = ast.copy_location(ast.parse(self.new).body[0], last)
         kept = (each for each in before if each is last or each not in self.old)

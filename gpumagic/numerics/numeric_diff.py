@@ -54,13 +54,13 @@ class Gap:
     rtol: float = 0.0  # torch.testing's, for the least precise dtype so far
     depth: int = 0  # operations so far, in sequence
     inputs: float = 0.0  # how far the inputs differ, relative to their largest magnitude
-    excess: float = 0.0  # the difference as a share of the allowed one
+    excess: float = 0.0  # the difference divided by the allowed difference
     largest: float = 0.0  # the difference; infinite if exactly one is NaN
     scale: float = 0.0  # the largest finite magnitude
-    at: tuple[int, ...] = ()
-    values: tuple[object, ...] = ()  # there, on each side
-    noise: bool = False  # allowed only as the rounding error of cancelled terms
-    choice: bool = False  # such as argmax, among numbers that are equal within the tolerance
+    at: tuple[int, ...] = ()  # its index
+    values: tuple[object, ...] = ()  # the values at `at`, on each side
+    noise: bool = False  # whether it is allowed only as the rounding error of cancelled terms
+    choice: bool = False  # as by argmax, among numbers that are equal within the tolerance
     where: str = ""  # "In [3], line 7: `x.softmax(-1)` (aten._softmax)"
     line: int | None = None
     why: str = ""  # the cause; empty if it is the operation itself
@@ -77,7 +77,7 @@ class NumericDiff(Shown):
 
     sides: tuple[str, ...]  # the devices or dtypes
     found: tuple[Gap, ...]  # in order: results that differ although their inputs agree
-    operations: int  # compared ones; others ran on one side only
+    operations: int  # number of compared operations; others ran on one side only
     largest: float  # relative difference of the results that agree
     notes: tuple[str, ...]
 
@@ -198,7 +198,7 @@ def _compared(
     for one, other in _aligned(runs):
         inputs = [*one.inputs, *other.inputs]
         known = [Gap(rtol=base), *(each.gap for each in inputs if each.gap)]
-        # Without results, the memory for copies was used up.
+        # If results are missing, the memory for copies was used up.
         count += bool(one.results and other.results and not one.is_variable)
         gap = _gap(one, other, known)
         instead = next((each.instead for each in inputs if each.instead), None)
@@ -220,7 +220,7 @@ def _compared(
 def _aligned(
     runs: Sequence[list[RecordedOperation]],
 ) -> Iterator[tuple[RecordedOperation, RecordedOperation]]:
-    """Yield pairs of operations and of variables of both runs; set `instead` in all others."""
+    """Yield matching operations and variables of both runs; set `instead` in other operations."""
     ran = [[each for each in run if not each.is_variable] for run in runs]
     keys = [[(each.name, each.shapes) for each in run] for run in ran]
     alike = [*(a == b for a, b in zip(*keys, strict=False)), False].index(False)
@@ -257,7 +257,7 @@ def _gap(one: RecordedOperation, other: RecordedOperation, known: list[Gap]) -> 
 
 
 def _difference(one: Tensor, other: Tensor, before: Gap, terms: float) -> Gap:
-    """Return the largest difference; integers must agree, and sums in proportion to their terms."""
+    """Return the gap of two results; `terms` scales a sum's tolerance, and integers have none."""
     # A lower precision on one side alone does not raise the tolerance.
     own, atol = min(tolerance(dtype_of(one)), tolerance(dtype_of(other)))
     gap = replace(before, rtol=max(before.rtol, own))

@@ -36,12 +36,12 @@ class RecordedOperation:
     name: str  # "aten.mm", or the variable's
     inputs: list["RecordedOperation"]  # the operations that wrote its inputs
     shapes: tuple[torch.Size, ...] = ()  # of its inputs
-    # The user's instruction; for an operation of a backward pass, that of its forward operation.
+    # The user's instruction; for a backward operation, the instruction of its forward operation.
     at: tuple[CodeType, int] | None = None
     backward: bool = False
     results: list[Tensor] = field(default_factory=list)  # copies on the host
     gap: Any = None  # the difference from the same operation of the other run
-    instead: Any = None  # if the other run did something else here: the operations of both
+    instead: Any = None  # operations of both runs, if they differ here
 
     @property
     def is_variable(self) -> bool:
@@ -64,7 +64,7 @@ class RecordedOperation:
 
 
 class Recorder(TorchDispatchMode):
-    """Record the operations within; fill newly allocated, unwritten memory with `unwritten`."""
+    """Record the block's operations; fill newly allocated, unwritten memory with `unwritten`."""
 
     def __init__(self, unwritten: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -100,7 +100,7 @@ class Recorder(TorchDispatchMode):
 
     def _record(self, name: str, given: Any, writes: list[Tensor], result: Any) -> None:
         reads = _tensors(given)
-        # A view of an input is no new result.
+        # A view of an input is not a new result.
         old = {_storage(each) for each in reads if name != "aten.lift_fresh"}
         makes = [each for each in _tensors(result) if _storage(each) not in old]
         at, backward = self._line()

@@ -37,7 +37,7 @@ class ProfiledLine(NamedTuple):
     where: UserLine | None
     host: float
     device: float | None  # None if the profiler does not see the device
-    launches: int | None  # likewise
+    launches: int | None  # None in the same case
     copies: int
     waits: int
     operators: tuple[Operator, ...]  # the slowest first

@@ -84,7 +84,7 @@ class CellProfiler:
             self.stopping = (perf_counter_ns() - began) / 1e9
 
     def result(self, ledger: Ledger) -> CellProfile | None:
-        """Return what was recorded, with the copies and waits of a ledger; save the trace."""
+        """Return the profile, with the copies and waits of a ledger; save the trace."""
         if self._profile.kineto_results is None:
             return None
         trace = self._trace()
@@ -104,7 +104,7 @@ class CellProfiler:
             self._profile.kineto_results.save(str(path))
             del self._profile  # its events need memory
             trace: dict[str, Any] = json.loads(path.read_text(encoding="utf-8", errors="replace"))
-        # torch's clock is the time of day, Python's clock begins at an arbitrary time.
+        # torch's clock is the time of day; `perf_counter_ns` begins at an arbitrary time.
         ahead = time_ns() - perf_counter_ns() - trace.get("baseTimeNanoseconds", 0)
         device = {"device": str(self._device), "virtual": self._device.virtual}
         whole = self._began, self._lines.ended - self._began
@@ -127,7 +127,7 @@ class LineClock:
         if sys.gettrace() is not None:
             raise GpuError("--profile: a debugger or coverage traces this thread; end it first")
         self._log = array("q")  # four numbers for each line: start, duration, code, line
-        self._codes: dict[int, tuple[CodeType, CodeType]] = {}  # as it runs, and as typed
+        self._codes: dict[int, tuple[CodeType, CodeType]] = {}  # as run, and as typed, by id
         self._code = self._line = self._began = self._short = self._bias = 0
         self.ended = 0
         """When the last statement of the cell ended; 0 while one runs."""

@@ -50,7 +50,7 @@ def read_trace(trace: Mapping[str, Any], ledger: Ledger, saved: str = "") -> Cel
 
 # -- the events
 class _Lane:
-    """Periods of time, each with a line; where periods overlap, the last one counts."""
+    """Periods of time, each with a line; where periods overlap, the last to begin counts."""
 
     def __init__(self, found: Iterable[Event]) -> None:
         self.events = sorted(found, key=lambda e: e["ts"])
@@ -65,7 +65,7 @@ class _Lane:
         return (self._ends[n], self.events[n]["line"]) if n >= 0 else (-inf, None)
 
     def at(self, time: float) -> tuple[float, Label] | None:
-        """Return the same as `last` if the end is not before `time`, else None."""
+        """Return the result of `last` if its end is not before `time`, else None."""
         found = self.last(time)
         return found if found[0] >= time > -inf else None
 
@@ -82,14 +82,14 @@ class _Trace:
         (self.cell,), self.device = cats[CELL], cats["device"]
         # Without CUPTI, or on virtual GPUs, the trace has no calls of the runtime.
         self.seen = any(e["cat"] not in _HOST for e in cats["host"])
-        # Later events come from the profiler's wait, or from showing an error.
+        # Events after the cell come from the profiler's wait, or from showing an error.
         self.host = [e for e in cats["host"] if e["ts"] <= _end(self.cell)]
         self.host_seconds: dict[Label, float] = defaultdict(float)
         for e in cats[LINE]:
             e["line"] = UserLine(**e["args"])
             self.host_seconds[e["line"]] += e["dur"] / 1e6
         self.lines = _Lane(cats[LINE])
-        # Only the tracing runs between two lines.
+        # Between two lines, only gpumagic's tracing runs.
         self.added = max(self.cell["dur"] / 1e6 - sum(self.host_seconds.values()), 0.0)
         self.added += _EVENT * (len(self.host) + len(self.device))
         self._attribute()
@@ -98,7 +98,7 @@ class _Trace:
         self.start, self.duration = self.cell["ts"], end - self.cell["ts"]
 
     def _attribute(self) -> None:
-        """Set each event's line; for a device event, the line of the host event that started it."""
+        """Set each event's line, and a host event's `behind`: seconds of device work it started."""
         _subtract_inner(self.host)
         started: dict[tuple[str, Any], Event] = {}
         for e in self.host:
@@ -216,7 +216,7 @@ def _causes(
 ) -> tuple[Cause, ...]:
     """Return each kind of cause with its seconds and its most frequent line, the longest first.
 
-    Copies and waits of `unseen` lines are counted: on a virtual GPU they take no time.
+    For `unseen` lines, copies and waits are counted, not timed: on a virtual GPU they take no time.
     """
     counts: dict[Kind, Counter[Label]] = defaultdict(Counter)
     for cause in filter(None, (moment.cause for moment in moments)):

@@ -443,8 +443,7 @@ SITUATIONS = [
         ["net = nn.Sequential(nn.Linear(2, 256), nn.ReLU(), nn.Linear(256, 3)).cuda()"],
         "n = torch.linspace(0, 1, 200, device='cuda')\nxy = torch.cartesian_prod(n, n)\n"
         "rgb = net(xy).sigmoid()",
-        "`rgb = torch.cat([net(rows).sigmoid() for rows in xy.split(4096)])` for line 3; and "
-        "`with torch.no_grad():` around the code",
+        "`rgb = torch.cat([net(rows).sigmoid() for rows in xy.split(4096)])` for line 3",
         often=True,
     ),
     Notebook("a batch too large", [PERCEPTRON], TRAIN, "`X`: a batch of"),
