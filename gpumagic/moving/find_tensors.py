@@ -197,7 +197,7 @@ class TensorFinder:
             for name, item in getattr(module, part).items():
                 self.value(item, (*steps, (".", name)))
         # Also find tensors that are neither parameter nor buffer: Module.to() would not move them.
-        # Skip the last forward()'s results, which autograd tracks: the next forward() replaces them.
+        # Skip results of the last forward(), which autograd tracks: the next one replaces them.
         for name, item in list(vars(module).items()):
             if name in _EVERY_MODULES and (name in _MODULE_STATE or not item):
                 continue
