@@ -1,8 +1,8 @@
 """Check the values that CUDA's kernels assert: indices, labels and probabilities.
 
-A failed assert ends CUDA for the whole process. The table lists the functions with an assert, and
-the bound of each index. The error names the user's variable, the bad value and its position, the
-bound and the likely cause.
+A failed assert ends CUDA for the whole process. `_TABLE` lists the functions with an assert, and
+the bounds of their arguments. The error names the user's variable, the bad value and its position,
+the bound and the likely cause.
 """
 
 import ast
@@ -26,7 +26,7 @@ from gpumagic.mismatch.operation import operation
 from gpumagic.usercode.frames import FailedFrame, failed_frames
 from gpumagic.usercode.values import own
 
-_LONG = 80  # shown characters of an expression
+_LONG = 80  # maximum length of a displayed expression
 
 
 class CheckedIndexError(IndexError):
@@ -45,7 +45,7 @@ class Bounded(NamedTuple):
     low: float
     high: float  # the largest allowed value; infinity without a limit
     bound: str  # "10 classes: 0 … 9"; "numbers from 0 are needed"
-    at: Any  # the original argument (a tensor, an array or a list), by which its name is found
+    at: Any  # the argument itself (a tensor, an array or a list), whose name the error shows
     of: Any  # the tensor that sets the bound, or None
     ignored: int | None = None  # a value that is also allowed
     role: str = "index"  # the role of the values in the call
@@ -57,20 +57,20 @@ Find = Callable[[Any, Any], Iterator[Bounded]]
 
 
 class Indexing(NamedTuple):
-    """Functions with an index, or with non-negative numbers; `parameters` are their first ones."""
+    """Functions that take an index or bounded numbers; `parameters`: their first parameters."""
 
     functions: str
     parameters: str
-    at: str  # the index
+    at: str  # the parameter to check
     of: str = ""  # the parameter that is indexed, or the number of classes
-    unit: str = "elements"  # what is indexed; if nothing is, the numbers that are allowed
+    unit: str = "elements"  # what `of` has: "rows"; without `of`, the numbers that are allowed
     dim: int | None = None  # the indexed dimension, if it is not a parameter
     high: float = math.inf  # the largest number, if nothing is indexed
-    wraps: bool = False  # negative indices count from the end
+    wraps: bool = False  # whether negative indices count from the end
     unless: str = ""  # a parameter that makes the function ignore `at`
 
     def find(self, args: Any, kwargs: Any) -> Iterator[Bounded]:
-        """Yield the bounds of one call."""
+        """Yield the values to check of one call, with their bounds."""
         names = self.parameters.split()
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         values, of, dim = given.get(self.at), given.get(self.of), given.get("dim", self.dim)
@@ -110,7 +110,7 @@ _LEAST, _LARGEST = 5e-324, torch.finfo(torch.double).max
 _FINITE = "finite numbers from 0"
 _COLUMNS, _ROWS = "col_indices values size", "row_indices values size"
 _BCE, _TO_1, _TARGETS = "F.binary_cross_entropy", "numbers from 0 to 1", "targets from 0 to 1"
-# Negative indices are allowed if the kernel counts them from the end.
+# `wraps` is set where the kernel counts negative indices from the end.
 _TABLE = (
     Indexing("F.embedding F.embedding_bag", "input weight", "input", "weight", "rows", 0),
     Indexing("F.cross_entropy F.nll_loss", _LOSS, "target", "input", "classes", 1),
@@ -142,7 +142,7 @@ _FROM_END = "{} does not count from the end here"
 
 @cache
 def finders() -> dict[Any, list[Find]]:
-    """Return the functions that find bounded values, by torch's functions and methods."""
+    """Map torch's functions and methods to the functions that find a call's values to check."""
     rows: list[tuple[str, Find]] = [(row.functions, row.find) for row in _TABLE]
     rows.append(("__getitem__ __setitem__ index_put index_put_", _of_subscript))
     rows += [("multinomial", _of_sums), ("sparse_coo_tensor", _of_sparse)]
@@ -187,7 +187,7 @@ def _of_sparse(args: Any, kwargs: Any) -> Iterator[Bounded]:
 
 
 def _index_item(item: Any) -> tuple[Any, Tensor | None, int]:
-    """Return an index's item, its tensor of indices or None, and how many dimensions it takes."""
+    """Return one item of a subscript, its index tensor or None, and how many dimensions it uses."""
     if item is None or item is Ellipsis or type(item) is bool:
         return item, None, 0
     if type(item) is list or type(item).__module__ == "numpy":
@@ -213,7 +213,7 @@ def _described(bounded: Bounded, args: Any, kwargs: Any) -> str:
     values, low, high = bounded.values, bounded.low, bounded.high
     if not readable(values) or values.dtype == torch.bool or values.is_complex():
         return ""
-    # One wait. Both are NaN if any value is.
+    # Stacked, so that the host waits once. Both are NaN if any value is.
     ends = torch.stack(torch.aminmax(values.detach())).tolist()
     if low <= ends[0] and ends[1] <= high:
         return ""
@@ -252,7 +252,7 @@ def _cause(bounded: Bounded, value: float, ends: list[float], *, same: bool) -> 
 
 
 def readable(value: Any) -> bool:
-    """Whether a value is a readable tensor: no subclass, not fake, not in `vmap`, not captured."""
+    """Whether a tensor's numbers can be read: no subclass, fake, `vmap` or CUDA graph capture."""
     if type(value) not in (Tensor, nn.Parameter) or value.layout != torch.strided:
         return False
     if value.is_meta or is_functorch_wrapped_tensor(value) or not value.numel():
@@ -316,14 +316,14 @@ def _subscripts(frame: FailedFrame, failed: ast.AST, args: Any) -> dict[int, str
 def _results(
     frame: FailedFrame, failed: ast.AST, given: list[Any], known: dict[int, str]
 ) -> dict[int, str]:
-    """Return expressions of the tensors without a name, if as many expressions have none."""
+    """Pair the tensors without a name with the temporary expressions, if there are as many."""
     done = operation(failed, Reader(frame))
     parts = done.parts if done is not None and frame.direct else ()
     if any(own(part.value).get("_modules") for part in parts):
-        return {}  # torch gets the results of these modules
+        return {}  # torch's arguments were computed inside these modules
     gone = [part for part in parts if part.value is None and part.kind != "module"]
     texts = [bracketed(part.node, part.text) for part in gone]
-    # Parameters without a name are no arguments: they belong to a module without a name.
+    # A Parameter without a name is no argument: it belongs to a module without a name.
     given = [g for g in given if isinstance(g, Tensor) and not isinstance(g, nn.Parameter)]
     lost = [id(each) for each in given if id(each) not in known]
     return dict(zip(lost, texts, strict=True)) if len(lost) == len(texts) else {}

@@ -1,8 +1,8 @@
 """Check the arguments of torch's functions before they run, and find where NaN is made.
 
 This is a torch function mode. It costs a microsecond per call; a dispatch mode costs six. The
-ledger's kernels do not suffice: each serves one device, never the CPU. The mode sees the calls of
-its own thread. That is enough: each index of a backward pass was in the forward pass.
+ledger's kernels do not suffice: each serves one device, never the CPU. The mode sees only calls of
+its own thread, not autograd's. This suffices: a backward pass reuses indices of its forward pass.
 """
 
 import sys
@@ -32,11 +32,11 @@ from gpumagic.usercode.files import (
     user_frame,
 )
 
-# Functions that return existing values, or none.
+# Functions that return existing values or None, so they cannot make NaN.
 _EXEMPT = ("__get__", "__set__", "__setitem__", "__deepcopy__", "backward", "set_", "detach")
 _NAN, _INFINITY = Tensor.isnan, Tensor.isinf
 Flaw = Callable[[Tensor], Tensor]
-"""A function that returns whether each number is NaN, or whether it is infinity."""
+"""`Tensor.isnan` or `Tensor.isinf`: marks the numbers that are wrong."""
 
 
 class MadeNanError(FloatingPointError):
@@ -46,7 +46,7 @@ class MadeNanError(FloatingPointError):
 class check(FunctionMode):
     """Raise an ordinary error before a bad index reaches a GPU: ``with gpumagic.check():``.
 
-    Each check waits for the device. Only calls on the thread that entered are checked.
+    Each check waits for the device. Only calls on the thread that entered `check` are checked.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ class check(FunctionMode):
             wrong, failed = None, None
             try:
                 wrong = find_bad_value(finds, args, kwargs) if finds else None
-            except Exception as error:  # noqa: BLE001  kept if torch accepts the arguments
+            except Exception as error:  # noqa: BLE001  reported only if torch accepts the arguments
                 failed = error
             if wrong is not None:
                 raise wrong
@@ -102,7 +102,7 @@ class check(FunctionMode):
 
 # -- NaN
 class NanFinder:
-    """Find what makes NaN or infinity; infinity in arguments or from a library is intended."""
+    """Find the operation that makes NaN or infinity; ignore infinity in arguments or a library."""
 
     def __init__(self, mode: FunctionMode) -> None:
         self._mode = mode
@@ -118,7 +118,7 @@ class NanFinder:
         if exempt and name != "backward":
             return func(*args, **kwargs)
         given = tree_leaves((args, {key: kwargs[key] for key in kwargs if key != "out"}))
-        writes = name.endswith("_")  # writes to its first argument, or is an operator
+        writes = name.endswith("_")  # `add_` writes to its first argument; `__add__` matches too
         before, text = set[Flaw](), ""
         with faults.kept("reading arguments"), uncounted(), torch._C.DisableTorchFunction():
             self._watch_backward(given, earlier=True)
@@ -140,7 +140,7 @@ class NanFinder:
         return result
 
     def _watch_backward(self, values: Iterable[Any], *, earlier: bool = False) -> None:
-        """Check the backward pass of values too; `earlier`: their nodes are older than the call."""
+        """Check the values' backward pass too; `earlier`: earlier calls made the values."""
         queue = {node for node in _nodes(values) if self not in node.metadata}
         if not queue or (frame := user_frame(sys._getframe(2))) is None:
             return
@@ -174,7 +174,7 @@ def _nodes(values: Iterable[Any]) -> set[Any]:
     """Return the autograd nodes that made the tensors among `values`."""
     found = set()
     for value in values:
-        with suppress(RuntimeError):  # of a view that was changed in place, under `no_grad`
+        with suppress(RuntimeError):  # a view changed in place under `no_grad` has no `grad_fn`
             found.add(value.grad_fn if isinstance(value, Tensor) and value.requires_grad else None)
     return found - {None}
 

@@ -1,1 +1,1 @@
-"""The magics and hooks of IPython: parse a line, call a room, show the result."""
+"""IPython magics and hooks: parse a line, call another subpackage, show the result."""

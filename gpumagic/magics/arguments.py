@@ -1,6 +1,6 @@
 """Parse the lines of the magics, check which options combine, and complete lines at Tab.
 
-Parsers, checks and completions are made from options.py. Bad input is an error of one line.
+Parsers, checks and completions are made from options.py. Bad input raises a one-line UsageError.
 """
 
 import argparse
@@ -53,7 +53,7 @@ class _StoreOnce(argparse.Action):
 
 
 class LineParser(argparse.ArgumentParser):
-    """An argparse parser whose error is one line that ends with a line to type."""
+    """An argparse parser that raises UsageError: one line, which ends with what to type."""
 
     def error(self, message: str) -> NoReturn:
         wrong = re.fullmatch(r"argument ([\w-]+)[\w/-]*: (.*)", message)
@@ -73,7 +73,7 @@ class LineParser(argparse.ArgumentParser):
 
 @cache
 def parser_of(typed: str) -> LineParser:
-    """Return the parser of a magic's line; the help of an option is examples of its value."""
+    """Return the parser of a magic's line; each option's `help` holds examples of its value."""
     name = typed.lstrip("%")
     magic = MAGICS[name]
     words = [typed, magic.usage, *(f"[{option.usage}]" for option in options(name))]
@@ -104,7 +104,7 @@ def parse(magic: str, line: str) -> Namespace:
         if magic.endswith("gpumem"):  # quotes and blanks may be in a name: data["my net"]
             return parser.parse_args(_NAMES.findall(line))
         line = _BLANKS.sub(lambda found: found[1] or found[2], line)
-        # Options may stand between the words. "/gpu:1" and "0,1" are plain words to shlex.
+        # shlex keeps "/gpu:1" and "0,1" whole. Options may be between the positional words.
         words = shlex.split(line, comments=True)
         for option in options(magic.lstrip("%")):
             if option.optional and option.flag in words[:-1]:
@@ -132,7 +132,7 @@ def checked(magic: str, line: str) -> Namespace:
 
 
 def _mistakes(typed: str, found: Namespace) -> Iterator[str]:
-    """Yield an error for each pair of arguments that the table of magics excludes."""
+    """Yield an error for each missing option, and for each pair that does not combine."""
     magic = MAGICS[typed.lstrip("%")]
     known = {option.flag: option for option in options(typed.lstrip("%"))}
     given = [flag for flag, option in known.items() if option.given(found)]
@@ -149,7 +149,7 @@ def _mistakes(typed: str, found: Namespace) -> Iterator[str]:
 
 
 def _device_mistakes(typed: str, where: str, given: list[str]) -> Iterator[str]:
-    """Yield an error for each option that needs one device, or several."""
+    """Yield an error for each option that does not fit the number of devices."""
     several = on_cluster(where) or on_several(where)
     if typed == "%ongpu" and (several or "--dry-run" in given):
         what, how = (where, "--split NAME") if several else ("--dry-run", "--dry-run")
@@ -177,7 +177,7 @@ def on_several(where: str) -> bool:
 
 @lru_cache(maxsize=64)
 def placing_request(line: str, magic: str = "%%ongpu") -> Namespace:
-    """Return the request of a `filled` ``%%ongpu`` or ``%ongpu`` line; raise UsageError."""
+    """Parse a `filled` ``%%ongpu`` or ``%ongpu`` line; raise UsageError if it is invalid."""
     asked = checked(magic, line)
     where = asked.where
     asked.standing = magic == "%ongpu"
@@ -193,7 +193,7 @@ def placing_request(line: str, magic: str = "%%ongpu") -> Namespace:
 
 
 def timing_request(line: str, cell: str | None, name: str) -> tuple[Namespace, str]:
-    """Parse a line of %gputime or %gpudiff, or of its cell magic; return it and its code."""
+    """Parse a %gputime or %gpudiff line or cell; return the parsed line and the code to run."""
     if cell is not None:
         return checked(f"%%{name}", line), cell
     split = _BEFORE_CODE.match(line)
@@ -228,7 +228,7 @@ def completions(context: Any) -> dict[str, Any]:
 
 
 def _offers(typed: str, words: list[str], option: Option | None, last: str) -> list[str]:
-    """Return the words that begin with `last`: values of an option, or options and arguments."""
+    """Return completions of `last`: the values of `option`; if None, options and arguments."""
     before = last[: max(last.rfind(","), last.rfind("+")) + 1]  # several: "x,y", "0+1"
     prefix, used = last.removeprefix(before), before.split(",") if before else words
     if option is None:

@@ -26,9 +26,9 @@ from gpumagic.magics.options import options
 def magic(kind: Callable[[Any], Any], *, parsed: bool = True) -> Callable[[Any], Any]:
     """Make a method a magic; `kind` is IPython's `line_magic`, `cell_magic` or `line_cell_magic`.
 
-    If `parsed`, the method gets the parsed line, and its GpuError becomes an error of one line. A
-    line of only `-h`, `--help` or `help` prints what `%magic?` shows. ``{options}`` in the method's
-    docstring is replaced by the options.
+    If `parsed`, the method gets the parsed line, and a GpuError that it raises is shown as one
+    line. The lines `-h`, `--help` and `help` print the same text as `%magic?`. ``{options}`` in the
+    method's docstring is replaced by the options.
     """
 
     def decorate(method: Any) -> Any:

@@ -1,9 +1,9 @@
-"""Answer pages and assistants on the kernel's control channel, also while a cell runs.
+"""Answer JupyterLab and AI assistants on the kernel's control channel, even during a cell.
 
-The control thread must not wait. The sampler takes snapshots on its own threads, only while a page
-asks; if the driver stalls, it returns the last snapshot. Variables are read on the main thread,
-between two cells. Nothing is executed or changed, and other users' processes and notebooks are not
-named.
+The control thread must not wait. So the sampler takes snapshots on threads of its own, and only
+while a page asks. If the driver stalls, the sampler returns its last snapshot. Variables are read
+on the main thread, between two cells. Requests execute and change nothing, and answers do not name
+other users' processes or notebooks.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ TARGET = "gpumagic"
 _PERIOD_S = 1.0
 # Sampling ends this long after the last request.
 _IDLE_S = 5.0
-# The number of holders of each GPU in the text for an assistant.
+# The maximum number of holders to name for each GPU in the text for an assistant.
 _NAMED = 3
 
 
 class Sign(BaseComm):
-    """A comm in the kernel's list, by which a front end knows that it may send requests."""
+    """A registered comm: a front end that finds it knows that this kernel answers requests."""
 
     def publish_msg(self, *args: Any, **kwargs: Any) -> None:
         """Send nothing: a front end without gpumagic would warn of an unknown comm."""
@@ -64,7 +64,7 @@ class ControlChannel:
         """Answer a request, without waiting: this thread also handles interrupts."""
 
         def reply(content: dict[str, Any]) -> None:
-            # A stream is written on its own thread.
+            # A ZMQ stream may be used only on its own thread; this may be another one.
             send = self._kernel.session.send
             stream.io_loop.add_callback(send, stream, REPLY, content, parent=parent, ident=ident)
 
@@ -124,7 +124,7 @@ _RUNNING = "a cell is running: gpu_memory lists variables between cells, gpu_sta
 
 
 def _explained(found: Any) -> dict[str, Any]:
-    """Return the last error that gpumagic explained: a record, or a line about dead CUDA."""
+    """Return the answer about the last explained error; a str is advice on a CUDA error."""
     from gpumagic.display.units import some
 
     if isinstance(found, str):
@@ -156,7 +156,7 @@ def _holders() -> dict[str, Any]:
 
 
 def _record(record: Any, without: str) -> dict[str, Any]:
-    """Return a record with its first line and its fixes; the text `without` if it is None."""
+    """Return a record as JSON, with its first line and its fixes as text; `without` if None."""
     from gpumagic.display.table import as_json
 
     if record is None:

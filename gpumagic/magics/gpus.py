@@ -119,7 +119,7 @@ def move_back(namespace: dict[str, Any]) -> str:
 
 
 def memory_of(asked: Sequence[str]) -> tuple[Any, Any]:
-    """Return what to show for these words, and the report of all GPUs (None without one)."""
+    """Return the object to show for the words of a `%gpumem` line, and the full report or None."""
     from gpumagic.frameworks.known import started
 
     if torch_here() is None and not started():
@@ -147,7 +147,7 @@ _NEW_RANK = (
     "the new rank has none of the variables of %%ongpu @all cells; run those cells again, or type "
     "%gpucluster restore DIR"
 )
-# How many arguments a verb needs, and an example.
+# Verbs that need an argument, each with an example.
 _NEEDED = {"restart": "restart 1", "pull": "pull net", "restore": "restore DIR"}
 
 

@@ -1,8 +1,8 @@
-"""Act around cells: explain errors, display values once, name allocations; shorten our own errors.
+"""Explain errors of cells, show magics' errors in one line, show values once, label allocations.
 
-An exception stays as it is, except that our own frames are removed so that `%debug` starts in the
-user's code. Errors are explained wherever the shell shows a traceback: under `%%time` and `%run`,
-and in callbacks of widgets. Nothing is imported before a framework is.
+An exception is not changed, except that gpumagic's frames are removed, so that `%debug` starts in
+the user's code. Errors are explained wherever the shell shows a traceback, also under `%%time` and
+`%run`, and in widget callbacks. Explaining code is imported only once a framework is.
 """
 
 import sys
@@ -23,7 +23,7 @@ _FRAMEWORKS = ("torch", "jax", "tensorflow", "cupy")
 
 @contextmanager
 def in_one_line(magic: str) -> Iterator[None]:
-    """Turn bad input, or CUDA's error, into one line that begins with the magic's name."""
+    """Turn a GpuError or CUDA's error into a one-line UsageError that begins with the magic."""
     try:
         yield
     except (GpuError, RuntimeError) as error:
@@ -44,13 +44,13 @@ def _is_users(error: BaseException) -> bool:
 
 
 def one_line(magic: str, error: BaseException) -> str:
-    """Return an error's message after the magic's name; empty for an unknown kind of error."""
+    """Return ``"magic: message"`` for a GpuError or a CUDA error; empty for any other error."""
     text = cuda_advice(error) or (str(error) if isinstance(error, GpuError) else "")
     return text if not text or text.startswith(f"{magic} ") else f"{magic}: {text}"
 
 
 def cuda_advice(error: BaseException) -> str:
-    """Return advice on a CUDA error, or an error that it caused; empty for any other error."""
+    """Return advice if an error or one of its causes is a CUDA error; empty for other errors."""
     from gpumagic.device import cuda_state as state
     from gpumagic.usercode.files import innermost_of, last_cell
     from gpumagic.usercode.frames import errors
@@ -81,7 +81,7 @@ class Explaining:
     def __init__(self, shell: Any, cell: Callable[[], Any]) -> None:
         self.shell = shell
         self._cell = cell  # returns the running cell
-        self._shown = 0  # the id of an error, until its cell has ended
+        self._shown = 0  # the id of the error explained in the running cell, or 0
         self._active = False
         self._death_shown = self._death_published = False
         self.last: Any = None
@@ -93,7 +93,7 @@ class Explaining:
         self.shell.showtraceback = self._showtraceback
 
     def uninstall(self) -> None:
-        self._active = False  # another tool may have kept our method, and call it
+        self._active = False  # another tool that saved our method may still call it
         if vars(self.shell).get("showtraceback") == self._showtraceback:
             del self.shell.showtraceback
             if self.shell.showtraceback != self._original:
@@ -101,7 +101,7 @@ class Explaining:
 
     def _showtraceback(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> Any:
         raised: Any = exc_tuple[1] if isinstance(exc_tuple, tuple) else sys.exc_info()[1]
-        # %tb shows the last traceback with all frames
+        # Without a raised error, this is %tb: it shows the last error again, with all frames.
         error: Any = raised or getattr(sys, "last_value", None)
         if not self._explains(error):
             return self._original(exc_tuple, *args, **kwargs)
@@ -140,7 +140,7 @@ class Explaining:
         if state is None:
             return
         death = state.look(where)
-        if death is None:  # never, or a virtual GPU works again
+        if death is None:  # CUDA never died, or a virtual GPU works again
             self._death_shown = self._death_published = False
         elif not self._death_published:
             self._death_published = True
@@ -173,7 +173,7 @@ class Explaining:
 
     @contextmanager
     def _not_timed(self) -> Iterator[None]:
-        """Exclude the time within from the cell's; failures here do not hide the user's error."""
+        """Exclude this block from the cell's time; catch its errors, to show the user's error."""
         start = time.perf_counter()
         with suppress(KeyboardInterrupt), faults.kept("explaining an error"):
             yield
@@ -182,12 +182,12 @@ class Explaining:
             cell.run.left_out += time.perf_counter() - start
 
 
-# By name, so that loading the extension does not import it.
+# A class by its name, because loading the extension must not import its module.
 _SNAPSHOT = ("gpumagic.telemetry.snapshot", "Snapshot")
 
 
 class Once:
-    """Displays the values of magics in one shell, each value once in its cell."""
+    """Displays a magic's value at once, and does not repeat it as the result of the cell."""
 
     def __init__(self, shell: Any, cell: Callable[[], object]) -> None:
         self._formatter = shell.display_formatter.ipython_display_formatter
@@ -237,7 +237,7 @@ _STAMPING = "recording which cell allocates"
 
 
 def stamp_memory() -> tuple[str, str] | None:
-    """Have torch record the next cell's name with allocations; return it and the previous one."""
+    """Have torch record the next cell's name with allocations; return new and previous name."""
     state = cuda_state()
     with faults.kept(_STAMPING):
         memory: Any = getattr(state and state.working(), "memory", None)
@@ -253,7 +253,7 @@ def stamp_memory() -> tuple[str, str] | None:
 
 
 def unstamp_memory(cell: str, before: str) -> None:
-    """Restore the name from before a cell, unless the cell has set its own name or CUDA died."""
+    """Restore the name that was set before a cell, unless the cell set another or CUDA died."""
     state = cuda_state()
     with faults.kept(_STAMPING):
         if (cuda := state and state.working()) and cuda.memory._get_memory_metadata() == cell:

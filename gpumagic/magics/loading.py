@@ -3,7 +3,7 @@
 Loading may take at most 20 ms (benchmarks/load_ext.py): magics and hooks import a module when they
 first need it.
 
-`enable` loads gpumagic in a whole profile, by ``lazy_magics`` in its ``ipython_config.json``.
+`enable` makes IPython load gpumagic on demand: ``lazy_magics`` in ``ipython_config.json``.
 """
 
 import os
@@ -36,7 +36,7 @@ class _Change(NamedTuple):
 
 
 def hooks(shell: Any) -> tuple[Any, ...]:
-    """Return each change of a shell, to `install` in this order and `uninstall` in reverse."""
+    """Return the changes to make in a shell: `install` in this order, `uninstall` in reverse."""
     cells = CellHooks(shell)
     once, kernel = Once(shell, cells.current), getattr(shell, "kernel", None)
     of_kernel: list[Any] = []
@@ -52,7 +52,7 @@ def hooks(shell: Any) -> tuple[Any, ...]:
         _Change(lambda: None, forget),
         _registered(GpuMagics(shell, cells, once)),
         cells.explaining,  # shell.showtraceback
-        # Last, as for any %%magic: IPython has removed indentation and pasted prompts by then.
+        # Appended: IPython's own transformers first remove indentation and pasted prompts.
         _appended(shell.input_transformers_cleanup, transform),
         _appended(shell.ast_transformers, cells),
         _Change(partial(setattr, shell, BEGIN, cells.begin), partial(delattr, shell, BEGIN)),
@@ -158,14 +158,14 @@ def enable() -> str:
 
 
 def disable() -> str:
-    """Remove the entries of `enable`; return a line that says so."""
+    """Remove the entries that `enable` wrote; return a line that says so."""
     if not (path := _update(dict.fromkeys(MAGICS))):
         return "nothing to remove: each notebook needs %load_ext gpumagic already"
     return f"each notebook needs %load_ext gpumagic again ({path})"
 
 
 def _update(names: Mapping[str, str | None]) -> Path | None:
-    """Set each magic's module in the profile, None removes it; return the changed file or None."""
+    """Write each magic's module into the profile (None: remove it); return the file, if changed."""
     started = InteractiveShell.initialized() and InteractiveShell.instance().profile_dir
     profile = started or ProfileDir.create_profile_dir_by_name(get_ipython_dir(), "default")
     manager = BaseJSONConfigManager(config_dir=profile.location)

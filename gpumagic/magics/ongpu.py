@@ -1,8 +1,8 @@
-"""Run the user's cell on a device, as if its `%%ongpu` line were not there.
+"""Run the user's cell on a device; in all else it runs as it would without the `%%ongpu` line.
 
-The line becomes a call on the cell's first line, so every line keeps its number, and `await`,
-`Out[n]` and other magics work. `post_run_cell` ends the run. While `%gpuwatch` is on, every cell
-gets a ledger.
+A call replaces this line, so all other lines keep their numbers, and `await`, `Out[n]` and other
+magics work. `post_run_cell` ends the run. While `%gpuwatch` is on, a ledger counts every cell's
+copies and waits.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ def transform(lines: list[str]) -> list[str]:
         return lines  # the cell magic refuses an empty cell
     below = leading_empty_lines(list(rest))
     if below[0].startswith("%%"):
-        # IPython knows a cell magic only on the first line. Lines of its body are counted from 1.
+        # IPython expects a cell magic on the first line, and counts the lines of its body from 1.
         rest = transform(cell_magic(below))
         return [*lines[:first], f"{_begin(line.strip())}; {rest[0]}", *rest[1:]]
     return [*lines[:first], f"{_begin(line.strip())}\n", *rest]
 
 
-# So check_complete skips this transformer, and asks for more lines as after any %%magic.
+# check_complete skips transformers with side effects, so it treats %%ongpu as any %%magic.
 transform.has_side_effects = True  # type: ignore[attr-defined]
 
 
@@ -73,7 +73,7 @@ def _line_of(body: list[ast.stmt]) -> str | None:
 
 
 def _begin_standing(body: list[ast.stmt]) -> None:
-    """Insert the call of a standing `%ongpu` before the first statement that runs."""
+    """Insert the call of a standing `%ongpu` (for all cells), after any `__future__` imports."""
     call = ast.parse(_begin("")).body[0]
     for node in ast.walk(call):
         ast.copy_location(node, body[0])
@@ -86,7 +86,7 @@ def _begin(text: str) -> str:
 
 
 def _show_as_typed(file: str) -> None:
-    """Show the line as a comment, instead of our call, in the source that tracebacks read."""
+    """Replace our call by the typed line, as a comment, in the source that tracebacks show."""
     entry = linecache.cache.get(file)
     if entry and len(entry) == 4 and any(BEGIN in line for line in entry[2]):
         size, changed, lines, name = entry
@@ -103,11 +103,11 @@ class RunningCell:
     run: Run | None = None
     request: Namespace | None = None
     gone = False  # the device was not found
-    elsewhere = False  # something else runs the tree instead of IPython
-    report: Any = None  # of a cell that IPython did not run
-    reported = False  # one of its runs has ended
+    elsewhere = False  # gpumagic runs the tree, IPython only runs our call
+    report: Any = None  # if `elsewhere`: the report, until it is shown
+    reported = False  # a run in this cell has ended
     watch: watch | None = None  # for `%gpuwatch`
-    stamp: tuple[str, str] | None = None  # for torch's allocation records: its name, the previous
+    stamp: tuple[str, str] | None = None  # the cell's name in torch's records, and the previous
 
 
 class CellHooks:
@@ -119,7 +119,7 @@ class CellHooks:
         self.standing: Namespace | None = None
         self.standing_on = ""
         self.watching: Namespace | None = None  # the line of `%gpuwatch on`
-        self._said: frozenset[str] = frozenset()  # what reports say only once
+        self._said: frozenset[str] = frozenset()  # remarks that no report shows again
         self._threads = threading.local()  # a subshell runs its cells on a thread of its own
 
     @property
@@ -153,7 +153,7 @@ class CellHooks:
             self._end(self.stack.pop(), None)
 
     def visit(self, tree: ast.Module) -> ast.Module:
-        """Transform a cell's tree: insert the call of a standing `%ongpu`."""
+        """Store a cell's tree; insert the call of a standing `%ongpu`, or leave only our call."""
         cell = self.current()
         body = tree.body if isinstance(tree, ast.Module) else []
         line = _line_of(body)
@@ -189,7 +189,7 @@ class CellHooks:
         if cell.watch:
             self._end_watch(cell)
         if virtual := sys.modules.get("gpumagic.virtual"):
-            # The cell may have freed memory. Listing TensorFlow's tensors takes longer.
+            # The cell may have freed memory. Other frameworks are slow to count: only after a run.
             virtual.refresh(others=cell.reported)
 
     # -- %%ongpu
@@ -296,7 +296,7 @@ class CellHooks:
 
     # -- %ongpu
     def stand(self, line: str) -> None:
-        """Place the rest of this cell and all later cells, or run another command, such as off."""
+        """Run an `%ongpu` line: place the rest of this cell and all later cells, or stop that."""
         words = line.partition("#")[0].lower().split()
         if not words and self.standing:
             print(f"cells run on {self.standing_on}; %ongpu off ends it")
@@ -362,7 +362,7 @@ class CellHooks:
 
     @contextmanager
     def timing(self) -> Iterator[None]:
-        """End the placement of the running cell, and count nothing within: code is being timed."""
+        """End the cell's placement, and count no copies in this block, because it times code."""
         cell = self.current() or RunningCell()
         if cell.request and not cell.request.standing:
             raise GpuError(f"the cell says %%ongpu {cell.request.where} too; leave that line out")
@@ -377,7 +377,7 @@ class CellHooks:
 
 
 def _request(text: str, magic: str = "%%ongpu") -> Namespace:
-    """Return the request of a line, with the present values of variables that it names."""
+    """Parse an `%ongpu` or `%%ongpu` line, after replacing its variables by their values."""
     from gpumagic.magics.arguments import filled, placing_request
 
     line = text.removeprefix("%%ongpu")

@@ -22,8 +22,8 @@ class Magic(NamedTuple):
     verbs: tuple[str, ...] = ()  # words that may come first
     completes: tuple[str, ...] = ("devices",)  # or "gpus", "dtypes", "variables"
     needs: Mapping[str, str] = {}  # an option, and the option that it needs
-    excludes: tuple[tuple[str, ...], ...] = ()  # groups; a line may have one option of each
-    alone: tuple[str, ...] = ()  # options of lines without an argument
+    excludes: tuple[tuple[str, ...], ...] = ()  # groups; at most one option of each in a line
+    alone: tuple[str, ...] = ()  # options that do not combine with an argument
 
 
 class Option(NamedTuple):
@@ -53,7 +53,7 @@ class Option(NamedTuple):
 
     @property
     def optional(self) -> bool:
-        """Whether it may be typed without a value: ``--check [nan]``."""
+        """Whether the value may be left out: ``--check [nan]``."""
         return self.typed.endswith("]")
 
     @property
@@ -117,7 +117,7 @@ def variable(text: str) -> str:
 
 
 def variables(text: str) -> tuple[str, ...]:
-    """Return names of variables, which commas separate."""
+    """Return the names in a comma-separated list of variables."""
     found = tuple(map(variable, text.split(",")))
     if twice := [name for name in found if found.count(name) > 1]:
         raise ArgumentTypeError(f"{twice[0]} is there twice")
@@ -134,7 +134,7 @@ def reductions(text: str) -> tuple[tuple[str, str], ...]:
 
 
 file: Callable[[str], str] = os.path.expanduser
-"""The type of options whose value is a path, which IPython completes."""
+"""The type of an option whose value is a path; IPython itself completes paths."""
 
 _CLUSTER = ("start", "status", "restart", "stop", "pull", "checkpoint", "restore")
 _RUNS = ("--report", "--strict", "--check", "--fix", "--back", "--quiet", "--memory", "--profile")

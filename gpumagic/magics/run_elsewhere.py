@@ -1,7 +1,7 @@
 """Run a cell outside IPython: as a dry run, on several devices, on a cluster, or timed.
 
-Line numbers and tracebacks are the cell's, and the last value is the cell's value. After Ctrl-C the
-results so far stay.
+Line numbers and tracebacks are the cell's, and its last expression is its value. After Ctrl-C the
+finished results are kept.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gpumagic.usercode.sweep import parse, range_of
 
 # Magics that choose a device, as IPython translates them to Python.
 _ELSEWHERE = re.compile(r"get_ipython\(\)\.run_(line|cell)_magic\('(ongpu|gputime|gpudiff|gpufit)'")
-# The file name of code that is in no cell, such as a set-up.
+# How file names begin for code outside cells, such as the code of --setup.
 _TEXT = "<timed "
 
 
@@ -36,7 +36,7 @@ _USE_SHARDING = (
 
 
 def run_elsewhere(shell: Any, cell: Any, asked: Namespace, file: str) -> Any:
-    """Run a RunningCell's tree as its line asks, and return its value; `file` is its file."""
+    """Run a RunningCell's tree as the line asks; return the value. `file` is the cell's file."""
     line = "%%ongpu --dry-run" if asked.dry_run else f"%%ongpu {asked.where}"
     if not cell.elsewhere:
         raise GpuError(f"{line} must be above the magic that runs the code")
@@ -59,7 +59,7 @@ def run_elsewhere(shell: Any, cell: Any, asked: Namespace, file: str) -> Any:
 def only_torch(
     what: str, shell: Any, tree: Any, of_jax: str = "", *, placed: Sequence[str] = ()
 ) -> None:
-    """Raise GpuError if a cell uses other frameworks than torch, which `what` does not support."""
+    """Raise GpuError if a cell uses frameworks other than torch: `what` supports only torch."""
     from gpumagic.frameworks.known import imports_of, needed_by
     from gpumagic.usercode.variables import names_read, variables_read
 
@@ -117,7 +117,7 @@ def _on_several(shell: Any, tree: Any, asked: Namespace, file: str) -> tuple[Any
 
 
 def time_cell(shell: Any, asked: Namespace, magic: str, text: str, scope: Any = None) -> None:
-    """Time `text`, below the line `magic`, with a function's names in `scope`; show the result."""
+    """Time `text`, the code below the line `magic`; `scope` has a calling function's locals."""
     from gpumagic import timing
 
     namespace = _names(shell, scope)
@@ -155,14 +155,14 @@ def diff_cell(shell: Any, asked: Namespace, magic: str, text: str, scope: Any = 
 
 
 def _names(shell: Any, scope: Any) -> dict[str, Any]:
-    """Return the notebook's variables, with those of the calling function if there is one."""
+    """Return the notebook's variables, and the calling function's locals if given in `scope`."""
     names: dict[str, Any] = shell.user_ns
     # No copy unless necessary: this dict is the globals of the notebook's functions.
     return names if scope is None or scope is names else {**names, **scope}
 
 
 def _earlier(named: str, names: Mapping[str, Any]) -> Any:
-    """Return "last" if `named` is "last", else the earlier result of that name."""
+    """Return the earlier result of that name, or "last" unchanged; GpuError if there is none."""
     from gpumagic.timing import last_comparison
     from gpumagic.timing.comparison import Comparison
 
@@ -178,7 +178,7 @@ def fit_cell(shell: Any, asked: Namespace, magic: str, text: str) -> None:
     wheres = [word for word in asked.where if "=" not in word]
     ranges = [word for word in asked.where if "=" in word]
     with suppress(SyntaxError):  # reported below
-        # The variable may have any value now: the cell reads it after it is set.
+        # The swept variable's present value does not matter: it is set before the cell runs.
         swept = "".join(f"{word.partition('=')[0]} = 0\n" for word in ranges)
         only_torch("%%gpufit", shell, ast.parse(swept + shell.transform_cell(text)))
     with torch_needed("%%gpufit"):
@@ -208,7 +208,7 @@ def fit_cell(shell: Any, asked: Namespace, magic: str, text: str) -> None:
 
 
 def _compiled_name(shell: Any, text: str, magic: str) -> tuple[str, str]:
-    """Return a cell's code, below the line `magic` if given, and its file's name."""
+    """Return code as Python, below the line `magic` unless empty, and the code's file name."""
     code, raw = shell.transform_cell(text), text
     if text.lstrip().startswith("%%ongpu"):
         raise GpuError("the cell says %%ongpu too; leave that line out")
@@ -217,8 +217,8 @@ def _compiled_name(shell: Any, text: str, magic: str) -> tuple[str, str]:
         raise GpuError(f"the cell says {line} too; leave that line out")
     shown = code
     if magic:
-        # With a line above, the lines have their numbers in the cell. Tracebacks read it as a
-        # statement, because they begin a file at its first statement.
+        # A line above the code keeps the cell's line numbers. In the source for tracebacks this
+        # line is a statement, because tracebacks show a file only from its first statement on.
         code, raw, shown = f"\n{code}", f"{magic}\n{text}", f"{magic!r}\n{code}"
     running = getattr(shell.displayhook, "exec_result", None)
     count = getattr(running, "execution_count", None) or shell.execution_count

@@ -1,4 +1,4 @@
-"""Explain errors between devices in the user's own names. Importing this does not import torch."""
+"""Explain errors between devices in the user's names. Importing this package imports no torch."""
 
 from gpumagic.display import table
 

@@ -1,7 +1,7 @@
 """Explain an error between devices: find the operands in its frames, the cause and the fix.
 
-The user's code does not run, the exception stays unchanged, and no tensor is kept alive. There is
-no explanation if the frames contradict the error's text, or if the cause is uncertain.
+None of the user's code runs, the exception stays unchanged, and no tensor is kept alive. If the
+frames contradict the error's text, or the cause is uncertain, nothing is explained.
 """
 
 import ast
@@ -53,10 +53,7 @@ _DICT = "a dict does not move with the model: move each of its tensors"
 def explain(
     error: BaseException, *, namespace: Mapping[str, Any] | None = None
 ) -> Explanation | None:
-    """Explain torch's error between devices in the names of the code that raised it.
-
-    `gpumagic.explain` calls this function, and documents its parameters and result.
-    """
+    """Explain torch's error in the names of the code that raised it; see `gpumagic.explain`."""
     # In an except block, an error raised here would hide the user's error.
     with faults.kept("explaining an error"), torch._C.DisableTorchFunctionSubclass():
         for each in errors(error):
@@ -85,9 +82,9 @@ def _explain(found: list[FailedFrame], message: Message) -> Explanation | None:
 
 
 def _module_call(frame: FailedFrame, within: FailedFrame, message: Message) -> Operation | None:
-    """Return the call of a module with data on another device: the fix belongs at this call.
+    """Return a frame's call of a module with data on another device, where the fix belongs.
 
-    None if `within`, the called code, has since moved the data.
+    None if there is no such call, or if the called code (`within`) has moved the data since.
     """
     call = conflict(frame, message, certain=True)
     if call is None or not call.calls_module or call.parts[0].node is not call.node.func:
@@ -108,11 +105,11 @@ def _moves_whole(part: Part) -> bool:
 
 
 def _placed(found: list[FailedFrame], choice: Choice) -> str | None:
-    """Return the `%%ongpu` line that an earlier cell had and this cell lacks, or None."""
+    """Return the `%%ongpu` line to add, if an earlier cell had it and it suffices; else None."""
     frame, (gpu, _, number) = found[-1], choice.target.partition(":")
     here = frame.at_top and label(frame.filename) == last_cell()
     home = all(part.device == "cpu" and _follows(part, found[0]) for part in choice.odd)
-    # `%%ongpu` leaves tensors on the CPU that the cell's code puts there.
+    # `%%ongpu` does not move tensors that the cell's own code puts on the CPU.
     stays = any(_SAYS_CPU.search(_so_far(each)) for each in found)
     if stays or not (here and home and gpu == "cuda"):
         return None
@@ -123,13 +120,13 @@ def _placed(found: list[FailedFrame], choice: Choice) -> str | None:
 
 
 def _so_far(frame: FailedFrame) -> str:
-    """Return the code above the failed expression, and its text."""
+    """Return the text of the failed expression and of all code above it."""
     above = frame.source.splitlines()[: frame.line - 1]
     return "\n".join([*above, *map(frame.text, frame.candidates)])
 
 
 def _follows(part: Part, frame: FailedFrame) -> bool:
-    """Whether `%%ongpu` would move this part, or create it on the GPU."""
+    """Whether `%%ongpu` would move this operand, or create it on the GPU."""
     made = [node for node, _ in with_device(part.node, frame, "")]
     return part.value is not None or made == [part.node]
 
@@ -139,13 +136,13 @@ def _mismatch(clash: Operation, choice: Choice, outer: list[FailedFrame], kind: 
     extra = also_needed(frame, node, odd, choice.target)
     site = Site(clash, odd, extra)
     above, names = climb(site, outer)
-    # The function around a comprehension has the same names.
+    # A comprehension may have its own frame; the function around it has the same names.
     around = outer[:1] if frame.code.co_name.endswith(("comp>", "expr>")) else []
     places = [(each, odd) for each in [frame, *around]] + [(above.frame, above.odd)]
     tried = [*((each, [*moved, *extra]) for each, moved in places), *places]
     fixes = (register(moved, each) for each, moved in tried if choice.target != "cpu")
     fix = registered = next(filter(None, fixes), None)
-    # An index is moved only where it is used, so that its other uses do not change.
+    # Move an index only in the failing expression, so that its other uses do not change.
     an_index = kind == "index" and clash.parts[0] not in odd
     fix = fix or move_owners(choice, [frame, *outer])
     fix = fix or write_fix(site, site if an_index else above, choice)
@@ -166,11 +163,11 @@ def _fails_next(fix: Fix, caller: list[FailedFrame], odd: list[Part], target: st
 def _rows(
     clash: Operation, choice: Choice, site: Site, names: dict[str, str]
 ) -> tuple[Operand, ...]:
-    """Return rows for the operands, and for tensors combined with the result later."""
+    """Return rows for the operands, and for tensors that later code combines with the result."""
     rows: list[Operand] = []
     for _, group in groupby(clash.parts, key=lambda part: id(part.node)):
         parts = list(group)
-        if len(parts) > 2 * _SHOWN:  # of a long list, show the first odd items
+        if len(parts) > 2 * _SHOWN:  # a long list: show the first odd items and one other
             odd = [part for part in parts if part in choice.odd]
             parts = odd[:_SHOWN] + [part for part in parts if part not in odd][:1]
         for part in parts:
@@ -184,10 +181,10 @@ def _rows(
 
 
 def _named(part: Part, reader: Reader, odd: bool) -> list[tuple[Part, bool]]:
-    """Describe a temporary result by the named tensors that it was computed from.
+    """Return the operands to show for one operand, each with whether it is the odd one.
 
-    These tensors replace the result of operators, indices and methods. The result of a call is
-    shown itself, followed by the names in the call.
+    A temporary result of operators, indices and methods is replaced by the named tensors that it
+    was computed from. The result of any other call is shown itself, followed by these tensors.
     """
     found = named_in(part, reader)
     if part.kind != "made":
@@ -210,7 +207,7 @@ def _is_method(node: ast.Call, reader: Reader) -> bool:
 def _reason(
     leaves: tuple[Part, ...], frames: list[tuple[FailedFrame, list[Part]]], kind: str, fix: Any
 ) -> str | None:
-    """Return one sentence, or None; `frames` has the odd operands as each frame names them."""
+    """Return the reason in one sentence, or None; `frames`: each frame and its odd operands."""
     if kind in ("numpy", "host"):
         return _NUMPY if kind == "numpy" else _HOST
     if told := _brought(leaves):
@@ -218,7 +215,7 @@ def _reason(
     for frame, odd in frames:
         for part in odd:
             if left := unregistered(part, frame):
-                # A fix that registers the attribute says the rest.
+                # The fix, if it registers the attribute, already shows the code to write.
                 return left.reason.partition(FOR_GOOD)[0] if fix else left.reason
     if any(part.text.endswith('"]') for _, odd in frames for part in odd):
         return _DICT
@@ -226,7 +223,7 @@ def _reason(
 
 
 def _brought(leaves: tuple[Part, ...]) -> str | None:
-    """Return a sentence if an earlier cell moved one operand to another device; else None."""
+    """Return the reason, if an earlier cell moved one operand away from the others; else None."""
     for part in leaves:
         parameters = part.value.parameters() if issubclass(type(part.value), nn.Module) else ()
         origin = origin_of(next(iter(parameters), part.value))

@@ -18,28 +18,28 @@ class Operand:
     """An operand of the failing expression, such as a tensor or module, under the user's name."""
 
     name: str
-    devices: tuple[str, ...]  # several if it is spread, most bytes first
+    devices: tuple[str, ...]  # several if its tensors are spread; the one with most bytes first
     nbytes: int | None  # None if unknown, because the value no longer exists
     about: str  # in words: "float32[3, 2]", "Linear, 2 tensors"
-    odd: bool = False  # whether it is on another device than the rest
+    odd: bool = False  # whether it is on another device than the other operands
     also: str | None = None  # its name in the calling code, if different
-    along: bool = False  # not an operand, but combined with the result later
+    along: bool = False  # not an operand, but later code combines it with the result
 
 
 @dataclass(frozen=True)
 class Fix:
-    """Code to paste."""
+    """Code to paste into the user's cell or file."""
 
     # `where` is "before" (put `code` before line `line`) or "replace" (replace the lines `line` to
-    # `end_line`, counted from 1). The code has the indentation of those lines.
+    # `end_line`). Lines count from 1. The code is indented as in the source.
     code: str
     where: str
     line: int
     end_line: int
     filename: str  # of the file or cell, as in the traceback
     label: str = ""  # its display name: "In [3]", "train.py"
-    nbytes: int | None = None  # to move; None if unknown
-    cls: str = ""  # the class of a notebook's cell that is edited: its objects keep the old code
+    nbytes: int | None = None  # bytes that the fix moves; None if unknown
+    cls: str = ""  # the edited class in a cell; existing objects keep the old code
 
     def apply(self, source: str) -> str:
         """Return the source of `filename` with the fix applied."""
@@ -60,7 +60,7 @@ class Explanation(Shown):
     operands: tuple[Operand, ...]
     fix: Fix | None
     reason: str | None  # one sentence, if the cause is a common one
-    first: str | None = None  # a line to try on top of the cell before the edit
+    first: str | None = None  # the `%%ongpu` line that fixes the cell without an edit
 
 
 def expression(frame: FailedFrame, node: ast.AST) -> tuple[str, int, str, str]:
@@ -87,7 +87,7 @@ def text(explanation: Explanation) -> str:
 
 
 def html(explanation: Explanation) -> str:
-    """Return the same content as HTML."""
+    """Return the content of `text` as HTML."""
     code = tag("code", table.short(explanation.expression, table.WIDTH))
     body = f"<div>{escape(_head(explanation))}: {code}</div>"
     if explanation.operands:
@@ -101,7 +101,7 @@ def html(explanation: Explanation) -> str:
 
 
 def _advice(explanation: Explanation) -> Iterator[tuple[str, str, str]]:
-    """Yield the reason, the line on top and the edit: a word, the advice, its cost."""
+    """Yield the reason, the `%%ongpu` line and the edit, each as a word, the advice, its cost."""
     if explanation.reason:
         yield "why:", explanation.reason, ""
     if explanation.first:
@@ -153,7 +153,7 @@ _SIMPLE = (ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Return, ast.A
 
 
 def bracketed(node: ast.AST, text: str) -> str:
-    """Return an expression that can take a suffix, in brackets if necessary."""
+    """Return an expression to which `.to()` can be appended, in brackets if necessary."""
     return text if isinstance(node, _ATOMS) and not text.startswith(("-", "~")) else f"({text})"
 
 
@@ -162,7 +162,7 @@ NEAR = 12  # maximum number of lines that one edit may span
 
 @dataclass
 class Edit:
-    """Changes around one statement."""
+    """Lines to insert before a statement, and expressions to replace in it or shortly after it."""
 
     frame: FailedFrame
     stmt: ast.stmt
@@ -188,7 +188,7 @@ class Edit:
 
 
 def around(frame: FailedFrame, edits: list[tuple[ast.AST, str]]) -> Edit | None:
-    """Return the edit of some statements; None if they are far apart."""
+    """Return one edit that makes all replacements; None if their statements are far apart."""
     stmts = [stmt for node, _ in edits if (stmt := statement(node)) is not None]
     stmts.sort(key=lambda stmt: stmt.lineno)
     near = stmts and stmts[-1].lineno - stmts[0].lineno <= NEAR
@@ -208,7 +208,7 @@ def before_loops(frame: FailedFrame, stmt: ast.stmt, texts: list[str]) -> ast.st
     loops = loops_around(stmt)
     if not loops or not can_precede(frame, loops[-1]):
         return stmt
-    # For `self.layers[i]` also `self`, `self.layers` and `i`: the loop may bind each.
+    # The loop may bind any part of `self.layers[i]`: `self`, `self.layers` or `i`.
     used = [n for text in texts for n in ast.walk(ast.parse(text, mode="eval"))]
     names = {ast.unparse(n) for n in used if isinstance(n, _BOUND)}
     nodes = [n for n in ast.walk(loops[-1]) if isinstance(n, _BOUND) and statement(n) is not stmt]

@@ -1,9 +1,9 @@
 """Choose the operands that move and their device, and write the edit that moves them.
 
 An operand that is written to does not move. Data moves to a module's GPU; otherwise operands move
-to the device with most bytes, a GPU before the CPU. A tensor that a function makes, or a loop adds
-to, is created on the device, not moved each time. The same rules apply to the rest of the code,
-because moving `x` alone causes the next error, at `loss(net(x), y)`.
+to the device with most bytes, a GPU before the CPU. A tensor that a function makes, or to which a
+loop adds, is created on the device instead of moved each time. Later operations are checked too:
+after moving only `x`, the next error would be at `loss(net(x), y)`.
 """
 
 import ast
@@ -64,11 +64,11 @@ class Choice:
 
     target: str
     odd: tuple[Part, ...]
-    to_host: bool = False  # copied at the place of use, for code that runs on the host
+    to_host: bool = False  # copied only where used, because this code runs on the host
 
 
 def choose(found: Operation, message: Message, frames: list[FailedFrame]) -> Choice | None:
-    """Return the operands to move, by these rules; None if uncertain."""
+    """Return the operands to move, by the rules above; None if uncertain."""
     leaves, indexed = found.parts, message.kind == "index"
     tensors = tuple(part for part in leaves if part.kind != "array")
     if message.kind in ("numpy", "host") or tensors != leaves:
@@ -84,7 +84,7 @@ def choose(found: Operation, message: Message, frames: list[FailedFrame]) -> Cho
 
 
 def _of_indexed(found: Operation) -> str | None:
-    """Return the device of an indexed tensor; its indices' GPU if the result is needed there."""
+    """Return an indexed tensor's device; its indices' GPU if later code needs the result there."""
     indexed, *indices = found.parts
     gpus = [part for part in indices if part.device not in ("cpu", None)]
     there = gpus and indexed.device == "cpu" and indexed is not found.fixed
@@ -102,9 +102,9 @@ def _read_on_host(node: ast.AST, leaves: tuple[Part, ...]) -> tuple[Part, ...]:
 
 
 def _written_on(found: Operation, frames: list[FailedFrame]) -> str | None:
-    """Return the device of the tensor that is written to; a copy cannot replace this tensor.
+    """Return the device of the tensor that the operation writes to: it must stay the same object.
 
-    None if the tensor should be created on the GPU or moved there once.
+    None if nothing is written to, or if that tensor can be created on the GPU or moved once.
     """
     fixed, frame = found.fixed, found.reader.frame
     if fixed is None:
@@ -126,7 +126,7 @@ def _written_on(found: Operation, frames: list[FailedFrame]) -> str | None:
 
 
 def _heaviest(leaves: tuple[Part, ...]) -> str:
-    """Return the device of a module, else the one with the most bytes; a GPU before the CPU."""
+    """Return a module's device, else the device with most bytes; a GPU goes before the CPU."""
 
     def weight(device: str) -> tuple[bool, bool, int]:
         here = [part for part in leaves if device in part.devices]
@@ -144,7 +144,7 @@ class Site:
 
     at: Operation
     odd: list[Part]
-    extra: list[Part]  # combined with the result later, so they move too
+    extra: list[Part]  # later code combines these with the result, so they move too
 
     @property
     def frame(self) -> FailedFrame:
@@ -153,9 +153,9 @@ class Site:
 
 
 def climb(site: Site, outer: list[FailedFrame]) -> tuple[Site, dict[str, str]]:
-    """Return the outermost site whose operands are the same objects that move here.
+    """Follow the operands to move through the callers' arguments; return the outermost site.
 
-    The second result maps names here to names there, if they differ.
+    The second result maps the operands' names here to their names there, if these differ.
     """
     first = moved = [*site.odd, *site.extra]
     for frame in outer:
@@ -170,9 +170,9 @@ def climb(site: Site, outer: list[FailedFrame]) -> tuple[Site, dict[str, str]]:
 
 
 def _given(moved: list[Part], frame: FailedFrame, parts: Iterable[Part]) -> list[Part] | None:
-    """Return, for each parameter in `moved`, the argument that the caller passed for it.
+    """Return the caller's arguments for the operands in `moved`, which are parameters of `frame`.
 
-    A part may also be an attribute of a parameter. None if any part is neither.
+    An operand may also be an attribute of a parameter. None if any operand is neither.
     """
     above = {id(part.value): part for part in reversed([*parts])}
     found: list[Part] = []
@@ -194,7 +194,7 @@ def _given(moved: list[Part], frame: FailedFrame, parts: Iterable[Part]) -> list
 def _written_device(site: Site, target: str, line: ast.stmt, *, inside: bool = False) -> str:
     """Return an expression for the device, as the user would write it at `line`.
 
-    With `inside`, only the failing expression of a comprehension is edited.
+    With `inside`, it is written inside a comprehension, so it may use the comprehension's names.
     """
     names = [*_DEVICE_NAMES, *(f"{name}.device" for name in _at_hand(site, inside))]
     unknown = _bound_later(line, site)
@@ -213,7 +213,7 @@ def _written_device(site: Site, target: str, line: ast.stmt, *, inside: bool = F
 
 
 def _at_hand(site: Site, inside: bool) -> list[str]:
-    """Return the names of the operation, the function's arguments, and its layers' weights."""
+    """Return names that may have a device: operands, function parameters and layers' weights."""
     nodes = [n for part in [*site.at.parts, *site.odd] for n in ast.walk(part.node)]
     kinds = (ast.Name, ast.Attribute)
     nodes = [n for n in nodes if isinstance(n, kinds) and (inside or not in_own_scope(n))]
@@ -224,7 +224,7 @@ def _at_hand(site: Site, inside: bool) -> list[str]:
 
 
 def _bound_later(line: ast.stmt, site: Site) -> set[str]:
-    """Return a function's names that are unbound at a line, or bound again after it."""
+    """Return a function's local names that are unbound at `line`, or bound again before `site`."""
     bound = [n for n in ast.walk(function_of(line) or line) if isinstance(n, ast.Name)]
     bound = [n for n in bound if isinstance(n.ctx, ast.Store)]
     again = {n.id for n in bound if line.lineno <= n.lineno < site.at.node.lineno}
@@ -234,7 +234,7 @@ def _bound_later(line: ast.stmt, site: Site) -> set[str]:
 
 # -- the edits
 def move_owners(choice: Choice, frames: list[FailedFrame]) -> Fix | None:
-    """Return the line that moves the one module that owns all operands, or None."""
+    """Return the fix that moves one module, if this module owns all odd operands; else None."""
     owners = [owner_of(part, frames, choice.target) for part in choice.odd]
     found = {each[1].text: each for each in owners if each}
     if choice.target == "cpu" or None in owners or len(found) != 1:
@@ -246,7 +246,7 @@ def move_owners(choice: Choice, frames: list[FailedFrame]) -> Fix | None:
 
 
 def write_fix(site: Site, above: Site, choice: Choice) -> Fix | None:
-    """Return the edit in the outermost frame that has the operands; None if no edit is right."""
+    """Return the fix, in the outermost frame that has the operands; None if no edit is right."""
     if all(part.kind == "module" for part in choice.odd):
         return _move(above, choice)
     if choice.to_host:
@@ -262,7 +262,10 @@ def write_fix(site: Site, above: Site, choice: Choice) -> Fix | None:
 
 
 def _read_above(site: Site, above: Site) -> list[Part]:
-    """Return the operands that the caller must copy to the host: all, or only those read here."""
+    """Return the caller's operands to copy to the host: all on a GPU, if `site` copies all its own.
+
+    Otherwise the odd ones, without items of containers.
+    """
     ats = (site.at.parts, above.at.parts)
     here, there = ([p for p in parts if p.devices and p.device != "cpu"] for parts in ats)
     if here == site.odd:
@@ -271,7 +274,7 @@ def _read_above(site: Site, above: Site) -> list[Part]:
 
 
 def _make_there(site: Site, target: str) -> Fix | None:
-    """Return a fix that creates the tensors there: all of them, else the odd ones; or None."""
+    """Return a fix that creates all tensors on `target`, else only the odd ones; or None."""
     both = [*site.odd, *site.extra]
     return _make_each(both, site, target) or _make_each(site.odd, site, target)
 
@@ -296,9 +299,9 @@ def _make_each(odd: list[Part], site: Site, target: str) -> Fix | None:
 
 
 def _move(site: Site, choice: Choice) -> Fix | None:
-    """Return the fix that moves the odd operands and their companions, or None.
+    """Return the fix that moves the operands of `site`, including the extra ones; or None.
 
-    One line moves all operands whose names can be bound again. Modules move once.
+    One line moves all operands whose names can be bound again. Modules move once, before loops.
     """
     frame, to_host = site.frame, choice.to_host
     stmt = _before(site, once=not to_host)
@@ -314,7 +317,7 @@ def _move(site: Site, choice: Choice) -> Fix | None:
     in_place = not above or not in_own_scope(site.at.node)
     device = device if to_host or not in_place else _of_each_turn(site) or device
     edits = [(part, _moved(part, site, device, choice)) for part in standing]
-    # A part without edits is used only further down; a later error will explain it.
+    # An operand without edits is used only further down; the error there will explain it.
     moved = [*above, *(part for part, found in edits if found)]
     nbytes = {part.key: part.to_move(choice.target) for part in moved}
     edit = Edit(frame, stmt, _lines(above, device), [e for _, found in edits for e in found])
@@ -330,7 +333,7 @@ def _in_one_scope(site: Site) -> bool:
 
 
 def _of_each_turn(site: Site) -> str | None:
-    """Return a module's device as an expression, if each pass of a loop may use another module."""
+    """Return code for a module's device, if each pass of a loop may call a different module."""
     for part in site.at.parts if site.at.calls_module else ():
         turns = {name for loop in loops_around(part.node) for name in stored(loop)}
         a_turns = in_own_scope(part.node) or first_name(part.text) in turns
@@ -352,7 +355,7 @@ def _before(site: Site, *, once: bool) -> ast.stmt | None:
 
 
 def _ways(site: Site, stmt: ast.stmt, *, to_host: bool) -> tuple[list[Part], list[Part]] | None:
-    """Return the parts to move by a line above, and those to move in place; None if one cannot."""
+    """Return the operands to move by a line above, and those to move in the expression; or None."""
     above, standing = list[Part](), list[Part]()
     once = (to_host or _used_once(site)) and stmt is statement(site.at.node)
     for part in [*site.odd, *site.extra]:
@@ -386,20 +389,20 @@ def _used_once(site: Site) -> bool:
 
 
 def _stays(part: Part, frame: FailedFrame, stmt: ast.stmt) -> bool:
-    """Whether moving an operand would be wrong, or might be."""
-    if part.kind == "module":  # an earlier use in the loop needs its current device
+    """Whether an operand cannot be moved, or moving it may break other code."""
+    if part.kind == "module":  # an earlier call in the loop may need its current device
         earlier = [use for loop in loops_around(stmt) for use in uses(loop, part.text)]
         earlier = [use for use in earlier if use.lineno < stmt.lineno]
         on_both = any(isinstance(next(parents(use), None), ast.Call) for use in earlier)
         return on_both or bool(own(part.value).get("hf_device_map"))  # spread by accelerate
     if part.kind == "object":
         return not hasattr(type(part.value), "to")
-    # In the forward of an autograd.Function: gradients must be on the inputs' devices.
+    # An input of an autograd.Function's forward: its gradient must be on its own device.
     return frame.parameters[:1] == ("ctx",) and part.text in frame.parameters
 
 
 def _moved(part: Part, site: Site, device: str, choice: Choice) -> list[tuple[ast.AST, str]]:
-    """Return the edits that move an operand in place, and at its uses in the next few lines."""
+    """Return the edits that move an operand in the expression and at uses in the next lines."""
     again = part.kind in ("tensor", "made") and not choice.to_host
     near = _uses_near(part, site, device) if again else []
     if part not in site.odd and part.node not in ast.walk(site.at.node):

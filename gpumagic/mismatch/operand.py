@@ -1,8 +1,8 @@
 """Describe values and expressions as operands: the devices they are on, or must have been on.
 
 Names, attributes and items are read from the frame. A container counts as its items. The result of
-a call or an operator no longer exists; since it was computed without an error, it was on the device
-of its own operands. Any other device is unknown.
+a call or operator no longer exists. Since torch computed it without an error, it was on the device
+of its operands. If these have no common device, its device is unknown.
 """
 
 import ast
@@ -41,11 +41,11 @@ FACTORIES = words(
     "zeros hann_window hamming_window tril_indices triu_indices"
 )
 TRANSFERS = words("to cuda cpu")
-# Methods and attributes of a tensor that return no tensor, so their device does not matter.
+# Methods and attributes of a tensor whose result is no tensor, so it has no device.
 _NO_TENSOR = words(
     "item tolist numpy size dim numel shape stride device dtype ndim is_cuda requires_grad backward"
 )
-_DEVICE = type(torch.get_default_device())  # a placement may replace `torch.device`
+_DEVICE = type(torch.get_default_device())  # the class itself: a placement may patch `torch.device`
 _PART_OF = words("T mT H mH real imag data grad values indices")
 NAMED = (ast.Name, ast.Attribute, ast.Subscript)
 """Expressions that read an existing value."""
@@ -62,7 +62,7 @@ def device_of(value: Any) -> torch.device | None:
 
 
 def full(device: torch.device) -> str:
-    """Return ``"cuda:0"``: a CUDA device without a number gets that of the current device."""
+    """Return a device's full name: ``"cuda"`` gets the current device's number, ``"cuda:0"``."""
     if str(device) == "cuda":
         return f"cuda:{torch.cuda.current_device()}"
     return device.type if device.type == "cpu" else str(device)
@@ -70,7 +70,7 @@ def full(device: torch.device) -> str:
 
 @lru_cache(maxsize=1000)
 def canonical(text: str) -> str:
-    """Return an expression in one spelling, however it was written."""
+    """Return an expression in a standard spelling, so that equal ones compare equal."""
     try:
         return ast.unparse(ast.parse(text, mode="eval"))
     except (SyntaxError, ValueError):
@@ -84,7 +84,7 @@ class Part:
     node: ast.expr  # the container's, if this is an item
     text: str  # as in the user's code
     kind: str  # tensor, array, module, generator, object, group, made (temporary), unknown
-    devices: tuple[str, ...] = ()  # several where it is spread, most bytes first
+    devices: tuple[str, ...] = ()  # several if it is spread, most bytes first; empty if unknown
     nbytes: int | None = None
     about: str = ""
     scalar: bool = False  # 0-dim on the CPU: may be combined with a GPU's tensors
@@ -98,11 +98,11 @@ class Part:
 
     @property
     def key(self) -> str:
-        """Return its text in one spelling."""
+        """Return the operand's text in the standard spelling."""
         return canonical(self.text)
 
     def to_move(self, target: str) -> int | None:
-        """Return the bytes that its move to a device copies; None if unknown."""
+        """Return the bytes that a move to `target` copies; None if unknown."""
         if self.kind != "module" or self.value is None:
             return 0 if self.factory else self.nbytes
         away = [tensor for _, tensor in tensors_of(self.value) if full(tensor.device) != target]
@@ -149,7 +149,7 @@ def _items(value: Any, node: ast.expr, text: str) -> list[Part]:
             for name, each in held.items()
             for part in describe(each, ast.Attribute(node, name, ast.Load()), f"{text}.{name}")
         ]
-        # If it holds tensors computed from its parameters, replacing a parameter is not enough.
+        # Private tensors are computed from the parameters, so replacing a parameter is not enough.
         private = any(name.startswith("_") for name in held)
         return [replace(part, kind="made", value=None) for part in parts] if private else parts
     parts = []
@@ -161,7 +161,7 @@ def _items(value: Any, node: ast.expr, text: str) -> list[Part]:
 
 
 def bytes_of(tensor: Tensor) -> int | None:
-    """Return its bytes; None if unknown."""
+    """Return a tensor's bytes; None if unknown."""
     try:
         return tensor.numel() * tensor.element_size()
     except (RuntimeError, NotImplementedError):
@@ -171,7 +171,7 @@ def bytes_of(tensor: Tensor) -> int | None:
 def tensors_of(value: Any) -> list[tuple[str, Tensor]]:
     """Return the tensors in a module, or in an object's attributes and containers, with paths.
 
-    Of a module: parameters, buffers, and plain attributes that are tensors. No method is called.
+    A module's are its parameters, buffers and plain tensor attributes. No method is called.
     """
     a_module = issubclass(type(value), nn.Module)
 
@@ -199,7 +199,7 @@ class Reader:
         self.moved = moved if moved is not None else {}
 
     def part(self, node: ast.expr) -> Part | None:
-        """Return an expression as one operand; None if it has no device."""
+        """Return an expression as one operand, even a container; None if it has no tensors."""
         parts = self.parts(node)
         if len(parts) < 2:
             return parts[0] if parts else None
@@ -233,7 +233,7 @@ class Reader:
         return [part for each in inner for part in self.parts(each)]
 
     def _unread(self, node: Any, text: str) -> list[Part]:
-        """Return an attribute or item of a temporary result, or one that only code could read."""
+        """Return the operand of a name, attribute or item whose value could not be read."""
         inner = self.part(node.value) if not isinstance(node, ast.Name) else None
         if inner is not None and isinstance(node, ast.Attribute):
             if node.attr in _NO_TENSOR:
@@ -247,7 +247,7 @@ class Reader:
         return [_made(node, text, None)]
 
     def _together(self, node: ast.expr, text: str, parts: list[Part]) -> list[Part]:
-        """Return the result of compatible operands: any known device among them is its device."""
+        """Return the result of operands that must agree: it is on the one device that is known."""
         loose = [part for part in parts if not part.scalar]
         if not loose:
             return [Part(node, text, "made", ("cpu",), scalar=True)] if parts else []
@@ -267,7 +267,7 @@ class Reader:
                 return result
         if is_torch(function):
             return self._torch_call(node, str(of_function(function, "__name__")), text)
-        if function is map:  # lazy: the error comes when its results are consumed
+        if function is map:  # lazy: it fails when its results are consumed
             return self.given(node)
         if issubclass(type(function), type) and issubclass(function, nn.Module):
             return [Part(node, text, "module", about=function.__name__)]
@@ -325,12 +325,12 @@ class Reader:
 
 
 def _result_of(part: Part, node: ast.expr, text: str) -> Part:
-    """Return the result of a tensor's index or method, on the tensor's device."""
+    """Return the result of indexing a tensor or calling its method: on the tensor's device."""
     return replace(part, node=node, text=text, kind="made", nbytes=None, about="", value=None)
 
 
 def _made(node: ast.expr, text: str, device: str | None) -> Part:
-    """Return a temporary result; its kind is unknown if its device is."""
+    """Return a temporary result on `device`; its kind is "unknown" if its device is None."""
     return Part(node, text, "made", (device,)) if device else Part(node, text, "unknown")
 
 

@@ -1,7 +1,7 @@
 """Read the failed operation, its message and its operands; find operations that would fail next.
 
-Messages are those of PyTorch 2.6 to 2.15. They give the type of error and often the devices, but
-never decide which operand is to blame.
+The patterns match messages of PyTorch 2.6 to 2.15. A message gives the type of error and often the
+devices, but never the operand to move.
 """
 
 import ast
@@ -36,8 +36,8 @@ class Message:
     """The type of an error, and the devices that its text names."""
 
     # mixed, index, numpy, generator, load, ordinal (the GPU does not exist), host (an argument must
-    # be on the CPU), worker (a loader's dataset is on a GPU), replicas (a module is not on the
-    # first of its GPUs)
+    # be on the CPU), worker (a DataLoader's dataset is on a GPU), replicas (a DataParallel module
+    # is not on the first of its GPUs)
     kind: str
     # "cuda:0", "cpu", or "cuda" if the text has no number
     devices: frozenset[str] = frozenset()
@@ -81,7 +81,7 @@ def read(error: BaseException) -> Message | None:
         return None
     if _WORKER.search(text):
         return Message("worker")
-    # The text quotes another thread or process, whose frames this error does not have.
+    # The text quotes an error of another thread or process; this error lacks those frames.
     if len(text) > 20_000 or "Original Traceback" in text:
         return None
     if found := _TYPES.search(text):
@@ -103,7 +103,7 @@ def _device_of_type(name: str) -> str:
 
 
 def agree(named: frozenset[str], seen: frozenset[str]) -> bool:
-    """Whether every device that a message names is among the seen devices."""
+    """Whether each device that a message names is in `seen`; "cuda" alone matches any GPU."""
     return all(any(d == s or s.startswith(f"{d}:") for s in seen) for d in named)
 
 
@@ -124,7 +124,7 @@ class Operation:
     reader: Reader
     node: Any
     parts: tuple[Part, ...]  # its operands
-    fixed: Part | None = None  # the operand that is written to, so it does not move
+    fixed: Part | None = None  # the operand that the operation writes to, so it does not move
     calls_module: bool = False  # it calls a module, or a module's method
 
 
@@ -142,7 +142,7 @@ def operation(node: ast.AST, reader: Reader) -> Operation | None:
 
 
 def _operands(node: ast.AST, writes: bool) -> list[ast.expr]:
-    """Return the expressions that a node combines, the one written to first; or an empty list."""
+    """Return the expressions that a node combines, first the one that it writes to."""
     parent = next(parents(node), None)
     values = [parent.value] if writes and isinstance(parent, (ast.Assign, ast.AugAssign)) else []
     if isinstance(node, (ast.BinOp, ast.Compare, ast.AugAssign)):
@@ -159,7 +159,7 @@ def _operands(node: ast.AST, writes: bool) -> list[ast.expr]:
 def _call(node: ast.Call, reader: Reader) -> Operation | None:
     owner = reader.part(node.func)
     out = [part for k in node.keywords if k.arg == "out" for part in reader.parts(k.value)]
-    # A called partial or object has operands too.
+    # A called name may be a partial or an object, whose tensors are operands too.
     called = ("module", "object") if isinstance(node.func, ast.Name) else ("module",)
     if owner is not None and owner.kind in called:
         receiver = [owner]
@@ -185,8 +185,8 @@ def _writes(node: ast.AST) -> bool:
 def conflict(frame: FailedFrame, message: Message, *, certain: bool = False) -> Operation | None:
     """Return a frame's failing operation with the operands that explain the message.
 
-    None if uncertain: there are fewer than two devices, other devices than the text names, or two
-    or more unknown operands. With `certain`, one unknown operand is enough.
+    None if uncertain: there are fewer than two devices, or the text names a device that no operand
+    is on. Unless `certain`, the text may give the device of one temporary result.
     """
     reader = Reader(frame)
     within = storages(dict(frame.library))
@@ -197,12 +197,12 @@ def conflict(frame: FailedFrame, message: Message, *, certain: bool = False) -> 
         parts = _evidence(done, message, direct, within) if done else ()
         if done and parts:
             found.append(replace(done, parts=parts))
-    # If only the line is known, it may have several candidates; exactly one must match.
+    # If only the line is known, there may be several candidates; exactly one must match.
     return found[0] if len(found) == 1 else None
 
 
 def storages(value: Any) -> set[Any]:
-    """Return keys of the storages of a value's tensors."""
+    """Return a key for each storage of a value's tensors."""
     found = set()
     for _, tensor in tensors_of(value):
         # A sparse tensor or a subclass may have no storage.
@@ -216,12 +216,12 @@ def _evidence(
 ) -> tuple[Part, ...]:
     """Return the operands if they are on several devices and agree with the message; else empty.
 
-    `within` has the storages that a library's failing function sees. Tensors that the library moved
-    or created itself are not blamed.
+    `within` has the storages that a library's failing function sees. If the operands are not among
+    them, the library moved or created tensors itself, and the operands are not at fault.
     """
     if message.kind == "replicas":
         return tuple(part for part in done.parts if part.kind == "module" and part.devices)
-    leaves = [p for p in done.parts if "meta" not in p.devices]  # has no data, so never moves
+    leaves = [p for p in done.parts if "meta" not in p.devices]  # meta tensors never move
     located = [part for part in leaves if part.kind != "generator" and part.devices]
     seen = [part for part in located if storages(part.value) & within]
     if message.kind in ("numpy", "host"):
@@ -252,7 +252,7 @@ def _on_a_gpu(parts: list[Part], named: frozenset[str]) -> tuple[Part, ...]:
 
 
 def _with_gone(leaves: list[Part], located: list[Part], named: frozenset[str]) -> tuple[Part, ...]:
-    """Return the operands and one temporary result: on the named device that no operand is on."""
+    """Return the operands, and temporary results that must be on the named device without any."""
     gone = [part for part in leaves if not part.devices and part.value is None]
     if any(part.factory for part in gone):  # a module such as `nn.MSELoss()` has no tensors
         gone = [part for part in gone if part.kind != "module"]
@@ -269,7 +269,7 @@ def _with_gone(leaves: list[Part], located: list[Part], named: frozenset[str]) -
 def named_in(part: Part, reader: Reader) -> list[Part]:
     """Return the named tensors and modules that a result was computed from, on its device.
 
-    For `self.net(x)` these are `self.net` and `x`, not `self`. For a tensor, it is the tensor.
+    For `self.net(x)` these are `self.net` and `x`, not `self`. A named tensor is returned itself.
     """
     if part.kind != "made":
         return [part] if part.kind == "tensor" else []
@@ -300,7 +300,7 @@ def _first_line(node: ast.AST) -> int:
 
 # -- the rest of the code
 def also_needed(frame: FailedFrame, node: ast.AST, odd: Iterable[Part], target: str) -> list[Part]:
-    """Return named tensors on the device of `odd` that later code combines with moved tensors."""
+    """Return named tensors that must move too: later code combines them with the moved `odd`."""
     odd = list(odd)
     moved: dict[str, str | None] = {part.key: target for part in odd}
     found: dict[str, Part] = {}
@@ -322,7 +322,7 @@ def meets(
 def _clashes(
     frame: FailedFrame, node: ast.AST, odd: list[Part], moved: dict[str, str | None], target: str
 ) -> Iterator[tuple[Reader, list[Part]]]:
-    """Yield later operations' operands on the device of `odd`, if others are on `target`."""
+    """Yield later operations' operands on the device of `odd`, if another is on `target`."""
     sources = {part.device for part in odd} - {target}
     reader, ran = Reader(frame, moved), set(ast.walk(node)) - {node}
     for step in _steps(node):
@@ -332,7 +332,7 @@ def _clashes(
         elif step not in ran and wants_one_device(step, reader):
             leaves = _leaves(step, reader)
             if any(part.device == target for part in leaves):
-                # A tensor created further down may not clash; a later error will explain it.
+                # A tensor created further down may not clash; if it does, that error explains it.
                 made = "cpu" if step.lineno < frame.line else None
                 there = [p for p in leaves if (made if p.factory else p.device) in sources]
                 yield reader, there
@@ -356,7 +356,7 @@ def _steps(node: ast.AST) -> list[Any]:
 
 
 def wants_one_device(node: ast.AST, reader: Reader) -> bool:
-    """Whether an operation surely fails with tensors on several devices, as torch's own do."""
+    """Whether an operation certainly fails if its tensors are on several devices."""
     if not isinstance(node, ast.Call):
         return True
     function = reader.scope.value(node.func)

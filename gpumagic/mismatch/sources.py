@@ -1,7 +1,7 @@
 """Find the code that made an operand, and write the edit there.
 
-The operand was made by one statement, is part of a module that was not moved, or is an attribute of
-a module that `.to()` does not move.
+There are three cases: one statement made the operand, it is part of a module that was not moved, or
+it is a module's attribute that `.to()` does not move.
 """
 
 import ast
@@ -35,8 +35,8 @@ from gpumagic.usercode.frames import (
 )
 from gpumagic.usercode.values import MISSING, contents, of_function, own
 
-# Statements that register a value (module, name, value) so that `.to()` moves it. Buffers are not
-# persistent, so that checkpoints do not change.
+# Statements that register a value, so that `.to()` moves it; to fill in: module, name, value.
+# Buffers are not persistent, so that checkpoints do not change.
 _BUFFER = '{}.register_buffer("{}", {}, persistent=False)'
 _REGISTERED = "{}.{} = nn.%s({})"
 FOR_GOOD = "; for good, "
@@ -46,7 +46,7 @@ _PARAMETER = re.compile(r"[\w.]*\bParameter(?=\()")
 # -- an attribute that is not registered
 @dataclass(frozen=True)
 class Unregistered:
-    """An attribute of a module, and the statement that registers it."""
+    """A module's attribute that `.to()` does not move, and the statement that registers it."""
 
     cls: str
     name: str
@@ -70,7 +70,7 @@ class Unregistered:
 
 
 def unregistered(part: Part, frame: FailedFrame) -> Unregistered | None:
-    """Return the attribute that is the operand, or is a list or dict that contains it; or None."""
+    """Return the unregistered attribute that is or contains the operand; None if there is none."""
     nodes = [node for node in ast.walk(part.node) if isinstance(node, ast.Attribute)]
     odd = {id(frame.scope.value(node)) for node in nodes} | {id(part.value)}
     owners = {ast.unparse(node.value): frame.scope.value(node.value) for node in nodes}
@@ -90,7 +90,7 @@ def unregistered(part: Part, frame: FailedFrame) -> Unregistered | None:
 
 
 def _registered(held: Any, odd: set[int]) -> str | None:
-    """Return the registering statement for an attribute that is or contains an odd value."""
+    """Return the statement that registers an attribute, if it is or contains an odd value."""
     if issubclass(type(held), Tensor):
         better = _REGISTERED % "Parameter" if held.requires_grad else _BUFFER
         return better if id(held) in odd else None
@@ -106,7 +106,7 @@ def _registered(held: Any, odd: set[int]) -> str | None:
 
 
 def register(parts: list[Part], frame: FailedFrame) -> Fix | None:
-    """Return the edit that registers all of these operands; None if one edit is not enough."""
+    """Return the fix that registers all these operands; None if one edit is not enough."""
     found = [unregistered(part, frame) for part in parts]
     edits = [each.edit(frame) if each else None for each in found]
     done = [edit for edit in edits if edit is not None]
@@ -116,15 +116,15 @@ def register(parts: list[Part], frame: FailedFrame) -> Fix | None:
 
 # -- the module that owns an operand
 def owner_of(part: Part, frames: list[FailedFrame], target: str) -> tuple[FailedFrame, Part] | None:
-    """Return the module that owns a tensor or a layer, as the outermost frame's statement names it.
+    """Return the module that owns a tensor or a layer, and the outermost frame that names it.
 
-    None if `.to()` would also move tensors on a third device.
+    None without one, or if `.to(target)` would also move tensors on a third device.
     """
     named = [part] if part.kind == "module" else named_in(part, Reader(frames[0]))
-    mine = all(each is part or each.kind == "tensor" for each in named)  # no module's result
+    mine = all(each is part or each.kind == "tensor" for each in named)  # not a module's result
     wanted = {memory for each in named for memory in storages(each.value) if mine}
     for frame in reversed(frames if wanted else []):
-        # A global name means the same module in the cell that calls the function.
+        # A function's global module has the same name in the cell that calls the function.
         name = [ast.Name(part.text, ast.Load())] if part.kind == "module" else []
         for node in [*_names_around(frame), *(n for n in name if n.id.isidentifier())]:
             module = frame.scope.value(node)
@@ -136,7 +136,7 @@ def owner_of(part: Part, frames: list[FailedFrame], target: str) -> tuple[Failed
 
 
 def _names_around(frame: FailedFrame) -> list[ast.expr]:
-    """Return the names in the failed statement and in the headers of the loops around it."""
+    """Return the names in the failed statement, and in the iterables of the loops around it."""
     failed = frame.failed or ast.Pass()
     loops = [loop.iter for loop in loops_around(failed) if isinstance(loop, ast.For)]
     trees: list[ast.AST] = [statement(failed) or failed, *loops]
@@ -152,13 +152,13 @@ def moving_tensors(module: nn.Module) -> list[Tensor]:
 def maker_of(part: Part, moved: dict[str, str], at: Operation) -> ast.Assign | None:
     """Return the statement whose call needs `device=`; None if it is better to move the tensor.
 
-    `moved` has the operands that will be on another device, with that device.
+    `moved` maps the operands that the fix moves to their new devices.
     """
     node, frame, target = at.node, at.reader.frame, moved[part.key]
     made = only_assignment(part.text, node)
     call = Reader(frame).part(made.value) if made is not None else None
     always = function_of(node) is getattr(made, "parent", None)
-    # The caller may have given a parameter that is assigned on some paths only.
+    # A parameter that is assigned on some paths only may still have the caller's value.
     if made is None or call is None or (part.text in frame.parameters and not always):
         return None
     if not (call.factory or (is_leaf(part) and with_device(made.value, frame, ""))):
@@ -180,7 +180,7 @@ def before_transfer(node: ast.AST, reader: Reader, target: str | None) -> str:
 
 
 def is_leaf(part: Part) -> bool:
-    """Whether an operand is a trained leaf tensor; its moved copy would not be that leaf."""
+    """Whether an operand is a leaf that requires a gradient; a moved copy would be no leaf."""
     return part.kind == "tensor" and part.value.requires_grad and part.value.is_leaf
 
 
@@ -200,7 +200,7 @@ def assigns(stmt: ast.AST | None, text: str) -> bool:
 
 
 def with_device(node: ast.AST, frame: FailedFrame, device: str) -> list[tuple[ast.AST, str]]:
-    """Return an expression's outermost calls that create tensors, each with the device added."""
+    """Return edits that add the device to an expression's outermost calls that create tensors."""
     function = frame.scope.value(node.func) if isinstance(node, ast.Call) else None
     name = str(of_function(function, "__name__")) if is_torch(function) else ""  # not NumPy's
     given = {keyword.arg for keyword in getattr(node, "keywords", ())}
@@ -217,15 +217,15 @@ def with_device(node: ast.AST, frame: FailedFrame, device: str) -> list[tuple[as
 
 
 def with_keyword(node: ast.Call, frame: FailedFrame, keyword: str) -> tuple[ast.AST, str]:
-    """Return a call and its text with one more argument."""
+    """Return a call, and its text with `keyword` appended to the arguments."""
     inside = frame.text(node)[:-1].rstrip().rstrip(",")
     return node, f"{inside}{'' if inside.endswith('(') else ', '}{keyword})"
 
 
 def can_be_bound(part: Part, frame: FailedFrame, stmt: ast.stmt, written: bool = False) -> bool:
-    """Whether a line above can bind the operand's name again without running the user's setters.
+    """Whether a line above `stmt` can rebind the operand without running the user's setters.
 
-    An item of a list or dict is bound again only if the operation writes to it.
+    An item of a list or dict is rebound only if the operation writes to it (`written`).
     """
     node, value = part.node, part.value
     if in_own_scope(node) or not can_precede(frame, stmt):

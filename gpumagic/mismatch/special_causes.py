@@ -55,7 +55,7 @@ _NUMBERED = (".to", ".cuda", ".device", ".set_device")  # calls with a GPU's num
 
 
 def special_cause(found: list[FailedFrame], message: Message) -> Explanation | None:
-    """Return the explanation of an error whose kind gives the cause, or of an optimizer's error."""
+    """Explain an error whose kind gives the cause, or an optimizer's error; None for others."""
     if message.kind == "generator":
         return _for_default_generator(found) or _for_generator(found)
     if message.kind == "worker":
@@ -79,7 +79,7 @@ def _header(frame: FailedFrame) -> ast.AST | None:
 
 
 def _outermost(frames: list[FailedFrame], name: str, value: Any) -> tuple[Any, ast.stmt, str]:
-    """Return the outermost frame that has an object, its statement, and the object's name there."""
+    """Return the outermost frame that names an object, the frame's statement, and that name."""
     for frame in reversed(frames):
         here = ((text, each) for text, each in _in_statement(frame, type(value)))
         known = [text for text, each in here if each is value]
@@ -103,7 +103,7 @@ def _for_optimizer(frames: list[FailedFrame]) -> Explanation | None:
     if len(devices) != 1 or len(homes) != 1:
         return None
     outer, stmt, name = _outermost(frames, text, optimizer)
-    # For every optimizer, this moves each state to its parameter's device.
+    # load_state_dict of any optimizer moves each state to its parameter's device.
     line = f"{name}.load_state_dict({name}.state_dict())"
     start, nbytes = before_loops(outer, stmt, [name]), total(map(bytes_of, away))
     fix = Edit(outer, start, [line]).fix(nbytes) if can_precede(outer, start) else None
@@ -123,7 +123,7 @@ def _away(optimizer: Optimizer, parameters: list[Tensor]) -> list[Tensor]:
 
 
 def _for_missing(frame: FailedFrame, kind: str) -> Explanation | None:
-    """Explain a missing GPU: the fix names the last existing GPU, or the CPU to load a file."""
+    """Explain a missing GPU: the fix names the last existing GPU, or loads a file to the CPU."""
     node, last = frame.failed, torch.cuda.device_count() - 1
     if not isinstance(node, ast.Call):
         return None
@@ -136,14 +136,14 @@ def _for_missing(frame: FailedFrame, kind: str) -> Explanation | None:
             fix, there = edit.fix(None) if edit else None, there_is(here(memory=False))
             why = f"{frame.text(each)} is no GPU here: {there}"
             return Explanation(*expression(frame, node), (), fix, why)
-    if kind == "ordinal":  # an f-string, or a library's own number
+    if kind == "ordinal":  # the number comes from an f-string or a library, so there is no fix
         why = f"this names a GPU that is not here: {there_is(here(memory=False))}"
         return Explanation(*expression(frame, node), (), None, why)
     return _with_argument(node, frame, "map_location", '"cpu"', _FILE)
 
 
 def _renamed(each: ast.expr, node: ast.Call, frame: FailedFrame, value: Any, last: int) -> Any:
-    """Return the edit that replaces `each` by the last GPU in the code near a call."""
+    """Return the edit that replaces a device by the last GPU: `each`, or where it was assigned."""
     there = {int: f"{last}", str: f'"cuda:{last}"'}
     new = there.get(type(value), f'torch.device("cuda:{last}")')
     made = only_assignment(frame.text(each), node)
@@ -159,7 +159,7 @@ def _renamed(each: ast.expr, node: ast.Call, frame: FailedFrame, value: Any, las
 def _with_argument(
     call: ast.Call, frame: FailedFrame, name: str, value: str, why: str
 ) -> Explanation | None:
-    """Explain a missing argument of a torch call; None if the function does not take it."""
+    """Explain a missing argument of a torch call; None if it is given, or not a parameter."""
     function, stmt = frame.scope.value(call.func), statement(call)
     known = () if stmt is None or not is_torch(function) else _parameters(function)
     given = [keyword.arg for keyword in call.keywords]
@@ -202,7 +202,7 @@ def _for_default_generator(frames: list[FailedFrame]) -> Explanation | None:
         outer, stmt, name = _outermost(frames, name, loader)
         start = before_loops(outer, stmt, [name])
         fix: Any = Edit(outer, start, [f"{name}.sampler.generator = {made}"]).fix(0)
-        if not outer.at_top:  # each call would draw the same order again
+        if not outer.at_top:  # a new generator in each call would give the same order
             fix, why = None, f"{why}: make {name} with generator={made}"
         row_of = Operand(name, ("cpu",), None, "DataLoader", odd=True)
         return Explanation(*expression(frame, header), (row_of,), fix, why)
@@ -250,8 +250,8 @@ def _drawn_on(node: Any, reader: Reader, part: Part) -> str | None:
 def _made_on(part: Part, frames: list[FailedFrame], target: str) -> Fix | None:
     """Return the edit of the one call that makes a generator, if all its draws are on `target`.
 
-    If another cell made the generator, a line before the loops makes it again with its seed. A line
-    inside a loop would draw the same numbers in each pass.
+    If another cell made the generator, a line above makes it again with its seed. This line goes
+    before all loops: inside a loop it would draw the same numbers in each pass.
     """
     for frame in frames:
         nodes = ast.walk(frame.tree) if frame.tree is not None else ()
@@ -270,7 +270,7 @@ def _made_on(part: Part, frames: list[FailedFrame], target: str) -> Fix | None:
 
 
 def _made_again(part: Part, frame: FailedFrame, target: str) -> Edit | None:
-    """Return the edit that makes a generator of another cell again, with its seed."""
+    """Return the edit that makes another cell's generator again on `target`, with its seed."""
     name = next((t for t, v in _in_statement(frame, torch.Generator) if v is part.value), "")
     at = statement(frame.failed) if frame.failed else None
     if at is None or not name.isidentifier():

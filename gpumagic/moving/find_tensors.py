@@ -28,7 +28,7 @@ from gpumagic.usercode.values import (
     written,
 )
 
-# A module's dictionaries of parts. Of the other attributes of every module, only hooks matter.
+# A module's parts; and the attributes that every module has, searched only if not empty (hooks).
 _MODULE_STATE = ("_parameters", "_buffers", "_modules")
 _EVERY_MODULES = vars(nn.Module()).keys()
 # Limits for objects of libraries: the depth of nesting, and the number of objects per variable.
@@ -196,8 +196,8 @@ class TensorFinder:
         for part in _MODULE_STATE:
             for name, item in getattr(module, part).items():
                 self.value(item, (*steps, (".", name)))
-        # Module.to() would not move a tensor that is neither parameter nor buffer. If autograd
-        # tracks it, it is a result of the last forward(), and the next forward() replaces it.
+        # Also find tensors that are neither parameter nor buffer: Module.to() would not move them.
+        # Skip results of the last forward(), which autograd tracks: the next one replaces them.
         for name, item in list(vars(module).items()):
             if name in _EVERY_MODULES and (name in _MODULE_STATE or not item):
                 continue
@@ -245,7 +245,7 @@ _LOOKS: tuple[tuple[_Look | None, Any], ...] = (
     (TensorFinder._packed, PackedSequence),
     (TensorFinder._network, nn.Module),
     (TensorFinder._optimizer, Optimizer),
-    # Data stays on the host for the loader's workers; a loader's batches are copied.
+    # A dataset stays on the host, where a DataLoader's workers read it; batches are copied.
     (TensorFinder._dataset, Dataset),
     (None, (*PLAIN, torch.device, DataLoader, Sampler, _BaseDataLoaderIter)),
     (TensorFinder._container, CONTAINERS),

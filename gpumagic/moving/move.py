@@ -30,9 +30,9 @@ from gpumagic.moving.find_tensors import DEVICE_NAMES, FoundTensor, Held, Tensor
 from gpumagic.moving.moved import Left, Moved, Moves, Origin, Origins, all_of, keep_origins
 from gpumagic.usercode.values import CONTAINERS, Step, own, parts_of, walk, written
 
-# A multiple of every element size, so that offsets stay whole in a copy of a part of a storage.
+# A multiple of every element size: if part of a storage is copied, offsets stay whole elements.
 _ALIGNMENT = 64
-# A copy of this many bytes may take seconds, over a bus or from a disk.
+# Show progress from this many bytes on: a copy may take seconds, over a bus or from a disk.
 _MANY = 2**28
 # Larger containers are assumed to hold data, not optimizers.
 _FEW = 100
@@ -51,9 +51,9 @@ def move_all(
 ) -> Moves:
     """Move tensors, modules, optimizers, and containers of them, to `device`; or raise `GpuError`.
 
-    States of optimizers in `namespace` follow the parameters that move. Names there may be rebound.
-    `origins` receives each moved tensor and its former device. Without `check_room` (for tensors
-    without data), more may move than the device can hold. A long move shows progress in a `line`.
+    States of optimizers in `namespace` follow the parameters that move. A name in `namespace` may
+    be rebound. `origins` receives each moved tensor with its former device. Without `check_room`
+    (for tensors without data), more may move than fits. A long move shows progress in a `line`.
     """
     start = time.perf_counter()
     origins = [] if origins is None else origins
@@ -119,7 +119,7 @@ class MovePlan:
             self._families += _families(group)
 
     def _note_sharing(self, namespace: Mapping[str, Any]) -> None:
-        """Report the notebook's tensors and arrays that lose memory shared with a moved tensor."""
+        """Report the notebook's values that no longer share memory with a moved tensor."""
         moving = {id(found.tensor) for _, _, family in self._families for found in family}
         for name, value in list(namespace.items()):
             if name.startswith("_") or id(value) in moving or not (bytes_ := _addresses(value)):
@@ -204,7 +204,7 @@ class MovePlan:
                 copies[home] = flat.to(home).untyped_storage()
                 copied = end - start
             offset = old.storage_offset() - start // old.element_size()
-            with torch.inference_mode(old.is_inference()):  # a moved tensor becomes like `new`
+            with torch.inference_mode(old.is_inference()):  # `.data = new` changes this property
                 new = torch.empty(0, dtype=old.dtype, device=home)
                 new.set_(copies[home], offset if old.numel() else 0, old.size(), old.stride())
             self._add(found, new, copied)
@@ -272,7 +272,7 @@ def _families(group: list[FoundTensor]) -> list[_Family]:
 
 
 def _span(tensor: Tensor) -> tuple[int, int]:
-    """Return the offsets of a tensor's first byte in its storage and of the end."""
+    """Return the byte offsets at which a tensor begins and ends in its storage."""
     size, first = tensor.element_size(), tensor.storage_offset()
     if not tensor.numel():
         return int(first * size), int(first * size)
@@ -302,7 +302,7 @@ def immovable(tensor: Tensor) -> str:
 
 
 def has_plain_storage(tensor: Tensor) -> bool:
-    """Whether a tensor is one plain storage with strides."""
+    """Whether a tensor has one strided storage, and is of no subclass or special kind."""
     return (
         type(tensor) in (Tensor, nn.Parameter, nn.Buffer)
         and tensor.layout is torch.strided
@@ -319,7 +319,7 @@ def bytes_of(tensor: Tensor) -> int:
 
 
 def _name_devices(naming: Iterable[tuple[Any, str]], device: torch.device) -> Origins:
-    """Set the device that objects name to `device`; return the origins of changed objects."""
+    """Set the device attributes of objects to `device`; return the changed objects' origins."""
     origins: Origins = []
     for value, name in naming:
         if named := _name_device(value, device):
@@ -329,10 +329,10 @@ def _name_devices(naming: Iterable[tuple[Any, str]], device: torch.device) -> Or
 
 
 def _name_device(value: Any, device: torch.device) -> dict[str, Any]:
-    """Set the device that an object names, such as `pipe.device`; return the former attributes.
+    """Set an object's device attributes, such as `pipe.device`; return their former values.
 
-    An attribute is set if the object's tensors are on `device`. If an object without tensors names
-    a GPU, its library has chosen it: TrainingArguments, Lightning's strategies.
+    They are set if all tensors of the object are on `device`. An object without tensors may name a
+    GPU that its library chose (TrainingArguments, Lightning's strategies): this is set too.
     """
     held = own(value)
     found = [value] if issubclass(type(value), nn.Module) else held.values()
@@ -397,11 +397,11 @@ def _no_room(device: torch.device, tensors: list[FoundTensor]) -> str:
 
 
 _origins: Any = WeakIdKeyDictionary()
-"""Origins of objects that cells moved without moving them back, by identity."""
+"""Origins of the objects that cells moved and did not move back, by identity."""
 
 
 def remember(origins: Origins, cell: str) -> None:
-    """Store the device of each moved object before the first cell that moved it."""
+    """Store the origins of objects that `cell` moved; an object keeps its first origin."""
     keep_origins(_origins, origins, cell)
 
 
@@ -430,7 +430,7 @@ def bring_home(namespace: dict[str, Any], origins: Origins | None = None) -> Mov
     """Move objects back to their origins: those in `origins`, or all that cells moved."""
     by_device: dict[torch.device, list[tuple[str, Any]]] = {}
     away = brought_away() if origins is None else origins
-    # Gradients and the states of optimizers follow the parameters, wherever they were made.
+    # Gradients and optimizers' states follow their parameters, even if created on the GPU.
     states = [[*each.state.values()] for _, each in optimizers_in(namespace)]
     leaves = [each for each, _ in away if isinstance(each, Tensor) and each.is_leaf]
     following = set(map(id, [*tree_leaves(states), *(leaf.grad for leaf in leaves)]))

@@ -80,7 +80,7 @@ class Origin:
     kind: type | None = None  # type of the variable's value, if the variable was rebound
     committed: bool = True  # whether JAX's arrays are committed: JAX then does not move them
     originals: Mapping[int, tuple[Any, Any]] = field(default_factory=dict, compare=False)
-    """By each copy's id: a weak reference to the copy; its original, None after `keep_origins`."""
+    """By the copy's id: a weak reference to it, and its original (None after `keep_origins`)."""
     named: Mapping[str, object] = field(default_factory=dict)
     """Former values of attributes that name a device."""
 

@@ -1,10 +1,10 @@
-"""Compare the results of each device with those of the first.
+"""Compare each device's results with the first device's.
 
 Integers and bools must be equal, and NaN equals NaN. Floats may differ by torch.testing's tolerance
 for their dtype, relative to the largest number in the tensor: the rounding error of a sum is
 proportional to its terms (Higham, "Accuracy and Stability of Numerical Algorithms", 3.1). A GPU
-that may compute in TF32 gets TF32's tolerance. Python's floats, which mostly come from float32
-tensors, get float32's.
+that may compute in TF32 gets TF32's tolerance. Python's floats get the tolerance of float32,
+because most of them come from float32 tensors.
 """
 
 import math
@@ -70,14 +70,14 @@ class Agreeing:
     """The first device's results at one value, and the agreements of the other devices."""
 
     def __init__(self) -> None:
-        # The value's key, the first device, its results, and what drew random numbers.
+        # The value's key, the first device, its results, and the devices that drew random numbers.
         self._first: tuple[object, str, dict[str, Any], frozenset[str]] | None = None
         self.found: list[Agreement] = []
 
     def add(
         self, where: str, values: Mapping[str, Any], results: dict[str, Any], drawn: frozenset[str]
     ) -> None:
-        """Save the first device's `outcome`, or compare another's; `drawn`: what drew numbers."""
+        """Save the first `outcome`, or compare a later one; `drawn`: devices that drew numbers."""
         if self._first is None or self._first[0] != key(values):
             self._first = key(values), where, results, drawn
             return
@@ -93,7 +93,7 @@ class Agreeing:
 def agree(
     reference: str, expected: Mapping[str, Any], where: str, found: Mapping[str, Any], drawn: bool
 ) -> Agreement:
-    """Compare two devices' outcomes; if `drawn`, different random numbers may be the reason."""
+    """Compare two devices' outcomes; if `drawn`, random numbers may explain the differences."""
     nothing = Agreement(where, reference, None)
     loose = _may_use_tf32(reference) or _may_use_tf32(where)
     differences, large = [], []
@@ -160,7 +160,7 @@ def tolerance(dtype: str, loose: bool = False) -> tuple[float, float]:
 
 
 def array_differences(one: Any, other: Any) -> tuple[float, float, int]:
-    """Return the largest difference, the largest finite number, and that difference's flat index.
+    """Return the largest difference, the largest finite number, and the difference's flat index.
 
     The difference is infinite where only one element is finite, and where infinities or NaN differ.
     """

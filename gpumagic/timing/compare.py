@@ -92,12 +92,12 @@ def compare(
     sweep : mapping, optional
         The values that a variable takes: ``{"n": [64, 256]}``.
     items : float or str, optional
-        Items in one run, for the throughput; or an expression for it, such as
+        Number of items in one run, for the throughput; or an expression for the number, such as
         ``"len(sentences)"``, in which the sweep's variable has its value.
     max_time : float
         Seconds for each device and value, without copying and the first run.
     namespace : dict, optional
-        The variables of the code; if None, those of the function, or the caller's.
+        The variables of the code; if None, the function's globals, or the caller's.
     against : Comparison or "last", optional
         An earlier comparison, to say what changed; ``"last"`` is this process's last one.
     progress : callable, optional
@@ -145,7 +145,7 @@ def compare(
         notes=dict.fromkeys(d.note for target in wanted for d in target if d.note),
     )
     try:
-        contextvars.copy_context().run(comparing.run)  # restores the code's settings
+        contextvars.copy_context().run(comparing.run)  # discards context variables that code sets
     finally:
         board.post(None)
     nothing = f"there is no GPU to compare with; {as_typed('%gpus --virtual 2')} makes two"
@@ -223,7 +223,7 @@ class Comparing(Task):
     timings: list[Timing] = field(default_factory=list)
     interrupted: bool = False
     _reported: float = -math.inf
-    _full: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # where memory ran out
+    _full: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # the value that did not fit
 
     def run(self) -> None:
         """Measure everything; Ctrl-C ends this early and keeps the finished timings."""
@@ -239,11 +239,11 @@ class Comparing(Task):
                     cuda_state.give_back()
         except KeyboardInterrupt:
             self.interrupted = True
-        if self.interrupted:  # only now: until here the exception's traceback kept its objects
+        if self.interrupted:  # not in the handler, where the traceback keeps objects alive
             cuda_state.give_back()
 
     def _is_beyond(self, where: str, values: Mapping[str, Any]) -> bool:
-        """Whether the device ran out of memory at this or a smaller number."""
+        """Whether the device ran out of memory at this value or at a smaller one."""
         points = values, self._full.get(where, {})
         now, full = (next(map(sweeping.number, point.values()), None) for point in points)
         return now is not None and full is not None and now >= full

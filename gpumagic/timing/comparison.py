@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 def interval(seconds: Sequence[float]) -> tuple[float, float]:
     """Return the 95 % confidence interval of the median, for any distribution.
 
-    It lies between the j-th smallest and the j-th largest (J.-Y. Le Boudec, Performance Evaluation
-    of Computer and Communication Systems, 2010, theorem 2.1); j is a normal approximation, never
-    above the exact j. For fewer than six values, returns the whole range: less than 95 %.
+    It is from the j-th smallest to the j-th largest (J.-Y. Le Boudec, Performance Evaluation of
+    Computer and Communication Systems, 2010, theorem 2.1), with a normal approximation of j that is
+    never too large. For fewer than six values it is the whole range, which is less than 95 %.
     """
     ordered, count = sorted(seconds), len(seconds)
     rank = max(math.floor(0.5 * count - 0.98 * math.sqrt(count)), 1)
@@ -41,21 +41,21 @@ def interval(seconds: Sequence[float]) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Timing:
-    """One device, at one value of the sweep; its times are seconds of one run."""
+    """The times of one device at one value of the sweep, in seconds of one run."""
 
     where: str  # "cpu", "cuda:1", or "cuda:0+cuda:1" for two at the same time
     # For each repeat: from its first statement until every device was done.
     seconds: tuple[float, ...] = ()
     # For each repeat: until Python continued; less than `seconds` if the device was still busy.
     host: tuple[float, ...] = ()
-    number: int = 1  # runs in each repeat, whose mean is one of `seconds`
+    number: int = 1  # runs in each repeat; their mean is one of `seconds`
     values: Mapping[str, Any] = field(default_factory=dict)  # the sweep's variable: {"n": 256}
     name: str | None = None  # the device's model
     virtual: bool = False  # its times are the CPU's
-    copied: int = 0  # bytes of the inputs, copied once before
+    copied: int = 0  # bytes of the inputs, which are copied once before the first run
     copy_seconds: float = 0.0  # not part of `seconds`
-    first: float | None = None  # seconds of the first run, which may have compiled
-    # By device, the peak of allocated bytes, less those allocated before; unknown if missing.
+    first: float | None = None  # seconds of the first run, which may include compiling
+    # By device: peak of allocated bytes, minus bytes allocated before; no entry if unknown.
     peak: Mapping[str, int] = field(default_factory=dict)
     # Copies between devices and waits in one run, as the ledger's text.
     transfers: str = ""
@@ -130,7 +130,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Crossover:
-    """The value `at` which another device becomes faster; both take `seconds` there."""
+    """The interpolated value `at` from which one device is faster; both take `seconds` there."""
 
     faster: str
     slower: str
@@ -172,7 +172,7 @@ class Comparison(table.Shown):
 
     @cached_property
     def virtual(self) -> tuple[str, ...]:
-        """The virtual GPUs; the CPU may run together with one."""
+        """The virtual GPUs, without a CPU that ran together with one."""
         parts = (part for t in self.timings if t.virtual for part in t.where.split("+"))
         return tuple(dict.fromkeys(part for part in parts if part != "cpu"))
 
@@ -201,7 +201,7 @@ class Comparison(table.Shown):
 
     def _named(self, where: object) -> str:
         """Return the device among `devices` that `where` names."""
-        if str(where) in self.devices:  # "mps" is a device on a Mac only
+        if str(where) in self.devices:  # resolve_one knows "mps" on a Mac only
             return str(where)
         parts = {part.partition(":") for name in self.devices for part in name.split("+")}
         known = [Device(kind, ordinal=int(n)) for kind, _, n in parts if n]  # type: ignore[arg-type]
@@ -250,9 +250,9 @@ class Comparison(table.Shown):
 
     @property
     def best(self) -> str:
-        """The fastest device; in a sweep, the one that is fastest at most values.
+        """The fastest device; in a sweep, the device with the largest number of fastest times.
 
-        Devices with other results do not count, nor do several at the same time. Raises
+        Devices whose results differ do not count, nor do devices that ran together. Raises
         `GpuError` if nothing was measured.
         """
         right = [where for where in self.alone if not self.disagreement(where)]
@@ -265,7 +265,7 @@ class Comparison(table.Shown):
 
     @cached_property
     def crossovers(self) -> tuple[Crossover, ...]:
-        """Return where the order of two `comparable` devices changes; values must be numbers."""
+        """Each change in the order of two `comparable` devices; none if a value is no number."""
         found = []
         for name, values in self.sweep.items():
             known = [(x, value) for value in values if (x := sweeping.number(value)) is not None]
@@ -279,7 +279,7 @@ class Comparison(table.Shown):
         return tuple(found)
 
     def crossover(self, a: object, b: object) -> float | None:
-        """Return the value from which on the order of two devices no longer changes.
+        """Return the largest value at which the order of two devices changes.
 
         It is interpolated on a log-log line between two measured values; None if the order does
         not change by more than the spread. Raises `GpuError` like `speedup`.
@@ -312,7 +312,7 @@ def of_virtual(names: Sequence[str]) -> str:
 def flips(
     xs: Sequence[float], a: Sequence[Timing | None], b: Sequence[Timing | None]
 ) -> list[tuple[float, float, int]]:
-    """Return where the order changes by more than both spreads: x, seconds, the faster device.
+    """Return each change of order by more than both spreads: x, seconds, the faster one (0 or 1).
 
     Interpolates between two x on a log-log line, or a straight line if some x is not positive.
     """

@@ -1,6 +1,6 @@
 """Show a comparison as text, HTML, or an SVG figure: first the faster device, then the numbers.
 
-A device with other results, or a virtual GPU, is never called fast. A column without any value is
+A device whose results differ, or a virtual GPU, is never called fast. A column without any value is
 left out.
 """
 
@@ -16,7 +16,7 @@ from gpumagic.display.units import NOT_KNOWN, both, duration, fine, many, rate, 
 from gpumagic.timing.comparison import Comparison, Crossover, Timing, of_virtual
 from gpumagic.usercode.sweep import label, number
 
-# The first rows of a sweep are shown. Those of the HTML are saved with the notebook.
+# The maximum number of a sweep's rows in text, and in HTML, which is saved with the notebook.
 _FOLD = Fold(36, "… {} more; to_pandas() has all")
 _HTML_FOLD = Fold(200, "{} more; to_pandas() has all")
 # Maximum number of remarks below a table as text; `Comparison.remarks` has all.
@@ -45,7 +45,7 @@ def text(comparison: Comparison) -> str:
 
 
 def html(comparison: Comparison) -> str:
-    """Return the headline and the table for notebooks, all else folded: static HTML."""
+    """Return static HTML for notebooks: the headline and the table, and all else folded."""
     notes = "".join(tag("div", line, "gm-note") for line in remarks(comparison))
     setup = f"# set-up\n{comparison.setup.strip()}\n\n" if comparison.setup else ""
     how = notes + tag("pre", setup + comparison.code.strip("\n"), "gm-code")
@@ -59,7 +59,7 @@ def html(comparison: Comparison) -> str:
         parts += [sweep_figure(comparison), folded("medians", rows, unfolded=True)]
     else:
         parts.append(_bars(comparison))
-    # The first remark is the visible title of the fold: it may be a mistake in the magic's line.
+    # The first remark is the fold's visible title: it may tell of a mistake in the magic's line.
     parts.append(folded(next(iter(_doubts(comparison)), "how it was measured"), how))
     return block("".join(parts), "table", "comparison")
 
@@ -173,7 +173,7 @@ def remarks(comparison: Comparison) -> list[str]:
         for t in comparison.timings
         if t.name and t.where.startswith("cuda") and not t.virtual
     }
-    # In a sweep, the largest value.
+    # In a sweep, the timing that copied most.
     most = {t.where: t for t in sorted(comparison.timings, key=lambda t: t.copied) if t.copied}
     each = [f"{size(t.copied)} to {w} in {duration(t.copy_seconds)}" for w, t in most.items()]
     copies = [f"not timed: copying the inputs ({', '.join(each)})"] * bool(each)
@@ -198,7 +198,7 @@ def _disturbed(comparison: Comparison) -> Iterator[str]:
         wheres, worst = both(t.where for t in noisy), max(t.iqr or 0.0 for t in noisy)
         why = "other work on the machine, or a changing clock"
         yield f"{wheres}: noisy (IQR {_percent(worst)} of the median): {why}"
-    last = {t.where: t.transfers for t in comparison.timings}  # a sweep's largest value
+    last = {t.where: t.transfers for t in comparison.timings}  # in a sweep, the last value's
     yield from (f"inside each run, on {where}: {words}" for where, words in last.items() if words)
 
     reasons = dict.fromkeys(a.reason for a in comparison.agreements if a.same is None)
@@ -284,7 +284,7 @@ def _cell(timing: Timing | None) -> str:
 
 
 def _winner(comparison: Comparison, point: Mapping[str, Any]) -> tuple[str, str, str]:
-    """Return ``("cuda:0", "11.3 ×", "cpu")``, of the comparable devices; empty for only one."""
+    """Return fastest, speed-up, slowest: ``("cuda:0", "11.3 ×", "cpu")``; empty for one device."""
     found = [t for w in comparison.comparable if (t := comparison.at(w, point)) and t.median]
     if len(found) < 2:
         return "", "", ""

@@ -1,7 +1,6 @@
 """Measure one target at one value, from copying its inputs to its `Timing`.
 
-After an error or an interrupt `Measuring.timing` has the results so far, and all else is freed. An
-error gets a note with the device and line where it happened.
+After an error or an interrupt `Measuring.timing` has the results so far, and all else is freed.
 """
 
 from __future__ import annotations
@@ -130,7 +129,7 @@ class Measuring:
             task.randomness.same_start(device for device in every if device is not None)
             task.randomness.seed_tensorflow()
             runner.set_up(n)
-            after.append(Randomness())  # the first run continues from there
+            after.append(Randomness())  # the first run starts from this random state
         self._first(runner, after)
         self._repeat(runner)
 
@@ -144,7 +143,7 @@ class Measuring:
                 began = task.stopwatch.clock()
                 with nullcontext() if prints and not n else self.quiet:
                     value = runner.first(n)
-                # Random numbers depend on the GPU's model.
+                # By model, because GPUs of one model draw the same numbers.
                 drawn = frozenset(
                     torch_here().cuda.get_device_name(name) if name.startswith("cuda") else name
                     for name in task.randomness.drawn()

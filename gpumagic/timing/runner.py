@@ -43,7 +43,7 @@ class Lap:
 
 @dataclass
 class Stopwatch:
-    """Time blocks of runs by a monotonic clock, and wait for all devices of these frameworks."""
+    """Time blocks of runs by a monotonic clock, and wait for all devices of `frameworks`."""
 
     frameworks: Sequence[Framework] = ()
     clock: Callable[[], float] = time.perf_counter
@@ -55,7 +55,7 @@ class Stopwatch:
 
     @contextmanager
     def undisturbed(self) -> Iterator[None]:
-        """Synchronize first; disable garbage collection within, as `timeit` does."""
+        """Synchronize, then run the block without garbage collection, as `timeit` does."""
         collects = gc.isenabled()
         gc.disable()
         try:
@@ -102,7 +102,7 @@ class Runner:
         self._all({n: job})
 
     def first(self, n: int) -> Any:
-        """Return the value of the first run on the n-th device, alone."""
+        """Run once on the n-th device only, and return the value."""
         return self._all({n: self.trials[n].first})[0]
 
     def lap(self, number: int) -> Lap:
@@ -139,7 +139,7 @@ class Runner:
     def _all(
         self, jobs: Mapping[int, Callable[[], Any]], barrier: threading.Barrier | None = None
     ) -> list[Any]:
-        """Wait for all threads' jobs; on an interrupt, interrupt the jobs and wait again."""
+        """Run jobs in their threads, return the results; an interrupt also interrupts the jobs."""
         if not self._workers:
             return [job() for job in jobs.values()]
         given: dict[int, Future[Any]] = {}

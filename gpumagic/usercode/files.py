@@ -2,7 +2,7 @@
 
 Libraries are files under ``site-packages`` or ``dist-packages``, Python's own library, torch,
 gpumagic, and files that a library writes and imports. Cells, input at a prompt, scripts and
-editable installs are the user's. A line is plain data, so it keeps no frame or tensor alive.
+editable installs are the user's. A `UserLine` keeps no frame or tensor alive: it is plain data.
 """
 
 import ast
@@ -61,7 +61,7 @@ _CYTHON = (".pyx", ".pxd", ".pxi")
 _INPUT = re.compile(r"<(?:ipython|python)-input-(\d+)")
 
 
-@lru_cache(maxsize=8192)  # each cell is a file
+@lru_cache(maxsize=8192)  # bounded, because each cell is a file
 def is_users(file: str | None) -> bool:
     """Whether a file is the user's: a cell, or a file outside installed libraries."""
     if file is None or file in _NO_FILE:
@@ -70,7 +70,7 @@ def is_users(file: str | None) -> bool:
         return _TYPED.match(file) is not None
     if _NAMED.search(file) or (file.endswith(_CYTHON) and not os.path.isabs(file)):
         return False
-    # Python's own path is tested first, because making it absolute is the slowest step.
+    # First test the path as it is, because making it absolute is the slowest step.
     if file.startswith(_LIBRARIES) or os.path.abspath(file).startswith(_LIBRARIES):
         return False
     return not (os.path.isfile(file) and _is_generated(file))
@@ -126,7 +126,7 @@ def last_cell() -> str:
 
 
 def next_cell() -> str:
-    """Return IPython's next cell. Its `execution_count` differs by version, so it is not used."""
+    """Return the next cell: ``"In [4]"``; `execution_count` is unused: it differs by version."""
     return f"In [{_typed()}]"
 
 
@@ -136,7 +136,7 @@ def _typed() -> int:
 
 # -- lines
 _LONG = 60  # maximum length of a displayed line
-# The names of the code that `%%time` and `%%timeit` run.
+# File names of the code that `%%time` and `%%timeit` run, and the functions that run it.
 _TIMED = ("<timed ", "<magic-timeit")
 _TIMING = ("time", "timeit")
 # IPython's code for `%timeit x.sum()`.
@@ -150,7 +150,7 @@ class UserLine:
     line: int  # in its cell or file, from 1; 0 for code before the cell's first line
     source: str = ""  # as the user typed it
     function: str = ""  # the function's name; empty at the top of a cell
-    file: str = ""  # of the code, in Python
+    file: str = ""  # the file name of its code object
 
     @property
     def label(self) -> str:
@@ -198,7 +198,7 @@ def innermost_of(traceback: TracebackType | None) -> UserLine | None:
 
 
 def in_cell(frame: FrameType, at: int | None = None) -> tuple[CodeType, int]:
-    """Return a frame's code and instruction; under `%%time`, with the cell's file and lines."""
+    """Return a frame's code and instruction; for code under `%%time`, with the cell's lines."""
     code, at = frame.f_code, frame.f_lasti if at is None else at
     if not code.co_filename.startswith(_TIMED):
         return code, at
@@ -208,7 +208,7 @@ def in_cell(frame: FrameType, at: int | None = None) -> tuple[CodeType, int]:
     name, ipython = outer.f_code.co_filename, shell()
     if not body and not (line and ipython):
         return outer.f_code, outer.f_lasti
-    if not body:  # `%time` of one line, whose file is the cell's beginning
+    if not body:  # `%time` of one line: a file with blank lines above keeps its line number
         above = outer.f_lineno - 1
         count = getattr(ipython.compile, "_filename_map", {}).get(name, 0)
         name = ipython.compile.cache("\n" * above + line, count)
@@ -217,14 +217,14 @@ def in_cell(frame: FrameType, at: int | None = None) -> tuple[CodeType, int]:
     before = max(typed.rstrip().count("\n") - body.rstrip().count("\n"), 1)
     known = linecache.getlines(name)
     if len(known) <= before:
-        # IPython compiles the magic to one line, so the typed lines are added after it.
+        # IPython compiles the magic to one line; for tracebacks, add the typed lines below it.
         known += ["\n"] * (before - len(known)) + [f"{line}\n" for line in body.splitlines()]
     code = code.replace(co_filename=name, co_firstlineno=code.co_firstlineno + before)
     return code, at
 
 
 def _timed_in(frame: FrameType) -> tuple[str, str, FrameType | None]:
-    """Return the text of a timed cell or the timed line, and the user's frame around it."""
+    """Return the timed cell's text, the timed line's text, and the user's frame around them."""
     body, line, outer = "", "", frame.f_back
     while outer is not None:
         name = outer.f_code.co_filename
@@ -272,7 +272,7 @@ def expression(code: CodeType, at: int) -> str:
 
 
 def executing(code: CodeType, at: int) -> Any:
-    """Return the source of an instruction, and its node there, or None if uncertain."""
+    """Return what executing finds: an instruction's `source`, and its `node` or None if unsure."""
     from executing import Source  # imported late: it takes 14 ms, and few magics need it
 
     # The attributes that executing reads. A real frame would keep its variables alive.
@@ -301,7 +301,7 @@ def called(code: CodeType, at: int) -> str:
 
 
 def _columns(code: CodeType, at: int) -> str:
-    """Return the text of an instruction by its columns, without parsing the file."""
+    """Return an instruction's text, from its line and column numbers; the file is not parsed."""
     if not hasattr(code, "co_positions"):
         return ""
     first, last, start, end = next(islice(code.co_positions(), at // 2, None), (None,) * 4)
@@ -322,7 +322,7 @@ R = TypeVar("R")
 def leave_out_ours(error: BaseException) -> None:
     """Remove the calling function and gpumagic's frames below it from an error's traceback.
 
-    Call it in an `except` that ends with a bare `raise`. From Python 3.11 on, that adds no frame.
+    Call it in an `except` that ends with a bare `raise`, which adds no frame from Python 3.11 on.
     `python -X dev` keeps the frames.
     """
     trace = error.__traceback__

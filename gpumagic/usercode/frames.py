@@ -49,7 +49,7 @@ def errors(error: BaseException) -> Iterator[BaseException]:
 def cut_ours(error: BaseException) -> None:
     """Remove the frames of gpumagic from an error's tracebacks.
 
-    Below the user's innermost frame, only those of patches of torch or Python are removed.
+    Below the user's innermost frame, only the frames of patches of torch or Python are removed.
     """
     for each in errors(error):
         chain = _chain(each.__traceback__)
@@ -62,7 +62,7 @@ def cut_ours(error: BaseException) -> None:
 
 
 def _runs(file: str) -> bool:
-    """Whether a file is gpumagic's, or the name of code that it made to call a function."""
+    """Whether a file is gpumagic's, or names code that gpumagic compiled to call a function."""
     return is_ours(file) or file.startswith("<gpumagic.")
 
 
@@ -76,7 +76,7 @@ def end_at_user(error: BaseException) -> None:
 
 @contextmanager
 def libraries_hidden(error: BaseException) -> Iterator[None]:
-    """Make IPython count libraries' frames in a traceback, instead of showing them."""
+    """Make IPython show only the number of libraries' frames in a traceback."""
     frames = [tb.tb_frame for tb in tracebacks(error)]
     hidden = [f for f in frames if not (is_users(f.f_code.co_filename) or f.f_locals.get(_HIDE))]
     for frame in hidden:
@@ -118,7 +118,7 @@ class FailedFrame:
         self.at_top = not self.code.co_flags & inspect.CO_OPTIMIZED
         found = executing(self.code, at)
         self.source: str = found.source.text
-        # Its nodes have a `parent`; None without a source.
+        # executing gives each node a `parent`. None without a source.
         self.tree: ast.Module | None = found.source.tree
         self._node = found.node
         self._asttext = found.source.asttext()
@@ -142,14 +142,14 @@ class FailedFrame:
         if self._node is not None:
             return [self._node]
         every = [*ast.walk(self.tree)] if self.tree is not None else []
-        # A line of a cell may have two statements.
+        # The columns tell expressions on one line apart.
         found = [n for n in every if isinstance(n, ast.expr) and _place(n) == self._place]
         return [*found[:1]] or [n for n in every if getattr(n, "lineno", 0) == self.line]
 
     def text(self, node: ast.AST) -> str:
         """Return the source of an expression, on one line."""
         found = self._asttext.get_text(node) if self.tree is not None else ""
-        # Lines cannot be joined if one has a comment.
+        # If lines were joined, a comment would hide the code after it.
         found = ast.unparse(node) if not found or "\n" in found else found
         return " ".join(line.strip() for line in found.splitlines())
 
@@ -239,7 +239,7 @@ def uses(node: ast.AST, text: str) -> list[ast.expr]:
 
 
 # -- the code that has not run yet
-# Names that mean a backward pass, in torch and in libraries that train its models.
+# Names that mean a backward pass, in torch and in libraries that train torch's models.
 _BACKWARD = ("backward", "autograd", "fit")
 _BLOCKS = ("body", "orelse", "finalbody")
 _SCOPES = (*_FUNCTIONS, ast.ClassDef, ast.Lambda)
@@ -267,7 +267,7 @@ class RestOfCode:
 
     @property
     def overwritten(self) -> set[str]:
-        """Return the names that the rest binds before it reads them."""
+        """Return the names that the code still to run binds before it reads them."""
         return bound(self._rest) - self.read
 
     @property

@@ -1,6 +1,6 @@
-"""Read a sweep: the values of its variable, its points, and the items at each point.
+"""Parse a sweep: one variable and its values; count the items of work at each value.
 
-Values are typed as ``n=64,256``, ``n=1..4096`` or ``n=pow2:1..64``.
+Values are typed as ``n=64,256``, ``n=1..4096`` or ``n=pow2:1..64``. A point is ``{"n": 64}``.
 """
 
 import ast
@@ -23,7 +23,7 @@ _ITEMS = "type a number above 0, or an expression for one, such as len(sentences
 TYPE = "type n=64,256,1024, n=100..1000:100 or n=pow2:1..4096"
 # torch's sizes have 64 bits.
 _TOO_LARGE = 2.0**63
-_WHOLE = 2**63  # a limit on a label's letters that cuts none
+_WHOLE = 2**63  # as a label's maximum length: never shortens it
 _NUMBER = re.compile(r"[-+]?\.?\d[-+.\w]*")
 _RANGE = re.compile(r"(?:pow(\d{1,4}):)?(.+?)\.\.([^:]+)(?::(.+))?")
 
@@ -46,7 +46,7 @@ def parse(
 
 
 def range_of(typed: str) -> tuple[str, Sequence[Any]]:
-    """Return one variable and its values; a long range such as ``batch=1..4096`` is allowed."""
+    """Parse one variable and its values; ``batch=1..4096`` may have more than MOST_POINTS."""
     name, _, listed = (part.strip() for part in typed.partition("="))
     between = _RANGE.fullmatch(listed)
     if between and not between[1] and name.isidentifier():
@@ -92,7 +92,7 @@ def _number(typed: str, text: str) -> int | float:
 
 
 def _powers(base: int, first: float, last: float, text: str) -> list[Any]:
-    # From the smallest float to the largest size. Exponents from 0 give integers.
+    # For base 2, from the smallest float to the largest size. Exponents from 0 give integers.
     exponents = range(-1075, 64) if base > 1 and first > 0 else ()
     if not (found := [base**n for n in exponents if first <= base**n <= last]):
         raise GpuError(f"{text}: there is no power of {base} in that range; type pow2:1..4096")

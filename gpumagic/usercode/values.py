@@ -1,8 +1,8 @@
 """Read the user's values without running their code: expressions, containers, functions.
 
-Objects are recognized by type, because `getattr` of a user's object may return anything. A proxy is
-not resolved, a file or a database that acts as a mapping is not read, and an object may raise in
-every attribute.
+Objects are recognized by type, because `getattr` of a user's object may return anything. So a proxy
+is not resolved, a file or a database that acts as a mapping is not read, and an object whose
+attributes all raise does no harm.
 """
 
 import ast
@@ -28,7 +28,7 @@ def torch_here() -> Any:
 
 
 def comes_from(kind: type, *names: str) -> bool:
-    """Whether a class is or inherits from one of these: ``"torch.nn.Module"``."""
+    """Whether a class is or inherits from one of the named classes: ``"torch.nn.Module"``."""
     for name in names:
         module, _, word = name.rpartition(".")
         known = getattr(sys.modules.get(module), word, None)
@@ -91,7 +91,7 @@ class Scope:
         """Return the value of an expression, or `MISSING`."""
         try:
             return _TorchEvaluator(self._names)[node]  # type: ignore[index]
-        except Exception:  # noqa: BLE001  not safe to read, or the user's own container or key
+        except Exception:  # noqa: BLE001  not safe to read, or the user's container or key raised
             return MISSING
 
 
@@ -153,7 +153,7 @@ _PARTS: dict[type, tuple[str, ...]] = {
     MethodType: ("__self__",),
 }
 CONTAINERS = (*_SEQUENCES, *_MAPPINGS, *_PARTS)
-# Objects of these libraries hold locks, threads and the notebook itself.
+# Objects of these libraries are not searched: they hold locks, threads and the notebook itself.
 _CLOSED = {*sys.stdlib_module_names, "IPython", "ipykernel", "gpumagic"}
 _ITEMS = 2000
 
@@ -188,7 +188,7 @@ def items(value: Any, most: int | None = None) -> list[tuple[Step, Any]]:
 
 
 def contents(value: Any) -> list[tuple[Any, Any]]:
-    """Return the first keys (or indices) and items of a mapping or a sequence."""
+    """Return ``(key or index, item)`` of a mapping or a sequence, for at most the first 2000."""
     if not issubclass(type(value), (list, tuple, deque, dict, UserDict)):
         return []
     found = enumerate(items(value, _ITEMS))
@@ -262,7 +262,7 @@ def of_function(function: Any, name: str) -> Any:
     return "torch" if found is None and "torch" in str(type(owner)) else found
 
 
-# The attributes through which a function refers to others.
+# The attributes through which a function or method refers to other functions.
 _INNER = {
     FunctionType: ("__wrapped__",),
     type(functools.lru_cache(str)): ("__wrapped__",),

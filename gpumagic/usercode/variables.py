@@ -150,8 +150,8 @@ class NamesReader(ast.NodeVisitor):
         for node in inner:
             if isinstance(node, (ast.Global, ast.Nonlocal)):
                 local -= set(node.names)
-        # The body runs later, when all top-level names of the cell are bound. Only the function's
-        # local names matter here.
+        # Local names hide the cell's. The body may run any time from now on, so a name that the
+        # cell binds only later counts as read.
         before, self.bound = self.bound, self.bound | local
         self.visit_all(body)
         self.bound = before
@@ -216,7 +216,7 @@ NOT_VARIABLES = {"In", "Out", "_ih", "_oh", "_dh", "get_ipython", "exit", "quit"
 
 
 def own_variables(namespace: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the notebook's variables, without IPython's and private ones."""
+    """Return the notebook's variables, without IPython's and names that begin with ``_``."""
     names = [name for name in namespace if not name.startswith("_") and name not in NOT_VARIABLES]
     return {name: namespace[name] for name in names}
 
@@ -225,7 +225,7 @@ def own_variables(namespace: Mapping[str, Any]) -> dict[str, Any]:
 def names_read(
     tree: ast.AST, transform: Callable[[str], str] = str, values: Mapping[str, Any] = _NO_VALUES
 ) -> list[str]:
-    """Return the global names that code reads, by first use; metadata of tensors does not count."""
+    """Return the global names that code reads, in order; a tensor's metadata does not count."""
     reader = NamesReader(transform, values)
     reader.visit(tree)
     if _BY_NAME & reader.read.keys():
@@ -245,7 +245,7 @@ def names_assigned(tree: ast.AST) -> list[str]:
 def variables_read(
     names: Iterable[str], namespace: Mapping[str, Any], module: str = "__main__"
 ) -> Iterator[tuple[str, Any]]:
-    """Yield `(name, value)` for the names, and for names that their functions of `module` read."""
+    """Yield `(name, value)` of `names`, and of all names that their functions in `module` read."""
     queue = deque(names)
     seen: set[str] = set()
     followed: set[FunctionType] = set()
