@@ -34,7 +34,7 @@ _LOOK_S, _SAY_S = 0.02, 0.25
 _SHOWN = 8  # ranks whose positions the progress line shows
 # The report names the size of the returned values above this many bytes.
 _MUCH = 2**16
-_IMPATIENT = 3  # further presses of Ctrl-C raise KeyboardInterrupt at once
+_IMPATIENT = 3  # after this many presses of Ctrl-C, the next raises KeyboardInterrupt at once
 
 
 class RanksError(Exception):
@@ -136,7 +136,7 @@ class CellOnRanks:
                 raise
 
     def times(self) -> Iterator[RankTime]:
-        """Return the time and peak of each rank that ran a part."""
+        """Yield the time and peak memory of each rank that completed a part."""
         for rank in self.ranks:
             every = (each for each in self.outcomes.values() if each.rank == rank.number)
             if mine := [each for each in every if each.error is None]:
@@ -156,7 +156,7 @@ class CellOnRanks:
     def broke_the_group(self) -> bool:
         """Whether ranks are in different collectives, so that the group cannot be used."""
         if self.replaced:
-            return False  # it was recreated with the replacement
+            return False  # the group was recreated with the replacement
         outcomes = self.outcomes.values()
         begun = {outcome.rank: outcome.collectives for outcome in outcomes}
         apart = len(self.ranks) == len(self._engines.ranks) and len({*begun.values()}) > 1
@@ -171,7 +171,7 @@ class CellOnRanks:
             given = sending.pack(self.split.part(part)) if self.asked.split else b""
             self.sent_bytes += len(given)
             order = replace(self._order, label=self._label(rank), given=given)
-            with suppress(GpuError):  # it has died; reported with its cause in a moment
+            with suppress(GpuError):  # the rank has died: `_look` reports it with the cause
                 self._running[rank] = part, self._engines.ask(rank, engine.run, order)
 
     def _label(self, rank: RankEngine) -> str:
@@ -208,7 +208,7 @@ class CellOnRanks:
             outcome: Outcome = asked.get(0)
         except ipyparallel.error.RemoteError as error:
             if error.ename == "EngineError":
-                return  # it has died; reported with its cause in a moment
+                return  # the rank has died: `_look` reports it with the cause
             lines = "\n".join(error.render_traceback())
             failure = ErrorInRank(str(error.ename), str(error.evalue), "", lines)
             outcome = Outcome(rank.number, error=failure)
@@ -233,7 +233,7 @@ class CellOnRanks:
             self._engines.interrupt(self._order.cell)
 
     def _end_a_deadlock(self) -> None:
-        """Fail if all ranks wait, not all at the same place; the error names the places."""
+        """Fail the cell if all ranks wait, but at different places; the error names the places."""
         cell = self._order.cell
         waits = {rank.number: self._engines.pulse(rank, cell) for rank in self._running}
         hang = (where and where["call"] and where["idle"] >= HANGS_S for where in waits.values())

@@ -28,7 +28,7 @@ from gpumagic.usercode.files import shell
 dist: Any = torch.distributed  # Any, since torch's annotations lack some names
 dcp: Any = torch.distributed.checkpoint
 _DATA = (int, float, complex, str, bytes, type(None), torch.Tensor, torch.dtype, torch.device)
-_FAILURES = (Exception, CheckpointException)  # torch's derives from BaseException
+_FAILURES = (Exception, CheckpointException)  # CheckpointException is only a BaseException
 
 
 class Checkpoint(NamedTuple):
@@ -62,7 +62,7 @@ def _each(directory: str) -> list[Path]:
 
 # -- the state of variables
 class State(NamedTuple):
-    """The state of a variable, as tensors and data by path; `put` loads a state into it."""
+    """A variable's state, as tensors and data by path; `put` loads a state into the variable."""
 
     values: dict[str, Any]
     put: Callable[[dict[str, Any]], object]
@@ -122,7 +122,7 @@ def _optimizer(optimizer: Optimizer, saved: dict[str, Any]) -> State:
 
 
 def _slot(at: Any, parameter: Any = None) -> Any:
-    """Return what an entry is loaded into: 0, or a tensor, sharded like its parameter if alike."""
+    """Return an entry's placeholder: 0, or a tensor, sharded like a parameter of the same shape."""
     if not hasattr(at, "properties"):
         return 0
     if parameter is not None and parameter.shape == at.size:
@@ -135,7 +135,7 @@ def _on_cpu(value: Any) -> Any:
 
 
 def _fitting(path: Path, space: dict[str, Any]) -> dict[str, State]:
-    """Return the states of the checkpoint's variables here; raise `GpuError` if they do not fit."""
+    """Return this rank's states of a checkpoint's variables; `GpuError` if they do not fit."""
     saved: dict[str, dict[str, Any]] = {}
     for key, at in dcp.FileSystemReader(path).read_metadata().state_dict_metadata.items():
         saved.setdefault(key.partition("/")[0], {})[key.partition("/")[2]] = at
@@ -174,7 +174,7 @@ def _on_all(step: Callable[[], Any]) -> list[Any]:
 
 
 def save(directory: str, names: list[str]) -> Checkpoint:
-    """Write a checkpoint; return it, or the reason of the failure."""
+    """Write a checkpoint; return it, or a `Checkpoint` with the error."""
     values: dict[str, Any] = {}
 
     def look() -> dict[str, Any]:
@@ -220,7 +220,7 @@ def restore(directory: str) -> Checkpoint:
         path = _on_all(load)[0]
     except GpuError as error:
         return Checkpoint(directory, error=str(error))
-    with deferred():  # all or nothing
+    with deferred():  # an interrupt must not leave only some variables loaded
         for name, each in found.items():
             each.put({key: read[f"{name}/{key}"] for key in each.values})
     return Checkpoint(str(path), tuple(found))

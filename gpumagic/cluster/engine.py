@@ -1,8 +1,8 @@
 """Join a rank to its process group, run the notebook's cells in it, and report their position.
 
-The notebook's process calls these functions by name. A collective waits in C++, where Python cannot
-be interrupted. The thread that reports the position then cuts the group's connections, and all
-variables survive. The store names the cell that must end, so a late interrupt ends no other cell.
+The notebook's process calls these functions by name. An interrupt cannot end a collective, which
+waits in C++. So the thread that reports the position cuts the group's connections; all variables
+survive. The store names the cell that must end, so a late interrupt ends no other cell.
 """
 
 import ast
@@ -45,7 +45,7 @@ from gpumagic.usercode.variables import names_assigned, names_read
 
 _dist: Any = dist  # Any, since torch's annotations lack its stores
 _PULSE_S = 0.5
-# A cell that still runs this many pulses after it should have ended waits in a collective.
+# If a cell still runs this many pulses after it was to end, it waits in a collective.
 _FREE = 3
 
 orphaned: list[Callable[[], None]] = []
@@ -65,7 +65,7 @@ _init = dist.init_process_group
 
 
 def _sockets() -> set[int]:
-    """Return the numbers of this process's open sockets."""
+    """Return the file descriptors of this process's open sockets."""
     found = set()
     for each in os.listdir("/proc/self/fd" if sys.platform == "linux" else "/dev/fd"):
         with contextlib.suppress(OSError, ValueError):
@@ -151,7 +151,7 @@ class ThisRank:
         self.output: WholeLines | None = None  # of the cell
         self.cut = self.in_code = False
         self._main = threading.get_ident()
-        self._running = ""  # the cell
+        self._running = ""  # the id of the running cell
         threading.Thread(target=self._pulse, daemon=True).start()
 
     @contextmanager
@@ -173,7 +173,7 @@ class ThisRank:
         """Call the notebook's store; end this engine if the notebook is gone."""
         try:
             return getattr(self.store, method)(*args)
-        except RuntimeError:  # the process that ends the cluster may be on another machine
+        except RuntimeError:  # the process that would end this one may be on another machine
             for end_children in orphaned:
                 end_children()
             os._exit(1)
@@ -240,7 +240,7 @@ def about() -> dict[str, Any]:
 class CellOrder:
     """A cell for a rank to run: plain data, with variables as bytes."""
 
-    cell: str  # its number, the same for all ranks
+    cell: str  # its id, the same for all ranks
     tree: ast.Module
     file: str
     sources: dict[str, str]  # the text of the cells, for tracebacks
@@ -285,7 +285,7 @@ def pull(names: list[str]) -> dict[str, bytes]:
 
 
 def _unwrapped(value: Any) -> Any:
-    """Remove a wrapper such as DDP, which is useless outside the ranks' group."""
+    """Return the module in a DDP wrapper, which is useless outside the ranks' group."""
     return value.module if isinstance(value, DistributedDataParallel) else value
 
 
@@ -303,7 +303,7 @@ def run(order: CellOrder) -> Outcome:
         before = {name: id(space[name]) for name in order.assigned if name in space}
         _run(order, outcome, space)
         there = {name: notebooks for name, notebooks in order.assigned.items() if name in space}
-        if outcome.error:  # a failed cell may not have assigned it
+        if outcome.error:  # a failed cell may not have assigned all of them
             there = {n: print_ for n, print_ in there.items() if before.get(n) != id(space[n])}
         sending.receive(b"", there)
         space.update(whole)

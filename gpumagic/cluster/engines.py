@@ -1,7 +1,7 @@
 """Start the engines of a cluster, replace them, and explain how they ended.
 
-ipyparallel starts and connects them. Each engine requests a number: its rank plus an offset that
-grows with each start, so an engine of an aborted start belongs to no rank.
+ipyparallel starts and connects them. Each engine requests an id: its rank plus an offset that grows
+with each start, so that a late engine of an aborted start is not mistaken for a rank.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ _GONE = "an engine is gone; %gpucluster says which"
 
 
 def _run(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Run a coroutine; in a kernel, ipyparallel's own `_sync` methods would leave a thread."""
+    """Run a coroutine; in a kernel, ipyparallel's `_sync` methods would leave a thread running."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:  # also at the interpreter's end, when no thread can start
@@ -60,10 +60,10 @@ class RankEngine:
 
     number: int
     engine_set: EngineSet
-    engine: int = -1  # ipyparallel's number
-    mark: str = ""  # in the environment of its process and of the children
+    engine: int = -1  # ipyparallel's id
+    mark: str = ""  # in the environment of its process and child processes
     about: dict[str, Any] = field(default_factory=dict)
-    lost: str = ""  # why it has ended
+    lost: str = ""  # why it has ended; empty while it runs
 
     @property
     def died(self) -> str:
@@ -173,7 +173,7 @@ class Engines:
             rank.about, rank.lost = about, ""
 
     def _at_start(self, ranks: Sequence[RankEngine], function: Any, *args: Any) -> list[Any]:
-        """Return the starting ranks' replies; raise if a rank dies."""
+        """Call a function in starting ranks and return the replies; raise if a rank dies."""
         until = time.monotonic() + _START_S
         asked: dict[RankEngine, Any] = {}
         try:

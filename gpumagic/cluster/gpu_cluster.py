@@ -105,7 +105,7 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
             cell = CellOnRanks(self._engines, ranks, tree, file, asked or Sharing(), line)
             cell.deliver()
             sent_s = time.perf_counter() - began
-            self._broken = True  # until it has succeeded
+            self._broken = True  # until the cell has succeeded
             cell.run()
         self._broken = cell.broke_the_group()
         return self._finish(cell, sent_s, time.perf_counter() - began)
@@ -215,7 +215,7 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
         return {n: [sending.unpack(each[n]) for each in found if n in each] for n in names}
 
     def keep(self, *names: str) -> None:
-        """Let ranks use their values of these variables until the notebook changes its own."""
+        """Let ranks use their values of these variables until the notebook changes its values."""
         prints = sending.prints_here(names)
         self._engines.answers(self._ranks("@all"), sending.receive, b"", prints)
 
@@ -258,23 +258,23 @@ def cluster(
     Parameters
     ----------
     where : str or int, optional
-        GPUs of this machine, or their number: ``"0,1"``, ``"all"``, 2. Without a GPU each engine
-        has a virtual one.
+        GPUs of this machine, or their number: ``"0,1"``, ``"all"``, 2. Without a GPU, each engine
+        gets a virtual GPU.
     slurm, partition : str, optional
-        Nodes and GPUs on each, ``"2x8"``, from Slurm.
+        The number of nodes and of GPUs on each node to request from Slurm: ``"2x8"``.
     ssh : str, optional
         Hosts, ``"host1,host2:4"``, with the number of GPUs after a colon.
     mpi : int, optional
         The number of engines for `mpiexec` to start.
     ip : str, optional
-        This machine's address for the engines; by default that of the default route.
+        This machine's address for the engines; by default, its address on the route to the hosts.
     python : str, optional
-        Path of Python on the hosts of `ssh`; by default that of this process.
+        Path of Python on the hosts of `ssh`; by default, this process's path.
 
     Returns
     -------
     GpuCluster
-        The cluster of ``%%ongpu @all``.
+        The cluster that ``%%ongpu @all`` uses.
 
     Raises
     ------

@@ -35,8 +35,8 @@ _ENGINE = ["-m", "gpumagic.cluster.launching"]
 _ENGINE += ["--IPEngine.wait_for_url_file=60", "--IPEngine.timeout=30"]
 _MOST_VIRTUAL = 64
 
-# By launcher: its variables for the rank and the local rank, which selects an engine's GPU. The
-# kernel's environment may have variables of other launchers, such as torchrun's.
+# By launcher: its variables for the rank and the local rank, which selects an engine's GPU. Other
+# launchers' variables are ignored: the kernel's environment may have some, such as torchrun's.
 _LAUNCHER, _LOCAL = "GPUMAGIC_LAUNCHER", "GPUMAGIC_LOCAL_RANK"
 _RANKS = {
     "local": {"RANK": ""},
@@ -45,9 +45,9 @@ _RANKS = {
     "mpi": {"OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_LOCAL_RANK", "PMI_RANK": "MPI_LOCALRANKID"},
 }
 FIRST = "GPUMAGIC_FIRST_ENGINE"
-"""ipyparallel's id of the engine that has rank 0 in this start."""
+"""The variable with ipyparallel's id of the engine that has rank 0 in this start."""
 MARK = "GPUMAGIC_CLUSTER"
-"""The mark of a process of a cluster."""
+"""The variable with the mark of a cluster's process."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class EngineSet:
 
     @property
     def key(self) -> str:
-        """The launcher's name in ipyparallel."""
+        """ipyparallel's id for this set."""
         return f"ranks-{self.ranks[0]}"
 
 
@@ -87,17 +87,17 @@ class Plan:
         """The variables of all engines."""
         found = {"WORLD_SIZE": str(self.count), "MASTER_ADDR": self.address}
         found[_LAUNCHER] = self.launcher
-        if self.local:  # gloo and NCCL listen only there
+        if self.local:  # gloo and NCCL must listen on loopback only
             name = "lo0" if sys.platform == "darwin" else "lo"
             found |= {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name}
-        if "OMP_NUM_THREADS" not in os.environ:  # `torchrun` would give each engine one thread
+        if "OMP_NUM_THREADS" not in os.environ:  # share the cores; torchrun would set one thread
             share = (os.cpu_count() or 1) // max(self.count, 1)
             found["OMP_NUM_THREADS"] = str(max(1, share))
         return found
 
     @property
     def virtual_memory(self) -> int:
-        """The bytes of an engine's virtual GPU: as here, or an equal share of the host's memory."""
+        """Bytes of an engine's virtual GPU: as in this process, or a share of the host's memory."""
         here = (gpu.memory_total for gpu in device.here() if gpu.virtual)
         return next(here, None) or part_of_the_host(self.count)
 
@@ -108,7 +108,7 @@ def _command(python: str = sys.executable) -> dict[str, Any]:
 
 
 def local(asked: str) -> Plan:
-    """Plan an engine for each named GPU; without GPUs, as many as asked on virtual ones."""
+    """Plan an engine for each GPU asked for; without GPUs, each engine gets a virtual one."""
     gpus = [gpu for gpu in device.here(memory=False) if gpu.kind == "cuda" and not gpu.virtual]
     most, kind = (len(gpus), "GPU") if gpus else (_MOST_VIRTUAL, "virtual GPU")
     if asked.isdecimal() and not 0 < int(asked) <= most:
@@ -119,7 +119,7 @@ def local(asked: str) -> Plan:
         names = [gpu.uuid or str(gpu.ordinal) for gpu in wanted]
     else:
         names = [""] * _virtual(asked)
-    # HIP's variable takes no UUIDs.
+    # HIP_VISIBLE_DEVICES takes no UUIDs.
     shows = "ROCR_VISIBLE_DEVICES" if device.torch_build().hip else "CUDA_VISIBLE_DEVICES"
     sets = tuple(
         EngineSet((rank,), {shows: name, "RANK": str(rank)}, _command())
@@ -139,7 +139,7 @@ def _virtual(asked: str) -> int:
 
 
 def ssh(hosts: str, ip: str | None, python: str | None) -> Plan:
-    """Plan one engine on each host, or the number after its colon, each with a GPU."""
+    """Plan engines, each with a GPU: one on each host, or the number after the host's colon."""
     sets: list[EngineSet] = []
     names = []
     for part in hosts.split(","):
@@ -204,7 +204,7 @@ def take_place(environment: MutableMapping[str, str]) -> None:
     """Set the rank for `torch.distributed`, and leave one GPU visible."""
     names = _RANKS[environment[_LAUNCHER]]
     rank, local = next(pair for pair in names.items() if pair[0] in environment)
-    environment["RANK"], environment["LOCAL_RANK"] = environment[rank], "0"  # it sees one GPU
+    environment["RANK"], environment["LOCAL_RANK"] = environment[rank], "0"  # one GPU is visible
     environment.pop("LOCAL_WORLD_SIZE", None)
     if local in environment:
         known = [each for each in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if each]
@@ -240,7 +240,7 @@ _GONE_S = 1.0
 
 
 def start_watch(mark: str, directory: str) -> subprocess.Popen[bytes]:
-    """Watch this process from another one, outside the cluster."""
+    """Start a process, outside the cluster, that ends the cluster after this process."""
     command = [sys.executable, "-m", __name__, "--watch", str(os.getpid()), mark, directory]
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
 
@@ -259,7 +259,7 @@ def marked(mark: str) -> list[psutil.Process]:
 def end(mark: str) -> None:
     """Kill the processes that have the mark."""
     until = time.monotonic() + _GONE_S
-    # A zombie has no environment.
+    # A killed process may stay as a zombie, but has no environment, so `marked` omits it.
     while (left := marked(mark)) and time.monotonic() < until:
         for process in left:
             with contextlib.suppress(psutil.Error):

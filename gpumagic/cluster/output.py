@@ -21,7 +21,7 @@ _BAR = 40  # characters of a progress bar
 class WholeLines:
     """A stream that passes on whole lines, each prefixed with its writer's label.
 
-    Text with the label None passes unchanged. After `most` characters, lines are only counted.
+    If the label is None, text passes unchanged. After `most` characters, lines are only counted.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class WholeLines:
             self.write(line)
 
     def unfinished(self) -> str:
-        """Return the unfinished line: a progress bar."""
+        """Return the unfinished line, such as a progress bar, shortened."""
         return table.short("".join(self._begun.values()).strip(), _BAR)
 
     def end(self) -> None:
@@ -59,7 +59,7 @@ class WholeLines:
         if self._dropped:
             self._stream.write(f"… and {many(self._dropped, 'more line')}\n")
         self._stream.flush()
-        self._left = float("inf")  # a logger may keep the stream
+        self._left = float("inf")  # a logger may keep the stream and write later
 
     def _add(self, label: str, text: str) -> None:
         every = (self._begun.get(label, "") + text).split("\n")
@@ -129,7 +129,7 @@ class RanksReport(Shown):
     said : tuple of str
         Descriptions of the values that were split, sent, moved, returned and gathered.
     notes : tuple of str
-        A replaced rank, a recreated process group, a graph that was not copied.
+        Replaced ranks, a recreated process group, autograd graphs that were not copied.
     wrong : tuple of str
         Variables that could not be gathered and are lists of their parts, with the reason.
     """
@@ -149,7 +149,7 @@ def sent_in_words(names: Iterable[str], nbytes: int, seconds: float) -> str:
 
 @dataclass(frozen=True, repr=False)
 class RanksTable(Shown):
-    """The ranks of a cluster: a row for each, with the cause of its end."""
+    """The ranks of a cluster: a row for each rank, with the cause if it has ended."""
 
     title: str
     rows: tuple[dict[str, Any], ...]

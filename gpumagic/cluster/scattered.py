@@ -1,9 +1,9 @@
 """Split values into parts by their items, and join the results of the parts.
 
-Items are split as by `torch.tensor_split` and `numpy.array_split`; `gather` undoes it. A part is a
-copy: a view would be sent with its whole storage, and a thread would write to the notebook's value.
-Gathered tensors are on the CPU, without their autograd graph. Results that cannot be joined are
-returned as a list of the parts, so no work is lost.
+Items are split as by `torch.tensor_split` and `numpy.array_split`; `gather` joins them. A part is a
+copy: a view would be sent with its whole storage, and a thread could change the notebook's value.
+Gathered tensors are on the CPU, without autograd graph. Results that cannot be joined are returned
+as a list of the parts, so no work is lost.
 """
 
 import ast
@@ -34,7 +34,7 @@ Bounds = tuple[int, int]
 
 @dataclass(frozen=True)
 class Sharing:
-    """The options of a line: names to split, to gather and to reduce, and the chunk size."""
+    """Options of `%%ongpu`: the names to split, to gather and to reduce, and the chunk size."""
 
     split: tuple[str, ...] = ()
     gather: tuple[str, ...] = ()
@@ -190,7 +190,7 @@ def parts_in_words(name: str, bounds: list[Bounds]) -> str:
 
 
 class SplitValues:
-    """The split variables and their parts: one part for each rank, or one for `--chunk` items."""
+    """The split variables and their parts: one for each rank, or one for every `--chunk` items."""
 
     def __init__(self, asked: Sharing, namespace: Mapping[str, Any], ranks: int) -> None:
         self._values = {name: namespace[name] for name in asked.split}
@@ -300,7 +300,7 @@ def sharing_in_words(asked: Sharing, made: Mapping[str, Any], parts: int) -> Ite
 
 # -- checking
 def check(asked: Sharing, tree: ast.Module, namespace: Mapping[str, Any]) -> None:
-    """Raise `GpuError` for an `await`, an unknown reduction, or a name unknown to the cell."""
+    """Raise `GpuError` for an `await`, an unknown reduction, or a name not used in the cell."""
     if line := awaits(tree):
         raise GpuError(f"line {line} awaits, but no event loop runs here; await in an earlier cell")
     read = [name for name, _ in variables_read(names_read(tree), namespace)] if asked.split else []

@@ -1,9 +1,9 @@
 """Send the variables that a cell reads to the ranks, with the notebook's code.
 
 A variable is sent if the rank does not have it, or if the notebook has assigned or changed it since
-it was last sent. Until then a rank's own change stays. If the rank has a tensor, only its number is
-sent, so an optimizer that is sent later finds its parameters. Functions read the variables of their
-rank. Each rank records the values that it has, so a new engine lacks all of them.
+it was last sent. If only the rank has changed it, the rank's value stays. If the rank has a tensor,
+only its number is sent, so an optimizer that is sent later finds its parameters. Functions read the
+variables of their rank. The ranks record which values they have, so a new engine gets all of them.
 """
 
 import hashlib
@@ -55,7 +55,7 @@ def _state(tensor: torch.Tensor) -> State:
 
 
 def file_in_rank(file: str) -> str:
-    """Return a cell's file name in a rank, which lacks the notebook's files."""
+    """Return the file name for a cell's code in ranks, which do not have the notebook's files."""
     number = re.search(r"\d+", label(file))
     return f"<ipython-input-{number[0] if number else 0}-rank>"
 
@@ -143,7 +143,7 @@ def prints_of(
 
 
 def pack(values: Any, known: Mapping[int, State] | None = None, sources: Any = None) -> bytes:
-    """Pickle values; of unchanged tensors in `known`, only the number."""
+    """Pickle values; an unchanged tensor in `known` is pickled as its number."""
     there = known or {}
 
     class Pickler(NotebookPickler):
@@ -165,7 +165,7 @@ def pack(values: Any, known: Mapping[int, State] | None = None, sources: Any = N
 
 
 def pack_any(value: Any) -> bytes:
-    """Pickle a value; an `Unsent` in its place if it cannot be pickled."""
+    """Pickle a value, or an `Unsent` in its place if it cannot be pickled."""
     try:
         return pack(value)
     except Exception as error:  # noqa: BLE001  the user's value has no pickle
@@ -183,11 +183,11 @@ def unpack(data: bytes) -> Any:
 _known: WeakValueDictionary[int, torch.Tensor] = WeakValueDictionary()
 """The tensors that this rank has received, by the notebook's numbers."""
 _states: dict[int, State] = {}
-"""Those tensors' states in the notebook when they were sent."""
+"""The states of these tensors in the notebook when they were sent, by number."""
 _sent: dict[str, Print] = {}
-"""Fingerprints of the notebook's variables that were sent here, or that cells here assign first."""
+"""The notebook's fingerprints of variables, when they were sent or when a cell assigned them."""
 _received: dict[str, bytes] = {}
-"""Fingerprints of received variables, taken when the first cell that reads them has moved them."""
+"""Fingerprints of received variables, taken after the next cell has moved them to the GPU."""
 _unread: set[str] = set()
 """Variables that were received since the last cell began."""
 
@@ -245,7 +245,7 @@ def receive(variables: bytes, prints: dict[str, Print]) -> str:
 
 
 def note_received() -> None:
-    """Fingerprint received variables now: their move to this rank's GPU is no change."""
+    """Fingerprint received variables after their move to the GPU, which is not a change."""
     _received.update(_prints_now(_unread))
     _unread.clear()
 

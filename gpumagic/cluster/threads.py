@@ -115,7 +115,7 @@ class DeviceThread:
         return {name: copies.globals[name] for name in part}
 
     def close(self, *, failed: bool) -> None:
-        """End the thread. Its variables stay, unless it failed: gathered functions read them."""
+        """End the thread. Unless it failed, its variables stay: gathered functions read them."""
         self.worker.close()
         # An error's frames would keep the copies on every device alive.
         self.copies.close(emptied=failed)
@@ -181,7 +181,7 @@ class CellOnDevices:
         try:
             with deferred():  # an interrupt must reach all threads
                 for thread, queue in zip(self._threads, self._split.queues, strict=True):
-                    # The kernel finds the cell that printed a text by the context.
+                    # By the context, the kernel assigns printed text to its cell.
                     job = partial(copy_context().run, work, thread, queue)
                     futures[thread.worker.submit(job)] = thread
             wait_for_all(futures, "FIRST_EXCEPTION")

@@ -166,7 +166,7 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
         return self._spaces.setdefault(id(original), (original, dict(original)))[1]
 
     def _is_space(self, space: dict[str, Any]) -> bool:
-        """Whether globals are the notebook's or those of a `%run` script, which stay separate."""
+        """Whether globals are the notebook's or a `%run` script's, which are copied separately."""
         return id(space) in self._spaces or space.get("__name__") == "__main__"
 
     def is_notebooks(self, function: Any) -> bool:
@@ -176,7 +176,7 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
     def is_ours(self, kind: type) -> bool:
         """Whether a class or one of its bases is defined in the notebook."""
         if kind not in self._ours:
-            # Members of an enumeration are compared by identity; ctypes' classes are made in C.
+            # Not copied: enums, whose members are compared by identity; ctypes' classes, made in C.
             stays = comes_from(kind, "enum.Enum", "_ctypes.Structure", "_ctypes.Array")
             ours = not (stays or self._storages.others.know(kind))
             self._ours[kind] = ours and any(map(self._is_from_here, kind.__mro__))
@@ -223,7 +223,7 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
         return not copied and (shared or id(value) in of_module)
 
     def _is_of_library(self, function: Any) -> bool:
-        """Whether a library has this function by name; a user's wrapper only copies the name."""
+        """Whether a library has this very function by its name, not a user's wrapper of it."""
         found: Any = sys.modules.get(function.__module__ or "")
         for name in function.__qualname__.split("."):
             found = getattr(found, name, None)

@@ -1,9 +1,9 @@
 """Copy tensors and arrays together, with the memory they share.
 
 Tensors and NumPy arrays that overlap in memory (views, `from_numpy`, tied weights) overlap in the
-copy too, with their strides and offsets. The source is only read; a copy to another device takes no
-memory on the source's. Each array of another framework gets its own copy, which a function may
-donate. torch is used only if the notebook has imported it.
+copy too, with their strides and offsets. The source is only read. A copy to another device takes no
+memory on the source's device. Each array of another framework gets its own copy, which a function
+may donate. torch is used only if the notebook has imported it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class StorageCopier:
         self._numbers: dict[int, int] = {}
         self._made: dict[int, Any] = {}
         self._finished: dict[int, Any] = {}
-        self._token: Any = None  # the input of tracked copies
+        self._token: Any = None  # the autograd input of copies that autograd tracks
 
     def has(self, value: Any, kind: type) -> bool:
         """Whether this class copies the value as an array."""
@@ -86,7 +86,7 @@ class StorageCopier:
         return number
 
     def copy(self, homes: Mapping[int, Any]) -> None:
-        """Make all copies, a tensor's on the device in `homes` (by id), else on its own device."""
+        """Make all copies; a tensor's device is in `homes` (by id), or else remains the same."""
         with ExitStack() as stack:
             if (torch := torch_here()) is not None:
                 self._token = torch.zeros((), device="cpu", requires_grad=True)

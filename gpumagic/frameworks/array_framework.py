@@ -114,7 +114,7 @@ class ArrayFramework(Framework):
         keep_origins(_origins, origins, cell)
 
     def home(self, namespace: dict[str, Any], origins: Origins | None = None) -> Moves:
-        """Move back the present values of moved variables, and copies held by other variables."""
+        """Move back the current values of moved variables, and copies that other variables hold."""
         devices = {str(device): device for device in [CPU, *devices_here(memory=False)]}
         moving = _Moving(self, namespace)
         if origins is None:
@@ -292,7 +292,7 @@ def operands(
             yield child, arrays
             continue
         inner = [*operands(child, frame, held)]
-        # The item itself is freed by now; it was on the device of its array.
+        # The value of `x[0]` is freed by now; it was on the device of `x`.
         if isinstance(child, ast.Subscript) and [part for part, _ in inner] == [child.value]:
             inner = [(child, inner[0][1])]
         yield from inner

@@ -22,7 +22,7 @@ class CuPy(ArrayFramework):
         self._used: set[int] = set()
 
     def started(self) -> bool:
-        """Whether a cell has used it."""
+        """Whether a cell has used CuPy."""
         return bool(self._used)
 
     def devices(self) -> list[Device]:

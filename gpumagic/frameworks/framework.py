@@ -23,7 +23,7 @@ _KINDS = {
     8: "mps",
     14: "xpu",
 }
-# Libraries of tables: some of their columns support no array protocol.
+# Devices of libraries of tables: some of their columns support no array protocol.
 _TABLES = {"cudf": "cuda", "pandas": "cpu", "polars": "cpu", "pyarrow": "cpu"}
 _NAMES = {
     "cudf": "cuDF",
@@ -58,7 +58,7 @@ class Pool:
     used: int | None  # allocated now, for arrays and temporary memory
     peak: int | None
     taken: int | None  # obtained from the driver, allocated or not
-    limit: int | None  # the most that it obtains from the driver
+    limit: int | None  # maximum that the allocator obtains from the driver
 
 
 def device_of(value: Any) -> str | None:
@@ -90,7 +90,7 @@ def nbytes_of(value: Any) -> int:
 
 def place_of(value: Any) -> Place | None:
     """Return an array's device, address and size; None if its device or size is unknown."""
-    device, address = device_of(value), id(value)  # the id stands in for an unknown address
+    device, address = device_of(value), id(value)  # the id replaces an unknown address
     if device is None or not (nbytes := nbytes_of(value)):
         return None
     if hasattr(type(value), "__cuda_array_interface__"):
@@ -144,7 +144,7 @@ class Framework(Protocol):
     def place(
         self, device: Device, *, batches: bool = True, namespace: dict[str, Any] | None = None
     ) -> AbstractContextManager[Any]:
-        """Make new arrays on `device` unless the code names one, within the context.
+        """Place new arrays on `device` unless the code names a device, within the context.
 
         Batches of loaders are moved there, and names in `namespace` are placed too. The context's
         value may have `delivered` (bytes of batches), and `taken`: libraries that chose a GPU and
@@ -207,7 +207,7 @@ class Framework(Protocol):
 
         def stop() -> list[Memory]:
             allocated, peak = self.allocated(device)
-            # An unchanged peak is that of an earlier cell and is ignored.
+            # An unchanged peak is from an earlier cell: ignore it.
             known = peak is not None and peak != peak_before
             return [Memory(str(device), peak or 0, allocated, before)] if known else []
 
@@ -243,7 +243,7 @@ class FrameworksOn:
     frameworks: tuple[Framework, ...] = ()
 
     def place(self, stack: ExitStack) -> None:
-        """Make this thread's new arrays on the device, until `stack` is closed."""
+        """Place this thread's new arrays on the device, until `stack` is closed."""
         for framework in self.frameworks:
             stack.enter_context(framework.place(self.device))
 
@@ -281,7 +281,7 @@ def replace(stack: ExitStack, owner: Any, name: str, ours: Any) -> None:
 
 
 def too_late(framework: str, there: int, wanted: int) -> str:
-    """Return the error's text if a framework has started with too few devices for virtual GPUs."""
+    """Return the error text for a framework that started with too few devices for virtual GPUs."""
     devices = f"{there} CPU device{'s' * (there != 1)}"
     return (
         f"{framework} has started in this kernel with {devices}: restart the kernel, and type "

@@ -74,7 +74,7 @@ def _is(array: Any, value: Any) -> bool:
 
 def can_be_put(value: Any) -> bool:
     """Whether `device_put` can copy a value: it cannot copy functions in an Equinox module."""
-    # Objects of Flax NNX change in place instead.
+    # Flax NNX's objects are changed in place instead.
     nnx = sys.modules.get("flax.nnx")
     if nnx is not None and isinstance(value, (nnx.Variable, nnx.Pytree)):
         return False
@@ -174,7 +174,7 @@ class JaxCopies(CopyCounting):
             _jax.PjitFunctionCache.clear_all()
 
         clear()  # calls cached before would bypass Python
-        # Calls that were not cached would pass through Python forever.
+        # Otherwise, calls that were not cached would pass through Python forever.
         stack.callback(lambda: clear() if refused else None)
         stack.callback(self._read.clear)
 
@@ -260,17 +260,17 @@ class JaxCopies(CopyCounting):
         return "cpu" if device is None else str(self._jax.name_of(device))
 
     def instead(self, count: Count) -> str:
-        """Return in words what to write, so that a copy or wait is explicit."""
+        """Return advice on how to make a copy or wait explicit."""
         if count.destination == "cpu":
             return "copy it first: jax.device_get(x)"
         return f"bring it there first: {put_call(count.destination, count.names)}"
 
 
-_NAMED = 4  # a call that is compiled first copies its arguments one by one
+_NAMED = 4  # copies that get names: a call that compiles copies its arguments one by one
 
 
 def _name(count: Count, array: Any, user: FrameType | None) -> None:
-    """Record the variable in the user's line that is or contains the array, at the first calls."""
+    """Record which variable in the user's line is or contains the array, for the first copies."""
     if array is None or user is None or count.calls > _NAMED:
         return
 

@@ -75,7 +75,7 @@ class Jax(ArrayFramework):
         raise self.missing(device, len(gpus) + 1, "'jax[cuda13]'")
 
     def _gpus(self) -> dict[int, Any]:
-        """The GPUs that JAX has, virtual ones too, by ordinal."""
+        """Return the GPUs that JAX has, virtual ones too, by ordinal."""
         if self.virtual:
             return dict(enumerate(jax.local_devices(backend="cpu")[1 : self.virtual + 1]))
         try:
@@ -175,14 +175,14 @@ class Jax(ArrayFramework):
         return None if treedef_is_leaf(treedef) else (children, treedef.unflatten)
 
     def knows(self, kind: type) -> bool:
-        """Whether a class is registered as a pytree; False for Flax NNX, whose copies register."""
+        """Whether a class is registered as a pytree; False for Flax NNX, which registers copies."""
         if issubclass(kind, getattr(sys.modules.get("flax.nnx"), "Pytree", ())):
             return False
         try:
             return not treedef_is_leaf(tree_structure(object.__new__(kind)))
         except TypeError:  # a class written in C
             return False
-        except Exception:  # noqa: BLE001  the class has a function, which fails on an empty object
+        except Exception:  # noqa: BLE001  a registered function failed on the empty object
             return True
 
     def wait(self, *devices: str) -> None:
@@ -218,7 +218,7 @@ class Jax(ArrayFramework):
         """Return the pieces of memory of an array, one for each of its shards in this process."""
         if array.is_deleted() or not _has_data(array):
             return []
-        # Reading shards creates an array of each, which the array keeps and JAX lists as live.
+        # Read shards only if there are several: each becomes an array that JAX lists as live.
         one = array.sharding.num_devices == 1
         pieces = [array] if one else [shard.data for shard in array.addressable_shards]
         return [
@@ -261,7 +261,7 @@ class Jax(ArrayFramework):
 
     def _committed(self, value: Any) -> list[Any]:
         """Return the committed arrays in a value, or behind a tracer."""
-        while isinstance(value, jax.core.Tracer):  # those of `jax.jit` have no value
+        while isinstance(value, jax.core.Tracer):  # tracers of `jax.jit` have no value
             value = getattr(value, "primal", getattr(value, "val", None))
         return [array for array in arrays_in(value, self) if array.committed]
 
@@ -320,7 +320,7 @@ def _explained(
 
 
 def _stays(part: ast.expr, node: ast.AST, frame: FailedFrame, devices: Counter[str]) -> bool:
-    """Whether no copy can replace an operand: a target, a sharded array, or no pytree of arrays."""
+    """Whether no copy can replace an operand: a target, a sharded array, not a pytree of arrays."""
     value = frame.scope.value(part)
     fixed = part is getattr(node, "target", None) or "+" in "".join(devices)
     return fixed or (value is not MISSING and not can_be_put(value))

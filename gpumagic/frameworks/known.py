@@ -62,8 +62,8 @@ def torch_itself() -> Framework:
 
 
 def needed_by(named: set[str], namespace: Mapping[str, Any]) -> list[Framework]:
-    """Import the frameworks among these names; return them and those whose objects are in use."""
-    # Placing for a framework that only a library has imported would start it and take its memory.
+    """Import the frameworks in `named`; return them, and those with objects in `namespace`."""
+    # Frameworks that only a library has imported are left out: placing starts them, taking memory.
     for module, packages in _PACKAGES.items():
         if named & packages:
             with suppress(Exception):  # the cell's own import shows the library's error
@@ -159,7 +159,7 @@ def _made(module: str) -> Framework:
     return framework
 
 
-# Cached devices: of `cpu`, and of a WHERE with a number once CUDA has started; they never change.
+# Cached devices: `cpu`, and numbered ones once CUDA has started. These never change.
 _found: dict[str, Device] = {}
 devices_changed.append(_found.clear)
 

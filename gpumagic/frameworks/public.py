@@ -65,10 +65,10 @@ def try_all_gpus() -> list[Any]:
 
 
 def needed_in(namespace: dict[str, Any], what: str) -> Needed:
-    """Return the frameworks that code with these names uses; GpuError if there is none."""
+    """Return the frameworks that code with this namespace uses; GpuError if there is none."""
     needed = Needed(None, namespace)
     if needed.others and not holds(namespace, {"torch"}):
-        needed.torch = False  # imported by other code, such as virtual GPUs
+        needed.torch = False  # only other code, such as virtual GPUs, has imported torch
     needed.others = needed.others or (() if needed.torch else tuple(imported()))
     needed.check(what)
     return needed
@@ -305,7 +305,7 @@ class on:
     def __exit__(self, *exc: object) -> None:
         if not self._running:
             raise RuntimeError("this placement was not entered")
-        # Several threads and tasks may have entered this object: end the current one's entry.
+        # Several threads and tasks may have entered this object: leave the current one's context.
         mine = [stack for one, stack in _entered.get() if one is self and stack in self._running]
         stack = (mine or self._running)[-1]
         self._running.remove(stack)
@@ -313,7 +313,7 @@ class on:
         stack.close()
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        # The body of such a function would run after the call, outside of the context.
+        # A generator's or coroutine's body would run after the call, outside of the context.
         flags = getattr(getattr(function, "__code__", None), "co_flags", 0)
         if isinstance(function, (type, classmethod, staticmethod)) or flags & _LATER:
             raise TypeError(

@@ -78,7 +78,7 @@ ADVISERS["TensorFlow"] = advise
 
 
 class TensorFlowCopies(CopyCounting):
-    """Count copies on threads that began a count; `name` maps TensorFlow's device names."""
+    """Count copies on threads that began a count; `name` returns gpumagic's name of a device."""
 
     framework = "TensorFlow"
     inside = staticmethod(inside_of(tf, "tensorflow_"))
@@ -236,7 +236,7 @@ class TensorFlowCopies(CopyCounting):
         return "" if bound or ran_on.endswith(wanted) else wanted
 
     def instead(self, count: Count) -> str:
-        """Return in words what to write, so that a copy or wait is explicit."""
+        """Return advice on how to make a copy or wait explicit."""
         if count.kind == "placement":
             return "name a device that exists"
         if count.destination == "cpu":
@@ -246,7 +246,7 @@ class TensorFlowCopies(CopyCounting):
 
 
 def _held_on(operand: Any) -> str:
-    """Return TensorFlow's name of a tensor's device, or of a variable's by its handle."""
+    """Return TensorFlow's name for a tensor's device; a variable is given by its handle."""
     return str(operand.device if operand.dtype == tf.resource else operand.backing_device)
 
 
@@ -257,7 +257,7 @@ def _is_variable(operand: Any) -> bool:
 
 
 def _ran_on(operands: Sequence[Any], results: Sequence[Any]) -> str:
-    """Return TensorFlow's name of an operation's device; its variable's if it has no result."""
+    """Return the device that ran an operation: its result's or, without results, its variable's."""
     if results:
         return str(results[0].device)
     bound = next((each for each in operands if each.dtype == tf.resource), None)

@@ -117,7 +117,7 @@ class TensorFlow(ArrayFramework):
 
         @functools.wraps(grow)
         def set_memory_growth(device: Any, enable: bool) -> Any:
-            # A virtual GPU's usage is the bytes of its tensors.
+            # A virtual GPU uses only the bytes of its tensors: there is nothing to set.
             return None if device.device_type == "GPU" else grow(device, enable)
 
         replace(stack, tf, "device", device)
@@ -125,7 +125,7 @@ class TensorFlow(ArrayFramework):
 
     def _translated(self, given: Any) -> Any:
         """Return the logical CPU device for a virtual GPU's name; any other name unchanged."""
-        name = getattr(given, "name", given)  # of a logical device
+        name = getattr(given, "name", given)  # `given` may be a logical device
         found = _GPU.search(name) if isinstance(name, str) else None
         number = int(found[1] or 0) if found else 0
         if found is None or number >= self._count():
@@ -148,7 +148,7 @@ class TensorFlow(ArrayFramework):
 
     @contextmanager
     def place(self, device: Device, **options: Any) -> Iterator[None]:
-        """Make this thread's tensors on `device` unless the code names one, within the context."""
+        """Place this thread's tensors on `device` unless the code names one, within the context."""
         name = self._own(device)
         now = context.context()
         before = now.device_name, now.device_spec
@@ -184,7 +184,7 @@ class TensorFlow(ArrayFramework):
             return tf.identity(array)
 
     def copy(self, array: Any, device: Device) -> Any:
-        """Return a new copy on a device; a model's has its weights and is compiled the same way."""
+        """Return a new copy on a device; a model's copy has its weights and is compiled alike."""
         with self.place(device):
             if isinstance(array, self._tensor):
                 return tf.identity(array)

@@ -1,4 +1,4 @@
-"""Support torch: adapt the modules that place, move, count and explain.
+"""Support torch: adapt gpumagic's modules that place, move, count and explain to the contract.
 
 No other file of this package imports torch; this one is imported once torch is in use.
 """
@@ -98,7 +98,7 @@ class Torch(Framework):
             move.wait_for(torch.device(name))
 
     def peak(self, device: Device) -> Callable[[], Iterable[Memory]]:
-        """Begin to measure every GPU's memory; return a function that ends it."""
+        """Start to measure every GPU's memory; return a function that stops and returns peaks."""
         meter = MemoryMeter()
         meter.start()
         return meter.stop
@@ -117,7 +117,7 @@ class Torch(Framework):
 
 
 def _with_context() -> list[str]:
-    """Return the GPUs with a context: synchronizing another would create one of 0.5 GiB."""
+    """Return the GPUs with a context: synchronizing others would create contexts of 0.5 GiB."""
     if torch.cuda.is_initialized():
         return [f"cuda:{ordinal}" for ordinal in cuda_state.started()]
     if torch.xpu.is_initialized():

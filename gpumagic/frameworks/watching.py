@@ -26,7 +26,7 @@ from gpumagic.usercode.files import in_cell, is_ours, module_of
 
 
 class watch:
-    """Count every copy between devices and every wait for one: ``with gpumagic.watch() as w:``.
+    """Count copies between devices, and waits for a device: ``with gpumagic.watch() as w:``.
 
     Counts copies and waits of torch, and of JAX and TensorFlow if imported; not CuPy's. A watch
     counts its own thread or task, threads started by the code within, and nested watches. Nothing
@@ -160,7 +160,7 @@ class CopyCounting:
         raise NotImplementedError
 
     def instead(self, count: Count) -> str:
-        """Return in words what to write, so that a copy or wait is explicit."""
+        """Return advice on how to make a copy or wait explicit."""
         raise NotImplementedError
 
     @contextmanager
@@ -226,7 +226,7 @@ class CopyCounting:
         if frame is not None and is_ours(frame.f_code.co_filename):
             return None
         user, via = locate(frame)
-        if user is None:  # then a counting thread's code has caused it
+        if user is None:  # then code on a thread that began a count has caused the call
             user = next(filter(None, (of_thread(one.thread) for one in self._running)), None)
         return Call(user, frame, via or (PRINT if printing else ""), function)
 

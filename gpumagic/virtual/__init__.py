@@ -3,7 +3,7 @@
 A tensor on ``cuda:1`` is then an ordinary ``torch.Tensor`` whose C++ device *is* ``cuda:1``; only
 its bytes lie in the CPU's memory. Results equal the CPU's bit for bit, errors about mixed devices
 have CUDA's text, and memory is counted and limited as on a GPU. Nothing runs faster, and timings
-say nothing about a real GPU. JAX and TensorFlow get CPU devices of their own, also without torch.
+say nothing about a real GPU. JAX and TensorFlow get extra CPU devices, even without torch.
 
 Guarantees: importing this package does not import torch, and virtual GPUs are off until
 :func:`enable` is called. :func:`disable` restores torch. :mod:`gpumagic.virtual.gate` lists the
@@ -32,7 +32,7 @@ from gpumagic.telemetry.host import MemoryGroup
 __all__ = ["disable", "enable", "enabled", "live_tensors"]
 
 _GIB = 2**30
-MOST = 8  # as many as torch's c10::impl::FakeGuardImpl has, which stands in for a GPU
+MOST = 8  # devices of c10::impl::FakeGuardImpl, torch's fake device guard
 LARGEST = 16 * _GIB  # default capacity, if the host has enough memory
 
 _on = ExitStack()
@@ -53,20 +53,20 @@ def enable(
     devices : int
         Number of GPUs, 1 to 8. If that many are already on, the call does nothing.
     memory : str or int, optional
-        Capacity of each GPU: ``"16GiB"``, ``"512MiB"``, ``"2GB"``, or bytes. Nothing is reserved.
+        Capacity of each GPU: ``"16GiB"``, ``"512MiB"``, ``"2GB"``, or bytes. It is not reserved.
         The default is an equal part of the host's memory that this process may use, in whole GiB
         and at most 16 GiB.
     force : bool
-        Allow virtual GPUs on a machine with a real one, unusable then until :func:`disable`.
+        Allow virtual GPUs on a machine with real GPUs, which stay unusable until :func:`disable`.
     asserts : bool
-        After a bad index, fail as a real GPU does: torch's next wait raises "device-side assert
-        triggered", and so does every later call until :func:`disable`.
+        Imitate device-side asserts. After a bad index, the next synchronization raises "device-side
+        assert triggered", and so does every later call until :func:`disable`.
 
     Raises
     ------
     GpuError
         If the number is out of range; there is a real GPU (without `force`); this build of PyTorch
-        cannot have virtual GPUs; or virtual GPUs of another number or capacity are on.
+        cannot have virtual GPUs; or a different number or capacity of virtual GPUs is already on.
 
     Notes
     -----
@@ -99,7 +99,7 @@ def _check(force: bool) -> None:
 
 
 def turn_on(number: int, capacity: int | None) -> None:
-    """Turn `number` virtual GPUs of `capacity` bytes on, without a check."""
+    """Turn on `number` virtual GPUs of `capacity` bytes (None: the default), without checks."""
     global _on
     each = capacity or part_of_the_host(number)
     uuids = [f"GPU-{uuid.uuid4()}" for _ in range(number)]
@@ -155,7 +155,7 @@ def enabled() -> bool:
 
 
 def refresh(*, others: bool = True) -> None:
-    """Count and publish the bytes that torch and, with `others`, other frameworks use now."""
+    """Publish the bytes in use on virtual GPUs: torch's and, with `others`, other frameworks'."""
     if gpus := sys.modules.get(f"{__name__}.virtual_gpus"):
         gpus.refresh()
     started = known.started() if others else []
@@ -174,7 +174,7 @@ def _held(framework: Framework, device: Device) -> int:
 
 
 def live_tensors() -> int:
-    """Count the storages of tensors on the virtual GPUs now; views share one storage."""
+    """Return the number of tensor storages on the virtual GPUs; views share one storage."""
     refresh(others=False)
     gpus = sys.modules.get(f"{__name__}.virtual_gpus")
     return sum(gpu.account.allocator.blocks.current for gpu in gpus.GPUS) if gpus else 0
@@ -201,7 +201,7 @@ def _number(devices: object) -> int:
 
 
 def _bytes(memory: object) -> int:
-    """Return a capacity in bytes."""
+    """Parse a capacity into bytes; raise GpuError if it is not possible."""
     size = bytes_in(f"{memory} bytes" if isinstance(memory, int) else str(memory)) or 0
     if not 2**20 <= size <= 2**40:
         raise GpuError(

@@ -1,13 +1,12 @@
 """Raise CUDA's errors for tensors on several devices and, optionally, device-side asserts.
 
-PyTorch has two rules for devices: operators built on TensorIterator accept CPU scalars and say
-"found at least two devices"; most others check each argument in a generated wrapper, whose name is
-in the text. The rule of each operator is read from torch's ``native_functions.yaml``, the
-first time that an operator gets tensors on several devices.
+PyTorch has two rules for devices. Operators built on TensorIterator accept CPU scalars and say
+"found at least two devices". Most others check each argument in a generated wrapper, and the error
+names this wrapper. The rules are read from torch's ``native_functions.yaml`` on first use.
 
 With ``asserts=True`` an operator with a bad index succeeds and returns wrong numbers, as on a GPU.
-The next wait raises CUDA's error. From then on every operator raises it, until the virtual GPUs are
-turned off.
+The next synchronization raises CUDA's error. From then on every operator raises it, until the
+virtual GPUs are turned off.
 """
 
 import re
@@ -58,7 +57,7 @@ def mixed(plan: Any, found: Found) -> VirtualGpu:
 
 
 def _check_each(plan: Any, found: Found, gpu: VirtualGpu) -> None:
-    """Raise as TensorIterator does, or as an operator's generated wrapper."""
+    """Raise TensorIterator's device error, or the error of an operator's generated wrapper."""
     __tracebackhide__ = True
     iterates, structured = _rules().get(plan.op.name().removeprefix("aten::"), (True, False))
     home = gpu.device if iterates else found[0][1].device
@@ -75,7 +74,7 @@ def _check_each(plan: Any, found: Found, gpu: VirtualGpu) -> None:
 
 
 def _wrapper(plan: Any, structured: bool, found: Found) -> str:
-    """Return the name that torchgen gives to the function that checks an operator's devices."""
+    """Return torchgen's name for the wrapper that checks an operator's devices."""
     name, variant = plan.name, plan.op._schema.overload_name
     x, given = found[0][1], {argument for argument, _, _ in found}
     cudnn = x.is_cuda and x.dim() > 2 and x.dtype in (torch.float, torch.double)
@@ -89,7 +88,7 @@ def _wrapper(plan: Any, structured: bool, found: Found) -> str:
 
 @cache
 def _rules() -> dict[str, tuple[bool, bool]]:
-    """Whether an operator leaves the check to TensorIterator, and whether it is structured."""
+    """Return by operator: whether TensorIterator checks the devices; whether it is structured."""
     path = Path(torch.__file__).parents[1] / "torchgen/packaged/ATen/native/native_functions.yaml"
     try:
         text = path.read_text(encoding="utf-8")
@@ -112,7 +111,7 @@ ASSERT = (
     "For debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
     "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
 )
-# Errors of the CPU's kernels where CUDA's kernels assert. CUDA too checks sizes on the host.
+# Errors of the CPU's kernels where CUDA's assert. Size errors are left out: CUDA raises them too.
 _ASSERTED = re.compile(
     r"(?i)(index|target) .*out of (range|bounds)|tried to access index|"
     r"INDICES element is out|not in the valid range|Class values must be|p_in >= 0|"
@@ -145,7 +144,7 @@ def revive() -> None:
 
 
 def wait() -> None:
-    """Raise CUDA's error if an index was bad; called at each wait of the host."""
+    """Raise CUDA's error if an index was bad; called wherever the host waits for a GPU."""
     global dead
     __tracebackhide__ = True
     if failed:

@@ -47,7 +47,7 @@ def patch(stack: ExitStack, owner: Any, **values: Any) -> None:
 
 # -- streams, events and generators
 class _Kind(type(C.Generator)):  # type: ignore[misc]
-    """Metaclass: instances of torch's own class are instances of its replacement, too."""
+    """Metaclass by which instances of torch's own class are instances of its replacement."""
 
     def __instancecheck__(cls, instance: Any) -> bool:
         return isinstance(instance, cls.__base__)
@@ -86,7 +86,7 @@ class Stream(C.Stream, metaclass=_Kind):  # type: ignore[misc]
         checks.wait()
 
     def wait_stream(self, other: Any) -> None:
-        """Make later work wait for another stream or an event, which needs no action here."""
+        """Do nothing: the other stream or event has no pending work."""
 
     wait_event = wait_stream
 
@@ -112,7 +112,7 @@ class Event:
     query, synchronize = Stream.query, Stream.synchronize
 
     def wait(self, stream: Any = None) -> None:
-        """Make a stream's later work wait for this event, which needs no action here."""
+        """Do nothing: all work before this event is done."""
 
     @unseen
     def elapsed_time(self, end_event: Event) -> float:
@@ -143,7 +143,7 @@ class Generator(C.Generator, metaclass=_Kind):  # type: ignore[misc]
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        make, _, state = super().__reduce__()  # to C++, it belongs to the CPU
+        make, _, state = super().__reduce__()  # C++ would restore a generator of the CPU
         return make, (self._device,), state
 
     def __del__(self, _of_cuda: set[int] = _of_cuda) -> None:
@@ -161,7 +161,7 @@ _swapping = threading.RLock()
 
 @contextlib.contextmanager
 def cpu_draws_from(generator: Any) -> Iterator[None]:
-    """Lend `generator`'s state to the CPU's default generator, for kernels without the argument."""
+    """Lend `generator`'s state to the CPU's default generator: some kernels take no generator."""
     cpu = torch.default_generator
     with _swapping:
         saved = cpu.get_state()
@@ -207,7 +207,7 @@ def install(stack: ExitStack) -> None:
         torch.cuda,
         _cudart=types.SimpleNamespace(cudaMemGetInfo=memory["_cuda_cudaMemGetInfo"]),
         _exchange_device=_exchange_device,
-        _maybe_exchange_device=lambda index: _exchange_device(index),  # dynamo tells them apart
+        _maybe_exchange_device=lambda index: _exchange_device(index),  # dynamo needs two functions
         _get_device_properties=lambda index: gpu_of(index).properties,
         _device_count_nvml=lambda: len(GPUS),
         _initialized=False,
@@ -342,7 +342,7 @@ def _patch_storages(stack: ExitStack) -> None:
         return copied(self, device)
 
     patch(stack, torch.storage, _to=to)  # `UntypedStorage.cuda` and `torch.load` call it
-    patch(stack, base, clone=lambda self: copied(self, self.device))  # `copy.deepcopy`
+    patch(stack, base, clone=lambda self: copied(self, self.device))  # for `copy.deepcopy`
     patch(stack, storage, resize_=_refused_for_cuda(resize, _NO_RESIZING))
     patch(stack, storage, _share_cuda_=_refused_for_cuda(share, _NO_SHARING))
 
@@ -365,8 +365,8 @@ def _patch_autograd(stack: ExitStack) -> None:
 
     @unseen
     def backward(*args: Any, **kwargs: Any) -> Any:
-        # Run on the caller's thread: a backward pass before `enable` has started the engine's
-        # threads for other devices. The traceback then also has the user's frames.
+        # Run on the caller's thread: if a backward pass ran before `enable`, the engine has no
+        # threads for virtual GPUs. The traceback then also has the user's frames.
         with torch.autograd.set_multithreading_enabled(False):
             return run_backward(*args, **kwargs)
 

@@ -20,8 +20,8 @@ ON_CPU = 1
 _DEVICE = 1
 """Offset in words of the DLDevice in DLManagedTensor, after DLTensor's ``void* data``."""
 _to_dlpack, _from_dlpack = C._to_dlpack, C._from_dlpack
-# All of this process's memory in words of eight bytes, so that an address shifted by 3 is an index.
-# A write through it is ten times as fast as creating a ctypes object at an address.
+# The process's whole memory as words of eight bytes: an address, shifted right by 3, is an index.
+# A write through this view is ten times as fast as creating a ctypes object at an address.
 _memory = memoryview((ctypes.c_int64 * 2**59).from_address(0)).cast("B").cast("q")
 
 
@@ -49,7 +49,7 @@ def flip_plain(tensor: Tensor, code: int = ON_CPU) -> Tensor:
 
 
 def flip(tensor: Tensor, code: int = ON_CPU) -> Tensor:
-    """Flip a tensor that may be a conjugate or negative view, which DLPack cannot express."""
+    """Do as `flip_plain`, also for conjugate and negative views, which DLPack cannot express."""
     flipped = flip_plain(tensor, code)
     if tensor.is_conj():
         flipped = flipped.conj()
@@ -57,7 +57,7 @@ def flip(tensor: Tensor, code: int = ON_CPU) -> Tensor:
 
 
 def adopt(tensor: Tensor, gpu: VirtualGpu, depth: int = 3) -> Tensor:
-    """Return a new CPU tensor on `gpu`, and charge its bytes; the first `depth` frames are ours."""
+    """Return a new CPU tensor as one on `gpu`, and charge its bytes from `depth` frames up."""
     nbytes = tensor.untyped_storage().nbytes()
     if nbytes:
         gpu.account.charge(tensor, nbytes, depth)
@@ -70,24 +70,24 @@ KEYS = {
     "SparseCsrCUDA": "SparseCsrCPU",
     "NestedTensorCUDA": "NestedTensorCPU",
 }
-"""Dispatch keys of sparse and nested tensors, and of the CPU kernels that serve them."""
+"""A GPU's dispatch keys for sparse and nested tensors, and the CPU's key for each."""
 METADATA = {"_nested_tensor_size", "_nested_tensor_storage_offsets", "_nested_tensor_strides"}
 METADATA |= {"_coalesced_", "copy_sparse_to_sparse_", "sparse_resize_", "sparse_resize_and_clear_"}
-"""Operators on the structure of a sparse or nested tensor; their schemas do not say so."""
+"""Operators on a sparse or nested tensor's structure only. Their schemas do not show this."""
 CPU_ONLY = frozenset({"_sparse_mm_reduce_impl", "_sparse_mm_reduce_impl_backward"})
-"""Operators without a CUDA kernel. The CPU's kernels read requires_grad, and crash here."""
+"""Operators without a CUDA kernel. Their CPU kernels read requires_grad, and would crash."""
 _COO = C.DispatchKeySet(C.DispatchKey.SparseCPU)
 
 
 def makers() -> dict[str, Callable[..., Tensor]]:
-    """Return the kernels at SparseCUDA that make a COO tensor, by the operators' names."""
+    """Return kernels for SparseCUDA that create COO tensors, by operator name."""
     names = "_sparse_coo_tensor_with_dims", "_sparse_coo_tensor_with_dims_and_tensors"
     return {name: _made_there(getattr(aten, name).default) for name in names}
 
 
 def _made_there(op: Any) -> Callable[..., Tensor]:
     def kernel(*args: Any, device: torch.device, **options: Any) -> Tensor:
-        # The C++ class makes its first, empty parts on the current device.
+        # The constructor in C++ first creates empty parts on the current device.
         with torch.cuda.device(gpu_of(device).index):
             made: Tensor = op.redispatch(_COO, *args, device=device, **options)
         return made
@@ -107,13 +107,13 @@ def flip_parts(tensor: Tensor) -> Tensor:
 
 
 def adopt_parts(tensor: Tensor, gpu: VirtualGpu) -> Tensor:
-    """Return a new sparse or nested CPU tensor on `gpu`, and charge its parts."""
+    """Return a new sparse or nested CPU tensor as one on `gpu`, and charge its bytes."""
     made: Tensor = _rebuild(tensor, lambda part: adopt(part.detach(), gpu), gpu.device)
     return made
 
 
 def replace_sparse(old: Tensor, new: Tensor) -> Tensor:
-    """Replace the parts of `old` by those of `new`, for an operator that writes in place."""
+    """Replace the indices and values of `old` by `new`'s, for an operator that works in place."""
     if old.layout is not torch.sparse_coo:
         raise NotImplementedError(f"virtual GPUs cannot write into a {old.layout} tensor in place")
     replaced: Tensor = aten.copy_sparse_to_sparse_.default.redispatch(_COO, old, new)
@@ -148,5 +148,5 @@ def _rebuild(tensor: Tensor, part: Any, device: torch.device) -> Any:
 
 
 def writes(argument: Any) -> bool:
-    """Whether an operator writes into this argument, or into the one that this result is."""
+    """Whether an operator writes into this argument, or into the argument returned here."""
     return argument.alias_info is not None and argument.alias_info.is_write

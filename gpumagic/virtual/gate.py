@@ -5,11 +5,11 @@ was not tested with must first pass a trial in a child process. The autograd eng
 singletons about a cuda device, and ends the process unless they say that it exists:
 
 * The device guard. torch has a do-nothing cuda guard (``c10::impl::FakeGuardImpl``, eight devices).
-  ``_ensureCUDADeviceGuardSet`` installs it in place of a guard that counts no device. So a guard
-  without devices is registered first: a CPU build has none, and on a CUDA build it keeps the driver
-  out, even if there is a real GPU. Only its ``deviceCount`` is called.
-* CUDAHooks. The object gets a copy of the virtual table of its *base* class. Its entries say "no
-  cuDNN, no MAGMA, not pinned …", so C++ calls neither cuDNN nor the driver. Four entries differ:
+  ``_ensureCUDADeviceGuardSet`` installs it only over a guard that counts no devices. So gpumagic
+  registers such a guard first: a CPU build has no guard, and a CUDA build's guard asks the driver
+  and may find a real GPU. Only ``deviceCount`` of the registered guard is called.
+* CUDAHooks. The object gets a copy of its *base* class's virtual table, whose entries say "no
+  cuDNN, no MAGMA, not pinned …". So C++ calls neither cuDNN nor the driver. Four entries differ:
   isBuilt, isAvailable and hasPrimaryContext say yes, and init does nothing. If torch's own header
   shows the order of the table, one more entry makes pinned memory ordinary CPU memory.
 
@@ -52,9 +52,9 @@ _DESTRUCTORS = 2
 _GUARD_WORDS = 64
 _HOOKS_WORDS = 64  # copied words; the table has 49 or 50, and the rest is never called
 _ALLOCATOR_BYTES = 64  # copied bytes; the object has only the address of its virtual table
-_STORAGE_WORDS = 12  # of c10::StorageImpl, in all versions; one is the allocator
+_STORAGE_WORDS = 12  # words of c10::StorageImpl in all versions; one is its allocator's address
 
-# The word of a storage that names its allocator, and the allocator of pinned memory.
+# The index of a storage's word for its allocator, and the address of the pinned allocator.
 _pinned: list[tuple[int, int]] = []
 # C++ may use these until the very end of the process, when Python is gone.
 _kept: list[Any] = []
@@ -97,8 +97,8 @@ def _install_guard(stack: ExitStack, c10: ctypes.CDLL) -> None:
     _kept.append((none, table, counts_none))
 
     def put_back() -> None:
-        # Without a real GPU, this guard stays: torch may have deleted its own fake guard, and
-        # without any, it ends the process at the use of a parameter left on a virtual GPU.
+        # Without a real GPU, this guard stays. torch may have deleted its fake guard, and without
+        # a guard, using a parameter left on a virtual GPU would end the process.
         if getattr(C, "_cuda_getDeviceCount", int)():
             register(_CUDA, before)
 
@@ -130,7 +130,7 @@ def _install_hooks(stack: ExitStack, c10: ctypes.CDLL, cpu: ctypes.CDLL) -> None
 
 
 def _pinned_allocator(c10: ctypes.CDLL) -> Any:
-    """Return a function that returns a copy of the CPU's allocator, to recognize its storages."""
+    """Return a C function that gives a copy of the CPU's allocator; it marks pinned storages."""
     get = getattr(c10, CPU_ALLOCATOR)
     get.restype = ctypes.c_void_p
     ordinary = get()

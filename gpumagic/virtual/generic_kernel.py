@@ -40,7 +40,7 @@ from gpumagic.virtual.virtual_gpus import GPUS, VirtualGpu, gpu_of
 C: Any = torch._C
 CPU = C.DispatchKeySet(C.DispatchKey.CPU)
 _LARGEST_NUMBER = 8  # bytes; complex numbers in double precision are rare
-_LARGE = 4096  # a tensor made from numbers (arange, eye) is checked for room above this number
+_LARGE = 4096  # above this argument, the result of arange, eye … is checked for room
 ONE, MANY = "Tensor", "Tensors"
 LAZY = ("Conjugate", "Negative")
 """The dispatch keys of views that C++ turns into plain tensors before any kernel sees them."""
@@ -53,7 +53,7 @@ SHARING |= {"native_channel_shuffle", "_slow_conv2d_forward", "slow_conv3d_forwa
 these call. torch's debug builds assert that all others, unless composite, return new tensors."""
 PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "_cdist_forward", "_euclidean_dist"})
 _GROWS = {(n, "List[int]") for n in ("repeats", "pad", "output_size", "size", "kernel_size")}
-"""Arguments whose integers bound the factor by which a result is larger than a tensor given."""
+"""Arguments whose integers bound how many times as large as an input a result can be."""
 # Operators whose results may be sparse or nested.
 _APART = re.compile("sparse|nested|mkldnn|quantize|_embedding_bag_backward")
 _LACKS_TYPE = re.compile(r"not implemented for '|support tensors of type|on CPU does not support")
@@ -73,7 +73,7 @@ class KernelPlan:
         self.known = False
 
     def read(self) -> "KernelPlan":
-        """Read the schema; at registration, thousands of schemas would take too long."""
+        """Read the schema, at the first call: at registration, reading thousands would be slow."""
         arguments, full = self.op._schema.arguments, self.op.name()
         self.arguments = [*map(attrgetter("name"), arguments)]
         self.kinds = [_kind(a) for a in arguments if not a.kwarg_only]
@@ -150,8 +150,8 @@ def _run(plan: KernelPlan, /, *args: Any, **kwargs: Any) -> Any:
 
 def _run_on_cpu(plan: KernelPlan, args: Any, kwargs: dict[str, Any]) -> Any:
     __tracebackhide__ = True
-    # Kernels fill the processor's caches, so the cost here is the memory that is touched. For the
-    # usual arguments, this function and `adopt` touch as little as possible.
+    # Kernels fill the processor's caches, so each access to memory is slow here. For the usual
+    # arguments, this function and `adopt` touch as little memory as possible.
     found: Found = []
     above: list[str] = []  # arguments that need another dispatch key than CPU
     at, count, low = _lower_all(plan, args, found, above)
@@ -170,7 +170,7 @@ def _run_on_cpu(plan: KernelPlan, args: Any, kwargs: dict[str, Any]) -> Any:
     else:
         result = _lift(plan, result, found, gpu)
     if plan.scratch:
-        given = (*args, kwargs["dim"]) if "dim" in kwargs else args  # of a stable sort
+        given = (*args, kwargs["dim"]) if "dim" in kwargs else args  # a stable sort has `dim` there
         gpu.account.pass_through(temporary_bytes(plan.scratch, gpu.index, given, result))
     return result
 
@@ -190,7 +190,7 @@ def _compute(plan: KernelPlan, call: Any, low: list[Any], kwargs: Any, gpu: Virt
 def _lower_all(
     plan: KernelPlan, args: Any, found: Found, above: list[str]
 ) -> tuple[int, int, list[Any]]:
-    """Return the GPU (negative if not known yet), a count of elements, and the CPU's arguments."""
+    """Return the GPU's ordinal (negative if unknown), a count of elements, and CPU arguments."""
     low: list[Any] = []
     flip_, plain, at, count = plan.flip, plan.plain, -2, plan.factor
     for kind, name, x in zip(plan.kinds, plan.arguments, args):  # noqa: B905 (defaults left out)
@@ -246,7 +246,7 @@ def _at_most(plan: KernelPlan, tensors: list[Tensor], args: Any) -> int:
         most = prod(map(max, zip_longest(*(x.shape[::-1] for x in tensors), fillvalue=1)))
     else:
         most = sum(map(Tensor.numel, tensors))
-        if any(x.shape != first.shape for x in others):  # as many rows as there are indices
+        if any(x.shape != first.shape for x in others):  # each index may select a row
             rows = max(map(Tensor.numel, others))
             most = max(most, first.numel() * rows // max((1, *first.shape[:1])))
     numbers = chain.from_iterable(args[at] or () for at in plan.grows if at < len(args))
@@ -326,7 +326,7 @@ def _refuse(plan: KernelPlan, error: RuntimeError, gpu: VirtualGpu) -> None:
         raise NotImplementedError(
             f"virtual GPUs compute as the CPU does, and its {plan.op.name()} says: {error}"
         ) from None
-    # No other common error has another text on the CPU.
+    # Of the common errors, only this one has a different text on CUDA.
     error.args = (str(error).replace("expected m1 and m2 to", "expected mat1 and mat2 to"),)
 
 

@@ -1,8 +1,8 @@
 """Account for the memory of a virtual GPU: bytes, blocks, peaks, limits.
 
-Guarantees: the numbers are right whichever threads allocate and free, also when a garbage
-collection frees during an allocation. Allocations and frees are logged in order. The log is counted
-and the numbers are published at each reading, when the GPU could be full, and after some MiB.
+Guarantees: the numbers are right if several threads allocate and free, and if garbage collection
+frees memory during an allocation. Allocations and frees are logged in order. The log is counted and
+the numbers are published at each reading, when the GPU could be full, and after every few MiB.
 Errors have the text of CUDA's allocator.
 
 Each allocation stores the innermost line of the user's code, as a code object and an instruction.
@@ -36,8 +36,8 @@ SMALL = 2**17
 _TOUCHED = 64 * 2**20
 """For at least this many bytes, the host's free memory is checked too, in about 10 µs."""
 _UNCOUNTED, _LEAST = 16 * 2**20, 64 * 2**10
-"""Bytes that may be logged before the log is counted. Each allocation adds at least `_LEAST` to
-them, so that the log stays short."""
+"""Bytes after which the log is counted. An allocation counts as at least `_LEAST` bytes here, so
+that the log stays short."""
 _getframe = sys._getframe
 
 
@@ -46,7 +46,7 @@ _LIBRARY, _USERS, _TIMED = range(3)
 
 
 class _Owners(dict[str, int]):
-    """Cache the owner of each file: a library, the user, or `%%time` (then of the cell around)."""
+    """Cache whose code each file is: a library's, the user's, or a cell compiled by `%%time`."""
 
     def __missing__(self, file: str) -> int:
         users = _TIMED if file.startswith("<timed ") else _USERS if is_users(file) else _LIBRARY
@@ -120,11 +120,11 @@ class MemoryAccount:
         self.limit = capacity
         self.allocator = CachingAllocator()
         self.ooms = self.retries = 0
-        self.events: deque[tuple[Any, ...]] | None = None  # while they are recorded
+        self.events: deque[tuple[Any, ...]] | None = None  # None unless they are recorded
         self.refusal = ""  # why nothing can be allocated
         self._row: Any = row
         self._lock = threading.RLock()  # reentrant: a garbage collection may read the numbers
-        # Keeps the weak references alive: a dead one never calls back.
+        # Keeps the weak references alive: once deleted, a weak reference never calls back.
         self._live: dict[int, Allocation | _Scratch] = {}
         # Each allocation is logged when it is made, and again when its owner dies, which may happen
         # on any thread at any moment. The callback is a C function: Python would drop an interrupt
@@ -136,9 +136,9 @@ class MemoryAccount:
         self._window = perf_counter_ns()
 
     def charge(self, owner: Any, nbytes: int, depth: int = 1) -> None:
-        """Allocate `nbytes` until `owner` dies, or raise; the first `depth` frames are skipped."""
-        # Every operator calls this, between kernels that fill the processor's caches. The cost is
-        # the memory that it touches, so all other work is in `_count`.
+        """Allocate `nbytes` until `owner` dies, or raise; find the line from `depth` frames up."""
+        # Every operator calls this, between kernels that fill the processor's caches. So each
+        # access to memory is slow, and all work that can wait is in `_count`.
         room = self._room - max(nbytes, _LEAST)
         if room < 0:
             self._make_room(nbytes)
@@ -194,7 +194,7 @@ class MemoryAccount:
             return
         nbytes = count * (dtype or torch.get_default_dtype()).itemsize
         self._make_room(nbytes)
-        self._room = -1  # its block may be larger: count again when it exists
+        self._room = -1  # the tensor's block may be larger: count again when it exists
         if nbytes >= _TOUCHED and nbytes > host_has():
             raise self.out_of_memory(in_blocks(nbytes), host=True)
 
@@ -290,7 +290,7 @@ class MemoryAccount:
         return self.capacity - self.reserved().current
 
     def reserved(self) -> MemoryStat:
-        """Return the reserved bytes, capped at `capacity`, which fragmentation can exceed."""
+        """Return the reserved bytes, capped at `capacity`, as fragmentation can exceed it."""
         stat, most = self.allocator.reserved, self.capacity
         return replace(stat, current=min(stat.current, most), peak=min(stat.peak, most))
 

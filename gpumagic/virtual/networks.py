@@ -1,10 +1,10 @@
 """Run attention, normalization and recurrent networks, for which CUDA has fused kernels.
 
-Attention, normalization and cells are decomposed. LSTM, GRU and RNN run in the CPU's fused
-operators. This matches cuDNN, which has one operator for all steps and no second derivative. In a
-dry run, tensors have no data: results have the right shapes and take the same memory. Tensors of
-other classes or types, and tensors under vmap, use torch's decomposition into single operators,
-which is 3 to 10 times slower.
+Attention, normalization and recurrent cells are decomposed. LSTM, GRU and RNN run in the CPU's
+fused operators. This matches cuDNN, which has one operator for all steps and no second derivative.
+In a dry run, tensors have no data: results have the right shapes and take the same memory. Other
+tensor classes, other dtypes than float32 and float64, and tensors under vmap use torch's
+decomposition into single operators. It is 3 to 10 times slower.
 """
 
 import weakref
@@ -33,7 +33,7 @@ _FLASH = 1  # at::sdp::SDPBackend::flash_attention
 
 
 def network_kernels() -> dict[str, Callable[..., Any]]:
-    """Return kernels by operator, to register above autograd and, for inference mode, below."""
+    """Return kernels by operator, to register at AutogradCUDA and, for inference mode, at CUDA."""
     kernels: dict[str, Callable[..., Any]] = {
         f"{kind}.{variant}": recurrent(getattr(getattr(aten, kind), variant))
         for kind in _SAVED
@@ -133,7 +133,7 @@ def recurrent(op: Any) -> Callable[..., Any]:
         if not (fake or plain) or {x.dtype for x in tensors if x.is_cuda} - _FUSED:
             return op.decompose(*given.values())
         fused: Any = _Fused  # torch's types have no `apply`
-        grad = torch.is_grad_enabled()  # within `apply`, it never is
+        grad = torch.is_grad_enabled()  # within `apply`, this is always False
         return fused.apply(op, given if fake else None, shape, grad, *leaves)
 
     return kernel
@@ -176,7 +176,7 @@ class _Fused(torch.autograd.Function):
         """Return the gradients of the inputs."""
         reserve, *given = ctx.saved_tensors  # a second backward pass raises torch's own error
         needed, graph = ctx.needs_input_grad[4:], ctx.graph
-        if ctx.run and not graph:  # a hook (as of checkpoint) has saved a copy of `reserve`
+        if ctx.run and not graph:  # a hook (checkpoint's, say) did not keep `reserve`: run again
             leaves = [y if x is None else x for x, y in zip(given, ctx.others, strict=True)]
             graph = ctx.run(ctx.drawn.clone_state(), leaves)
         wanted = [x for x, need in zip(graph.get("low", given), needed, strict=True) if need]
@@ -191,7 +191,7 @@ class _Fused(torch.autograd.Function):
 
 
 def _run(op: Any, tree: Any, needed: list[bool], generator: Any, leaves: Iterable[Any]) -> Any:
-    """Run the CPU's operator; return its inputs and, with their graph, its results."""
+    """Run the CPU's operator; return its inputs, and its results with their autograd graph."""
     low = [
         flip_plain(x.detach()).requires_grad_(need) if isinstance(x, Tensor) and x.is_cuda else x
         for x, need in zip(leaves, needed, strict=True)

@@ -79,7 +79,7 @@ def own_kernels() -> dict[str, Kernel]:
 
 
 def cpu_kernels() -> dict[str, Kernel]:
-    """Return kernels for the dispatch key CPU: they pin, or refuse a virtual GPU's generator."""
+    """Return kernels for the dispatch key CPU: they pin memory, or refuse a GPU's generator."""
     named = (aten.randperm, aten.rand, aten.randn, aten.randint)
     ops = [*(packet.generator for packet in named), aten.randint.low_generator]
     return {op.name().removeprefix("aten::"): _on_host(op) for op in ops} | _PINNING
@@ -148,7 +148,7 @@ def _index_put(self: Tensor, indices: Any, values: Tensor, *options: bool) -> Te
         if values.dim() and values.device != home:
             first, second = sorted((home, values.device), key=lambda device: device.type == "cpu")
             raise RuntimeError(f"{SAME} found at least two devices, {first} and {second}!")
-        if not (self.is_cuda and values.device == HOST):  # the operator copies these itself
+        if not (self.is_cuda and values.device == HOST):  # the operator copies CPU values itself
             values = values.to(home)
     brought = [*chain.from_iterable(_brought(index, home) for index in indices)]
     put = _put if self.is_cuda else aten._index_put_impl_
@@ -240,7 +240,7 @@ def collective(operator: Any) -> Kernel:
 
 
 class _Loan:
-    """Map a collective's CPU tensors to the originals; closures would be a reference cycle."""
+    """Map a collective's CPU tensors to the originals, without closures that form a cycle."""
 
     def __init__(self) -> None:
         self._lent: dict[int, tuple[Tensor, Tensor]] = {}
@@ -260,7 +260,7 @@ class _Loan:
 
 # Keeps collectives in flight alive: C++ keeps only their C++ parts.
 _running: set[Any] = set()
-_Work: Any = getattr(torch.distributed, "Work", object)  # a build of torch may have none
+_Work: Any = getattr(torch.distributed, "Work", object)  # some builds of torch have no `Work`
 
 
 class InFlight(_Work):  # type: ignore[misc]

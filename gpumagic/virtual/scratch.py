@@ -26,12 +26,12 @@ IN_PARTS.add("_trilinear")
 
 
 def rule_of(name: str) -> Rule | None:
-    """Return the rule of an operator, by name without overload; None without temporary memory."""
+    """Return the rule of the operator `name` (no overload); None if it takes no extra memory."""
     return _RULES.get(name)
 
 
 def temporary_bytes(rule: Rule, device: Any, args: tuple[Any, ...], result: Any) -> list[int]:
-    """Return the sizes that a rule gives for a GPU; empty if the rule fails (see the doctor)."""
+    """Return the buffer sizes by a rule; empty if the rule fails, which the doctor reports."""
     try:
         return rule(gpu_of(device).properties, args, result)
     except Exception as error:  # noqa: BLE001  a bug of ours must not fail the user's operator
@@ -42,14 +42,14 @@ def temporary_bytes(rule: Rule, device: Any, args: tuple[Any, ...], result: Any)
 # -- sums
 _THREADS, _WARP, _VECTOR = 512, 32, 4
 _FEW, _MANY = 16, 256
-"""Least and most values per thread: the number of blocks is chosen to stay in this range."""
+"""Minimum and maximum number of values per thread; the number of blocks follows from them."""
 _LEAST = 2**15
 """A sum of fewer elements needs only one block per output."""
 _HALVES = (torch.float16, torch.bfloat16)
 
 
 def _sum(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
-    """Return the buffers of a sum: partial sums have at least 32 bits, and other types a copy."""
+    """Return a sum's buffers: a converted copy of the input, and partial sums of >= 32 bits."""
     x, out = args[0], result.dtype
     halves = x.dtype in _HALVES and out in (x.dtype, torch.float32)
     copy = [] if x.dtype is out or halves else [x.numel() * out.itemsize]
@@ -176,7 +176,7 @@ def _indices(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
         elif of_mask:
             masks.append(index.dim())
         dims += index.dim() if of_mask else 1
-    values = args[2] if len(args) > 2 else result  # of `index_put`
+    values = args[2] if len(args) > 2 else result  # only `index_put` gets values
     count = values.numel() // max(prod(plain) * prod(x.shape[dims:]), 1)
     if values is not result and values.numel() == 1 and masks:
         return []  # runs as a masked_fill

@@ -1,4 +1,4 @@
-"""Install virtual GPUs in torch by registering their kernels; after an error, none are left."""
+"""Install virtual GPUs in torch by registering kernels; an error removes all of them again."""
 
 import functools
 import uuid
@@ -27,7 +27,7 @@ from gpumagic.virtual.virtual_gpus import GPUS, Properties, VirtualGpu, in_bad_f
 
 C: Any = torch._C
 Kernel = Callable[..., Any]
-# The last two are left alone: their kernels copy between processes, or torch recreates them.
+# symm_mem's kernels copy between processes, and torch recreates those of _native.
 _LEFT_ALONE = {"aten", "symm_mem", "_native"}
 _SHARE = {"_lazy_clone", "_unsafe_view", "unsafe_split"}  # share bytes, against their schemas
 _TAKEN_APART = _SHARE | {"copy_", "linalg_lstsq", "masked_fill", "index_fill"}
@@ -150,7 +150,7 @@ def _names(key: str) -> set[str]:
 
 @functools.cache
 def _is_whole(op: Any) -> bool:
-    """Whether a composite operator's results differ on the CPU and a GPU only in the device."""
+    """Whether a composite operator's results on the CPU are those of a GPU, except the device."""
     schema = op._schema
     if schema.name[6:] in _TAKEN_APART or _depends_on_device(op):
         return False
@@ -208,18 +208,18 @@ def _add(properties: Properties, row: Any) -> MemoryAccount:
 
 
 def stand_in(gpus: Iterable[tuple[Any, int]]) -> None:
-    """Replace real GPUs in a fork by virtual ones without tensors, but with the same bytes used."""
+    """In a forked child, replace real GPUs by virtual ones: no tensors, but as many bytes used."""
     on = bool(GPUS)  # whether virtual GPUs are on and will be replaced
     GPUS.clear()
     for real, allocated in gpus:
         facts: dict[str, Any] = {"uuid": uuid.uuid4()}
         for field in fields(Properties):
-            # A build may lack a field; torch asks the driver for clocks at each reading.
+            # A build may lack a field; torch asks the driver for clocks, which may fail.
             with suppress(AttributeError, RuntimeError):
                 facts[field.name] = getattr(real, field.name)
         account = _add(Properties(**facts), [0] * COUNTERS)
         account.allocator.take(allocated)
-    stack = ExitStack()  # never closed: the child ends with it
+    stack = ExitStack()  # never closed: the patches last until the child ends
     if on:
         patch(stack, torch.cuda, default_generators=cuda_api.equipped())
     else:

@@ -3,8 +3,8 @@
 As on a GPU, events are recorded only after ``torch.cuda.memory._record_memory_history``. A stack is
 one line of the user's code. Frees are noticed later, so the code that freed a tensor is unknown.
 Snapshots have the layout of C++. The host's allocator puts a virtual GPU's blocks at arbitrary
-addresses, so each block is a segment, at the address of its storage. One more inactive segment
-represents the other reserved memory.
+addresses, so each block is a segment, at the address of its storage. An additional inactive segment
+represents the reserved memory outside all blocks.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ _Device = torch.device  # the original, even while a placement replaces the name
 
 
 def gpu_of(device: torch.device | str | int | None = None) -> VirtualGpu:
-    """Return the GPU of a device or an ordinal; the current GPU if it has none."""
+    """Return the GPU of a device or an ordinal; the current GPU if there is no ordinal."""
     if isinstance(device, str):
         device = torch.device(device)
     if isinstance(device, _Device):
@@ -116,7 +116,7 @@ def keep_after_fork() -> None:
 
 
 def _leave_to_parent() -> None:
-    # The child of a fork has copies of these tensors: their use is not counted in the parent.
+    # The child of a fork has only copies of the tensors, and must not change the parent's counts.
     for gpu in GPUS:
         gpu.account.unpublish()
         gpu.account.refuse(_FORKED)
@@ -134,7 +134,7 @@ _POOL = (0, 0)
 
 
 def memory_functions(stack: ExitStack) -> dict[str, Any]:
-    """Return the functions of ``torch._C`` by name; closing `stack` resets their settings."""
+    """Return replacements for functions of ``torch._C``; closing `stack` resets their settings."""
     set_metadata = partial(setattr, memory_account, "metadata")
     stack.callback(set_metadata, "")
     stack.callback(memory_account.observers.clear)
