@@ -1,7 +1,7 @@
-"""Use GPUs in notebooks: list them, run a cell on one, and report what moved, time and memory.
+"""Use GPUs in notebooks: list them, run a cell on one, and report its copies, time and memory.
 
-``%load_ext gpumagic`` turns the magics on; the names below do the same in a program. A name
-imports its package, torch or IPython only when it is first used.
+``%load_ext gpumagic`` turns the magics on; the public functions do the same in a program.
+Their packages, torch and IPython are imported only when a name that needs them is first used.
 """
 
 import sys
@@ -49,7 +49,7 @@ def _jupyter_labextension_paths() -> list[dict[str, str]]:
 
 
 def _jupyter_server_extension_points() -> list[dict[str, Any]]:
-    """Return the extension of the Jupyter server, the only caller."""
+    """Return the server extension; only the Jupyter server calls this."""
     from gpumagic.server.routes import Extension
 
     return [{"module": "gpumagic.server", "app": Extension}]

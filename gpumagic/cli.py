@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except GpuError as error:
         print(f"gpumagic: {error}", file=sys.stderr)
         return 2
-    except BrokenPipeError:  # the reader has ended, as head does
+    except BrokenPipeError:  # the pipe's reader, such as head, has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return status

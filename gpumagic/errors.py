@@ -26,7 +26,7 @@ class Problem:
     code: str
     cause: str
     cure: str
-    uuid: str | None = None  # of the GPU, if it concerns one
+    uuid: str | None = None  # of the GPU that has the problem, if any
 
 
 def note(error: BaseException, text: str) -> None:
@@ -44,7 +44,7 @@ def show_as(error: BaseException, lines: Callable[[], list[str]]) -> None:
 
 
 def as_typed(magic: str) -> str:
-    """Return a magic's line as it must be typed here: a shell or a program has no magics."""
+    """Return how to run `magic` from here: it may first need ``%load_ext``, or a notebook."""
     if "gpumagic.magics.loading" in sys.modules:
         return magic
     ipython: Any = sys.modules.get("IPython")

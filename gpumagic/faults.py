@@ -17,7 +17,7 @@ class Fault:
 
     doing: str  # "starting the ledger", after "gpumagic failed while "
     error: str
-    traceback: str  # of the first one, as text: frames would keep the user's tensors alive
+    traceback: str  # of the first error, as text: frames would keep the user's tensors alive
     count: int = 1
 
     def __str__(self) -> str:
@@ -29,7 +29,7 @@ _MOST = 64  # maximum number of kinds
 # Reentrant: a finalizer that fails may run while this thread records another fault.
 _lock = threading.RLock()
 unreported: list[Fault] = []  # kinds that no cell has reported yet
-not_ours: list[Callable[[BaseException], bool]] = []  # tests for errors that are not recorded
+not_ours: list[Callable[[BaseException], bool]] = []  # predicates of errors not to record
 _faults: dict[tuple[str, str, str], Fault] = {}
 
 
@@ -37,7 +37,7 @@ def keep(doing: str, error: BaseException) -> None:
     """Record a caught fault of gpumagic. Never raises."""
     if any(is_it(error) for is_it in not_ours):
         return
-    # Errors raised at one place are of one kind: their messages may differ in addresses and sizes.
+    # All errors of one line are one kind, since their messages may differ in addresses or sizes.
     frames = traceback.extract_tb(error.__traceback__)
     where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     key = (doing, type(error).__name__, where)

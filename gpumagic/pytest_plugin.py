@@ -86,7 +86,7 @@ def _start(config: pytest.Config, options: object) -> None:
 
 
 def _plain(error: GpuError) -> str:
-    """Return an error without its advice, which is for notebooks."""
+    """Return an error's message without the advice, which is written for notebooks."""
     return str(error).partition("; ")[0]
 
 
@@ -105,7 +105,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declare the marker; turn virtual GPUs on if this plugin was loaded late."""
+    """Declare the marker; turn virtual GPUs on if the plugin was loaded after the hook above."""
     config.addinivalue_line("markers", _MARKER)
     config.add_cleanup(lambda: _turn_off(config))
     _start(config, config.option)
@@ -126,7 +126,7 @@ def _wanted(mark: pytest.Mark) -> Wanted:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Give a marked test its GPUs before its fixtures, or skip it with a reason."""
+    """Give a marked test its GPUs before its fixtures, or skip it and say why."""
     mark = item.get_closest_marker("gpus")
     if mark is None or item.config.stash.get(_owner, None) == mark:
         return
@@ -156,7 +156,7 @@ def pytest_runtest_teardown(
     memory = item.stash.get(_memory, None)
     try:
         yield
-        # A failed test's traceback holds its variables.
+        # Not after a failure: the traceback keeps the test's variables alive.
         if memory and not item.stash.get(_failed, False):
             item.funcargs.clear()  # type: ignore[attr-defined]  # pytest does so a moment later
             memory.check()
@@ -204,7 +204,7 @@ class Bytes(int):
 
 
 class GpuLedger(NamedTuple):
-    """The implicit copies and waits of a test so far; ``gpu_ledger.watch.ledger`` has all."""
+    """A test's implicit copies and waits so far; ``watch.ledger`` has the explicit ones too."""
 
     watch: Any
 
@@ -222,7 +222,7 @@ class GpuLedger(NamedTuple):
 
 
 class GpuMemory:
-    """The memory of a test on each CUDA device, by torch's allocator."""
+    """The memory of a test on each CUDA device, as counted by torch's allocator."""
 
     may_leave: str | int = 0
     """The maximum number of bytes that the test may leave allocated on each GPU."""

@@ -1,8 +1,8 @@
 """Look up the memory of a card by its name.
 
 The size of a card is the smallest that torch printed for it in public texts of 2020 to 2026
-(``torch.cuda.get_device_properties``, or the total capacity in an out-of-memory error). If none was
-found, the size is the maker's figure.
+(``torch.cuda.get_device_properties``, or the total capacity in an out-of-memory error). Without
+such a text, it is the maker's figure.
 """
 
 import os
@@ -14,7 +14,7 @@ from gpumagic.errors import GpuError
 
 CONTEXT = 512 * 2**20
 """Estimated bytes that CUDA and its kernels take before the first tensor: 300 to 600 MiB."""
-# Sizes in KiB, and the number of each (aten/src/ATen/cuda/CublasHandlePool.cpp).
+# cuBLAS's settings: sizes in KiB, and the number of each (aten/src/ATen/cuda/CublasHandlePool.cpp).
 _WORKSPACE, _WORKSPACE_HOPPER = ":4096:2:16:8", ":4096:8"
 _HOPPER = (9, 0)
 

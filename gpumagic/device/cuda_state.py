@@ -1,7 +1,7 @@
 """Check whether CUDA still works in this process, and say what to do if it does not.
 
 Some of CUDA's errors are permanent: each later call fails with the same error, and only a new
-process can use the GPUs again. The check calls CUDA: the text may be another process's error.
+process can use the GPUs again. The check calls CUDA, as an error's text may be another process's.
 """
 
 import ctypes
@@ -74,7 +74,7 @@ class Death:
 
     @property
     def cause(self) -> str:
-        """``"device-side assert in In [7], line 3 or before"``."""
+        """The failure and its place: ``"device-side assert in In [7], line 3 or before"``."""
         return f"{self.what} in {self.where} or before" if self.where else self.what
 
     @property
@@ -84,7 +84,7 @@ class Death:
 
     @property
     def said(self) -> str:
-        """The statement that CUDA is dead, with its cause."""
+        """The sentence that CUDA is dead, with the cause."""
         return f"CUDA in this kernel is dead ({self.cause})"
 
     def __str__(self) -> str:
@@ -107,7 +107,7 @@ def working() -> Any:
 
 
 def started() -> list[int]:
-    """Return the ordinals of GPUs with a context. Use of another would create one, of 0.5 GiB."""
+    """Return the ordinals of GPUs with a context; using another GPU creates one, of 0.5 GiB."""
     if (cuda := working()) is None:
         return []
     # This is torch's own test. A CPU build lacks it; there all virtual GPUs count as started.
@@ -207,7 +207,7 @@ def take_event(ordinal: int) -> Any:
     if spare:
         return spare.pop()
     event = kind(enable_timing=True)
-    # Otherwise, an event that an error's traceback refers to could be destroyed at any time.
+    # Never destroy it: a traceback may drop the last reference when CUDA is dead; see `collect`.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(event))
     return event
 

@@ -71,7 +71,7 @@ class Device:
     virtual: bool = False  # a virtual GPU of this process
     # For the user: why this is the CPU instead of the requested device.
     note: str | None = field(default=None, compare=False)
-    # False if CUDA's order is unknown before CUDA starts: GPUs of several models, and
+    # False if CUDA's order is unknown until CUDA starts: the GPUs are of several models, and
     # CUDA_DEVICE_ORDER is not PCI_BUS_ID.
     ordinal_certain: bool = field(default=True, compare=False)
 
@@ -134,7 +134,7 @@ def amd_gpus(env: Mapping[str, str], root: Path = Path("/")) -> list[Device]:
 
 
 def intel_gpus(env: Mapping[str, str], root: Path = Path("/")) -> list[Device]:
-    """Return the GPUs that torch calls ``xpu``, by ordinal: cards, or else the integrated one."""
+    """Return the GPUs that torch calls ``xpu``, by ordinal: cards, or else the integrated GPU."""
     known = list(enumerate(drm.graphics_cards(root, "intel")))
     cards = [(index, card) for index, card in known if not card.integrated] or known
     gpus = [_of_card("xpu", index, card) for index, card in cards]

@@ -151,7 +151,7 @@ def _find(asked: str, devices: Sequence[Device], current: int) -> list[Device]:
 
 
 def _gpu(match: re.Match[str], current: int, devices: Sequence[Device]) -> Device:
-    """Return the GPU with this number, of any kind if none or "gpu" is given."""
+    """Return the GPU with this number; of any kind if the kind is "gpu" or not given."""
     digits, kind = match["number"] or match["after"], (match["kind"] or "gpu").lower()
     ordinal = current if digits is None else int(digits)
     for device in devices:

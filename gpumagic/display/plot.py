@@ -76,7 +76,7 @@ class Scale:
 
 
 def ticks(low: float, high: float) -> list[float]:
-    """Return round values for a logarithmic axis: powers of ten if three fit, else more."""
+    """Return round values for a logarithmic axis: powers of ten if three fit, else denser ones."""
     decades = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
     for digits in ((1,), (1, 3), (1, 2, 5)):
         found = [d * 10.0**k for k in decades for d in digits if low <= d * 10.0**k <= high]
@@ -153,7 +153,7 @@ class Plot:
         self, name: str, tick: Callable[[float], str], crossings: Iterable[Point], label: str
     ) -> str:
         """Return the SVG element: `name` labels the x axis, `label` is for screen readers."""
-        # Crossings and reasons are placed after names, and left out where they would overlap them.
+        # Labels of crossings and missing values come after the names, and only where there is room.
         parts = [*self._axes(name, tick), *self._names()]
         parts += [part for crossing in crossings for part in self._crossing(crossing)]
         parts += [part for curve in self._curves for part in self._curve(curve)]
@@ -192,7 +192,7 @@ class Plot:
         """Yield a ring, and a line to its value above if there is room."""
         x, half = self._x(crossing.x), LETTER * len(crossing.words) / 2
         yield _dot(x, self._y(crossing.y or 0.0), 6.5, 'class="gm-ring"', crossing.tip)
-        middle = max(x, _LEFT + half)  # next to the word above the axis
+        middle = max(x, _LEFT + half)  # to the right of "time" above the axis
         if self._free(middle - half, middle + half, 0.0):
             yield line(x, _TOP - 6, x, FOOT, "gm-crossing")
             yield text(middle, _TOP - 11, crossing.words, "middle", "gm-this")

@@ -1,7 +1,7 @@
 """Show the progress of long work in one line, which is overwritten and removed at the end.
 
 Work of less than 2 s shows no line, and a pipe or a file gets none. A terminal gets tqdm's line. A
-notebook gets a bar that is updated in place, which moves to and fro if the total is unknown.
+notebook gets a bar, updated in place; if the total is unknown, the bar moves to and fro.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ProgressLine:
         self._latest: object = None
         self._due, self._over = False, silent
         self._lock = threading.Lock()
-        # ipykernel finds the cell of an output by the context.
+        # ipykernel finds an output's cell by the context: the timer's thread needs a copy.
         context = copy_context()
         self._timer = threading.Timer(PATIENCE_S, lambda: context.run(self._begin))
         self._timer.daemon = True
@@ -52,7 +52,7 @@ class ProgressLine:
         self.close()
 
     def update(self, now: object) -> None:
-        """Show ``str(now)``, once the line is shown; the bar's length is ``now.share``, 0 to 1."""
+        """Set the text to ``str(now)``, and the bar's length to ``now.share``, from 0 to 1."""
         self._latest = now
         if self._due:
             self._write()

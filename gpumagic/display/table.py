@@ -24,7 +24,7 @@ _views: dict[str, str] = {}
 
 
 def register(record: str, module: str) -> None:
-    """Register the module whose `text` and `html` show ``"gpumagic.room.file.Class"``."""
+    """Register the module whose `text` and `html` show a class: ``"gpumagic.room.file.Class"``."""
     _views[record] = module
 
 
@@ -101,7 +101,7 @@ def sheet(name: str) -> str:
 
 
 def block(content: str, *sheets: str, css: str = "gpumagic") -> str:
-    """Return HTML with the palette and these style sheets; the default is that of tables."""
+    """Return HTML with the palette and these style sheets; the default is the sheet of tables."""
     rules = "".join(sheet(name) for name in ("palette", *(sheets or ("table",))))
     return f'<div class="{css}"><style>{rules}</style>{content}</div>'
 
@@ -118,12 +118,12 @@ def coded(text: str) -> str:
 
 
 def folded(summary: str, content: str, *, unfolded: bool = False) -> str:
-    """Return HTML folded under a summary, which is text."""
+    """Return HTML folded under a summary, which is escaped."""
     return f"<details{' open' * unfolded}>{tag('summary', summary)}{content}</details>"
 
 
 def bar(parts: list[tuple[str, float]], label: str, *, short: bool = False) -> str:
-    """Return a bar of parts, each a CSS class and its share from 0 to 1; cut at a sum of 1."""
+    """Return a bar of parts, each a CSS class and a share from 0 to 1; cut at a sum of 1."""
     left, pieces, text = 1.0, "", escape(label)
     for css, part in parts:
         if (width := min(max(part, 0.0), left)) > 0:
@@ -192,7 +192,7 @@ def width(text: str) -> int:
 
 
 def short(text: str, most: int) -> str:
-    """Return a text, cut to the width `most`."""
+    """Return a text, cut to at most `most` columns."""
     if width(text) <= most:
         return text
     # First cut by length, since a text may be very long; then by width.
@@ -206,7 +206,7 @@ def wrapped(text: str, margin: str = "", more: str | None = None, room: int = WI
     """Wrap a text; later lines are indented by two, or begin with `more`."""
     more = f"{margin}  " if more is None else more
     found = wrap(text, room, initial_indent=margin, subsequent_indent=more, break_on_hyphens=False)
-    return [short(line, room) for line in found]  # double-width characters
+    return [short(line, room) for line in found]  # `wrap` ignores that some characters are wide
 
 
 def lines(

@@ -27,12 +27,12 @@ def many(count: int, word: str) -> str:
 
 
 def size(count: float | None) -> str:
-    """Format bytes, at most three digits: ``"1.2 GiB"``, ``"512 MiB"``, ``"80 B"``, ``"N/A"``."""
+    """Format bytes, at most four digits: ``"1.2 GiB"``, ``"512 MiB"``, ``"80 B"``, ``"N/A"``."""
     if count is None:
         return NOT_KNOWN
     value = float(count)
     for unit in _SIZES:
-        # 999.95 KiB would round to four digits.
+        # 1023.5 KiB would round to 1024 KiB.
         if abs(value) < 1023.5 or unit == _SIZES[-1]:
             break
         value /= 1024

@@ -1,7 +1,7 @@
 """Read the GPUs of AMD and Intel, and the processes on them, from Linux's files; nothing raises.
 
 Cards: a card with a ``unique_id`` (https://docs.kernel.org/gpu/amdgpu/driver-misc.html) has the
-UUID that ROCm gives it. The UUID of any other is its PCI address and the start of the boot id.
+UUID that ROCm gives it. Any other card's UUID is its PCI address and the start of the boot id.
 
 Processes: ``/proc/PID/fdinfo/FD`` of each file that is open on ``/dev/dri``, as in
 https://docs.kernel.org/gpu/drm-usage-stats.html. Duplicated or inherited files have the same
@@ -9,7 +9,7 @@ https://docs.kernel.org/gpu/drm-usage-stats.html. Duplicated or inherited files 
 unless this user is root.
 
 KFD (drivers/gpu/drm/amd/amdkfd): ROCm's runtime lists GPUs by ``topology/nodes/N``. Everybody can
-read ``proc/PID/vram_GPU`` there, of every user's processes. The pids are the host's, also in a
+read ``proc/PID/vram_GPU`` there, for all users' processes. The pids are the host's, also in a
 container.
 """
 
@@ -24,7 +24,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-# Characters; longer than any file that is read here.
+# Maximum bytes read from a file; all files that are read here are shorter.
 _LONGEST = 65536
 
 
@@ -103,7 +103,7 @@ class GraphicsCard:
 
     @cached_property
     def regions(self) -> tuple[str, ...]:
-        """The memory regions that count as the card's, by the prefix of their names."""
+        """Prefixes of the names of the memory regions that count as the card's."""
         if self.vendor == "intel":
             return ("system", "gtt") if self.integrated else ("vram", "local")
         # ROCm uses an APU's host memory through the GTT. Only APUs have a northbridge voltage.
@@ -137,7 +137,7 @@ def graphics_cards(root: Path, vendor: str) -> list[GraphicsCard]:
     folder, found = root / "sys/class/drm", []
     for card in Folder(folder).names():
         files, address = Folder(folder / card / "device"), Folder(folder / card).link("device")
-        # Connectors such as card0-DP-1 have no vendor; renderD128 is a card listed twice.
+        # Connectors such as card0-DP-1 have no vendor; renderD128 is a card's second entry.
         if card.startswith("card") and address and VENDORS.get(files.text("vendor")) == vendor:
             uuid, name = _uuid(root, files, address), _name(root, files, vendor)
             driver = files.link("driver")
@@ -191,7 +191,7 @@ def pci_gpus(root: Path) -> list[tuple[str, str, str | None]]:
 
 
 _UNITS = {"": 1, "KiB": 2**10, "kB": 2**10, "MiB": 2**20, "GiB": 2**30}
-# The last one that a file has counts; "memory" is of amdgpu before Linux 6.14.
+# If a file has several, the last counts. amdgpu before Linux 6.14 writes "memory".
 _KINDS = ("total", "memory", "resident")
 _HELD = re.compile(
     r"^drm-(total|memory|resident)-(\S+):\s*([0-9]{1,20})(?: (KiB|kB|MiB|GiB))?$", re.MULTILINE

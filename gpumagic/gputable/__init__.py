@@ -16,7 +16,7 @@ OWNERS = {
     "left": ("×", "orphaned"),
     "system": ("░", SYSTEM),
 }
-# Up to so many bytes without a process are normal: rounding, and the driver's own memory.
+# Up to this many bytes without a process are normal: rounding, and the driver's own memory.
 _MUCH = 32 * 2**20
 
 
@@ -110,7 +110,7 @@ def _holder_name(process: ProcessSample, pids: Sequence[int]) -> str:
 
 
 def _of_no_process(gpus: Sequence[GpuSample], holders: Sequence[Holder]) -> dict[str, int | None]:
-    """Return the bytes of each GPU that no visible process holds, if they are many and known."""
+    """Return, by GPU, the bytes that no visible process holds, where they are known and many."""
     # A parent's memory includes its MIG devices' memory; count it once.
     parents = {gpu.mig for gpu in gpus}
     found: dict[str, int | None] = {}

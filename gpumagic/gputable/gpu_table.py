@@ -16,7 +16,7 @@ from gpumagic.telemetry.snapshot import GpuSample, Snapshot
 _BAR, _SHORTEST_BAR = 14, 6
 _NUMBERED = {"nvidia": "the number in nvidia-smi", "amd": "the number in amd-smi"}
 _VENDORS = {"amd": "AMD ", "intel": "Intel ", "apple": "Apple "}
-# A holder on up to this many GPUs lists each; on more, only the sum is shown.
+# Memory on up to this many GPUs is listed by GPU; on more, only the sum is shown.
 _LISTED = 4
 
 
@@ -26,7 +26,7 @@ class _Cell(NamedTuple):
     css: str = ""
 
 
-# "GPU" is the driver's number where torch's differs. All columns but texts are right-aligned.
+# "GPU" is the driver's number, if torch's differs. Columns not in `_TEXTS` are right-aligned.
 _HEADS = ("device", "GPU", "name", "memory", "", "util", "temp", "power")
 _TEXTS = ("device", "name", "memory")
 
@@ -115,12 +115,12 @@ def device(gpu: GpuSample) -> str:
 
 def _name(gpu: GpuSample) -> str:
     name = (gpu.name or "GPU of unknown model").removeprefix("NVIDIA ")
-    # Of "H100 80GB HBM3 MIG 1g.10gb", show "1g.10gb": its parent's line is above.
+    # Shorten "H100 80GB HBM3 MIG 1g.10gb" to "1g.10gb": the parent's line is above.
     return name if gpu.mig is None else f"└ MIG {name.rpartition('MIG ')[2]}"
 
 
 def label(gpu: GpuSample) -> str:
-    """Return a GPU's name in a sentence."""
+    """Return a GPU's name for use in a sentence."""
     if gpu.ordinal is not None:
         return gpu.called(gpu.ordinal) + (" (virtual)" if gpu.virtual else "")
     if gpu.virtual:
@@ -200,7 +200,7 @@ class GpuTable:
         return {table.JSON: table.as_json(self.snapshot)}
 
     def _holder_columns(self) -> list[Column]:
-        """Return the columns of holders: name, memory, and between them those for processes."""
+        """Return the columns of holders: name, the columns of processes if shown, and memory."""
         more = _process_columns(self.holders, self.snapshot.time) if self.processes else []
         parts = [_held(holder, self.snapshot.gpus) for holder in self.holders]
         looks = {True: "gm-name gm-this", False: "gm-name"}

@@ -52,7 +52,7 @@ class ActiveWatch:
     # Called before each operator that may deserve a warning; may raise `ImplicitCopyError`.
     alarm: "Alarm | None" = None
     outer: "ActiveWatch | None" = None  # the enclosing watch, which counts the same calls
-    live: bool = True  # until it ends; a task or a thread that outlives it must not count
+    live: bool = True  # False once ended: a task or a thread that outlives it must not count
     thread: int = field(default_factory=_ident)  # the thread that began the watch
 
 
@@ -157,7 +157,7 @@ def _alarmed(
 def _led_to(
     inner: FrameType | None, watching: Sequence[ActiveWatch]
 ) -> tuple[FrameType | None, str]:
-    """Return the user's frame that called a library or started a C++ thread, and its `via`."""
+    """Return the user's frame that called a library or started a C++ thread, and `Entry.via`."""
     user, via = locate(inner)
     if user is None:
         user = next(filter(None, (of_thread(watch.thread) for watch in watching)), None)
@@ -251,7 +251,7 @@ class Alarm:
         if place in self._lines:
             return
         self._lines.add(place)
-        # The registry is empty: Python's would hide a warning at the same line of a later cell.
+        # With Python's own registry, a warning at the same line of a later cell would be hidden.
         advice = advise(count.entry(at_least=2))
         said = words(count) + " again and again" * bool(count.count)
         said += f"; {advice.text}" if advice else ""
@@ -279,6 +279,6 @@ def words(count: Count) -> str:
 
 
 def refusal(count: Count, instead: str) -> ImplicitCopyError:
-    """Return strict's error for a count's next call, at its line."""
+    """Return the error of ``--strict`` for a count's next call, with the line."""
     line = "" if count.at is None else f"{line_at(*count.at).place}: "
     return ImplicitCopyError(f"{line}{words(count)}, which strict does not allow; {instead}")

@@ -2,7 +2,7 @@
 
 Each wrapper calls the replaced kernel exactly once and returns its result. Without a running watch
 it does nothing else. Some CUDA operators copy internally. A virtual GPU runs them as a whole, so
-their bytes are computed here. `tests/cuda` compares both with the CUDA runtime's log.
+their bytes are computed here. `tests/cuda` compares all bytes with the CUDA runtime's log.
 """
 
 import threading
@@ -26,17 +26,17 @@ _TIMED_FIRST, _TIMED_EVERY = 64, 16
 
 
 class CopyTimer:
-    """Time a real GPU's copies by two events, read once complete. Untested on a real GPU."""
+    """Time copies on a real GPU, each by two events that are read later. Untested there."""
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[Sequence[Count], Any, Any, int]] = deque()
         self._lock = threading.RLock()
 
     def begin(self, count: int, device: torch.device) -> tuple[Any, Any] | None:
-        """Record an event before a copy in a GPU's stream; None if the copy is not timed."""
+        """Record an event in a GPU's stream before a copy; None if the copy is not timed."""
         skipped = count >= _TIMED_FIRST and count % _TIMED_EVERY
         if device.type != "cuda" or skipped or torch.cuda.is_current_stream_capturing():
-            return None  # a query of its event would end a capture
+            return None  # querying an event would end a capture
         stream = torch.cuda.current_stream(device)
         event = cuda_state.take_event(stream.device_index)
         event.record(stream)
@@ -160,7 +160,7 @@ After = Callable[[float], None]
 
 _DOING = "counting a copy or a wait"
 _without_overrides = torch._C.DisableTorchFunction
-# At one line, tensor and memory of the first `_FIRST` copies are checked, then of one in `_EVERY`.
+# At one line, `look_at` checks the first `_FIRST` copies, and then one in `_EVERY`.
 _FIRST, _EVERY = 8, 64
 
 
@@ -252,7 +252,7 @@ def copying(base: Kernel, virtual: bool) -> Kernel:
 
 
 def _on_real(found: Sequence[Count], after: After, device: torch.device) -> After:
-    """Return the function to call after a copy that a real GPU makes; CUDA's events time it."""
+    """Time a copy on a real GPU by CUDA's events; return the function to call after the copy."""
     begun, copies = None, here.copies
     with kept("timing a copy"):  # a failure must not stop the user's copy
         begun = TIMER.begin(found[0].count, device)
@@ -276,7 +276,7 @@ def _look(found: Sequence[Count], src: Any, host: Any) -> None:
 
 
 def reading(element: Any) -> After:
-    """Prepare to count a read of one element, such as `item`."""
+    """Return the function that counts a read of one element, such as `item`."""
     __tracebackhide__ = True
     found = counts(("wait", here.within or "item", element.get_device(), HOST, False), element)
     nbytes = element.nbytes
@@ -300,7 +300,7 @@ def read_by(copy: Kernel, element: Any) -> Any:
 
 
 def naming(base: Kernel, operator: str) -> Kernel:
-    """Wrap a real GPU's kernel that reads by other operators; their reads are named `operator`."""
+    """Wrap a real GPU's kernel that reads by other operators; count their reads as `operator`."""
     return counted(base, lambda *args, **kwargs: lambda seconds: None, within=operator)
 
 

@@ -140,7 +140,7 @@ class Hooks:
     def _copy(self) -> Kernel:
         if self.virtual:
             return self._replaced("copy_")
-        # One kernel serves every device. An unused device's key selects it, not our wrapper.
+        # One kernel serves every device; the key of an unused device avoids our wrapper.
         anyones = C.DispatchKeySet(C.DispatchKey.IPU)
         run = aten.copy_.default.redispatch
         return lambda self, src, *rest: run(anyones, self, copy_kernels.as_tensor(src), *rest)
@@ -207,7 +207,7 @@ def uninstall() -> None:
             gone.remove()
 
 
-# When GPUs are removed, so are the kernels that ours wrap.
+# Removing virtual GPUs removes the kernels that our wrappers call.
 devices_changed.append(uninstall)
 
 
@@ -254,7 +254,7 @@ class MemoryMeter:
     def start(self) -> None:
         """Start measuring every device that CUDA has initialized."""
         for index, (allocated, peak, allocations) in _read_memory():
-            for meter in _meters:  # they need the peak so far, which the reset erases
+            for meter in _meters:  # the reset erases the peak, which running meters need
                 meter._peaks[index] = max(meter._peaks.get(index, 0), peak)
             torch.cuda.reset_peak_memory_stats(index)
             self._before[index] = allocated, allocations

@@ -1,6 +1,6 @@
 """Record and count each copy and each wait by line, operator and devices.
 
-Entries are plain data; those of a dry run have no times. `locate(frame)` finds the user's line and
+Entries are plain data; a dry run's entries have no times. `locate(frame)` finds the user's line and
 classifies each file once. Memory does not grow with the number of calls.
 """
 
@@ -26,7 +26,7 @@ from gpumagic.usercode.files import (
 )
 
 OFTEN = 16
-"""Calls at one line that deserve a warning; fewer, such as one in each of a few epochs, do not."""
+"""Minimum calls at one line for a warning; fewer, such as one in each of a few epochs, are fine."""
 
 
 @dataclass(slots=True)
@@ -44,8 +44,8 @@ class Entry:
     # For copies on a real GPU, the device time between two events of the stream; for other copies,
     # the time of the call. For waits, the time that the host was blocked. None if unknown.
     seconds: float | None = 0.0
-    # Whether no device was named: `.item()`, `print`, a mask, an index on the CPU. Explicit are
-    # `.to`, `.cpu`, `copy_`, `device=` and `synchronize()`.
+    # Whether no device was named: `.item()`, `print`, a mask, an index on the CPU. `.to`, `.cpu`,
+    # `copy_`, `device=` and `synchronize()` are explicit.
     implicit: bool = False
     where: UserLine | None = None  # the line in the user's code; None if not from the user's code
     code: str = ""  # the expression there
@@ -54,7 +54,7 @@ class Entry:
     via: str = ""
     within: str = ""  # the library's module that made the call, such as "torch.optim.lbfgs"
     calls: int = 0  # for printing, the number of printed tensors; else `count`
-    repeats: int = 0  # copies of the same unchanged tensor as in the previous copy
+    repeats: int = 0  # copies of the previous copy's tensor, unchanged since
     blocking: int = 0  # copies that the host waited for
     # Whether the host's memory was pinned; None if the host had no part, or if copies differed.
     pinned: bool | None = None
@@ -151,7 +151,7 @@ def _sum(a: Entry, b: Entry) -> Entry:
 IN_FRONT, LIBRARY, USER = "in front", "library", "user"
 PRINT, LOADER, DISPLAY, ENGINE = "print", "loader", "display", "backward"
 _SPECIAL = {
-    os.path.join("torch", "_ops.py"): IN_FRONT,  # how we call the next kernel
+    os.path.join("torch", "_ops.py"): IN_FRONT,  # calls the next kernel for our wrappers
     os.path.join("torch", "_tensor_str.py"): PRINT,
     os.path.join("torch", "autograd", "graph.py"): ENGINE,
     os.path.join("torch", "autograd", "__init__.py"): ENGINE,
@@ -209,7 +209,7 @@ def is_implicit(operator: str, via: str, code: CodeType | None, at: int) -> bool
         return False
     if operator != "copy_" or via:
         return True
-    if code is None:  # a thread of autograd's, where no Python runs
+    if code is None:  # an autograd thread, which runs no Python code
         return False
     return opcode(code, at).startswith(_NO_CALL) or called(code, at) in _READING
 
@@ -234,7 +234,7 @@ class Count(Entry):
     # Keeps alive the code objects whose addresses are in this count's key: ids stay unique.
     kept: object = None
     timed: int = 0  # number of timed calls, if not all are timed
-    looks: int = 0  # see `look_at`
+    looks: int = 0  # number of copies that `look_at` checked
     last: weakref.ref[Any] | None = None
     version: int | None = None
     warned: bool = False
@@ -301,10 +301,10 @@ class Tally:
 
 @dataclass(frozen=True)
 class Memory:
-    """Record the bytes of arrays on one device: their peak in a cell, at its end and its start."""
+    """Record the bytes of arrays on one device: the peak in a cell, and at its end and start."""
 
     device: str
     peak: int
     allocated: int
     before: int
-    allocations: int = 1  # number of allocations
+    allocations: int = 1

@@ -56,7 +56,7 @@ def advise(entry: Entry) -> Advice | None:
     adviser = ADVISERS.get(entry.framework)
     if adviser is not None and (advice := adviser(entry)) is not None:
         return advice
-    # One call of another framework may copy many arrays.
+    # In other frameworks one call may copy many arrays: give advice only on frequent calls.
     often = not entry.framework or (entry.framework == "JAX" and entry.implicit)
     if entry.calls < OFTEN and not often:
         return None

@@ -109,7 +109,7 @@ class Library:
         self.errors: tuple[type[Exception], ...] = _ERRORS
 
     def load(self) -> None:
-        """Import pynvml; raise ImportError if it is missing, or an unrelated module so named."""
+        """Import pynvml; raise ImportError if it is missing, or another module of that name."""
         if self.module is None:
             self.module = import_module("pynvml")
         if not all(hasattr(self.module, name) for name in _NEEDED):
@@ -117,7 +117,7 @@ class Library:
         self.errors = (*_ERRORS, self.module.NVMLError)
 
     def make(self, function: str, *arguments: Any) -> Any:
-        """Call a function; raises one of ``errors``."""
+        """Call a function; raise one of ``errors`` if it fails."""
         return getattr(self.module, function)(*arguments)
 
     def call(self, function: str, *arguments: Any) -> Any:
@@ -129,7 +129,7 @@ class Library:
 
 
 def _code(error: Exception) -> int | None:
-    """Return NVML's code of an error; if pynvml lacks the name, that of a missing function."""
+    """Return NVML's code of an error; FUNCTION_NOT_FOUND if pynvml lacks the function."""
     missing = isinstance(error, AttributeError)
     return _FUNCTION_NOT_FOUND if missing else getattr(error, "value", None)
 
@@ -185,7 +185,7 @@ _KEEP_GPUS_S, _PAUSE_S = 10.0, 5.0
 
 
 class Nvml:
-    """Careful access to NVML; ``library`` replaces ``pynvml``, ``clock`` is monotonic seconds."""
+    """Access to NVML that never raises; ``library`` replaces ``pynvml``, ``clock`` is monotonic."""
 
     def __init__(self, library: Any = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._library = Library(library)
@@ -193,8 +193,8 @@ class Nvml:
         self._clock = clock
         self._lock = threading.RLock()
         self._started = False
-        self.fault: Problem | None = None  # of the last question
-        # Lost GPUs by UUID or "index N", and silent GPUs. Never mutated, so any thread may read.
+        self.fault: Problem | None = None  # of the last attempt to list the GPUs
+        # Lost GPUs by UUID or "index N", and silent GPUs. The dicts are replaced, never mutated.
         self.lost: dict[str, Problem] = {}
         self.silent: dict[str, Problem] = {}
         self._gpus: tuple[Gpu, ...] = ()
@@ -231,8 +231,8 @@ class Nvml:
     ) -> dict[str, Any]:
         """Ask a GPU several questions; return the answers by name, None for no answer.
 
-        A question that the GPU does not support is asked only once, unless it answered none of
-        them: then the GPU or the driver has a fault. ``alive``: it has just answered another one.
+        An unsupported question is not asked again if the GPU has answered any question, here or,
+        with ``alive``, just before. If it answers none, it or the driver has a fault.
         """
         answers: dict[str, Any] = dict.fromkeys(questions)
         known = self._unsupported.setdefault(gpu.uuid, {})
@@ -259,7 +259,7 @@ class Nvml:
         elif failure is not None:
             fault = _fault("gpu-silent", failure, gpu.name, gpu.index, gpu.uuid)
             self.silent = {**self.silent, gpu.uuid: fault}
-            # A reset of the driver or the end of a MIG instance invalidates handles.
+            # Get new handles: a driver's reset or the end of a MIG instance invalidates them.
             self._gpus_until = 0.0
         return answers
 

@@ -22,7 +22,7 @@ from torch.utils._device import DeviceContext
 class Placement:
     """One device for new tensors, in the context (thread or asyncio task) that entered it."""
 
-    device: torch.device | None  # None after its end, for a task that outlives its cell
+    device: torch.device | None  # None after the end, since a task may outlive its cell
     batches: bool  # whether a `DataLoader`'s batches are copied to the device
     outer: "Placement | None"  # the enclosing placement, in force again after this one
     modes: int  # number of torch's function modes at the start
@@ -32,10 +32,10 @@ class Placement:
     direct: bool = True  # whether it is certainly in force and not overruled
     previous_index: int | None = None  # index of the previous current CUDA device
     delivered: list[list[int]] = field(default_factory=list)  # bytes of each tensor of each batch
-    taken: dict[str, None] = field(default_factory=dict)  # libraries whose first GPU was `device`
+    taken: dict[str, None] = field(default_factory=dict)  # libraries given `device` as cuda:0
 
     def overruled(self) -> bool:
-        """Whether the user has entered a `with torch.device(...)` since; it then decides."""
+        """Whether the user has since entered `with torch.device(...)`: its device then applies."""
         newer = _get_current_function_mode_stack()[self.modes :]
         overruled = any(isinstance(mode, DeviceContext) for mode in newer)
         self.direct = not overruled

@@ -168,7 +168,7 @@ def _swap(swaps: Iterable[_Swap], *, back: bool = False) -> None:
 
 def _swap_torch(*, back: bool = False) -> None:
     _swap(_in_torch, back=back)
-    for name, method in METHODS.items():  # inherited: they are set, and deleted again
+    for name, method in METHODS.items():  # `Tensor` inherits them: set them, later delete them
         if not back and name not in vars(Tensor):
             setattr(Tensor, name, method)
         elif back and vars(Tensor).get(name) is method:

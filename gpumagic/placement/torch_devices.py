@@ -17,7 +17,7 @@ def devices(*, memory: bool = True) -> list[Device]:
         count = torch.xpu.device_count()
     if len(known) == count and all(device.uuid for device in known):
         return known
-    # The driver lists no GPUs (Jetson) or other ones: use torch's list, as torch runs the cell.
+    # The driver lists no GPUs (Jetson), or not torch's: use torch's list, as torch runs the cell.
     return [
         Device(
             "cuda",
@@ -45,7 +45,7 @@ def tell_cuda_order() -> None:
 
 
 def _free(ordinal: int) -> int | None:
-    """Return the free bytes that CUDA reports; None without a context, which this would create."""
+    """Return the free bytes that CUDA reports; None without a context, as asking creates one."""
     return torch.cuda.mem_get_info(ordinal)[0] if ordinal in cuda_state.started() else None
 
 

@@ -51,7 +51,7 @@ def _twin(function: Function, adapter: Adapter) -> Function:
 
 
 # -- the first GPU of a library
-# torch's modules that pass on their callers' device, and methods that libraries override.
+# Frames that only pass on a caller's device: these torch modules, overrides of these methods.
 _PASSING_MODULES = ("torch.cuda", "torch.accelerator", "torch.nn.modules.module")
 _PASSING_METHODS = ("to", "cuda")
 _FIRST, _NAMES = "cuda:0", (str, int)
@@ -76,7 +76,7 @@ def _library_at(frame: FrameType | None, given: object) -> str:
 
 
 def _is_users(given: object, frame: FrameType | None) -> bool:
-    """Whether the user's code or variables have this string: ``pipeline(device="cuda:0")``."""
+    """Whether this string is from the user's code or variables: ``pipeline(device="cuda:0")``."""
     while frame is not None and not is_users(frame.f_code.co_filename):
         frame = frame.f_back
     if frame is None or given != _FIRST:
@@ -181,7 +181,7 @@ _HOST_CODE = (
     "diffusers.schedulers.",
     "fastai.data.",
 )
-# Placed if the user calls it to make batches; when a loader calls it, placement is suspended.
+# Not host code if the user calls it to make batches; if a loader does, placement is suspended.
 _COLLATE = "torch.utils.data._utils.collate"
 
 
@@ -330,7 +330,7 @@ def _legacy(real: Any) -> Function:
 
 # -- functions of libraries that read the default device, or choose devices for threads
 def _checked(check: Function, args: Args, kwargs: dict[str, Any], _: FrameType | None) -> Any:
-    """Adapt a check of a `device_map`: without accelerate it refuses a default device."""
+    """Adapt a check of a `device_map`, which without accelerate refuses a default device."""
     try:
         return check(*args, **kwargs)
     except ValueError:
@@ -340,7 +340,7 @@ def _checked(check: Function, args: Args, kwargs: dict[str, Any], _: FrameType |
 
 
 def _spread(find: Function, args: Args, kwargs: dict[str, Any], _: FrameType | None) -> Any:
-    """Adapt a function that computes a `device_map`: its threads get devices, not numbers."""
+    """Adapt the maker of a `device_map`: put devices for numbers; its threads have no placement."""
     device_map = find(*args, **kwargs)
     if not isinstance(device_map, dict) or (place := _on_a_gpu()) is None:
         return device_map

@@ -43,7 +43,7 @@ _ADVICE = {
 
 
 class Deaths:
-    """The deaths of this server's kernels, on the event loop unless a method says otherwise."""
+    """Deaths of this server's kernels; methods run on the event loop unless they say otherwise."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Deaths:
         self.events: tuple[KernelDeath, ...] = ()  # the oldest first
 
     def add_to(self, snapshot: Snapshot) -> Snapshot:
-        """Return a snapshot with this server's kernels and deaths; any thread, may take 0.1 s."""
+        """Return `snapshot` with this server's kernels and deaths; any thread; may take 0.1 s."""
         return replace(snapshot, kernels=self._loads.samples(), events=self.events)
 
     def follow(self, managers: Mapping[str, Any]) -> None:
@@ -75,7 +75,7 @@ class Deaths:
         self._followed = dict(managers)
 
     def look(self, measure: bool = False) -> None:
-        """Read used RAM and out-of-memory kills; `measure`: also each kernel's RAM; any thread."""
+        """Read used RAM, out-of-memory kills and, if `measure`, each kernel's RAM; any thread."""
         if measure:
             self._loads.samples()
         now, kills, (used, total) = time.time(), self._group.kills(), self._group.ram()
@@ -123,7 +123,7 @@ class Deaths:
         )
 
     def _cause(self, code: int, now: float) -> tuple[str, str]:
-        """Return the cause, and the words after "train.ipynb's kernel"."""
+        """Return the cause, and the words of the title after "train.ipynb's kernel"."""
         if code > 0:
             return "exited", f"ended with exit code {code}"
         if -code in _CRASHES:

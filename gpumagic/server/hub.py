@@ -54,7 +54,7 @@ def parse_want(text: str | bytes, before: Want) -> Want | None:
 
 
 class Client:
-    """Sends to one client; awaiting `write` takes until the message has left this process."""
+    """Sends messages to one client; `write` ends when a message has left this process."""
 
     def __init__(self, hub: Hub, write: Callable[[bytes], Awaitable[None]]) -> None:
         self._hub = hub
@@ -108,7 +108,7 @@ T = TypeVar("T")
 
 def aside(function: Callable[[], T]) -> asyncio.Future[T]:
     """Run a blocking function on its own thread; cancelling the future only drops the result."""
-    # A daemon, unlike an executor's: a stalled driver must not keep the server alive.
+    # A daemon thread, unlike an executor's: a stalled driver must not keep the server alive.
     future: Future[T] = Future()
     future.set_running_or_notify_cancel()
 
@@ -123,11 +123,11 @@ def aside(function: Callable[[], T]) -> asyncio.Future[T]:
 
 
 class Hub:
-    """Serves the clients, on the event loop unless a method says otherwise."""
+    """Serves the clients; methods run on the event loop unless they say otherwise."""
 
     answer_s = 5.0  # seconds that a request waits for the doctor
     refresh_s = 1.0  # seconds between two looks at the kernels
-    rest_s = 3.0  # the same without clients: a death is explained by recent readings
+    rest_s = 3.0  # the same without clients: recent readings are needed to explain a death
 
     def __init__(
         self, sampler: Sampler, kernels: KernelTable, cells: KernelCells, deaths: Deaths
@@ -138,7 +138,7 @@ class Hub:
         self.deaths = deaths
         self.doctor: Callable[[], list[Check]] = lambda: Doctor().checks()
         self.clients: set[Client] = set()
-        self._newest: tuple[Snapshot, bytes] | None = None  # and its message
+        self._newest: tuple[Snapshot, bytes] | None = None  # the newest snapshot, and its message
         self._checks: asyncio.Future[list[Check]] | None = None
         self._hurry = asyncio.Event()
         self._watch: asyncio.Task[None] | None = None
@@ -160,7 +160,7 @@ class Hub:
         self.watch()
         # Perhaps the page was reloaded: a recent snapshot is good enough.
         young = self.sampler.fresh(processes=False, max_age_s=2.0)
-        # Not in the future's callback, which may run on the event loop: kernels are measured.
+        # `pass_on` measures kernels, so not in the future's callback, which may run on the loop.
         aside(lambda: self.pass_on(client, young.result()))
         return client
 
@@ -222,7 +222,7 @@ class Hub:
             client.wake()
 
     def pass_on(self, client: Client, snapshot: Snapshot) -> None:
-        """Send a snapshot to a client. This measures the kernels, so not on the event loop."""
+        """Send a snapshot to a client. Do not call on the event loop: this measures the kernels."""
         with suppress(RuntimeError):  # the loop was closed: the server stops
             newest = self._newest
             if newest is None or newest[0] is not snapshot:

@@ -28,15 +28,15 @@ from gpumagic.telemetry.snapshot import ProcessSample, Snapshot
 
 WAIT_S = 3.0  # how many seconds a process has to end
 
-# Setting the clock moves the start times that the system reports.
+# Start times this close are equal: setting the clock moves the times that the system reports.
 _SAME_START_S = 1.0
 _PAUSE_S = 0.05
 _NO_ORPHAN = "no orphan has this pid and start time: nothing was ended; look again"
 
 
 async def terminate(given: Any, snapshot: Snapshot) -> tuple[bool, str]:
-    """End the orphan of this ``pid`` and ``started``, or kill it with ``force``; return whether it
-    has ended, and a message."""
+    """End the orphan that has the given ``pid`` and ``started``; kill it if ``force`` is true.
+    Return whether it has ended, and a message."""
     order = given if isinstance(given, dict) else {}
     named = (order.get("pid"), order.get("started"))
     orphans = [process for process in snapshot.processes if process.orphan and process.started]
@@ -81,15 +81,15 @@ class KernelTable:
         self._notebooks: dict[str, str] = {}
 
     def notebook(self, kernel: str) -> str | None:
-        """Return the path of a kernel's notebook; any thread."""
+        """Return the path of a kernel's notebook; callable from any thread."""
         return self._notebooks.get(kernel)
 
     def managers(self) -> dict[str, Any]:
-        """Return the managers of kernels on this machine by id, on the event loop."""
+        """Return the managers of kernels on this machine by id; call it on the event loop."""
         found = {}
         for kernel in self._kernel_manager.list_kernel_ids():
             manager = self._kernel_manager.get_kernel(kernel)
-            # A remote kernel has no pid here, and not every provisioner knows it.
+            # A remote kernel has no pid here, and not every provisioner knows the pid.
             if isinstance(getattr(getattr(manager, "provisioner", None), "pid", None), int):
                 found[kernel] = manager
         return found
@@ -121,7 +121,7 @@ def _idle_since(manager: Any) -> float | None:
 
 
 class KernelCells(CellRuns):
-    """The recent runs in this server's kernels, on the event loop."""
+    """The recent cell runs in this server's kernels; for use on the event loop only."""
 
     def __init__(self, notebook: Callable[[str], str | None]) -> None:
         super().__init__(MOST_RUNS)
@@ -166,7 +166,7 @@ class KernelCells(CellRuns):
                 return
             asked = str(parent["msg_id"])
             if kind == "execute_input":
-                # The id of the kernel's message, since a client's id may occur twice.
+                # Identify the run by the kernel's message: a client may use an id twice.
                 run = str(message["header"]["msg_id"])
                 self._open[kernel, asked] = run
                 self._sources[kernel] = str(content.get("code", ""))[:_SOURCE]
@@ -183,7 +183,7 @@ class KernelCells(CellRuns):
     def see(self, snapshot: Snapshot) -> None:
         """Record which GPUs the present and recent runs use."""
         if not snapshot.processes:
-            return  # perhaps nobody asked for them
+            return  # perhaps no subscriber asked for processes
         self._held = defaultdict(list)
         for process in snapshot.processes:
             self._held[process.kernel].append(process)

@@ -1,4 +1,4 @@
-"""Answer the monitor's routes: REST, Prometheus, the stream; start and stop it with the server."""
+"""Answer the monitor's requests (REST, Prometheus, stream); start and stop it with the server."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _families(snapshot: Snapshot) -> Iterator[Metric]:
 HUB = "gpumagic_hub"  # the key of the hub in the settings of the web application
 
 _RENDERER = Path(__file__).parents[1] / "static" / "panel.js"
-# The socket's buffer is a queue too: keep it short for slow clients.
+# The socket's buffer is a queue too: keep it short, so that slow clients get new snapshots.
 _SEND_BUFFER = 32768
 _UNSENT = 16384
 
@@ -139,7 +139,7 @@ class Guard(JupyterHandler):
         return hub
 
     async def prepare(self, **options: Any) -> None:
-        """Refuse before the method is checked."""
+        """Refuse a request without a login, before its method is checked."""
         await super().prepare(**options)
         # A browser's preflight request has no credentials.
         preflight = "Access-Control-Request-Method" in self.request.headers
@@ -147,7 +147,7 @@ class Guard(JupyterHandler):
             raise web.HTTPError(403)
 
     def skip_check_origin(self) -> bool:
-        """Return False; Jupyter would return True with a token."""
+        """Return False: check the origin even with a token, which Jupyter would not."""
         return False
 
 
@@ -155,7 +155,7 @@ class GetRoute(Guard, APIHandler):
     """Answers GET with the encoded result of a function and its content type."""
 
     def initialize(self, given: _Answer) -> None:
-        """Take the argument of the route's entry."""
+        """Store the function, the encoder and the content type of this route."""
         self._answer, self._encode, self._type = given
 
     @web.authenticated
@@ -165,7 +165,7 @@ class GetRoute(Guard, APIHandler):
         self.finish(self._encode(found), set_content_type=self._type)
 
     def since(self) -> float | None:
-        """Return the argument ``since``, in Unix time."""
+        """Return the argument ``since``, in Unix time; None if it is missing."""
         text = self.get_query_argument("since", "")
         if text in ("", "null"):
             return None

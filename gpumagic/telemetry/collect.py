@@ -55,7 +55,7 @@ def chosen(
     return sources, problems
 
 
-# Not shown if there is any GPU: these only explain why there is none of NVIDIA's.
+# Not shown if there is any GPU: these only explain why there is no NVIDIA GPU.
 _JUST_NO_GPU = ("library-missing", "driver-not-loaded")
 _NO_NVML = Problem(
     "nvml-missing",
@@ -68,7 +68,7 @@ _NONE_VISIBLE = Problem(
 
 
 def explain(gpus: Sequence[GpuSample], problems: Sequence[Problem], named: bool) -> list[Problem]:
-    """Return the problems to show; `named`: whether GPUs that can be used here have ordinals."""
+    """Return the problems to show; `named`: whether this process's GPUs have ordinals."""
     if there := [gpu for gpu in gpus if not gpu.lost]:
         found = [problem for problem in problems if problem.code not in _JUST_NO_GPU]
         unnamed = named and all(gpu.ordinal is None for gpu in there)
@@ -89,7 +89,7 @@ _OWNERS_S = 2.9
 
 
 class Collector:
-    """Takes snapshots from its sources, by default this machine's; one that fails affects no other.
+    """Takes snapshots from `sources`, by default this machine's; a failing source affects no other.
     ``here`` lists torch's GPUs in this process. ``usable`` is False in a server, which uses no GPU
     but numbers GPUs as its kernels do."""
 
@@ -158,7 +158,7 @@ class Collector:
         return gpus, told
 
     def _ask(self, source: Source, question: Callable[[Source], T]) -> T | None:
-        """Return the answer of a source, or None and add a problem."""
+        """Return a source's answer; if it fails, add a problem and return None."""
         try:
             return question(source)
         except Exception as error:  # noqa: BLE001  third-party code; recorded and shown
@@ -221,7 +221,7 @@ def _collector() -> Collector:
 
 
 if hasattr(os, "register_at_fork"):
-    # Another thread of the parent may have held the lock.
+    # A thread of the parent may hold the collector's lock, so the child makes a new collector.
     os.register_at_fork(after_in_child=_collector.cache_clear)
 
 

@@ -46,7 +46,7 @@ class CrashFile:
 
 def frames_of_crash(connection_file: str) -> tuple[str, ...]:
     """Return the frames of a crash, the innermost first, as ``"a cell, line 3"``; () if unknown.
-    Removes the file: the next kernel overwrites it only if it loads gpumagic."""
+    Removes the file, since the next kernel overwrites it only if it loads gpumagic."""
     path = _path(connection_file)
     try:
         with path.open("rb") as file:

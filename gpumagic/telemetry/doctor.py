@@ -1,4 +1,4 @@
-"""Check every step from the hardware to this process's GPUs, with a cure for what fails first.
+"""Check every step from the hardware to this process's GPUs, with a cure for the first failure.
 
 The doctor only reads. It opens nothing on the GPU, and imports neither torch nor any heavy module.
 AMD's and Intel's files and groups are from the installation guides of ROCm
@@ -49,7 +49,7 @@ class _Vendor:
     libraries: tuple[str, ...]
     variables: tuple[str, ...]  # that select GPUs
     gpus: Callable[[Mapping[str, str], Path], list[Device]]
-    build: str  # of torch
+    build: str  # the build of torch that supports them
 
 
 _VENDORS = {
@@ -104,7 +104,7 @@ class Doctor:
         self._wsl = "microsoft" in self._files.text("proc/sys/kernel/osrelease").lower()
 
     def checks(self) -> list[Check]:
-        """Return the checks from hardware to notebook; a vendor's first failure has a cure."""
+        """Return the checks from hardware to notebook; only a vendor's first failure has a cure."""
         self._door.retry()
         cards = self._cards()
         others = [check for vendor, its in cards.items() for check in self._of_vendor(vendor, its)]
@@ -227,7 +227,7 @@ class Doctor:
 
 
 def first_cause(checks: Iterable[Check]) -> list[Check]:
-    """Return the checks, from the hardware up; only the first failure counts, and has a cure."""
+    """Return the checks; all failures after the first become information without a cure."""
     found: list[Check] = []
     for check in checks:
         follows = check.ok is False and any(one.ok is False for one in found)

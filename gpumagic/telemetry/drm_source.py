@@ -6,7 +6,7 @@ sleeps a second, and ``gpu_metrics``, whose layout changes.
 
 Intel: Documentation/ABI/testing/sysfs-driver-intel-xe-hwmon and -i915-hwmon, and the comment "Xe GT
 Idle" of the driver. Utilization is the share of time in which the GT did not sleep (C6), since
-performance counters need privileges. Only older drivers report total memory; none reports its use.
+performance counters need privileges. Only older drivers report total memory, and none used memory.
 """
 
 import re
@@ -175,11 +175,11 @@ class IntelSource(DrmSource):
     def _fast(self, card: drm.GraphicsCard) -> dict[str, Any]:
         files = drm.Folder(card.path)
         idle = self._rate(card, "idle", files.number(*_IDLE))
-        # Older versions of xe report memory by tile, i915 its total.
+        # Older versions of xe report the memory of each tile; i915 reports the total.
         tiles = [name for name in card.device.names() if name.startswith("tile")]
         sizes = [card.device.number(f"{tile}/physical_vram_size_bytes") for tile in tiles]
         return {
-            # Milliseconds per second; a counter may be slightly ahead of the clock.
+            # `idle` is in milliseconds per second; the counter may be slightly ahead of the clock.
             "utilization": None if idle is None else min(max(100.0 - idle / 10, 0.0), 100.0),
             "memory_total": sum(filter(None, sizes)) or files.number("lmem_total_bytes"),
         }

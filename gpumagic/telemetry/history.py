@@ -1,6 +1,6 @@
-"""Keep the last minutes of readings, which cells ran, and what this kernel measured.
+"""Keep the readings of the last minutes, the cells that ran, and this kernel's measurements.
 
-Thread-safe. A GPU that is no longer there has None, until its last reading leaves the ring.
+Thread-safe. A removed GPU's readings are None until its last real reading leaves the ring.
 """
 
 import threading
@@ -32,7 +32,7 @@ class Board:
         self._tell()
 
     def keep(self, text: str, time: float, title: str, bars: list[dict[str, Any]]) -> None:
-        """Add a result; a bar has ``where``, ``share`` of the slowest, and ``text``."""
+        """Add a result; a bar has ``where``, ``share`` (of the slowest time) and ``text``."""
         made = {"id": uuid4().hex, "title": title, "text": text, "bars": bars, "time": time}
         self.entries = [made, *self.entries][:KEPT]
         self._tell()
@@ -137,7 +137,7 @@ class CellRuns:
         self._most = most
         self._lock = threading.RLock()
         self._runs: dict[str, tuple[int, CellRun]] = {}
-        # By run: the memory of its kernel's processes when the run began, by GPU and pid.
+        # For each run, the memory of its kernel's processes when it began, by GPU and pid.
         self._before: dict[str, dict[tuple[str, int], int | None]] = {}
         self.revision = 0
         self.on_change: Callable[[], None] = lambda: None
@@ -167,9 +167,9 @@ class CellRuns:
         self._before[name] = {(one.uuid, one.pid): one.memory for one in processes}
 
     def use(self, name: str, snapshot: Snapshot, processes: Iterable[ProcessSample]) -> None:
-        """Record the GPUs that a run uses: its kernel's processes compute there, or their memory
-        there has changed. If utilization by process is unknown, the GPU's utilization counts; if
-        that is unknown too, the GPU is recorded."""
+        """Record each GPU on which a process of the run's kernel computes, or holds more or less
+        memory than when the run began. If the process's utilization is unknown, the GPU's counts;
+        if both are unknown, the GPU is recorded."""
         run = self.get(name)
         if run is None:
             return

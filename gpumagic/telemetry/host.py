@@ -1,6 +1,6 @@
 """Measure CPU and RAM: of the host, of the container, and of kernels with their children.
 
-A container's limit is its control group's, on Linux; ``GPUMAGIC_CGROUP`` names another folder.
+On Linux, a container's limit is its control group's; ``GPUMAGIC_CGROUP`` overrides the folder.
 """
 
 import os
@@ -18,7 +18,7 @@ from gpumagic import drm
 from gpumagic.telemetry.processes import Kernel
 from gpumagic.telemetry.snapshot import Host, KernelSample
 
-# Files with the limit, the use and the kills; the row of memory.stat with reclaimable cache.
+# By version: files of the limit, the use and the kills; memory.stat's row of reclaimable cache.
 _VERSIONS = (
     ("memory.max", "memory.current", "memory.events", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.oom_control", "total_inactive_file"),
@@ -76,7 +76,7 @@ class MemoryGroup:
             if kinds in ("", "memory"):
                 mount = self._root / "sys/fs/cgroup" / kinds
                 inner = mount / path.strip("/")
-                # In a container the path is often the host's, and the mount is the container's.
+                # In a container the path may be the host's and not exist: try its parents too.
                 yield from (inner, *inner.parents[: len(inner.relative_to(mount).parts)])
 
 
@@ -115,7 +115,7 @@ def read_host() -> Host:
 
 _LIST_S = 2.0  # seconds between two searches for new child processes
 _AGAIN_S = 0.2  # over fewer seconds, a percentage means little
-# Growth is measured over at least this many seconds, or over all that are known.
+# Growth is measured over at least this many seconds, or the whole trail if it is shorter.
 _GROWTH_S = 2.5
 _MOST = 120
 
@@ -131,7 +131,7 @@ class KernelLoads:
         self._families: dict[int, list[psutil.Process]] = {}
         self._listed_at = 0.0
         self._last: tuple[float, Sequence[Kernel], tuple[KernelSample, ...]] | None = None
-        # psutil's first percentage of a process is meaningless.
+        # Processes measured before: psutil's first percentage of a process is meaningless.
         self._measured: dict[psutil.Process, psutil.Process] = {}
         self._trails: dict[tuple[str, int], deque[tuple[float, int]]] = {}
 
@@ -179,7 +179,7 @@ class KernelLoads:
         )
 
     def _percent(self, process: psutil.Process) -> float | None:
-        """Return the percentage of one core since the last call; None at the first."""
+        """Return the percentage of one core since the last call; None at the first call."""
         first = process not in self._measured
         with suppress(psutil.Error):
             percent = self._measured.setdefault(process, process).cpu_percent()

@@ -81,7 +81,7 @@ def _read(door: nvml.Nvml, gpu: nvml.Gpu, questions: Questions) -> dict[str, Any
 def _merged(
     gpu: nvml.Gpu, lists: Mapping[str, Any], busy: Mapping[int, float | None] | None
 ) -> list[ProcessSample]:
-    """Return a GPU's processes. One in two lists counts once; one not in `busy` is idle."""
+    """Return a GPU's processes, each once; a process that is not in `busy` is idle."""
     held: dict[int, int | None] = {}
     for entry in (entry for entries in lists.values() for entry in entries or ()):
         counts = (held.get(entry.pid), entry.usedGpuMemory)
@@ -103,13 +103,13 @@ _CONVERT: dict[str, Callable[[int], Any]] = {
 }
 
 _XID_CURE = "see dmesg, and the number in https://docs.nvidia.com/deploy/xid-errors"
-_XID_S = 600.0  # seconds for which an Xid error is a problem
+_XID_S = 600.0  # seconds for which an Xid error is reported as a problem
 # Xid numbers of errors in programs; all other numbers are faults of the GPU or its driver.
 _OF_PROGRAMS = (13, 31, 43, 45)
 
 
 class NvmlSource:
-    """Samples of NVIDIA's GPUs; calls `door` each time, since a forked child needs another."""
+    """Samples NVIDIA's GPUs; calls `door` at each use, since a forked child needs a new `Nvml`."""
 
     name = "nvml"
 
@@ -153,7 +153,7 @@ class NvmlSource:
         """Return the processes that hold memory; takes milliseconds per GPU."""
         door, found = self._door(), []
         gpus = door.gpus()
-        # A GPU lists the processes of its MIG devices too.
+        # A partitioned GPU also lists its MIG devices' processes: skip it, so that they count once.
         parents = {gpu.parent for gpu in gpus}
         for gpu in (gpu for gpu in gpus if gpu.uuid not in parents):
             read = partial(_read, door, gpu, _LISTS)
@@ -191,6 +191,6 @@ class NvmlSource:
         return GpuSample(gpu.uuid, gpu.name, gpu.index, lost=True, **self._last_xid(gpu))
 
     def _last_xid(self, gpu: nvml.Gpu) -> dict[str, Any]:
-        """Return the fields of a sample about its last Xid error."""
+        """Return a sample's fields for the GPU's last Xid error; empty if there was none."""
         found = [(key[1], at) for key, (at, _) in self._xids.items() if key[0] == gpu.uuid]
         return {"xid": found[-1][0], "xid_time": found[-1][1]} if found else {}

@@ -1,6 +1,6 @@
 """Look up processes and their owners: user, program, kernel and notebook.
 
-Of another user's process only the user's name is read, even as root: the rest may be secret.
+For another user's process, only the user's name is read, even as root: the rest may be secret.
 
 A process belongs to the kernel that it is or descends from. It is an orphan if a kernel started it,
 its session's leader has ended, and no living kernel is old enough to have started it. Daemons and
@@ -26,7 +26,7 @@ _CONNECTION = re.compile(r"kernel-(?P<id>[^/\\]+)\.json$")
 # The environment variables that select and order a process's GPUs.
 _SELECT = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 _CUDA = (*_SELECT, "CUDA_DEVICE_ORDER")
-# Start times are sums of floats; the system counts them in hundredths.
+# Start times this close are equal: psutil adds floats, and the system counts in hundredths.
 _SAME_S = 0.005
 # Errors of looking up a process that has ended or never existed.
 _GONE = (psutil.Error, ValueError, OverflowError)
@@ -41,10 +41,10 @@ class Facts:
     user: str | None = None
     ours: bool = False
     name: str | None = None
-    notebook: str | None = None  # the notebook's name that the Jupyter server gave its kernel
-    server_pid: int | None = None  # pid of the process that launched that kernel
+    notebook: str | None = None  # from JPY_SESSION_NAME, which the Jupyter server sets for a kernel
+    server_pid: int | None = None  # from JPY_PARENT_PID: the process that launched the kernel
     kernel: str | None = None  # the id in its command line: it is that kernel, or forked from it
-    cuda: Mapping[str, str] = field(default_factory=dict)  # of its environment at its start
+    cuda: Mapping[str, str] = field(default_factory=dict)  # its `_CUDA` variables at its start
 
     @property
     def session(self) -> int | None:
@@ -55,7 +55,7 @@ class Facts:
 
     @property
     def is_kernel(self) -> bool:
-        """Whether it is the kernel (its session's leader), not a fork with its command line."""
+        """Whether it is the kernel, which leads its session, not a fork with its command line."""
         if self.kernel is None:
             return False
         return self.session in (self.pid, None) or self.server_pid is None
@@ -119,7 +119,7 @@ class Kernel:
     id: str
     notebook: str | None = None
     idle_since: float | None = None  # Unix time; None while it is busy or if unknown
-    server: str | None = None  # its Jupyter server, if another
+    server: str | None = None  # its Jupyter server, if not this one
 
 
 class Owners:
@@ -130,7 +130,7 @@ class Owners:
     ) -> None:
         self._kernels = kernels
         self._root = root  # notebooks are named relative to it
-        # The key includes the start: setting the clock moves all start times.
+        # Cached by process and start time, since setting the clock moves all start times.
         self._facts = lru_cache(65536)(_facts)
         self._living: list[Facts] | None = None
         # CUDA's ordinals by UUID, for each process of the last look-up.
@@ -188,7 +188,7 @@ class Owners:
             same = (kernel.server_pid, kernel.notebook) == (facts.server_pid, facts.notebook)
             if same and kernel.started <= facts.started + _SAME_S:  # it may have started this
                 return False
-        # If this process ignores SIGHUP too, as a server under nohup does, that proves nothing.
+        # nohup makes a program ignore SIGHUP. If this process ignores it too, that proves nothing.
         return not ignores_hangup(facts.pid) or ignores_hangup(os.getpid())
 
     def _from_root(self, notebook: str | None) -> str | None:
@@ -207,7 +207,7 @@ class Owners:
         return self._living
 
     def _ordinals(self, cuda: Mapping[str, str]) -> dict[str, int]:
-        # If none is set, a notebook may set one later, which cannot be seen from outside.
+        # If no variable is set, a notebook may set one later, which is not visible from here.
         if not any(name in cuda for name in _SELECT):
             return {}
         return {

@@ -1,7 +1,7 @@
 """Take snapshots at the rate of the fastest subscriber; without subscribers, take none.
 
 A daemon thread asks the driver, which may stall, and calls the subscribers. A timer watches each
-call: while one is overdue, subscribers get the last values with their age and a Problem.
+call of the driver: while it is overdue, subscribers get the last values, their age and a Problem.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gpumagic.telemetry.history import History
 from gpumagic.telemetry.snapshot import Snapshot
 
 PERIODS_S = (0.25, 60.0)  # the least and the greatest period that can be asked for, in seconds
-TOLERANCE = 0.1  # a tick counts even if it is early by this part of a period
+TOLERANCE = 0.1  # a tick may be early by this share of a period
 
 Listener = Callable[[Snapshot], None]
 
@@ -54,13 +54,13 @@ class Subscription(AbstractContextManager["Subscription"]):
             self.follow()
 
     def has_turn(self, at: float, always: bool) -> bool:
-        """Whether the period is over at the time `at`; if so, begin the next period."""
+        """Whether the period is over at the time `at`, or `always`; if so, begin the next one."""
         turn = always or at - self.delivered_at >= self.period_s * (1 - TOLERANCE)
         self.delivered_at = at if turn else self.delivered_at
         return turn
 
     def deliver(self, snapshot: Snapshot) -> None:
-        """Call the listener; its error must not affect the others."""
+        """Call the listener; an error in it must not affect other listeners."""
         with faults.kept("calling a listener of the GPU monitor"):
             if self.listener is not None and not self.closed:
                 self.listener(snapshot)
@@ -88,7 +88,7 @@ def stalled(seconds: float) -> Problem:
 
 
 _FAILED = Problem("snapshot-failed", "gpumagic could not take a snapshot", "run %gpus --doctor")
-_MAX_AGE = 0.9  # of a reading, as a share of its interval: a tick may be slightly early
+_MAX_AGE = 0.9  # a reading's maximum age, as a share of its interval: a tick may be early
 
 
 class Sampler:
@@ -100,7 +100,7 @@ class Sampler:
         *,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
-        stalled_s: float = 2.0,  # a driver that has not answered for so long has stalled
+        stalled_s: float = 2.0,  # after so long without an answer, the driver has stalled
         threads: bool = True,
     ) -> None:
         self._source = source or Collector()
@@ -128,7 +128,7 @@ class Sampler:
     def subscribe(
         self, listener: Listener | None = None, *, period_s: float = 1.0, processes: bool = False
     ) -> Subscription:
-        """Subscribe until the subscription is closed; GpuError for a period out of ``PERIODS_S``.
+        """Subscribe until the subscription is closed; raise GpuError for an invalid period.
         The listener is called at most once per period, on a thread that it must not block."""
         return self._add(Subscription(self._follow, listener, checked(period_s), processes))
 
@@ -163,7 +163,7 @@ class Sampler:
             one.closed = True
 
     def drive(self) -> None:
-        """Do everything that is due, for a sampler without threads."""
+        """Take and deliver every snapshot that is due, for a sampler without threads."""
         while self._watching and self._pause() == 0:
             self._take()
 
@@ -183,7 +183,7 @@ class Sampler:
             self._period_s = min((one.period_s for one in self._watching), default=math.inf)
             if self._threads and self._watching and not self._asking:
                 self._asking = True
-                # Not an executor's: a driver that never answers would keep the process alive.
+                # Not an executor's thread: Python's exit would wait for a driver that hangs.
                 threading.Thread(target=self._ask, name="gpumagic-asker", daemon=True).start()
             self._changed.notify_all()
 
@@ -238,7 +238,7 @@ class Sampler:
             with self._changed:
                 self._snapshot, self._read_at = snapshot, now
                 self._has_processes, self._called_at = processes, None
-                # After a stall, its end is delivered too.
+                # The end of a stall is delivered to all at once, whatever their periods.
                 over, self._stalled = self._stalled, False
                 self._changed.notify_all()
             self.history.add(snapshot)
@@ -275,7 +275,7 @@ _live: weakref.WeakSet[Sampler] = weakref.WeakSet()
 
 @cache
 def shared_sampler() -> Sampler:
-    """This process's sampler; the child of a fork makes its own."""
+    """Return this process's sampler; a forked child makes its own."""
     return Sampler()
 
 

@@ -1,4 +1,4 @@
-"""Record the state of a machine's GPUs at one moment; also the wire format between all parts.
+"""Record a machine's GPUs at one moment; kernels, server and browser exchange this format.
 
 Units: bytes, percent, degrees Celsius, watts, megahertz, seconds of Unix time. None (null in JSON)
 means "not known", never zero. A host is identified by its name and its boot: containers of one
@@ -25,7 +25,7 @@ class Host:
     memory_used: int | None = None
     boot: str | None = None  # Linux's id of this boot, unique to the machine
     memory_limit: int | None = None  # of this container; None if it has none
-    limit_used: int | None = None  # what counts against the limit
+    limit_used: int | None = None  # bytes that count against the limit
 
     @property
     def ram(self) -> tuple[int | None, int | None]:
@@ -50,16 +50,16 @@ class GpuSample:
     memory_total: int | None = None
     memory_used: int | None = None
     memory_reserved: int | None = None  # by the driver; not part of memory_used
-    utilization: float | None = None  # percent of the last second or less in which a kernel ran
+    utilization: float | None = None  # percent of the last second (or less) in which a kernel ran
     memory_utilization: float | None = None  # percent of the time in which memory was accessed
     temperature: float | None = None
-    temperature_limit: float | None = None  # where it throttles
+    temperature_limit: float | None = None  # the temperature at which it throttles
     power: float | None = None
     power_limit: float | None = None
     sm_clock: int | None = None
     memory_clock: int | None = None
     throttle: tuple[str, ...] | None = None  # throttling reasons; () if none
-    sm_clock_limit: int | None = None  # the maximum, as all limits below
+    sm_clock_limit: int | None = None  # the maximum, like the limits below
     fan: float | None = None  # percent of its maximum
     pcie_generation: int | None = None  # of the present link
     pcie_width: int | None = None  # lanes
@@ -67,7 +67,7 @@ class GpuSample:
     pcie_width_limit: int | None = None
     ecc_corrected: int | None = None  # memory errors since the driver was loaded
     ecc_uncorrected: int | None = None
-    virtual_ordinal: int | None = None  # of a virtual GPU: CUDA's in its process
+    virtual_ordinal: int | None = None  # of a virtual GPU: CUDA's ordinal in its process
     xid: int | None = None  # the last critical Xid error since sampling began, and its time
     xid_time: float | None = None
     lost: bool = False  # it no longer answers; only name, UUID, index and Xid are known
@@ -99,7 +99,7 @@ class ProcessSample:
     notebook: str | None = None  # of its kernel
     started: float | None = None
     mine: bool = False  # the process that took the snapshot
-    kernel: str | None = None  # the id of its Jupyter kernel, or of its parent's
+    kernel: str | None = None  # the id of the Jupyter kernel that it is or descends from
     child: bool = False  # started by the kernel, such as a DataLoader's worker
     server: str | None = None  # the Jupyter server that has the kernel, if another: "process 42"
     idle_since: float | None = None  # Unix time at which the kernel became idle
@@ -159,9 +159,9 @@ class Snapshot:
     processes: tuple[ProcessSample, ...] = ()
     problems: tuple[Problem, ...] = ()
     cuda: str | None = None  # the newest version that the driver can run, "13.0"
-    software: tuple[str, ...] = ()  # of other vendors' GPUs: "ROCm 6.2.4", "amdgpu"
+    software: tuple[str, ...] = ()  # other vendors' versions: "ROCm 6.2.4", "amdgpu"
     kernels: tuple[KernelSample, ...] = ()  # only those of the server that took the snapshot
-    events: tuple[KernelDeath, ...] = ()  # of that server, the oldest first
+    events: tuple[KernelDeath, ...] = ()  # deaths of that server's kernels, the oldest first
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain dicts, lists, tuples, numbers, strings and None."""

@@ -27,7 +27,7 @@ class CachedReadings:
         self._kept: dict[Hashable, tuple[float, Any]] = {}
 
     def get(self, key: Hashable, every_s: float, max_age: float, read: Callable[[], T]) -> T:
-        """Return the cached reading, or a new one once it is `max_age` times `every_s` old."""
+        """Return the cached reading; call `read` if it is `max_age` times `every_s` old."""
         now = self._monotonic()
         kept = self._kept.get(key)
         if kept is None or now - kept[0] >= every_s * max_age:
@@ -37,7 +37,7 @@ class CachedReadings:
 
 
 class Source(Protocol):
-    """The methods of a source. Readings are at most `max_age` times their interval old; 0: new."""
+    """A source of GPUs. A reading is at most `max_age` times its interval old; with 0 it is new."""
 
     name: str
 

@@ -1,8 +1,8 @@
-"""Publish this process's virtual GPUs and its CUDA's death; read what this user's others publish.
+"""Share virtual GPUs, and the news that CUDA is dead, between the processes of this user.
 
-Each process has one small file of each kind in the user's runtime directory. A GPU's counters are
-written through shared memory in about 50 ns. A file that is incomplete, of another version, or left
-by a process that has ended is ignored.
+In the user's runtime directory, a process with virtual GPUs has a ``.state`` file, and a process
+with a dead CUDA a ``.dead`` file. A counter is written through shared memory in about 50 ns. Files
+that are incomplete, of another version, or left by a process that has ended are ignored.
 """
 
 import atexit
@@ -26,23 +26,23 @@ from gpumagic.telemetry.processes import started
 from gpumagic.telemetry.snapshot import GpuSample, Host, ProcessSample
 from gpumagic.telemetry.source import Source
 
-NAME = "Virtual GPU"  # the name of each, in place of a real GPU's model
+NAME = "Virtual GPU"  # the model name of every virtual GPU
 
 COUNTERS = 4
 RESERVED, BUSY_NS, WINDOW_END_NS, OTHERS = range(COUNTERS)
-"""The columns of a row of counters: bytes for torch's tensors, as a driver counts them; nanoseconds
-of work in the last window; the window's end, ``time.time_ns()``; bytes of other frameworks."""
+"""Columns of a row of counters: bytes that torch's allocator reserves; nanoseconds of work in the
+last window; the window's end, from ``time.time_ns()``; bytes of other frameworks."""
 
-WINDOW_NS = 1_000_000_000  # how long a window is: ``BUSY_NS / WINDOW_NS`` is the utilization
+WINDOW_NS = 1_000_000_000  # length of a window; the utilization is ``BUSY_NS / WINDOW_NS``
 
 # If the last window ended longer ago, nothing has run since.
 _STALE_NS = 1_500_000_000
-# The header, JSON padded with spaces; then the rows.
+# Bytes of the header (JSON, padded with spaces), and of each row after it.
 _HEADER = 16384
 _ROW = COUNTERS * 8
 # Errors that reading an invalid state file raises.
 _MALFORMED = (ValueError, TypeError, LookupError, ArithmeticError, RecursionError, struct.error)
-# Setting the clock moves the start times that the system reports.
+# Start times this close are equal: setting the clock moves the times that the system reports.
 _SAME_START_S = 2.0
 T = TypeVar("T")
 
@@ -64,7 +64,7 @@ class VirtualState(NamedTuple):
 
 
 class Publisher:
-    """The counters of this process's virtual GPUs, which all processes of this user can read."""
+    """Counters of this process's virtual GPUs, readable by all of this user's processes."""
 
     # Writable rows of int64, one per GPU, indexed by ``RESERVED`` etc.; private in a forked child.
     counters: list[memoryview]
@@ -72,7 +72,7 @@ class Publisher:
     def __init__(self, gpus: Sequence[VirtualFacts], folder: Path | None = None) -> None:
         self._pid = os.getpid()
         self._facts = tuple(gpus)
-        self.refresh: Callable[[], None] = lambda: None  # called before they are read here
+        self.refresh: Callable[[], None] = lambda: None  # called before `states` reads the counters
         # None if no file could be written; this process still sees its GPUs.
         self.path: Path | None = None
         self._shared = mmap.mmap(-1, _HEADER + _ROW * len(gpus))
@@ -124,7 +124,7 @@ def count_others(allocated: Callable[[int], int]) -> None:
 
 
 def _after_fork() -> None:
-    for publisher in list(_live):  # their files and GPUs are the parent's
+    for publisher in list(_live):  # the files and the GPUs are the parent's
         publisher.path = None
         publisher._cut_rows(bytearray(publisher._shared[:]))
     _live.clear()
@@ -142,13 +142,13 @@ def state_folder() -> Path:
     from platformdirs import user_runtime_path
 
     with warnings.catch_warnings():
-        # Without XDG_RUNTIME_DIR it warns and takes the temporary folder, as intended.
+        # Without XDG_RUNTIME_DIR, platformdirs warns and uses the temporary folder, as intended.
         warnings.simplefilter("ignore")
         return user_runtime_path("gpumagic") / "virtual"
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write a file of this process; a reader sees all of it or nothing."""
+    """Write a file atomically: a reader never sees a part of it."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f"{path.stem}.")
     with os.fdopen(descriptor, "wb") as file:
@@ -226,7 +226,7 @@ def publish_death(death: cuda_state.Death) -> None:
 
 
 def unpublish_death() -> None:
-    """Remove the file that says that CUDA here is dead: the GPU was virtual."""
+    """Remove the file of `publish_death`: a virtual GPU that was dead is usable again."""
     (state_folder() / f"{os.getpid()}.dead").unlink(missing_ok=True)
 
 
@@ -251,7 +251,7 @@ class VirtualSource(Source):
         self._states: list[VirtualState] = []
 
     def gpus(self, host: Host, max_age: float = 0.0) -> list[GpuSample]:
-        """Return all virtual GPUs, this process's first: only those can be named as a WHERE."""
+        """Return all virtual GPUs, this process's first: a WHERE can name only these."""
         self._states = sorted(self._read(), key=lambda state: state.pid != os.getpid())
         return [state.sample for state in self._states]
 

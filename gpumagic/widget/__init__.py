@@ -1,6 +1,6 @@
 """Show the live monitor in a notebook, with a sampler in the kernel: ``gpumagic.monitor()``.
 
-Importing this does not import ipywidgets and anywidget, which a plain terminal does not need.
+Importing this module imports no ipywidgets or anywidget: a plain terminal does not need them.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from gpumagic.widget.notebook_watch import Audience, ShellCells, held_now
 SCRIPT = Path(__file__).parents[1] / "static" / "widget.js"
 _FIRST_S = 3.0  # seconds to wait for the first table
 _SENT = 20
-# Hides JupyterLab's message below our table that the widget's model is missing.
+# Hides JupyterLab's message, below our table, that the widget's model is missing.
 _NO_MODEL = (
     ".jp-OutputArea-child:has(.{}) + .jp-OutputArea-child:has(.jupyter-widgets)"
     ":not(:has(.gpumagic-monitor)) {{ display: none }}"
@@ -126,7 +126,7 @@ class MonitorWidget(anywidget.AnyWidget):
             update_display(self._table(), raw=True, display_id=table)
 
     def _exit(self) -> None:
-        """Stop at the kernel's exit, without a message, which would confuse a front end."""
+        """Stop at the kernel's exit, without closing the widget: that would confuse a front end."""
         self._closed = True
         self._subscription.close()
         self._save_table()
@@ -166,7 +166,7 @@ class MonitorWidget(anywidget.AnyWidget):
             self.timings = board.entries
 
     def _tick(self, snapshot: Snapshot, ended: str = "") -> None:
-        """Handle a new snapshot, on the sampler's thread; `ended`: the run that asked for it."""
+        """Handle a new snapshot, on the sampler's thread; `ended`: the run whose end took it."""
         if self._closed or not self._running:
             return
         if not ended and not self._audience.anyone():
@@ -185,12 +185,12 @@ class MonitorWidget(anywidget.AnyWidget):
         if self._closed:
             return
         self._audience.receives(not self._log.busy)
-        # A notebook in which a cell ran has to be saved anyway.
+        # Update the saved table too: after a cell ran, the notebook has to be saved anyway.
         self._due = True
         # An open view has the earlier runs already; a new view gets all runs.
         self.cells = self._log.runs()[-_SENT:]
         if not self._log.busy:
-            # A cell ended; the next one may begin before the next tick.
+            # A cell ended: take a snapshot now, as the next cell may begin before the next tick.
             future, ended = self._sampler.fresh(processes=True, max_age_s=0), self._log.ended
             future.add_done_callback(lambda done: self._tick(done.result(), ended))
 

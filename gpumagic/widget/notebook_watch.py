@@ -1,7 +1,7 @@
 """Follow the notebook of a monitor: its open views, its cells, its variables on the GPUs.
 
 Variables are read between two cells, while JupyterLab's panel or the widget's view shows them. A
-view without a heartbeat is gone, except while a cell runs, when the kernel receives no message.
+view without a heartbeat counts as closed, unless a cell runs: the kernel then gets no messages.
 """
 
 from __future__ import annotations
