@@ -167,12 +167,28 @@ class _Reader:
         return alike and all(self.fits(*each, at) for each in zip(form.args, args, strict=True))
 
     def is_same(self, new: str) -> bool:
-        """Whether a replacement gives the same result for the operands' dimensions."""
+        """Whether a replacement gives the same result for the operands' shapes and dtypes."""
         known = {letter: self._frame.scope.value(node) for letter, (node, _) in self._found.items()}
-        dims = {letter: value.dim() for letter, value in known.items() if is_tensor(value)}
-        of_rows = "expand" in new or {dims.get("x", 2), dims.get("y", 2)} == {2}
+        tensors = {letter: value for letter, value in known.items() if is_tensor(value)}
+        if "expand" in new:  # what is repeated must be missing, or 1
+            after = new.partition("n,")[2].count("-1") + 1
+            return [1, 1, 1, *self._shape(*self._found["x"])][-after] == 1
+        if "attn_mask=m" in new and not ("m" in tensors and tensors["m"].is_floating_point()):
+            return False  # as a boolean mask it would say which scores count
+        dims = {letter: tensor.dim() for letter, tensor in tensors.items()}
         last = 2 if "cdist" in new else dims.get("q", 0) - 1
+        of_rows = {dims.get("x", 2), dims.get("y", 2)} == {2}
         return of_rows and self._last <= {"-1", str(last)}
+
+    def _shape(self, node: ast.expr, at: int) -> list[int]:
+        """Return the shape of a tensor or of its `unsqueeze`; [0, 0, 0] if it is unknown."""
+        value = self._frame.scope.value(node)
+        name, args, _ = self.call(node, at)
+        if name != "unsqueeze":
+            return [*value.shape] if is_tensor(value) else [0, 0, 0]
+        inner = self._shape(args[0], at)
+        inner.insert(ast.literal_eval(args[1]), 1)
+        return inner
 
     def call(self, node: Any, at: int) -> tuple[str, list[ast.expr], int]:
         """Return an operation's name, its operands, and the index of their statement."""
@@ -208,6 +224,8 @@ class _Reader:
             given[1:] = [ast.BinOp(p, ast.Mult(), on) for p in (*given, ast.Constant(0.5))[1:2]]
         if name == "transpose":
             del given[1:]  # any other dimensions would not be attention
+        if name == "norm" and "dim" not in [key.arg for key in node.keywords]:
+            return "", []  # its first argument is the order
         is_torchs = (getattr(value, "__module__", None) or "torch").startswith("torch")
         return _ALIKE.get(name, name) if is_torchs or value is MISSING else "", given
 

@@ -109,10 +109,14 @@ def replaced(cell, do):
         "w = q @ k.mT\nq = 0\nw = w.softmax(-1)\nout = w @ v",
         # Differences of other dimensions than rows.
         "a = q.view(120, 50, 16)\nout = ((a[:, None] - a) ** 2).sum(-1)",
+        # An order instead of a dimension, a boolean that is added, and rows that are repeated.
+        "a = q.view(6000, 16)\nout = (a[:, None] - a).norm(-1)",
+        "out = (q @ k.mT + (m > 1)).softmax(-1) @ v",
+        "a = q.view(2, 48000)\nout = a.repeat(200, 1)",
     ],
 )
 def test_other_code_has_none(small, shown, cell):
     small.run(f"{START}\nD = 'cuda'\n{HEADS}")
     small.run(cell)
     told = [lever.do for lever in shown.pop().levers]
-    assert not re.search("scaled_dot|cdist", " ".join(told))
+    assert not re.search("scaled_dot|cdist|expand", " ".join(told))
