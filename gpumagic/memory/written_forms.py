@@ -181,14 +181,14 @@ class _Reader:
         return of_rows and self._last <= {"-1", str(last)}
 
     def _shape(self, node: ast.expr, at: int) -> list[int]:
-        """Return the shape of a tensor or of its `unsqueeze`; [0, 0, 0] if it is unknown."""
+        """Return the shape of a tensor, or of its `unsqueeze`; [0, 0, 0] if it is unknown."""
         value = self._frame.scope.value(node)
         name, args, _ = self.call(node, at)
-        if name != "unsqueeze":
+        dim = ast.unparse(args[1]) if name == "unsqueeze" else ""
+        if not dim.isdigit():
             return [*value.shape] if is_tensor(value) else [0, 0, 0]
         inner = self._shape(args[0], at)
-        inner.insert(ast.literal_eval(args[1]), 1)
-        return inner
+        return [*inner[: int(dim)], 1, *inner[int(dim) :]]
 
     def call(self, node: Any, at: int) -> tuple[str, list[ast.expr], int]:
         """Return an operation's name, its operands, and the index of their statement."""
