@@ -16,7 +16,15 @@ from torch import Tensor, nn
 
 from gpumagic import faults
 from gpumagic.mismatch.explanation import Explanation, Fix, Operand, expression
-from gpumagic.mismatch.fixes import Choice, Site, choose, climb, move_owners, write_fix
+from gpumagic.mismatch.fixes import (
+    Choice,
+    Site,
+    choose,
+    climb,
+    move_global,
+    move_owners,
+    write_fix,
+)
 from gpumagic.mismatch.operand import TRANSFERS, Part, Reader, full, tensors_of
 from gpumagic.mismatch.operation import (
     Message,
@@ -38,7 +46,7 @@ from gpumagic.mismatch.sources import (
 from gpumagic.mismatch.special_causes import special_cause
 from gpumagic.moving.move import origin_of
 from gpumagic.usercode.files import label, last_cell, shell
-from gpumagic.usercode.frames import FailedFrame, errors, failed_frames
+from gpumagic.usercode.frames import FailedFrame, errors, failed_frames, statement
 
 _SHOWN = 3
 _PLACED = re.compile(r"\s*%%ongpu\b\s*(?:cuda:|/?gpu:)?([^\s?]*)")
@@ -78,7 +86,9 @@ def _explain(found: list[FailedFrame], message: Message) -> Explanation | None:
     if clash is None or choice is None:
         return None
     explanation = _mismatch(clash, choice, outer, message.kind)
-    return replace(explanation, first=_placed(found, choice))
+    fix = explanation.fix  # one in another cell that moves nothing is for good
+    lasts = fix is not None and fix.nbytes == 0 and fix.label != last_cell()
+    return replace(explanation, first=None if lasts else _placed(found, choice))
 
 
 def _module_call(frame: FailedFrame, within: FailedFrame, message: Message) -> Operation | None:
@@ -134,6 +144,7 @@ def _follows(part: Part, frame: FailedFrame) -> bool:
 def _mismatch(clash: Operation, choice: Choice, outer: list[FailedFrame], kind: str) -> Explanation:
     frame, node, odd = clash.reader.frame, clash.node, list(choice.odd)
     extra = also_needed(frame, node, odd, choice.target)
+    extra += _also_read(clash) if kind == "numpy" else []
     site = Site(clash, odd, extra)
     above, names = climb(site, outer)
     # A comprehension may have its own frame; the function around it has the same names.
@@ -144,12 +155,22 @@ def _mismatch(clash: Operation, choice: Choice, outer: list[FailedFrame], kind: 
     fix = registered = next(filter(None, fixes), None)
     # Move an index only in the failing expression, so that its other uses do not change.
     an_index = kind == "index" and clash.parts[0] not in odd
-    fix = fix or move_owners(choice, [frame, *outer])
+    fix = fix or move_owners(choice, [frame, *outer]) or move_global(choice, [frame, *outer])
     fix = fix or write_fix(site, site if an_index else above, choice)
     if fix and _fails_next(fix, outer[:1], odd, choice.target):
         fix = None
     why = _reason(clash.parts, places, kind, registered)
     return Explanation(*expression(frame, node), _rows(clash, choice, site, names), fix, why)
+
+
+def _also_read(clash: Operation) -> list[Part]:
+    """Return other tensors on a GPU whose `.numpy()` is called in the statement."""
+    nodes: list[Any] = [*ast.walk(statement(clash.node) or clash.node)]
+    called = [
+        n.func.value for n in nodes if getattr(getattr(n, "func", None), "attr", "") == "numpy"
+    ]
+    parts = [clash.reader.part(node) for node in called if node is not clash.parts[0].node]
+    return [part for part in parts if part and part.device not in (None, "cpu")]
 
 
 def _fails_next(fix: Fix, caller: list[FailedFrame], odd: list[Part], target: str) -> bool:

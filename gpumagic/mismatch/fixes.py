@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from torch import Tensor
+
 from gpumagic.mismatch.explanation import (
     NEAR,
     Edit,
@@ -32,6 +34,7 @@ from gpumagic.mismatch.operation import (
     wants_one_device,
 )
 from gpumagic.mismatch.sources import (
+    assigns,
     before_transfer,
     can_be_bound,
     is_leaf,
@@ -88,7 +91,7 @@ def _of_indexed(found: Operation) -> str | None:
     indexed, *indices = found.parts
     gpus = [part for part in indices if part.device not in ("cpu", None)]
     there = gpus and indexed.device == "cpu" and indexed is not found.fixed
-    if there and also_needed(found.reader.frame, found.node, gpus, "cpu"):
+    if there and (indexed.factory or also_needed(found.reader.frame, found.node, gpus, "cpu")):
         return gpus[0].device
     return indexed.device
 
@@ -201,9 +204,11 @@ def _written_device(site: Site, target: str, line: ast.stmt, *, inside: bool = F
     if inside:
         within = (node for node in parents(site.at.node) if isinstance(node, ast.expr))
         unknown -= {name for node in within for name in stored(node)}
-    # The code of a class should not depend on the notebook's variables.
-    if any(isinstance(node, ast.ClassDef) for node in parents(site.at.node)):
-        unknown |= {*map(first_name, names)} - {*site.frame.scope.local}
+    # A function should depend on no variable of the notebook that it does not use, a class on none.
+    in_class = any(isinstance(node, ast.ClassDef) for node in parents(site.at.node))
+    if in_class or not site.frame.at_top:
+        used = () if in_class else site.frame.code.co_names
+        unknown |= {*map(first_name, names)} - {*site.frame.scope.local, *used}
     for name in (name for name in names if first_name(name) not in unknown):
         value = site.frame.scope.value(ast.parse(name, mode="eval").body)
         device = device_of(value) if type(value) is not int else None
@@ -242,6 +247,22 @@ def move_owners(choice: Choice, frames: list[FailedFrame]) -> Fix | None:
     ((frame, part),) = found.values()
     at = operation(frame.failed, Reader(frame)) if frame.failed else None
     at = at or Operation(Reader(frame), frame.failed, (part,))
+    return _move(Site(at, [part], []), choice)
+
+
+def move_global(choice: Choice, frames: list[FailedFrame]) -> Fix | None:
+    """Return the fix that moves a tensor of the notebook that a function uses again; else None."""
+    frame, top = frames[0], next((each for each in frames if each.at_top), frames[0])
+    named = {part.text: part for odd in choice.odd for part in named_in(odd, Reader(frame))}
+    if frame is top or top.failed is None or len(named) != 1:
+        return None
+    ((name, part),) = named.items()
+    lines = [use.lineno for use in uses(function_of(part.node) or part.node, name)]
+    again = len(lines) > 1 and min(lines) >= frame.line and name not in frame.scope.local
+    if choice.target == "cpu" or not again or top.scope.name(name) is not part.value:
+        return None
+    part = replace(part, node=ast.Name(name, ast.Load()))
+    at = operation(top.failed, Reader(top)) or Operation(Reader(top), top.failed, (part,))
     return _move(Site(at, [part], []), choice)
 
 
@@ -291,11 +312,15 @@ def _make_each(odd: list[Part], site: Site, target: str) -> Fix | None:
     if len(stmts) < len(made):
         return None
     device, edits = _written_device(site, target, stmts[0]), list[tuple[ast.AST, str]]()
+    copied = 0
     for stmt in stmts:
         before = before_transfer(stmt.value, reader, target)
-        edits += [(stmt.value, before)] if before else with_device(stmt.value, frame, device)
+        created = [] if before else with_device(stmt.value, frame, device)
+        edits += created or [(stmt.value, before or moving(frame.text(stmt.value), device))]
+        whole = (part.nbytes or 0 for part in parts.values() if assigns(stmt, part.text))
+        copied += 0 if before or created else sum(whole)
     edit = around(frame, edits)
-    return edit.fix(0) if edit else None
+    return edit.fix(copied) if edit else None
 
 
 def _move(site: Site, choice: Choice) -> Fix | None:
@@ -405,13 +430,15 @@ def _moved(part: Part, site: Site, device: str, choice: Choice) -> list[tuple[as
     """Return the edits that move an operand in the expression and at uses in the next lines."""
     again = part.kind in ("tensor", "made") and not choice.to_host
     near = _uses_near(part, site, device) if again else []
-    if part not in site.odd and part.node not in ast.walk(site.at.node):
+    within = statement(site.at.node) if choice.to_host else site.at.node
+    if part not in site.odd and part.node not in ast.walk(within or site.at.node):
         return near
     if part.factory:
         return near + with_device(part.node, site.frame, device)
-    value, owner = part.value, site.frame.scope.value(part.node)
-    gone = value is None and "detach(" not in part.text
-    tracked = value.requires_grad if part.kind == "tensor" else gone
+    owner = site.frame.scope.value(part.node)
+    made_of = [each.value for each in named_in(part, site.at.reader)]
+    tracked = any(not issubclass(type(t), Tensor) or t.requires_grad for t in made_of or [None])
+    tracked = tracked and "detach(" not in part.text
     detached = ".detach()" if choice.to_host and tracked else ""
     if issubclass(type(owner), (dict, UserDict)) or type(owner) in (list, tuple):
         text = moving_each(part.node, owner, site.frame, device, detached)

@@ -261,6 +261,8 @@ class Reader:
     def _call(self, node: ast.Call, text: str) -> list[Part]:
         function: Any = self.scope.value(node.func)
         if isinstance(node.func, ast.Attribute):
+            if node.func.attr == "values" and type(self.scope.value(node.func.value)) is dict:
+                return self.parts(node.func.value)
             owner = self.part(node.func.value)
             result = self._method(owner, node, node.func.attr, text) if owner is not None else None
             if result is not None:

@@ -161,7 +161,8 @@ def maker_of(part: Part, moved: dict[str, str], at: Operation) -> ast.Assign | N
     # A parameter that is assigned on some paths only may still have the caller's value.
     if made is None or call is None or (part.text in frame.parameters and not always):
         return None
-    if not (call.factory or (is_leaf(part) and with_device(made.value, frame, ""))):
+    from_numpy = ast.unparse(getattr(made.value, "func", made)).endswith("from_numpy")
+    if not (call.factory or from_numpy or (is_leaf(part) and with_device(made.value, frame, ""))):
         return None
     starts = ((call.node, replace(call, devices=part.devices)), (node, part))
     clashes = any(

@@ -223,7 +223,7 @@ def _for_generator(frames: list[FailedFrame]) -> Explanation | None:
     if target is None or target == part.device:
         return None
     rows = [row(named, False) for each in parts for named in named_in(each, reader)]
-    fix = _made_on(part, frames, target)
+    fix = _made_on(part, node, frames, target)
     why = f"random numbers on {target} need a generator on {target}"
     stmt, given_device = statement(node), [word.arg for word in node.keywords]
     if fix is None and target == "cpu" and stmt is not None and "device" not in given_device:
@@ -247,7 +247,7 @@ def _drawn_on(node: Any, reader: Reader, part: Part) -> str | None:
     return "cpu" if part.device != "cpu" else None
 
 
-def _made_on(part: Part, frames: list[FailedFrame], target: str) -> Fix | None:
+def _made_on(part: Part, node: Any, frames: list[FailedFrame], target: str) -> Fix | None:
     """Return the edit of the one call that makes a generator, if all its draws are on `target`.
 
     If another cell made the generator, a line above makes it again with its seed. This line goes
@@ -260,7 +260,10 @@ def _made_on(part: Part, frames: list[FailedFrame], target: str) -> Fix | None:
         made, text = part.node, part.key
         if part.value is not None and len(found) == 1:
             made, text = found[0].value, ast.unparse(found[0].targets[0])
-        stmt, calls = statement(made), with_device(made, frame, f'"{target}"')
+        stmt = statement(made)
+        written = [ast.unparse(each.value) for each in node.keywords if each.arg == "device"]
+        known = [t for t in written if t in frame.parameters or (stmt and only_assignment(t, stmt))]
+        calls = with_device(made, frame, next(iter(known), f'"{target}"'))
         if stmt is not None and calls:
             elsewhere = _draws_elsewhere(text, frame, part, target)
             return None if elsewhere else Edit(frame, stmt, replaced=calls).fix(0)

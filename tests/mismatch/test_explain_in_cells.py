@@ -106,9 +106,12 @@ def test_a_line_on_top_that_would_change_nothing_is_not_offered(trained, before,
 
 def test_what_the_code_makes_without_a_device_is_placed_too(trained):
     trained.run("grown = torch.rand(4, device='cuda:1')\ndef f(x):\n    return x + torch.ones(4)")
-    for cell in ("grown + torch.ones(4)", "f(grown)"):
-        assert PUT in explained(trained.run(cell))
-        assert trained.run(f"%%ongpu 1\n{cell}").error is None
+    assert PUT in explained(trained.run("grown + torch.ones(4)"))
+    assert trained.run("%%ongpu 1\ngrown + torch.ones(4)").error is None
+    # In a function, that lasts: it comes first.
+    told = explained(trained.run("f(grown)"))
+    assert "return x + torch.ones(4, device=x.device)" in told
+    assert PUT not in told
 
 
 def test_a_module_of_the_users_class_is_moved_where_it_was_called(trained):

@@ -93,6 +93,44 @@ def step(x, y):
 for _ in range(2):
     step(torch.ones(3, 2, device="cuda"), torch.zeros(3, dtype=torch.long, device="cuda"))
 """
+CODEBOOK = """
+book = torch.ones(5, 4)
+def nearest(z):
+    far = z.pow(2).sum(1, keepdim=True) - 2 * z @ book.t() + book.pow(2).sum(1)
+    return book[far.argmin(1)]
+y = nearest(torch.ones(3, 4, device="cuda"))
+"""
+ONE_HOT = """
+def brier(p, y):
+    hot = torch.eye(3)[y]
+    return (p - hot).square().mean()
+y = torch.tensor([0, 2]).cuda()
+brier(torch.rand(2, 3, device="cuda"), y)
+"""
+ACTIONS = """
+seen, chosen = torch.ones(2, 3).cuda(), np.array([0, 2])
+act = torch.from_numpy(chosen)
+p = seen.softmax(1).gather(1, act[:, None])
+"""
+LOSSES = """
+losses = {"a": torch.tensor(1.0).cuda(), "b": torch.tensor(2.0).cuda(1)}
+total = sum(losses.values())
+"""
+COLUMNS = """
+a, b = torch.ones(4, 2).cuda(), torch.ones(4).cuda().requires_grad_()
+rows = {
+    "x": a[:, 0].numpy(),
+    "y": a[:, 1].numpy(),
+    "z": (b * 2).detach().numpy(),
+}
+"""
+NOISE = """
+def noise(shape, device):
+    g = torch.Generator().manual_seed(0)
+    return torch.randn(shape, generator=g, device=device)
+noise((2,), "cuda:1")
+noise((2,), "cpu")
+"""
 RESUMED = """
 state = {"rng": torch.get_rng_state().cuda()}
 torch.set_rng_state(state["rng"])
@@ -106,7 +144,13 @@ torch.set_rng_state(state["rng"])
         (AVERAGE, "self.shadow[k] = self.shadow[k].to(v.device)"),
         (PENALTY, "weight[n].to(p.device) * (p - old[n].to(p.device)) ** 2"),
         (TEXT, 'batch["text"]["ids"].to(self.words.weight.device)'),
-        (FOCAL, "SHARE.to(target.device), (1 - SHARE).to(target.device))"),
+        (FOCAL, 'SHARE = SHARE.to("cuda:0")'),
+        (CODEBOOK, 'book = book.to("cuda:0")'),
+        (ONE_HOT, "hot = torch.eye(3, device=y.device)[y]"),
+        (ACTIONS, "act = torch.from_numpy(chosen).to(seen.device)"),
+        (LOSSES, 'v.to("cuda:0") for k, v in losses.items()'),
+        (COLUMNS, '"y": a[:, 1].cpu().numpy(),\n    "z": (b * 2).detach().cpu().numpy(),'),
+        (NOISE, "g = torch.Generator(device).manual_seed(0)"),
         (LENGTHS, "h = net(x, lengths.cpu())"),
         (KEYWORDS, "self.words(x), lengths.cpu(), batch_first=True"),
         (TABLE, "table.to(t.device)[t]"),
