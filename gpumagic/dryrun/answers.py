@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch._meta_registrations
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._tensor_str import PRINT_OPTS
@@ -33,11 +33,16 @@ from gpumagic.ledger.entry import PRINT
 
 
 class Calls(TorchFunctionMode):
-    """Answer calls that need data; `fake` turns a real tensor into a fake on its device."""
+    """Answer calls that need data; `fake` turns a real tensor into a fake on its device.
 
-    def __init__(self, fake: Callable[[Tensor], object], crossings: Crossings) -> None:
+    With `guesses`, `float()` and `int()` of a tensor are 1 and do not end the dry run.
+    """
+
+    def __init__(
+        self, fake: Callable[[Tensor], object], crossings: Crossings, guesses: bool
+    ) -> None:
         super().__init__()
-        self._fake, self._crossings = fake, crossings
+        self._fake, self._crossings, self._guesses = fake, crossings, guesses
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -71,6 +76,15 @@ class Calls(TorchFunctionMode):
         return tree_map_only(NotKnown, lambda item: 1 if item.whole else math.nan, given)
 
     # -- answers
+    def copied(self, func: Any, args: Any, kwargs: Any, frame: Any) -> Any:
+        tensor, memo = args
+        if not isinstance(tensor, nn.Parameter) or id(tensor) in memo:
+            with torch._C.DisableTorchFunction():
+                return func(tensor, memo)
+        data = tensor.data.clone(memory_format=torch.preserve_format)
+        memo[id(tensor)] = nn.Parameter(data, tensor.requires_grad)  # without its gradient
+        return memo[id(tensor)]
+
     def item(self, func: Any, args: Any, kwargs: Any, frame: Any) -> Any:
         tensor, name = args[0], _NAMES[func]
         self._crossings.note(False, "item", str(tensor.device), "cpu", tensor.element_size())
@@ -84,6 +98,8 @@ class Calls(TorchFunctionMode):
         if name == "item":
             whole = not (tensor.is_floating_point() or tensor.is_complex())
             return NotKnown(".item()", whole=whole)
+        if self._guesses and name in ("float", "int"):
+            return _KINDS[name](1)
         words = {"bool": "a condition on a tensor", "index": "a tensor as a size or an index"}
         raise Stopped(f"{words.get(name, f'{name}() of a tensor')} depends on data")
 
@@ -161,6 +177,7 @@ _BY_NAME: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("item", "__bool__", "__float__", "__int__", "__index__"), Calls.item),
     **dict.fromkeys(("__repr__", "__str__", "__format__"), Calls.shown),
     **dict.fromkeys(("numpy", "__array__"), Calls.numpy),
+    "__deepcopy__": Calls.copied,
     **dict.fromkeys(("__reduce_ex__", "__dlpack__", "data_ptr"), Calls.contents),
     "tolist": lambda calls, func, args, kwargs, frame: calls.list_of(args[0], frame),
     "pin_memory": lambda calls, func, args, kwargs, frame: args[0].clone(),

@@ -65,6 +65,7 @@ class Subject:
     move: bool  # whether the variables that the code reads are moved there
     limit: float  # seconds
     cards: tuple[Card, ...] = ()  # cards that are not here; `device` simulates the first
+    guesses: bool = False  # whether `float()` of a tensor is 1, where only memory matters
 
     @property
     def where(self) -> str:
@@ -133,7 +134,7 @@ class _Following:
         mode.take_over([*subject.reads, *subject.namespace.items()])
         self._held.begin()
         go = subject.prepare(self.note)
-        calls = Calls(mode.fake, self._crossings)
+        calls = Calls(mode.fake, self._crossings, subject.guesses)
         install(calls, self.note, self._held, before.virtual)
         attention = None if before.virtual else attend_as_cuda()
         with calls, mode, self._operators:

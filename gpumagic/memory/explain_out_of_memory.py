@@ -17,10 +17,12 @@ from gpumagic import faults
 from gpumagic.display.progress_line import ProgressLine
 from gpumagic.display.units import size
 from gpumagic.memory import holders_by_name
+from gpumagic.memory.memory_report import EXCEPTION, TEMPORARY
 from gpumagic.memory.oom_state import TORCH, OutOfMemoryState, read
 from gpumagic.memory.oom_trials import CodeTrial, Trials
 from gpumagic.memory.out_of_memory import Lever, OutOfMemory
 from gpumagic.memory.smaller_batch import smaller
+from gpumagic.memory.split_rows import in_parts
 from gpumagic.memory.written_forms import forms
 from gpumagic.usercode.files import UserLine, innermost_of, shell, user_namespace
 from gpumagic.usercode.frames import RestOfCode, failed_frames, stored
@@ -95,10 +97,10 @@ def _explained(s: OutOfMemoryState, where: UserLine, t: Trials) -> OutOfMemory:
 def _reason(s: OutOfMemoryState, t: Trials) -> str:
     trial = t.best
     if trial is None or trial.need is None:
-        rows = s.device.holders[:1]
+        rows = [row for row in s.device.holders if row.kind not in (EXCEPTION, TEMPORARY)][:1]
         most = "".join(f", the most by {row.path} ({size(row.nbytes)})" for row in rows)
-        left = f"; this request alone lacks {size(s.short_by)}" if s.short_by > 0 else ""
-        return f"{size(s.device.allocated)} are in use{most}{left}"
+        left = f"; {size(s.wanted)} at once is {size(s.short_by)} more than is left"
+        return f"{size(s.device.allocated)} are in use{most}{left if s.short_by > 0 else ''}"
     if trial.grows_much:
         line, grows = trial.rest.loops[0].lineno, size(trial.need.grows)
         return f"each pass of the loop in line {line} keeps {grows} more"
@@ -121,11 +123,14 @@ def by_figures(s: OutOfMemoryState, t: Trials) -> tuple[str, list[Lever]] | None
 
 def levers(s: OutOfMemoryState, t: Trials) -> list[Lever]:
     """Return the levers that let the cell fit, the cheapest first; if none, all that help."""
-    free, less = (free_kept, delete), (other_form, other_values, keep_less, frozen, no_graph)
+    free, less = (
+        (free_kept, small_views, delete),
+        (other_form, other_values, keep_less, frozen, no_graph),
+    )
     # If each pass keeps more memory, freeing memory only lets the loop run longer.
     first = (free, less) if t.loop is None else (less, free)
     found, enough = list[Lever](), list[Lever]()
-    for group in (*first, (together, smaller, other_gpu, narrower)):
+    for group in (*first, (together, smaller, other_gpu, no_state, narrower)):
         for lever in chain.from_iterable(find(s, t) for find in group):
             found.append(lever)
             if lever.fits or (lever.fits is None and (lever.gives or 0) >= s.short_by):
@@ -201,6 +206,17 @@ def _deleted(
     else:
         do = f"`%gpufree {' '.join(names)}`, which this code does not read"
         yield Lever(do, gives, fits)
+
+
+def small_views(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
+    """Propose a copy of each variable that is a small part of the memory that it keeps."""
+    for name, value in [*s.namespace.items()]:
+        if is_tensor(value) and value.layout is torch_here().strided and value._is_view():
+            gives = s.alone([name]) - value.nbytes
+            if gives > value.nbytes and s.worth(gives):
+                do = f"`{name} = {name}.clone()`: it is a view of {size(value.nbytes)}, and keeps "
+                fits = t.whole.fits(t.whole.need, gives) if t.whole else None
+                yield Lever(f"{do}all of {size(gives + value.nbytes)}", gives, fits)
 
 
 def _unread(s: OutOfMemoryState, rest: RestOfCode, lacking: int) -> list[str]:
@@ -331,7 +347,8 @@ def _each_tensor(change: Callable[[Any], Any], value: Any) -> Any:
 def other_form(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose code that computes the same with less memory."""
     learns = any(rest.backward for rest in s.rests)
-    for form in chain.from_iterable(forms(rest, learns=learns) for rest in s.rests):
+    calls = [] if learns else [r for r in s.rests if r.frame.code.co_name != "forward"]
+    for form in chain(forms(s.rests[0]), *map(in_parts, calls)):
         # A dry run misses the tensors that `torch.load` reads, so it may not run out of memory.
         if t.best is not None or "map_location" in form.new:
             for lever in _helps(t.best or t.every[-1], form.do, form=form):
@@ -398,6 +415,16 @@ def no_graph(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
         path = s.adds_to(t.loop.rest) if t.loop is not None else ""
         grown = next((row.nbytes for row in s.device.holders if row.path == path), 0)
         yield from _helps(t.best, do, grown=grown, within=torch_here().no_grad)
+
+
+def no_state(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
+    """Propose SGD, which keeps no state, where an optimizer's first step runs out of memory."""
+    named = t.best.names if t.best is not None and s.optimizer is not None else {}
+    for name in (name for name, value in named.items() if value is s.optimizer):
+        groups = [{"params": g["params"], "lr": g["lr"]} for g in s.optimizer.param_groups]
+        kind = type(s.optimizer).__name__
+        do = f"`{name} = torch.optim.SGD(…)`: {kind} keeps a state for each parameter, SGD none"
+        yield from _helps(t.best, do, names={name: torch_here().optim.SGD(groups)})
 
 
 def narrower(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:

@@ -338,8 +338,8 @@ class OutOfMemoryState:
     def alone(self, names: Collection[str], *, in_frames: bool = False, graph_of: str = "") -> int:
         """Return the bytes that only `names` hold; with `graph_of`, those in that name's graphs."""
         by = set(names)
-        # Unless `in_frames`, the error's frames count as freed, not as holders.
-        every = by if in_frames else by | self._frames
+        # The error's frames count as freed, not as holders; with `in_frames`, only libraries' do.
+        every = by | ({self._exception} if in_frames else self._frames)
         found = [each for each in self.storages if by & each.roots and each.roots <= every]
         if graph_of:
             found = [each for each in found if graph_of in each.roots and GRAPH in each.path]

@@ -39,6 +39,7 @@ class Need(NamedTuple):
 
     most: int
     grows: int | None = 0  # None if unknown
+    whole: bool = True  # False if the dry run ended early, so `most` is the least need
 
 
 class Trials:
@@ -93,7 +94,7 @@ class Trials:
             return None
         try:
             self._line.update("looking for what would help; Ctrl-C ends it")
-            return dry(Subject(space, [], prepare, None, False, _LIMIT_S))
+            return dry(Subject(space, [], prepare, None, False, _LIMIT_S, guesses=True))
         except GpuError:
             return None
         except KeyboardInterrupt:  # no further dry runs
@@ -164,6 +165,8 @@ class CodeTrial:
             return None
         if need.most > self.room + gives:
             return None if self.grows_much else False
+        if not need.whole:
+            return None
         around = self.trials.around(self)
         steady = self._is_steady(need) and all(each._is_steady(each.need) for each in around)
         return steady or None
@@ -220,12 +223,14 @@ class CodeTrial:
             return follow
 
         run = self.trials.follow(space, prepare)
-        if run is None or (most := run.needed(self._state.name)) is None:
+        if run is None or run.mismatches or run.error:
             return None
+        peak = run.peak.get(self._state.name)
         notes = [each.reason for each in run.unknown if each.reason.startswith(_HELD)]
         held = [int(note.split()[-1]) for note in notes]
         grows = max(held[1] - held[0], 0) if len(held) > 1 else None
-        return Need(most, grows if self._loop else 0)
+        most = 0 if peak is None else peak.needed
+        return Need(most, grows if self._loop else 0, run.complete)
 
     def _passes(self, space: dict[str, Any], note: Any, keep: Any) -> Iterator[None]:
         """Yield once per pass, and note the bytes allocated after each pass."""

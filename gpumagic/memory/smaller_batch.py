@@ -116,6 +116,8 @@ def _is_cut(code: list[ast.stmt], names: list[str]) -> bool:
         part = getattr(node, "value" if is_part else "iter", None)
         cut = getattr(node, "slice", None)
         sliced = isinstance(cut, ast.Slice) and names_read(ast.Expression(cut))
-        if sliced or getattr(part, "id", "") in names:
+        # `x[:, 1:]` has all rows.
+        rows = not isinstance(cut, ast.Tuple) or ast.unparse(cut.elts[0]) != ":"
+        if sliced or (rows and getattr(part, "id", "") in names):
             return True
     return False
