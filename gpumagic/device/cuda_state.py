@@ -165,7 +165,8 @@ def advice(error: BaseException) -> str:
     if re.search(_BAD_INDEX, said):
         return _CHECK
     found = next((name for name, texts in _NO_GPU.items() if re.search(texts, said)), "")
-    if not found or (found == "PyTorch" and sys.modules["torch"].cuda.is_available()):
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    if not found or (found == "PyTorch" and (cuda is None or cuda.is_available())):
         return ""
     works, then = "the CPU works", "it works in a new kernel: restart it, and type that first"
     if found == "PyTorch":

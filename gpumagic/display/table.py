@@ -16,7 +16,7 @@ from importlib import import_module
 from importlib.resources import files
 from itertools import zip_longest
 from math import isfinite
-from textwrap import wrap
+from textwrap import TextWrapper
 from typing import Any
 
 JSON = "application/vnd.gpumagic+json"
@@ -136,6 +136,8 @@ def bar(parts: list[tuple[str, float]], label: str, *, short: bool = False) -> s
 WIDTH = 100
 GLUE = "\N{NO-BREAK SPACE}"  # keeps words on one line, and is shown as a space
 _GAP = "  "
+_PAD = "\0"  # follows each wide character where `TextWrapper` counts characters
+_BREAKS = re.compile(f"([\t\n\v\f\r ]+|.{_PAD})")  # a line may end beside any wide character
 
 
 @dataclass(frozen=True)
@@ -205,8 +207,10 @@ def short(text: str, most: int) -> str:
 def wrapped(text: str, margin: str = "", more: str | None = None, room: int = WIDTH) -> list[str]:
     """Wrap a text; later lines are indented by two, or begin with `more`."""
     more = f"{margin}  " if more is None else more
-    found = wrap(text, room, initial_indent=margin, subsequent_indent=more, break_on_hyphens=False)
-    return [short(line, room) for line in found]  # `wrap` ignores that some characters are wide
+    wrapper = TextWrapper(max(room, 1), margin, more, break_on_hyphens=False)
+    wrapper.wordsep_simple_re = _BREAKS
+    padded = "".join(char + _PAD * (width(char) > 1) for char in text)
+    return [line.replace(_PAD, "") for line in wrapper.wrap(padded)]
 
 
 def lines(
@@ -255,7 +259,7 @@ def _widths(columns: Sequence[Column], room: int) -> list[int]:
 def _row(columns: Sequence[Column], widths: Sequence[int], n: int, room: int) -> list[str]:
     """Return a row's lines, with notes below."""
     cells = [
-        wrap(column.cells[n], most)
+        wrapped(column.cells[n], more="", room=most)
         if column.fit == "wrap"
         else [short(column.cells[n], most) if column.fit else column.cells[n]]
         for column, most in zip(columns, widths, strict=True)
@@ -263,8 +267,7 @@ def _row(columns: Sequence[Column], widths: Sequence[int], n: int, room: int) ->
     found = [_line(parts, columns, widths) for parts in zip_longest(*cells, fillvalue="")]
     for k, column in enumerate(columns):
         indent = " " * sum(most + len(_GAP) for most in widths[:k])
-        note = wrap(column.note(n), max(room - len(indent), column.least), subsequent_indent="  ")
-        found += [indent + line for line in note]
+        found += wrapped(column.note(n), indent, room=max(room, len(indent) + column.least))
     return found
 
 

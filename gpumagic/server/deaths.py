@@ -129,7 +129,6 @@ class Deaths:
         if -code in _CRASHES:
             words = (signal.strsignal(-code) or "").lower()
             return "crashed", f"crashed ({words}, signal {-code})"
-        killed = f"was killed (signal {-code})"
         if -code == _KILL:
             with self._lock:
                 if self._killed:
@@ -137,8 +136,8 @@ class Deaths:
                     return "out-of-memory", "was killed by the out-of-memory killer"
                 full = any(part >= _FULL for at, part in self._filled if now - at <= _RECENT_S)
             if full:
-                return "perhaps-out-of-memory", f"{killed}, probably for lack of RAM,"
-        return "killed", killed
+                return "perhaps-out-of-memory", "was killed (signal 9, probably for lack of RAM)"
+        return "killed", f"was killed (signal {-code})"
 
     def _ram(self, trail: Trail, now: float) -> list[str]:
         """Return the kernel's RAM at its last measurement, and its growth."""

@@ -237,8 +237,8 @@ def first_cause(checks: Iterable[Check]) -> list[Check]:
 
 def _state_files() -> Check:
     folder = state_folder()
-    there = next(path for path in (folder, *folder.parents) if path.exists())
-    if os.access(there, os.W_OK):
+    there = next(path for path in (folder, *folder.parents) if os.path.exists(path))
+    if os.access(there, os.W_OK | os.X_OK):
         return Check("state files", True, f"virtual GPUs are published in {folder}")
     found = f"{there} cannot be written: other kernels will not see virtual GPUs"
     return Check("state files", False, found, "set GPUMAGIC_RUNTIME_DIR to a folder of yours")

@@ -17,6 +17,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from glob import glob
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -159,9 +160,10 @@ def write_file(path: Path, content: bytes) -> None:
 def read(folder: Path | None = None) -> list[VirtualState]:
     """Return all virtual GPUs of this user's living processes, by process and ordinal."""
     own = [state for publisher in list(_live) for state in publisher.states()]
-    paths = (folder or state_folder()).glob("*.state")
-    others = [path for path in paths if not own or path.stem != str(os.getpid())]
-    found = own + [state for path in others for state in read_file(path)]
+    folder = folder or state_folder()
+    # Unlike `Path.glob`, this raises no error if the folder is unreadable.
+    names = {*glob("*.state", root_dir=folder)} - {f"{os.getpid()}.state" if own else ""}
+    found = own + [state for name in names for state in read_file(folder / name)]
     return sorted(found, key=lambda state: state.pid)
 
 
@@ -227,14 +229,15 @@ def publish_death(death: cuda_state.Death) -> None:
 
 def unpublish_death() -> None:
     """Remove the file of `publish_death`: a virtual GPU that was dead is usable again."""
-    (state_folder() / f"{os.getpid()}.dead").unlink(missing_ok=True)
+    with suppress(OSError):
+        (state_folder() / f"{os.getpid()}.dead").unlink()
 
 
 def dead_cuda() -> list[Problem]:
     """Return a problem for each live process whose CUDA is dead, this process first."""
     death = cuda_state.death()  # the sampler's thread must not call CUDA
     found = [] if death is None else [Problem("cuda-dead", death.said, death.cure)]
-    for path in sorted(state_folder().glob("*.dead")):
+    for path in map(state_folder().joinpath, sorted(glob("*.dead", root_dir=state_folder()))):
         if death is None or path.stem != str(os.getpid()):
             told = _read(path, lambda header, _: (str(header["cause"]), str(header["cure"])))
             found += [Problem("cuda-dead", *told)] if told else []

@@ -43,6 +43,9 @@ class NamesReader(ast.NodeVisitor):
     ) -> None:
         self.read: dict[str, None] = {}
         self.bound: set[str] = set()
+        self._sometimes: set[str] = set()  # names that some branches, or := in comprehensions, bind
+        self._declared: set[str] = set()  # global and nonlocal
+        self._seen_inside: set[str] | None = None  # by nested scopes, if this is a class's
         self._transform = transform
         self._values = values
 
@@ -91,6 +94,7 @@ class NamesReader(ast.NodeVisitor):
             self.visit_all(branch)
             ends.append(self.bound)
         self.bound = set.intersection(*ends)
+        self._sometimes.update(*ends)
 
     def visit_If(self, node: ast.If | ast.IfExp) -> None:
         self.visit(node.test)
@@ -131,45 +135,43 @@ class NamesReader(ast.NodeVisitor):
     visit_ExceptHandler = visit_MatchAs = visit_MatchStar = visit_MatchMapping = _named
 
     # -- nested scopes
-    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-        self.visit_all(node.decorator_list, node.returns)
-        self._function(node.args, node.body, node.name)
-        self.bound.add(node.name)
+    def _function(self, node: Any) -> None:
+        for part in ("decorator_list", "args", "returns"):
+            self.visit_all(getattr(node, part, None))
+        params = [a.arg for a in ast.iter_child_nodes(node.args) if isinstance(a, ast.arg)]
+        self.bound.update([node.name] if hasattr(node, "name") else [])
+        self._scope(node.body, params)
 
-    visit_AsyncFunctionDef = visit_FunctionDef
-
-    def visit_Lambda(self, node: ast.Lambda) -> None:
-        self._function(node.args, [node.body])
-
-    def _function(self, args: ast.arguments, body: list[Any], *names: str) -> None:
-        parameters = [a for a in ast.iter_child_nodes(args) if isinstance(a, ast.arg)]
-        self.visit_all(args.defaults, args.kw_defaults, [a.annotation for a in parameters])
-        inner = [each for node in body for each in ast.walk(node)]
-        local = {*names, *(a.arg for a in parameters)}
-        local |= {n.id for n in inner if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-        for node in inner:
-            if isinstance(node, (ast.Global, ast.Nonlocal)):
-                local -= set(node.names)
-        # Local names hide the cell's. The body may run any time from now on, so a name that the
-        # cell binds only later counts as read.
-        before, self.bound = self.bound, self.bound | local
-        self.visit_all(body)
-        self.bound = before
+    visit_FunctionDef = visit_AsyncFunctionDef = visit_Lambda = _function
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         self.visit_all(node.decorator_list, node.bases, node.keywords)
-        before = set(self.bound)
-        self.visit_all(node.body)
-        self.bound = before | {node.name}
+        self._scope(node.body, of_class=True)
+        self.bound.add(node.name)
 
     def _comprehension(self, node: Any) -> None:
-        before = set(self.bound)
-        for each in node.generators:
-            self.visit_all(each.iter, each.target, each.ifs)
-        self.visit_all([node.key, node.value] if isinstance(node, ast.DictComp) else node.elt)
-        self.bound = before
+        first, *others = ([each.iter, each.target, each.ifs] for each in node.generators)
+        self.visit(first.pop(0))  # the only part that runs outside the nested scope
+        value = [node.key, node.value] if isinstance(node, ast.DictComp) else node.elt
+        self._scope([first, others, value])
+        self._sometimes |= {n.target.id for n in ast.walk(node) if isinstance(n, ast.NamedExpr)}
 
     visit_ListComp = visit_SetComp = visit_GeneratorExp = visit_DictComp = _comprehension
+
+    def _scope(self, body: Any, params: list[str] | None = None, of_class: bool = False) -> None:
+        """Visit a nested scope, which does not see the names of a class around it."""
+        seen = self.bound if self._seen_inside is None else self._seen_inside
+        inner = NamesReader(self._transform, self._values)
+        inner.bound, inner._seen_inside = {*seen, *(params or ())}, seen if of_class else None
+        inner.visit_all(body)
+        local = set() if params is None else (inner.bound | inner._sometimes) - inner._declared
+        # The body may run any time from now on, so a name that the cell binds only later counts.
+        self.read.update(dict.fromkeys(name for name in inner.read if name not in local))
+
+    def visit_Global(self, node: ast.Global | ast.Nonlocal) -> None:
+        self._declared.update(node.names)
+
+    visit_Nonlocal = visit_Global
 
     # -- tensors of which only metadata is read
     def _is_tensor(self, node: ast.AST) -> bool:

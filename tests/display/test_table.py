@@ -42,6 +42,21 @@ def test_what_has_no_room_is_cut_or_goes_on_below_itself():
     assert " ".join(lines).split() == ["first", *["word"] * 30]
 
 
+@pytest.mark.parametrize("room", [2, 3, 60, 61, 100])
+@pytest.mark.parametrize("text", ["漢" * 120, "a漢" * 80, "漢字 and words " * 9])
+def test_wide_characters_are_wrapped_by_width(text, room):
+    column = Column("", [text], fit="wrap", least=room)
+    for lines in (table.wrapped(text, more="", room=room), table.lines([column], room=room)):
+        assert max(map(table.width, lines)) <= room
+        assert "".join(lines).replace(" ", "") == text.replace(" ", "")
+
+
+def test_a_wide_note_is_wrapped_and_empty_cells_are_shown():
+    noted = Column("", ["x"], notes=["漢" * 50])
+    lines = table.lines([noted, Column("", [""], fit="wrap")], room=60)
+    assert [table.width(line) for line in lines] == [1, 60, 42]
+
+
 def test_a_no_break_space_keeps_words_together_and_is_shown_as_a_space():
     cell = f"{'x' * 80} cuda:1{table.GLUE}3.1{table.GLUE}GiB"
     lines = table.lines([Column("", ["held by"]), Column("", [cell], fit="wrap")])

@@ -497,3 +497,11 @@ def test_a_traceback_shows_the_line_as_it_was_typed(ip):
     ip.run("%%ongpu 1 --quiet\ndef made(): 1 / 0")
     file = ip.ns["made"].__code__.co_filename
     assert linecache.getlines(file) == ["# %%ongpu 1 --quiet\n", "def made(): 1 / 0\n"]
+
+
+@pytest.mark.parametrize("comment", ["see f(); g", "it's f();", '"a" isn\'t f()', "\\');"])
+def test_a_comment_may_contain_any_code(ip, comment):
+    done = ip.run(f"%%ongpu 1 --quiet # {comment}\ndef made(): 1 / 0")
+    assert done.success, done.text
+    file = ip.ns["made"].__code__.co_filename
+    assert linecache.getlines(file)[0] == f"# %%ongpu 1 --quiet # {comment}\n"

@@ -113,7 +113,7 @@ def test_a_kill_while_ram_was_full_is_probable_and_says_so(container):
     container.has(100, kills=0)
     death = container.dies(KILL)
     assert death.cause == "perhaps-out-of-memory"
-    assert "killed (signal 9), probably for lack of RAM" in death.title
+    assert death.title == "train.ipynb's kernel was killed (signal 9, probably for lack of RAM)"
     container.now += 60
     plain = container.dies(KILL)
     assert (plain.cause, plain.title) == (

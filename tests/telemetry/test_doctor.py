@@ -66,6 +66,17 @@ def test_a_machine_without_anything(tmp_path: Path) -> None:
     assert found["torch"].ok is None
 
 
+@pytest.mark.parametrize("shut", ["a file", "x" * 300])
+def test_a_runtime_directory_that_cannot_be_entered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shut: str
+) -> None:
+    (tmp_path / "a file").touch()
+    monkeypatch.setenv("GPUMAGIC_RUNTIME_DIR", str(tmp_path / shut / "runtime"))
+    found = look(tmp_path)["state files"]
+    assert found.ok is (shut != "a file")
+    assert found.ok or found.found.startswith(f"{tmp_path / shut} cannot be written")
+
+
 def test_a_machine_with_everything(tmp_path: Path) -> None:
     machine(
         tmp_path,

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpumagic.telemetry import state_files
+from gpumagic.telemetry.snapshot import Host
 from gpumagic.telemetry.state_files import (
     BUSY_NS,
     RESERVED,
@@ -243,3 +244,31 @@ def test_the_folder_can_be_chosen(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.delenv("GPUMAGIC_RUNTIME_DIR")
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     assert state_files.state_folder().name == "virtual"
+
+
+@pytest.fixture(params=["a name too long", "no permission"])
+def unreachable(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[Path]:
+    """A runtime directory below a folder that this user may not enter."""
+    shut = tmp_path / ("x" * 300 if "long" in request.param else "shut")
+    if "long" not in request.param:
+        if os.name != "posix" or os.geteuid() == 0:
+            pytest.skip("all folders are open to this user")
+        shut.mkdir(mode=0)
+    monkeypatch.setenv("GPUMAGIC_RUNTIME_DIR", str(shut / "runtime"))
+    yield shut
+    if shut.name == "shut":
+        shut.chmod(0o700)
+
+
+def test_a_folder_that_cannot_be_entered_hides_only_other_processes(unreachable: Path) -> None:
+    made = Publisher(FACTS)
+    try:
+        assert made.path is None
+        source = state_files.VirtualSource()
+        assert [gpu.uuid for gpu in source.gpus(Host())] == ["GPU-v0", "GPU-v1"]
+        assert source.problems() == []
+        state_files.unpublish_death()
+    finally:
+        made.close()
