@@ -22,7 +22,6 @@ from gpumagic.memory.oom_state import TORCH, OutOfMemoryState, read
 from gpumagic.memory.oom_trials import CodeTrial, Trials
 from gpumagic.memory.out_of_memory import Lever, OutOfMemory
 from gpumagic.memory.smaller_batch import smaller
-from gpumagic.memory.split_rows import in_parts
 from gpumagic.memory.written_forms import forms
 from gpumagic.usercode.files import UserLine, innermost_of, shell, user_namespace
 from gpumagic.usercode.frames import RestOfCode, failed_frames, stored
@@ -347,13 +346,12 @@ def _each_tensor(change: Callable[[Any], Any], value: Any) -> Any:
 def other_form(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose code that computes the same with less memory."""
     learns = any(rest.backward for rest in s.rests)
-    calls = [] if learns else [r for r in s.rests if r.frame.code.co_name != "forward"]
-    for form in chain(forms(s.rests[0]), *map(in_parts, calls)):
+    for form in chain.from_iterable(forms(rest, learns=learns) for rest in s.rests):
         # A dry run misses the tensors that `torch.load` reads, so it may not run out of memory.
         if t.best is not None or "map_location" in form.new:
             for lever in _helps(t.best or t.every[-1], form.do, form=form):
                 yield lever
-                if lever.fits:
+                if lever.fits is not False:
                     return
 
 

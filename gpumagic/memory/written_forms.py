@@ -35,6 +35,9 @@ _DIFFERENCES = "sub(unsqueeze(x, 1), unsqueeze(y, 0))", "sub(unsqueeze(x, 1), y)
 _SCALES = {"{}": "1.0", "mul({}, s)": "s", "div({}, s)": "1 / s"}
 _MASKS = {"{}": "", "masked_fill({}, m, i)": ", attn_mask=~m", "add({}, m)": ", attn_mask=m"}
 _DROPS = {"{}": "", "dropout({}, p)": ", dropout_p=p"}
+# Each row of these results depends on a single row of `x`, so `x` can be split.
+_PAIRS = {"cdist(x, y)": "torch.cdist(rows, y)", "matmul(x, y)": "(rows @ y)"}
+_REDUCED = "argmin", "argmax", "amin", "amax", "sum", "mean"
 
 
 def _forms() -> Iterator[tuple[str, str]]:
@@ -49,6 +52,9 @@ def _forms() -> Iterator[tuple[str, str]]:
         given = f"q, k, v{mask}{drop}, scale={scale}"
         form = f"matmul({dropped.format(f'softmax({scores}, -1)')}, v)"
         yield form, f"F.scaled_dot_product_attention({given})"
+    for (pair, some), name, dim in product(_PAIRS.items(), _REDUCED, ("1", "-1")):
+        new = f"torch.cat([{some}.{name}({dim}) for rows in x.split(PART)])"
+        yield f"{name}({pair}, {dim})", new
 
 
 _PARSED = [(ast.parse(form, mode="eval").body, new) for form, new in _forms()]
@@ -57,6 +63,11 @@ _MORE = {"load": 'map_location="cpu"', "vmap": "chunk_size=16", "jacrev": "chunk
 _MINUS_INFINITY = re.compile(r"inf|-1e|\.min$")
 _OPERATORS = {"MatMult": "matmul", "Add": "add", "Sub": "sub", "Mult": "mul", "Div": "div"}
 _ALIKE = _OPERATORS | {"Pow": "pow", "T": "transpose", "mT": "transpose", "bmm": "matmul"}
+
+
+_PARTS = 8, 64  # into how many parts a batch is split
+# Methods that keep rows apart; those of `_REDUCED` do so along the last dimension.
+_EACH = "to", "cuda", "cpu", "float", "half", "detach", "relu", "sigmoid", "tanh", "exp"
 
 
 class Form(NamedTuple):
@@ -80,8 +91,8 @@ class Form(NamedTuple):
             self.block[:] = before
 
 
-def forms(rest: RestOfCode) -> Iterator[Form]:
-    """Yield replacements for the code around the failed statement."""
+def forms(rest: RestOfCode, *, learns: bool) -> Iterator[Form]:
+    """Yield replacements for the code around the failed statement; `learns` if gradients follow."""
     block: list[Any] = block_of(rest.failed) if rest.failed is not None else []
     first = block.index(rest.failed) if block else 0
     kinds = (ast.Assign, ast.Expr, ast.Return)
@@ -89,16 +100,21 @@ def forms(rest: RestOfCode) -> Iterator[Form]:
     nodes: list[tuple[int, Any]] = [(n, node) for n in simple for node in ast.walk(block[n])]
     for at, node in nodes:
         for form, new in _PARSED:
-            reader = FormReader(rest.frame, block, at)
+            reader = _Reader(rest.frame, block, at)
             if reader.fits(form, node, at) and first in reader.used and reader.is_same(new):
-                yield from reader.replaced(node, reader.filled(new))
-        reader = FormReader(rest.frame, block, at)
+                for rows in reader.row_counts() if "PART" in new else (0,):
+                    made = reader.filled(new.replace("PART", str(rows)))
+                    yield from reader.replaced(node, made)
+        reader = _Reader(rest.frame, block, at)
         if isinstance(node, ast.Call) and (more := _MORE.get(reader.call(node, at)[0])):
             (new,) = _expression(f"f({more})").keywords
             given = [word for word in node.keywords if word.arg != new.arg]
             yield from reader.replaced(node, ast.Call(node.func, node.args, [*given, new]))
+        if isinstance(node, ast.Call) and not learns and rest.frame.code.co_name != "forward":
+            for whole, part in reader.in_parts(node):
+                yield from reader.replaced(whole, part)
     if block and rest.loops:
-        yield from FormReader(rest.frame, block, first).collected(rest.loops[0])
+        yield from _Reader(rest.frame, block, first).collected(rest.loops[0])
 
 
 def _expression(text: str) -> Any:
@@ -115,6 +131,13 @@ class _Swap(ast.NodeTransformer):
         return self._change(node) or self.generic_visit(node)
 
 
+def _of_rows(layer: Any) -> bool:
+    """Whether each row of a layer's result depends only on that row of its batch."""
+    if hasattr(layer, "running_mean") and layer.training:
+        return False
+    return getattr(layer, "batch_first", True) and getattr(layer, "dim", -1) != 0
+
+
 def _unsqueezed(node: ast.Subscript) -> tuple[str, list[ast.expr]]:
     """Read `x[:, None]` as `unsqueeze` and its operands."""
     index = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
@@ -124,7 +147,7 @@ def _unsqueezed(node: ast.Subscript) -> tuple[str, list[ast.expr]]:
     return "", []
 
 
-class FormReader:
+class _Reader:
     """Match an expression against a form, and write its replacement."""
 
     def __init__(self, frame: FailedFrame, block: list[Any], at: int) -> None:
@@ -209,6 +232,34 @@ class FormReader:
             return "", []  # its first argument is the order
         is_torchs = (getattr(value, "__module__", None) or "torch").startswith("torch")
         return _ALIKE.get(name, name) if is_torchs or value is MISSING else "", given
+
+    def in_parts(self, node: Any) -> Iterator[tuple[ast.expr, ast.expr]]:
+        """Yield a module's call, with methods of its result, and code that splits its batch."""
+        batch: Any = node.args[0] if len(node.args) == 1 else None
+        while getattr(getattr(batch, "func", None), "attr", "") in _EACH:
+            batch = batch.func.value
+        model, x = map(self._frame.scope.value, (node.func, batch or node))
+        if not is_module(model) or not is_tensor(x) or x.dim() < 2:
+            return
+        while getattr(node.parent, "attr", "") in (*_EACH, *_REDUCED):
+            call = node.parent.parent
+            given = [*map(ast.unparse, (*call.args, *(key.value for key in call.keywords)))]
+            if node.parent.attr in _REDUCED and given[:1] not in (["1"], ["-1"]):
+                break
+            node = call
+        part = ast.Name("rows")
+        text = ast.unparse(_Swap(lambda each: part if each is batch else None).visit(node))
+        _Swap(lambda each: batch if each is part else None).visit(node)
+        self._found["x"] = batch, self._at
+        for rows in self.row_counts() if all(map(_of_rows, model.modules())) else ():
+            split = f"{ast.unparse(batch)}.split({rows})"
+            yield node, _expression(f"torch.cat([{text} for rows in {split}])")
+
+    def row_counts(self) -> list[int]:
+        """Return numbers of rows for the parts of `x`: the first that fits is proposed."""
+        x = self._frame.scope.value(self._found["x"][0])
+        count = len(x) if is_tensor(x) and x.dim() else 0
+        return [2 ** (count // parts).bit_length() // 2 for parts in _PARTS if count >= parts]
 
     def filled(self, new: str) -> ast.expr:
         """Return a replacement with expressions in place of its letters."""
