@@ -120,6 +120,12 @@ def test_a_copy_that_follows():
     check(step, net, torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9), torch.randn(64, 64))
 
 
+def test_a_copy_has_no_gradients():
+    net = mlp()
+    net(torch.randn(8, 64)).sum().backward()
+    check(copy.deepcopy, net)
+
+
 def test_a_loop_that_evaluates():
     def step(net, xs, ys):
         losses, right = [], 0

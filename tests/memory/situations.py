@@ -439,6 +439,37 @@ SITUATIONS = [
         "keep `.item()` of a number or `.detach()` in `state`",
     ),
     Notebook(
+        "a state whose graph the failing backward pass holds too",
+        [
+            "rnn = nn.GRU(16, 64, batch_first=True).cuda()\ntext = torch.ones(128, 400, 16)\n"
+            "def epoch():\n    h = torch.zeros(1, 128, 64, device='cuda')\n"
+            "    for n in range(0, 400, 20):\n"
+            "        out, h = rnn(text[:, n:n + 20].cuda(), h)\n"
+            "        out.square().mean().backward(retain_graph=True)",
+        ],
+        "epoch()",
+        "keep `.item()` of a number or `.detach()` in `h`",
+    ),
+    Notebook(
+        "a teacher with gradients, in a step that returns a number",
+        [
+            f"{PERCEPTRON}teacher = copy.deepcopy(wide)\nstudent = nn.Linear(64, 512).cuda()\n"
+            "opt = torch.optim.SGD(student.parameters(), lr=0.1)\n"
+            "def step(X):\n    loss = (student(X) - teacher(X)).square().mean()\n"
+            "    loss.backward()\n    return float(loss)"
+        ],
+        "for n in range(2):\n    print(step(X[:250]))",
+        "`teacher.requires_grad_(False)`: no optimizer trains it",
+    ),
+    Notebook(
+        "a small view of a large tensor",
+        ["raw = mib(40).view(-1, 1024)\nthumb = raw[:, :4]\ndel raw"],
+        "other = mib(30)",
+        "`thumb = thumb.clone()`: it is a view of 160 KiB",
+        39.8,
+        True,
+    ),
+    Notebook(
         "coordinates that a network reads with its graph",
         ["net = nn.Sequential(nn.Linear(2, 256), nn.ReLU(), nn.Linear(256, 3)).cuda()"],
         "n = torch.linspace(0, 1, 200, device='cuda')\nxy = torch.cartesian_prod(n, n)\n"

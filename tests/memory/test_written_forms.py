@@ -55,6 +55,10 @@ CASES = {
         "def embed(model, x):\n    with torch.no_grad():\n"
         "        return model(x.to(D)).relu().mean(1)\nout = embed(net, x)",
     ),
+    "a mean of outer products": (
+        "x, y = torch.randn(400, 300, device=D), torch.randn(400, 200, device=D)",
+        "outer = x[:, :, None] * y.unsqueeze(1)\nout = outer.mean(dim=0)",
+    ),
     "copies of rows": (MATRICES, "z = x.repeat(1, 1, 1)\nout = x[None].repeat(900, 1, 1)[-1]"),
     "parts of a result": (
         MATRICES,
