@@ -35,14 +35,19 @@ _ENGINE = ["-m", "gpumagic.cluster.launching"]
 _ENGINE += ["--IPEngine.wait_for_url_file=60", "--IPEngine.timeout=30"]
 _MOST_VIRTUAL = 64
 
-# By launcher: its variables for the rank and the local rank, which selects an engine's GPU. Other
-# launchers' variables are ignored: the kernel's environment may have some, such as torchrun's.
-_LAUNCHER, _LOCAL = "GPUMAGIC_LAUNCHER", "GPUMAGIC_LOCAL_RANK"
+# By launcher: its variables for the rank, the local rank, which selects an engine's GPU, and the
+# number of ranks on the host. Other launchers' variables are ignored: the kernel's environment may
+# have some, such as torchrun's.
+_LAUNCHER, _LOCAL, _HERE = "GPUMAGIC_LAUNCHER", "GPUMAGIC_LOCAL_RANK", "GPUMAGIC_RANKS_HERE"
+_OMPI = "OMPI_COMM_WORLD_"
 _RANKS = {
-    "local": {"RANK": ""},
-    "ssh": {"RANK": _LOCAL},
-    "slurm": {"SLURM_PROCID": "SLURM_LOCALID"},
-    "mpi": {"OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_LOCAL_RANK", "PMI_RANK": "MPI_LOCALRANKID"},
+    "local": [("RANK", "", "WORLD_SIZE")],
+    "ssh": [("RANK", _LOCAL, _HERE)],
+    "slurm": [("SLURM_PROCID", "SLURM_LOCALID", _HERE)],
+    "mpi": [
+        (f"{_OMPI}RANK", f"{_OMPI}LOCAL_RANK", f"{_OMPI}LOCAL_SIZE"),
+        ("PMI_RANK", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    ],
 }
 FIRST = "GPUMAGIC_FIRST_ENGINE"
 """The variable with ipyparallel's id of the engine that has rank 0 in this start."""
@@ -90,9 +95,6 @@ class Plan:
         if self.local:  # gloo and NCCL must listen on loopback only
             name = "lo0" if sys.platform == "darwin" else "lo"
             found |= {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name}
-        if "OMP_NUM_THREADS" not in os.environ:  # share the cores; torchrun would set one thread
-            share = (os.cpu_count() or 1) // max(self.count, 1)
-            found["OMP_NUM_THREADS"] = str(max(1, share))
         return found
 
     @property
@@ -150,7 +152,7 @@ def ssh(hosts: str, ip: str | None, python: str | None) -> Plan:
         there = python or sys.executable
         options = {"engines": {host: 1}, "remote_python": there, **_command(there)}
         for local_rank in range(int(number or 1)):
-            environment = {"RANK": str(len(sets)), _LOCAL: str(local_rank)}
+            environment = {"RANK": str(len(sets)), _LOCAL: str(local_rank), _HERE: number or "1"}
             sets.append(EngineSet((len(sets),), environment, options))
     return Plan("ssh", tuple(sets), ip or _address(names), f"{len(sets)} engines on {hosts}")
 
@@ -164,7 +166,7 @@ def slurm(size: str, partition: str | None, ip: str | None) -> Plan:
     asked = [f"--nodes={nodes}", f"--ntasks={count}", f"--gpus-per-node={each}"]
     asked += [f"--partition={partition}"] if partition else []
     options = {"options": "\n".join(f"#SBATCH {line}" for line in asked), **_command()}
-    one = EngineSet(tuple(range(count)), {}, options)
+    one = EngineSet(tuple(range(count)), {_HERE: each}, options)
     description = f"{count} engines started by Slurm"
     return Plan("slurm", (one,), ip or _address([""]), description, os.path.expanduser("~"))
 
@@ -201,10 +203,12 @@ async def stop_elsewhere(cluster: Any) -> None:
 
 # -- being an engine
 def take_place(environment: MutableMapping[str, str]) -> None:
-    """Set the rank for `torch.distributed`, and leave one GPU visible."""
+    """Set the rank for `torch.distributed` and its share of the cores; leave one GPU visible."""
     names = _RANKS[environment[_LAUNCHER]]
-    rank, local = next(pair for pair in names.items() if pair[0] in environment)
+    rank, local, here = next(each for each in names if each[0] in environment)
     environment["RANK"], environment["LOCAL_RANK"] = environment[rank], "0"  # one GPU is visible
+    share = (os.cpu_count() or 1) // int(environment.get(here) or environment["WORLD_SIZE"])
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, share)))  # torchrun would set one thread
     environment.pop("LOCAL_WORLD_SIZE", None)
     if local in environment:
         known = [each for each in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if each]
