@@ -35,20 +35,18 @@ _ENGINE = ["-m", "gpumagic.cluster.launching"]
 _ENGINE += ["--IPEngine.wait_for_url_file=60", "--IPEngine.timeout=30"]
 _MOST_VIRTUAL = 64
 
-# By launcher: its variables for the rank, the local rank, which selects an engine's GPU, and the
-# number of ranks on the host. Other launchers' variables are ignored: the kernel's environment may
-# have some, such as torchrun's.
-_LAUNCHER, _LOCAL, _HERE = "GPUMAGIC_LAUNCHER", "GPUMAGIC_LOCAL_RANK", "GPUMAGIC_RANKS_HERE"
-_OMPI = "OMPI_COMM_WORLD_"
+# By launcher: its variables for the rank and the local rank, which selects an engine's GPU. Other
+# launchers' variables are ignored: the kernel's environment may have some, such as torchrun's.
+_LAUNCHER, _LOCAL = "GPUMAGIC_LAUNCHER", "GPUMAGIC_LOCAL_RANK"
 _RANKS = {
-    "local": [("RANK", "", "WORLD_SIZE")],
-    "ssh": [("RANK", _LOCAL, _HERE)],
-    "slurm": [("SLURM_PROCID", "SLURM_LOCALID", _HERE)],
-    "mpi": [
-        (f"{_OMPI}RANK", f"{_OMPI}LOCAL_RANK", f"{_OMPI}LOCAL_SIZE"),
-        ("PMI_RANK", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-    ],
+    "local": {"RANK": ""},
+    "ssh": {"RANK": _LOCAL},
+    "slurm": {"SLURM_PROCID": "SLURM_LOCALID"},
+    "mpi": {"OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_LOCAL_RANK", "PMI_RANK": "MPI_LOCALRANKID"},
 }
+# The number of ranks on a host: as planned, or as a launcher by MPI says; else that of all ranks.
+_HERE = "GPUMAGIC_RANKS_HERE"
+_SIZES = (_HERE, "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "WORLD_SIZE")
 FIRST = "GPUMAGIC_FIRST_ENGINE"
 """The variable with ipyparallel's id of the engine that has rank 0 in this start."""
 MARK = "GPUMAGIC_CLUSTER"
@@ -124,7 +122,7 @@ def local(asked: str) -> Plan:
     # HIP_VISIBLE_DEVICES takes no UUIDs.
     shows = "ROCR_VISIBLE_DEVICES" if device.torch_build().hip else "CUDA_VISIBLE_DEVICES"
     sets = tuple(
-        EngineSet((rank,), {shows: name, "RANK": str(rank)}, _command())
+        EngineSet((rank,), {shows: name, "RANK": str(rank), _HERE: str(len(names))}, _command())
         for rank, name in enumerate(names)
     )
     return Plan("local", sets, description=f"{many(len(names), kind)} of this machine")
@@ -205,9 +203,9 @@ async def stop_elsewhere(cluster: Any) -> None:
 def take_place(environment: MutableMapping[str, str]) -> None:
     """Set the rank for `torch.distributed` and its share of the cores; leave one GPU visible."""
     names = _RANKS[environment[_LAUNCHER]]
-    rank, local, here = next(each for each in names if each[0] in environment)
+    rank, local = next(pair for pair in names.items() if pair[0] in environment)
     environment["RANK"], environment["LOCAL_RANK"] = environment[rank], "0"  # one GPU is visible
-    share = (os.cpu_count() or 1) // int(environment.get(here) or environment["WORLD_SIZE"])
+    share = (os.cpu_count() or 1) // int(next(filter(None, map(environment.get, _SIZES))))
     environment.setdefault("OMP_NUM_THREADS", str(max(1, share)))  # torchrun would set one thread
     environment.pop("LOCAL_WORLD_SIZE", None)
     if local in environment:
