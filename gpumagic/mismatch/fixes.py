@@ -12,15 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gpumagic.mismatch.explanation import (
-    NEAR,
-    Edit,
-    Fix,
-    around,
-    before_loops,
-    bracketed,
-    total,
-)
+from gpumagic.mismatch.explanation import NEAR, Edit, Fix, around, before_loops, bracketed, total
 from gpumagic.mismatch.operand import Part, Reader, device_of, full
 from gpumagic.mismatch.operation import (
     OPERATIONS,
