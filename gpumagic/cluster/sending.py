@@ -56,7 +56,7 @@ def _state(tensor: torch.Tensor) -> State:
 
 
 def file_in_rank(file: str) -> str:
-    """Return the file name of code in ranks, where a kernel's name of a cell tells no number."""
+    """Return the file name of code in ranks; a cell's has the cell's number, as In [3]."""
     number = re.match(r"In \[(\d+)\]", label(file))
     if number is None and not file.startswith("<"):
         return file
