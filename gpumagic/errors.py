@@ -3,8 +3,9 @@
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 
@@ -73,14 +74,10 @@ def library_needed(library: str, what: str, install: str) -> Iterator[None]:
         raise GpuError(said) from None
 
 
-def torch_needed(what: str) -> AbstractContextManager[None]:
-    """Turn a missing torch in this context into a GpuError that says how to install it."""
-    return library_needed("torch", what, '"gpumagic[torch]"')
-
-
-def cluster_needed(what: str) -> AbstractContextManager[None]:
-    """Turn a missing ipyparallel in this context into a GpuError that says how to install it."""
-    return library_needed("ipyparallel", what, '"gpumagic[cluster]"')
+torch_needed = partial(library_needed, "torch", install='"gpumagic[torch]"')
+"""`library_needed` for torch, called with the feature that needs it."""
+cluster_needed = partial(library_needed, "ipyparallel", install='"gpumagic[cluster]"')
+"""`library_needed` for ipyparallel."""
 
 
 class CrossDeviceWarning(UserWarning):

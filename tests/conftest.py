@@ -97,7 +97,7 @@ def _nothing_is_left(request):
     assert torch.is_grad_enabled()
     assert not swap.installed()
     assert placement() is None
-    assert not dispatch.measuring()
+    assert not dispatch.meters
     assert attribute.running == ()
     ours = [t for t in threading.enumerate() if t.name.startswith("gputime")]
     for thread in ours:

@@ -66,6 +66,7 @@ class State(NamedTuple):
 
     values: dict[str, Any]
     put: Callable[[dict[str, Any]], object]
+    same: tuple[str, ...] = ()  # paths whose values must equal the checkpoint's
 
 
 def _state(name: str, space: dict[str, Any], saved: dict[str, Any]) -> State:
@@ -118,7 +119,7 @@ def _optimizer(optimizer: Optimizer, saved: dict[str, Any]) -> State:
             state.setdefault(int(number), {})[key] = given[path]
         optimizer.load_state_dict({"state": state, "param_groups": given["groups"]})
 
-    return State(values, put)
+    return State(values, put, ("of",))
 
 
 def _slot(at: Any, parameter: Any = None) -> Any:
@@ -212,7 +213,7 @@ def restore(directory: str) -> Checkpoint:
             warnings.simplefilter("ignore")  # torch warns that each rank reads alone
             dcp.load(read, checkpoint_id=path, planner=planner, no_dist=True)
         for name, each in found.items():
-            if each.values.get("of", 0) != read.get(f"{name}/of", 0):
+            if any(each.values[key] != read[f"{name}/{key}"] for key in each.same):
                 raise GpuError(f"{name}: its class or shapes differ from the checkpoint's")
         return path
 

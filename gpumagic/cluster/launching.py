@@ -44,6 +44,9 @@ _RANKS = {
     "slurm": {"SLURM_PROCID": "SLURM_LOCALID"},
     "mpi": {"OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_LOCAL_RANK", "PMI_RANK": "MPI_LOCALRANKID"},
 }
+# The number of ranks on a host: as planned, or as a launcher by MPI says; else that of all ranks.
+_HERE = "GPUMAGIC_RANKS_HERE"
+_SIZES = (_HERE, "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "WORLD_SIZE")
 FIRST = "GPUMAGIC_FIRST_ENGINE"
 """The variable with ipyparallel's id of the engine that has rank 0 in this start."""
 MARK = "GPUMAGIC_CLUSTER"
@@ -90,9 +93,6 @@ class Plan:
         if self.local:  # gloo and NCCL must listen on loopback only
             name = "lo0" if sys.platform == "darwin" else "lo"
             found |= {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name}
-        if "OMP_NUM_THREADS" not in os.environ:  # share the cores; torchrun would set one thread
-            share = (os.cpu_count() or 1) // max(self.count, 1)
-            found["OMP_NUM_THREADS"] = str(max(1, share))
         return found
 
     @property
@@ -122,7 +122,7 @@ def local(asked: str) -> Plan:
     # HIP_VISIBLE_DEVICES takes no UUIDs.
     shows = "ROCR_VISIBLE_DEVICES" if device.torch_build().hip else "CUDA_VISIBLE_DEVICES"
     sets = tuple(
-        EngineSet((rank,), {shows: name, "RANK": str(rank)}, _command())
+        EngineSet((rank,), {shows: name, "RANK": str(rank), _HERE: str(len(names))}, _command())
         for rank, name in enumerate(names)
     )
     return Plan("local", sets, description=f"{many(len(names), kind)} of this machine")
@@ -150,7 +150,7 @@ def ssh(hosts: str, ip: str | None, python: str | None) -> Plan:
         there = python or sys.executable
         options = {"engines": {host: 1}, "remote_python": there, **_command(there)}
         for local_rank in range(int(number or 1)):
-            environment = {"RANK": str(len(sets)), _LOCAL: str(local_rank)}
+            environment = {"RANK": str(len(sets)), _LOCAL: str(local_rank), _HERE: number or "1"}
             sets.append(EngineSet((len(sets),), environment, options))
     return Plan("ssh", tuple(sets), ip or _address(names), f"{len(sets)} engines on {hosts}")
 
@@ -164,7 +164,7 @@ def slurm(size: str, partition: str | None, ip: str | None) -> Plan:
     asked = [f"--nodes={nodes}", f"--ntasks={count}", f"--gpus-per-node={each}"]
     asked += [f"--partition={partition}"] if partition else []
     options = {"options": "\n".join(f"#SBATCH {line}" for line in asked), **_command()}
-    one = EngineSet(tuple(range(count)), {}, options)
+    one = EngineSet(tuple(range(count)), {_HERE: each}, options)
     description = f"{count} engines started by Slurm"
     return Plan("slurm", (one,), ip or _address([""]), description, os.path.expanduser("~"))
 
@@ -201,10 +201,12 @@ async def stop_elsewhere(cluster: Any) -> None:
 
 # -- being an engine
 def take_place(environment: MutableMapping[str, str]) -> None:
-    """Set the rank for `torch.distributed`, and leave one GPU visible."""
+    """Set the rank for `torch.distributed` and its share of the cores; leave one GPU visible."""
     names = _RANKS[environment[_LAUNCHER]]
     rank, local = next(pair for pair in names.items() if pair[0] in environment)
     environment["RANK"], environment["LOCAL_RANK"] = environment[rank], "0"  # one GPU is visible
+    share = (os.cpu_count() or 1) // int(next(filter(None, map(environment.get, _SIZES))))
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, share)))  # torchrun would set one thread
     environment.pop("LOCAL_WORLD_SIZE", None)
     if local in environment:
         known = [each for each in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if each]

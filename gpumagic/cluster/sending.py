@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 from weakref import WeakValueDictionary
+from zlib import crc32
 
 import cloudpickle  # type: ignore[import-untyped]
 import torch
@@ -55,9 +56,11 @@ def _state(tensor: torch.Tensor) -> State:
 
 
 def file_in_rank(file: str) -> str:
-    """Return the file name for a cell's code in ranks, which do not have the notebook's files."""
-    number = re.search(r"\d+", label(file))
-    return f"<ipython-input-{number[0] if number else 0}-rank>"
+    """Return the file name of code in ranks; a cell's has the cell's number, as In [3]."""
+    number = re.match(r"In \[(\d+)\]", label(file))
+    if number is None and not file.startswith("<"):
+        return file
+    return f"<ipython-input-{number[1] if number else 0}-{crc32(file.encode()):08x}>"
 
 
 def _code_in_rank(code: types.CodeType, sources: dict[str, str]) -> types.CodeType:

@@ -268,8 +268,10 @@ class CellOnDevices:
 def _refuse_magics(tree: ast.Module) -> None:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and getattr(node.func, "attr", "") in _MAGICS:
-            name = "%" + str(ast.literal_eval(node.args[0]))
+            said = ast.unparse(node.func)
+            if node.args and isinstance(node.args[0], ast.Constant):
+                said = f"%{node.args[0].value!s}"
             raise GpuError(
-                f"the cell says {name}, and a magic runs on the notebook's own variables; "
+                f"the cell says {said}, and a magic runs on the notebook's own variables; "
                 "leave that line out"
             )

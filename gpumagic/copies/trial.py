@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import builtins
 import time
-import types
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -52,12 +51,9 @@ class CopiedVariables:
         self.sent = 0  # part of `nbytes` that came from another device
         self.notes: tuple[str, ...] = ()
         self.function = function
-        # The module in which the code runs. Names that the code does not read are not copied.
-        self._module = types.ModuleType(namespace.get("__name__") or "__main__")
-        self.globals = vars(self._module)
-        self.globals.clear()
-        # torch's dispatch modes in Python look up built-in names here.
-        self.globals.update({"__builtins__": builtins, **namespace})
+        # Names that the code does not read are not copied. torch's dispatch modes in Python look up
+        # built-in names here.
+        self.globals = {"__builtins__": builtins, **namespace}
         self._namespace, self._stays, self._others = namespace, stays, others
         self.storages = StorageCopier(others)
         values = {n: namespace[n] for n in names if n in namespace and n != "__builtins__"}
@@ -84,7 +80,7 @@ class CopiedVariables:
         if emptied:
             for name in [n for n in space if not n.startswith("__")]:
                 del space[name]
-        del space, self._module
+        del space
         if any(reference() is not None for reference in made):
             # Functions, classes and hooks form cycles, which only the collector frees.
             cuda_state.collect()

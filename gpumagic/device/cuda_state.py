@@ -9,7 +9,8 @@ import gc
 import re
 import sys
 import warnings
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -182,6 +183,18 @@ def room(device: Any) -> int:
     cuda = sys.modules["torch"].cuda
     cached = cuda.memory_reserved(device) - cuda.memory_allocated(device)
     return int(cuda.mem_get_info(device)[0] + cached)
+
+
+@contextmanager
+def no_collections() -> Iterator[None]:
+    """Disable garbage collection in a block."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def collect() -> None:

@@ -72,8 +72,7 @@ class Confinement:
             bars.tqdm.monitor_interval = 0
         setattr(threading.Thread, "start", refusing("starting a thread: a dry run does not"))  # noqa: B010
         setattr(ThreadPoolExecutor, "submit", _at_once)  # noqa: B010
-        asks = refusing("asking for input: a dry run does not")
-        builtins.input = getpass.getpass = asks
+        builtins.input = getpass.getpass = refusing("asking for input: a dry run does not")
         self._import_without_fakes()
         sys.addaudithook(self._audit)
         return held_by_the_kernel()

@@ -28,7 +28,7 @@ from gpumagic.ledger.attribute import count_for
 from gpumagic.ledger.entry import Count, Ledger, locate, merged
 from gpumagic.usercode.files import in_cell
 from gpumagic.virtual.networks import added
-from gpumagic.virtual.scratch import IN_PARTS, rule_of, temporary_bytes
+from gpumagic.virtual.scratch import IN_PARTS, RULES, temporary_bytes
 
 C: Any = torch._C
 aten: Any = torch.ops.aten
@@ -111,7 +111,7 @@ class Operators(TorchDispatchMode):
         for tensor in tree_leaves(out):
             if isinstance(tensor, FakeTensor):
                 self._held.add(tensor, replaced)
-        if (rule := rule_of(name)) and isinstance(args[0], Tensor) and args[0].is_cuda:
+        if (rule := RULES.get(name)) and isinstance(args[0], Tensor) and args[0].is_cuda:
             device = args[0].device
             self._held.pass_through(str(device), temporary_bytes(rule, device, args, out))
         return out

@@ -145,7 +145,10 @@ class _Following:
                     self._bring(self._target)
                 subject.reads.clear()  # else they keep memory alive that the code frees
                 variables = _Variables(subject.namespace)
-                self._start_clock()
+                self._timed = True
+                signal.signal(signal.SIGALRM, self._time_is_up)
+                # Repeat it: an exception is lost where Python cannot raise, as in a finalizer.
+                signal.setitimer(signal.ITIMER_REAL, subject.limit, 0.2)
                 named = go()
             new = [*variables.assigned(), *((n, v) for n, v in named.items() if v is not None)]
             assigned = tuple(describe(name, value) for name, value in new)
@@ -211,12 +214,6 @@ class _Following:
                 self._error, self._error_at = error, where
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
-
-    def _start_clock(self) -> None:
-        self._timed = True
-        signal.signal(signal.SIGALRM, self._time_is_up)
-        # Repeat the signal: an exception is lost where Python cannot raise, as in a finalizer.
-        signal.setitimer(signal.ITIMER_REAL, self._subject.limit, 0.2)
 
     def _time_is_up(self, number: int, frame: FrameType | None) -> None:
         if self._timed:

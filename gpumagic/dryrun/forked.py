@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 from gpumagic import faults
+from gpumagic.device.cuda_state import no_collections
 from gpumagic.errors import GpuError
 from gpumagic.isolation.settings import deferred
 
@@ -82,13 +83,10 @@ def _work_in_child(work: Callable[[], Any], sender: Connection) -> None:
         os.setpgid(0, 0)  # a signal to the child's group must not reach the parent
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGKILL)
-        collects = gc.isenabled()
-        gc.disable()  # a collection could unmap memory that is about to be replaced
-        _detach(keep=sender.fileno())
-        # Keep inherited objects: destroying a process group would wait for threads that are gone.
-        gc.freeze()
-        if collects:
-            gc.enable()
+        with no_collections():  # a collection could unmap memory that is about to be replaced
+            _detach(keep=sender.fileno())
+            # Keep inherited objects: destroying a group would wait for threads that are gone.
+            gc.freeze()
         faults.forget()  # later faults are sent to the parent
         try:
             done, value = True, work()

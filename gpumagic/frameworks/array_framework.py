@@ -25,13 +25,12 @@ from gpumagic.frameworks.framework import Counting, Framework, Split, too_late, 
 from gpumagic.frameworks.watching import CopyCounting
 from gpumagic.ledger.entry import Tally
 from gpumagic.moving.moved import Left, Moved, Moves, Origin, Origins, keep_origins
-from gpumagic.usercode.frames import FailedFrame, errors, failed_frames
+from gpumagic.usercode.frames import OWN_SCOPES, FailedFrame, errors, failed_frames
 from gpumagic.usercode.values import MISSING, PLAIN, defined_in, own
 
 _IN_PLACE = (list, deque, dict, defaultdict, OrderedDict)
 _CAPTURED = "a function has captured it: give it as an argument, or make it in this cell"
 _LITERALS = (ast.List, ast.Tuple, ast.Dict)
-_OWN_SCOPES = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 _origins: dict[tuple[str, str], Origin] = {}
 """Origins of variables that cells moved for good, by the framework's and the variable's name."""
@@ -283,7 +282,7 @@ def operands(
 ) -> Iterator[tuple[ast.expr, Sequence[Any]]]:
     """Yield the largest expressions in a node whose values contain arrays, with their arrays."""
     for child in ast.iter_child_nodes(node):
-        if isinstance(child, _OWN_SCOPES):
+        if isinstance(child, OWN_SCOPES):
             continue
         whole = isinstance(child, ast.expr) and not isinstance(child, _LITERALS)
         value = frame.scope.value(child) if whole else MISSING

@@ -269,17 +269,6 @@ class FrameworksOn:
 NO_OTHERS = FrameworksOn(CPU)
 
 
-def replace(stack: ExitStack, owner: Any, name: str, ours: Any) -> None:
-    """Replace an attribute; closing `stack` restores it, unless other code has replaced it."""
-    real = vars(owner)[name]
-    setattr(owner, name, ours)
-
-    @stack.callback
-    def put_back() -> None:
-        if vars(owner).get(name) is ours:
-            setattr(owner, name, real)
-
-
 def too_late(framework: str, there: int, wanted: int) -> str:
     """Return the error text for a framework that started with too few devices for virtual GPUs."""
     devices = f"{there} CPU device{'s' * (there != 1)}"

@@ -25,11 +25,10 @@ import numpy
 
 from gpumagic.errors import GpuError
 from gpumagic.frameworks import watching
-from gpumagic.frameworks.framework import replace
 from gpumagic.frameworks.watching import Call, CopyCounting, inside_of
 from gpumagic.ledger.entry import OFTEN, USER, Count, Entry, kinds
 from gpumagic.ledger.ledger_view import ADVISERS, Advice, all_but_one
-from gpumagic.usercode.files import called, in_cell, name_in, shell
+from gpumagic.usercode.files import called, in_cell, name_in, replace, shell
 
 
 def advise(entry: Entry) -> Advice | None:

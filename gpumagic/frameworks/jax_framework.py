@@ -25,9 +25,10 @@ from jax.tree_util import tree_flatten, tree_structure, treedef_is_leaf
 from gpumagic.device import Device, here
 from gpumagic.errors import GpuError
 from gpumagic.frameworks.array_framework import ArrayFramework, arrays_in, failures, operands
-from gpumagic.frameworks.framework import Place, Pool, Split, replace, too_late
+from gpumagic.frameworks.framework import Place, Pool, Split, too_late
 from gpumagic.frameworks.jax_copies import JaxCopies, as_code, can_be_put
 from gpumagic.mismatch.explanation import Edit, Explanation, Operand, expression, total
+from gpumagic.usercode.files import replace
 from gpumagic.usercode.frames import FailedFrame, statement
 from gpumagic.usercode.values import MISSING
 

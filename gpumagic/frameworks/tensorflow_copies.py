@@ -20,10 +20,10 @@ from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import context
 from tensorflow.python.framework import constant_op, op_callbacks, op_def_registry
 
-from gpumagic.frameworks.framework import replace
 from gpumagic.frameworks.watching import PRINTING, Call, CopyCounting, inside_of
 from gpumagic.ledger.entry import OFTEN, Count, Entry, Tally
 from gpumagic.ledger.ledger_view import ADVISERS, Advice
+from gpumagic.usercode.files import replace
 
 _SOFT = "soft placement; tf.config.set_soft_device_placement(False) makes it an error"
 

@@ -20,9 +20,10 @@ from tensorflow.python.eager import context
 from gpumagic.device import Device, here
 from gpumagic.errors import GpuError
 from gpumagic.frameworks.array_framework import ArrayFramework, failures
-from gpumagic.frameworks.framework import Place, Pool, Split, replace, too_late
+from gpumagic.frameworks.framework import Place, Pool, Split, too_late
 from gpumagic.frameworks.tensorflow_copies import TensorFlowCopies, size_of
 from gpumagic.mismatch.explanation import Explanation, expression
+from gpumagic.usercode.files import replace
 
 _STAYS = "TensorFlow's variables stay where they were made; make it in this cell"
 _COPIED = ", or copy it here: {}"

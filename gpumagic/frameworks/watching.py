@@ -21,7 +21,7 @@ from gpumagic.frameworks.framework import Framework
 from gpumagic.frameworks.known import counted_here
 from gpumagic.ledger import ledger_view
 from gpumagic.ledger.attribute import refusal
-from gpumagic.ledger.entry import DISPLAY, PRINT, Count, Ledger, Tally, locate, of_thread
+from gpumagic.ledger.entry import DISPLAY, PRINT, Count, Ledger, Tally, locate
 from gpumagic.usercode.files import in_cell, is_ours, module_of
 
 
@@ -225,9 +225,7 @@ class CopyCounting:
             frame = frame.f_back
         if frame is not None and is_ours(frame.f_code.co_filename):
             return None
-        user, via = locate(frame)
-        if user is None:  # then code on a thread that began a count has caused the call
-            user = next(filter(None, (of_thread(one.thread) for one in self._running)), None)
+        user, via = locate(frame, self._running)
         return Call(user, frame, via or (PRINT if printing else ""), function)
 
     def counts(

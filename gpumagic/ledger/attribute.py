@@ -29,7 +29,6 @@ from gpumagic.ledger.entry import (
     is_implicit,
     kinds,
     locate,
-    of_thread,
     opcode,
 )
 from gpumagic.ledger.ledger_view import EXPLICIT, advise
@@ -123,7 +122,8 @@ def counts(what: What, tensor: Any) -> Sequence[Count]:
         user, via = inner, ""
         key = (what, id(inner.f_code), inner.f_lasti, _ident())
     else:
-        user, via = _led_to(inner, watching)
+        user, via = locate(inner, watching)
+        via = ENGINE if inner is None else via  # a C++ thread, which the user's code started
         key = (what, via, _at(inner), _at(user), _ident())
     known = watching[0].tally.counts.get(key)
     if known is not None and known.warned and len(watching) == 1:
@@ -152,17 +152,6 @@ def _alarmed(
         if alarm is not None and not count.warned and (alarm.strict or watch is watching[0]):
             alarm(count, tensor)
     return found
-
-
-def _led_to(
-    inner: FrameType | None, watching: Sequence[ActiveWatch]
-) -> tuple[FrameType | None, str]:
-    """Return the user's frame that called a library or started a C++ thread, and `Entry.via`."""
-    user, via = locate(inner)
-    if user is None:
-        user = next(filter(None, (of_thread(watch.thread) for watch in watching)), None)
-        via = ENGINE if inner is None else via
-    return user, via
 
 
 def _at(frame: FrameType | None) -> tuple[int, int] | None:

@@ -24,7 +24,7 @@ from gpumagic.ledger import attribute, copy_kernels
 from gpumagic.ledger.attribute import HOST, Alarm, add, counts, here, serials
 from gpumagic.ledger.copy_kernels import INDEXING, WAITS, After, Kernel, counted, read_by
 from gpumagic.ledger.entry import Memory, Tally
-from gpumagic.usercode.files import is_ours, unseen
+from gpumagic.usercode.files import is_ours, replace, unseen
 
 
 def patch_synchronizing(stack: ExitStack) -> None:
@@ -39,13 +39,7 @@ def patch_synchronizing(stack: ExitStack) -> None:
 
 def _swap(stack: ExitStack, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
     real = vars(owner)[name]
-    ours = functools.wraps(real)(wrap(real))
-    setattr(owner, name, ours)
-
-    @stack.callback
-    def put_back() -> None:
-        if vars(owner).get(name) is ours:
-            setattr(owner, name, real)
+    replace(stack, owner, name, functools.wraps(real)(wrap(real)))
 
 
 def _numbered(print_tensor: Callable[..., str]) -> Callable[..., str]:
@@ -254,11 +248,11 @@ class MemoryMeter:
     def start(self) -> None:
         """Start measuring every device that CUDA has initialized."""
         for index, (allocated, peak, allocations) in _read_memory():
-            for meter in _meters:  # the reset erases the peak, which running meters need
+            for meter in meters:  # the reset erases the peak, which running meters need
                 meter._peaks[index] = max(meter._peaks.get(index, 0), peak)
             torch.cuda.reset_peak_memory_stats(index)
             self._before[index] = allocated, allocations
-        _meters.append(self)
+        meters.append(self)
 
     def read(self) -> list[Memory]:
         """Return the memory of each device so far."""
@@ -272,17 +266,13 @@ class MemoryMeter:
 
     def stop(self) -> list[Memory]:
         """Return the memory of each device with allocations since `start`."""
-        if self in _meters:
-            _meters.remove(self)
+        if self in meters:
+            meters.remove(self)
         return [memory for memory in self.read() if memory.allocations]
 
 
-_meters: list[MemoryMeter] = []
-
-
-def measuring() -> bool:
-    """Whether any meter is running."""
-    return bool(_meters)
+meters: list[MemoryMeter] = []
+"""All running meters."""
 
 
 def _read_memory() -> list[tuple[int, tuple[int, int, int]]]:

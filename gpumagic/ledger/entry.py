@@ -185,8 +185,11 @@ class _Kinds(dict[str, str]):
 kinds = _Kinds()
 
 
-def locate(frame: FrameType | None) -> tuple[FrameType | None, str]:
-    """Return the user's innermost frame at or above `frame`, and how it reached `frame`."""
+def locate(frame: FrameType | None, watches: Iterable[Any] = ()) -> tuple[FrameType | None, str]:
+    """Return the user's innermost frame at or above `frame`, and how it reached `frame`.
+
+    If there is none, return the user's frame on the `thread` of one of the watches: it led here.
+    """
     via, first = "", frame
     while frame is not None:
         kind = kinds[frame.f_code.co_filename]
@@ -195,12 +198,8 @@ def locate(frame: FrameType | None) -> tuple[FrameType | None, str]:
         if kind not in (IN_FRONT, LIBRARY) and (kind != ENGINE or frame is first):
             via = kind
         frame = frame.f_back
-    return None, via
-
-
-def of_thread(ident: int | None) -> FrameType | None:
-    """Return the user's innermost frame that another thread runs now."""
-    return None if ident is None else locate(sys._current_frames().get(ident))[0]
+    others = (locate(sys._current_frames().get(watch.thread))[0] for watch in watches)
+    return next(filter(None, others), None), via
 
 
 def is_implicit(operator: str, via: str, code: CodeType | None, at: int) -> bool:

@@ -12,7 +12,6 @@ import traceback
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from types import TracebackType
 from typing import Any
 
 from IPython.core.compilerop import PyCF_MASK
@@ -21,6 +20,7 @@ from IPython.display import display
 from gpumagic.display.progress_line import ProgressLine
 from gpumagic.errors import GpuError, cluster_needed, show_as, torch_needed
 from gpumagic.magics.arguments import on_cluster
+from gpumagic.usercode.frames import steps_of
 from gpumagic.usercode.sweep import parse, range_of
 
 # Magics that choose a device, as IPython translates them to Python.
@@ -244,14 +244,10 @@ def _progressing(shell: Any, asked: Any, name: str) -> Iterator[ProgressLine]:
 
 def _begin_at(shell: Any, error: BaseException, name: str) -> None:
     """Make the traceback begin at the user's line in the file `name`, as in a plain cell."""
-    trace: TracebackType | None = error.__traceback__
-    while trace is not None:
-        file = trace.tb_frame.f_code.co_filename
-        if file == name or file.startswith(_TEXT):
-            break
-        trace = trace.tb_next
-    if trace is not None:
-        begin, show = trace, shell.InteractiveTB.structured_traceback
+    users, steps = (name, _TEXT), steps_of(error.__traceback__)
+    begin = next((tb for tb in steps if tb.tb_frame.f_code.co_filename.startswith(users)), None)
+    if begin is not None:
+        show = shell.InteractiveTB.structured_traceback
         show_as(error, lambda: list(show(type(error), error, begin, tb_offset=0)))
     elif type(error).__name__ == "OutOfMemoryError":  # while the inputs were copied
         _show_briefly(error)

@@ -23,7 +23,7 @@ from gpumagic.frameworks.framework import Place, library_of, place_of, wholes
 from gpumagic.frameworks.known import imported, started
 from gpumagic.gputable import SYSTEM, Holder, holders
 from gpumagic.memory.memory_report import UNREACHED, DeviceMemory, MemoryHolder, MemoryReport
-from gpumagic.memory.object_graph import Paths, Root, Walk, Way, is_other_array, no_collections
+from gpumagic.memory.object_graph import Paths, Root, Walk, Way, is_other_array
 from gpumagic.memory.roots import KeptOutputs, Roots, walk_unreachable
 from gpumagic.telemetry import collect
 from gpumagic.telemetry.snapshot import GpuSample
@@ -78,7 +78,7 @@ def find(
     """
     torch = torch_here()
     # Torch functions are disabled so that no `__torch_function__` of the user's code runs.
-    with no_collections(), torch._C.DisableTorchFunction() if torch else nullcontext():
+    with cuda_state.no_collections(), torch._C.DisableTorchFunction() if torch else nullcontext():
         allocator = allocator or allocations()
         roots = Roots(namespace)
         walk = Walk([*roots.closed(), *closed], roots.is_users_class)
@@ -281,7 +281,7 @@ def memory(*what: object) -> MemoryReport:
     names, gpus = names_and_gpus(what, namespace)
     is_output = KeptOutputs(namespace).has
     parts = [Root(n, value_of(n, namespace)) for n in names if n not in namespace or is_output(n)]
-    with no_collections():  # until the visited objects are released
+    with cuda_state.no_collections():  # until the visited objects are released
         allocator = allocations()
         found = find(namespace, before=parts, allocator=allocator)
         shown = [with_holders(each, found, allocator, names) for each in figures()]

@@ -15,7 +15,7 @@ import threading
 import types
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from traceback import walk_stack
 from typing import Any, NamedTuple
 
@@ -71,18 +71,6 @@ class Edge(NamedTuple):
     step: str
     kind: str = ""
     kept_for: Any = None  # the parameter whose gradient or optimizer state the child is
-
-
-@contextmanager
-def no_collections() -> Iterator[None]:
-    """Disable garbage collection in a block that makes many objects but no garbage."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
 
 
 class Walk:

@@ -14,15 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gpumagic.mismatch.explanation import (
-    NEAR,
-    Edit,
-    Fix,
-    around,
-    before_loops,
-    bracketed,
-    total,
-)
+from gpumagic.mismatch.explanation import NEAR, Edit, Fix, around, before_loops, bracketed, total
 from gpumagic.mismatch.operand import Part, Reader, device_of, full
 from gpumagic.mismatch.operation import (
     OPERATIONS,

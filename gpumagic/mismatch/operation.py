@@ -14,20 +14,8 @@ from typing import Any
 
 from torch import nn
 
-from gpumagic.mismatch.operand import (
-    NAMED,
-    Part,
-    Reader,
-    is_torch,
-    tensors_of,
-    words,
-)
-from gpumagic.usercode.frames import (
-    FailedFrame,
-    function_of,
-    parents,
-    statement,
-)
+from gpumagic.mismatch.operand import NAMED, Part, Reader, is_torch, tensors_of, words
+from gpumagic.usercode.frames import FailedFrame, function_of, parents, statement
 from gpumagic.usercode.values import of_function
 
 
@@ -293,11 +281,6 @@ def nodes_around(node: ast.AST, kinds: Any) -> list[Any]:
     return [each for each in found if isinstance(each, kinds) and function_of(each) is scope]
 
 
-def _first_line(node: ast.AST) -> int:
-    stmt = statement(node)
-    return stmt.lineno if stmt is not None else 0
-
-
 # -- the rest of the code
 def also_needed(frame: FailedFrame, node: ast.AST, odd: Iterable[Part], target: str) -> list[Part]:
     """Return named tensors that must move too: later code combines them with the moved `odd`."""
@@ -351,7 +334,9 @@ def _leaves(step: ast.AST, reader: Reader) -> list[Part]:
 
 def _steps(node: ast.AST) -> list[Any]:
     """Return the operations and assignments from a node's statement on, inner ones first."""
-    found = [step for step in nodes_around(node, _STEPS) if step.lineno >= _first_line(node)]
+    stmt = statement(node)
+    first = stmt.lineno if stmt is not None else 0
+    found = [step for step in nodes_around(node, _STEPS) if step.lineno >= first]
     return sorted(found, key=lambda n: (n.end_lineno, n.end_col_offset, -n.lineno, -n.col_offset))
 
 

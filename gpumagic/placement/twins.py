@@ -28,7 +28,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from gpumagic.placement import Placement, in_force, placement, suspended, traced_device
 from gpumagic.placement.dataloader import deliver
-from gpumagic.usercode.files import is_users, leave_out_ours, module_of, unseen
+from gpumagic.usercode.files import leave_out_ours, module_of, unseen, user_frame
 
 Function = Callable[..., Any]
 Args = tuple[Any, ...]
@@ -77,8 +77,7 @@ def _library_at(frame: FrameType | None, given: object) -> str:
 
 def _is_users(given: object, frame: FrameType | None) -> bool:
     """Whether this string is from the user's code or variables: ``pipeline(device="cuda:0")``."""
-    while frame is not None and not is_users(frame.f_code.co_filename):
-        frame = frame.f_back
+    frame = user_frame(frame)
     if frame is None or given != _FIRST:
         return False
     held = (*frame.f_code.co_consts, *frame.f_locals.values(), *frame.f_globals.values())
@@ -322,12 +321,6 @@ class _LegacyType(type):
 _TENSOR_TYPE = type(torch.FloatTensor)
 
 
-def _legacy(real: Any) -> Function:
-    # Tensor.type(cls) reads the class's C name: "torch.FloatTensor".
-    name = f"torch.{real.__name__.rsplit('.', 1)[-1]}"
-    return _LegacyType(name, (), {"real": real})
-
-
 # -- functions of libraries that read the default device, or choose devices for threads
 def _checked(check: Function, args: Args, kwargs: dict[str, Any], _: FrameType | None) -> Any:
     """Adapt a check of a `device_map`, which without accelerate refuses a default device."""
@@ -406,7 +399,9 @@ def twins() -> Iterator[tuple[Any, str, Any, Any]]:
                 yield owner, name, value, made[value]
     for name, value in list(vars(torch).items()):
         if type(value) is _TENSOR_TYPE:
-            yield torch, name, value, _legacy(value)
+            # Tensor.type(cls) reads the class's C name: "torch.FloatTensor".
+            kind = f"torch.{value.__name__.rsplit('.', 1)[-1]}"
+            yield torch, name, value, _LegacyType(kind, (), {"real": value})
     yield torch, "device", _device, _device_twin
     # Seeds, samplers and shared memory belong on the host.
     iterate = DataLoader.__iter__

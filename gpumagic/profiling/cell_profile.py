@@ -101,7 +101,8 @@ def html(profile: CellProfile) -> str:
     rows = table.html(_columns(profile), css="gm-titled", fold=table.Fold(_LINES))
     notes = "".join(tag("div", note, "gm-note") for note in _notes(profile))
     head = f"<div>{coded(_sentence(profile))}</div>"
-    return block(head + _timeline(profile) + rows + notes, "table", "comparison")
+    head += _timeline(profile) if profile.moments else ""
+    return block(head + rows + notes, "table", "comparison")
 
 
 # -- the sentence

@@ -133,10 +133,11 @@ class LineClock:
         """When the last statement of the cell ended; 0 while one runs."""
 
     def start(self) -> None:
-        """Trace the user's innermost frame and the frames that it calls."""
+        """Trace the user's innermost frame, from its next line on, and the frames that it calls."""
         self._bias, self.ended = _bias(), perf_counter_ns()
         if (frame := user_frame(sys._getframe(1))) is not None:
-            frame.f_trace = self._called(frame, "call", None)
+            self._codes[id(frame.f_code)] = frame.f_code, in_cell(frame)[0]
+            frame.f_trace = self._changed
         sys.settrace(self._called)
 
     def stop(self) -> None:
@@ -146,6 +147,8 @@ class LineClock:
         if not self.ended:
             self.ended = perf_counter_ns()
             self._add(self._began, self.ended - self._began)
+        if self._code:
+            self._add(self.ended - self._short, self._short)
 
     def _called(self, frame: FrameType, event: str, given: Any) -> Any:
         code = frame.f_code
@@ -172,7 +175,7 @@ class LineClock:
             # Code that awaits something stays at its line.
             ends = given is None or opcode(frame.f_code, frame.f_lasti).startswith("RETURN")
             at = None if ends else frame
-        if at is None:
+        if at is None or not at.f_lineno:  # the code of a statement begins at line 0
             self.ended = now
         else:
             self._code, self._line = id(at.f_code), at.f_lineno

@@ -233,17 +233,6 @@ def unpublish_death() -> None:
         (state_folder() / f"{os.getpid()}.dead").unlink()
 
 
-def dead_cuda() -> list[Problem]:
-    """Return a problem for each live process whose CUDA is dead, this process first."""
-    death = cuda_state.death()  # the sampler's thread must not call CUDA
-    found = [] if death is None else [Problem("cuda-dead", death.said, death.cure)]
-    for path in map(state_folder().joinpath, sorted(glob("*.dead", root_dir=state_folder()))):
-        if death is None or path.stem != str(os.getpid()):
-            told = _read(path, lambda header, _: (str(header["cause"]), str(header["cure"])))
-            found += [Problem("cuda-dead", *told)] if told else []
-    return found
-
-
 class VirtualSource(Source):
     """Samples of this user's virtual GPUs, and the processes whose CUDA is dead."""
 
@@ -266,5 +255,11 @@ class VirtualSource(Source):
         ]
 
     def problems(self) -> list[Problem]:
-        """Return a problem for each process whose CUDA is dead."""
-        return dead_cuda()
+        """Return a problem for each live process whose CUDA is dead, this process first."""
+        death = cuda_state.death()  # the sampler's thread must not call CUDA
+        found = [] if death is None else [Problem("cuda-dead", death.said, death.cure)]
+        for path in map(state_folder().joinpath, sorted(glob("*.dead", root_dir=state_folder()))):
+            if death is None or path.stem != str(os.getpid()):
+                told = _read(path, lambda header, _: (str(header["cause"]), str(header["cure"])))
+                found += [Problem("cuda-dead", *told)] if told else []
+        return found

@@ -9,7 +9,6 @@ here is left, on the devices or in the variables.
 
 from __future__ import annotations
 
-import gc
 import math
 import statistics
 import threading
@@ -24,6 +23,7 @@ from itertools import repeat
 from typing import Any
 
 from gpumagic.copies.trial import Trial
+from gpumagic.device.cuda_state import no_collections
 from gpumagic.frameworks.framework import Framework
 from gpumagic.isolation.settings import thread_modes
 from gpumagic.isolation.worker import Worker, wait_for_all
@@ -56,14 +56,9 @@ class Stopwatch:
     @contextmanager
     def undisturbed(self) -> Iterator[None]:
         """Synchronize, then run the block without garbage collection, as `timeit` does."""
-        collects = gc.isenabled()
-        gc.disable()
-        try:
+        with no_collections():
             self.wait()
             yield
-        finally:
-            if collects:
-                gc.enable()
 
     def times(self, run: _Loop, number: int) -> _Times:
         """Run, and return when it began, when Python continued, and when all work was done."""

@@ -14,6 +14,7 @@ import sys
 import sysconfig
 import textwrap
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
@@ -314,9 +315,20 @@ def _columns(code: CodeType, at: int) -> str:
     return b" ".join(row.strip() for row in rows).decode(errors="replace")
 
 
-# -- tracebacks without gpumagic's frames
+# -- functions that stand in for others, and tracebacks without their frames
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+def replace(stack: ExitStack, owner: Any, name: str, ours: Any) -> None:
+    """Replace an attribute; closing `stack` restores it, unless other code has replaced it."""
+    real = vars(owner)[name]
+    setattr(owner, name, ours)
+
+    @stack.callback
+    def put_back() -> None:
+        if vars(owner).get(name) is ours:
+            setattr(owner, name, real)
 
 
 def leave_out_ours(error: BaseException) -> None:

@@ -52,7 +52,7 @@ def cut_ours(error: BaseException) -> None:
     Below the user's innermost frame, only the frames of patches of torch or Python are removed.
     """
     for each in errors(error):
-        chain = _chain(each.__traceback__)
+        chain = steps_of(each.__traceback__)
         files = [tb.tb_frame.f_code.co_filename for tb in chain]
         last = max((n for n, file in enumerate(files) if is_users(file)), default=0)
         ours = [stands_in(file) or (n < last and _runs(file)) for n, file in enumerate(files)]
@@ -68,7 +68,7 @@ def _runs(file: str) -> bool:
 
 def end_at_user(error: BaseException) -> None:
     """End an error's traceback at the user's innermost frame, as if that frame had raised it."""
-    chain = _chain(error.__traceback__)
+    chain = steps_of(error.__traceback__)
     users = (tb for tb in reversed(chain) if is_users(tb.tb_frame.f_code.co_filename))
     if (last := next(users, None)) is not None:
         last.tb_next = None
@@ -91,10 +91,11 @@ def libraries_hidden(error: BaseException) -> Iterator[None]:
 def tracebacks(error: BaseException) -> Iterator[TracebackType]:
     """Yield every step of the tracebacks of an exception and of its causes."""
     for each in errors(error):
-        yield from _chain(each.__traceback__)
+        yield from steps_of(each.__traceback__)
 
 
-def _chain(trace: TracebackType | None) -> list[TracebackType]:
+def steps_of(trace: TracebackType | None) -> list[TracebackType]:
+    """Return the steps of a traceback, the outermost first."""
     chain = []
     while trace is not None:
         chain.append(trace)
@@ -173,7 +174,7 @@ def failed_frames(traceback: TracebackType | None) -> list[FailedFrame]:
     found: list[FailedFrame] = []
     library: FrameType | None = None
     timed = False
-    for tb in reversed(_chain(traceback)[-_FRAMES:]):
+    for tb in reversed(steps_of(traceback)[-_FRAMES:]):
         filename = tb.tb_frame.f_code.co_filename
         if is_users(filename):
             # Skip the frame of `%%time` itself, because the timed code is in the same cell.
@@ -187,7 +188,7 @@ def failed_frames(traceback: TracebackType | None) -> list[FailedFrame]:
 
 # -- nodes that enclose a node
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-_OWN_SCOPES = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Lambda)
+OWN_SCOPES = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Lambda)
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 
 
@@ -211,7 +212,7 @@ def function_of(node: ast.AST) -> ast.AST | None:
 def in_own_scope(node: ast.AST) -> bool:
     """Whether a node is inside a comprehension, a generator expression or a lambda."""
     within = takewhile(lambda parent: not isinstance(parent, ast.stmt), parents(node))
-    return any(isinstance(parent, _OWN_SCOPES) for parent in within)
+    return any(isinstance(parent, OWN_SCOPES) for parent in within)
 
 
 def loops_around(node: ast.AST) -> list[ast.stmt]:

@@ -34,14 +34,14 @@ from gpumagic.virtual.flip import (
     writes,
 )
 from gpumagic.virtual.memory_account import SMALL, refuse_as_cuda
-from gpumagic.virtual.scratch import rule_of, temporary_bytes
+from gpumagic.virtual.scratch import RULES, temporary_bytes
 from gpumagic.virtual.virtual_gpus import GPUS, VirtualGpu, gpu_of
 
 C: Any = torch._C
 CPU = C.DispatchKeySet(C.DispatchKey.CPU)
 _LARGEST_NUMBER = 8  # bytes; complex numbers in double precision are rare
 _LARGE = 4096  # above this argument, the result of arange, eye … is checked for room
-ONE, MANY = "Tensor", "Tensors"
+_TENSOR = ("Tensor", "Optional[Tensor]")
 LAZY = ("Conjugate", "Negative")
 """The dispatch keys of views that C++ turns into plain tensors before any kernel sees them."""
 
@@ -76,9 +76,9 @@ class KernelPlan:
         """Read the schema, at the first call: at registration, reading thousands would be slow."""
         arguments, full = self.op._schema.arguments, self.op.name()
         self.arguments = [*map(attrgetter("name"), arguments)]
-        self.kinds = [_kind(a) for a in arguments if not a.kwarg_only]
+        self.lowers = ["Tensor" in str(a.type) for a in arguments if not a.kwarg_only]
         written = [*filter(writes, arguments)]
-        self.tensors = {a.name for a in arguments if _kind(a) is ONE}
+        self.tensors = {a.name for a in arguments if str(a.type) in _TENSOR}
         self.written = {a.name for a in written}
         self.outs = {a.name for a in written if a.kwarg_only}
         self.draws = self.name in DRAWS or "generator" in self.arguments
@@ -94,7 +94,7 @@ class KernelPlan:
         checked = all((self.fresh, not self.draws, not self.name.startswith("_foreach_")))
         # If the arguments' elements times this are above SMALL, the results are checked for room.
         self.factor = checked * max(1, len(self.grows) * (SMALL + 1))
-        self.scratch = rule_of(self.name)
+        self.scratch = RULES.get(self.name)
         self.known = True  # set last: until then, other threads read the schema too
         return self
 
@@ -108,12 +108,6 @@ def _makes_all_new(op: Any) -> bool:
         return False
     kind = "List[Tensor]" if name.startswith("_foreach_") else "Tensor"
     return bool(returns) and all(str(r.type) == kind and r.alias_info is None for r in returns)
-
-
-def _kind(argument: Any) -> str | None:
-    """Return `ONE` for a tensor, `MANY` for a list of tensors, else None."""
-    kind = str(argument.type)
-    return None if "Tensor" not in kind else MANY if "List" in kind else ONE
 
 
 def on_metadata(op: Any, keys: Any) -> Callable[..., Any]:
@@ -193,8 +187,8 @@ def _lower_all(
     """Return the GPU's ordinal (negative if unknown), a count of elements, and CPU arguments."""
     low: list[Any] = []
     flip_, plain, at, count = plan.flip, plan.plain, -2, plan.factor
-    for kind, name, x in zip(plan.kinds, plan.arguments, args):  # noqa: B905 (defaults left out)
-        if kind is None or x is None:
+    for lowers, name, x in zip(plan.lowers, plan.arguments, args):  # noqa: B905 (defaults left out)
+        if not lowers or x is None:
             low.append(x)
         elif plain and isinstance(x, Tensor) and (where := x.get_device()) >= 0:
             y = flip_(x)

@@ -25,11 +25,6 @@ IN_PARTS.add("_trilinear")
 """Composite operators whose inner operators allocate memory: CUDA runs these one by one."""
 
 
-def rule_of(name: str) -> Rule | None:
-    """Return the rule of the operator `name` (no overload); None if it takes no extra memory."""
-    return _RULES.get(name)
-
-
 def temporary_bytes(rule: Rule, device: Any, args: tuple[Any, ...], result: Any) -> list[int]:
     """Return the buffer sizes by a rule; empty if the rule fails, which the doctor reports."""
     try:
@@ -100,7 +95,8 @@ def _shared(
 ) -> list[int]:
     """Return the buffers for blocks of threads that share outputs; empty if none do."""
     most = _THREADS // vector
-    wide, high = (min(_power(side), most) for side in sides)
+    # Of each side, the largest power of two that is not above it.
+    wide, high = (min(1 << max(side, 1).bit_length() - 1, most) for side in sides)
     block_y = min(high, most // min(wide, _WARP))
     block_x = min(wide, most // block_y)
     in_row, per_block = (block_x, 1) if across else (1, block_x)
@@ -126,11 +122,6 @@ def _merged(dims: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
         else:
             found.append((size, *steps))
     return found
-
-
-def _power(n: int) -> int:
-    """Return the largest power of two of at most `n`."""
-    return 1 << max(n, 1).bit_length() - 1
 
 
 # -- sorts, and indexing
@@ -203,7 +194,7 @@ def _loss(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
     return [count * size, *sums]
 
 
-_RULES: dict[str, Rule] = {
+RULES: dict[str, Rule] = {
     "soft_margin_loss_backward": lambda _, args, out: [out.nbytes] * 2,
     "masked_select": lambda _, args, out: [8 * out.numel() * max(1, *(a.dim() for a in args))],
     "_softmax_backward_data": lambda _, args, out: [args[0].nbytes],
@@ -232,3 +223,4 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(("_index_put_impl_", "_unsafe_index_put"), _indices),
     **dict.fromkeys(("masked_scatter", "masked_scatter_"), _masked_scatter),
 }
+"""The rules by an operator's name (no overload); all others take no extra memory."""

@@ -118,6 +118,18 @@ def test_what_does_not_fit_is_refused_by_name_and_nothing_is_written_or_changed(
     assert out("x.tolist()").result == [[0.0, 0.0]] * 2
 
 
+def test_a_module_may_name_its_parameters_as_an_optimizers_state_is_named(out, tmp_path):
+    out(
+        "import torch\nfrom torch import nn\nnet, one = nn.Module(), nn.Module()\n"
+        "net.of = net.groups = nn.Parameter(torch.ones(3))\n"
+        "one.register_buffer('of', torch.ones(1))"
+    )
+    out(f"%gpucluster checkpoint net,one --to {tmp_path}")
+    out("net.of.data.zero_(); one.of.zero_()")
+    out(f"%gpucluster restore {tmp_path}")
+    assert out("net.of.tolist(), one.of.tolist()").result == [([1.0] * 3, [1.0])] * 2
+
+
 def test_a_save_that_fails_says_why_and_the_checkpoint_before_it_stays(out, shell, tmp_path):
     with pytest.raises(GpuError, match="there is no complete checkpoint"):
         find(str(tmp_path))

@@ -121,6 +121,26 @@ def test_a_rank_is_told_by_its_launcher_and_not_by_what_the_kernel_inherited(
     assert its.get("LOCAL_WORLD_SIZE", "1") == "1"
 
 
+@pytest.mark.parametrize(
+    ("plan", "launcher", "threads"),
+    [
+        (launching.ssh("a:1,b,c:1,d:4", "10.0.0.1", None), {}, ["16", "16", "16", *["4"] * 4]),
+        (launching.slurm("2x4", None, "10.0.0.1"), _BY["slurm"], ["4"]),
+        (launching.mpi("4", None), _BY["open mpi"] | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, ["8"]),
+        (launching.mpi("4", None), _BY["mpich"] | {"MPI_LOCALNRANKS": "2"}, ["8"]),
+        (launching.mpi("4", None), _BY["mpich"], ["4"]),
+        (launching.mpi("64", None), _BY["mpich"], ["1"]),
+        (launching.mpi("4", None), _BY["mpich"] | {"OMP_NUM_THREADS": "3"}, ["3"]),
+    ],
+)
+def test_the_ranks_of_a_host_share_its_cores(monkeypatch, plan, launcher, threads):
+    there = [{**plan.environment, **each.environment, **launcher} for each in plan.sets]
+    monkeypatch.setattr(os, "cpu_count", lambda: 16)
+    for its in there:
+        launching.take_place(its)
+    assert [its["OMP_NUM_THREADS"] for its in there] == threads
+
+
 @pytest.mark.parametrize("inherited", [_INHERITED, _IN_SLURM])
 def test_a_rank_without_a_gpu_sees_none_in_a_job_either(monkeypatch, inherited):
     monkeypatch.setattr(launching.device, "here", lambda memory: [])

@@ -254,6 +254,17 @@ def test_an_error_is_shown_once_with_its_line_and_frees_a_rank_in_a_collective(s
     assert result.result == [[2, 2], [2, 2]]
 
 
+def test_code_of_a_file_and_of_a_cell_is_shown_with_its_own_lines(shell, tmp_path):
+    (tmp_path / "step2.py").write_text("def fails():\n    return 1 / 0\n")
+    out(shell, f"%run -i {tmp_path / 'step2.py'}")
+    out(shell, "def calls():\n    return fails()")
+    text = failed(shell, "%%ongpu @0\ncalls()")
+    assert "return fails()" in text
+    assert "return 1 / 0" in text
+    assert "step2.py" in text
+    assert "error in rank 0" in text
+
+
 def test_a_recursion_without_end_is_drawn_with_each_line_once_or_twice(shell):
     code = "def even(n):\n    return odd(n + 1)\ndef odd(n):\n    return even(n + 1)\neven(0)"
     text = failed(shell, f"%%ongpu @0\n{code}")

@@ -253,6 +253,14 @@ def test_what_does_not_fit_together_is_not_lost(notebook):
         ("0,0 --split x\n1", "is named twice"),
         ("0,1 --split x\nawait x", "line 2 awaits"),
         ("0,1 --split x\n%time y = x", "the cell says %time, and a magic runs"),
+        (
+            "0,1 --split x\nip = get_ipython()\nip.run_line_magic(str(x), '')",
+            "the cell says ip.run_line_magic, and a magic runs",
+        ),
+        (
+            "0,1 --split x\nip = get_ipython()\nip.run_line_magic(magic_name='time', line='x')",
+            "the cell says ip.run_line_magic, and a magic runs",
+        ),
         ("0,1 --split x\nx, opened", "opened cannot be copied (cannot copy an open file)"),
     ],
 )

@@ -138,7 +138,7 @@ def test_an_error_that_stays(notebook, error):
     assert "no internal errors in this kernel" in doctor
     kernel.cell("%gpuwatch on")
     assert kernel.cell("X.shape[0]") == "40\n"
-    (problem,) = state_files.dead_cuda()  # as a Jupyter server reads it
+    (problem,) = state_files.VirtualSource().problems()  # as a Jupyter server reads it
     assert f"process {kernel.pid}" in problem.cause
     assert problem.cure.startswith("restart the kernel")
 

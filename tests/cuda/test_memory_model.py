@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional as F
 
 from gpumagic.device.caching_allocator import CachingAllocator
-from gpumagic.virtual.scratch import rule_of
+from gpumagic.virtual.scratch import RULES
 
 MIB = 2**20
 KINDS = ("allocated_bytes", "requested_bytes", "reserved_bytes", "allocation", "segment")
@@ -105,7 +105,7 @@ def test_reductions(name, dtype, transposed):
         dims = [dim] if isinstance(dim, int) else list(dim)
         given = x(*shape, dtype=dtype, transposed=transposed)
         took, result = taken_beside(REDUCTIONS[name], given, dims)
-        predicted = rule_of(name)(card, (given, dims), result)
+        predicted = RULES[name](card, (given, dims), result)
         assert sum(predicted) == took, (shape, dim)
         result = None
 
@@ -142,7 +142,7 @@ def test_operators(name):
         args = arguments(n)
         function(*args)  # a first call may load more
         took, result = taken_beside(function, *args)
-        predicted = rule_of(rule)(torch.cuda.get_device_properties(0), args, result)
+        predicted = RULES[rule](torch.cuda.get_device_properties(0), args, result)
         assert took == pytest.approx(sum(predicted), abs=16), n
         result = None
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gpumagic.ledger.dispatch import MemoryMeter, measuring
+from gpumagic.ledger.dispatch import MemoryMeter, meters
 
 pytestmark = pytest.mark.usefixtures("gpus")
 MIB = 2**20
@@ -37,13 +37,13 @@ def test_an_inner_stretch_does_not_lose_the_outer_ones_peak():
         on("cuda:0", within)
         assert inner.stop()[0].peak == within * MIB
         assert outer.stop()[0].peak == max(before, within) * MIB
-        assert not measuring()
+        assert not meters
 
 
 def test_nothing_touched_and_stopping_twice():
     meter = MemoryMeter()
     meter.start()
-    assert measuring()
+    assert meters
     assert meter.stop() == []
     assert meter.stop() == []
 

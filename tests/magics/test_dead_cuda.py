@@ -82,14 +82,14 @@ def test_calls_of_the_library_raise_it_too(dead):
 
 def test_other_processes_are_told_while_this_one_lives(dead):
     cuda_state.forget()
-    (problem,) = state_files.dead_cuda()
+    (problem,) = state_files.VirtualSource().problems()
     assert re.search(r"kernel of .*process \d+\)? is dead: device-side assert in In", problem.cause)
     assert problem.cure == "restart the kernel; %%ongpu … --check names the bad index"
     (file,) = state_folder().glob("*.dead")
     gone = file.with_name("999999999.dead")
     gone.write_text(json.dumps({**json.loads(file.read_text()), "pid": 999999999}))
     file.write_text("{")
-    assert state_files.dead_cuda() == []
+    assert state_files.VirtualSource().problems() == []
     assert not gone.exists()
 
 

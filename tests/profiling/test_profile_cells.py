@@ -138,6 +138,15 @@ def test_a_comprehension_is_of_its_function(cells):
     assert len({(e.where.label, e.where.line) for e in found.lines}) == len(found.lines)
 
 
+@pytest.mark.parametrize("code", ["y = 1", "\n# nothing here\ny = sum(range(9_000))"])
+def test_no_time_is_of_the_line_of_ongpu(cells, code):
+    line = 1 + len(code.splitlines())
+    found = profiled(cells, f"%%ongpu cpu --profile\n{code}")
+    assert [each.where.line for each in found.lines] == [line]
+    assert {cause.where.line for cause in found.causes} <= {line}
+    assert 0 <= found.lines[0].host <= found.seconds
+
+
 def test_the_trace_is_kept_with_the_lines_and_can_be_read_again(cells, tmp_path):
     path = tmp_path / "trace.json"
     found = profiled(cells, ITEM.replace("--profile", f"--profile {path}"))

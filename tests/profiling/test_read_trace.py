@@ -165,3 +165,14 @@ def test_the_timeline_has_lanes_and_the_line_that_caused_each_gap():
     assert html.count("idle: python at line 2 (`words = [f(w) for w in text]`)") >= 15
     assert "<details><summary>net(x)</summary>" in html
     assert "a copy runs" in html
+
+
+def test_a_cell_that_no_sample_hits_has_its_line_but_no_timeline():
+    cell = RecordedCell().at(2, "y = 1").python(0.5).trace()
+    (whole,) = (event for event in cell["traceEvents"] if event["cat"] == "user_cell")
+    whole["ts"] -= 9_000
+    whole["dur"] += 20_000
+    found = read_trace(cell, Ledger())
+    assert (found.moments, found.seconds) == ((), pytest.approx(0.5e-6, abs=1e-9))
+    assert "y = 1" in found._repr_html_()
+    assert "<svg" not in found._repr_html_()

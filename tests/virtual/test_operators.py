@@ -350,17 +350,18 @@ def test_matrices_of_two_types_are_called_as_cuda_calls_them(gpus):
 
 
 def test_two_threads_may_be_the_first_to_call_an_operator(gpus, monkeypatch):
-    read, others = generic_kernel.rule_of, []
+    others = []
 
-    def slow(name):
+    class Slow(dict):
         # A second thread calls the operator while the first one reads its schema.
-        if not others:
-            others.append(ThreadPoolExecutor(1))
-            others.append(others[0].submit(kernel, x).result())
-        return read(name)
+        def get(self, name):
+            if not others:
+                others.append(ThreadPoolExecutor(1))
+                others.append(others[0].submit(kernel, x).result())
+            return super().get(name)
 
     x = torch.ones(3, device="cuda")
-    monkeypatch.setattr(generic_kernel, "rule_of", slow)
+    monkeypatch.setattr(generic_kernel, "RULES", Slow())
     kernel = generic_kernel.kernel_of(torch.ops.aten.neg.default, dense=True)
     assert kernel(x).tolist() == [-1, -1, -1]
     assert others[1].tolist() == [-1, -1, -1]
