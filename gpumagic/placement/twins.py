@@ -28,7 +28,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from gpumagic.placement import Placement, in_force, placement, suspended, traced_device
 from gpumagic.placement.dataloader import deliver
-from gpumagic.usercode.files import is_users, leave_out_ours, module_of, unseen
+from gpumagic.usercode.files import leave_out_ours, module_of, unseen, user_frame
 
 Function = Callable[..., Any]
 Args = tuple[Any, ...]
@@ -77,8 +77,7 @@ def _library_at(frame: FrameType | None, given: object) -> str:
 
 def _is_users(given: object, frame: FrameType | None) -> bool:
     """Whether this string is from the user's code or variables: ``pipeline(device="cuda:0")``."""
-    while frame is not None and not is_users(frame.f_code.co_filename):
-        frame = frame.f_back
+    frame = user_frame(frame)
     if frame is None or given != _FIRST:
         return False
     held = (*frame.f_code.co_consts, *frame.f_locals.values(), *frame.f_globals.values())
