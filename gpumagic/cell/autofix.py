@@ -63,6 +63,5 @@ class AutoFix(FunctionMode):
 
 def _writes(func: Any) -> bool:
     name = getattr(func, "__name__", "")
-    dunder = name.startswith("__")
-    in_place = name.startswith("__i") if dunder else name.endswith("_")
-    return in_place or name == "__setitem__"
+    in_place = name.endswith("_") and not name.startswith("__")
+    return in_place or name.startswith(("__i", "__setitem__"))

@@ -283,8 +283,10 @@ class RunningCall:
             text = found.text(found.failed)
             self.expression = f"{text}: " if len(text) <= _LONG else f"{text[:_LONG]}…: "
             self._names = _variables(found, found.failed)
-            self._names |= _results(found, found.failed, tree_leaves((args, kwargs)), self._names)
-            self._names |= _subscripts(found, found.failed, args)
+            if found.direct:
+                given = tree_leaves((args, kwargs))
+                self._names |= _results(found, found.failed, given, self._names)
+                self._names |= _subscripts(found, found.failed, args)
 
     def name(self, value: Any) -> str:
         """Return an argument's expression, in brackets if an index needs them; empty if unknown."""
@@ -304,7 +306,7 @@ def _variables(frame: FailedFrame, failed: ast.AST) -> dict[int, str]:
 
 def _subscripts(frame: FailedFrame, failed: ast.AST, args: Any) -> dict[int, str]:
     """Return the expressions of an index's items, such as lists and arrays, by their ids."""
-    if not isinstance(failed, ast.Subscript) or not frame.direct or len(args) < 2:
+    if not isinstance(failed, ast.Subscript) or len(args) < 2:
         return {}
     nodes = failed.slice.elts if isinstance(failed.slice, ast.Tuple) else [failed.slice]
     items = args[1] if type(args[1]) is tuple else (args[1],)
@@ -318,11 +320,10 @@ def _results(
 ) -> dict[int, str]:
     """Pair the tensors without a name with the temporary expressions, if there are as many."""
     done = operation(failed, Reader(frame))
-    parts = done.parts if done is not None and frame.direct else ()
+    parts = () if done is None else done.parts
     if any(own(part.value).get("_modules") for part in parts):
         return {}  # torch's arguments were computed inside these modules
-    gone = [part for part in parts if part.value is None and part.kind != "module"]
-    texts = [bracketed(part.node, part.text) for part in gone]
+    texts = [bracketed(p.node, p.text) for p in parts if p.value is None and p.kind != "module"]
     # A Parameter without a name is no argument: it belongs to a module without a name.
     given = [g for g in given if isinstance(g, Tensor) and not isinstance(g, nn.Parameter)]
     lost = [id(each) for each in given if id(each) not in known]

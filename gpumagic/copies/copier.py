@@ -206,8 +206,8 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
     def _shares(self, value: Any) -> bool:
         kind = type(value)
         if kind is types.FunctionType:
-            held = value.__closure__ or value.__defaults__ or value.__kwdefaults__ or vars(value)
-            return not self.is_notebooks(value) and (not held or self._is_of_library(value))
+            held = value.__closure__, value.__defaults__, value.__kwdefaults__, vars(value)
+            return not self.is_notebooks(value) and (not any(held) or self._is_of_library(value))
         if kind is _CACHED:
             return not self.is_notebooks(vars(value).get("__wrapped__"))
         if kind is types.BuiltinFunctionType:  # a function of a C module, or a bound method
@@ -264,8 +264,7 @@ def _new_function(old: types.FunctionType, copier: Copier, cells: Any) -> Any:
     space = copier.space(old.__globals__)
     code = old.__code__ if space is old.__globals__ else own_code(old.__code__)
     new = types.FunctionType(code, space, old.__name__, None, cells)
-    annotations = "__annotate__" if hasattr(old, "__annotate__") else "__annotations__"
-    for name in ("__qualname__", "__doc__", "__module__", "__type_params__", annotations):
+    for name in functools.WRAPPER_ASSIGNMENTS:
         if hasattr(old, name):
             setattr(new, name, getattr(old, name))
     return new

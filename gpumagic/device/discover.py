@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import util
@@ -36,13 +37,11 @@ class TorchBuild(NamedTuple):
 @cache
 def torch_build() -> TorchBuild:
     """Return the build of the torch that this process would import."""
-    try:
+    with suppress(OSError, ValueError, ImportError):
         spec = util.find_spec("torch")
-        folders = list((spec and spec.submodule_search_locations) or ())
-        text = (Path(folders[0]) / "version.py").read_text() if folders else ""
-    except (OSError, ValueError, ImportError):
-        return TorchBuild()
-    return read_build(text)
+        for folder in (spec and spec.submodule_search_locations) or ():
+            return read_build((Path(folder) / "version.py").read_text())
+    return TorchBuild()
 
 
 def read_build(text: str) -> TorchBuild:

@@ -72,8 +72,8 @@ def resolve_one(
 def complete(prefix: str, devices: Sequence[Device] | None = None) -> list[str]:
     """Return completions of a WHERE or of its last part, the likeliest first."""
     devices = here(memory=False) if devices is None else devices
-    head = prefix.rpartition(",")[0]
-    start = prefix.rpartition(",")[2].lstrip()
+    head, _, last = prefix.rpartition(",")
+    start = last.lstrip()
     before = prefix[: len(prefix) - len(start)]
     numbers = [str(device.ordinal) for device in devices]
     offers = [*numbers, *map(str, devices), "cpu", *(("free", "all") if devices else ())]

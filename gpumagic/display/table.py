@@ -214,7 +214,7 @@ def wrapped(text: str, margin: str = "", more: str | None = None, room: int = WI
 
 
 def lines(
-    columns: Sequence[Column], margin: str = "", fold: Fold | None = None, room: int = WIDTH
+    columns: Sequence[Column], margin: str = "", fold: Fold = _UNFOLDED, room: int = WIDTH
 ) -> list[str]:
     """Return a table as lines of text; columns that do not fit follow in a second table."""
     if not columns or not (columns[0].cells or columns[0].head):
@@ -223,7 +223,7 @@ def lines(
     # Show two columns at least, since the first only names the rows.
     while _total(_widths(columns[:count], space)) > space and count > 2:
         count -= 1
-    shown = _table(columns[:count], fold or _UNFOLDED, space)
+    shown = _table(columns[:count], fold, space)
     found = [f"{margin}{line}".rstrip() for line in shown]
     if count < len(columns):
         found += ["", *lines([columns[0], *columns[count:]], margin, fold, room)]
@@ -280,7 +280,7 @@ def _line(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int]
 
 
 def html(
-    columns: Sequence[Column], *, title: str = "", css: str = "", fold: Fold | None = None
+    columns: Sequence[Column], *, title: str = "", css: str = "", fold: Fold = _UNFOLDED
 ) -> str:
     """Return a table as HTML; a title replaces the columns' heads."""
     heads = ""
@@ -291,7 +291,7 @@ def html(
             f'<th scope="col"{_css("gm-number" * column.number)}>{escape(column.head)}</th>'
             for column in columns
         )
-    count, fold = len(columns[0].cells) if columns else 0, fold or _UNFOLDED
+    count = len(columns[0].cells) if columns else 0
     body = "".join(_html_row(columns, n) for n in range(count)[: fold.first])
     head = f"<thead><tr>{heads}</tr></thead>" if heads else ""
     below = tag("div", note, "gm-note") if (note := fold.note(count)) else ""

@@ -70,9 +70,8 @@ def holders(
             who = process.notebook or process.name or process.user or process.pid
             key = (process.pid,) if each else (process.mine, who, process.user)
             groups.setdefault(key, []).append(process)
-    found = [_holder(group, each) for group in groups.values()]
-    if not each:
-        found = [holder for holder in found if holder.total != 0]
+    every = (_holder(group, each) for group in groups.values())
+    found = [holder for holder in every if each or holder.total != 0]
     found.sort(key=lambda one: (not one.mine, -(one.total or 0), one.name))
     system = _of_no_process(gpus, found)
     return [*found, *[Holder(SYSTEM, None, (), system)] * bool(system)]

@@ -114,6 +114,8 @@ class Hooks:
         yield item, counted(read, copy_kernels.reading)
         registered = set(C._dispatch_get_registrations_for_dispatch_key(self.key))
         for name in (*WAITS, *(INDEXING if self.virtual else ())):
+            sized = copy_kernels.sizing if name in _SIZED else copy_kernels.naming
+            wrap = copy_kernels.counting_whole if self.virtual else sized
             for overload in getattr(aten, name).overloads():
                 full = f"{name}.{overload}".removesuffix(".default")
                 if f"aten::{full}" not in registered:
@@ -121,12 +123,7 @@ class Hooks:
                 if full == "nonzero" and not self.virtual:
                     yield full, copy_kernels.sizing(self._nonzero, full)
                 elif self.virtual or (_CAN_CALL_REPLACED and full != "nonzero.out"):
-                    yield full, self._counting(name)(self._replaced(full), name)
-
-    def _counting(self, name: str) -> Callable[[Kernel, str], Kernel]:
-        if self.virtual:
-            return copy_kernels.counting_whole
-        return copy_kernels.sizing if name in _SIZED else copy_kernels.naming
+                    yield full, wrap(self._replaced(full), name)
 
     # A kernel that Python calls directly holds the GIL while it waits; `redispatch` releases it.
     # So kernels that wait are called through `redispatch` or through operators without a wrapper.

@@ -53,8 +53,8 @@ def advise(entry: Entry) -> Advice | None:
     if entry.within:
         checks = entry.within.startswith("torch.distributions")
         return Advice(_CHECKS, entry.count) if checks else None
-    adviser = ADVISERS.get(entry.framework)
-    if adviser is not None and (advice := adviser(entry)) is not None:
+    adviser: Callable[[Entry], Advice | None] = ADVISERS.get(entry.framework, lambda entry: None)
+    if (advice := adviser(entry)) is not None:
         return advice
     # In other frameworks one call may copy many arrays: give advice only on frequent calls.
     often = not entry.framework or (entry.framework == "JAX" and entry.implicit)

@@ -10,6 +10,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 from functools import cache, lru_cache
 from importlib.util import find_spec
+from itertools import product
 from string import Template
 from types import FunctionType, ModuleType
 from typing import Any, NoReturn
@@ -141,7 +142,7 @@ def _mistakes(typed: str, found: Namespace) -> Iterator[str]:
             yield f"{flag} needs {needed}; type {known[needed].example} {known[flag].example}"
     words = getattr(found, magic.name, "")
     word = words[:1] if isinstance(words, list) else [words] * bool(words)
-    for group in (*((flag, *word) for flag in magic.alone), *magic.excludes):
+    for group in (*product(magic.alone, word), *magic.excludes):
         if len(both := [each for each in group if each in (*given, *word)]) > 1:
             yield f"{both[0]} and {both[1]} do not combine; leave out one of them"
     if typed.endswith("ongpu"):

@@ -13,7 +13,7 @@ import re
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -385,10 +385,9 @@ def _request(text: str, magic: str = "%%ongpu") -> Namespace:
 
 
 def _is_elsewhere(text: str) -> bool:
-    try:
+    with suppress(UsageError):  # reported when the cell begins
         return bool(_request(text).elsewhere)
-    except UsageError:  # reported when the cell begins
-        return False
+    return False
 
 
 def _checks(wanted: str) -> Any:

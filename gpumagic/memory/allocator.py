@@ -170,14 +170,18 @@ def _made(frames: Iterable[Mapping[str, Any]], stamp: str) -> Made | None:
         return Made(stamp) if stamp else None
     name = label(frame["filename"])
     # All runs of a cell share one file name; the stamp names the run that executed this line.
-    if stamp and name.startswith("In [") and frame["name"] == "<module>":
+    if stamp and _is_cell(frame):
         return Made(stamp, frame["line"])
-    tops = (each for each in frames if each["name"] == "<module>")
-    cell = next((each for each in tops if label(each["filename"]).startswith("In [")), None)
+    cell = next(filter(_is_cell, frames), None)
     ran_in = stamp or (label(cell["filename"]) if cell is not None else "")
     if ran_in == name:
         return Made(name, frame["line"])
     return Made(name, frame["line"], ran_in + (f", line {cell['line']}" if cell else ""))
+
+
+def _is_cell(frame: Mapping[str, Any]) -> bool:
+    """Whether a recorded frame is a cell's own, not a function's."""
+    return frame["name"] == "<module>" and label(frame["filename"]).startswith("In [")
 
 
 def record(on: bool) -> str:

@@ -6,7 +6,7 @@ The records are plain data, without tensors or frames. Small holders share one r
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
 from html import escape
 
@@ -127,6 +127,7 @@ _ALWAYS, _LEAST = 3, 0.005
 _ALIASES = 15  # characters
 _UNFOLDED = 200  # maximum number of rows, because a notebook's file stores them all
 _WORTH = 2**20  # %gpufree is suggested if it frees at least this much
+_CSS = {UNREACHED: "gm-dim"}  # of a holder's name, by its kind
 _COUNTED = ("parameter", "buffer", "gradient", "tensor", "output", "exception")
 
 
@@ -207,32 +208,33 @@ def folded_rows(device: DeviceMemory) -> int:
 def holder_columns(device: DeviceMemory, shown: int, *, html: bool = False) -> list[Column]:
     """Return columns with the first holders, and in text one more row for all others."""
     rows, rest = device.holders[:shown], device.holders[shown:]
-    if rest and not html:
-        left = sum(row.nbytes for row in rest)
-        rows += (MemoryHolder(f"{len(rest):,} more", UNREACHED, device.device, left),)
-    paths = [row.path for row in rows]
-    css = ["gm-dim" if row.kind == UNREACHED else "gm-code gm-name" for row in rows]
-    others, aliases = [*map(_others, rows)], [", ".join(row.aliases) for row in rows]
+    rows += () if html else _more(rest, device)
+    css = [_CSS.get(row.kind, "gm-code gm-name") for row in rows]
+    names = [tag("span", row.path, title=row.path) for row in rows]
     shares = [share(row.nbytes, device.allocated) for row in rows]
-    filled = [[("gm-mine", row.nbytes / (device.allocated or row.nbytes or 1))] for row in rows]
-    bars = [
-        bar(parts, words, short=True) + tag("span", words)
-        for parts, words in zip(filled, shares, strict=True)
-    ]
+    bars = [_share_bar(row, device.allocated) for row in rows]
+    titled = [tag("span", _others(row), title=", ".join(row.aliases)) for row in rows]
     columns = [
-        Column("holder", paths, fit="cut", css=css, html=_titled(paths, paths)),
+        Column("holder", [row.path for row in rows], fit="cut", css=css, html=names),
         Column("kind", [*map(kind, rows)], fit="cut"),
         Column("memory", [size(row.nbytes) for row in rows], number=True),
         Column("share", shares, number=not html, html=bars),
         Column("made in", [str(row.made or "") for row in rows], fit="cut"),
         # The last column is narrowed first, so that all columns fit side by side.
-        Column("also held by", others, css="gm-code gm-name gm-dim", html=_titled(others, aliases)),
+        Column("also held by", [*map(_others, rows)], css="gm-code gm-name gm-dim", html=titled),
     ]
     return [column for column in columns if any(column.cells)]
 
 
-def _titled(texts: Iterable[str], titles: Iterable[str]) -> list[str]:
-    return [tag("span", text, title=title) for text, title in zip(texts, titles, strict=True)]
+def _more(rest: tuple[MemoryHolder, ...], device: DeviceMemory) -> tuple[MemoryHolder, ...]:
+    """Return a row for the holders that are not shown; none if all are."""
+    left = sum(row.nbytes for row in rest)
+    return (MemoryHolder(f"{len(rest):,} more", UNREACHED, device.device, left),) * bool(rest)
+
+
+def _share_bar(row: MemoryHolder, allocated: int | None) -> str:
+    words, whole = share(row.nbytes, allocated), allocated or row.nbytes or 1
+    return bar([("gm-mine", row.nbytes / whole)], words, short=True) + tag("span", words)
 
 
 def _others(row: MemoryHolder) -> str:

@@ -193,7 +193,7 @@ def _head(tree: MemoryTree) -> str:
 
 def _columns(rows: Sequence[MemoryBranch]) -> list[Column]:
     found = dict.fromkeys(kind for row in rows for kind in row.nbytes)
-    kinds = [*(kind for kind in _HEADS if kind in found), *(k for k in found if k not in _HEADS)]
+    kinds = [*dict.fromkeys((*(kind for kind in _HEADS if kind in found), *found))]
     alike = [f" and {row.alike - 1:,} alike" if row.alike > 1 else "" for row in rows]
     labels = [f"{table.GLUE * 2 * row.depth}{row.label}" for row in rows]
     columns = [Column("", [*map(add, labels, alike)], fit="cut", css="gm-code")]

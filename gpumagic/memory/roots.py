@@ -9,7 +9,7 @@ import gc
 import sys
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from inspect import CO_OPTIMIZED
 from traceback import walk_stack, walk_tb
 from types import FrameType, ModuleType, TracebackType
@@ -216,26 +216,32 @@ def walk_unreachable(walk: Walk, missing: set[int]) -> None:
     elsewhere, such as by C++. All other objects are in cycles that are not collected yet.
     """
     objects = {id(obj): obj for obj in gc.get_objects() if not walk.knows(obj)}
-    above = defaultdict[int, list[int]](list)  # the referrers of each object, by id
-    for key in objects:
-        for child in map(id, gc.get_referents(objects[key])):
-            if child in objects:
-                above[child].append(key)
+
+    def children(key: int) -> Iterator[int]:
+        return filter(objects.__contains__, map(id, gc.get_referents(objects[key])))
+
+    above = _inverse(objects, children)  # the referrers of each object
     leading = _reached(missing, above)
     # A new object shows how many references this search itself holds.
     objects[0] = []
     ours = sys.getrefcount(objects[0])
     elsewhere = [key for key in leading if sys.getrefcount(objects[key]) - ours > len(above[key])]
-    below = defaultdict[int, list[int]](list)
-    for child in leading:
-        for key in above[child]:
-            below[key].append(child)
+    below = _inverse(leading, above.__getitem__)
     # Unlike a walk, this search also passes through IPython's results of cells and the like.
     held = _reached(elsewhere, below)
     cycles = [key for key in leading if key not in held]
     for name, kind, keys in ((ELSEWHERE, "", [*held]), (CYCLE, GARBAGE, cycles)):
         left = [objects[key] for key in keys if not walk.knows(objects[key])]
         walk.walk([Root(name, obj, kind) for obj in left], within=leading)
+
+
+def _inverse(keys: Iterable[int], edges: Callable[[int], Iterable[int]]) -> dict[int, list[int]]:
+    """Return, for each key that edges lead to, the keys that they come from."""
+    found = defaultdict[int, list[int]](list)
+    for key in keys:
+        for other in edges(key):
+            found[other].append(key)
+    return found
 
 
 def _reached(starts: Iterable[int], edges: Mapping[int, list[int]]) -> dict[int, None]:

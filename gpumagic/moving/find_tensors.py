@@ -226,13 +226,13 @@ class TensorFinder:
                         self.value(item, path)
 
 
-def nbytes_held(variables: Iterable[tuple[str, Any]], device: str = "") -> int:
-    """Return the bytes of the variables' storages, each counted once; only on `device` if given."""
+def nbytes_held(variables: Iterable[tuple[str, Any]], device: str) -> int:
+    """Return the bytes of the variables' storages on `device`, each counted once."""
     finder = TensorFinder()
     finder.variables(variables)
     storages = {}
     for found in finder.tensors:
-        if device in ("", str(found.tensor.device)):
+        if str(found.tensor.device) == device:
             with suppress(RuntimeError, NotImplementedError):  # sparse: several storages
                 storage = found.tensor.untyped_storage()
                 storages[storage._cdata] = storage.nbytes()

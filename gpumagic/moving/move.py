@@ -10,7 +10,7 @@ moved last, by that method, and replaced by the result.
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from operator import length_hint
 from typing import Any
@@ -312,10 +312,9 @@ def has_plain_storage(tensor: Tensor) -> bool:
 
 def bytes_of(tensor: Tensor) -> int:
     """Return a tensor's bytes; 0 if it has no shape yet or no strides."""
-    try:
+    with suppress(RuntimeError, NotImplementedError, ValueError):
         return tensor.nbytes
-    except (RuntimeError, NotImplementedError, ValueError):
-        return 0
+    return 0
 
 
 def _name_devices(naming: Iterable[tuple[Any, str]], device: torch.device) -> Origins:
@@ -366,11 +365,10 @@ def optimizers_in(namespace: Mapping[str, Any]) -> Iterator[tuple[str, Optimizer
 
 
 def _parts_of(value: Any) -> list[tuple[Step, Any]]:
-    try:
+    with suppress(Exception):  # the user's own class may raise anything
         count = length_hint(value) if issubclass(type(value), CONTAINERS) else 0
         return parts_of(value) if count <= _FEW else []
-    except Exception:  # noqa: BLE001  the user's own class may raise anything
-        return []
+    return []
 
 
 def wait_for(device: torch.device) -> None:

@@ -143,10 +143,10 @@ def diff(
             raise
         finally:
             cuda_state.collect()
-    if not any(run.operations for run in runs):
+    if not any(run.operations or run.variables for run in runs):
         raise GpuError("nothing to compare: the code ran no operation of torch")
     base = max(tolerance(name)[0] for name in pair)  # 0 for devices
-    return _compared([run.operations for run in runs], tuple(pair), base, [*notes])
+    return _compared(runs, tuple(pair), base, [*notes])
 
 
 def _sides(given: tuple[object, ...]) -> dict[str, Device | torch.dtype]:
@@ -191,7 +191,7 @@ def _run(
 
 # -- the comparison
 def _compared(
-    runs: Sequence[list[RecordedOperation]], sides: tuple[str, ...], base: float, notes: list[str]
+    runs: Sequence[Recorder], sides: tuple[str, ...], base: float, notes: list[str]
 ) -> NumericDiff:
     """Compare two runs; `base` is the relative tolerance if the sides are dtypes."""
     found, count, largest = dict[str, Gap](), 0, 0.0
@@ -212,16 +212,16 @@ def _compared(
         elif all(each.excess <= 1 for each in known):
             gap = _explained(other, gap, instead, sides)
             found.setdefault(gap.where, gap)  # a loop may repeat it
-    ran = max(sum(not each.is_variable for each in run) for run in runs)
+    ran = max(len(run.operations) for run in runs)
     said = f"{count:,} of {many(ran, 'operation')} compared, on copies"
     return NumericDiff(sides, tuple(found.values()), count, largest, (*notes, said))
 
 
 def _aligned(
-    runs: Sequence[list[RecordedOperation]],
+    runs: Sequence[Recorder],
 ) -> Iterator[tuple[RecordedOperation, RecordedOperation]]:
     """Yield matching operations and variables of both runs; set `instead` in other operations."""
-    ran = [[each for each in run if not each.is_variable] for run in runs]
+    ran = [run.operations for run in runs]
     keys = [[(each.name, each.shapes) for each in run] for run in ran]
     alike = [*(a == b for a, b in zip(*keys, strict=False)), False].index(False)
     yield from zip(*(run[:alike] for run in ran), strict=True)
@@ -233,7 +233,7 @@ def _aligned(
         else:
             for each in (*pair[0], *pair[1]):
                 each.instead = pair
-    values, others = ({each.name: each for each in run if each.is_variable} for run in runs)
+    values, others = (run.variables for run in runs)
     yield from ((values[name], others[name]) for name in values if name in others)
 
 

@@ -69,6 +69,7 @@ class Recorder(TorchDispatchMode):
     def __init__(self, unwritten: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.operations: list[RecordedOperation] = []
+        self.variables: dict[str, RecordedOperation] = {}
         self.room = _MOST  # bytes left; below 0, results are no longer saved
         self._unwritten = unwritten
         # The operations that wrote each storage; the weak reference keeps the id unique.
@@ -96,7 +97,8 @@ class Recorder(TorchDispatchMode):
         """Record the variables that the code has assigned."""
         for name, value in variables.items():
             if tensors := _tensors(value):
-                self._keep(RecordedOperation(name, self._writers(tensors)), tensors)
+                self.variables[name] = RecordedOperation(name, self._writers(tensors))
+                self._keep(self.variables[name], tensors)
 
     def _record(self, name: str, given: Any, writes: list[Tensor], result: Any) -> None:
         reads = _tensors(given)
@@ -115,10 +117,10 @@ class Recorder(TorchDispatchMode):
             self._storages[_storage(each)] = StorageWeakRef(storage), [*before, made]
             if made.empty:
                 each.fill_(self._unwritten)
+        self.operations.append(made)
         self._keep(made, [] if made.empty else [*writes, *makes])
 
     def _keep(self, made: RecordedOperation, results: list[Tensor]) -> None:
-        self.operations.append(made)
         self.room -= sum(each.numel() * each.element_size() for each in results)
         if self.room >= 0:
             made.results = [each.detach().to("cpu", copy=True) for each in results]

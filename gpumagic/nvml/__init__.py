@@ -122,10 +122,9 @@ class Library:
 
     def call(self, function: str, *arguments: Any) -> Any:
         """Call a function; return None if it fails."""
-        try:
+        with suppress(*self.errors):
             return self.make(function, *arguments)
-        except self.errors:
-            return None
+        return None
 
 
 def _code(error: Exception) -> int | None:
@@ -224,7 +223,7 @@ class Nvml:
     def system(self, function: str) -> Any:
         """Ask about the machine, such as ``"nvmlSystemGetDriverVersion"``; None if not known."""
         with self._lock:
-            return self._library.call(function) if self._started else None
+            return self._library.call(function)
 
     def ask(
         self, gpu: Gpu, questions: Mapping[str, Call], *, alive: bool = False

@@ -46,18 +46,25 @@ def _bring_leaf(device: torch.device, copied: list[int], item: Any) -> Any:
     if isinstance(item, torch.Tensor):
         coo = item.layout is torch.sparse_coo
         parts = (item._indices(), item._values()) if coo else (item,)
-        copied += [sum(part.nbytes for part in parts)] if item.device != device else []
+        if item.device != device:
+            copied.append(sum(part.nbytes for part in parts))
         return item.to(device, non_blocking=item.is_pinned())
     if isinstance(item, PackedSequence):  # its batch_sizes must stay on the host
         data, *indices = _bring(device, copied, (item[0], *item[2:]))
         return PackedSequence(data, item.batch_sizes, *indices)
     if hasattr(item, "to") and (isinstance(item, Mapping) or hasattr(item, "pin_memory")):
         # A batch of tokens or graphs. pytree does not support its type, but it has a `to`.
-        values = item.values() if isinstance(item, Mapping) else vars(item).values()
-        copied += [value.nbytes for value in values if isinstance(value, torch.Tensor)]
+        held = item if isinstance(item, Mapping) else vars(item)
+        copied += [value.nbytes for value in held.values() if isinstance(value, torch.Tensor)]
         return item.to(device)
-    if dataclasses.is_dataclass(item) and not isinstance(item, type):
-        item = copy.copy(item)  # `dataclasses.replace` would call `__post_init__` again
-        for name in [f.name for f in dataclasses.fields(item) if hasattr(item, f.name)]:
-            object.__setattr__(item, name, _bring(device, copied, getattr(item, name)))
+    return _bring_fields(device, copied, item)
+
+
+def _bring_fields(device: torch.device, copied: list[int], item: Any) -> Any:
+    """Return a copy of a dataclass with its fields on a device; any other value as it is."""
+    if not dataclasses.is_dataclass(item) or isinstance(item, type):
+        return item
+    item = copy.copy(item)  # `dataclasses.replace` would call `__post_init__` again
+    for name in [field.name for field in dataclasses.fields(item) if hasattr(item, field.name)]:
+        object.__setattr__(item, name, _bring(device, copied, getattr(item, name)))
     return item

@@ -156,13 +156,13 @@ class KernelCells(CellRuns):
 
     def receive(self, kernel: str, message: Mapping[str, Any]) -> None:
         """Handle a kernel's message."""
-        try:
+        with suppress(KeyError, TypeError, AttributeError):  # a malformed message
             parent = message["parent_header"]
             kind = message["header"]["msg_type"]
             content = message["content"]
             date = message["header"]["date"]
             when = date.timestamp() if isinstance(date, datetime) else time.time()
-            if not parent or parent["msg_type"] != "execute_request":
+            if parent["msg_type"] != "execute_request":
                 return
             asked = str(parent["msg_id"])
             if kind == "execute_input":
@@ -177,8 +177,6 @@ class KernelCells(CellRuns):
                 self._forget()
             elif kind == "status" and content["execution_state"] == "idle":
                 self.end(self._open.pop((kernel, asked), ""), when)
-        except (KeyError, TypeError, AttributeError):
-            return
 
     def see(self, snapshot: Snapshot) -> None:
         """Record which GPUs the present and recent runs use."""

@@ -237,10 +237,9 @@ class StreamRoute(Guard, WebSocketMixin, WebSocketHandler, JupyterHandler):
 
     def on_message(self, message: str | bytes) -> None:
         """Handle a client's message; ignore a malformed one."""
-        if self._client is not None:
-            want = parse_want(message, self._client.want)
-            if want is not None:
-                self._client.ask(want)
+        client = self._client
+        if client is not None and (want := parse_want(message, client.want)) is not None:
+            client.ask(want)
 
     def on_close(self) -> None:
         """Remove a client."""

@@ -129,7 +129,7 @@ def _difference(one: Any, other: Any, loose: bool) -> tuple[float, str]:
         return math.inf, "exists on one of them only"
     # Compare as tensors if either is a tensor, else as NumPy's arrays.
     numpy = sys.modules.get("numpy")
-    library = torch_here() if is_tensor(one) or is_tensor(other) or numpy is None else numpy
+    library = torch_here() if numpy is None or any(map(is_tensor, (one, other))) else numpy
     a, b = library.asarray(one), library.asarray(other)
     if (dtype_of(a), a.shape) != (dtype_of(b), b.shape):
         kinds = f"{dtype_of(b)}{list(b.shape)}, not {dtype_of(a)}{list(a.shape)}"
@@ -141,7 +141,8 @@ def _difference(one: Any, other: Any, loose: bool) -> tuple[float, str]:
     if math.isinf(apart):
         return math.inf, "is infinite or NaN in other places"
     if exact:
-        return apart or 1.0, f"differs by {apart or 1.0:.2g}"
+        apart = apart or 1.0
+        return apart, f"differs by {apart:.2g}"
     dtype = dtype_of(a) if hasattr(one, "dtype") else "float32"  # of a Python number
     rtol, atol = tolerance(dtype, loose)
     return apart, "" if apart <= atol + rtol * most else f"differs by {apart:.2g}"

@@ -189,11 +189,11 @@ def _doubts(comparison: Comparison) -> list[str]:
     for name in ("code", "setup") if earlier is not None else ():
         if getattr(comparison, name).strip() != getattr(earlier, name).strip():
             said.append(f"differs from the earlier run: the {name}")
-    return [*said, *comparison.notes, *_disturbed(comparison)]
+    return [*said, *comparison.notes, *_disturbed(comparison), *_agreeing(comparison)]
 
 
 def _disturbed(comparison: Comparison) -> Iterator[str]:
-    """Yield remarks on noisy times, on copies in each run, and on how well results agree."""
+    """Yield remarks on noisy times, and on copies in each run."""
     if noisy := [t for t in comparison.timings if t.noisy]:
         wheres, worst = both(t.where for t in noisy), max(t.iqr or 0.0 for t in noisy)
         why = "other work on the machine, or a changing clock"
@@ -201,6 +201,9 @@ def _disturbed(comparison: Comparison) -> Iterator[str]:
     last = {t.where: t.transfers for t in comparison.timings}  # in a sweep, the last value's
     yield from (f"inside each run, on {where}: {words}" for where, words in last.items() if words)
 
+
+def _agreeing(comparison: Comparison) -> Iterator[str]:
+    """Yield remarks on how well the results agree."""
     reasons = dict.fromkeys(a.reason for a in comparison.agreements if a.same is None)
     yield from (f"numbers not compared: {reason}" for reason in reasons)
     known = [(where, _numbers(comparison, where)) for where in comparison.devices]

@@ -12,6 +12,7 @@ import hashlib
 import inspect
 import linecache
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from types import CodeType, FrameType, FunctionType
 from typing import Any
@@ -200,7 +201,6 @@ def _text_of(function: Any) -> str:
     name = getattr(function, "__qualname__", None) or type(function).__qualname__
     if "<lambda>" not in name:
         return f"{name.rpartition('<locals>.')[2]}()"
-    try:
+    with suppress(OSError, TypeError, SyntaxError):
         return inspect.getsource(function).strip()
-    except (OSError, TypeError, SyntaxError):
-        return "lambda"
+    return "lambda"

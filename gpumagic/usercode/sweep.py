@@ -8,6 +8,7 @@ import keyword
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from numbers import Integral, Real
 from operator import attrgetter
@@ -72,10 +73,9 @@ def _values(piece: str, text: str, names: Mapping[str, Any]) -> Sequence[Any]:
     owner, _, rest = word.partition(".")
     if not word.replace("-", "_").replace(".", "_").isidentifier():
         raise GpuError(f"{text}: {piece} is not a value; {TYPE}")
-    try:  # torch.float16
+    with suppress(AttributeError, KeyError):  # torch.float16
         return [attrgetter(rest)(names[owner])]
-    except (AttributeError, KeyError):
-        return [word]
+    return [word]
 
 
 def _number(typed: str, text: str) -> int | float:
@@ -85,10 +85,9 @@ def _number(typed: str, text: str) -> int | float:
         raise GpuError(f"{text}: {typed} is not a number; {TYPE}") from None
     if not abs(found) < _TOO_LARGE:
         raise GpuError(f"{text}: {typed} is too large; {TYPE}")
-    try:
+    with suppress(ValueError):
         return int(typed)
-    except ValueError:
-        return found
+    return found
 
 
 def _powers(base: int, first: float, last: float, text: str) -> list[Any]:
@@ -155,11 +154,10 @@ def number(value: Any) -> float | None:
     """Return a value as a finite number for an axis, or None."""
     if isinstance(value, bool) or not isinstance(value, Real):
         return None
-    try:
-        found = float(value)
-    except (OverflowError, ValueError):
-        return None
-    return found if math.isfinite(found) else None
+    with suppress(OverflowError, ValueError):
+        if math.isfinite(found := float(value)):
+            return found
+    return None
 
 
 def unread(

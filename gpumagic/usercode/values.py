@@ -14,7 +14,7 @@ import types
 from collections import ChainMap, UserDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from itertools import islice
+from itertools import count, islice, repeat
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
@@ -177,12 +177,13 @@ def items(value: Any, most: int | None = None) -> list[tuple[Step, Any]]:
     if issubclass(kind, _MAPPINGS):
         held = own(value).get("data") if issubclass(kind, UserDict) else value
         pairs = list(islice(dict.items(held), most)) if issubclass(type(held), dict) else []
-        steps, held = [("[]", key) for key, _ in pairs], [item for _, item in pairs]
+        steps = zip(repeat("[]"), [key for key, _ in pairs])
+        held = [item for _, item in pairs]
     else:
         base: Any = next((base for base in _SEQUENCES if issubclass(kind, base)), None)
         held = [] if base is None else list(islice(base.__iter__(value), most))
         names = getattr(kind, "_fields", None)
-        steps = [(".", name) for name in names] if names else [("[]", n) for n in range(len(held))]
+        steps = zip(repeat("."), names) if names else zip(repeat("[]"), count())
     # `map` checks a list of a million numbers at C speed.
     return [] if set(map(type, held)) <= PLAIN else list(zip(steps, held, strict=False))
 

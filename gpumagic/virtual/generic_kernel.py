@@ -74,19 +74,19 @@ class KernelPlan:
 
     def read(self) -> "KernelPlan":
         """Read the schema, at the first call: at registration, reading thousands would be slow."""
-        arguments, full = self.op._schema.arguments, self.op.name()
-        self.arguments = [*map(attrgetter("name"), arguments)]
+        arguments, name_of = self.op._schema.arguments, attrgetter("name")
+        has_kernel = functools.partial(C._dispatch_has_kernel_for_dispatch_key, self.op.name())
+        self.arguments = [*map(name_of, arguments)]
         self.lowers = ["Tensor" in str(a.type) for a in arguments if not a.kwarg_only]
         written = [*filter(writes, arguments)]
         self.tensors = {a.name for a in arguments if str(a.type) in _TENSOR}
-        self.written = {a.name for a in written}
+        self.written = {*map(name_of, written)}
         self.outs = {a.name for a in written if a.kwarg_only}
         self.draws = self.name in DRAWS or "generator" in self.arguments
-        self.composite = not C._dispatch_has_kernel_for_dispatch_key(full, "CPU")
+        self.composite = not has_kernel("CPU")
         self.number_ok = self.name.rstrip("_") in NUMBER_AS_TENSOR
         # Without kernels at these keys, C++ turns conjugate and negative views into plain tensors.
-        lazy = (C._dispatch_has_kernel_for_dispatch_key(full, key) for key in LAZY)
-        self.flip: Callable[..., Tensor] = flip if any(lazy) else flip_plain
+        self.flip: Callable[..., Tensor] = flip if any(map(has_kernel, LAZY)) else flip_plain
         self.plain = self.dense and not self.outs  # all tensors only need `flip`
         self.fresh = self.plain and _makes_all_new(self.op)
         self.pointwise = torch.Tag.pointwise in self.op.tags
@@ -336,11 +336,14 @@ def _lift(plan: KernelPlan, result: Any, found: Found, gpu: VirtualGpu) -> Any:
             return tensor if usual else _lift_argument(plan, tensor, low, gpu)
     if in_parts(result):
         return adopt_parts(result, gpu)
-    # The result may share an argument's bytes even if the schema does not say so.
+    return adopt(result.clone() if _shares_bytes(plan, result, found) else result, gpu)
+
+
+def _shares_bytes(plan: KernelPlan, result: Tensor, found: Found) -> bool:
+    """Whether a result has an argument's bytes, which may be even if the schema does not say so."""
     strided = (low for _, _, low in found if plan.dense or low.layout is torch.strided)
     pointer = result.data_ptr()
-    shares = pointer != 0 and any(low.data_ptr() == pointer for low in strided)
-    return adopt(result.clone() if shares else result, gpu)
+    return pointer != 0 and any(low.data_ptr() == pointer for low in strided)
 
 
 def _lift_argument(plan: KernelPlan, tensor: Tensor, low: Tensor, gpu: VirtualGpu) -> Tensor:
