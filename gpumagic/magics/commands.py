@@ -18,7 +18,7 @@ from IPython.core.magic import (
 from IPython.display import display
 
 from gpumagic.errors import cluster_needed, torch_needed
-from gpumagic.magics.hooks import Once, in_one_line
+from gpumagic.magics.hooks import DisplayOnce, in_one_line
 from gpumagic.magics.ongpu import CellHooks
 from gpumagic.magics.options import options
 
@@ -61,7 +61,7 @@ def magic(kind: Callable[[Any], Any], *, parsed: bool = True) -> Callable[[Any],
 class GpuMagics(Magics):
     """The magics of one shell."""
 
-    def __init__(self, shell: Any, cells: CellHooks, once: Once) -> None:
+    def __init__(self, shell: Any, cells: CellHooks, once: DisplayOnce) -> None:
         super().__init__(shell)
         self.cells, self.once = cells, once
         self._last_memory: Any = None  # the report with which `--since` compares
@@ -73,7 +73,7 @@ class GpuMagics(Magics):
         Usage::
 
             %gpus                    all GPUs of this machine
-            %gpus 1                  one of them, by any of its names
+            %gpus 1                  one GPU, by any of its names
 
             {options}
 
@@ -168,7 +168,7 @@ class GpuMagics(Magics):
             print(f"%gpuwatch is {'on' if on else 'off; %gpuwatch on starts it'}")
         elif asked.verb == "on":
             self.cells.watch(asked)
-            strict = ", and the first implicit one is an error" if asked.strict else ""
+            strict = ", and the first implicit one raises an error" if asked.strict else ""
             strict += ", and values are checked" if asked.check is not None else ""
             print(f"copies and waits are counted from now on{strict}; %gpuwatch off ends it")
         else:
@@ -262,7 +262,7 @@ class GpuMagics(Magics):
         Usage::
 
             %gpumem                  all GPUs; the value is a gpumagic.MemoryReport
-            %gpumem 1                one of them, by any of its names
+            %gpumem 1                one GPU, by any of its names
             %gpumem net              what one variable holds: a module layer by layer, with
                                      gradients, optimizer state, and what autograd saved
             %gpumem net.encoder      what a part of it holds
@@ -307,7 +307,7 @@ class GpuMagics(Magics):
         Usage::
 
             %gpufree                 exceptions' frames, results (Out, _, __, ___, _5)
-            %gpufree 1               only if they hold memory of this GPU
+            %gpufree 1               only exceptions and results that hold memory of GPU 1
             %gpufree batch net       these variables too
 
             {options}

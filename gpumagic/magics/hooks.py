@@ -186,7 +186,7 @@ class Explaining:
 _SNAPSHOT = ("gpumagic.telemetry.snapshot", "Snapshot")
 
 
-class Once:
+class DisplayOnce:
     """Displays a magic's value at once, and does not repeat it as the result of the cell."""
 
     def __init__(self, shell: Any, cell: Callable[[], object]) -> None:

@@ -127,7 +127,7 @@ class MovePlan:
             for start, stop, family in self._families:
                 base = family[0].tensor.untyped_storage().data_ptr()
                 if bytes_[0] < base + stop and base + start < bytes_[1]:
-                    reason = f"it no longer shares memory with {family[0].path}"
+                    reason = f"memory no longer shared with {family[0].path}"
                     self.left.append(Left(name, reason))
 
     def run(self, namespace: dict[str, Any], check_room: bool, line: Any) -> None:

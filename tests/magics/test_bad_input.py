@@ -14,7 +14,10 @@ from gpumagic.magics.arguments import on_cluster, on_several, placing_request
         ("%%ongpu 0,,1", "0,,1"),
         ("%%ongpu 0,1", "0,1"),
         ("%%ongpu all", "all"),
-        ("%%ongpu 0,1 --gather y", "which items for each of 0,1?"),
+        (
+            "%%ongpu 0,1 --gather y",
+            "0,1 needs --split, the variables to divide among them; type %%ongpu 0,1 --split NAME",
+        ),
         ("%%ongpu 1 --on h100", "--on needs --dry-run; type --dry-run --on h100"),
         ("%%ongpu 1 --dry-run --on h100", "--on and 1 do not combine; leave out one of them"),
         ("%%ongpu --dry-run --on h9000", "h9000"),
