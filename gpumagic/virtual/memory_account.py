@@ -329,7 +329,7 @@ class MemoryAccount:
         text = _OUT_OF_MEMORY.format(*map(_readable, sizes), ordinal=self.ordinal, allowed=allowed)
         if host:
             there = _readable(host_has())
-            text += f" A virtual GPU's memory is the host's, which has {there} left."
+            text += f" Virtual GPUs use host memory: {there} left."
         return torch.OutOfMemoryError(text)
 
 
