@@ -61,7 +61,7 @@ class Search:
 
     def __post_init__(self) -> None:
         self._target, self._quiet, self._limit = as_torch(self.device), Quiet(), LIMIT_S
-        here = [] if self.cards else [(str(self.device), cuda_state.room(self._target))]
+        here = [] if self.cards else [(str(self.device), cuda_state.free_bytes(self._target))]
         where = [*here, *((card.name, card.usable) for card in self.cards)]
         self._rooms = {name: (free, int(free * (1 - self.margin))) for name, free in where}
         # A closer answer would cost more dry runs for an unnoticeable gain.

@@ -179,7 +179,7 @@ SEVERAL = ("--split", "--gather", "--reduce", "--chunk")
 OPTIONS = (
     Option("gpus", "-p --processes", "add a line for each process"),
     Option("gpus", "--live", "keep drawing, also while a cell runs"),
-    Option("gpus", "--doctor", "list what cannot be seen, why, and how to fix it"),
+    Option("gpus", "--doctor", "say why a GPU is not found, and how to fix it"),
     Option("gpus", "--virtual 2|off|1|4|8", "create virtual GPUs in this process, or remove them"),
     Option("gpus", "--memory 16GiB", "the memory of each virtual GPU; by default at most 16 GiB"),
     Option("gpus", "--asserts", "with --virtual: a bad index ends CUDA, as on a GPU"),

@@ -221,8 +221,8 @@ def publish_death(death: cuda_state.Death) -> None:
     pid, notebook = os.getpid(), os.path.basename(os.environ.get("JPY_SESSION_NAME", ""))
     whose = f"{notebook} (process {pid})" if notebook else f"process {pid}"
     cause = f"CUDA in the kernel of {whose} is dead: {death.cause}"
-    told = {"pid": pid, "started": started(pid), "cause": cause, "cure": death.cure}
-    write_file(state_folder() / f"{pid}.dead", json.dumps(told).encode())
+    fields = {"pid": pid, "started": started(pid), "cause": cause, "cure": death.cure}
+    write_file(state_folder() / f"{pid}.dead", json.dumps(fields).encode())
 
 
 def unpublish_death() -> None:
@@ -236,8 +236,8 @@ def dead_cuda() -> list[Problem]:
     found = [] if death is None else [Problem("cuda-dead", death.said, death.cure)]
     for path in sorted(state_folder().glob("*.dead")):
         if death is None or path.stem != str(os.getpid()):
-            told = _read(path, lambda header, _: (str(header["cause"]), str(header["cure"])))
-            found += [Problem("cuda-dead", *told)] if told else []
+            problem = _read(path, lambda header, _: (str(header["cause"]), str(header["cure"])))
+            found += [Problem("cuda-dead", *problem)] if problem else []
     return found
 
 

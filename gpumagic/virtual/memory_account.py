@@ -244,13 +244,13 @@ class MemoryAccount:
             key = id(block)
             if key in live:  # logged a second time: freed
                 # There is no call between `give` and the deletion, so no interrupt can arrive.
-                allocator.give(*block.place, block.requested)
+                allocator.free(*block.place, block.requested)
                 del live[key], log[0]
                 if self.events is not None and isinstance(block, Allocation):
                     self._record("free_requested", block)
                     self._record("free_completed", block)
                 continue
-            block.place = allocator.take(block.requested)
+            block.place = allocator.allocate(block.requested)
             live[key] = block
             del log[0]
         left = self.limit - allocator.bytes.current

@@ -218,7 +218,7 @@ def stand_in(gpus: Iterable[tuple[Any, int]]) -> None:
             with suppress(AttributeError, RuntimeError):
                 facts[field.name] = getattr(real, field.name)
         account = _add(Properties(**facts), [0] * COUNTERS)
-        account.allocator.take(allocated)
+        account.allocator.allocate(allocated)
     stack = ExitStack()  # never closed: the patches last until the child ends
     if on:
         patch(stack, torch.cuda, default_generators=cuda_api.equipped())
