@@ -169,7 +169,7 @@ def _notes(profile: CellProfile) -> Iterator[str]:
         of = "virtual GPUs have no time of their own"
         why = of if profile.virtual else f"torch's profiler reports no events of {profile.device}"
         yield f"device time and launches are {NOT_KNOWN}: {why}"
-    yield f"profiling added about {duration(profile.added)}, most of it outside these times"
+    yield f"recording added about {duration(profile.added)}, most of it outside these times"
     if profile.saved:
         yield f"the trace is in {profile.saved}; open it at https://ui.perfetto.dev"
 
