@@ -16,7 +16,7 @@ examples:
   gpumagic top                           the GPUs live, with the notebooks that hold them
   gpumagic snapshot --processes          once, a line for each process
   gpumagic snapshot --watch 2 --json     a line of JSON every two seconds
-  gpumagic doctor                        why a GPU cannot be seen
+  gpumagic doctor                        why a GPU is not found
 """
 
 
@@ -51,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     snapshot.add_argument("--processes", action="store_true", help="a line for each process")
     snapshot.add_argument("--watch", type=seconds, metavar="SECONDS", help="repeat every SECONDS")
     snapshot.set_defaults(run=_snapshot)
-    doctor = commands.add_parser("doctor", help="what cannot be seen, why, and how to fix it")
+    doctor = commands.add_parser("doctor", help="say why a GPU is not found, and how to fix it")
     doctor.set_defaults(run=_doctor)
     demo = commands.add_parser("demo", help="run a notebook headless and show its reports")
     demo.add_argument("notebook", nargs="?", type=Path, help="default: the quickstart")
@@ -81,7 +81,7 @@ def seconds(text: str) -> float:
     """Parse a number of seconds; argparse shows this function's name in its own error."""
     found = float(text)
     if not 0 < found <= 86400:
-        raise argparse.ArgumentTypeError(f"{text} s is out of bounds; type --watch 2")
+        raise argparse.ArgumentTypeError(f"{text} s is not between 0 and 86400 s; type --watch 2")
     return found
 
 

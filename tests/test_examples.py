@@ -94,7 +94,7 @@ def test_between_devices(shown):
     assert len(re.findall(waits, shown)) == 2  # seen, and foreseen by the dry run
     assert shown.count("1 transfer: 3.9 KiB to cpu") == 2
     assert re.search(r"([\d.]+)  \1  \1\n", shown)
-    assert "which strict does not allow" in shown
+    assert "forbidden by --strict" in shown
     # The dry runs.
     assert re.search(r"30000: at least 3\d\.\d+ GiB, does not fit", shown)
     assert "would fail at line 4: hidden = hidden + average" in shown
@@ -158,7 +158,7 @@ def test_the_textbooks_chapter_in_jax(tmp_path):
     assert "(CpuDevice(id=0), CpuDevice(id=1), CpuDevice(id=2))" in shown
     assert "why: both are committed to their device" in shown
     assert "3 transfers: 36 B to cuda:1 at line 3: `x + Y`" in shown
-    assert "`x + Y` copies data from cpu to cuda:1, which strict does not allow" in shown
+    assert "`x + Y` copies data from cpu to cuda:1, which strict mode forbids" in shown
     assert "moved X: 24 B from cuda:0" in shown
     assert "moved params, X: 40 B from cuda:0" in shown
     assert len(re.findall(r"transfers: 35\.2 KiB to cuda:1 at line 5: `step\(", shown)) == 1

@@ -69,7 +69,7 @@ class Report(Shown):
     taken : tuple of str
         GPUs that libraries chose and this device replaced: ``"accelerate's cuda:0"``.
     elsewhere : str
-        Where most of the work was, if not on the device: ``"96 % of it ran on cuda:0"``.
+        Where most of the work was, if elsewhere: ``"96 % of its allocations were on cuda:0"``.
     error : str or None
         The name of the exception that ended the cell.
     fault : str or None
@@ -193,7 +193,7 @@ def _head(report: Report) -> list[str]:
     if report.error:
         took = f"{report.error} after {took}"
     elif not report.waited:
-        took = f"{took}, not waited for"
+        took = f"{took}, not synchronized"
     parts = [where, took, *([f"the device reports: {report.fault}"] if report.fault else [])]
     for memory in sorted(report.memory, key=lambda memory: memory.device != named):
         other = "" if memory.device == named else f"{memory.device} "

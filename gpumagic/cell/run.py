@@ -93,7 +93,7 @@ class _Share:
         places = dict.fromkeys(map(self.framework.where, self.made.values()))
         if not places or any(device in place.split(" + ") for place in places):
             return ""
-        return f"all that it made is on {', '.join(places)}"
+        return f"all arrays that it created are on {', '.join(places)}"
 
     def _by_allocations(self, device: Device, entries: Sequence[Entry]) -> str:
         made = {memory.device: memory.allocations for memory in self.memory}
@@ -101,7 +101,7 @@ class _Share:
         others = sum(made.values())
         if here > 0:
             part = round(100 * others / (here + others))
-            return f"{part} % of it ran on {', '.join(made)}" if others > here else ""
+            return f"{part} % of its allocations were on {', '.join(made)}" if others > here else ""
         if others:
             return f"all work was on {', '.join(made)}"
         of = self.framework

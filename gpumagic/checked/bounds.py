@@ -137,7 +137,7 @@ _NO_CLASS = "{0} often marks no class: ignore_index={0} leaves it out"
 _SCALE = "Map them to 0 … 1: bytes by 1 / 255, labels of -1 and 1 by (y + 1) / 2, for example"
 _FROM_1 = "They run from 1 to {}: if they count from 1, subtract 1"
 _PADDING = "Only {} is too large: perhaps a token (padding?) that was added later"
-_FROM_END = "{} does not count from the end here"
+_FROM_END = "Negative indices do not count from the end here"
 
 
 @cache

@@ -73,8 +73,10 @@ class CellOnRanks:
         read = names_read(tree, ipython.transform_cell if ipython else str)
         whole = {name: value for name, value in space.items() if name not in asked.split}
         hidden = ipython.user_ns_hidden if ipython else {}
-        self._values, self._prints = sending.prints_of(variables_read(read, whole), whole, hidden)
-        assigned = sending.prints_here(names_assigned(tree))
+        self._values, self._fingerprints = sending.fingerprints_of(
+            variables_read(read, whole), whole, hidden
+        )
+        assigned = sending.fingerprints_here(names_assigned(tree))
         self._order = CellOrder(uuid4().hex, tree, there, self._sources, asked.made, assigned)
         self.sent = dict.fromkeys(asked.split)  # names, for the report
         self.sent_bytes = 0
@@ -94,8 +96,8 @@ class CellOnRanks:
         """Send missing variables to ranks with work. Raises `GpuError` or a rank's `RanksError`."""
         busy = [rank for rank in self.ranks if self._queues[rank]]
         groups: dict[str, tuple[Wants, list[RankEngine]]] = {}  # ranks that lack the same variables
-        if self._prints:
-            found = self._engines.answers(busy, sending.wanted, self._prints)
+        if self._fingerprints:
+            found = self._engines.answers(busy, sending.wanted, self._fingerprints)
             for rank, wants in zip(busy, found, strict=True):
                 groups.setdefault(repr(wants), (wants, []))[1].append(rank)
         for wants, ranks in groups.values():
@@ -104,8 +106,8 @@ class CellOnRanks:
     def _send(self, ranks: Sequence[RankEngine], wants: Wants) -> None:
         """Send missing variables to ranks that lack the same ones."""
         values = {n: value for n, value in self._values.items() if n in wants.names}
-        prints = {name: self._prints[name] for name in (*values, *wants.kept)}
-        if not prints:
+        fingerprints = {name: self._fingerprints[name] for name in (*values, *wants.kept)}
+        if not fingerprints:
             return
         data = sending.pack(values, wants.tensors, self._sources) if values else b""
         self.sent_bytes += len(data) * len(ranks)
@@ -113,7 +115,7 @@ class CellOnRanks:
         for name, value in values.items():
             if not isinstance(value, ModuleType):
                 self.sent[f"{name} again" if wants.names[name] else name] = None
-        refused = self._engines.answers(ranks, sending.receive, data, prints)
+        refused = self._engines.answers(ranks, sending.receive, data, fingerprints)
         for rank, why in zip(ranks, refused, strict=True):
             if why:
                 raise RanksError(rank.number, ErrorInRank(why, "", "", why), 1, ())
@@ -151,7 +153,7 @@ class CellOnRanks:
             yield f"{size(moved)} moved to their GPUs"
         back = sum(len(each.value) + sum(map(len, each.kept.values())) for each in done)
         if back > _MUCH:
-            yield f"{size(back)} came back"
+            yield f"{size(back)} returned"
 
     def broke_the_group(self) -> bool:
         """Whether ranks are in different collectives, so that the group cannot be used."""
@@ -195,7 +197,7 @@ class CellOnRanks:
         for rank in [*self._running]:
             if rank.lost:  # errors that follow in other ranks are not the cause
                 del self._running[rank]
-                self._fail(rank.number, "it has died", rank.lost, "", rank.died)
+                self._fail(rank.number, "died", rank.lost, "", rank.died)
         if self._signaled is None:
             self._end_a_deadlock()
         # The second Ctrl-C does not wait for the ranks.
@@ -246,7 +248,7 @@ class CellOnRanks:
         if len({*said.values()}) > 1:
             words = "; ".join(f"rank {number} {does}" for number, does in said.items())
             first = min(waits)
-            self._fail(first, "ranks wait", words, _place(waits[first]), f"deadlock: {words}")
+            self._fail(first, "deadlock", words, _place(waits[first]), f"deadlock: {words}")
 
     def _say(self, seconds: float) -> None:
         if seconds < self._said + _SAY_S:

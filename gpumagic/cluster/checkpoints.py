@@ -75,7 +75,7 @@ def _state(name: str, space: dict[str, Any], saved: dict[str, Any]) -> State:
     if whole is not None and not (hasattr(whole, "size") and torch.is_tensor(space.get(name))):
         return _assigned(name, space, _slot(whole))
     if name not in space:
-        raise GpuError(f"there is no {name}; read or make it in a cell of %%ongpu @all")
+        raise GpuError(f"no variable {name}; read or assign it in a cell of %%ongpu @all")
     value = space[name]
     if isinstance(value, Optimizer):
         return _optimizer(value, saved)
@@ -91,7 +91,7 @@ def _state(name: str, space: dict[str, Any], saved: dict[str, Any]) -> State:
     if not all(isinstance(leaf, _DATA) or type(leaf).__module__ == "numpy" for leaf in leaves):
         raise GpuError(
             f"{name} is a {type(value).__name__}, which cannot be saved; save tensors, numbers, "
-            "texts, lists and dicts of them, or objects with a state_dict()"
+            "strings, lists and dicts of them, or objects with a state_dict()"
         )
     return _assigned(name, space, _on_cpu(value))
 
@@ -144,7 +144,7 @@ def _fitting(path: Path, space: dict[str, Any]) -> dict[str, State]:
     for name, each in saved.items():
         # torch itself checks shapes, and that the checkpoint has every entry.
         if lacking := sorted(each.keys() - found[name].values.keys()):
-            raise GpuError(f"{name}: the checkpoint has {lacking[0]}, which is missing here")
+            raise GpuError(f"{name}: the checkpoint's {lacking[0]} does not exist here")
     return found
 
 

@@ -32,7 +32,7 @@ from gpumagic import faults, virtual
 from gpumagic.cell.run import Run
 from gpumagic.cluster import sending
 from gpumagic.cluster.output import MOST, WholeLines, whole_lines
-from gpumagic.cluster.sending import Print
+from gpumagic.cluster.sending import Fingerprint
 from gpumagic.errors import GpuError
 from gpumagic.memory.explain_out_of_memory import explain_out_of_memory
 from gpumagic.mismatch.explainer import explain
@@ -245,7 +245,7 @@ class CellOrder:
     file: str
     sources: dict[str, str]  # the text of the cells, for tracebacks
     keep: tuple[str, ...]  # names whose values are returned
-    assigned: dict[str, Print]  # the notebook's fingerprints of variables that the cell assigns
+    assigned: dict[str, Fingerprint]  # the notebook's, of variables that the cell assigns
     label: str = ""  # before each line that the rank prints
     given: bytes = b""  # the parts of split variables
 
@@ -304,7 +304,7 @@ def run(order: CellOrder) -> Outcome:
         _run(order, outcome, space)
         there = {name: notebooks for name, notebooks in order.assigned.items() if name in space}
         if outcome.error:  # a failed cell may not have assigned all of them
-            there = {n: print_ for n, print_ in there.items() if before.get(n) != id(space[n])}
+            there = {n: hashed for n, hashed in there.items() if before.get(n) != id(space[n])}
         sending.receive(b"", there)
         space.update(whole)
     outcome.cut, outcome.collectives = _this.cut, _collectives()

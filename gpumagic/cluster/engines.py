@@ -38,7 +38,7 @@ _LOOK_S = 0.02
 _ANSWER_S = 2.0
 # Seconds to wait for the cause of an engine's end.
 _CAUSE_S = 0.5
-_GONE = "an engine is gone; %gpucluster says which"
+_GONE = "an engine has ended; %gpucluster shows which"
 
 
 def _run(coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -85,7 +85,7 @@ class Engines:
         self._cluster: Any = None
         self._store: Any = None
         self._launchers: dict[str, Any] = {}
-        self._made = contextlib.ExitStack()  # resources to release at the end
+        self._cleanup = contextlib.ExitStack()  # resources to release at the end
         self._group = MemoryGroup()
         self.stopped = False
 
@@ -100,7 +100,7 @@ class Engines:
             self._launch(each)
         with deferred():
             self._client = _run(self._cluster.connect_client())
-            self._made.callback(self._client.close)
+            self._cleanup.callback(self._client.close)
         self._take(self.ranks, say)
         self.join()
 
@@ -109,11 +109,11 @@ class Engines:
         home = self.plan.directory
         prefix = ".gpumagic-cluster-" if home else "gpumagic-cluster-"
         self._directory = tempfile.mkdtemp(prefix=prefix, dir=home)
-        self._made.callback(shutil.rmtree, self._directory, ignore_errors=True)
+        self._cleanup.callback(shutil.rmtree, self._directory, ignore_errors=True)
         watch = launching.start_watch(self.mark, self._directory)
-        self._made.callback(watch.wait)
-        self._made.callback(watch.terminate)
-        self._made.callback(launching.end, self.mark)
+        self._cleanup.callback(watch.wait)
+        self._cleanup.callback(watch.terminate)
+        self._cleanup.callback(launching.end, self.mark)
         self._killed = self._group.kills() or 0
         # A store that listens on this address only.
         listener = socket.create_server((self.plan.address, 0))
@@ -138,7 +138,7 @@ class Engines:
             shutdown_atexit=False,
         )
         if self.plan.launcher != "local":  # remote engines are ended by their launcher
-            self._made.callback(lambda: _run(launching.stop_elsewhere(self._cluster)))
+            self._cleanup.callback(lambda: _run(launching.stop_elsewhere(self._cluster)))
 
     def _launch(self, each: EngineSet) -> None:
         start = next(self._starts)
@@ -264,7 +264,7 @@ class Engines:
             connected = rank.engine in self._client.ids
             cause = "" if rank.lost else self._ended(rank, 0.0 if connected else _CAUSE_S)
             if not rank.lost and (cause or not connected):
-                rank.lost = cause or "its connection is gone"
+                rank.lost = cause or "its connection was lost"
                 launching.end(rank.mark)  # its child processes
 
     def _ended(self, rank: RankEngine, patience_s: float = 0.0) -> str:
@@ -289,8 +289,8 @@ class Engines:
         for rank in ranks:
             if len(rank.engine_set.ranks) > 1:
                 raise GpuError(
-                    f"rank {rank.number} was started together with others by {self.plan.launcher}; "
-                    "type %gpucluster stop, then start again"
+                    f"rank {rank.number} cannot be replaced alone: {self.plan.launcher} started it "
+                    "with others; type %gpucluster stop, then start again"
                 )
         try:
             self._end(ranks)
@@ -318,7 +318,7 @@ class Engines:
         """End all processes of the cluster."""
         self.stopped = True
         with deferred():
-            self._made.close()
+            self._cleanup.close()
         # These objects have open files, and reference cycles keep them alive until a collection.
         self._store = self._client = self._cluster = None
         self._launchers.clear()

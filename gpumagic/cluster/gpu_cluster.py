@@ -148,7 +148,7 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
         times = tuple(cell.times())
         self.last_report = RanksReport(times, seconds, tuple(said), tuple(notes), tuple(wrong))
         if cell.interrupted:
-            ended = f"the cell has ended on {many(len(cell.ranks), 'rank')}"
+            ended = f"interrupted on {many(len(cell.ranks), 'rank')}"
             raise KeyboardInterrupt("; ".join([ended, *notes]))
         if cell.failed is not None:
             raise RanksError(*cell.failed, len(cell.ranks), notes)
@@ -161,8 +161,8 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
         if self._broken or cell.replaced:
             notes.append(_REWRAP)
         if kept := cell.kept:
-            again = f"del {next(iter(kept))} there to get the notebook's"
-            notes.append(f"{some(kept)} was changed here and in ranks, which keep theirs; {again}")
+            cure = f"del {next(iter(kept))} in the ranks to send the notebook's"
+            notes.append(f"{some(kept)} changed here and in ranks; the ranks keep theirs; {cure}")
         if cell.interrupted:
             notes += [rank.died for rank in cell.ranks if rank.lost]
         return notes
@@ -216,8 +216,8 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
 
     def keep(self, *names: str) -> None:
         """Let ranks use their values of these variables until the notebook changes its values."""
-        prints = sending.prints_here(names)
-        self._engines.answers(self._ranks("@all"), sending.receive, b"", prints)
+        fingerprints = sending.fingerprints_here(names)
+        self._engines.answers(self._ranks("@all"), sending.receive, b"", fingerprints)
 
     # -- the ranks
     def status(self) -> RanksTable:

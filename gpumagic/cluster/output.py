@@ -156,7 +156,7 @@ class RanksTable(Shown):
 
 
 def text(record: RanksReport | RanksTable) -> str:
-    """Return one line, `2 ranks · 3.20 s (rank 1 took longest, 3.10 s; …) · …`, or the table."""
+    """Return one line, `2 ranks · 3.20 s (slowest: rank 1, 3.10 s; …) · …`, or the table."""
     if isinstance(record, RanksTable):
         return "\n".join([record.title, *table.lines(_columns(record), "  ")])
     return "\n".join([" · ".join(_parts(record)), *(f"  → {note}" for note in record.notes)])
@@ -201,10 +201,10 @@ def _times(report: RanksReport) -> str:
     ran: Sequence[RankTime] = sorted((e for e in report.ranks if e.parts), key=lambda e: -e.seconds)
     parts = []
     if len(ran) > 1:
-        parts = [f"{ran[0].name} took longest, {duration(ran[0].seconds)}"]
-        parts.append(f"{ran[-1].name} {duration(ran[-1].seconds)}")
+        parts = [f"slowest: {ran[0].name}, {duration(ran[0].seconds)}"]
+        parts.append(f"fastest: {ran[-1].name}, {duration(ran[-1].seconds)}")
     if idle := [each.name for each in report.ranks if not each.parts]:
-        parts.append(f"{some(idle)} had nothing to do")
+        parts.append(f"{some(idle)} had no items")
     return duration(report.seconds) + (f" ({'; '.join(parts)})" if parts else "")
 
 

@@ -54,7 +54,7 @@ class Unsent:
         self._text, self.why = text, why
 
     def __repr__(self) -> str:
-        return f"{self._text} (it stays in its rank)"
+        return f"{self._text} (not sent: cannot be pickled)"
 
 
 # -- kinds of values
@@ -281,7 +281,7 @@ def put_together(
             if len(found) < len(parts):
                 raise GpuError(f"{len(parts) - len(found)} of {len(parts)} parts did not assign it")
             if unsent := next((each for each in found if isinstance(each, Unsent)), None):
-                raise GpuError(f"it cannot leave its rank ({unsent.why})")
+                raise GpuError(f"it cannot be pickled ({unsent.why})")
             made[name] = reduce(found, hows[name]) if name in hows else gather(found)
         except GpuError as error:
             made[name] = found
@@ -318,4 +318,4 @@ def check(asked: Sharing, tree: ast.Module, namespace: Mapping[str, Any]) -> Non
                 raise GpuError(f"{option} {name}: {said} {name}; {there}")
     for how in hows.values():
         if how not in HOW:
-            raise GpuError(f"{how} is no way to reduce; {meant(how, HOW)}type {', '.join(HOW)}")
+            raise GpuError(f"{how}: unknown reduction; {meant(how, HOW)}type {', '.join(HOW)}")

@@ -33,7 +33,7 @@ from gpumagic.usercode.variables import NOT_VARIABLES
 
 State = tuple[int, bool]
 """A tensor's version, and its `requires_grad`."""
-Print = tuple[bytes, int]
+Fingerprint = tuple[bytes, int]
 """A variable's fingerprint, and the id of its object."""
 
 
@@ -87,7 +87,7 @@ class NotebookPickler(cloudpickle.Pickler):  # type: ignore[misc]
         super().__init__(stream, protocol=protocol)
         self.notebook = user_namespace()
         self.sources: dict[str, str] = {}
-        self.met: dict[str, None] = {}  # variables that its functions read
+        self.globals_read: dict[str, None] = {}  # variables that its functions read
 
     def reducer_override(self, value: Any) -> Any:
         if issubclass(type(value), torch.Tensor):
@@ -95,7 +95,7 @@ class NotebookPickler(cloudpickle.Pickler):  # type: ignore[misc]
         reduced = super().reducer_override(value)
         if type(value) is types.FunctionType and value.__globals__ is self.notebook:
             make, (code, _, *args), (attributes, slots), *rest = reduced
-            self.met |= dict.fromkeys(globals_of(code))
+            self.globals_read |= dict.fromkeys(globals_of(code))
             args = (_code_in_rank(code, self.sources), _Variables(), *args)
             return make, args, (attributes, {**slots, "__globals__": {}}), *rest
         return reduced
@@ -114,24 +114,24 @@ def fingerprint(name: str, value: Any) -> tuple[bytes, Iterable[str]]:
     except Exception as error:  # noqa: BLE001  whatever the user's own object raises
         why = first_line(error)
         raise GpuError(f"{name} cannot be sent to the ranks ({why}); make it in the cell") from None
-    return hashlib.blake2b(stream.getbuffer(), digest_size=16).digest(), pickler.met
+    return hashlib.blake2b(stream.getbuffer(), digest_size=16).digest(), pickler.globals_read
 
 
-def prints_here(names: Iterable[str]) -> dict[str, Print]:
+def fingerprints_here(names: Iterable[str]) -> dict[str, Fingerprint]:
     """Return the fingerprints of the notebook's variables that can be sent."""
-    space, prints = user_namespace(), dict[str, Print]()
+    space, fingerprints = user_namespace(), dict[str, Fingerprint]()
     for name in space.keys() & set(names):
         with suppress(GpuError):  # it cannot be sent
-            prints[name] = fingerprint(name, space[name])[0], id(space[name])
-    return prints
+            fingerprints[name] = fingerprint(name, space[name])[0], id(space[name])
+    return fingerprints
 
 
-def prints_of(
+def fingerprints_of(
     variables: Iterable[tuple[str, Any]], space: Mapping[str, Any], hidden: Mapping[str, Any]
-) -> tuple[dict[str, Any], dict[str, Print]]:
+) -> tuple[dict[str, Any], dict[str, Fingerprint]]:
     """Return the variables that a cell reads, also indirectly, with their fingerprints."""
     values: dict[str, Any] = {}
-    prints: dict[str, Print] = {}
+    fingerprints: dict[str, Fingerprint] = {}
     queue = deque(variables)
     while queue:
         name, value = queue.popleft()
@@ -139,10 +139,10 @@ def prints_of(
         if "." in name or name in values or name in NOT_VARIABLES or hidden.get(name) is value:
             continue
         values[name] = value
-        hashed, met = fingerprint(name, value)
-        prints[name] = hashed, id(value)
-        queue.extend((each, space[each]) for each in met if each in space)
-    return values, prints
+        hashed, globals_read = fingerprint(name, value)
+        fingerprints[name] = hashed, id(value)
+        queue.extend((each, space[each]) for each in globals_read if each in space)
+    return values, fingerprints
 
 
 def pack(values: Any, known: Mapping[int, State] | None = None, sources: Any = None) -> bytes:
@@ -187,7 +187,7 @@ _known: WeakValueDictionary[int, torch.Tensor] = WeakValueDictionary()
 """The tensors that this rank has received, by the notebook's numbers."""
 _states: dict[int, State] = {}
 """The states of these tensors in the notebook when they were sent, by number."""
-_sent: dict[str, Print] = {}
+_sent: dict[str, Fingerprint] = {}
 """The notebook's fingerprints of variables, when they were sent or when a cell assigned them."""
 _received: dict[str, bytes] = {}
 """Fingerprints of received variables, taken after the next cell has moved them to the GPU."""
@@ -219,23 +219,23 @@ class Wants:
     tensors: dict[int, State]  # tensors that the rank has
 
 
-def wanted(prints: dict[str, Print]) -> Wants:
+def wanted(fingerprints: dict[str, Fingerprint]) -> Wants:
     """Return which of these variables of the notebook this rank needs."""
     for number in _states.keys() - _known.keys():
         del _states[number]
     wants, space = Wants({}, [], dict(_states)), user_namespace()
-    for name, (now, thing) in prints.items():
+    for name, (now, thing) in fingerprints.items():
         before = _sent.get(name) if name in space else None
         if before is None or before[0] != now:
             same = before is not None and before[1] == thing and name not in _unread
-            if same and _received.get(name) != _prints_now([name]).get(name):
+            if same and _received.get(name) != _fingerprints_now([name]).get(name):
                 wants.kept.append(name)
             else:
                 wants.names[name] = before is not None
     return wants
 
 
-def receive(variables: bytes, prints: dict[str, Print]) -> str:
+def receive(variables: bytes, fingerprints: dict[str, Fingerprint]) -> str:
     """Set the variables that were sent (perhaps none); return an error, or ""."""
     try:
         got = unpack(variables) or {}
@@ -243,15 +243,15 @@ def receive(variables: bytes, prints: dict[str, Print]) -> str:
         return f"{in_words(error)} (when the rank unpickled what the notebook sent)"
     user_namespace().update(got)
     _unread.update(got)
-    _sent.update(prints)
+    _sent.update(fingerprints)
     return ""
 
 
 def note_received() -> None:
     """Fingerprint received variables after their move to the GPU, which is not a change."""
-    _received.update(_prints_now(_unread))
+    _received.update(_fingerprints_now(_unread))
     _unread.clear()
 
 
-def _prints_now(names: Iterable[str]) -> dict[str, bytes]:
-    return {name: print_ for name, (print_, _) in prints_here(names).items()}
+def _fingerprints_now(names: Iterable[str]) -> dict[str, bytes]:
+    return {name: hashed for name, (hashed, _) in fingerprints_here(names).items()}

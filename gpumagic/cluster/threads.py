@@ -250,7 +250,7 @@ class CellOnDevices:
             *sharing_in_words(self._asked, made, len(self._came)),
         ]
         if lost := self._lost:
-            said.append(f"dropped {some(lost)}, which --gather {','.join(lost)} would keep")
+            said.append(f"not kept: {some(lost)} (keep with --gather {','.join(lost)})")
         times = [
             RankTime(name, each.seconds, peaks.get(name), each.parts, each.device.virtual)
             for name, each in zip(map(str, self._devices), threads, strict=True)
@@ -272,6 +272,6 @@ def _refuse_magics(tree: ast.Module) -> None:
             if node.args and isinstance(node.args[0], ast.Constant):
                 said = f"%{node.args[0].value!s}"
             raise GpuError(
-                f"the cell says {said}, and a magic runs on the notebook's own variables; "
-                "leave that line out"
+                f"{said}: magics use the notebook's variables, not each device's copies; "
+                "remove that line"
             )

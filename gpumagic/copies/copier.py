@@ -81,7 +81,7 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
         super().__init__(self._stream, protocol=5)
         self._namespace, self._storages, self._stays = namespace, storages, stays
         # The variables that functions read, by name.
-        self.met: dict[str, Any] = {}
+        self.read_by_functions: dict[str, Any] = {}
         self.finishing: list[Callable[[], Any]] = []  # called once all copies exist
         self.alive: list[Any] = []  # targets of copied weak references
         self._modules = {"__main__", namespace.get("__name__", "__main__")} - {"builtins"}
@@ -199,7 +199,7 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
         names = globals_of(function.__code__)
         found = {name: space[name] for name in names if name in space and name != "__builtins__"}
         if space is self._namespace:
-            self.met.update(found)
+            self.read_by_functions.update(found)
         return found
 
     # -- shared objects
@@ -283,7 +283,7 @@ def _reduce_cell(copier: Copier, cell: types.CellType) -> Any:
         contents = cell.cell_contents
     except ValueError:  # not bound yet
         return made
-    copier.met[f"(closure {len(copier.met)})"] = contents
+    copier.read_by_functions[f"(closure {len(copier.read_by_functions)})"] = contents
     return *made, (contents,), None, None, lambda new, held: setattr(new, "cell_contents", held[0])
 
 

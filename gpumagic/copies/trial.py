@@ -92,7 +92,7 @@ class CopiedVariables:
                 copier.write(values)
             except Exception as error:  # noqa: BLE001  pickling runs the user's methods
                 raise self._refusal(values, error) from None
-            homes, tracked = _homes(self._namespace, {**values, **copier.met}, device)
+            homes, tracked = _homes(self._namespace, {**values, **copier.read_by_functions}, device)
             self.storages.copy(homes)
             try:
                 made = copier.read()

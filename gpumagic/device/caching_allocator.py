@@ -57,7 +57,7 @@ class CachingAllocator:
         """All statistics."""
         return self.bytes, self.blocks, self.requested, self.reserved, self.segments
 
-    def take(self, nbytes: int) -> tuple[int, int]:
+    def allocate(self, nbytes: int) -> tuple[int, int]:
         """Allocate a block; return its address and its size, which may exceed `nbytes`."""
         size = -(-nbytes // BLOCK) * BLOCK or BLOCK
         least, free = (BLOCK, self._free[0]) if size <= _SMALL else (_SMALL + 1, self._free[1])
@@ -109,7 +109,7 @@ class CachingAllocator:
             blocks.peak = blocks.current
         return address, size
 
-    def give(self, address: int, size: int, nbytes: int) -> None:
+    def free(self, address: int, size: int, nbytes: int) -> None:
         """Free a block, and merge it with adjacent free blocks of its segment."""
         free = self._free[size > _SMALL]
         start, end = address, address + size

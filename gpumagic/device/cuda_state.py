@@ -46,7 +46,7 @@ _CURES = {
     "GPU lost": "restart the machine (sudo dmesg shows Xid 79)",
 }
 _WHERE_BUSY = (
-    "the GPU is busy or unavailable: another process may have it for itself (compute mode "
+    "the GPU is busy or unavailable: another process may have exclusive use of it (compute mode "
     "Exclusive_Process); `%gpus` shows who holds it; run the cell again, or on another GPU"
 )
 # Errors that frameworks raise without a GPU. PyTorch's first three are from builds without CUDA;
@@ -100,7 +100,7 @@ def death() -> Death | None:
     return _death
 
 
-def working() -> Any:
+def live_cuda() -> Any:
     """Return ``torch.cuda`` if initialized and not dead, else None; import nothing."""
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     started = getattr(cuda, "is_initialized", bool)()
@@ -109,7 +109,7 @@ def working() -> Any:
 
 def started() -> list[int]:
     """Return the ordinals of GPUs with a context; using another GPU creates one, of 0.5 GiB."""
-    if (cuda := working()) is None:
+    if (cuda := live_cuda()) is None:
         return []
     # This is torch's own test. A CPU build lacks it; there all virtual GPUs count as started.
     has_context = getattr(sys.modules["torch"]._C, "_cuda_hasPrimaryContext", lambda n: True)
@@ -119,7 +119,7 @@ def started() -> list[int]:
 def look(where: str = "", error: BaseException | None = None) -> Death | None:
     """Check, without waiting, whether CUDA died in the code at `where`, which raised `error`."""
     global _death
-    if (cuda := working()) is not None:
+    if (cuda := live_cuda()) is not None:
         said = _asked(cuda)
         if not _MAY_BE_LOST.isdisjoint((said, _said(error))) and _lost():
             _death = Death("GPU lost", where)
@@ -169,16 +169,16 @@ def advice(error: BaseException) -> str:
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     if not found or (found == "PyTorch" and (cuda is None or cuda.is_available())):
         return ""
-    works, then = "the CPU works", "it works in a new kernel: restart it, and type that first"
+    works, then = "the CPU works", "restart the kernel, and type that before anything else"
     if found == "PyTorch":
-        works, then = _ON_CPU, "the cell works as it is: run it again"
-    cure = f"%gpus --virtual 2 makes two virtual GPUs, on which {then}"
+        works, then = _ON_CPU, "then run the cell again as it is"
+    cure = f"%gpus --virtual 2 makes two virtual GPUs: {then}"
     if physical_gpus():
         cure = "there is a GPU in this machine: %gpus --doctor says what is missing"
     return f"{found} finds no GPU; {works}\n→ {cure}"
 
 
-def room(device: Any) -> int:
+def free_bytes(device: Any) -> int:
     """Return the bytes free for tensors on a GPU, including unused memory in torch's cache."""
     cuda = sys.modules["torch"].cuda
     cached = cuda.memory_reserved(device) - cuda.memory_allocated(device)
@@ -206,7 +206,7 @@ def collect() -> None:
 def give_back() -> None:
     """Collect garbage, and return the unused memory in torch's cache to the driver."""
     collect()
-    if (cuda := working()) is not None:
+    if (cuda := live_cuda()) is not None:
         with suppress(RuntimeError):  # a GPU has failed; the user's own error says more
             cuda.empty_cache()
 
@@ -245,7 +245,7 @@ def _said(error: BaseException | None) -> str:
 
 def _lost() -> bool:
     """Whether NVML says that a GPU has fallen off the bus."""
-    door = nvml.door()
+    door = nvml.shared_nvml()
     door.retry()
     door.gpus()
     return bool(door.lost)

@@ -118,7 +118,7 @@ def physical_gpus(door: nvml.Nvml | None = None) -> list[Device]:
     """Return all GPUs in NVML's order, each followed by its MIG devices; may call the driver."""
     return [
         Device("cuda", None, gpu.uuid, gpu.index, gpu.name, gpu.memory_total)
-        for gpu in (door or nvml.door()).gpus()
+        for gpu in (door or nvml.shared_nvml()).gpus()
     ]
 
 
@@ -189,7 +189,7 @@ def here(*, memory: bool = True) -> list[Device]:
         found = visible(found, os.environ)
     if not memory:
         return found
-    free = nvml.door().memory_free()
+    free = nvml.shared_nvml().memory_free()
     return [replace(d, memory_free=free.get(d.uuid or "", d.memory_free)) for d in found]
 
 
@@ -261,7 +261,7 @@ power measurements: nvidia-smi's lack of attention, SC24, arXiv:2312.02741)."""
 
 def joules(device: Device) -> float | None:
     """Return the joules of the whole board since the driver was loaded; None without a counter."""
-    door, question = nvml.door(), {"energy": ("nvmlDeviceGetTotalEnergyConsumption",)}
+    door, question = nvml.shared_nvml(), {"energy": ("nvmlDeviceGetTotalEnergyConsumption",)}
     gpus = (gpu for gpu in door.gpus() if gpu.uuid == device.uuid)
     counter = next((door.ask(gpu, question, alive=True)["energy"] for gpu in gpus), None)
     return None if counter is None else counter * 1e-3  # from millijoules

@@ -14,7 +14,7 @@ from typing import Any
 
 from gpumagic.display.table import block, short, tag
 
-PATIENCE_S = 2.0
+SHOW_AFTER_S = 2.0
 # A front end shows the HTML; empty HTML shows nothing.
 _NOTHING = {"text/plain": "", "text/html": ""}
 
@@ -29,7 +29,7 @@ def _bar(now: object) -> dict[str, str]:
 
 
 class ProgressLine:
-    """A context manager that shows updates in one line, from `PATIENCE_S` seconds on."""
+    """A context manager that shows updates in one line, from `SHOW_AFTER_S` seconds on."""
 
     def __init__(self, shell: Any, *, silent: bool = False) -> None:
         self._notebook = hasattr(shell, "kernel")
@@ -40,7 +40,7 @@ class ProgressLine:
         self._lock = threading.Lock()
         # ipykernel finds an output's cell by the context: the timer's thread needs a copy.
         context = copy_context()
-        self._timer = threading.Timer(PATIENCE_S, lambda: context.run(self._begin))
+        self._timer = threading.Timer(SHOW_AFTER_S, lambda: context.run(self._begin))
         self._timer.daemon = True
         if not silent:
             self._timer.start()

@@ -36,8 +36,8 @@ def view(record: object) -> Any:
 
 # Fields in bytes whose names do not say so.
 _BYTES = re.compile(
-    r"memory_(free|reserved|total|used)|adds|after|allocated|before|free|gives|held_for_it|limit"
-    r"|measured|needed|other_in_process|others|peak|predicted|reserved|returned|room|taken|torn"
+    r"memory_(free|reserved|total|used)|adds|after|allocated|before|fragmented|free|gives|held_for_it"
+    r"|limit|measured|needed|other_in_process|others|peak|predicted|reserved|returned|room|taken"
     r"|total|traceback_holds|used|wanted"
 )
 _LEFT_OUT = {"file", "filename", "html", "others_by_name", "processes", "uuid"}

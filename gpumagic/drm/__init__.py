@@ -242,10 +242,10 @@ def kfd_gpus(root: Path) -> dict[str, int]:
     found = {}
     for name in nodes.names():
         gpu_id = (nodes / name).number("gpu_id")
-        told = dict(re.findall(r"^(\S+) ([0-9]{1,9})$", (nodes / name).text("properties"), re.M))
+        fields = dict(re.findall(r"^(\S+) ([0-9]{1,9})$", (nodes / name).text("properties"), re.M))
         # A CPU is a node too, with the id 0.
-        if gpu_id and "location_id" in told:
-            at, domain = int(told["location_id"]), int(told.get("domain", 0))
+        if gpu_id and "location_id" in fields:
+            at, domain = int(fields["location_id"]), int(fields.get("domain", 0))
             found[f"{domain:04x}:{at >> 8:02x}:{at >> 3 & 31:02x}.{at & 7}"] = gpu_id
     return found
 

@@ -193,10 +193,10 @@ def install(calls: Calls, note: Callable[[str], object], held: HeldMemory, virtu
     """Replace functions that fail on fakes, for the rest of this process."""
 
     def left_out(name: str) -> Callable[..., object]:
-        return lambda *args, **kwargs: note(f"{name} was left out")
+        return lambda *args, **kwargs: note(f"{name} was skipped")
 
     def compiled(model: Any = None, **options: Any) -> Any:
-        note("torch.compile was left out: what it saves in memory is not counted")
+        note("torch.compile was skipped: its memory savings are not counted")
         return model if model is not None else (lambda function: function)
 
     def not_known(device: Any = None) -> NotKnown:
@@ -205,7 +205,7 @@ def install(calls: Calls, note: Callable[[str], object], held: HeldMemory, virtu
     def allocated(device: Any = None) -> int:
         return held.now.get(_named(device), 0)
 
-    lazy = refusing("a lazy module has no dry run: its shapes are not known yet")
+    lazy = refusing("a dry run cannot follow a lazy module: its shapes are not known yet")
     replaced: list[tuple[Any, str, Any]] = [
         (fake_tensor, "init_gpu_context", lambda *device: None),
         (FakeTensor, "tolist", lambda self: calls.list_of(self, sys._getframe(1))),

@@ -70,9 +70,9 @@ class Confinement:
         bars: Any = sys.modules.get("tqdm.std")
         if bars is not None:  # its progress bars start a thread
             bars.tqdm.monitor_interval = 0
-        setattr(threading.Thread, "start", refusing("starting a thread: a dry run does not"))  # noqa: B010
+        setattr(threading.Thread, "start", refusing("starting threads is not allowed in a dry run"))  # noqa: B010
         setattr(ThreadPoolExecutor, "submit", _at_once)  # noqa: B010
-        builtins.input = getpass.getpass = refusing("asking for input: a dry run does not")
+        builtins.input = getpass.getpass = refusing("asking for input is not allowed in a dry run")
         self._import_without_fakes()
         sys.addaudithook(self._audit)
         return held_by_the_kernel()
@@ -85,7 +85,7 @@ class Confinement:
             if writes and path != os.devnull and not isinstance(path, int):
                 reason = f"writing to {path!r}: a dry run writes no file"
         elif event in _REFUSED:
-            reason = f"{_REFUSED[event]}: a dry run does not"
+            reason = f"{_REFUSED[event]} is not allowed in a dry run"
         if reason and self._importing:
             raise PermissionError(reason)  # a library works without its cache
         if reason:

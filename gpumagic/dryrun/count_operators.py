@@ -34,7 +34,7 @@ C: Any = torch._C
 aten: Any = torch.ops.aten
 _Function = Callable[..., Any]
 _DEPENDS = (fake.DataDependentOutputException, fake.DynamicOutputShapeException)
-_NO_STAND_IN = (fake.UnsupportedOperatorException, fake.UnsupportedFakeTensorException)
+_UNSUPPORTED = (fake.UnsupportedOperatorException, fake.UnsupportedFakeTensorException)
 _DEVICE: Any = torch.ops.prim.device.default
 _BETWEEN = (__package__, "torch._dynamo", "torch._compile", "torch._subclasses", "torch.utils._")
 _COLLECTIVES = ("c10d", "_c10d_functional", "_dtensor")
@@ -124,8 +124,8 @@ class Operators(TorchDispatchMode):
             if value is not None and name == "_local_scalar_dense":
                 return value if args[0].is_floating_point() else int(value)
             raise Stopped(f"{_READABLE.get(name, name)} depends on data") from None
-        except _NO_STAND_IN as error:
-            raise Stopped(_no_stand_in(name, (args, kwargs), error)) from None
+        except _UNSUPPORTED as error:
+            raise Stopped(_unsupported(name, (args, kwargs), error)) from None
         except RuntimeError as error:
             if "found two different devices" in str(error):
                 raise RuntimeError(_mismatch(str(error))) from None
@@ -213,12 +213,12 @@ def _is_composite(func: Any) -> bool:
     return of_aten and _has_kernel(func.name(), _COMPOSITE)
 
 
-def _no_stand_in(name: str, given: Any, error: Exception) -> str:
+def _unsupported(name: str, given: Any, error: Exception) -> str:
     tensors = (t for t in tree_leaves(given) if isinstance(t, Tensor))
     odd = next((t for t in tensors if t.layout is not torch.strided), None)
     if odd is not None:
-        return f"{_READABLE.get(name, name)} of a tensor of {odd.layout} has no dry run"
-    return f"{_READABLE.get(name, name)} has no dry run ({first_line(error)})"
+        return f"a dry run cannot follow {_READABLE.get(name, name)} of a tensor of {odd.layout}"
+    return f"a dry run cannot follow {_READABLE.get(name, name)} ({first_line(error)})"
 
 
 def _mismatch(text: str) -> str:

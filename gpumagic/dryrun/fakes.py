@@ -228,7 +228,7 @@ class Fakes(FakeTensorMode):
         except Exception as error:  # noqa: BLE001  reported if the code uses the tensor
             why = "it is nested" if tensor.is_nested else first_line(error)
             kind = f"{type(tensor).__name__} ({tensor.layout})"
-            self._without[id(tensor)] = f"a {kind} has no dry run: {why}"
+            self._without[id(tensor)] = f"a dry run cannot follow a {kind}: {why}"
             self._kept.append(tensor)
             return
         new_gradient = fake.grad if fake.is_leaf else None

@@ -129,7 +129,7 @@ class _Following:
         keep_after_fork()
         subject, named, variables = self._subject, dict[str, Any](), _Variables({})
         confinement = Confinement()
-        earlier = "this backward pass goes on into an earlier cell's graph, which is not followed"
+        earlier = "this backward pass reaches an earlier cell's graph, which dry runs cannot follow"
         mode = Fakes(partial(self._held.add, existing=True), partial(self.note, earlier))
         mode.take_over([*subject.reads, *subject.namespace.items()])
         self._held.begin()
@@ -196,7 +196,7 @@ class _Following:
         try:
             yield
             for stopped in raised:
-                self.note(f"{stopped.reason}; the code went on as if it had failed", stopped.where)
+                self.note(f"{stopped.reason}; the code caught this and continued", stopped.where)
         except Stopped as stopped:
             self._timed = False
             self.note(stopped.reason, stopped.where, ended=True)
@@ -342,9 +342,9 @@ class _DryShell:
         except SyntaxError:  # the magic has options
             return self._left_out(f"{mark}{name} {text.strip()}")
         if name != "time":
-            self._note(f"{mark}{name} was left out; its code was followed once")
+            self._note(f"{mark}{name} was skipped; its code was followed once")
         return self._execute(tree)
 
     def _left_out(self, what: str) -> Any:
-        self._note(f"{what} was left out")
+        self._note(f"{what} was skipped")
         return NotKnown(f"the result of {what}", whole=None)

@@ -73,7 +73,7 @@ def run_forked(work: Callable[[], Any], limit: float) -> Any:
     for doing, error in kept:
         faults.keep(doing, RuntimeError(error))
     if not done:
-        raise GpuError(f"the dry run failed, a fault of gpumagic: {kept[-1][1]}")
+        raise GpuError(f"the dry run failed (a bug in gpumagic): {kept[-1][1]}")
     return value
 
 

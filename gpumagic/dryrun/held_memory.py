@@ -99,7 +99,7 @@ class HeldMemory:
             self._give(self._known[old])
         new.size = in_blocks(nbytes)
         if nbytes and device.startswith("cuda"):
-            new.address, new.size = self._allocators[device].take(nbytes)
+            new.address, new.size = self._allocators[device].allocate(nbytes)
         self.now[device] = self.now.get(device, 0) + new.size
         # On the host, an `existing` tensor may still be a new allocation.
         if existing and self._begun and device != "cpu":
@@ -114,20 +114,20 @@ class HeldMemory:
     def pass_through(self, device: str, sizes: list[int]) -> None:
         """Count an operator's temporary memory, and free it."""
         allocator = self._allocators[device]
-        taken = [(*allocator.take(nbytes), nbytes) for nbytes in sizes if nbytes]
+        taken = [(*allocator.allocate(nbytes), nbytes) for nbytes in sizes if nbytes]
         if taken:
             # A storage that may be reused for the result counts only once.
             old = self._known.get(self._leaving or 0)
             self.now[device] = allocator.bytes.current - (0 if old is None else old.size)
             self._raise(device)
         for block in taken:
-            allocator.give(*block)
+            allocator.free(*block)
             self.now[device] = allocator.bytes.current
 
     def _give(self, storage: _Storage) -> None:
         if storage.address >= 0:
             allocator = self._allocators[storage.device]
-            allocator.give(storage.address, storage.size, storage.requested)
+            allocator.free(storage.address, storage.size, storage.requested)
         self.now[storage.device] -= storage.size
         storage.address, storage.size = -1, 0
 
@@ -177,7 +177,8 @@ def measure(target: torch.device | None, card: Card | None = None) -> Before:
     for index in range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ():
         allocated, gpu = torch.cuda.memory_allocated(index), gpus.get(index)
         unused = gpu.memory_free if gpu is not None else None
-        memory[f"cuda:{index}"] = allocated, cuda_state.room(index) if index in started else unused
+        free = cuda_state.free_bytes(index) if index in started else unused
+        memory[f"cuda:{index}"] = allocated, free
         if not virtual:
             real.append((torch.cuda.get_device_properties(index), allocated))
     return Before(time.monotonic(), memory, virtual, real)

@@ -49,7 +49,7 @@ class Peak:
         return None if self.free is None else self.needed <= self.free
 
 
-CARD_STANDS_AS = "cuda:0"
+CARD_DEVICE = "cuda:0"
 """Name of the device that replaces an absent card in its dry run."""
 
 
@@ -206,7 +206,7 @@ def _on_card(on: OnCard) -> str:
     if on.fits:
         return f"fits on {on.card.name} ({size(on.left)} left)"
     start = "from the start" if on.at is None else f"from {replace(on.at, source='')} on"
-    return f"{on.card.name}: no, {start} ({size(-on.left)} more than there is)"
+    return f"does not fit on {on.card.name} {start} ({size(-on.left)} short)"
 
 
 def _peaks(run: DryRun) -> list[Peak]:
@@ -237,8 +237,8 @@ def _ends(run: DryRun) -> Iterator[str]:
 
 def _tables(run: DryRun) -> Iterator[tuple[str, list[table.Column]]]:
     """Yield the tables of assigned and of moved variables, each with its title."""
-    card = run.device if run.cards else CARD_STANDS_AS
-    assigned = [(a.name, a.kind, a.device.replace(CARD_STANDS_AS, card)) for a in run.assigned]
+    card = run.device if run.cards else CARD_DEVICE
+    assigned = [(a.name, a.kind, a.device.replace(CARD_DEVICE, card)) for a in run.assigned]
     to = f" → {run.device}"
     moved = [(m.name, size(m.nbytes), ", ".join(m.sources) + to) for m in run.moved]
     for title, rows in (("assigns", assigned), ("moves", moved)):

@@ -86,7 +86,7 @@ def fit(
     began = time.monotonic()
     name, values = _values(value)
     if not 0 <= margin < 1:
-        raise GpuError(f"margin={margin} is not from 0 to below 1; type margin=0.05, for example")
+        raise GpuError(f"margin={margin} must be at least 0 and below 1; type margin=0.05")
     if namespace is None:
         namespace = namespace_of(code, sys._getframe(1))
     made = _program(code, namespace, name, filename, text)
@@ -97,7 +97,7 @@ def fit(
     try:
         search.run(dry=dry or bool(cards))
     except KeyboardInterrupt:
-        interrupted, search.stopped = True, "interrupted: these are the values tried until then"
+        interrupted, search.stopped = True, "interrupted: results so far"
     except Exception as error:
         if not search.stop(error):
             raise

@@ -128,7 +128,7 @@ def _answer(fit: Fit, found: Largest) -> str:
     where = f"{found.where} (virtual)" if found.virtual else found.where
     spare = f"of {size(found.free)} free"
     if not fit.tried:
-        return f"nothing is known yet: no {fit.name} was tried to its end on {where}"
+        return f"no result: no value of {fit.name} ran to its end on {where}"
     if found.value is None:
         least = fit.tried[0]
         needs = "ran out of memory," if least.ran is False else f"needs {size(least.needed)}"
@@ -194,7 +194,7 @@ def _notes(fit: Fit) -> Iterator[str]:
     ran = [f"{t.value}" for t in fit.tried if t.ran is not None]
     if ran:
         times = "once" if len(ran) == 1 else f"{len(ran)} times"
-        written = "files that it writes are written; --dry only predicts"
+        written = "files it wrote remain; --dry only predicts"
         yield f"the cell ran {times} ({fit.name} = {', '.join(ran)}): {written}"
     dry = many(sum(t.predicted is not None for t in fit.tried), "dry run")
     margin = f"{100 * fit.margin:.3g} % of the free memory stays free"

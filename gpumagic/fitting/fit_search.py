@@ -61,7 +61,7 @@ class Search:
 
     def __post_init__(self) -> None:
         self._target, self._quiet, self._limit = as_torch(self.device), Quiet(), LIMIT_S
-        here = [] if self.cards else [(str(self.device), cuda_state.room(self._target))]
+        here = [] if self.cards else [(str(self.device), cuda_state.free_bytes(self._target))]
         where = [*here, *((card.name, card.usable) for card in self.cards)]
         self._rooms = {name: (free, int(free * (1 - self.margin))) for name, free in where}
         # A closer answer would cost more dry runs for an unnoticeable gain.
@@ -141,10 +141,9 @@ class Search:
         """End the search after an error; False if the code raised it or no value was tried yet."""
         if error is self._error or not self.tried():
             return False
-        ours = "" if isinstance(error, GpuError) else "a fault of gpumagic: "
+        ours = "" if isinstance(error, GpuError) else "a bug in gpumagic: "
         self.stopped = (
-            f"stopped at {self.name} = {self._last}: {ours}{faults.in_words(error)}; "
-            "these are the values tried until then"
+            f"stopped at {self.name} = {self._last}: {ours}{faults.in_words(error)}; results so far"
         )
         return True
 
@@ -254,7 +253,7 @@ class Search:
         elif value in self._ended:
             line += f" ended early: {self._ended[value]}"
         elif tried.needed is not None:
-            line += f" needs {size(tried.needed)}, and {size(room)} may be used"
+            line += f" needs {size(tried.needed)} of {size(room)} usable"
         title = self.program.text.strip().partition("\n")[0]
         board.post({"line": f"{title} · {line}", "bars": []})
         self.tell(line)
@@ -306,7 +305,7 @@ def largest(
         elif asked >= _FEW - 2 and asked % 2 == 0:  # to narrow the bracket from the other side
             value = values[low] * (1 + near) if fits else values[high] / (1 + near)
         else:
-            value = _estimate(values, low, high, need, limit)
+            value = _interpolate(values, low, high, need, limit)
         middle = min(max(bisect_right(values, value) - 1, low + 1), high - 1)
         asked += 1
         fits = need(values[middle]) <= limit
@@ -322,7 +321,7 @@ def _doubled(values: Sequence[float], need: Need, limit: float) -> tuple[int, in
     return low, high
 
 
-def _estimate(values: Sequence[float], low: int, high: int, need: Need, limit: float) -> float:
+def _interpolate(values: Sequence[float], low: int, high: int, need: Need, limit: float) -> float:
     """Interpolate the value that needs exactly the limit, if the need follows a power law."""
     least, first = need(values[0]), values[0]
     at_low, at_high = need(values[low]) - least, need(values[high]) - least

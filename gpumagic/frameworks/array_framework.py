@@ -72,9 +72,7 @@ class ArrayFramework(Framework):
             return GpuError(f"{self.name} has no {device}: {there_is(devices_here(memory=False))}")
         if self.virtual:
             return GpuError(too_late(self.name, cpus, self.virtual))
-        return GpuError(
-            f"{self.name} sees no {device} here; a build for GPUs is pip install {build}"
-        )
+        return GpuError(f"{self.name} has no {device}; for GPU support: pip install {build}")
 
     def count(self, tally: Tally, strict: bool, *, warn: bool = False) -> Counting:
         """Count the framework's copies between devices and its waits, within the context."""

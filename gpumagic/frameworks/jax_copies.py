@@ -149,9 +149,9 @@ class JaxCopies(CopyCounting):
             (xla_client, "batched_block_until_ready", self._blocked),
             (ArrayImpl, "block_until_ready", lambda array: self._blocked([array])),
         ):
-            replace(stack, owner, name, self.door(getattr(owner, name), ask))
+            replace(stack, owner, name, self.wrapped(getattr(owner, name), ask))
         # This property makes all copies to the host if NumPy cannot read the memory directly.
-        value = self.door(vars(ArrayImpl)["_value"].fget, self._value)
+        value = self.wrapped(vars(ArrayImpl)["_value"].fget, self._value)
         replace(stack, ArrayImpl, "_value", property(value))
         if self._jax.virtual:
             _read_as_on_gpus(ArrayImpl, stack)
@@ -262,7 +262,7 @@ class JaxCopies(CopyCounting):
         """Return advice on how to make a copy or wait explicit."""
         if count.destination == "cpu":
             return "copy it first: jax.device_get(x)"
-        return f"bring it there first: {put_call(count.destination, count.names)}"
+        return f"copy it there first: {put_call(count.destination, count.names)}"
 
 
 _NAMED = 4  # copies that get names: a call that compiles copies its arguments one by one

@@ -200,7 +200,7 @@ class Needed:
             return resolve_one(where, self.devices("free" in str(where)))
         if (device := _found.get(str(where))) is None:
             device = self._look_up(where)
-            started = device.kind == "cuda" and cuda_state.working() is not None
+            started = device.kind == "cuda" and cuda_state.live_cuda() is not None
             if self.torch and (where == "cpu" or (started and re.search(r"\d", str(where)))):
                 _found[str(where)] = device
         elif device.kind == "cuda":

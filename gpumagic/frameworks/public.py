@@ -129,8 +129,8 @@ def where(value: object) -> str:
     if not devices:
         kind = class_name(type(value))
         raise GpuError(
-            f"where: there is no array in this {kind}, so it is on no device; give an array, or a "
-            "list, dict or module that contains arrays"
+            f"where: this {kind} contains no array; give an array, or a list, dict or module that "
+            "contains arrays"
         )
     return both(devices)
 

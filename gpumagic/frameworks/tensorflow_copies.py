@@ -107,7 +107,7 @@ class TensorFlowCopies(CopyCounting):
             (constant_op, "convert_to_eager_tensor", self._convert),
             (pywrap_tfe, "TFE_Py_FastPathExecute", self._execute),
         ):
-            replace(stack, owner, name, self.door(getattr(owner, name), ask))
+            replace(stack, owner, name, self.wrapped(getattr(owner, name), ask))
 
     def _read(self, tensor: Any) -> Callable[[Any, float], None] | None:
         """Count a read of a tensor that is not in the host's memory."""
@@ -242,7 +242,7 @@ class TensorFlowCopies(CopyCounting):
         if count.destination == "cpu":
             return "read it first, by .numpy()"
         put = f"with tf.device('{own(count.destination)}'): … = tf.identity(…)"
-        return f"bring it there first: {put}"
+        return f"copy it there first: {put}"
 
 
 def _held_on(operand: Any) -> str:

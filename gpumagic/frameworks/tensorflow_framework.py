@@ -30,7 +30,7 @@ _COPIED = ", or copy it here: {}"
 _MODEL = "new = keras.models.clone_model(old); new.set_weights(old.get_weights())"
 _SAID = re.compile(r"Trying to access resource .+ located in device (\S+) from device (\S+)")
 _WHY = (
-    "XLA, which Keras uses by default, ran it on {ran} and reaches no variable elsewhere: "
+    "XLA, which Keras uses by default, ran it on {ran} and cannot use variables on other devices: "
     "run it in a cell of %%ongpu {there}, or without XLA: compile(…, jit_compile=False)"
 )
 # TensorFlow reveals no addresses. Ids replace them, shifted so far that no tensors overlap.

@@ -22,7 +22,7 @@ from gpumagic.moving.moved import Moves, Origins
 from gpumagic.placement import Placement, torch_devices
 from gpumagic.placement.swap import enter, leave
 
-_GONE = "virtual GPUs are off, so what was on one can no longer be used: create it again"
+_GONE = "virtual GPUs are off, so tensors that were on one are unusable: create them again"
 
 
 class Torch(Framework):

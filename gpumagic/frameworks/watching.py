@@ -181,10 +181,10 @@ class CopyCounting:
                 if not self._running:
                     self._patches.close()
 
-    def door(self, real: Callable[..., Any], ask: Callable[..., Any]) -> Any:
+    def wrapped(self, real: Callable[..., Any], ask: Callable[..., Any]) -> Any:
         """Wrap `real`: call `ask`, then `real`, then the function that `ask` returned, if any."""
 
-        def door(*args: Any, **kwargs: Any) -> Any:
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
             __tracebackhide__ = True
             after = self.guarded(ask, *args, **kwargs)
             if after is None:
@@ -194,7 +194,7 @@ class CopyCounting:
             self.guarded(after, result, time.perf_counter() - start)
             return result
 
-        return door
+        return wrapped
 
     def guarded(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True

@@ -240,7 +240,7 @@ class GpuTable:
             found.append("A GPU without memory of its own shows the host's memory.")
         for kind in sorted({gpu.kind for gpu in self.gpus if not gpu.ordinal_certain}):
             cure = "; set CUDA_DEVICE_ORDER=PCI_BUS_ID before the kernel starts" * (kind == "cuda")
-            found.append(f"{kind}:N? is a guess: the order of unlike GPUs is unknown{cure}.")
+            found.append(f"{kind}:N? is uncertain: the order of different GPUs is unknown{cure}.")
         return found
 
     def _problems(self) -> list[str]:

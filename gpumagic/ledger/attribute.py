@@ -270,4 +270,4 @@ def words(count: Count) -> str:
 def refusal(count: Count, instead: str) -> ImplicitCopyError:
     """Return the error of ``--strict`` for a count's next call, with the line."""
     line = "" if count.at is None else f"{line_at(*count.at).place}: "
-    return ImplicitCopyError(f"{line}{words(count)}, which strict does not allow; {instead}")
+    return ImplicitCopyError(f"{line}{words(count)}, which strict mode forbids; {instead}")

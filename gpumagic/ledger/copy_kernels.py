@@ -55,7 +55,7 @@ class CopyTimer:
     def read_all(self) -> None:
         """Read every pair of events, waiting until each is complete."""
         with self._lock:
-            while self._waiting and cuda_state.working():
+            while self._waiting and cuda_state.live_cuda():
                 self._waiting[0][2].synchronize()
                 self._read()
 
@@ -114,7 +114,7 @@ def reads(operator: str, self: Any, *args: Any, output_size: Any = None, **_: An
     return [COUNT] if self.numel() or operator == "nonzero" else []
 
 
-def brought(operator: str, indices: Any, *values: Any) -> list[tuple[Any, str, int, bool]]:
+def copies_to_gpu(operator: str, indices: Any, *values: Any) -> list[tuple[Any, str, int, bool]]:
     """List copies to the indexed tensor's GPU: tensor, operator, bytes, whether the host waits."""
     # Composite operators call one of these three for arguments on several devices.
     if operator not in ("index", "_unsafe_index", "_index_put_impl_"):
@@ -330,7 +330,7 @@ def counting_whole(base: Kernel, operator: str) -> Kernel:
     def before(self: Any, *args: Any, **kwargs: Any) -> After | None:
         __tracebackhide__ = True
         sizes, device = reads(operator, self, *args, **kwargs), self.get_device()
-        sent = brought(operator, *args) if operator in INDEXING else ()
+        sent = copies_to_gpu(operator, *args) if operator in INDEXING else ()
         if not sizes and not sent:
             return None
         copied = [(x, counts(("copy", x[1], HOST, device, False), x[0])) for x in sent]

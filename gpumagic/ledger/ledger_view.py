@@ -81,7 +81,7 @@ def _of_wait(entry: Entry) -> Advice:
     elif entry.operator == "synchronize":
         text = "wait once, after the loop"
     elif entry.operator == "equal":
-        text = "compare on the device, (a == b).all(), and read that later"
+        text = "compare on the device, (a == b).all(), and read the result later"
     elif entry.operator == "histc":
         return Advice("pass min= and max=: then it does not wait", entry.count)
     elif entry.operator != "item" and not entry.framework:
@@ -277,7 +277,7 @@ def _columns(ledger: Ledger) -> list[table.Column]:
 
 def _what(e: Entry) -> str:
     if e.kind == "placement":
-        return f"asked for {e.source}, on {e.destination} ({e.operator})"
+        return f"asked for {e.source}, got {e.destination} ({e.operator})"
     way = f"{e.source} → {e.destination}" if e.kind == "copy" else f"waits for {e.source}"
     how = e.via or ("implicit" if e.implicit else "explicit")
     if e.within and not e.via:  # "torch.optim.lbfgs"

@@ -162,8 +162,8 @@ def _device_mistakes(typed: str, where: str, given: list[str]) -> Iterator[str]:
     others = ONE_DEVICE if several else SEVERAL
     yield from (f"{flag} is for {cure}" for flag in given if flag in others)
     if on_several(where) and "--split" not in given:
-        how = f"%%ongpu {where} --split NAME, a variable whose items they share"
-        yield f"which items for each of {where}? type {how}, or one device"
+        how = f"type %%ongpu {where} --split NAME, or one device"
+        yield f"{where} needs --split, the variables to divide among them; {how}"
 
 
 def on_cluster(where: str) -> bool:

@@ -18,7 +18,7 @@ from IPython.core.magic import (
 from IPython.display import display
 
 from gpumagic.errors import cluster_needed, torch_needed
-from gpumagic.magics.hooks import Once, in_one_line
+from gpumagic.magics.hooks import DisplayOnce, in_one_line
 from gpumagic.magics.ongpu import CellHooks
 from gpumagic.magics.options import options
 
@@ -61,7 +61,7 @@ def magic(kind: Callable[[Any], Any], *, parsed: bool = True) -> Callable[[Any],
 class GpuMagics(Magics):
     """The magics of one shell."""
 
-    def __init__(self, shell: Any, cells: CellHooks, once: Once) -> None:
+    def __init__(self, shell: Any, cells: CellHooks, once: DisplayOnce) -> None:
         super().__init__(shell)
         self.cells, self.once = cells, once
         self._last_memory: Any = None  # the report with which `--since` compares
@@ -73,12 +73,12 @@ class GpuMagics(Magics):
         Usage::
 
             %gpus                    all GPUs of this machine
-            %gpus 1                  one of them, by any of its names
+            %gpus 1                  one GPU, by any of its names
 
             {options}
 
-        The value is a gpumagic.telemetry.Snapshot. On virtual GPUs, devices of tensors, errors and
-        memory limits are real; numbers and speed are the CPU's.
+        The value is a gpumagic.telemetry.Snapshot. On virtual GPUs, tensors' devices, errors and
+        memory limits are as on real ones; numbers and speed are the CPU's.
 
         Examples::
 
@@ -106,7 +106,7 @@ class GpuMagics(Magics):
 
     @magic(line_cell_magic, parsed=False)
     def ongpu(self, line: str, cell: str | None = None) -> Any:
-        """Run this cell, or all cells from now on, on one device, or this cell on several.
+        """Run this cell on one device or several, or all cells from now on on one device.
 
         New tensors and modules are created on the device, a bare "cuda" means that GPU, and
         batches of a DataLoader are copied to it. Tensors, modules and optimizers that the cell
@@ -129,7 +129,7 @@ class GpuMagics(Magics):
 
             %ongpu 1                 run all cells there from now on, this one included
             %ongpu off               stop that
-            %ongpu home              move back what any cell moved to a device
+            %ongpu home              move back everything that cells moved
             %ongpu                   say where cells run
 
         Examples::
@@ -141,8 +141,8 @@ class GpuMagics(Magics):
             %%ongpu free --profile                 # which line takes the time
             train(net, loader)
 
-        A copy or wait is implicit if the code names no device: .item(), print, a mask, an index on
-        the CPU. `gpumagic.last_report()` returns the last report. In a program:
+        A copy or wait is implicit if the code names no device, as in .item(), print, a mask or an
+        index on the CPU. `gpumagic.last_report()` returns the last report. In a program:
         `with gpumagic.on(1):`.
         """
         return self.cells.stand(line) if cell is None else self.cells.run(line, cell)
@@ -159,16 +159,16 @@ class GpuMagics(Magics):
 
             {options}
 
-        A copy or wait is implicit if the code names no device: .item(), print, a mask, an index on
-        the CPU. `%%ongpu` cells are watched anyway. In a program: `with gpumagic.watch() as w:`,
-        and for --check `with gpumagic.check():`.
+        A copy or wait is implicit if the code names no device, as in .item(), print, a mask or an
+        index on the CPU. `%%ongpu` cells are watched anyway. In a program:
+        `with gpumagic.watch() as w:`, and for --check `with gpumagic.check():`.
         """
         on = self.cells.watching is not None
         if asked.verb is None:
             print(f"%gpuwatch is {'on' if on else 'off; %gpuwatch on starts it'}")
         elif asked.verb == "on":
             self.cells.watch(asked)
-            strict = ", and the first implicit one is an error" if asked.strict else ""
+            strict = ", and the first implicit one raises an error" if asked.strict else ""
             strict += ", and values are checked" if asked.check is not None else ""
             print(f"copies and waits are counted from now on{strict}; %gpuwatch off ends it")
         else:
@@ -182,7 +182,7 @@ class GpuMagics(Magics):
 
         Each device gets its own copy of the variables that the code reads, is warmed up, and is
         synchronized. The code repeats until the median is certain or the time limit is reached.
-        The results are compared. Your variables and the random state do not change; what the code
+        Its results are compared. Your variables and the random state do not change; what the code
         assigns is discarded, as after %%timeit.
 
         Usage::
@@ -195,7 +195,7 @@ class GpuMagics(Magics):
 
             {options}
 
-            --sweep n=pow2:64..8192  powers of two; also words, how=mean,sum
+            --sweep n=pow2:64..8192  powers of two; words work too: how=mean,sum
             --against NAME           the result of an earlier -o NAME
 
         Examples::
@@ -252,7 +252,7 @@ class GpuMagics(Magics):
 
     @magic(line_magic)
     def gpumem(self, asked: Namespace) -> Any:
-        """Show who holds the memory of the GPUs, by name, the largest first, to the last byte.
+        """Show what holds the memory of the GPUs, by name, the largest first, to the last byte.
 
         Holders are variables with all that they contain, modules, optimizers, tensors that
         autograd saved for a backward pass, results of cells, exceptions and others. Memory with
@@ -262,7 +262,7 @@ class GpuMagics(Magics):
         Usage::
 
             %gpumem                  all GPUs; the value is a gpumagic.MemoryReport
-            %gpumem 1                one of them, by any of its names
+            %gpumem 1                one GPU, by any of its names
             %gpumem net              what one variable holds: a module layer by layer, with
                                      gradients, optimizer state, and what autograd saved
             %gpumem net.encoder      what a part of it holds
@@ -300,14 +300,14 @@ class GpuMagics(Magics):
         """Free the GPU memory that no variable holds, and print the amount in one line.
 
         An exception keeps the frames of its traceback with their tensors, and IPython keeps the
-        results of cells. If they hold GPU memory, they are released, so that `%debug` no longer
+        results of cells. If they hold GPU memory, they are released; `%debug` then no longer
         works for that error. Garbage is collected and torch's cache is emptied. Variables keep
         their values, even if a value is also a result.
 
         Usage::
 
             %gpufree                 exceptions' frames, results (Out, _, __, ___, _5)
-            %gpufree 1               only if they hold memory of this GPU
+            %gpufree 1               only exceptions and results that hold memory of GPU 1
             %gpufree batch net       these variables too
 
             {options}
@@ -370,10 +370,10 @@ class GpuMagics(Magics):
             %gpucluster start 0,1            GPUs 0 and 1
             %gpucluster                      show the ranks, their hosts, and what they do
             %gpucluster restart 1            replace the engine of rank 1
-            %gpucluster pull loss net        set variables to the lists of their values by rank
-            %gpucluster checkpoint net,opt --to DIR
+            %gpucluster pull loss net        make loss and net lists of the ranks' values
+            %gpucluster checkpoint net,opt --to DIR  save these variables of the ranks
             %gpucluster restore DIR          load the last checkpoint, with any number of ranks
-            %gpucluster stop
+            %gpucluster stop                 end all engines
 
             {options}
 

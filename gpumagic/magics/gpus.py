@@ -82,7 +82,7 @@ def virtual_off(cells: Any, *, force: bool = False) -> None:
     from gpumagic.frameworks.public import bring_home
 
     if not virtual.enabled():
-        print("there were no virtual GPUs")
+        print("virtual GPUs were not on")
         return
     if checks := sys.modules.get("gpumagic.virtual.checks"):
         checks.revive()
@@ -98,7 +98,7 @@ def virtual_off(cells: Any, *, force: bool = False) -> None:
             made = [row.path for row in memory().holders]
             cure = "%gpufree releases outputs and errors; .detach() drops a graph"
         raise GpuError(
-            f"--virtual off would lose what was created there: {some(made)}; {cure}, or type "
+            f"--virtual off would destroy the tensors of {some(made)}; {cure}, or force it: "
             "%gpus --virtual off --force"
         )
     ended = f"; %ongpu {cells.standing.where} has ended" if cells.standing else ""
@@ -192,4 +192,4 @@ def _check_arguments(verb: str, what: Sequence[str]) -> None:
     if verb in _NEEDED and not what:
         raise GpuError(f"{verb} needs an argument; type %gpucluster {_NEEDED[verb]}")
     if verb == "restart" and not all(word.isdecimal() for word in what):
-        raise GpuError(f"{' '.join(what)} is no rank; type %gpucluster restart 1")
+        raise GpuError(f"{' '.join(what)} is not a rank; type %gpucluster restart 1")

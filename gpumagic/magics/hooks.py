@@ -186,7 +186,7 @@ class Explaining:
 _SNAPSHOT = ("gpumagic.telemetry.snapshot", "Snapshot")
 
 
-class Once:
+class DisplayOnce:
     """Displays a magic's value at once, and does not repeat it as the result of the cell."""
 
     def __init__(self, shell: Any, cell: Callable[[], object]) -> None:
@@ -240,7 +240,7 @@ def stamp_memory() -> tuple[str, str] | None:
     """Have torch record the next cell's name with allocations; return new and previous name."""
     state = cuda_state()
     with faults.kept(_STAMPING):
-        memory: Any = getattr(state and state.working(), "memory", None)
+        memory: Any = getattr(state and state.live_cuda(), "memory", None)
         # Allocators other than torch's own would warn once that they do not support this.
         able = getattr(memory, "_memory_metadata_supported", lambda: True)
         if memory is not None and hasattr(memory._C, "_cuda_setMemoryMetadata") and able():
@@ -256,5 +256,5 @@ def unstamp_memory(cell: str, before: str) -> None:
     """Restore the name that was set before a cell, unless the cell set another or CUDA died."""
     state = cuda_state()
     with faults.kept(_STAMPING):
-        if (cuda := state and state.working()) and cuda.memory._get_memory_metadata() == cell:
+        if (cuda := state and state.live_cuda()) and cuda.memory._get_memory_metadata() == cell:
             cuda.memory._set_memory_metadata(before)

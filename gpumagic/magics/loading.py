@@ -23,7 +23,7 @@ from traitlets.config.manager import BaseJSONConfigManager
 
 from gpumagic.errors import GpuError
 from gpumagic.magics.commands import GpuMagics
-from gpumagic.magics.hooks import Once
+from gpumagic.magics.hooks import DisplayOnce
 from gpumagic.magics.ongpu import BEGIN, CellHooks, transform
 from gpumagic.magics.options import MAGICS
 
@@ -38,7 +38,7 @@ class _Change(NamedTuple):
 def hooks(shell: Any) -> tuple[Any, ...]:
     """Return the changes to make in a shell: `install` in this order, `uninstall` in reverse."""
     cells = CellHooks(shell)
-    once, kernel = Once(shell, cells.current), getattr(shell, "kernel", None)
+    once, kernel = DisplayOnce(shell, cells.current), getattr(shell, "kernel", None)
     of_kernel: list[Any] = []
     if hasattr(kernel, "control_handlers"):
         from gpumagic.magics.control_channel import ControlChannel

@@ -282,7 +282,7 @@ class CellHooks:
             tree = shell.transform_ast(shell.compile.ast_parse(code, filename=name))
             if awaits(tree):
                 raise UsageError(
-                    "%%ongpu: a cell that awaits must begin with %%ongpu; if it does, run it again"
+                    "%%ongpu: a cell with await must begin with %%ongpu; if it does, run it again"
                 )
             body, value = compile_cell(tree, name, shell.compile.flags)
             exec(body, shell.user_ns)

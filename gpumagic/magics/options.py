@@ -120,7 +120,7 @@ def variables(text: str) -> tuple[str, ...]:
     """Return the names in a comma-separated list of variables."""
     found = tuple(map(variable, text.split(",")))
     if twice := [name for name in found if found.count(name) > 1]:
-        raise ArgumentTypeError(f"{twice[0]} is there twice")
+        raise ArgumentTypeError(f"{twice[0]} is named twice")
     return found
 
 
@@ -128,7 +128,7 @@ def reductions(text: str) -> tuple[tuple[str, str], ...]:
     """Return pairs of a variable and how to reduce it: ``loss=mean,acc=max``."""
     pairs = [part.partition("=") for part in text.split(",")]
     if missing := [name for name, _, how in pairs if not how]:
-        raise ArgumentTypeError(f"how to reduce {missing[0]} is missing")
+        raise ArgumentTypeError(f"{missing[0]} lacks its reduction")
     names = variables(",".join(name for name, _, _ in pairs))
     return tuple(zip(names, (how for _, _, how in pairs), strict=True))
 
@@ -178,13 +178,13 @@ SEVERAL = ("--split", "--gather", "--reduce", "--chunk")
 
 OPTIONS = (
     Option("gpus", "-p --processes", "add a line for each process"),
-    Option("gpus", "--live", "keep drawing, also while a cell runs"),
-    Option("gpus", "--doctor", "list what cannot be seen, why, and how to fix it"),
+    Option("gpus", "--live", "update the table live, also while a cell runs"),
+    Option("gpus", "--doctor", "say why a GPU is not found, and how to fix it"),
     Option("gpus", "--virtual 2|off|1|4|8", "create virtual GPUs in this process, or remove them"),
     Option("gpus", "--memory 16GiB", "the memory of each virtual GPU; by default at most 16 GiB"),
-    Option("gpus", "--asserts", "with --virtual: a bad index ends CUDA, as on a GPU"),
-    Option("gpus", "--force", "with --virtual: hide real GPUs; with off: give up their tensors"),
-    Option("ongpu", "--back", "move the cell's variables back after it"),
+    Option("gpus", "--asserts", "with --virtual: a bad index kills CUDA, as on a real GPU"),
+    Option("gpus", "--force", "with --virtual: hide real GPUs; with off: destroy their tensors"),
+    Option("ongpu", "--back", "after the cell, move its variables back"),
     Option("ongpu", "--no-move", "leave variables and batches where they are"),
     Option("ongpu gpuwatch", "--report", "show copies and waits by line, with advice"),
     Option("ongpu gpuwatch", "--strict", "raise an error at the first implicit copy or wait"),
@@ -192,28 +192,26 @@ OPTIONS = (
         *("ongpu gpuwatch", "--check [nan]", "fail at a bad index or label; nan: also at a NaN"),
         *(_nan,),
     ),
-    Option("ongpu", "--fix", "copy operands from other devices to this one, and say so"),
-    Option("ongpu", "--memory", "show what the peak of memory consisted of, by line"),
+    Option("ongpu", "--fix", "copy operands from other devices here; report the lines"),
+    Option("ongpu", "--memory", "show which lines allocated the peak memory"),
     Option("ongpu", "--save peak.pickle", "with --memory: write torch's snapshot to a file", file),
-    Option(
-        "ongpu", "--profile [trace.json]", "show where the time goes, by line; keep the trace", file
-    ),
+    Option("ongpu", "--profile [trace.json]", "show the time of each line; save the trace", file),
     Option("ongpu", "--dry-run", "run nothing: predict copies, memory, and errors"),
-    Option("ongpu", "--split x,y", "share the items of these variables among GPUs", variables, ()),
-    Option("ongpu", "--gather images", "concatenate these results of the GPUs", variables, ()),
+    Option("ongpu", "--split x,y", "split the items of these variables among GPUs", variables, ()),
+    Option("ongpu", "--gather images", "join the GPUs' parts of these variables", variables, ()),
     Option(
-        *("ongpu", "--reduce loss=mean", "combine results by mean, sum, min or max"),
+        *("ongpu", "--reduce loss=mean", "combine the parts: mean, sum, min, max or last"),
         *(reductions, ()),
     ),
     Option("ongpu", "--chunk 4", "give this many items at a time to the next free GPU", _count),
     Option("ongpu gpufit", "--on h100|24GiB|a100-80gb|l4", "predict for these cards, here or not"),
-    Option("gpufit", "--margin 5|10", "percent of the memory to leave free", _percent, 0.05),
+    Option("gpufit", "--margin 5|10", "percent of free memory to leave unused", _percent, 0.05),
     Option("gpufit", "--dry", "predict only, run nothing"),
-    Option("gputime", "--sweep n=64,256,1024", "repeat with each value of a variable"),
-    Option("gputime", "--setup 'x = f(n)'", "run this code first on each device, untimed"),
-    Option("gputime", "--items 1000|'len(x)'", "report the throughput: items of one run"),
-    Option("gputime", "--max-time 5", "seconds for each device and value", _seconds, 5.0),
-    Option("gputime", "--against last", "compare with the last result, or a variable"),
+    Option("gputime", "--sweep n=64,256,1024", "repeat the code for each value of a variable"),
+    Option("gputime", "--setup 'x = f(n)'", "run this code first on each device, not timed"),
+    Option("gputime", "--items 1000|'len(x)'", "items of one run, to report the throughput"),
+    Option("gputime", "--max-time 5", "limit in seconds for each device and value", _seconds, 5.0),
+    Option("gputime", "--against last", "compare with the last result, or one in a variable"),
     Option(
         "gputime gpudiff gpufit", "-o --output result", "assign the result to a variable", variable
     ),
@@ -221,12 +219,12 @@ OPTIONS = (
     Option("gpumem", "--since", "show what changed since the last %gpumem"),
     Option("gpumem", "--record on|off", "record the line of each allocation, from now on", _switch),
     Option("gpufree", "--grads", "free the gradients of the notebook's modules too"),
-    Option("gpucluster", "--slurm 2x8", "start: nodes and GPUs of each, as a job of Slurm"),
-    Option("gpucluster", "--partition gpu", "start: the partition of Slurm"),
-    Option("gpucluster", "--ssh host1,host2:4", "start: hosts, and how many GPUs of each"),
-    Option("gpucluster", "--python /opt/bin/python", "start: the path of Python there"),
-    Option("gpucluster", "--mpi 4", "start: this many engines by mpiexec"),
-    Option("gpucluster", "--ip 10.0.0.1", "start: the address of this machine for the engines"),
+    Option("gpucluster", "--slurm 2x8", "start: nodes x GPUs on each, as a Slurm job"),
+    Option("gpucluster", "--partition gpu", "start: the Slurm partition"),
+    Option("gpucluster", "--ssh host1,host2:4", "start: hosts, and the number of GPUs on each"),
+    Option("gpucluster", "--python /opt/bin/python", "start: the path of Python on these hosts"),
+    Option("gpucluster", "--mpi 4", "start: the number of engines for mpiexec to start"),
+    Option("gpucluster", "--ip 10.0.0.1", "start: this machine's address, as engines reach it"),
     Option("gpucluster", "--to runs/cats", "checkpoint: the directory", file),
 )
 

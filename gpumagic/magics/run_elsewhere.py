@@ -39,7 +39,7 @@ def run_elsewhere(shell: Any, cell: Any, asked: Namespace, file: str) -> Any:
     """Run a RunningCell's tree as the line asks; return the value. `file` is the cell's file."""
     line = "%%ongpu --dry-run" if asked.dry_run else f"%%ongpu {asked.where}"
     if not cell.elsewhere:
-        raise GpuError(f"{line} must be above the magic that runs the code")
+        raise GpuError(f"{line} must be the first line, above other magics")
     if asked.dry_run:
         return _dry_run(shell, cell.tree, asked, file)
     only_torch(line, shell, cell.tree, _USE_SHARDING)
@@ -149,7 +149,7 @@ def diff_cell(shell: Any, asked: Namespace, magic: str, text: str, scope: Any = 
     code, name = _compiled_name(shell, text, magic)
     namespace = _names(shell, scope)
     with _progressing(shell, asked, name) as line:
-        line.update("the code runs on both sides")
+        line.update(f"comparing {' and '.join(asked.where)}")
         made = diff(code, *asked.where, namespace=namespace, filename=name, text=text)
     _give(shell, asked, line, made)
 
@@ -168,8 +168,8 @@ def _earlier(named: str, names: Mapping[str, Any]) -> Any:
 
     found = last_comparison() if named == "last" else names.get(named)
     if not isinstance(found, Comparison):
-        why = "was timed before" if named == "last" else "of that name was timed"
-        raise GpuError(f"--against {named}: nothing {why}; type the NAME of an earlier -o NAME")
+        why = "nothing was timed before" if named == "last" else "no result has that name"
+        raise GpuError(f"--against {named}: {why}; type the NAME of an earlier -o NAME")
     return named if named == "last" else found
 
 
@@ -265,6 +265,6 @@ def _give(shell: Any, asked: Namespace, line: ProgressLine, made: Any) -> None:
         shell.user_ns[asked.output] = made
     line.close(None if asked.quiet else made)
     if getattr(made, "interrupted", False):
-        error = KeyboardInterrupt("the result has what was finished")
+        error = KeyboardInterrupt("the result has the finished part")
         _show_briefly(error)
         raise error

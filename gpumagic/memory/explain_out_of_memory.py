@@ -253,15 +253,13 @@ def other_gpu(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 
 
 # -- memory that each pass of a loop keeps
-_DETACHED = "keep `.item()` of a number or `.detach()` in `{}`, not results with their graphs"
+_DETACHED = "store `.item()` of a number or `.detach()` in `{}`: results keep their graphs alive"
 _KEPT: dict[str, Callable[[Any], Any]] = {
-    "keep `.clone()` in `{}`: views keep all of the tensor that they are a part of": methodcaller(
-        "clone"
-    ),
+    "keep `.clone()` in `{}`: a view keeps its whole base tensor alive": methodcaller("clone"),
     "keep `.cpu()` of the tensors in `{}`, if RAM has room": methodcaller("cpu"),
     "keep `.detach().cpu()` of the tensors in `{}`": lambda tensor: tensor.detach().cpu(),
 }
-_BACKWARD = "call `.backward()` in each pass, on what the pass adds to `{}`, not later"
+_BACKWARD = "call `.backward()` in each pass, on the values that it adds to `{}`"
 
 
 def keep_less(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
@@ -289,7 +287,7 @@ def _kept(
 ) -> Iterator[Lever]:
     """Propose that a pass keeps no graphs (`graphs` bytes), or no GPU memory (`whole` bytes)."""
     # Names computed from their previous values, such as a state, may keep the graphs of all passes.
-    added = tuple(sorted(trial.rest.added_up))
+    added = tuple(sorted(trial.rest.accumulated))
     without_graph = partial(_each_tensor, lambda x: 0.0 if x.numel() == 1 else x.detach())
     for names in dict.fromkeys(((name,), added)) if graphs else ():
         needed = {_needs_graph(s, trial, each) for each in names if each}
@@ -432,8 +430,8 @@ def narrower(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
         autocast = partial(torch.autocast, "cuda", dtype=torch.bfloat16)
         do = '`with torch.autocast("cuda", torch.bfloat16):` around the code'
         yield from _helps(t.whole, do, within=autocast)
-        do = "`dtype=torch.bfloat16` for what the code makes, or for all that is made later: "
-        do += "`torch.set_default_dtype(torch.bfloat16)`"
+        do = "create the tensors with `dtype=torch.bfloat16`, or call "
+        do += "`torch.set_default_dtype(torch.bfloat16)` first"
         # In a dry run's process nothing needs to be restored.
         made = lambda: nullcontext(torch.set_default_dtype(torch.bfloat16))  # noqa: E731
         yield from _helps(t.whole, do, within=made)

@@ -188,8 +188,8 @@ def figures() -> list[DeviceMemory]:
 
 
 def _figures(ordinal: int, gpu: GpuSample | None, held: Sequence[Holder]) -> DeviceMemory:
-    allocated, reserved, torn = _allocator(ordinal)
-    found = DeviceMemory(f"cuda:{ordinal}", None, False, None, None, allocated, reserved, torn)
+    allocated, reserved, split = _allocator(ordinal)
+    found = DeviceMemory(f"cuda:{ordinal}", None, False, None, None, allocated, reserved, split)
     if gpu is None:  # no figures
         return found
     here = [(holder, holder.memory[gpu.uuid]) for holder in held if gpu.uuid in holder.memory]
@@ -226,8 +226,8 @@ def _allocator(ordinal: int) -> tuple[int | None, int | None, int | None]:
 
     stats: dict[str, Any] = torch.cuda.memory_stats(ordinal)
     # Other allocators do not report this: torch then returns 0.
-    torn = stats.get("inactive_split_bytes.all.current") if is_native() else None
-    return stats.get("allocated_bytes.all.current"), stats.get("reserved_bytes.all.current"), torn
+    split = stats.get("inactive_split_bytes.all.current") if is_native() else None
+    return stats.get("allocated_bytes.all.current"), stats.get("reserved_bytes.all.current"), split
 
 
 def with_other_libraries(device: DeviceMemory, here: Iterable[FoundStorage]) -> DeviceMemory:

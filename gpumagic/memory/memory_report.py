@@ -75,7 +75,7 @@ class DeviceMemory:
     # `torch.cuda.memory_allocated` plus other libraries' arrays; equals the sum of the holders.
     allocated: int | None
     reserved: int | None  # by the allocators of torch and other libraries
-    torn: int | None = None  # fragmented part of `reserved`: free between allocated blocks
+    fragmented: int | None = None  # part of `reserved`: free between allocated blocks
     other_in_process: int | None = None  # CUDA's context and other libraries
     others: int | None = None  # memory of other processes
     holders: tuple[MemoryHolder, ...] = ()  # the largest first
@@ -173,8 +173,8 @@ def _figures(device: DeviceMemory) -> list[tuple[str, str, int]]:
         (f"{size(device.allocated)}{of} allocated", "gm-mine", allocated),
         (f"reserved {size(device.reserved)}", "gm-cache", reserved - allocated),
     ]
-    if device.torn != 0:
-        found.append((f"fragmented {size(device.torn)}", "", 0))
+    if device.fragmented != 0:
+        found.append((f"fragmented {size(device.fragmented)}", "", 0))
     # An unknown remainder is shown only if torch has reserved memory.
     if rest or (rest is None and reserved):
         found.append((f"driver and other libraries {size(rest)}", "gm-driver", rest or 0))

@@ -155,7 +155,7 @@ _NO_POOL = {
     "CuPy": "`cupy.get_default_memory_pool().free_all_blocks()`",
 }
 # Row of temporary memory: allocated at the time of the error, bound to no name, free now.
-_ON_THEIR_WAY = "unnamed results"
+_TEMPORARIES = "unnamed results"
 # A holder of less than this share of the GPU's memory is not shown.
 _WORTH = 0.05
 
@@ -225,7 +225,7 @@ class OutOfMemoryState:
         if gone > ROUNDED * (self.shortage.allocated or 0):
             frame = self.frames[0]
             made = Made(label(frame.filename), getattr(frame.failed, "lineno", None))
-            rows = (*rows, MemoryHolder(_ON_THEIR_WAY, TEMPORARY, self.name, gone, made))
+            rows = (*rows, MemoryHolder(_TEMPORARIES, TEMPORARY, self.name, gone, made))
         # Names in this error's frames are no aliases, because the user cannot delete them.
         names = {*self.namespace, *KeptOutputs(self.namespace).numbered()}
         rows = tuple(replace(r, aliases=tuple(a for a in r.aliases if a in names)) for r in rows)
@@ -362,10 +362,10 @@ class OutOfMemoryState:
         made = {name for name in read if issubclass(kinds[name], (list, dict, set))}
         made |= {name for name in read if hasattr(kinds[name], "cache_clear")}
         by_name = {self.local(rest.frame, name) for name in made | stored(rest.loops[0])}
-        nameless = self._exception, self.handled, _ON_THEIR_WAY
+        nameless = self._exception, self.handled, _TEMPORARIES
         named = [row for row in self.device.holders if row.path not in nameless]
         # A container keeps the values of all passes; a rebound name keeps only the last value.
-        keeps = {self.local(rest.frame, name) for name in made | rest.added_up}
+        keeps = {self.local(rest.frame, name) for name in made | rest.accumulated}
         named.sort(key=lambda row: not (row.path in keeps and self._ran_in(rest, row.made)))
         rows = (row.path for row in named if row.path in by_name or self._ran_in(rest, row.made))
         return next(rows, "")

@@ -168,7 +168,7 @@ class Roots:
     def _running(self) -> Iterator[Root]:
         """Yield variables of the user's running functions; libraries' frames reach too much."""
         for frame in self._frames:
-            code, name = frame.f_code, f"{frame.f_code.co_name}(), which runs now"
+            code, name = frame.f_code, f"{frame.f_code.co_name}() (running)"
             if code.co_flags & CO_OPTIMIZED and is_users(code.co_filename):  # not a cell's top
                 for local, value in _local_variables(frame).items():
                     yield Root(f"{name}: {local}", value, holder=name)

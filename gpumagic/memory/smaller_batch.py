@@ -93,7 +93,7 @@ def _largest(
     fits = largest(values, needed, trial.room, near=near / 2)
     if fits is not None:
         then, words = int(needed(fits)), do.format(int(fits), -(-count // int(fits)))
-        do = f"{words} (at most {100 * near:.0f} % less than would fit)"
+        do = f"{words} (within {100 * near:.0f} % of the largest that fits)"
         yield Lever(do, need.most - then, trial.fits(need._replace(most=then)))
 
 

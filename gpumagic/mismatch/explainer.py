@@ -36,7 +36,7 @@ from gpumagic.mismatch.operation import (
     read,
 )
 from gpumagic.mismatch.sources import (
-    FOR_GOOD,
+    PERMANENTLY,
     moving_tensors,
     register,
     row,
@@ -237,7 +237,7 @@ def _reason(
         for part in odd:
             if left := unregistered(part, frame):
                 # The fix, if it registers the attribute, already shows the code to write.
-                return left.reason.partition(FOR_GOOD)[0] if fix else left.reason
+                return left.reason.partition(PERMANENTLY)[0] if fix else left.reason
     if any(part.text.endswith('"]') for _, odd in frames for part in odd):
         return _DICT
     return _INDEX if kind == "index" else None
@@ -252,6 +252,6 @@ def _brought(leaves: tuple[Part, ...]) -> str | None:
         if origin and others == {str(origin.device)} and part.device:
             return (
                 f"{origin.cell or 'a cell'} moved {part.text} to {part.device}; "
-                "%ongpu home undoes that, and --back on its %%ongpu line avoids it"
+                "to undo: %ongpu home; to avoid: --back on that %%ongpu line"
             )
     return None

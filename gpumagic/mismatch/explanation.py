@@ -137,11 +137,11 @@ def _where(fix: Fix) -> str:
         return f"{label}before line {fix.line}"
     several = fix.end_line > fix.line
     lines = f"lines {fix.line} to {fix.end_line}" if several else f"line {fix.line}"
-    return f"{label}{lines}, write"
+    return f"{label}replace {lines} with"
 
 
 def _cost(fix: Fix) -> str:
-    again = f", then make the {fix.cls} object again" if fix.cls else ""
+    again = f", then create the {fix.cls} object again" if fix.cls else ""
     if fix.nbytes is None:
         return again
     return f" (moves {size(fix.nbytes)}){again}" if fix.nbytes else f" (moves nothing){again}"

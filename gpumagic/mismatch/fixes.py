@@ -324,7 +324,7 @@ def _move(site: Site, choice: Choice) -> Fix | None:
     stmt = _before(site, once=not to_host)
     if stmt is None:
         return None
-    ways = _ways(site, stmt, to_host=to_host)
+    ways = _split(site, stmt, to_host=to_host)
     if ways is None:
         return None
     above, standing = ways
@@ -332,7 +332,7 @@ def _move(site: Site, choice: Choice) -> Fix | None:
     device = '"cpu"' if to_host else _written_device(site, choice.target, stmt, inside=inside)
     # A line above a comprehension cannot use the comprehension's variables.
     in_place = not above or not in_own_scope(site.at.node)
-    device = device if to_host or not in_place else _of_each_turn(site) or device
+    device = device if to_host or not in_place else _loop_module_device(site) or device
     edits = [(part, _moved(part, site, device, choice)) for part in standing]
     # An operand without edits is used only further down; the error there will explain it.
     moved = [*above, *(part for part, found in edits if found)]
@@ -349,7 +349,7 @@ def _in_one_scope(site: Site) -> bool:
     return all(in_own_scope(use) and statement(use) is stmt for use in [site.at.node, *found])
 
 
-def _of_each_turn(site: Site) -> str | None:
+def _loop_module_device(site: Site) -> str | None:
     """Return code for a module's device, if each pass of a loop may call a different module."""
     for part in site.at.parts if site.at.calls_module else ():
         turns = {name for loop in loops_around(part.node) for name in stored(loop)}
@@ -365,13 +365,13 @@ def _before(site: Site, *, once: bool) -> ast.stmt | None:
     if stmt is None or any(_stays(part, site.frame, stmt) for part in site.odd):
         return None
     start = before_loops(site.frame, stmt, [ast.unparse(part.node) for part in moved])
-    start = stmt if _of_each_turn(site) else start
+    start = stmt if _loop_module_device(site) else start
     fixed = site.at.fixed
     once = once and all(can_be_bound(part, site.frame, start, part is fixed) for part in moved)
     return start if once else stmt
 
 
-def _ways(site: Site, stmt: ast.stmt, *, to_host: bool) -> tuple[list[Part], list[Part]] | None:
+def _split(site: Site, stmt: ast.stmt, *, to_host: bool) -> tuple[list[Part], list[Part]] | None:
     """Return the operands to move by a line above, and those to move in the expression; or None."""
     above, standing = list[Part](), list[Part]()
     once = (to_host or _used_once(site)) and stmt is statement(site.at.node)

@@ -39,7 +39,7 @@ from gpumagic.usercode.values import MISSING, contents, of_function, own
 # Buffers are not persistent, so that checkpoints do not change.
 _BUFFER = '{}.register_buffer("{}", {}, persistent=False)'
 _REGISTERED = "{}.{} = nn.%s({})"
-FOR_GOOD = "; for good, "
+PERMANENTLY = "; to fix it permanently, "
 _PARAMETER = re.compile(r"[\w.]*\bParameter(?=\()")
 
 
@@ -82,9 +82,9 @@ def unregistered(part: Part, frame: FailedFrame) -> Unregistered | None:
             if better:
                 a_tensor, code = issubclass(type(held), Tensor), better.format(owner, name, "…")
                 kind = "attribute" if a_tensor else type(held).__name__
-                does = "moves parameters and buffers only" if a_tensor else "does not see into it"
+                does = "moves parameters and buffers only" if a_tensor else "skips its contents"
                 why = f"{owner}.{name} is a plain {kind}, and .to() {does}"
-                why += f"{FOR_GOOD}write {code} in __init__, then make the module again"
+                why += f"{PERMANENTLY}write {code} in __init__, then create the module again"
                 return Unregistered(type(module).__name__, name, better, why)
     return None
 

@@ -40,8 +40,8 @@ from gpumagic.usercode.files import label, source_of
 from gpumagic.usercode.frames import FailedFrame, statement
 
 _STATE = (
-    "the optimizer's state was made before the model moved, and stayed; loading its own state "
-    "moves it to the parameters (or move the model before the first step)"
+    "the optimizer's state was created before the model moved, and did not move; loading its own "
+    "state moves it to the parameters (or move the model before the first step)"
 )
 _FILE = "the file holds tensors of a GPU that is not here; load them to the CPU, then move"
 _WORKERS = (
@@ -49,7 +49,7 @@ _WORKERS = (
     "with num_workers=0, pin_memory=False; or put its tensors on the CPU first: type %ongpu home, "
     "then make it in a cell without %%ongpu"
 )
-_DEFAULT = "the default device is {}, but these numbers are drawn by torch's generator on the CPU"
+_DEFAULT = "the default device is {}, but torch's CPU generator draws these numbers"
 _SHOWN = 3
 _NUMBERED = (".to", ".cuda", ".device", ".set_device")  # calls with a GPU's number
 

@@ -127,14 +127,15 @@ class MovePlan:
             for start, stop, family in self._families:
                 base = family[0].tensor.untyped_storage().data_ptr()
                 if bytes_[0] < base + stop and base + start < bytes_[1]:
-                    reason = f"it no longer shares memory with {family[0].path}"
+                    reason = f"memory no longer shared with {family[0].path}"
                     self.left.append(Left(name, reason))
 
     def run(self, namespace: dict[str, Any], check_room: bool, line: Any) -> None:
         """Move all tensors; if they do not fit, raise GpuError with nothing moved."""
         check_room &= self._device.type == "cuda"
         # Raise here, not in `_copy`: a chained exception would keep copies alive.
-        if (check_room and self._needed > cuda_state.room(self._device)) or not self._copy(line):
+        full = check_room and self._needed > cuda_state.free_bytes(self._device)
+        if full or not self._copy(line):
             raise GpuError(_no_room(self._device, self._finder.tensors))
         self._note_sharing(namespace)
         self._carry_out()
@@ -386,7 +387,7 @@ def _no_room(device: torch.device, tensors: list[FoundTensor]) -> str:
             needed[found.root] = needed.get(found.root, 0) + bytes_of(found.tensor)
     largest = sorted(needed.items(), key=lambda item: -item[1])[:3]
     names = ", ".join(f"{name} {size(nbytes)}" for name, nbytes in largest)
-    free = size(cuda_state.room(device)) if device.type == "cuda" else "too little"
+    free = size(cuda_state.free_bytes(device)) if device.type == "cuda" else "too little"
     return (
         f"{device} has {free} free, and the cell's variables need {size(sum(needed.values()))} "
         f"({names}); nothing was moved; free some memory ({as_typed('%gpus')} shows who holds it) "

@@ -290,7 +290,7 @@ def _explained(other: RecordedOperation, gap: Gap, instead: Any, sides: tuple[st
         blamed, ran = (instead[1] or instead[0])[0], [*map(_names, instead)]
         why = f"different operations: {ran[0]} on {sides[0]}, {ran[1]} on {sides[1]}"
     elif unwritten:
-        blamed, why = unwritten, f"{other.name} reads memory that nothing has written"
+        blamed, why = unwritten, f"{other.name} reads uninitialized memory"
     elif gap.choice:
         why = "a choice among numbers that are equal within the tolerance"
     elif noise:

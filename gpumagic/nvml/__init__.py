@@ -366,10 +366,10 @@ class Nvml:
 
 
 @cache
-def door() -> Nvml:
+def shared_nvml() -> Nvml:
     """Return this process's access to NVML; a forked child has its own handles and locks."""
     return Nvml()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=door.cache_clear)
+    os.register_at_fork(after_in_child=shared_nvml.cache_clear)

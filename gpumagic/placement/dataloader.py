@@ -30,19 +30,19 @@ def deliver(
     if place is None or not place.batches or place.device is None:
         return batch
     copied: list[int] = []
-    batch = _bring(place.device, copied, batch)
+    batch = _copy_batch(place.device, copied, batch)
     if copied:
         place.delivered.append(copied)
     return batch
 
 
-def _bring(device: torch.device, copied: list[int], batch: Any) -> Any:
+def _copy_batch(device: torch.device, copied: list[int], batch: Any) -> Any:
     """Copy a batch to a device, and record the bytes of each tensor."""
-    leaf = partial(_bring_leaf, device, copied)
+    leaf = partial(_copy_leaf, device, copied)
     return tree_map(leaf, batch, is_leaf=lambda item: isinstance(item, PackedSequence))
 
 
-def _bring_leaf(device: torch.device, copied: list[int], item: Any) -> Any:
+def _copy_leaf(device: torch.device, copied: list[int], item: Any) -> Any:
     if isinstance(item, torch.Tensor):
         coo = item.layout is torch.sparse_coo
         parts = (item._indices(), item._values()) if coo else (item,)
@@ -50,21 +50,21 @@ def _bring_leaf(device: torch.device, copied: list[int], item: Any) -> Any:
             copied.append(sum(part.nbytes for part in parts))
         return item.to(device, non_blocking=item.is_pinned())
     if isinstance(item, PackedSequence):  # its batch_sizes must stay on the host
-        data, *indices = _bring(device, copied, (item[0], *item[2:]))
+        data, *indices = _copy_batch(device, copied, (item[0], *item[2:]))
         return PackedSequence(data, item.batch_sizes, *indices)
     if hasattr(item, "to") and (isinstance(item, Mapping) or hasattr(item, "pin_memory")):
         # A batch of tokens or graphs. pytree does not support its type, but it has a `to`.
         held = item if isinstance(item, Mapping) else vars(item)
         copied += [value.nbytes for value in held.values() if isinstance(value, torch.Tensor)]
         return item.to(device)
-    return _bring_fields(device, copied, item)
+    return _copy_fields(device, copied, item)
 
 
-def _bring_fields(device: torch.device, copied: list[int], item: Any) -> Any:
+def _copy_fields(device: torch.device, copied: list[int], item: Any) -> Any:
     """Return a copy of a dataclass with its fields on a device; any other value as it is."""
     if not dataclasses.is_dataclass(item) or isinstance(item, type):
         return item
     item = copy.copy(item)  # `dataclasses.replace` would call `__post_init__` again
     for name in [field.name for field in dataclasses.fields(item) if hasattr(item, field.name)]:
-        object.__setattr__(item, name, _bring(device, copied, getattr(item, name)))
+        object.__setattr__(item, name, _copy_batch(device, copied, getattr(item, name)))
     return item

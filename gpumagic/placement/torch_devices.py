@@ -53,7 +53,7 @@ def find(where: object) -> Device:
     """Return the one device that `where` names and torch can use."""
     here = devices(memory="free" in str(where))
     unusable = [] if here else names.here(memory=False)
-    current = torch.cuda.current_device() if here and cuda_state.working() else 0
+    current = torch.cuda.current_device() if here and cuda_state.live_cuda() else 0
     target = names.resolve_one(where, here or unusable, current=current)
     if unusable and target.kind in ("cuda", "xpu"):
         raise GpuError(

@@ -99,7 +99,7 @@ def _first_of(given: object, frame: FrameType | None) -> torch.device | None:
     return place.take(library) if place is not None and library else None
 
 
-def _meant(given: Any, frame: FrameType | None) -> Any:
+def _placed_name(given: Any, frame: FrameType | None) -> Any:
     first = _first_of(given, frame) if given in (0, _FIRST) else None
     return given if first is None else first
 
@@ -109,9 +109,9 @@ def _taking(
 ) -> Any:
     """Adapt a function that takes a device at `position`, or as `device=`."""
     if len(args) > position and type(args[position]) in _NAMES:
-        args = (*args[:position], _meant(args[position], frame), *args[position + 1 :])
+        args = (*args[:position], _placed_name(args[position], frame), *args[position + 1 :])
     elif type(kwargs.get("device")) in _NAMES:
-        kwargs["device"] = _meant(kwargs["device"], frame)
+        kwargs["device"] = _placed_name(kwargs["device"], frame)
     return function(*args, **kwargs)
 
 
@@ -231,7 +231,7 @@ def _factory(make: Function) -> Function:
 
 def _make(make: Function, args: Args, kwargs: dict[str, Any], frame: FrameType | None) -> Any:
     if frame is not None and type(kwargs.get("device")) in _NAMES:
-        kwargs["device"] = _meant(kwargs["device"], frame)
+        kwargs["device"] = _placed_name(kwargs["device"], frame)
     told = kwargs.get("device") is not None or kwargs.get("out") is not None
     if told or kwargs.get("pin_memory") or (device := _chosen(frame)) is None:
         return make(*args, **kwargs)
@@ -282,7 +282,7 @@ def _default(get: Function, args: Args, kwargs: dict[str, Any], _: FrameType | N
     return _chosen() or get()
 
 
-def _doubt(make: Function, args: Args, kwargs: dict[str, Any], _: FrameType | None) -> None:
+def _recheck_later(make: Function, args: Args, kwargs: dict[str, Any], _: FrameType | None) -> None:
     """Adapt `with torch.device(...)`: later calls must check whether it overrules the placement."""
     make(*args, **kwargs)
     if place := placement():
@@ -366,7 +366,7 @@ _ADAPTED: dict[str, Adapter] = {
     "normal": _normal,
 }
 _OTHERS: tuple[tuple[Any, str, Adapter], ...] = (
-    (DeviceContext, "__init__", _doubt),
+    (DeviceContext, "__init__", _recheck_later),
     (_BaseDataLoaderIter, "__next__", deliver),
     (torch.cuda, "device_count", _count),
     (torch.accelerator, "device_count", _count),

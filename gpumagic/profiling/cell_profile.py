@@ -85,8 +85,9 @@ _WORDS = {
     "python": "Python {takes} {time}, most at {at}",
     "copy": "copies {take} {time}, most at {at}",
     "wait": "the host waits at {at}, which {takes} {time}",
-    "launch": "starting operators {takes} {time}, most at {at}",
+    "launch": "launching operators {takes} {time}, most at {at}",
 }
+_TAKES = ("takes", "take"), ("leaves the GPU idle for", "leave the GPU idle for")
 
 
 def text(profile: CellProfile) -> str:
@@ -123,7 +124,7 @@ def _said(profile: CellProfile, cause: Cause) -> str:
     at = _at(cause.where)
     if cause.seconds is None:
         return f"{cause.times:,} {'copies' if cause.kind == 'copy' else 'waits'} at {at}"
-    takes, take = ("takes", "take") if profile.busy is None else ("delays it by", "delay it by")
+    takes, take = _TAKES[profile.busy is not None]
     time = duration(cause.seconds)
     return _WORDS[cause.kind].format(time=time, at=at, takes=takes, take=take)
 
@@ -178,7 +179,7 @@ def _notes(profile: CellProfile) -> Iterator[str]:
         of = "virtual GPUs have no time of their own"
         why = of if profile.virtual else f"torch's profiler reports no events of {profile.device}"
         yield f"device time and launches are {NOT_KNOWN}: {why}"
-    yield f"recording took about {duration(profile.added)}, most of it not in these times"
+    yield f"recording added about {duration(profile.added)}, most of it outside these times"
     if profile.saved:
         yield f"the trace is in {profile.saved}; open it at https://ui.perfetto.dev"
 

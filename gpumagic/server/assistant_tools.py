@@ -130,8 +130,8 @@ async def _reply(name: str, manager: Any, kind: str, content: dict[str, Any]) ->
         while True:
             reply = await client.get_control_msg(timeout=ANSWER_S)
             if reply["parent_header"].get("msg_id") == request["header"]["msg_id"]:
-                told: dict[str, Any] = reply["content"]
-                return told
+                answer: dict[str, Any] = reply["content"]
+                return answer
     except Empty:
         raise GpuError(f"{name} did not answer within {ANSWER_S:.0f} s; ask again") from None
     finally:

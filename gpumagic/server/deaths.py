@@ -36,7 +36,7 @@ _LESS = "Load less at a time (chunks, a smaller dtype), del large variables, or 
 _ADVICE = {
     "out-of-memory": _LESS,
     "perhaps-out-of-memory": f"{_LESS} dmesg says whether it was the out-of-memory killer.",
-    "killed": "A person, a scheduler or the out-of-memory killer can do that: dmesg may say which.",
+    "killed": "A person, a scheduler or the out-of-memory killer did it: dmesg may say which.",
     "crashed": "A compiled library crashed: run the lines one by one to find the call; update it.",
     "exited": "Something ended the process: look for os._exit in the code; see the server's log.",
 }
@@ -149,7 +149,7 @@ class Deaths:
         grew = memory - earlier
         trend = f", +{size(grew)} in {at - before:.0f} s" if grew > memory / 20 else ""
         part = f"{size(memory)} of {whose} {size(self._group.ram()[1])} of RAM"
-        return [f"{now - at:.0f} s before, it had {part}{trend}"]
+        return [f"{now - at:.0f} s before: {part}{trend}"]
 
     def _xids(self, kernel: str, now: float) -> list[str]:
         """Return the recent critical errors of the GPUs that the kernel used."""

@@ -87,7 +87,7 @@ class Client:
         self._woken.set()
 
     async def _run(self) -> None:
-        sent, told = b"", self._hub.cells.revision
+        sent, revision = b"", self._hub.cells.revision
         with faults.kept("sending to a page"), suppress(WebSocketClosedError):
             while True:
                 await self._woken.wait()
@@ -98,8 +98,8 @@ class Client:
                 if self.want.past:
                     self.want = replace(self.want, past=False)
                     await self._write(await self._hub.past(self.want.since))
-                if told < self._hub.cells.revision:
-                    news, told = self._hub.cells.news(told), self._hub.cells.revision
+                if revision < self._hub.cells.revision:
+                    news, revision = self._hub.cells.news(revision), self._hub.cells.revision
                     await self._write(news)
 
 
@@ -127,7 +127,7 @@ class Hub:
 
     answer_s = 5.0  # seconds that a request waits for the doctor
     refresh_s = 1.0  # seconds between two looks at the kernels
-    rest_s = 3.0  # the same without clients: recent readings are needed to explain a death
+    idle_refresh_s = 3.0  # the same without clients: recent readings are needed to explain a death
 
     def __init__(
         self, sampler: Sampler, kernels: KernelTable, cells: KernelCells, deaths: Deaths
@@ -140,7 +140,7 @@ class Hub:
         self.clients: set[Client] = set()
         self._newest: tuple[Snapshot, bytes] | None = None  # the newest snapshot, and its message
         self._checks: asyncio.Future[list[Check]] | None = None
-        self._hurry = asyncio.Event()
+        self._look_now = asyncio.Event()
         self._watch: asyncio.Task[None] | None = None
         self._closed = False
         cells.on_change = self._wake
@@ -166,7 +166,7 @@ class Hub:
 
     def watch(self) -> None:
         """Look at the kernels now, and regularly while there are kernels or clients."""
-        self._hurry.set()
+        self._look_now.set()
         if self._watch is None and not self._closed:
             self._watch = asyncio.create_task(self._look_after())
 
@@ -188,8 +188,8 @@ class Hub:
 
         def encoded() -> bytes:
             history = self.sampler.history.since(since)
-            told = {"type": "history", "history": history, "cells": cells, "events": events}
-            return json.dumps(told, ensure_ascii=False, allow_nan=False).encode()
+            message = {"type": "history", "history": history, "cells": cells, "events": events}
+            return json.dumps(message, ensure_ascii=False, allow_nan=False).encode()
 
         return await aside(encoded)
 
@@ -243,9 +243,9 @@ class Hub:
                 self.deaths.follow(managers)
                 await aside(partial(self.deaths.look, measure=not self.clients))
             with suppress(asyncio.TimeoutError):
-                pause = self.refresh_s if self.clients else self.rest_s
-                await asyncio.wait_for(self._hurry.wait(), pause)
-            self._hurry.clear()
+                pause = self.refresh_s if self.clients else self.idle_refresh_s
+                await asyncio.wait_for(self._look_now.wait(), pause)
+            self._look_now.clear()
         self._stop_following()
         self._watch = None
 

@@ -31,7 +31,7 @@ WAIT_S = 3.0  # how many seconds a process has to end
 # Start times this close are equal: setting the clock moves the times that the system reports.
 _SAME_START_S = 1.0
 _PAUSE_S = 0.05
-_NO_ORPHAN = "no orphan has this pid and start time: nothing was ended; look again"
+_NO_ORPHAN = "no orphaned process has this PID and start time; nothing was ended; refresh the list"
 
 
 async def terminate(given: Any, snapshot: Snapshot) -> tuple[bool, str]:

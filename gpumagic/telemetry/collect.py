@@ -30,7 +30,7 @@ _KNOWN: dict[str, Callable[[Path], Any]] = {
     "intel": IntelSource,
     "apple": lambda root: AppleSource(),
 }
-_THERE_ARE = f"there are {', '.join(_KNOWN)}, and package.module:callable; correct it and restart"
+_THERE_ARE = f"use {', '.join(_KNOWN)} or package.module:callable, then restart"
 
 
 def chosen(
@@ -50,7 +50,7 @@ def chosen(
                 sources.append(getattr(import_module(first), rest)())
         except Exception as error:  # noqa: BLE001  third-party code; shown as a problem
             why = faults.in_words(error)
-            cause = f"GPUMAGIC_SOURCES names {name!r}, which is no source ({why})"
+            cause = f"GPUMAGIC_SOURCES names {name!r}, which is not a source ({why})"
             problems.append(Problem("source-unknown", cause, _THERE_ARE))
     return sources, problems
 
@@ -144,18 +144,18 @@ class Collector:
     def _gpus(self, host: Host, max_age: float) -> tuple[list[GpuSample], list[Source]]:
         """Return the GPUs, and the sources that list at least one."""
         found: dict[str, GpuSample] = {}
-        told = []
+        listing = []
         for source in self._sources:
             its = self._ask(source, lambda one: one.gpus(host, max_age)) or ()
             # If two sources list the same GPU, the first source counts.
             found |= {gpu.uuid: gpu for gpu in its if gpu.uuid not in found}
-            told += [source] if its else []
+            listing += [source] if its else []
         gpus = list(found.values())
         if all(gpu.virtual for gpu in gpus):
             of_cuda = [d for d in self._here() if d.index is None and not d.virtual]
             gpus = [*map(_of_cuda, of_cuda), *gpus]
             self._failed += [_NO_NVML] if of_cuda else []
-        return gpus, told
+        return gpus, listing
 
     def _ask(self, source: Source, question: Callable[[Source], T]) -> T | None:
         """Return a source's answer; if it fails, add a problem and return None."""

@@ -95,7 +95,7 @@ class Doctor:
         self._files = drm.Folder(root)
         self._root = root
         self._env = os.environ if env is None else env
-        self._door = door or nvml.door()
+        self._door = door or nvml.shared_nvml()
         self._version = version
         self._build = build
         self._apple = apple or AppleSource()
@@ -157,9 +157,9 @@ class Doctor:
         if needs is None:
             return []
         models = {card.name or "unknown model" for card in drm.graphics_cards(self._root, vendor)}
-        told = f": {', '.join(sorted(models))}" if models else ""
+        names = f": {', '.join(sorted(models))}" if models else ""
         found = [
-            Check(f"{needs.name} GPU", True, f"{len(cards)} on the PCI bus{told}"),
+            Check(f"{needs.name} GPU", True, f"{len(cards)} on the PCI bus{names}"),
             self._driver(needs, cards),
             *(self._nodes(name, needs.nodes) for name in needs.nodes),
             *([self._level_zero(needs)] if needs.libraries else []),
@@ -209,7 +209,7 @@ class Doctor:
         """Check a variable that selects GPUs."""
         cure = "correct or unset it, then restart the kernel"
         ok = bool(left) if every else None
-        return Check(name, ok, f"{self._env[name]!r} leaves {left} of {every}", cure)
+        return Check(name, ok, f"{self._env[name]!r} selects {left} of {every} GPUs", cure)
 
     def _torch(self, cards: Mapping[str, Sequence[_Card]]) -> Check:
         build = self._build()
@@ -241,4 +241,4 @@ def _state_files() -> Check:
     if os.access(there, os.W_OK | os.X_OK):
         return Check("state files", True, f"virtual GPUs are published in {folder}")
     found = f"{there} cannot be written: other kernels will not see virtual GPUs"
-    return Check("state files", False, found, "set GPUMAGIC_RUNTIME_DIR to a folder of yours")
+    return Check("state files", False, found, "set GPUMAGIC_RUNTIME_DIR to a writable folder")

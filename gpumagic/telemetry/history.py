@@ -85,13 +85,13 @@ class History:
         "held": {holder: […]}}}}``."""
         with self._lock:
             kept = list(self._moments)
-        told = [moment for moment in kept if time is None or moment[0] > time]
+        moments = [moment for moment in kept if time is None or moment[0] > time]
         gpus: dict[str, dict[str, Any]] = {}
-        for uuid in dict.fromkeys(uuid for _, found, _ in kept if told for uuid in found):
-            its = [readings.get(uuid, (None, None, None)) for _, readings, _ in told]
+        for uuid in dict.fromkeys(uuid for _, found, _ in kept if moments for uuid in found):
+            its = [readings.get(uuid, (None, None, None)) for _, readings, _ in moments]
             gpus[uuid] = {name: [one[n] for one in its] for n, name in enumerate(_CHARTED)}
-            gpus[uuid]["held"] = _columns(uuid, [held for _, _, held in told])
-        return {"time": [at for at, _, _ in told], "gpus": gpus}
+            gpus[uuid]["held"] = _columns(uuid, [held for _, _, held in moments])
+        return {"time": [at for at, _, _ in moments], "gpus": gpus}
 
 
 def _held(snapshot: Snapshot) -> _Held:

@@ -115,7 +115,7 @@ class NvmlSource:
 
     def __init__(
         self,
-        door: Callable[[], nvml.Nvml] = nvml.door,
+        door: Callable[[], nvml.Nvml] = nvml.shared_nvml,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:

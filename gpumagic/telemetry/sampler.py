@@ -79,7 +79,7 @@ def checked(period_s: Any) -> float:
 
 def stalled(seconds: float) -> Problem:
     """Return the problem of a driver that has not answered for this many seconds."""
-    cause = f"a GPU's driver has not answered for {seconds:.0f} s; the values are from before"
+    cause = f"a GPU's driver has not answered for {seconds:.0f} s; the values shown are old"
     cure = (
         "wait: waking an idle GPU takes seconds (sudo nvidia-smi -pm 1 keeps NVIDIA's awake); "
         "if it goes on, see dmesg, and restart the machine"

@@ -223,8 +223,8 @@ def publish_death(death: cuda_state.Death) -> None:
     pid, notebook = os.getpid(), os.path.basename(os.environ.get("JPY_SESSION_NAME", ""))
     whose = f"{notebook} (process {pid})" if notebook else f"process {pid}"
     cause = f"CUDA in the kernel of {whose} is dead: {death.cause}"
-    told = {"pid": pid, "started": started(pid), "cause": cause, "cure": death.cure}
-    write_file(state_folder() / f"{pid}.dead", json.dumps(told).encode())
+    fields = {"pid": pid, "started": started(pid), "cause": cause, "cure": death.cure}
+    write_file(state_folder() / f"{pid}.dead", json.dumps(fields).encode())
 
 
 def unpublish_death() -> None:

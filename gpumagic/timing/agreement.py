@@ -66,7 +66,7 @@ class Agreement:
     values: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Agreeing:
+class AgreementCollector:
     """The first device's results at one value, and the agreements of the other devices."""
 
     def __init__(self) -> None:
@@ -108,9 +108,9 @@ def agree(
     except Exception as error:  # noqa: BLE001  a comparison must never cost the measurement
         faults.keep("comparing the numbers of two devices", error)
         return replace(nothing, reason=f"comparing raised {type(error).__name__}")
-    reason = f"too large to keep: {', '.join(large)}" if large else ""
+    reason = f"too large to compare: {', '.join(large)}" if large else ""
     if not differences:
-        return replace(nothing, reason=reason or "the code gives no numbers")
+        return replace(nothing, reason=reason or "the code produced no numbers")
     wrong, largest, name, how = max(differences)
     nothing = replace(nothing, largest=None if math.isinf(largest) else largest, name=name)
     if wrong and drawn:
@@ -126,7 +126,7 @@ def _may_use_tf32(where: str) -> bool:
 def _difference(one: Any, other: Any, loose: bool) -> tuple[float, str]:
     """Return the largest difference of two results, and a description, empty if they agree."""
     if one is None or other is None:
-        return math.inf, "exists on one of them only"
+        return math.inf, "exists on one device only"
     # Compare as tensors if either is a tensor, else as NumPy's arrays.
     numpy = sys.modules.get("numpy")
     library = torch_here() if numpy is None or any(map(is_tensor, (one, other))) else numpy
@@ -139,7 +139,7 @@ def _difference(one: Any, other: Any, loose: bool) -> tuple[float, str]:
         return 0.0, ""
     apart, most, _ = array_differences(a, b)
     if math.isinf(apart):
-        return math.inf, "is infinite or NaN in other places"
+        return math.inf, "is infinite or NaN at different positions"
     if exact:
         apart = apart or 1.0
         return apart, f"differs by {apart:.2g}"

@@ -130,7 +130,7 @@ def compare(
     values = sweeping.check(sweep) if sweep else {}
     made = program(code, namespace, setup=setup, filename=filename, text=text)
     points = sweeping.points(values)
-    counts = sweeping.worked_through(items, namespace, points)
+    counts = sweeping.items_per_run(items, namespace, points)
     stopwatch = stopwatch or Stopwatch(needed.frameworks)
     comparing = Comparing(
         program=made,
@@ -183,7 +183,7 @@ def targets(given: Iterable[object] | str | None, needed: Needed) -> tuple[Targe
             raise GpuError(f"{where} is named twice; type it once")
         found[where] = target
     if not found:
-        raise GpuError("no device is named; type some, such as cpu 0, or none for all of them")
+        raise GpuError("no device in the list; type cpu 0, or leave the list out for all devices")
     return tuple(found.values())
 
 

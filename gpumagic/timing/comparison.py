@@ -260,7 +260,7 @@ class Comparison(table.Shown):
         known = ([t for t in timings if t and t.median] for timings in timed)
         wins = Counter(min(ts, key=lambda t: t.median or 0.0).where for ts in known if ts)
         if not wins:
-            raise GpuError("nothing was measured, so that no device is the fastest")
+            raise GpuError("nothing was measured, so no device is the fastest")
         return wins.most_common(1)[0][0]
 
     @cached_property

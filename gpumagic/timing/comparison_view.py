@@ -29,7 +29,7 @@ _LEGEND = {
     "host": "host: time until Python continued, with the device still working",
     "first run": "first run: not timed, may have compiled",
     "peak": "peak: memory that the code added; its inputs were there before",
-    "change": "change: against the earlier run; same is within the spread of both",
+    "change": 'change: from the earlier run; "same": the spreads overlap',
 }
 
 
@@ -37,7 +37,7 @@ def text(comparison: Comparison) -> str:
     """Return the headline, the table and the first remarks, for terminals of 100 columns."""
     head = [*(f"! {line}" for line in _wrong(comparison)), *_answer(comparison)]
     rows = [] if _is_line(comparison) else table.lines(_columns(comparison), "  ", _FOLD)
-    doubts = _doubts(comparison)[:_REMARKS]
+    doubts = _warnings(comparison)[:_REMARKS]
     above = [part for line in head for part in table.wrapped(line)]
     below = [part for line in doubts for part in table.wrapped(line, "  " * bool(rows))]
     parts = ("\n".join(lines) for lines in (above, rows, below) if lines)
@@ -60,7 +60,7 @@ def html(comparison: Comparison) -> str:
     else:
         parts.append(_bars(comparison))
     # The first remark is the fold's visible title: it may tell of a mistake in the magic's line.
-    parts.append(folded(next(iter(_doubts(comparison)), "how it was measured"), how))
+    parts.append(folded(next(iter(_warnings(comparison)), "how it was measured"), how))
     return block("".join(parts), "table", "comparison")
 
 
@@ -95,7 +95,7 @@ def _wrong(comparison: Comparison) -> list[str]:
     """Return warnings: which devices gave other results, and whether Ctrl-C ended it."""
     found = filter(None, map(comparison.disagreement, comparison.devices))
     said = [
-        f"{f.where} gives other numbers than {f.reference}{_at(f.values)}: {f.reason}"
+        f"{f.where} gives different numbers from {f.reference}{_at(f.values)}: {f.reason}"
         for f in found
     ]
     if comparison.interrupted:
@@ -177,10 +177,10 @@ def remarks(comparison: Comparison) -> list[str]:
     most = {t.where: t for t in sorted(comparison.timings, key=lambda t: t.copied) if t.copied}
     each = [f"{size(t.copied)} to {w} in {duration(t.copy_seconds)}" for w, t in most.items()]
     copies = [f"not timed: copying the inputs ({', '.join(each)})"] * bool(each)
-    return [*_doubts(comparison), *copies, *legend, *models]
+    return [*_warnings(comparison), *copies, *legend, *models]
 
 
-def _doubts(comparison: Comparison) -> list[str]:
+def _warnings(comparison: Comparison) -> list[str]:
     """Return what failed, what differs, and what makes the numbers uncertain."""
     said, earlier = [], comparison.earlier
     for timing in comparison.timings:
@@ -341,12 +341,12 @@ def _bars(comparison: Comparison) -> str:
     timings, columns = comparison.timings, _of_devices(comparison)
     longest = max((max(t.quartiles or (0, 0)) for t in timings), default=0.0)
     looks = plot.looks([timing.where for timing in timings])
-    races = [_race(timing, longest, looks[timing.where].color) for timing in timings]
+    races = [_bar(timing, longest, looks[timing.where].color) for timing in timings]
     lane = Column("", [""] * len(races), css="gm-lane", html=races)
     return table.html([*columns[:1], lane, *columns[1:]])
 
 
-def _race(timing: Timing, longest: float, color: str) -> str:
+def _bar(timing: Timing, longest: float, color: str) -> str:
     """Return the bar of the median, with a line from the first quartile to the third."""
     if not timing.median or not timing.quartiles or not longest:
         return ""

@@ -21,7 +21,7 @@ from gpumagic.isolation.settings import Randomness, deferred
 from gpumagic.isolation.worker import Quiet
 from gpumagic.ledger import ledger_view
 from gpumagic.ledger.entry import Ledger
-from gpumagic.timing.agreement import Agreeing, outcome
+from gpumagic.timing.agreement import AgreementCollector, outcome
 from gpumagic.timing.comparison import Timing
 from gpumagic.timing.runner import Repeats, Runner, Stopwatch
 from gpumagic.usercode.program import Program
@@ -53,7 +53,7 @@ class Task:
     # The random state at the beginning, from which every device starts.
     randomness: Randomness = field(default_factory=Randomness)
     # Receives the result of each first run, before the timing.
-    agreeing: Agreeing = field(default_factory=Agreeing)
+    agreeing: AgreementCollector = field(default_factory=AgreementCollector)
 
 
 class Measuring:

@@ -281,7 +281,7 @@ class RestOfCode:
         return {name for node in (*before, *self.loops) for name in stored(node)}
 
     @property
-    def added_up(self) -> set[str]:
+    def accumulated(self) -> set[str]:
         """Return the names that a loop around the failed statement updates, as in `x = x + 1`."""
         nodes = ast.walk(self.loops[-1]) if self.loops else ()
         found = set[str]()

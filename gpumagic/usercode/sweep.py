@@ -177,7 +177,7 @@ def unread(
     return said
 
 
-def worked_through(
+def items_per_run(
     items: float | str | None, namespace: Mapping[str, Any], points: Sequence[Mapping[str, Any]]
 ) -> list[float | None]:
     """Return the number of items per run, for each point of a sweep; GpuError unless positive."""

@@ -205,7 +205,7 @@ def _refusal(real: int, force: bool) -> str | None:
         gpus = "a real GPU" if real == 1 else f"{real} real GPUs"
         return f"this machine has {gpus}; add --force to have virtual ones in place of real ones"
     if real and torch.cuda.is_initialized():
-        return "this process has used its real GPU already; turn them on first in a new kernel"
+        return "this process has used its real GPU; restart the kernel and turn them on first"
     return None
 
 
@@ -241,7 +241,7 @@ def trial(code: str | None = None) -> str | None:
             return "it did not end in time"
     if not done.returncode and b"verdict: works" in done.stdout:
         return None
-    said = [b"it said nothing", *done.stderr.strip().splitlines()][-1]
+    said = [b"no output", *done.stderr.strip().splitlines()][-1]
     status = done.returncode
     how = f"signal {-status}" if status < 0 else f"exit code {status}"
     return f"{how}: {said[:200].decode(errors='replace')}"

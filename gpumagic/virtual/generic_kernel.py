@@ -318,7 +318,7 @@ def _refuse(plan: KernelPlan, error: RuntimeError, gpu: VirtualGpu) -> None:
     refuse_as_cuda(error, gpu.account)
     if _LACKS_TYPE.search(str(error)):
         raise NotImplementedError(
-            f"virtual GPUs compute as the CPU does, and its {plan.op.name()} says: {error}"
+            f"virtual GPUs use the CPU's kernels; {plan.op.name()} on the CPU failed: {error}"
         ) from None
     # Of the common errors, only this one has a different text on CUDA.
     error.args = (str(error).replace("expected m1 and m2 to", "expected mat1 and mat2 to"),)

@@ -244,13 +244,13 @@ class MemoryAccount:
             key = id(block)
             if key in live:  # logged a second time: freed
                 # There is no call between `give` and the deletion, so no interrupt can arrive.
-                allocator.give(*block.place, block.requested)
+                allocator.free(*block.place, block.requested)
                 del live[key], log[0]
                 if self.events is not None and isinstance(block, Allocation):
                     self._record("free_requested", block)
                     self._record("free_completed", block)
                 continue
-            block.place = allocator.take(block.requested)
+            block.place = allocator.allocate(block.requested)
             live[key] = block
             del log[0]
         left = self.limit - allocator.bytes.current
@@ -329,7 +329,7 @@ class MemoryAccount:
         text = _OUT_OF_MEMORY.format(*map(_readable, sizes), ordinal=self.ordinal, allowed=allowed)
         if host:
             there = _readable(host_has())
-            text += f" A virtual GPU's memory is the host's, which has {there} left."
+            text += f" Virtual GPUs use host memory: {there} left."
         return torch.OutOfMemoryError(text)
 
 

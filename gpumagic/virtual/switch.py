@@ -30,7 +30,7 @@ Kernel = Callable[..., Any]
 # symm_mem's kernels copy between processes, and torch recreates those of _native.
 _LEFT_ALONE = {"aten", "symm_mem", "_native"}
 _SHARE = {"_lazy_clone", "_unsafe_view", "unsafe_split"}  # share bytes, against their schemas
-_TAKEN_APART = _SHARE | {"copy_", "linalg_lstsq", "masked_fill", "index_fill"}
+_DECOMPOSED = _SHARE | {"copy_", "linalg_lstsq", "masked_fill", "index_fill"}
 """Composite operators that share or copy bytes, read a number, or depend on the device."""
 
 kernels: dict[str, Kernel] = {}
@@ -152,7 +152,7 @@ def _names(key: str) -> set[str]:
 def _is_whole(op: Any) -> bool:
     """Whether a composite operator's results on the CPU are those of a GPU, except the device."""
     schema = op._schema
-    if schema.name[6:] in _TAKEN_APART or _depends_on_device(op):
+    if schema.name[6:] in _DECOMPOSED or _depends_on_device(op):
         return False
     if any(argument.kwarg_only and writes(argument) for argument in schema.arguments):
         return False
@@ -180,7 +180,7 @@ def _refusal(full: str) -> Kernel:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         raise NotImplementedError(
-            f"virtual GPUs have no {full}: there is a kernel for real GPUs only"
+            f"virtual GPUs do not support {full}: it has a kernel for real GPUs only"
         )
 
     return kernel
@@ -218,7 +218,7 @@ def stand_in(gpus: Iterable[tuple[Any, int]]) -> None:
             with suppress(AttributeError, RuntimeError):
                 facts[field.name] = getattr(real, field.name)
         account = _add(Properties(**facts), [0] * COUNTERS)
-        account.allocator.take(allocated)
+        account.allocator.allocate(allocated)
     stack = ExitStack()  # never closed: the patches last until the child ends
     if on:
         patch(stack, torch.cuda, default_generators=cuda_api.equipped())

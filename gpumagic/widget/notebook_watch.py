@@ -63,12 +63,12 @@ def _rows(device: DeviceMemory) -> dict[str, Any]:
 
 
 # Seconds; over a minute, since browsers slow the timers of hidden pages to one a minute.
-PATIENCE_S = 90.0
+MAX_SILENCE_S = 90.0
 KEPT = 200
 
 
 class Audience:
-    """The views of one monitor; a view may be silent for `PATIENCE_S`. Thread-safe."""
+    """The views of one monitor; a view may be silent for `MAX_SILENCE_S`. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -101,7 +101,7 @@ class Audience:
         with self._lock:
             if (since := self._receives_since) is None:
                 return True
-            oldest = time.monotonic() - PATIENCE_S
+            oldest = time.monotonic() - MAX_SILENCE_S
             heard = {view: at for view, at in self._looked.items() if max(at, since) >= oldest}
             self._looked = heard
             return bool(heard) or since >= oldest

@@ -96,7 +96,7 @@ tgt[1, 3] = 50
 logits = lm(ids)
 loss = F.cross_entropy(logits.view(-1, logits.size(-1)), tgt.view(-1))
 
-CheckedIndexError: target_ids[..., None][0, 3, 0] = -1, but logp has 7 …does not count from the end
+CheckedIndexError: target_ids[..., None][0, 3, 0] = -1, but logp has 7 …do not count from the end
 logp = torch.log_softmax(torch.randn(2, 5, 7), -1)
 target_ids = torch.tensor([[1, 2, 3, -1, -1], [1, 2, 3, 4, 5]])
 taken = torch.gather(logp, -1, target_ids[..., None])

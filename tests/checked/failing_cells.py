@@ -92,7 +92,7 @@ BAD_INDICES = [
     (
         "words(torch.tensor([5, -1]))",
         "torch.tensor([5, -1])[1] = -1, but words has 1000 rows: 0 … "
-        "999. -1 does not count from the end here",
+        "999. Negative indices do not count from the end here",
     ),
     ("nn.EmbeddingBag(6, 2)(tokens)", "tokens[0, 1] = 6, but there are 6 rows: 0 … 5"),
     ("x.gather(1, index)", "index[1, 1] = 7, but x has 4 elements in dimension 1: 0 … 3"),

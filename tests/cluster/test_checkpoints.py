@@ -61,7 +61,7 @@ def test_what_was_lost_comes_back_and_training_goes_on_as_if_nothing_had_been(
     shell.run("%%ongpu @1\nos.kill(os.getpid(), 9)")
     out("%gpucluster restart 1")
     refused = shell.run(f"%gpucluster restore {late}").text
-    assert "rank 1: there is no net; read or make it in a cell" in refused
+    assert "rank 1: no variable net; read or assign it in a cell" in refused
     out(MAKE)
     shell.ns["step"] = 100  # the notebook's own
     text = out(f"%gpucluster restore {late}").text
@@ -91,7 +91,7 @@ def test_what_does_not_fit_is_refused_by_name_and_nothing_is_written_or_changed(
 
     to = f"--to {tmp_path / 'no'}"
     assert "items is a generator, which cannot be saved" in refused(f"checkpoint x,items {to}")
-    assert "there is no y; read or make it in a cell" in refused(f"checkpoint x,y {to}")
+    assert "no variable y; read or assign it in a cell" in refused(f"checkpoint x,y {to}")
     assert "odd: the shapes are not the same on all ranks" in refused(f"checkpoint odd {to}")
     assert "and a directory: checkpoint net --to runs/cats" in refused("checkpoint net")
     assert not (tmp_path / "no").exists()
@@ -111,10 +111,10 @@ def test_what_does_not_fit_is_refused_by_name_and_nothing_is_written_or_changed(
     wrong = refused(f"restore {tmp_path / 'no'}")
     assert re.search(r"Size mismatch between saved.*\[2.*\[3.* for net/(weight|bias)", wrong)
     out("net = nn.Linear(4, 2, bias=False)\n" + remake)
-    assert "the checkpoint has bias, which is missing here" in refused(f"restore {tmp_path / 'no'}")
+    assert "the checkpoint's bias does not exist here" in refused(f"restore {tmp_path / 'no'}")
     assert out("len(opt.state)").result == [0, 0]
     out("net = opt = 3")
-    assert "the checkpoint has bias, which is missing here" in refused(f"restore {tmp_path / 'no'}")
+    assert "the checkpoint's bias does not exist here" in refused(f"restore {tmp_path / 'no'}")
     assert out("x.tolist()").result == [[0.0, 0.0]] * 2
 
 

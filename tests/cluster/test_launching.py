@@ -210,7 +210,7 @@ def test_slurm(no_ranks, monkeypatch, tmp_path, shell):
     assert [tuple(each) for each in whole(ranks)] == [(0, 2, "0"), (1, 2, "0")]
     assert not [path.name for path in tmp_path.iterdir() if not path.name.startswith(".")]
     refused = shell.run("%gpucluster restart 1").text
-    assert "rank 1 was started together with others by slurm" in refused
+    assert "rank 1 cannot be replaced alone: slurm started it with others" in refused
     assert shell.run("%gpucluster stop").error is None
     assert launching.marked(its) == []
     assert not [path.name for path in tmp_path.iterdir() if "gpumagic" in path.name]

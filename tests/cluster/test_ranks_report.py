@@ -16,11 +16,12 @@ RANKS = replace(PLAIN, ranks=(RankTime("rank 0", 1.0, KIB), RankTime("rank 1", 2
     [
         (
             PLAIN,
-            "cuda:0, cuda:1 · 2.60 s (cuda:1 took longest, 2.50 s; cuda:0 1.00 s) · 17 x: 9 + 8",
+            "cuda:0, cuda:1 · 2.60 s (slowest: cuda:1, 2.50 s; fastest: cuda:0, 1.00 s)"
+            " · 17 x: 9 + 8",
         ),
         (
             RANKS,
-            "2 ranks · 2.60 s (rank 1 took longest, 2.50 s; rank 0 1.00 s) · 17 x: 9 + 8"
+            "2 ranks · 2.60 s (slowest: rank 1, 2.50 s; fastest: rank 0, 1.00 s) · 17 x: 9 + 8"
             " · peak 3.0 KiB on rank 1",
         ),
         (replace(RANKS, ranks=RANKS.ranks[1:]), "rank 1 · 2.60 s · 17 x: 9 + 8 · peak 3.0 KiB"),
@@ -34,7 +35,7 @@ RANKS = replace(PLAIN, ranks=(RankTime("rank 0", 1.0, KIB), RankTime("rank 1", 2
                 said=("17 x: 9 + 8", sent_in_words(["net", "x"], 2 * KIB, 0.01), "gathered y"),
                 notes=("y: copied without its autograd graph",),
             ),
-            "cuda:0, cpu · 2.60 s (cpu had nothing to do) · 17 x: 9 + 8 · sent net, x: 2.0 KiB"
+            "cuda:0, cpu · 2.60 s (cpu had no items) · 17 x: 9 + 8 · sent net, x: 2.0 KiB"
             " in 10 ms · gathered y · peak 1.0 KiB\n  → y: copied without its autograd graph",
         ),
     ],

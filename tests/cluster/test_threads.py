@@ -63,7 +63,7 @@ def test_two_gpus_share_the_items_and_the_notebook_gets_what_is_gathered(noteboo
     assert {n for n in changed if not n.startswith("_")} == {"y", "loss"}
     line = done.text.splitlines()[-1]
     assert line.startswith("cuda:0, cuda:1 (virtual) · ")
-    assert " took longest, " in line
+    assert "(slowest: " in line
     assert "· 17 x: 9 + 8 · sent net, x: 352 B in" in line
     assert "· gathered y on the CPU · loss is the mean of 2 parts · peak " in line
     assert "· peak " in line
@@ -71,7 +71,7 @@ def test_two_gpus_share_the_items_and_the_notebook_gets_what_is_gathered(noteboo
 
 def test_results_that_nothing_gathers_are_said_to_be_dropped(notebook):
     line = notebook.run("%%ongpu 0,1 --split x\ny = net(x)").text.splitlines()[-1]
-    assert "· dropped y, which --gather y would keep · peak " in line
+    assert "· not kept: y (keep with --gather y) · peak " in line
     assert "y" not in notebook.ns
 
 
@@ -135,7 +135,7 @@ def test_fewer_items_than_gpus(notebook):
     notebook.run("one = x[:1]")
     done = notebook.run("%%ongpu 0,1 --split one --gather y\ny = one * 2; y.device.index")
     assert done.result == [0]
-    assert "(cuda:1 had nothing to do) · 1 one: 1 + 0" in done.text
+    assert "(cuda:1 had no items) · 1 one: 1 + 0" in done.text
 
 
 def test_what_is_not_here_is_the_cpu_and_that_is_told(notebook):
@@ -240,7 +240,7 @@ def test_what_does_not_fit_together_is_not_lost(notebook):
         ),
         (
             "0,1 --split prompts --reduce n=men\nn = len(prompts)",
-            "men is no way to reduce; did you mean mean?",
+            "men: unknown reduction; did you mean mean?",
         ),
         (
             "0,1 --split prompts\nnet(x)",

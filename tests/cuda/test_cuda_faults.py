@@ -228,7 +228,7 @@ def test_an_error_that_passes(alive):
     kernel.cell("standin_cuda.plant(46)")
     shown = kernel.cell("z + 1")
     assert shown.count("CUDA error: ") == 1
-    assert "→ the GPU is busy or unavailable: another process may have it for itself" in shown
+    assert "→ the GPU is busy or unavailable: another process may have exclusive use of it" in shown
     kernel.cell("standin_cuda.mend()")
     assert kernel.cell("%%ongpu 0\nfloat((z * 0).sum())").startswith("0.0\ncuda:0 · ")
     assert "z  " in kernel.cell("%gpumem")
@@ -262,7 +262,7 @@ def test_torchs_gpus_have_rows_where_nvml_is_missing(alive):
     kernel.cell(
         "import pynvml\nfrom gpumagic import nvml\n"
         "def missing(*_): raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)\n"
-        "pynvml.nvmlDeviceGetCount = pynvml.nvmlInitWithFlags = missing; nvml.door().retry()"
+        "pynvml.nvmlDeviceGetCount = pynvml.nvmlInitWithFlags = missing; nvml.shared_nvml().retry()"
     )
     shown = kernel.cell("%gpus")
     assert re.search(r"cuda:0 +Stand-in H100 .* \d\.\d / 16\.0 GiB", shown)

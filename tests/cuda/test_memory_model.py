@@ -60,12 +60,12 @@ def test_every_figure_after_each_allocation_and_free(seed):
         if kind < 0.6 and len(live) < 40:
             size = some_size(draw)
             live.append(
-                (torch.empty(size, dtype=torch.uint8, device="cuda:0"), size, model.take(size))
+                (torch.empty(size, dtype=torch.uint8, device="cuda:0"), size, model.allocate(size))
             )
         elif kind < 0.98 and live:
             tensor, size, place = live.pop(draw.randrange(len(live)))
             del tensor
-            model.give(*place, size)
+            model.free(*place, size)
         else:
             torch.cuda.empty_cache()
             model.empty_cache()

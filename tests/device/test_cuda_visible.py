@@ -115,7 +115,7 @@ def test_visible_devices_as_torch_reads_them(setting: str) -> None:
 def test_cudas_own_order_is_the_truth(monkeypatch: pytest.MonkeyPatch) -> None:
     known = [SimpleNamespace(uuid=p.uuid, index=p.index, name="H", memory_total=1) for p in four()]
     door = SimpleNamespace(gpus=lambda: known, memory_free=lambda: {"GPU-c3": 5})
-    monkeypatch.setattr("gpumagic.nvml.door", lambda: door)
+    monkeypatch.setattr("gpumagic.nvml.shared_nvml", lambda: door)
     device.set_cuda_order([device.Device("cuda", uuid=uuid) for uuid in ("c3", "GPU-a0")])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     found = device.here()

@@ -155,7 +155,7 @@ def test_a_question_mark_does_not_excuse_a_wrong_spelling() -> None:
 
 
 def test_an_ambiguous_uuid_lists_them() -> None:
-    with pytest.raises(GpuError, match="is the start of 2 UUIDs: GPU-aa1 and GPU-aa2"):
+    with pytest.raises(GpuError, match="matches 2 UUIDs: GPU-aa1 and GPU-aa2"):
         resolve("GPU-aa", [gpu(0, uuid="GPU-aa1"), gpu(1, uuid="GPU-aa2")])
 
 

@@ -38,8 +38,8 @@ def test_a_machine_without_a_gpu_says_what_fits_where():
     assert "return torch.empty" in small.at.source
     assert net.weight.device.type == "cpu"
     assert not torch.cuda.is_available()
-    said = f"fits on H100 80GB (77.6 GiB left); 1.25GiB: no, from line {small.at.line} of step() on"
-    assert said in str(result)
+    start = f"does not fit on 1.25GiB from line {small.at.line} of step() on"
+    assert f"fits on H100 80GB (77.6 GiB left); {start}" in str(result)
 
 
 def test_tensors_without_memory_take_none_of_a_card():

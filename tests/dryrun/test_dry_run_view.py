@@ -54,11 +54,11 @@ def test_the_text():
 
 def test_what_went_wrong_comes_before_the_details():
     ended = Unknown(UserLine(9, "if x > 0:"), "a condition on a tensor depends on data", True)
-    left = Unknown(UserLine(2, "get_ipython().system('ls')"), "!ls was left out", False)
+    left = Unknown(UserLine(2, "get_ipython().system('ls')"), "!ls was skipped", False)
     lines = text(run(unknown=(ended, left), error="KeyError: 'k'", error_at=UserLine(3, "d['k']")))
     assert lines.splitlines()[2:5] == [
         "  would fail at line 3: d['k']: KeyError: 'k'",
-        "  line 2: !ls was left out",
+        "  line 2: !ls was skipped",
         "  ended at line 9: a condition on a tensor depends on data · if x > 0:",
     ]
 

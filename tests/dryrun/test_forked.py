@@ -326,7 +326,7 @@ def test_a_kernel_with_nine_threads_and_a_warm_pool():
 def test_a_fault_of_ours_in_the_copy_is_kept_here(monkeypatch):
     monkeypatch.setattr(follow_code, "describe", lambda name, value: 1 // 0)
     faults.forget()
-    with pytest.raises(GpuError, match="a fault of gpumagic: ZeroDivisionError"):
+    with pytest.raises(GpuError, match=r"\(a bug in gpumagic\): ZeroDivisionError"):
         dry_run(lambda: 1)
     (fault,) = faults.all_kept()
     assert fault.doing == "following the code of a dry run"

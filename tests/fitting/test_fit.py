@@ -175,7 +175,7 @@ def test_ctrl_c_before_the_first_result_says_nothing_of_what_fits():
 
     result = gpumagic.fit(lambda n: torch.ones(n), 1, n=range(1, 100), margin=0, progress=stop)
     assert result.interrupted
-    assert "nothing is known yet: no n was tried to its end on cuda:1" in str(result)
+    assert "no result: no value of n ran to its end on cuda:1" in str(result)
     assert "fits" not in str(result)
 
 
@@ -197,7 +197,7 @@ def test_what_fails_within_keeps_what_is_known(monkeypatch):
     result = gpumagic.fit(ones, 1, n=range(10, 100), margin=0)
     assert (result.value, result.confirmed, result.interrupted) == (10, False, False)
     assert "n = 10 is the largest known to fit" in str(result)
-    stopped = r"stopped at n = \d+: a fault of gpumagic: KeyError: 1; these are the values"
+    stopped = r"stopped at n = \d+: a bug in gpumagic: KeyError: 1; results so far"
     assert re.search(stopped, str(result))
     asked, failure = [None], gpumagic.GpuError("the dry run's process ended by signal 6")
     result = gpumagic.fit(ones, 1, n=range(10, 100), margin=0)
@@ -250,7 +250,7 @@ def test_it_says_what_ran_and_that_files_are_written(tmp_path):
 
     result = gpumagic.fit(step, 1, n=[2, 4, 5], dry=False, margin=0)
     text = str(result)
-    assert "the cell ran 3 times (n = 2, 4, 5): files that it writes are written; --dry" in text
+    assert "the cell ran 3 times (n = 2, 4, 5): files it wrote remain; --dry" in text
     assert {path.name for path in tmp_path.iterdir()} == {"2", "4", "5"}
     assert "all fit on cuda:1 (virtual), up to n = 5: it needs" in text
     assert "is the largest that fits" not in text
@@ -299,7 +299,7 @@ def test_cards_that_are_not_here_are_asked_at_once():
         ("n", "cpu", {"n": [1]}, "cpu has no memory that torch would limit"),
         ("n", 7, {"n": [1]}, "no GPU 7"),
         ("n", "RTX 4091", {"n": [1]}, "no card 'RTX 4091' is known"),
-        ("n", 0, {"n": [1], "margin": 2}, "margin=2 is not from 0 to below 1"),
+        ("n", 0, {"n": [1], "margin": 2}, "margin=2 must be at least 0 and below 1"),
     ],
 )
 def test_what_cannot_be_fitted_is_one_line(code, on, given, said):

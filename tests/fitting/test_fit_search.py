@@ -42,9 +42,9 @@ def allocated(sizes):
     def need(value):
         allocator = CachingAllocator()
         for place, (fixed, each) in enumerate(sizes):
-            block = (*allocator.take(fixed + each * value), fixed + each * value)
+            block = (*allocator.allocate(fixed + each * value), fixed + each * value)
             if place % 3 == 2:
-                allocator.give(*block)
+                allocator.free(*block)
         return allocator.bytes.peak
 
     return need

@@ -68,7 +68,7 @@ def test_a_number_that_level_zero_may_have_otherwise(tmp_path: Path) -> None:
     unsure = Device("xpu", 0, one.uuid, ordinal_certain=False)
     shown = repr(table(IntelSource(tmp_path, build=TorchBuild), unsure))
     assert "xpu:0?" in shown
-    assert "xpu:N? is a guess" in shown
+    assert "xpu:N? is uncertain" in shown
     assert "CUDA" not in shown
 
 

@@ -84,7 +84,7 @@ def test_turning_virtual_gpus_on_and_off(shell):
         assert "off first" in shell.run("%gpus --virtual 2").text
         assert "are off" in shell.run("%gpus --virtual off").text
         assert not virtual.enabled()
-        assert "no virtual GPUs" in shell.run("%gpus --virtual off").text
+        assert "virtual GPUs were not on" in shell.run("%gpus --virtual off").text
     finally:
         virtual.disable()
 

@@ -128,5 +128,5 @@ def test_the_text_of_an_error_alone_is_not_believed(ip):
 
 def test_an_error_that_does_not_stay_has_advice(ip):
     shown = ip.run(f"zeros(3, device='cuda')\nraise RuntimeError({BUSY!r})").text
-    assert "→ the GPU is busy or unavailable: another process may have it for itself" in shown
+    assert "→ the GPU is busy or unavailable: another process may have exclusive use of it" in shown
     assert "cuda:0 (virtual) " in ip.run("%%ongpu 0\nzeros(3)").text

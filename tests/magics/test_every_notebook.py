@@ -66,8 +66,7 @@ def test_a_cell_that_awaits_and_loads_it_is_to_be_run_again(empty_shell):
     empty_shell.ip.magics_manager.lazy_magics["ongpu"] = "gpumagic"
     cell = "%%ongpu cpu\nimport asyncio, torch\nawait asyncio.sleep(0)\ntorch.ones(2)"
     assert empty_shell.run(cell).text == (
-        "UsageError: %%ongpu: a cell that awaits must begin with %%ongpu; "
-        "if it does, run it again\n"
+        "UsageError: %%ongpu: a cell with await must begin with %%ongpu; if it does, run it again\n"
     )
     assert "cpu · " in empty_shell.run(cell).text
 

@@ -48,8 +48,8 @@ def test_ctrl_c_shows_what_is_known(notebook):
     notebook.ns["calls"] = []
     cell = "calls.append(n)\nif len(calls) and torch.cuda.is_initialized(): raise KeyboardInterrupt"
     done = notebook.run(f"%%gpufit 1 n=1..9\n{cell}")
-    assert "KeyboardInterrupt: the result has what was finished" in done.text
-    assert "interrupted: these are the values tried until then" in done.text
+    assert "KeyboardInterrupt: the result has the finished part" in done.text
+    assert "interrupted: results so far" in done.text
     assert notebook.ns["calls"] == []
 
 

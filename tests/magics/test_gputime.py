@@ -109,7 +109,7 @@ def test_interrupted_the_half_is_shown_and_bound_and_the_cell_ends(shell, engine
     assert isinstance(done.error, KeyboardInterrupt)
     assert shell.ns["half"] is engine.made
     assert "4 × faster" in done.text
-    assert done.text.rstrip().endswith("KeyboardInterrupt: the result has what was finished")
+    assert done.text.rstrip().endswith("KeyboardInterrupt: the result has the finished part")
 
 
 def test_an_error_is_the_users_with_its_line_and_none_of_ours(shell, engine):
@@ -146,7 +146,7 @@ def test_against_the_last_or_a_name(shell):
         ("%%gputime cpu --setup 'x\n1", "No closing quotation"),
         ("%%gputime cpu\n%%ongpu 1\n1", "says %%ongpu too"),
         ("%%gputime cpu --against last\n1", "nothing was timed before"),
-        ("%%gputime cpu --against nowhere.json\n1", "nothing of that name was timed"),
+        ("%%gputime cpu --against nowhere.json\n1", "no result has that name"),
         ("%%gputime cpu --sweep n\n1", "n"),
         ("%%gputime cpu --sweep a=1 --sweep b=1\n1", "sweep"),
     ],

@@ -142,8 +142,8 @@ def test_under_a_standing_placement_the_variables_stay_where_they_are(gpus, shel
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ("", "KeyboardInterrupt: the result has what was finished"),
-        ("--quiet -o half", "KeyboardInterrupt: the result has what was finished"),
+        ("", "KeyboardInterrupt: the result has the finished part"),
+        ("--quiet -o half", "KeyboardInterrupt: the result has the finished part"),
     ],
 )
 def test_an_interrupt_says_where_the_rest_is(gpus, shell, options, says):

@@ -186,7 +186,7 @@ def test_gpuwatch_counts_the_rest_of_its_own_cell_and_shows_the_table(ip):
     assert "cpu → cuda:0 (copy_, explicit, not pinned)" in done.text
     assert "cuda:0 → cpu" in done.text
     done = ip.run("%gpuwatch on --strict\nY.sum().item()")
-    assert "from now on, and the first implicit one is an error;" in done.text
+    assert "from now on, and the first implicit one raises an error;" in done.text
     assert isinstance(done.error, gpumagic.ImplicitCopyError)
     ip.run("%gpuwatch off")
 

@@ -158,7 +158,7 @@ def test_an_error_says_which_cell_brought_the_data_away(ip):
     ip.run("X = torch.ones(2, 2)")
     ip.run("%%ongpu 1\nX + 1")
     text = ip.run("net = nn.Linear(2, 2)\nnet(X)").text
-    assert re.search(r"why: In \[\d\] moved X to cuda:1; %ongpu home undoes", text)
+    assert re.search(r"why: In \[\d\] moved X to cuda:1; to undo: %ongpu home;", text)
     ip.run("%ongpu home")
     assert ip.run("net(X)").success
 
@@ -329,7 +329,7 @@ def test_an_interrupted_dry_run_shows_no_frame_of_ours(ip, monkeypatch):
 
 def test_a_dry_run_below_a_magic_that_runs_code_itself_is_refused(ip):
     done = ip.run("%%prun -q\n%%ongpu 1 --dry-run\nx = 1")
-    assert "--dry-run must be above" in done.text
+    assert "--dry-run must be the first line" in done.text
     assert "x" not in ip.ns
 
 
@@ -377,7 +377,7 @@ def test_other_devices_that_the_cell_touches_are_in_the_report(ip):
         ("y = X.to('cuda:0') @ X.to('cuda:0')", "all work was on cuda:0"),
         (
             "y = X @ X\nfor n in range(24): y = X.to('cuda:0') @ X.to('cuda:0')",
-            "% of it ran on cuda:0",
+            "% of its allocations were on cuda:0",
         ),
         ("for (x,) in loader: total = x.cpu() * 2", "all work was on cpu"),
         ("y = X.cpu()", ""),

@@ -59,7 +59,7 @@ def test_virtual_gpus_turned_off_in_the_middle_end_what_holds(ip):
     assert "moved back" in done.text
     assert ip.ns["moved"] is ip.ns["back"]
     assert ip.ns["moved"].device.type == "cpu"
-    assert "would lose what was created there: kept; copy them to the CPU, or type" in done.text
+    assert "would destroy the tensors of kept; copy them to the CPU, or force it" in done.text
     done = ip.run("%ongpu 1\n%gpus --virtual off --force\nx = torch.zeros(1)")
     assert done.success, done.text
     assert "1 tensor on them can no longer be used" in done.text
@@ -72,7 +72,7 @@ def test_what_a_graph_or_an_output_holds_on_virtual_gpus_is_named(ip):
     ip.run("%ongpu off\nnet, b = torch.nn.Linear(3, 3), torch.ones(2, 3)")
     ip.run("%%ongpu 1\nloss = net(b * 2).sum()")
     done = ip.run("loss = loss.cpu()\n%gpus --virtual off")
-    assert "would lose what was created there: loss; %gpufree releases outputs" in done.text
+    assert "would destroy the tensors of loss; %gpufree releases outputs" in done.text
     done = ip.run("loss = loss.detach()\n%gpus --virtual off")
     assert "virtual GPUs are off" in done.text
     ip.run("%gpus --virtual 2")

@@ -211,7 +211,7 @@ SITUATIONS = [
         "a view of each batch, which the loop moves",
         ["batches, first = [torch.ones(4, 2**18) for _ in range(30)], []"],
         "for batch in batches:\n    batch = batch.cuda()\n    first.append(batch[0])",
-        "keep `.clone()` in `first`: views keep all of the tensor that they are a part of",
+        "keep `.clone()` in `first`: a view keeps its whole base tensor alive",
         often=True,
         why="each pass of the loop in line 1 keeps 4.0 MiB",
     ),
@@ -297,7 +297,7 @@ SITUATIONS = [
         ],
         "loss = 0\nfor n in range(9):\n    loss = loss + net(data).square().mean()\n"
         "loss.backward()",
-        "call `.backward()` in each pass, on what the pass adds to `loss`",
+        "call `.backward()` in each pass, on the values that it adds to `loss`",
         why="each pass of the loop in line 2 keeps 16.0 MiB",
     ),
     # -- what collects, and is not named where it fills

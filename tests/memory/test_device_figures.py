@@ -45,7 +45,7 @@ def machine(monkeypatch):
 def test_torch_the_rest_of_the_process_and_others_are_told_apart(machine):
     found = machine(MINE, OTHER)
     assert (found.device, found.name, found.virtual) == ("cuda:0", "H100", False)
-    assert (found.allocated, found.reserved, found.torn) == (8 * GIB, 10 * GIB, GIB)
+    assert (found.allocated, found.reserved, found.fragmented) == (8 * GIB, 10 * GIB, GIB)
     assert found.other_in_process == 2 * GIB
     assert found.others == 18 * GIB
     assert found.others_by_name == (("b.ipynb", 18 * GIB),)
@@ -62,12 +62,12 @@ def test_where_the_driver_does_not_know_our_pid_nothing_is_guessed(machine):
 
 
 def test_what_is_not_known_is_none(machine):
-    assert machine(MINE, backend="cudaMallocAsync").torn is None
+    assert machine(MINE, backend="cudaMallocAsync").fragmented is None
     without = machine(MINE, gpu=None)
     assert (without.total, without.free, without.others) == (None, None, None)
     assert without.allocated == 8 * GIB
     quiet = machine(MINE, gpu=GpuSample("GPU-0", ordinal=0), stats={})
-    assert (quiet.free, quiet.torn) == (None, None)
+    assert (quiet.free, quiet.fragmented) == (None, None)
 
 
 def test_nothing_starts_cuda(machine, monkeypatch):
@@ -76,7 +76,7 @@ def test_nothing_starts_cuda(machine, monkeypatch):
     monkeypatch.setattr(torch.cuda, "memory_stats", None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", None)
     (found,) = holders_by_name.figures()
-    assert (found.allocated, found.reserved, found.torn) == (0, 0, 0)
+    assert (found.allocated, found.reserved, found.fragmented) == (0, 0, 0)
 
 
 def test_virtual_gpus(gpus):

@@ -33,7 +33,7 @@ def test_nothing_is_kept_alive_by_the_search(gpus):
 def test_a_function_that_runs_keeps_nothing_longer(gpus):
     x = torch.ones(3, device="cuda")
     (storage,) = find({})
-    assert storage.ways[0].root == f"{sys._getframe().f_code.co_name}(), which runs now"
+    assert storage.ways[0].root == f"{sys._getframe().f_code.co_name}() (running)"
     del x
     assert torch.cuda.memory_allocated() == 0
 
@@ -52,7 +52,7 @@ def test_a_variable_that_a_thread_uses_is_also_held_there(gpus):
     (storage,) = find({"x": x})
     stop.set()
     thread.join()
-    assert {"x", "work(), which runs now"} <= storage.roots
+    assert {"x", "work() (running)"} <= storage.roots
 
 
 def test_both_ends_of_a_list_that_is_linked_both_ways_hold_it(gpus):

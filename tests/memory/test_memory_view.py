@@ -23,7 +23,7 @@ DEVICE = DeviceMemory(
     free=4 * GIB,
     allocated=8 * GIB,
     reserved=9 * GIB,
-    torn=512 * MIB,
+    fragmented=512 * MIB,
     other_in_process=GIB,
     others=2 * GIB,
     holders=(
@@ -96,7 +96,7 @@ def test_names_are_escaped():
 @pytest.mark.parametrize(
     ("figure", "said"),
     [
-        ({"torn": None}, "fragmented N/A"),
+        ({"fragmented": None}, "fragmented N/A"),
         ({"other_in_process": None}, "driver and other libraries N/A"),
         ({"others": None, "others_by_name": (("grace", None),)}, "others N/A (grace N/A)"),
         ({"free": None, "total": None}, "8.0 GiB allocated"),

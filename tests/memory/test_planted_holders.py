@@ -188,7 +188,7 @@ PLANTED = {
         "def work():\n    held = gpu()\n    ready.set()\n    go.wait(60)\n"
         "thread = threading.Thread(target=work, name='loader')\n"
         "thread.start()\nready.wait(60); None",
-        "work(), which runs now: held",
+        "work() (running): held",
     ),
     "thread-local": ("tl = threading.local()\ntl.x = gpu()", r"tl\.<dict>.*\['x'\]"),
     "module of the user's": (

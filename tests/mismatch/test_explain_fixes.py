@@ -329,7 +329,7 @@ def test_what_a_module_does_not_move_is_registered_where_its_class_makes_it(made
     assert explanation.fix.code.strip() == fixed
     assert run(explanation.fix.apply(code)) is None
     assert ".to()" in explanation.reason
-    assert "for good" not in explanation.reason  # the fix says it
+    assert "permanently" not in explanation.reason  # the fix says it
 
 
 @pytest.mark.parametrize(

@@ -138,8 +138,8 @@ def test_a_fix_in_a_class_says_that_its_objects_keep_the_old_code(ip):
         "        self.by = torch.ones(2)\n    def forward(self, x):\n        return x + self.by"
     )
     told = explained(ip.run("Shift().cuda()(torch.ones(2, device='cuda'))"))
-    assert "write (moves nothing), then make the Shift object again" in told
-    assert "for good" not in told
+    assert "with (moves nothing), then create the Shift object again" in told
+    assert "permanently" not in told
 
 
 LOADER = "loader = torch.utils.data.DataLoader({}, 2, num_workers=1)"

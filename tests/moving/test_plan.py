@@ -48,9 +48,9 @@ def test_what_no_longer_shares_memory_with_a_moved_tensor_is_named():
     namespace |= {"_1": base, "same": train, "half": digits[:2], "other": np.zeros(16, "float32")}
     moves = move_all([("train", train), ("X", X)], GPU1, namespace=namespace)
     assert [(left.name, left.reason) for left in moves.left] == [
-        ("base", "it no longer shares memory with train"),
-        ("digits", "it no longer shares memory with X"),
-        ("half", "it no longer shares memory with X"),
+        ("base", "memory no longer shared with train"),
+        ("digits", "memory no longer shared with X"),
+        ("half", "memory no longer shared with X"),
     ]
 
 

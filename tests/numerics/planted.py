@@ -182,13 +182,13 @@ h = torch.tensor([[1.0, 1.001, 3.0]])
 values, places = h.topk(2)  # here""",
         "agree, except for a choice",
     ),
-    "memory that nothing has written": (
+    "uninitialized memory": (
         DEVICES,
         """
 room = torch.empty(8, 16)  # here
 room[:4] = x[:4]
 y = room.sum(0)""",
-        "nothing has written",
+        "uninitialized",
     ),
     "the variance of batch norm": (
         HALF,

@@ -43,7 +43,7 @@ PLANTED = [
     (LOOP, "python", 4, "Python takes "),
     (ITEM, "wait", 4, ": 60 waits at line 4"),
     (COPIES, "copy", 3, ": 60 copies at line 3"),
-    (TINY, "launch", 4, "starting operators takes "),
+    (TINY, "launch", 4, "launching operators takes "),
 ]
 
 

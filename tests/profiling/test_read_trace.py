@@ -71,12 +71,12 @@ PLANTED = [
         item,
         "wait",
         4,
-        "the host waits at line 4 (`total += loss.item()`), which delays it by 3.2 ms",
+        "the host waits at line 4 (`total += loss.item()`), which leaves the GPU idle for 3.2 ms",
     ),
-    (loader, "loader", 2, "the loader delays it by 12 ms at line 2 (`for x in loader:`)"),
-    (tiny_kernels, "launch", 3, "starting operators delays it by "),
-    (copies, "copy", 3, "copies delay it by 16 ms, most at line 3"),
-    (python_loop, "python", 2, "Python delays it by 30 ms, most at line 2"),
+    (loader, "loader", 2, "the loader leaves the GPU idle for 12 ms at line 2 (`for x in loader"),
+    (tiny_kernels, "launch", 3, "launching operators leaves the GPU idle for "),
+    (copies, "copy", 3, "copies leave the GPU idle for 16 ms, most at line 3"),
+    (python_loop, "python", 2, "Python leaves the GPU idle for 30 ms, most at line 2"),
 ]
 
 
@@ -146,7 +146,7 @@ def test_another_device_of_the_trace_is_not_this_ones_work():
 def test_a_gpu_that_had_nothing_to_do_was_not_busy():
     profile = read_trace(RecordedCell().at(2, "x = 1").python(1000).trace(), Ledger())
     assert profile.busy == 0
-    assert "GPU busy 0 % of 1.0 ms: Python delays it by 1.0 ms" in repr(profile)
+    assert "GPU busy 0 % of 1.0 ms: Python leaves the GPU idle for 1.0 ms" in repr(profile)
 
 
 def test_without_events_of_the_device_its_time_is_unknown():

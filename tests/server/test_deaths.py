@@ -86,7 +86,7 @@ def test_an_out_of_memory_kill_is_certain(container):
         "train.ipynb's kernel was killed by the out-of-memory killer while In [7] ran"
     )
     assert death.details == (
-        "2 s before, it had 280 MiB of the container's 300 MiB of RAM, +190 MiB in 5 s",
+        "2 s before: 280 MiB of the container's 300 MiB of RAM, +190 MiB in 5 s",
         "variables are lost",
     )
     assert (death.count, death.exit_code, death.notebook) == (7, -9, "work/train.ipynb")

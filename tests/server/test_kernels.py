@@ -142,7 +142,7 @@ async def test_a_cell_that_runs_ends_with_its_kernel(hub, start, execute, connec
 
 
 async def test_listening_ends_with_the_last_client_and_kernel(hub, start, connect, jp_fetch):
-    hub.refresh_s, hub.rest_s = 0.01, 0.01
+    hub.refresh_s, hub.idle_refresh_s = 0.01, 0.01
     kernel = await start()
     client = await connect()
     await becomes(lambda: kernel in hub.cells.followed)
@@ -214,7 +214,7 @@ async def test_an_orphan_is_ended_and_nothing_else(
     assert (code, "has ended" in text) == (200, True)
     assert not is_alive(process.pid)
     code, text = await order(**name)
-    assert (code, "look again" in text) == (409, True)
+    assert (code, "refresh the list" in text) == (409, True)
 
 
 _WORKERS = """

@@ -237,8 +237,8 @@ def test_what_rocms_variables_leave(tmp_path: Path) -> None:
     mi300x(tmp_path, 4)
     env = {"ROCR_VISIBLE_DEVICES": "0,1", "HIP_VISIBLE_DEVICES": "9"}
     found = look(tmp_path, installed=ON_ROCM, build=ROCM, **env)
-    assert found["ROCR_VISIBLE_DEVICES"].found == "'0,1' leaves 2 of 4"
-    assert found["HIP_VISIBLE_DEVICES"].found == "'9' leaves 0 of 4"
+    assert found["ROCR_VISIBLE_DEVICES"].found == "'0,1' selects 2 of 4 GPUs"
+    assert found["HIP_VISIBLE_DEVICES"].found == "'9' selects 0 of 4 GPUs"
     assert red(found) == ["HIP_VISIBLE_DEVICES"]
 
 

@@ -38,15 +38,15 @@ def test_a_source_of_somebody_elses(monkeypatch: pytest.MonkeyPatch) -> None:
     assert names("nvml,theirs:make") == (["nvml", "tpu"], [])
     found, (cause,) = names("theirs:fails,nvml")
     assert found == ["nvml"]
-    assert "'theirs:fails', which is no source (ZeroDivisionError" in cause
+    assert "'theirs:fails', which is not a source (ZeroDivisionError" in cause
 
 
 @pytest.mark.parametrize("name", ["rocm", "amd:relative", "nowhere.at.all:make", "nvml:", "a:b c"])
 def test_what_is_no_source_is_one_line_of_what_there_is(name: str) -> None:
     sources, (problem,) = chosen({"GPUMAGIC_SOURCES": f"{name},nvml"})
     assert [source.name for source in sources] == ["nvml"]
-    assert problem.cause.startswith(f"GPUMAGIC_SOURCES names {name!r}, which is no source")
-    assert problem.cure.startswith("there are nvml, amd, intel, apple, and package.module")
+    assert problem.cause.startswith(f"GPUMAGIC_SOURCES names {name!r}, which is not a source")
+    assert problem.cure.startswith("use nvml, amd, intel, apple or package.module")
     assert "\n" not in problem.cause + problem.cure
 
 

@@ -271,10 +271,10 @@ print(json.dumps([str(free), free.index, free.memory_free]))
 def test_a_child_of_a_fork_asks_anew(stand_in: Any) -> None:
     program = """
 from gpumagic import nvml
-before = nvml.door()
+before = nvml.shared_nvml()
 before.gpus()
 if os.fork() == 0:
-    os._exit(0 if nvml.door() is not before and len(nvml.door().gpus()) == 2 else 1)
+    os._exit(0 if nvml.shared_nvml() is not before and len(nvml.shared_nvml().gpus()) == 2 else 1)
 print(os.waitstatus_to_exitcode(os.wait()[1]))
 """
     assert stand_in.run(program, {"gpus": 2}) == "0\n"
@@ -290,4 +290,4 @@ print(json.dumps({check.name: [check.ok, check.found] for check in Doctor().chec
         True,
         "driver 580.159.04: NVIDIA H100 80GB HBM3, NVIDIA H100 80GB HBM3",
     ]
-    assert found["CUDA_VISIBLE_DEVICES"] == [False, "'5' leaves 0 of 2"]
+    assert found["CUDA_VISIBLE_DEVICES"] == [False, "'5' selects 0 of 2 GPUs"]

@@ -88,7 +88,7 @@ def test_the_worst_is_told_with_its_name():
         (torch.ones(2), torch.ones(3), "Out is float32[3], not float32[2]"),
         (torch.ones(2), torch.ones(2).half(), "Out is float16[2], not float32[2]"),
         ([1, 2], [1], "Out is int64[1], not int64[2]"),
-        (None, 1, "Out exists on one of them only"),
+        (None, 1, "Out exists on one device only"),
     ],
 )
 def test_other_differences_are_told(one, other, words):
@@ -106,7 +106,7 @@ def test_random_numbers_are_not_called_wrong():
 
 def test_nothing_to_compare_is_said():
     assert compared(None, None).same is None
-    assert compared("text", "other").reason == "the code gives no numbers"
+    assert compared("text", "other").reason == "the code produced no numbers"
 
 
 def test_an_outcome_is_a_copy_of_numbers_only():
@@ -130,7 +130,7 @@ def test_what_is_too_large_is_not_kept_and_said(monkeypatch):
     assert isinstance(found["Out[1]"], Skipped)
     told = agree("cpu", found, "cuda:0", found, False)
     assert told.same is True
-    assert told.reason == "too large to keep: Out[1]"
+    assert told.reason == "too large to compare: Out[1]"
     assert isinstance(found["Out[2]"], torch.Tensor)
     # A sparse one is compared as it is when filled, which may be more than there is memory.
     empty = torch.empty(1_000_000, 1_000_000, layout=torch.sparse_coo)

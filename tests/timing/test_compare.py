@@ -314,7 +314,7 @@ def test_what_it_prints_is_shown_once_and_others_print_as_ever(gpus, capsys):
         ("1", "cpu,0,cuda:0", {}, "cuda:0 is named twice"),
         ("1", [0, 7], {}, "no cuda:7|no GPU 7"),
         ("1", ["tpu"], {}, "tpu"),
-        ("1", [], {}, "no device is named"),
+        ("1", [], {}, "no device in the list"),
         ("", ["cpu"], {}, "there is no code"),
         ("1", ["cpu"], {"max_time": 0}, "max_time=0 is not a number above 0"),
         ("1", ["cpu"], {"items": float("nan")}, "items nan: nan is not a number"),

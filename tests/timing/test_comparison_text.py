@@ -63,7 +63,7 @@ def virtual(*wheres):
         ),
         (
             two(agreements=(Agreement("cuda:0", "cpu", False, 0.4, "y", "more"),)),
-            "! cuda:0 gives other numbers than cpu: more",
+            "! cuda:0 gives different numbers from cpu: more",
         ),
         (cubes(), "cuda:0 is faster than cpu from n ≈ 200"),
         (cubes((512, 1024)), "cuda:0 is 137 × faster than cpu at n = 1,024"),
@@ -208,7 +208,7 @@ def test_the_change_against_an_earlier_run_is_a_column():
     assert "cpu 8.00 ms 1.0 % 1.00 × 2.00 × slower reference" in lines
     assert "cuda:0 1.00 ms 1.0 % 8.00 × new same to 3e-07" in lines
     assert "differs from the earlier run: the code" in lines
-    assert "change: against the earlier run; same is within the spread of both" in changed.remarks
+    assert 'change: from the earlier run; "same": the spreads overlap' in changed.remarks
 
 
 def test_the_change_of_a_sweep_is_a_column_of_each_device():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gpumagic.errors import GpuError
-from gpumagic.usercode.sweep import worked_through
+from gpumagic.usercode.sweep import items_per_run
 
 POINTS = [{"n": 2, "b": 1}, {"n": 3, "b": 1}, {"n": 3, "b": 5}]
 
@@ -24,7 +24,7 @@ POINTS = [{"n": 2, "b": 1}, {"n": 3, "b": 1}, {"n": 3, "b": 5}]
 )
 def test_it_is_known_at_each_point(items, found):
     names = {"x": torch.ones(4), "k": 10}
-    assert worked_through(items, names, POINTS) == found
+    assert items_per_run(items, names, POINTS) == found
     assert set(names) == {"x", "k"}
 
 
@@ -43,7 +43,7 @@ def test_it_is_known_at_each_point(items, found):
 )
 def test_what_is_no_number_is_refused_in_a_line(items, says):
     with pytest.raises(GpuError) as caught:
-        worked_through(items, {"x": torch.ones(2)}, POINTS)
+        items_per_run(items, {"x": torch.ones(2)}, POINTS)
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
     assert "such as len(sentences)" in str(caught.value)

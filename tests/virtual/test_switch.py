@@ -127,7 +127,9 @@ def test_operators_of_a_library_that_is_loaded_later(load, gpus):
         LIBRARIES[load]()
         x = torch.ones(2, device="cuda:1")
         assert torch.ops.gpumagic_late.both(x).tolist() == [2, 2]
-        said = r"^virtual GPUs have no gpumagic_late::only: there is a kernel for real GPUs only"
+        said = (
+            r"^virtual GPUs do not support gpumagic_late::only: it has a kernel for real GPUs only"
+        )
         with pytest.raises(NotImplementedError, match=said):
             torch.ops.gpumagic_late.only(x)
         virtual.disable()

@@ -185,5 +185,5 @@ def test_where_jax_has_started_it_is_too_late_for_virtual_gpus():
         "[] []",
         late,
         "True",
-        "JAX sees no cuda:0 here; a build for GPUs is pip install 'jax[cuda13]'",
+        "JAX has no cuda:0; for GPU support: pip install 'jax[cuda13]'",
     ]

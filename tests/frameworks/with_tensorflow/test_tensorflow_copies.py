@@ -208,7 +208,7 @@ def test_placement_by_soft_placement_is_told_by_line(counted):
         "line 3: asked for GPU:7, is on the CPU: soft placement; "
         "tf.config.set_soft_device_placement(False) makes it an error"
     )
-    assert "asked for cuda:7, on cpu (soft placement)" in ledger_view.text(ran.ledger)
+    assert "asked for cuda:7, got cpu (soft placement)" in ledger_view.text(ran.ledger)
     refused = counted("with tf.device('/GPU:7'):\n    w = tf.ones(3)", strict=True)
     assert isinstance(refused.error, ImplicitCopyError)
     assert ", line 2: `tf.ones(3)` is on cpu instead of cuda:7" in str(refused.error)

@@ -21,7 +21,7 @@ def test_the_textbooks_chapter_in_tensorflow(tmp_path):
     shown = done.stdout
     assert "('cuda:0', 'cuda:1')" in shown
     assert "1 transfer: 24 B to cuda:1 at line 2: `X + Y`" in shown
-    assert "`V + Y` copies data from cuda:0 to cuda:1, which strict does not allow" in shown
+    assert "`V + Y` copies data from cuda:0 to cuda:1, which strict mode forbids" in shown
     assert "(True, 'cuda:0', 'cuda:1')" in shown  # the assignment in a scope copies nothing
     assert "moved X: 24 B from cuda:0" in shown
     assert "line 3: asked for GPU:10, is on the CPU: soft placement" in shown
