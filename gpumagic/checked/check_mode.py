@@ -20,17 +20,7 @@ from gpumagic import faults
 from gpumagic.checked.bounds import RunningCall, find_bad_value, finders, first, readable
 from gpumagic.ledger.attribute import uncounted
 from gpumagic.placement import FunctionMode
-from gpumagic.usercode.files import (
-    expression,
-    in_cell,
-    is_torchs,
-    leave_out_ours,
-    line_at,
-    module_of,
-    stands_in,
-    unseen,
-    user_frame,
-)
+from gpumagic.usercode import files
 
 # Functions that return existing values or None, so they cannot make NaN.
 _EXEMPT = ("__get__", "__set__", "__setitem__", "__deepcopy__", "backward", "set_", "detach")
@@ -96,7 +86,7 @@ class check(FunctionMode):
                 faults.keep("checking the arguments of a call", failed)
             return result
         except BaseException as error:
-            leave_out_ours(error)
+            files.leave_out_ours(error)
             raise
 
 
@@ -139,11 +129,11 @@ class NanFinder:
     def _watch_backward(self, values: Iterable[Any], *, earlier: bool = False) -> None:
         """Check the values' backward pass too; `earlier`: earlier calls made the values."""
         queue = {node for node in _nodes(values) if self not in node.metadata}
-        if not queue or (frame := user_frame(sys._getframe(2))) is None:
+        if not queue or (frame := files.user_frame(sys._getframe(2))) is None:
             return
-        code, at = in_cell(frame)
+        code, at = files.in_cell(frame)
 
-        @unseen
+        @files.unseen
         def check_backward(name: str, made: Any, given: Any) -> None:
             __tracebackhide__ = True
             text = ""
@@ -154,8 +144,8 @@ class NanFinder:
                 half = any(getattr(each, "dtype", None) == torch.float16 for each in made)
                 if flaw and not (self._scaled and (before or half)):
                     text = f"{name} before " if earlier else ""
-                    text += f"{expression(code, at)} ({line_at(code, at).place}): its backward "
-                    text += f"pass {_makes(made, flaw)[0]} of a gradient, from finite gradients"
+                    text += f"{files.expression(code, at)} ({files.line_at(code, at).place}): its "
+                    text += f"backward pass {_makes(made, flaw)[0]} of a gradient, from finite ones"
             if text:
                 raise MadeNanError(text)
 
@@ -199,10 +189,10 @@ def _has_extreme(values: Iterable[Any]) -> bool:
 def _library(frame: FrameType | None) -> FrameType | None:
     """Return the frame that calls torch's functions, if it is a library's."""
     while frame is not None and (
-        stands_in(frame.f_code.co_filename) or is_torchs(frame.f_code.co_filename)
+        files.stands_in(frame.f_code.co_filename) or files.is_torchs(frame.f_code.co_filename)
     ):
         frame = frame.f_back
-    return frame if frame is not None and module_of(frame.f_code.co_filename) else None
+    return frame if frame is not None and files.module_of(frame.f_code.co_filename) else None
 
 
 def _new_flaw(before: set[Flaw], after: set[Flaw]) -> Flaw | None:
@@ -239,8 +229,8 @@ def _described(
     call, (text, wrong, place), read = RunningCall(args, kwargs), _makes(made, flaw), ""
     if library is not None:
         code = library.f_code
-        where = f"{module_of(code.co_filename)}, line {library.f_lineno}"
-        text = f"{expression(code, library.f_lasti)} in {where}, {text}"
+        where = f"{files.module_of(code.co_filename)}, line {library.f_lineno}"
+        text = f"{files.expression(code, library.f_lasti)} in {where}, {text}"
     for each in args:
         if readable(each) and each.shape == wrong.shape and not any(each is one for one in made):
             name, value = call.name(each), first(each.detach().cpu(), wrong)[2]

@@ -15,22 +15,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from gpumagic.errors import CrossDeviceWarning, ImplicitCopyError
-from gpumagic.ledger.entry import (
-    DISPLAY,
-    ENGINE,
-    IN_FRONT,
-    LIBRARY,
-    LOADER,
-    OFTEN,
-    PRINT,
-    USER,
-    Count,
-    Tally,
-    is_implicit,
-    kinds,
-    locate,
-    opcode,
-)
+from gpumagic.ledger import entry
 from gpumagic.ledger.ledger_view import EXPLICIT, advise
 from gpumagic.usercode.files import in_cell, line_at, line_of, module_of
 
@@ -47,7 +32,7 @@ _METHODS = ("torch._tensor", "torch.functional")
 class ActiveWatch:
     """A running watch, for the wrapped operators: where to count, and whether to warn."""
 
-    tally: Tally
+    tally: entry.Tally
     # Called before each operator that may deserve a warning; may raise `ImplicitCopyError`.
     alarm: "Alarm | None" = None
     outer: "ActiveWatch | None" = None  # the enclosing watch, which counts the same calls
@@ -72,7 +57,7 @@ class _Here(threading.local):
 
 here = _Here()
 serials = itertools.count(1)
-_nobody = ActiveWatch(Tally(), live=False)
+_nobody = ActiveWatch(entry.Tally(), live=False)
 
 
 @contextmanager
@@ -101,7 +86,7 @@ def watches() -> tuple[ActiveWatch, ...]:
     return tuple(found)
 
 
-def counts(what: What, tensor: Any) -> Sequence[Count]:
+def counts(what: What, tensor: Any) -> Sequence[entry.Count]:
     """Return the counts for a call, after calling every alarm; an alarm may raise."""
     __tracebackhide__ = True
     watch = _current()
@@ -111,25 +96,25 @@ def counts(what: What, tensor: Any) -> Sequence[Count]:
     elif not (watching := watches()):
         return ()
     inner: FrameType | None = _getframe(3)
-    kind = LIBRARY
-    while inner is not None and (kind := kinds[inner.f_code.co_filename]) == IN_FRONT:
+    kind = entry.LIBRARY
+    while inner is not None and (kind := entry.kinds[inner.f_code.co_filename]) == entry.IN_FRONT:
         inner = inner.f_back
     # The key has only addresses and numbers: hashing a code object costs more than the whole
     # function. Each thread has its own key, since a count has no lock.
     key: tuple[Any, ...]
     user: FrameType | None
-    if inner is not None and kind == USER:
+    if inner is not None and kind == entry.USER:
         user, via = inner, ""
         key = (what, id(inner.f_code), inner.f_lasti, _ident())
     else:
-        user, via = locate(inner, watching)
-        via = ENGINE if inner is None else via  # a C++ thread, which the user's code started
+        user, via = entry.locate(inner, watching)
+        via = entry.ENGINE if inner is None else via  # a C++ thread, which the user's code started
         key = (what, via, _at(inner), _at(user), _ident())
     known = watching[0].tally.counts.get(key)
     if known is not None and known.warned and len(watching) == 1:
         return (known,)
 
-    def new() -> Count:
+    def new() -> entry.Count:
         source, destination = ("cpu" if n == HOST else f"{gpu}:{n}" for n in what[2:4])
         return count_for(what[0], what[1], source, destination, via, user, inner)
 
@@ -137,8 +122,11 @@ def counts(what: What, tensor: Any) -> Sequence[Count]:
 
 
 def _alarmed(
-    watching: Sequence[ActiveWatch], key: tuple[Any, ...], new: Callable[[], Count], tensor: Any
-) -> list[Count]:
+    watching: Sequence[ActiveWatch],
+    key: tuple[Any, ...],
+    new: Callable[[], entry.Count],
+    tensor: Any,
+) -> list[entry.Count]:
     """Return the count of each watch, after calling its alarm."""
     __tracebackhide__ = True
     found = []
@@ -166,7 +154,7 @@ def count_for(
     via: str,
     user: FrameType | None,
     inner: FrameType | None,
-) -> Count:
+) -> entry.Count:
     """Return a new count for an operator that the innermost frame `inner` calls."""
     at = None if user is None else in_cell(user)
     called_in = (None, 0) if inner is None else (inner.f_code, inner.f_lasti)
@@ -174,12 +162,12 @@ def count_for(
     if operator == "copy_" and destination != "cpu" and _subscripts(*place):
         operator = "index"
     module = module_of(inner.f_code.co_filename) if inner and not via else ""
-    return Count(
+    return entry.Count(
         kind,
         operator,
         source,
         destination,
-        implicit=is_implicit(operator, via, *place),
+        implicit=entry.is_implicit(operator, via, *place),
         via=via,
         within="" if module in _METHODS else module,
         at=at,
@@ -188,13 +176,13 @@ def count_for(
 
 
 def _subscripts(code: CodeType | None, at: int) -> bool:
-    name = opcode(code, at)
+    name = entry.opcode(code, at)
     # Since Python 3.14 a subscript is the binary operator with number 26.
     binary = code is not None and name == "BINARY_OP" and code.co_code[at + 1] == 26
     return binary or name in ("BINARY_SUBSCR", "BINARY_SLICE")
 
 
-def add(found: Sequence[Count], nbytes: int, seconds: float, blocking: bool) -> None:
+def add(found: Sequence[entry.Count], nbytes: int, seconds: float, blocking: bool) -> None:
     """Count one call that has succeeded."""
     for count in found:
         count.count += 1
@@ -214,10 +202,10 @@ class Alarm:
     strict: bool = False  # raise at the first implicit copy or wait
     _lines: set[tuple[str, int]] = field(default_factory=set)
 
-    def __call__(self, count: Count, tensor: Any) -> None:
+    def __call__(self, count: entry.Count, tensor: Any) -> None:
         """Warn before a call that repeats often; if strict, raise `ImplicitCopyError`."""
         __tracebackhide__ = True
-        implicit = count.implicit and count.via not in (LOADER, ENGINE, DISPLAY)
+        implicit = count.implicit and count.via not in (entry.LOADER, entry.ENGINE, entry.DISPLAY)
         from_host = implicit and count.operator == "copy_" and tensor.get_device() == HOST
         if from_host and tensor.dim() == 0:
             return
@@ -231,7 +219,7 @@ class Alarm:
         elif _is_time(count):
             self._warn(count)
 
-    def _warn(self, count: Count) -> None:
+    def _warn(self, count: entry.Count) -> None:
         __tracebackhide__ = True
         count.warned = True
         if count.at is None:
@@ -247,15 +235,15 @@ class Alarm:
         warnings.warn_explicit(said, CrossDeviceWarning, *place, registry={})
 
 
-def _is_time(count: Count) -> bool:
-    if count.via == PRINT:
-        return count.calls + 1 >= OFTEN and here.counted != here.serial
+def _is_time(count: entry.Count) -> bool:
+    if count.via == entry.PRINT:
+        return count.calls + 1 >= entry.OFTEN and here.counted != here.serial
     if not count.implicit:
         return count.count + 1 >= EXPLICIT
-    return count.count + 1 >= (2 if count.operator == "index" else OFTEN)
+    return count.count + 1 >= (2 if count.operator == "index" else entry.OFTEN)
 
 
-def words(count: Count) -> str:
+def words(count: entry.Count) -> str:
     """Describe a count's next call."""
     code = count.entry().code
     where = f"`{code}` " if code else ""
@@ -267,7 +255,7 @@ def words(count: Count) -> str:
     return f"{where}makes the host wait for {count.source}"
 
 
-def refusal(count: Count, instead: str) -> ImplicitCopyError:
+def refusal(count: entry.Count, instead: str) -> ImplicitCopyError:
     """Return the error of ``--strict`` for a count's next call, with the line."""
     line = "" if count.at is None else f"{line_at(*count.at).place}: "
     return ImplicitCopyError(f"{line}{words(count)}, which strict mode forbids; {instead}")

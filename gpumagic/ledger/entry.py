@@ -15,15 +15,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from gpumagic.display.table import Shown
-from gpumagic.usercode.files import (
-    UserLine,
-    called,
-    expression,
-    is_ours,
-    is_users,
-    line_at,
-    line_of,
-)
+from gpumagic.usercode import files
 
 OFTEN = 16
 """Minimum calls at one line for a warning; fewer, such as one in each of a few epochs, are fine."""
@@ -47,7 +39,9 @@ class Entry:
     # Whether no device was named: `.item()`, `print`, a mask, an index on the CPU. `.to`, `.cpu`,
     # `copy_`, `device=` and `synchronize()` are explicit.
     implicit: bool = False
-    where: UserLine | None = None  # the line in the user's code; None if not from the user's code
+    where: files.UserLine | None = (
+        None  # the line in the user's code; None if not from the user's code
+    )
     code: str = ""  # the expression there
     # "print", "display" (the notebook showed a value), "loader" (a batch that `%%ongpu` copied),
     # "backward", or empty.
@@ -175,9 +169,9 @@ class _Kinds(dict[str, str]):
         if len(self) > 4096:  # each cell is a file of its own
             self.clear()
         kind = USER
-        if not is_users(file):
+        if not files.is_users(file):
             ends = (k for end, k in _SPECIAL.items() if file.endswith(os.sep + end))
-            kind = next(ends, IN_FRONT if is_ours(file) else LIBRARY)
+            kind = next(ends, IN_FRONT if files.is_ours(file) else LIBRARY)
         self[file] = kind
         return kind
 
@@ -210,7 +204,7 @@ def is_implicit(operator: str, via: str, code: CodeType | None, at: int) -> bool
         return True
     if code is None:  # an autograd thread, which runs no Python code
         return False
-    return opcode(code, at).startswith(_NO_CALL) or called(code, at) in _READING
+    return opcode(code, at).startswith(_NO_CALL) or files.called(code, at) in _READING
 
 
 def opcode(code: CodeType | None, at: int) -> str:
@@ -268,7 +262,7 @@ class Count(Entry):
         if self.looks:
             known["repeats"] = round(self.repeats * self.count / self.looks)
         if self.at is not None:
-            known |= {"where": line_at(*self.at), "code": expression(*self.at)}
+            known |= {"where": files.line_at(*self.at), "code": files.expression(*self.at)}
         return Entry(**known)
 
 
@@ -286,7 +280,7 @@ class Tally:
         """Add a new count under `key`, or return the existing one."""
         with self._lock:
             if len(self.counts) >= _MOST and new.at is not None:
-                key = (key[0], new.at[0].co_filename, line_of(*new.at), key[-1])
+                key = (key[0], new.at[0].co_filename, files.line_of(*new.at), key[-1])
             return self.counts.setdefault(key, new)
 
     def ledger(self) -> Ledger:

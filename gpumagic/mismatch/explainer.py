@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from gpumagic import faults
+from gpumagic.mismatch import sources
 from gpumagic.mismatch.explanation import Explanation, Fix, Operand, expression
 from gpumagic.mismatch.fixes import (
     Choice,
@@ -34,14 +35,6 @@ from gpumagic.mismatch.operation import (
     meets,
     named_in,
     read,
-)
-from gpumagic.mismatch.sources import (
-    PERMANENTLY,
-    moving_tensors,
-    register,
-    row,
-    unregistered,
-    with_device,
 )
 from gpumagic.mismatch.special_causes import special_cause
 from gpumagic.moving.move import origin_of
@@ -111,7 +104,9 @@ def _moves_whole(part: Part) -> bool:
         return False
     if part.kind != "module" or part.value is None:
         return True
-    return {id(t) for _, t in tensors_of(part.value)} <= set(map(id, moving_tensors(part.value)))
+    return {id(t) for _, t in tensors_of(part.value)} <= set(
+        map(id, sources.moving_tensors(part.value))
+    )
 
 
 def _placed(found: list[FailedFrame], choice: Choice) -> str | None:
@@ -137,7 +132,7 @@ def _so_far(frame: FailedFrame) -> str:
 
 def _follows(part: Part, frame: FailedFrame) -> bool:
     """Whether `%%ongpu` would move this operand, or create it on the GPU."""
-    made = [node for node, _ in with_device(part.node, frame, "")]
+    made = [node for node, _ in sources.with_device(part.node, frame, "")]
     return part.value is not None or made == [part.node]
 
 
@@ -151,7 +146,7 @@ def _mismatch(clash: Operation, choice: Choice, outer: list[FailedFrame], kind: 
     around = outer[:1] if frame.code.co_name.endswith(("comp>", "expr>")) else []
     places = [(each, odd) for each in [frame, *around]] + [(above.frame, above.odd)]
     tried = [*((each, [*moved, *extra]) for each, moved in places), *places]
-    fixes = (register(moved, each) for each, moved in tried if choice.target != "cpu")
+    fixes = (sources.register(moved, each) for each, moved in tried if choice.target != "cpu")
     fix = registered = next(filter(None, fixes), None)
     # Move an index only in the failing expression, so that its other uses do not change.
     an_index = kind == "index" and clash.parts[0] not in odd
@@ -193,11 +188,11 @@ def _rows(
             parts = odd[:_SHOWN] + [part for part in parts if part not in odd][:1]
         for part in parts:
             for shown, is_odd in _named(part, clash.reader, part in choice.odd):
-                rows.append(replace(row(shown, is_odd), also=names.get(part.key)))
+                rows.append(replace(sources.row(shown, is_odd), also=names.get(part.key)))
     known = {operand.name for operand in rows}
     for part in site.extra:
         if part.text not in known:
-            rows.append(replace(row(part, False), also=names.get(part.key), along=True))
+            rows.append(replace(sources.row(part, False), also=names.get(part.key), along=True))
     return tuple(dict.fromkeys(rows))
 
 
@@ -235,9 +230,9 @@ def _reason(
         return told
     for frame, odd in frames:
         for part in odd:
-            if left := unregistered(part, frame):
+            if left := sources.unregistered(part, frame):
                 # The fix, if it registers the attribute, already shows the code to write.
-                return left.reason.partition(PERMANENTLY)[0] if fix else left.reason
+                return left.reason.partition(sources.PERMANENTLY)[0] if fix else left.reason
     if any(part.text.endswith('"]') for _, odd in frames for part in odd):
         return _DICT
     return _INDEX if kind == "index" else None

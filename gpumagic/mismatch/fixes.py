@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
+from gpumagic.mismatch import sources
 from gpumagic.mismatch.explanation import NEAR, Edit, Fix, around, before_loops, bracketed, total
 from gpumagic.mismatch.operand import Part, Reader, device_of, full
 from gpumagic.mismatch.operation import (
@@ -24,17 +25,6 @@ from gpumagic.mismatch.operation import (
     named_in,
     operation,
     wants_one_device,
-)
-from gpumagic.mismatch.sources import (
-    assigns,
-    before_transfer,
-    can_be_bound,
-    is_leaf,
-    maker_of,
-    moving,
-    moving_each,
-    owner_of,
-    with_device,
 )
 from gpumagic.usercode.frames import (
     FailedFrame,
@@ -112,9 +102,9 @@ def _written_on(found: Operation, frames: list[FailedFrame]) -> str | None:
     made = [fixed, *also_needed(frame, found.node, [fixed], gpu)]
     moved = {part.key: gpu for part in made}
     if (
-        all(maker_of(part, moved, found) for part in made)
-        or owner_of(fixed, frames, gpu)
-        or (lasts and stmt is not None and can_be_bound(fixed, frame, stmt, True))
+        all(sources.maker_of(part, moved, found) for part in made)
+        or sources.owner_of(fixed, frames, gpu)
+        or (lasts and stmt is not None and sources.can_be_bound(fixed, frame, stmt, True))
     ):
         return None
     return fixed.device
@@ -232,7 +222,7 @@ def _bound_later(line: ast.stmt, site: Site) -> set[str]:
 # -- the edits
 def move_owners(choice: Choice, frames: list[FailedFrame]) -> Fix | None:
     """Return the fix that moves one module, if this module owns all odd operands; else None."""
-    owners = [owner_of(part, frames, choice.target) for part in choice.odd]
+    owners = [sources.owner_of(part, frames, choice.target) for part in choice.odd]
     found = {each[1].text: each for each in owners if each}
     if choice.target == "cpu" or None in owners or len(found) != 1:
         return None
@@ -299,17 +289,17 @@ def _make_each(odd: list[Part], site: Site, target: str) -> Fix | None:
         return None
     parts = {part.key: part for (part,) in named}
     moved = dict.fromkeys(parts, target)
-    made = [maker_of(part, moved, site.at) for part in parts.values()]
+    made = [sources.maker_of(part, moved, site.at) for part in parts.values()]
     stmts = sorted(filter(None, made), key=lambda stmt: stmt.lineno)
     if len(stmts) < len(made):
         return None
     device, edits = _written_device(site, target, stmts[0]), list[tuple[ast.AST, str]]()
     copied = 0
     for stmt in stmts:
-        before = before_transfer(stmt.value, reader, target)
-        created = [] if before else with_device(stmt.value, frame, device)
-        edits += created or [(stmt.value, before or moving(frame.text(stmt.value), device))]
-        whole = (part.nbytes or 0 for part in parts.values() if assigns(stmt, part.text))
+        before = sources.before_transfer(stmt.value, reader, target)
+        created = [] if before else sources.with_device(stmt.value, frame, device)
+        edits += created or [(stmt.value, before or sources.moving(frame.text(stmt.value), device))]
+        whole = (part.nbytes or 0 for part in parts.values() if sources.assigns(stmt, part.text))
         copied += 0 if before or created else sum(whole)
     edit = around(frame, edits)
     return edit.fix(copied) if edit else None
@@ -367,7 +357,9 @@ def _before(site: Site, *, once: bool) -> ast.stmt | None:
     start = before_loops(site.frame, stmt, [ast.unparse(part.node) for part in moved])
     start = stmt if _loop_module_device(site) else start
     fixed = site.at.fixed
-    once = once and all(can_be_bound(part, site.frame, start, part is fixed) for part in moved)
+    once = once and all(
+        sources.can_be_bound(part, site.frame, start, part is fixed) for part in moved
+    )
     return start if once else stmt
 
 
@@ -377,8 +369,10 @@ def _split(site: Site, stmt: ast.stmt, *, to_host: bool) -> tuple[list[Part], li
     once = (to_host or _used_once(site)) and stmt is statement(site.at.node)
     for part in [*site.odd, *site.extra]:
         may_stand = part is not site.at.fixed and hasattr(part.node, "lineno")
-        stands = once and may_stand and part.kind != "module" and (to_host or not is_leaf(part))
-        if not stands and can_be_bound(part, site.frame, stmt, part is site.at.fixed):
+        stands = (
+            once and may_stand and part.kind != "module" and (to_host or not sources.is_leaf(part))
+        )
+        if not stands and sources.can_be_bound(part, site.frame, stmt, part is site.at.fixed):
             above.append(part)
         elif may_stand:
             standing.append(part)
@@ -390,11 +384,11 @@ def _split(site: Site, stmt: ast.stmt, *, to_host: bool) -> tuple[list[Part], li
 def _lines(above: list[Part], device: str) -> list[str]:
     """Return the lines that move operands and bind them again; each module gets its own line."""
     above = [*{part.key: part for part in above}.values()]  # `attention(x, x, x)` moves x once
-    lines = [moving(part.text, device) for part in above if part.kind == "module"]
-    leaves = [f"{part.text}.data" for part in above if is_leaf(part)]
-    lines += [f"{leaf} = {moving(leaf, device)}" for leaf in leaves]
-    if names := [p.text for p in above if p.kind != "module" and not is_leaf(p)]:
-        moved = ", ".join(moving(name, device) for name in names)
+    lines = [sources.moving(part.text, device) for part in above if part.kind == "module"]
+    leaves = [f"{part.text}.data" for part in above if sources.is_leaf(part)]
+    lines += [f"{leaf} = {sources.moving(leaf, device)}" for leaf in leaves]
+    if names := [p.text for p in above if p.kind != "module" and not sources.is_leaf(p)]:
+        moved = ", ".join(sources.moving(name, device) for name in names)
         lines.append(f"{', '.join(names)} = {moved}")
     return lines
 
@@ -426,17 +420,17 @@ def _moved(part: Part, site: Site, device: str, choice: Choice) -> list[tuple[as
     if part not in site.odd and part.node not in ast.walk(within or site.at.node):
         return near
     if part.factory:
-        return near + with_device(part.node, site.frame, device)
+        return near + sources.with_device(part.node, site.frame, device)
     owner = site.frame.scope.value(part.node)
     made_of = [each.value for each in named_in(part, site.at.reader)]
     tracked = any(not issubclass(type(t), Tensor) or t.requires_grad for t in made_of or [None])
     tracked = tracked and "detach(" not in part.text
     detached = ".detach()" if choice.to_host and tracked else ""
     if issubclass(type(owner), (dict, UserDict)) or type(owner) in (list, tuple):
-        text = moving_each(part.node, owner, site.frame, device, detached)
+        text = sources.moving_each(part.node, owner, site.frame, device, detached)
     else:
-        text = before_transfer(part.node, site.at.reader, choice.target)
-        text = text or moving(bracketed(part.node, part.text) + detached, device)
+        text = sources.before_transfer(part.node, site.at.reader, choice.target)
+        text = text or sources.moving(bracketed(part.node, part.text) + detached, device)
     if any(each.kind == "array" for each in site.at.parts):
         text += ".numpy()"
     return [*near, (part.node, text)]
@@ -452,4 +446,4 @@ def _uses_near(part: Part, site: Site, device: str) -> list[tuple[ast.AST, str]]
         clashes = isinstance(parent, OPERATIONS) and wants_one_device(parent, Reader(site.frame))
         if clashes and use.lineno in lines and id(use) not in itself:
             found.append(use)
-    return [(use, moving(part.text, device)) for use in found]
+    return [(use, sources.moving(part.text, device)) for use in found]

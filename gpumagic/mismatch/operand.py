@@ -15,17 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
+from gpumagic.usercode import values
 from gpumagic.usercode.frames import FailedFrame
-from gpumagic.usercode.values import (
-    MISSING,
-    Step,
-    comes_from,
-    contents,
-    of_function,
-    own,
-    parts_of,
-    walk,
-)
 
 _DEEP, _MOST = 5, 500  # maximum depth and number of objects in a search
 _STATE = ("_parameters", "_buffers", "_modules")
@@ -121,7 +112,7 @@ def describe(value: Any, node: ast.expr, text: str) -> list[Part]:
     if issubclass(kind, torch.Generator):
         where = full(value.device)
         return [Part(node, text, "generator", (where,), about="generator", value=value)]
-    if comes_from(kind, "numpy.ndarray"):
+    if values.comes_from(kind, "numpy.ndarray"):
         about = f"{value.dtype}[{', '.join(map(str, value.shape))}]"
         return [Part(node, text, "array", ("cpu",), value.nbytes, about)]
     a_module, tensors = issubclass(kind, nn.Module), [t for _, t in tensors_of(value)]
@@ -143,7 +134,9 @@ def _items(value: Any, node: ast.expr, text: str) -> list[Part]:
     """Return the items of a container, or the parameters of a distribution."""
     if issubclass(type(value), Distribution):
         kinds = (Tensor, Distribution)
-        held = {name: each for name, each in own(value).items() if issubclass(type(each), kinds)}
+        held = {
+            name: each for name, each in values.own(value).items() if issubclass(type(each), kinds)
+        }
         parts = [
             part
             for name, each in held.items()
@@ -153,7 +146,7 @@ def _items(value: Any, node: ast.expr, text: str) -> list[Part]:
         private = any(name.startswith("_") for name in held)
         return [replace(part, kind="made", value=None) for part in parts] if private else parts
     parts = []
-    for key, each in contents(value):
+    for key, each in values.contents(value):
         if type(key) in (int, str) and issubclass(type(each), (Tensor, dict, list, tuple)):
             name = f"{text}[{key!r}]" if type(key) is int else f'{text}["{key}"]'
             parts += describe(each, node, name)
@@ -175,16 +168,16 @@ def tensors_of(value: Any) -> list[tuple[str, Tensor]]:
     """
     a_module = issubclass(type(value), nn.Module)
 
-    def into(item: Any) -> list[tuple[Step, Any]]:
-        held = own(item)
+    def into(item: Any) -> list[tuple[values.Step, Any]]:
+        held = values.own(item)
         if issubclass(type(item), nn.Module) and a_module:
             plain = {name: v for name, v in held.items() if issubclass(type(v), Tensor)}
             groups = [*(held.get(name, {}) for name in _STATE), plain]
             return [((".", name), v) for group in groups for name, v in group.items()]
-        return [] if issubclass(type(item), (Tensor, nn.Module)) else parts_of(item)
+        return [] if issubclass(type(item), (Tensor, nn.Module)) else values.parts_of(item)
 
     limits = {} if a_module else {"most": _MOST, "depth": _DEEP}
-    walked = walk([(((".", ""),), value)], into, **limits)
+    walked = values.walk([(((".", ""),), value)], into, **limits)
     found = ((path, item) for path, item in walked if issubclass(type(item), Tensor))
     return [(".".join(str(key) for _, key in path[1:]), tensor) for path, tensor in found]
 
@@ -215,7 +208,9 @@ class Reader:
             return [_made(node, text, self.moved[canonical(text)])]
         if isinstance(node, NAMED):
             value = self.scope.value(node)
-            return self._unread(node, text) if value is MISSING else describe(value, node, text)
+            return (
+                self._unread(node, text) if value is values.MISSING else describe(value, node, text)
+            )
         if isinstance(node, (ast.List, ast.Tuple, ast.Set, ast.Dict)):
             return self._inner(node)
         if isinstance(node, (ast.BinOp, ast.Compare, ast.UnaryOp, ast.IfExp)):
@@ -268,7 +263,7 @@ class Reader:
             if result is not None:
                 return result
         if is_torch(function):
-            return self._torch_call(node, str(of_function(function, "__name__")), text)
+            return self._torch_call(node, str(values.of_function(function, "__name__")), text)
         if function is map:  # lazy: it fails when its results are consumed
             return self.given(node)
         if issubclass(type(function), type) and issubclass(function, nn.Module):
@@ -349,5 +344,5 @@ def _argument(node: ast.Call, name: str, at: int | None = None) -> ast.expr | No
 
 def is_torch(function: Any) -> bool:
     """Whether a function is torch's own."""
-    module = of_function(function, "__module__")
+    module = values.of_function(function, "__module__")
     return isinstance(module, str) and module.split(".")[0] in ("torch", "torchvision")

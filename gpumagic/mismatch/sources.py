@@ -12,17 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gpumagic.mismatch import operand
 from gpumagic.mismatch.explanation import Fix, Operand, around, can_precede
-from gpumagic.mismatch.operand import (
-    FACTORIES,
-    NAMED,
-    TRANSFERS,
-    Part,
-    Reader,
-    describe,
-    full,
-    is_torch,
-)
 from gpumagic.mismatch.operation import Operation, meets, named_in, nodes_around, storages
 from gpumagic.usercode.frames import (
     FailedFrame,
@@ -69,7 +60,7 @@ class Unregistered:
         return made[0], self.registered.format("self", self.name, value)
 
 
-def unregistered(part: Part, frame: FailedFrame) -> Unregistered | None:
+def unregistered(part: operand.Part, frame: FailedFrame) -> Unregistered | None:
     """Return the unregistered attribute that is or contains the operand; None if there is none."""
     nodes = [node for node in ast.walk(part.node) if isinstance(node, ast.Attribute)]
     odd = {id(frame.scope.value(node)) for node in nodes} | {id(part.value)}
@@ -105,7 +96,7 @@ def _registered(held: Any, odd: set[int]) -> str | None:
     return None
 
 
-def register(parts: list[Part], frame: FailedFrame) -> Fix | None:
+def register(parts: list[operand.Part], frame: FailedFrame) -> Fix | None:
     """Return the fix that registers all these operands; None if one edit is not enough."""
     found = [unregistered(part, frame) for part in parts]
     edits = [each.edit(frame) if each else None for each in found]
@@ -115,12 +106,14 @@ def register(parts: list[Part], frame: FailedFrame) -> Fix | None:
 
 
 # -- the module that owns an operand
-def owner_of(part: Part, frames: list[FailedFrame], target: str) -> tuple[FailedFrame, Part] | None:
+def owner_of(
+    part: operand.Part, frames: list[FailedFrame], target: str
+) -> tuple[FailedFrame, operand.Part] | None:
     """Return the module that owns a tensor or a layer, and the outermost frame that names it.
 
     None without one, or if `.to(target)` would also move tensors on a third device.
     """
-    named = [part] if part.kind == "module" else named_in(part, Reader(frames[0]))
+    named = [part] if part.kind == "module" else named_in(part, operand.Reader(frames[0]))
     mine = all(each is part or each.kind == "tensor" for each in named)  # not a module's result
     wanted = {memory for each in named for memory in storages(each.value) if mine}
     for frame in reversed(frames if wanted else []):
@@ -129,9 +122,9 @@ def owner_of(part: Part, frames: list[FailedFrame], target: str) -> tuple[Failed
         for node in [*_names_around(frame), *(n for n in name if n.id.isidentifier())]:
             module = frame.scope.value(node)
             tensors = moving_tensors(module) if issubclass(type(module), nn.Module) else []
-            devices = {full(tensor.device) for tensor in tensors}
+            devices = {operand.full(tensor.device) for tensor in tensors}
             if wanted <= storages(tensors) and devices <= {*part.devices, target}:
-                return frame, describe(module, node, ast.unparse(node))[0]
+                return frame, operand.describe(module, node, ast.unparse(node))[0]
     return None
 
 
@@ -140,7 +133,7 @@ def _names_around(frame: FailedFrame) -> list[ast.expr]:
     failed = frame.failed or ast.Pass()
     loops = [loop.iter for loop in loops_around(failed) if isinstance(loop, ast.For)]
     trees: list[ast.AST] = [statement(failed) or failed, *loops]
-    return [node for tree in trees for node in ast.walk(tree) if isinstance(node, NAMED)]
+    return [node for tree in trees for node in ast.walk(tree) if isinstance(node, operand.NAMED)]
 
 
 def moving_tensors(module: nn.Module) -> list[Tensor]:
@@ -149,14 +142,14 @@ def moving_tensors(module: nn.Module) -> list[Tensor]:
 
 
 # -- the statement that made an operand
-def maker_of(part: Part, moved: dict[str, str], at: Operation) -> ast.Assign | None:
+def maker_of(part: operand.Part, moved: dict[str, str], at: Operation) -> ast.Assign | None:
     """Return the statement whose call needs `device=`; None if it is better to move the tensor.
 
     `moved` maps the operands that the fix moves to their new devices.
     """
     node, frame, target = at.node, at.reader.frame, moved[part.key]
     made = only_assignment(part.text, node)
-    call = Reader(frame).part(made.value) if made is not None else None
+    call = operand.Reader(frame).part(made.value) if made is not None else None
     always = function_of(node) is getattr(made, "parent", None)
     # A parameter that is assigned on some paths only may still have the caller's value.
     if made is None or call is None or (part.text in frame.parameters and not always):
@@ -171,16 +164,16 @@ def maker_of(part: Part, moved: dict[str, str], at: Operation) -> ast.Assign | N
     return None if clashes else made
 
 
-def before_transfer(node: ast.AST, reader: Reader, target: str | None) -> str:
+def before_transfer(node: ast.AST, reader: operand.Reader, target: str | None) -> str:
     """Return the expression before `.cpu()` or `.to()` if it is on `target`, else empty."""
-    if not isinstance(node, ast.Call) or getattr(node.func, "attr", "") not in TRANSFERS:
+    if not isinstance(node, ast.Call) or getattr(node.func, "attr", "") not in operand.TRANSFERS:
         return ""
     owner: Any = node.func.value  # type: ignore[attr-defined]
     part = reader.part(owner)
     return reader.text(owner) if part is not None and part.device == target else ""
 
 
-def is_leaf(part: Part) -> bool:
+def is_leaf(part: operand.Part) -> bool:
     """Whether an operand is a leaf that requires a gradient; a moved copy would be no leaf."""
     return part.kind == "tensor" and part.value.requires_grad and part.value.is_leaf
 
@@ -203,9 +196,11 @@ def assigns(stmt: ast.AST | None, text: str) -> bool:
 def with_device(node: ast.AST, frame: FailedFrame, device: str) -> list[tuple[ast.AST, str]]:
     """Return edits that add the device to an expression's outermost calls that create tensors."""
     function = frame.scope.value(node.func) if isinstance(node, ast.Call) else None
-    name = str(of_function(function, "__name__")) if is_torch(function) else ""  # not NumPy's
+    name = (
+        str(of_function(function, "__name__")) if operand.is_torch(function) else ""
+    )  # not NumPy's
     given = {keyword.arg for keyword in getattr(node, "keywords", ())}
-    makes = function is torch.Generator or name in FACTORIES or name.endswith("_like")
+    makes = function is torch.Generator or name in operand.FACTORIES or name.endswith("_like")
     if not isinstance(node, ast.Call) or "device" in given or not makes:
         inner = ast.iter_child_nodes(node)
         return [edit for child in inner for edit in with_device(child, frame, device)]
@@ -223,7 +218,9 @@ def with_keyword(node: ast.Call, frame: FailedFrame, keyword: str) -> tuple[ast.
     return node, f"{inside}{'' if inside.endswith('(') else ', '}{keyword})"
 
 
-def can_be_bound(part: Part, frame: FailedFrame, stmt: ast.stmt, written: bool = False) -> bool:
+def can_be_bound(
+    part: operand.Part, frame: FailedFrame, stmt: ast.stmt, written: bool = False
+) -> bool:
     """Whether a line above `stmt` can rebind the operand without running the user's setters.
 
     An item of a list or dict is rebound only if the operation writes to it (`written`).
@@ -253,7 +250,7 @@ def _can_be_set(owner: Any, name: str) -> bool:
     return plain and name in {**own(owner), **own(owner).get("_buffers", {})}
 
 
-def row(part: Part, odd: bool) -> Operand:
+def row(part: operand.Part, odd: bool) -> Operand:
     """Return an operand as a row of the table."""
     return Operand(part.text, part.devices, part.nbytes, part.about, odd=odd)
 

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 
 from gpumagic.device import here
 from gpumagic.device.where import there_is
+from gpumagic.mismatch import operand
 from gpumagic.mismatch.explanation import (
     Edit,
     Explanation,
@@ -22,17 +23,6 @@ from gpumagic.mismatch.explanation import (
     can_precede,
     expression,
     total,
-)
-from gpumagic.mismatch.operand import (
-    Part,
-    Reader,
-    arguments,
-    bytes_of,
-    describe,
-    device_of,
-    full,
-    is_torch,
-    tensors_of,
 )
 from gpumagic.mismatch.operation import Message, named_in, nodes_around
 from gpumagic.mismatch.sources import only_assignment, row, with_device, with_keyword
@@ -99,15 +89,18 @@ def _for_optimizer(frames: list[FailedFrame]) -> Explanation | None:
     text, optimizer = found[0]
     parameters: list[Tensor] = [p for group in optimizer.param_groups for p in group["params"]]
     away = _away(optimizer, parameters)
-    devices, homes = {full(t.device) for t in away}, {full(p.device) for p in parameters}
+    devices, homes = (
+        {operand.full(t.device) for t in away},
+        {operand.full(p.device) for p in parameters},
+    )
     if len(devices) != 1 or len(homes) != 1:
         return None
     outer, stmt, name = _outermost(frames, text, optimizer)
     # load_state_dict of any optimizer moves each state to its parameter's device.
     line = f"{name}.load_state_dict({name}.state_dict())"
-    start, nbytes = before_loops(outer, stmt, [name]), total(map(bytes_of, away))
+    start, nbytes = before_loops(outer, stmt, [name]), total(map(operand.bytes_of, away))
     fix = Edit(outer, start, [line]).fix(nbytes) if can_precede(outer, start) else None
-    weights = total(map(bytes_of, parameters))
+    weights = total(map(operand.bytes_of, parameters))
     rows = (
         Operand(f"{text}.param_groups", tuple(homes), weights, f"{len(parameters)} parameters"),
         Operand(f"{text}.state", tuple(devices), nbytes, f"{len(away)} tensors", odd=True),
@@ -128,9 +121,9 @@ def _for_missing(frame: FailedFrame, kind: str) -> Explanation | None:
     if not isinstance(node, ast.Call):
         return None
     numbered = ast.unparse(node.func).endswith(_NUMBERED)
-    for each in arguments(node) if last >= 0 else []:
+    for each in operand.arguments(node) if last >= 0 else []:
         value = frame.scope.value(each)
-        device = device_of(value) if numbered or type(value) is not int else None
+        device = operand.device_of(value) if numbered or type(value) is not int else None
         if device is not None and (device.index or 0) > last:
             edit = _renamed(each, node, frame, value, last)
             fix, there = edit.fix(None) if edit else None, there_is(here(memory=False))
@@ -161,7 +154,7 @@ def _with_argument(
 ) -> Explanation | None:
     """Explain a missing argument of a torch call; None if it is given, or not a parameter."""
     function, stmt = frame.scope.value(call.func), statement(call)
-    known = () if stmt is None or not is_torch(function) else _parameters(function)
+    known = () if stmt is None or not operand.is_torch(function) else _parameters(function)
     given = [keyword.arg for keyword in call.keywords]
     if stmt is None or name not in known or name in given or None in given:
         return None
@@ -180,9 +173,9 @@ def _for_worker(frames: list[FailedFrame]) -> Explanation:
     file, line, rows, name = frames[0].filename, frames[0].line, list[Operand](), "the loader"
     loaders = (each for frame in reversed(frames) for each in _in_statement(frame, DataLoader))
     for name, loader in loaders:
-        tensors = [(path, t) for path, t in tensors_of(loader) if t.device.type != "cpu"]
+        tensors = [(path, t) for path, t in operand.tensors_of(loader) if t.device.type != "cpu"]
         for path, tensor in tensors[:_SHOWN]:
-            (part,) = describe(tensor, ast.Name(name), f"{name}.{path}")
+            (part,) = operand.describe(tensor, ast.Name(name), f"{name}.{path}")
             rows.append(row(part, True))
         if tensors:
             break
@@ -194,7 +187,7 @@ def _for_worker(frames: list[FailedFrame]) -> Explanation:
 def _for_default_generator(frames: list[FailedFrame]) -> Explanation | None:
     """Explain code that draws numbers on the default device with torch's CPU generator."""
     frame = frames[0]
-    header, device = _header(frame), full(torch.get_default_device())
+    header, device = _header(frame), operand.full(torch.get_default_device())
     if header is None or statement(header) is None or device == "cpu":
         return None
     made, why = f'torch.Generator("{device}")', _DEFAULT.format(device)
@@ -213,7 +206,7 @@ def _for_default_generator(frames: list[FailedFrame]) -> Explanation | None:
 
 def _for_generator(frames: list[FailedFrame]) -> Explanation | None:
     """Explain a generator on another device than the numbers that it should draw."""
-    frame, reader = frames[0], Reader(frames[0])
+    frame, reader = frames[0], operand.Reader(frames[0])
     node: Any = frame.failed
     parts = reader.given(node) if isinstance(node, ast.Call) else []
     given = [part for part in parts if part.kind == "generator"]
@@ -234,20 +227,20 @@ def _for_generator(frames: list[FailedFrame]) -> Explanation | None:
     return Explanation(*expression(frame, node), (*rows, row(part, True)), fix, why)
 
 
-def _drawn_on(node: Any, reader: Reader, part: Part) -> str | None:
+def _drawn_on(node: Any, reader: operand.Reader, part: operand.Part) -> str | None:
     """Return the device of the numbers that a call draws."""
     for keyword in node.keywords:
         if keyword.arg == "device":
             return reader.device(keyword.value, "")
     owner = [node.func.value] if isinstance(node.func, ast.Attribute) else []
-    for candidates in (owner, arguments(node)):
+    for candidates in (owner, operand.arguments(node)):
         found = [p for n in candidates for p in reader.parts(n) if p.kind in ("tensor", "made")]
         if len({p.device for p in found}) == 1:
             return found[0].device
     return "cpu" if part.device != "cpu" else None
 
 
-def _made_on(part: Part, node: Any, frames: list[FailedFrame], target: str) -> Fix | None:
+def _made_on(part: operand.Part, node: Any, frames: list[FailedFrame], target: str) -> Fix | None:
     """Return the edit of the one call that makes a generator, if all its draws are on `target`.
 
     If another cell made the generator, a line above makes it again with its seed. This line goes
@@ -272,7 +265,7 @@ def _made_on(part: Part, node: Any, frames: list[FailedFrame], target: str) -> F
     return None
 
 
-def _made_again(part: Part, frame: FailedFrame, target: str) -> Edit | None:
+def _made_again(part: operand.Part, frame: FailedFrame, target: str) -> Edit | None:
     """Return the edit that makes another cell's generator again on `target`, with its seed."""
     name = next((t for t, v in _in_statement(frame, torch.Generator) if v is part.value), "")
     at = statement(frame.failed) if frame.failed else None
@@ -284,13 +277,13 @@ def _made_again(part: Part, frame: FailedFrame, target: str) -> Edit | None:
     return Edit(frame, before_loops(frame, at, [name]), [line])
 
 
-def _draws_elsewhere(text: str, frame: FailedFrame, part: Part, target: str) -> bool:
+def _draws_elsewhere(text: str, frame: FailedFrame, part: operand.Part, target: str) -> bool:
     """Whether torch draws, or may draw, from the generator on another device than `target`."""
-    reader, nodes = Reader(frame), ast.walk(frame.tree) if frame.tree is not None else ()
+    reader, nodes = operand.Reader(frame), ast.walk(frame.tree) if frame.tree is not None else ()
     for call in (node for node in nodes if isinstance(node, ast.Call)):
         by_name = any(keyword.arg == "generator" for keyword in call.keywords)
-        given = text in [ast.unparse(argument) for argument in arguments(call)]
-        draws = given and (by_name or is_torch(frame.scope.value(call.func)))
+        given = text in [ast.unparse(argument) for argument in operand.arguments(call)]
+        draws = given and (by_name or operand.is_torch(frame.scope.value(call.func)))
         if draws and _drawn_on(call, reader, part) != target:
             return True
     return False

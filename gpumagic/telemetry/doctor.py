@@ -13,16 +13,7 @@ from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
-from gpumagic import drm, nvml
-from gpumagic.device import (
-    Device,
-    TorchBuild,
-    amd_gpus,
-    intel_gpus,
-    physical_gpus,
-    torch_build,
-    visible,
-)
+from gpumagic import device, drm, nvml
 from gpumagic.errors import as_typed
 from gpumagic.telemetry.snapshot import Host
 from gpumagic.telemetry.source import AppleSource
@@ -48,7 +39,7 @@ class _Vendor:
     nodes: tuple[str, ...]  # rows of _NODES
     libraries: tuple[str, ...]
     variables: tuple[str, ...]  # that select GPUs
-    gpus: Callable[[Mapping[str, str], Path], list[Device]]
+    gpus: Callable[[Mapping[str, str], Path], list[device.Device]]
     build: str  # the build of torch that supports them
 
 
@@ -59,7 +50,7 @@ _VENDORS = {
         nodes=("/dev/kfd", "/dev/dri"),
         libraries=(),
         variables=("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
-        gpus=amd_gpus,
+        gpus=device.amd_gpus,
         build="ROCm",
     ),
     "intel": _Vendor(
@@ -68,7 +59,7 @@ _VENDORS = {
         nodes=("/dev/dri",),
         libraries=("libze_loader.so.1", "libze_intel_gpu.so.1"),
         variables=("ZE_AFFINITY_MASK",),
-        gpus=intel_gpus,
+        gpus=device.intel_gpus,
         build="XPU",
     ),
 }
@@ -89,7 +80,7 @@ class Doctor:
         env: Mapping[str, str] | None = None,
         door: nvml.Nvml | None = None,
         version: Callable[[str], str] = metadata.version,
-        build: Callable[[], TorchBuild] = torch_build,
+        build: Callable[[], device.TorchBuild] = device.torch_build,
         apple: AppleSource | None = None,
     ) -> None:
         self._files = drm.Folder(root)
@@ -147,8 +138,8 @@ class Doctor:
         known = Check("NVML", bool(names), f"driver {driver}: {found or 'no GPU'}", cure)
         yield known if fault is None else Check("NVML", False, fault.cause, fault.cure)
         if "CUDA_VISIBLE_DEVICES" in self._env:
-            every = physical_gpus(self._door)
-            left = visible(every, self._env)
+            every = device.physical_gpus(self._door)
+            left = device.visible(every, self._env)
             yield self._leaves("CUDA_VISIBLE_DEVICES", len(left), len(every))
 
     def _of_vendor(self, vendor: str, cards: Sequence[_Card]) -> list[Check]:
