@@ -121,7 +121,10 @@ class NanFinder:
             self._watch_backward(made)
             if any(isinstance(each, Tensor) for each in given) and (after := _flaws(made)):
                 before |= _flaws(given[writes:])
-                text = _mistake(made, before, after, given, args, kwargs)
+                flaw = _new_flaw(before, after)
+                library = _library(sys._getframe(1)) if flaw else None
+                if flaw is _NAN or (flaw and library is None and not _has_extreme(given)):
+                    text = _described(made, flaw, before, library, args, kwargs)
         if text:
             raise MadeNanError(text)
         return result
@@ -145,7 +148,8 @@ class NanFinder:
                 if flaw and not (self._scaled and (before or half)):
                     text = f"{name} before " if earlier else ""
                     text += f"{files.expression(code, at)} ({files.line_at(code, at).place}): its "
-                    text += f"backward pass {_makes(made, flaw)[0]} of a gradient, from finite ones"
+                    text += f"backward pass {_makes(made, flaw)[0]} of a gradient, from finite "
+                    text += "gradients"
             if text:
                 raise MadeNanError(text)
 
@@ -209,17 +213,6 @@ def _makes(made: Iterable[Any], flaw: Flaw) -> tuple[str, Tensor, str]:
     place, count, value = first(result, wrong)
     text = f"makes {value} at {place}".removesuffix(" at ")
     return text + (f" ({count} of {result.numel()})" if count > 1 else ""), wrong, place
-
-
-def _mistake(
-    made: Any, before: set[Flaw], after: set[Flaw], given: list[Any], args: Any, kwargs: Any
-) -> str:
-    """Describe the flaw that a call made; empty if it made none, or if the flaw is intended."""
-    flaw = _new_flaw(before, after)
-    library = _library(sys._getframe(1)) if flaw else None
-    if flaw is _NAN or (flaw and library is None and not _has_extreme(given)):
-        return _described(made, flaw, before, library, args, kwargs)
-    return ""
 
 
 def _described(

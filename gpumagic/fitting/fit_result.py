@@ -39,46 +39,21 @@ class Largest:
 
 @dataclass(frozen=True, repr=False)
 class Fit(Shown):
-    """Record the largest value of a variable for which code fits into memory.
-
-    Attributes
-    ----------
-    code : str
-    name : str
-        The variable.
-    largest : tuple of Largest
-        One for the GPU, or one for each named card.
-    tried : tuple of Tried
-        The bytes that each tried value needs, in ascending order of values.
-    trains : bool or None
-        Whether a backward pass ran; None if no dry run could tell.
-    margin : float
-        The fraction of the free memory that is left free.
-    notes : tuple of str
-        Remarks on how the value was found, a line each.
-    interrupted : bool
-        Whether Ctrl-C ended the search; the results up to then are recorded.
-    stopped : str
-        Why larger values may fit too: the value at which the search stopped, and the reason.
-    values : sequence of numbers
-        The given values, in ascending order.
-    seconds : float
-    time : float
-        Unix time of the end.
-    """
+    """Record the largest value of a variable for which code fits; attributes: see their lines."""
 
     code: str
-    name: str
-    largest: tuple[Largest, ...]
-    tried: tuple[Tried, ...]
-    trains: bool | None
-    margin: float
-    notes: tuple[str, ...] = ()
-    interrupted: bool = False
+    name: str  # the variable
+    largest: tuple[Largest, ...]  # one for the GPU, or one for each named card
+    tried: tuple[Tried, ...]  # the bytes that each tried value needs, in ascending order of values
+    trains: bool | None  # whether a backward pass ran; None if no dry run could tell
+    margin: float  # the fraction of the free memory that is left free
+    notes: tuple[str, ...] = ()  # remarks on how the value was found, a line each
+    interrupted: bool = False  # whether Ctrl-C ended the search; it has the results up to then
+    # Why larger values may fit too: the value at which the search stopped, and the reason.
     stopped: str = ""
-    values: Sequence[float] = ()
+    values: Sequence[float] = ()  # the given values, in ascending order
     seconds: float = 0.0
-    time: float = 0.0
+    time: float = 0.0  # Unix time of the end
 
     @property
     def value(self) -> float | None:

@@ -7,7 +7,7 @@ variables, less memory that each pass keeps, or a context in which the code runs
 
 import ast
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from itertools import chain, permutations
 from operator import methodcaller
@@ -68,8 +68,8 @@ def explain_out_of_memory(
             here = [each.device for each in holders_by_name.figures()]
             if frames and where is not None and f"cuda:{shortage.ordinal}" in here:
                 state = OutOfMemoryState(shortage, said, error, frames, user_namespace(), earlier)
-                with ProgressLine(shell()) as line, closing(Trials(state, line)) as trials:
-                    return _explained(state, where, trials)
+                with ProgressLine(shell()) as line:
+                    return _explained(state, where, Trials(state, line))
     return None
 
 
@@ -129,7 +129,7 @@ def levers(s: OutOfMemoryState, t: Trials) -> list[Lever]:
     # If each pass keeps more memory, freeing memory only lets the loop run longer.
     first = (free, less) if t.loop is None else (less, free)
     found, enough = list[Lever](), list[Lever]()
-    for group in (*first, (together, smaller, other_gpu, no_state, narrower)):
+    for group in (*first, (smaller, other_gpu, no_state, narrower)):
         for lever in chain.from_iterable(find(s, t) for find in group):
             found.append(lever)
             if lever.fits or (lever.fits is None and (lever.gives or 0) >= s.short_by):
@@ -140,17 +140,6 @@ def levers(s: OutOfMemoryState, t: Trials) -> list[Lever]:
         if enough:
             return enough
     return found[:_MOST]
-
-
-def together(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Combine a change that is not enough with another one that then lets the cell fit."""
-    for first, trial, change in [*t.helped] if t.first[0] is None else ():
-        with closing(t.after(trial, change)) as again:
-            second = next((each for each in levers(s, again) if each.fits), None)
-        if second is not None:
-            gives = (first.gives or 0) + (second.gives or 0)
-            yield Lever(f"{first.do}; and {second.do}", gives, True)
-            return
 
 
 def _helps(
@@ -166,10 +155,7 @@ def _helps(
     else:
         helps = fits or need.most - then.most >= _WORTH * need.most
     if helps:
-        lever = Lever(do, gives or max(need.most - then.most, 0) or None, fits)
-        if fits is False:
-            trial.trials.helped.append((lever, trial, change))
-        yield lever
+        yield Lever(do, gives or max(need.most - then.most, 0) or None, fits)
 
 
 # -- memory that is no longer needed

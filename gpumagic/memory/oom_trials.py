@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gpumagic.display.progress_line import ProgressLine
 from gpumagic.errors import GpuError
 from gpumagic.memory.oom_state import TORCH, OutOfMemoryState
-from gpumagic.memory.out_of_memory import Lever
 from gpumagic.memory.written_forms import Form, functions_again, swapped
 from gpumagic.usercode.frames import FailedFrame, RestOfCode, bound, in_own_scope, parents, stored
 from gpumagic.usercode.values import is_tensor, torch_here
@@ -48,29 +47,13 @@ class Trials:
     def __init__(self, state: OutOfMemoryState, line: ProgressLine) -> None:
         self.state, self._line = state, line
         self._until = time.monotonic() + _PATIENCE_S
-        self.first: tuple[RestOfCode | None, dict[str, Any]] = None, {}
-        """Code with a change that all its dry runs have, and that change."""
-        self.helped: list[tuple[Lever, CodeTrial, dict[str, Any]]] = []
-        """Levers that are not enough alone, each with its trial and its change."""
         self.every = [CodeTrial(self, rest) for rest in state.rests]
         """A trial for each frame, the innermost first."""
-
-    def after(self, trial: "CodeTrial", change: dict[str, Any]) -> "Trials":
-        """Return new trials in which a trial's code has a change."""
-        again = Trials(self.state, self._line)
-        again._until, again.first = self._until, (trial.rest, change)
-        return again
-
-    def close(self) -> None:
-        """Release the tensors of all changes."""
-        self.helped.clear()
-        self.first = None, {}
 
     @cached_property
     def whole(self) -> "CodeTrial | None":
         """The outermost trial that runs out of memory like the cell, or None."""
-        asked = (t for t in reversed(self.every) if self.first[0] in (None, t.rest))
-        return next((trial for trial in asked if trial.lacking > 0), None)
+        return next((trial for trial in reversed(self.every) if trial.lacking > 0), None)
 
     @cached_property
     def loop(self) -> "CodeTrial | None":
@@ -106,7 +89,7 @@ class CodeTrial:
     """Measure the need of one frame's code, in bytes on the GPU that was short of memory."""
 
     def __init__(self, trials: Trials, rest: RestOfCode) -> None:
-        self.trials, self._state = trials, trials.state
+        self._trials, self._state = trials, trials.state
         self.rest, self.frame = rest, rest.frame
         loops = [loop for loop in rest.loops if not isinstance(loop, ast.While)]
         self._loop: Any = loops[0] if loops else None
@@ -146,7 +129,7 @@ class CodeTrial:
     def need(self) -> Need | None:
         """The need of the unchanged code; None if it cannot be followed."""
         # Not measured in a `forward`: its backward pass frees the memory that `forward` keeps.
-        around = (self, *self.trials.around(self))
+        around = (self, *self._trials.around(self))
         return None if any(t.frame.code.co_name == "forward" for t in around) else self.tried()
 
     @property
@@ -167,7 +150,7 @@ class CodeTrial:
             return None if self.grows_much else False
         if not need.whole:
             return None
-        around = self.trials.around(self)
+        around = self._trials.around(self)
         steady = self._is_steady(need) and all(each._is_steady(each.need) for each in around)
         return steady or None
 
@@ -178,23 +161,19 @@ class CodeTrial:
             return False
         return not loops or (need is not None and need.grows == 0)
 
-    def tried(self, **change: Any) -> Need | None:
+    def tried(
+        self,
+        names: dict[str, Any] | None = None,
+        *,
+        keep: tuple[Sequence[str], Any] = ((), None),
+        within: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        form: Form | None = None,
+    ) -> Need | None:
         """Return the need of the changed code; None if it cannot be followed.
 
         A change is one of: other values for `names`; `keep`, names and a function to apply to their
         values after each pass; `within`, which makes a context for the code; a replacement `form`.
         """
-        rest, first = self.trials.first
-        given = first if rest is self.rest else {}
-        return None if given.keys() & change.keys() else self._followed(**given, **change)
-
-    def _followed(
-        self,
-        names: dict[str, Any] | None = None,
-        keep: tuple[Sequence[str], Any] = ((), None),
-        within: Callable[[], AbstractContextManager[Any]] = nullcontext,
-        form: Form | None = None,
-    ) -> Need | None:
         compiled, functions = self._compiled, dict[FunctionType, CodeType]()
         if form is not None:
             with form.in_place():
@@ -222,7 +201,7 @@ class CodeTrial:
 
             return follow
 
-        run = self.trials.follow(space, prepare)
+        run = self._trials.follow(space, prepare)
         if run is None or run.mismatches or run.error:
             return None
         peak = run.peak.get(self._state.name)
@@ -251,7 +230,7 @@ class CodeTrial:
 
     def _contexts(self) -> Iterator[Any]:
         """Recreate torch's contexts that are entered before this code, the outermost first."""
-        for each in reversed(self.trials.around(self)):
+        for each in reversed(self._trials.around(self)):
             yield from _contexts(each.rest.failed, each.frame)
         yield from _contexts(self._loop, self.frame)
 

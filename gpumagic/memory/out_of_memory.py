@@ -17,59 +17,28 @@ from gpumagic.memory.memory_report import (
 
 @dataclass(frozen=True)
 class Lever:
-    """Describe a change that would help.
+    """Describe a change that would help."""
 
-    Attributes
-    ----------
-    do : str
-        The command to type or the change to make, with code in back-ticks.
-    gives : int or None
-        The bytes that the change frees or saves; None if unknown.
-    fits : bool or None
-        Whether the cell then runs to its end, from a dry run or the figures; None if unknown.
-    """
-
-    do: str
-    gives: int | None = None
-    fits: bool | None = None
+    do: str  # the command to type or the change to make, with code in back-ticks
+    gives: int | None = None  # the bytes that it frees or saves; None if unknown
+    fits: bool | None = None  # whether the cell then runs to its end; None if unknown
 
 
 @dataclass(frozen=True, repr=False)
 class OutOfMemory(Shown):
-    """Record an out-of-memory error, explained.
+    """Record an out-of-memory error, explained; each attribute is described at its line."""
 
-    Attributes
-    ----------
-    expression, line, label : str, int, str
-        The failed expression as the user wrote it, its line, and its cell or file.
-    wanted : int or None
-        The bytes of the failed request.
-    device : DeviceMemory
-        The GPU's figures at that moment, and the holders of its memory, the largest first.
-    reason : str
-        One sentence: why there was too little memory.
-    levers : tuple of Lever
-        Changes that would help. Changes that let the cell fit come first, the cheapest at the top.
-    traceback_holds : int
-        The bytes that only the frames of this error hold; `fits` assumes that they are freed.
-    adds : int or None
-        The bytes by which each pass of a loop increases memory; None if no loop does.
-    adds_to : str
-        The path of the holder that keeps these bytes; empty if unknown.
-    stale : tuple of str
-        Variables that this code bound before it failed; `fits` assumes that they are freed too.
-    """
-
-    expression: str
+    expression: str  # the failed expression as the user wrote it
     line: int
-    label: str
-    wanted: int | None
-    device: DeviceMemory
-    reason: str
-    levers: tuple[Lever, ...]
-    traceback_holds: int
-    adds: int | None = None
-    adds_to: str = ""
+    label: str  # its cell or file
+    wanted: int | None  # the bytes of the failed request
+    device: DeviceMemory  # the figures at that moment, and the holders, the largest first
+    reason: str  # one sentence: why there was too little memory
+    levers: tuple[Lever, ...]  # those that let the cell fit come first, the cheapest at the top
+    traceback_holds: int  # bytes that only this error's frames hold; `fits` assumes them freed
+    adds: int | None = None  # bytes that each pass of a loop adds to memory; None if no loop does
+    adds_to: str = ""  # the path of the holder that keeps these bytes; empty if unknown
+    # Variables that this code bound before it failed; `fits` assumes that they are freed too.
     stale: tuple[str, ...] = ()
 
 

@@ -45,7 +45,7 @@ def _fewer_rows(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[Lever]:
 
     def tried(number: int) -> Need | None:
         cut = {name: trial.names[name][:number] for name in names}
-        return trial.tried(names=cut) or trial.tried(names=cut | dict.fromkeys(sizes, number))
+        return trial.tried(cut) or trial.tried(cut | dict.fromkeys(sizes, number))
 
     added = ", accumulating the gradients of {}" if any(rest.backward for rest in s.rests) else ""
     do = f"{some(f'`{name}`' for name in names)}: a batch of {{:,}} instead of {count:,}{added}"
@@ -64,7 +64,7 @@ def _lower_number(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[Lever]:
 
 def _with_number(trial: CodeTrial, name: str, made: ast.stmt | None, number: int) -> Need | None:
     if made is None:
-        return trial.tried(names={name: number})
+        return trial.tried({name: number})
     return trial.tried(form=Form("", f"{name} = {number}", [made], block_of(made)))
 
 

@@ -57,14 +57,8 @@ def _copy_leaf(device: torch.device, copied: list[int], item: Any) -> Any:
         held = item if isinstance(item, Mapping) else vars(item)
         copied += [value.nbytes for value in held.values() if isinstance(value, torch.Tensor)]
         return item.to(device)
-    return _copy_fields(device, copied, item)
-
-
-def _copy_fields(device: torch.device, copied: list[int], item: Any) -> Any:
-    """Return a copy of a dataclass with its fields on a device; any other value as it is."""
-    if not dataclasses.is_dataclass(item) or isinstance(item, type):
-        return item
-    item = copy.copy(item)  # `dataclasses.replace` would call `__post_init__` again
-    for name in [field.name for field in dataclasses.fields(item) if hasattr(item, field.name)]:
-        object.__setattr__(item, name, _copy_batch(device, copied, getattr(item, name)))
+    if dataclasses.is_dataclass(item) and not isinstance(item, type):
+        item = copy.copy(item)  # `dataclasses.replace` would call `__post_init__` again
+        for name in [f.name for f in dataclasses.fields(item) if hasattr(item, f.name)]:
+            object.__setattr__(item, name, _copy_batch(device, copied, getattr(item, name)))
     return item

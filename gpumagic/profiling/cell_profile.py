@@ -141,37 +141,28 @@ def _percent(part: float | None, whole: float) -> str:
 
 
 # -- the table
-_HEADS = ("line", "source", "host", "device", "launches", "copies", "waits", "share")
-
-
 def _columns(profile: CellProfile) -> list[Column]:
-    whole = sum(line.host for line in profile.lines)
-    rows = [_row(line, whole) for line in profile.lines]
-    cells = {name: [row[name] for row in rows] for name in (*_HEADS, "notes", "html")}
-    number, notes, html = partial(Column, number=True), cells["notes"], cells["html"]
-    return [
-        number("line", cells["line"]),
-        Column("source", cells["source"], fit="cut", notes=notes, css="gm-code", html=html),
-        *(number(head, cells[head]) for head in _HEADS[2:]),
+    number, lines = partial(Column, number=True), profile.lines
+    wheres = [line.where or UserLine(0) for line in lines]
+    first = [line.operators[:_OPERATORS] for line in lines]
+    dearest = [", ".join(f"{o.name} {duration(o.cost)}" for o in each) for each in first]
+    html = [
+        folded(where.source, escape(words)) if words else escape(where.source)
+        for where, words in zip(wheres, dearest, strict=True)
     ]
-
-
-def _row(line: ProfiledLine, whole: float) -> dict[str, str]:
-    """Return a line's cells by their heads, its slowest operators, and its source as HTML."""
-    where = line.where or UserLine(0)
-    slowest = ", ".join(f"{o.name} {duration(o.cost)}" for o in line.operators[:_OPERATORS])
-    return {
-        "line": where.place.removeprefix("line ") if where.line else "–",
-        "source": table.short(where.source, _CODE),
-        "host": duration(line.host),
-        "device": duration(line.device),
-        "launches": NOT_KNOWN if line.launches is None else f"{line.launches:,}",
-        "copies": f"{line.copies:,}",
-        "waits": f"{line.waits:,}",
-        "share": _percent(line.host, whole),
-        "notes": slowest,
-        "html": folded(where.source, escape(slowest)) if slowest else escape(where.source),
-    }
+    code = [table.short(where.source, _CODE) for where in wheres]
+    launches = [NOT_KNOWN if line.launches is None else f"{line.launches:,}" for line in lines]
+    whole = sum(line.host for line in lines)
+    return [
+        number("line", [w.place.removeprefix("line ") if w.line else "–" for w in wheres]),
+        Column("source", code, fit="cut", notes=dearest, css="gm-code", html=html),
+        number("host", [duration(line.host) for line in lines]),
+        number("device", [duration(line.device) for line in lines]),
+        number("launches", launches),
+        number("copies", [f"{line.copies:,}" for line in lines]),
+        number("waits", [f"{line.waits:,}" for line in lines]),
+        number("share", [_percent(line.host, whole) for line in lines]),
+    ]
 
 
 def _notes(profile: CellProfile) -> Iterator[str]:
