@@ -221,7 +221,7 @@ def test_ctrl_c_while_a_cell_ends_leaves_nothing_in_force(monkeypatch, at):
         run.finish()
     monkeypatch.undo()
     assert not attribute.running
-    for meter in [*dispatch._meters]:
+    for meter in [*dispatch.meters]:
         meter.stop()
     assert placement() is None
     assert x.device.type == "cuda"
