@@ -241,9 +241,9 @@ def other_gpu(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 # -- memory that each pass of a loop keeps
 _DETACHED = "store `.item()` of a number or `.detach()` in `{}`: results keep their graphs alive"
 _KEPT: dict[str, Callable[[Any], Any]] = {
-    "keep `.clone()` in `{}`: a view keeps its whole base tensor alive": methodcaller("clone"),
-    "keep `.cpu()` of the tensors in `{}`, if RAM has room": methodcaller("cpu"),
-    "keep `.detach().cpu()` of the tensors in `{}`": lambda tensor: tensor.detach().cpu(),
+    "store `.clone()` in `{}`: a view keeps its whole base tensor alive": methodcaller("clone"),
+    "store `.cpu()` of the tensors in `{}`, if RAM has room": methodcaller("cpu"),
+    "store `.detach().cpu()` of the tensors in `{}`": lambda tensor: tensor.detach().cpu(),
 }
 _BACKWARD = "call `.backward()` in each pass, on the values that it adds to `{}`"
 

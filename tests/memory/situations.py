@@ -165,14 +165,14 @@ SITUATIONS = [
             "net.register_forward_hook(lambda module, args, y: kept.append(y));",
         ],
         "for n in range(30):\n    with torch.no_grad():\n        net(mib(4).view(-1, 64))",
-        "keep `.cpu()` of the tensors in `kept`, if RAM has room",
+        "store `.cpu()` of the tensors in `kept`, if RAM has room",
         56,
     ),
     Notebook(
         "a cache that a loop fills, and a small variable",
         ["cache, small = {}, mib(8)"],
         "for n in range(100):\n    cache[n] = mib(1)",
-        "keep `.cpu()` of the tensors in `cache`, if RAM has room",
+        "store `.cpu()` of the tensors in `cache`, if RAM has room",
         56,
     ),
     # -- graphs
@@ -187,14 +187,14 @@ SITUATIONS = [
             "        outs.append(net(mib(2).view(-1, 64)))\n    return outs",
         ],
         "validate(9)",
-        "keep `.item()`",
+        "store `.item()`",
         often=True,
     ),
     Notebook(
         "a list of losses",
         ["w = torch.ones(2**19, device='cuda', requires_grad=True)\nlosses = []"],
         "for n in range(60):\n    losses.append((w * n).exp().sum())",
-        "keep `.item()`",
+        "store `.item()`",
         often=True,
     ),
     Notebook(
@@ -204,14 +204,14 @@ SITUATIONS = [
             "w = torch.ones(2**19, device='cuda', requires_grad=True)\nlog = defaultdict(list)",
         ],
         "for n in range(60):\n    log['loss'].append((w * n).exp().sum())",
-        "keep `.item()`",
+        "store `.item()`",
         often=True,
     ),
     Notebook(
         "a view of each batch, which the loop moves",
         ["batches, first = [torch.ones(4, 2**18) for _ in range(30)], []"],
         "for batch in batches:\n    batch = batch.cuda()\n    first.append(batch[0])",
-        "keep `.clone()` in `first`: a view keeps its whole base tensor alive",
+        "store `.clone()` in `first`: a view keeps its whole base tensor alive",
         often=True,
         why="each pass of the loop in line 1 keeps 4.0 MiB",
     ),
@@ -231,7 +231,7 @@ SITUATIONS = [
             "lit, x = Lit().cuda(), torch.ones(64, 64, device='cuda')"
         ],
         "with torch.no_grad():\n    for n in range(100):\n        lit.step(x)",
-        "keep `.cpu()` of the tensors in `lit`",
+        "store `.cpu()` of the tensors in `lit`",
     ),
     Notebook(
         "a teacher that has gradients",
@@ -265,7 +265,7 @@ SITUATIONS = [
         "a sum of losses",
         ["w = torch.ones(2**19, device='cuda', requires_grad=True)\ntotal = 0"],
         "for n in range(60):\n    total += (w * n).exp().sum()",
-        "keep `.item()`",
+        "store `.item()`",
     ),
     Notebook(
         "evaluation that keeps graphs",
@@ -286,7 +286,7 @@ SITUATIONS = [
         "hidden = None\nfor n in range(0, 400, 20):\n"
         "    out, hidden = rnn(steps[:, n:n + 20].cuda(), hidden)\n"
         "    loss = out.square().mean()\n    loss.backward(retain_graph=True)",
-        "keep `.item()` of a number or `.detach()` in `hidden`",
+        "store `.item()` of a number or `.detach()` in `hidden`",
         often=True,
     ),
     Notebook(
@@ -308,7 +308,7 @@ SITUATIONS = [
             "net.register_forward_hook(lambda module, args, y: kept['a'].append(y));",
         ],
         "with torch.no_grad():\n    for n in range(30):\n        net(mib(4).view(-1, 64))",
-        "keep `.cpu()` of the tensors in `kept`, if RAM has room",
+        "store `.cpu()` of the tensors in `kept`, if RAM has room",
         56,
         True,
     ),
@@ -321,7 +321,7 @@ SITUATIONS = [
             "features = Features()",
         ],
         "for n in range(30):\n    features(n)",
-        "keep `.cpu()` of the tensors in `Features`, if RAM has room",
+        "store `.cpu()` of the tensors in `Features`, if RAM has room",
         64,
     ),
     Notebook(
@@ -404,7 +404,7 @@ SITUATIONS = [
             "net, x = nn.Linear(64, 2**12).cuda(), torch.ones(64, 64, device='cuda')"
         ],
         "for n in range(100):\n    history['p'].append(net(x).softmax(1))",
-        "keep `.detach().cpu()` of the tensors in `history`",
+        "store `.detach().cpu()` of the tensors in `history`",
     ),
     Notebook(
         "a checkpoint that is mapped to the GPU",
@@ -436,7 +436,7 @@ SITUATIONS = [
         ["rnn = nn.LSTM(32, 128, batch_first=True).cuda()\nx = torch.ones(64, 25, 32)"],
         "state = None\nfor n in range(80):\n    out, state = rnn(x.cuda(), state)\n"
         "    out.square().mean().backward(retain_graph=True)",
-        "keep `.item()` of a number or `.detach()` in `state`",
+        "store `.item()` of a number or `.detach()` in `state`",
     ),
     Notebook(
         "a state whose graph the failing backward pass holds too",
@@ -448,7 +448,7 @@ SITUATIONS = [
             "        out.square().mean().backward(retain_graph=True)",
         ],
         "epoch()",
-        "keep `.item()` of a number or `.detach()` in `h`",
+        "store `.item()` of a number or `.detach()` in `h`",
     ),
     Notebook(
         "a teacher with gradients, in a step that returns a number",

@@ -206,7 +206,7 @@ def test_of_a_loop_that_keeps_more_the_holder_is_told_and_no_batch(small, shown,
     grown = next(row for row in found.device.holders if row.path == name)
     assert 2 * found.adds <= grown.nbytes
     assert "last pass" in repr(found)
-    assert found.levers[0].do.startswith(f"keep `.item()` of a number or `.detach()` in `{name}`")
+    assert found.levers[0].do.startswith(f"store `.item()` of a number or `.detach()` in `{name}`")
     assert [r for r in found.levers if "a batch" in r.do] == []
 
 
@@ -354,7 +354,7 @@ def test_the_list_that_collects_is_named(small, shown):
     small.run("for n in range(40):\n    log.seen['pred'].append(mib(2).relu())")
     error = shown.pop()
     assert (error.adds_to, error.adds) == ("log", 2 * MIB)
-    assert error.levers[0].do == "keep `.cpu()` of the tensors in `log`, if RAM has room"
+    assert error.levers[0].do == "store `.cpu()` of the tensors in `log`, if RAM has room"
     assert error.levers[0].gives == 62 * MIB
 
 

@@ -18,7 +18,7 @@ async def test_an_order_that_names_no_process_is_refused(machine, fetch):
     for body in ("", "[]", '{"pid": 1}', '{"pid": "1", "started": 2}'):
         answer = await fetch("terminate", method="POST", body=body)
         assert answer.code == 409, body
-        assert "pid and start time" in json.loads(answer.body)["message"]
+        assert "PID and start time" in json.loads(answer.body)["message"]
     broken = await fetch("terminate", method="POST", body="{")
     assert broken.code == 400
 
