@@ -49,8 +49,7 @@ class Fit(Shown):
     margin: float  # the fraction of the free memory that is left free
     notes: tuple[str, ...] = ()  # remarks on how the value was found, a line each
     interrupted: bool = False  # whether Ctrl-C ended the search; it has the results up to then
-    # Why larger values may fit too: the value at which the search stopped, and the reason.
-    stopped: str = ""
+    stopped: str = ""  # where and why the search stopped, if larger values may fit too
     values: Sequence[float] = ()  # the given values, in ascending order
     seconds: float = 0.0
     time: float = 0.0  # Unix time of the end

@@ -38,8 +38,7 @@ class OutOfMemory(Shown):
     traceback_holds: int  # bytes that only this error's frames hold; `fits` assumes them freed
     adds: int | None = None  # bytes that each pass of a loop adds to memory; None if no loop does
     adds_to: str = ""  # the path of the holder that keeps these bytes; empty if unknown
-    # Variables that this code bound before it failed; `fits` assumes that they are freed too.
-    stale: tuple[str, ...] = ()
+    stale: tuple[str, ...] = ()  # names bound before it failed; `fits` assumes them freed too
 
 
 _HOLDERS = 5

@@ -15,17 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from gpumagic import faults
-from gpumagic.mismatch import sources
+from gpumagic.mismatch import fixes, sources
 from gpumagic.mismatch.explanation import Explanation, Fix, Operand, expression
-from gpumagic.mismatch.fixes import (
-    Choice,
-    Site,
-    choose,
-    climb,
-    move_global,
-    move_owners,
-    write_fix,
-)
 from gpumagic.mismatch.operand import TRANSFERS, Part, Reader, full, tensors_of
 from gpumagic.mismatch.operation import (
     Message,
@@ -75,13 +66,24 @@ def _explain(found: list[FailedFrame], message: Message) -> Explanation | None:
         if not on_host and (call := _module_call(found[at], found[at - 1], message)):
             clash, outer, message = call, found[at + 1 :], replace(message, kind="mixed")
             break
-    choice = choose(clash, message, [frame, *outer]) if clash else None
+    choice = fixes.choose(clash, message, [frame, *outer]) if clash else None
     if clash is None or choice is None:
         return None
     explanation = _mismatch(clash, choice, outer, message.kind)
-    fix = explanation.fix  # one in another cell that moves nothing is for good
+    fix = explanation.fix and replace(explanation.fix, cls=_holder(found, explanation.fix.cls))
     lasts = fix is not None and fix.nbytes == 0 and fix.label != last_cell()
-    return replace(explanation, first=None if lasts else _placed(found, choice))
+    return replace(explanation, fix=fix, first=None if lasts else _placed(found, choice))
+
+
+def _holder(found: list[FailedFrame], cls: str) -> str:
+    """Return the notebook's variable that has an object of a class; else the object in words."""
+    top = next((each for each in found if each.at_top), found[-1])
+    for node in ast.walk(statement(top.failed or ast.Pass()) or ast.Pass()):
+        module: Any = top.scope.value(node) if isinstance(node, ast.Name) else None
+        parts = nn.Module.modules(module) if issubclass(type(module), nn.Module) else ()
+        if cls in [type(part).__name__ for part in parts]:
+            return ast.unparse(node)
+    return cls and f"the {cls} object"
 
 
 def _module_call(frame: FailedFrame, within: FailedFrame, message: Message) -> Operation | None:
@@ -109,7 +111,7 @@ def _moves_whole(part: Part) -> bool:
     )
 
 
-def _placed(found: list[FailedFrame], choice: Choice) -> str | None:
+def _placed(found: list[FailedFrame], choice: fixes.Choice) -> str | None:
     """Return the `%%ongpu` line to add, if an earlier cell had it and it suffices; else None."""
     frame, (gpu, _, number) = found[-1], choice.target.partition(":")
     here = frame.at_top and label(frame.filename) == last_cell()
@@ -136,22 +138,28 @@ def _follows(part: Part, frame: FailedFrame) -> bool:
     return part.value is not None or made == [part.node]
 
 
-def _mismatch(clash: Operation, choice: Choice, outer: list[FailedFrame], kind: str) -> Explanation:
+def _mismatch(
+    clash: Operation, choice: fixes.Choice, outer: list[FailedFrame], kind: str
+) -> Explanation:
     frame, node, odd = clash.reader.frame, clash.node, list(choice.odd)
     extra = also_needed(frame, node, odd, choice.target)
     extra += _also_read(clash) if kind == "numpy" else []
-    site = Site(clash, odd, extra)
-    above, names = climb(site, outer)
+    site = fixes.Site(clash, odd, extra)
+    above, names = fixes.climb(site, outer)
     # A comprehension may have its own frame; the function around it has the same names.
     around = outer[:1] if frame.code.co_name.endswith(("comp>", "expr>")) else []
     places = [(each, odd) for each in [frame, *around]] + [(above.frame, above.odd)]
     tried = [*((each, [*moved, *extra]) for each, moved in places), *places]
-    fixes = (sources.register(moved, each) for each, moved in tried if choice.target != "cpu")
-    fix = registered = next(filter(None, fixes), None)
+    registering = (sources.register(moved, each) for each, moved in tried if choice.target != "cpu")
+    fix = registered = next(filter(None, registering), None)
     # Move an index only in the failing expression, so that its other uses do not change.
     an_index = kind == "index" and clash.parts[0] not in odd
-    fix = fix or move_owners(choice, [frame, *outer]) or move_global(choice, [frame, *outer])
-    fix = fix or write_fix(site, site if an_index else above, choice)
+    fix = (
+        fix
+        or fixes.move_owners(choice, [frame, *outer])
+        or fixes.move_global(choice, [frame, *outer])
+    )
+    fix = fix or fixes.write_fix(site, site if an_index else above, choice)
     if fix and _fails_next(fix, outer[:1], odd, choice.target):
         fix = None
     why = _reason(clash.parts, places, kind, registered)
@@ -177,7 +185,7 @@ def _fails_next(fix: Fix, caller: list[FailedFrame], odd: list[Part], target: st
 
 # -- the rows
 def _rows(
-    clash: Operation, choice: Choice, site: Site, names: dict[str, str]
+    clash: Operation, choice: fixes.Choice, site: fixes.Site, names: dict[str, str]
 ) -> tuple[Operand, ...]:
     """Return rows for the operands, and for tensors that later code combines with the result."""
     rows: list[Operand] = []

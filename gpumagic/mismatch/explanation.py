@@ -39,7 +39,7 @@ class Fix:
     filename: str  # of the file or cell, as in the traceback
     label: str = ""  # its display name: "In [3]", "train.py"
     nbytes: int | None = None  # bytes that the fix moves; None if unknown
-    cls: str = ""  # the edited class in a cell; existing objects keep the old code
+    cls: str = ""  # the edited class in a cell, or what has an object of it, made by the old code
 
     def apply(self, source: str) -> str:
         """Return the source of `filename` with the fix applied."""
@@ -141,7 +141,7 @@ def _where(fix: Fix) -> str:
 
 
 def _cost(fix: Fix) -> str:
-    again = f", then create the {fix.cls} object again" if fix.cls else ""
+    again = f", then create {fix.cls} again" if fix.cls else ""
     if fix.nbytes is None:
         return again
     return f" (moves {size(fix.nbytes)}){again}" if fix.nbytes else f" (moves nothing){again}"

@@ -251,8 +251,7 @@ def _defaults(function: Any, table: dict[int, Any]) -> Iterator[_Swap]:
             yield function.__kwdefaults__, name, value, table[id(value)]
 
 
-# All modules at the last call of `_new_modules`, and the name of the last one. Ids would not do: a
-# new module may have the id of a deleted one.
+# The modules at the last call; not by id: a new module may have the id of a deleted one.
 _known: WeakValueDictionary[str, Any] = WeakValueDictionary()
 _last_known = ""
 

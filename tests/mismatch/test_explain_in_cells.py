@@ -139,6 +139,9 @@ def test_a_fix_in_a_class_says_that_its_objects_keep_the_old_code(ip):
     )
     told = explained(ip.run("Shift().cuda()(torch.ones(2, device='cuda'))"))
     assert "with (moves nothing), then create the Shift object again" in told
+    # Whoever holds the object is what the notebook has made.
+    ip.run("net = nn.Sequential(nn.Linear(2, 2), Shift()).cuda()")
+    assert "then create net again" in explained(ip.run("net(torch.ones(2, device='cuda'))"))
     assert "permanently" not in told
 
 
