@@ -101,9 +101,9 @@ def html(profile: CellProfile) -> str:
     """Return the sentence, timeline and table; the operators are folded under their line."""
     rows = table.html(_columns(profile), css="gm-titled", fold=table.Fold(_LINES))
     notes = "".join(tag("div", note, "gm-note") for note in _notes(profile))
-    head = f"<div>{coded(_sentence(profile))}</div>"
-    head += _timeline(profile) if profile.moments else ""
-    return block(head + rows + notes, "table", "comparison")
+    timeline = _timeline(profile) if profile.moments else ""
+    body = f"<div>{coded(_sentence(profile))}</div>{timeline}{rows}{notes}"
+    return block(body, "table", "comparison")
 
 
 # -- the sentence
@@ -125,8 +125,7 @@ def _said(profile: CellProfile, cause: Cause) -> str:
     if cause.seconds is None:
         return f"{cause.times:,} {'copies' if cause.kind == 'copy' else 'waits'} at {at}"
     takes, take = _TAKES[profile.busy is not None]
-    time = duration(cause.seconds)
-    return _WORDS[cause.kind].format(time=time, at=at, takes=takes, take=take)
+    return _WORDS[cause.kind].format(time=duration(cause.seconds), at=at, takes=takes, take=take)
 
 
 def _at(where: UserLine | None) -> str:

@@ -87,8 +87,7 @@ class CellProfiler:
         """Return the profile, with the copies and waits of a ledger; save the trace."""
         if self._profile.kineto_results is None:
             return None
-        trace = self._trace()
-        saved = ""
+        trace, saved = self._trace(), ""
         if self._save:
             write = gzip.open if self._save.endswith(".gz") else open
             with kept("saving the trace of a profile"):
