@@ -37,7 +37,7 @@ def test_a_cell_runs_on_all_ranks_each_on_its_gpu(shell):
     for rank in (0, 1):
         assert lines.index(f"[{rank}] hello") + 1 == lines.index(f"[{rank}] I am {rank}")
     assert "2 ranks (virtual) · " in lines[-1]
-    assert "rank 0 " in lines[-1]
+    assert "rank 0, " in lines[-1]
     assert out(shell, "%%ongpu @1\nstr(a.device), os.environ['RANK']").result == [("cuda:0", "1")]
     assert "5: the ranks are 0 to 1; type @all, @0 or @0,1" in shell.run("%%ongpu @5\n1").text
     out(shell, "%gpucluster pull a")

@@ -111,7 +111,7 @@ def check_first(small, found, first, cell):
         small.run(f"{code[2]} = {code[1]}")
     elif (batch := re.match(r"`(\w+)`: a batch of", first.do)) and batch[1] in small.ns:
         small.run(f"{batch[1]} = {batch[1]}[:{numbers_of(first.do)[0]}]\nn = len({batch[1]})")
-    elif typed := re.match(r"`(\w+ = \w+\.clone\(\))`|`dtype=", first.do):
+    elif typed := re.match(r"`(\w+ = \w+\.clone\(\))`|create the tensors", first.do):
         small.run(typed[1] or "torch.set_default_dtype(torch.bfloat16)")
     elif not re.match("`del|`%gpufree", first.do):
         return  # written into the cell by hand
