@@ -252,14 +252,14 @@ def test_what_does_not_fit_together_is_not_lost(notebook):
         ("0,5 --split x\n1", "no GPU 5"),
         ("0,0 --split x\n1", "is named twice"),
         ("0,1 --split x\nawait x", "line 2 awaits"),
-        ("0,1 --split x\n%time y = x", "the cell says %time, and a magic runs"),
+        ("0,1 --split x\n%time y = x", "%time: magics use the notebook's variables"),
         (
             "0,1 --split x\nip = get_ipython()\nip.run_line_magic(str(x), '')",
-            "the cell says ip.run_line_magic, and a magic runs",
+            "ip.run_line_magic: magics use the notebook's variables",
         ),
         (
             "0,1 --split x\nip = get_ipython()\nip.run_line_magic(magic_name='time', line='x')",
-            "the cell says ip.run_line_magic, and a magic runs",
+            "ip.run_line_magic: magics use the notebook's variables",
         ),
         ("0,1 --split x\nx, opened", "opened cannot be copied (cannot copy an open file)"),
     ],
@@ -279,4 +279,4 @@ def test_it_runs_below_another_magic_and_not_above_one(notebook):
     assert torch.equal(notebook.ns["y"], notebook.ns["x"] * 2)
     assert "gathered y" in done.text
     done = notebook.run("%%ongpu 0,1 --split x --gather y\n%%time\ny = x * 2")
-    assert "the cell says %time, and a magic runs" in done.text
+    assert "%time: magics use the notebook's variables" in done.text
