@@ -94,7 +94,7 @@ def test_between_devices(shown):
     assert len(re.findall(waits, shown)) == 2  # seen, and foreseen by the dry run
     assert shown.count("1 transfer: 3.9 KiB to cpu") == 2
     assert re.search(r"([\d.]+)  \1  \1\n", shown)
-    assert "forbidden by --strict" in shown
+    assert "which strict mode forbids" in shown
     # The dry runs.
     assert re.search(r"30000: at least 3\d\.\d+ GiB, does not fit", shown)
     assert "would fail at line 4: hidden = hidden + average" in shown
