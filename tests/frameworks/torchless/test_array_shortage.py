@@ -74,7 +74,7 @@ def test_other_errors_are_not(fails, said):
         ({"total": 2 * GIB, "free": GIB}, None, "more than the 2.0 GiB"),
         ({"free": 12 * GIB, "reserved": 4 * GIB}, 8 * GIB, "JAX may take 8.0 GiB of"),
         ({"free": 0, "reserved": 0, "others": 12 * GIB}, None, "hold 12.0 GiB"),
-        ({"free": 0, "reserved": 6 * GIB}, None, "this request alone lacks"),
+        ({"free": 0, "reserved": 6 * GIB}, None, "more than is left"),
     ],
 )
 def test_the_reason_is_told_by_the_figures(fails, monkeypatch, figures, limit, said):
