@@ -147,9 +147,9 @@ class NanFinder:
                 half = any(getattr(each, "dtype", None) == torch.float16 for each in made)
                 if flaw and not (self._scaled and (before or half)):
                     text = f"{name} before " if earlier else ""
-                    text += f"{files.expression(code, at)} ({files.line_at(code, at).place}): its "
-                    text += f"backward pass {_makes(made, flaw)[0]} of a gradient, from finite "
-                    text += "gradients"
+                    place = files.line_at(code, at).place
+                    text += f"{files.expression(code, at)} ({place}): its backward pass "
+                    text += f"{_makes(made, flaw)[0]} of a gradient, from finite gradients"
             if text:
                 raise MadeNanError(text)
 

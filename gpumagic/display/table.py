@@ -136,8 +136,8 @@ def bar(parts: list[tuple[str, float]], label: str, *, short: bool = False) -> s
 WIDTH = 100
 GLUE = "\N{NO-BREAK SPACE}"  # keeps words on one line, and is shown as a space
 _GAP = "  "
-_PAD = "\0"  # follows each wide character where `TextWrapper` counts characters
-_BREAKS = re.compile(f"([\t\n\v\f\r ]+|.{_PAD})")  # a line may end beside any wide character
+_PAD = "\0"  # is put behind each wide character, so that `TextWrapper` counts two characters
+_BREAKS = re.compile(f"([\t\n\v\f\r ]+|.{_PAD})")  # where a line may be broken
 
 
 @dataclass(frozen=True)

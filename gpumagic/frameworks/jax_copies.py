@@ -28,7 +28,7 @@ from gpumagic.frameworks import watching
 from gpumagic.frameworks.watching import Call, CopyCounting, inside_of
 from gpumagic.ledger.entry import OFTEN, USER, Count, Entry, kinds
 from gpumagic.ledger.ledger_view import ADVISERS, Advice, all_but_one
-from gpumagic.usercode.files import called, in_cell, name_in, replace, shell
+from gpumagic.usercode.files import called, in_cell, name_in, shell, swap_attribute
 
 
 def advise(entry: Entry) -> Advice | None:
@@ -149,10 +149,10 @@ class JaxCopies(CopyCounting):
             (xla_client, "batched_block_until_ready", self._blocked),
             (ArrayImpl, "block_until_ready", lambda array: self._blocked([array])),
         ):
-            replace(stack, owner, name, self.wrapped(getattr(owner, name), ask))
+            swap_attribute(stack, owner, name, self.wrapped(getattr(owner, name), ask))
         # This property makes all copies to the host if NumPy cannot read the memory directly.
         value = self.wrapped(vars(ArrayImpl)["_value"].fget, self._value)
-        replace(stack, ArrayImpl, "_value", property(value))
+        swap_attribute(stack, ArrayImpl, "_value", property(value))
         if self._jax.virtual:
             _read_as_on_gpus(ArrayImpl, stack)
         real, refused = pjit._get_fastpath_data, []
@@ -164,7 +164,7 @@ class JaxCopies(CopyCounting):
             refused.append(True)
             return None
 
-        replace(stack, pjit, "_get_fastpath_data", keep)
+        swap_attribute(stack, pjit, "_get_fastpath_data", keep)
         tables = pjit._cpp_pjit_cache_fun_only, pjit._cpp_pjit_cache_explicit_attributes
 
         def clear() -> None:

@@ -28,7 +28,7 @@ from gpumagic.frameworks.array_framework import ArrayFramework, arrays_in, failu
 from gpumagic.frameworks.framework import Place, Pool, Split, too_late
 from gpumagic.frameworks.jax_copies import JaxCopies, as_code, can_be_put
 from gpumagic.mismatch.explanation import Edit, Explanation, Operand, expression, total
-from gpumagic.usercode.files import replace
+from gpumagic.usercode.files import swap_attribute
 from gpumagic.usercode.frames import FailedFrame, statement
 from gpumagic.usercode.values import MISSING
 
@@ -108,7 +108,7 @@ class Jax(ArrayFramework):
     def patch(self, stack: ExitStack) -> None:
         for name, position in _ASKED.items():
             ours = self._answering(getattr(jax, name), position, name.endswith("_count"))
-            replace(stack, jax, name, ours)
+            swap_attribute(stack, jax, name, ours)
 
     def _answering(self, real: Callable[..., Any], position: int, counts: bool) -> Any:
         @functools.wraps(real)

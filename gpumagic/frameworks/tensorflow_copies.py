@@ -23,7 +23,7 @@ from tensorflow.python.framework import constant_op, op_callbacks, op_def_regist
 from gpumagic.frameworks.watching import PRINTING, Call, CopyCounting, inside_of
 from gpumagic.ledger.entry import OFTEN, Count, Entry, Tally
 from gpumagic.ledger.ledger_view import ADVISERS, Advice
-from gpumagic.usercode.files import replace
+from gpumagic.usercode.files import swap_attribute
 
 _SOFT = "soft placement; tf.config.set_soft_device_placement(False) makes it an error"
 
@@ -107,7 +107,7 @@ class TensorFlowCopies(CopyCounting):
             (constant_op, "convert_to_eager_tensor", self._convert),
             (pywrap_tfe, "TFE_Py_FastPathExecute", self._execute),
         ):
-            replace(stack, owner, name, self.wrapped(getattr(owner, name), ask))
+            swap_attribute(stack, owner, name, self.wrapped(getattr(owner, name), ask))
 
     def _read(self, tensor: Any) -> Callable[[Any, float], None] | None:
         """Count a read of a tensor that is not in the host's memory."""

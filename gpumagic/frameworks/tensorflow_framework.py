@@ -23,7 +23,7 @@ from gpumagic.frameworks.array_framework import ArrayFramework, failures
 from gpumagic.frameworks.framework import Place, Pool, Split, too_late
 from gpumagic.frameworks.tensorflow_copies import TensorFlowCopies, size_of
 from gpumagic.mismatch.explanation import Explanation, expression
-from gpumagic.usercode.files import replace
+from gpumagic.usercode.files import swap_attribute
 
 _STAYS = "TensorFlow's variables stay where they were made; make it in this cell"
 _COPIED = ", or copy it here: {}"
@@ -109,7 +109,7 @@ class TensorFlow(ArrayFramework):
         )
         for owner in (config, config.experimental):
             for name, kind, word in listings:
-                replace(stack, owner, name, self._listing(getattr(owner, name), kind, word))
+                swap_attribute(stack, owner, name, self._listing(getattr(owner, name), kind, word))
         on, grow = tf.device, config.experimental.set_memory_growth
 
         @functools.wraps(on)
@@ -121,8 +121,8 @@ class TensorFlow(ArrayFramework):
             # A virtual GPU uses only the bytes of its tensors: there is nothing to set.
             return None if device.device_type == "GPU" else grow(device, enable)
 
-        replace(stack, tf, "device", device)
-        replace(stack, config.experimental, "set_memory_growth", set_memory_growth)
+        swap_attribute(stack, tf, "device", device)
+        swap_attribute(stack, config.experimental, "set_memory_growth", set_memory_growth)
 
     def _translated(self, given: Any) -> Any:
         """Return the logical CPU device for a virtual GPU's name; any other name unchanged."""

@@ -24,7 +24,7 @@ from gpumagic.ledger import attribute, copy_kernels
 from gpumagic.ledger.attribute import HOST, Alarm, add, counts, here, serials
 from gpumagic.ledger.copy_kernels import INDEXING, WAITS, After, Kernel, counted, read_by
 from gpumagic.ledger.entry import Memory, Tally
-from gpumagic.usercode.files import is_ours, replace, unseen
+from gpumagic.usercode.files import is_ours, swap_attribute, unseen
 
 
 def patch_synchronizing(stack: ExitStack) -> None:
@@ -39,7 +39,7 @@ def patch_synchronizing(stack: ExitStack) -> None:
 
 def _swap(stack: ExitStack, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
     real = vars(owner)[name]
-    replace(stack, owner, name, functools.wraps(real)(wrap(real)))
+    swap_attribute(stack, owner, name, functools.wraps(real)(wrap(real)))
 
 
 def _numbered(print_tensor: Callable[..., str]) -> Callable[..., str]:

@@ -163,7 +163,7 @@ def _device_mistakes(typed: str, where: str, given: list[str]) -> Iterator[str]:
     yield from (f"{flag} is for {cure}" for flag in given if flag in others)
     if on_several(where) and "--split" not in given:
         how = f"type %%ongpu {where} --split NAME, or one device"
-        yield f"{where} needs --split, the variables to divide among them; {how}"
+        yield f"{where} needs --split, the variables to divide among these GPUs; {how}"
 
 
 def on_cluster(where: str) -> bool:

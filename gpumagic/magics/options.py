@@ -128,7 +128,7 @@ def reductions(text: str) -> tuple[tuple[str, str], ...]:
     """Return pairs of a variable and how to reduce it: ``loss=mean,acc=max``."""
     pairs = [part.partition("=") for part in text.split(",")]
     if missing := [name for name, _, how in pairs if not how]:
-        raise ArgumentTypeError(f"{missing[0]} lacks its reduction")
+        raise ArgumentTypeError(f"{missing[0]} has no reduction")
     names = variables(",".join(name for name, _, _ in pairs))
     return tuple(zip(names, (how for _, _, how in pairs), strict=True))
 

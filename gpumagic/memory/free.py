@@ -1,7 +1,7 @@
 """Free GPU memory that none of the user's variables holds, and show what was freed.
 
-An exception keeps its frames and their variables alive; IPython keeps the results of cells. Both
-are released here. Variables are kept, even those that are exceptions, unless the user names them.
+An exception keeps its frames and their variables alive, and IPython keeps the results of cells:
+this memory is freed. A variable stays, even one with an exception, unless the user names it.
 """
 
 import gc

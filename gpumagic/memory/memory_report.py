@@ -48,8 +48,8 @@ class Made:
 class MemoryHolder:
     """Record a holder of memory on one GPU: a variable, an output, an exception, …
 
-    Its bytes are the storages that it reaches, except those that an earlier holder reaches. As in
-    the allocator, each storage counts once, in blocks of 512 bytes.
+    A storage counts for the first holder that reaches it. Its bytes are those of the allocator's
+    blocks, which are multiples of 512 bytes.
     """
 
     path: str  # expression to reach it, or a description: "net", "the exception of In [4]"

@@ -117,7 +117,7 @@ def _is_cut(code: list[ast.stmt], names: list[str]) -> bool:
         cut = getattr(node, "slice", None)
         sliced = isinstance(cut, ast.Slice) and names_read(ast.Expression(cut))
         # `x[:, 1:]` has all rows.
-        rows = not isinstance(cut, ast.Tuple) or ast.unparse(cut.elts[0]) != ":"
+        rows = not isinstance(cut, ast.Tuple) or [*map(ast.unparse, cut.elts)][:1] != [":"]
         if sliced or (rows and getattr(part, "id", "") in names):
             return True
     return False

@@ -243,6 +243,8 @@ class _Reader:
             return
         while getattr(node.parent, "attr", "") in (*_EACH, *_REDUCED):
             call = node.parent.parent
+            if not isinstance(call, ast.Call) or call.func != node.parent:
+                break
             given = [*map(ast.unparse, (*call.args, *(key.value for key in call.keywords)))]
             if node.parent.attr in _REDUCED and given[:1] not in (["1"], ["-1"]):
                 break

@@ -69,7 +69,7 @@ def choose(found: Operation, message: Message, frames: list[FailedFrame]) -> Cho
 
 
 def _of_indexed(found: Operation) -> str | None:
-    """Return an indexed tensor's device; its indices' GPU if later code needs the result there."""
+    """Return an indexed tensor's device; its indices' GPU if it is new or later code needs that."""
     indexed, *indices = found.parts
     gpus = [part for part in indices if part.device not in ("cpu", None)]
     there = gpus and indexed.device == "cpu" and indexed is not found.fixed

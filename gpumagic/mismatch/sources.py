@@ -143,7 +143,7 @@ def moving_tensors(module: nn.Module) -> list[Tensor]:
 
 # -- the statement that made an operand
 def maker_of(part: operand.Part, moved: dict[str, str], at: Operation) -> ast.Assign | None:
-    """Return the statement whose call needs `device=`; None if it is better to move the tensor.
+    """Return the statement that creates an operand, if the edit belongs there; else None.
 
     `moved` maps the operands that the fix moves to their new devices.
     """

@@ -320,8 +320,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def replace(stack: ExitStack, owner: Any, name: str, ours: Any) -> None:
-    """Replace an attribute; closing `stack` restores it, unless other code has replaced it."""
+def swap_attribute(stack: ExitStack, owner: Any, name: str, ours: Any) -> None:
+    """Set an attribute; closing `stack` restores it, unless other code has set it since."""
     real = vars(owner)[name]
     setattr(owner, name, ours)
 

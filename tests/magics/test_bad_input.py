@@ -16,7 +16,7 @@ from gpumagic.magics.arguments import on_cluster, on_several, placing_request
         ("%%ongpu all", "all"),
         (
             "%%ongpu 0,1 --gather y",
-            "0,1 needs --split, the variables to divide among them; type %%ongpu 0,1 --split NAME",
+            "0,1 needs --split, the variables to divide among these GPUs; type %%ongpu 0,1 --split",
         ),
         ("%%ongpu 1 --on h100", "--on needs --dry-run; type --dry-run --on h100"),
         ("%%ongpu 1 --dry-run --on h100", "--on and 1 do not combine; leave out one of them"),
@@ -36,7 +36,7 @@ from gpumagic.magics.arguments import on_cluster, on_several, placing_request
         ("%%ongpu 0,1 --split X,X", "X is named twice"),
         ("%%ongpu 0,1 --split X --chunk 0", "0 is not a whole number above 0"),
         ("%%ongpu 0,1 --split X --gather y --reduce y=mean", "y is in --gather and in"),
-        ("%%ongpu 0,1 --split X --reduce y", "y lacks its reduction"),
+        ("%%ongpu 0,1 --split X --reduce y", "y has no reduction"),
         ("%%ongpu", "which device?"),
         ("%%ongpu 1 --nope", "--nope"),
         ("%%ongpu 1 2", "2"),

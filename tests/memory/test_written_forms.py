@@ -6,6 +6,8 @@ import pytest
 import torch
 from situations import START
 
+from gpumagic import faults
+
 ATTENTION = """
 def attention(q, k, v):
     scores = q @ k.transpose(-2, -1) {}
@@ -124,3 +126,11 @@ def test_other_code_has_none(small, shown, cell):
     small.run(cell)
     told = [lever.do for lever in shown.pop().levers]
     assert not re.search("scaled_dot|cdist|expand", " ".join(told))
+
+
+@pytest.mark.parametrize("cell", ["f = net(x).float", "with torch.no_grad():\n    y = net(x[()])"])
+def test_odd_code_is_explained_too(small, shown, cell):
+    small.run(f"{START}\nnet, x = nn.Linear(64, 2000).cuda(), torch.ones(9000, 64, device='cuda')")
+    small.run(cell)
+    assert faults.all_kept() == []
+    assert shown.pop().levers
