@@ -76,6 +76,7 @@ benchmark: .venv/test  ## what each feature costs
 	$(BIN)/python benchmarks/load_ext.py
 	$(BIN)/python benchmarks/placement.py
 	$(BIN)/python benchmarks/monitor.py
+	$(BIN)/python benchmarks/drawing.py
 	$(BIN)/python benchmarks/timing_vs_torch.py
 	$(BIN)/python benchmarks/frameworks.py
 	$(BIN)/python benchmarks/opinfo_virtual.py

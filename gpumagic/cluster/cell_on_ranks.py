@@ -26,8 +26,9 @@ from gpumagic.isolation.settings import noted
 from gpumagic.usercode.files import label, shell, user_namespace
 from gpumagic.usercode.variables import names_assigned, names_read, variables_read
 
-# Seconds after an interrupt until a rank that still runs is replaced.
-GRACE_S = 5.0
+# Seconds after an interrupt until a rank that still runs the cell's code is replaced. The rank
+# counts them, so that a busy machine gives it more; after the longest all are replaced.
+GRACE_S, _LONGEST_S = 5.0, 30.0
 # Ranks that have waited idly for one another for this many seconds are deadlocked.
 HANGS_S = 5.0
 _LOOK_S, _SAY_S = 0.02, 0.25
@@ -200,10 +201,14 @@ class CellOnRanks:
                 self._fail(rank.number, "died", rank.lost, "", rank.died)
         if self._signaled is None:
             self._end_a_deadlock()
+            return
         # The second Ctrl-C does not wait for the ranks.
-        elif len(self._presses) > 1 or time.monotonic() - self._signaled > GRACE_S:
-            self.replaced += self._running
-            self._running.clear()
+        now = len(self._presses) > 1 or time.monotonic() - self._signaled > _LONGEST_S
+        for rank in [*self._running]:
+            pulse = self._engines.pulse(rank, self._order.cell)
+            if now or pulse.get("ending_s", 0.0) > GRACE_S:
+                self.replaced.append(rank)
+                del self._running[rank]
 
     def _take(self, rank: RankEngine, part: int, asked: Any) -> None:
         try:

@@ -149,7 +149,7 @@ class ThisRank:
         self.rank, self.device = int(os.environ["RANK"]), find("cuda:0")
         self.at, self.store = store, _dist.TCPStore(*store)
         self.output: WholeLines | None = None  # of the cell
-        self.cut = self.in_code = False
+        self.cut = self.in_code = self.left_code = False
         self._main = threading.get_ident()
         self._running = ""  # the id of the running cell
         threading.Thread(target=self._pulse, daemon=True).start()
@@ -158,7 +158,8 @@ class ThisRank:
     def runs(self, cell: str, name: str) -> Iterator[None]:
         """Report the cell's position and let an interrupt end a collective, within the context."""
         handler = signal.signal(signal.SIGINT, self._interrupt)
-        self.cut, self._running = False, cell
+        self.cut = self.left_code = False
+        self._running = cell
         try:
             with whole_lines(lambda: name, MOST) as self.output:
                 yield
@@ -204,7 +205,8 @@ class ThisRank:
                 used = busy
                 said = dict(zip(("cell", "file", "line", "call"), place, strict=True))
                 bar = self.output.unfinished() if self.output else ""
-                said |= {"idle": now - since, "bar": bar}
+                ending_s = 0.0 if self.left_code else ending_for * _PULSE_S
+                said |= {"idle": now - since, "bar": bar, "ending_s": ending_s}
             self._call("set", PULSE.format(self.rank), json.dumps(said))
 
 
@@ -324,9 +326,9 @@ def _run(order: CellOrder, outcome: Outcome, space: dict[str, Any]) -> None:
         value = None if last is None else eval(last, space)
         # matplotlib draws its figures at the end of a cell.
         shell().events.trigger("post_execute")
-        _this.in_code = False
+        _this.in_code, _this.left_code = False, True
     except BaseException as raised:  # noqa: BLE001  the user's, and an interrupt
-        _this.in_code = False
+        _this.in_code, _this.left_code = False, True
         error = raised
         outcome.error = _in_words(raised)
     report = placed.finish(error)

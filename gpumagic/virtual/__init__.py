@@ -205,7 +205,7 @@ def _bytes(memory: object) -> int:
     size = bytes_in(f"{memory} bytes" if isinstance(memory, int) else str(memory)) or 0
     if not 2**20 <= size <= 2**40:
         raise GpuError(
-            f"virtual GPUs: a memory of {memory} is not from 1MiB to 1TiB; "
+            f"virtual GPUs: {memory} of memory requested, 1MiB to 1TiB are possible; "
             "type for example 16GiB or 512MiB"
         )
     return size

@@ -34,7 +34,7 @@ def test_a_stranger_comes_from_nothing_to_a_timing(lab, new_view):
     page.get_by_role("menuitem", name="View", exact=True).click()
     page.get_by_role("menuitem", name="Show GPUs").click()
     view.shows("No GPU is visible here")
-    assert page.evaluate(FOCUSED)
+    view.wait_until(lambda: page.evaluate(FOCUSED))
     # One cause, and what a new user can type unchanged.
     expect(view.panel.locator(".advice")).to_have_count(1)
     view.shows("%load_ext gpumagic")

@@ -290,6 +290,16 @@ def test_a_rank_that_makes_a_group_alone_is_told(shell, monkeypatch):
     assert out(shell, "%%ongpu @all\nimport torch\ntorch.ones(1).item()").result == [1, 1]
 
 
+def test_a_rank_that_still_writes_its_error_keeps_its_variables(shell, monkeypatch):
+    monkeypatch.setattr(cell_on_ranks, "GRACE_S", 1.0)
+    out(shell, "%%ongpu @all\nmine = dist.get_rank()")
+    slow = "class Slow(Exception):\n    def __str__(self): time.sleep(1.5); return 'slow'\n"
+    text = failed(shell, f"%%ongpu @all\n{slow}if mine:\n    raise Slow\n1 / 0")
+    assert "ZeroDivisionError" in text
+    assert "was replaced" not in text
+    assert out(shell, "%%ongpu @all\nmine").result == [0, 1]
+
+
 @pytest.mark.parametrize(
     "wait", ["time.sleep(60)", "if dist.get_rank(): dist.barrier()\ntime.sleep(60)"]
 )

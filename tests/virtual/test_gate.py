@@ -21,12 +21,12 @@ PACKAGE = Path(virtual.__file__).parent
         (0, "1GiB", "virtual GPUs: 0 requested, 1 to 8 are possible; type "),
         (True, "1GiB", "virtual GPUs: True requested"),
         ("2", "1GiB", "virtual GPUs: 2 requested"),
-        (2, "much", "virtual GPUs: a memory of much is not from 1MiB to 1TiB; type for"),
-        (2, -1, "a memory of -1 is not"),
-        (2, True, "a memory of True is not"),
-        (2, "10", "a memory of 10 is not"),
-        (2, 10, "a memory of 10 is not from 1MiB to 1TiB"),
-        (2, "100TiB", "is not from 1MiB to 1TiB"),
+        (2, "much", "virtual GPUs: much of memory requested, 1MiB to 1TiB are possible; type for"),
+        (2, -1, "-1 of memory requested"),
+        (2, True, "True of memory requested"),
+        (2, "10", "10 of memory requested"),
+        (2, 10, "10 of memory requested, 1MiB to 1TiB"),
+        (2, "100TiB", "100TiB of memory requested"),
     ],
 )
 def test_bad_input_is_one_line(devices, memory, said):
