@@ -1,7 +1,7 @@
 """Copy the operands of a failed call to one device and call again, for `%%ongpu … --fix`.
 
-The ledger names the line of each copy. The torch function mode adds a microsecond to each call of
-torch, so it is active only in cells with `--fix`.
+The ledger records the line of each copy. `AutoFix` is a torch function mode: it adds a microsecond
+to each torch call, so only cells with `--fix` use it.
 """
 
 from collections.abc import Callable

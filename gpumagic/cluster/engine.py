@@ -1,7 +1,7 @@
-"""Join a rank to its process group, run the notebook's cells in it, and report their position.
+"""Join this rank to its process group, run the notebook's cells, and report the line they are at.
 
 The notebook's process calls these functions by name. An interrupt cannot end a collective, which
-waits in C++. So the thread that reports the position cuts the group's connections; all variables
+waits in C++. So the thread that reports the line cuts the group's connections; all variables
 survive. The store names the cell that must end, so a late interrupt ends no other cell.
 """
 
@@ -45,7 +45,7 @@ from gpumagic.usercode.variables import names_assigned, names_read
 
 _dist: Any = dist  # Any, since torch's annotations lack its stores
 _PULSE_S = 0.5
-# If a cell still runs this many pulses after it was to end, it waits in a collective.
+# Pulses after which a cell that must end, but still runs, is waiting in a collective.
 _FREE = 3
 
 orphaned: list[Callable[[], None]] = []
@@ -97,14 +97,14 @@ def join(generation: int) -> None:
     distributed_c10d._new_process_group_helper = _make_and_note
     dist.init_process_group = distributed_c10d.init_process_group = _init_once
     real = not _this.device.virtual and dist.is_nccl_available()
-    # A separate connection, with its own keys: a waiting connection serves no other request.
+    # A connection of its own, since one that waits serves no other request; and its own keys.
     store = _dist.PrefixStore(f"generation-{generation}", _dist.TCPStore(*_this.at))
     backend, ranks = "cpu:gloo,cuda:nccl" if real else "gloo", int(os.environ["WORLD_SIZE"])
     _init(backend, store=store, rank=_this.rank, world_size=ranks)
 
 
 def _cut() -> bool:
-    """Close the group's connections, so waiting threads fail. Return whether any were open."""
+    """Close the group's connections, so waiting threads fail. Return whether there were any."""
     if not dist.is_initialized():
         return False
     if "nccl" in dist.get_backend_config():
@@ -174,7 +174,7 @@ class ThisRank:
         """Call the notebook's store; end this engine if the notebook is gone."""
         try:
             return getattr(self.store, method)(*args)
-        except RuntimeError:  # the process that would end this one may be on another machine
+        except RuntimeError:  # the watcher that ends engines may be on another machine
             for end_children in orphaned:
                 end_children()
             os._exit(1)
@@ -247,7 +247,7 @@ class CellOrder:
     file: str
     sources: dict[str, str]  # the text of the cells, for tracebacks
     keep: tuple[str, ...]  # names whose values are returned
-    assigned: dict[str, Fingerprint]  # the notebook's, of variables that the cell assigns
+    assigned: dict[str, Fingerprint]  # of the notebook's variables that the cell assigns
     label: str = ""  # before each line that the rank prints
     given: bytes = b""  # the parts of split variables
 
@@ -316,7 +316,7 @@ def run(order: CellOrder) -> Outcome:
 def _run(order: CellOrder, outcome: Outcome, space: dict[str, Any]) -> None:
     placed = Run(_this.device, space, names_read(order.tree, shell().transform_cell, space))
     error: BaseException | None = None
-    value, began = None, time.perf_counter()
+    began = time.perf_counter()
     try:
         placed.start()
         sending.note_received()

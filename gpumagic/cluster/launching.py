@@ -1,12 +1,11 @@
 """Plan how ipyparallel's launchers start engines; run as an engine; end engines with the notebook.
 
-An engine is ``python -m gpumagic.cluster.launching``, with ipyparallel's options of an engine. It
+An engine is ``python -m gpumagic.cluster.launching``, with ipyparallel's engine options. It
 sets its rank and its GPU before anything reads them.
 
 ``python -m gpumagic.cluster.launching --watch PID MARK DIRECTORY`` ends every process of a cluster
-when the process PID has ended, for any reason, and removes the directory. Every process of the
-cluster has its mark in the environment, which children inherit. An engine's mark begins with the
-cluster's mark.
+when the process PID has ended, for any reason, and removes the directory. Every process of a
+cluster has a mark in its environment, which children inherit. Each mark begins with the cluster's.
 """
 
 import contextlib
@@ -31,7 +30,7 @@ from gpumagic.virtual import part_of_the_host
 
 _LOOPBACK = "127.0.0.1"
 _ENGINE = ["-m", "gpumagic.cluster.launching"]
-# Seconds an engine waits for the controller's file and answer, on a busy machine.
+# Seconds an engine waits for the controller's file and answer: the machine may be busy.
 _ENGINE += ["--IPEngine.wait_for_url_file=60", "--IPEngine.timeout=30"]
 _MOST_VIRTUAL = 64
 
@@ -44,11 +43,11 @@ _RANKS = {
     "slurm": {"SLURM_PROCID": "SLURM_LOCALID"},
     "mpi": {"OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_LOCAL_RANK", "PMI_RANK": "MPI_LOCALRANKID"},
 }
-# The number of ranks on a host: as planned, or as a launcher by MPI says; else that of all ranks.
+# The number of ranks on a host: as planned, or as MPI's launcher says; else of all ranks.
 _HERE = "GPUMAGIC_RANKS_HERE"
 _SIZES = (_HERE, "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "WORLD_SIZE")
 FIRST = "GPUMAGIC_FIRST_ENGINE"
-"""The variable with ipyparallel's id of the engine that has rank 0 in this start."""
+"""The variable with ipyparallel's id for rank 0; a rank's id is this plus its rank."""
 MARK = "GPUMAGIC_CLUSTER"
 """The variable with the mark of a cluster's process."""
 
@@ -152,7 +151,8 @@ def ssh(hosts: str, ip: str | None, python: str | None) -> Plan:
         for local_rank in range(int(number or 1)):
             environment = {"RANK": str(len(sets)), _LOCAL: str(local_rank), _HERE: number or "1"}
             sets.append(EngineSet((len(sets),), environment, options))
-    return Plan("ssh", tuple(sets), ip or _address(names), f"{len(sets)} engines on {hosts}")
+    said = f"{many(len(sets), 'engine')} on {hosts}"
+    return Plan("ssh", tuple(sets), ip or _address(names), said)
 
 
 def slurm(size: str, partition: str | None, ip: str | None) -> Plan:
@@ -165,7 +165,7 @@ def slurm(size: str, partition: str | None, ip: str | None) -> Plan:
     asked += [f"--partition={partition}"] if partition else []
     options = {"options": "\n".join(f"#SBATCH {line}" for line in asked), **_command()}
     one = EngineSet(tuple(range(count)), {_HERE: each}, options)
-    description = f"{count} engines started by Slurm"
+    description = f"{many(count, 'engine')} started by Slurm"
     return Plan("slurm", (one,), ip or _address([""]), description, os.path.expanduser("~"))
 
 
@@ -174,7 +174,7 @@ def mpi(number: str, ip: str | None) -> Plan:
     if not number.isdecimal() or not int(number):
         raise GpuError(f"--mpi {number}: a number is needed; type --mpi 4")
     one = EngineSet(tuple(range(int(number))), {}, _command())
-    return Plan("mpi", (one,), ip or _LOOPBACK, f"{number} engines started by MPI")
+    return Plan("mpi", (one,), ip or _LOOPBACK, f"{many(int(number), 'engine')} started by MPI")
 
 
 def _address(hosts: Sequence[str]) -> str:
@@ -221,8 +221,8 @@ def main() -> None:
     sys.argv[:] = [each for each in sys.argv if each != "--mpi"]
     number = int(os.environ.pop(FIRST, "0")) + int(os.environ["RANK"])
     sys.argv.append(f"--IPEngine.id={number}")
-    # Import while the controller answers, so that the first cell need not wait. Before IPython is
-    # loaded, tqdm chooses text: a rank has no notebook for widgets.
+    # Import while the controller answers, so the first cell need not wait. Imported before IPython,
+    # tqdm draws text: a rank has no notebook for widgets.
     import torch  # noqa: F401
     import tqdm.auto  # noqa: F401
     from ipyparallel.engine import app
@@ -242,7 +242,7 @@ _GONE_S = 1.0
 
 
 def start_watch(mark: str, directory: str) -> subprocess.Popen[bytes]:
-    """Start a process, outside the cluster, that ends the cluster after this process."""
+    """Start a process outside the cluster that ends it when this process has ended."""
     command = [sys.executable, "-m", __name__, "--watch", str(os.getpid()), mark, directory]
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
 

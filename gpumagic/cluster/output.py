@@ -78,7 +78,7 @@ class WholeLines:
 def whole_lines(
     label: Callable[[], str | None], most: float = float("inf"), *, bars: bool = False
 ) -> Iterator[WholeLines]:
-    """Make stdout and stderr pass on whole lines; yield stderr's, which has the progress bars."""
+    """Make stdout and stderr pass on whole lines; yield stderr, which has the progress bars."""
     mine: Any = [WholeLines(each, label, most, bars=bars) for each in (sys.stdout, sys.stderr)]
     with redirect_stdout(mine[0]), redirect_stderr(mine[1]):
         try:
@@ -211,12 +211,12 @@ def _times(report: RanksReport) -> str:
 def _columns(record: RanksTable) -> list[table.Column]:
     rows = record.rows
     memory = [share(row.get("used"), row.get("total")) for row in rows]
-    virtual = ["virtual" if row.get("virtual") else row.get("name", "") for row in rows]
+    gpus = ["virtual" if row.get("virtual") else row.get("name", "") for row in rows]
     return [
         table.Column("rank", [str(row["rank"]) for row in rows], number=True),
         table.Column("host", [row.get("host", "") for row in rows]),
         table.Column("device", [row.get("device", "") for row in rows]),
-        table.Column("GPU", virtual, fit="cut"),
+        table.Column("GPU", gpus, fit="cut"),
         table.Column("memory", memory, number=True),
         table.Column("pid", [str(row.get("pid", "")) for row in rows], number=True),
         table.Column("state", [row["state"] for row in rows], fit="wrap"),

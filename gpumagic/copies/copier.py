@@ -110,7 +110,7 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
         return made
 
     def clear(self) -> None:
-        """Drop all references."""
+        """Drop the references to originals and copies."""
         self.clear_memo()
         self._stream.close()
         for name, held in vars(self).items():
@@ -166,7 +166,7 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
         return self._spaces.setdefault(id(original), (original, dict(original)))[1]
 
     def _is_space(self, space: dict[str, Any]) -> bool:
-        """Whether globals are the notebook's or a `%run` script's, which are copied separately."""
+        """Whether globals are the notebook's or a script's of `%run`: these are copied."""
         return id(space) in self._spaces or space.get("__name__") == "__main__"
 
     def is_notebooks(self, function: Any) -> bool:
@@ -246,7 +246,7 @@ def _is_shared_kind(kind: type) -> bool:
 
 
 def _of_its_module(kind: type) -> frozenset[int]:
-    """Return the ids of a class's objects that are attributes of its module, such as sentinels."""
+    """Return the ids of all objects in a class's module, among which are its sentinels."""
     name = kind.__module__
     if name in ("__main__", "builtins") or name not in sys.modules:
         return frozenset()
@@ -298,7 +298,7 @@ def _reduce_cached(copier: Copier, cached: Any) -> Any:
 def _reduce_jitted(copier: Copier, function: Any) -> Any:
     """Return how pickle recreates a compiled function of JAX: it is compiled again."""
     kind: Any = type(function)
-    made = copier.recreate(function, lambda old, kind: kind.__new__(kind), kind)
+    made = copier.recreate(function, lambda old: kind.__new__(kind))
     return *made, (function.__getstate__(), vars(function)), None, None, _set_jitted
 
 

@@ -24,7 +24,7 @@ _views: dict[str, str] = {}
 
 
 def register(record: str, module: str) -> None:
-    """Register the module whose `text` and `html` show a class: ``"gpumagic.room.file.Class"``."""
+    """Register the module with `text` and `html` for a class: ``"gpumagic.package.file.Class"``."""
     _views[record] = module
 
 
@@ -88,14 +88,14 @@ class Shown:
         return str(view(self).html(self))
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, Any]:
-        """Return the record as JSON; for a measurement, also the title and bars of the panel."""
+        """Return the record as JSON, with what its view's `panel` adds, if the view has one."""
         panel = getattr(view(self), "panel", None)
         return {JSON: as_json(self) | (panel(self) if panel else {})}
 
 
 @lru_cache
 def sheet(name: str) -> str:
-    """Return a style sheet of this folder, without comments."""
+    """Return a style sheet of this folder, without its first comment."""
     css = files(__package__).joinpath(f"{name}.css").read_text(encoding="utf-8")
     return css.partition("*/\n")[2]
 
@@ -113,7 +113,7 @@ def tag(name: str, text: object, css: str = "", title: str = "") -> str:
 
 
 def coded(text: str) -> str:
-    """Return escaped text, with code between back-ticks."""
+    """Return escaped text; parts in back-ticks become `<code>`."""
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 

@@ -59,8 +59,8 @@ def dry_run(
     Raises
     ------
     GpuError
-        `function` is not callable or uses JAX, there is no such device or card, or this system
-        has no fork.
+        `function` is not callable, is async or uses JAX, there is no such device or card, or this
+        system has no fork.
 
     Examples
     --------
@@ -90,7 +90,7 @@ def dry_run(
 
 
 def _check(function: Any, given: object) -> None:
-    """Raise `GpuError` if a call cannot be followed, such as JAX's: forks lose its threads."""
+    """Raise `GpuError` if a call cannot be followed, such as JAX's, whose threads a fork lacks."""
     if not callable(function):
         raise GpuError(
             f"dry_run takes a function to call, not {type(function).__name__}; type "
@@ -99,9 +99,10 @@ def _check(function: Any, given: object) -> None:
     if inspect.iscoroutinefunction(function):
         raise GpuError("dry_run cannot follow an async function; give it one that awaits nothing")
     jax: Any = sys.modules.get("jax")
-    arrays = () if jax is None else (jax.Array, jax.ShapeDtypeStruct)
-    leaves = jax.tree.leaves(given) if arrays else []
-    if arrays and (hasattr(function, "lower") or any(isinstance(leaf, arrays) for leaf in leaves)):
+    if jax is None:
+        return
+    arrays = (jax.Array, jax.ShapeDtypeStruct)
+    if hasattr(function, "lower") or any(isinstance(x, arrays) for x in jax.tree.leaves(given)):
         raise GpuError(f"dry_run is for torch; {OF_JAX}")
 
 

@@ -1,4 +1,4 @@
-"""Answer function calls on fake tensors, in the outer of a dry run's two torch modes.
+"""Answer function calls on fake tensors: the outer of a dry run's two torch modes.
 
 Real tensors that the code reaches later become fakes, and results that depend on data are unknown.
 Functions of torch that fail on fakes are replaced and never restored.
@@ -51,7 +51,7 @@ class Calls(TorchFunctionMode):
         answer = _ANSWERS.get(func)
         if answer is not None and args and isinstance(args[0], FakeTensor):
             return answer(self, func, args, kwargs, sys._getframe(1))
-        # Calls on a storage may use real tensors: safetensors makes one of the mapped file.
+        # Calls on a storage may use real tensors: safetensors makes one from the mapped file.
         of_storage = bool(args) and isinstance(args[0], torch.UntypedStorage)
         with suspended() if of_storage else nullcontext():
             out = func(*args, **kwargs)
@@ -60,7 +60,7 @@ class Calls(TorchFunctionMode):
         return out
 
     def _ready(self, func: Any, given: Any) -> Any:
-        """Return the arguments as fakes; replace unknown numbers, which may only scale or fill."""
+        """Return arguments as fakes; replace unknown numbers, which may only scale or fill."""
         leaves = tree_leaves(given)
         for leaf in leaves:
             if isinstance(leaf, Tensor) and is_real(leaf):
@@ -88,9 +88,8 @@ class Calls(TorchFunctionMode):
     def item(self, func: Any, args: Any, kwargs: Any, frame: Any) -> Any:
         tensor, name = args[0], _NAMES[func]
         self._crossings.note(False, "item", str(tensor.device), "cpu", tensor.element_size())
-        one = tensor.numel() == 1
         value = host_value(frame)
-        if tensor.constant is not None or not one:
+        if tensor.constant is not None or tensor.numel() != 1:
             with torch._C.DisableTorchFunction():  # the value, or torch's own error
                 return func(tensor if tensor.constant is None else tensor.constant, *args[1:])
         if value is not None:
@@ -229,7 +228,7 @@ def install(calls: Calls, note: Callable[[str], object], held: HeldMemory, virtu
         replaced.append((torch._meta_registrations, "device_hint", lambda tensor: "cpu"))
     for owner, name, value in replaced:
         setattr(owner, name, value)
-    # Functions compiled earlier run eagerly: dynamo cannot compile here, so fullgraph=True raises.
+    # Compiled functions run eagerly: dynamo cannot compile here, and fullgraph=True would raise.
     torch.compiler.set_stance("force_eager")
     for module in (optimizers, _foreach_utils):
         # torch decides by the tensors' types whether an optimizer updates all tensors at once.

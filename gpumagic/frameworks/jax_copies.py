@@ -38,12 +38,12 @@ def advise(entry: Entry) -> Advice | None:
         return all_but_one(entry, text) if entry.calls >= OFTEN else None
     put = put_call(entry.destination, entry.names)
     if entry.repeats and entry.kind == "copy" and entry.destination != "cpu":
-        text = f"the same array each time; once, before the loop: {put}"
+        text = f"the same array each time; copy it before the loop: {put}"
         return Advice(text, entry.repeats)
     if entry.operator != "operand":
         return None
     is_, it = ("are", "them") if len(entry.names) > 1 else ("is", "it")
-    place = f"on {entry.source}" if entry.source != "cpu" else "NumPy's, or on the CPU"
+    place = f"on {entry.source}" if entry.source != "cpu" else "in host memory"
     text = f"{' and '.join(entry.names) or 'an operand'} {is_} {place}: copy {it} to the device"
     return Advice(f"{text}, before the loop if the values never change: {put}")
 
@@ -133,7 +133,7 @@ class JaxCopies(CopyCounting):
         except (ImportError, AttributeError, KeyError) as error:
             raise GpuError(
                 f"copies are not counted with JAX {jax.__version__}: {error}; "
-                "JAX 0.10 is known to be counted"
+                "counting works with JAX 0.10"
             ) from error
 
     def _patch(self, stack: ExitStack) -> None:
@@ -181,7 +181,7 @@ class JaxCopies(CopyCounting):
         """Count copies of values, or of whole arrays, to devices."""
         __tracebackhide__ = True
         copies = [copy for x, there in zip(xs, devices, strict=False) for copy in _one(x, there)]
-        return self._copying(copies, sys._getframe()) if copies else None
+        return self._copying(copies, sys._getframe())
 
     def _copied(self, xs: Any, device_lists: Any, *args: Any) -> Any:
         """Count copies of the parts of arrays to devices."""
@@ -192,11 +192,11 @@ class JaxCopies(CopyCounting):
             for (source, nbytes), device in zip(_shards(x), devices, strict=False)
             if source != device
         ]
-        return self._copying(copies, sys._getframe()) if copies else None
+        return self._copying(copies, sys._getframe())
 
     def _copying(self, copies: list[_Copy], frame: FrameType) -> _After | None:
         __tracebackhide__ = True
-        call = self.called_from(frame, _COMPILING)
+        call = self.called_from(frame, _COMPILING) if copies else None
         if call is None:
             return None
         # Data that a library converts to an array counts as an operand of the user's code.
@@ -241,7 +241,7 @@ class JaxCopies(CopyCounting):
     ) -> _After | None:
         """Return a function to call after the copies; in strict mode, raise before them."""
         __tracebackhide__ = True
-        # An operand on another device is the user's doing; a library's reads are the library's.
+        # Operands and explicit copies are the user's doing; other reads in a library are its own.
         asked = operator == "operand" or (explicit and kind == "copy")
         about = {"implicit": not explicit, "within": "" if asked else call.library}
         found: list[tuple[Count, _Copy]] = []
@@ -265,7 +265,7 @@ class JaxCopies(CopyCounting):
         return f"copy it there first: {put_call(count.destination, count.names)}"
 
 
-_NAMED = 4  # copies that get names: a call that compiles copies its arguments one by one
+_NAMED = 4  # so many copies get names: a compiling call copies each argument in a call of its own
 
 
 def _name(count: Count, array: Any, user: FrameType | None) -> None:
@@ -315,7 +315,7 @@ def _shards(array: Any) -> list[tuple[Any, int]]:
 
 
 def _moves_any(executable: Any, args: Sequence[Any]) -> bool:
-    """Whether an operand is a NumPy array, or is on another device."""
+    """Whether an operand is a NumPy array or is on another device; True if that is not known."""
     first = len(executable.in_avals) - len(args)  # constants precede the arguments
     kept = executable._kept_var_idx
     if first > 0 or len(kept) != len(executable._in_shardings):

@@ -159,13 +159,13 @@ def _made(module: str) -> Framework:
     return framework
 
 
-# Cached devices: `cpu`, and numbered ones once CUDA has started. These never change.
+# Cached devices: `cpu`, and numbered ones once CUDA has started.
 _found: dict[str, Device] = {}
 devices_changed.append(_found.clear)
 
 
 class Needed:
-    """Find the frameworks to place code for: imported by it, or in use in the notebook."""
+    """Find the frameworks to place: those that the code imports or the notebook uses."""
 
     def __init__(self, tree: ast.AST | None, namespace: dict[str, Any]) -> None:
         named = imports_of(tree)
@@ -185,7 +185,7 @@ class Needed:
 
     @property
     def frameworks(self) -> tuple[Framework, ...]:
-        """The frameworks to place code for, torch first."""
+        """The frameworks to place, torch first."""
         return (*((torch_itself(),) if self.torch else ()), *self.others)
 
     def check(self, what: str) -> None:

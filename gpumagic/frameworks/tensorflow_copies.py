@@ -35,7 +35,7 @@ def advise(entry: Entry) -> Advice | None:
         return Advice(f"asked for {own(entry.source)[1:]}, is on {where}: {_SOFT}")
     if entry.operator == "operand":
         put = f"with tf.device('{own(entry.destination)}'): … = tf.identity(…)"
-        where = "NumPy's, or on the CPU" if entry.source == "cpu" else f"on {entry.source}"
+        where = "in host memory" if entry.source == "cpu" else f"on {entry.source}"
         text = f"an operand is {where}: make it on {entry.destination}, or copy it once, {put}"
         return Advice(text, entry.count)
     if entry.operator == "tf.function":

@@ -1,7 +1,7 @@
 """Support TensorFlow: its devices, its tensors and variables, and Keras's models.
 
-Virtual GPU k is logical device k + 1 of the CPU: `tf.device("/GPU:1")` and lists of `tf.config` are
-patched to return it, as long as there are virtual GPUs. TensorFlow itself rejects a missing GPU.
+Virtual GPU k is logical device k + 1 of the CPU: while there are virtual GPUs,
+`tf.device("/GPU:1")` and the listings of `tf.config` are patched, since TensorFlow rejects them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gpumagic.frameworks.tensorflow_copies import TensorFlowCopies, size_of
 from gpumagic.mismatch.explanation import Explanation, expression
 from gpumagic.usercode.files import swap_attribute
 
-_STAYS = "TensorFlow's variables stay where they were made; make it in this cell"
+_STAYS = "TensorFlow cannot move a variable; make it in this cell"
 _COPIED = ", or copy it here: {}"
 _MODEL = "new = keras.models.clone_model(old); new.set_weights(old.get_weights())"
 _SAID = re.compile(r"Trying to access resource .+ located in device (\S+) from device (\S+)")
@@ -134,7 +134,7 @@ class TensorFlow(ArrayFramework):
         return f"{name[: found.start()] or '/'}device:CPU:{number + 1}"
 
     def _listing(self, real: Callable[..., Any], kind: Any, word: str) -> Callable[..., Any]:
-        """Return a function that lists TensorFlow's own devices and the virtual GPUs."""
+        """Return a function that lists the CPU and the virtual GPUs."""
 
         @functools.wraps(real)
         def devices(device_type: str | None = None) -> list[Any]:
@@ -213,9 +213,9 @@ class TensorFlow(ArrayFramework):
     def places(self, array: Any) -> list[Place]:
         """Return the pieces of memory of a tensor, or of a model's variables."""
         return [
-            Place(self.name_of(memory or each.device), id(each) << _APART, nbytes)
+            Place(self.name_of(at or each.device), id(each) << _APART, nbytes)
             for each in _variables(array) or [array]
-            for memory in [getattr(each, "backing_device", None)]
+            for at in [getattr(each, "backing_device", None)]
             if (nbytes := size_of(each))
         ]
 

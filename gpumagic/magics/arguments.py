@@ -1,4 +1,4 @@
-"""Parse the lines of the magics, check which options combine, and complete lines at Tab.
+"""Parse the lines of the magics, check which options combine, and complete lines on Tab.
 
 Parsers, checks and completions are made from options.py. Bad input raises a one-line UsageError.
 """
@@ -257,7 +257,7 @@ def _arguments(typed: str, words: list[str], before: str, prefix: str) -> list[s
     if "variables" in magic.completes:
         found += _variables(prefix)
     if {"devices", "gpus"} & {*magic.completes}:
-        # A table shows all GPUs unless a GPU is named.
+        # Tables show only GPUs, and all of them by default.
         left_out = ("all", "cpu") if "gpus" in magic.completes else ("all",)
         found += [name for name in complete(prefix) if name not in left_out]
     return found

@@ -106,7 +106,7 @@ class GpuMagics(Magics):
 
     @magic(line_cell_magic, parsed=False)
     def ongpu(self, line: str, cell: str | None = None) -> Any:
-        """Run this cell on one device or several, or all cells from now on on one device.
+        """Run this cell on one device or several, or this and all later cells on one device.
 
         New tensors and modules are created on the device, a bare "cuda" means that GPU, and
         batches of a DataLoader are copied to it. Tensors, modules and optimizers that the cell
@@ -326,7 +326,7 @@ class GpuMagics(Magics):
 
     @magic(cell_magic)
     def gpufit(self, asked: Namespace, cell: str) -> None:
-        """Find the largest value of a variable, such as a batch, with which this cell fits a GPU.
+        """Find the largest value of a variable, such as a batch size, for which this cell fits.
 
         Dry runs predict the memory for each value, without GPU time. A run on copies of your
         variables then confirms it, unless --dry is given.
@@ -348,7 +348,7 @@ class GpuMagics(Magics):
             F.cross_entropy(net(X), y).backward()
             optimizer.step()
 
-        A cell with a backward pass is fitted for training; without one, a larger batch fits.
+        To fit training, include the backward pass: without it, a larger batch fits.
         Ctrl-C keeps results so far. In a program: `gpumagic.fit(step, 0, batch=range(1, 4097))`.
         """
         from gpumagic.magics.run_elsewhere import fit_cell

@@ -160,8 +160,8 @@ def enable() -> str:
 def disable() -> str:
     """Remove the entries that `enable` wrote; return a line that says so."""
     if not (path := _update(dict.fromkeys(MAGICS))):
-        return "nothing to remove: each notebook needs %load_ext gpumagic already"
-    return f"each notebook needs %load_ext gpumagic again ({path})"
+        return "nothing to remove: each notebook already needs %load_ext gpumagic"
+    return f"each notebook again needs %load_ext gpumagic ({path})"
 
 
 def _update(names: Mapping[str, str | None]) -> Path | None:

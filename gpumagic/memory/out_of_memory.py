@@ -26,7 +26,7 @@ class Lever:
 
 @dataclass(frozen=True, repr=False)
 class OutOfMemory(Shown):
-    """Record an out-of-memory error, explained; each attribute is described at its line."""
+    """Record an out-of-memory error and its explanation; comments describe the attributes."""
 
     expression: str  # the failed expression as the user wrote it
     line: int
@@ -34,11 +34,11 @@ class OutOfMemory(Shown):
     wanted: int | None  # the bytes of the failed request
     device: DeviceMemory  # the figures at that moment, and the holders, the largest first
     reason: str  # one sentence: why there was too little memory
-    levers: tuple[Lever, ...]  # first those with which the cell fits, the cheapest first
+    levers: tuple[Lever, ...]  # those that let the cell fit come first; then by cost
     traceback_holds: int  # bytes that only this error's frames hold; `fits` assumes them freed
     adds: int | None = None  # bytes that each pass of a loop adds to memory; None if no loop does
     adds_to: str = ""  # the path of the holder that keeps these bytes; empty if unknown
-    stale: tuple[str, ...] = ()  # names bound before it failed; `fits` assumes them freed too
+    stale: tuple[str, ...] = ()  # names that the failed run bound; `fits` assumes them freed too
 
 
 _HOLDERS = 5
@@ -114,7 +114,7 @@ def _plain(text: str) -> str:
 
 
 def _title(found: OutOfMemory) -> str:
-    """Return the line above or instead of the levers; empty if nothing helps."""
+    """Return the line above the levers, or in place of them if there are none."""
     held = found.traceback_holds > _LEAST * (found.device.allocated or 0)
     holds = f" (the traceback holds {size(found.traceback_holds)})" if held else ""
     after = f"`{' '.join(('%gpufree', *found.stale))}`{holds}" if held or found.stale else ""

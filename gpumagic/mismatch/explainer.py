@@ -45,13 +45,11 @@ _DICT = "a dict does not move with the model: move each of its tensors"
 def explain(
     error: BaseException, *, namespace: Mapping[str, Any] | None = None
 ) -> Explanation | None:
-    """Explain torch's error in the names of the code that raised it; see `gpumagic.explain`."""
+    """Explain torch's error in terms of the code that raised it; see `gpumagic.explain`."""
     # In an except block, an error raised here would hide the user's error.
     with faults.kept("explaining an error"), torch._C.DisableTorchFunctionSubclass():
         for each in errors(error):
-            message = read(each)
-            found = failed_frames(each.__traceback__) if message is not None else []
-            if message is not None and found:
+            if (message := read(each)) and (found := failed_frames(each.__traceback__)):
                 found[0].scope.outer = {**(namespace or {}), **found[0].scope.outer}
                 return _explain(found, message)
     return None
@@ -76,7 +74,7 @@ def _explain(found: list[FailedFrame], message: Message) -> Explanation | None:
 
 
 def _holder(found: list[FailedFrame], cls: str) -> str:
-    """Return the notebook's variable that has an object of a class; else the object in words."""
+    """Return the notebook's variable that contains an instance of `cls`, or words for it."""
     top = next((each for each in found if each.at_top), found[-1])
     for node in ast.walk(statement(top.failed or ast.Pass()) or ast.Pass()):
         module: Any = top.scope.value(node) if isinstance(node, ast.Name) else None
@@ -158,8 +156,8 @@ def _mismatch(
         fix
         or fixes.move_owners(choice, [frame, *outer])
         or fixes.move_global(choice, [frame, *outer])
+        or fixes.write_fix(site, site if an_index else above, choice)
     )
-    fix = fix or fixes.write_fix(site, site if an_index else above, choice)
     if fix and _fails_next(fix, outer[:1], odd, choice.target):
         fix = None
     why = _reason(clash.parts, places, kind, registered)
@@ -178,8 +176,9 @@ def _also_read(clash: Operation) -> list[Part]:
 
 def _fails_next(fix: Fix, caller: list[FailedFrame], odd: list[Part], target: str) -> bool:
     """Whether the fixed function's result then clashes with unmoved tensors in its caller."""
-    found = [each for each in caller if each.failed and each.filename == fix.filename]
-    calls = [(each, each.failed or ast.Pass()) for each in found]
+    calls = [
+        (each, each.failed) for each in caller if each.failed and each.filename == fix.filename
+    ]
     return any(meets(each, at, odd, {ast.unparse(at): target}, target) for each, at in calls)
 
 
@@ -205,7 +204,7 @@ def _rows(
 
 
 def _named(part: Part, reader: Reader, odd: bool) -> list[tuple[Part, bool]]:
-    """Return the operands to show for one operand, each with whether it is the odd one.
+    """Return the parts to show for an operand, each with True if it is the odd one.
 
     A temporary result of operators, indices and methods is replaced by the named tensors that it
     was computed from. The result of any other call is shown itself, followed by these tensors.

@@ -26,13 +26,13 @@ class Placement:
     batches: bool  # whether a `DataLoader`'s batches are copied to the device
     outer: "Placement | None"  # the enclosing placement, in force again after this one
     modes: int  # number of torch's function modes at the start
-    # The keyword arguments that the hot path adds. They are empty if the CPU is the default anyway,
-    # because torch takes 0.2 µs to read one.
+    # The keyword arguments that the hot path adds. They are empty if the CPU is the default anyway:
+    # torch takes 0.2 µs to parse a keyword.
     keywords: dict[str, torch.device]
     direct: bool = True  # whether it is certainly in force and not overruled
     previous_index: int | None = None  # index of the previous current CUDA device
     delivered: list[list[int]] = field(default_factory=list)  # bytes of each tensor of each batch
-    taken: dict[str, None] = field(default_factory=dict)  # libraries given `device` as cuda:0
+    taken: dict[str, None] = field(default_factory=dict)  # libraries whose cuda:0 became `device`
 
     def overruled(self) -> bool:
         """Whether the user has since entered `with torch.device(...)`: its device then applies."""
@@ -73,7 +73,7 @@ def put_in_force(place: Placement | None) -> None:
 
 
 def traced_device() -> torch.device | None:
-    """Return the device in force in this thread, by code that dynamo can trace."""
+    """Return the device in force in this thread; dynamo can trace this function."""
     device = getattr(_traced, "device", None)
     if device is not None:
         for mode in _get_current_function_mode_stack()[_traced.modes :]:

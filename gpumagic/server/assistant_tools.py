@@ -48,14 +48,14 @@ async def gpu_status() -> dict[str, Any]:
 async def gpu_memory(notebook: str = "") -> dict[str, Any]:
     """List what holds GPU memory in a notebook, by variable, in bytes, the largest first.
 
-    `notebook` is its path or name, such as "train.ipynb"; empty if only one is open. While a cell
-    runs there is no list. Read-only.
+    `notebook` is its path or name, such as "train.ipynb"; optional if only one is open. While a
+    cell runs there is no list. Read-only.
     """
     return await _ask(notebook, "memory")
 
 
 async def gpu_last_report(notebook: str = "") -> dict[str, Any]:
-    """Tell what the last %%ongpu cell of a notebook did: its device, seconds, peak of memory,
+    """Tell what the last %%ongpu cell of a notebook did: its device, seconds, peak memory,
     copies and waits by line. `notebook` is as for gpu_memory. Read-only."""
     return await _ask(notebook, "report")
 
@@ -107,19 +107,19 @@ async def _ask(notebook: str, about: str) -> dict[str, Any]:
     ]
     if len(found) != 1:
         there = ", ".join(names.values()) or "none"
-        raise GpuError(f"{len(found)} notebooks match {notebook!r}; give one of these: {there}")
+        raise GpuError(f"{len(found)} notebooks match {notebook!r}; open notebooks: {there}")
     name, manager = names[found[0]], managers[found[0]]
     # A kernel without gpumagic would log an error for an unknown request.
     loaded = await _reply(name, manager, "comm_info_request", {"target_name": "gpumagic"})
     if not loaded["comms"]:
-        raise GpuError(f"{name} has not loaded gpumagic; type there %load_ext gpumagic")
+        raise GpuError(f"{name} has not loaded gpumagic; type %load_ext gpumagic there")
     answer = await _reply(name, manager, "gpumagic_request", {"about": about})
     return {"notebook": name, **answer}
 
 
 async def _reply(name: str, manager: Any, kind: str, content: dict[str, Any]) -> dict[str, Any]:
     """Return the content of a kernel's reply on its control channel."""
-    # `manager.client()` may block. The session is new, since kernels address replies by its id.
+    # `manager.client()` may block. The session is new, since kernels address replies by session id.
     session = Session(config=manager.session.config, key=manager.session.key)
     client = AsyncKernelClient(session=session)
     client.load_connection_info(manager.get_connection_info())

@@ -130,7 +130,7 @@ class Owners:
     ) -> None:
         self._kernels = kernels
         self._root = root  # notebooks are named relative to it
-        # Cached by process and start time, since setting the clock moves all start times.
+        # The start time is in the key, since setting the clock changes every start time.
         self._facts = lru_cache(65536)(_facts)
         self._living: list[Facts] | None = None
         # CUDA's ordinals by UUID, for each process of the last look-up.

@@ -6,8 +6,8 @@ singletons about a cuda device, and ends the process unless they say that it exi
 
 * The device guard. torch has a do-nothing cuda guard (``c10::impl::FakeGuardImpl``, eight devices).
   ``_ensureCUDADeviceGuardSet`` installs it only over a guard that counts no devices. So gpumagic
-  registers such a guard first: a CPU build has no guard, and a CUDA build's guard asks the driver
-  and may find a real GPU. Only ``deviceCount`` of the registered guard is called.
+  first registers one that counts none: a CPU build has no guard, and a CUDA build's guard asks the
+  driver and may find a real GPU. Only ``deviceCount`` of the registered guard is called.
 * CUDAHooks. The object gets a copy of its *base* class's virtual table, whose entries say "no
   cuDNN, no MAGMA, not pinned …". So C++ calls neither cuDNN nor the driver. Four entries differ:
   isBuilt, isAvailable and hasPrimaryContext say yes, and init does nothing. If torch's own header
@@ -54,7 +54,7 @@ _HOOKS_WORDS = 64  # copied words; the table has 49 or 50, and the rest is never
 _ALLOCATOR_BYTES = 64  # copied bytes; the object has only the address of its virtual table
 _STORAGE_WORDS = 12  # words of c10::StorageImpl in all versions; one is its allocator's address
 
-# The index of a storage's word for its allocator, and the address of the pinned allocator.
+# Which word of a storage has its allocator's address, and the address of the pinned allocator.
 _pinned: list[tuple[int, int]] = []
 # C++ may use these until the very end of the process, when Python is gone.
 _kept: list[Any] = []
@@ -130,7 +130,7 @@ def _install_hooks(stack: ExitStack, c10: ctypes.CDLL, cpu: ctypes.CDLL) -> None
 
 
 def _pinned_allocator(c10: ctypes.CDLL) -> Any:
-    """Return a C function that gives a copy of the CPU's allocator; it marks pinned storages."""
+    """Return a C function that gives a copy of the CPU's allocator, which marks pinned storages."""
     get = getattr(c10, CPU_ALLOCATOR)
     get.restype = ctypes.c_void_p
     ordinary = get()
@@ -200,7 +200,7 @@ def _refusal(real: int, force: bool) -> str | None:
     if torch.version.hip is not None:
         return f"they imitate CUDA, and this is a ROCm build of PyTorch; {_INSTEAD}"
     if _release() < OLDEST:
-        return f"they need PyTorch 2.10 or later, this is {torch.__version__}; {_INSTEAD}"
+        return f"they need PyTorch 2.10 or later; this is {torch.__version__}; {_INSTEAD}"
     if real and not force:
         gpus = "a real GPU" if real == 1 else f"{real} real GPUs"
         return f"this machine has {gpus}; add --force to have virtual ones in place of real ones"

@@ -91,7 +91,7 @@ def notebook(jp_serverapp, jp_asyncio_loop):
 
 async def test_they_tell_what_the_magics_tell(notebook):
     with pytest.raises(
-        GpuError, match=r"train.ipynb has not loaded gpumagic; type there %load_ext"
+        GpuError, match=r"train.ipynb has not loaded gpumagic; type %load_ext"
     ):
         await gpu_memory()
     await notebook.run(CELLS[0])
@@ -134,7 +134,7 @@ async def test_they_tell_what_the_magics_tell(notebook):
     assert await running == "on\n"
 
     with pytest.raises(
-        GpuError, match=r"0 notebooks match 'x'; give one of these: work/train.ipynb"
+        GpuError, match=r"0 notebooks match 'x'; open notebooks: work/train.ipynb"
     ):
         await gpu_memory("x")
 

@@ -68,7 +68,7 @@ def test_a_rocm_build(monkeypatch):
 
 def test_an_old_torch(monkeypatch):
     monkeypatch.setattr(torch, "__version__", "2.9.1")
-    refuses("they need PyTorch 2.10 or later, this is 2.9.1")
+    refuses("they need PyTorch 2.10 or later; this is 2.9.1")
 
 
 def test_a_real_gpu(monkeypatch):

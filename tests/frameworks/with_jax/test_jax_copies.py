@@ -220,9 +220,9 @@ def test_a_loop_over_numpys_arrays_is_advised_in_jaxs_words(counted):
     ran = counted("for _ in range(3):\n    a + n\n    a + loose_b\n    float(a[0])")
     said = [advise(entry).text for entry in ran.ledger]
     assert said == [
-        "n is NumPy's, or on the CPU: copy it to the device, before the loop if the values never "
+        "n is in host memory: copy it to the device, before the loop if the values never "
         'change: n = jax.device_put(n, jax.devices("gpu")[0])',
-        "the same array each time; once, before the loop: "
+        "the same array each time; copy it before the loop: "
         'loose_b = jax.device_put(loose_b, jax.devices("gpu")[0])',
         "keep a[0] on the device, and read it once after the loop",
     ]
@@ -246,10 +246,10 @@ def test_advice_names_what_each_expression_copies_and_what_holds_it(counted):
     said = [advise(entry).text.partition("copy ")[::2] for entry in ran.ledger]
     gpu = 'jax.devices("gpu")[0]'
     assert [(who, how.partition("change: ")[2]) for who, how in said] == [
-        ("n is NumPy's, or on the CPU: ", f"n = jax.device_put(n, {gpu})"),
-        ("m is NumPy's, or on the CPU: ", f"m = jax.device_put(m, {gpu})"),
-        ("tree is NumPy's, or on the CPU: ", f"tree = jax.device_put(tree, {gpu})"),
-        ("an operand is NumPy's, or on the CPU: ", f"jax.device_put(…, {gpu})"),
+        ("n is in host memory: ", f"n = jax.device_put(n, {gpu})"),
+        ("m is in host memory: ", f"m = jax.device_put(m, {gpu})"),
+        ("tree is in host memory: ", f"tree = jax.device_put(tree, {gpu})"),
+        ("an operand is in host memory: ", f"jax.device_put(…, {gpu})"),
     ]
 
 
