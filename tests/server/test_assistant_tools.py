@@ -90,9 +90,7 @@ def notebook(jp_serverapp, jp_asyncio_loop):
 
 
 async def test_they_tell_what_the_magics_tell(notebook):
-    with pytest.raises(
-        GpuError, match=r"train.ipynb has not loaded gpumagic; type %load_ext"
-    ):
+    with pytest.raises(GpuError, match=r"train.ipynb has not loaded gpumagic; type %load_ext"):
         await gpu_memory()
     await notebook.run(CELLS[0])
     assert (await gpu_last_report())["text"] == "no %%ongpu cell has run in this notebook"
@@ -133,9 +131,7 @@ async def test_they_tell_what_the_magics_tell(notebook):
     gate.touch()
     assert await running == "on\n"
 
-    with pytest.raises(
-        GpuError, match=r"0 notebooks match 'x'; open notebooks: work/train.ipynb"
-    ):
+    with pytest.raises(GpuError, match=r"0 notebooks match 'x'; open notebooks: work/train.ipynb"):
         await gpu_memory("x")
 
 

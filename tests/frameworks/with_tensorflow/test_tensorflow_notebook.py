@@ -25,7 +25,7 @@ def test_the_textbooks_chapter_in_tensorflow(tmp_path):
     assert "(True, 'cuda:0', 'cuda:1')" in shown  # the assignment in a scope copies nothing
     assert "moved X: 24 B from cuda:0" in shown
     assert "line 3: asked for GPU:10, is on the CPU: soft placement" in shown
-    assert "left net: TensorFlow's variables stay where they were made" in shown
+    assert "left net: TensorFlow cannot move a variable" in shown
     assert "6 transfers: 48 B to cuda:1 at line 3: `net(Y)`" in shown
     waited = "1 wait at line 11: `loss.numpy()`"
     assert f"194 transfers: 35.2 KiB to cuda:1, 12 B to cpu; {waited}" in shown
