@@ -1,7 +1,7 @@
 """Use GPUs in notebooks: list them, run a cell on one, and report its copies, time and memory.
 
 ``%load_ext gpumagic`` turns the magics on; the public functions do the same in a program.
-Their packages, torch and IPython are imported only when a name that needs them is first used.
+torch, IPython and gpumagic's packages are imported when a name that needs them is first used.
 """
 
 import sys
@@ -44,7 +44,7 @@ def unload_ipython_extension(shell: Any) -> None:
 
 
 def _jupyter_labextension_paths() -> list[dict[str, str]]:
-    """Return the folder of the labextension and its name, for JupyterLab."""
+    """Return the labextension's folder and name, for JupyterLab."""
     return [{"src": "labextension", "dest": "gpumagic"}]
 
 

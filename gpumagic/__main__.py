@@ -1,4 +1,4 @@
-"""Run ``python -m gpumagic``."""
+"""Run the command line for ``python -m gpumagic``."""
 
 import sys
 

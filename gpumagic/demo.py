@@ -9,7 +9,7 @@ from gpumagic.errors import GpuError
 
 
 def run(notebook: Path | None, output: Path) -> int:
-    """Run `notebook` in a kernel, write it as HTML into `output`; return 1 if a cell raised."""
+    """Run `notebook` in a kernel and write it as HTML into `output`; return 1 if a cell raised."""
     path = notebook or example("quickstart")
     if not path.is_file():
         raise GpuError(f"there is no notebook {path}; type a path that ends in .ipynb")

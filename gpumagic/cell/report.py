@@ -1,6 +1,6 @@
 """Record what happened to one cell, and show it: one line, with details folded below in HTML.
 
-The line has the device, the time, the peak of memory, and at most two clauses.
+The line has the device, the time, the peak memory, and at most two clauses on moves and so on.
 """
 
 from collections.abc import Iterable, Iterator
@@ -51,7 +51,7 @@ class Report(Shown):
     batches : Batches
         The batches that loaders copied to the device while the cell ran.
     memory : tuple of Memory
-        The bytes on every device on which the cell allocated.
+        For each device on which the cell allocated: peak bytes, and bytes before and after.
     peak : MemoryPeak or None
         The composition of the device's peak, with `--memory`.
     profile : CellProfile or None
@@ -67,7 +67,7 @@ class Report(Shown):
     made : bool
         Whether the cell made arrays of other frameworks, whose memory may be unknown.
     taken : tuple of str
-        GPUs that libraries chose and this device replaced: ``"accelerate's cuda:0"``.
+        GPUs that libraries or variables named, replaced by this device: ``"accelerate's cuda:0"``.
     elsewhere : str
         Where most of the work was, if elsewhere: ``"96 % of its allocations were on cuda:0"``.
     error : str or None
@@ -122,7 +122,7 @@ _last: list[Report] = []
 
 
 def keep_last(report: Report) -> None:
-    """Make this the result of `last_report`."""
+    """Make a report the result of `last_report`."""
     _last[:] = [report]
 
 
@@ -145,7 +145,7 @@ _ITSELF = "the cell, or a library that it calls, chose that device itself: tell 
 
 
 def text(report: Report) -> str:
-    """Return ``cuda:1 · 1.24 s · peak 12.5 MiB · moved X, net: 1.2 MiB from cpu in 3.1 ms``."""
+    """Return ``cuda:1 · 1.24 s · peak 12.5 MiB · moved X: 1.2 MiB …``, with details below."""
     clauses, more = _clauses(report)
     lines = [" · ".join([*_head(report), *clauses])]
     if more:
@@ -158,7 +158,7 @@ def text(report: Report) -> str:
 
 
 def html(report: Report) -> str:
-    """Return the line; other clauses, the variables' bytes and the memory are folded below it."""
+    """Return the line as HTML; clauses, variables' bytes and memory are folded below the line."""
     (head, *rest), (clauses, behind) = _head(report), _clauses(report)
     bad = " gm-bad" if report.error or report.fault or report.elsewhere else ""
     first = f'<b class="gm-where{bad}">{escape(head)}</b>'
@@ -177,7 +177,7 @@ def html(report: Report) -> str:
 
 
 def _hints(report: Report) -> list[str]:
-    """Return advice if the cell ran elsewhere, and the ledger's advice unless its table has it."""
+    """Return advice for a cell that ran elsewhere, and the ledger's unless its table is shown."""
     itself = "cuda" in report.elsewhere and "--no-move" not in report.elsewhere
     first = [_ITSELF.format(report.device)] if itself else []
     shown = report.table or not report.ledger.entries
@@ -240,7 +240,7 @@ def _taken(report: Report) -> str:
 
 
 def _left(left: Iterable[Left]) -> Iterator[str]:
-    """Return ``X, y: a dataset stays where it is`` for each reason."""
+    """Yield ``X, y: a dataset stays where it is``, for each reason."""
     names: dict[str, list[str]] = {}
     for part in left:
         names.setdefault(part.reason, []).append(part.name)

@@ -1,6 +1,6 @@
 """Run one cell on a device: move the variables it reads, place new arrays, measure, report.
 
-However the cell ends, its placement ends first, and then a report is made.
+However the cell ends, the placement of new arrays ends first, and then a report is made.
 """
 
 import time
@@ -107,8 +107,8 @@ class _Share:
         of = self.framework
         on_cpu = sum(of.nbytes(array) for array in self.made.values() if of.where(array) == "cpu")
         read = sum(entry.nbytes for entry in entries if entry.kind == "copy")
-        # If all bytes on the CPU were copied there, the arrays were computed on the device. A moved
-        # tensor may have been changed in place on the device, which allocates nothing.
+        # If all bytes on the CPU were copied there, the arrays were computed on the device. If any
+        # tensor moved, the device may have changed that tensor in place, without an allocation.
         stayed = self.moves.left and not self.moves.moved
         return "all work was on cpu" if stayed or on_cpu not in (0, read) else ""
 
@@ -130,7 +130,7 @@ class Run:
         back: bool = False,
         said: frozenset[str] = frozenset((FOR_GOOD,)),  # clauses in the notebook's earlier reports
         helpers: Sequence[Any] = (),  # each has `start` and `stop`
-        recorder: Any = None,  # `stop(seconds of the cell)` returns the `peak`
+        recorder: Any = None,  # has `start`; `stop(seconds of the cell)` returns the `peak`
         profiler: Any = None,  # has `start`, `stop`, `result(ledger)` and `stopping` (seconds)
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -158,8 +158,8 @@ class Run:
         self._before: dict[int, Any] = {}  # weak references to arrays before the cell, by id
         self._bound: dict[str, int] = {}  # for `--back`: ids of the values before the cell
 
-    def start(self, line: Callable[[], Any] | None = None) -> None:
-        """Move variables and place, or raise `GpuError` with none moved; `line` shows progress."""
+    def start(self, line: Callable[[], Any] | None = None) -> None:  # line: makes a ProgressLine
+        """Move variables and place new arrays. After an error, `%ongpu home` undoes all moves."""
         for share in self._shares:
             share.framework.own(self.device)  # raises before any move if the device cannot be used
         read = [*variables_read(self._names, self._namespace)] if self._move else []
@@ -206,7 +206,7 @@ class Run:
     def _during(
         self, undo: ExitStack, doing: str, start: Callable[[], Any], stop: Callable[[], Any]
     ) -> None:
-        """Start an observer of the cell; its failure does not stop the cell."""
+        """Start an observer, and let `undo` stop it; if either fails, the cell still runs."""
         undo.callback(self._guarded, doing, stop)
         self._guarded(doing, start)
 
@@ -225,9 +225,9 @@ class Run:
             share.remember()
 
     def finish(self, error: BaseException | None = None) -> Report | None:
-        """Undo the placement and report what happened; None if `start` did not succeed.
+        """End what `start` began, and return the report; None if `start` did not succeed.
 
-        If Ctrl-C arrives meanwhile, everything is still undone before KeyboardInterrupt is raised.
+        If Ctrl-C arrives meanwhile, everything still ends before KeyboardInterrupt is raised.
         """
         if self._undo is None:
             return None
@@ -278,7 +278,7 @@ class Run:
         )
 
     def _ledger(self) -> Ledger:
-        """Return the ledger; empty if torch's device has failed, since reading would call it."""
+        """Return the ledger; empty if torch's device failed, because reading waits for it."""
         failed = self._fault is not None and any(s.framework.name == "torch" for s in self._shares)
         if failed or not self._tally.counts:
             return Ledger(virtual=self._tally.virtual)
@@ -335,7 +335,7 @@ class Run:
                     touched = (memory.device for memory in share.memory)
                     share.framework.wait(*dict.fromkeys((self._where, *touched)))
         except Exception as failed:  # noqa: BLE001
-            # The wait raises earlier errors of the device, and its loss.
+            # The wait raises errors of the device's earlier work, and for a lost device.
             self._fault = first_line(failed)
         finally:
             self._seconds = self._clock() - self._started - self.left_out
@@ -390,7 +390,7 @@ def left_alone(
 ) -> Iterator[Left]:
     """Yield the variables that cannot be moved: ``a: CuPy, on cuda:0, 1.2 GiB``.
 
-    These are other libraries' arrays on another GPU, and torch's tensors if torch is `unusable`.
+    They are unsupported libraries' arrays on other GPUs, and tensors if `unusable` has a reason.
     """
     for name in names:
         value = namespace.get(name)
@@ -401,7 +401,7 @@ def left_alone(
         ):
             with faults.kept("asking another library's array where it is"):
                 where = device_of(value)
-                # NumPy's arrays belong on the host and stay there.
+                # Arrays on the CPU, such as NumPy's, belong there.
                 if where not in (None, "cpu", str(device)):
                     nbytes = nbytes_of(value) or None
                     yield Left(name, f"{library_of(value)}, on {where}, {size(nbytes)}")

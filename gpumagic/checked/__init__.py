@@ -1,1 +1,1 @@
-"""Check values before a GPU uses them: indices, labels, probabilities, and NaN."""
+"""Check indices, labels and probabilities before a GPU uses them, and find where NaN is made."""

@@ -1,6 +1,6 @@
-"""Check the values that CUDA's kernels assert: indices, labels and probabilities.
+"""Check the values for which CUDA's kernels assert bounds: indices, labels and probabilities.
 
-A failed assert ends CUDA for the whole process. `_TABLE` lists the functions with an assert, and
+A failed assert ends CUDA for the whole process. `finders` lists the functions with an assert, and
 the bounds of their arguments. The error names the user's variable, the bad value and its position,
 the bound and the likely cause.
 """
@@ -57,15 +57,15 @@ Find = Callable[[Any, Any], Iterator[Bounded]]
 
 
 class Indexing(NamedTuple):
-    """Functions that take an index or bounded numbers; `parameters`: their first parameters."""
+    """Functions with an index or bounded numbers; `parameters` names their first parameters."""
 
     functions: str
     parameters: str
     at: str  # the parameter to check
     of: str = ""  # the parameter that is indexed, or the number of classes
     unit: str = "elements"  # what `of` has: "rows"; without `of`, the numbers that are allowed
-    dim: int | None = None  # the indexed dimension, if it is not a parameter
-    high: float = math.inf  # the largest number, if nothing is indexed
+    dim: int | None = None  # the indexed dimension, if no parameter gives it
+    high: float = math.inf  # the largest allowed number, if nothing is indexed
     wraps: bool = False  # whether negative indices count from the end
     unless: str = ""  # a parameter that makes the function ignore `at`
 
@@ -74,7 +74,7 @@ class Indexing(NamedTuple):
         names = self.parameters.split()
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         values, of, dim = given.get(self.at), given.get(self.of), given.get("dim", self.dim)
-        # Targets of floating dtype are the probabilities of classes, which may have any value.
+        # Targets of floating dtype are probabilities of classes, for which any value is allowed.
         if self.unless in given or (self.of and getattr(values, "is_floating_point", bool)()):
             return
         if isinstance(of, (tuple, list)):  # a sparse tensor's size: the batch dimensions are first
@@ -159,7 +159,7 @@ def _of_subscript(args: Any, kwargs: Any) -> Iterator[Bounded]:
     """Yield the indices of ``x[…]``, ``x[…] = …`` and `index_put`."""
     of, key = args[0], args[1] if len(args) > 1 else kwargs["indices"]
     if type(key) is list and key and isinstance(key[0], list):
-        return  # one index or several: that depends on torch's version
+        return  # torch's version decides whether these are one index or several
     several = type(key) is tuple or (type(key) is list and isinstance(next(iter(key), 0), Tensor))
     items, dim = [*map(_index_item, key if several else (key,))], 0
     for given, index, dims in items:
@@ -213,7 +213,7 @@ def _described(bounded: Bounded, args: Any, kwargs: Any) -> str:
     values, low, high = bounded.values, bounded.low, bounded.high
     if not readable(values) or values.dtype == torch.bool or values.is_complex():
         return ""
-    # Stacked, so that the host waits once. Both are NaN if any value is.
+    # Stacked, so the host waits once. Both ends are NaN if any value is.
     ends = torch.stack(torch.aminmax(values.detach())).tolist()
     if low <= ends[0] and ends[1] <= high:
         return ""
@@ -252,7 +252,7 @@ def _cause(bounded: Bounded, value: float, ends: list[float], *, same: bool) -> 
 
 
 def readable(value: Any) -> bool:
-    """Whether a tensor's numbers can be read: no subclass, fake, `vmap` or CUDA graph capture."""
+    """Whether it is a plain tensor with numbers, outside of `vmap` and CUDA graph captures."""
     if type(value) not in (Tensor, nn.Parameter) or value.layout != torch.strided:
         return False
     if value.is_meta or is_functorch_wrapped_tensor(value) or not value.numel():
@@ -294,7 +294,7 @@ class RunningCall:
 
 
 def _variables(frame: FailedFrame, failed: ast.AST) -> dict[int, str]:
-    """Return the names of variables and of modules' weights in an expression, by their ids."""
+    """Map the ids of an expression's variables, and of their modules' weights, to names."""
     names: dict[int, str] = {}
     for node in (node for node in ast.walk(failed) if isinstance(node, NAMED)):
         value = frame.scope.value(node)
@@ -305,7 +305,7 @@ def _variables(frame: FailedFrame, failed: ast.AST) -> dict[int, str]:
 
 
 def _subscripts(frame: FailedFrame, failed: ast.AST, args: Any) -> dict[int, str]:
-    """Return the expressions of an index's items, such as lists and arrays, by their ids."""
+    """Map the ids of an index's items, such as lists and arrays, to their expressions."""
     if not isinstance(failed, ast.Subscript) or len(args) < 2:
         return {}
     nodes = failed.slice.elts if isinstance(failed.slice, ast.Tuple) else [failed.slice]
@@ -318,7 +318,7 @@ def _subscripts(frame: FailedFrame, failed: ast.AST, args: Any) -> dict[int, str
 def _results(
     frame: FailedFrame, failed: ast.AST, given: list[Any], known: dict[int, str]
 ) -> dict[int, str]:
-    """Pair the tensors without a name with the temporary expressions, if there are as many."""
+    """Map the ids of unnamed tensors to temporary expressions, if there are as many of each."""
     done = operation(failed, Reader(frame))
     parts = () if done is None else done.parts
     if any(own(part.value).get("_modules") for part in parts):

@@ -1,8 +1,8 @@
 """Check the arguments of torch's functions before they run, and find where NaN is made.
 
-This is a torch function mode. It costs a microsecond per call; a dispatch mode costs six. The
-ledger's kernels do not suffice: each serves one device, never the CPU. The mode sees only calls of
-its own thread, not autograd's. This suffices: a backward pass reuses indices of its forward pass.
+This is a torch function mode, which costs a microsecond per call; a dispatch mode costs six. The
+ledger's kernels cannot check: each serves one device, never the CPU. The mode sees the calls of its
+own thread, not of autograd's. They suffice: a backward pass reuses the forward pass's indices.
 """
 
 import sys
@@ -92,7 +92,7 @@ class check(FunctionMode):
 
 # -- NaN
 class NanFinder:
-    """Find the operation that makes NaN or infinity; ignore infinity in arguments or a library."""
+    """Find the operation that makes NaN or infinity, except for infinity made by a library."""
 
     def __init__(self, mode: FunctionMode) -> None:
         self._mode = mode
@@ -191,7 +191,7 @@ def _has_extreme(values: Iterable[Any]) -> bool:
 
 
 def _library(frame: FrameType | None) -> FrameType | None:
-    """Return the frame that calls torch's functions, if it is a library's."""
+    """Return the frame that calls torch's functions, if a library's code runs in it."""
     while frame is not None and (
         files.stands_in(frame.f_code.co_filename) or files.is_torchs(frame.f_code.co_filename)
     ):

@@ -26,16 +26,16 @@ from gpumagic.isolation.settings import noted
 from gpumagic.usercode.files import label, shell, user_namespace
 from gpumagic.usercode.variables import names_assigned, names_read, variables_read
 
-# Seconds after an interrupt until a rank that still runs the cell's code is replaced. The rank
-# counts them, so that a busy machine gives it more; after the longest all are replaced.
+# Seconds after an interrupt until a rank that still runs the cell's code is replaced, as counted by
+# the rank, which is slower on a busy machine; and the most seconds, as counted here.
 GRACE_S, _LONGEST_S = 5.0, 30.0
-# Ranks that have waited idly for one another for this many seconds are deadlocked.
+# Seconds of idle waiting for one another after which ranks are deadlocked.
 HANGS_S = 5.0
 _LOOK_S, _SAY_S = 0.02, 0.25
 _SHOWN = 8  # ranks whose positions the progress line shows
-# The report names the size of the returned values above this many bytes.
+# Bytes of returned values above which the report names their size.
 _MUCH = 2**16
-_IMPATIENT = 3  # after this many presses of Ctrl-C, the next raises KeyboardInterrupt at once
+_IMPATIENT = 3  # presses of Ctrl-C after which the next raises KeyboardInterrupt at once
 
 
 class RanksError(Exception):
@@ -87,14 +87,14 @@ class CellOnRanks:
         self.outcomes: dict[int, Outcome] = {}  # by part
         self.failed: tuple[int, ErrorInRank] | None = None  # the rank that failed first
         self.interrupted = False  # by Ctrl-C
-        self.replaced: list[RankEngine] = []  # ranks that did not end
+        self.replaced: list[RankEngine] = []  # ranks that did not end the cell
         self._signaled: float | None = None
         self._presses: list[Any] = []  # of Ctrl-C
         self._said = 0.0
         self._shown = defaultdict[tuple[int, int], Counter[str]](Counter)  # by rank and part
 
     def deliver(self) -> None:
-        """Send missing variables to ranks with work. Raises `GpuError` or a rank's `RanksError`."""
+        """Send ranks with work the variables that they lack; raise `GpuError` or `RanksError`."""
         busy = [rank for rank in self.ranks if self._queues[rank]]
         groups: dict[str, tuple[Wants, list[RankEngine]]] = {}  # ranks that lack the same variables
         if self._fingerprints:
@@ -105,7 +105,7 @@ class CellOnRanks:
             self._send(ranks, wants)
 
     def _send(self, ranks: Sequence[RankEngine], wants: Wants) -> None:
-        """Send missing variables to ranks that lack the same ones."""
+        """Send variables to ranks that all lack them."""
         values = {n: value for n, value in self._values.items() if n in wants.names}
         fingerprints = {name: self._fingerprints[name] for name in (*values, *wants.kept)}
         if not fingerprints:
@@ -122,7 +122,7 @@ class CellOnRanks:
                 raise RanksError(rank.number, ErrorInRank(why, "", "", why), 1, ())
 
     def run(self) -> None:
-        """Run the cell; always ends, since a rank that does not end is replaced."""
+        """Run the cell until it has ended on all ranks; a rank that does not end it is replaced."""
         began = time.monotonic()
         with noted(lambda *signaled: self._presses.append(signaled), _IMPATIENT):
             for rank in self.ranks:
@@ -157,7 +157,7 @@ class CellOnRanks:
             yield f"{size(back)} returned"
 
     def broke_the_group(self) -> bool:
-        """Whether ranks are in different collectives, so that the group cannot be used."""
+        """Whether the group is unusable: ranks are in different collectives, or one was cut."""
         if self.replaced:
             return False  # the group was recreated with the replacement
         outcomes = self.outcomes.values()
@@ -196,13 +196,13 @@ class CellOnRanks:
                 self._take(rank, part, asked)
         self._engines.check()
         for rank in [*self._running]:
-            if rank.lost:  # errors that follow in other ranks are not the cause
+            if rank.lost:  # this is the cause of any errors in other ranks
                 del self._running[rank]
                 self._fail(rank.number, "died", rank.lost, "", rank.died)
         if self._signaled is None:
             self._end_a_deadlock()
             return
-        # The second Ctrl-C does not wait for the ranks.
+        # After a second Ctrl-C, ranks are replaced without waiting for them.
         now = len(self._presses) > 1 or time.monotonic() - self._signaled > _LONGEST_S
         for rank in [*self._running]:
             pulse = self._engines.pulse(rank, self._order.cell)

@@ -1,8 +1,8 @@
 """Save variables of the ranks by `torch.distributed.checkpoint`, and load them again.
 
-A checkpoint is a directory. torch writes its `.metadata` last, so a directory without one is
+A checkpoint is a directory. torch writes the file `.metadata` last, so a directory without it is
 incomplete, and the previous checkpoint stays valid. Any number of ranks can load a checkpoint, with
-or without DDP or `fully_shard`. All ranks call `save` or `restore`; if one fails, none proceeds.
+or without DDP or `fully_shard`. All ranks call `save` or `restore`; if a rank fails, none proceeds.
 """
 
 import warnings
@@ -40,7 +40,7 @@ class Checkpoint(NamedTuple):
 
 
 def find(directory: str) -> Path:
-    """Return the last complete checkpoint in a directory, or the directory itself."""
+    """Return a directory if it is a complete checkpoint, else the last complete one in it."""
     for path in (Path(directory), *reversed(_each(directory))):
         if (path / ".metadata").is_file():
             return path
@@ -56,7 +56,7 @@ def _next(directory: str) -> Path:
 
 
 def _each(directory: str) -> list[Path]:
-    """Return the checkpoints, the oldest first."""
+    """Return the checkpoints in a directory, the oldest first."""
     return sorted(Path(directory).glob("[0-9]" * 6))
 
 
@@ -70,7 +70,7 @@ class State(NamedTuple):
 
 
 def _state(name: str, space: dict[str, Any], saved: dict[str, Any]) -> State:
-    """Return the state of a variable, with placeholders for the checkpoint's entries."""
+    """Return a variable's state; for loading, with placeholders for the entries in `saved`."""
     whole = saved.get("")
     if whole is not None and not (hasattr(whole, "size") and torch.is_tensor(space.get(name))):
         return _assigned(name, space, _slot(whole))
@@ -136,13 +136,13 @@ def _on_cpu(value: Any) -> Any:
 
 
 def _fitting(path: Path, space: dict[str, Any]) -> dict[str, State]:
-    """Return this rank's states of a checkpoint's variables; `GpuError` if they do not fit."""
+    """Return this rank's states of a checkpoint's variables; `GpuError` if one does not fit."""
     saved: dict[str, dict[str, Any]] = {}
     for key, at in dcp.FileSystemReader(path).read_metadata().state_dict_metadata.items():
         saved.setdefault(key.partition("/")[0], {})[key.partition("/")[2]] = at
     found = {name: _state(name, space, each) for name, each in saved.items()}
     for name, each in saved.items():
-        # torch itself checks shapes, and that the checkpoint has every entry.
+        # torch itself checks the rest: the shapes, and that the checkpoint has every entry.
         if lacking := sorted(each.keys() - found[name].values.keys()):
             raise GpuError(f"{name}: the checkpoint's {lacking[0]} does not exist here")
     return found
@@ -199,7 +199,7 @@ def save(directory: str, names: list[str]) -> Checkpoint:
 
 
 def restore(directory: str) -> Checkpoint:
-    """Read a whole checkpoint, then load it into this rank's variables; return as `save` does."""
+    """Read a whole checkpoint, then load it into this rank's variables; return what `save` does."""
     found: dict[str, State] = {}
     read: dict[str, Any] = {}
 

@@ -1,7 +1,7 @@
 """Start the engines of a cluster, replace them, and explain how they ended.
 
-ipyparallel starts and connects them. Each engine requests an id: its rank plus an offset that grows
-with each start, so that a late engine of an aborted start is not mistaken for a rank.
+ipyparallel starts and connects them. Each engine requests an id: its rank plus an offset. The
+offset grows with each start, so a late engine of an aborted start is not mistaken for a rank.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from gpumagic.isolation.settings import deferred
 from gpumagic.telemetry.host import MemoryGroup, host_name
 
 _dist: Any = torch.distributed  # Any, since torch's annotations lack its stores
-# Milliseconds between heartbeats: the controller registers an engine at the next one.
+# Milliseconds between heartbeats: the controller registers an engine at the next heartbeat.
 _BEAT_MS = 500
 _START_S = 120.0
 _LOOK_S = 0.02
@@ -61,7 +61,7 @@ class RankEngine:
     number: int
     engine_set: EngineSet
     engine: int = -1  # ipyparallel's id
-    mark: str = ""  # in the environment of its process and child processes
+    mark: str = ""  # in the environment of the engine's process and child processes
     about: dict[str, Any] = field(default_factory=dict)
     lost: str = ""  # why it has ended; empty while it runs
 
@@ -91,7 +91,7 @@ class Engines:
 
     # -- starting
     def start(self, say: Callable[[str], object]) -> None:
-        """Start all engines and join their group; if it raises, `stop` ends what was started."""
+        """Start all engines and join them in a group. After an error, `stop` ends those started."""
         with deferred():
             self._make()
             environment = {launching.MARK: self.mark}
@@ -105,7 +105,7 @@ class Engines:
         self.join()
 
     def _make(self) -> None:
-        """Start the store and the process that ends the engines; make the controller."""
+        """Start the store, and a process that ends orphaned engines; define the cluster."""
         home = self.plan.directory
         prefix = ".gpumagic-cluster-" if home else "gpumagic-cluster-"
         self._directory = tempfile.mkdtemp(prefix=prefix, dir=home)
@@ -128,7 +128,7 @@ class Engines:
             cluster_file="",
             log_level=50,
             controller_ip=self.plan.address,
-            # Local engines import torch first, and read the address from a file then.
+            # Local engines read the address from a file, after they have imported torch.
             send_engines_connection_env=not self.plan.local,
             controller_args=[
                 "--IPController.use_threads=True",
@@ -201,19 +201,19 @@ class Engines:
         self.check()
         if not any(rank.lost for rank in self.ranks):
             self._generation += 1
-            with deferred():  # each rank waits for the others
+            with deferred():  # a rank that joins waits for all others
                 self._at_start(self.ranks, engine.join, self._generation)
 
     # -- talking
     def ask(self, rank: RankEngine, function: Callable[..., Any], *args: Any) -> Any:
-        """Call a function in a rank, asynchronously."""
+        """Call a function in a rank; return the pending reply."""
         try:
             return self._client[rank.engine].apply_async(function, *args)
         except (IndexError, ipyparallel.error.NoEnginesRegistered):
             raise GpuError(_GONE) from None
 
     def answer(self, asked: Any, timeout_s: float | None = None) -> Any:
-        """Return a rank's reply; raise `GpuError` if it has died."""
+        """Wait for a rank's reply and return it; raise `GpuError` if the rank has died."""
         try:
             return asked.get(timeout_s)
         except ipyparallel.error.RemoteError as error:
@@ -285,7 +285,7 @@ class Engines:
         return f"it was ended by {signal.Signals(-code).name} (signal {-code})"
 
     def replace(self, ranks: Sequence[RankEngine], say: Callable[[str], object]) -> None:
-        """Kill ranks, start others in their place, and join a new group."""
+        """Kill ranks, start new ones in their place, and join all ranks in a new group."""
         for rank in ranks:
             if len(rank.engine_set.ranks) > 1:
                 raise GpuError(
@@ -305,7 +305,7 @@ class Engines:
         self.join()
 
     def _end(self, ranks: Sequence[RankEngine]) -> None:
-        """Kill the engines of ranks and their children."""
+        """Kill the engines of ranks, and the engines' child processes."""
         with deferred():
             for rank in ranks:
                 if rank.about.get("host") != host_name() and rank.engine in self._client.ids:
@@ -319,6 +319,6 @@ class Engines:
         self.stopped = True
         with deferred():
             self._cleanup.close()
-        # These objects have open files, and reference cycles keep them alive until a collection.
+        # Release these objects' open files, which reference cycles might keep until a collection.
         self._store = self._client = self._cluster = None
         self._launchers.clear()

@@ -27,7 +27,7 @@ _REWRAP = "the process group was recreated: wrap modules in DDP or fully_shard a
 class GpuCluster(AbstractContextManager["GpuCluster"]):
     """The ranks of a cluster; `gpumagic.cluster` starts one.
 
-    As a context manager, it stops the cluster at the end.
+    A `with` block stops the cluster at its end.
 
     Attributes
     ----------
@@ -171,8 +171,8 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
     def checkpoint(self, *names: str, to: str | None) -> str:
         """Save variables of the ranks; return the new directory.
 
-        Saves tensors, numbers, lists, dicts, and objects with a `state_dict`. Rank 0 saves values
-        that all ranks have in full. `to` is a directory that all ranks see. If this raises
+        Saves tensors, numbers, lists, dicts, and objects with a `state_dict`. Values that all ranks
+        have in full are saved by rank 0. `to` is a directory that all ranks see. After a
         `GpuError`, there is no new checkpoint.
         """
         if not names or len(set(names)) < len(names) or not to:
@@ -182,8 +182,8 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
     def restore(self, directory: str) -> "Checkpoint":
         """Load a checkpoint into the variables of all ranks, however many there are.
 
-        Loads the last complete checkpoint in the directory, or the directory itself. If a module or
-        an optimizer is missing or has another shape, raises `GpuError` and changes nothing.
+        Loads the directory if it is a complete checkpoint, else the last complete one in it. If a
+        module or optimizer is missing or has another shape, raises `GpuError` and changes nothing.
         """
         loaded = self._of_checkpoints("restore", directory)
         self.keep(*loaded.variables)
@@ -215,7 +215,7 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
         return {n: [sending.unpack(each[n]) for each in found if n in each] for n in names}
 
     def keep(self, *names: str) -> None:
-        """Let ranks use their values of these variables until the notebook changes its values."""
+        """Let ranks keep their values of these variables until the notebook changes its own."""
         fingerprints = sending.fingerprints_here(names)
         self._engines.answers(self._ranks("@all"), sending.receive, b"", fingerprints)
 

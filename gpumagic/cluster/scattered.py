@@ -1,7 +1,7 @@
 """Split values into parts by their items, and join the results of the parts.
 
-Items are split as by `torch.tensor_split` and `numpy.array_split`; `gather` joins them. A part is a
-copy: a view would be sent with its whole storage, and a thread could change the notebook's value.
+Items are split as by `torch.tensor_split` and `numpy.array_split`. A part is a copy: a view would
+be sent with its whole storage, and a thread that writes to it would change the notebook's value.
 Gathered tensors are on the CPU, without autograd graph. Results that cannot be joined are returned
 as a list of the parts, so no work is lost.
 """
@@ -82,7 +82,7 @@ def _join_arrays(parts: Sequence[Any]) -> Any:
 
 
 def _join_frames(parts: Sequence[Any]) -> Any:
-    # pandas warns that empty parts will affect the dtypes.
+    # Leave out empty parts, because pandas warns that they will affect the dtypes.
     filled = [part for part in parts if len(part)] or [parts[0]]
     return sys.modules["pandas"].concat(filled)
 
@@ -190,14 +190,14 @@ def parts_in_words(name: str, bounds: list[Bounds]) -> str:
 
 
 class SplitValues:
-    """The split variables and their parts: one for each rank, or one for every `--chunk` items."""
+    """The split variables and their parts: one part for each rank, or for every `--chunk` items."""
 
     def __init__(self, asked: Sharing, namespace: Mapping[str, Any], ranks: int) -> None:
         self._values = {name: namespace[name] for name in asked.split}
         count = length(self._values)
         self.bounds = pieces(count, asked.chunk) if asked.chunk else shares(count, ranks)
         self.bounds = self.bounds or [(0, 0)]
-        # If there are no items, one empty part runs, so that the result has the right type.
+        # Without items, one empty part runs, so the result has the right type.
         filled = [n for n, (start, stop) in enumerate(self.bounds) if stop > start]
         filled = filled or [*range(1 if self._values else ranks)]
         self.total = len(filled)

@@ -1,9 +1,9 @@
 """Send the variables that a cell reads to the ranks, with the notebook's code.
 
-A variable is sent if the rank does not have it, or if the notebook has assigned or changed it since
-it was last sent. If only the rank has changed it, the rank's value stays. If the rank has a tensor,
-only its number is sent, so an optimizer that is sent later finds its parameters. Functions read the
-variables of their rank. The ranks record which values they have, so a new engine gets all of them.
+A variable is sent if the rank lacks it, or if the notebook has assigned or changed it since it was
+last sent. If only the rank has changed the variable, the rank's value stays. For a tensor that the
+rank has, only a number is sent, so an optimizer that is sent later finds its parameters. Functions
+read the variables of their rank. Each rank records which values it has, so a new engine gets all.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ from gpumagic.usercode.variables import NOT_VARIABLES
 State = tuple[int, bool]
 """A tensor's version, and its `requires_grad`."""
 Fingerprint = tuple[bytes, int]
-"""A variable's fingerprint, and the id of its object."""
+"""A hash of a variable's value, and the value's id."""
 
 
 # -- in the notebook
@@ -50,13 +50,13 @@ def _number(tensor: torch.Tensor) -> int:
 
 
 def _state(tensor: torch.Tensor) -> State:
-    """Return the tensor's version, which each write changes; always new for inference tensors."""
+    """Return a tensor's version and `requires_grad`; an inference tensor's version is new."""
     version = next(_numbers) if tensor.is_inference() else tensor._version
     return version, tensor.requires_grad
 
 
 def file_in_rank(file: str) -> str:
-    """Return the file name of code in ranks; a cell's has the cell's number, as In [3]."""
+    """Return a file's name in ranks; the name for a cell has the cell's number, as In [3]."""
     number = re.match(r"In \[(\d+)\]", label(file))
     if number is None and not file.startswith("<"):
         return file
@@ -81,13 +81,13 @@ class _Variables:
 
 
 class NotebookPickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickles the notebook's functions without the variables that they read."""
+    """Pickle the notebook's functions without the variables that they read."""
 
     def __init__(self, stream: Any, protocol: int | None = None) -> None:
         super().__init__(stream, protocol=protocol)
         self.notebook = user_namespace()
         self.sources: dict[str, str] = {}
-        self.globals_read: dict[str, None] = {}  # variables that its functions read
+        self.globals_read: dict[str, None] = {}  # variables that the pickled functions read
 
     def reducer_override(self, value: Any) -> Any:
         if issubclass(type(value), torch.Tensor):
@@ -118,7 +118,7 @@ def fingerprint(name: str, value: Any) -> tuple[bytes, Iterable[str]]:
 
 
 def fingerprints_here(names: Iterable[str]) -> dict[str, Fingerprint]:
-    """Return the fingerprints of the notebook's variables that can be sent."""
+    """Return the fingerprints of these variables of this process; omit any that cannot be sent."""
     space, fingerprints = user_namespace(), dict[str, Fingerprint]()
     for name in space.keys() & set(names):
         with suppress(GpuError):  # it cannot be sent
@@ -135,7 +135,7 @@ def fingerprints_of(
     queue = deque(variables)
     while queue:
         name, value = queue.popleft()
-        # IPython defines the hidden variables.
+        # Skip IPython's hidden variables, unless they were reassigned.
         if "." in name or name in values or name in NOT_VARIABLES or hidden.get(name) is value:
             continue
         values[name] = value
@@ -215,7 +215,7 @@ class Wants:
     """The variables that a cell reads and a rank lacks."""
 
     names: dict[str, bool]  # whether the rank has had an earlier value from the notebook
-    kept: list[str]  # the notebook and this rank have changed the same object
+    kept: list[str]  # names whose object both the notebook and this rank have changed
     tensors: dict[int, State]  # tensors that the rank has
 
 
@@ -236,7 +236,7 @@ def wanted(fingerprints: dict[str, Fingerprint]) -> Wants:
 
 
 def receive(variables: bytes, fingerprints: dict[str, Fingerprint]) -> str:
-    """Set the variables that were sent (perhaps none); return an error, or ""."""
+    """Set the variables that were sent, if any, and record fingerprints; return an error, or ""."""
     try:
         got = unpack(variables) or {}
     except Exception as error:  # noqa: BLE001  whatever the user's own object raises

@@ -1,7 +1,7 @@
 """Run a cell on several devices of this process at once, one thread each.
 
 A thread's own variables are copies of values with tensors, its parts of split variables, and the
-variables that the cell assigns. It shares all others with the notebook, whose tensors do not move.
+variables that the cell assigns. All other variables are the notebook's, whose tensors do not move.
 With `--chunk` a thread runs part after part. If a thread fails or the user interrupts, all threads
 end. Gathered variables are assigned at the end, all or none.
 """
@@ -40,7 +40,7 @@ _MAGICS = ("run_line_magic", "run_cell_magic")
 # One thread copies at a time: an object with a lock cannot be copied twice at once.
 _copying = threading.Lock()
 _label: ContextVar[str | None] = ContextVar("gpumagic_label", default=None)
-"""The device of this thread, which labels its output; None on other threads."""
+"""The device of a `DeviceThread`, which labels its output; None on all other threads."""
 
 
 def _shared(
@@ -86,7 +86,7 @@ class DeviceThread:
         self.sent: dict[str, None] = {}  # names of the split variables that were copied
 
     def run(self, codes: Sequence[CodeType | None], part: dict[str, Any]) -> Any:
-        """Run the cell on a part, in the thread; return its value and its variables."""
+        """Run the cell on a part; return the cell's value and the thread's variables."""
         space = self.copies.globals
         space.update(self._brought(part))
         began, value = time.perf_counter(), None
@@ -115,9 +115,9 @@ class DeviceThread:
         return {name: copies.globals[name] for name in part}
 
     def close(self, *, failed: bool) -> None:
-        """End the thread. Unless it failed, its variables stay: gathered functions read them."""
+        """End the thread. Unless the cell `failed`, gathered functions keep their variables."""
         self.worker.close()
-        # An error's frames would keep the copies on every device alive.
+        # Emptied, because the error's frames would keep the copies on every device alive.
         self.copies.close(emptied=failed)
 
 
@@ -152,7 +152,7 @@ class CellOnDevices:
         self._failed = True  # until all have succeeded
 
     def run(self, progress: Callable[[str], object] = lambda step: None) -> Any:
-        """Run the cell, set variables; return the last value of each part, None if all are None."""
+        """Run the cell, and gather; return the last value of each part, or None if all are None."""
         meter = MemoryMeter()
         with ExitStack() as stack:
             stack.callback(self._close)
@@ -181,7 +181,7 @@ class CellOnDevices:
         try:
             with deferred():  # an interrupt must reach all threads
                 for thread, queue in zip(self._threads, self._split.queues, strict=True):
-                    # By the context, the kernel assigns printed text to its cell.
+                    # The kernel finds the cell of printed text by the context.
                     job = partial(copy_context().run, work, thread, queue)
                     futures[thread.worker.submit(job)] = thread
             wait_for_all(futures, "FIRST_EXCEPTION")

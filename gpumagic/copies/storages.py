@@ -2,8 +2,8 @@
 
 Tensors and NumPy arrays that overlap in memory (views, `from_numpy`, tied weights) overlap in the
 copy too, with their strides and offsets. The source is only read. A copy to another device takes no
-memory on the source's device. Each array of another framework gets its own copy, which a function
-may donate. torch is used only if the notebook has imported it.
+memory on the source's device. Each array of another framework gets its own copy, so a function may
+donate the copy. torch is used only if the notebook has imported it.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Stretch:
     first: int
     start: int
     stop: int
-    device: Any = None  # for tensors: the device, and the copy's device
-    home: Any = None
+    device: Any = None  # None without torch
+    home: Any = None  # the copy's device
 
 
 class StorageCopier:
@@ -86,7 +86,7 @@ class StorageCopier:
         return number
 
     def copy(self, homes: Mapping[int, Any]) -> None:
-        """Make all copies; a tensor's device is in `homes` (by id), or else remains the same."""
+        """Make all copies; `homes` has the devices of tensors' copies, by id, if not the same."""
         with ExitStack() as stack:
             if (torch := torch_here()) is not None:
                 self._token = torch.zeros((), device="cpu", requires_grad=True)
@@ -161,7 +161,7 @@ class StorageCopier:
             self._made[piece.index] = lay_out(piece, buffer, piece.first - start + lead)
 
     def _finish(self, source: Any, data: Any, kind: type | None) -> Any:
-        """Return the data as a tensor of this class; autograd tracks it if it tracks the source."""
+        """Return the data as class `kind`; autograd tracks the result if it tracks the source."""
         torch = torch_here()
         if comes_from(type(data), "numpy.ndarray"):
             return data if kind is type(data) else data.view(kind)
@@ -291,7 +291,7 @@ def _bytes_between(start: int, stop: int, family: list[Stretch]) -> Any:
         if base <= start and stop <= base + storage.nbytes():
             flat = torch.empty(0, dtype=torch.uint8, device=source.device)
             return flat.set_(storage, start - base, (stop - start,), (1,))
-    # Several storages share the memory, such as arrays and their `from_numpy` tensors.
+    # No storage has all bytes: several overlap, such as an array and its `from_numpy` tensors.
     return torch.frombuffer(_memory(start, stop), dtype=torch.uint8)
 
 

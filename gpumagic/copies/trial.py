@@ -51,8 +51,8 @@ class CopiedVariables:
         self.sent = 0  # part of `nbytes` that came from another device
         self.notes: tuple[str, ...] = ()
         self.function = function
-        # Names that the code does not read are not copied. torch's dispatch modes in Python look up
-        # built-in names here.
+        # Variables that the code does not read are not copied. Built-ins are added because torch's
+        # dispatch modes in Python look them up here.
         self.globals = {"__builtins__": builtins, **namespace}
         self._namespace, self._stays, self._others = namespace, stays, others
         self.storages = StorageCopier(others)
@@ -73,7 +73,7 @@ class CopiedVariables:
             raise error.with_traceback(None) from None
 
     def close(self, *, emptied: bool = True) -> None:
-        """Free the memory at once; unless `emptied`, functions made here keep their variables."""
+        """Free the memory at once; unless `emptied`, copied functions keep their variables."""
         made = self.storages.made()
         self.storages.clear()
         space, self.globals, self.function = self.globals, {}, None
@@ -147,7 +147,7 @@ def place(stack: ExitStack, device: torch.device, space: dict[str, Any]) -> None
     from gpumagic.placement import suspended
     from gpumagic.placement.swap import enter, leave
 
-    # The CPU needs no placement.
+    # The CPU needs no placement, so suspend the one in force.
     if device.type == "cpu" and torch_here().get_default_device().type == "cpu":
         stack.enter_context(suspended())
     else:
@@ -175,7 +175,7 @@ class Trial:
         self._others = others
         self._program, self._values = program, values
         self.stack = ExitStack()  # to be closed on the thread that ran `set_up`
-        # Made last, because `close` is not called after an interrupt in this method.
+        # The copies are made last: after an interrupt in this method, `close` is not called.
         self.copies = CopiedVariables(
             namespace,
             [name for name in program.reads if name not in values],
@@ -199,11 +199,11 @@ class Trial:
         self.loop = self._program.looped(space)
 
     def first(self) -> Any:
-        """Run once and return the value."""
+        """Run the program once and return its value."""
         with explained_at_once():
             return self._program.once(self.copies.globals)
 
     def close(self) -> None:
-        """Free everything."""
+        """Free the copies."""
         vars(self).pop("loop", None)
         self.copies.close()
