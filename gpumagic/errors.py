@@ -54,7 +54,7 @@ def as_typed(magic: str) -> str:
 
 
 def meant(given: str, known: Iterable[str]) -> str:
-    """Ask whether a known word was meant: ``"did you mean on? "``; empty if none is close."""
+    """Return ``"did you mean on? "`` with the closest known word; empty if none is close."""
     from difflib import get_close_matches
 
     words, known = re.findall(r"[\w:-]+", given.lower()), list(known)

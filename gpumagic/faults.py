@@ -70,7 +70,7 @@ def in_words(error: BaseException) -> str:
 
 @contextmanager
 def kept(doing: str) -> Iterator[None]:
-    """Record an error that code of gpumagic raises in this context, instead of raising it."""
+    """Record an error of gpumagic's code in this context, instead of raising the error."""
     try:
         yield
     except Exception as error:  # noqa: BLE001  recorded, and shown by the doctor
@@ -84,7 +84,7 @@ def all_kept() -> list[Fault]:
 
 
 def forget() -> None:
-    """Forget all faults: for tests, and for `%unload_ext`."""
+    """Forget all faults: for tests, `%unload_ext`, and the child of a dry run."""
     with _lock:
         _faults.clear()
         unreported.clear()

@@ -177,7 +177,7 @@ def html(report: Report) -> str:
 
 
 def _hints(report: Report) -> list[str]:
-    """Return advice for a cell that ran elsewhere, and the ledger's unless its table is shown."""
+    """Return advice if the cell ran elsewhere, and the ledger's advice if no table has it."""
     itself = "cuda" in report.elsewhere and "--no-move" not in report.elsewhere
     first = [_ITSELF.format(report.device)] if itself else []
     shown = report.table or not report.ledger.entries

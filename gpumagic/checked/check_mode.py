@@ -1,8 +1,8 @@
 """Check the arguments of torch's functions before they run, and find where NaN is made.
 
 This is a torch function mode, which costs a microsecond per call; a dispatch mode costs six. The
-ledger's kernels cannot check: each serves one device, never the CPU. The mode sees the calls of its
-own thread, not of autograd's. They suffice: a backward pass reuses the forward pass's indices.
+ledger's kernels cannot check: each serves one device, never the CPU. The mode does not see calls of
+autograd's threads, and need not: a backward pass reuses the indices of its forward pass.
 """
 
 import sys

@@ -89,7 +89,7 @@ class CellOnRanks:
         self.interrupted = False  # by Ctrl-C
         self.replaced: list[RankEngine] = []  # ranks that did not end the cell
         self._signaled: float | None = None
-        self._presses: list[Any] = []  # of Ctrl-C
+        self._presses: list[Any] = []  # presses of Ctrl-C
         self._said = 0.0
         self._shown = defaultdict[tuple[int, int], Counter[str]](Counter)  # by rank and part
 

@@ -199,7 +199,7 @@ def save(directory: str, names: list[str]) -> Checkpoint:
 
 
 def restore(directory: str) -> Checkpoint:
-    """Read a whole checkpoint, then load it into this rank's variables; return what `save` does."""
+    """Read a whole checkpoint, then load it into this rank's variables; return a `Checkpoint`."""
     found: dict[str, State] = {}
     read: dict[str, Any] = {}
 

@@ -47,7 +47,7 @@ class CopiedVariables:
         stays: Callable[[Any], bool] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.seconds, self.nbytes = 0.0, 0  # copying time, with synchronization; bytes
+        self.seconds, self.nbytes = 0.0, 0  # of copying, with synchronization; bytes copied
         self.sent = 0  # part of `nbytes` that came from another device
         self.notes: tuple[str, ...] = ()
         self.function = function

@@ -46,10 +46,10 @@ class CachingAllocator:
     def __init__(self) -> None:
         self.bytes, self.blocks, self.requested = MemoryStat(), MemoryStat(), MemoryStat()
         self.reserved, self.segments = MemoryStat(), MemoryStat()
-        self._segments: dict[int, int] = {}  # size by address
+        self._segments: dict[int, int] = {}  # sizes, by address
         # Free blocks, small and large, in the order in which they are tried: by size, then address.
         self._free: tuple[list[tuple[int, int]], ...] = ([], [])
-        self._sizes: dict[int, int] = {}  # of free blocks, by address
+        self._sizes: dict[int, int] = {}  # sizes of free blocks, by address
         self._starts: dict[int, int] = {}  # addresses of free blocks, by their end
 
     @property

@@ -2,7 +2,7 @@
 
 The size of a card is the smallest that torch printed for it in public texts of 2020 to 2026
 (``torch.cuda.get_device_properties``, or the total capacity in an out-of-memory error). Without
-such a text, it is the maker's figure.
+such a text, the size is the maker's figure.
 """
 
 import os
@@ -14,7 +14,7 @@ from gpumagic.errors import GpuError
 
 CONTEXT = 512 * 2**20
 """Estimated bytes that CUDA and its kernels take before the first tensor: 300 to 600 MiB."""
-# cuBLAS's settings: sizes in KiB, and the number of each (aten/src/ATen/cuda/CublasHandlePool.cpp).
+# cuBLAS's default buffers: KiB and number (aten/src/ATen/cuda/CublasHandlePool.cpp).
 _WORKSPACE, _WORKSPACE_HOPPER = ":4096:2:16:8", ":4096:8"
 _HOPPER = (9, 0)
 
@@ -115,7 +115,7 @@ def bytes_in(text: str) -> int | None:
     return round(float(found[1]) * _UNITS[found[2]]) if found and found[2] in _UNITS else None
 
 
-# Words in drivers' and shops' names that do not identify a card.
+# Words in the names that drivers and shops give, which do not identify a card.
 _BESIDES = re.compile(r"nvidia|geforce|tesla|quadro|generation|rtx|gtx|sxm\d?|pcie?|hbm\d\w?|gpu")
 
 

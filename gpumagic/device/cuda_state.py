@@ -1,7 +1,7 @@
 """Check whether CUDA still works in this process, and say what to do if it does not.
 
 Some of CUDA's errors are permanent: each later call fails with the same error, and only a new
-process can use the GPUs again. The check calls CUDA, as an error's text may be another process's.
+process can use the GPUs again. The check asks CUDA: an error's text may come from another process.
 """
 
 import ctypes
@@ -49,8 +49,8 @@ _WHERE_BUSY = (
     "the GPU is busy or unavailable: another process may have exclusive use of it (compute mode "
     "Exclusive_Process); `%gpus` shows who holds it; run the cell again, or on another GPU"
 )
-# Errors that frameworks raise without a GPU. PyTorch's first three are from builds without CUDA;
-# the third appears after virtual GPUs were on.
+# Errors that frameworks raise without a GPU. The first three of PyTorch are from builds without
+# CUDA; the third of them appears after virtual GPUs were on.
 _NO_GPU = {
     "PyTorch": r"Torch not compiled with CUDA|not linked with support for cuda|'CUDA' backend"
     r"|Found no NVIDIA driver|No CUDA GPUs are available|torch\.cuda\.is_available\(\) is False",
@@ -71,7 +71,7 @@ class Death:
     """The permanent failure of CUDA in this process."""
 
     what: str  # "device-side assert"
-    where: str  # the code that ran when it was noticed: "In [7], line 3"; or empty
+    where: str  # the code that ran when CUDA was found dead: "In [7], line 3"; or empty
 
     @property
     def cause(self) -> str:
@@ -108,16 +108,16 @@ def live_cuda() -> Any:
 
 
 def started() -> list[int]:
-    """Return the ordinals of GPUs with a context; using another GPU creates one, of 0.5 GiB."""
+    """Return the ordinals of GPUs with a context; using any other GPU creates one, of 0.5 GiB."""
     if (cuda := live_cuda()) is None:
         return []
-    # This is torch's own test. A CPU build lacks it; there all virtual GPUs count as started.
+    # This is torch's own test. A CPU build lacks it, so there all virtual GPUs count as started.
     has_context = getattr(sys.modules["torch"]._C, "_cuda_hasPrimaryContext", lambda n: True)
     return [n for n in range(cuda.device_count()) if has_context(n)]
 
 
 def look(where: str = "", error: BaseException | None = None) -> Death | None:
-    """Check, without waiting, whether CUDA died in the code at `where`, which raised `error`."""
+    """Return CUDA's death or None, without waiting; the code at `where` may have raised `error`."""
     global _death
     if (cuda := live_cuda()) is not None:
         said = _asked(cuda)
@@ -215,7 +215,7 @@ _spare: dict[tuple[type, int], list[Any]] = {}
 
 
 def take_event(ordinal: int) -> Any:
-    """Return a timing event of a GPU. It is never destroyed; return it by `give_events`."""
+    """Return a timing event of a GPU, never destroyed; `give_events` takes it back."""
     kind = sys.modules["torch"].cuda.Event
     spare = _spare.setdefault((kind, ordinal), [])
     if spare:

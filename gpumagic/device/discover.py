@@ -1,8 +1,8 @@
 """List the devices of this process: virtual GPUs, or the GPUs of CUDA, HIP or Level Zero.
 
-CUDA_VISIBLE_DEVICES is parsed as torch does (``_parse_visible_devices``), so that ``cuda:1`` here
-is torch's. Numbers and UUIDs cannot be mixed, the list ends at its first invalid entry, and a
-repeated device makes it empty.
+CUDA_VISIBLE_DEVICES is parsed as by torch (``_parse_visible_devices``), so ``cuda:1`` is the same
+GPU here and in torch. Numbers and UUIDs cannot be mixed, the list ends at its first invalid entry,
+and a repeated device makes the list empty.
 
 For HIP, ``ROCR_VISIBLE_DEVICES`` selects and orders the GPUs. ``HIP_VISIBLE_DEVICES``, or else
 ``CUDA_VISIBLE_DEVICES``, selects among those
@@ -62,7 +62,7 @@ class Device:
 
     kind: Kind  # torch's: an AMD GPU is "cuda" too
     ordinal: int | None = None  # CUDA's number in this process, the 1 of cuda:1
-    uuid: str | None = None  # with its prefix, "GPU-…" or "MIG-…"; "PCI-…" if it has none
+    uuid: str | None = None  # with its prefix, "GPU-…" or "MIG-…"; "PCI-…" if there is none
     index: int | None = None  # index in nvidia-smi or the driver; for a MIG device, its parent's
     name: str | None = None
     memory_total: int | None = None  # bytes
@@ -88,7 +88,7 @@ _virtual: Callable[[], Sequence[Device]] | None = None
 _cuda_order: tuple[Device, ...] | None = None
 _cuda_free: Callable[[int], int | None] | None = None
 devices_changed: list[Callable[[], None]] = []
-"""Called when virtual GPUs are turned on or off, to drop data about the previous devices."""
+"""Functions to call when virtual GPUs are turned on or off, to drop data about old devices."""
 
 
 def set_virtual(devices: Callable[[], Sequence[Device]] | None) -> None:
@@ -150,7 +150,7 @@ def _of_card(kind: Kind, index: int, card: drm.GraphicsCard) -> Device:
 
 
 def _listed(gpus: list[Device], listed: str | None) -> list[Device]:
-    """Return the GPUs that a list of numbers and UUIDs selects; an invalid entry ends it."""
+    """Return the GPUs that a list of numbers and UUIDs selects; an invalid entry ends the list."""
     found: list[Device] = []
     for entry in (part.strip() for part in listed.split(",")) if listed is not None else ():
         if re.fullmatch("[0-9]{1,8}", entry):
@@ -209,7 +209,7 @@ def visible(physical: Sequence[Device], env: Mapping[str, str]) -> list[Device]:
         chosen = _by_uuid(text, [d for d in physical if _is_mig(d) == text.startswith("MIG-")])
     else:
         chosen = _by_number(text, gpus)
-    # The default, FASTEST_FIRST, is certain to be NVML's order only if all GPUs are equally fast.
+    # The default, FASTEST_FIRST, is certain to be NVML's order only if all GPUs are of one model.
     in_order = env.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
     certain = by_uuid or in_order or len({device.name for device in gpus}) <= 1
     return _numbered(_one_mig(chosen, physical), certain)
@@ -254,7 +254,7 @@ def _by_uuid(text: str, candidates: Sequence[Device]) -> list[Device]:
 
 
 LEAST_S = 1.0
-"""No energy is reported for shorter cells: the counter follows a power reading that is renewed
+"""Seconds of a cell below which no energy is reported: the counter follows a power reading renewed
 about every 100 ms, so ten readings are 10 % uncertain (Z. Yang, K. Adamek, W. Armour, Part-time
 power measurements: nvidia-smi's lack of attention, SC24, arXiv:2312.02741)."""
 

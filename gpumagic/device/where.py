@@ -24,14 +24,14 @@ NO_GPU = "this machine has no GPU that this process can see"
 def resolve(
     where: object, devices: Sequence[Device] | None = None, *, current: int = 0, cpu: bool = True
 ) -> list[Device]:
-    """Return the devices that a WHERE names, in its order; at least one.
+    """Return the devices that a WHERE names, in the order of the WHERE; at least one.
 
     A WHERE is a text as in docs/magics.md, an integer, a Device, or a ``torch.device``. With ``?``,
     a missing device becomes the CPU, with a ``note``. ``cuda``, ``xpu`` or ``gpu`` without a number
-    means `current`; ``1`` and ``gpu:1`` are a GPU of any kind.
+    means number `current`; ``1`` and ``gpu:1`` are a GPU of any kind.
 
-    Raises GpuError if a WHERE is invalid, missing, named twice or ambiguous, or if it is the CPU
-    and `cpu` is False.
+    Raises GpuError if the WHERE is invalid or ambiguous, if a device is missing or named twice, or
+    if the CPU is named and `cpu` is False.
     """
     found: list[Device] = []
     try:

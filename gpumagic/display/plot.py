@@ -39,13 +39,13 @@ def looks(devices: Sequence[str]) -> dict[str, Look]:
 
 
 def text(x: float, y: float, words: str, anchor: str = "start", css: str = "") -> str:
-    """Return escaped text; `anchor` as in SVG."""
+    """Return an SVG element with escaped `words`; `anchor` is its text-anchor."""
     kind = f' class="{css}"' if css else ""
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{kind}>{escape(words)}</text>'
 
 
 def line(x1: float, y1: float, x2: float, y2: float, css: str) -> str:
-    """Return a straight line."""
+    """Return an SVG element of a straight line."""
     return f'<line class="{css}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
 
 
@@ -104,7 +104,7 @@ FOOT = _HEIGHT - _BOTTOM
 _LINE_HEIGHT = 15.0
 # The minimum width of a plot; in a narrower page it scrolls.
 _LEAST = 0.6 * _WIDTH
-# Curves with more points than this get small dots.
+# Points of a curve above which its dots are small.
 _FEW = 24
 
 
@@ -153,7 +153,7 @@ class Plot:
         self, name: str, tick: Callable[[float], str], crossings: Iterable[Point], label: str
     ) -> str:
         """Return the SVG element: `name` labels the x axis, `label` is for screen readers."""
-        # Labels of crossings and missing values come after the names, and only where there is room.
+        # Labels of crossings and missing values are placed after the names, where there is room.
         parts = [*self._axes(name, tick), *self._names()]
         parts += [part for crossing in crossings for part in self._crossing(crossing)]
         parts += [part for curve in self._curves for part in self._curve(curve)]
@@ -189,7 +189,7 @@ class Plot:
             yield text(self._end + 19, y + 4, curve.name)
 
     def _crossing(self, crossing: Point) -> Iterator[str]:
-        """Yield a ring, and a line to its value above if there is room."""
+        """Yield a ring, and a line to the crossing's label above the plot if there is room."""
         x, half = self._x(crossing.x), LETTER * len(crossing.words) / 2
         yield _dot(x, self._y(crossing.y or 0.0), 6.5, 'class="gm-ring"', crossing.tip)
         middle = max(x, _LEFT + half)  # to the right of "time" above the axis

@@ -20,7 +20,7 @@ _NOTHING = {"text/plain": "", "text/html": ""}
 
 
 def _bar(now: object) -> dict[str, str]:
-    """Return HTML's progress bar, in our color, with text."""
+    """Return a progress bar in HTML, in gpumagic's color, with text."""
     share: float | None = getattr(now, "share", None)
     value = "" if share is None else f' value="{share:.3f}"'
     style = "accent-color: var(--gm-mine); margin-right: 8px; vertical-align: middle; width: 16em"
@@ -38,7 +38,7 @@ class ProgressLine:
         self._latest: object = None
         self._due, self._over = False, silent
         self._lock = threading.Lock()
-        # ipykernel finds an output's cell by the context: the timer's thread needs a copy.
+        # ipykernel finds an output's cell by the context, so the timer's thread needs a copy of it.
         context = copy_context()
         self._timer = threading.Timer(SHOW_AFTER_S, lambda: context.run(self._begin))
         self._timer.daemon = True
@@ -83,7 +83,7 @@ class ProgressLine:
             return
 
         class Line(tqdm):  # type: ignore[misc]
-            monitor_interval = 0  # starts no thread, which would not end
+            monitor_interval = 0  # tqdm's monitor thread would not end
 
         # `disable=None` shows nothing without a terminal.
         self._line = Line(

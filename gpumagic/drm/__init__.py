@@ -65,7 +65,7 @@ class Folder:
         return None
 
     def names(self, name: str = "") -> list[str]:
-        """Return the names in a folder, ordered by the numbers in them."""
+        """Return the names in a folder, ordered by the numbers in the names."""
         with suppress(OSError):
             found = os.listdir(os.path.join(self.path, name))
             return sorted(found, key=lambda each: [*map(int, re.findall("[0-9]+", each))])
@@ -98,7 +98,7 @@ class GraphicsCard:
 
     @property
     def device(self) -> Folder:
-        """The folder of its PCI device."""
+        """The folder of the card's PCI device."""
         return Folder(self.path / "device")
 
     @cached_property
@@ -106,7 +106,7 @@ class GraphicsCard:
         """Prefixes of the names of the memory regions that count as the card's."""
         if self.vendor == "intel":
             return ("system", "gtt") if self.integrated else ("vram", "local")
-        # ROCm uses an APU's host memory through the GTT. Only APUs have a northbridge voltage.
+        # ROCm uses an APU's host memory through the GTT. Only APUs have a northbridge voltage, in1.
         return ("vram",) if self.sensors.number("in1_input") is None else ("vram", "gtt")
 
     @property
@@ -191,7 +191,7 @@ def pci_gpus(root: Path) -> list[tuple[str, str, str | None]]:
 
 
 _UNITS = {"": 1, "KiB": 2**10, "kB": 2**10, "MiB": 2**20, "GiB": 2**30}
-# If a file has several, the last counts. amdgpu before Linux 6.14 writes "memory".
+# If a file has several, the last of these counts. amdgpu before Linux 6.14 writes "memory".
 _KINDS = ("total", "memory", "resident")
 _HELD = re.compile(
     r"^drm-(total|memory|resident)-(\S+):\s*([0-9]{1,20})(?: (KiB|kB|MiB|GiB))?$", re.MULTILINE
@@ -251,7 +251,7 @@ def kfd_gpus(root: Path) -> dict[str, int]:
 
 
 def kfd_memory(root: Path) -> dict[tuple[int, str], int]:
-    """Return the bytes that KFD reports, by pid and PCI address of the GPU."""
+    """Return KFD's bytes by pid and the GPU's PCI address; none if pids here are not the host's."""
     namespace = Folder(root / "proc/self/ns").link("pid")
     if namespace not in (None, _FIRST_NAMESPACE):
         return {}

@@ -2,7 +2,7 @@
 
 Guarantees: a refused action ends the dry run at the user's line, with a reason; the kernel refuses
 the same actions to C and C++ code; all printed and displayed output is captured.
-Only for a child that will exit: nothing here can be undone. Python's audit hook alone is not
+Only for a child that will exit, since nothing here can be undone. Python's audit hook alone is not
 enough: Landlock stops torch's PyTorchFileWriter, `os.mkfifo`, shared memory and C's own writes;
 seccomp stops chmod and connections from C, and signals, priorities and limits for other processes.
 """
@@ -68,7 +68,7 @@ class Confinement:
         """Begin to refuse actions; return whether the kernel refuses them all to C++ code too."""
         sys.dont_write_bytecode = True
         bars: Any = sys.modules.get("tqdm.std")
-        if bars is not None:  # its progress bars start a thread
+        if bars is not None:  # tqdm's progress bars start a thread
             bars.tqdm.monitor_interval = 0
         setattr(threading.Thread, "start", refusing("starting threads is not allowed in a dry run"))  # noqa: B010
         setattr(ThreadPoolExecutor, "submit", _at_once)  # noqa: B010
@@ -87,7 +87,7 @@ class Confinement:
         elif event in _REFUSED:
             reason = f"{_REFUSED[event]} is not allowed in a dry run"
         if reason and self._importing:
-            raise PermissionError(reason)  # a library works without its cache
+            raise PermissionError(reason)  # a library that cannot write its cache works without it
         if reason:
             stopped = Stopped(reason)  # creating it records it for the report
             if event in _PROGRAMS and not _asked_by_user(sys._getframe(1)):
@@ -172,7 +172,7 @@ _LOAD, _IS, _RETURN = 0x20, 0x15, 0x06
 _ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | errno.EACCES
 # By architecture: its number; calls that change a file's length, mode, owner, times or attributes,
 # connect, send, start a program or access another process; calls that signal or change a process,
-# which is their first argument; and calls that do so to their second argument.
+# which is their first argument; and such calls whose second argument is the process.
 _CALLS: dict[str, tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = {
     "x86_64": (
         0xC000003E,

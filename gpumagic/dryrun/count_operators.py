@@ -1,7 +1,7 @@
 """Count the memory and the copies of operators, in the inner of a dry run's two torch modes.
 
 Copies between devices are recorded as the ledger records them, so the table and the advice equal
-those of a real run, without times. Composite operators are decomposed as on CUDA. If a fake result
+those of a real run, but for times. Composite operators are decomposed as on CUDA. If a fake result
 has a different size in memory than the real result (a reduced loss, a sum in place), the real size
 is used. Guarantees: an operator whose result depends on data ends the dry run.
 """
@@ -85,7 +85,7 @@ class Operators(TorchDispatchMode):
         self.backward = False  # whether a backward pass has run
         self._held, self._crossings = held, crossings
         self._at_node: tuple[str, int] | None = None
-        self._began = 0  # number of storages created before the node began
+        self._began = 0  # number of storages created before that node began
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -185,7 +185,7 @@ class Operators(TorchDispatchMode):
 
 
 # In these nodes of the graph torch writes into a tensor that the node has just created: zeros, a
-# mask, a sum. True: this is certain, because the node keeps that tensor alive until it ends.
+# mask, a sum. True: this is certain, as the node keeps that tensor alive until the node ends.
 _WRITES = ("scatter", "scatter_add", "index_add", "index_fill", "index_put", "_unsafe_index_put")
 _SUMS = ("add.Tensor", "sub.Tensor", "mul.Tensor")
 _IN_PLACE: tuple[tuple[re.Pattern[str], frozenset[str], bool], ...] = (
@@ -196,7 +196,7 @@ _IN_PLACE: tuple[tuple[re.Pattern[str], frozenset[str], bool], ...] = (
 _has_kernel = C._dispatch_has_kernel_for_dispatch_key
 _COMPOSITE = C.DispatchKey.CompositeImplicitAutograd
 _CUDA = C.DispatchKeySet(C.DispatchKey.CUDA)
-# `IN_PARTS` run by these kernels, part by part: torch's fakes omit their temporary memory.
+# Kernels that run `IN_PARTS` in parts: a fake would omit the operator's temporary memory.
 _EXPLICIT = (
     C.DispatchKey.CompositeExplicitAutograd,
     C.DispatchKey.CompositeExplicitAutogradNonFunctional,
@@ -315,7 +315,7 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """Call the kernel without a weight matrix wherever sdp_utils.cpp would choose one."""
+    """Call the kernel that stores no attention weights wherever sdp_utils.cpp would choose it."""
     given, mask = (query, key, value), added(attn_mask, query.dtype)
     alike = query.dim() == 4 and query.dtype == key.dtype == value.dtype
     groups = enable_gqa and query.shape[-3] != key.shape[-3]

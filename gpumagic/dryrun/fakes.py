@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-# Imported now for `suspended`, which may first run during another import: too late to import this.
+# Imported here because `suspended` needs it and may run during another import: then it is too late.
 import torch._subclasses.schema_check_mode
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -187,7 +187,7 @@ class Fakes(FakeTensorMode):
         self._count, self._tracked = count, tracked
         # Keeps the real tensors alive, because freeing a GPU's memory would call its driver.
         self._kept: list[Tensor] = []
-        self._without: dict[int, str] = {}
+        self._without: dict[int, str] = {}  # why a tensor has no fake, by its id
 
     @property
     def avoid_device_init(self) -> bool:

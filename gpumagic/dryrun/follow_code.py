@@ -65,7 +65,7 @@ class Subject:
     move: bool  # whether the variables that the code reads are moved there
     limit: float  # seconds
     cards: tuple[Card, ...] = ()  # cards that are not here; `device` simulates the first
-    guesses: bool = False  # whether `float()` of a tensor is 1, where only memory matters
+    guesses: bool = False  # whether `float()` of a tensor is 1, as only memory matters
 
     @property
     def where(self) -> str:
@@ -143,11 +143,11 @@ class _Following:
             with self._caught():
                 if self._target is not None:
                     self._bring(self._target)
-                subject.reads.clear()  # else they keep memory alive that the code frees
+                subject.reads.clear()  # they would keep memory alive that the code frees
                 variables = _Variables(subject.namespace)
                 self._timed = True
                 signal.signal(signal.SIGALRM, self._time_is_up)
-                # Repeat it: an exception is lost where Python cannot raise, as in a finalizer.
+                # Repeated: an exception is lost where Python cannot raise, as in a finalizer.
                 signal.setitimer(signal.ITIMER_REAL, subject.limit, 0.2)
                 named = go()
             new = [*variables.assigned(), *((n, v) for n, v in named.items() if v is not None)]

@@ -38,7 +38,7 @@ _PRIVATE_FIXED = mmap.MAP_PRIVATE | 0x10 if hasattr(mmap, "MAP_PRIVATE") else 0 
 def run_forked(work: Callable[[], Any], limit: float) -> Any:
     """Call `work()` in a copy of this process; return its plain data, None after `limit` seconds.
 
-    Raises `GpuError` when this system has no fork or the copy has crashed.
+    Raises `GpuError` if this system has no fork, if `work` raises, or if the copy crashes.
     """
     if not hasattr(os, "fork"):
         raise GpuError(f"a dry run needs os.fork, which {sys.platform} does not have")
@@ -85,7 +85,7 @@ def _work_in_child(work: Callable[[], Any], sender: Connection) -> None:
             ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGKILL)
         with no_collections():  # a collection could unmap memory that is about to be replaced
             _detach(keep=sender.fileno())
-            # Keep inherited objects: destroying a group would wait for threads that are gone.
+            # Keep inherited objects: destroying a process group would wait for missing threads.
             gc.freeze()
         faults.forget()  # later faults are sent to the parent
         try:
@@ -166,7 +166,7 @@ _ADRP, _LDRB = (0x9F000000, 0x90000000), (0xFFC00000, 0x39400000)  # mask and co
 
 
 def let_backward_run() -> None:
-    """Let backward passes run in the child, on its own thread."""
+    """Let backward passes run in the child, on the thread that calls them."""
     # Otherwise the engine's threads would all create torch's thread pool at once, and fail.
     torch.set_num_threads(torch.get_num_threads())
     torch.autograd.set_multithreading_enabled(False)

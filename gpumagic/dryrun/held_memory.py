@@ -1,7 +1,7 @@
-"""Count the memory that a dry run would allocate on each device; compare it with a card's.
+"""Count the memory that a run would allocate on each device; compare it with a card's memory.
 
 Each storage counts once while anything refers to it, with CUDA's block sizes and temporary memory.
-Libraries' workspaces are not counted: a peak is "at least". An absent card is assumed to be empty.
+Libraries' workspaces are not counted, so a peak is a lower bound. An absent card is assumed empty.
 """
 
 import sys
@@ -50,7 +50,7 @@ class HeldMemory:
         self._allocators: defaultdict[str, CachingAllocator] = defaultdict(CachingAllocator)
         self._begun = False
         self.made = 0  # storages so far
-        self._leaving: int | None = None  # key of the storage that the newest may reuse
+        self._leaving: int | None = None  # key of the storage whose memory the newest may reuse
 
     def age(self, tensor: Any) -> int:
         """Return the number of the tensor's storage, in order of creation; the last if unknown."""
@@ -219,7 +219,7 @@ def target_of(on: object) -> tuple[Device | None, tuple[Card, ...]]:
 
 
 def on_card(held: HeldMemory, card: Card) -> OnCard:
-    """Return whether the fullest GPU's peak fits on a card, and the first line that exceeds it."""
+    """Return whether the fullest GPU's peak fits on a card, and the first line over the limit."""
     device = max(held.most.keys() - {"cpu", "meta"}, key=held.most.__getitem__, default="")
     rises = held.rises.get(device, [])
     at = next((line for nbytes, line in rises if nbytes > card.usable), None)

@@ -74,7 +74,7 @@ class OnCard:
 
 @dataclass(frozen=True)
 class Unknown:
-    """Record what a dry run could not know or left out, where, and whether that ended it."""
+    """Record what a dry run could not know or left out, where, and whether that ended the run."""
 
     where: UserLine | None
     reason: str
@@ -110,7 +110,7 @@ class DryRun(Shown):
     # Variables that it assigns, and "return" for a function's result.
     assigned: tuple[Assigned, ...] = ()
     peak: dict[str, Peak] = field(default_factory=dict)  # by device; a card is "cuda:0"
-    moved: tuple[Moved, ...] = ()  # variables that `%%ongpu` would move there first
+    moved: tuple[Moved, ...] = ()  # variables that `%%ongpu` would move to the device first
     # Copies between devices and waits of the host, by line, without their times.
     ledger: Ledger = field(default_factory=Ledger)
     # Everything unknown or skipped; the last entry may be where the dry run ended.
@@ -132,7 +132,7 @@ class DryRun(Shown):
         return not (ended or self.mismatches or self.error)
 
     def needed(self, device: str) -> int | None:
-        """Return the bytes needed on a device, at least; None if the code was not followed."""
+        """Return the least bytes that a device needs; None if the code's end was not reached."""
         peak = self.peak.get(device)
         return (0 if peak is None else peak.needed) if self.complete else None
 

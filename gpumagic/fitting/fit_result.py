@@ -39,7 +39,7 @@ class Largest:
 
 @dataclass(frozen=True, repr=False)
 class Fit(Shown):
-    """Record the largest value of a variable for which code fits; attributes: see their lines."""
+    """Record the largest value for which code fits; each attribute is described at its line."""
 
     code: str
     name: str  # the variable
@@ -48,7 +48,7 @@ class Fit(Shown):
     trains: bool | None  # whether a backward pass ran; None if no dry run could tell
     margin: float  # the fraction of the free memory that is left free
     notes: tuple[str, ...] = ()  # remarks on how the value was found, a line each
-    interrupted: bool = False  # whether Ctrl-C ended the search; it has the results up to then
+    interrupted: bool = False  # whether Ctrl-C ended the search; `tried` has the results up to then
     stopped: str = ""  # where and why the search stopped, if larger values may fit too
     values: Sequence[float] = ()  # the given values, in ascending order
     seconds: float = 0.0

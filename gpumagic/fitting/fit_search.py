@@ -31,9 +31,9 @@ from gpumagic.usercode.program import FUNCTION, Program
 from gpumagic.usercode.variables import variables_read
 
 _FAR_S = 20.0
-_MAX_RUNS = 8  # limited, as each measurement may send the search up or down
-# After `_FEW` calls, an answer within `near` of the largest value is accepted. After `_MANY` calls,
-# each call halves the bracket.
+_MAX_RUNS = 8  # runs in a search, at most: each measurement may send it up or down
+# After `_FEW` calls of `need`, an answer within `near` of the largest value is accepted. After
+# `_MANY` calls, each call halves the bracket.
 _FEW, _MANY = 6, 7
 Need = Callable[[float], float]
 
@@ -159,7 +159,7 @@ class Search:
     def _predict(self, value: float) -> float:
         """Return the bytes needed beyond those allocated; infinite if the dry run ended early."""
         if value not in self._predicted and value not in self._ended:
-            self._told(value, "dry run")  # reported before it too, as it may take long
+            self._told(value, "dry run")  # before the dry run too, which may take long
             try:
                 self._learn(value, dry(self._subject(value)))
             except GpuError as error:
@@ -291,7 +291,7 @@ def largest(
     `need` must not decrease as the value grows, and may return infinity. The search ends once it
     has called `need` for the answer and for the next value, which is over the limit; or, after six
     calls, for the answer and a value over the limit that is at most the fraction `near` larger. An
-    affine need takes at most four. `from_below` at most doubles a value that was within the limit.
+    affine need takes four calls at most. `from_below` doubles values until one is over the limit.
     """
     if need(values[0]) > limit:
         return None
