@@ -1,8 +1,8 @@
-"""Move arrays that cannot move in place, and name the operands of a failed expression.
+"""Move arrays that cannot move in place, and find the operands of a failed expression.
 
-The copy replaces the array wherever variables hold it. Guarantees: names and containers that
-shared an array share the copy; lists, dicts and objects stay the same objects; nothing changes
-before all copies are made.
+A copy replaces each array wherever the moved variables hold that array. Guarantees: names and
+containers that shared an array share the copy; lists, dicts and objects stay the same objects;
+nothing changes before all copies are made.
 """
 
 import ast
@@ -79,7 +79,7 @@ class ArrayFramework(Framework):
         return nullcontext() if self.copies is None else self.copies.count(tally, strict)
 
     def bring(self, array: Any, device: Device, *, committed: bool = True) -> Any:
-        """Return a copy on `device`, or the array if it is there already; GpuError on failure."""
+        """Return a copy on `device`, or the array if already there; GpuError if it cannot move."""
         raise NotImplementedError
 
     def move(
@@ -102,7 +102,7 @@ class ArrayFramework(Framework):
         return moving.finish()
 
     def allocated(self, device: Device) -> tuple[int, int | None]:
-        """Return the bytes of live arrays on a device; shared memory counts once."""
+        """Return the bytes of live arrays on a device, and no peak; shared memory counts once."""
         every = wholes(place for array in self.live() for place in self.places(array))
         return sum(place.nbytes for place in {*every.values()} if place.device == str(device)), None
 
@@ -148,7 +148,7 @@ class ArrayFramework(Framework):
 
 
 class _Moving:
-    """Copy the arrays of several variables, each once; then replace them everywhere."""
+    """Copy each array of several variables once; then put the copy in its place in all of these."""
 
     def __init__(self, framework: Framework, namespace: dict[str, Any]) -> None:
         self._framework, self._namespace = framework, namespace
@@ -159,7 +159,7 @@ class _Moving:
         self._copies: dict[int, tuple[Any, Any]] = {}  # each array and its copy, by the array's id
 
     def copy(self, name: str, value: Any, there: str, bring: Callable[[Any], Any]) -> Sequence[Any]:
-        """Copy a variable's arrays that are not on `there`; return them, or () if a copy fails."""
+        """Copy a variable's arrays that are not on `there`; return the originals, () on failure."""
         arrays = arrays_in(value, self._framework, there)
         if not arrays:
             return ()
@@ -169,7 +169,7 @@ class _Moving:
         new = [array for array in arrays if id(array) not in self._copies]
         try:
             made = {id(array): (array, bring(array)) for array in new}
-        except Exception as error:  # noqa: BLE001  it cannot move, or the device is full
+        except Exception as error:  # noqa: BLE001  an array cannot move, or the device is full
             self._left.append(Left(name, first_line(error)))
             return ()
         made = {key: (array, copy) for key, (array, copy) in made.items() if copy is not array}
@@ -253,7 +253,7 @@ def _split(value: Any) -> Split | None:
 
 
 def _changeable(value: Any) -> Any:
-    """Return a container, or a user object's attributes, to change in place; else empty."""
+    """Return a container, or a user object's attributes, to change in place; () for the rest."""
     kind = type(value)
     if kind in _IN_PLACE:
         return value
@@ -289,7 +289,7 @@ def operands(
             yield child, arrays
             continue
         inner = [*operands(child, frame, held)]
-        # The value of `x[0]` is freed by now; it was on the device of `x`.
+        # The value of `x[0]` has been freed; that value was on the device of `x`.
         if isinstance(child, ast.Subscript) and [part for part, _ in inner] == [child.value]:
             inner = [(child, inner[0][1])]
         yield from inner

@@ -18,11 +18,11 @@ class CuPy(ArrayFramework):
 
     def __init__(self) -> None:
         super().__init__()
-        # Querying an unused GPU would create a context of about 500 MiB on it.
+        # Ordinals of requested GPUs: querying any other would create a context of about 500 MiB.
         self._used: set[int] = set()
 
     def started(self) -> bool:
-        """Whether a cell has used CuPy."""
+        """Whether gpumagic has requested one of CuPy's GPUs."""
         return bool(self._used)
 
     def devices(self) -> list[Device]:
@@ -66,7 +66,7 @@ class CuPy(ArrayFramework):
             return cupy.array(array)
 
     def wait(self, *devices: str) -> None:
-        """Wait for the current GPU and for every GPU that code was placed on."""
+        """Wait for the current GPU and for every GPU that gpumagic has requested."""
         for ordinal in {*self._used, cupy.cuda.Device().id}:
             cupy.cuda.Device(ordinal).synchronize()
 
@@ -80,7 +80,7 @@ class CuPy(ArrayFramework):
         return [place] if place is not None else []
 
     def pool(self, device: Device) -> Pool | None:
-        """Return the figures of CuPy's memory pool for a GPU; None if the GPU is unused."""
+        """Return the figures of CuPy's memory pool for a GPU; None if it was not requested."""
         if device.ordinal not in self._used:
             return None
         with self.own(device):

@@ -23,7 +23,7 @@ _KINDS = {
     8: "mps",
     14: "xpu",
 }
-# Devices of libraries of tables: some of their columns support no array protocol.
+# Devices of table libraries: their tables and some of their columns support no array protocol.
 _TABLES = {"cudf": "cuda", "pandas": "cpu", "polars": "cpu", "pyarrow": "cpu"}
 _NAMES = {
     "cudf": "cuDF",
@@ -62,8 +62,8 @@ class Pool:
 
 
 def device_of(value: Any) -> str | None:
-    """Return ``"cuda:1"``, ``"cuda"`` (the library names no ordinal) or ``"cpu"``; else None."""
-    kind = type(value)  # not the object: a mock has every attribute
+    """Return an array's device: ``"cuda:1"``, ``"cuda"`` (no ordinal known), ``"cpu"``; or None."""
+    kind = type(value)  # its attributes are tested, because a mock object has every attribute
     if hasattr(kind, "__dlpack_device__"):
         try:
             number, ordinal = map(int, value.__dlpack_device__())
@@ -72,7 +72,7 @@ def device_of(value: Any) -> str | None:
         name = _KINDS.get(number, f"DLPack's device type {number}")
         return name if name in ("cpu", "mps") else f"{name}:{ordinal}"
     if hasattr(kind, "__cuda_array_interface__"):
-        # Its `device` may be a number, an object with an `id`, or a name.
+        # An array's `device` may be a number, an object with an `id`, or a name.
         own = getattr(value, "device", None)
         by_number = getattr(own, "id", own)
         named = f"cuda:{by_number}" if isinstance(by_number, int) else str(own)
@@ -100,7 +100,7 @@ def place_of(value: Any) -> Place | None:
 
 
 def wholes(places: Iterable[Place]) -> dict[Place, Place]:
-    """Map each place to the largest one that encloses it: a view to its base."""
+    """Map each place to the largest place that encloses it: a view's place to its base's."""
     found: dict[Place, Place] = {}
     whole: Place | None = None
     for place in sorted({*places}, key=lambda each: (each.device, each.address, -each.nbytes)):
@@ -125,34 +125,34 @@ class Framework(Protocol):
     """Define the contract of an imported framework; method bodies here are the defaults."""
 
     name: str
-    """Its name, as its authors write it: ``"JAX"``."""
+    """The framework's name, as its authors write it: ``"JAX"``."""
     counts_allocations: bool = False
     """Whether `peak` includes all allocations, so that variables need not be searched."""
 
     def started(self) -> bool:
-        """Whether it has found its devices; before that, other methods may start it."""
+        """Whether the framework has found its devices; until then, other methods may start it."""
 
     def devices(self) -> list[Device]:
-        """Return the GPUs that it can use here, virtual ones too, by ordinal."""
+        """Return the GPUs that the framework can use here, virtual ones too, by ordinal."""
 
     def own(self, device: Device) -> Any:
-        """Return the framework's object for a device, for its functions or `with`; or GpuError."""
+        """Return the framework's own object for a device; GpuError if there is no such device."""
 
     def make_virtual(self, count: int) -> None:
-        """Make `count` virtual GPUs, in addition to the CPU; GpuError if it is too late."""
+        """Make `count` virtual GPUs, in addition to the CPU; GpuError if impossible or too late."""
 
     def place(
         self, device: Device, *, batches: bool = True, namespace: dict[str, Any] | None = None
     ) -> AbstractContextManager[Any]:
         """Place new arrays on `device` unless the code names a device, within the context.
 
-        Batches of loaders are moved there, and names in `namespace` are placed too. The context's
-        value may have `delivered` (bytes of batches), and `taken`: libraries that chose a GPU and
-        got `device` instead.
+        With `batches`, loaders' batches are copied there. Functions imported into `namespace` are
+        placed too. The context's value may have `delivered` (bytes of batches) and `taken`
+        (libraries that chose the first GPU and got `device` instead).
         """
 
     def is_array(self, value: object) -> bool:
-        """Whether it is an array of this framework, with bytes on a device."""
+        """Whether a value is an array of this framework, with bytes on a device."""
 
     def arrays(self, namespace: Mapping[str, Any]) -> list[tuple[str, Any]]:
         """Return the variables that are arrays of this framework, by name."""
@@ -173,7 +173,7 @@ class Framework(Protocol):
         origins: Origins,
         line: Any = None,
     ) -> Moves:
-        """Move the arrays of these variables; may rebind names. GpuError if memory is short."""
+        """Move these variables' arrays; may rebind names. May raise GpuError if memory is short."""
 
     def remember(self, origins: Origins, cell: str) -> None:
         """Keep the origins of arrays that a cell has moved for good."""
@@ -185,21 +185,21 @@ class Framework(Protocol):
         """Return the GPUs of each variable that is or contains an array on a GPU."""
 
     def copy(self, array: Any, device: Device) -> Any:
-        """Return a new copy, even on the array's own device, so that donating it is harmless."""
+        """Return a new copy, even on the array's own device, so donating the copy is harmless."""
 
     def parts(self, value: object) -> Split | None:
         """Split one of the framework's containers; None for all others, lists included."""
         return None
 
     def knows(self, kind: type) -> bool:
-        """Whether it registers this class by identity, so a copy of the class would not work."""
+        """Whether the framework knows this class by identity: no copy of the class would work."""
         return False
 
     def wait(self, *devices: str) -> None:
         """Wait for the work of these devices, or of all devices if none is given."""
 
     def allocated(self, device: Device) -> tuple[int, int | None]:
-        """Return the bytes of its arrays on a device now, and their peak if known."""
+        """Return the bytes of the framework's arrays on a device, and their peak if known."""
 
     def peak(self, device: Device) -> Callable[[], Iterable[Memory]]:
         """Start to measure memory; return a function that stops and returns the known peaks."""
@@ -217,17 +217,17 @@ class Framework(Protocol):
         """Return the pieces of memory of an array: one on each device where it has data."""
 
     def live(self) -> list[Any]:
-        """List all its live arrays, also unreachable ones; empty if unsupported. Starts nothing."""
+        """List all live arrays, also unreachable ones; empty if unsupported. Starts nothing."""
         return []
 
     def pool(self, device: Device) -> Pool | None:
-        """Return its allocator's figures for a GPU; None if unknown, or if it has not started."""
+        """Return figures of the allocator for a GPU; None if unknown or the framework is unused."""
 
     def count(self, tally: Tally, strict: bool, *, warn: bool = False) -> Counting:
-        """Count its copies between devices and its waits by the user's line, within the context.
+        """Count copies between devices, and waits, by the user's line, within the context.
 
         With `strict`, an implicit copy or wait raises `ImplicitCopyError` at its line. With `warn`,
-        a line that repeats them gives a `CrossDeviceWarning`, if the framework supports it.
+        a line that repeats copies or waits gives a `CrossDeviceWarning`, if this is supported.
         """
 
     def explain(self, error: BaseException, namespace: Mapping[str, Any]) -> Explanation | None:
@@ -253,7 +253,7 @@ class FrameworksOn:
             framework.wait()
 
     def know(self, kind: type) -> bool:
-        """Whether one of the frameworks registers a class by identity."""
+        """Whether one of the frameworks knows a class by identity."""
         return any(framework.knows(kind) for framework in self.frameworks)
 
     def parts(self, value: object) -> Split | None:

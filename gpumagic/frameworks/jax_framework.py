@@ -1,9 +1,9 @@
 """Support JAX: its devices, arrays, pytrees and memory, and Flax NNX's objects.
 
-JAX returns before its devices are done. To wait, a small computation is queued on each device and
-awaited, since a device works in order. Reading memory never starts JAX.
+JAX's functions return before the devices are done. A device works in order, so `wait` queues a
+small computation on each device and waits for its result. `live` and `pool` never start JAX.
 
-Virtual GPU k is logical device k + 1 of the CPU, and `jax.devices("gpu")` returns it.
+Virtual GPU k is logical device k + 1 of the CPU; `jax.devices("gpu")` returns the virtual GPUs.
 """
 
 import ast
@@ -35,7 +35,7 @@ from gpumagic.usercode.values import MISSING
 _GPU = ("gpu", "cuda", "rocm")
 # Functions of `jax` that list or count devices, and the position of their argument `backend`.
 _ASKED = {"devices": 0, "local_devices": 1, "device_count": 0, "local_device_count": 0}
-# Containers that are walked without `parts`, and types that are not containers.
+# Containers that are searched without `parts`, and types that are not containers.
 _PLAIN = (list, tuple, dict, set, str, int, float, type(None))
 _INCOMPATIBLE = re.compile(r"^Received incompatible devices for jitted computation.*", re.DOTALL)
 _DEVICES = re.compile(r"with device ids \[([\d, ]+)\] on platform (\w+)")
@@ -46,7 +46,7 @@ _REASON = (
 
 
 class Jax(ArrayFramework):
-    """Adapt JAX to the contract of a framework; JAX starts when a device is asked for."""
+    """Adapt JAX to the contract of a framework; the first request for a device starts JAX."""
 
     name = "JAX"
 
@@ -54,7 +54,7 @@ class Jax(ArrayFramework):
         super().__init__()
         self._bump = jax.jit(lambda mark: mark + 1)
         self._marks: dict[Any, Any] = {}  # inputs of the computations to wait for, by device
-        self._failed = weakref.WeakValueDictionary[int, Any]()
+        self._failed = weakref.WeakValueDictionary[int, Any]()  # arrays that failed, by id
         self.copies = JaxCopies(self)
 
     def started(self) -> bool:
@@ -63,7 +63,7 @@ class Jax(ArrayFramework):
         return bool(getattr(xla_bridge, "backends_are_initialized", lambda: True)())
 
     def devices(self) -> list[Device]:
-        """Return the GPUs that it can use here, virtual ones too, by ordinal; starts JAX."""
+        """Return the GPUs that JAX can use here, virtual ones too, by ordinal; starts JAX."""
         there = self._gpus()
         return [device for device in here(memory=False) if device.ordinal in there]
 
@@ -130,7 +130,7 @@ class Jax(ArrayFramework):
         return held
 
     def is_array(self, value: object) -> bool:
-        """Whether it is an array, or an array of random keys, that was not deleted or donated."""
+        """Whether a value is an array, perhaps of random keys, that is not deleted or donated."""
         if not isinstance(value, jax.Array) or isinstance(value, jax.core.Tracer):
             return False
         return not value.is_deleted()
@@ -159,11 +159,11 @@ class Jax(ArrayFramework):
             return jax.numpy.asarray(jax.device_get(array))
 
     def copy(self, array: Any, device: Device) -> Any:
-        """Return a new copy committed to a device: donating it does not affect the array."""
+        """Return a new copy committed to a device; donating the copy leaves the array intact."""
         return jax.device_put(array, self.own(device), may_alias=False)
 
     def parts(self, value: object) -> Split | None:
-        """Return the parts of a registered pytree or Flax NNX object, and its builder."""
+        """Return a registered pytree's or Flax NNX object's parts, and a function to rebuild it."""
         if type(value) in _PLAIN or isinstance(value, jax.Array):
             return None
         nnx: Any = sys.modules.get("flax.nnx")
@@ -176,7 +176,7 @@ class Jax(ArrayFramework):
         return None if treedef_is_leaf(treedef) else (children, treedef.unflatten)
 
     def knows(self, kind: type) -> bool:
-        """Whether a class is registered as a pytree; False for Flax NNX, which registers copies."""
+        """Whether a class is a registered pytree; False for Flax NNX: it also registers copies."""
         if issubclass(kind, getattr(sys.modules.get("flax.nnx"), "Pytree", ())):
             return False
         try:
@@ -187,12 +187,12 @@ class Jax(ArrayFramework):
             return True
 
     def wait(self, *devices: str) -> None:
-        """Wait until all arrays are computed, also unreferenced ones of this thread.
+        """Wait until all live arrays are computed, and this thread's unreferenced results too.
 
-        Raises a failed array's error once, although the array lives on.
+        Raises the first error of arrays that failed; later calls do not report these arrays again.
         """
         given = []
-        # Fast, because timings include it: `jax.local_devices` takes 10 × as long.
+        # `jax.local_devices` takes 10 × as long, and timings include this wait.
         clients = xla_bridge.backends().values()
         for device in chain.from_iterable(client.local_devices() for client in clients):
             if device not in self._marks:
@@ -219,7 +219,7 @@ class Jax(ArrayFramework):
         """Return the pieces of memory of an array, one for each of its shards in this process."""
         if array.is_deleted() or not _has_data(array):
             return []
-        # Read shards only if there are several: each becomes an array that JAX lists as live.
+        # Read shards only if there are several: a shard's data becomes another live array.
         one = array.sharding.num_devices == 1
         pieces = [array] if one else [shard.data for shard in array.addressable_shards]
         return [
@@ -229,25 +229,25 @@ class Jax(ArrayFramework):
         ]
 
     def live(self) -> list[Any]:
-        """List all live arrays, also JAX's internal ones, without gpumagic's."""
+        """List all live arrays, including JAX's internal ones, excluding gpumagic's."""
         if not self.started():
             return []
         ours = {id(mark) for mark in self._marks.values()}
         return [a for a in jax.live_arrays() if id(a) not in ours and not a.is_deleted()]
 
     def pool(self, device: Device) -> Pool | None:
-        """Return JAX's allocator's figures for a GPU; None if virtual, or before JAX started."""
+        """Return the figures of JAX's allocator for a GPU; None if virtual or before JAX starts."""
         if device.virtual or not self.started():
             return None
         try:
             told = self.own(device).memory_stats() or {}
-        except GpuError:  # JAX does not see it
+        except GpuError:  # JAX does not see this GPU
             return None
         names = ("bytes_in_use", "peak_bytes_in_use", "pool_bytes", "bytes_limit")
         return Pool(self.name, *map(told.get, names)) if told else None
 
     def explain(self, error: BaseException, namespace: Mapping[str, Any]) -> Explanation | None:
-        """Explain JAX's error about several devices; None for others, or if the frames disagree."""
+        """Explain JAX's error about several devices; None for others, or if no operands match."""
         for message, frame, node in failures(error, namespace, _INCOMPATIBLE):
             said = {self._said(*devices) for devices in _DEVICES.findall(message[0])}
             parts = dict(operands(node, frame, self._committed))
@@ -273,11 +273,11 @@ class Jax(ArrayFramework):
 
 
 def _has_data(array: Any) -> bool:
-    """Whether an array has data: JAX ends the process if asked for a failed array's address."""
+    """Whether an array has data; reading a failed array's address would end the process."""
     if next(iter(array.sharding.device_set)).platform == "cpu":
         try:
             array.block_until_ready()
-        except Exception:  # noqa: BLE001  the user's computation, whose error they see elsewhere
+        except Exception:  # noqa: BLE001  a failed computation: the user sees its error elsewhere
             return False
     return True
 
@@ -321,7 +321,7 @@ def _explained(
 
 
 def _stays(part: ast.expr, node: ast.AST, frame: FailedFrame, devices: Counter[str]) -> bool:
-    """Whether no copy can replace an operand: a target, a sharded array, not a pytree of arrays."""
+    """Whether no copy can replace an operand: it is a target, sharded, or no pytree of arrays."""
     value = frame.scope.value(part)
     fixed = part is getattr(node, "target", None) or "+" in "".join(devices)
     return fixed or (value is not MISSING and not can_be_put(value))

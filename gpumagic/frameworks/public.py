@@ -1,6 +1,6 @@
 """Define the library's functions: devices, `where`, `move`, `on`, `explain`, for any framework.
 
-Devices are the framework's own objects: torch's, or those of the framework that the caller uses.
+Except in `devices`, a device is an object of torch, or of the framework that the caller uses.
 """
 
 import functools
@@ -39,7 +39,7 @@ def cpu() -> Any:
 def gpu(i: object = 0) -> Any:
     """Return GPU `i`; `i` is any spelling of one GPU.
 
-    For a number, torch's ``device(type='cuda', index=i)`` need not exist; JAX's must exist.
+    For a number, torch returns ``device(type='cuda', index=i)`` even if there is no such GPU.
     """
     framework = _framework("gpu")
     if isinstance(i, int):
@@ -65,7 +65,7 @@ def try_all_gpus() -> list[Any]:
 
 
 def needed_in(namespace: dict[str, Any], what: str) -> Needed:
-    """Return the frameworks that code with this namespace uses; GpuError if there is none."""
+    """Return the frameworks that code with this namespace uses; GpuError if it can use none."""
     needed = Needed(None, namespace)
     if needed.others and not holds(namespace, {"torch"}):
         needed.torch = False  # only other code, such as virtual GPUs, has imported torch
@@ -93,7 +93,7 @@ def where(value: object) -> str:
     Returns
     -------
     str
-        The device: ``"cuda:1"``, ``"cpu"``; ``"cuda"`` if only the driver knows which one. The
+        The device: ``"cuda:1"``, ``"cpu"``; ``"cuda"`` if the GPU's ordinal is unknown. The
         devices of an array that is spread over several are joined by ``+``. For a container with
         arrays on several devices, all are named, the GPUs first.
 
@@ -212,7 +212,7 @@ def explain(
     -------
     Explanation or None
         None for any other error, and if the cause is uncertain. `str()` is text; IPython shows
-        HTML; `.fix` is code to paste. It refers to no array and no frame.
+        HTML; `.fix` is code to paste. The explanation refers to no array and no frame.
 
     Examples
     --------
@@ -237,7 +237,7 @@ _EXPLAINED = "_gpumagic_explanation"
 
 @contextmanager
 def explained_at_once() -> Iterator[None]:
-    """Explain an error now; `explain` returns the result later, when variables may be gone."""
+    """Explain the block's error at once, for a later `explain`, when variables may be gone."""
     try:
         yield
     except Exception as error:
@@ -247,7 +247,7 @@ def explained_at_once() -> Iterator[None]:
 
 _LATER = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _entered: ContextVar[tuple[tuple["on", ExitStack], ...]] = ContextVar("gpumagic_on", default=())
-"""Contexts that this thread or task has entered, each with the stack that ends it."""
+"""`on` objects that this thread or task has entered, each with the stack that ends the context."""
 
 
 class on:

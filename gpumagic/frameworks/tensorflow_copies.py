@@ -4,7 +4,7 @@ TensorFlow silently copies an operand from another device, and keeps the copy wh
 lives, so each tensor counts once per device. A copy is implicit if TensorFlow's own policy
 "explicit" would refuse it, or if an operator converts a NumPy array; `tf.identity` and batches of
 `tf.data` are explicit. Each call of a `tf.function` copies its operands and the variables
-that it has captured, if they are on another device. docs/frameworks.md lists unseen copies.
+that it has captured, if they are on another device. docs/frameworks.md lists uncounted copies.
 """
 
 import sys
@@ -54,7 +54,7 @@ def own(device: str) -> str:
 
 
 def size_of(tensor: Any) -> int | None:
-    """Return the bytes of a tensor, or of the variable whose handle it is; None if unknown."""
+    """Return the bytes of a tensor, or of a handle's variable; None if unknown."""
     shape, dtype = tensor.shape, tensor.dtype
     if dtype == tf.resource:
         # An iterator's handle has no data.
@@ -138,7 +138,7 @@ class TensorFlowCopies(CopyCounting):
 
     def _execute(self, ctx: Any, operation: str, name: Any, *operands: Any) -> Any:
         """Count the NumPy arrays among an operator's operands."""
-        # Integers are mostly shapes and indices, which stay on the host.
+        # Integers are not counted: they are mostly shapes and indices, which stay on the host.
         arrays = [x for x in operands if isinstance(x, np.ndarray) and x.dtype.kind in "fc"]
         return self._given(arrays)
 
@@ -168,7 +168,7 @@ class TensorFlowCopies(CopyCounting):
         op_name: Any = None,
         graph: Any = None,
     ) -> None:
-        """Count an operation; TensorFlow calls this after each, also within functions."""
+        """Count an operation's copies; TensorFlow calls this after each, also within functions."""
         __tracebackhide__ = True
         if graph is None:
             name = operation.decode() if isinstance(operation, bytes) else operation
@@ -195,7 +195,7 @@ class TensorFlowCopies(CopyCounting):
         self.refuse(counts)
 
     def _operand(self, call: Call, operation: str, operand: Any, there: str) -> list[Count]:
-        """Count an operand if it was copied now, not cached from an earlier copy."""
+        """Count an operand that was copied now, not one whose copy TensorFlow has cached."""
         ends = self._name(_held_on(operand)), there
         if op_def_registry.get(operation) is None:  # a call of a tf.function
             if not (_is_variable(operand) or self._is_data(operand.dtype)):
@@ -257,7 +257,7 @@ def _is_variable(operand: Any) -> bool:
 
 
 def _ran_on(operands: Sequence[Any], results: Sequence[Any]) -> str:
-    """Return the device that ran an operation: its result's or, without results, its variable's."""
+    """Return the device that ran an operation: where its result is, else where its variable is."""
     if results:
         return str(results[0].device)
     bound = next((each for each in operands if each.dtype == tf.resource), None)

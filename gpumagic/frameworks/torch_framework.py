@@ -52,11 +52,11 @@ class Torch(Framework):
             leave(placed)
 
     def is_array(self, value: object) -> bool:
-        """Whether it is a tensor, by its type."""
+        """Whether a value is a tensor, by its class alone."""
         return issubclass(type(value), Tensor)
 
     def arrays(self, namespace: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
-        """Return the variables of class `torch.Tensor`, without IPython's own variables."""
+        """Return the variables of class `torch.Tensor` whose names begin with no underscore."""
         return [(n, v) for n, v in [*namespace.items()] if type(v) is Tensor and n[:1] != "_"]
 
     def where(self, array: Tensor) -> str:

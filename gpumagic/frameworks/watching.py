@@ -28,9 +28,9 @@ from gpumagic.usercode.files import in_cell, is_ours, module_of
 class watch:
     """Count copies between devices, and waits for a device: ``with gpumagic.watch() as w:``.
 
-    Counts copies and waits of torch, and of JAX and TensorFlow if imported; not CuPy's. A watch
-    counts its own thread or task, threads started by the code within, and nested watches. Nothing
-    is counted outside of a watch.
+    Counts copies and waits of torch, and of JAX and TensorFlow if imported, but not of CuPy. A
+    watch counts calls in its own thread or task, in threads that its code starts, and in nested
+    watches. Nothing is counted outside of a watch.
 
     Parameters
     ----------
@@ -83,7 +83,7 @@ class watch:
         return self
 
     def stop(self, *exc: object) -> None:
-        """Stop counting; calling it twice does no harm."""
+        """Stop counting; a second call does nothing."""
         counting, self._counting = self._counting, None
         if counting is not None:
             counting.close()
@@ -110,7 +110,7 @@ PRINTING = {"__repr__", "__str__", "__format__"}
 
 
 def inside_of(framework: ModuleType, ours: str) -> Callable[[str], bool]:
-    """Return a test whether a file belongs to a framework, or to gpumagic's patches of it."""
+    """Return a function that tells whether a file is a framework's, or gpumagic's patch of it."""
     its, here = (os.path.abspath(os.path.dirname(str(f))) for f in (framework.__file__, __file__))
     starts = os.path.join(its, ""), os.path.join(here, ours), os.path.abspath(__file__)
     return lru_cache(maxsize=4096)(lambda file: file.startswith(starts))
@@ -146,7 +146,7 @@ class CopyCounting:
     framework: str
     inside: Callable[[str], bool]
     around: Collection[str] = ()
-    """Functions that wrap the framework's other functions."""
+    """Names of functions that wrap the framework's other functions; `Call.function` skips them."""
     all_threads = False
     """Whether every active count includes threads that began no count."""
 
@@ -212,7 +212,7 @@ class CopyCounting:
         return mine or (self._running if self.all_threads else ())
 
     def called_from(self, frame: FrameType | None, never: Collection[str] = ()) -> Call | None:
-        """Return the framework's caller; None if gpumagic, or a function in `never`, called."""
+        """Return the framework's caller; None for gpumagic's calls, and for calls via `never`."""
         if not self.counters():
             return None
         function, printing = "", False

@@ -1,4 +1,4 @@
-"""Attribute GPU memory to its holders; `gpu_table` shows them, `top` keeps drawing them."""
+"""Attribute GPU memory to its holders; `gpu_table` shows them, `top` shows them live."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -6,9 +6,9 @@ from pathlib import PurePath
 
 from gpumagic.telemetry.snapshot import GpuSample, ProcessSample
 
-SYSTEM = "system"  # the holder of all other memory: the driver's, other containers'
+SYSTEM = "system"  # name of the holder of all other memory: the driver, other containers
 
-# Owners of memory in the order of bars: character and words; as in js/src/monitor/bars.ts.
+# Owners of memory in the order of bars, with character and words; as in js/src/monitor/bars.ts.
 OWNERS = {
     "mine": ("█", "this notebook"),
     "books": ("▓", "my other notebooks"),
@@ -16,7 +16,7 @@ OWNERS = {
     "left": ("×", "orphaned"),
     "system": ("░", SYSTEM),
 }
-# Up to this many bytes without a process are normal: rounding, and the driver's own memory.
+# Bytes of no process above which the system is listed; fewer are rounding and driver memory.
 _MUCH = 32 * 2**20
 
 
@@ -98,7 +98,7 @@ def _holder(group: Sequence[ProcessSample], each: bool) -> Holder:
 
 
 def _holder_name(process: ProcessSample, pids: Sequence[int]) -> str:
-    """Return the notebook, else the program if it is this user's, else the user."""
+    """Name a process by its notebook, else its program if this user runs it, else its user."""
     name = PurePath(process.notebook).name if process.notebook else None
     if process.mine:
         return f"this notebook ({name})" if name else "this process"

@@ -16,7 +16,7 @@ from gpumagic.telemetry.snapshot import GpuSample, Snapshot
 _BAR, _SHORTEST_BAR = 14, 6
 _NUMBERED = {"nvidia": "the number in nvidia-smi", "amd": "the number in amd-smi"}
 _VENDORS = {"amd": "AMD ", "intel": "Intel ", "apple": "Apple "}
-# Memory on up to this many GPUs is listed by GPU; on more, only the sum is shown.
+# Number of GPUs up to which a holder's memory is listed by GPU; for more, only the sum is shown.
 _LISTED = 4
 
 
@@ -26,7 +26,7 @@ class _Cell(NamedTuple):
     css: str = ""
 
 
-# "GPU" is the driver's number, if torch's differs. Columns not in `_TEXTS` are right-aligned.
+# "GPU" is the driver's number where torch's differs. Columns not in `_TEXTS` are right-aligned.
 _HEADS = ("device", "GPU", "name", "memory", "", "util", "temp", "power")
 _TEXTS = ("device", "name", "memory")
 
@@ -115,7 +115,7 @@ def device(gpu: GpuSample) -> str:
 
 def _name(gpu: GpuSample) -> str:
     name = (gpu.name or "GPU of unknown model").removeprefix("NVIDIA ")
-    # Shorten "H100 80GB HBM3 MIG 1g.10gb" to "1g.10gb": the parent's line is above.
+    # Shorten "H100 80GB HBM3 MIG 1g.10gb" to "1g.10gb": the line above names the whole GPU.
     return name if gpu.mig is None else f"└ MIG {name.rpartition('MIG ')[2]}"
 
 
@@ -131,7 +131,7 @@ def label(gpu: GpuSample) -> str:
 
 
 def _held(holder: Holder, gpus: Sequence[GpuSample]) -> list[str]:
-    """Return ``["cuda:0 10.2 GiB", "cuda:1 3.1 GiB"]``, or ``["21 GPUs 854 GiB"]``."""
+    """Return a holder's memory: ``["cuda:0 10.2 GiB", "cuda:1 3 GiB"]``, ``["21 GPUs 9 TiB"]``."""
     used = [gpu for gpu in gpus if gpu.uuid in holder.memory]
     elsewhere = all(gpu.virtual and gpu.ordinal is None for gpu in used)
     if elsewhere or len(used) > _LISTED:
@@ -250,7 +250,7 @@ class GpuTable:
 
 
 def _caption(snapshot: Snapshot, gpus: Sequence[GpuSample]) -> str:
-    """Return the machine in one line."""
+    """Return a line that describes the machine, its software and its GPUs."""
     host = snapshot.host
     whole = [gpu for gpu in gpus if gpu.mig is None]
     virtual = sum(gpu.virtual for gpu in whole)

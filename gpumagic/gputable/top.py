@@ -15,7 +15,7 @@ from gpumagic.gputable.gpu_table import GpuTable
 from gpumagic.telemetry.sampler import Sampler
 from gpumagic.telemetry.snapshot import Snapshot
 
-# A new snapshot is shown within this many milliseconds; a key is answered at once.
+# Milliseconds to wait for a key before looking for a new snapshot.
 _WAIT_MS = 100
 _NARROWEST = 40
 
@@ -55,7 +55,7 @@ class _Screen:
         self._latest = latest
         self._processes = False
         self._sort = "memory"
-        self._first = 0  # the first line shown
+        self._first = 0  # index of the first line shown
 
     def run(self, window: curses.window) -> None:
         """Draw at each new snapshot, key and size, until q is pressed."""

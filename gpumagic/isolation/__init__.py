@@ -1,1 +1,1 @@
-"""Restore process-wide settings that code changes, and discard its output."""
+"""Restore settings that code changes, discard the code's output, and interrupt running jobs."""

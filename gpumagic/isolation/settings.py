@@ -1,7 +1,7 @@
-"""Restore settings and random state that code changed in the process or its thread.
+"""Restore settings and random state that code changed in its process or thread.
 
-The list has each setting that any of 1,668 public notebooks changes, or that affects later results
-or speed. If a setting cannot be restored, a fault is recorded and the other settings are restored.
+The settings are those that any of 1,668 public notebooks changes, or that affect later results or
+speed. If a setting cannot be restored, a fault is recorded and the other settings are restored.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Setting(NamedTuple):
 
 
 def _named(owner: Any, names: str) -> Iterator[Setting]:
-    """Yield settings of a module: attributes, and pairs of functions, as ``"read/write"``."""
+    """Yield settings of a module: attributes, or pairs of functions, named ``"read/write"``."""
     for name in names.split():
         read, _, write = name.partition("/")
         if not write:
@@ -128,7 +128,7 @@ def _configure(config: Any, before: dict[str, Any]) -> None:
 def _now(settings: Iterable[Setting]) -> list[tuple[Setting, Any]]:
     found = []
     for setting in settings:
-        # torch cannot read a value set by both its old and new API; a folder may be deleted.
+        # A read fails if torch's old and new API both set the value, or the folder was deleted.
         with suppress(Exception):
             found.append((setting, setting.read()))
     return found
@@ -160,7 +160,7 @@ def kept() -> Iterator[None]:
 
 
 def thread_modes() -> Callable[[ExitStack], None]:
-    """Return a function that sets this thread's torch and numpy modes on its calling thread."""
+    """Return a function that gives its calling thread this thread's torch and numpy modes."""
     torch = torch_here()
     inference = torch is not None and torch.is_inference_mode_enabled()
     here = _now(_of_a_thread())
@@ -176,9 +176,9 @@ def thread_modes() -> Callable[[ExitStack], None]:
 
 @contextmanager
 def noted(note: Callable[[int, Any], object], most: int = 1) -> Iterator[None]:
-    """Call `note` at the first `most` interrupts within the block; later ones raise."""
+    """Call `note` at the first `most` interrupts within the block; later ones raise as usual."""
     before: Any = signal.getsignal(signal.SIGINT)
-    # Only the main thread gets signals. They may be ignored, or handled by C code.
+    # Only the main thread gets signals. `before` is not callable if C or nothing handles them.
     if threading.current_thread() is not threading.main_thread() or not callable(before):
         yield
         return
@@ -221,13 +221,13 @@ class Randomness:
         self._tensorflow = _tensorflow_state()
 
     def seed_tensorflow(self) -> None:
-        """Seed TensorFlow until `restore`, if unseeded, so that devices draw equal numbers."""
+        """Reset TensorFlow's seed until `restore`, so that devices draw equal numbers."""
         if self._tensorflow is not None:
             seed, _ = self._tensorflow
             _tensorflow()._set_global_seed(1 if seed is None else seed)
 
     def restore(self) -> None:
-        """Restore all random states. A CUDA device initialized since then gets the CPU's seed."""
+        """Restore the saved states; CUDA devices initialized after the save get the CPU's seed."""
         random.setstate(self._python)
         if self._numpy is not None:
             sys.modules["numpy"].random.set_state(self._numpy)
@@ -236,7 +236,7 @@ class Randomness:
             _tensorflow()._set_global_seed(seed)
             if drawn is not None:
                 _tensorflow()._rng.setstate(drawn)
-        for name, generator in _generators().items():  # the CPU's is first, as others use its seed
+        for name, generator in _generators().items():  # the CPU first: others use its seed
             if name in self._devices:
                 generator.set_state(self._devices[name])
             else:  # as `torch.manual_seed` does for a device initialized later

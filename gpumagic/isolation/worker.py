@@ -1,6 +1,6 @@
 """Run jobs on threads that can be interrupted, and discard the output of timed code.
 
-An interrupt ends the job that was running when it was sent, or no job.
+An interrupt ends the job that was running when the interrupt was sent, or no job.
 """
 
 import ctypes
@@ -43,7 +43,7 @@ class Quiet:
     def __exit__(self, *error: object) -> None:
         while self._replaced:
             owner, name, before, sink = self._replaced.pop()
-            # Keep another stream that the code has installed since.
+            # Keep a stream that the code has installed in place of ours.
             if getattr(owner, name) is sink:
                 setattr(owner, name, before)
 
@@ -107,7 +107,7 @@ class Worker:
                 _raise_in(self._ident, KeyboardInterrupt)
 
     def close(self) -> None:
-        """End the thread; wait for it unless its code cannot be interrupted."""
+        """End the thread; wait for it only if its job is done: some jobs cannot be interrupted."""
         self._pool.shutdown(wait=self._last is None or self._last.done())
 
     def _do(self, job: Callable[[], Any]) -> Any:
@@ -130,14 +130,14 @@ class Worker:
 
 
 class _TakenBack(BaseException):
-    """The exception that replaces an interrupt that was sent too late."""
+    """The exception that replaces an interrupt sent too late."""
 
 
 def _take_back() -> None:
     """Cancel a pending interrupt of this thread.
 
-    Another exception replaces it. If it were only removed, Python 3.11 would check for it at every
-    later step, and hang in the first function under a profiler or debugger.
+    Another exception replaces the interrupt. If the interrupt were only removed, Python 3.11 would
+    look for it at every later step, and hang in the first function under a profiler or debugger.
     """
     try:
         _raise_in(threading.get_ident(), _TakenBack)
@@ -152,8 +152,8 @@ def _raise_in(ident: int, kind: type[BaseException]) -> None:
 
 
 def wait_for_all(futures: Collection[Future[Any]], until: str = "ALL_COMPLETED") -> None:
-    """Wait for all jobs, or until the first exception; interrupts raise within half a second."""
-    # Waits are short, because a signal that arrives just before a wait is handled only after it.
+    """Wait for all jobs, or `until` the "FIRST_EXCEPTION"; Ctrl-C raises within half a second."""
+    # Each wait is short: a signal that arrives just before a wait is handled only after that wait.
     left: Collection[Future[Any]] = futures
     while left:
         done, left = wait(futures, _LOOK_S, until)
