@@ -1,6 +1,6 @@
 """Count every copy between devices and every wait of the host, by the user's line.
 
-There is no dispatch mode. Only the few operators that can copy or wait get a wrapper kernel, at the
+No `TorchDispatchMode` is used: the few operators that can copy or wait get a wrapper kernel at the
 device's own dispatch key. CPU operators and all other GPU operators have no overhead. Guarantees:
 results, gradients and exceptions do not change; gpumagic's own failures never reach the user's
 code; without a running watch the wrappers only pass calls on; and `%unload_ext gpumagic` restores

@@ -1,6 +1,6 @@
 """Attribute a copy or a wait to the running watches and to its line; warn if it repeats.
 
-`counts(what, tensor)` is called before each copy or wait; `add` counts it after it has succeeded.
+Before a copy or wait, `counts(what, tensor)` returns the call's counts; afterwards `add` adds one.
 """
 
 import itertools
@@ -23,8 +23,8 @@ _getframe, _ident = sys._getframe, threading.get_ident
 HOST = -1
 """The result of `Tensor.get_device` for the CPU."""
 What = tuple[str, str, int, int, bool]
-"""Kind ("copy" or "wait"), operator, source and destination (a GPU or `HOST`), non_blocking."""
-# A tensor's own methods: their copies count as the user's.
+"""Kind ("copy" or "wait"), operator, source and destination (ordinal or `HOST`), non_blocking."""
+# Modules with a tensor's own methods: copies that these make count as the user's.
 _METHODS = ("torch._tensor", "torch.functional")
 
 
@@ -36,7 +36,7 @@ class ActiveWatch:
     # Called before each operator that may deserve a warning; may raise `ImplicitCopyError`.
     alarm: "Alarm | None" = None
     outer: "ActiveWatch | None" = None  # the enclosing watch, which counts the same calls
-    live: bool = True  # False once ended: a task or a thread that outlives it must not count
+    live: bool = True  # False once ended: a task or thread that outlives the watch must not count
     thread: int = field(default_factory=_ident)  # the thread that began the watch
 
 
@@ -49,7 +49,7 @@ running: tuple[ActiveWatch, ...] = ()
 
 class _Here(threading.local):
     copies = 0  # copies counted on this thread
-    reads = 0
+    reads = 0  # reads by the host counted on this thread
     within = ""  # the running operator to which waits on this thread belong
     serial = 0  # number of the running call that may wait several times, such as a tensor's print
     counted = 0  # the serial number of the call that was counted last
@@ -80,17 +80,17 @@ def watches() -> tuple[ActiveWatch, ...]:
             found.append(watch)
         watch = watch.outer
     if not found and running:
-        # This thread was started by the watched code or by autograd.
+        # This thread began no watch: the watched code or autograd has started it.
         me = _ident()
         found = [w for w in running if w.thread != me]
     return tuple(found)
 
 
 def counts(what: What, tensor: Any) -> Sequence[entry.Count]:
-    """Return the counts for a call, after calling every alarm; an alarm may raise."""
+    """Return a call's count in each watch, after calling the alarms; an alarm may raise."""
     __tracebackhide__ = True
     watch = _current()
-    # The usual case comes first and is inlined: each copy and each wait pays for it.
+    # The usual case comes first and is inlined, because every copy and wait runs this code.
     if watch is not None and watch.outer is None and watch.live:
         watching: tuple[ActiveWatch, ...] = (watch,)
     elif not (watching := watches()):
@@ -99,8 +99,8 @@ def counts(what: What, tensor: Any) -> Sequence[entry.Count]:
     kind = entry.LIBRARY
     while inner is not None and (kind := entry.kinds[inner.f_code.co_filename]) == entry.IN_FRONT:
         inner = inner.f_back
-    # The key has only addresses and numbers: hashing a code object costs more than the whole
-    # function. Each thread has its own key, since a count has no lock.
+    # The key has the ids of code objects: hashing one of these costs more than this whole function.
+    # Each thread has counts of its own, since a count has no lock.
     key: tuple[Any, ...]
     user: FrameType | None
     if inner is not None and kind == entry.USER:
@@ -108,7 +108,7 @@ def counts(what: What, tensor: Any) -> Sequence[entry.Count]:
         key = (what, id(inner.f_code), inner.f_lasti, _ident())
     else:
         user, via = entry.locate(inner, watching)
-        via = entry.ENGINE if inner is None else via  # a C++ thread, which the user's code started
+        via = entry.ENGINE if inner is None else via  # on a C++ thread, such as autograd's
         key = (what, via, _at(inner), _at(user), _ident())
     known = watching[0].tally.counts.get(key)
     if known is not None and known.warned and len(watching) == 1:
@@ -127,7 +127,7 @@ def _alarmed(
     new: Callable[[], entry.Count],
     tensor: Any,
 ) -> list[entry.Count]:
-    """Return the count of each watch, after calling its alarm."""
+    """Return the count of each watch, after calling the watch's alarm."""
     __tracebackhide__ = True
     found = []
     for watch in watching:
@@ -136,7 +136,7 @@ def _alarmed(
             count = watch.tally.add(key, new())
         found.append(count)
         alarm = watch.alarm
-        # Nested watches give one warning; a strict alarm raises in each watch.
+        # Of nested watches, only the innermost warns; each strict one may raise.
         if alarm is not None and not count.warned and (alarm.strict or watch is watching[0]):
             alarm(count, tensor)
     return found
@@ -183,7 +183,7 @@ def _subscripts(code: CodeType | None, at: int) -> bool:
 
 
 def add(found: Sequence[entry.Count], nbytes: int, seconds: float, blocking: bool) -> None:
-    """Count one call that has succeeded."""
+    """Add one call that has succeeded to its counts."""
     for count in found:
         count.count += 1
         count.nbytes += nbytes
@@ -244,7 +244,7 @@ def _is_time(count: entry.Count) -> bool:
 
 
 def words(count: entry.Count) -> str:
-    """Describe a count's next call."""
+    """Describe what a count's next call does."""
     code = count.entry().code
     where = f"`{code}` " if code else ""
     if count.kind == "copy":

@@ -1,8 +1,8 @@
 """Wrap torch's copy kernels: run the replaced kernel, count bytes, and time copies on a GPU.
 
-Each wrapper calls the replaced kernel exactly once and returns its result. Without a running watch
-it does nothing else. Some CUDA operators copy internally. A virtual GPU runs them as a whole, so
-their bytes are computed here. `tests/cuda` compares all bytes with the CUDA runtime's log.
+Each wrapper calls the replaced kernel exactly once and returns its result; without a running watch,
+the wrapper does nothing else. Some CUDA operators copy internally; a virtual GPU's do not, so these
+copies' bytes are computed here. `tests/cuda` compares all bytes with the CUDA runtime's log.
 """
 
 import threading
@@ -26,7 +26,7 @@ _TIMED_FIRST, _TIMED_EVERY = 64, 16
 
 
 class CopyTimer:
-    """Time copies on a real GPU, each by two events that are read later. Untested there."""
+    """Time copies on a real GPU by two events each, read later. Not tested on a real GPU."""
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[Sequence[Count], Any, Any, int]] = deque()
@@ -116,7 +116,7 @@ def reads(operator: str, self: Any, *args: Any, output_size: Any = None, **_: An
 
 def copies_to_gpu(operator: str, indices: Any, *values: Any) -> list[tuple[Any, str, int, bool]]:
     """List copies to the indexed tensor's GPU: tensor, operator, bytes, whether the host waits."""
-    # Composite operators call one of these three for arguments on several devices.
+    # With arguments on several devices, the composite operators call one of these three.
     if operator not in ("index", "_unsafe_index", "_index_put_impl_"):
         return []
     found = []
@@ -140,7 +140,7 @@ def _reads_of_masks(operator: str, indices: Any, *values: Any) -> list[int]:
 
 
 def fills(indices: Any, value: Any = None, accumulate: bool = False, *_: Any) -> bool:
-    """Whether an assignment has one mask and one number: it runs `masked_fill_`, without a read."""
+    """Whether one mask assigns one number: torch then runs `masked_fill_`, which reads nothing."""
     given = [index for index in indices if index is not None]
     if value is None or accumulate or value.numel() != 1 or value.get_device() != HOST:
         return False
@@ -166,10 +166,10 @@ _FIRST, _EVERY = 8, 64
 
 def counted(base: Kernel, before: Callable[..., After | None], *, within: str = "") -> Kernel:
     """Return a wrapper of `base` that runs it, and counts the call if a watch is running."""
-    # `before` gets the same arguments and may raise `ImplicitCopyError`; the function that it
-    # returns is called afterwards. Waits of operators that `base` calls are counted as `within`.
+    # `before` gets the same arguments and may raise `ImplicitCopyError`; the function that `before`
+    # returns is called after `base`. Waits of operators that `base` calls are counted as `within`.
 
-    # The code of `unseen` is inlined, because every operator that can be watched runs it.
+    # `unseen` is inlined here, because every call of a wrapped operator pays for the wrapper.
     def kernel(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         try:
@@ -201,7 +201,7 @@ def counted(base: Kernel, before: Callable[..., After | None], *, within: str = 
 def _ask(
     before: Callable[..., After | None], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> After | None:
-    """Call `before` without the tensors' overrides; only its warnings reach the user."""
+    """Call `before` without tensors' overrides; record its errors, but raise its warnings."""
     __tracebackhide__ = True
     try:
         with _without_overrides():
@@ -214,7 +214,7 @@ def _ask(
 
 
 def as_tensor(value: Any) -> Any:
-    """Turn a number into a tensor: C++ passes a "wrapped number" tensor to Python as a number."""
+    """Turn a number into a tensor, because C++ passes a "wrapped number" tensor as a number."""
     if isinstance(value, torch.Tensor):
         return value
     dtype = torch.float64 if type(value) is float else None  # like a wrapped number
@@ -223,7 +223,7 @@ def as_tensor(value: Any) -> Any:
 
 
 def copying(base: Kernel, virtual: bool) -> Kernel:
-    """Return the kernel of `copy_` that wraps `base`."""
+    """Wrap `base`, the kernel of `copy_`, to count its copies."""
 
     def before(self: Any, src: Any, non_blocking: bool = False) -> After | None:
         __tracebackhide__ = True
@@ -258,8 +258,8 @@ def _on_real(found: Sequence[Count], after: After, device: torch.device) -> Afte
         begun = TIMER.begin(found[0].count, device)
 
     def after_on_real(seconds: float) -> None:
-        # If the dtype or strides change too, torch copies through a temporary, whose inner `copy_`
-        # has already counted this copy.
+        # If the dtype or strides change too, torch copies through a temporary tensor: its inner
+        # `copy_` has already counted this copy.
         if here.copies == copies:
             here.copies += 1
             after(0.0 if device.type == "cuda" else seconds)
@@ -276,7 +276,7 @@ def _look(found: Sequence[Count], src: Any, host: Any) -> None:
 
 
 def reading(element: Any) -> After:
-    """Return the function that counts a read of one element, such as `item`."""
+    """Return the function that counts a read of one element, as done by `item`."""
     __tracebackhide__ = True
     found = counts(("wait", here.within or "item", element.get_device(), HOST, False), element)
     nbytes = element.nbytes

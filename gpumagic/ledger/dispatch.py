@@ -32,7 +32,7 @@ def patch_synchronizing(stack: ExitStack) -> None:
     owners = (torch.cuda, torch.cuda.Stream, torch.cuda.Event)
     for owner in (*owners, getattr(torch, "accelerator", None)):
         if "synchronize" in getattr(owner, "__dict__", {}):
-            # `within`: if torch.accelerator's function calls torch.cuda's, one wait is counted.
+            # With `within`, one wait is counted if torch.accelerator's function calls torch.cuda's.
             wrap = functools.partial(counted, before=_before, within="synchronize")
             _swap(stack, owner, "synchronize", wrap)
 
@@ -74,7 +74,7 @@ C: Any = torch._C
 aten: Any = torch.ops.aten
 # These operators read a size in their own code. All others that wait call an operator that reads.
 _SIZED = ("nonzero", "_unique2", "unique_consecutive", "unique_dim")
-# Calling a kernel that was replaced needs torch 2.9.
+# Whether a replaced kernel can be called: from torch 2.9 on.
 _CAN_CALL_REPLACED = hasattr(torch.library, "get_kernel")
 # Removed kernels are kept alive for a while, because a thread may still be running one.
 _retired: deque[list[Any]] = deque(maxlen=8)
@@ -103,7 +103,7 @@ class Hooks:
             for name, kernel in [*self._kernels()]:
                 self._library.impl(name, kernel, self.key, **options)
                 self._names.append(name)
-        # Each printing of a tensor gets a serial number, since it makes many waits.
+        # Each printing of a tensor gets a serial number: its many waits count as one call.
         _swap(self._patches, torch._tensor_str, "_str", _numbered)
         patch_synchronizing(self._patches)
 
@@ -125,13 +125,13 @@ class Hooks:
                 elif self.virtual or (_CAN_CALL_REPLACED and full != "nonzero.out"):
                     yield full, wrap(self._replaced(full), name)
 
-    # A kernel that Python calls directly holds the GIL while it waits; `redispatch` releases it.
-    # So kernels that wait are called through `redispatch` or through operators without a wrapper.
+    # A kernel that Python calls directly holds the GIL while it waits. `_copy` and `_nonzero` use
+    # `redispatch`, which releases the GIL.
 
     def _copy(self) -> Kernel:
         if self.virtual:
             return self._replaced("copy_")
-        # One kernel serves every device; the key of an unused device avoids our wrapper.
+        # One kernel of `copy_` serves every device: at an unused device's key, no wrapper runs.
         anyones = C.DispatchKeySet(C.DispatchKey.IPU)
         run = aten.copy_.default.redispatch
         return lambda self, src, *rest: run(anyones, self, copy_kernels.as_tensor(src), *rest)
@@ -150,7 +150,7 @@ class Hooks:
             kernel_of_virtual: Kernel = virtuals.kernels[name]
             return kernel_of_virtual
         kernel = torch.library.get_kernel(f"aten::{name}", self.key)
-        # A kernel at a device's own key ignores all other keys in the set.
+        # A kernel at a device's own key ignores all other keys, so the set needs only this one.
         keys = C.DispatchKeySet(getattr(C.DispatchKey, self.key))
         return functools.partial(kernel.call_boxed, keys)
 

@@ -139,9 +139,9 @@ def _sum(a: Entry, b: Entry) -> Entry:
     )
 
 
-# Kinds of frame: a wrapper of torch's functions, a library's, the user's; or how the user's code
-# got there: it printed a tensor, a placement copied a `DataLoader`'s batch, the notebook displayed
-# a value, or autograd's engine ran.
+# Kinds of frame: in a wrapper of torch's functions, in a library, in the user's code. The others
+# say why the user's code copied or waited: it printed a tensor, a placement copied a `DataLoader`'s
+# batch, the notebook displayed a value, or autograd's engine ran.
 IN_FRONT, LIBRARY, USER = "in front", "library", "user"
 PRINT, LOADER, DISPLAY, ENGINE = "print", "loader", "display", "backward"
 _SPECIAL = {
@@ -182,7 +182,7 @@ kinds = _Kinds()
 def locate(frame: FrameType | None, watches: Iterable[Any] = ()) -> tuple[FrameType | None, str]:
     """Return the user's innermost frame at or above `frame`, and how it reached `frame`.
 
-    If there is none, return the user's frame on the `thread` of one of the watches: it led here.
+    If there is none, return the user's frame on the `thread` of a watch, whose code led here.
     """
     via, first = "", frame
     while frame is not None:
@@ -212,8 +212,8 @@ def opcode(code: CodeType | None, at: int) -> str:
     return dis.opname[code.co_code[at]] if code and 0 <= at < len(code.co_code) else ""
 
 
-# Code that a loop recompiles in each pass would add a count each time. Beyond this many counts, new
-# code is counted by line.
+# Number of counts in a watch at which new code begins to be counted by line: code that a loop
+# recompiles in each pass would add a count each time.
 _MOST = 4096
 before_reading: list[Callable[[], None]] = []
 """Functions to call before counts are read; they wait for pending measurements."""
@@ -228,8 +228,8 @@ class Count(Entry):
     kept: object = None
     timed: int = 0  # number of timed calls, if not all are timed
     looks: int = 0  # number of copies that `look_at` checked
-    last: weakref.ref[Any] | None = None
-    version: int | None = None
+    last: weakref.ref[Any] | None = None  # the tensor that `look_at` saw last
+    version: int | None = None  # that tensor's version counter
     warned: bool = False
 
     def add(self, nbytes: int, seconds: float | None) -> None:
@@ -273,7 +273,7 @@ class Tally:
     virtual: bool = False  # whether the devices are virtual
     # Counts by operator, devices and instruction.
     counts: dict[tuple[Any, ...], Count] = field(default_factory=dict)
-    # Reentrant, because a finalizer that runs while it is held may copy too.
+    # Reentrant, because a finalizer that runs while the lock is held may copy too.
     _lock: Any = field(default_factory=threading.RLock)
 
     def add(self, key: tuple[Any, ...], new: Count) -> Count:
@@ -294,7 +294,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Memory:
-    """Record the bytes of arrays on one device: the peak in a cell, and at its end and start."""
+    """Record the bytes of a device's arrays: a cell's peak, those at its end, and `before` it."""
 
     device: str
     peak: int

@@ -21,8 +21,8 @@ _CODE = 60  # maximum characters of the source
 _HINTS = 3  # maximum lines of advice where there is no table
 _LONG = 40  # maximum characters of an expression in a sentence
 
-# Copies that name their device are intended. But this many copies to the host at one line mean that
-# the code reads its values one by one.
+# Minimum number of copies to the host at one line that get advice although they name their device:
+# so many copies mean that the code reads its values one by one.
 EXPLICIT = 100
 _SILENT = ("index", "operand", "tf.function")  # operators that copy silently, each time
 _SCALAR = 16  # maximum bytes of a number
@@ -38,7 +38,7 @@ class Advice:
 
 
 def all_but_one(entry: Entry, text: str) -> Advice:
-    """Advise to make one call instead of many."""
+    """Return advice that saves all of an entry's calls but one."""
     return Advice(text, entry.count - round(entry.count / entry.calls))
 
 
@@ -56,7 +56,7 @@ def advise(entry: Entry) -> Advice | None:
     adviser: Callable[[Entry], Advice | None] = ADVISERS.get(entry.framework, lambda entry: None)
     if (advice := adviser(entry)) is not None:
         return advice
-    # In other frameworks one call may copy many arrays: give advice only on frequent calls.
+    # Another framework's call may copy many arrays: advise if it is frequent or, in JAX, implicit.
     often = not entry.framework or (entry.framework == "JAX" and entry.implicit)
     if entry.calls < OFTEN and not often:
         return None
@@ -153,7 +153,7 @@ def _tensor_of(code: str) -> str:
 
 # -- the line and the table
 def line(ledger: Ledger, *, without: tuple[str, ...] = ()) -> str:
-    """Return ``3 transfers: 12.0 MiB to cuda:1``, without entries whose `via` is in `without`."""
+    """Return ``3 transfers: 12.0 MiB to cuda:1``; leave out entries whose `via` is in `without`."""
     kinds: dict[str, list[Entry]] = {"copy": [], "wait": [], PRINT: [], "placement": []}
     for entry in ledger.entries:
         if entry.via not in without:
@@ -170,7 +170,7 @@ def _transfers(entries: list[Entry]) -> str:
 
 
 def _bytes(entries: list[Entry]) -> str:
-    """Return ``"3.2 MiB"``, or ``"≥ 3.2 MiB"`` if some bytes are unknown."""
+    """Return the bytes in words: ``"3.2 MiB"``, or ``"≥ 3.2 MiB"`` if some are unknown."""
     nbytes = sum(e.nbytes for e in entries)
     if not any(e.unsized for e in entries):
         return size(nbytes)
@@ -183,7 +183,7 @@ def _waits(entries: list[Entry]) -> str:
 
 
 def _printed(entries: list[Entry]) -> str:
-    """Count the printed tensors; each makes many waits and copies, which the table shows."""
+    """Return how many tensors were printed; the table shows the many waits and copies of each."""
     count, reads = sum(e.calls for e in entries), sum(e.count for e in entries)
     what = "array" if any(e.framework for e in entries) else "tensor"
     at = _at(entries, count, calls=True)
@@ -201,7 +201,7 @@ def _count(count: int, word: str) -> str:
 
 
 def _at(entries: list[Entry], total: int, *, calls: bool = False) -> str:
-    """Return the line with most calls or copies: ``" at line 4: `loss.item()`"``."""
+    """Return the line with the most calls or copies: ``" at line 4: `loss.item()`"``."""
     lines: dict[tuple[str, str], int] = {}
     for e in entries:
         if e.where is not None:

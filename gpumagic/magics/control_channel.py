@@ -2,8 +2,8 @@
 
 The control thread must not wait. So the sampler takes snapshots on threads of its own, and only
 while a page asks. If the driver stalls, the sampler returns its last snapshot. Variables are read
-on the main thread, between two cells. Requests execute and change nothing, and answers do not name
-other users' processes or notebooks.
+on the main thread, between two cells. A request neither executes code nor changes anything, and an
+answer does not name other users' processes or notebooks.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
 REQUEST, REPLY = "gpumagic_request", "gpumagic_reply"
 TARGET = "gpumagic"
 _PERIOD_S = 1.0
-# Sampling ends this long after the last request.
+# Seconds from a page's last request until sampling ends.
 _IDLE_S = 5.0
 # The maximum number of holders to name for each GPU in the text for an assistant.
 _NAMED = 3
 
 
 class Sign(BaseComm):
-    """A registered comm: a front end that finds it knows that this kernel answers requests."""
+    """A registered comm, by which a front end knows that this kernel answers requests."""
 
     def publish_msg(self, *args: Any, **kwargs: Any) -> None:
         """Send nothing: a front end without gpumagic would warn of an unknown comm."""
 
 
 class ControlChannel:
-    """A handler of the kernel's control channel."""
+    """Handle gpumagic's requests on the kernel's control channel."""
 
     def __init__(self, kernel: Any, last_error: Callable[[], Any] = lambda: None) -> None:
         self._kernel = kernel
@@ -64,7 +64,7 @@ class ControlChannel:
         """Answer a request, without waiting: this thread also handles interrupts."""
 
         def reply(content: dict[str, Any]) -> None:
-            # A ZMQ stream may be used only on its own thread; this may be another one.
+            # A ZMQ stream may be used only on its own thread; this function may run on another.
             send = self._kernel.session.send
             stream.io_loop.add_callback(send, stream, REPLY, content, parent=parent, ident=ident)
 
@@ -156,7 +156,7 @@ def _holders() -> dict[str, Any]:
 
 
 def _record(record: Any, without: str) -> dict[str, Any]:
-    """Return a record as JSON, with its first line and its fixes as text; `without` if None."""
+    """Return a record as JSON, with its first line and fixes as text; for None, text `without`."""
     from gpumagic.display.table import as_json
 
     if record is None:

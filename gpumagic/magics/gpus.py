@@ -77,7 +77,7 @@ def virtual_on(
 
 
 def virtual_off(cells: Any, *, force: bool = False) -> None:
-    """Move back what cells moved, and turn virtual GPUs off unless tensors would be lost."""
+    """Move back what cells moved; turn virtual GPUs off if that loses no tensor, or by `force`."""
     from gpumagic import virtual
     from gpumagic.frameworks.public import bring_home
 

@@ -2,7 +2,7 @@
 
 An exception is not changed, except that gpumagic's frames are removed, so that `%debug` starts in
 the user's code. Errors are explained wherever the shell shows a traceback, also under `%%time` and
-`%run`, and in widget callbacks. Explaining code is imported only once a framework is.
+`%run`, and in widget callbacks. The code that explains is imported only once a framework is.
 """
 
 import sys
@@ -35,7 +35,7 @@ def in_one_line(magic: str) -> Iterator[None]:
 
 
 def _is_users(error: BaseException) -> bool:
-    """Whether the user's code is in an error's traceback; if so, the traceback is shown."""
+    """Whether an error other than GpuError has user code in its traceback, which is then shown."""
     from gpumagic.usercode.files import innermost_of
     from gpumagic.usercode.frames import errors
 
@@ -76,7 +76,7 @@ def cuda_state() -> Any:
 
 
 class Explaining:
-    """Explains errors below their tracebacks in one shell."""
+    """Explain errors below their tracebacks, in one shell."""
 
     def __init__(self, shell: Any, cell: Callable[[], Any]) -> None:
         self.shell = shell
@@ -173,7 +173,7 @@ class Explaining:
 
     @contextmanager
     def _not_timed(self) -> Iterator[None]:
-        """Exclude this block from the cell's time; catch its errors, to show the user's error."""
+        """Exclude the block from the cell's time; catch its errors, which would hide the user's."""
         start = time.perf_counter()
         with suppress(KeyboardInterrupt), faults.kept("explaining an error"):
             yield
@@ -182,16 +182,16 @@ class Explaining:
             cell.run.left_out += time.perf_counter() - start
 
 
-# A class by its name, because loading the extension must not import its module.
+# A class by its name, because loading the extension must not import the class's module.
 _SNAPSHOT = ("gpumagic.telemetry.snapshot", "Snapshot")
 
 
 class DisplayOnce:
-    """Displays a magic's value at once, and does not repeat it as the result of the cell."""
+    """Display a magic's value at once, and do not repeat the value as the result of the cell."""
 
     def __init__(self, shell: Any, cell: Callable[[], object]) -> None:
         self._formatter = shell.display_formatter.ipython_display_formatter
-        # A terminal writes "Out[1]:" before it knows whether anything follows.
+        # In a terminal, IPython writes "Out[1]:" before it displays a value: something must follow.
         self._must_print = not hasattr(shell, "kernel")
         self._cell = cell
         self._shown: tuple[object, object] = None, None  # a value, and its cell
@@ -237,7 +237,7 @@ _STAMPING = "recording which cell allocates"
 
 
 def stamp_memory() -> tuple[str, str] | None:
-    """Have torch record the next cell's name with allocations; return new and previous name."""
+    """Make torch record the next cell's name with allocations; return the new and the old name."""
     state = cuda_state()
     with faults.kept(_STAMPING):
         memory: Any = getattr(state and state.live_cuda(), "memory", None)
@@ -253,7 +253,7 @@ def stamp_memory() -> tuple[str, str] | None:
 
 
 def unstamp_memory(cell: str, before: str) -> None:
-    """Restore the name that was set before a cell, unless the cell set another or CUDA died."""
+    """Restore the name recorded before a cell, unless the cell set another one or CUDA died."""
     state = cuda_state()
     with faults.kept(_STAMPING):
         if (cuda := state and state.live_cuda()) and cuda.memory._get_memory_metadata() == cell:

@@ -1,8 +1,8 @@
-"""Run the user's cell on a device; in all else it runs as it would without the `%%ongpu` line.
+"""Run the user's cell on a device, and otherwise as it would run without the `%%ongpu` line.
 
 A call replaces this line, so all other lines keep their numbers, and `await`, `Out[n]` and other
-magics work. `post_run_cell` ends the run. While `%gpuwatch` is on, a ledger counts every cell's
-copies and waits.
+magics work. IPython's event `post_run_cell` ends the run. While `%gpuwatch` is on, a ledger counts
+every cell's copies and waits.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _LINE = re.compile(r"%%ongpu(?!\w|\s*\?|\s+(-h|--help|help)\s*$)")
 # Cells of magics that choose the devices themselves.
 _TIMED = re.compile(r"get_ipython\(\)\.run_cell_magic\('gpu(time|diff|fit)'")
-# IPython parses `%ongpu cuda?` as a request for help on `cuda`.
+# IPython would parse `%ongpu cuda?` as a request for help on `cuda`.
 _FALLBACK_LINE = re.compile(r"%(?P<magic>ongpu|gpus)\s+(?P<where>\S+\?)\s*$")
 _BEGUN = re.compile(r"""^get_ipython\(\)\.begin_ongpu\(((['"])(?:\\.|(?!\2).)*\2)\)""")
 BEGIN = "begin_ongpu"  # an attribute of the shell while the extension is loaded
@@ -102,10 +102,10 @@ class RunningCell:
     tree: ast.AST | None = None
     run: Run | None = None
     request: Namespace | None = None
-    gone = False  # the device was not found
-    elsewhere = False  # gpumagic runs the tree, IPython only runs our call
+    gone = False  # whether the device was not found
+    elsewhere = False  # whether gpumagic runs the tree; IPython then runs only our call
     report: Any = None  # if `elsewhere`: the report, until it is shown
-    reported = False  # a run in this cell has ended
+    reported = False  # whether a run in this cell has ended
     watch: watch | None = None  # for `%gpuwatch`
     stamp: tuple[str, str] | None = None  # the cell's name in torch's records, and the previous
 
@@ -148,7 +148,7 @@ class CellHooks:
         cell.stamp = stamp_memory() if info.store_history else None
 
     def post_execute(self) -> None:
-        # All other cells end in post_run_cell, which gets the error.
+        # Only silent cells end here: all others end in post_run_cell, which gets the error.
         if self.stack and self.stack[-1].silent:
             self._end(self.stack.pop(), None)
 
@@ -189,7 +189,7 @@ class CellHooks:
         if cell.watch:
             self._end_watch(cell)
         if virtual := sys.modules.get("gpumagic.virtual"):
-            # The cell may have freed memory. Other frameworks are slow to count: only after a run.
+            # The cell may have freed memory. Other frameworks count slowly: only after a run.
             virtual.refresh(others=cell.reported)
 
     # -- %%ongpu
@@ -296,7 +296,7 @@ class CellHooks:
 
     # -- %ongpu
     def stand(self, line: str) -> None:
-        """Run an `%ongpu` line: place the rest of this cell and all later cells, or stop that."""
+        """Run an `%ongpu` line: place this and later cells, end that, or move variables back."""
         words = line.partition("#")[0].lower().split()
         if not words and self.standing:
             print(f"cells run on {self.standing_on}; %ongpu off ends it")
@@ -329,7 +329,7 @@ class CellHooks:
 
     # -- %gpuwatch and %%gputime
     def watch(self, asked: Namespace | None) -> None:
-        """Count copies and waits in the rest of this cell and in later cells; None: stop."""
+        """Count copies and waits in the rest of this cell and in later ones; with None, stop."""
         for cell in reversed(self.stack):
             self._end_watch(cell)
         self.watching = asked
@@ -362,7 +362,7 @@ class CellHooks:
 
     @contextmanager
     def timing(self) -> Iterator[None]:
-        """End the cell's placement, and count no copies in this block, because it times code."""
+        """End the cell's placement, and count no copies within the context, which times code."""
         cell = self.current() or RunningCell()
         if cell.request and not cell.request.standing:
             raise GpuError(f"the cell says %%ongpu {cell.request.where} too; leave that line out")

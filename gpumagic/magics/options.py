@@ -1,4 +1,4 @@
-"""List the arguments and options of the magics, with examples and the pairs that conflict.
+"""List the arguments and options of the magics, with examples, and which of them conflict.
 
 The parser, its errors, `%magic?`, Tab and the table in docs/magics.md come from `MAGICS` and
 `OPTIONS`.
@@ -47,7 +47,7 @@ class Option(NamedTuple):
 
     @property
     def examples(self) -> list[str]:
-        """Examples of its value; empty for a flag."""
+        """Examples of the option's value; empty for a flag."""
         value = self.typed.partition(self.flag)[2].strip(" []")
         return value.split("|") if value else []
 
@@ -68,7 +68,7 @@ class Option(NamedTuple):
         return " ".join([self.flag, *self.examples[:1]])
 
     def given(self, parsed: Any) -> bool:
-        """Whether it was typed in a parsed line."""
+        """Whether a parsed line sets the option to anything but its default."""
         if self.flag.startswith("--no-"):
             return not getattr(parsed, self.flag[5:])
         value = getattr(parsed, self.flag[2:].replace("-", "_"))
@@ -110,7 +110,7 @@ def _nan(text: str) -> str:
 
 
 def variable(text: str) -> str:
-    """Return the name of a variable."""
+    """Return `text` if it can be the name of a variable; else raise ArgumentTypeError."""
     if not text.isidentifier() or keyword.iskeyword(text):
         raise ArgumentTypeError(f"{text or 'an empty word'} cannot be the name of a variable")
     return text

@@ -1,7 +1,7 @@
 """Run a cell outside IPython: as a dry run, on several devices, on a cluster, or timed.
 
-Line numbers and tracebacks are the cell's, and its last expression is its value. After Ctrl-C the
-finished results are kept.
+Line numbers and tracebacks are the cell's, and the cell's last expression is its value. After
+Ctrl-C the finished results are kept.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gpumagic.usercode.sweep import parse, range_of
 
 # Magics that choose a device, as IPython translates them to Python.
 _ELSEWHERE = re.compile(r"get_ipython\(\)\.run_(line|cell)_magic\('(ongpu|gputime|gpudiff|gpufit)'")
-# How file names begin for code outside cells, such as the code of --setup.
+# Prefix of the file names of code outside cells, such as the code of --setup.
 _TEXT = "<timed "
 
 
@@ -36,7 +36,7 @@ _USE_SHARDING = (
 
 
 def run_elsewhere(shell: Any, cell: Any, asked: Namespace, file: str) -> Any:
-    """Run a RunningCell's tree as the line asks; return the value. `file` is the cell's file."""
+    """Run a RunningCell's tree with the options `asked` and file name `file`; return the value."""
     line = "%%ongpu --dry-run" if asked.dry_run else f"%%ongpu {asked.where}"
     if not cell.elsewhere:
         raise GpuError(f"{line} must be the first line, above other magics")
@@ -208,7 +208,7 @@ def fit_cell(shell: Any, asked: Namespace, magic: str, text: str) -> None:
 
 
 def _compiled_name(shell: Any, text: str, magic: str) -> tuple[str, str]:
-    """Return code as Python, below the line `magic` unless empty, and the code's file name."""
+    """Return `text` as Python code, below the line `magic` if any, and the code's file name."""
     code, raw = shell.transform_cell(text), text
     if text.lstrip().startswith("%%ongpu"):
         raise GpuError("the cell says %%ongpu too; leave that line out")
@@ -260,7 +260,7 @@ def _show_briefly(error: BaseException) -> None:
 
 
 def _give(shell: Any, asked: Namespace, line: ProgressLine, made: Any) -> None:
-    """Assign and show a result as the line asks; raise KeyboardInterrupt after Ctrl-C."""
+    """Assign and show a result, with the options `asked`; raise KeyboardInterrupt after Ctrl-C."""
     if asked.output:
         shell.user_ns[asked.output] = made
     line.close(None if asked.quiet else made)
