@@ -1,8 +1,8 @@
 """Read torch's allocator: the block that a tensor is in, the line that allocated it, and the peak.
 
-A tensor counts as its whole block, so all tensors add up to torch's total. Virtual GPUs always know
-the line. On a real GPU torch must record it: `record` turns that on, and each allocation then costs
-about 2 µs. An allocation is stamped with the running cell, because all runs of a cell share one
+A tensor's size is that of its block, so all tensors add up to torch's total. Virtual GPUs always
+know the line. On a real GPU, `record` makes torch record the line, which adds about 2 µs to each
+allocation. An allocation is stamped with the running cell, because all runs of a cell share one
 file name. Allocations of autograd's threads have no stamp.
 """
 
@@ -60,7 +60,7 @@ class Allocator:
                 if each["state"] == "active_allocated":
                     blocks[each["address"]] = each
         self._starts = {number: sorted(blocks) for number, blocks in self._blocks.items()}
-        # Cached lines by stamp and id of the list of frames; allocations can share one list.
+        # Cached lines, by id of the list of frames (which allocations can share) and by stamp.
         self._made: dict[tuple[int, str], Made | None] = {}
 
     @property
@@ -132,7 +132,7 @@ def _ordinal(device: str) -> int:
 
 
 def clear_workspaces() -> None:
-    """Give cuBLAS's workspaces back to torch's allocator; the next matmul allocates a new one.
+    """Give cuBLAS's workspaces back to torch's allocator; the next matmul allocates one again.
 
     Nothing is given back if CUDA graphs were captured, because they may use a workspace.
     """
@@ -216,10 +216,10 @@ def forget() -> None:
 # -- the peak of a stretch of code
 BEFORE = "before the cell"
 UNKNOWN = "line not known"
-PEAK_RING = 100_000
+PEAK_RING = 100_000  # number of events that the record of a peak holds
 _ROUNDED = 0.05
 """Tolerated error, as a share of the peak: torch records sizes before it rounds them up."""
-_GRAPHS = (torch.autograd, torch.autograd.graph)
+_GRAPHS = (torch.autograd, torch.autograd.graph)  # the modules that look up the function `_RUN`
 _RUN = "_engine_run_backward"
 
 
@@ -271,7 +271,7 @@ def replay(
 
 
 class PeakRecorder:
-    """Record one stretch of code: `start`, run the code, then always `stop`.
+    """Record the memory peak of a stretch of code: `start`, run the code, then always `stop`.
 
     If the user's code already records, that record is read and left on.
     """
@@ -312,14 +312,14 @@ class PeakRecorder:
         missing = abs(now - torch.cuda.memory_allocated(self._index))
         return replace(
             peak,
-            # If an event from before the cell is still recorded, none of the cell's was dropped.
+            # If an event from before the cell is still recorded, no event of the cell was dropped.
             complete=len(trace) < max(len(whole), PEAK_RING) and missing <= _ROUNDED * peak.nbytes,
             saved=self._save or "",
             added_seconds=perf_counter() - began,
         )
 
     def _timed(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap `run` to record each backward pass's line, as autograd's threads have none."""
+        """Wrap `run` to record each backward pass's line, as autograd's threads have no line."""
 
         def backward(*args: Any, **kwargs: Any) -> Any:
             __tracebackhide__ = True
@@ -350,13 +350,13 @@ _LINES = 8
 
 
 def text(peak: MemoryPeak) -> str:
-    """The peak in a sentence, and a row for each line that allocated part of it."""
+    """Return the peak in a sentence, and a row for each line that allocated part of it."""
     rows = [*table.lines(_columns(peak), margin="  "), *(f"  {note}" for note in _notes(peak))]
     return "\n".join([*table.wrapped(_head(peak)), *rows])
 
 
 def html(peak: MemoryPeak) -> str:
-    """The same as a table."""
+    """Return the peak and its lines as HTML."""
     rows = table.html(_columns(peak), css="gm-titled gm-section")
     notes = "".join(tag("div", note, "gm-note") for note in _notes(peak))
     return block(f"<div>{coded(_head(peak))}</div>{rows}{notes}")

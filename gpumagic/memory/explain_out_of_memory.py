@@ -1,8 +1,8 @@
 """Explain any framework's out-of-memory error: the need, the holders, and changes that help.
 
 The user's code runs only in dry runs. The exception is unchanged, and the result holds no tensor
-and no frame. Each lever is a change that a dry run confirms: freed memory, other values of some
-variables, less memory that each pass keeps, or a context in which the code runs.
+and no frame. Each lever is a change, tried in a dry run if possible: freed memory, other values of
+some variables, less memory that each pass keeps, or a context in which the code runs.
 """
 
 import ast
@@ -28,12 +28,12 @@ from gpumagic.usercode.frames import RestOfCode, failed_frames, stored
 from gpumagic.usercode.values import is_module, is_tensor, own, torch_here
 from gpumagic.usercode.variables import names_read
 
-_MOST = 4
-# A change that saves less than this share of the need is not shown, unless the cell then fits.
+_MOST = 4  # levers to show if none of them lets the cell fit
+# Share of the need that a change must save to be shown, unless the cell then fits.
 _WORTH = 0.05
-# Bytes. A float32 copy of a smaller tensor fits even on a full GPU.
+# Bytes below which a tensor's float32 copy fits even on a full GPU.
 _SMALL = 2**21
-# If a loop's memory grows, a change must cut the growth per pass to this share or less.
+# If a loop's memory grows, the share to which a change must cut the growth per pass.
 _LEFT = 0.75
 
 
@@ -110,7 +110,7 @@ def _reason(s: OutOfMemoryState, t: Trials) -> str:
 
 
 def by_figures(s: OutOfMemoryState, t: Trials) -> tuple[str, list[Lever]] | None:
-    """Return a reason that follows from the figures alone, with its levers; None if none does."""
+    """Return a reason that follows from the figures alone, and its levers; None without one."""
     if s.device.total is not None and s.wanted > s.device.total:
         most = f"more than the {size(s.device.total)} that {s.name} has in all"
         return f"{size(s.wanted)} at once is {most}", levers(s, t)
@@ -194,7 +194,7 @@ def _deleted(
 
 
 def small_views(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Propose a copy of each variable that is a small part of the memory that it keeps."""
+    """Propose to clone each variable that is a small view of a larger tensor's memory."""
     for name, value in [*s.namespace.items()]:
         if is_tensor(value) and value.layout is torch_here().strided and value._is_view():
             gives = s.alone([name]) - value.nbytes
@@ -230,7 +230,7 @@ def other_gpu(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     if trial is not None and trial.need is not None:
         moved = (each.nbytes for each in s.storages if each.roots & s.read)
         needed = trial.need.most + sum(moved)
-    for gpu in holders_by_name.figures():  # `mem_get_info` would make a context on each GPU
+    for gpu in holders_by_name.figures():  # `mem_get_info` would create a context on each GPU
         free, ordinal = gpu.free or 0, gpu.device.partition(":")[2]
         if gpu.device not in (s.name, "mps:0") and free >= max(needed, 1):
             fits = trial.fits(trial.need, free) if trial else None

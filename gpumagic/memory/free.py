@@ -1,7 +1,7 @@
 """Free GPU memory that none of the user's variables holds, and show what was freed.
 
-An exception keeps its frames and their variables alive, and IPython keeps the results of cells:
-this memory is freed. A variable stays, even one with an exception, unless the user names it.
+Exceptions keep their frames' variables alive, and IPython keeps the results of cells: this memory
+is freed. A variable stays, even one that holds an exception, unless the user names the variable.
 """
 
 import gc
@@ -41,7 +41,7 @@ class Freed(Shown):
     allocated : dict of str to int
         Bytes that tensors still hold, by device.
     holders : tuple of MemoryHolder
-        The holders that still hold the most.
+        The remaining holders, the largest first.
     skipped : tuple of str
         Names that could not be deleted, each with the reason.
     """
@@ -76,7 +76,7 @@ def free_memory(*what: object, grads: bool = False) -> Freed:
     Returns
     -------
     Freed
-        Freed bytes by cause and device, and the largest remaining holders.
+        Freed bytes by cause and device, and the remaining holders.
 
     Raises
     ------
@@ -98,7 +98,7 @@ def free_memory(*what: object, grads: bool = False) -> Freed:
     found, outputs = find(namespace), KeptOutputs(namespace)
     skipped = _skipped(names, namespace, outputs, found)
     gone = [n for n in names if n in namespace and n not in skipped and not outputs.has(n)]
-    # Memory that only `gone`, outputs, exceptions and garbage hold, so it will be freed.
+    # The storages to be freed: only `gone`, outputs, exceptions and garbage hold them.
     spare = [e for e in found if all(way.kind in KEPT or way.root in gone for way in e.ways)]
     skipped |= (stays := _still_held(gone, found, spare))
     gone = [name for name in gone if name not in stays]
@@ -176,7 +176,7 @@ def _skipped(
 
 
 def allocated() -> dict[str, int]:
-    """Return the bytes of tensors, and of frameworks that list their arrays, on each GPU."""
+    """Return the bytes on each GPU of tensors, and of arrays that other frameworks list."""
     torch = torch_here()
     count = torch.cuda.device_count() if torch is not None else 0
     found = Counter({f"cuda:{n}": torch.cuda.memory_allocated(n) for n in range(count)})
@@ -226,7 +226,7 @@ _HOLDERS = 3
 
 
 def text(freed: Freed) -> str:
-    """`freed 3.2 GiB (…) · 512 MiB on cuda:0 still allocated, most by net (400 MiB)`."""
+    """Return `freed 3.2 GiB (…) · 512 MiB on cuda:0 still allocated, most by net (400 MiB)`."""
     gave = [each for each in freed.released if any(each.nbytes.values())]
     causes = ", ".join(f"{each.cause}: {_sizes(each.nbytes)}" for each in gave)
     nothing = [f"{each.cause}: nothing" for each in freed.released if each not in gave]
@@ -241,10 +241,10 @@ def text(freed: Freed) -> str:
 
 
 def html(freed: Freed) -> str:
-    """The same line as HTML."""
+    """Return the same line as HTML."""
     return block(tag("div", text(freed)))
 
 
 def _sizes(nbytes: dict[str, int]) -> str:
-    """`1.2 GiB on cuda:0 and 3 MiB on cuda:1`."""
+    """Return sizes in words: `1.2 GiB on cuda:0 and 3 MiB on cuda:1`."""
     return " and ".join(f"{size(count)} on {device}" for device, count in nbytes.items() if count)

@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 
 # -- every storage
 class FoundStorage(NamedTuple):
-    """Describe a storage on a GPU: its bytes and its holders, of which only the first counts it."""
+    """Describe a storage on a GPU: its bytes and its holders; only the first holder counts it."""
 
     device: str
     address: int  # as in torch.cuda.memory_snapshot()
     nbytes: int
     ways: tuple[Way, ...]
     path: tuple[str, ...] = ()  # a root's name and the steps from it; empty without `paths`
-    parameter: tuple[str, ...] = ()  # path of the parameter that this state belongs to
+    parameter: tuple[str, ...] = ()  # path of the parameter whose gradient, state … this is
     is_of_other_library: bool = False  # torch has not allocated it
 
     @property
@@ -150,7 +150,7 @@ def _storages(
 
 
 def array_places(arrays: Iterable[Any]) -> list[tuple[Any, Place]]:
-    """Return these and all live arrays of frameworks, each with the memory of its base array."""
+    """Return these arrays and all that frameworks list, each with the place of its base array."""
     every = {id(array): array for array in arrays}
     for framework in started():
         with faults.kept(f"listing the arrays of {framework.name}"):
@@ -225,7 +225,7 @@ def _allocator(ordinal: int) -> tuple[int | None, int | None, int | None]:
     from gpumagic.memory.allocator import is_native
 
     stats: dict[str, Any] = torch.cuda.memory_stats(ordinal)
-    # Other allocators do not report this: torch then returns 0.
+    # Other allocators do not report fragments: torch then returns 0.
     split = stats.get("inactive_split_bytes.all.current") if is_native() else None
     return stats.get("allocated_bytes.all.current"), stats.get("reserved_bytes.all.current"), split
 
@@ -251,7 +251,7 @@ def with_other_libraries(device: DeviceMemory, here: Iterable[FoundStorage]) -> 
 
 # -- the report
 _REST = "held by cuBLAS or C++ code"
-"""The row of allocated memory that no root reaches."""
+"""Name of the row for allocated memory that no root reaches."""
 _STEP = r"\.\w+|\[(?:'[^']*'|\"[^\"]*\"|[^\]'\"])*\]"
 _NAMED = re.compile(rf"[^\W\d]\w*(?:{_STEP})*")
 
@@ -331,7 +331,7 @@ def with_holders(
     """Return a GPU's figures with its holders, or with only these `names` as holders."""
     here = [each for each in found if each.device == device.device]
     device = with_other_libraries(device, here)
-    if names:  # they come first among the holders
+    if names:  # put these names first among each storage's holders
         here = [
             each._replace(ways=tuple(sorted(each.ways, key=lambda way: way.root not in names)))
             for each in here

@@ -29,7 +29,7 @@ class MemoryChanges(Shown):
 def changes(before: MemoryReport, after: MemoryReport) -> MemoryChanges:
     """Compare two reports; a holder matches by its path or any alias."""
     found, gone = list[MemoryChange](), {(h.device, h.path): h for h in before.holders}
-    # A name may be deleted while its value stays reachable under another name.
+    # Needed if a name was deleted and its value stays reachable under another name.
     alias = {(h.device, name): (h.device, h.path) for h in before.holders for name in h.aliases}
     # Match equal paths first, so that no alias claims a holder that another path matches.
     for holder in sorted(after.holders, key=lambda h: (h.device, h.path) not in gone):
@@ -55,14 +55,14 @@ _FOLD = Fold(12)
 
 
 def text(found: MemoryChanges) -> str:
-    """The GPUs, and below them the holders that grew, shrank, appeared or disappeared."""
+    """Return a line for each GPU, and a row for each holder that grew, shrank, came or went."""
     rows = table.lines(_columns(found), margin="  ", fold=_FOLD)
     same = [f"  {_unchanged(found)}"] * bool(found.unchanged)
     return "\n".join([*_lines(found), *rows, *same])
 
 
 def html(found: MemoryChanges) -> str:
-    """The same as a table."""
+    """Return the same as HTML."""
     lines = "".join(tag("div", line) for line in _lines(found))
     rows = table.html(_columns(found), css="gm-titled gm-section", fold=_FOLD)
     same = tag("div", _unchanged(found), "gm-note") * bool(found.unchanged)
@@ -74,7 +74,7 @@ def _unchanged(found: MemoryChanges) -> str:
 
 
 def _lines(found: MemoryChanges) -> list[str]:
-    """``["cuda:0: +1.2 GiB since the last %gpumem (3.2 GiB → 4.4 GiB allocated)"]``."""
+    """Return ``["cuda:0: +1.2 GiB since the last %gpumem (3.2 GiB → 4.4 GiB allocated)"]``."""
     lines = [
         f"{name}: {difference(after - before)} since the last %gpumem"
         f" ({size(before)} → {size(after)} allocated)"
@@ -85,7 +85,7 @@ def _lines(found: MemoryChanges) -> list[str]:
 
 
 def difference(nbytes: int) -> str:
-    """``"+1.2 GiB"``, ``"−300 MiB"``."""
+    """Return bytes with their sign: ``"+1.2 GiB"``, ``"−300 MiB"``."""
     return f"{'−' if nbytes < 0 else '+'}{size(abs(nbytes))}"
 
 

@@ -48,8 +48,8 @@ class Made:
 class MemoryHolder:
     """Record a holder of memory on one GPU: a variable, an output, an exception, …
 
-    A storage counts for the first holder that reaches it. Its bytes are those of the allocator's
-    blocks, which are multiples of 512 bytes.
+    A storage counts for the first holder that reaches it, with the bytes of its block in the
+    allocator, a multiple of 512.
     """
 
     path: str  # expression to reach it, or a description: "net", "the exception of In [4]"
@@ -132,7 +132,7 @@ _COUNTED = ("parameter", "buffer", "gradient", "tensor", "output", "exception")
 
 
 def text(report: MemoryReport) -> str:
-    """A line for each GPU, and below it its holders."""
+    """Return a line for each GPU, and below that line the GPU's holders."""
     lines = [] if report.devices else [_nothing()]
     for device in report.devices:
         figures = " · ".join(words for words, _, _ in _figures(device))
@@ -142,7 +142,7 @@ def text(report: MemoryReport) -> str:
 
 
 def html(report: MemoryReport) -> str:
-    """The same as tables, with a bar for each GPU."""
+    """Return the same as HTML tables, with a bar for each GPU."""
     parts = [*map(_device_html, report.devices)] or [tag("div", _nothing(), "gm-note")]
     parts += [f'<div class="gm-note">{coded(hint)}</div>' for hint in _hints(report)]
     return block("".join(parts))
@@ -161,7 +161,7 @@ def _hints(report: MemoryReport) -> list[str]:
 
 
 def label(device: DeviceMemory) -> str:
-    """``"cuda:0 (virtual)"``."""
+    """Return a GPU's name: ``"cuda:0 (virtual)"``."""
     return f"{device.device} (virtual)" if device.virtual else device.device
 
 
@@ -184,13 +184,13 @@ def _figures(device: DeviceMemory) -> list[tuple[str, str, int]]:
 
 
 def others_named(device: DeviceMemory) -> str:
-    """``" (system 1.2 GiB)"``: other processes, by name."""
+    """Return the holders of the memory of other processes: ``" (system 1.2 GiB)"``."""
     named = ", ".join(f"{name} {size(nbytes)}" for name, nbytes in device.others_by_name)
     return f" ({named})" if named else ""
 
 
 def _pool(pool: Pool) -> str:
-    """``"JAX uses 3.2 GiB, peak 5.0 GiB, at most 60.1 GiB"``."""
+    """Return a pool's figures: ``"JAX uses 3.2 GiB, peak 5.0 GiB, at most 60.1 GiB"``."""
     parts = [f"{pool.framework} uses {size(pool.used)}"]
     parts += [f"peak {size(pool.peak)}"] * (pool.peak is not None)
     parts += [f"at most {size(pool.limit)}"] * (pool.limit is not None)
@@ -201,7 +201,7 @@ def folded_rows(device: DeviceMemory) -> int:
     """Return the number of holders to show; the rest are small or beyond the limit of rows."""
     least = _LEAST * (device.allocated or 0)
     shown = sum(row.nbytes >= least or n < _ALWAYS for n, row in enumerate(device.holders[:_ROWS]))
-    # A row for "1 more" would take as much room as the holder's own row.
+    # A row for "1 more" would take as much space as the holder's own row.
     return shown + 1 if len(device.holders) == shown + 1 else shown
 
 
@@ -220,7 +220,7 @@ def holder_columns(device: DeviceMemory, shown: int, *, html: bool = False) -> l
         Column("memory", [size(row.nbytes) for row in rows], number=True),
         Column("share", shares, number=not html, html=bars),
         Column("made in", [str(row.made or "") for row in rows], fit="cut"),
-        # The last column is narrowed first, so that all columns fit side by side.
+        # If the columns are too wide together, the last one is narrowed first.
         Column("also held by", [*map(_others, rows)], css="gm-code gm-name gm-dim", html=titled),
     ]
     return [column for column in columns if any(column.cells)]
@@ -238,13 +238,13 @@ def _share_bar(row: MemoryHolder, allocated: int | None) -> str:
 
 
 def _others(row: MemoryHolder) -> str:
-    """``"optimizer +2"``."""
+    """Return the other holders of a row's storages: ``"optimizer +2"``."""
     more = f" +{len(row.aliases) - 1}" if len(row.aliases) > 1 else ""
     return "".join(table.short(name, _ALIASES - len(more)) + more for name in row.aliases[:1])
 
 
 def kind(row: MemoryHolder) -> str:
-    """``"tensor"``, ``"1,200 tensors"``, ``"parameters, gradients"``, ``"exception"``."""
+    """Return a row's kinds in words: ``"1,200 tensors"``, ``"parameters, gradients"``."""
     if row.kind == UNREACHED:
         return ""
     names = [name for name, _ in row.kinds] or [row.kind]

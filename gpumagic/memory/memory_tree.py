@@ -71,7 +71,7 @@ class _Node:
     def add(self, path: tuple[str, ...], kind: str, nbytes: int) -> None:
         """Add a storage to the row of its layer, or to a row of its own."""
         first, *steps = path
-        if rest := first.removeprefix(self.path):  # a global of a module: `.table`
+        if rest := first.removeprefix(self.path):  # a global of a Python module: `.table`
             steps.insert(0, rest)
         self.at(steps[:-1] if kind in _OF_LAYER else steps).held[kind] += nbytes
 
@@ -93,7 +93,7 @@ def tree(name: str, namespace: Mapping[str, Any]) -> MemoryTree:
     """
     cuda_state.check()
     value, first, allocator = value_of(name, namespace), first_name(name), allocations()
-    # Visited first, so that everything reachable from this value has a path from it.
+    # This value is visited first, so that all paths to its parts begin at the value.
     start = [Root(name, value, holder=first)]
     every = find(namespace, before=start, allocator=allocator, paths=True)
     root, devices, held_for_it = _Node(name, name), Counter[str](), Counter[str]()
@@ -160,18 +160,18 @@ _UNFOLDED = Fold(400)
 
 
 def text(tree: MemoryTree) -> str:
-    """The total, and below it two levels of layers or items."""
+    """Return the total, and below it two levels of layers or items."""
     rows = [branch for branch in tree.branches if branch.depth <= _LEVELS]
     lines = [*table.wrapped(_head(tree)), *table.lines(_columns(rows), margin="  ", fold=_FOLD)]
     if len(rows) < len(tree.branches):
-        # The first branch with hidden descendants.
+        # The branch before the first hidden one has hidden descendants.
         hidden = next(n for n, each in enumerate(tree.branches) if each.depth > _LEVELS)
         lines.append(f"  {as_typed('%gpumem')} {tree.branches[hidden - 1].path} opens more")
     return "\n".join(lines)
 
 
 def html(tree: MemoryTree) -> str:
-    """The same as a table; deeper levels are folded."""
+    """Return the same as an HTML table; deeper levels are folded."""
     rows = [branch for branch in tree.branches if branch.depth <= _LEVELS]
     found = tag("div", _head(tree)) + table.html(_columns(rows), css="gm-titled", fold=_FOLD)
     if len(rows) < len(tree.branches) or len(rows) > _ROWS:
@@ -181,7 +181,7 @@ def html(tree: MemoryTree) -> str:
 
 
 def _head(tree: MemoryTree) -> str:
-    """``"net: 6.4 MiB on cuda:0 · optimizers hold 12.9 MiB more for it · made in …"``."""
+    """Return ``"net: 6.4 MiB on cuda:0 · optimizers hold 12.9 MiB more for it · made in …"``."""
     whos = [who for kind, who in _WHO.items() if kind in tree.held_for_it]
     left = sum(tree.held_for_it.values())
     words = f"{tree.name}: {size(tree.branches[0].total - left)} on {', '.join(tree.devices)}"

@@ -1,7 +1,7 @@
 """Visit objects breadth first from roots in a given order; find their kinds, paths and holders.
 
 References come from the garbage collector and from torch's C code. An object's parent is the
-object that reached it first. Its path has a step from each ancestor, and is found on demand.
+object that reached it first. A path has a step from each ancestor, and is computed on demand.
 
 Within a group of roots, optimizers and graphs come last, because they refer to other holders'
 objects. No path passes through libraries' classes or modules, which reach the whole process.
@@ -35,7 +35,7 @@ GRAPH = ".grad_fn"
 """The step from a tensor into its graph."""
 # When an object's references are followed: never, at once, or after the roots' other objects.
 _NEVER, _AT_ONCE, _INDIRECT = range(-1, 2)
-_CLOSED = -1
+_CLOSED = -1  # number of each object that no path may pass through
 # Py_TPFLAGS_HAVE_GC: an object without this flag has no references that the collector sees.
 _COLLECTED = 1 << 14
 _flags = vars(type)["__flags__"].__get__
@@ -43,13 +43,13 @@ _EXCHANGES = ("__dlpack_device__", "__cuda_array_interface__")
 _PLAIN_KEYS = {id(kind) for kind in (str, int, float, bool, bytes, type(None))}
 _MODULE_STATE = {"_parameters": "", "_buffers": "buffer", "_modules": ""}
 _SPARSE = ("_indices", "_values", "crow_indices", "ccol_indices", "col_indices", "row_indices")
-# Maximum number of nodes of a graph that are searched for a leaf.
+# Maximum number of a graph's nodes to search for a leaf.
 _NODES = 500
 _LEAF, _RAW = "AccumulateGrad", "_raw_saved_"
 
 
 class Root(NamedTuple):
-    """Describe an object where a walk starts: how paths from it begin, and its report row."""
+    """Describe an object where a walk starts: its name in paths, and its row in the report."""
 
     name: str
     value: Any
@@ -85,7 +85,7 @@ class Walk:
         """Further referrers of each object: objects or roots, by number."""
         self._is_users_class = is_users_class
         self.kinds: list[type] = []
-        # Keeps ids unique. Keys are ids, because hashing an object could run the user's code.
+        # Keeps objects alive, so their ids stay unique keys: hashing could run the user's code.
         self._kept = list(closed)
         self._numbers = dict.fromkeys(map(id, self._kept), _CLOSED)
         self._rules = _rules()
@@ -114,7 +114,7 @@ class Walk:
             self._visit(self._children(some, within))
 
     def _learn(self, kind: type) -> "_Rule":
-        """Find the rule for objects of a class."""
+        """Find the rule for objects of a class, and store it."""
         self.kinds.append(kind)
         rule = self.rules[id(kind)] = next(rule for rule in self._rules if rule.fits(kind))
         self._turns[id(kind)] = rule.turn
@@ -186,7 +186,7 @@ class Paths:
         return self._ways[key]
 
     def plain_first(self, numbers: list[int]) -> list[int]:
-        """Sort the objects of one storage so that tensors saved by a graph come last."""
+        """Sort one storage's objects: those of the first one's root first, saved tensors last."""
         first = self._first[numbers[0]]
         return sorted(numbers, key=lambda n: (self._first[n] != first, self.kind(n) == SAVED))
 
@@ -217,7 +217,7 @@ class Paths:
         return tuple(found)
 
     def parameter(self, number: int) -> tuple[str, ...]:
-        """Return the path of the parameter that this state or saved tensor belongs to, or empty."""
+        """Return the path of the parameter whose gradient, state or saved tensor this is, or ()."""
         parent = self._walk.parents[number]
         if parent < 0:
             return ()
@@ -350,7 +350,7 @@ def _of_optimizer(optimizer: Any) -> list[Edge]:
 
 def _of_tensor(torch: Any, readable: bool) -> Callable[[Any], list[Edge]]:
     """Return a function that lists a tensor's sparse parts, its graph and its gradient."""
-    # A subclass may override these attributes, so they are read by torch's C class.
+    # A subclass may override these attributes, so they are read through torch's C class.
     base, strided, no_grad = torch._C.TensorBase, torch.strided, torch.no_grad
     names = "layout", "grad_fn", "retains_grad", "grad"
     layout, grad_fn, retains, grad = (vars(base)[name].__get__ for name in names)
@@ -417,14 +417,14 @@ def nearest_leaf(node: Any) -> Any:
 
 
 def _graphs_can_be_read(torch: Any) -> bool:
-    """Whether no other thread runs a backward pass, since that frees saved tensors."""
+    """Whether no other thread runs a backward pass, which would free saved tensors."""
     backward, here = torch.autograd.graph._engine_run_backward.__code__, threading.get_ident()
     others = [frame for thread, frame in sys._current_frames().items() if thread != here]
     return all(frame.f_code is not backward for each in others for frame, _ in walk_stack(each))
 
 
 def is_other_array(kind: type) -> bool:
-    """Whether objects of a class are arrays of a library that may be on a GPU."""
+    """Whether a class's objects are arrays of a library other than torch, maybe on a GPU."""
     members = [members_of(base) for base in bases_of(kind)]
     if not any(name in held for name in _EXCHANGES for held in members):
         return False
