@@ -1,10 +1,10 @@
 """Gather the facts of an out-of-memory error while its frames are alive: figures and holders.
 
-torch's message has all figures, rounded. JAX, TensorFlow and CuPy report the bytes, but not always
-the GPU: if not, it is the GPU of the operands, or the default for new arrays.
+torch's message has all figures, rounded. The message of JAX, TensorFlow or CuPy has the requested
+bytes, but not always the GPU: if not, an operand's GPU is taken, or the default for new arrays.
 
-Memory that only the error's frames hold is listed under the frames' variables, because it is freed
-with the frames. None of the user's code runs.
+Memory that only the error's frames hold is listed under the variables of these frames, and counts
+as freed once the frames are. None of the user's code runs.
 """
 
 import ast
@@ -51,7 +51,7 @@ from gpumagic.usercode.variables import variables_read
 
 TORCH = "torch"
 ROUNDED = 0.01
-"""Rounding error of the figures in a message, which have two decimals."""
+"""Relative rounding error allowed for the figures in a message, which have two decimals."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ _TORCHS = re.compile(
     r"|(?:CUDA|HIP)(?: driver| runtime)? error(?: \(2\)\s*)?:? *out of memory"
     r"|CUDA ran out of memory"
     r"|(?:CUDNN|CUBLAS|CUSOLVER|HIPBLAS|CUFFT)\w*_ALLOC_FAILED"
-    # cuBLAS's error if no memory is left for its workspace.
+    # cuBLAS raises this error if no memory is left for a workspace.
     r"|CUBLAS_STATUS_NOT_INITIALIZED.*cublasCreate"
 )
 _SIZE = r"([\d.]+ (?:bytes|[KMGT]iB))"
@@ -95,7 +95,7 @@ _ORDINAL = re.compile(r"(?:device ordinal |GPU[:_])(\d+)")
 
 
 def read(error: BaseException) -> tuple[BaseException, Shortage] | None:
-    """Return the out-of-memory error in a chain, and its figures; None if there is none."""
+    """Return the out-of-memory error in a chain and the figures in its message, or None."""
     names = {framework.name for framework in imported()}
     for each in errors(error):
         text, library, torch = str(each), library_of(each), torch_here()
@@ -154,9 +154,9 @@ _NO_POOL = {
     "TensorFlow": "`%env TF_FORCE_GPU_ALLOW_GROWTH=true` before TensorFlow starts, in a new kernel",
     "CuPy": "`cupy.get_default_memory_pool().free_all_blocks()`",
 }
-# Row of temporary memory: allocated at the time of the error, bound to no name, free now.
+# Name of the row of temporary memory: allocated at the error, bound to no name, then freed.
 _TEMPORARIES = "unnamed results"
-# A holder of less than this share of the GPU's memory is not shown.
+# Share of the available memory from which on freeing it is suggested; less, only if it suffices.
 _WORTH = 0.05
 
 
@@ -182,7 +182,7 @@ class OutOfMemoryState:
         cell = label(frames[-1].filename)
         self._exception = f"the exception of {cell}"
         self.handled = f"the exception handled in {cell}"
-        handled = [*errors(said)][1:]  # being handled when `said` was raised
+        handled = [*errors(said)][1:]  # errors that were being handled when `said` was raised
         now = _frames_of(_without(self._chain, handled))
         self._libraries = [frame for frame in now if module_of(frame.f_code.co_filename)]
         self._handled = [frame for frame in _frames_of(handled) if frame not in now]
@@ -193,14 +193,14 @@ class OutOfMemoryState:
     # -- holders
     @cached_property
     def storages(self) -> list[FoundStorage]:
-        """List every storage that is on the GPU now, with its path."""
+        """List every storage that is still on the GPU, with the storage's path."""
         earlier = [Root("an earlier exception", each, EXCEPTION) for each in self._earlier]
         roots, closed, allocator = [*earlier, *self._locals()], self._closed, self._allocator
         found = find(self.namespace, after=roots, closed=closed, allocator=allocator, paths=True)
         return [each for each in found if each.device == self.name]
 
     def _locals(self) -> Iterator[Root]:
-        """Yield the user frames' variables, and one root each for library and handled frames."""
+        """Yield a root for each user frame's variable, one for library, one for handled frames."""
         for frame in self.frames:
             for name, value in frame.scope.local.items() if not frame.at_top else ():
                 yield Root(self.local(frame, name), value, EXCEPTION)
@@ -269,7 +269,7 @@ class OutOfMemoryState:
 
     @cached_property
     def short_by(self) -> int:
-        """Return the bytes to free so that the request fits, if free memory is contiguous."""
+        """Return the bytes to free before the request fits, if free memory is contiguous."""
         return self.wanted - (self.capacity - (self.device.allocated or 0))
 
     def unavailable(self) -> Iterator[tuple[int, str, str]]:
@@ -302,12 +302,12 @@ class OutOfMemoryState:
         if self.limit is None:
             return
         who, total = self.shortage.library, self.device.total or 0
-        if who == TORCH:  # or the driver, which then reports the same limit
+        if who == TORCH:  # the limit is the driver's if the driver reports it as the GPU's memory
             of_driver = torch_here().cuda.mem_get_info(self.shortage.ordinal)[1]
             who = TORCH if of_driver > (1 + ROUNDED) * self.limit else _DRIVER
         why = f"{who} may take {size(self.limit)} of the {size(total)} that {self.name} has"
         beyond, least = self.most - self.limit, ROUNDED
-        if who == _DRIVER:  # it limits `most` too, and itself reserves 3 % of a T4
+        if who == _DRIVER:  # `most` is below this limit too; the driver reserves 3 % of a T4
             beyond, least = total - self.limit, 0.1
             why = why.replace(f"{who} may take", "this process may have")
             why = f"{why}, by a limit of MPS, of its container or of the vGPU"
@@ -320,25 +320,25 @@ class OutOfMemoryState:
 
     @property
     def held(self) -> int:
-        """Return the bytes allocated once this error's frames are freed, unreached memory too."""
+        """Return the bytes allocated without this error's frames, including unreached memory."""
         unreached = sum(row.nbytes for row in self.device.holders if row.kind == UNREACHED)
         return sum(each.nbytes for each in self.storages) - self.traceback_holds + unreached
 
     @cached_property
     def traceback_holds(self) -> int:
-        """The bytes that only the frames of this error hold."""
+        """Return the bytes that only the frames of this error hold."""
         return self.alone(self._frames)
 
     @property
     def kept(self) -> int:
-        """Return the bytes that `%gpufree` frees, apart from those of this error's frames."""
+        """Return the bytes that `%gpufree` frees, except those that this error's frames hold."""
         kept = (each for each in self.storages if all(way.kind in KEPT for way in each.ways))
         return sum(each.nbytes for each in kept if not each.roots <= self._frames)
 
     def alone(self, names: Collection[str], *, in_frames: bool = False, graph_of: str = "") -> int:
         """Return the bytes that only `names` hold; with `graph_of`, those in that name's graphs."""
         by = set(names)
-        # The error's frames count as freed, not as holders; with `in_frames`, only libraries' do.
+        # This error's frames count as freed; with `in_frames`, only the library frames among them.
         every = by | ({self._exception} if in_frames else self._frames)
         found = [each for each in self.storages if by & each.roots and each.roots <= every]
         if graph_of:
@@ -347,7 +347,7 @@ class OutOfMemoryState:
 
     @cached_property
     def read(self) -> set[str]:
-        """The variables that the rest of the code reads, through the notebook's functions too."""
+        """Return the variables that the rest of the code and functions that it calls read."""
         names = set[str]()
         for rest in self.rests:  # a function's local name is no variable of the notebook
             own = () if rest.frame.at_top else rest.frame.scope.local
@@ -355,7 +355,7 @@ class OutOfMemoryState:
         return {name for name, _ in variables_read(names, self.namespace)}
 
     def adds_to(self, rest: RestOfCode) -> str:
-        """Return the path of the first row that a loop binds, adds to or allocates, or empty."""
+        """Return the path of the first holder that a loop binds, adds to or allocates, or empty."""
         read = {node.id for node in ast.walk(rest.loops[0]) if isinstance(node, ast.Name)}
         read |= self.read if rest.frame.at_top else set()
         kinds = {name: type(rest.frame.scope.name(name)) for name in read}
@@ -364,7 +364,7 @@ class OutOfMemoryState:
         by_name = {self.local(rest.frame, name) for name in made | stored(rest.loops[0])}
         nameless = self._exception, self.handled, _TEMPORARIES
         named = [row for row in self.device.holders if row.path not in nameless]
-        # A container keeps the values of all passes; a rebound name keeps only the last value.
+        # Containers come first: they keep all passes' values, and a rebound name only the last one.
         keeps = {self.local(rest.frame, name) for name in made | rest.accumulated}
         named.sort(key=lambda row: not (row.path in keeps and self._ran_in(rest, row.made)))
         rows = (row.path for row in named if row.path in by_name or self._ran_in(rest, row.made))
@@ -380,11 +380,11 @@ class OutOfMemoryState:
         return here or made.ran_in.partition(",")[0] in cells
 
     def let_go(self) -> None:
-        """Clear the frames of this error, in a forked copy of this process."""
-        if self.optimizer is not None:  # incomplete state would make its next step fail
+        """Clear this error's frames and incomplete optimizer state, in a fork of this process."""
+        if self.optimizer is not None:  # the next step would fail with incomplete state
             self.optimizer.state.clear()
         for frame in _frames_of(self._chain):
-            with suppress(RuntimeError):  # a running frame, in which nothing failed
+            with suppress(RuntimeError):  # the frame still runs
                 frame.clear()
                 frame.f_locals  # noqa: B018  before Python 3.13, this drops the copied locals
 

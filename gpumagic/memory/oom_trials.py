@@ -1,8 +1,8 @@
 """Repeat the failed code in dry runs, from the state after an out-of-memory error.
 
-A dry run follows two passes of the innermost loop around the failing statement; without a loop, it
-follows the whole cell. The peak is the code's need; the memory that the second pass adds is what
-each pass keeps. Dry runs use forked copies of this process.
+A dry run follows two passes of the innermost loop around the failing statement, or the whole cell
+if there is no loop. Its peak is the code's need, and the memory that the second pass adds is taken
+as what each pass keeps. Each dry run has a forked copy of this process.
 """
 
 import ast
@@ -24,21 +24,21 @@ from gpumagic.usercode.variables import names_read
 if TYPE_CHECKING:
     from gpumagic.dryrun.result import DryRun
 
-# Time limits: for one dry run, and for all dry runs of an error.
+# Seconds for one dry run, and for all dry runs of an error.
 _LIMIT_S, _PATIENCE_S = 20.0, 60.0
 _MARGIN = 0.05
-# A loop grows if a pass keeps more than this share of its need. A stored loss is less.
+# A loop grows if each pass keeps more than this share of the need; a loss kept in a list is less.
 _GROWS = 0.01
 _HELD = "held after a pass: "
 _PASSES = "_gpumagic_passes"
 
 
 class Need(NamedTuple):
-    """Record the bytes that a dry run needed, and the bytes that each pass of its loop keeps."""
+    """Record the bytes that a dry run needed, and the bytes that each pass of the loop keeps."""
 
     most: int
     grows: int | None = 0  # None if unknown
-    whole: bool = True  # False if the dry run ended early, so `most` is the least need
+    whole: bool = True  # False if the dry run ended early: the code needs at least `most`
 
 
 class Trials:
@@ -70,7 +70,7 @@ class Trials:
         return self.loop or self.whole
 
     def follow(self, space: dict[str, Any], prepare: Any) -> "DryRun | None":
-        """Make a dry run; None without `fork`, after Ctrl-C, or if earlier ones took too long."""
+        """Make a dry run; None without `fork`, after Ctrl-C, or if the time for all is used up."""
         from gpumagic.dryrun.follow_code import Subject, dry
 
         if time.monotonic() > self._until:
@@ -94,7 +94,7 @@ class CodeTrial:
         loops = [loop for loop in rest.loops if not isinstance(loop, ast.While)]
         self._loop: Any = loops[0] if loops else None
         whole = self.frame.tree if self.frame.at_top and rest.failed is not None else None
-        # The tree's own list, because a trial puts its replacement into the tree.
+        # The tree's own list, not a copy: a replacement that is put into the tree is in it too.
         self.code: list[ast.stmt] = getattr(self._loop or whole, "body", [])
         """The statements that a dry run follows."""
         # A dry run can only follow torch.
@@ -115,26 +115,26 @@ class CodeTrial:
 
     @cached_property
     def room(self) -> int:
-        """Return the bytes that the code can use once the error's frames are released."""
+        """Return the bytes available to the code once the error's frames are released."""
         state = self._state
         room = state.capacity - state.held
         if self.frame.at_top:
             room += state.alone(self.stale)
-        else:  # arguments that nothing else holds
+        else:  # the code still needs its frame's variables, which `held` counts as freed
             room -= state.alone([state.local(self.frame, name) for name in self.names])
-        # On a real GPU, workspaces and fragmentation take some of it.
+        # On a real GPU, workspaces and fragmentation take some of this memory.
         return room if state.device.virtual else int(room * (1 - _MARGIN))
 
     @cached_property
     def need(self) -> Need | None:
-        """The need of the unchanged code; None if it cannot be followed."""
-        # Not measured in a `forward`: its backward pass frees the memory that `forward` keeps.
+        """Return the need of the unchanged code; None if the code cannot be followed."""
+        # Not measured in a `forward`: the backward pass, which frees its memory, is not followed.
         around = (self, *self._trials.around(self))
         return None if any(t.frame.code.co_name == "forward" for t in around) else self.tried()
 
     @property
     def lacking(self) -> int:
-        """Return how many bytes are missing in a dry run; at most 0 if it does not fail."""
+        """Return the bytes needed minus the bytes available; 0 if the need is unknown."""
         return self.need.most - self.room if self.need is not None else 0
 
     @property
@@ -155,7 +155,7 @@ class CodeTrial:
         return steady or None
 
     def _is_steady(self, need: Need | None) -> bool:
-        """Whether memory stays constant over passes; only the innermost loop is followed."""
+        """Whether memory certainly stays constant over passes; a dry run follows only one loop."""
         loops = self.rest.loops
         if len(loops) > 1 or any(map(in_own_scope, self.frame.candidates)):
             return False
@@ -171,8 +171,8 @@ class CodeTrial:
     ) -> Need | None:
         """Return the need of the changed code; None if it cannot be followed.
 
-        A change is one of: other values for `names`; `keep`, names and a function to apply to their
-        values after each pass; `within`, which makes a context for the code; a replacement `form`.
+        A change is one of: `names`, values by name; `keep`, names and a function to apply to their
+        values after each pass; `within`, which makes a context for the code; `form`, a replacement.
         """
         compiled, functions = self._compiled, dict[FunctionType, CodeType]()
         if form is not None:
@@ -184,14 +184,14 @@ class CodeTrial:
             return None
         changed = names or {}
         space = {**self.frame.scope.outer, **self.names, **changed}
-        if self.frame.at_top:  # its globals have the stale names too
+        if self.frame.at_top:  # a cell's globals have the stale names too
             for name in self.stale - changed.keys():
                 space.pop(name, None)
 
         def prepare(note: Callable[[str], object]) -> Callable[[], dict[str, Any]]:
             def follow() -> dict[str, Any]:
                 into = self._own_namespace(space)
-                changed.clear()  # else this would keep alive the values that the code frees
+                changed.clear()  # else `changed` would keep values alive that the code frees
                 into[_PASSES] = self._passes(into, note, keep)
                 with ExitStack() as contexts:
                     for context in (*self._contexts(), within(), swapped(functions)):
@@ -214,9 +214,9 @@ class CodeTrial:
     def _passes(self, space: dict[str, Any], note: Any, keep: Any) -> Iterator[None]:
         """Yield once per pass, and note the bytes allocated after each pass."""
         names, change = keep
-        for name in names:  # an in-place operator would extend the graph of earlier passes
+        for name in names:  # without detach, `total += loss` would extend earlier passes' graph
             space[name] = space[name].detach() if is_tensor(space[name]) else space[name]
-        # The loop's variables are reset, as a pass may assign them: `batch = batch.cuda()`.
+        # Each pass starts with the given loop variables: `batch = batch.cuda()` changes them.
         targets = stored(getattr(self._loop, "target", ast.Pass())) & space.keys()
         given = {n: space[n] for n in targets if not getattr(space[n], "is_cuda", False)}
         for number in range(2 if self._loop else 1):
@@ -225,7 +225,7 @@ class CodeTrial:
             for name in names:
                 space[name] = change(space[name])
             note(f"{_HELD}{number} {torch_here().cuda.memory_allocated(self._state.name)}")
-            # An integer counts up, as it may be the key of a cache.
+            # A loop variable that is an integer counts up, because it may be the key of a cache.
             given = {n: v + 1 if type(v) is int else v for n, v in given.items()}
 
     def _contexts(self) -> Iterator[Any]:
@@ -235,7 +235,7 @@ class CodeTrial:
         yield from _contexts(self._loop, self.frame)
 
     def _own_namespace(self, space: dict[str, Any]) -> dict[str, Any]:
-        """Return `space`; in a dry run of a cell, the notebook's namespace with these values."""
+        """Return `space`; for a cell's code, the notebook's namespace, refilled from `space`."""
         if not self.frame.at_top:
             return space
         # A second namespace would keep values alive that the code replaces.

@@ -1,7 +1,7 @@
 """List the roots that keep memory alive, in the order of the report.
 
-First come the notebook's variables, then the errors and outputs of finished cells that Python and
-IPython keep, then the running functions and the user's modules. Objects that none of these reach
+First come the notebook's variables, then the outputs and errors of finished cells that IPython and
+Python keep, then the running functions and the user's modules. Objects that none of these reach
 are found by their referrers: C++ or a library holds them, or they are in a cycle.
 """
 
@@ -33,14 +33,14 @@ def kept_errors() -> list[BaseException]:
 
 
 def release_errors() -> str:
-    """Release kept exceptions, clear the frames of the handled one, and describe them."""
+    """Release kept exceptions, clear the handled exception's frames; return words for all these."""
     handled, ipython = sys.exc_info()[1], shell()
     kept = [*kept_errors(), *([handled] if handled is not None else [])]
     places = dict.fromkeys(_place(each.__traceback__) or type(each).__name__ for each in kept)
     for trace in tracebacks(handled) if handled is not None else ():
         try:
             trace.tb_frame.clear()
-        except RuntimeError:  # it is running
+        except RuntimeError:  # the frame is running
             continue
         trace.tb_frame.f_locals  # noqa: B018  Python 3.12 keeps the variables until this is read
     for name in ("last_exc", "last_value", "last_traceback", "last_type"):
@@ -75,7 +75,7 @@ class KeptOutputs:
         self._names = ours | {"_oh", "Out"}
 
     def numbered(self) -> dict[str, Any]:
-        """Return outputs by name: ``"Out[5]"``; or ``"_"``, ``"_5"`` if no longer in `Out`."""
+        """Return outputs by name: ``"Out[5]"``; ``"_"`` to ``"___"`` for an output not in `Out`."""
         found = {f"Out[{number}]": value for number, value in self._out.items()}
         for name in _UNDERSCORES:
             value = self._namespace.get(name)
@@ -105,7 +105,7 @@ class KeptOutputs:
             self._shell.last_execution_result = None
 
 
-# Set by Python's import, and skipped: a module's loader may refer to anything.
+# Attributes that Python's import sets in a module; skipped, since a loader may refer to anything.
 _IMPORTING = ("__loader__", "__spec__")
 _module_names = vars(ModuleType)["__dict__"].__get__
 
@@ -119,7 +119,7 @@ class Roots:
         modules = [(n, m) for n, m in [*sys.modules.items()] if issubclass(type(m), ModuleType)]
         self._modules = {name: _module_names(module) for name, module in modules}
         innermost = sys._current_frames()
-        # Start at the caller, because a frame that refers to itself stays until it is collected.
+        # Start at the caller: this frame, in its own list, would stay until the collector runs.
         innermost[threading.get_ident()] = sys._getframe(1)
         every = [frame for each in innermost.values() for frame, _ in walk_stack(each)]
         self._frames = [frame for frame in every if not is_ours(frame.f_code.co_filename)]
@@ -146,7 +146,7 @@ class Roots:
         return names is not None and is_users(names.get("__file__"))
 
     def _variables(self) -> Iterator[list[Root]]:
-        """Yield modules and classes first, as other values use their parts; optimizers last."""
+        """Yield the variables: modules and classes first, as others use them; optimizers last."""
         ranks: tuple[list[Root], ...] = ([], [], [])
         hidden = getattr(self._shell, "user_ns_hidden", {})
         outputs = KeptOutputs(self._namespace)
@@ -182,7 +182,7 @@ class Roots:
 
 
 def _local_variables(frame: FrameType) -> dict[str, Any]:
-    """Return the variables of a function's frame, without new references from the frame."""
+    """Return the variables of a function's frame, without leaving references in the frame."""
     seen = frame.f_locals
     names = dict(seen)
     # Until Python 3.13 a frame keeps the dictionary that `f_locals` returned. The user's `locals()`
@@ -213,7 +213,7 @@ def walk_unreachable(walk: Walk, missing: set[int]) -> None:
     """Find the holders of tensors (by id) that no near root reaches, by searching their referrers.
 
     As in the collector, an object with more references than other objects account for is held from
-    elsewhere, such as by C++. All other objects are in cycles that are not collected yet.
+    elsewhere, such as by C++. Objects that no such object reaches are in uncollected cycles.
     """
     objects = {id(obj): obj for obj in gc.get_objects() if not walk.knows(obj)}
 
@@ -227,7 +227,7 @@ def walk_unreachable(walk: Walk, missing: set[int]) -> None:
     ours = sys.getrefcount(objects[0])
     elsewhere = [key for key in leading if sys.getrefcount(objects[key]) - ours > len(above[key])]
     below = _inverse(leading, above.__getitem__)
-    # Unlike a walk, this search also passes through IPython's results of cells and the like.
+    # Unlike `Walk`, this search also passes through IPython's results of cells and the like.
     held = _reached(elsewhere, below)
     cycles = [key for key in leading if key not in held]
     for name, kind, keys in ((ELSEWHERE, "", [*held]), (CYCLE, GARBAGE, cycles)):
@@ -236,7 +236,7 @@ def walk_unreachable(walk: Walk, missing: set[int]) -> None:
 
 
 def _inverse(keys: Iterable[int], edges: Callable[[int], Iterable[int]]) -> dict[int, list[int]]:
-    """Return, for each key that edges lead to, the keys that they come from."""
+    """Return, for each key that edges lead to, the keys that the edges come from."""
     found = defaultdict[int, list[int]](list)
     for key in keys:
         for other in edges(key):

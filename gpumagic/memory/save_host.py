@@ -1,6 +1,6 @@
 """Report which variables remain usable after CUDA has died, and write them to a file.
 
-Nothing here calls CUDA: only the device of a tensor on a GPU is read.
+Nothing here calls CUDA: of a tensor on a GPU, only the device is read.
 """
 
 import os
@@ -36,7 +36,7 @@ def save_host(path: str = "rescue.pt") -> None:
     """Write copies of the notebook's host variables to a file that `torch.load` reads.
 
     CUDA is not used, so this works after CUDA has died. Variables that hold anything on a GPU or
-    cannot be pickled are skipped, and named. `GpuError` if there is nothing to write.
+    cannot be pickled are skipped, and named. Raises `GpuError` if there is nothing to write.
     """
     with library_needed("torch", "save_host()", '"gpumagic[torch]"'):
         import torch
@@ -73,5 +73,5 @@ def _is_on_host(value: Any) -> bool:
         return False
     try:
         return where(value) == "cpu"
-    except GpuError:  # it holds no data of any framework
+    except GpuError:  # the value holds no data of any framework
         return True

@@ -16,11 +16,11 @@ from gpumagic.usercode.frames import block_of, stored
 from gpumagic.usercode.values import is_module, is_tensor
 from gpumagic.usercode.variables import names_read
 
-# Half a batch needs about half of the memory. If it needs more, the batch hardly matters; if less,
-# the code combines pairs of samples, and a smaller batch computes a different result.
+# Least and greatest share of the memory that half a batch needs. If it needs more, the batch hardly
+# matters; if less, the code combines pairs of samples, and a smaller batch changes the result.
 _PAIRED, _DECIDES = 0.4, 0.8
-# The reported number is at most this share below the largest that fits. A closer one costs more dry
-# runs, and depends on fragmentation. On a real GPU the share is larger.
+# Share by which the reported number may be below the largest that fits, on a virtual and on a real
+# GPU. A closer number would cost more dry runs, and depend on fragmentation.
 _NEAR, _NEAR_REAL = 0.05, 0.1
 # Names of numbers that may be lowered: the size of a batch, a chunk, a sequence or a buffer.
 _SIZE = re.compile(r"batch|chunk|seq|context|capacity|^(?:bs|B|T)$")
@@ -40,7 +40,7 @@ def _fewer_rows(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[Lever]:
     if not (names := _batch(s, trial)):
         return
     count = len(trial.names[names[0]])
-    # Numbers equal to the batch's size, as in `torch.zeros(batch_size)`.
+    # Names of numbers equal to the batch's size, as in `torch.zeros(batch_size)`.
     sizes = [name for name, value in trial.names.items() if type(value) is int and value == count]
 
     def tried(number: int) -> Need | None:
@@ -76,7 +76,7 @@ def _largest(
     tried: Callable[[int], Need | None],
     least: float,
 ) -> Iterator[Lever]:
-    """Yield the largest number that fits, if half of `count` needs `least` to `_DECIDES`."""
+    """Yield the largest fitting number, if half of `count` needs `least` to `_DECIDES` as much."""
     from gpumagic.fitting.fit_search import largest
 
     @cache
@@ -88,7 +88,7 @@ def _largest(
     if need is None or not least <= needed(count // 2) / max(need.most, 1) <= _DECIDES:
         return
     near = _NEAR if s.device.virtual else _NEAR_REAL
-    # A layer that normalizes over samples refuses a single one.
+    # A layer that normalizes over samples refuses a single sample.
     values = range(1 if math.isfinite(needed(1)) else 2, count)
     fits = largest(values, needed, trial.room, near=near / 2)
     if fits is not None:
@@ -98,7 +98,7 @@ def _largest(
 
 
 def _batch(s: OutOfMemoryState, trial: CodeTrial) -> list[str]:
-    """Return the names of the largest tensor that a model reads whole, and of equally long ones."""
+    """Return the names of the largest tensor that a model reads whole, and of tensors as long."""
     every, read = {**s.namespace, **trial.names}, names_read(ast.Module(trial.code, []))
     values: dict[str, Any] = {name: trial.names.get(name) for name in read}
     found = {name: v for name, v in values.items() if is_tensor(v) and v.dim()}

@@ -1,7 +1,7 @@
 """Find code with a drop-in replacement that needs less memory, such as attention written by hand.
 
-A form may span several statements, because a name is looked up in its earlier assignment. The
-replacement takes the place of these statements, and a dry run tries it.
+A form may span several statements, because a name stands for the expression that was assigned to
+it. The replacement takes the place of these statements, and a dry run tries it.
 """
 
 import ast
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from gpumagic.usercode.frames import FailedFrame, RestOfCode, block_of, stored
 from gpumagic.usercode.values import MISSING, is_module, is_tensor
 
-# -- forms: one name for function, method and operator; a letter matches any expression
+# -- forms: function, method and operator have the same name; a letter matches any expression
 _DROP_IN = {
     "matmul(float(one_hot(c)), w)": "w[c]",
     "matmul(float(one_hot(c, n)), w)": "w[c]",
@@ -59,7 +59,7 @@ def _forms() -> Iterator[tuple[str, str]]:
 
 _PARSED = [(ast.parse(form, mode="eval").body, new) for form, new in _forms()]
 _MORE = {"load": 'map_location="cpu"', "vmap": "chunk_size=16", "jacrev": "chunk_size=16"}
-"""Arguments to add to a call."""
+"""Arguments that lower the memory of a call, by the name of the called function."""
 _MINUS_INFINITY = re.compile(r"inf|-1e|\.min$")
 _OPERATORS = {"MatMult": "matmul", "Add": "add", "Sub": "sub", "Mult": "mul", "Div": "div"}
 _ALIKE = _OPERATORS | {"Pow": "pow", "T": "transpose", "mT": "transpose", "bmm": "matmul"}
@@ -153,12 +153,12 @@ class _Reader:
     def __init__(self, frame: FailedFrame, block: list[Any], at: int) -> None:
         self._frame, self._block, self._at = frame, block, at
         self.used = {at}
-        # The expression of each of the form's letters, and the index of its statement.
+        # For each letter of the form, an expression and the index of the expression's statement.
         self._found: dict[str, tuple[ast.expr, int]] = {}
         self._last = set[str]()  # spellings of the last dimension
 
     def fits(self, form: Any, node: ast.expr, at: int) -> bool:
-        """Whether an expression in the statement `at` matches a form; record its letters."""
+        """Whether an expression in the statement `at` matches a form; record the form's letters."""
         if isinstance(form, ast.Name):
             known, _ = self._found.setdefault(form.id, (node, at))
             is_meant = form.id != "i" or _MINUS_INFINITY.search(ast.unparse(node)) is not None
@@ -174,11 +174,11 @@ class _Reader:
         """Whether a replacement gives the same result for the operands' shapes and dtypes."""
         known = {letter: self._frame.scope.value(node) for letter, (node, _) in self._found.items()}
         tensors = {letter: value for letter, value in known.items() if is_tensor(value)}
-        if "expand" in new:  # what is repeated must be missing, or 1
+        if "expand" in new:  # the repeated dimension must be missing, or of size 1
             after = new.partition("n,")[2].count("-1") + 1
             return [1, 1, 1, *self._shape(*self._found["x"])][-after] == 1
         if "attn_mask=m" in new and not ("m" in tensors and tensors["m"].is_floating_point()):
-            return False  # as a boolean mask it would say which scores count
+            return False  # a boolean `attn_mask` says which scores count, and is not added to them
         dims = {letter: tensor.dim() for letter, tensor in tensors.items()}
         last = 2 if "cdist" in new else dims.get("q", 0) - 1
         of_rows = {dims.get("x", 2), dims.get("y", 2)} == {2}
@@ -227,14 +227,14 @@ class _Reader:
         for on in training if name == "dropout" else ():
             given[1:] = [ast.BinOp(p, ast.Mult(), on) for p in (*given, ast.Constant(0.5))[1:2]]
         if name == "transpose":
-            del given[1:]  # any other dimensions would not be attention
+            del given[1:]  # the dimensions are not read: in attention, they are the last two
         if name == "norm" and "dim" not in [key.arg for key in node.keywords]:
-            return "", []  # its first argument is the order
+            return "", []  # without `dim=`, the argument after the tensor is the order
         is_torchs = (getattr(value, "__module__", None) or "torch").startswith("torch")
         return _ALIKE.get(name, name) if is_torchs or value is MISSING else "", given
 
     def in_parts(self, node: Any) -> Iterator[tuple[ast.expr, ast.expr]]:
-        """Yield a module's call, with methods of its result, and code that splits its batch."""
+        """Yield a module's call with the methods of its result, and code that splits the batch."""
         batch: Any = node.args[0] if len(node.args) == 1 else None
         while getattr(getattr(batch, "func", None), "attr", "") in _EACH:
             batch = batch.func.value
@@ -258,7 +258,7 @@ class _Reader:
             yield node, _expression(f"torch.cat([{text} for rows in {split}])")
 
     def row_counts(self) -> list[int]:
-        """Return numbers of rows for the parts of `x`: the first that fits is proposed."""
+        """Return numbers of rows per part of `x`, of which the first that fits is proposed."""
         x = self._frame.scope.value(self._found["x"][0])
         count = len(x) if is_tensor(x) and x.dim() else 0
         return [2 ** (count // parts).bit_length() // 2 for parts in _PARTS if count >= parts]
@@ -275,7 +275,7 @@ class _Reader:
         return filled
 
     def replaced(self, node: ast.expr, new: ast.expr) -> Iterator[Form]:
-        """Yield a replacement, if the names that it reads have unchanged values at its place."""
+        """Yield the form that puts `new` for `node`, if no name in `new` was bound in between."""
         for read, at in self._found.values():
             names = {each.id for each in ast.walk(read) if isinstance(each, ast.Name)}
             if any(names & stored(self._block[n]) for n in range(at, self._at)):

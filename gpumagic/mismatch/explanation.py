@@ -18,11 +18,11 @@ class Operand:
     """An operand of the failing expression, such as a tensor or module, under the user's name."""
 
     name: str
-    devices: tuple[str, ...]  # several if its tensors are spread; the one with most bytes first
+    devices: tuple[str, ...]  # several if the tensors are spread; that with most bytes first
     nbytes: int | None  # None if unknown, because the value no longer exists
     about: str  # in words: "float32[3, 2]", "Linear, 2 tensors"
     odd: bool = False  # whether it is on another device than the other operands
-    also: str | None = None  # its name in the calling code, if different
+    also: str | None = None  # the operand's name in the calling code, if different
     along: bool = False  # not an operand, but later code combines it with the result
 
 
@@ -37,9 +37,9 @@ class Fix:
     line: int
     end_line: int
     filename: str  # of the file or cell, as in the traceback
-    label: str = ""  # its display name: "In [3]", "train.py"
+    label: str = ""  # display name of the file or cell: "In [3]", "train.py"
     nbytes: int | None = None  # bytes that the fix moves; None if unknown
-    cls: str = ""  # the edited class in a cell, or what has an object of it, made by the old code
+    cls: str = ""  # a cell's edited class, or what has an object of the old class: create it again
 
     def apply(self, source: str) -> str:
         """Return the source of `filename` with the fix applied."""
@@ -56,7 +56,7 @@ class Explanation(Shown):
     expression: str  # what failed, as the user wrote it
     line: int
     filename: str  # as in the traceback
-    label: str  # its display name
+    label: str  # the file's display name
     operands: tuple[Operand, ...]
     fix: Fix | None
     reason: str | None  # one sentence, if the cause is a common one
@@ -70,7 +70,7 @@ def expression(frame: FailedFrame, node: ast.AST) -> tuple[str, int, str, str]:
 
 
 def total(counts: Iterable[int | None]) -> int | None:
-    """Return the sum of bytes; None if one is unknown."""
+    """Return the sum of byte counts; None if any of them is unknown."""
     found = list(counts)
     return None if None in found else sum(count or 0 for count in found)
 
@@ -101,7 +101,7 @@ def html(explanation: Explanation) -> str:
 
 
 def _advice(explanation: Explanation) -> Iterator[tuple[str, str, str]]:
-    """Yield the reason, the `%%ongpu` line and the edit, each as a word, the advice, its cost."""
+    """Yield the reason, the `%%ongpu` line and the edit, each as a label, a text and a cost."""
     if explanation.reason:
         yield "why:", explanation.reason, ""
     if explanation.first:
@@ -188,7 +188,7 @@ class Edit:
 
 
 def around(frame: FailedFrame, edits: list[tuple[ast.AST, str]]) -> Edit | None:
-    """Return one edit that makes all replacements; None if their statements are far apart."""
+    """Return one edit that makes all replacements; None if the edited lines are far apart."""
     stmts = [stmt for node, _ in edits if (stmt := statement(node)) is not None]
     stmts.sort(key=lambda stmt: stmt.lineno)
     near = stmts and stmts[-1].lineno - stmts[0].lineno <= NEAR
@@ -204,7 +204,7 @@ def can_precede(frame: FailedFrame, stmt: ast.stmt) -> bool:
 
 
 def before_loops(frame: FailedFrame, stmt: ast.stmt, texts: list[str]) -> ast.stmt:
-    """Return the outermost loop around `stmt` if a line before it may use `texts`; else `stmt`."""
+    """Return the outermost loop around `stmt` if `texts` may be used before the loop, or `stmt`."""
     loops = loops_around(stmt)
     if not loops or not can_precede(frame, loops[-1]):
         return stmt

@@ -1,4 +1,4 @@
-"""Choose the operands that move and their device, and write the edit that moves them.
+"""Choose the operands that move and the target device, and write the edit that moves them.
 
 An operand that is written to does not move. Data moves to a module's GPU; otherwise operands move
 to the device with most bytes, a GPU before the CPU. A tensor that a function makes, or to which a
@@ -45,15 +45,15 @@ _DEVICE_NAMES = ("device", "dev", "DEVICE", "self.device", "self.cfg.device", "a
 # -- the operands that move
 @dataclass(frozen=True)
 class Choice:
-    """The operands that move, and their device."""
+    """The operands that move, and the device that they move to."""
 
     target: str
     odd: tuple[Part, ...]
-    to_host: bool = False  # copied only where used, because this code runs on the host
+    to_host: bool = False  # operands are copied only where used, since this code runs on the host
 
 
 def choose(found: Operation, message: Message, frames: list[FailedFrame]) -> Choice | None:
-    """Return the operands to move, by the rules above; None if uncertain."""
+    """Return the operands to move, by the rules of this module; None if uncertain."""
     leaves, indexed = found.parts, message.kind == "index"
     tensors = tuple(part for part in leaves if part.kind != "array")
     if message.kind in ("numpy", "host") or tensors != leaves:
@@ -69,7 +69,7 @@ def choose(found: Operation, message: Message, frames: list[FailedFrame]) -> Cho
 
 
 def _of_indexed(found: Operation) -> str | None:
-    """Return an indexed tensor's device; its indices' GPU if it is new or later code needs that."""
+    """Return the tensor's device, or the indices' if the tensor is new or they are needed there."""
     indexed, *indices = found.parts
     gpus = [part for part in indices if part.device not in ("cpu", None)]
     there = gpus and indexed.device == "cpu" and indexed is not found.fixed
@@ -87,9 +87,9 @@ def _read_on_host(node: ast.AST, leaves: tuple[Part, ...]) -> tuple[Part, ...]:
 
 
 def _written_on(found: Operation, frames: list[FailedFrame]) -> str | None:
-    """Return the device of the tensor that the operation writes to: it must stay the same object.
+    """Return the device of the tensor that is written to, which must stay the same object.
 
-    None if nothing is written to, or if that tensor can be created on the GPU or moved once.
+    None if there is no such tensor, or if it can be created on the other operands' GPU or moved.
     """
     fixed, frame = found.fixed, found.reader.frame
     if fixed is None:
@@ -140,7 +140,7 @@ class Site:
 def climb(site: Site, outer: list[FailedFrame]) -> tuple[Site, dict[str, str]]:
     """Follow the operands to move through the callers' arguments; return the outermost site.
 
-    The second result maps the operands' names here to their names there, if these differ.
+    The second result maps the operands' names at `site` to those at the outermost site, if changed.
     """
     first = moved = [*site.odd, *site.extra]
     for frame in outer:
@@ -157,7 +157,7 @@ def climb(site: Site, outer: list[FailedFrame]) -> tuple[Site, dict[str, str]]:
 def _given(moved: list[Part], frame: FailedFrame, parts: Iterable[Part]) -> list[Part] | None:
     """Return the caller's arguments for the operands in `moved`, which are parameters of `frame`.
 
-    An operand may also be an attribute of a parameter. None if any operand is neither.
+    An operand may also be an attribute of a parameter. None if an operand is neither of the two.
     """
     above = {id(part.value): part for part in reversed([*parts])}
     found: list[Part] = []
@@ -179,14 +179,14 @@ def _given(moved: list[Part], frame: FailedFrame, parts: Iterable[Part]) -> list
 def _written_device(site: Site, target: str, line: ast.stmt, *, inside: bool = False) -> str:
     """Return an expression for the device, as the user would write it at `line`.
 
-    With `inside`, it is written inside a comprehension, so it may use the comprehension's names.
+    With `inside`, the expression is inside a comprehension and may use the comprehension's names.
     """
     names = [*_DEVICE_NAMES, *(f"{name}.device" for name in _at_hand(site, inside))]
     unknown = _bound_later(line, site)
     if inside:
         within = (node for node in parents(site.at.node) if isinstance(node, ast.expr))
         unknown -= {name for node in within for name in stored(node)}
-    # A function should depend on no variable of the notebook that it does not use, a class on none.
+    # An edit makes no function use a further variable of the notebook, and no class use any.
     in_class = any(isinstance(node, ast.ClassDef) for node in parents(site.at.node))
     if in_class or not site.frame.at_top:
         used = () if in_class else site.frame.code.co_names
@@ -233,7 +233,7 @@ def move_owners(choice: Choice, frames: list[FailedFrame]) -> Fix | None:
 
 
 def move_global(choice: Choice, frames: list[FailedFrame]) -> Fix | None:
-    """Return the fix that moves a tensor of the notebook that a function uses again; else None."""
+    """Return the fix that moves a notebook's tensor that a function uses repeatedly; else None."""
     frame, top = frames[0], next((each for each in frames if each.at_top), frames[0])
     named = {part.text: part for odd in choice.odd for part in named_in(odd, Reader(frame))}
     if frame is top or top.failed is None or len(named) != 1:
@@ -265,9 +265,9 @@ def write_fix(site: Site, above: Site, choice: Choice) -> Fix | None:
 
 
 def _read_above(site: Site, above: Site) -> list[Part]:
-    """Return the caller's operands to copy to the host: all on a GPU, if `site` copies all its own.
+    """Return the caller's operands to copy to the host.
 
-    Otherwise the odd ones, without items of containers.
+    These are all on a GPU if `site` copies all on a GPU, else the odd ones without items.
     """
     ats = (site.at.parts, above.at.parts)
     here, there = ([p for p in parts if p.devices and p.device != "cpu"] for parts in ats)
@@ -277,7 +277,7 @@ def _read_above(site: Site, above: Site) -> list[Part]:
 
 
 def _make_there(site: Site, target: str) -> Fix | None:
-    """Return a fix that creates all tensors on `target`, else only the odd ones; or None."""
+    """Return the fix that creates all tensors, or else only the odd ones, on `target`; or None."""
     both = [*site.odd, *site.extra]
     return _make_each(both, site, target) or _make_each(site.odd, site, target)
 
@@ -401,19 +401,19 @@ def _used_once(site: Site) -> bool:
 
 def _stays(part: Part, frame: FailedFrame, stmt: ast.stmt) -> bool:
     """Whether an operand cannot be moved, or moving it may break other code."""
-    if part.kind == "module":  # an earlier call in the loop may need its current device
+    if part.kind == "module":  # an earlier call in the loop may need the module where it is
         earlier = [use for loop in loops_around(stmt) for use in uses(loop, part.text)]
         earlier = [use for use in earlier if use.lineno < stmt.lineno]
         on_both = any(isinstance(next(parents(use), None), ast.Call) for use in earlier)
         return on_both or bool(own(part.value).get("hf_device_map"))  # spread by accelerate
     if part.kind == "object":
         return not hasattr(type(part.value), "to")
-    # An input of an autograd.Function's forward: its gradient must be on its own device.
+    # The gradient of an input of an autograd.Function must be on the device of that input.
     return frame.parameters[:1] == ("ctx",) and part.text in frame.parameters
 
 
 def _moved(part: Part, site: Site, device: str, choice: Choice) -> list[tuple[ast.AST, str]]:
-    """Return the edits that move an operand in the expression and at uses in the next lines."""
+    """Return the edits that move an operand in the expression and where the next lines use it."""
     again = part.kind in ("tensor", "made") and not choice.to_host
     near = _uses_near(part, site, device) if again else []
     within = statement(site.at.node) if choice.to_host else site.at.node

@@ -1,8 +1,8 @@
 """Describe values and expressions as operands: the devices they are on, or must have been on.
 
 Names, attributes and items are read from the frame. A container counts as its items. The result of
-a call or operator no longer exists. Since torch computed it without an error, it was on the device
-of its operands. If these have no common device, its device is unknown.
+a call or operator no longer exists, but torch computed the result without an error. So the result
+was on the common device of the operands; if they have none, the result's device is unknown.
 """
 
 import ast
@@ -72,19 +72,19 @@ def canonical(text: str) -> str:
 class Part:
     """One operand, or one item of an operand that is a container."""
 
-    node: ast.expr  # the container's, if this is an item
+    node: ast.expr  # the operand's expression, which is a container's if this is an item
     text: str  # as in the user's code
     kind: str  # tensor, array, module, generator, object, group, made (temporary), unknown
-    devices: tuple[str, ...] = ()  # several if it is spread, most bytes first; empty if unknown
+    devices: tuple[str, ...] = ()  # several for a spread module, most bytes first; empty if unknown
     nbytes: int | None = None
     about: str = ""
-    scalar: bool = False  # 0-dim on the CPU: may be combined with a GPU's tensors
+    scalar: bool = False  # a 0-dim tensor on the CPU, which operations accept with a GPU's tensors
     factory: bool = False  # created without a `device` argument
     value: Any = field(default=None, repr=False, compare=False)
 
     @property
     def device(self) -> str | None:
-        """Return its device; None if there are several or it is unknown."""
+        """Return the operand's device; None if there are several or none is known."""
         return self.devices[0] if len(self.devices) == 1 else None
 
     @property
@@ -164,7 +164,7 @@ def bytes_of(tensor: Tensor) -> int | None:
 def tensors_of(value: Any) -> list[tuple[str, Tensor]]:
     """Return the tensors in a module, or in an object's attributes and containers, with paths.
 
-    A module's are its parameters, buffers and plain tensor attributes. No method is called.
+    A module's tensors are parameters, buffers and plain tensor attributes. No method is called.
     """
     a_module = issubclass(type(value), nn.Module)
 
@@ -264,7 +264,7 @@ class Reader:
                 return result
         if is_torch(function):
             return self._torch_call(node, str(values.of_function(function, "__name__")), text)
-        if function is map:  # lazy: it fails when its results are consumed
+        if function is map:  # `map` is lazy: it fails when the results are consumed
             return self.given(node)
         if issubclass(type(function), type) and issubclass(function, nn.Module):
             return [Part(node, text, "module", about=function.__name__)]
@@ -274,7 +274,7 @@ class Reader:
         called = self.part(node.func)
         if called is None or called.kind != "module" or called.value is None:
             return [_made(node, text, None)]
-        if not called.devices:  # without weights, its result is on the device of its arguments
+        if not called.devices:  # without weights, a module's result is on the arguments' device
             return self._together(node, text, self.given(node))
         return [_made(node, text, called.device)]
 
@@ -283,7 +283,7 @@ class Reader:
         return [part for argument in arguments(node) for part in self.parts(argument)]
 
     def _method(self, owner: Part, node: ast.Call, name: str, text: str) -> list[Part] | None:
-        """Return the result of a method; None if it is unknown."""
+        """Return the result of a method as operands; None if the result is unknown."""
         if name in TRANSFERS:
             return [self._transferred(owner, node, name, text)]
         if owner.kind == "generator":

@@ -1,4 +1,4 @@
-"""Read the failed operation, its message and its operands; find operations that would fail next.
+"""Read the error's message, the failed operation and its operands; find what would fail next.
 
 The patterns match messages of PyTorch 2.6 to 2.15. A message gives the type of error and often the
 devices, but never the operand to move.
@@ -111,13 +111,13 @@ class Operation:
 
     reader: Reader
     node: Any
-    parts: tuple[Part, ...]  # its operands
+    parts: tuple[Part, ...]  # the operands
     fixed: Part | None = None  # the operand that the operation writes to, so it does not move
     calls_module: bool = False  # it calls a module, or a module's method
 
 
 def operation(node: ast.AST, reader: Reader) -> Operation | None:
-    """Return a node as an operation, or None."""
+    """Return the operation that a syntax node stands for; None if the node has no operands."""
     if isinstance(node, ast.Call):
         return _call(node, reader)
     if isinstance(node, ast.Assign):
@@ -173,8 +173,8 @@ def _writes(node: ast.AST) -> bool:
 def conflict(frame: FailedFrame, message: Message, *, certain: bool = False) -> Operation | None:
     """Return a frame's failing operation with the operands that explain the message.
 
-    None if uncertain: there are fewer than two devices, or the text names a device that no operand
-    is on. Unless `certain`, the text may give the device of one temporary result.
+    None if uncertain: there are fewer than two devices, or the message names a device that no
+    operand is on. Unless `certain`, a temporary result may be assumed to be on that device.
     """
     reader = Reader(frame)
     within = storages(dict(frame.library))
@@ -240,7 +240,7 @@ def _on_a_gpu(parts: list[Part], named: frozenset[str]) -> tuple[Part, ...]:
 
 
 def _with_gone(leaves: list[Part], located: list[Part], named: frozenset[str]) -> tuple[Part, ...]:
-    """Return the operands, and temporary results that must be on the named device without any."""
+    """Return the operands, with temporary results on the one named device that has no operand."""
     gone = [part for part in leaves if not part.devices and part.value is None]
     if any(part.factory for part in gone):  # a module such as `nn.MSELoss()` has no tensors
         gone = [part for part in gone if part.kind != "module"]
@@ -255,9 +255,9 @@ def _with_gone(leaves: list[Part], located: list[Part], named: frozenset[str]) -
 
 
 def named_in(part: Part, reader: Reader) -> list[Part]:
-    """Return the named tensors and modules that a result was computed from, on its device.
+    """Return the named tensors and modules that a result was computed from, on the same device.
 
-    For `self.net(x)` these are `self.net` and `x`, not `self`. A named tensor is returned itself.
+    For `self.net(x)` these are `self.net` and `x`, not `self`; for a named tensor, that tensor.
     """
     if part.kind != "made":
         return [part] if part.kind == "tensor" else []
@@ -305,7 +305,7 @@ def meets(
 def _clashes(
     frame: FailedFrame, node: ast.AST, odd: list[Part], moved: dict[str, str | None], target: str
 ) -> Iterator[tuple[Reader, list[Part]]]:
-    """Yield later operations' operands on the device of `odd`, if another is on `target`."""
+    """Yield later operations' operands on the device of `odd`, if others are on `target`."""
     sources = {part.device for part in odd} - {target}
     reader, ran = Reader(frame, moved), set(ast.walk(node)) - {node}
     for step in _steps(node):
@@ -315,7 +315,7 @@ def _clashes(
         elif step not in ran and wants_one_device(step, reader):
             leaves = _leaves(step, reader)
             if any(part.device == target for part in leaves):
-                # A tensor created further down may not clash; if it does, that error explains it.
+                # A tensor created further down may not clash; if it does, the next error says so.
                 made = "cpu" if step.lineno < frame.line else None
                 there = [p for p in leaves if (made if p.factory else p.device) in sources]
                 yield reader, there

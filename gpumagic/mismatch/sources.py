@@ -111,7 +111,7 @@ def owner_of(
 ) -> tuple[FailedFrame, operand.Part] | None:
     """Return the module that owns a tensor or a layer, and the outermost frame that names it.
 
-    None without one, or if `.to(target)` would also move tensors on a third device.
+    None if there is no such module, or if `.to(target)` would also move tensors on a third device.
     """
     named = [part] if part.kind == "module" else named_in(part, operand.Reader(frames[0]))
     mine = all(each is part or each.kind == "tensor" for each in named)  # not a module's result
@@ -165,7 +165,7 @@ def maker_of(part: operand.Part, moved: dict[str, str], at: Operation) -> ast.As
 
 
 def before_transfer(node: ast.AST, reader: operand.Reader, target: str | None) -> str:
-    """Return the expression before `.cpu()` or `.to()` if it is on `target`, else empty."""
+    """Return the expression that `.cpu()` or `.to()` moves if it is on `target`, else empty."""
     if not isinstance(node, ast.Call) or getattr(node.func, "attr", "") not in operand.TRANSFERS:
         return ""
     owner: Any = node.func.value  # type: ignore[attr-defined]
@@ -194,7 +194,7 @@ def assigns(stmt: ast.AST | None, text: str) -> bool:
 
 
 def with_device(node: ast.AST, frame: FailedFrame, device: str) -> list[tuple[ast.AST, str]]:
-    """Return edits that add the device to an expression's outermost calls that create tensors."""
+    """Return edits that add `device` to the outermost calls in an expression that make tensors."""
     function = frame.scope.value(node.func) if isinstance(node, ast.Call) else None
     name = (
         str(of_function(function, "__name__")) if operand.is_torch(function) else ""

@@ -69,7 +69,7 @@ def _header(frame: FailedFrame) -> ast.AST | None:
 
 
 def _outermost(frames: list[FailedFrame], name: str, value: Any) -> tuple[Any, ast.stmt, str]:
-    """Return the outermost frame that names an object, the frame's statement, and that name."""
+    """Return the outermost frame that names an object, the frame's statement, and the name used."""
     for frame in reversed(frames):
         here = ((text, each) for text, each in _in_statement(frame, type(value)))
         known = [text for text, each in here if each is value]
@@ -136,7 +136,7 @@ def _for_missing(frame: FailedFrame, kind: str) -> Explanation | None:
 
 
 def _renamed(each: ast.expr, node: ast.Call, frame: FailedFrame, value: Any, last: int) -> Any:
-    """Return the edit that replaces a device by the last GPU: `each`, or where it was assigned."""
+    """Return the edit that writes the last GPU in place of `each`, or where `each` was assigned."""
     there = {int: f"{last}", str: f'"cuda:{last}"'}
     new = there.get(type(value), f'torch.device("cuda:{last}")')
     made = only_assignment(frame.text(each), node)
@@ -152,7 +152,7 @@ def _renamed(each: ast.expr, node: ast.Call, frame: FailedFrame, value: Any, las
 def _with_argument(
     call: ast.Call, frame: FailedFrame, name: str, value: str, why: str
 ) -> Explanation | None:
-    """Explain a missing argument of a torch call; None if it is given, or not a parameter."""
+    """Explain a missing argument of a torch call; None if given, or if the function lacks it."""
     function, stmt = frame.scope.value(call.func), statement(call)
     known = () if stmt is None or not operand.is_torch(function) else _parameters(function)
     given = [keyword.arg for keyword in call.keywords]
@@ -163,7 +163,7 @@ def _with_argument(
 
 
 def _parameters(function: Any) -> tuple[str, ...]:
-    with suppress(TypeError, ValueError):  # written in C++
+    with suppress(TypeError, ValueError):  # the function is written in C++
         return tuple(inspect.signature(function).parameters)
     return ()
 
@@ -244,7 +244,7 @@ def _made_on(part: operand.Part, node: Any, frames: list[FailedFrame], target: s
     """Return the edit of the one call that makes a generator, if all its draws are on `target`.
 
     If another cell made the generator, a line above makes it again with its seed. This line goes
-    before all loops: inside a loop it would draw the same numbers in each pass.
+    before all loops: inside a loop, the new generator would draw the same numbers in each pass.
     """
     for frame in frames:
         nodes = ast.walk(frame.tree) if frame.tree is not None else ()
@@ -266,7 +266,7 @@ def _made_on(part: operand.Part, node: Any, frames: list[FailedFrame], target: s
 
 
 def _made_again(part: operand.Part, frame: FailedFrame, target: str) -> Edit | None:
-    """Return the edit that makes another cell's generator again on `target`, with its seed."""
+    """Return the edit that makes another cell's generator again, on `target` with the same seed."""
     name = next((t for t, v in _in_statement(frame, torch.Generator) if v is part.value), "")
     at = statement(frame.failed) if frame.failed else None
     if at is None or not name.isidentifier():

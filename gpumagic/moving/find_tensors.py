@@ -64,7 +64,7 @@ class FoundTensor:
 
 @dataclass(frozen=True)
 class Held:
-    """A library's object, its path, the tensors found in it, and the reason if they stay."""
+    """A library's object, its path, the tensors found in it, and why they stay, if they do."""
 
     value: Any
     steps: Path
@@ -72,7 +72,7 @@ class Held:
     reason: str = ""
 
     def must_move(self, device: torch.device) -> bool:
-        """Whether any of its tensors must be copied for a move to `device`."""
+        """Whether any tensor in the object must be copied for a move to `device`."""
         return any(found.must_move(device) for found in self.tensors)
 
 
@@ -156,7 +156,7 @@ class TensorFinder:
             return
         for name, item in attributes(value).items():
             if name.endswith("dataset") and issubclass(type(item), CONTAINERS):
-                self._first_time(item)  # it stays, like a Dataset
+                self._first_time(item)  # counts as searched, since it stays, like a Dataset
         stays = _uses_numpy(type(value))
         held = self._attributes(value, steps, tensors=not stays)
         if stays:
@@ -197,7 +197,7 @@ class TensorFinder:
             for name, item in getattr(module, part).items():
                 self.value(item, (*steps, (".", name)))
         # Also find tensors that are neither parameter nor buffer: Module.to() would not move them.
-        # Skip results of the last forward(), which autograd tracks: the next one replaces them.
+        # Skip results of the last forward(), which autograd tracks: the next call replaces them.
         for name, item in list(vars(module).items()):
             if name in _EVERY_MODULES and (name in _MODULE_STATE or not item):
                 continue
@@ -254,12 +254,12 @@ _LOOKS: tuple[tuple[_Look | None, Any], ...] = (
 
 
 class _LookInto(dict[type, _Look | None]):
-    """Cache the search function of each type; None if it has no tensors to move."""
+    """Cache the search function of each type; None for a type without tensors to move."""
 
     def __missing__(self, kind: type) -> _Look | None:
         looks = TensorFinder._object if issubclass(kind, type) or is_open(kind) else None
         look = next((look for look, kinds in _LOOKS if issubclass(kind, kinds)), looks)
-        if defined_in(kind) != "__main__":  # a class that a cell redefines must be freed
+        if defined_in(kind) != "__main__":  # a cell's class is not kept, since it may be redefined
             self[kind] = look
         return look
 

@@ -30,11 +30,11 @@ from gpumagic.moving.find_tensors import DEVICE_NAMES, FoundTensor, Held, Tensor
 from gpumagic.moving.moved import Left, Moved, Moves, Origin, Origins, all_of, keep_origins
 from gpumagic.usercode.values import CONTAINERS, Step, own, parts_of, walk, written
 
-# A multiple of every element size: if part of a storage is copied, offsets stay whole elements.
+# Bytes, a multiple of every element size: offsets in a copied part of a storage are whole elements.
 _ALIGNMENT = 64
-# Show progress from this many bytes on: a copy may take seconds, over a bus or from a disk.
+# Bytes from which on a move shows its progress: the copies may take seconds.
 _MANY = 2**28
-# Larger containers are assumed to hold data, not optimizers.
+# Most items of a container that is searched for optimizers; larger ones are assumed to hold data.
 _FEW = 100
 # First byte, end, and list of overlapping tensors of one storage.
 _Family = tuple[int, int, list[FoundTensor]]
@@ -159,7 +159,7 @@ class MovePlan:
     def _copy(self, line: Any) -> bool:
         """Copy all tensors; if the device runs out of memory, free the copies and return False.
 
-        For many bytes, make a `line` and update its progress before each copy.
+        For many bytes, make a `line`, and show the progress in it before each copy of a family.
         """
         done, total = 0, self._needed if line else 0
         try:
@@ -295,7 +295,7 @@ def _addresses(value: Any) -> tuple[int, int] | None:
 def immovable(tensor: Tensor) -> str:
     """Return why a tensor cannot be moved in place; empty if it can."""
     if tensor.grad_fn is not None:
-        # Its autograd graph expects a gradient on the device of the computation.
+        # The tensor's autograd graph expects a gradient on the device of the computation.
         return f"its graph is on {tensor.device}; compute it in this cell instead"
     if tensor.device.type == "meta":
         return "it is on the meta device and has no data"
@@ -332,7 +332,7 @@ def _name_device(value: Any, device: torch.device) -> dict[str, Any]:
     """Set an object's device attributes, such as `pipe.device`; return their former values.
 
     They are set if all tensors of the object are on `device`. An object without tensors may name a
-    GPU that its library chose (TrainingArguments, Lightning's strategies): this is set too.
+    GPU that its library chose (TrainingArguments, Lightning's strategies); this name is set too.
     """
     held = own(value)
     found = [value] if issubclass(type(value), nn.Module) else held.values()
@@ -353,7 +353,7 @@ def _renamed(name: str, value: Any, device: torch.device, has_tensors: bool) -> 
         return device
     if has_tensors and name in DEVICE_NAMES and kind in (torch.device, str):
         return kind(device)
-    # TrainingArguments has counted the GPUs; a cell uses one.
+    # TrainingArguments has counted all GPUs in `_n_gpu`, but a cell uses one.
     return 1 if name == "_n_gpu" and kind is int and value > 1 else None
 
 
@@ -408,7 +408,7 @@ def origin_of(value: object) -> Origin | None:
     """Return the origin of an object that a cell moved; None if no cell moved it."""
     try:
         found: Origin | None = _origins.get(value)
-    except TypeError:  # weak references to it are impossible
+    except TypeError:  # the value allows no weak references
         return None
     # The user may have moved a tensor since. Other objects are not checked.
     moved_since = isinstance(value, Tensor) and found and value.device != found.there

@@ -23,7 +23,7 @@ class Moved:
     """The bytes that moved with one variable, and their former devices."""
 
     name: str
-    nbytes: int  # memory that two variables share counts for the first
+    nbytes: int  # memory that two variables share counts for the first of them
     sources: tuple[str, ...]
 
 
@@ -73,14 +73,14 @@ def all_of(several: Iterable[Moves]) -> Moves:
 class Origin:
     """The device of an object, or of a variable's arrays, before a cell moved them."""
 
-    name: str  # the variable through which it was found
+    name: str  # the variable through which the object was found
     device: Any  # a torch.device for torch's objects, else a name: "cuda:1"
-    there: Any  # the device to which it was moved
-    cell: str = ""  # the cell that moved it: "In [3]"
+    there: Any  # the device to which the object was moved
+    cell: str = ""  # the cell that moved the object: "In [3]"
     kind: type | None = None  # type of the variable's value, if the variable was rebound
     committed: bool = True  # whether JAX's arrays are committed: JAX then does not move them
     originals: Mapping[int, tuple[Any, Any]] = field(default_factory=dict, compare=False)
-    """By the copy's id: a weak reference to it, and its original (None after `keep_origins`)."""
+    """By copy's id: a weak reference to the copy, and the original (None after `keep_origins`)."""
     named: Mapping[str, object] = field(default_factory=dict)
     """Former values of attributes that name a device."""
 
@@ -94,7 +94,7 @@ def keep_origins(known: MutableMapping[Any, Origin], origins: Origins, cell: str
     for moved, origin in origins:
         copies = {key: (copy, None) for key, (copy, _) in origin.originals.items()}
         origin = replace(origin, cell=cell, originals=copies)
-        with suppress(TypeError):  # an object that cannot be referred to weakly
+        with suppress(TypeError):  # an object that allows no weak references
             first = known.get(moved, origin)
             went_on = first.device != first.there == origin.device and first.kind is origin.kind
             kept = replace(first, there=origin.there) if went_on else origin
