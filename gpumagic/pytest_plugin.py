@@ -1,6 +1,6 @@
 """Run GPU tests with pytest, on virtual GPUs if the machine has no GPU.
 
-It does nothing, and imports no torch, until an option, ini setting, marker or fixture needs GPUs.
+The plugin is idle and imports no torch until an option, ini setting, marker or fixture needs GPUs.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _wanted(mark: pytest.Mark) -> Wanted:
-    """Read a marker; a mistake in it fails the test in one line."""
+    """Read a marker; fail the test with a one-line message if the marker has a mistake."""
     try:
         wanted = Wanted(*mark.args, **mark.kwargs)
         Bytes(wanted.memory or 0)
@@ -156,7 +156,7 @@ def pytest_runtest_teardown(
     memory = item.stash.get(_memory, None)
     try:
         yield
-        # Not after a failure: the traceback keeps the test's variables alive.
+        # A failed test is not checked: the traceback keeps the test's variables alive.
         if memory and not item.stash.get(_failed, False):
             item.funcargs.clear()  # type: ignore[attr-defined]  # pytest does so a moment later
             memory.check()

@@ -156,7 +156,7 @@ _NO_POOL = {
 }
 # Name of the row of temporary memory: allocated at the error, bound to no name, then freed.
 _TEMPORARIES = "unnamed results"
-# Share of the available memory from which on freeing it is suggested; less, only if it suffices.
+# Share of the available memory from which on a saving is shown; a smaller one, if it suffices.
 _WORTH = 0.05
 
 
@@ -200,7 +200,7 @@ class OutOfMemoryState:
         return [each for each in found if each.device == self.name]
 
     def _locals(self) -> Iterator[Root]:
-        """Yield a root for each user frame's variable, one for library, one for handled frames."""
+        """Yield roots: each variable of user frames, all library frames, all handled frames."""
         for frame in self.frames:
             for name, value in frame.scope.local.items() if not frame.at_top else ():
                 yield Root(self.local(frame, name), value, EXCEPTION)
@@ -320,7 +320,7 @@ class OutOfMemoryState:
 
     @property
     def held(self) -> int:
-        """Return the bytes allocated without this error's frames, including unreached memory."""
+        """Return the bytes that stay allocated without this error's frames, also unreached ones."""
         unreached = sum(row.nbytes for row in self.device.holders if row.kind == UNREACHED)
         return sum(each.nbytes for each in self.storages) - self.traceback_holds + unreached
 
@@ -347,7 +347,7 @@ class OutOfMemoryState:
 
     @cached_property
     def read(self) -> set[str]:
-        """Return the variables that the rest of the code and functions that it calls read."""
+        """Return the variables that the rest of the code reads, directly or in functions."""
         names = set[str]()
         for rest in self.rests:  # a function's local name is no variable of the notebook
             own = () if rest.frame.at_top else rest.frame.scope.local

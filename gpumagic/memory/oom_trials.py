@@ -1,8 +1,8 @@
 """Repeat the failed code in dry runs, from the state after an out-of-memory error.
 
 A dry run follows two passes of the innermost loop around the failing statement, or the whole cell
-if there is no loop. Its peak is the code's need, and the memory that the second pass adds is taken
-as what each pass keeps. Each dry run has a forked copy of this process.
+if there is no loop. The peak of the dry run is the code's need. The memory that the second pass
+adds is taken as what each pass keeps. Each dry run has a forked copy of this process.
 """
 
 import ast

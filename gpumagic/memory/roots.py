@@ -33,7 +33,7 @@ def kept_errors() -> list[BaseException]:
 
 
 def release_errors() -> str:
-    """Release kept exceptions, clear the handled exception's frames; return words for all these."""
+    """Release the kept exceptions, clear the frames of the one being handled, and name them all."""
     handled, ipython = sys.exc_info()[1], shell()
     kept = [*kept_errors(), *([handled] if handled is not None else [])]
     places = dict.fromkeys(_place(each.__traceback__) or type(each).__name__ for each in kept)

@@ -267,7 +267,7 @@ def write_fix(site: Site, above: Site, choice: Choice) -> Fix | None:
 def _read_above(site: Site, above: Site) -> list[Part]:
     """Return the caller's operands to copy to the host.
 
-    These are all on a GPU if `site` copies all on a GPU, else the odd ones without items.
+    All on a GPU if `site` copies all on a GPU; otherwise the odd ones, without items of containers.
     """
     ats = (site.at.parts, above.at.parts)
     here, there = ([p for p in parts if p.devices and p.device != "cpu"] for parts in ats)

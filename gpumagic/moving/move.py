@@ -34,7 +34,7 @@ from gpumagic.usercode.values import CONTAINERS, Step, own, parts_of, walk, writ
 _ALIGNMENT = 64
 # Bytes from which on a move shows its progress: the copies may take seconds.
 _MANY = 2**28
-# Most items of a container that is searched for optimizers; larger ones are assumed to hold data.
+# Maximum number of items in a container that is searched for optimizers; larger ones hold data.
 _FEW = 100
 # First byte, end, and list of overlapping tensors of one storage.
 _Family = tuple[int, int, list[FoundTensor]]

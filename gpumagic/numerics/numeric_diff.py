@@ -1,12 +1,12 @@
 """Find the operation at which two devices, or two dtypes, diverge: `gpumagic.diff`.
 
-Both runs are recorded, on copies, and aligned by operator and shapes. Results of different
-operations need not be equal: after them, only the variables that the code assigns are compared.
+Both runs are recorded, on copies, and aligned by operator and shapes. Results that depend on
+different operations need not be equal, except for the variables that the code assigns.
 
 Each side may differ from the exact result by torch.testing's tolerance of one operation. The
 rounding errors of n operations grow as the square root of n (N. J. Higham and T. Mary, "A New
 Approach to Probabilistic Rounding Error Analysis", 2019); so does the tolerance here, to ten times
-at most. The error of a sum is proportional to its terms.
+at most. The tolerance of a sum is relative to its terms, as the rounding error of a sum is.
 """
 
 import contextvars
@@ -37,8 +37,8 @@ from gpumagic.usercode.program import Program, namespace_of, program
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
 _SHORT = re.compile(r"^fp(?=\d)|(?<=^b)f(?=\d)")  # fp16, bf16
 _TYPE = "two devices or two dtypes are needed; type cpu 1, or float32 bfloat16"
-# An operation of condition number 10 loses a digit (Higham, "Accuracy and Stability of Numerical
-# Algorithms", 1.6).
+# Factor by which an error may grow: an operation of condition number 10 loses a digit (Higham,
+# "Accuracy and Stability of Numerical Algorithms", 1.6).
 _DIGIT = 10.0
 # Operators that sum terms, which may cancel.
 _SUMS = ("add.", "sub.", "sum", "mean", "native_batch_norm_b", "native_layer_norm_b")
@@ -52,18 +52,18 @@ class Gap:
     """Record the largest difference between two results; for a divergence also where and why."""
 
     rtol: float = 0.0  # torch.testing's, for the least precise dtype so far
-    depth: int = 0  # operations so far, in sequence
+    depth: int = 0  # length of the longest chain of operations that leads to the result
     inputs: float = 0.0  # how far the inputs differ, relative to their largest magnitude
     excess: float = 0.0  # the difference divided by the allowed difference
     largest: float = 0.0  # the difference; infinite if exactly one is NaN
     scale: float = 0.0  # the largest finite magnitude
-    at: tuple[int, ...] = ()  # its index
+    at: tuple[int, ...] = ()  # the index of the largest difference
     values: tuple[object, ...] = ()  # the values at `at`, on each side
-    noise: bool = False  # whether it is allowed only as the rounding error of cancelled terms
-    choice: bool = False  # as by argmax, among numbers that are equal within the tolerance
+    noise: bool = False  # whether the gap is allowed only as rounding errors of cancelled terms
+    choice: bool = False  # whether the results chose, as argmax does, among nearly equal numbers
     where: str = ""  # "In [3], line 7: `x.softmax(-1)` (aten._softmax)"
     line: int | None = None
-    why: str = ""  # the cause; empty if it is the operation itself
+    why: str = ""  # the cause; empty if the operation itself is the cause
 
     @property
     def relative(self) -> float:
@@ -211,7 +211,7 @@ def _compared(
             largest = max(largest, gap.relative)
         elif all(each.excess <= 1 for each in known):
             gap = _explained(other, gap, instead, sides)
-            found.setdefault(gap.where, gap)  # a loop may repeat it
+            found.setdefault(gap.where, gap)  # a loop may repeat the operation
     ran = max(len(run.operations) for run in runs)
     said = f"{count:,} of {many(ran, 'operation')} compared, on copies"
     return NumericDiff(sides, tuple(found.values()), count, largest, (*notes, said))
@@ -257,7 +257,7 @@ def _gap(one: RecordedOperation, other: RecordedOperation, known: list[Gap]) -> 
 
 
 def _difference(one: Tensor, other: Tensor, before: Gap, terms: float) -> Gap:
-    """Return the gap of two results; `terms` scales a sum's tolerance, and integers have none."""
+    """Return the gap of two results; `terms` scales a sum's tolerance; integers must be equal."""
     # A lower precision on one side alone does not raise the tolerance.
     own, atol = min(tolerance(dtype_of(one)), tolerance(dtype_of(other)))
     gap = replace(before, rtol=max(before.rtol, own))

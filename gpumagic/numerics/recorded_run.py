@@ -33,15 +33,15 @@ _FUSED = ("attention", "rnn", "lstm", "gru")
 class RecordedOperation:
     """One operation of a run, or a variable that the code has assigned."""
 
-    name: str  # "aten.mm", or the variable's
-    inputs: list["RecordedOperation"]  # the operations that wrote its inputs
-    shapes: tuple[torch.Size, ...] = ()  # of its inputs
+    name: str  # "aten.mm", or the name of the variable
+    inputs: list["RecordedOperation"]  # the operations that wrote the inputs
+    shapes: tuple[torch.Size, ...] = ()  # of the inputs
     # The user's instruction; for a backward operation, the instruction of its forward operation.
     at: tuple[CodeType, int] | None = None
     backward: bool = False
     results: list[Tensor] = field(default_factory=list)  # copies on the host
     gap: Any = None  # the difference from the same operation of the other run
-    instead: Any = None  # operations of both runs, if they differ here
+    instead: Any = None  # each run's operations, if the runs differ here
 
     @property
     def is_variable(self) -> bool:
@@ -64,7 +64,7 @@ class RecordedOperation:
 
 
 class Recorder(TorchDispatchMode):
-    """Record the block's operations; fill newly allocated, unwritten memory with `unwritten`."""
+    """Record a block's operations; fill memory that they allocate unwritten with `unwritten`."""
 
     def __init__(self, unwritten: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -126,15 +126,15 @@ class Recorder(TorchDispatchMode):
             made.results = [each.detach().to("cpu", copy=True) for each in results]
 
     def _line(self) -> tuple[Any, bool]:
-        """Return the user's instruction, and whether this is part of a backward pass."""
+        """Return the user's instruction, and whether the operation is part of a backward pass."""
         frame = user_frame(sys._getframe(3))
         at = None if frame is None else (frame.f_code, frame.f_lasti)
         node: Any = torch._C._current_autograd_node()
         if isinstance(node, torch.autograd.function.BackwardCFunction):
-            return at, False  # a user-defined backward
+            return at, False  # a backward that the user wrote has instructions of its own
         if node is not None:
             return self._forward.get(node._sequence_nr(), at), True
-        # Autograd has just numbered this operation's node.
+        # Autograd has just numbered this operation's node, so the counter is one ahead.
         self._forward.setdefault(torch._C._autograd._get_sequence_nr() - 1, at)
         return at, False
 

@@ -1,9 +1,9 @@
-"""Ask NVIDIA's driver through NVML, and explain its faults; no call raises.
+"""Query NVIDIA's driver through NVML, and explain the driver's faults; no query raises.
 
-``pynvml`` is imported and NVML initialized once, at the first question. The answer is None if a
-question is not supported (some need driver 535), not permitted or fails. An unreachable driver or a
-lost GPU is a :class:`Problem` with its cause and cure, and is asked again after a pause. Any call
-may block for seconds, so never ask on an event loop.
+``pynvml`` is imported and NVML initialized once, at the first query. The answer is None if a query
+is not supported (some need driver 535), not permitted or fails. An unreachable driver or a lost GPU
+is a :class:`Problem` with its cause and cure, and is queried again after a pause. Any query may
+block for seconds, so make none on an event loop.
 """
 
 import os
@@ -27,7 +27,7 @@ _ERRORS = (ImportError, OSError, AttributeError, TypeError, ValueError)
 _NOT_SUPPORTED, _NOT_FOUND, _TIMEOUT, _FUNCTION_NOT_FOUND, _GPU_IS_LOST = 3, 6, 10, 13, 15
 _UNSUPPORTED = (_NOT_SUPPORTED, _FUNCTION_NOT_FOUND)
 _XID_ERROR = 0x8
-# Maximum number of errors read at once; more are repetitions.
+# Maximum number of errors that one call reads; more would be repetitions.
 _MOST_XIDS = 64
 
 # Cause and cure of each fault; `{who}` is a GPU, `{error}` NVML's text.
@@ -92,11 +92,11 @@ Call = tuple[Any, ...]  # a function's name and its arguments after the handle
 class Gpu:
     """A GPU or MIG device: properties that do not change while its handle is valid."""
 
-    index: int  # NVML's index; a MIG device has its parent's
+    index: int  # NVML's index; for a MIG device, the index of its parent
     uuid: str
     name: str | None
-    memory_total: int | None  # bytes; None if unknown, or if it shares the host's
-    parent: str | None  # the parent's UUID, of a MIG device
+    memory_total: int | None  # bytes; None if unknown, or if the GPU shares the host's memory
+    parent: str | None  # of a MIG device, the UUID of its parent
     handle: Any
 
 
@@ -105,11 +105,11 @@ class Library:
 
     def __init__(self, module: Any = None) -> None:
         self.module = module
-        # The exceptions of a call: NVML's, and those of an old or unrelated pynvml.
+        # Exceptions that a call may raise: NVML's, and those of an old or unrelated pynvml.
         self.errors: tuple[type[Exception], ...] = _ERRORS
 
     def load(self) -> None:
-        """Import pynvml; raise ImportError if it is missing, or another module of that name."""
+        """Import pynvml; raise ImportError if it is missing, or if it is not nvidia-ml-py's."""
         if self.module is None:
             self.module = import_module("pynvml")
         if not all(hasattr(self.module, name) for name in _NEEDED):
@@ -142,7 +142,7 @@ class Xids:
         self._uuids: list[str] = []
 
     def poll(self, gpus: Sequence[Gpu]) -> list[tuple[Gpu, int]]:
-        """Return GPU and number of each error since the last call, oldest first; never waits."""
+        """Return GPU and number of each error since the last call, oldest first; do not wait."""
         if self._uuids != [gpu.uuid for gpu in gpus]:
             self._watch(gpus)
         found: list[tuple[Gpu, int]] = []
@@ -179,7 +179,7 @@ class Xids:
         self._set, self._uuids = None, []
 
 
-# GPUs rarely change (hot plug, MIG instances); after a fault they are listed more often.
+# Seconds until GPUs, which rarely change (hot plug, MIG), are listed again; the same after a fault.
 _KEEP_GPUS_S, _PAUSE_S = 10.0, 5.0
 
 
@@ -199,7 +199,7 @@ class Nvml:
         self._gpus: tuple[Gpu, ...] = ()
         self._seen: dict[int, Gpu] = {}
         self._gpus_until = 0.0
-        # NVML's code for each unsupported question, by UUID.
+        # NVML's error code for each unsupported query, by UUID.
         self._unsupported: dict[str, dict[Call, int | None]] = {}
 
     @property
@@ -216,22 +216,22 @@ class Nvml:
             return self._gpus
 
     def retry(self) -> None:
-        """End the pause after a fault: the next question asks the driver again."""
+        """End the pause after a fault, so that the next query reaches the driver."""
         with self._lock:
             self._gpus_until = 0.0
 
     def system(self, function: str) -> Any:
-        """Ask about the machine, such as ``"nvmlSystemGetDriverVersion"``; None if not known."""
+        """Query the machine, such as ``"nvmlSystemGetDriverVersion"``; return None if it fails."""
         with self._lock:
             return self._library.call(function)
 
     def ask(
         self, gpu: Gpu, questions: Mapping[str, Call], *, alive: bool = False
     ) -> dict[str, Any]:
-        """Ask a GPU several questions; return the answers by name, None for no answer.
+        """Make several queries of a GPU; return the answers by name, None for no answer.
 
-        An unsupported question is not asked again if the GPU has answered any question, here or,
-        with ``alive``, just before. If it answers none, it or the driver has a fault.
+        An unsupported query is not made again if the GPU has answered any query, here or, with
+        ``alive``, just before. If the GPU answers no query, the GPU or the driver has a fault.
         """
         answers: dict[str, Any] = dict.fromkeys(questions)
         known = self._unsupported.setdefault(gpu.uuid, {})
@@ -281,7 +281,7 @@ class Nvml:
 
     @property
     def memory_call(self) -> Call:
-        """The question for NVML's memory structure; version 1 counts reserved bytes as used."""
+        """The query for version 2 of NVML's memory structure; version 1 counts reserved as used."""
         return ("nvmlDeviceGetMemoryInfo", getattr(self._library.module, "nvmlMemory_v2", None))
 
     def memory(self, gpu: Gpu, *, alive: bool = False) -> Any:
@@ -290,7 +290,7 @@ class Nvml:
         return memory if memory is not None and memory.total else None
 
     def shares_memory(self, gpu: Gpu) -> bool:
-        """Whether a GPU has no memory of its own; False if the question failed."""
+        """Whether a GPU has no memory of its own; False if this is unknown."""
         return self._unsupported.get(gpu.uuid, {}).get(self.memory_call) == _NOT_SUPPORTED
 
     def memory_free(self) -> dict[str, int]:
@@ -325,7 +325,7 @@ class Nvml:
             self.fault = _fault(_BY_RETURN_CODE.get(_code(error) or 0, "nvml-error"), error)
         if self._started:
             self._xids.close()
-            # The next attempt must see the present state of the driver.
+            # After a shutdown, the next attempt sees the state that the driver then has.
             self._library.call("nvmlShutdown")
         self._started = False
         self._gpus = ()
@@ -357,7 +357,7 @@ class Nvml:
         return gpus
 
     def _facts(self, index: int, handle: Any, parent: str | None) -> Gpu:
-        """Return a GPU's constants; raise NVML's error if its UUID cannot be read."""
+        """Return a GPU's properties; raise NVML's error if the UUID cannot be read."""
         uuid = str(self._library.make("nvmlDeviceGetUUID", handle))
         name = self._library.call("nvmlDeviceGetName", handle)
         gpu = Gpu(index, uuid, name, None, parent, handle)

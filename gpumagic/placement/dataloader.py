@@ -1,6 +1,6 @@
 """Let a DataLoader work on the host under a placement, and copy its batches to the device.
 
-The ledger recognizes these copies by this file's name.
+The ledger recognizes the copies of batches by the name of this file.
 """
 
 import copy
@@ -49,11 +49,11 @@ def _copy_leaf(device: torch.device, copied: list[int], item: Any) -> Any:
         if item.device != device:
             copied.append(sum(part.nbytes for part in parts))
         return item.to(device, non_blocking=item.is_pinned())
-    if isinstance(item, PackedSequence):  # its batch_sizes must stay on the host
+    if isinstance(item, PackedSequence):  # the batch_sizes must stay on the host
         data, *indices = _copy_batch(device, copied, (item[0], *item[2:]))
         return PackedSequence(data, item.batch_sizes, *indices)
     if hasattr(item, "to") and (isinstance(item, Mapping) or hasattr(item, "pin_memory")):
-        # A batch of tokens or graphs. pytree does not support its type, but it has a `to`.
+        # A batch of tokens or graphs, of a type that pytree does not support but that has a `to`.
         held = item if isinstance(item, Mapping) else vars(item)
         copied += [value.nbytes for value in held.values() if isinstance(value, torch.Tensor)]
         return item.to(device)

@@ -28,8 +28,8 @@ from gpumagic.placement.twins import IN_LIBRARIES, METHODS, SPACES, twins
 from gpumagic.usercode.files import is_users
 from gpumagic.usercode.values import defined_in, members_of
 
-# torch caches tables keyed by the original functions. Build them now: if they were built while
-# names are swapped, the originals would never be in them.
+# torch caches tables keyed by the original functions. Build these tables before names are swapped:
+# otherwise they would have the twins as keys, and never the originals.
 for _table in ("get_ignored_functions", "get_testing_overrides", "get_overridable_functions"):
     getattr(torch.overrides, _table)()
 _device_constructors()
@@ -150,7 +150,7 @@ _find_builtin: Callable[[Any], str | None] = _builtins._find_builtin
 
 
 def _find_operator(function: Any) -> Any:
-    """Find a twin's operator by its original: torch.jit.script compares functions by identity."""
+    """Find a twin's operator by the original: torch.jit.script compares functions by identity."""
     return _find_builtin(_real_of.get(id(function), function))
 
 
@@ -168,7 +168,7 @@ def _swap(swaps: Iterable[_Swap], *, back: bool = False) -> None:
 
 def _swap_torch(*, back: bool = False) -> None:
     _swap(_in_torch, back=back)
-    for name, method in METHODS.items():  # `Tensor` inherits them: set them, later delete them
+    for name, method in METHODS.items():  # `Tensor` inherits these: they are set, later deleted
         if not back and name not in vars(Tensor):
             setattr(Tensor, name, method)
         elif back and vars(Tensor).get(name) is method:
@@ -261,11 +261,11 @@ def _new_modules() -> dict[str, Any]:
     global _last_known
     name = next(reversed(sys.modules))
     if name == _last_known and _known.get(name) is sys.modules[name]:
-        return {}  # `sys.modules` keeps the order of imports
+        return {}  # the newest module is known, and `sys.modules` keeps the order of imports
     modules, _last_known = list(sys.modules.items()), name
     new = {n: m for n, m in modules if _known.get(n) is not m}
     for name, module in new.items():
-        with suppress(TypeError):  # None blocks an import
+        with suppress(TypeError):  # the entry is None, which blocks an import
             _known[name] = module
     return new
 
@@ -287,7 +287,7 @@ def _look_at(modules: dict[str, Any]) -> None:
 
 def _fill_dynamos_tables() -> None:
     # dynamo compares torch's functions by identity, and fills its tables by name at first use.
-    # With the originals in the tables, it traces into a twin and from there to the original.
+    # With the originals in the tables, dynamo traces into a twin and from there to the original.
     rules = sys.modules.get("torch._dynamo.trace_rules")
     functions = sys.modules.get("torch._dynamo.variables.torch")
     known = getattr(functions, "TorchInGraphFunctionVariable", None)

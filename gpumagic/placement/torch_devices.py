@@ -17,7 +17,7 @@ def devices(*, memory: bool = True) -> list[Device]:
         count = torch.xpu.device_count()
     if len(known) == count and all(device.uuid for device in known):
         return known
-    # The driver lists no GPUs (Jetson), or not torch's: use torch's list, as torch runs the cell.
+    # The driver lists no GPUs (Jetson), or others than torch: torch's list counts for the cell.
     return [
         Device(
             "cuda",
@@ -30,7 +30,7 @@ def devices(*, memory: bool = True) -> list[Device]:
 
 
 def tell_cuda_order() -> None:
-    """Tell `gpumagic.device` which GPU each ordinal is, as far as torch knows."""
+    """Set which GPU each ordinal is in `gpumagic.device`, as far as torch knows."""
     if torch.cuda.is_initialized():
         every = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
         known = all(hasattr(properties, "uuid") for properties in every)
@@ -45,7 +45,7 @@ def tell_cuda_order() -> None:
 
 
 def _free(ordinal: int) -> int | None:
-    """Return the free bytes that CUDA reports; None without a context, as asking creates one."""
+    """Return the free bytes that CUDA reports; None without a context: a query would create one."""
     return torch.cuda.mem_get_info(ordinal)[0] if ordinal in cuda_state.started() else None
 
 

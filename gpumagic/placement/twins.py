@@ -51,7 +51,7 @@ def _twin(function: Function, adapter: Adapter) -> Function:
 
 
 # -- the first GPU of a library
-# Frames that only pass on a caller's device: these torch modules, overrides of these methods.
+# Frames of these torch modules, and of methods with these names, only pass on a caller's device.
 _PASSING_MODULES = ("torch.cuda", "torch.accelerator", "torch.nn.modules.module")
 _PASSING_METHODS = ("to", "cuda")
 _FIRST, _NAMES = "cuda:0", (str, int)
@@ -76,7 +76,7 @@ def _library_at(frame: FrameType | None, given: object) -> str:
 
 
 def _is_users(given: object, frame: FrameType | None) -> bool:
-    """Whether this string is from the user's code or variables: ``pipeline(device="cuda:0")``."""
+    """Whether the user wrote this very string, in code or in a variable: ``device="cuda:0"``."""
     frame = user_frame(frame)
     if frame is None or given != _FIRST:
         return False
@@ -180,7 +180,7 @@ _HOST_CODE = (
     "diffusers.schedulers.",
     "fastai.data.",
 )
-# Not host code if the user calls it to make batches; if a loader does, placement is suspended.
+# No host code: if the user calls it, batches are placed; in a loader, placement is suspended.
 _COLLATE = "torch.utils.data._utils.collate"
 
 
@@ -208,7 +208,7 @@ def _chosen(frame: FrameType | None = None) -> torch.device | None:
 
 
 def _factory(make: Function) -> Function:
-    # The only hot path of a placement: in the usual case it decides with the fewest tests.
+    # The only hot path of a placement: the usual case passes the fewest tests.
     current, get_frame, others = in_force.get, _getframe, _others
 
     @wraps(make)
@@ -323,7 +323,7 @@ _TENSOR_TYPE = type(torch.FloatTensor)
 
 # -- functions of libraries that read the default device, or choose devices for threads
 def _checked(check: Function, args: Args, kwargs: dict[str, Any], _: FrameType | None) -> Any:
-    """Adapt a check of a `device_map`, which without accelerate refuses a default device."""
+    """Adapt a check of a `device_map`: without accelerate, the check refuses a default device."""
     try:
         return check(*args, **kwargs)
     except ValueError:
@@ -333,7 +333,7 @@ def _checked(check: Function, args: Args, kwargs: dict[str, Any], _: FrameType |
 
 
 def _spread(find: Function, args: Args, kwargs: dict[str, Any], _: FrameType | None) -> Any:
-    """Adapt the maker of a `device_map`: put devices for numbers; its threads have no placement."""
+    """Adapt the maker of a `device_map`: put devices for numbers, as threads have no placement."""
     device_map = find(*args, **kwargs)
     if not isinstance(device_map, dict) or (place := _on_a_gpu()) is None:
         return device_map
@@ -373,7 +373,7 @@ _OTHERS: tuple[tuple[Any, str, Adapter], ...] = (
     (torch.cuda, "_get_device_index", partial(_taking, 0)),  # for set_device, synchronize …
     (torch.accelerator, "_get_device_index", partial(_taking, 0)),
     (torch.cuda, "mem_get_info", partial(_taking, 0)),
-    (torch._C._nn, "_parse_to", partial(_taking, 0)),  # by which Module.to reads its arguments
+    (torch._C._nn, "_parse_to", partial(_taking, 0)),  # reads the arguments of Module.to
     (torch.jit.annotations, "try_ann_to_type", _annotated),
     (pin_memory, "pin_memory", _pin),
 )

@@ -27,7 +27,7 @@ class Operator(NamedTuple):
 
     @property
     def cost(self) -> float:
-        """The longer of its host time and device time."""
+        """The longer of the host time and the device time."""
         return max(self.host, self.device or 0.0)
 
 
@@ -53,7 +53,7 @@ class Cause(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """Record one moment: the host's line, the lanes, and the cause if no kernel ran."""
+    """Record one moment: the host's line, whether kernels and copies ran, and why no kernel ran."""
 
     line: UserLine | None
     busy: bool
@@ -77,7 +77,7 @@ class CellProfile(Shown):
 
 
 _LINES, _OPERATORS, _CODE = 12, 5, 50
-_LEAST = 0.1  # a cause with a smaller share of the time is not in the sentence
+_LEAST = 0.1  # the least share of the time for which a cause is in the sentence
 _SAID = 2
 _FULL = 0.8  # from this share on, the device is the bottleneck
 _WORDS = {

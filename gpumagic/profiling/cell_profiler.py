@@ -60,7 +60,7 @@ class CellProfiler:
     def start(self) -> None:
         """Begin to record."""
         ours = _LEVEL not in os.environ
-        os.environ.setdefault(_LEVEL, "99")  # kineto logs to the cell's output
+        os.environ.setdefault(_LEVEL, "99")  # otherwise kineto logs to the cell's output
         try:
             self._profile.__enter__()
         finally:
@@ -79,7 +79,7 @@ class CellProfiler:
                 getattr(torch, self._kind).synchronize(self._device.ordinal)
         finally:
             began = perf_counter_ns()
-            self._profile.use_device = None  # else it adds a wait that looks like the user's
+            self._profile.use_device = None  # else torch adds a wait that looks like the user's
             self._profile.__exit__(None, None, None)
             self.stopping = (perf_counter_ns() - began) / 1e9
 
@@ -101,7 +101,7 @@ class CellProfiler:
         with TemporaryDirectory() as folder:
             path = Path(folder, "trace.json")
             self._profile.kineto_results.save(str(path))
-            del self._profile  # its events need memory
+            del self._profile  # frees the memory of the events
             trace: dict[str, Any] = json.loads(path.read_text(encoding="utf-8", errors="replace"))
         # torch's clock is the time of day; `perf_counter_ns` begins at an arbitrary time.
         ahead = time_ns() - perf_counter_ns() - trace.get("baseTimeNanoseconds", 0)
@@ -185,7 +185,7 @@ class LineClock:
         self._log.extend((start, duration, self._code, self._line))
 
     def segments(self) -> Iterator[tuple[int, int, UserLine]]:
-        """Yield when a line began, for how many nanoseconds it ran, and the line."""
+        """Yield the start and nanoseconds of each period in which one line ran, and the line."""
 
         @cache
         def line_of(code: int, number: int) -> UserLine:

@@ -25,7 +25,7 @@ _FIRST: tuple[Kind, ...] = ("loader", "copy", "wait")  # the first of these in p
 _COMPUTES = 0.1  # a line whose operators take a smaller share of its host time is plain Python
 _EVENT = 2e-6  # seconds that torch's profiler takes for an event: benchmarks/profile_cost.py
 Event = dict[str, Any]
-"""An event of the trace; events of the host and the device get the key `line`, their line."""
+"""An event of the trace; host and device events get the user's line as the key `line`."""
 Label = UserLine | None
 
 
@@ -61,7 +61,7 @@ class _Lane:
         self.seconds = sum(map(sub, self._ends, begins)) / 1e6  # covered by at least one period
 
     def last(self, time: float) -> tuple[float, Label]:
-        """Return the latest end of the periods begun by `time`, and the line of the last one."""
+        """Return the latest end of the periods begun by `time`, and the line of the newest one."""
         n = bisect_right(self._starts, time) - 1
         return (self._ends[n], self.events[n]["line"]) if n >= 0 else (-inf, None)
 
@@ -99,7 +99,7 @@ class _Trace:
         self.start, self.duration = self.cell["ts"], end - self.cell["ts"]
 
     def _attribute(self) -> None:
-        """Set each event's line, and a host event's `behind`: seconds of device work it started."""
+        """Set each event's line, and each host event's `behind`: device seconds that it started."""
         _subtract_inner(self.host)
         started: dict[tuple[str, Any], Event] = {}
         for e in self.host:
@@ -132,7 +132,7 @@ def _end(e: Event) -> float:
 
 
 def _subtract_inner(events: list[Event]) -> None:
-    """Set host events' `own` time, which excludes events inside them, and their `calls`."""
+    """Set each host event's `calls` and its `own` seconds, without the events inside it."""
     stack: list[Event] = []
     inner: dict[int, list[Event]] = defaultdict(list)
     for e in sorted(events, key=lambda e: (str(e["tid"]), e["ts"], -e["dur"])):

@@ -20,9 +20,9 @@ from gpumagic.telemetry.host import KernelLoads, MemoryGroup, Trail
 from gpumagic.telemetry.snapshot import KernelDeath, Snapshot
 
 _MOST = 20
-# A death is noticed up to 3 s late, so kills counted shortly before may belong to it.
+# Seconds back in which a kill may be the cause of a death, which is noticed up to 3 s late.
 _RECENT_S = 10.0
-# Repeated deaths of a kernel before it runs a cell count as one death.
+# Seconds in which repeated deaths of a kernel, without a cell in between, count as one death.
 _AGAIN_S = 15.0
 _FULL = 0.95
 _TREND_S = 8.0
@@ -57,7 +57,7 @@ class Deaths:
         self._group = MemoryGroup()
         self._lock = threading.Lock()
         self._kills: int | None = None
-        # The times at which out-of-memory kills were noticed; each explains one death.
+        # The times at which out-of-memory kills were noticed; each kill explains one death.
         self._killed: list[float] = []
         self._filled: deque[tuple[float, float]] = deque(maxlen=30)
         self._followed: dict[str, Any] = {}

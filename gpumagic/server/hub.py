@@ -160,7 +160,7 @@ class Hub:
         self.watch()
         # Perhaps the page was reloaded: a recent snapshot is good enough.
         young = self.sampler.fresh(processes=False, max_age_s=2.0)
-        # `pass_on` measures kernels, so not in the future's callback, which may run on the loop.
+        # Not in the future's callback, which may run on the loop: `pass_on` measures kernels.
         aside(lambda: self.pass_on(client, young.result()))
         return client
 
@@ -176,13 +176,13 @@ class Hub:
         self.clients.discard(client)
 
     async def fresh(self, *, processes: bool = True, max_age_s: float = 1.0) -> Snapshot:
-        """Return a snapshot for a request; if the driver stalls, the last one with a Problem."""
+        """Return a snapshot for a request; the last one, with a Problem, if the driver stalls."""
         await self.kernels.refresh()
         taken = self.sampler.fresh(processes=processes, max_age_s=max_age_s)
         return await aside(partial(self.deaths.add_to, await asyncio.wrap_future(taken)))
 
     async def past(self, since: float | None) -> bytes:
-        """Return the message with the history and cells after a moment."""
+        """Return the message with the history and cells after `since`, and all known deaths."""
         cells = [vars(run) for run in self.cells.runs(since)]
         events = [vars(event) for event in self.deaths.events]
 
@@ -194,7 +194,7 @@ class Hub:
         return await aside(encoded)
 
     async def checks(self) -> list[dict[str, Any]]:
-        """Return the doctor's checks; concurrent requests get the same answer."""
+        """Return the doctor's checks, which concurrent requests share, and the internal errors."""
         if self._checks is None or self._checks.done():
             self._checks = aside(self.doctor)
         done, _ = await asyncio.wait((self._checks,), timeout=self.answer_s)

@@ -28,7 +28,7 @@ from gpumagic.telemetry.snapshot import ProcessSample, Snapshot
 
 WAIT_S = 3.0  # how many seconds a process has to end
 
-# Start times this close are equal: setting the clock moves the times that the system reports.
+# Seconds by which start times may differ: setting the clock moves the times that psutil reports.
 _SAME_START_S = 1.0
 _PAUSE_S = 0.05
 _NO_ORPHAN = "no orphaned process has this PID and start time; nothing was ended; refresh the list"
@@ -46,7 +46,7 @@ async def terminate(given: Any, snapshot: Snapshot) -> tuple[bool, str]:
     name = f"process {found.pid} ({found.name or 'unknown'})"
     try:
         process = psutil.Process(found.pid)
-        # The pid may have been reused since the snapshot; from here on psutil checks that.
+        # The pid may have been reused since the snapshot; psutil checks this from here on.
         if abs(process.create_time() - float(order["started"])) > _SAME_START_S:
             raise psutil.NoSuchProcess(found.pid)
         process.kill() if order.get("force") is True else process.terminate()
@@ -65,7 +65,7 @@ KEPT_S = 600.0  # how many seconds a run is kept after its end
 MOST_RUNS = 2000
 # Characters of a cell's source, which are enough to find the cell.
 _SOURCE = 200
-# The first list of processes after a run's end may come this many seconds later.
+# Seconds after a run's end within which the first list of processes after it comes.
 _SETTLED_S = 4.0
 # Prefixes of topics, such as "kernel.<id>.status"; the many output messages are not received.
 _TOPICS = (b"kernel", b"status", b"execute_input")
@@ -95,7 +95,7 @@ class KernelTable:
         return found
 
     async def refresh(self) -> None:
-        """Read the managers again; cheap, and without waiting for a kernel."""
+        """Read the kernels and their notebooks again; cheap, and without waiting for a kernel."""
         # If a gateway is unreachable or the server stops, keep the last list of notebooks.
         with suppress(HTTPError, sqlite3.Error, OSError):
             sessions = await ensure_async(self._session_manager.list_sessions())
@@ -205,7 +205,7 @@ class KernelCells(CellRuns):
         return json.dumps({"type": "cells", "cells": runs}, ensure_ascii=False).encode()
 
     def _abandon(self, kernel: str, when: float) -> None:
-        """End the runs of a kernel that ended or restarted at this moment."""
+        """End the runs of a kernel that ended or restarted at the time `when`."""
         for asked, run in list(self._open.items()):
             known = self.get(run)
             if asked[0] == kernel and (known is None or known.start <= when):
@@ -218,7 +218,7 @@ class KernelCells(CellRuns):
 
 
 class Iopub:
-    """Passes correctly signed messages to a listener on the event loop until it is closed."""
+    """Passes correctly signed messages to a listener on the event loop, until `close`."""
 
     def __init__(self, manager: Any, listener: Callable[[Mapping[str, Any]], None]) -> None:
         self._listener = listener

@@ -99,7 +99,7 @@ def _families(snapshot: Snapshot) -> Iterator[Metric]:
 HUB = "gpumagic_hub"  # the key of the hub in the settings of the web application
 
 _RENDERER = Path(__file__).parents[1] / "static" / "panel.js"
-# The socket's buffer is a queue too: keep it short, so that slow clients get new snapshots.
+# Bytes of socket buffers, which are queues too: if they are short, slow clients get new snapshots.
 _SEND_BUFFER = 32768
 _UNSENT = 16384
 
@@ -209,7 +209,7 @@ class TerminateRoute(Guard, APIHandler):
 class StreamRoute(Guard, WebSocketMixin, WebSocketHandler, JupyterHandler):
     """Sends snapshots by websocket, at the period that the client's message asks for."""
 
-    # Seconds. Jupyter's own settings are in milliseconds, and tornado would warn.
+    # Seconds. Jupyter's own settings are milliseconds, for which tornado would warn.
     ping_interval = ping_timeout = 30.0
     _client: Client | None = None
 

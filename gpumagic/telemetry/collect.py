@@ -55,7 +55,7 @@ def chosen(
     return sources, problems
 
 
-# Not shown if there is any GPU: these only explain why there is no NVIDIA GPU.
+# Problems that only explain why there is no NVIDIA GPU; not shown if there is any GPU.
 _JUST_NO_GPU = ("library-missing", "driver-not-loaded")
 _NO_NVML = Problem(
     "nvml-missing",
@@ -84,7 +84,7 @@ def explain(gpus: Sequence[GpuSample], problems: Sequence[Problem], named: bool)
 
 
 T = TypeVar("T")
-# Seconds between two look-ups of owners.
+# Seconds between two look-ups of the processes' owners.
 _OWNERS_S = 2.9
 
 
@@ -113,7 +113,7 @@ class Collector:
         self._lock = threading.Lock()
         self._failed: list[Problem] = []
         self._named: dict[str | None, device.Device] = {}
-        self._kept = CachedReadings(monotonic)  # the owners
+        self._kept = CachedReadings(monotonic)  # of the processes' owners
         self._pids: set[int] = set()
 
     def take(self, *, processes: bool = True, max_age: float = 0.0) -> Snapshot:
@@ -158,7 +158,7 @@ class Collector:
         return gpus, listing
 
     def _ask(self, source: Source, question: Callable[[Source], T]) -> T | None:
-        """Return a source's answer; if it fails, add a problem and return None."""
+        """Call `question` with a source; if the call fails, add a problem and return None."""
         try:
             return question(source)
         except Exception as error:  # noqa: BLE001  third-party code; recorded and shown

@@ -26,7 +26,7 @@ class CrashFile:
         from ipykernel.connect import get_connection_file
 
         self._pid = os.getpid()
-        with suppress(OSError, RuntimeError):  # this process has no connection file
+        with suppress(OSError, RuntimeError):  # RuntimeError: there is no connection file
             if not faulthandler.is_enabled():
                 self._path = _path(get_connection_file())
                 self._file = self._path.open("wb", buffering=0)
@@ -46,7 +46,7 @@ class CrashFile:
 
 def frames_of_crash(connection_file: str) -> tuple[str, ...]:
     """Return the frames of a crash, the innermost first, as ``"a cell, line 3"``; () if unknown.
-    Removes the file, since the next kernel overwrites it only if it loads gpumagic."""
+    Remove the file: the next kernel overwrites it only if that kernel loads gpumagic."""
     path = _path(connection_file)
     try:
         with path.open("rb") as file:

@@ -22,12 +22,12 @@ from gpumagic.telemetry.state_files import state_folder
 
 @dataclass(frozen=True)
 class Check:
-    """One check."""
+    """The result of one check."""
 
     name: str
     ok: bool | None  # None for information, or a consequence of a failed check
     found: str
-    cure: str = ""  # if ok is False
+    cure: str = ""  # only if `ok` is False
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class _Vendor:
     drivers: tuple[str, ...]
     nodes: tuple[str, ...]  # rows of _NODES
     libraries: tuple[str, ...]
-    variables: tuple[str, ...]  # that select GPUs
+    variables: tuple[str, ...]  # environment variables that select GPUs
     gpus: Callable[[Mapping[str, str], Path], list[device.Device]]
-    build: str  # the build of torch that supports them
+    build: str  # the build of torch that supports these GPUs
 
 
 _VENDORS = {
@@ -66,7 +66,7 @@ _VENDORS = {
 _NODES = {"/dev/kfd": "dev/kfd", "/dev/dri": "dev/dri/renderD*"}  # patterns of device files
 _BUILDS = "https://pytorch.org/get-started/locally"
 _FOLDERS = ("usr/lib/x86_64-linux-gnu", "usr/lib64", "usr/lib", "usr/local/lib")
-# Faults found before the driver is asked: they say nothing about the driver.
+# Faults found before the driver is queried: they say nothing about the driver.
 _NOT_ASKED = ("library-missing", "driver-not-loaded", "pynvml-clash")
 _Card = tuple[str, str, str | None]  # as `drm.pci_gpus` returns it
 

@@ -153,7 +153,7 @@ _CLOCK = ("device/tile0/gt0/freq0/act_freq", "gt/gt0/rps_act_freq_mhz")
 _CLOCK_LIMIT = ("device/tile0/gt0/freq0/max_freq", "gt/gt0/rps_max_freq_mhz")
 # The largest plausible increase of a counter per second: milliseconds, and joules.
 _MOST = {"idle": 1200.0, "energy": 2000.0}
-# A mean over more seconds does not describe the present.
+# Seconds up to which a mean still describes the present.
 _LONGEST_S = 30.0
 
 
