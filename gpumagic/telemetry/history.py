@@ -1,6 +1,6 @@
 """Keep the readings of the last minutes, the cells that ran, and this kernel's measurements.
 
-Thread-safe. A removed GPU's readings are None until its last real reading leaves the ring.
+`History` is thread-safe. A removed GPU has None for a reading until the ring has no real one.
 """
 
 import threading
@@ -71,7 +71,7 @@ class History:
         time, values = snapshot.time, attrgetter(*_CHARTED)
         readings: dict[str, _Readings] = {gpu.uuid: values(gpu) for gpu in snapshot.gpus}
         with self._lock:
-            # The clock was set back: drop readings later than now.
+            # If the clock was set back, drop the later readings.
             while self._moments and self._moments[-1][0] > time:
                 self._moments.pop()
             if self._moments and time - self._moments[-1][0] < _LEAST_S:
@@ -95,7 +95,7 @@ class History:
 
 
 def _held(snapshot: Snapshot) -> _Held:
-    """Return bytes by UUID and holder, as ``holders`` in js/src/monitor/owners.ts does."""
+    """Return the bytes of each GPU's holders; mirrors ``holders`` in js/src/monitor/owners.ts."""
     if not snapshot.processes:
         return None
     parents = {gpu.uuid: gpu.mig for gpu in snapshot.gpus}
@@ -131,13 +131,13 @@ class CellRun:
 
 
 class CellRuns:
-    """The last runs, oldest first; a change increases ``revision`` and calls ``on_change``."""
+    """The last `most` runs, oldest first; `keep` increases ``revision`` and calls ``on_change``."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._lock = threading.RLock()
         self._runs: dict[str, tuple[int, CellRun]] = {}
-        # For each run, the memory of its kernel's processes when it began, by GPU and pid.
+        # By run: the memory of its kernel's processes when the run began, by GPU and pid.
         self._before: dict[str, dict[tuple[str, int], int | None]] = {}
         self.revision = 0
         self.on_change: Callable[[], None] = lambda: None
@@ -153,7 +153,7 @@ class CellRuns:
         self.on_change()
 
     def get(self, name: str) -> CellRun | None:
-        """Return the run of this id, or None."""
+        """Return the run with this id, or None."""
         return self._runs.get(name, (0, None))[1]
 
     def end(self, name: str, when: float) -> None:
@@ -168,8 +168,8 @@ class CellRuns:
 
     def use(self, name: str, snapshot: Snapshot, processes: Iterable[ProcessSample]) -> None:
         """Record each GPU on which a process of the run's kernel computes, or holds more or less
-        memory than when the run began. If the process's utilization is unknown, the GPU's counts;
-        if both are unknown, the GPU is recorded."""
+        memory than when the run began. The GPU's utilization replaces a process's unknown one; if
+        both are unknown, the GPU is recorded."""
         run = self.get(name)
         if run is None:
             return

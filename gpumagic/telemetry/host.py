@@ -1,6 +1,6 @@
 """Measure CPU and RAM: of the host, of the container, and of kernels with their children.
 
-On Linux, a container's limit is its control group's; ``GPUMAGIC_CGROUP`` overrides the folder.
+On Linux, a container's limit is that of its control group; ``GPUMAGIC_CGROUP`` sets the folder.
 """
 
 import os
@@ -18,7 +18,7 @@ from gpumagic import drm
 from gpumagic.telemetry.processes import Kernel
 from gpumagic.telemetry.snapshot import Host, KernelSample
 
-# By version: files of the limit, the use and the kills; memory.stat's row of reclaimable cache.
+# For cgroups v2 and v1: the files of the limit, use and kills; memory.stat's row for the cache.
 _VERSIONS = (
     ("memory.max", "memory.current", "memory.events", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.oom_control", "total_inactive_file"),
@@ -49,7 +49,7 @@ class MemoryGroup:
         """Return how many processes the out-of-memory killer has ended; None if unknown."""
         groups = self._limited() or list(self._groups())
         counts = [_row(folder, names[2], "oom_kill") for _, folder, names in groups]
-        # Without a group: the count of the whole machine.
+        # If no group has a count, take that of the whole machine.
         counts.append(_row(drm.Folder(self._root / "proc"), "vmstat", "oom_kill"))
         return next((count for count in counts if count is not None), None)
 
@@ -76,7 +76,7 @@ class MemoryGroup:
             if kinds in ("", "memory"):
                 mount = self._root / "sys/fs/cgroup" / kinds
                 inner = mount / path.strip("/")
-                # In a container the path may be the host's and not exist: try its parents too.
+                # In a container this may be a path of the host: then try its parents.
                 yield from (inner, *inner.parents[: len(inner.relative_to(mount).parts)])
 
 
@@ -94,7 +94,7 @@ def host_name() -> str:
 
 
 def read_host() -> Host:
-    """Return the host now; ``cpu_utilization`` is since this thread's last call, None at first."""
+    """Read the host; ``cpu_utilization`` covers the time since this thread's last call, if any."""
     utilization = psutil.cpu_percent()
     meaningless = not getattr(_asked, "before", False)  # psutil's first value
     _asked.before = True
@@ -114,10 +114,10 @@ def read_host() -> Host:
 
 
 _LIST_S = 2.0  # seconds between two searches for new child processes
-_AGAIN_S = 0.2  # over fewer seconds, a percentage means little
+_AGAIN_S = 0.2  # seconds for which samples are reused: CPU use over less time means little
 # Growth is measured over at least this many seconds, or the whole trail if it is shorter.
 _GROWTH_S = 2.5
-_MOST = 120
+_MOST = 120  # readings in a trail
 
 Trail = Sequence[tuple[float, int]]  # Unix times and bytes of RAM, the oldest first
 
@@ -136,7 +136,7 @@ class KernelLoads:
         self._trails: dict[tuple[str, int], deque[tuple[float, int]]] = {}
 
     def samples(self) -> tuple[KernelSample, ...]:
-        """Return a sample of each kernel now; takes some 0.1 ms per process."""
+        """Return a sample of each kernel, at most 0.2 s old; takes some 0.1 ms per process."""
         with self._lock:
             kernels, now = self._kernels(), time.time()
             if self._last and abs(now - self._last[0]) < _AGAIN_S and self._last[1] == kernels:
@@ -179,7 +179,7 @@ class KernelLoads:
         )
 
     def _percent(self, process: psutil.Process) -> float | None:
-        """Return the percentage of one core since the last call; None at the first call."""
+        """Return a process's use of a core since the last call, in percent; None at the first."""
         first = process not in self._measured
         with suppress(psutil.Error):
             percent = self._measured.setdefault(process, process).cpu_percent()
@@ -196,7 +196,7 @@ def _family(pid: int) -> list[psutil.Process]:
 
 
 def _memory(family: Sequence[psutil.Process]) -> int | None:
-    """Return the bytes of a kernel and its children; pages shared after a fork count once."""
+    """Return the bytes of a kernel and its children, None if unknown; shared pages count once."""
     memory = 0
     for process in family:
         try:
@@ -205,14 +205,14 @@ def _memory(family: Sequence[psutil.Process]) -> int | None:
             if process is family[0]:
                 return None
             continue
-        with suppress(psutil.Error):  # another user's child has only RSS
+        with suppress(psutil.Error):  # the USS of another user's child cannot be read
             own = own if process is family[0] else process.memory_full_info().uss
         memory += own
-    return memory or None  # it has just ended
+    return memory or None  # 0: the kernel has just ended
 
 
 def _growth(trail: Trail) -> float | None:
-    """Return the growth in bytes per second; None until half a second is known."""
+    """Return the growth in bytes per second; None if the trail covers under half a second."""
     if not trail:
         return None
     now, memory = trail[-1]

@@ -46,17 +46,17 @@ _SLOW: Questions = {
     "pcie_generation_limit": ("nvmlDeviceGetMaxPcieLinkGeneration",),
     "pcie_width_limit": ("nvmlDeviceGetMaxPcieLinkWidth",),
 }
-# The most expensive questions: the driver walks all its clients.
+# The most expensive questions: the driver goes through all its clients.
 _LISTS: Questions = {
     "compute": ("nvmlDeviceGetComputeRunningProcesses",),
     "graphics": ("nvmlDeviceGetGraphicsRunningProcesses",),
     "mps": ("nvmlDeviceGetMPSComputeRunningProcesses",),
 }
-_SLOW_S, _LISTS_S = 2.0, 3.0
+_SLOW_S, _LISTS_S = 2.0, 3.0  # seconds for which their answers are cached
 
 
 def _fast(door: nvml.Nvml, gpu: nvml.Gpu) -> dict[str, Any]:
-    """Return utilization and memory."""
+    """Return a GPU's utilization and memory as fields of its sample."""
     rates_call = ("nvmlDeviceGetUtilizationRates",)
     rates, memory = door.ask(gpu, {"rates": rates_call, "memory": door.memory_call}).values()
     memory = memory if memory is not None and memory.total else None
@@ -70,7 +70,7 @@ def _fast(door: nvml.Nvml, gpu: nvml.Gpu) -> dict[str, Any]:
 
 
 def _read(door: nvml.Nvml, gpu: nvml.Gpu, questions: Questions) -> dict[str, Any]:
-    """Return the readings of a GPU that has just answered."""
+    """Return a GPU's answers in a sample's units; the GPU counts as having just answered."""
     answers = door.ask(gpu, questions, alive=True)
     for name, convert in _CONVERT.items():
         if answers.get(name) is not None:
@@ -91,7 +91,7 @@ def _merged(
 
 
 def _percent(value: float | None) -> float | None:
-    # Drivers may answer 4294967295.
+    # Drivers may answer 4294967295, which is not known.
     return None if value is None or not 0 <= value <= 100.5 else min(float(value), 100.0)
 
 
@@ -178,7 +178,7 @@ class NvmlSource:
         values = _fast(door, gpu)
         if gpu.uuid in door.lost:
             return self._lost(gpu)
-        if any(value is not None for value in values.values()):  # it has just answered
+        if any(value is not None for value in values.values()):  # the GPU has just answered
             read = partial(_read, door, gpu, _SLOW)
             values |= self._kept.get((gpu.uuid, "slow"), _SLOW_S, max_age, read)
         unified = gpu.parent is None and door.shares_memory(gpu)

@@ -1,7 +1,7 @@
 """Take snapshots at the rate of the fastest subscriber; without subscribers, take none.
 
 A daemon thread asks the driver, which may stall, and calls the subscribers. A timer watches each
-call of the driver: while it is overdue, subscribers get the last values, their age and a Problem.
+call: while the driver is silent, subscribers get the last values, their age and a Problem.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gpumagic.telemetry.collect import Collector
 from gpumagic.telemetry.history import History
 from gpumagic.telemetry.snapshot import Snapshot
 
-PERIODS_S = (0.25, 60.0)  # the least and the greatest period that can be asked for, in seconds
+PERIODS_S = (0.25, 60.0)  # the shortest and the longest period of a subscription, in seconds
 TOLERANCE = 0.1  # a tick may be early by this share of a period
 
 Listener = Callable[[Snapshot], None]
@@ -48,13 +48,13 @@ class Subscription(AbstractContextManager["Subscription"]):
         return math.isinf(self.period_s)
 
     def close(self) -> None:
-        """Unsubscribe. Any thread, also the listener's, may call this, repeatedly."""
+        """Unsubscribe. Any thread may call this, also the listener's, and more than once."""
         if not self.closed:
             self.closed = True
             self.follow()
 
     def has_turn(self, at: float, always: bool) -> bool:
-        """Whether the period is over at the time `at`, or `always`; if so, begin the next one."""
+        """Whether the period is over at the time `at`, or `always` is true; then begin the next."""
         turn = always or at - self.delivered_at >= self.period_s * (1 - TOLERANCE)
         self.delivered_at = at if turn else self.delivered_at
         return turn
@@ -88,7 +88,7 @@ def stalled(seconds: float) -> Problem:
 
 
 _FAILED = Problem("snapshot-failed", "gpumagic could not take a snapshot", "run %gpus --doctor")
-_MAX_AGE = 0.9  # a reading's maximum age, as a share of its interval: a tick may be early
+_MAX_AGE = 0.9  # maximum age of a reading, in intervals; under 1, since a tick may be early
 
 
 class Sampler:
@@ -100,7 +100,7 @@ class Sampler:
         *,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
-        stalled_s: float = 2.0,  # after so long without an answer, the driver has stalled
+        stalled_s: float = 2.0,  # seconds without an answer after which the driver has stalled
         threads: bool = True,
     ) -> None:
         self._source = source or Collector()
@@ -118,11 +118,11 @@ class Sampler:
         self.closed = closed
         self._changed = threading.Condition()
         self._delivering = threading.RLock()
-        self._asking = False  # whether the thread runs
+        self._asking = False  # whether the thread that asks the driver runs
         self._watching: list[Subscription] = []
         self._called_at: float | None = None  # when the current call of the driver began
         self._stalled = False
-        # The fastest subscriber's period, and the last tick.
+        # The fastest subscriber's period, and the time of the last tick.
         self._period_s, self._ticked = math.inf, -math.inf
 
     def subscribe(
@@ -133,13 +133,13 @@ class Sampler:
         return self._add(Subscription(self._follow, listener, checked(period_s), processes))
 
     def latest(self) -> Snapshot | None:
-        """Return the last snapshot at once; if the driver stalls, with its age and a Problem."""
+        """Return the last snapshot without waiting; in a stall, with its age and a Problem."""
         with self._changed:
             return self._known(self._monotonic())[0]
 
     def fresh(self, *, processes: bool = True, max_age_s: float = 1.0) -> Future[Snapshot]:
         """Return a future of a snapshot that is at most ``max_age_s`` seconds old, taken now if
-        necessary. The future does not fail: if the driver stalls, its result is :meth:`latest`."""
+        necessary. The future does not fail: if the driver stalls, it has the result of `latest`."""
         future: Future[Snapshot] = Future()
         future.set_running_or_notify_cancel()
         since = self._monotonic() - max_age_s
@@ -152,7 +152,7 @@ class Sampler:
         return future
 
     def close(self) -> None:
-        """End the threads, without waiting for them; requests get the last snapshot."""
+        """End the threads without waiting for them; `fresh` requests get the last snapshot."""
         with self._changed:
             self.closed = True
             ended, self._watching = self._watching, []
@@ -167,7 +167,7 @@ class Sampler:
         while self._watching and self._pause() == 0:
             self._take()
 
-    # Methods below that need the lock say so. Listeners and the source never run under it.
+    # Methods below that need the lock `_changed` say so. No listener or source runs under it.
 
     def _add(self, made: Subscription) -> Subscription:
         with self._changed:
@@ -177,7 +177,7 @@ class Sampler:
         return made
 
     def _follow(self) -> None:
-        """Adjust to the subscribers; start the thread if it is missing."""
+        """Adjust the period to the subscribers; start the thread if it does not run."""
         with self._changed:
             self._watching = [one for one in self._watching if not one.closed]
             self._period_s = min((one.period_s for one in self._watching), default=math.inf)
@@ -188,12 +188,12 @@ class Sampler:
             self._changed.notify_all()
 
     def _pause(self) -> float:
-        """Return the seconds until the next question to the driver."""
+        """Return the seconds until the next snapshot is due."""
         once = any(one.once for one in self._watching)
         return 0.0 if once else max(self._ticked + self._period_s - self._monotonic(), 0.0)
 
     def _ask(self) -> None:
-        """Run the thread that asks the driver and calls the subscribers."""
+        """Take snapshots when they are due, on the thread, until no subscriber is left."""
         while True:
             with self._changed:
                 if not self._watching:
@@ -247,7 +247,7 @@ class Sampler:
     def _deliver(
         self, snapshot: Snapshot, at: float, *, always: bool = False, stalls: bool = False
     ) -> None:
-        """Deliver a snapshot to subscribers whose period is over. Needs the lock of deliveries."""
+        """Deliver a snapshot to subscribers whose period is over. Needs `_delivering`."""
         with self._changed:
             served = [one for one in self._watching if stalls or self._serves(one)]
             turn = [one for one in served if one.has_turn(at, always)]
@@ -256,11 +256,11 @@ class Sampler:
             one.deliver(snapshot)
 
     def _serves(self, one: Subscription) -> bool:
-        """Whether the last snapshot is good enough for a subscriber. Needs the lock."""
+        """Whether the last snapshot is new and complete enough for `one`. Needs the lock."""
         return self._read_at >= one.not_before and (self._has_processes or not one.processes)
 
     def _known(self, now: float) -> tuple[Snapshot | None, bool]:
-        """Return the last snapshot; in a stall with its age and a Problem. Needs the lock."""
+        """Return the snapshot of `latest`, and whether the driver stalls. Needs the lock."""
         waited = 0.0 if self._called_at is None else now - self._called_at
         if waited < self._stalled_s:
             return self._snapshot, False

@@ -1,4 +1,4 @@
-"""Record a machine's GPUs at one moment; kernels, server and browser exchange this format.
+"""Define the records of a machine at one moment, which kernels, server and browser exchange.
 
 Units: bytes, percent, degrees Celsius, watts, megahertz, seconds of Unix time. None (null in JSON)
 means "not known", never zero. A host is identified by its name and its boot: containers of one
@@ -41,15 +41,15 @@ class GpuSample:
 
     uuid: str  # "GPU-…", "MIG-…" or "PCI-…": the same in all processes
     name: str | None = None
-    index: int | None = None  # the driver's, as in nvidia-smi; a MIG device has its parent's
-    ordinal: int | None = None  # torch's, in the process that took the snapshot
+    index: int | None = None  # the driver's index, as in nvidia-smi; a MIG device has its parent's
+    ordinal: int | None = None  # torch's ordinal in the process that took the snapshot
     ordinal_certain: bool = True  # False if CUDA's order is unknown
     virtual: bool = False
-    mig: str | None = None  # the parent's UUID of a MIG device
-    unified: bool = False  # uses the host's memory: memory_total is all of it
+    mig: str | None = None  # for a MIG device, the UUID of its parent
+    unified: bool = False  # it uses the host's memory, and memory_total is all of that
     memory_total: int | None = None
     memory_used: int | None = None
-    memory_reserved: int | None = None  # by the driver; not part of memory_used
+    memory_reserved: int | None = None  # bytes that the driver reserves; not part of memory_used
     utilization: float | None = None  # percent of the last second (or less) in which a kernel ran
     memory_utilization: float | None = None  # percent of the time in which memory was accessed
     temperature: float | None = None
@@ -67,7 +67,7 @@ class GpuSample:
     pcie_width_limit: int | None = None
     ecc_corrected: int | None = None  # memory errors since the driver was loaded
     ecc_uncorrected: int | None = None
-    virtual_ordinal: int | None = None  # of a virtual GPU: CUDA's ordinal in its process
+    virtual_ordinal: int | None = None  # for a virtual GPU: CUDA's ordinal in its process
     xid: int | None = None  # the last critical Xid error since sampling began, and its time
     xid_time: float | None = None
     lost: bool = False  # it no longer answers; only name, UUID, index and Xid are known
@@ -94,14 +94,14 @@ class ProcessSample:
     uuid: str  # of the GPU or MIG device
     pid: int
     memory: int | None = None
-    name: str | None = None  # unknown (None) for another user's process, like all below
-    user: str | None = None  # known for every process
+    name: str | None = None  # None for others' processes, as all below except user, utilization
+    user: str | None = None
     notebook: str | None = None  # of its kernel
     started: float | None = None
-    mine: bool = False  # the process that took the snapshot
+    mine: bool = False  # whether it is the process that took the snapshot
     kernel: str | None = None  # the id of the Jupyter kernel that it is or descends from
-    child: bool = False  # started by the kernel, such as a DataLoader's worker
-    server: str | None = None  # the Jupyter server that has the kernel, if another: "process 42"
+    child: bool = False  # whether it descends from the kernel, such as a DataLoader's worker
+    server: str | None = None  # the kernel's Jupyter server, if not this one: "process 42"
     idle_since: float | None = None  # Unix time at which the kernel became idle
     orphan: bool = False  # it still runs, but its kernel has ended
     ordinal: int | None = None  # CUDA's ordinal of this GPU in that process
@@ -139,7 +139,7 @@ class KernelDeath:
     kernel: str
     notebook: str | None
     count: int | None  # the number of the cell that ran
-    code: str | None  # the beginning of its source
+    code: str | None  # the beginning of that cell's source
     cause: str  # "out-of-memory", "perhaps-out-of-memory", "killed", "crashed" or "exited"
     exit_code: int  # negative: a signal
     title: str  # one line: which kernel died, why, and during which cell
@@ -158,7 +158,7 @@ class Snapshot:
     gpus: tuple[GpuSample, ...] = ()
     processes: tuple[ProcessSample, ...] = ()
     problems: tuple[Problem, ...] = ()
-    cuda: str | None = None  # the newest version that the driver can run, "13.0"
+    cuda: str | None = None  # the newest CUDA that the driver can run, "13.0"
     software: tuple[str, ...] = ()  # other vendors' versions: "ROCm 6.2.4", "amdgpu"
     kernels: tuple[KernelSample, ...] = ()  # only those of the server that took the snapshot
     events: tuple[KernelDeath, ...] = ()  # deaths of that server's kernels, the oldest first

@@ -27,7 +27,7 @@ class CachedReadings:
         self._kept: dict[Hashable, tuple[float, Any]] = {}
 
     def get(self, key: Hashable, every_s: float, max_age: float, read: Callable[[], T]) -> T:
-        """Return the cached reading; call `read` if it is `max_age` times `every_s` old."""
+        """Return the cached reading; first renew it if it is `max_age` times `every_s` old."""
         now = self._monotonic()
         kept = self._kept.get(key)
         if kept is None or now - kept[0] >= every_s * max_age:
@@ -37,7 +37,7 @@ class CachedReadings:
 
 
 class Source(Protocol):
-    """A source of GPUs. A reading is at most `max_age` times its interval old; with 0 it is new."""
+    """A source of GPUs; a reading is at most `max_age` times its interval old (0: a new one)."""
 
     name: str
 
@@ -64,7 +64,7 @@ _COMMAND = ("ioreg", "-a", "-r", "-d", "1", "-c", "AGXAccelerator")
 
 
 def ioreg() -> bytes:
-    """Return the output of the command; empty if it does not exist."""
+    """Return the output of the command; empty if it cannot run or takes over 5 s."""
     with suppress(OSError, subprocess.SubprocessError):
         return subprocess.run(_COMMAND, capture_output=True, timeout=5, check=False).stdout
     return b""

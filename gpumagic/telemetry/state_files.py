@@ -1,4 +1,4 @@
-"""Share virtual GPUs, and the news that CUDA is dead, between the processes of this user.
+"""Share the state of virtual GPUs, and of dead CUDA, between the processes of this user.
 
 In the user's runtime directory, a process with virtual GPUs has a ``.state`` file, and a process
 with a dead CUDA a ``.dead`` file. A counter is written through shared memory in about 50 ns. Files
@@ -36,14 +36,14 @@ last window; the window's end, from ``time.time_ns()``; bytes of other framework
 
 WINDOW_NS = 1_000_000_000  # length of a window; the utilization is ``BUSY_NS / WINDOW_NS``
 
-# If the last window ended longer ago, nothing has run since.
+# Nanoseconds after the end of the last window from which a GPU counts as idle.
 _STALE_NS = 1_500_000_000
 # Bytes of the header (JSON, padded with spaces), and of each row after it.
 _HEADER = 16384
 _ROW = COUNTERS * 8
 # Errors that reading an invalid state file raises.
 _MALFORMED = (ValueError, TypeError, LookupError, ArithmeticError, RecursionError, struct.error)
-# Start times this close are equal: setting the clock moves the times that the system reports.
+# Start times this close, in seconds, are equal: setting the clock moves all of them.
 _SAME_START_S = 2.0
 T = TypeVar("T")
 
@@ -95,12 +95,12 @@ class Publisher:
         self.counters = [rows[n * COUNTERS : (n + 1) * COUNTERS] for n in range(len(self._facts))]
 
     def states(self) -> list[VirtualState]:
-        """Return these GPUs now, from memory."""
+        """Return the present states of these GPUs, from memory."""
         self.refresh()
         return _states(self._pid, self._facts, [list(row) for row in self.counters])
 
     def close(self) -> None:
-        """Remove the file. The rows stay writable."""
+        """Remove the state file. The counters stay writable."""
         _live.discard(self)
         atexit.unregister(self.close)
         if self.path is not None and os.getpid() == self._pid:
@@ -112,13 +112,13 @@ _live: weakref.WeakSet[Publisher] = weakref.WeakSet()
 
 
 def ask_before_reading(refresh: Callable[[], None]) -> None:
-    """Call `refresh` before this process reads its own virtual GPUs."""
+    """Register `refresh` to be called before this process reads its own virtual GPUs."""
     for publisher in list(_live):
         publisher.refresh = refresh
 
 
 def count_others(allocated: Callable[[int], int]) -> None:
-    """Publish the bytes that arrays of other frameworks than torch hold on GPU 0, 1, …"""
+    """Publish the bytes that arrays of frameworks other than torch hold on each virtual GPU."""
     for publisher in list(_live):
         for ordinal, row in enumerate(publisher.counters):
             row[OTHERS] = allocated(ordinal)
@@ -158,7 +158,7 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 def read(folder: Path | None = None) -> list[VirtualState]:
-    """Return all virtual GPUs of this user's living processes, by process and ordinal."""
+    """Return all virtual GPUs of this user's living processes, sorted by process and ordinal."""
     own = [state for publisher in list(_live) for state in publisher.states()]
     folder = folder or state_folder()
     # Unlike `Path.glob`, this raises no error if the folder is unreadable.
@@ -182,7 +182,7 @@ def _virtual(header: dict[str, Any], rows: bytes) -> list[VirtualState]:
 
 
 def _read(path: Path, parse: Callable[[dict[str, Any], bytes], T]) -> T | None:
-    """Parse a file; None if it is invalid. The file of a process that has ended is removed."""
+    """Parse a file; None if it is invalid. Remove the file of a process that has ended."""
     try:
         with path.open("rb") as file:
             header, rows = json.loads(file.read(_HEADER)), file.read()
@@ -243,7 +243,7 @@ class VirtualSource(Source):
         self._states: list[VirtualState] = []
 
     def gpus(self, host: Host, max_age: float = 0.0) -> list[GpuSample]:
-        """Return all virtual GPUs, this process's first: a WHERE can name only these."""
+        """Return all virtual GPUs; those of this process, the only usable ones, come first."""
         self._states = sorted(self._read(), key=lambda state: state.pid != os.getpid())
         return [state.sample for state in self._states]
 
@@ -256,7 +256,7 @@ class VirtualSource(Source):
 
     def problems(self) -> list[Problem]:
         """Return a problem for each live process whose CUDA is dead, this process first."""
-        death = cuda_state.death()  # the sampler's thread must not call CUDA
+        death = cuda_state.death()  # as recorded: the sampler's thread must not call CUDA
         found = [] if death is None else [Problem("cuda-dead", death.said, death.cure)]
         for path in map(state_folder().joinpath, sorted(glob("*.dead", root_dir=state_folder()))):
             if death is None or path.stem != str(os.getpid()):

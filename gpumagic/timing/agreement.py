@@ -30,7 +30,7 @@ from gpumagic.usercode.values import (
     written,
 )
 
-# Relative and absolute, as in torch.testing, which has none for 8-bit floats.
+# Relative and absolute tolerances, as in torch.testing, which has none for 8-bit floats.
 _TOLERANCES = {
     "float8": (0.25, 0.02),
     "float16": (1e-3, 1e-5),
@@ -57,11 +57,11 @@ class Agreement:
 
     where: str
     reference: str
-    same: bool | None  # None if they were not compared
+    same: bool | None  # None if the results were not compared
     # The largest absolute difference, and the name of the result that has it.
     largest: float | None = None
     name: str | None = None
-    # Why they were not compared, or how they differ.
+    # Why the results were not compared, or how they differ.
     reason: str = ""
     values: Mapping[str, Any] = field(default_factory=dict)
 
@@ -77,7 +77,7 @@ class AgreementCollector:
     def add(
         self, where: str, values: Mapping[str, Any], results: dict[str, Any], drawn: frozenset[str]
     ) -> None:
-        """Save the first `outcome`, or compare a later one; `drawn`: devices that drew numbers."""
+        """Save the first device's `outcome`, or compare another's; `drawn`: devices that drew."""
         if self._first is None or self._first[0] != key(values):
             self._first = key(values), where, results, drawn
             return
@@ -149,7 +149,7 @@ def _difference(one: Any, other: Any, loose: bool) -> tuple[float, str]:
 
 
 def dtype_of(array: Any) -> str:
-    """``"float32"``, ``"bfloat16"``, ``"int4"``."""
+    """Return the name of an array's dtype: ``"float32"``, ``"bfloat16"``, ``"int4"``."""
     return str(array.dtype).removeprefix("torch.")
 
 
@@ -212,7 +212,7 @@ def outcome(
                 nbytes = _nbytes(item, others)
                 found[written(path)] = _on_host(item, others) if nbytes <= most else Skipped()
             except (RuntimeError, NotImplementedError, TypeError, ValueError):
-                continue  # it has no data, as a tensor on the meta device
+                continue  # a value without data, such as a tensor on the meta device
             most -= nbytes if nbytes <= most else 0
     return found
 
@@ -265,7 +265,7 @@ def _on_host(item: Any, others: FrameworksOn) -> Any:
     if not is_tensor(item):
         numpy: Any = sys.modules["numpy"]
         framework = others.of(item)
-        # Copy, since a computation may donate the original's memory.
+        # Copy the numbers, since a later JAX computation may reuse the original's memory.
         return numpy.array(item if framework is None else framework.copy(item, CPU))
     torch = torch_here()
     with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():

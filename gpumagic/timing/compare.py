@@ -30,7 +30,7 @@ from gpumagic.usercode import sweep as sweeping
 from gpumagic.usercode.program import namespace_of, program
 from gpumagic.usercode.values import comes_from
 
-_PERIOD_S = 0.1  # between two reports of the progress
+_PERIOD_S = 0.1  # seconds between two reports of the progress
 _BEGIN = "inputs and first run"
 _ERRORS = ("torch.OutOfMemoryError", "tensorflow.errors.ResourceExhaustedError")
 _MESSAGES = ("DefaultCPUAllocator", "RESOURCE_EXHAUSTED: Out of memory")
@@ -44,9 +44,9 @@ class Progress:
 
     title: str  # the first line of the code
     where: str  # the device being measured
-    values: Mapping[str, Any] = field(default_factory=dict)  # of the sweep's variable
+    values: Mapping[str, Any] = field(default_factory=dict)  # the sweep's variable: {"n": 64}
     stage: str = _BEGIN  # then "warm up", "timing"
-    done: int = 0  # measurements, each of one device at one value
+    done: int = 0  # finished measurements, each of one device at one value
     total: int = 1
     # For each device: its name, its median so far, and `"waiting"`, a stage, `"done"`, or an error.
     bars: tuple[tuple[str, float | None, str], ...] = ()
@@ -145,7 +145,7 @@ def compare(
         notes=dict.fromkeys(d.note for target in wanted for d in target if d.note),
     )
     try:
-        contextvars.copy_context().run(comparing.run)  # discards context variables that code sets
+        contextvars.copy_context().run(comparing.run)  # discards the code's context variables
     finally:
         board.post(None)
     nothing = f"there is no GPU to compare with; {as_typed('%gpus --virtual 2')} makes two"
@@ -223,7 +223,7 @@ class Comparing(Task):
     timings: list[Timing] = field(default_factory=list)
     interrupted: bool = False
     _reported: float = -math.inf
-    _full: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # the value that did not fit
+    _full: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # by device: what did not fit
 
     def run(self) -> None:
         """Measure everything; Ctrl-C ends this early and keeps the finished timings."""
@@ -239,7 +239,7 @@ class Comparing(Task):
                     cuda_state.give_back()
         except KeyboardInterrupt:
             self.interrupted = True
-        if self.interrupted:  # not in the handler, where the traceback keeps objects alive
+        if self.interrupted:  # not in the handler: there the traceback still keeps objects alive
             cuda_state.give_back()
 
     def _is_beyond(self, where: str, values: Mapping[str, Any]) -> bool:

@@ -51,7 +51,7 @@ class Timing:
     number: int = 1  # runs in each repeat; their mean is one of `seconds`
     values: Mapping[str, Any] = field(default_factory=dict)  # the sweep's variable: {"n": 256}
     name: str | None = None  # the device's model
-    virtual: bool = False  # its times are the CPU's
+    virtual: bool = False  # whether it is a virtual GPU, whose times are those of the CPU
     copied: int = 0  # bytes of the inputs, which are copied once before the first run
     copy_seconds: float = 0.0  # not part of `seconds`
     first: float | None = None  # seconds of the first run, which may include compiling
@@ -59,7 +59,7 @@ class Timing:
     peak: Mapping[str, int] = field(default_factory=dict)
     # Copies between devices and waits in one run, as the ledger's text.
     transfers: str = ""
-    alone: tuple[float, ...] = ()  # for two at the same time: the same runs one after the other
+    alone: tuple[float, ...] = ()  # for two at the same time: seconds one after the other
     # Why there are no `seconds`: "out of memory", "interrupted" or an exception's line.
     error: str | None = None
     items: float | None = None  # items in one run
@@ -149,13 +149,13 @@ class Comparison(table.Shown):
     # The requested values, measured or not: {"n": (64, 256)}.
     sweep: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     setup: str = ""
-    notes: tuple[str, ...] = ()  # on how it was measured, a line each
+    notes: tuple[str, ...] = ()  # on how the code was measured, a line each
     interrupted: bool = False  # by Ctrl-C; the finished timings are here
-    earlier: Comparison | None = None  # the run that this one is compared with
+    earlier: Comparison | None = None  # the comparison that this one is compared with
 
     @property
     def title(self) -> str:
-        """The first line of the code, cut if it is long."""
+        """The first line of the code that is not a comment, cut if it is long."""
         lines = (line.strip() for line in self.code.splitlines())
         told = (line for line in lines if line and not line.startswith("#"))
         return table.short(next(told, "no code"), 60)
@@ -217,7 +217,7 @@ class Comparison(table.Shown):
     def timing(self, where: object, **values: Any) -> Timing:
         """Return the timing of one device, in any spelling, at one value of the sweep: ``n=256``.
 
-        Raises `GpuError` if it is not in this comparison.
+        Raises `GpuError` if the device or the value is not in this comparison.
         """
         name = self._named(where)
         if (found := self.at(name, values)) is None:
@@ -236,12 +236,12 @@ class Comparison(table.Shown):
         return found.median
 
     def speedup(self, where: object, reference: object, **values: Any) -> float:
-        """Return how many times faster `where` is than `reference`; `GpuError` if virtual."""
+        """Return how many times faster `where` is than `reference`; GpuError if one is virtual."""
         self._real(where, reference)
         return self.median(reference, **values) / self.median(where, **values)
 
     def _real(self, *asked: object) -> set[str]:
-        """Return the names of devices, none of them virtual."""
+        """Return the names of devices; raise GpuError if one is virtual."""
         found = {self._named(where) for where in asked}
         parts = {part for name in found for part in name.split("+")}
         if virtual := [where for where in self.virtual if where in parts]:
@@ -281,15 +281,15 @@ class Comparison(table.Shown):
     def crossover(self, a: object, b: object) -> float | None:
         """Return the largest value at which the order of two devices changes.
 
-        It is interpolated on a log-log line between two measured values; None if the order does
-        not change by more than the spread. Raises `GpuError` like `speedup`.
+        The value is interpolated on a log-log line between two measured ones; None if the order
+        does not change by more than the spread. Raises `GpuError` like `speedup`.
         """
         pair = self._real(a, b)
         return max((c.at for c in self.crossovers if {c.faster, c.slower} == pair), default=None)
 
     @property
     def remarks(self) -> list[str]:
-        """Remarks on how it was measured and how certain it is; the text shows the first ones."""
+        """Remarks on how the code was measured and how sure that is; the text has the first."""
         return list(table.view(self).remarks(self))
 
     def against(self, earlier: Comparison) -> Comparison:
@@ -304,7 +304,7 @@ class Comparison(table.Shown):
 
 
 def of_virtual(names: Sequence[str]) -> str:
-    """Return the reason why times of these virtual GPUs are not compared."""
+    """Say why the times of these virtual GPUs are not compared."""
     are, their = ("is", "its") if len(names) == 1 else ("are", "their")
     return f"{both(names)} {are} virtual: {their} times are the CPU's and say nothing about a GPU"
 

@@ -92,7 +92,7 @@ def _is_line(comparison: Comparison) -> bool:
 
 
 def _wrong(comparison: Comparison) -> list[str]:
-    """Return warnings: which devices gave other results, and whether Ctrl-C ended it."""
+    """Return warnings: devices that gave other results, and whether Ctrl-C ended the measuring."""
     found = filter(None, map(comparison.disagreement, comparison.devices))
     said = [
         f"{f.where} gives different numbers from {f.reference}{_at(f.values)}: {f.reason}"
@@ -126,7 +126,7 @@ def _answer(comparison: Comparison) -> list[str]:
 
 
 def _single(comparison: Comparison) -> str:
-    """``"cpu takes 1.23 ms (IQR 1.0 %, throughput 168 k/s)"``."""
+    """Return the only timing: ``"cpu takes 1.23 ms (IQR 1.0 %, throughput 168 k/s)"``."""
     (timing,) = comparison.timings
     name = f"{timing.where}{' (virtual)' * timing.virtual}"
     columns = [(column.head, column.cells[0]) for column in _of_devices(comparison)[2:]]
@@ -135,7 +135,7 @@ def _single(comparison: Comparison) -> str:
 
 
 def _pair(comparison: Comparison, first: str, other: str) -> str:
-    """Say from which value on a device is faster, or by how much at the last value."""
+    """Say from which value one device is faster, or by how much where they last differ."""
     ((axis, values),) = comparison.sweep.items()
     flips = [c for c in comparison.crossovers if {c.faster, c.slower} == {first, other}]
     if flips:
@@ -154,7 +154,7 @@ def _spelled(value: object) -> str:
 
 
 def _at(values: Mapping[str, Any], before: str = " at ") -> str:
-    """``" at n = 256"``; empty without a sweep."""
+    """Return a point of the sweep as text: ``" at n = 256"``; empty without a sweep."""
     return "".join(f"{before}{name} = {_spelled(value)}" for name, value in values.items())
 
 
@@ -278,7 +278,7 @@ def _first(timing: Timing) -> str:
 
 
 def _cell(timing: Timing | None) -> str:
-    """Return a median, with ``~`` if it is noisy; or why there is none."""
+    """Return a timing's median, with ``~`` if it is noisy; or why there is no median."""
     if timing is None:
         return "–"
     if timing.error:
@@ -287,7 +287,7 @@ def _cell(timing: Timing | None) -> str:
 
 
 def _winner(comparison: Comparison, point: Mapping[str, Any]) -> tuple[str, str, str]:
-    """Return fastest, speed-up, slowest: ``("cuda:0", "11.3 ×", "cpu")``; empty for one device."""
+    """Return fastest, speed-up, slowest: ``("cuda:0", "11.3 ×", "cpu")``; empty if unknown."""
     found = [t for w in comparison.comparable if (t := comparison.at(w, point)) and t.median]
     if len(found) < 2:
         return "", "", ""

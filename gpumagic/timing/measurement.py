@@ -1,6 +1,6 @@
 """Measure one target at one value, from copying its inputs to its `Timing`.
 
-After an error or an interrupt `Measuring.timing` has the results so far, and all else is freed.
+After an error or an interrupt `Measuring.timing` returns the results so far; all else is freed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _WATCHING = "watching the copies of a timed run"
 
 
 def where_of(target: Target) -> str:
-    """``"cuda:1"``, or ``"cuda:0+cuda:1"``."""
+    """Return a target's name: ``"cuda:1"``, or ``"cuda:0+cuda:1"``."""
     return "+".join(map(str, target))
 
 
@@ -57,7 +57,7 @@ class Task:
 
 
 class Measuring:
-    """One measurement: call `run`; even if it raises, `timing` has the result."""
+    """One measurement: call `run`, then `timing` for the result, even if `run` has raised."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Measuring:
 
     def run(self) -> None:
         """Copy, set up, run once, warm up, repeat. Everything is freed at the end."""
-        with ExitStack() as stack:  # also closes it if an interrupt prevents `stack.close` below
+        with ExitStack() as stack:  # closes even if an interrupt prevents `stack.close` below
             try:
                 self._run(stack)
             finally:
@@ -118,7 +118,7 @@ class Measuring:
             copy_seconds=sum(each.seconds for each in copies),
         )
         self.notes = tuple(note for each in copies for note in each.notes)
-        with deferred():  # else an interrupt could leave its threads running
+        with deferred():  # an interrupt here would leave the runner's threads running
             runner = Runner(trials, task.stopwatch)
             stack.callback(runner.close)
         peak = _peak_memory(self._target, task.needed)
@@ -143,7 +143,7 @@ class Measuring:
                 began = task.stopwatch.clock()
                 with nullcontext() if prints and not n else self.quiet:
                     value = runner.first(n)
-                # By model, because GPUs of one model draw the same numbers.
+                # A GPU is named by its model, because GPUs of one model draw the same numbers.
                 drawn = frozenset(
                     torch_here().cuda.get_device_name(name) if name.startswith("cuda") else name
                     for name in task.randomness.drawn()
@@ -193,7 +193,7 @@ class Measuring:
 
 
 def _peak_memory(target: Target, needed: Needed) -> Callable[[], dict[str, int]]:
-    """Start measuring memory; return a function that stops it and returns the peaks by device.
+    """Start measuring memory; return a function that stops this and returns the peaks by device.
 
     Bytes allocated before the start do not count. Unknown peaks have no entry.
     """

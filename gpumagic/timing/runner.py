@@ -61,7 +61,7 @@ class Stopwatch:
             yield
 
     def times(self, run: _Loop, number: int) -> _Times:
-        """Run, and return when it began, when Python continued, and when all work was done."""
+        """Run the code; return when it began, when Python continued, and when all work was done."""
         runs = repeat(None, number)
         began = self.clock()
         run(runs)
@@ -156,7 +156,7 @@ class Runner:
 # The median is precise when its 95 % interval is narrower than this fraction of it.
 _NARROW = 0.01
 # A block is just long enough that its overhead is about a thousandth. Other programs disturb only
-# some short blocks, so the median is an undisturbed one. They would disturb all long blocks.
+# some short blocks, so the median is that of an undisturbed block; long blocks would all suffer.
 _NEGLIGIBLE = 1e-3
 _LEAST_BLOCK_S = 1e-3
 # Steady: the last five blocks have a coefficient of variation under 2 % (A. Georges, D. Buytaert,
@@ -165,9 +165,9 @@ _LEAST_BLOCK_S = 1e-3
 _WINDOW, _STEADY, _LEAST_WARM_S = 5, 0.02, 0.1
 # Warm up for at most a fifth of the time, since some machines are never steady.
 _WARM_SHARE = 0.2
-# As in torch.utils.benchmark.Timer.blocked_autorange, since other programs run in bursts.
+# Seconds to time at least, as torch's Timer.blocked_autorange: other programs run in bursts.
 _LEAST_TIMED_S = 0.2
-_LEAST, _MOST = 10, 10_000
+_LEAST, _MOST = 10, 10_000  # fewest repeats before the precision counts; most repeats
 
 
 class Repeats:
@@ -189,7 +189,7 @@ class Repeats:
         self._lap, self._told, self._clock = lap, told, clock
         self._max_time, self._least = max_time, min(_LEAST_TIMED_S, max_time / 2)
         self._timed_s = 0.0
-        # The interval is next computed at this many repeats, not at each of thousands.
+        # The number of repeats at which the interval is next computed: each time would be slow.
         self._look_at = _LEAST
 
     @property
@@ -198,7 +198,7 @@ class Repeats:
         return tuple(lap.total / self.number for lap in self.laps)
 
     def median(self) -> float:
-        """The median of `seconds` so far."""
+        """Return the median of `seconds` so far."""
         return statistics.median(self.seconds)
 
     def run(self) -> None:

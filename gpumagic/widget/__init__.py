@@ -39,7 +39,7 @@ def monitor(period: float = 1.0) -> MonitorWidget | None:
     """
     from IPython import get_ipython
 
-    # A kernel may have a front end that shows widgets.
+    # Only a kernel may have a front end that shows widgets.
     if not hasattr(get_ipython(), "kernel"):
         from gpumagic.telemetry.collect import snapshot
 

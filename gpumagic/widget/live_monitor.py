@@ -1,7 +1,7 @@
 """Show the monitor as an anywidget whose snapshots come from this kernel's sampler.
 
 The widget has two outputs in the notebook: the live view, and a table as text and HTML, which a
-saved file shows without a kernel. The table is updated after each cell; the live view hides it.
+saved file shows without a kernel. The table is updated after each cell, and the live view hides it.
 """
 
 import atexit
@@ -27,8 +27,8 @@ from gpumagic.widget.notebook_watch import Audience, ShellCells, held_now
 
 SCRIPT = Path(__file__).parents[1] / "static" / "widget.js"
 _FIRST_S = 3.0  # seconds to wait for the first table
-_SENT = 20
-# Hides JupyterLab's message, below our table, that the widget's model is missing.
+_SENT = 20  # most runs that are sent after a cell
+# Style that hides JupyterLab's message, below the table, that the widget's model is missing.
 _NO_MODEL = (
     ".jp-OutputArea-child:has(.{}) + .jp-OutputArea-child:has(.jupyter-widgets)"
     ":not(:has(.gpumagic-monitor)) {{ display: none }}"
@@ -60,7 +60,7 @@ class MonitorWidget(anywidget.AnyWidget):
         checked(period)
         self._sampler = shared_sampler()
         self._audience = Audience()
-        # The ids of table and view, for each display of the widget.
+        # For each display of the widget: the display ids of its table and its view.
         self._shown: list[tuple[str, str]] = []
         self._due = False
         self._guard = threading.RLock()
@@ -84,7 +84,7 @@ class MonitorWidget(anywidget.AnyWidget):
         self._start()
 
     def show(self, result: Any, title: str | None = None) -> None:
-        """Show an object's text below the GPUs, the newest first; at most 50 are kept."""
+        """Show an object's text below the GPUs, above earlier texts; at most 50 are kept."""
         name = str(title or getattr(result, "title", None) or type(result).__name__)
         made = {"id": uuid4().hex, "title": name, "time": time.time(), "text": str(result)}
         self.results = [{**made, "bars": []}, *self.results][:KEPT]
@@ -126,7 +126,7 @@ class MonitorWidget(anywidget.AnyWidget):
             update_display(self._table(), raw=True, display_id=table)
 
     def _exit(self) -> None:
-        """Stop at the kernel's exit, without closing the widget: that would confuse a front end."""
+        """Stop at the kernel's exit; closing the widget would confuse a front end."""
         self._closed = True
         self._subscription.close()
         self._save_table()
@@ -147,7 +147,7 @@ class MonitorWidget(anywidget.AnyWidget):
         self._measured()
 
     def _stop(self) -> None:
-        """Stop sampling and free everything, until a view is visible again."""
+        """Stop sampling and free everything until `_start`, when a view is visible again."""
         with self._guard:
             if not self._running:
                 return
@@ -166,7 +166,7 @@ class MonitorWidget(anywidget.AnyWidget):
             self.timings = board.entries
 
     def _tick(self, snapshot: Snapshot, ended: str = "") -> None:
-        """Handle a new snapshot, on the sampler's thread; `ended`: the run whose end took it."""
+        """Handle a new snapshot, on the sampler's thread; `ended`: the run that has ended."""
         if self._closed or not self._running:
             return
         if not ended and not self._audience.anyone():
@@ -185,7 +185,7 @@ class MonitorWidget(anywidget.AnyWidget):
         if self._closed:
             return
         self._audience.receives(not self._log.busy)
-        # Update the saved table too: after a cell ran, the notebook has to be saved anyway.
+        # Update the table in the notebook, which has to be saved after a cell anyway.
         self._due = True
         # An open view has the earlier runs already; a new view gets all runs.
         self.cells = self._log.runs()[-_SENT:]
@@ -204,7 +204,7 @@ class MonitorWidget(anywidget.AnyWidget):
             if new:
                 self.history = self._sampler.history.since(None)
                 self.cells = self._log.runs()
-        elif kind == "variables":  # a view shows them, and the kernel is idle
+        elif kind == "variables":  # a view shows the variables, and the kernel is idle
             with faults.kept("sending the memory holders to the monitor"):
                 self.variables = held_now()
         elif kind == "gone" and self._audience.leave(view):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def panel() -> JSON:
-    """Return the variables for JupyterLab's panel."""
+    """Return the variables on the GPUs, for JupyterLab's panel."""
     return JSON(held_now())
 
 
@@ -62,9 +62,9 @@ def _rows(device: DeviceMemory) -> dict[str, Any]:
     return {"allocated": device.allocated, "rows": rows, "more": len(rest), "left": left}
 
 
-# Seconds; over a minute, since browsers slow the timers of hidden pages to one a minute.
+# Seconds until a silent view counts as closed; a hidden page's timers run once a minute.
 MAX_SILENCE_S = 90.0
-KEPT = 200
+KEPT = 200  # runs of cells
 
 
 class Audience:
@@ -115,7 +115,7 @@ class ShellCells:
         self._shell = shell
         self._changed = changed
         self._runs = CellRuns(KEPT)
-        # Ids of runs by `id` of IPython's ExecutionInfo, the same at a cell's start and end.
+        # Ids of runs by `id` of the ExecutionInfo, one object from a cell's start to its end.
         self._running: dict[int, str] = {}
         self.ended = ""  # the id of the run that ended last
         self._held: list[ProcessSample] = []
@@ -127,7 +127,7 @@ class ShellCells:
         return bool(self._running)
 
     def install(self) -> None:
-        """Start listening; a running cell counts from now."""
+        """Start listening; a cell that runs counts from here on."""
         self._events.register("pre_run_cell", self._began)
         self._events.register("post_run_cell", self._ended)
         result = getattr(self._shell.displayhook, "exec_result", None)
@@ -153,7 +153,7 @@ class ShellCells:
         return [{**vars(run), "gpus": list(run.gpus)} for run in self._runs.since()]
 
     def _began(self, info: Any) -> None:
-        # Not execution_count, which IPython may have increased; the history has only earlier cells.
+        # IPython may have increased execution_count; before a cell runs, the history lacks it.
         kept = self._shell.history_manager.input_hist_parsed
         count = len(kept) if info.store_history else None
         name = uuid4().hex
