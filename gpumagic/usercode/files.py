@@ -127,7 +127,7 @@ def last_cell() -> str:
 
 
 def next_cell() -> str:
-    """Return the next cell: ``"In [4]"``; `execution_count` is unused: it differs by version."""
+    """Return the next cell: ``"In [4]"``; from the history: `execution_count` varies by version."""
     return f"In [{_typed()}]"
 
 
@@ -140,7 +140,7 @@ _LONG = 60  # maximum length of a displayed line
 # File names of the code that `%%time` and `%%timeit` run, and the functions that run it.
 _TIMED = ("<timed ", "<magic-timeit")
 _TIMING = ("time", "timeit")
-# IPython's code for `%timeit x.sum()`.
+# The code to which IPython compiles `%timeit x.sum()`.
 _MAGIC = re.compile(r"""get_ipython\(\)\.run_line_magic\('(\w+)', (['"])(.*)\2\)""")
 
 
@@ -199,7 +199,7 @@ def innermost_of(traceback: TracebackType | None) -> UserLine | None:
 
 
 def in_cell(frame: FrameType, at: int | None = None) -> tuple[CodeType, int]:
-    """Return a frame's code and instruction; for code under `%%time`, with the cell's lines."""
+    """Return a frame's code and instruction; code under `%%time` gets the lines of its cell."""
     code, at = frame.f_code, frame.f_lasti if at is None else at
     if not code.co_filename.startswith(_TIMED):
         return code, at
@@ -274,9 +274,9 @@ def expression(code: CodeType, at: int) -> str:
 
 def executing(code: CodeType, at: int) -> Any:
     """Return what executing finds: an instruction's `source`, and its `node` or None if unsure."""
-    from executing import Source  # imported late: it takes 14 ms, and few magics need it
+    from executing import Source  # imported late: the import takes 14 ms, and few magics need it
 
-    # The attributes that executing reads. A real frame would keep its variables alive.
+    # Has the attributes that executing reads. A real frame would keep its variables alive.
     frame: Any = SimpleNamespace(f_code=code, f_lasti=at, f_lineno=line_of(code, at), f_globals={})
     return Source.executing(frame)
 
@@ -315,7 +315,7 @@ def _columns(code: CodeType, at: int) -> str:
     return b" ".join(row.strip() for row in rows).decode(errors="replace")
 
 
-# -- functions that stand in for others, and tracebacks without their frames
+# -- functions that replace others, and tracebacks without the frames of replacements
 P = ParamSpec("P")
 R = TypeVar("R")
 

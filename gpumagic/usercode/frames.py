@@ -25,8 +25,8 @@ from gpumagic.usercode.files import (
 from gpumagic.usercode.values import Scope
 from gpumagic.usercode.variables import NamesReader, names_read
 
-_FRAMES = 200
-_ERRORS = 20
+_FRAMES = 200  # most steps of a traceback that are read, from the deepest up
+_ERRORS = 20  # most exceptions of a chain of causes
 _place = attrgetter("lineno", "end_lineno", "col_offset", "end_col_offset")
 _HIDE = "__tracebackhide__"
 
@@ -62,7 +62,7 @@ def cut_ours(error: BaseException) -> None:
 
 
 def _runs(file: str) -> bool:
-    """Whether a file is gpumagic's, or names code that gpumagic compiled to call a function."""
+    """Whether a file is gpumagic's, or the name of a call that gpumagic compiled."""
     return is_ours(file) or file.startswith("<gpumagic.")
 
 
@@ -119,7 +119,7 @@ class FailedFrame:
         self.at_top = not self.code.co_flags & inspect.CO_OPTIMIZED
         found = executing(self.code, at)
         self.source: str = found.source.text
-        # executing gives each node a `parent`. None without a source.
+        # Nodes have a `parent`, from executing. None without a source.
         self.tree: ast.Module | None = found.source.tree
         self._node = found.node
         self._asttext = found.source.asttext()
@@ -150,7 +150,7 @@ class FailedFrame:
     def text(self, node: ast.AST) -> str:
         """Return the source of an expression, on one line."""
         found = self._asttext.get_text(node) if self.tree is not None else ""
-        # If lines were joined, a comment would hide the code after it.
+        # Several lines are unparsed: joined into one, a comment would hide the code after it.
         found = ast.unparse(node) if not found or "\n" in found else found
         return " ".join(line.strip() for line in found.splitlines())
 
@@ -177,7 +177,7 @@ def failed_frames(traceback: TracebackType | None) -> list[FailedFrame]:
     for tb in reversed(steps_of(traceback)[-_FRAMES:]):
         filename = tb.tb_frame.f_code.co_filename
         if is_users(filename):
-            # Skip the frame of `%%time` itself, because the timed code is in the same cell.
+            # Skip the frame of the `%%time` line: the timed code below is in the same cell.
             if not (timed and filename == found[-1].filename):
                 found.append(FailedFrame(tb, library=library))
             timed, library = found[-1].filename != filename, None
@@ -222,7 +222,7 @@ def loops_around(node: ast.AST) -> list[ast.stmt]:
 
 
 def stored(tree: ast.AST) -> set[str]:
-    """Return the names that are bound in a piece of code."""
+    """Return the names that a piece of code binds."""
     nodes = ast.walk(tree)
     return {n.id for n in nodes if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
 
@@ -268,7 +268,7 @@ class RestOfCode:
 
     @property
     def overwritten(self) -> set[str]:
-        """Return the names that the code still to run binds before it reads them."""
+        """Return the names that the rest of the code binds before it reads them."""
         return bound(self._rest) - self.read
 
     @property

@@ -20,7 +20,7 @@ from typing import Any
 from gpumagic.errors import GpuError
 from gpumagic.usercode.variables import NOT_VARIABLES, names_assigned, names_read, variables_read
 
-# Names that code cannot contain, so that they hide no name of the user's.
+# Names that no code can contain, so they hide no variable of the user's.
 _RUNS, _RUN = ".runs", ".run"
 FUNCTION = ".function"
 _FUTURES = sum({getattr(future, name).compiler_flag for name in future.all_feature_names})
@@ -31,7 +31,7 @@ _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp)
 def compile_cell(
     tree: ast.Module, filename: str, flags: int = 0
 ) -> tuple[CodeType, CodeType | None]:
-    """Compile a cell's statements, and its last expression if there is one, else None."""
+    """Return a cell's compiled statements, and its last expression or None if it ends without."""
     body, last = tree.body, None
     if body and isinstance(body[-1], ast.Expr):
         last = _compiled(ast.Expression(body[-1].value), filename, "eval", flags)
@@ -72,7 +72,7 @@ def _looped(tree: ast.Module, filename: str) -> CodeType:
 
 
 def own_code(code: CodeType) -> CodeType:
-    """Return a copy of a code object and of the code objects of the functions it defines."""
+    """Copy a code object together with the code objects of the functions that it defines."""
     # torch.compile writes names into the globals of the first function that has a code object. A
     # second function with the same code object would not find them.
     consts = (own_code(c) if isinstance(c, CodeType) else c for c in code.co_consts)
@@ -85,9 +85,9 @@ class Program:
 
     text: str  # as shown to the user
     filename: str  # as shown in tracebacks
-    reads: tuple[str, ...]  # variables, including the set-up's
-    assigned: tuple[str, ...]
-    function: Callable[[], Any] | None  # if a function was given instead of text
+    reads: tuple[str, ...]  # variables that the code or the set-up reads
+    assigned: tuple[str, ...]  # variables that the code binds
+    function: Callable[[], Any] | None  # the given function, if it was not text
     _setup: CodeType
     _once: tuple[CodeType, CodeType | None]
     _loop: CodeType
@@ -103,7 +103,7 @@ class Program:
         return None if last is None else _run(last, space)
 
     def looped(self, space: dict[str, Any]) -> Callable[[Iterable[None]], object]:
-        """Return a function that runs the code once for each item, with the variables `space`."""
+        """Return a function that runs the code in `space` once for each item of its argument."""
         code = FunctionType(own_code(self._loop), space)
 
         def loop(runs: Iterable[None]) -> None:
@@ -126,7 +126,7 @@ def program(
     text: str | None = None,
     passed: Iterable[str] = (),
 ) -> Program:
-    """Compile code, or a call of a function with `passed` variables; GpuError if it awaits."""
+    """Compile code, or a call of a function with `passed` variables; GpuError if code awaits."""
     named = _remember(setup)
     before = ast.parse(setup, named)
     if awaits(before):

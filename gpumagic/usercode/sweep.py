@@ -22,9 +22,9 @@ from gpumagic.usercode.variables import variables_read
 MOST_POINTS = 1000
 _ITEMS = "type a number above 0, or an expression for one, such as len(sentences)"
 TYPE = "type n=64,256,1024, n=100..1000:100 or n=pow2:1..4096"
-# torch's sizes have 64 bits.
+# Typed numbers must be below this: torch's sizes have 64 bits.
 _TOO_LARGE = 2.0**63
-_WHOLE = 2**63  # as a label's maximum length: never shortens it
+_WHOLE = 2**63  # maximum length of a label that must not be shortened
 _NUMBER = re.compile(r"[-+]?\.?\d[-+.\w]*")
 _RANGE = re.compile(r"(?:pow(\d{1,4}):)?(.+?)\.\.([^:]+)(?::(.+))?")
 
@@ -91,7 +91,7 @@ def _number(typed: str, text: str) -> int | float:
 
 
 def _powers(base: int, first: float, last: float, text: str) -> list[Any]:
-    # For base 2, from the smallest float to the largest size. Exponents from 0 give integers.
+    # Base 2: from the smallest float to the largest size. Exponents of 0 and above give integers.
     exponents = range(-1075, 64) if base > 1 and first > 0 else ()
     if not (found := [base**n for n in exponents if first <= base**n <= last]):
         raise GpuError(f"{text}: there is no power of {base} in that range; type pow2:1..4096")
@@ -101,7 +101,7 @@ def _powers(base: int, first: float, last: float, text: str) -> list[Any]:
 def _steps(first: float, last: float, step: float, text: str) -> list[Any]:
     if step == 0 or (last - first) * step < 0:
         raise GpuError(f"{text}: steps of {step} do not reach {last} from {first}; {TYPE}")
-    # Slightly more, so that 0.1..0.5:0.1 includes its end.
+    # Slightly more than the exact count, so that 0.1..0.5:0.1 includes its end.
     count = min((last - first) / step + 1 + 1e-9, MOST_POINTS + 1)
     values = (first + n * step for n in range(int(count)))
     # Rounded to the typed digits: 0.3, not 0.30000000000000004.

@@ -73,7 +73,7 @@ _LISTS_OF_MODULES = tuple(f"torch.nn.{name}" for name in ("Sequential", "ModuleL
 
 
 class Scope:
-    """The names in scope of a frame: local and global ones."""
+    """The names in a frame's scope: local, global and built-in ones."""
 
     def __init__(self, local: Mapping[str, Any], outer: Mapping[str, Any]) -> None:
         self.local = local
@@ -155,7 +155,7 @@ _PARTS: dict[type, tuple[str, ...]] = {
 CONTAINERS = (*_SEQUENCES, *_MAPPINGS, *_PARTS)
 # Objects of these libraries are not searched: they hold locks, threads and the notebook itself.
 _CLOSED = {*sys.stdlib_module_names, "IPython", "ipykernel", "gpumagic"}
-_ITEMS = 2000
+_ITEMS = 2000  # most items of a container that `contents` returns
 
 
 def written(path: Path) -> str:
@@ -189,7 +189,7 @@ def items(value: Any, most: int | None = None) -> list[tuple[Step, Any]]:
 
 
 def contents(value: Any) -> list[tuple[Any, Any]]:
-    """Return ``(key or index, item)`` of a mapping or a sequence, for at most the first 2000."""
+    """Return ``(key or index, item)`` of a mapping or sequence, at most 2000; none if all plain."""
     if not issubclass(type(value), (list, tuple, deque, dict, UserDict)):
         return []
     found = enumerate(items(value, _ITEMS))
@@ -213,7 +213,7 @@ def slots_of(kind: type) -> list[types.MemberDescriptorType]:
 
 
 def is_open(kind: type) -> bool:
-    """Whether to look into the attributes of a class's objects."""
+    """Whether the attributes of a class's objects are searched."""
     if issubclass(kind, types.SimpleNamespace):
         return True
     # A class's module may be `abc`: then the first base outside Python's library decides.
@@ -300,7 +300,7 @@ def functions_in(value: Any, module: str) -> list[FunctionType]:
 
     try:
         found = [each for _, each in walk([((), value)], into, most=2 * _FEW)]
-    except Exception:  # noqa: BLE001  a module without its __init__
+    except Exception:  # noqa: BLE001  a module whose `__init__` has not run
         return []
     return [each for each in found if type(each) is FunctionType and each.__module__ == module]
 

@@ -45,7 +45,7 @@ class NamesReader(ast.NodeVisitor):
         self.bound: set[str] = set()
         self._sometimes: set[str] = set()  # names that some branches, or := in comprehensions, bind
         self._declared: set[str] = set()  # global and nonlocal
-        self._seen_inside: set[str] | None = None  # by nested scopes, if this is a class's
+        self._seen_inside: set[str] | None = None  # what nested scopes see, if this is a class
         self._transform = transform
         self._values = values
 
@@ -102,7 +102,7 @@ class NamesReader(ast.NodeVisitor):
 
     visit_IfExp = visit_If
 
-    # A `break` may end a loop before its body has bound all names, and skips `else`.
+    # None: a `break` may end a loop before its body has bound all names, and skips `else`.
     def visit_While(self, node: ast.While) -> None:
         self.visit(node.test)
         self._one_of(node.body, node.orelse, None)
@@ -173,7 +173,7 @@ class NamesReader(ast.NodeVisitor):
 
     visit_Nonlocal = visit_Global
 
-    # -- tensors of which only metadata is read
+    # -- tensors whose metadata alone is read
     def _is_tensor(self, node: ast.AST) -> bool:
         return _is_array(self._values.get(node.id) if isinstance(node, ast.Name) else None)
 
@@ -218,7 +218,7 @@ NOT_VARIABLES = {"In", "Out", "_ih", "_oh", "_dh", "get_ipython", "exit", "quit"
 
 
 def own_variables(namespace: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the notebook's variables, without IPython's and names that begin with ``_``."""
+    """Return the notebook's variables, without IPython's own and those that begin with ``_``."""
     names = [name for name in namespace if not name.startswith("_") and name not in NOT_VARIABLES]
     return {name: namespace[name] for name in names}
 
