@@ -136,7 +136,7 @@ def _lister(
 
 
 def part_of_the_host(number: int) -> int:
-    """Return each GPU's default capacity: an equal part of the host's memory, in whole GiB."""
+    """Return each GPU's default capacity: an equal part of the host's memory, at most 16 GiB."""
     part = (MemoryGroup().limit() or psutil.virtual_memory().total) // number
     return min(LARGEST, part // _GIB * _GIB or part)
 
@@ -155,7 +155,7 @@ def enabled() -> bool:
 
 
 def refresh(*, others: bool = True) -> None:
-    """Publish the bytes in use on virtual GPUs: torch's and, with `others`, other frameworks'."""
+    """Publish the bytes that torch and, with `others`, other frameworks use on virtual GPUs."""
     if gpus := sys.modules.get(f"{__name__}.virtual_gpus"):
         gpus.refresh()
     started = known.started() if others else []

@@ -88,7 +88,7 @@ def _wrapper(plan: Any, structured: bool, found: Found) -> str:
 
 @cache
 def _rules() -> dict[str, tuple[bool, bool]]:
-    """Return by operator: whether TensorIterator checks the devices; whether it is structured."""
+    """Return for each operator: whether TensorIterator checks devices; whether it is structured."""
     path = Path(torch.__file__).parents[1] / "torchgen/packaged/ATen/native/native_functions.yaml"
     try:
         text = path.read_text(encoding="utf-8")
@@ -111,7 +111,7 @@ ASSERT = (
     "For debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
     "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
 )
-# Errors of the CPU's kernels where CUDA's assert. Size errors are left out: CUDA raises them too.
+# CPU kernels' errors where CUDA's kernels fail an assert; without size errors, which both raise.
 _ASSERTED = re.compile(
     r"(?i)(index|target) .*out of (range|bounds)|tried to access index|"
     r"INDICES element is out|not in the valid range|Class values must be|p_in >= 0|"
@@ -120,7 +120,7 @@ _ASSERTED = re.compile(
     r"invalid max index"
 )
 imitated = failed = dead = False
-"""Whether asserts are imitated, whether an index was bad, and whether a wait has reported it."""
+"""Whether asserts are imitated; whether one has failed; whether a wait has reported this."""
 
 
 def imitate_asserts(stack: ExitStack) -> None:
@@ -144,7 +144,7 @@ def revive() -> None:
 
 
 def wait() -> None:
-    """Raise CUDA's error if an index was bad; called wherever the host waits for a GPU."""
+    """Raise CUDA's error if an assert has failed; called wherever the host waits for a GPU."""
     global dead
     __tracebackhide__ = True
     if failed:
@@ -164,7 +164,7 @@ def run_on(plan: Any, kernel: Callable[..., Any], args: Any, kwargs: Any) -> Any
     global failed, imitated
     low = [_harmless(x, plan.arguments[n] in plan.written) for n, x in enumerate(args)]
     given = {name: _harmless(x, name in plan.written) for name, x in kwargs.items()}
-    imitated = False  # an error of this call is the user's
+    imitated = False  # this call must raise its own errors
     try:
         result = kernel(plan, *low, **given)
     finally:
@@ -174,7 +174,7 @@ def run_on(plan: Any, kernel: Callable[..., Any], args: Any, kwargs: Any) -> Any
 
 
 def _harmless(value: Any, written: bool) -> Any:
-    """Replace integers by 0 and floating numbers by 0.5."""
+    """Replace the values of tensors by 0, or 0.5 for floats, except in bool and written tensors."""
     if isinstance(value, (list, tuple)):
         return type(value)(_harmless(each, written) for each in value)
     if not isinstance(value, Tensor) or written or value.dtype == torch.bool:

@@ -1,7 +1,7 @@
 """Provide the parts of ``torch._C`` that ``torch.cuda`` uses on a CUDA build with GPUs.
 
-The stock ``torch.cuda`` runs unchanged on top of them. Everything is set through :func:`patch`,
-which stores the previous values. Virtual GPUs compute synchronously, so a stream never has pending
+The stock ``torch.cuda`` runs unchanged on these parts. All are set through :func:`patch`, which
+stores the previous values. Virtual GPUs compute synchronously, so a stream never has pending
 work. Each GPU has one random generator: the same seed gives the same numbers as on the CPU, and
 drawing on a GPU leaves the CPU's own generator alone.
 """
@@ -47,7 +47,7 @@ def patch(stack: ExitStack, owner: Any, **values: Any) -> None:
 
 # -- streams, events and generators
 class _Kind(type(C.Generator)):  # type: ignore[misc]
-    """Metaclass by which instances of torch's own class are instances of its replacement."""
+    """Metaclass that makes instances of torch's own class count as the replacement's."""
 
     def __instancecheck__(cls, instance: Any) -> bool:
         return isinstance(instance, cls.__base__)
@@ -139,7 +139,7 @@ class Generator(C.Generator, metaclass=_Kind):  # type: ignore[misc]
         self._device = torch.device(device)
         if self._device.type == "cuda":
             self._device = gpu_of(self._device).device
-            _of_cuda.add(self._cdata)  # C++ hands it back as a plain torch._C.Generator
+            _of_cuda.add(self._cdata)  # C++ returns `self` as a plain torch._C.Generator
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -147,7 +147,7 @@ class Generator(C.Generator, metaclass=_Kind):  # type: ignore[misc]
         return make, (self._device,), state
 
     def __del__(self, _of_cuda: set[int] = _of_cuda) -> None:
-        # A default argument, because at exit the module's names may be gone.
+        # `_of_cuda` is an argument, because at exit the module's names may be gone.
         _of_cuda.discard(self._cdata)
 
 
@@ -161,7 +161,7 @@ _swapping = threading.RLock()
 
 @contextlib.contextmanager
 def cpu_draws_from(generator: Any) -> Iterator[None]:
-    """Lend `generator`'s state to the CPU's default generator: some kernels take no generator."""
+    """Lend a generator's state to the CPU's default one, for kernels that take no generator."""
     cpu = torch.default_generator
     with _swapping:
         saved = cpu.get_state()
@@ -238,7 +238,7 @@ def install(stack: ExitStack) -> None:
         patch(stack, torch.distributed, Reducer=partial(_refused, _NO_REDUCER))
         return
     if logger := getattr(torch.distributed, "Logger", None):
-        # On a GPU, this method asserts that CUDA timers exist, which a CPU build lacks.
+        # For a model on a GPU, this method asserts that CUDA timers exist, which a CPU build lacks.
         patch(stack, logger, set_runtime_stats_and_log=_nothing)
 
 
@@ -348,7 +348,7 @@ def _patch_storages(stack: ExitStack) -> None:
 
 
 def _refused_for_cuda(method: Any, why: str) -> Any:
-    """Return a method that raises if the object or an argument is on a GPU."""
+    """Return `method` with a check that raises if the object or an argument is on a GPU."""
 
     def refuse_or_call(self: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
@@ -380,7 +380,7 @@ def _patch_autograd(stack: ExitStack) -> None:
     for module in (torch.autograd, torch.autograd.graph):
         patch(stack, module, _engine_run_backward=backward)
     patch(stack, torch.autograd.profiler.profile, __init__=profile_cpu)
-    # Each device has one stream here, so torch's advice about streams never applies.
+    # Streams never have pending work here, so torch's advice about them never applies.
     warn = torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch
     warn(False)
     stack.callback(warn, True)

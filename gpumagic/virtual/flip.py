@@ -2,7 +2,7 @@
 
 A tensor is exported as a DLPack capsule, the capsule's device is rewritten, and the capsule is
 imported again. This takes about 1.5 µs. Strides and dtypes stay the same. DLPack's deleter keeps
-the first tensor alive. A sparse or nested tensor is rebuilt from its parts.
+the original tensor alive. A sparse or nested tensor is rebuilt from its parts.
 """
 
 import ctypes
@@ -49,7 +49,7 @@ def flip_plain(tensor: Tensor, code: int = ON_CPU) -> Tensor:
 
 
 def flip(tensor: Tensor, code: int = ON_CPU) -> Tensor:
-    """Do as `flip_plain`, also for conjugate and negative views, which DLPack cannot express."""
+    """Flip a dense tensor, also a conjugate or negative view, which DLPack cannot express."""
     flipped = flip_plain(tensor, code)
     if tensor.is_conj():
         flipped = flipped.conj()
@@ -57,7 +57,7 @@ def flip(tensor: Tensor, code: int = ON_CPU) -> Tensor:
 
 
 def adopt(tensor: Tensor, gpu: VirtualGpu, depth: int = 3) -> Tensor:
-    """Return a new CPU tensor as one on `gpu`, and charge its bytes from `depth` frames up."""
+    """Return a new CPU tensor as a tensor on `gpu`, and charge its bytes; `depth`: see `charge`."""
     nbytes = tensor.untyped_storage().nbytes()
     if nbytes:
         gpu.account.charge(tensor, nbytes, depth)
@@ -87,7 +87,7 @@ def makers() -> dict[str, Callable[..., Tensor]]:
 
 def _made_there(op: Any) -> Callable[..., Tensor]:
     def kernel(*args: Any, device: torch.device, **options: Any) -> Tensor:
-        # The constructor in C++ first creates empty parts on the current device.
+        # C++ first creates empty parts on the current device, which must be that of the result.
         with torch.cuda.device(gpu_of(device).index):
             made: Tensor = op.redispatch(_COO, *args, device=device, **options)
         return made
@@ -107,13 +107,13 @@ def flip_parts(tensor: Tensor) -> Tensor:
 
 
 def adopt_parts(tensor: Tensor, gpu: VirtualGpu) -> Tensor:
-    """Return a new sparse or nested CPU tensor as one on `gpu`, and charge its bytes."""
+    """Return a new sparse or nested CPU tensor as a tensor on `gpu`, and charge its bytes."""
     made: Tensor = _rebuild(tensor, lambda part: adopt(part.detach(), gpu), gpu.device)
     return made
 
 
 def replace_sparse(old: Tensor, new: Tensor) -> Tensor:
-    """Replace the indices and values of `old` by `new`'s, for an operator that works in place."""
+    """Replace the indices and values of `old` by those of `new`, for an in-place operator."""
     if old.layout is not torch.sparse_coo:
         raise NotImplementedError(f"virtual GPUs cannot write into a {old.layout} tensor in place")
     replaced: Tensor = aten.copy_sparse_to_sparse_.default.redispatch(_COO, old, new)
@@ -148,5 +148,5 @@ def _rebuild(tensor: Tensor, part: Any, device: torch.device) -> Any:
 
 
 def writes(argument: Any) -> bool:
-    """Whether an operator writes into this argument, or into the argument returned here."""
+    """Whether an operator writes into an argument; for a return value, into what it returns."""
     return argument.alias_info is not None and argument.alias_info.is_write

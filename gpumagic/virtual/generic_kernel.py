@@ -39,7 +39,7 @@ from gpumagic.virtual.virtual_gpus import GPUS, VirtualGpu, gpu_of
 
 C: Any = torch._C
 CPU = C.DispatchKeySet(C.DispatchKey.CPU)
-_LARGEST_NUMBER = 8  # bytes; complex numbers in double precision are rare
+_LARGEST_NUMBER = 8  # bytes of an element at most; double-precision complex numbers are rare
 _LARGE = 4096  # above this argument, the result of arange, eye … is checked for room
 _TENSOR = ("Tensor", "Optional[Tensor]")
 LAZY = ("Conjugate", "Negative")
@@ -53,7 +53,7 @@ SHARING |= {"native_channel_shuffle", "_slow_conv2d_forward", "slow_conv3d_forwa
 these call. torch's debug builds assert that all others, unless composite, return new tensors."""
 PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "_cdist_forward", "_euclidean_dist"})
 _GROWS = {(n, "List[int]") for n in ("repeats", "pad", "output_size", "size", "kernel_size")}
-"""Arguments whose integers bound how many times as large as an input a result can be."""
+"""Arguments whose integers bound the ratio of a result's size to that of an input."""
 # Operators whose results may be sparse or nested.
 _APART = re.compile("sparse|nested|mkldnn|quantize|_embedding_bag_backward")
 _LACKS_TYPE = re.compile(r"not implemented for '|support tensors of type|on CPU does not support")
@@ -87,7 +87,7 @@ class KernelPlan:
         self.number_ok = self.name.rstrip("_") in NUMBER_AS_TENSOR
         # Without kernels at these keys, C++ turns conjugate and negative views into plain tensors.
         self.flip: Callable[..., Tensor] = flip if any(map(has_kernel, LAZY)) else flip_plain
-        self.plain = self.dense and not self.outs  # all tensors only need `flip`
+        self.plain = self.dense and not self.outs  # `flip` suffices for all tensors
         self.fresh = self.plain and _makes_all_new(self.op)
         self.pointwise = torch.Tag.pointwise in self.op.tags
         self.grows = [n for n, a in enumerate(arguments) if (a.name, str(a.type)) in _GROWS]
@@ -164,7 +164,7 @@ def _run_on_cpu(plan: KernelPlan, args: Any, kwargs: dict[str, Any]) -> Any:
     else:
         result = _lift(plan, result, found, gpu)
     if plan.scratch:
-        given = (*args, kwargs["dim"]) if "dim" in kwargs else args  # a stable sort has `dim` there
+        given = (*args, kwargs["dim"]) if "dim" in kwargs else args  # `dim` of sort.stable
         gpu.account.pass_through(temporary_bytes(plan.scratch, gpu.index, given, result))
     return result
 
@@ -184,7 +184,7 @@ def _compute(plan: KernelPlan, call: Any, low: list[Any], kwargs: Any, gpu: Virt
 def _lower_all(
     plan: KernelPlan, args: Any, found: Found, above: list[str]
 ) -> tuple[int, int, list[Any]]:
-    """Return the GPU's ordinal (negative if unknown), a count of elements, and CPU arguments."""
+    """Return the GPU's ordinal (below 0: unknown), a count to compare with SMALL, CPU arguments."""
     low: list[Any] = []
     flip_, plain, at, count = plan.flip, plan.plain, -2, plan.factor
     for lowers, name, x in zip(plan.lowers, plan.arguments, args):  # noqa: B905 (defaults left out)
@@ -313,7 +313,7 @@ def _prepare(
 
 
 def _refuse(plan: KernelPlan, error: RuntimeError, gpu: VirtualGpu) -> None:
-    """Raise a clearer error than the CPU's kernel, or give its error CUDA's text."""
+    """Raise a clearer error than that of the CPU's kernel, or give `error` CUDA's text."""
     __tracebackhide__ = True
     refuse_as_cuda(error, gpu.account)
     if _LACKS_TYPE.search(str(error)):
@@ -325,7 +325,7 @@ def _refuse(plan: KernelPlan, error: RuntimeError, gpu: VirtualGpu) -> None:
 
 
 def _lift(plan: KernelPlan, result: Any, found: Found, gpu: VirtualGpu) -> Any:
-    """Return a result of the CPU's kernel as a tensor on `gpu`: an argument, or a new one."""
+    """Return a result of the CPU's kernel as a tensor on `gpu`: an argument, or a new tensor."""
     if isinstance(result, (list, tuple)):
         return type(result)([_lift(plan, each, found, gpu) for each in result])
     if not isinstance(result, Tensor):
@@ -340,7 +340,7 @@ def _lift(plan: KernelPlan, result: Any, found: Found, gpu: VirtualGpu) -> Any:
 
 
 def _shares_bytes(plan: KernelPlan, result: Tensor, found: Found) -> bool:
-    """Whether a result has an argument's bytes, which may be even if the schema does not say so."""
+    """Whether a result shares an argument's bytes, which the schema does not always say."""
     strided = (low for _, _, low in found if plan.dense or low.layout is torch.strided)
     pointer = result.data_ptr()
     return pointer != 0 and any(low.data_ptr() == pointer for low in strided)

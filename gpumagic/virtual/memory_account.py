@@ -34,10 +34,10 @@ from gpumagic.usercode.files import in_cell, is_users
 SMALL = 2**17
 """Tensors of at most this many elements are made without a check for room."""
 _TOUCHED = 64 * 2**20
-"""For at least this many bytes, the host's free memory is checked too, in about 10 µs."""
+"""Bytes from which the host's free memory is checked too, which takes about 10 µs."""
 _UNCOUNTED, _LEAST = 16 * 2**20, 64 * 2**10
-"""Bytes after which the log is counted. An allocation counts as at least `_LEAST` bytes here, so
-that the log stays short."""
+"""Bytes after which the log is counted. Each allocation adds at least `_LEAST` bytes to them, so the
+log stays short."""
 _getframe = sys._getframe
 
 
@@ -46,7 +46,7 @@ _LIBRARY, _USERS, _TIMED = range(3)
 
 
 class _Owners(dict[str, int]):
-    """Cache whose code each file is: a library's, the user's, or a cell compiled by `%%time`."""
+    """A cache of whether a file is a library's, the user's, or code compiled by `%%time`."""
 
     def __missing__(self, file: str) -> int:
         users = _TIMED if file.startswith("<timed ") else _USERS if is_users(file) else _LIBRARY
@@ -80,9 +80,9 @@ class Allocation(weakref.ref[Any]):
     requested: int  # bytes
     made: CodeType | None  # the user's code that allocates; None if no frame is the user's
     at: int  # the instruction in that code
-    metadata: str
+    metadata: str  # the module's `metadata` at the allocation
     place: tuple[int, int]  # address and size of the block in the model of CUDA's allocator
-    # Set when first read, because the address of a dead tensor is unknown.
+    # The first `find_address` sets it, because a dead tensor's address cannot be read.
     address: int
 
     def find_address(self) -> int:
@@ -90,7 +90,7 @@ class Allocation(weakref.ref[Any]):
         if not getattr(self, "address", 0):
             owner: Any = self()
             if hasattr(owner, "_fix_weakref"):
-                owner._fix_weakref()  # tells torch that Python refers to it again
+                owner._fix_weakref()  # tells torch that Python refers to the tensor again
             self.address = 0 if owner is None else owner.data_ptr()
         return self.address
 
@@ -243,7 +243,7 @@ class MemoryAccount:
             block = log[0]
             key = id(block)
             if key in live:  # logged a second time: freed
-                # There is no call between `give` and the deletion, so no interrupt can arrive.
+                # No call is between the writes of `free` and the deletion: no interrupt can arrive.
                 allocator.free(*block.place, block.requested)
                 del live[key], log[0]
                 if self.events is not None and isinstance(block, Allocation):
@@ -290,7 +290,7 @@ class MemoryAccount:
         return self.capacity - self.reserved().current
 
     def reserved(self) -> MemoryStat:
-        """Return the reserved bytes, capped at `capacity`, as fragmentation can exceed it."""
+        """Return the reserved bytes, capped at `capacity`, which fragmentation can exceed."""
         stat, most = self.allocator.reserved, self.capacity
         return replace(stat, current=min(stat.current, most), peak=min(stat.peak, most))
 
@@ -316,7 +316,7 @@ class MemoryAccount:
     def out_of_memory(self, size: int, *, host: bool = False) -> torch.OutOfMemoryError:
         """Return the error of CUDA's allocator for `size` bytes; `host`: the host is full."""
         self.empty_cache()  # as CUDA's allocator does before it gives up
-        self.retries += host  # `_make_room` has counted the others
+        self.retries += host  # `_make_room` has counted the other retries
         self.ooms += 1
         for observer in observers:
             observer(self.ordinal, size, self.limit, self.free)
@@ -353,7 +353,7 @@ def _readable(nbytes: int) -> str:
 
 
 def host_has() -> int:
-    """Return the free bytes of the host, or of this container."""
+    """Return the free bytes of the host, or of this container if fewer."""
     used, total = MemoryGroup().ram()
     available = psutil.virtual_memory().available
     return available if used is None or total is None else min(available, total - used)

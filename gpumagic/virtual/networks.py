@@ -1,10 +1,10 @@
 """Run attention, normalization and recurrent networks, for which CUDA has fused kernels.
 
-Attention, normalization and recurrent cells are decomposed. LSTM, GRU and RNN run in the CPU's
-fused operators. This matches cuDNN, which has one operator for all steps and no second derivative.
-In a dry run, tensors have no data: results have the right shapes and take the same memory. Other
-tensor classes, other dtypes than float32 and float64, and tensors under vmap use torch's
-decomposition into single operators. It is 3 to 10 times slower.
+Attention runs as flash attention or in parts; normalization and recurrent cells run in parts. LSTM,
+GRU and RNN run in the CPU's fused operators. This matches cuDNN, which has one operator for all
+steps and no second derivative. In a dry run, tensors have no data: results have the right shapes
+and take the same memory. Other tensor classes, dtypes other than float32 and float64, and tensors
+under vmap use torch's decomposition into single operators, which is 3 to 10 times slower.
 """
 
 import weakref
@@ -54,7 +54,7 @@ def _attention(
     mask = added(mask, query.dtype)
     given, chosen = (query, key, value, mask, *rest), 0  # the rest: dropout_p, is_causal
     if query.dim() == 4 and torch.backends.cuda.math_sdp_enabled():
-        # Ask the CPU's kernel, which reads no bytes: the choice depends on torch's version.
+        # Ask the CPU's kernel, since the choice depends on torch's version. It reads no bytes.
         chosen = _choose(*given, **options)
     if chosen == _FLASH:
         flash = aten._scaled_dot_product_flash_attention_for_cpu
@@ -124,7 +124,7 @@ def recurrent(op: Any) -> Callable[..., Any]:
         if torch.is_autocast_enabled("cuda"):
             given = tree_map(_autocast, given)
         if len({x.device for x in tree_leaves((args[0], given["hx"], given["params"]))}) > 1:
-            return op._op_dk(_COMPOSITE, *args)  # which raises
+            return op._op_dk(_COMPOSITE, *args)  # raises torch's own error
         leaves, shape = tree_flatten(list(given.values()))
         tensors = [x for x in leaves if isinstance(x, Tensor)]
         fake = any(isinstance(x, FakeTensor) for x in tensors)
@@ -176,7 +176,7 @@ class _Fused(torch.autograd.Function):
         """Return the gradients of the inputs."""
         reserve, *given = ctx.saved_tensors  # a second backward pass raises torch's own error
         needed, graph = ctx.needs_input_grad[4:], ctx.graph
-        if ctx.run and not graph:  # a hook (checkpoint's, say) did not keep `reserve`: run again
+        if ctx.run and not graph:  # a hook, such as checkpoint's, dropped `reserve`: run again
             leaves = [y if x is None else x for x, y in zip(given, ctx.others, strict=True)]
             graph = ctx.run(ctx.drawn.clone_state(), leaves)
         wanted = [x for x, need in zip(graph.get("low", given), needed, strict=True) if need]
@@ -213,5 +213,5 @@ def _shapes(hx: Any, bidirectional: bool, batch_first: bool = False, **given: An
 
 
 def _raised(found: Iterable[Any], gpu: VirtualGpu) -> list[Any]:
-    """Copy the CPU's results to the GPU; each gets its own bytes (two biases share a gradient)."""
+    """Copy the CPU's results to the GPU, each with its own bytes: two biases share a gradient."""
     return [x if x is None else adopt(x.detach().clone(), gpu) for x in found]

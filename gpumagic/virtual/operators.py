@@ -112,7 +112,7 @@ def _copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
     return self
 
 
-# As in C++, a value on another device is read by the host.
+# As in C++, the host reads a value that is on another device.
 def _fill_(self: Tensor, value: Tensor) -> Tensor:
     read = self.device != value.device and not value.dim()
     return self.fill_(value.item()) if read else _fill_by_tensor(self, value)
@@ -142,7 +142,7 @@ def _resize_(self: Tensor, size: Any, memory_format: Any = None) -> Tensor:
 
 
 def _index_put(self: Tensor, indices: Any, values: Tensor, *options: bool) -> Tensor:
-    """Copy indices and a single value to `self`'s device; check the device of other values."""
+    """Put values; indices and a single value on another device are copied, other values refused."""
     home = self.device
     if not fills(indices, values, *options):
         if values.dim() and values.device != home:
@@ -166,7 +166,7 @@ def _brought(index: Tensor | None, home: torch.device) -> list[Tensor | None]:
 
 
 def _convolution(input: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Any:
-    """Check devices as C++ does with cuDNN. (For a CPU input, C++ itself checks.)"""
+    """Convolve after checking devices as C++ does with cuDNN; for a CPU input, C++ checks them."""
     if not input.is_cuda:
         return _convolve_mixed(input, weight, bias, *rest)
     for name, other in (("weight", weight), ("bias", bias)):
@@ -178,7 +178,7 @@ def _convolution(input: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any)
 
 
 def _histc(self: Tensor, *options: Any) -> Any:
-    # CUDA has a kernel for integers, the CPU does not.
+    # CUDA has a kernel for integers, but the CPU has none.
     numbers = self if self.is_floating_point() else self.double()
     return _count(numbers, *options).to(self.dtype)
 
@@ -193,7 +193,7 @@ def _floats_only(multiply: Kernel, said: str) -> Kernel:
     return kernel
 
 
-# CUDA has kernels with half input and float output, the CPU does not.
+# CUDA has kernels with half input and float output, but the CPU has none.
 def _softmax(softmax: Kernel) -> Kernel:
     return lambda x, dim, half_to_float: softmax(x.float() if half_to_float else x, dim, False)
 
@@ -264,7 +264,7 @@ _Work: Any = getattr(torch.distributed, "Work", object)  # some builds of torch 
 
 
 class InFlight(_Work):  # type: ignore[misc]
-    """Represent a collective in flight; its future has the original tensors."""
+    """A collective in flight, whose future has the original tensors."""
 
     def __init__(self, work: Any, back: Callable[[Any], Any]) -> None:
         super().__init__()

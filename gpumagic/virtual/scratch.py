@@ -3,7 +3,7 @@
 A rule gets the card, the operator's arguments and its result. It returns the sizes of buffers that
 are allocated at the same time and freed again. The facts are from torch's CUDA sources. Sums are
 from ATen/native/cuda/Reduce.cuh (``setReduceConfig``): several thread blocks share a large output
-through global memory. ``tests/cuda`` compares with torch's real allocator.
+through global memory. ``tests/cuda`` compares them with torch's allocator.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ Rule = Callable[[Any, tuple[Any, ...], Any], list[int]]
 IN_PARTS = {"_unsafe_masked_index", "_unsafe_masked_index_put_accumulate", "_safe_softmax", "isinf"}
 IN_PARTS |= {"masked_scatter_backward", "binary_cross_entropy_with_logits", "linalg_pinv"}
 IN_PARTS.add("_trilinear")
-"""Composite operators whose inner operators allocate memory: CUDA runs these one by one."""
+"""Composite operators whose inner operators allocate memory, so these run one by one as on CUDA."""
 
 
 def temporary_bytes(rule: Rule, device: Any, args: tuple[Any, ...], result: Any) -> list[int]:
@@ -39,7 +39,7 @@ _THREADS, _WARP, _VECTOR = 512, 32, 4
 _FEW, _MANY = 16, 256
 """Minimum and maximum number of values per thread; the number of blocks follows from them."""
 _LEAST = 2**15
-"""A sum of fewer elements needs only one block per output."""
+"""Elements below which a sum needs only one block of threads per output."""
 _HALVES = (torch.float16, torch.bfloat16)
 
 
@@ -57,7 +57,7 @@ def _sum(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
 
 
 def _over(args: tuple[Any, ...]) -> tuple[int, ...]:
-    """Return the dims in the second argument; empty for all dims."""
+    """Return the dims that the second argument of an operator names; empty for all dims."""
     dims = args[1] if len(args) > 1 else None
     if dims is None or isinstance(dims, (bool, torch.dtype)):
         return ()

@@ -1,4 +1,4 @@
-"""Install virtual GPUs in torch by registering kernels; an error removes all of them again."""
+"""Install virtual GPUs in torch by registering kernels; after an error, none of them is left."""
 
 import functools
 import uuid
@@ -27,11 +27,11 @@ from gpumagic.virtual.virtual_gpus import GPUS, Properties, VirtualGpu, in_bad_f
 
 C: Any = torch._C
 Kernel = Callable[..., Any]
-# symm_mem's kernels copy between processes, and torch recreates those of _native.
+# aten is registered apart, symm_mem copies between processes, and torch recreates _native.
 _LEFT_ALONE = {"aten", "symm_mem", "_native"}
 _SHARE = {"_lazy_clone", "_unsafe_view", "unsafe_split"}  # share bytes, against their schemas
 _DECOMPOSED = _SHARE | {"copy_", "linalg_lstsq", "masked_fill", "index_fill"}
-"""Composite operators that share or copy bytes, read a number, or depend on the device."""
+"""Composite operators not to run whole: they share or copy bytes, read a number or the device."""
 
 kernels: dict[str, Kernel] = {}
 """Kernels of aten at the dispatch key CUDA, by name, while virtual GPUs are on."""
@@ -62,12 +62,12 @@ def register(stack: ExitStack) -> None:
 def _register_dense(aten: Any) -> None:
     """Register at the dispatch key CUDA, and at CPU for calls that C++ dispatches there."""
     kernels.update(own_kernels())
-    # Composite operators may look at the device and call CUDA's own stubs. So each runs as a whole
-    # on the CPU.
+    # The inner code of a composite operator may look at the device and call CUDA's own stubs. So
+    # the operator runs as a whole on the CPU.
     explicit = "CompositeExplicitAutograd"
     named = _names(explicit) | _names(f"{explicit}NonFunctional")
     whole = {n for n in named if not n.endswith("out") and _is_whole(overload(n))}
-    # `_pack_padded_sequence` refuses lengths that are not on the host.
+    # Not as a whole: `_pack_padded_sequence` must see the device of its lengths, to refuse a GPU's.
     not_whole = {"_fused_rms_norm", "_pack_padded_sequence", *cpu_kernels()}
     # On a CUDA build, replace all real CUDA kernels too: none may ever access these bytes.
     run_here = _names("CPU") | whole
@@ -208,7 +208,7 @@ def _add(properties: Properties, row: Any) -> MemoryAccount:
 
 
 def stand_in(gpus: Iterable[tuple[Any, int]]) -> None:
-    """In a forked child, replace real GPUs by virtual ones: no tensors, but as many bytes used."""
+    """Replace real GPUs, in a forked child, by virtual ones with as many bytes but no tensors."""
     on = bool(GPUS)  # whether virtual GPUs are on and will be replaced
     GPUS.clear()
     for real, allocated in gpus:

@@ -2,7 +2,7 @@
 
 As on a GPU, events are recorded only after ``torch.cuda.memory._record_memory_history``. A stack is
 one line of the user's code. Frees are noticed later, so the code that freed a tensor is unknown.
-Snapshots have the layout of C++. The host's allocator puts a virtual GPU's blocks at arbitrary
+Snapshots have torch's layout. The host's allocator puts a virtual GPU's blocks at arbitrary
 addresses, so each block is a segment, at the address of its storage. An additional inactive segment
 represents the reserved memory outside all blocks.
 """
@@ -32,7 +32,7 @@ GPUS: list[VirtualGpu] = []
 
 @dataclass(frozen=True)
 class Properties:
-    """Limits of an H100 SXM from the CUDA programming guide's tables, in bytes and kHz."""
+    """A GPU's properties in bytes and kHz; defaults: an H100 SXM, by the CUDA programming guide."""
 
     name: str
     total_memory: int
