@@ -32,7 +32,7 @@ def interval(seconds: Sequence[float]) -> tuple[float, float]:
 
     It is from the j-th smallest to the j-th largest (J.-Y. Le Boudec, Performance Evaluation of
     Computer and Communication Systems, 2010, theorem 2.1), with a normal approximation of j that is
-    never too large. For fewer than six values it is the whole range, which is less than 95 %.
+    never too large. For fewer than six values it is the whole range, at less than 95 %.
     """
     ordered, count = sorted(seconds), len(seconds)
     rank = max(math.floor(0.5 * count - 0.98 * math.sqrt(count)), 1)

@@ -36,8 +36,8 @@ SMALL = 2**17
 _TOUCHED = 64 * 2**20
 """Bytes from which the host's free memory is checked too, which takes about 10 µs."""
 _UNCOUNTED, _LEAST = 16 * 2**20, 64 * 2**10
-"""Bytes after which the log is counted. Each allocation adds at least `_LEAST` bytes to them, so the
-log stays short."""
+"""Bytes after which the log is counted. Each allocation adds at least `_LEAST` bytes to them, so
+the log stays short."""
 _getframe = sys._getframe
 
 
