@@ -10,7 +10,7 @@ unknown value, the dry run ends.
 import errno
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -196,10 +196,8 @@ class Fakes(FakeTensorMode):
     def __deepcopy__(self, memo: object) -> "Fakes":
         return self  # a copied module must not have a second mode
 
-    def take_over(self, variables: Iterable[tuple[str, Any]]) -> None:
-        """Make fakes of all tensors that these variables hold."""
-        finder = TensorFinder()
-        finder.variables(variables)
+    def take_over(self, finder: TensorFinder) -> None:
+        """Make fakes of all tensors that were found."""
         scripted = [
             (module._c, name, tensor)
             for module in finder.modules

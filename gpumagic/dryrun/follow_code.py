@@ -37,6 +37,7 @@ from gpumagic.dryrun.result import LIMIT_S, DryRun, Mismatch, Unknown
 from gpumagic.errors import GpuError, show_as
 from gpumagic.isolation.settings import deferred
 from gpumagic.mismatch.explainer import explain
+from gpumagic.moving.find_tensors import TensorFinder
 from gpumagic.moving.move import move_all
 from gpumagic.moving.moved import Moved
 from gpumagic.placement import placement, put_in_force
@@ -88,6 +89,9 @@ def dry(subject: Subject) -> DryRun:
     with deferred():  # an interrupted import would stay incomplete
         importlib.import_module("torch._dynamo")  # here, or each copy would import it again
     outer = placement()
+    # Searched here, since to visit an object in a forked process copies its page of memory.
+    finders = [TensorFinder()]
+    finders[0].variables([*subject.reads, *subject.namespace.items()])
 
     def work() -> DryRun:
         global _following
@@ -97,7 +101,7 @@ def dry(subject: Subject) -> DryRun:
         let_backward_run()
         if outer is not None:
             put_in_force(outer)  # a fork resets it
-        return _Following(subject).run(before)
+        return _Following(subject).run(before, finders)
 
     result: DryRun | None = run_forked(work, subject.limit + _GRACE_S)
     if result is not None:
@@ -125,13 +129,13 @@ class _Following:
         where = where or innermost()
         self._unknown.setdefault((where, reason), Unknown(where, reason, ended))
 
-    def run(self, before: Before) -> DryRun:
+    def run(self, before: Before, finders: list[TensorFinder]) -> DryRun:
         keep_after_fork()
         subject, named, variables = self._subject, dict[str, Any](), _Variables({})
         confinement = Confinement()
         earlier = "this backward pass reaches an earlier cell's graph, which dry runs cannot follow"
         mode = Fakes(partial(self._held.add, existing=True), partial(self.note, earlier))
-        mode.take_over([*subject.reads, *subject.namespace.items()])
+        mode.take_over(finders.pop())  # a finder keeps alive what it has found
         self._held.begin()
         go = subject.prepare(self.note)
         calls = Calls(mode.fake, self._crossings, subject.guesses)
