@@ -94,11 +94,13 @@ class Calls(TorchFunctionMode):
                 return func(tensor if tensor.constant is None else tensor.constant, *args[1:])
         if value is not None:
             return _KINDS[name](value) if name in _KINDS else value
+        if self._guesses and (
+            name in ("float", "int") or (name == "item" and tensor.is_floating_point())
+        ):
+            return _KINDS.get(name, float)(1)
         if name == "item":
             whole = not (tensor.is_floating_point() or tensor.is_complex())
             return NotKnown(".item()", whole=whole)
-        if self._guesses and name in ("float", "int"):
-            return _KINDS[name](1)
         words = {"bool": "a condition on a tensor", "index": "a tensor as a size or an index"}
         raise Stopped(f"{words.get(name, f'{name}() of a tensor')} depends on data")
 

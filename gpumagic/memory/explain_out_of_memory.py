@@ -31,8 +31,6 @@ from gpumagic.usercode.variables import names_read
 _MOST = 4  # levers to show if none of them lets the cell fit
 # Share of the need that a change must save to be shown, unless the cell then fits.
 _WORTH = 0.05
-# Bytes below which a tensor's float32 copy fits even on a full GPU.
-_SMALL = 2**21
 # If a loop's memory grows, the share to which a change must cut the growth per pass.
 _LEFT = 0.75
 
@@ -279,7 +277,9 @@ def _kept(
         needed = {_needs_graph(s, trial, each) for each in names if each}
         if needed and True not in needed:
             do = (_BACKWARD if None in needed else _DETACHED).format("`, `".join(names))
-            yield from _helps(trial, do, graphs, whole, keep=(names, without_graph))
+            if found := [*_helps(trial, do, graphs, whole, keep=(names, without_graph))]:
+                yield from found
+                break
     if hasattr(trial.frame.scope.name(name), "cache_clear"):
         keep = (name,), lambda cached: cached.cache_clear() or cached
         yield from _helps(trial, f"`{name}.cache_clear()` after each pass", whole, whole, keep=keep)
@@ -316,7 +316,10 @@ def _each_tensor(change: Callable[[Any], Any], value: Any) -> Any:
     """Return a value with its tensors changed; an object's attributes are changed in place."""
     from torch.utils._pytree import tree_map_only
 
-    changed = partial(tree_map_only, torch_here().Tensor, change)
+    torch = torch_here()
+    # A container may hold modules, such as copies of a model; those of an object are in use.
+    kinds = torch.Tensor if own(value) else (torch.Tensor, torch.nn.Module)
+    changed = partial(tree_map_only, kinds, change)
     if is_tensor(value) or not own(value):
         return changed(value)
     for name, held in [*own(value).items()]:
@@ -344,18 +347,31 @@ def other_values(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     known = t.best.names if t.best is not None else {}
     for do, names in [*_one_shape(s, known)]:
         yield from _helps(t.best, do, names=names)
-    code, less = list[str](), dict[str, Any]()  # all at once: torch mixes no dtypes
-    for name in sorted(known.keys() & (s.read | s.rests[-1].read_anywhere)):
+    code, arrays, tensors = _of_float64(known, s.read | s.rests[-1].read_anywhere)
+
+    def first(into: dict[str, Any]) -> None:
+        known.clear()  # else it keeps the tensors alive
+        into.update((name, into[name].float()) for name in tensors)
+
+    if code:  # all at once, since torch mixes no dtypes
+        do = f"{' and '.join(code)} first: float64 takes twice the memory"
+        yield from _helps(t.best, do, names=arrays, first=first)
+
+
+def _of_float64(
+    known: dict[str, Any], read: Iterable[str]
+) -> tuple[list[str], dict[str, Any], list[str]]:
+    """Return code that makes float64 variables float32, smaller arrays, and names of tensors."""
+    code, arrays, tensors = list[str](), dict[str, Any](), list[str]()
+    for name in sorted(known.keys() & read):
         value = known[name]
         if type(value).__name__ == "ndarray" and str(value.dtype) == "float64":
-            code.append(f'`{name}.astype("float32")`')
-            less[name] = type(value)(value.shape, "float32")
-        elif is_tensor(value) and value.dtype == torch_here().float64 and value.nbytes < _SMALL:
-            code.append(f"`{name}.float()`")
-            less[name] = value.float()
-    if code:
-        do = f"{' and '.join(code)}: float64 takes twice the memory"
-        yield from _helps(t.best, do, names=less)
+            code.append(f'`{name} = {name}.astype("float32")`')
+            arrays[name] = type(value)(value.shape, "float32")
+        elif is_tensor(value) and value.dtype == torch_here().float64:
+            code.append(f"`{name} = {name}.float()`")
+            tensors.append(name)
+    return code, arrays, tensors
 
 
 def _one_shape(s: OutOfMemoryState, known: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -165,14 +165,16 @@ class CodeTrial:
         self,
         names: dict[str, Any] | None = None,
         *,
+        first: Callable[[dict[str, Any]], object] = bool,
         keep: tuple[Sequence[str], Any] = ((), None),
         within: Callable[[], AbstractContextManager[Any]] = nullcontext,
         form: Form | None = None,
     ) -> Need | None:
         """Return the need of the changed code; None if it cannot be followed.
 
-        A change is one of: `names`, values by name; `keep`, names and a function to apply to their
-        values after each pass; `within`, which makes a context for the code; `form`, a replacement.
+        A change is one of: `names`, values by name; `first`, which changes the variables before the
+        code; `keep`, names and a function to apply to their values after each pass; `within`, which
+        makes a context for the code; `form`, a replacement.
         """
         compiled, functions = self._compiled, dict[FunctionType, CodeType]()
         if form is not None:
@@ -192,6 +194,7 @@ class CodeTrial:
             def follow() -> dict[str, Any]:
                 into = self._own_namespace(space)
                 changed.clear()  # else `changed` would keep values alive that the code frees
+                first(into)
                 into[_PASSES] = self._passes(into, note, keep)
                 with ExitStack() as contexts:
                     for context in (*self._contexts(), within(), swapped(functions)):

@@ -22,8 +22,10 @@ _PAIRED, _DECIDES = 0.4, 0.8
 # Share by which the reported number may be below the largest that fits, on a virtual and on a real
 # GPU. A closer number would cost more dry runs, and depend on fragmentation.
 _NEAR, _NEAR_REAL = 0.05, 0.1
-# Names of numbers that may be lowered: the size of a batch, a chunk, a sequence or a buffer.
-_SIZE = re.compile(r"batch|chunk|seq|context|capacity|^(?:bs|B|T)$")
+# Names of numbers that may be lowered: the size of a batch or a chunk; and where a model runs, that
+# of a sequence or a buffer. Elsewhere `B` may be how many samples a result is computed from.
+_SIZE = re.compile(r"batch|chunk")
+_SIZE_OF_MODELS = re.compile(r"batch|chunk|seq|context|capacity|^(?:bs|B|T)$")
 _CUTS = {"split", "chunk", "narrow", "select", "index_select", "unbind"}
 
 
@@ -54,9 +56,10 @@ def _fewer_rows(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[Lever]:
 
 def _lower_number(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[Lever]:
     made = {name: each for each in trial.code for name in stored(each)}
+    pattern = _SIZE_OF_MODELS if _runs_model(s, trial) else _SIZE
     for name in dict.fromkeys((*names_read(ast.Module(trial.code, [])), *made)):
         value = trial.names.get(name, getattr(getattr(made.get(name), "value", None), "value", 0))
-        if _SIZE.search(name) and type(value) is int and value > 1:
+        if pattern.search(name) and type(value) is int and value > 1:
             tried = partial(_with_number, trial, name, made.get(name))
             do = f"`{name} = {{}}` instead of {value:,}"
             yield from _largest(s, trial, do, value, tried, 0.0)
@@ -99,14 +102,19 @@ def _largest(
 
 def _batch(s: OutOfMemoryState, trial: CodeTrial) -> list[str]:
     """Return the names of the largest tensor that a model reads whole, and of tensors as long."""
-    every, read = {**s.namespace, **trial.names}, names_read(ast.Module(trial.code, []))
+    read = names_read(ast.Module(trial.code, []))
     values: dict[str, Any] = {name: trial.names.get(name) for name in read}
     found = {name: v for name, v in values.items() if is_tensor(v) and v.dim()}
     names = sorted(found, key=lambda name: -found[name].nbytes)
     alike = [name for name in names if len(found[name]) == len(found[names[0]]) > 1]
-    learns = any(is_module(every.get(name)) for name in s.read.union(read))
-    learns = learns or any(rest.backward for rest in s.rests)
-    return alike if learns and not _is_cut(trial.code, alike) else []
+    return alike if _runs_model(s, trial) and not _is_cut(trial.code, alike) else []
+
+
+def _runs_model(s: OutOfMemoryState, trial: CodeTrial) -> bool:
+    """Whether the code reads a model, or a backward pass follows."""
+    every = {**s.namespace, **trial.names}
+    read = s.read.union(names_read(ast.Module(trial.code, [])))
+    return any(is_module(every.get(n)) for n in read) or any(rest.backward for rest in s.rests)
 
 
 def _is_cut(code: list[ast.stmt], names: list[str]) -> bool:

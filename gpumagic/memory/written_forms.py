@@ -18,6 +18,7 @@ from gpumagic.usercode.values import MISSING, is_module, is_tensor
 
 # -- forms: function, method and operator have the same name; a letter matches any expression
 _DROP_IN = {
+    "matmul(matmul(a, b), c)": "a @ (b @ c)",
     "matmul(float(one_hot(c)), w)": "w[c]",
     "matmul(float(one_hot(c, n)), w)": "w[c]",
     "mean(mul(unsqueeze(x, 2), unsqueeze(y, 1)), 0)": "x.T @ y / len(x)",
@@ -77,11 +78,14 @@ class Form(NamedTuple):
     new: str
     old: list[ast.stmt]
     block: list[ast.stmt]
+    uses: dict[ast.expr, ast.expr] = {}  # noqa: RUF012  further expressions to replace; not changed
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Put the replacement into the tree within a `with` block."""
         before, last = [*self.block], self.old[-1]
+        for each in before:
+            _Swap(self.uses.get).visit(each)
         new = ast.copy_location(ast.parse(self.new).body[0], last)
         kept = (each for each in before if each is last or each not in self.old)
         self.block[:] = [new if each is last else each for each in kept]
@@ -89,6 +93,9 @@ class Form(NamedTuple):
             yield
         finally:
             self.block[:] = before
+            back = {new: old for old, new in self.uses.items()}
+            for each in before:
+                _Swap(back.get).visit(each)
 
 
 def forms(rest: RestOfCode, *, learns: bool) -> Iterator[Form]:
@@ -113,6 +120,8 @@ def forms(rest: RestOfCode, *, learns: bool) -> Iterator[Form]:
         if isinstance(node, ast.Call) and not learns and rest.frame.code.co_name != "forward":
             for whole, part in reader.in_parts(node):
                 yield from reader.replaced(whole, part)
+    if block:
+        yield from _Reader(rest.frame, block, first).by_rows()
     if block and rest.loops:
         yield from _Reader(rest.frame, block, first).collected(rest.loops[0])
 
@@ -129,6 +138,11 @@ class _Swap(ast.NodeTransformer):
 
     def visit(self, node: ast.AST) -> Any:
         return self._change(node) or self.generic_visit(node)
+
+
+def _put(new: ast.AST, old: ast.AST, tree: ast.AST) -> Any:
+    """Replace one node of a tree; return the tree."""
+    return _Swap(lambda each: new if each is old else None).visit(tree)
 
 
 def _of_rows(layer: Any) -> bool:
@@ -250,12 +264,41 @@ class _Reader:
                 break
             node = call
         part = ast.Name("rows")
-        text = ast.unparse(_Swap(lambda each: part if each is batch else None).visit(node))
-        _Swap(lambda each: batch if each is part else None).visit(node)
+        text = ast.unparse(_put(part, batch, node))
+        _put(batch, part, node)
         self._found["x"] = batch, self._at
         for rows in self.row_counts() if all(map(_of_rows, model.modules())) else ():
             split = f"{ast.unparse(batch)}.split({rows})"
             yield node, _expression(f"torch.cat([{text} for rows in {split}])")
+
+    def by_rows(self) -> Iterator[Form]:
+        """Replace `x = y.to(device)`, if code reads only rows of `x`, by `x[rows].to(device)`."""
+        made = self._block[self._at]
+        value: Any = getattr(made, "value", None)
+        inner, bound = value, getattr(made, "targets", [None])[0]
+        while isinstance(inner, ast.Call):
+            name, args, _ = self.call(inner, self._at)
+            inner = args[0] if args and name in (*_EACH, "one_hot") else None
+        if not (isinstance(inner, ast.Name) and isinstance(bound, ast.Name)) or inner is value:
+            return
+        after = self._block[self._at + 1 :]
+        names = [n for each in after for n in ast.walk(each) if isinstance(n, ast.Name)]
+        uses: dict[ast.expr, ast.expr] = {}
+        for node in (node for node in names if node.id == bound.id):
+            row: Any = node.parent  # type: ignore[attr-defined]
+            of_rows = isinstance(row, ast.Subscript) and not isinstance(row.slice, ast.Tuple)
+            if of_rows and isinstance(row.ctx, ast.Load):
+                text = ast.unparse(_put(row, inner, value))
+                _put(inner, row, value)
+                uses[row] = _expression(text)
+            elif ast.unparse(row) != f"len({bound.id})":
+                return
+        if uses and not {bound.id, inner.id} & {n for each in after for n in stored(each)}:
+            some = {ast.unparse(row): ast.unparse(new) for row, new in uses.items()}
+            new = f"{bound.id} = {inner.id}"
+            do = f"`{new}` for line {made.lineno}"
+            do += "".join(f", and `{new}` for `{row}`" for row, new in some.items())
+            yield Form(do, new, [made], self._block, uses)
 
     def row_counts(self) -> list[int]:
         """Return numbers of rows per part of `x`, of which the first that fits is proposed."""
@@ -281,9 +324,8 @@ class _Reader:
             if any(names & stored(self._block[n]) for n in range(at, self._at)):
                 return
         statement = self._block[self._at]
-        _Swap(lambda each: new if each is node else None).visit(statement)
-        text = ast.unparse(statement)
-        _Swap(lambda each: node if each is new else None).visit(statement)
+        text = ast.unparse(_put(new, node, statement))
+        _put(node, new, statement)
         used = [self._block[n] for n in sorted(self.used)]
         tree = self._frame.tree or statement
         old = [each for each in used if each is statement or not self._is_read(each, used, tree)]

@@ -158,7 +158,7 @@ def _mismatch(
         or fixes.move_global(choice, [frame, *outer])
         or fixes.write_fix(site, site if an_index else above, choice)
     )
-    if fix and _fails_next(fix, outer[:1], odd, choice.target):
+    if fix and kind != "host" and _fails_next(fix, outer[:1], odd, choice.target):
         fix = None
     why = _reason(clash.parts, places, kind, registered)
     return Explanation(*expression(frame, node), _rows(clash, choice, site, names), fix, why)

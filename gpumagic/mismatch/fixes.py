@@ -189,7 +189,8 @@ def _written_device(site: Site, target: str, line: ast.stmt, *, inside: bool = F
     # An edit makes no function use a further variable of the notebook, and no class use any.
     in_class = any(isinstance(node, ast.ClassDef) for node in parents(site.at.node))
     if in_class or not site.frame.at_top:
-        used = () if in_class else site.frame.code.co_names
+        code = ast.walk(function_of(site.at.node) or line)
+        used = {node.id for node in code if isinstance(node, ast.Name) and not in_class}
         unknown |= {*map(first_name, names)} - {*site.frame.scope.local, *used}
     for name in (name for name in names if first_name(name) not in unknown):
         value = site.frame.scope.value(ast.parse(name, mode="eval").body)
@@ -414,6 +415,8 @@ def _stays(part: Part, frame: FailedFrame, stmt: ast.stmt) -> bool:
 
 def _moved(part: Part, site: Site, device: str, choice: Choice) -> list[tuple[ast.AST, str]]:
     """Return the edits that move an operand in the expression and where the next lines use it."""
+    if part.factory and part not in site.odd:
+        return sources.with_device(part.node, site.frame, device)
     again = part.kind in ("tensor", "made") and not choice.to_host
     near = _uses_near(part, site, device) if again else []
     within = statement(site.at.node) if choice.to_host else site.at.node

@@ -264,8 +264,9 @@ class Reader:
                 return result
         if is_torch(function):
             return self._torch_call(node, str(values.of_function(function, "__name__")), text)
-        if function is map:  # `map` is lazy: it fails when the results are consumed
-            return self.given(node)
+        # A number or a text, such as `float("inf")`; `map` is lazy and fails when it is consumed.
+        if any(function is each for each in (map, len, *values.PLAIN)):
+            return self.given(node) if function is map else []
         if issubclass(type(function), type) and issubclass(function, nn.Module):
             return [Part(node, text, "module", about=function.__name__)]
         if function is torch.Generator:

@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import nn
 
+from gpumagic.mismatch.explanation import NEAR
 from gpumagic.mismatch.operand import NAMED, Part, Reader, is_torch, tensors_of, words
 from gpumagic.usercode.frames import FailedFrame, function_of, parents, statement
 from gpumagic.usercode.values import of_function
@@ -288,6 +289,8 @@ def also_needed(frame: FailedFrame, node: ast.AST, odd: Iterable[Part], target: 
     moved: dict[str, str | None] = {part.key: target for part in odd}
     found: dict[str, Part] = {}
     for reader, clashing in _clashes(frame, node, odd, moved, target):
+        near = (p for p in clashing if p.factory and p.node.lineno - frame.line <= NEAR)
+        found |= {f"{part.key}, line {part.node.lineno}": part for part in near}
         for named in (named for part in clashing for named in named_in(part, reader)):
             if named.kind == "tensor" and named.key not in moved:
                 found[named.key] = named
@@ -315,8 +318,9 @@ def _clashes(
         elif step not in ran and wants_one_device(step, reader):
             leaves = _leaves(step, reader)
             if any(part.device == target for part in leaves):
-                # A tensor created further down may not clash; if it does, the next error says so.
-                made = "cpu" if step.lineno < frame.line else None
+                # A tensor created further down may not clash, unless this one was created so too.
+                alike = all(part.factory for part in odd)
+                made = "cpu" if alike or step.lineno < frame.line else None
                 there = [p for p in leaves if (made if p.factory else p.device) in sources]
                 yield reader, there
 

@@ -20,12 +20,13 @@ from gpumagic.mismatch.explanation import (
     Operand,
     around,
     before_loops,
+    bracketed,
     can_precede,
     expression,
     total,
 )
 from gpumagic.mismatch.operation import Message, named_in, nodes_around
-from gpumagic.mismatch.sources import only_assignment, row, with_device, with_keyword
+from gpumagic.mismatch.sources import moving, only_assignment, row, with_device, with_keyword
 from gpumagic.usercode.files import label, source_of
 from gpumagic.usercode.frames import FailedFrame, statement
 
@@ -40,6 +41,7 @@ _WORKERS = (
     "then make it in a cell without %%ongpu"
 )
 _DEFAULT = "the default device is {}, but torch's CPU generator draws these numbers"
+_ITEMS = "these items are on several devices, and a sum needs all of them on one"
 _SHOWN = 3
 _NUMBERED = (".to", ".cuda", ".device", ".set_device")  # calls with a GPU's number
 
@@ -51,7 +53,9 @@ def special_cause(found: list[FailedFrame], message: Message) -> Explanation | N
     if message.kind == "worker":
         return _for_worker(found)
     missing = message.kind in ("load", "ordinal")
-    return _for_missing(found[0], message.kind) if missing else _for_optimizer(found)
+    if missing:
+        return _for_missing(found[0], message.kind)
+    return _for_optimizer(found) or _for_sum(found[0], message)
 
 
 def _in_statement(frame: FailedFrame, kind: type) -> list[tuple[str, Any]]:
@@ -113,6 +117,20 @@ def _away(optimizer: Optimizer, parameters: list[Tensor]) -> list[Tensor]:
     state = ((p, *each) for p in parameters for each in optimizer.state.get(p, {}).items())
     tensors = ((p, t) for p, key, t in state if issubclass(type(t), Tensor) and key != "step")
     return [t for p, t in tensors if t.device != p.device]
+
+
+def _for_sum(frame: FailedFrame, message: Message) -> Explanation | None:
+    """Explain `sum` of a comprehension whose items are on several devices."""
+    node, devices = frame.failed, tuple(sorted(message.devices))
+    if len(devices) < 2 or not isinstance(node, ast.Call) or not node.args:
+        return None
+    items, a_sum = node.args[0], frame.scope.value(node.func) is sum
+    if not a_sum or not isinstance(items, (ast.GeneratorExp, ast.ListComp)):
+        return None
+    text = frame.text(items.elt)
+    edit = around(frame, [(items.elt, moving(bracketed(items.elt, text), f'"{devices[-1]}"'))])
+    rows = (Operand(text, devices, None, "the items"),)
+    return Explanation(*expression(frame, node), rows, edit.fix(None) if edit else None, _ITEMS)
 
 
 def _for_missing(frame: FailedFrame, kind: str) -> Explanation | None:
@@ -257,9 +275,9 @@ def _made_on(part: operand.Part, node: Any, frames: list[FailedFrame], target: s
         written = [ast.unparse(each.value) for each in node.keywords if each.arg == "device"]
         known = [t for t in written if t in frame.parameters or (stmt and only_assignment(t, stmt))]
         calls = with_device(made, frame, next(iter(known), f'"{target}"'))
-        if stmt is not None and calls:
-            elsewhere = _draws_elsewhere(text, frame, part, target)
-            return None if elsewhere else Edit(frame, stmt, replaced=calls).fix(0)
+        earlier = frame.filename != frames[-1].filename
+        if stmt and calls and not _draws_elsewhere(text, frame, part, target, earlier):
+            return Edit(frame, stmt, replaced=calls).fix(0)
         if not found and (edit := _made_again(part, frame, target)) is not None:
             return edit.fix(0)
     return None
@@ -277,13 +295,16 @@ def _made_again(part: operand.Part, frame: FailedFrame, target: str) -> Edit | N
     return Edit(frame, before_loops(frame, at, [name]), [line])
 
 
-def _draws_elsewhere(text: str, frame: FailedFrame, part: operand.Part, target: str) -> bool:
+def _draws_elsewhere(
+    text: str, frame: FailedFrame, part: operand.Part, target: str, earlier: bool
+) -> bool:
     """Whether torch draws, or may draw, from the generator on another device than `target`."""
     reader, nodes = operand.Reader(frame), ast.walk(frame.tree) if frame.tree is not None else ()
     for call in (node for node in nodes if isinstance(node, ast.Call)):
         by_name = any(keyword.arg == "generator" for keyword in call.keywords)
         given = text in [ast.unparse(argument) for argument in operand.arguments(call)]
-        draws = given and (by_name or operand.is_torch(frame.scope.value(call.func)))
-        if draws and _drawn_on(call, reader, part) != target:
+        of_torch = by_name or operand.is_torch(frame.scope.value(call.func))
+        # An earlier cell gave it to a function with other values than those of today.
+        if given and (_drawn_on(call, reader, part) != target if of_torch else earlier):
             return True
     return False

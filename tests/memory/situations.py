@@ -395,7 +395,7 @@ SITUATIONS = [
         "numbers of NumPy's",
         ["import numpy as np\na = np.ones((6000, 900))"],
         "X = torch.from_numpy(a).cuda()\nm = X * 2",
-        '`a.astype("float32")`',
+        '`a = a.astype("float32")` first',
     ),
     Notebook(
         "outputs with their graphs in a dictionary of lists",
@@ -545,7 +545,7 @@ SITUATIONS = [
         "a data set beside a model",
         ["net = nn.Linear(1280, 4095, device='cuda')", "X = torch.ones(10 * 2**10, 1280)"],
         "batch = X.to('cuda')\nnet(batch[:9])",
-        "`X`: a batch of",
+        "`batch = X` for line 1",
         often=True,
     ),
     Notebook(

@@ -306,6 +306,31 @@ def test_numbers_that_the_data_may_know_stay_as_they_are(small, shown):
     assert " instead of " not in repr(shown.pop())  # n is the loop's
 
 
+def test_how_many_samples_a_result_has_is_no_batch(small, shown):
+    small.run(START + "data = torch.ones(3000, device='cuda')")
+    small.run("B = 8000\nmeans = data[torch.randint(0, 3000, (B, 3000), device='cuda')].mean(1)")
+    assert " instead of " not in repr(shown.pop())
+
+
+def test_copies_of_a_model_are_kept_on_the_cpu(small, shown):
+    small.run(START + "net, kept = nn.Linear(1024, 1024).cuda(), []")
+    small.run("for epoch in range(20):\n    kept.append(copy.deepcopy(net))")
+    assert "`.cpu()` of the tensors in `kept`" in shown.pop().levers[0].do
+    small.run("%gpufree\nkept.clear()")
+    ran = small.run("for epoch in range(20):\n    kept.append(copy.deepcopy(net).cpu())")
+    assert ran.success
+
+
+def test_float64_becomes_float32_first(small, shown):
+    small.run(f"{START}\nX = torch.ones(4000, 1000).double().cuda()")
+    cell = "A = X - X.mean(0)\nA = A / X.std(0)"
+    small.run(cell)
+    lever = shown.pop().levers[0]
+    assert lever.do == "`X = X.float()` first: float64 takes twice the memory"
+    assert lever.fits
+    assert small.run(f"%gpufree\nX = X.float()\n{cell}").success
+
+
 FRAMES = "frames = [torch.ones(3, 64, 64, device='cuda') for _ in range(500)]"
 """23.4 MiB."""
 

@@ -20,6 +20,9 @@ HEADS = (
 )
 MATRICES = "x, y = torch.randn(3000, 8, device=D), torch.randn(2000, 8, device=D)"
 MANY = MATRICES.replace("(3000", "(9000")
+SUMS = """out = torch.zeros({1}, device=D)
+for n in range(0, len({0}), 500):
+    out += {0}[n:n + 500].sum(0)"""
 CASES = {
     "attention": (HEADS, ATTENTION.format("/ q.size(-1) ** 0.5", "F.softmax(scores, dim=-1)")),
     "a mask": (
@@ -56,6 +59,18 @@ CASES = {
         "x = torch.randn(9000, 64, device=D)\nnet = nn.Linear(64, 2000).to(D)",
         "def embed(model, x):\n    with torch.no_grad():\n"
         "        return model(x.to(D)).relu().mean(1)\nout = embed(net, x)",
+    ),
+    "the order of a chain": (
+        "x, m = torch.randn(5000, 16, device=D), torch.randn(5000, device=D)",
+        "out = x @ x.T @ m",
+    ),
+    "data of which rows are read": (
+        "data = torch.randn(5000, 4000)",
+        f"X = data.to(D)\n{SUMS.format('X', 4000)}",
+    ),
+    "classes of which rows are read": (
+        "y = torch.arange(5000, device=D) % 3000",
+        f"hot = F.one_hot(y, 3000).float()\n{SUMS.format('hot', 3000)}",
     ),
     "a mean of outer products": (
         "x, y = torch.randn(400, 300, device=D), torch.randn(400, 200, device=D)",
@@ -96,11 +111,11 @@ def test_dropout_without_a_number_has_torchs(small, shown):
 
 def replaced(cell, do):
     """The cell with what a lever says in its place."""
-    new, lines, after = re.match(
-        r"`(.*?)` for lines? ([\d, ]+)(?:, and `(.*)` after .*)?$", do
+    new, lines, after, rows, read = re.match(
+        r"`(.*?)` for lines? ([\d, ]+)(?:, and `(.*)` after .*|, and `(.*)` for `(.*)`)?$", do
     ).groups()
     *others, last = (int(number) - 1 for number in lines.split(", "))
-    typed = cell.splitlines()
+    typed = (cell.replace(read, rows) if rows else cell).splitlines()
     typed[last] = re.match(" *", typed[last])[0] + new
     kept = [line for n, line in enumerate(typed) if n not in others]
     return "\n".join(["parts = []", *kept, after] if after else kept)
