@@ -29,7 +29,6 @@ from gpumagic.usercode.values import comes_from
 from gpumagic.usercode.variables import names_assigned, names_read, variables_read
 
 _WHAT = "a list, tuple, range, tensor, array, data frame, dataset, or a dict of these"
-Bounds = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -83,8 +82,7 @@ def _join_arrays(parts: Sequence[Any]) -> Any:
 
 def _join_frames(parts: Sequence[Any]) -> Any:
     # Leave out empty parts, because pandas warns that they will affect the dtypes.
-    filled = [part for part in parts if len(part)] or [parts[0]]
-    return sys.modules["pandas"].concat(filled)
+    return sys.modules["pandas"].concat([part for part in parts if len(part)] or [parts[0]])
 
 
 def _take_columns(value: Any, items: slice) -> Any:
@@ -169,24 +167,10 @@ def take(value: Any, start: int, stop: int) -> Any:
     return kind.take(value, slice(start, stop))
 
 
-def shares(count: int, ranks: int) -> list[Bounds]:
+def shares(count: int, ranks: int) -> list[tuple[int, int]]:
     """Return the item range of each rank: ``[(0, 9), (9, 17)]`` for 17 items and 2 ranks."""
     each, more = divmod(count, ranks)
     return list(pairwise(each * rank + min(rank, more) for rank in range(ranks + 1)))
-
-
-def pieces(count: int, size: int) -> list[Bounds]:
-    """Return the item range of each piece of `size`; the last may be smaller."""
-    return [(start, min(start + size, count)) for start in range(0, count, size)]
-
-
-def parts_in_words(name: str, bounds: list[Bounds]) -> str:
-    """Return the numbers of items: ``"17 prompts: 9 + 8"``."""
-    sizes = [stop - start for start, stop in bounds]
-    parts = " + ".join(f"{each:,}" for each in sizes)
-    if len(sizes) > 4:
-        parts = f"{len(sizes)} parts of at most {max(sizes):,}"
-    return f"{sum(sizes):,} {name}: {parts}"
 
 
 class SplitValues:
@@ -194,9 +178,11 @@ class SplitValues:
 
     def __init__(self, asked: Sharing, namespace: Mapping[str, Any], ranks: int) -> None:
         self._values = {name: namespace[name] for name in asked.split}
-        count = length(self._values)
-        self.bounds = pieces(count, asked.chunk) if asked.chunk else shares(count, ranks)
-        self.bounds = self.bounds or [(0, 0)]
+        count, size = length(self._values), asked.chunk
+        self.bounds = shares(count, ranks)
+        if size:
+            starts = range(0, count, size)
+            self.bounds = [(start, min(start + size, count)) for start in starts] or [(0, 0)]
         # Without items, one empty part runs, so the result has the right type.
         filled = [n for n, (start, stop) in enumerate(self.bounds) if stop > start]
         filled = filled or [*range(1 if self._values else ranks)]
@@ -214,8 +200,14 @@ class SplitValues:
         return found
 
     def __str__(self) -> str:
-        """``"17 prompts: 9 + 8"``; empty without variables."""
-        return parts_in_words(" and ".join(self._values), self.bounds) if self._values else ""
+        """The numbers of items: ``"17 prompts: 9 + 8"``; empty without variables."""
+        if not self._values:
+            return ""
+        sizes = [stop - start for start, stop in self.bounds]
+        parts = " + ".join(f"{each:,}" for each in sizes)
+        if len(sizes) > 4:
+            parts = f"{len(sizes)} parts of at most {max(sizes):,}"
+        return f"{sum(sizes):,} {' and '.join(self._values)}: {parts}"
 
 
 # -- joining

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from gpumagic.cluster.scattered import gather, length, parts_in_words, pieces, shares, take
+from gpumagic.cluster.scattered import Sharing, SplitValues, gather, length, shares, take
 from gpumagic.errors import GpuError
 
 Pair = namedtuple("Pair", "x y")
@@ -114,7 +114,7 @@ def test_what_is_split_and_gathered_is_what_it_was(kind, count, ranks):
     assert {type(part) for part in parts} == {type(value)}
     assert same(value, gather(parts))
     assert kind == "sparse" or plain(value) == before
-    made = [take(value, *bounds) for bounds in pieces(length(value), 2)]
+    made = [take(value, start, min(start + 2, count)) for start in range(0, count, 2)]
     assert [length(part) for part in made] == [2] * (count // 2) + [1] * (count % 2)
     assert not made or same(value, gather(made))
 
@@ -193,13 +193,14 @@ def test_what_cannot_be_split_is_told_in_one_line(value, says):
 
 
 @pytest.mark.parametrize(
-    ("bounds", "line"),
+    ("count", "chunk", "line"),
     [
-        (shares(17, 2), "17 prompts: 9 + 8"),
-        (shares(1, 2), "1 prompts: 1 + 0"),
-        (pieces(1001, 100), "1,001 prompts: 11 parts of at most 100"),
-        (pieces(0, 4), "0 prompts: "),
+        (17, None, "17 prompts: 9 + 8"),
+        (1, None, "1 prompts: 1 + 0"),
+        (1001, 100, "1,001 prompts: 11 parts of at most 100"),
+        (0, 4, "0 prompts: 0"),
     ],
 )
-def test_the_remainder_is_told(bounds, line):
-    assert parts_in_words("prompts", bounds) == line
+def test_the_remainder_is_told(count, chunk, line):
+    asked = Sharing(("prompts",), chunk=chunk)
+    assert str(SplitValues(asked, {"prompts": range(count)}, 2)) == line
