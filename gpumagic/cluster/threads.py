@@ -82,7 +82,7 @@ class DeviceThread:
             self.target,
             stays=lambda value: id(value) in kept or issubclass(type(value), Dataset),
         )
-        self.copied_bytes, self.copy_seconds = self.copies.sent, self.copies.seconds
+        self.copied_bytes, self.copy_seconds = self.copies.storages.sent, self.copies.seconds
         self.sent: dict[str, None] = {}  # names of the split variables that were copied
 
     def run(self, codes: Sequence[CodeType | None], part: dict[str, Any]) -> Any:
@@ -110,7 +110,7 @@ class DeviceThread:
                 space, part, self.target, stays=lambda value: issubclass(type(value), shared)
             )
         self.sent |= dict.fromkeys(found.root for found in finder.tensors)
-        self.copied_bytes += copies.sent
+        self.copied_bytes += copies.storages.sent
         self.copy_seconds += copies.seconds
         return {name: copies.globals[name] for name in part}
 

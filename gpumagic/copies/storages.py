@@ -44,7 +44,7 @@ class StorageCopier:
     """Copy tensors and arrays, each once, by number."""
 
     def __init__(self, others: FrameworksOn = NO_OTHERS) -> None:
-        self.nbytes = self.sent = 0  # sent: bytes to another device
+        self.nbytes = self.sent = 0  # bytes copied, and the part that went to another device
         self.others = others
         self._sources: list[Any] = []
         self._numbers: dict[int, int] = {}

@@ -47,8 +47,7 @@ class CopiedVariables:
         stays: Callable[[Any], bool] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.seconds, self.nbytes = 0.0, 0  # of copying, with synchronization; bytes copied
-        self.sent = 0  # part of `nbytes` that came from another device
+        self.seconds = 0.0  # of copying, with synchronization
         self.notes: tuple[str, ...] = ()
         self.function = function
         # Variables that the code does not read are not copied. Built-ins are added because torch's
@@ -107,7 +106,6 @@ class CopiedVariables:
             copier.clear()
         self.function = made.pop(_FUNCTION, None)
         self.globals.update(made)
-        self.nbytes, self.sent = self.storages.nbytes, self.storages.sent
 
     def _refusal(self, values: dict[str, Any], error: Exception) -> GpuError:
         """Return an error that names the variable that cannot be copied."""

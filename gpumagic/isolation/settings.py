@@ -220,12 +220,6 @@ class Randomness:
         self._numpy = numpy.random.get_state() if numpy is not None else None
         self._tensorflow = _tensorflow_state()
 
-    def seed_tensorflow(self) -> None:
-        """Reset TensorFlow's seed until `restore`, so that devices draw equal numbers."""
-        if self._tensorflow is not None:
-            seed, _ = self._tensorflow
-            _tensorflow()._set_global_seed(1 if seed is None else seed)
-
     def restore(self) -> None:
         """Restore the saved states; CUDA devices initialized after the save get the CPU's seed."""
         random.setstate(self._python)
@@ -244,7 +238,7 @@ class Randomness:
         self._start = self._devices
 
     def same_start(self, devices: Iterable[torch.device]) -> None:
-        """Restore all random states, and give these CUDA devices the state of the first."""
+        """Restore all random states; these CUDA devices and TensorFlow then draw equal numbers."""
         self.restore()
         here = [str(d) for d in devices if d.type == "cuda"]
         if here:
@@ -253,6 +247,9 @@ class Randomness:
         for name in here:
             self._start[name] = self._start[here[0]]
             generators[name].set_state(self._start[name])
+        if self._tensorflow is not None:
+            seed, _ = self._tensorflow
+            _tensorflow()._set_global_seed(1 if seed is None else seed)
 
     def drawn(self) -> set[str]:
         """Return the devices on which torch drew random numbers, or was seeded, since the start."""

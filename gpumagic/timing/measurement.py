@@ -114,7 +114,7 @@ class Measuring:
             trials.append(trial)
         copies = [trial.copies for trial in trials]
         self._found(
-            copied=sum(each.nbytes for each in copies),
+            copied=sum(each.storages.nbytes for each in copies),
             copy_seconds=sum(each.seconds for each in copies),
         )
         self.notes = tuple(note for each in copies for note in each.notes)
@@ -127,7 +127,6 @@ class Measuring:
         every = [task.needed.of_torch(device) for target in task.targets for device in target]
         for n in range(len(trials)):
             task.randomness.same_start(device for device in every if device is not None)
-            task.randomness.seed_tensorflow()
             runner.set_up(n)
             after.append(Randomness())  # the first run starts from this random state
         self._first(runner, after)

@@ -160,7 +160,7 @@ def test_memory_is_back_at_once():
     gc.disable()
     try:
         world = CopiedVariables(namespace, ["trainer", "net", "rows"], GPU1)
-        assert allocated()[1] >= world.nbytes > 0
+        assert allocated()[1] >= world.storages.nbytes > 0
         world.close()
         assert allocated() == [0, 0]
     finally:
@@ -206,7 +206,7 @@ def test_it_is_timed_and_counted():
     namespace = notebook("x = torch.ones(100); v = x[:50]; n = nn.Linear(2, 2)")
     times = iter((1.0, 4.0))
     world = CopiedVariables(namespace, ["x", "v"], GPU1, clock=lambda: next(times))
-    assert (world.seconds, world.nbytes) == (3.0, 400)
+    assert (world.seconds, world.storages.nbytes) == (3.0, 400)
     assert world.globals["n"] is namespace["n"]
     world.close()
 

@@ -45,7 +45,7 @@ def test_what_the_notebook_made_is_copied_and_computes_there(framework, function
         made = copies.globals["f"](jax.numpy.ones(2))
     assert framework.where(made) == "cuda:1"
     assert made.tolist() == [3.0, 3.0]
-    assert copies.nbytes == 4
+    assert copies.storages.nbytes == 4
     assert framework.where(space["w"]) == "cpu"
     copies.close()
 
