@@ -146,8 +146,7 @@ def _program(
 ) -> Program:
     takes = callable(code) and name in inspect.signature(code).parameters
     passed = [name] if takes else []
-    known = {**namespace, name: None}
-    made = program(code, known, filename=filename, text=text, passed=passed)
+    made = program(code, {**namespace, name: None}, filename=filename, text=text, passed=passed)
     if callable(code) and name not in (*passed, *made.reads):
         called = getattr(code, "__name__", type(code).__name__)
         raise GpuError(
@@ -165,10 +164,9 @@ def _place(on: object) -> tuple[Device, tuple[Card, ...]]:
     except GpuError as error:
         if on is not None:
             raise
-        virtual = as_typed("%gpus --virtual 2")
         raise GpuError(
             f"there is no GPU; name a card that is not here, such as 'RTX 4090', or make virtual "
-            f"ones by {virtual}"
+            f"ones by {as_typed('%gpus --virtual 2')}"
         ) from error
     assert device is not None
     if device.kind != "cuda":

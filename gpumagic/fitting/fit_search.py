@@ -191,8 +191,7 @@ class Search:
             # Runs only in the forked child.
             space.update({self.name: value, FUNCTION: made.function})
             if "get_ipython" in space:
-                transform = space["get_ipython"]().transform_cell
-                leave_out_magics(space, note, made.filename, transform)
+                leave_out_magics(space, note, made.filename, space["get_ipython"]().transform_cell)
 
             def go() -> dict[str, Any]:
                 made.set_up(space)
@@ -238,8 +237,7 @@ class Search:
             trial.set_up()
             trial.first()
             wait_for(self._target)
-            where = str(self._target)
-            peaks = [memory.peak for memory in meter.stop() if memory.device == where]
+            peaks = [memory.peak for memory in meter.stop() if memory.device == str(self._target)]
             return peaks[0] if peaks else torch.cuda.memory_allocated(self._target)
 
     # -- what is known
@@ -266,8 +264,7 @@ class Search:
 
     def tried(self) -> tuple[Tried, ...]:
         """Return all values that were tried."""
-        known = {**self._predicted, **self._measured}
-        return tuple(self._tried(value) for value in sorted(known))
+        return tuple(map(self._tried, sorted(self._predicted.keys() | self._measured.keys())))
 
     def found(self) -> tuple[Largest, ...]:
         """Return the largest value known to fit, for each device."""
@@ -295,7 +292,9 @@ def largest(
     """
     if need(values[0]) > limit:
         return None
-    low, high = _doubled(values, need, limit) if from_below else (0, len(values) - 1)
+    low, high = 0, 0 if from_below else len(values) - 1
+    while from_below and high < len(values) - 1 and need(values[high]) <= limit:
+        low, high = high, max(bisect_right(values, 2 * values[high]) - 1, high + 1)
     if need(values[high]) <= limit:
         return values[high]
     asked, fits = 2, True
@@ -311,14 +310,6 @@ def largest(
         fits = need(values[middle]) <= limit
         low, high = (middle, high) if fits else (low, middle)
     return values[low]
-
-
-def _doubled(values: Sequence[float], need: Need, limit: float) -> tuple[int, int]:
-    """Double until a value exceeds the limit or is the last; return the last two indices."""
-    low = high = 0
-    while high < len(values) - 1 and need(values[high]) <= limit:
-        low, high = high, max(bisect_right(values, 2 * values[high]) - 1, high + 1)
-    return low, high
 
 
 def _interpolate(values: Sequence[float], low: int, high: int, need: Need, limit: float) -> float:
