@@ -166,8 +166,7 @@ def array_differences(one: Any, other: Any) -> tuple[float, float, int]:
     The difference is infinite where only one element is finite, and where infinities or NaN differ.
     """
     library: Any = torch_here() if is_tensor(one) else sys.modules["numpy"]
-    kinds = dtype_of(one) + dtype_of(other)
-    kind = library.complex128 if "complex" in kinds else library.float64
+    kind = library.complex128 if "complex" in dtype_of(one) + dtype_of(other) else library.float64
     flat = one.reshape(-1), other.reshape(-1)
     largest, most, place = 0.0, 0.0, 0
     for start in range(0, math.prod(one.shape), _PART):
@@ -221,10 +220,11 @@ def _into(value: Any, others: FrameworksOn) -> list[tuple[Step, Any]]:
     """Return the parts of a value that may be results."""
     if type(value) is _Numbers or _is_array(value, others):
         return []
-    return [(step, _boxed(item)) for step, item in _parts(value, type(value), others)]
+    return [(step, _boxed(item)) for step, item in _parts(value, others)]
 
 
-def _parts(value: Any, kind: type, others: FrameworksOn) -> Iterable[tuple[Step, Any]]:
+def _parts(value: Any, others: FrameworksOn) -> Iterable[tuple[Step, Any]]:
+    kind = type(value)
     if is_module(value):
         state = [own(value).get(name) or {} for name in ("_parameters", "_buffers", "_modules")]
         return [((".", name), part) for parts in state for name, part in parts.items()]

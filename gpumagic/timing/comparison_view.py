@@ -93,10 +93,9 @@ def _is_line(comparison: Comparison) -> bool:
 
 def _wrong(comparison: Comparison) -> list[str]:
     """Return warnings: devices that gave other results, and whether Ctrl-C ended the measuring."""
-    found = filter(None, map(comparison.disagreement, comparison.devices))
     said = [
         f"{f.where} gives different numbers from {f.reference}{_at(f.values)}: {f.reason}"
-        for f in found
+        for f in filter(None, map(comparison.disagreement, comparison.devices))
     ]
     if comparison.interrupted:
         done = sum(1 for t in comparison.timings if t.seconds)
@@ -189,21 +188,17 @@ def _warnings(comparison: Comparison) -> list[str]:
     for name in ("code", "setup") if earlier is not None else ():
         if getattr(comparison, name).strip() != getattr(earlier, name).strip():
             said.append(f"differs from the earlier run: the {name}")
-    return [*said, *comparison.notes, *_disturbed(comparison), *_agreeing(comparison)]
+    return [*said, *comparison.notes, *_doubts(comparison)]
 
 
-def _disturbed(comparison: Comparison) -> Iterator[str]:
-    """Yield remarks on noisy times, and on copies in each run."""
+def _doubts(comparison: Comparison) -> Iterator[str]:
+    """Yield remarks on noisy times, on copies in each run, and on how well the results agree."""
     if noisy := [t for t in comparison.timings if t.noisy]:
         wheres, worst = both(t.where for t in noisy), max(t.iqr or 0.0 for t in noisy)
         why = "other work on the machine, or a changing clock"
         yield f"{wheres}: noisy (IQR {_percent(worst)} of the median): {why}"
     last = {t.where: t.transfers for t in comparison.timings}  # in a sweep, the last value's
     yield from (f"inside each run, on {where}: {words}" for where, words in last.items() if words)
-
-
-def _agreeing(comparison: Comparison) -> Iterator[str]:
-    """Yield remarks on how well the results agree."""
     reasons = dict.fromkeys(a.reason for a in comparison.agreements if a.same is None)
     yield from (f"numbers not compared: {reason}" for reason in reasons)
     known = [(where, _numbers(comparison, where)) for where in comparison.devices]

@@ -83,8 +83,7 @@ class Runner:
         self.trials = trials
         self._stopwatch = stopwatch
         # One device runs in this thread, where it can be interrupted anywhere.
-        alone = len(trials) == 1
-        self._workers = [] if alone else [Worker(trial.where) for trial in trials]
+        self._workers = [] if len(trials) == 1 else [Worker(trial.where) for trial in trials]
 
     def set_up(self, n: int) -> None:
         """Place the n-th thread on its device and run the set-up there."""
