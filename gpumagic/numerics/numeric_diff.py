@@ -287,7 +287,8 @@ def _explained(other: RecordedOperation, gap: Gap, instead: Any, sides: tuple[st
     unwritten = next((each for each in other.inputs if each.empty), None)
     noise = next((each for each in other.inputs if each.gap and each.gap.noise), None)
     if instead:
-        blamed, ran = (instead[1] or instead[0])[0], [*map(_names, instead)]
+        blamed = (instead[1] or instead[0])[0]
+        ran = [", ".join(dict.fromkeys(each.name for each in one)) or "nothing" for one in instead]
         why = f"different operations: {ran[0]} on {sides[0]}, {ran[1]} on {sides[1]}"
     elif unwritten:
         blamed, why = unwritten, f"{other.name} reads uninitialized memory"
@@ -300,10 +301,6 @@ def _explained(other: RecordedOperation, gap: Gap, instead: Any, sides: tuple[st
         why = "small differences add up: no single operation makes them ten times larger"
     where, line = blamed.place()
     return replace(gap, where=where, line=line, why=why)
-
-
-def _names(operations: list[RecordedOperation]) -> str:
-    return ", ".join(dict.fromkeys(each.name for each in operations)) or "nothing"
 
 
 # -- the view
