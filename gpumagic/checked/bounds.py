@@ -238,10 +238,9 @@ def _cause(bounded: Bounded, value: float, ends: list[float], *, same: bool) -> 
     """Return the likely cause, if the data shows it; `same`: all bad values equal `value`."""
     index, above = not bounded.values.is_floating_point(), value - bounded.high
     indexed = index and bounded.of is not None and " classes: " not in bounded.bound
-    targets = bounded.bound.startswith(_TARGETS)
     causes = (
         (_NAN, math.isnan(value)),
-        (_SCALE, targets),
+        (_SCALE, bounded.bound.startswith(_TARGETS)),
         (_LOGITS, bounded.bound.startswith((_TO_1, _FINITE)) and ends[0] < 0 < ends[1]),
         (_NO_CLASS, same and bounded.ignored is not None and value in (-1, 255)),
         (_FROM_1, same and above == ends[0] == 1),

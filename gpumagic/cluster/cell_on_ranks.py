@@ -205,8 +205,7 @@ class CellOnRanks:
         # After a second Ctrl-C, ranks are replaced without waiting for them.
         now = len(self._presses) > 1 or time.monotonic() - self._signaled > _LONGEST_S
         for rank in [*self._running]:
-            pulse = self._engines.pulse(rank, self._order.cell)
-            if now or pulse.get("ending_s", 0.0) > GRACE_S:
+            if now or self._engines.pulse(rank, self._order.cell).get("ending_s", 0.0) > GRACE_S:
                 self.replaced.append(rank)
                 del self._running[rank]
 

@@ -94,8 +94,7 @@ class Engines:
         """Start all engines and join them in a group. After an error, `stop` ends those started."""
         with deferred():
             self._make()
-            environment = {launching.MARK: self.mark}
-            _run(self._cluster.start_controller(environment=environment))
+            _run(self._cluster.start_controller(environment={launching.MARK: self.mark}))
         for each in self.plan.sets:
             self._launch(each)
         with deferred():

@@ -32,6 +32,7 @@ _PERIOD_S = 1.0
 _IDLE_S = 5.0
 # The maximum number of holders to name for each GPU in the text for an assistant.
 _NAMED = 3
+_RUNNING = "a cell is running: gpu_memory lists variables between cells, gpu_status has totals"
 
 
 class Sign(BaseComm):
@@ -92,8 +93,7 @@ class ControlChannel:
 
         def taken(future: Future[Snapshot]) -> None:
             with faults.kept("sending a page the GPUs of this host"):
-                snapshot = future.result().to_dict()
-                reply({"status": "ok", "pid": os.getpid(), "snapshot": snapshot})
+                reply({"status": "ok", "pid": os.getpid(), "snapshot": future.result().to_dict()})
 
         sampler.fresh(processes=True, max_age_s=_PERIOD_S).add_done_callback(taken)
 
@@ -118,9 +118,6 @@ class ControlChannel:
         subscription, self._subscription = self._subscription, None
         if subscription is not None:
             subscription.close()
-
-
-_RUNNING = "a cell is running: gpu_memory lists variables between cells, gpu_status has totals"
 
 
 def _explained(found: Any) -> dict[str, Any]:

@@ -158,7 +158,10 @@ class CellHooks:
         body = tree.body if isinstance(tree, ast.Module) else []
         line = _line_of(body)
         own = ast.Module(body[bool(line) :], [])  # without our call
-        if line and cell and _is_elsewhere(line):
+        elsewhere = False
+        with suppress(UsageError):  # reported when the cell begins
+            elsewhere = line is not None and _request(line).elsewhere
+        if cell and elsewhere:
             # IPython runs only our call, whose value is the result.
             cell.tree, cell.elsewhere, body[1:] = own, True, []
         elif cell and cell.tree is None:
@@ -382,12 +385,6 @@ def _request(text: str, magic: str = "%%ongpu") -> Namespace:
 
     line = text.removeprefix("%%ongpu")
     return placing_request(filled(line) if {"$", "{"} & {*line} else line, magic)
-
-
-def _is_elsewhere(text: str) -> bool:
-    with suppress(UsageError):  # reported when the cell begins
-        return bool(_request(text).elsewhere)
-    return False
 
 
 def _checks(wanted: str) -> Any:

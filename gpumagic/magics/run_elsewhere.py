@@ -27,8 +27,6 @@ from gpumagic.usercode.sweep import parse, range_of
 _ELSEWHERE = re.compile(r"get_ipython\(\)\.run_(line|cell)_magic\('(ongpu|gputime|gpudiff|gpufit)'")
 # Prefix of the file names of code outside cells, such as the code of --setup.
 _TEXT = "<timed "
-
-
 _USE_SHARDING = (
     "JAX computes where an array is sharded: x = jax.device_put(x, NamedSharding(Mesh("
     "jax.devices('gpu'), 'gpu'), PartitionSpec('gpu'))), all of jax.sharding"
@@ -147,10 +145,9 @@ def diff_cell(shell: Any, asked: Namespace, magic: str, text: str, scope: Any = 
     with torch_needed("%%gpudiff"):
         from gpumagic.numerics.numeric_diff import diff
     code, name = _compiled_name(shell, text, magic)
-    namespace = _names(shell, scope)
     with _progressing(shell, asked, name) as line:
         line.update(f"comparing {' and '.join(asked.where)}")
-        made = diff(code, *asked.where, namespace=namespace, filename=name, text=text)
+        made = diff(code, *asked.where, namespace=_names(shell, scope), filename=name, text=text)
     _give(shell, asked, line, made)
 
 
