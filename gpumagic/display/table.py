@@ -223,8 +223,7 @@ def lines(
     # Show two columns at least, since the first only names the rows.
     while _total(_widths(columns[:count], space)) > space and count > 2:
         count -= 1
-    shown = _table(columns[:count], fold, space)
-    found = [f"{margin}{line}".rstrip() for line in shown]
+    found = [f"{margin}{line}".rstrip() for line in _table(columns[:count], fold, space)]
     if count < len(columns):
         found += ["", *lines([columns[0], *columns[count:]], margin, fold, room)]
     return found

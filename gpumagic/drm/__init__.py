@@ -218,8 +218,7 @@ def read_clients(root: Path) -> list[DrmClient]:
             if number and address:
                 held = sorted(_HELD.findall(text), key=lambda line: _KINDS.index(line[0]))
                 memory = {region: int(count) * _UNITS[unit] for _, region, count, unit in held}
-                client = DrmClient(int(pid), address[1], memory)
-                found.setdefault((address[1], number[1]), client)
+                found.setdefault((address[1], number[1]), DrmClient(int(pid), address[1], memory))
     return list(found.values())
 
 

@@ -75,8 +75,7 @@ class watch:
                 stack.enter_context(self.checks)
             for framework in counted_here() if self._frameworks is None else self._frameworks:
                 try:
-                    counter = framework.count(self._tally, self._strict, warn=self._warn)
-                    stack.enter_context(counter)
+                    stack.enter_context(framework.count(self._tally, self._strict, warn=self._warn))
                 except Exception as error:  # noqa: BLE001  the other frameworks count
                     faults.keep(f"starting the ledger of {framework.name}", error)
             self._counting = stack.pop_all()

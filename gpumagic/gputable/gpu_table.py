@@ -109,8 +109,7 @@ def device(gpu: GpuSample) -> str:
     """Return torch's name, such as ``"cuda:1"``, or why torch has no name for this GPU."""
     if gpu.ordinal is None:
         return "lost" if gpu.lost else "not visible"
-    sure = "" if gpu.ordinal_certain else "?"
-    return gpu.called(gpu.ordinal) + sure + " lost" * gpu.lost
+    return gpu.called(gpu.ordinal) + "?" * (not gpu.ordinal_certain) + " lost" * gpu.lost
 
 
 def _name(gpu: GpuSample) -> str:
@@ -288,7 +287,6 @@ class DoctorTable:
 
     def _columns(self) -> list[Column]:
         marks = [(*_MARKS[check.ok], check) for check in self.checks]
-        cures = [f"→ {check.cure}" if check.cure else "" for check in self.checks]
         names = [
             tag("span", mark, f"gm-mark {css}") + escape(check.name) for mark, css, check in marks
         ]
@@ -299,6 +297,6 @@ class DoctorTable:
                 [check.found for check in self.checks],
                 fit="wrap",
                 css=[f"gm-wrap{' gm-dim' * (check.ok is None)}" for check in self.checks],
-                notes=cures,
+                notes=[f"→ {check.cure}" if check.cure else "" for check in self.checks],
             ),
         ]

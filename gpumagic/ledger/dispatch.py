@@ -158,8 +158,7 @@ class Hooks:
         """Remove all wrappers and restore torch."""
         self._patches.close()
         if _CAN_CALL_REPLACED:
-            kernels = [torch.library.get_kernel(f"aten::{n}", self.key) for n in self._names]
-            _retired.append(kernels)
+            _retired.append([torch.library.get_kernel(f"aten::{n}", self.key) for n in self._names])
         ours = set(self._library._op_impls)
         self._library._destroy()
         self._library._op_impls.clear()  # else the library's finalizer would remove them again
@@ -208,8 +207,7 @@ def counting(tally: Tally, *, strict: bool, warn: bool) -> Iterator[None]:
     outer = attribute.current.get()
     while outer is not None and not outer.live:  # watches in generators may end in any order
         outer = outer.outer
-    alarm = Alarm(strict=strict) if strict or warn else None
-    active = attribute.ActiveWatch(tally, alarm, outer)
+    active = attribute.ActiveWatch(tally, Alarm(strict=strict) if strict or warn else None, outer)
     try:
         with _lock:
             attribute.running = (*attribute.running, active)

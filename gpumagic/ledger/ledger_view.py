@@ -53,8 +53,7 @@ def advise(entry: Entry) -> Advice | None:
     if entry.within:
         checks = entry.within.startswith("torch.distributions")
         return Advice(_CHECKS, entry.count) if checks else None
-    adviser: Callable[[Entry], Advice | None] = ADVISERS.get(entry.framework, lambda entry: None)
-    if (advice := adviser(entry)) is not None:
+    if entry.framework in ADVISERS and (advice := ADVISERS[entry.framework](entry)) is not None:
         return advice
     # Another framework's call may copy many arrays: advise if it is frequent or, in JAX, implicit.
     often = not entry.framework or (entry.framework == "JAX" and entry.implicit)
@@ -236,8 +235,7 @@ def _is_crawl(entry: Entry) -> bool:
         return False
     if not entry.implicit:
         return entry.destination == "cpu" and entry.count >= EXPLICIT
-    silent = entry.operator in _SILENT and entry.kind == "copy"
-    return entry.calls >= (2 if silent else OFTEN)
+    return entry.calls >= (2 if entry.operator in _SILENT and entry.kind == "copy" else OFTEN)
 
 
 def text(ledger: Ledger) -> str:

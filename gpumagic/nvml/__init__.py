@@ -319,8 +319,7 @@ class Nvml:
 
     def _stop(self, error: Exception, now: float) -> None:
         if isinstance(error, ImportError):
-            module = getattr(self._library.module, "__file__", error)
-            self.fault = _fault("pynvml-clash", module)
+            self.fault = _fault("pynvml-clash", getattr(self._library.module, "__file__", error))
         else:
             self.fault = _fault(_BY_RETURN_CODE.get(_code(error) or 0, "nvml-error"), error)
         if self._started:

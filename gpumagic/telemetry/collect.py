@@ -128,7 +128,6 @@ class Collector:
             software: dict[str, str] = {}
             for source in sources:
                 software |= self._ask(source, lambda one: one.software()) or {}
-            holders = self._holders(sources, max_age) if processes else []
             return Snapshot(
                 time=now,
                 host=host,
@@ -137,7 +136,7 @@ class Collector:
                 software=tuple(f"{name} {text}".strip() for name, text in software.items()),
                 source="+".join(source.name for source in sources) or "none",
                 gpus=tuple(gpus),
-                processes=tuple(holders),
+                processes=tuple(self._holders(sources, max_age) if processes else ()),
                 problems=tuple(explain(gpus, [*problems, *self._failed], named=self._usable)),
             )
 

@@ -103,10 +103,9 @@ class Doctor:
         others += [Check("Apple GPU", True, gpu.name or "unknown model") for gpu in apples]
         # With only another vendor's GPU, NVIDIA's checks do not apply.
         is_nvidia = "nvidia" in cards or bool(self._door.gpus()) or not others
-        nvidia = self._nvidia(len(cards.get("nvidia", ()))) if is_nvidia else ()
         places = ["a container"] * self._container + ["WSL"] * self._wsl
         return [
-            *first_cause(nvidia),
+            *first_cause(self._nvidia(len(cards.get("nvidia", ()))) if is_nvidia else ()),
             *others,
             self._torch({} if is_nvidia else cards),
             *(Check("runs in", None, place) for place in places),

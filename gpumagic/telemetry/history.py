@@ -178,8 +178,7 @@ class CellRuns:
         used = set(run.gpus)
         for one in processes:
             busy = load.get(one.uuid) if one.utilization is None else one.utilization
-            changed = one.memory != before.get((one.uuid, one.pid))
-            if busy is None or busy > 0 or changed:
+            if busy is None or busy > 0 or one.memory != before.get((one.uuid, one.pid)):
                 used.add(one.uuid)
         if len(used) > len(run.gpus):
             self.keep(replace(run, gpus=tuple(sorted(used))))

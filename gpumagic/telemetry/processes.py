@@ -227,7 +227,6 @@ def _kernel_of(line: Sequence[Facts], kernels: Mapping[int, Kernel]) -> Kernel |
         forked = parent is not None and parent.kernel == facts.kernel
         if facts.kernel is not None and facts.is_kernel and not forked:
             server = facts.server_pid or (parent and parent.pid)
-            other = server not in (None, os.getpid(), os.getppid())
-            name = f"process {server}" if other else None
+            name = f"process {server}" if server not in (None, os.getpid(), os.getppid()) else None
             return Kernel(facts.pid, facts.kernel, facts.notebook, server=name)
     return None

@@ -265,8 +265,7 @@ class Sampler:
         if waited < self._stalled_s:
             return self._snapshot, False
         last = self._snapshot or Snapshot(self._clock())
-        age = round(now - self._read_at, 1)
-        gpus = tuple(replace(gpu, age=age) for gpu in last.gpus)
+        gpus = tuple(replace(gpu, age=round(now - self._read_at, 1)) for gpu in last.gpus)
         return replace(last, gpus=gpus, problems=(*last.problems, stalled(waited))), True
 
 

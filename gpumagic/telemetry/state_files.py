@@ -177,8 +177,7 @@ def _virtual(header: dict[str, Any], rows: bytes) -> list[VirtualState]:
     facts = [VirtualFacts(str(g["uuid"]), str(g["name"]), int(g["memory_total"])) for g in every]
     if len(rows) != _ROW * len(facts):  # of another version, whose columns differ
         raise ValueError(f"{len(rows)} bytes of counters for {len(facts)} GPUs")
-    counters = [*struct.iter_unpack(f"<{COUNTERS}q", rows)]
-    return _states(int(header["pid"]), facts, counters)
+    return _states(int(header["pid"]), facts, [*struct.iter_unpack(f"<{COUNTERS}q", rows)])
 
 
 def _read(path: Path, parse: Callable[[dict[str, Any], bytes], T]) -> T | None:

@@ -232,8 +232,7 @@ def install(stack: ExitStack) -> None:
     _patch_storages(stack)
     _patch_autograd(stack)
     if backend := getattr(torch, "_TorchCompileInductorWrapper", None):
-        refused = _refused_for_cuda(backend.__call__, _NO_COMPILER)
-        patch(stack, backend, __call__=refused)
+        patch(stack, backend, __call__=_refused_for_cuda(backend.__call__, _NO_COMPILER))
     if torch.version.cuda is not None:
         patch(stack, torch.distributed, Reducer=partial(_refused, _NO_REDUCER))
         return

@@ -253,9 +253,8 @@ class MemoryAccount:
             block.place = allocator.allocate(block.requested)
             live[key] = block
             del log[0]
-        left = self.limit - allocator.bytes.current
         counts_each = self.events is not None or self.refusal
-        self._room = -1 if counts_each else min(left, _UNCOUNTED)
+        self._room = -1 if counts_each else min(self.room, _UNCOUNTED)
 
     def empty_cache(self) -> None:
         """Release the reserved memory that is not allocated."""
@@ -328,8 +327,7 @@ class MemoryAccount:
         sizes = (size, self.capacity, self.capacity - reserved, reserved, used, reserved - used)
         text = _OUT_OF_MEMORY.format(*map(_readable, sizes), ordinal=self.ordinal, allowed=allowed)
         if host:
-            there = _readable(host_has())
-            text += f" Virtual GPUs use host memory: {there} left."
+            text += f" Virtual GPUs use host memory: {_readable(host_has())} left."
         return torch.OutOfMemoryError(text)
 
 

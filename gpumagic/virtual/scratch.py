@@ -190,8 +190,7 @@ def _loss(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
     if result.numel() == x.numel() > 1 or (result.dim() and x.dim()):
         return []
     count, size = prod(torch.broadcast_shapes(x.shape, target.shape)), x.element_size()
-    sums = _partial_sums((count,), (1,), 0, (0,), max(size, 4), card)
-    return [count * size, *sums]
+    return [count * size, *_partial_sums((count,), (1,), 0, (0,), max(size, 4), card)]
 
 
 RULES: dict[str, Rule] = {

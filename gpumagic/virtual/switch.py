@@ -217,8 +217,7 @@ def stand_in(gpus: Iterable[tuple[Any, int]]) -> None:
             # A build may lack a field; torch asks the driver for clocks, which may fail.
             with suppress(AttributeError, RuntimeError):
                 facts[field.name] = getattr(real, field.name)
-        account = _add(Properties(**facts), [0] * COUNTERS)
-        account.allocator.allocate(allocated)
+        _add(Properties(**facts), [0] * COUNTERS).allocator.allocate(allocated)
     stack = ExitStack()  # never closed: the patches last until the child ends
     if on:
         patch(stack, torch.cuda, default_generators=cuda_api.equipped())

@@ -44,8 +44,7 @@ def monitor(period: float = 1.0) -> MonitorWidget | None:
         from gpumagic.telemetry.collect import snapshot
 
         print(GpuTable(snapshot()))
-        again = as_typed("%gpus")
-        print(f"\nThe live monitor needs a notebook; here, type {again} to look again.")
+        print(f"\nThe live monitor needs a notebook; here, type {as_typed('%gpus')} to look again.")
         return None
     from gpumagic.widget.live_monitor import MonitorWidget
 

@@ -154,8 +154,7 @@ class ShellCells:
 
     def _began(self, info: Any) -> None:
         # IPython may have increased execution_count; before a cell runs, the history lacks it.
-        kept = self._shell.history_manager.input_hist_parsed
-        count = len(kept) if info.store_history else None
+        count = len(self._shell.history_manager.input_hist_parsed) if info.store_history else None
         name = uuid4().hex
         self._runs.start(name, self._held)
         self._runs.keep(CellRun(name, None, self._notebook, count, time.time()))
