@@ -92,7 +92,7 @@ _MAX_AGE = 0.9  # maximum age of a reading, in intervals; under 1, since a tick 
 
 
 class Sampler:
-    """Takes snapshots for its subscribers; without ``threads``, only in calls of ``drive``."""
+    """Takes snapshots for its subscribers, on a thread."""
 
     def __init__(
         self,
@@ -101,13 +101,11 @@ class Sampler:
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
         stalled_s: float = 2.0,  # seconds without an answer after which the driver has stalled
-        threads: bool = True,
     ) -> None:
         self._source = source or Collector()
         self._clock = clock
         self._monotonic = monotonic
         self._stalled_s = stalled_s
-        self._threads = threads
         self.history = History()
         self._snapshot: Snapshot | None = None
         self._read_at, self._has_processes = -math.inf, False
@@ -162,11 +160,6 @@ class Sampler:
                 one.deliver(self._snapshot or Snapshot(self._clock()))
             one.closed = True
 
-    def drive(self) -> None:
-        """Take and deliver every snapshot that is due, for a sampler without threads."""
-        while self._watching and self._pause() == 0:
-            self._take()
-
     # Methods below that need the lock `_changed` say so. No listener or source runs under it.
 
     def _add(self, made: Subscription) -> Subscription:
@@ -181,7 +174,7 @@ class Sampler:
         with self._changed:
             self._watching = [one for one in self._watching if not one.closed]
             self._period_s = min((one.period_s for one in self._watching), default=math.inf)
-            if self._threads and self._watching and not self._asking:
+            if self._watching and not self._asking:
                 self._asking = True
                 # Not an executor's thread: Python's exit would wait for a driver that hangs.
                 threading.Thread(target=self._ask, name="gpumagic-asker", daemon=True).start()
@@ -226,8 +219,7 @@ class Sampler:
             processes = any(one.processes for one in self._watching)
         watch = threading.Timer(self._stalled_s, self._stall)
         watch.name, watch.daemon = "gpumagic-sampler", True
-        if self._threads:
-            watch.start()
+        watch.start()
         try:
             snapshot = self._source.take(processes=processes, max_age=_MAX_AGE)
         except Exception as error:  # noqa: BLE001  recorded and shown; the next may succeed

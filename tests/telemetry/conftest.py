@@ -35,11 +35,13 @@ clock, unix = (lambda: now[0]), (lambda: 1e9 + now[0])
 door = Nvml(clock=clock)
 source = NvmlSource(lambda: door, unix, clock)
 collector = Collector([source], here=list, clock=unix, monotonic=clock, usable=False)
-sampler = Sampler(collector, clock=unix, monotonic=clock, threads=False)
+sampler = Sampler(collector, clock=unix, monotonic=clock)
+sampler._asking = True  # so it starts no thread: `look` takes the snapshots
 subscription = sampler.subscribe(processes=True)
 def look(seconds=1):
     for _ in range(seconds):
-        sampler.drive()
+        while sampler._watching and sampler._pause() == 0:
+            sampler._take()
         now[0] += 1
     return sampler.latest()
 def told(snapshot):

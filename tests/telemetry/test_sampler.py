@@ -19,7 +19,8 @@ class Machine:
         self.now = 0.0
         self.asked: list[tuple[float, bool]] = []
         self.error: Exception | None = None
-        self.sampler = Sampler(self, clock=self.clock, monotonic=lambda: self.now, threads=False)
+        self.sampler = Sampler(self, clock=self.clock, monotonic=lambda: self.now)
+        self.sampler._asking = True  # so it starts no thread: `run` takes the snapshots
 
     def clock(self) -> float:
         return 1000.0 + self.now
@@ -33,7 +34,8 @@ class Machine:
     def run(self, seconds: float, step: float = 0.125) -> None:
         end = self.now + seconds
         while self.now <= end:
-            self.sampler.drive()
+            while self.sampler._watching and self.sampler._pause() == 0:
+                self.sampler._take()
             self.now += step
         self.now = end
 
