@@ -13,7 +13,6 @@ private parts of torch that are changed.
 import sys
 import threading
 import uuid
-from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from importlib.util import find_spec
@@ -108,31 +107,25 @@ def turn_on(number: int, capacity: int | None) -> None:
         publisher = published.Publisher(facts)
         stack.callback(publisher.close)
         stack.callback(set_virtual, None)
-        set_virtual(_lister(facts, publisher.counters))
+        rows = publisher.counters
+        devices = [
+            Device("cuda", n, one.uuid, name=one.name, memory_total=each, virtual=True)
+            for n, one in enumerate(facts)
+        ]
+
+        def listed() -> list[Device]:
+            refresh(others=False)
+            free = [max(each - row[published.RESERVED] - row[published.OTHERS], 0) for row in rows]
+            return [replace(gpu, memory_free=n) for gpu, n in zip(devices, free, strict=True)]
+
+        set_virtual(listed)
         if find_spec("torch") is not None:
             from gpumagic.virtual import switch
 
-            switch.install(stack, facts, publisher.counters)
+            switch.install(stack, facts, rows)
         _on = stack.pop_all()
     published.ask_before_reading(refresh)
     known.make_virtual(number)
-
-
-def _lister(
-    facts: Sequence[published.VirtualFacts], rows: Sequence[memoryview]
-) -> Callable[[], list[Device]]:
-    devices = [
-        Device("cuda", n, each.uuid, name=each.name, memory_total=each.memory_total, virtual=True)
-        for n, each in enumerate(facts)
-    ]
-
-    def listed() -> list[Device]:
-        refresh(others=False)
-        used = [row[published.RESERVED] + row[published.OTHERS] for row in rows]
-        free = [max(each.memory_total - n, 0) for each, n in zip(facts, used, strict=True)]
-        return [replace(gpu, memory_free=n) for gpu, n in zip(devices, free, strict=True)]
-
-    return listed
 
 
 def part_of_the_host(number: int) -> int:
@@ -157,7 +150,8 @@ def enabled() -> bool:
 def refresh(*, others: bool = True) -> None:
     """Publish the bytes that torch and, with `others`, other frameworks use on virtual GPUs."""
     if gpus := sys.modules.get(f"{__name__}.virtual_gpus"):
-        gpus.refresh()
+        for gpu in gpus.GPUS:
+            gpu.account.refresh()
     started = known.started() if others else []
     if started and has_virtual():
         devices = here(memory=False)

@@ -29,7 +29,6 @@ from gpumagic.virtual.virtual_gpus import GPUS, gpu_of, in_bad_fork, memory_func
 
 C: Any = torch._C
 _CUDA = 1  # c10::DeviceType::CUDA
-_missing = object()
 
 
 def patch(stack: ExitStack, owner: Any, **values: Any) -> None:
@@ -37,11 +36,10 @@ def patch(stack: ExitStack, owner: Any, **values: Any) -> None:
     for name, value in values.items():
         if isinstance(value, types.FunctionType) and "__wrapped__" not in vars(value):
             value = unseen(value)
-        before = vars(owner).get(name, _missing)
-        if before is _missing:
-            stack.callback(delattr, owner, name)
+        if name in vars(owner):
+            stack.callback(setattr, owner, name, vars(owner)[name])
         else:
-            stack.callback(setattr, owner, name, before)
+            stack.callback(delattr, owner, name)
         setattr(owner, name, value)
 
 
@@ -241,18 +239,13 @@ def install(stack: ExitStack) -> None:
         patch(stack, logger, set_runtime_stats_and_log=_nothing)
 
 
-_DO_NOTHING = (
-    *("_cuda_init", "_cuda_getArchFlags", "_cuda_ipc_collect"),
-    *("_accelerator_emptyHostCache", "_host_emptyCache"),
-)
-
-
 def _functions() -> dict[str, Any]:
     refused = {f"_cuda_getCurrent{name}Handle": f"cu{name.upper()}" for name in ("Blas", "Solver")}
     refused["_cuda_cudaCachingAllocator_raw_alloc"] = "caching_allocator_alloc"
     refused["_cuda_set_sync_debug_mode"] = "set_sync_debug_mode; type %gpuwatch on"
     return {
-        **dict.fromkeys(_DO_NOTHING, _nothing),
+        **dict.fromkeys(("_cuda_init", "_cuda_getArchFlags", "_cuda_ipc_collect"), _nothing),
+        **dict.fromkeys(("_accelerator_emptyHostCache", "_host_emptyCache"), _nothing),
         **{name: partial(_refused, what) for name, what in refused.items()},
         "_cuda_synchronize": _wait,
         "_accelerator_synchronizeDevice": _wait,

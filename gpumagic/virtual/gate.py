@@ -189,7 +189,10 @@ def check(*, force: bool = False) -> None:
     # torch counts by NVML if possible, which does not start CUDA.
     real = torch.cuda.device_count()
     problem = _refusal(real, force) or static_problem()
-    if problem is None and (real or not _tested()) and (verdict := trial()) is not None:
+    released = re.fullmatch(r"\d+\.\d+\.\d+(\+\w+)?", torch.__version__) is not None
+    known = sys.platform == "linux" and platform.machine() == "x86_64"
+    tested = released and known and OLDEST <= _release() <= NEWEST
+    if problem is None and (real or not tested) and (verdict := trial()) is not None:
         problem = f"a trial with PyTorch {torch.__version__} failed: {verdict}; {_INSTEAD}"
     if problem is not None:
         raise GpuError(f"no virtual GPUs: {problem}")
@@ -250,9 +253,3 @@ def trial(code: str | None = None) -> str | None:
 def _release() -> tuple[int, int]:
     found = re.match(r"(\d+)\.(\d+)", torch.__version__)
     return (int(found[1]), int(found[2])) if found else (0, 0)
-
-
-def _tested() -> bool:
-    released = re.fullmatch(r"\d+\.\d+\.\d+(\+\w+)?", torch.__version__) is not None
-    known = sys.platform == "linux" and platform.machine() == "x86_64"
-    return released and known and OLDEST <= _release() <= NEWEST

@@ -92,12 +92,6 @@ def gpu_of(device: torch.device | str | int | None = None) -> VirtualGpu:
     return GPUS[device]
 
 
-def refresh() -> None:
-    """Count the allocations and frees of all GPUs, and publish the numbers."""
-    for gpu in GPUS:
-        gpu.account.refresh()
-
-
 _FORKED = (
     "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you "
     "must use the 'spawn' start method"
