@@ -91,21 +91,18 @@ class Hooks:
         self._names: list[str] = []
         self._patches = ExitStack()
         try:
-            self._register()
+            options = {"allow_override": True} if _CAN_CALL_REPLACED else {}
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # "overriding a previously registered kernel"
+                for name, kernel in [*self._kernels()]:
+                    self._library.impl(name, kernel, self.key, **options)
+                    self._names.append(name)
+            # Each printing of a tensor gets a serial number: its many waits count as one call.
+            _swap(self._patches, torch._tensor_str, "_str", _numbered)
+            patch_synchronizing(self._patches)
         except BaseException:
             self.remove()
             raise
-
-    def _register(self) -> None:
-        options = {"allow_override": True} if _CAN_CALL_REPLACED else {}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # "overriding a previously registered kernel"
-            for name, kernel in [*self._kernels()]:
-                self._library.impl(name, kernel, self.key, **options)
-                self._names.append(name)
-        # Each printing of a tensor gets a serial number: its many waits count as one call.
-        _swap(self._patches, torch._tensor_str, "_str", _numbered)
-        patch_synchronizing(self._patches)
 
     def _kernels(self) -> Iterator[tuple[str, Kernel]]:
         copy, item = self._copy(), "_local_scalar_dense"

@@ -39,9 +39,7 @@ class Entry:
     # Whether no device was named: `.item()`, `print`, a mask, an index on the CPU. `.to`, `.cpu`,
     # `copy_`, `device=` and `synchronize()` are explicit.
     implicit: bool = False
-    where: files.UserLine | None = (
-        None  # the line in the user's code; None if not from the user's code
-    )
+    where: files.UserLine | None = None  # the line in the user's code; None if from elsewhere
     code: str = ""  # the expression there
     # "print", "display" (the notebook showed a value), "loader" (a batch that `%%ongpu` copied),
     # "backward", or empty.

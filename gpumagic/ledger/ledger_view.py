@@ -101,11 +101,8 @@ def _of_copy(entry: Entry) -> Advice | None:
         return None if entry.pinned else Advice("pin its batches: DataLoader(..., pin_memory=True)")
     if there == "cpu":
         return all_but_one(entry, _keep(entry))
-    return _of_copy_from_host(entry) if entry.source == "cpu" else None
-
-
-def _of_copy_from_host(entry: Entry) -> Advice | None:
-    there = entry.destination
+    if entry.source != "cpu":
+        return None
     data = entry.operator == "index" or entry.nbytes > entry.count * _SCALAR
     if entry.implicit and data and not entry.framework:
         text = f"an index or a value is on the CPU; move it once: .to('{there}')"
