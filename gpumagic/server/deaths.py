@@ -46,10 +46,7 @@ class Deaths:
     """Deaths of this server's kernels; methods run on the event loop unless they say otherwise."""
 
     def __init__(
-        self,
-        cells: KernelCells,
-        loads: KernelLoads,
-        latest: Callable[[], Snapshot | None] = lambda: None,
+        self, cells: KernelCells, loads: KernelLoads, latest: Callable[[], Snapshot | None]
     ) -> None:
         self._cells = cells
         self._loads = loads

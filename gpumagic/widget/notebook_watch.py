@@ -102,16 +102,14 @@ class Audience:
             if (since := self._receives_since) is None:
                 return True
             oldest = time.monotonic() - MAX_SILENCE_S
-            heard = {view: at for view, at in self._looked.items() if max(at, since) >= oldest}
-            self._looked = heard
-            return bool(heard) or since >= oldest
+            self._looked = {v: at for v, at in self._looked.items() if max(at, since) >= oldest}
+            return bool(self._looked) or since >= oldest
 
 
 class ShellCells:
     """The cells of this shell, from IPython's events; ``changed`` is called after each event."""
 
     def __init__(self, shell: Any, changed: Callable[[], None]) -> None:
-        self._events = shell.events
         self._shell = shell
         self._changed = changed
         self._runs = CellRuns(KEPT)
@@ -128,16 +126,16 @@ class ShellCells:
 
     def install(self) -> None:
         """Start listening; a cell that runs counts from here on."""
-        self._events.register("pre_run_cell", self._began)
-        self._events.register("post_run_cell", self._ended)
+        self._shell.events.register("pre_run_cell", self._began)
+        self._shell.events.register("post_run_cell", self._ended)
         result = getattr(self._shell.displayhook, "exec_result", None)
         if result is not None and result.info is not None:
             self._began(result.info)
 
     def uninstall(self) -> None:
         """Stop listening, and drop running cells."""
-        self._events.unregister("pre_run_cell", self._began)
-        self._events.unregister("post_run_cell", self._ended)
+        self._shell.events.unregister("pre_run_cell", self._began)
+        self._shell.events.unregister("post_run_cell", self._ended)
         running = set(self._running.values())
         self._runs.forget(lambda run: run.id in running)
         self._running.clear()
