@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from contextlib import AbstractContextManager
 from contextvars import copy_context
 from shutil import get_terminal_size
 from typing import Any
@@ -28,7 +29,7 @@ def _bar(now: object) -> dict[str, str]:
     return {"text/plain": str(now), "text/html": block(drawn)}
 
 
-class ProgressLine:
+class ProgressLine(AbstractContextManager["ProgressLine"]):
     """A context manager that shows updates in one line, from `SHOW_AFTER_S` seconds on."""
 
     def __init__(self, shell: Any, *, silent: bool = False) -> None:
@@ -44,9 +45,6 @@ class ProgressLine:
         self._timer.daemon = True
         if not silent:
             self._timer.start()
-
-    def __enter__(self) -> ProgressLine:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()

@@ -191,7 +191,16 @@ class TensorFlow(ArrayFramework):
                 return tf.identity(array)
             if isinstance(array, tf.Variable):
                 return tf.Variable(array, trainable=array.trainable, dtype=array.dtype)
-            return _model_like(array)
+            keras = sys.modules.get("keras")
+            if keras is None or not isinstance(array, keras.Model):
+                raise GpuError(
+                    f"a {type(array).__name__} is not copied; make it in the code itself"
+                )
+            made = keras.models.clone_model(array)
+            made.set_weights(array.get_weights())
+            if array.compiled:
+                made.compile_from_config(array.get_compile_config())
+            return made
 
     def parts(self, value: object) -> Split | None:
         """Return the parts of a ragged or sparse tensor, and its builder."""
@@ -266,14 +275,3 @@ def _way_to_copy(value: Any) -> str:
     if keras is not None and isinstance(value, keras.Model):
         return _COPIED.format(_MODEL)
     return _COPIED.format("v = tf.Variable(v)") if isinstance(value, tf.Variable) else ""
-
-
-def _model_like(value: Any) -> Any:
-    keras = sys.modules.get("keras")
-    if keras is None or not isinstance(value, keras.Model):
-        raise GpuError(f"a {type(value).__name__} is not copied; make it in the code itself")
-    made = keras.models.clone_model(value)
-    made.set_weights(value.get_weights())
-    if value.compiled:
-        made.compile_from_config(value.get_compile_config())
-    return made
