@@ -286,7 +286,8 @@ def nodes_around(node: ast.AST, kinds: Any) -> list[Any]:
 def also_needed(frame: FailedFrame, node: ast.AST, odd: Iterable[Part], target: str) -> list[Part]:
     """Return named tensors that must move too: later code combines them with the moved `odd`."""
     odd = list(odd)
-    moved: dict[str, str | None] = {part.key: target for part in odd}
+    # The same call further down creates a tensor of its own.
+    moved: dict[str, str | None] = {part.key: target for part in odd if not part.factory}
     found: dict[str, Part] = {}
     for reader, clashing in _clashes(frame, node, odd, moved, target):
         near = (p for p in clashing if p.factory and p.node.lineno - frame.line <= NEAR)

@@ -531,3 +531,61 @@ def test_an_operand_that_is_given_twice_is_moved_once():
         "    y = attention(x, x, x)\n"
     )
     assert_fixed(code, '    x = x.to("cuda:0")')
+
+
+def test_a_sum_of_items_on_two_gpus():
+    code = (
+        "two = [nn.Linear(2, 2).to(f'cuda:{n}') for n in range(2)]\n"
+        "def penalty(nets):\n    return sum(p.pow(2).sum() for net in nets for p in [net.weight])\n"
+        "loss = torch.ones(2, device='cuda:1').sum() + penalty(two)\n"
+    )
+    by = '    return sum(p.pow(2).sum().to("cuda:1") for net in nets for p in [net.weight])'
+    assert_fixed(code, by)
+
+
+def test_a_number_beside_the_result_of_a_helper():
+    code = (
+        "def mask():\n    return torch.ones(3, 3).triu(1) > 0\n"
+        "def scores(x):\n    return x.masked_fill(mask(), float('-inf'))\n"
+        "y = scores(torch.ones(3, 3, device='cuda'))\n"
+    )
+    assert_fixed(code, "    return x.masked_fill(mask().to(x.device), float('-inf'))")
+
+
+def test_lengths_that_a_module_is_given_are_copied_in_its_call():
+    code = (
+        "class Net(nn.Module):\n"
+        "    def forward(self, x, n):\n"
+        "        return nn.utils.rnn.pack_padded_sequence(x, n, batch_first=True).data\n"
+        "net, n = Net(), torch.tensor([3, 2], device='cuda')\n"
+        "y = net(torch.ones(2, 3, 4, device='cuda'), n) + torch.ones(4, device='cuda')\n"
+    )
+    by = "y = net(torch.ones(2, 3, 4, device='cuda'), n.cpu()) + torch.ones(4, device='cuda')"
+    assert_fixed(code, by)
+
+
+def test_tensors_that_the_next_lines_make_are_made_there_too():
+    code = (
+        "def mean(src, index, n):\n"
+        "    total = torch.zeros(n).index_add_(0, index, src)\n"
+        "    count = torch.zeros(n).index_add_(0, index, torch.ones(len(index)))\n"
+        "    return total / count\n"
+        "y = mean(torch.ones(4, device='cuda'), torch.tensor([0, 1, 1, 0], device='cuda'), 2)\n"
+    )
+    by = (
+        "    total = torch.zeros(n, device=index.device).index_add_(0, index, src)\n"
+        "    count = torch.zeros(n, device=index.device)"
+        ".index_add_(0, index, torch.ones(len(index), device=index.device))"
+    )
+    assert_fixed(code, by)
+
+
+def test_a_function_reads_no_global_whose_name_is_one_of_its_attributes():
+    code = (
+        "device = 'cuda'\n"
+        "def slope(x):\n"
+        "    y = x * torch.ones(3, device=x.device)\n"
+        "    return torch.autograd.grad(y, x, torch.ones(3))\n"
+        "slope(torch.ones(3, device=device, requires_grad=True))\n"
+    )
+    assert_fixed(code, "    return torch.autograd.grad(y, x, torch.ones(3, device=y.device))")

@@ -209,3 +209,28 @@ def test_a_loader_that_shuffles_under_a_default_device_is_given_a_generator_ther
     done = ip.run(f"{given}\nfor x in loader: pass")
     ip.run("torch.set_default_device(None)")
     assert done.error is None
+
+
+def test_a_generator_of_an_earlier_cell_is_made_again_for_this_one(ip):
+    ip.run("import torch\nX = torch.ones(3)")
+    ip.run(
+        "rng = torch.Generator().manual_seed(7)\n"
+        "def jitter(x, rng):\n    return torch.normal(x, 0.1, generator=rng)\njitter(X, rng)"
+    )
+    told = explained(ip.run("%%ongpu 1\ny = jitter(X, rng)"))
+    line = 'rng = torch.Generator("cuda:1").manual_seed(rng.initial_seed())'
+    assert f"before line 2 (moves nothing)\n      {line}" in told
+    assert ip.run(f"%%ongpu 1\n{line}\ny = jitter(X, rng)").error is None
+
+
+def test_a_function_of_autograd_has_no_object_to_create_again(ip):
+    ip.run(
+        "import torch\nclass Half(torch.autograd.Function):\n    @staticmethod\n"
+        "    def forward(ctx, x):\n        ctx.n = x.shape\n        return x / 2\n"
+        "    @staticmethod\n    def backward(ctx, grad):\n        half = torch.ones(ctx.n)\n"
+        "        return grad * half / 2"
+    )
+    x = "x = torch.ones(3, device='cuda', requires_grad=True)"
+    told = explained(ip.run(f"{x}\nHalf.apply(x).sum().backward()"))
+    assert "half = torch.ones(ctx.n, device=grad.device)" in told
+    assert "again" not in told

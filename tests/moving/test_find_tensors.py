@@ -9,7 +9,7 @@ from moved_values import CPU, GPU1, moved
 from torch import nn
 
 import gpumagic
-from gpumagic.moving.find_tensors import DATASET_STAYS, NUMPY_STAYS
+from gpumagic.moving.find_tensors import DATASET_STAYS, NUMPY_STAYS, TensorFinder
 from gpumagic.moving.move import move_all
 
 pytestmark = pytest.mark.usefixtures("gpus")
@@ -45,6 +45,32 @@ def test_containers(wrap):
     moves = moved(held=held)
     assert x.device == GPU1
     assert [m.name for m in moves.moved] == ["held"]
+
+
+class Node:
+    bank = None
+
+    def __init__(self, value):
+        self.value = value
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda x: [(n, "a") for n in range(2000)] + [[x]],
+        lambda x: [{"a": [n]} for n in range(2000)] + [{"a": {"b": (x,)}}],
+        lambda x: {n: Node([n]) for n in range(2000)} | {"a": Node(Sample(x))},
+        lambda x: [Node(n) for n in range(2000)] + [type("Other", (Node,), {"bank": x})(1)],
+        lambda x: [Node(n) for n in range(2000)] + [nn.ParameterList([x])],
+    ],
+    ids=["tuples", "dicts", "objects", "a class", "a module"],
+)
+def test_a_tensor_in_much_plain_data_is_found(wrap):
+    x = torch.ones(2)
+    held = wrap(x)
+    found = TensorFinder(__name__)
+    found.variables([("plain", [Node([n]) for n in range(2000)]), ("held", held)])
+    assert [each.root for each in found.tensors] == ["held"]
 
 
 def test_a_container_that_holds_itself():

@@ -63,7 +63,7 @@ async def test_a_server_with_blocking_clients_is_answered_too(
         "work/train.ipynb", "train.ipynb", "notebook", "python3"
     )
     try:
-        with pytest.raises(GpuError, match=r"train.ipynb has not loaded gpumagic; type there"):
+        with pytest.raises(GpuError, match=r"train.ipynb has not loaded gpumagic; type %load_ext"):
             await gpu_memory()
     finally:
         await jp_serverapp.session_manager.delete_session(model["id"])
