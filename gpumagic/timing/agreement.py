@@ -48,7 +48,6 @@ _PART = 2**22
 # Maximum bytes of a device's results to save for the comparison.
 _KEPT = 2**30
 _NUMBERS = {bool, int, float, complex}
-_RANDOM = "random numbers were drawn, and differ by device"
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,8 @@ def agree(
 ) -> Agreement:
     """Compare two devices' outcomes; if `drawn`, random numbers may explain the differences."""
     nothing = Agreement(where, reference, None)
-    loose = _may_use_tf32(reference) or _may_use_tf32(where)
+    # cuDNN, JAX and TensorFlow use TF32 by default.
+    loose = "cuda" in f"{reference} {where}" and not any(gpu.virtual for gpu in here(memory=False))
     differences, large = [], []
     try:
         for name in dict.fromkeys((*expected, *found)):
@@ -114,13 +114,8 @@ def agree(
     wrong, largest, name, how = max(differences)
     nothing = replace(nothing, largest=None if math.isinf(largest) else largest, name=name)
     if wrong and drawn:
-        return replace(nothing, reason=_RANDOM)
+        return replace(nothing, reason="random numbers were drawn, and differ by device")
     return replace(nothing, same=not wrong, reason=f"{name} {how}" if wrong else reason)
-
-
-def _may_use_tf32(where: str) -> bool:
-    # cuDNN, JAX and TensorFlow use TF32 by default.
-    return "cuda" in where and not any(device.virtual for device in here(memory=False))
 
 
 def _difference(one: Any, other: Any, loose: bool) -> tuple[float, str]:
@@ -218,24 +213,22 @@ def outcome(
 
 def _into(value: Any, others: FrameworksOn) -> list[tuple[Step, Any]]:
     """Return the parts of a value that may be results."""
-    if type(value) is _Numbers or _is_array(value, others):
-        return []
-    return [(step, _boxed(item)) for step, item in _parts(value, others)]
-
-
-def _parts(value: Any, others: FrameworksOn) -> Iterable[tuple[Step, Any]]:
     kind = type(value)
+    if kind is _Numbers or _is_array(value, others):
+        return []
     if is_module(value):
         state = [own(value).get(name) or {} for name in ("_parameters", "_buffers", "_modules")]
-        return [((".", name), part) for parts in state for name, part in parts.items()]
-    if issubclass(kind, dict):
-        return [(("[]", key), item) for key, item in dict.items(value)]
-    if issubclass(kind, CONTAINERS):
-        return items(value)
-    if is_dataclass(kind):
-        return [((".", name), item) for name, item in attributes(value).items()]
-    parts, _ = others.parts(value) or ((), None)
-    return [(("[]", n), item) for n, item in enumerate(parts)]
+        parts = [((".", name), part) for held in state for name, part in held.items()]
+    elif issubclass(kind, dict):
+        parts = [(("[]", key), item) for key, item in dict.items(value)]
+    elif issubclass(kind, CONTAINERS):
+        parts = items(value)
+    elif is_dataclass(kind):
+        parts = [((".", name), item) for name, item in attributes(value).items()]
+    else:
+        held, _ = others.parts(value) or ((), None)
+        parts = [(("[]", n), item) for n, item in enumerate(held)]
+    return [(step, _boxed(item)) for step, item in parts]
 
 
 def _boxed(value: Any) -> Any:

@@ -34,7 +34,6 @@ _PERIOD_S = 0.1  # seconds between two reports of the progress
 _BEGIN = "inputs and first run"
 _ERRORS = ("torch.OutOfMemoryError", "tensorflow.errors.ResourceExhaustedError")
 _MESSAGES = ("DefaultCPUAllocator", "RESOURCE_EXHAUSTED: Out of memory")
-_OUT_OF_MEMORY, _INTERRUPTED = "out of memory", "interrupted"
 _PRINTED = "the output of the code is shown for its first run only"
 
 
@@ -131,14 +130,13 @@ def compare(
     made = program(code, namespace, setup=setup, filename=filename, text=text)
     points = sweeping.points(values)
     counts = sweeping.items_per_run(items, namespace, points)
-    stopwatch = stopwatch or Stopwatch(needed.frameworks)
     comparing = Comparing(
         program=made,
         targets=wanted,
         needed=needed,
         namespace=namespace,
         max_time=max_time,
-        stopwatch=stopwatch,
+        stopwatch=stopwatch or Stopwatch(needed.frameworks),
         items={sweeping.key(point): n for point, n in zip(points, counts, strict=True)},
         points=points,
         tell=progress or (lambda now: None),
@@ -258,12 +256,12 @@ class Comparing(Task):
             with kept():
                 one.run()
         except KeyboardInterrupt:
-            self._add(one, None if one.timing().seconds else _INTERRUPTED)
+            self._add(one, None if one.timing().seconds else "interrupted")
             raise
         except Exception as error:
             line = _line_of(error, self.program.filename)
             if _is_out_of_memory(error) and len(self.targets) * len(self.points) > 1:
-                failure = _OUT_OF_MEMORY
+                failure = "out of memory"
                 self._full.setdefault(where, values)
             elif any(t.where == where and t.seconds for t in self.timings):
                 failure = faults.in_words(error) + line

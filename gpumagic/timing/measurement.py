@@ -148,8 +148,7 @@ class Measuring:
                     for name in task.randomness.drawn()
                 )
                 task.stopwatch.wait()
-                took = task.stopwatch.clock() - began
-                self._found(first=max(self._timing.first or 0.0, took))
+                self._found(first=max(self._timing.first or 0.0, task.stopwatch.clock() - began))
                 results.append((value, drawn))
         if len(task.targets) * len(runner.trials) == 1:
             return  # nothing to compare with
