@@ -73,9 +73,8 @@ class CellOnRanks:
         self._sources = {there: "".join(linecache.getlines(file))}
         read = names_read(tree, ipython.transform_cell if ipython else str)
         whole = {name: value for name, value in space.items() if name not in asked.split}
-        hidden = ipython.user_ns_hidden if ipython else {}
         self._values, self._fingerprints = sending.fingerprints_of(
-            variables_read(read, whole), whole, hidden
+            variables_read(read, whole), whole, ipython.user_ns_hidden if ipython else {}
         )
         assigned = sending.fingerprints_here(names_assigned(tree))
         self._order = CellOrder(uuid4().hex, tree, there, self._sources, asked.made, assigned)
@@ -240,8 +239,7 @@ class CellOnRanks:
 
     def _end_a_deadlock(self) -> None:
         """Fail the cell if all ranks wait, but at different places; the error names the places."""
-        cell = self._order.cell
-        waits = {rank.number: self._engines.pulse(rank, cell) for rank in self._running}
+        waits = {rank.number: self._engines.pulse(rank, self._order.cell) for rank in self._running}
         hang = (where and where["call"] and where["idle"] >= HANGS_S for where in waits.values())
         if not waits or not all(hang):
             return

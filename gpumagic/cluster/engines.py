@@ -230,8 +230,7 @@ class Engines:
         except GpuError as error:
             time.sleep(_CAUSE_S)
             self.check()
-            gone = (GpuError(rank.died) for rank in ranks if rank.lost)
-            raise next(gone, error) from None
+            raise next((GpuError(rank.died) for rank in ranks if rank.lost), error) from None
 
     def rows(self) -> tuple[dict[str, Any], ...]:
         """Return a row for each rank, dead ranks included."""

@@ -44,9 +44,7 @@ _number_of: Any = WeakTensorKeyDictionary()
 
 def _number(tensor: torch.Tensor) -> int:
     """Return a number that is unique among living tensors."""
-    if tensor not in _number_of:
-        _number_of[tensor] = next(_numbers)
-    return int(_number_of[tensor])
+    return int(_number_of.setdefault(tensor, next(_numbers)))
 
 
 def _state(tensor: torch.Tensor) -> State:
