@@ -144,8 +144,7 @@ def _values(given: dict[str, Sequence[float]]) -> tuple[str, Sequence[float]]:
 def _program(
     code: Any, namespace: dict[str, Any], name: str, filename: str | None, text: str | None
 ) -> Program:
-    takes = callable(code) and name in inspect.signature(code).parameters
-    passed = [name] if takes else []
+    passed = [name] if callable(code) and name in inspect.signature(code).parameters else []
     made = program(code, {**namespace, name: None}, filename=filename, text=text, passed=passed)
     if callable(code) and name not in (*passed, *made.reads):
         called = getattr(code, "__name__", type(code).__name__)

@@ -178,8 +178,7 @@ class Search:
         else:
             raised = [str(mismatch.error) for mismatch in run.mismatches]
             raised += [run.error] if run.error else []
-            ends = [str(each) for each in run.unknown if each.ended]
-            self._ended[value] = [*raised, *ends][0]
+            self._ended[value] = [*raised, *(str(each) for each in run.unknown if each.ended)][0]
             self._raises |= {value} if raised else set()
         # The next dry run is stopped after three times this run's time, but not before 20 s.
         self._limit = min(LIMIT_S, max(_FAR_S, 3 * run.seconds))
@@ -268,9 +267,8 @@ class Search:
 
     def found(self) -> tuple[Largest, ...]:
         """Return the largest value known to fit, for each device."""
-        virtual = self.device.virtual and not self.cards
         return tuple(
-            Largest(where, free, room, *self._best(room), virtual)
+            Largest(where, free, room, *self._best(room), self.device.virtual and not self.cards)
             for where, (free, room) in self._rooms.items()
         )
 

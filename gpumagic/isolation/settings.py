@@ -66,9 +66,7 @@ _TORCH = (
     "get_float32_matmul_precision/set_float32_matmul_precision "
     "is_anomaly_enabled/set_anomaly_enabled"
 )
-_CUDNN = "enabled benchmark deterministic allow_tf32"
 _MATMUL = "allow_tf32 allow_bf16_reduced_precision_reduction"
-_CUDA = "current_device/set_device current_stream/set_stream"
 
 
 def _of_the_process() -> Iterator[Setting]:
@@ -76,10 +74,10 @@ def _of_the_process() -> Iterator[Setting]:
     if (torch := torch_here()) is not None:
         yield Setting("the default device", _default_device, torch.set_default_device)
         yield from _named(torch, _TORCH)
-        yield from _named(torch.backends.cudnn, _CUDNN)
+        yield from _named(torch.backends.cudnn, "enabled benchmark deterministic allow_tf32")
         yield from _named(torch.backends.cuda.matmul, _MATMUL)
         if torch.cuda.is_initialized():
-            yield from _named(torch.cuda, _CUDA)
+            yield from _named(torch.cuda, "current_device/set_device current_stream/set_stream")
     yield from _named(sys, "stdout stderr")
     yield _list(sys, "path")
     yield Setting("the root logger's level", lambda: logging.root.level, logging.root.setLevel)

@@ -143,10 +143,6 @@ def memory_of(asked: Sequence[str]) -> tuple[Any, Any]:
     return report.of(named), whole
 
 
-_NEW_RANK = (
-    "the new rank has none of the variables of %%ongpu @all cells; run those cells again, or type "
-    "%gpucluster restore DIR"
-)
 # Verbs that need an argument, each with an example.
 _NEEDED = {"restart": "restart 1", "pull": "pull net", "restore": "restore DIR"}
 
@@ -165,7 +161,10 @@ def drive_cluster(shell: Any, asked: Namespace) -> None:
     ranks = gpu_cluster.current()
     if verb == "restart":
         ranks.restart(*map(int, what))
-        print(_NEW_RANK)
+        print(
+            "the new rank has none of the variables of %%ongpu @all cells; run those cells again, "
+            "or type %gpucluster restore DIR"
+        )
     elif verb == "pull":
         found = ranks.pull(*what)
         shell.user_ns.update(found)

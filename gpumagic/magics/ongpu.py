@@ -160,7 +160,7 @@ class CellHooks:
         own = ast.Module(body[bool(line) :], [])  # without our call
         elsewhere = False
         with suppress(UsageError):  # reported when the cell begins
-            elsewhere = line is not None and _request(line).elsewhere
+            elsewhere = bool(line and _request(line).elsewhere)
         if cell and elsewhere:
             # IPython runs only our call, whose value is the result.
             cell.tree, cell.elsewhere, body[1:] = own, True, []

@@ -62,8 +62,7 @@ def only_torch(
     from gpumagic.usercode.variables import names_read, variables_read
 
     read = dict(variables_read(names_read(tree, shell.transform_cell), shell.user_ns))
-    others = [framework.name for framework in needed_by(imports_of(tree), read)]
-    if used := others or placed:
+    if used := [framework.name for framework in needed_by(imports_of(tree), read)] or placed:
         why = f"{what} is for torch; this cell uses {' and '.join(used)}"
         raise GpuError(f"{why}; {of_jax}" if of_jax and "JAX" in used else why)
 

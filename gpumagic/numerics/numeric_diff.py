@@ -164,8 +164,7 @@ def _run(
     made: Program, namespace: dict[str, Any], side: Device | torch.dtype, recorder: Recorder
 ) -> list[str]:
     """Run the code once on copies, recorded; return notes for the user."""
-    device = as_torch(side) if isinstance(side, Device) else None
-    trial = Trial(made, device, namespace, {})
+    trial = Trial(made, as_torch(side) if isinstance(side, Device) else None, namespace, {})
     try:
         trial.set_up()
         if isinstance(side, torch.dtype):
