@@ -415,12 +415,10 @@ def _stays(part: Part, frame: FailedFrame, stmt: ast.stmt) -> bool:
 
 def _moved(part: Part, site: Site, device: str, choice: Choice) -> list[tuple[ast.AST, str]]:
     """Return the edits that move an operand in the expression and where the next lines use it."""
-    if part.factory and part not in site.odd:
-        return sources.with_device(part.node, site.frame, device)
-    again = part.kind in ("tensor", "made") and not choice.to_host
-    near = _uses_near(part, site, device) if again else []
+    is_odd, again = part in site.odd, part.kind in ("tensor", "made") and not choice.to_host
+    near = _uses_near(part, site, device) if again and (is_odd or not part.factory) else []
     within = statement(site.at.node) if choice.to_host else site.at.node
-    if part not in site.odd and part.node not in ast.walk(within or site.at.node):
+    if not (is_odd or part.factory or part.node in ast.walk(within or site.at.node)):
         return near
     if part.factory:
         return near + sources.with_device(part.node, site.frame, device)
