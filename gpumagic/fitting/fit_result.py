@@ -128,7 +128,8 @@ def _how_sure(fit: Fit, found: Largest, value: float) -> str:
         return known
     if bisect_left(fit.values, above) - bisect_left(fit.values, value) <= 1:
         return f"{value} is the largest that fits"
-    return f"{known}, and {_rounded(fit, found, above, math.ceil)} does not,"
+    spare = f", with {100 * fit.margin:.3g} % left free," if fit.margin else ","
+    return f"{known}, and {_rounded(fit, found, above, math.ceil)} does not{spare}"
 
 
 def _rounded(fit: Fit, found: Largest, value: float, to: Callable[[float], int]) -> str:

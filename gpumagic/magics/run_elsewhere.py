@@ -233,7 +233,9 @@ def _progressing(shell: Any, asked: Any, name: str) -> Iterator[ProgressLine]:
         if isinstance(error, SyntaxError) and (file == name or file.startswith(_TEXT)):
             where = f"line {error.lineno}: " if file == name else "--setup: "
             raise GpuError(f"{where}{error.msg}: {(error.text or '').strip()}") from None
-        if not isinstance(error, GpuError):
+        if isinstance(error, KeyboardInterrupt):
+            _show_briefly(error)
+        elif not isinstance(error, GpuError):
             _begin_at(shell, error, name)
         raise
 

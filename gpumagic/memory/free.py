@@ -97,6 +97,10 @@ def free_memory(*what: object, grads: bool = False) -> Freed:
     meter.take("garbage", always=False)
     found, outputs = find(namespace), KeptOutputs(namespace)
     skipped = _skipped(names, namespace, outputs, found)
+    if grads:  # first: an exception may hold the gradients too
+        _release_gradients(namespace)
+        meter.take("gradients")
+        found = find(namespace)
     gone = [n for n in names if n in namespace and n not in skipped and not outputs.has(n)]
     # The storages to be freed: only `gone`, outputs, exceptions and garbage hold them.
     spare = [e for e in found if all(way.kind in KEPT or way.root in gone for way in e.ways)]
@@ -104,9 +108,6 @@ def free_memory(*what: object, grads: bool = False) -> Freed:
     gone = [name for name in gone if name not in stays]
     meter.due = spare
     _release_kept([each for each in spare if not gpus or each.device in gpus], outputs, meter)
-    if grads:
-        _release_gradients(namespace)
-        meter.take("gradients")
     for name in gone:
         del namespace[name]
         meter.take(name, {name})
@@ -131,7 +132,8 @@ def _release_kept(spare: list[FoundStorage], outputs: KeptOutputs, meter: "_Mete
     """Release the exceptions and the outputs that hold the memory in `spare`."""
     ways = {way for each in spare for way in each.ways}
     if errors := {way.root for way in ways if way.kind == EXCEPTION}:
-        meter.take(release_errors(), errors)
+        release_errors()
+        meter.take(", ".join(sorted(errors)), errors)
     held = {way.root for way in ways}
     if dropped := [name for name in outputs.numbered() if name in held]:
         outputs.drop(dropped)

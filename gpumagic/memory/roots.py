@@ -32,11 +32,9 @@ def kept_errors() -> list[BaseException]:
     return list({id(error): error for error in found if isinstance(error, BaseException)}.values())
 
 
-def release_errors() -> str:
-    """Release the kept exceptions, clear the frames of the one being handled, and name them all."""
+def release_errors() -> None:
+    """Release the kept exceptions, and clear the frames of the one being handled."""
     handled, ipython = sys.exc_info()[1], shell()
-    kept = [*kept_errors(), *([handled] if handled is not None else [])]
-    places = dict.fromkeys(_place(each.__traceback__) or type(each).__name__ for each in kept)
     for trace in tracebacks(handled) if handled is not None else ():
         try:
             trace.tb_frame.clear()
@@ -51,7 +49,6 @@ def release_errors() -> str:
             vars(shown).pop("tb", None)
             if getattr(shown, "pdb", None) is not None:
                 shown.pdb = None  # IPython makes another one for the next %debug
-    return f"the exception{'s' * (len(places) > 1)} of {', '.join(places)}"
 
 
 def _place(trace: TracebackType | None) -> str:

@@ -22,10 +22,10 @@ _PAIRED, _DECIDES = 0.4, 0.8
 # Share by which the reported number may be below the largest that fits, on a virtual and on a real
 # GPU. A closer number would cost more dry runs, and depend on fragmentation.
 _NEAR, _NEAR_REAL = 0.05, 0.1
-# Names of numbers that may be lowered: the size of a batch or a chunk; and where a model runs, that
-# of a sequence or a buffer. Elsewhere `B` may be how many samples a result is computed from.
-_SIZE = re.compile(r"batch|chunk")
-_SIZE_OF_MODELS = re.compile(r"batch|chunk|seq|context|capacity|^(?:bs|B|T)$")
+# Names of numbers that may be lowered: the size of a batch, a chunk or a buffer, and of a model's
+# sequence. Elsewhere `B` may be how many samples a result is computed from.
+_SIZE = re.compile(r"batch|chunk|capacity")
+_SIZE_OF_MODELS = re.compile(rf"{_SIZE.pattern}|seq|context|^(?:bs|B|T)$")
 _CUTS = {"split", "chunk", "narrow", "select", "index_select", "unbind"}
 
 

@@ -34,7 +34,7 @@ from gpumagic.usercode.frames import FailedFrame, errors, failed_frames, stateme
 
 _SHOWN = 3
 _PLACED = re.compile(r"\s*%%ongpu\b\s*(?:cuda:|/?gpu:)?([^\s?]*)")
-_PLACES_ITSELF = re.compile(r"\s*%%(?:ongpu|gpu\w+)\b")
+_PLACES_ITSELF = re.compile(r"^\s*%%?(?:ongpu|gpu\w+)\b", re.MULTILINE)
 _SAYS_CPU = re.compile(r"""\.cpu\(|["']cpu["']""")
 _NUMPY = "NumPy works in the host's memory only, so the values must be copied there"
 _HOST = "this argument must be on the CPU, where it is read"
@@ -120,7 +120,7 @@ def _placed(found: list[FailedFrame], choice: fixes.Choice) -> str | None:
         return None
     *earlier, now = getattr(getattr(shell(), "history_manager", None), "input_hist_raw", [""])
     places = {match[1] for match in map(_PLACED.match, earlier) if match}
-    alone = not _PLACES_ITSELF.match(now)
+    alone = not _PLACES_ITSELF.search(now)
     return f"%%ongpu {number}" if number in places and alone else None
 
 

@@ -9,7 +9,7 @@ from textwrap import dedent, indent
 from gpumagic.display import table
 from gpumagic.display.table import Shown, block, tag
 from gpumagic.display.units import size
-from gpumagic.usercode.files import label
+from gpumagic.usercode.files import label, shell
 from gpumagic.usercode.frames import FailedFrame, loops_around, parents, statement
 
 
@@ -181,11 +181,20 @@ class Edit:
         where, end = ("replace", end) if self.replaced else ("before", start)
         if self.replaced:
             code += _edited(lines[start - 1 : end], start, self.replaced)
+            code[0] = _magic_before(label(self.frame.filename), start, first) + code[0]
         file, name = self.frame.filename, label(self.frame.filename)
         classes = (each.name for each in parents(self.stmt) if isinstance(each, ast.ClassDef))
         static = self.frame.parameters[:1] == ("ctx",)  # an autograd.Function has no object
         cls = next(classes, "") if name.startswith("In [") and not static else ""
         return Fix("\n".join(code), where, start, end, file, name, nbytes, cls)
+
+
+def _magic_before(cell: str, line: int, code: str) -> str:
+    """Return what stands before a line's code in a cell as typed, such as ``"%time "``."""
+    history = getattr(getattr(shell(), "history_manager", None), "input_hist_raw", [])
+    number = int(cell[4:-1]) if cell[4:-1].isdigit() else len(history)
+    typed = "".join("".join(history[number : number + 1]).splitlines()[line - 1 : line])
+    return typed.removesuffix(code) if typed.endswith(code) else ""
 
 
 def around(frame: FailedFrame, edits: list[tuple[ast.AST, str]]) -> Edit | None:

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from gpumagic.mismatch import operand
-from gpumagic.mismatch.explanation import Fix, Operand, around, can_precede
+from gpumagic.mismatch.explanation import Fix, Operand, around, bracketed, can_precede
 from gpumagic.mismatch.operation import Operation, meets, named_in, nodes_around, storages
 from gpumagic.usercode.frames import (
     FailedFrame,
     function_of,
     in_own_scope,
     loops_around,
+    parents,
     statement,
     stored,
     uses,
@@ -169,8 +170,10 @@ def before_transfer(node: ast.AST, reader: operand.Reader, target: str | None) -
     if not isinstance(node, ast.Call) or getattr(node.func, "attr", "") not in operand.TRANSFERS:
         return ""
     owner: Any = node.func.value  # type: ignore[attr-defined]
-    part = reader.part(owner)
-    return reader.text(owner) if part is not None and part.device == target else ""
+    part, around = reader.part(owner), next(parents(node), None)
+    whole = not isinstance(around, ast.expr) or isinstance(around, ast.Call)
+    text = reader.text(owner) if whole else bracketed(owner, reader.text(owner))
+    return text if part is not None and part.device == target else ""
 
 
 def is_leaf(part: operand.Part) -> bool:

@@ -390,8 +390,8 @@ def _no_room(device: torch.device, tensors: list[FoundTensor]) -> str:
     free = size(cuda_state.free_bytes(device)) if device.type == "cuda" else "too little"
     return (
         f"{device} has {free} free, and the cell's variables need {size(sum(needed.values()))} "
-        f"({names}); nothing was moved; free some memory ({as_typed('%gpus')} shows who holds it) "
-        "or type --no-move"
+        f"({names}); nothing was moved; {as_typed('%gpufree')} frees what errors and outputs hold, "
+        f"{as_typed('%gpumem')} shows the rest; or read a part of the data in this cell"
     )
 
 

@@ -247,7 +247,7 @@ SITUATIONS = [
         "float64 of pairs",
         ["x = torch.ones(1500, 8, dtype=torch.float64, device='cuda')"],
         "d = (x[:, None] - x[None]).square().sum(-1)\nk = torch.exp(-d)",
-        "`x.float()`",
+        "`x = x.float()` first",
     ),
     Notebook(
         "one_hot times a matrix",

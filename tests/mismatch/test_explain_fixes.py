@@ -589,3 +589,22 @@ def test_a_function_reads_no_global_whose_name_is_one_of_its_attributes():
         "slope(torch.ones(3, device=device, requires_grad=True))\n"
     )
     assert_fixed(code, "    return torch.autograd.grad(y, x, torch.ones(3, device=y.device))")
+
+
+@pytest.mark.parametrize(
+    ("written", "by"),
+    [
+        ("(u - v).cpu() * w", "(u - v) * w"),
+        ("w & (u > 0).cpu()", "w & (u > 0)"),
+        ("w ** (u + v).to('cpu')", "w ** (u + v)"),
+        ("(u + v).cpu().sqrt() + w", "(u + v).cpu().sqrt().to(u.device) + w"),
+        ("torch.add((u - v).cpu(), w)", "torch.add(u - v, w)"),
+    ],
+)
+def test_what_no_longer_leaves_the_gpu_keeps_its_brackets(written, by):
+    kind = "bool" if "&" in written else "float"
+    code = (
+        "u, v = torch.arange(3.0, device='cuda'), torch.ones(3, device='cuda')\n"
+        f"w = torch.full((3,), 2, device='cuda').{kind}()\n{written}\n"
+    )
+    assert_fixed(code, by)
