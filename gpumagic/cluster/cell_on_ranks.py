@@ -200,9 +200,13 @@ class CellOnRanks:
                 self._fail(rank.number, "died", rank.lost, "", rank.died)
         if self._signaled is None:
             self._end_a_deadlock()
-            return
+        else:
+            self._give_up(time.monotonic() - self._signaled)
+
+    def _give_up(self, waited: float) -> None:
+        """Replace the ranks that have not ended in time."""
         # After a second Ctrl-C, ranks are replaced without waiting for them.
-        now = len(self._presses) > 1 or time.monotonic() - self._signaled > _LONGEST_S
+        now = len(self._presses) > 1 or waited > _LONGEST_S
         for rank in [*self._running]:
             if now or self._engines.pulse(rank, self._order.cell).get("ending_s", 0.0) > GRACE_S:
                 self.replaced.append(rank)

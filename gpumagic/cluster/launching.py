@@ -116,12 +116,8 @@ def local(asked: str) -> Plan:
     if gpus:
         wanted = gpus[: int(asked)] if asked.isdecimal() else device.resolve(asked, gpus, cpu=False)
         names = [gpu.uuid or str(gpu.ordinal) for gpu in wanted]
-    elif asked == "all" or asked.isdecimal():
-        names = [""] * (2 if asked == "all" else int(asked))
-    elif all(part.strip().isdecimal() for part in asked.split(",")):
-        names = [""] * len(asked.split(","))
     else:
-        raise GpuError(f"{asked}: this machine has no GPU; type %gpucluster start 2")
+        names = [""] * _virtual(asked)
     # HIP_VISIBLE_DEVICES takes no UUIDs.
     shows = "ROCR_VISIBLE_DEVICES" if device.torch_build().hip else "CUDA_VISIBLE_DEVICES"
     sets = tuple(
@@ -129,6 +125,14 @@ def local(asked: str) -> Plan:
         for rank, name in enumerate(names)
     )
     return Plan("local", sets, description=f"{many(len(names), kind)} of this machine")
+
+
+def _virtual(asked: str) -> int:
+    """Return the number of virtual GPUs that `2`, `0,1` or `all` means; `all` is two."""
+    names = [part.strip() for part in asked.split(",")]
+    if asked != "all" and not all(map(str.isdecimal, names)):
+        raise GpuError(f"{asked}: this machine has no GPU; type %gpucluster start 2")
+    return 2 if asked == "all" else int(asked) if asked.isdecimal() else len(names)
 
 
 def ssh(hosts: str, ip: str | None, python: str | None) -> Plan:

@@ -290,9 +290,7 @@ def largest(
     """
     if need(values[0]) > limit:
         return None
-    low, high = 0, 0 if from_below else len(values) - 1
-    while from_below and high < len(values) - 1 and need(values[high]) <= limit:
-        low, high = high, max(bisect_right(values, 2 * values[high]) - 1, high + 1)
+    low, high = _doubled(values, need, limit) if from_below else (0, len(values) - 1)
     if need(values[high]) <= limit:
         return values[high]
     asked, fits = 2, True
@@ -308,6 +306,14 @@ def largest(
         fits = need(values[middle]) <= limit
         low, high = (middle, high) if fits else (low, middle)
     return values[low]
+
+
+def _doubled(values: Sequence[float], need: Need, limit: float) -> tuple[int, int]:
+    """Double until a value exceeds the limit or is the last; return the last two indices."""
+    low = high = 0
+    while high < len(values) - 1 and need(values[high]) <= limit:
+        low, high = high, max(bisect_right(values, 2 * values[high]) - 1, high + 1)
+    return low, high
 
 
 def _interpolate(values: Sequence[float], low: int, high: int, need: Need, limit: float) -> float:

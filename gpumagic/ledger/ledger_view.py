@@ -53,7 +53,8 @@ def advise(entry: Entry) -> Advice | None:
     if entry.within:
         checks = entry.within.startswith("torch.distributions")
         return Advice(_CHECKS, entry.count) if checks else None
-    if entry.framework in ADVISERS and (advice := ADVISERS[entry.framework](entry)) is not None:
+    adviser: Callable[[Entry], Advice | None] = ADVISERS.get(entry.framework, lambda entry: None)
+    if (advice := adviser(entry)) is not None:
         return advice
     # Another framework's call may copy many arrays: advise if it is frequent or, in JAX, implicit.
     often = not entry.framework or (entry.framework == "JAX" and entry.implicit)
@@ -101,8 +102,11 @@ def _of_copy(entry: Entry) -> Advice | None:
         return None if entry.pinned else Advice("pin its batches: DataLoader(..., pin_memory=True)")
     if there == "cpu":
         return all_but_one(entry, _keep(entry))
-    if entry.source != "cpu":
-        return None
+    return _of_copy_from_host(entry) if entry.source == "cpu" else None
+
+
+def _of_copy_from_host(entry: Entry) -> Advice | None:
+    there = entry.destination
     data = entry.operator == "index" or entry.nbytes > entry.count * _SCALAR
     if entry.implicit and data and not entry.framework:
         text = f"an index or a value is on the CPU; move it once: .to('{there}')"

@@ -284,11 +284,11 @@ def _kept(
         keep = (name,), lambda cached: cached.cache_clear() or cached
         yield from _helps(trial, f"`{name}.cache_clear()` after each pass", whole, whole, keep=keep)
     elif name and not _needs_graph(s, trial, name):
-        for do, change in _KEPT.items():
-            keep = (name,), partial(_each_tensor, change)
-            if found := [*_helps(trial, do.format(name), grown=whole, keep=keep)]:
-                yield from found
-                return
+        tried = (
+            _helps(trial, do.format(name), grown=whole, keep=((name,), partial(_each_tensor, by)))
+            for do, by in _KEPT.items()
+        )
+        yield from next(filter(None, map(list, tried)), ())
 
 
 def _needs_graph(s: OutOfMemoryState, trial: CodeTrial, name: str) -> bool | None:

@@ -85,10 +85,7 @@ def _holder(found: list[FailedFrame], cls: str) -> str:
 
 
 def _module_call(frame: FailedFrame, within: FailedFrame, message: Message) -> Operation | None:
-    """Return a frame's call of a module with data on another device, where the fix belongs.
-
-    None if there is no such call, or if the called code (`within`) has moved the data since.
-    """
+    """Return a frame's call of a module with data that is still on another device, or None."""
     call = conflict(frame, message, certain=True)
     if call is None or not call.calls_module or call.parts[0].node is not call.node.func:
         return None
@@ -204,11 +201,9 @@ def _rows(
 
 
 def _named(part: Part, reader: Reader, odd: bool) -> list[tuple[Part, bool]]:
-    """Return the parts to show for an operand, each with True if it is the odd one.
-
-    A temporary result of operators, indices and methods is replaced by the named tensors that it
-    was computed from. The result of any other call is shown itself, followed by these tensors.
-    """
+    """Return the parts to show for an operand, each with True if it is the odd one."""
+    # A result of operators, indices and methods stands for the named tensors that it was computed
+    # from. The result of any other call is shown itself, followed by these tensors.
     found = named_in(part, reader)
     if part.kind != "made":
         return [(part, odd)]

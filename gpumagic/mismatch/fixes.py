@@ -87,10 +87,7 @@ def _read_on_host(node: ast.AST, leaves: tuple[Part, ...]) -> tuple[Part, ...]:
 
 
 def _written_on(found: Operation, frames: list[FailedFrame]) -> str | None:
-    """Return the device of the tensor that is written to, which must stay the same object.
-
-    None if there is no such tensor, or if it can be created on the other operands' GPU or moved.
-    """
+    """Return the device of the tensor that is written to, or None if the tensor may move."""
     fixed, frame = found.fixed, found.reader.frame
     if fixed is None:
         return None
@@ -155,10 +152,7 @@ def climb(site: Site, outer: list[FailedFrame]) -> tuple[Site, dict[str, str]]:
 
 
 def _given(moved: list[Part], frame: FailedFrame, parts: Iterable[Part]) -> list[Part] | None:
-    """Return the caller's arguments for the operands in `moved`, which are parameters of `frame`.
-
-    An operand may also be an attribute of a parameter. None if an operand is neither of the two.
-    """
+    """Return the caller's arguments for operands that are parameters, or attributes of them."""
     above = {id(part.value): part for part in reversed([*parts])}
     found: list[Part] = []
     for part in moved:
@@ -177,10 +171,7 @@ def _given(moved: list[Part], frame: FailedFrame, parts: Iterable[Part]) -> list
 
 
 def _written_device(site: Site, target: str, line: ast.stmt, *, inside: bool = False) -> str:
-    """Return an expression for the device, as the user would write it at `line`.
-
-    With `inside`, the expression is inside a comprehension and may use the comprehension's names.
-    """
+    """Return the device as the user would write it at `line`, or `inside` its comprehension."""
     names = [*_DEVICE_NAMES, *(f"{name}.device" for name in _at_hand(site, inside))]
     unknown = _bound_later(line, site)
     if inside:
@@ -266,10 +257,7 @@ def write_fix(site: Site, above: Site, choice: Choice) -> Fix | None:
 
 
 def _read_above(site: Site, above: Site) -> list[Part]:
-    """Return the caller's operands to copy to the host.
-
-    All on a GPU if `site` copies all on a GPU; otherwise the odd ones, without items of containers.
-    """
+    """Return the caller's operands to copy to the host: all on a GPU, or the odd ones."""
     ats = (site.at.parts, above.at.parts)
     here, there = ([p for p in parts if p.devices and p.device != "cpu"] for parts in ats)
     if here == site.odd:
@@ -307,10 +295,7 @@ def _make_each(odd: list[Part], site: Site, target: str) -> Fix | None:
 
 
 def _move(site: Site, choice: Choice) -> Fix | None:
-    """Return the fix that moves the operands of `site`, including the extra ones; or None.
-
-    One line moves all operands whose names can be bound again. Modules move once, before loops.
-    """
+    """Return the fix that moves the operands of `site`, including the extra ones; or None."""
     frame, to_host = site.frame, choice.to_host
     stmt = _before(site, once=not to_host)
     if stmt is None:

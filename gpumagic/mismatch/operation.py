@@ -142,7 +142,7 @@ def _operands(node: ast.AST, writes: bool) -> list[ast.expr]:
     if isinstance(node, ast.Attribute) and writes:
         return [node.value, *values]
     # `for x in loader`: the iterated expression.
-    return [node] if isinstance(node, (ast.Name, ast.Attribute)) and not writes else []
+    return [node] * (isinstance(node, (ast.Name, ast.Attribute)) and not writes)
 
 
 def _call(node: ast.Call, reader: Reader) -> Operation | None:
@@ -290,8 +290,7 @@ def also_needed(frame: FailedFrame, node: ast.AST, odd: Iterable[Part], target: 
     moved: dict[str, str | None] = {part.key: target for part in odd if not part.factory}
     found: dict[str, Part] = {}
     for reader, clashing in _clashes(frame, node, odd, moved, target):
-        near = (p for p in clashing if p.factory and p.node.lineno - frame.line <= NEAR)
-        found |= {f"{part.key}, line {part.node.lineno}": part for part in near}
+        found |= {f"{part.key}, line {part.node.lineno}": part for part in clashing if part.factory}
         for named in (named for part in clashing for named in named_in(part, reader)):
             if named.kind == "tensor" and named.key not in moved:
                 found[named.key] = named
@@ -315,13 +314,13 @@ def _clashes(
     for step in _steps(node):
         if isinstance(step, ast.Assign):
             part = reader.part(step.value)
-            moved |= dict.fromkeys(_targets(step), part.device if part else None)
+            moved |= dict.fromkeys(_targets(step), getattr(part, "device", None))
         elif step not in ran and wants_one_device(step, reader):
             leaves = _leaves(step, reader)
             if any(part.device == target for part in leaves):
                 # A tensor created further down may not clash, unless this one was created so too.
-                alike = all(part.factory for part in odd)
-                made = "cpu" if alike or step.lineno < frame.line else None
+                alike = NEAR * all(part.factory for part in odd)
+                made = "cpu" if step.lineno < frame.line + alike else None
                 there = [p for p in leaves if (made if p.factory else p.device) in sources]
                 yield reader, there
 

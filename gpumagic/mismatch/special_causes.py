@@ -259,11 +259,9 @@ def _drawn_on(node: Any, reader: operand.Reader, part: operand.Part) -> str | No
 
 
 def _made_on(part: operand.Part, node: Any, frames: list[FailedFrame], target: str) -> Fix | None:
-    """Return the edit of the one call that makes a generator, if all its draws are on `target`.
-
-    If another cell made the generator, a line above makes it again with its seed. This line goes
-    before all loops: inside a loop, the new generator would draw the same numbers in each pass.
-    """
+    """Return the edit of the one call that makes a generator, if all its draws are on `target`."""
+    # If another cell made the generator, a line above makes it again with its seed. This line goes
+    # before all loops: inside a loop, the new generator would draw the same numbers in each pass.
     for frame in frames:
         nodes = ast.walk(frame.tree) if frame.tree is not None else ()
         found = [s for s in nodes if isinstance(s, ast.Assign) and len(s.targets) == 1]

@@ -157,10 +157,7 @@ class MovePlan:
         return sum(each) + sum(alone.values())
 
     def _copy(self, line: Any) -> bool:
-        """Copy all tensors; if the device runs out of memory, free the copies and return False.
-
-        For many bytes, make a `line`, and show the progress in it before each copy of a family.
-        """
+        """Copy all tensors; if the device runs out of memory, free the copies and return False."""
         done, total = 0, self._needed if line else 0
         try:
             with line() if line and total >= _MANY else nullcontext() as shown:

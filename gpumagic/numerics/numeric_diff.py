@@ -280,14 +280,17 @@ def _difference(one: Tensor, other: Tensor, before: Gap, terms: float) -> Gap:
     )
 
 
+def _names(operations: list[RecordedOperation]) -> str:
+    return ", ".join(dict.fromkeys(each.name for each in operations)) or "nothing"
+
+
 def _explained(other: RecordedOperation, gap: Gap, instead: Any, sides: tuple[str, ...]) -> Gap:
     """Return the gap of a diverging operation, with the cause and the line that causes it."""
     blamed, why = other, ""
     unwritten = next((each for each in other.inputs if each.empty), None)
     noise = next((each for each in other.inputs if each.gap and each.gap.noise), None)
     if instead:
-        blamed = (instead[1] or instead[0])[0]
-        ran = [", ".join(dict.fromkeys(each.name for each in one)) or "nothing" for one in instead]
+        blamed, ran = (instead[1] or instead[0])[0], [*map(_names, instead)]
         why = f"different operations: {ran[0]} on {sides[0]}, {ran[1]} on {sides[1]}"
     elif unwritten:
         blamed, why = unwritten, f"{other.name} reads uninitialized memory"

@@ -191,10 +191,7 @@ class Measuring:
 
 
 def _peak_memory(target: Target, needed: Needed) -> Callable[[], dict[str, int]]:
-    """Start measuring memory; return a function that stops this and returns the peaks by device.
-
-    Bytes allocated before the start do not count. Unknown peaks have no entry.
-    """
+    """Start measuring memory; return a function that stops this and returns peaks by device."""
     torch = torch_here()
     stops = [] if torch is None else [torch_itself().peak(target[0])]
     stops += [each.peak(device) for each in needed.others for device in target]

@@ -336,11 +336,14 @@ def _lift(plan: KernelPlan, result: Any, found: Found, gpu: VirtualGpu) -> Any:
             return tensor if usual else _lift_argument(plan, tensor, low, gpu)
     if in_parts(result):
         return adopt_parts(result, gpu)
-    # It may share an argument's bytes, which the schema does not always say.
+    return adopt(result.clone() if _shares_bytes(plan, result, found) else result, gpu)
+
+
+def _shares_bytes(plan: KernelPlan, result: Tensor, found: Found) -> bool:
+    """Whether a result shares an argument's bytes, which the schema does not always say."""
     strided = (low for _, _, low in found if plan.dense or low.layout is torch.strided)
     pointer = result.data_ptr()
-    shares = pointer != 0 and any(low.data_ptr() == pointer for low in strided)
-    return adopt(result.clone() if shares else result, gpu)
+    return pointer != 0 and any(low.data_ptr() == pointer for low in strided)
 
 
 def _lift_argument(plan: KernelPlan, tensor: Tensor, low: Tensor, gpu: VirtualGpu) -> Tensor:
