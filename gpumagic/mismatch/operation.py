@@ -142,7 +142,7 @@ def _operands(node: ast.AST, writes: bool) -> list[ast.expr]:
     if isinstance(node, ast.Attribute) and writes:
         return [node.value, *values]
     # `for x in loader`: the iterated expression.
-    return [node] * (isinstance(node, (ast.Name, ast.Attribute)) and not writes)
+    return [node] * (isinstance(node, (ast.Name, ast.Attribute)) and not writes)  # type: ignore
 
 
 def _call(node: ast.Call, reader: Reader) -> Operation | None:
