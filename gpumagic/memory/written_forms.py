@@ -279,7 +279,8 @@ class _Reader:
         while isinstance(inner, ast.Call):
             name, args, _ = self.call(inner, self._at)
             inner = args[0] if args and name in (*_EACH, "one_hot") else None
-        if not (isinstance(inner, ast.Name) and isinstance(bound, ast.Name)) or inner is value:
+        named = isinstance(inner, ast.Name) and isinstance(bound, ast.Name)
+        if not named or inner is value or not is_tensor(self._frame.scope.value(inner)):
             return
         after = self._block[self._at + 1 :]
         names = [n for each in after for n in ast.walk(each) if isinstance(n, ast.Name)]
