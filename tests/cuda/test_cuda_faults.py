@@ -9,6 +9,7 @@ import time
 import pytest
 import torch
 from kernels import Kernel, text
+from ours import OURS
 
 from gpumagic.telemetry import state_files
 
@@ -70,7 +71,7 @@ class Notebook(Kernel):
     def cell(self, code):
         found, _ = self.run(code)
         frames = [line for kind, said in found if kind == "error" for line in said["traceback"]]
-        assert not [line for line in frames if "gpumagic" in line], frames
+        assert not [line for line in frames if OURS in line], frames
         shown = text(found)
         assert "gpumagic failed" not in shown
         return shown
