@@ -258,7 +258,7 @@ def cluster(
     Parameters
     ----------
     where : str or int, optional
-        GPUs of this machine, or their number: ``"0,1"``, ``"all"``, 2. Without a GPU, each engine
+        GPUs of this machine, or how many: ``"0,1"``, ``"all"``, 2. Without a GPU, each engine
         gets a virtual GPU.
     slurm, partition : str, optional
         The number of nodes and of GPUs on each node to request from Slurm: ``"2x8"``.

@@ -1,7 +1,7 @@
 """Send the variables that a cell reads to the ranks, with the notebook's code.
 
 A variable is sent if the rank lacks it, or if the notebook has assigned or changed it since it was
-last sent. If only the rank has changed the variable, the rank's value stays. For a tensor that the
+last sent. If the rank has changed the same object, the rank's value stays. For a tensor that the
 rank has, only a number is sent, so an optimizer that is sent later finds its parameters. Functions
 read the variables of their rank. Each rank records which values it has, so a new engine gets all.
 """
@@ -48,13 +48,13 @@ def _number(tensor: torch.Tensor) -> int:
 
 
 def _state(tensor: torch.Tensor) -> State:
-    """Return a tensor's version and `requires_grad`; an inference tensor's version is new."""
+    """Return a tensor's version and `requires_grad`; an inference tensor's is always new."""
     version = next(_numbers) if tensor.is_inference() else tensor._version
     return version, tensor.requires_grad
 
 
 def file_in_rank(file: str) -> str:
-    """Return a file's name in ranks; the name for a cell has the cell's number, as In [3]."""
+    """Return a file's name in ranks; a cell's is ``<ipython-input-3-`` and a checksum."""
     number = re.match(r"In \[(\d+)\]", label(file))
     if number is None and not file.startswith("<"):
         return file
@@ -99,7 +99,7 @@ class NotebookPickler(cloudpickle.Pickler):  # type: ignore[misc]
         return reduced
 
     def tensor(self, tensor: torch.Tensor) -> Any:
-        """Return how to pickle a tensor: in a fingerprint, by its number and state."""
+        """Return how to pickle a tensor for a fingerprint: as its number and state."""
         return tuple, ((_number(tensor), _state(tensor)),)
 
 

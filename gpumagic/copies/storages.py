@@ -41,7 +41,7 @@ class Stretch:
 
 
 class StorageCopier:
-    """Copy tensors and arrays, each once, by number."""
+    """Copy numbered tensors and arrays, each once."""
 
     def __init__(self, others: FrameworksOn = NO_OTHERS) -> None:
         self.nbytes = self.sent = 0  # bytes copied, and the part that went to another device
@@ -86,7 +86,7 @@ class StorageCopier:
         return number
 
     def copy(self, homes: Mapping[int, Any]) -> None:
-        """Make all copies; `homes` has the devices of tensors' copies, by id, if not the same."""
+        """Make all copies; `homes` has a copy's device, by the tensor's id, if it differs."""
         with ExitStack() as stack:
             if (torch := torch_here()) is not None:
                 self._token = torch.zeros((), device="cpu", requires_grad=True)

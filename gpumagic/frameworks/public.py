@@ -199,7 +199,7 @@ def bring_home(namespace: dict[str, Any]) -> tuple[Moves, list[str]]:
 def explain(
     error: BaseException, *, namespace: Mapping[str, Any] | None = None
 ) -> Explanation | None:
-    """Explain an error between devices, in the names of the code that raised it.
+    """Explain a device mismatch, with the names that the failed code uses.
 
     Parameters
     ----------
@@ -237,7 +237,7 @@ _EXPLAINED = "_gpumagic_explanation"
 
 @contextmanager
 def explained_at_once() -> Iterator[None]:
-    """Explain the block's error at once, for a later `explain`, when variables may be gone."""
+    """Explain the block's error at once: at a later `explain`, variables may be gone."""
     try:
         yield
     except Exception as error:

@@ -39,7 +39,7 @@ class Freed(Shown):
     released : tuple of Released
         The released holders, in order; some may have freed nothing.
     allocated : dict of str to int
-        Bytes that tensors still hold, by device.
+        Bytes still allocated, by device.
     holders : tuple of MemoryHolder
         The remaining holders, the largest first.
     skipped : tuple of str
@@ -178,7 +178,7 @@ def _skipped(
 
 
 def allocated() -> dict[str, int]:
-    """Return the bytes on each GPU of tensors, and of arrays that other frameworks list."""
+    """Return, by GPU, the bytes of tensors and of arrays that other frameworks list."""
     torch = torch_here()
     count = torch.cuda.device_count() if torch is not None else 0
     found = Counter({f"cuda:{n}": torch.cuda.memory_allocated(n) for n in range(count)})

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from gpumagic.usercode.frames import FailedFrame, RestOfCode, block_of, stored
 from gpumagic.usercode.values import MISSING, is_module, is_tensor
 
-# -- forms: function, method and operator have the same name; a letter matches any expression
+# -- forms: one name for function, method and operator; a letter is any expression
 _DROP_IN = {
     "matmul(matmul(a, b), c)": "a @ (b @ c)",
     "matmul(float(one_hot(c)), w)": "w[c]",
@@ -78,7 +78,7 @@ class Form(NamedTuple):
     new: str
     old: list[ast.stmt]
     block: list[ast.stmt]
-    uses: dict[ast.expr, ast.expr] = {}  # noqa: RUF012  further expressions to replace; not changed
+    uses: dict[ast.expr, ast.expr] = {}  # noqa: RUF012  further replacements; never mutated
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -99,7 +99,7 @@ class Form(NamedTuple):
 
 
 def forms(rest: RestOfCode, *, learns: bool) -> Iterator[Form]:
-    """Yield replacements for the code around the failed statement; `learns` if gradients follow."""
+    """Yield replacements for the code around the failed statement; `learns`: a backward follows."""
     block: list[Any] = block_of(rest.failed) if rest.failed is not None else []
     first = block.index(rest.failed) if block else 0
     kinds = (ast.Assign, ast.Expr, ast.Return)
@@ -248,7 +248,7 @@ class _Reader:
         return _ALIKE.get(name, name) if is_torchs or value is MISSING else "", given
 
     def in_parts(self, node: Any) -> Iterator[tuple[ast.expr, ast.expr]]:
-        """Yield a module's call with the methods of its result, and code that splits the batch."""
+        """Yield a module's call with methods of its result, and the same for parts of the batch."""
         batch: Any = node.args[0] if len(node.args) == 1 else None
         while getattr(getattr(batch, "func", None), "attr", "") in _EACH:
             batch = batch.func.value
@@ -272,7 +272,7 @@ class _Reader:
             yield node, _expression(f"torch.cat([{text} for rows in {split}])")
 
     def by_rows(self) -> Iterator[Form]:
-        """Replace `x = y.to(device)`, if code reads only rows of `x`, by `x[rows].to(device)`."""
+        """Turn `x = y.to(device)` into `x = y`, and each `x[rows]` into `x[rows].to(device)`."""
         made = self._block[self._at]
         value: Any = getattr(made, "value", None)
         inner, bound = value, getattr(made, "targets", [None])[0]
@@ -319,7 +319,7 @@ class _Reader:
         return filled
 
     def replaced(self, node: ast.expr, new: ast.expr) -> Iterator[Form]:
-        """Yield the form that puts `new` for `node`, if no name in `new` was bound in between."""
+        """Yield the form with `new` in place of `node`, unless a name in `new` was bound again."""
         for read, at in self._found.values():
             names = {each.id for each in ast.walk(read) if isinstance(each, ast.Name)}
             if any(names & stored(self._block[n]) for n in range(at, self._at)):
@@ -347,7 +347,7 @@ class _Reader:
         made = self._block[self._at]
         call: Any = getattr(made, "value", None)
         name, args, _ = self.call(call, self._at)
-        parts = getattr(args[0], "elts", []) if name == "cat" else []
+        parts = getattr(args[0], "elts", []) if name == "cat" and hasattr(call, "func") else []
         is_own = len(parts) == 2 and stored(made) == {getattr(parts[0], "id", "")}
         if is_own and not self._is_read(made, [made], loop):
             new = ast.unparse(ast.Call(ast.Attribute(parts[1], "cpu"), [], []))
@@ -373,7 +373,7 @@ def functions_again(frame: FailedFrame) -> dict[FunctionType, CodeType]:
 
 @contextmanager
 def swapped(functions: dict[FunctionType, CodeType]) -> Iterator[None]:
-    """Replace the code of functions, in the process of a dry run."""
+    """Replace the code of functions, in a dry run's process."""
     for function, code in functions.items():
         function.__code__ = code
     yield

@@ -59,7 +59,7 @@ class Gap:
     scale: float = 0.0  # the largest finite magnitude
     at: tuple[int, ...] = ()  # the index of the largest difference
     values: tuple[object, ...] = ()  # the values at `at`, on each side
-    noise: bool = False  # whether the gap is allowed only as rounding errors of cancelled terms
+    noise: bool = False  # whether only the size of a sum's terms makes the gap allowed
     choice: bool = False  # whether the results chose, as argmax does, among nearly equal numbers
     where: str = ""  # "In [3], line 7: `x.softmax(-1)` (aten._softmax)"
     line: int | None = None

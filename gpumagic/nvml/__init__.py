@@ -179,7 +179,7 @@ class Xids:
         self._set, self._uuids = None, []
 
 
-# Seconds until GPUs, which rarely change (hot plug, MIG), are listed again; the same after a fault.
+# Seconds until GPUs, which rarely change (hot plug, MIG), are listed again; and after a fault.
 _KEEP_GPUS_S, _PAUSE_S = 10.0, 5.0
 
 

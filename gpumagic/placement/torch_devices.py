@@ -17,7 +17,7 @@ def devices(*, memory: bool = True) -> list[Device]:
         count = torch.xpu.device_count()
     if len(known) == count and all(device.uuid for device in known):
         return known
-    # The driver lists no GPUs (Jetson), or others than torch: torch's list counts for the cell.
+    # The driver lists no GPUs (Jetson), or not torch's: torch's list counts for the cell.
     return [
         Device(
             "cuda",
@@ -30,7 +30,7 @@ def devices(*, memory: bool = True) -> list[Device]:
 
 
 def tell_cuda_order() -> None:
-    """Set which GPU each ordinal is in `gpumagic.device`, as far as torch knows."""
+    """Tell `gpumagic.device` which GPU each ordinal is, as far as torch knows."""
     if torch.cuda.is_initialized():
         every = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
         known = all(hasattr(properties, "uuid") for properties in every)

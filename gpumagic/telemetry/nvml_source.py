@@ -91,7 +91,7 @@ def _merged(
 
 
 def _percent(value: float | None) -> float | None:
-    # Drivers may answer 4294967295, which is not known.
+    # Drivers may answer 4294967295 for unknown.
     return None if value is None or not 0 <= value <= 100.5 else min(float(value), 100.0)
 
 

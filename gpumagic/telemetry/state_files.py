@@ -36,7 +36,7 @@ last window; the window's end, from ``time.time_ns()``; bytes of other framework
 
 WINDOW_NS = 1_000_000_000  # length of a window; the utilization is ``BUSY_NS / WINDOW_NS``
 
-# Nanoseconds after the end of the last window from which a GPU counts as idle.
+# A GPU counts as idle this many nanoseconds after its last window's end.
 _STALE_NS = 1_500_000_000
 # Bytes of the header (JSON, padded with spaces), and of each row after it.
 _HEADER = 16384
@@ -247,7 +247,7 @@ class VirtualSource(Source):
         return [state.sample for state in self._states]
 
     def processes(self, max_age: float = 0.0) -> list[ProcessSample]:
-        """Return the process of each virtual GPU, which holds all of the GPU's memory."""
+        """Return the process of each virtual GPU, with all of the GPU's used memory."""
         return [
             ProcessSample(state.sample.uuid, state.pid, state.sample.memory_used)
             for state in self._states

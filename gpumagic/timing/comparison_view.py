@@ -59,7 +59,7 @@ def html(comparison: Comparison) -> str:
         parts += [sweep_figure(comparison), folded("medians", rows, unfolded=True)]
     else:
         parts.append(_bars(comparison))
-    # The first remark is the fold's visible title: it may tell of a mistake in the magic's line.
+    # The first warning is the fold's visible title: it may tell of a mistake in the magic's line.
     parts.append(folded(next(iter(_warnings(comparison)), "how it was measured"), how))
     return block("".join(parts), "table", "comparison")
 
@@ -134,7 +134,7 @@ def _single(comparison: Comparison) -> str:
 
 
 def _pair(comparison: Comparison, first: str, other: str) -> str:
-    """Say from which value one device is faster, or by how much where they last differ."""
+    """Say from which value one device is faster, or how much at their last difference."""
     ((axis, values),) = comparison.sweep.items()
     flips = [c for c in comparison.crossovers if {c.faster, c.slower} == {first, other}]
     if flips:
@@ -256,7 +256,7 @@ def _change(comparison: Comparison, timing: Timing | None) -> str:
 
 
 def _host(timing: Timing) -> str:
-    """Return the host's time if it is much shorter than the device's."""
+    """Return the host's time if it is clearly below the device's."""
     if timing.host_median is None or not timing.median:
         return ""
     return fine(timing.host_median) if timing.host_median < _SOONER * timing.median else ""

@@ -127,7 +127,7 @@ def last_cell() -> str:
 
 
 def next_cell() -> str:
-    """Return the next cell: ``"In [4]"``; from the history: `execution_count` varies by version."""
+    """Return the next cell, ``"In [4]"``, by the history: IPythons differ in `execution_count`."""
     return f"In [{_typed()}]"
 
 
@@ -209,7 +209,7 @@ def in_cell(frame: FrameType, at: int | None = None) -> tuple[CodeType, int]:
     name, ipython = outer.f_code.co_filename, shell()
     if not body and not (line and ipython):
         return outer.f_code, outer.f_lasti
-    if not body:  # `%time` of one line: a file with blank lines above keeps its line number
+    if not body:  # `%time` of one line: blank lines above it in a file keep its line number
         above = outer.f_lineno - 1
         count = getattr(ipython.compile, "_filename_map", {}).get(name, 0)
         name = ipython.compile.cache("\n" * above + line, count)
@@ -273,7 +273,7 @@ def expression(code: CodeType, at: int) -> str:
 
 
 def executing(code: CodeType, at: int) -> Any:
-    """Return what executing finds: an instruction's `source`, and its `node` or None if unsure."""
+    """Return what `executing` finds: an instruction's `source`, and its `node` or None."""
     from executing import Source  # imported late: the import takes 14 ms, and few magics need it
 
     # Has the attributes that executing reads. A real frame would keep its variables alive.

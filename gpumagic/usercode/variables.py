@@ -213,7 +213,7 @@ class NamesReader(ast.NodeVisitor):
                 self.visit_all([ast.Name(word, ast.Load()) for word in _WORD.findall(text)])
 
 
-# IPython's names for its history; they do not count as variables.
+# IPython's own names; they do not count as variables.
 NOT_VARIABLES = {"In", "Out", "_ih", "_oh", "_dh", "get_ipython", "exit", "quit"}
 
 

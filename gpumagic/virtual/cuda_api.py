@@ -1,6 +1,6 @@
 """Provide the parts of ``torch._C`` that ``torch.cuda`` uses on a CUDA build with GPUs.
 
-The stock ``torch.cuda`` runs unchanged on these parts. All are set through :func:`patch`, which
+Most of the stock ``torch.cuda`` runs on these parts. All are set through :func:`patch`, which
 stores the previous values. Virtual GPUs compute synchronously, so a stream never has pending
 work. Each GPU has one random generator: the same seed gives the same numbers as on the CPU, and
 drawing on a GPU leaves the CPU's own generator alone.
