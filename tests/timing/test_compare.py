@@ -1,5 +1,6 @@
 """`compare`: what is measured, on which devices, and what is the same afterwards."""
 
+import gc
 import random
 import sys
 import traceback
@@ -164,6 +165,8 @@ def test_every_value_on_every_device_before_the_next(gpus):
 
 
 def test_out_of_memory_ends_that_curve_and_frees(gpus):
+    gc.collect()  # what other tests left
+    before = torch.cuda.memory_allocated(0)
     made = compare(
         "x = torch.empty(n * 2**18)",
         [0, "cpu"],
@@ -176,7 +179,7 @@ def test_out_of_memory_ends_that_curve_and_frees(gpus):
     assert found[("cuda:0", 2**11)] == "out of memory"
     assert ("cuda:0", 2**12) not in found
     assert found[("cpu", 2**11)] is None
-    assert torch.cuda.memory_allocated(0) == 0
+    assert torch.cuda.memory_allocated(0) <= before
 
 
 def test_words_have_no_size_that_could_be_beyond_memory(gpus):
