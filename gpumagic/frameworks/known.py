@@ -165,7 +165,7 @@ devices_changed.append(_found.clear)
 
 
 class Needed:
-    """Find the frameworks to place: those that the code imports or the notebook uses."""
+    """Find the frameworks that the code imports or the notebook uses."""
 
     def __init__(self, tree: ast.AST | None, namespace: dict[str, Any]) -> None:
         named = imports_of(tree)

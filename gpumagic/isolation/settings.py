@@ -1,7 +1,7 @@
 """Restore settings and random state that code changed in its process or thread.
 
-The settings are those that any of 1,668 public notebooks changes, or that affect later results or
-speed. If a setting cannot be restored, a fault is recorded and the other settings are restored.
+The list has each setting that one of 1,668 public notebooks changes, or that affects later results
+or speed. If a setting cannot be restored, a fault is recorded and the other settings are restored.
 """
 
 from __future__ import annotations

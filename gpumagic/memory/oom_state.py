@@ -331,7 +331,7 @@ class OutOfMemoryState:
 
     @property
     def kept(self) -> int:
-        """Return the bytes that `%gpufree` frees, except those that this error's frames hold."""
+        """Return what `%gpufree` frees, in bytes, without memory that this error's frames hold."""
         kept = (each for each in self.storages if all(way.kind in KEPT for way in each.ways))
         return sum(each.nbytes for each in kept if not each.roots <= self._frames)
 

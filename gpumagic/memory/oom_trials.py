@@ -165,7 +165,7 @@ class CodeTrial:
         self,
         names: dict[str, Any] | None = None,
         *,
-        first: Callable[[dict[str, Any]], object] = bool,
+        first: Callable[[dict[str, Any]], object] = lambda into: None,
         keep: tuple[Sequence[str], Any] = ((), None),
         within: Callable[[], AbstractContextManager[Any]] = nullcontext,
         form: Form | None = None,

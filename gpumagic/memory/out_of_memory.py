@@ -34,7 +34,7 @@ class OutOfMemory(Shown):
     wanted: int | None  # the bytes of the failed request
     device: DeviceMemory  # the figures at that moment, and the holders, the largest first
     reason: str  # one sentence: why there was too little memory
-    levers: tuple[Lever, ...]  # those that let the cell fit come first; then by cost
+    levers: tuple[Lever, ...]  # levers that let the cell fit first, then by cost
     traceback_holds: int  # bytes that only this error's frames hold; `fits` assumes them freed
     adds: int | None = None  # bytes that each pass of a loop adds to memory; None if no loop does
     adds_to: str = ""  # the path of the holder that keeps these bytes; empty if unknown

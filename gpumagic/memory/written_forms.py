@@ -1,7 +1,7 @@
 """Find code with a drop-in replacement that needs less memory, such as attention written by hand.
 
-A form may span several statements, because a name stands for the expression that was assigned to
-it. The replacement takes the place of these statements, and a dry run tries it.
+A form may span several statements: a name is read as the expression assigned to it. A replacement
+takes the place of these statements, and a dry run tries it.
 """
 
 import ast
@@ -13,7 +13,7 @@ from itertools import product
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
-from gpumagic.usercode.frames import FailedFrame, RestOfCode, block_of, stored
+from gpumagic.usercode.frames import FailedFrame, RestOfCode, block_of, parents, stored
 from gpumagic.usercode.values import MISSING, is_module, is_tensor
 
 # -- forms: one name for function, method and operator; a letter is any expression
@@ -286,7 +286,7 @@ class _Reader:
         names = [n for each in after for n in ast.walk(each) if isinstance(n, ast.Name)]
         uses: dict[ast.expr, ast.expr] = {}
         for node in (node for node in names if node.id == bound.id):
-            row: Any = node.parent  # type: ignore[attr-defined]
+            row: Any = next(parents(node))
             of_rows = isinstance(row, ast.Subscript) and not isinstance(row.slice, ast.Tuple)
             if of_rows and isinstance(row.ctx, ast.Load):
                 text = ast.unparse(_put(row, inner, value))

@@ -202,8 +202,8 @@ def _rows(
 
 def _named(part: Part, reader: Reader, odd: bool) -> list[tuple[Part, bool]]:
     """Return the parts to show for an operand, each with True if it is the odd one."""
-    # A result of operators, indices and methods stands for the named tensors that it was computed
-    # from. The result of any other call is shown itself, followed by these tensors.
+    # The named tensors replace a result of operators, indices and methods. The result of any other
+    # call is shown, and then its named tensors.
     found = named_in(part, reader)
     if part.kind != "made":
         return [(part, odd)]

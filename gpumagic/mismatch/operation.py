@@ -130,7 +130,7 @@ def operation(node: ast.AST, reader: Reader) -> Operation | None:
     return Operation(reader, node, parts, fixed) if read else None
 
 
-def _operands(node: ast.AST, writes: bool) -> list[ast.expr]:
+def _operands(node: Any, writes: bool) -> list[ast.expr]:
     """Return the expressions that a node combines, first the one that it writes to."""
     parent = next(parents(node), None)
     values = [parent.value] if writes and isinstance(parent, (ast.Assign, ast.AugAssign)) else []
@@ -142,7 +142,7 @@ def _operands(node: ast.AST, writes: bool) -> list[ast.expr]:
     if isinstance(node, ast.Attribute) and writes:
         return [node.value, *values]
     # `for x in loader`: the iterated expression.
-    return [node] * (isinstance(node, (ast.Name, ast.Attribute)) and not writes)  # type: ignore
+    return [node] * (isinstance(node, (ast.Name, ast.Attribute)) and not writes)
 
 
 def _call(node: ast.Call, reader: Reader) -> Operation | None:

@@ -52,7 +52,7 @@ class Gap:
     """Record the largest difference between two results; for a divergence also where and why."""
 
     rtol: float = 0.0  # torch.testing's, for the least precise dtype so far
-    depth: int = 0  # length of the longest chain of operations that leads to the result
+    depth: int = 0  # number of operations in the longest chain to the result
     inputs: float = 0.0  # how far the inputs differ, relative to their largest magnitude
     excess: float = 0.0  # the difference divided by the allowed difference
     largest: float = 0.0  # the difference; infinite if exactly one is NaN

@@ -218,7 +218,7 @@ NOT_VARIABLES = {"In", "Out", "_ih", "_oh", "_dh", "get_ipython", "exit", "quit"
 
 
 def own_variables(namespace: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the notebook's variables, without IPython's own and those that begin with ``_``."""
+    """Return the notebook's variables, without IPython's own and private ones (``_name``)."""
     names = [name for name in namespace if not name.startswith("_") and name not in NOT_VARIABLES]
     return {name: namespace[name] for name in names}
 
