@@ -234,7 +234,8 @@ class Hub:
 
     async def _look_after(self) -> None:
         """Follow the kernels while there are kernels or clients."""
-        while self.clients or self.kernels.managers():
+        # A wait that ends as it is cancelled drops the cancelling until Python 3.12: ask here too.
+        while not self._closed and (self.clients or self.kernels.managers()):
             # A kernel manager may be another package's class, and raise anything.
             with faults.kept("looking at this server's kernels"):
                 await self.kernels.refresh()

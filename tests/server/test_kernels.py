@@ -141,6 +141,20 @@ async def test_a_cell_that_runs_ends_with_its_kernel(hub, start, execute, connec
     await becomes(lambda: len(hub.cells.runs()) == 2 and hub.cells.runs()[1].end)
 
 
+@pytest.mark.parametrize("steps", range(3))
+async def test_a_stopping_server_ends_the_watch_that_a_starting_kernel_woke(hub, start, steps):
+    """In Python 3.11, `wait_for` drops a cancelling that comes as its wait ends."""
+    await start()
+    hub.watch()
+    (watch,) = hub.tasks
+    await becomes(lambda: getattr(watch.get_coro().cr_await, "__name__", "") == "wait_for")
+    hub.watch()
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    await asyncio.wait_for(hub.close(), ANSWER_S)
+    assert not hub.cells.followed
+
+
 async def test_listening_ends_with_the_last_client_and_kernel(hub, start, connect, jp_fetch):
     hub.refresh_s, hub.idle_refresh_s = 0.01, 0.01
     kernel = await start()
