@@ -29,6 +29,7 @@ from gpumagic.usercode.variables import own_variables, variables_read
 
 # Packages whose objects are never arrays of an unsupported library.
 _NO_LIBRARIES = ("torch", "builtins", "__main__")
+_NOWHERE = "the cell allocated nothing there"
 
 
 class _Share:
@@ -79,15 +80,16 @@ class _Share:
         self.origins.clear()
         return moves
 
-    def elsewhere(self, device: Device, entries: Sequence[Entry]) -> str | None:
-        """Return where most of the work was, empty if on the device; None without any work."""
-        if self.framework.counts_allocations:
-            said = self._by_allocations(device, entries) if device.kind == "cuda" else ""
-        else:
+    def elsewhere(self, device: Device, every: Sequence[Entry]) -> str | None:
+        """Return where most of the work was, empty if on the device; None if that is unknown."""
+        name = "" if self.framework.name == "torch" else self.framework.name
+        entries = [entry for entry in every if entry.framework == name]
+        counted = self.framework.counts_allocations and device.kind == "cuda"
+        said = self._by_allocations(device, entries) if counted else ""
+        if not self.framework.counts_allocations:
             said = self._by_arrays(str(device))
-        moves = self.moves
-        used = moves.moved or moves.left or entries or self.memory or self.uncounted
-        return said if said or used else None
+        used = (self.moves.moved, self.moves.left, entries, self.memory, self.uncounted)
+        return said if said or any(used) else _NOWHERE if counted else None
 
     def _by_arrays(self, device: str) -> str:
         places = dict.fromkeys(map(self.framework.where, self.made.values()))
@@ -371,14 +373,12 @@ class Run:
         """Return where most of the cell's work was; empty if on its device or unknown."""
         if self._error or self._fault or not self._complete:
             return ""
-        said = []
-        for share in self._shares:
-            name = "" if share.framework.name == "torch" else share.framework.name
-            entries = [entry for entry in ledger.entries if entry.framework == name]
-            sentence = share.elsewhere(self.device, entries)
-            said += [] if sentence is None else [sentence]
+        said = [share.elsewhere(self.device, ledger.entries) for share in self._shares]
+        if {*said} == {_NOWHERE}:
+            return _NOWHERE if self._seconds >= LEAST_S else ""
+        found = [sentence for sentence in said if sentence not in (None, _NOWHERE)]
         left = "" if self._move else ", where --no-move left its data"
-        return said[0] + left if said and all(said) else ""
+        return found[0] + left if found and all(found) else ""
 
 
 def _whose(name: str) -> str:

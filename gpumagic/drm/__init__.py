@@ -9,8 +9,7 @@ https://docs.kernel.org/gpu/drm-usage-stats.html. Duplicated or inherited files 
 unless this user is root.
 
 KFD (drivers/gpu/drm/amd/amdkfd): ROCm's runtime lists GPUs by ``topology/nodes/N``. Everybody can
-read ``proc/PID/vram_GPU`` there, for all users' processes. The pids are the host's, also in a
-container.
+read ``proc/PID/vram_GPU`` there, for all users' processes. Pids are the host's, also in containers.
 """
 
 from __future__ import annotations

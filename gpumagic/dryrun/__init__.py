@@ -34,8 +34,7 @@ def dry_run(
 ) -> DryRun:
     """Predict what ``function(*args, **kwargs)`` would do, without computing or changing anything.
 
-    The call runs in a forked copy of this process, on fake tensors without data. Nothing is
-    allocated on a GPU.
+    The call runs in a forked copy of this process, on fake tensors without data or GPU memory.
 
     Parameters
     ----------

@@ -187,13 +187,17 @@ def move(value: object, where: object) -> Moves:
     return replace(moves, value=names[name])
 
 
-def bring_home(namespace: dict[str, Any]) -> tuple[Moves, list[str]]:
-    """Move back everything that cells moved; return the moves, and the variables still on GPUs."""
+def bring_home(namespace: dict[str, Any], *, created: bool = False) -> tuple[Moves, list[str]]:
+    """Move back what cells moved, and if `created` what else is on a GPU; return also the rest."""
     cuda_state.check()
     frameworks = known.in_use()
-    home = all_of([framework.home(namespace) for framework in frameworks])
+    home = [framework.home(namespace) for framework in frameworks]
+    for framework in frameworks if created else ():
+        held = own_variables(namespace)
+        there = [(name, held[name]) for name in framework.away(held)]
+        home.append(framework.move(there, CPU, namespace, []))
     held = own_variables(namespace)
-    return home, [name for framework in frameworks for name in framework.away(held)]
+    return all_of(home), [name for framework in frameworks for name in framework.away(held)]
 
 
 def explain(

@@ -134,11 +134,9 @@ class _TakenBack(BaseException):
 
 
 def _take_back() -> None:
-    """Cancel a pending interrupt of this thread.
-
-    Another exception replaces the interrupt. If the interrupt were only removed, Python 3.11 would
-    look for it at every later step, and hang in the first function under a profiler or debugger.
-    """
+    """Cancel a pending interrupt of this thread, by another exception."""
+    # If the interrupt were only removed, Python 3.11 would look for it at every later step, and
+    # hang in the first function under a profiler or debugger.
     try:
         _raise_in(threading.get_ident(), _TakenBack)
         while True:

@@ -77,7 +77,7 @@ def virtual_on(
 
 
 def virtual_off(cells: Any, *, force: bool = False) -> None:
-    """Move back what cells moved; turn virtual GPUs off if that loses no tensor, or by `force`."""
+    """Move back what cells moved, or by `force` all; turn virtual GPUs off unless tensors stay."""
     from gpumagic import virtual
     from gpumagic.frameworks.public import bring_home
 
@@ -86,19 +86,19 @@ def virtual_off(cells: Any, *, force: bool = False) -> None:
         return
     if checks := sys.modules.get("gpumagic.virtual.checks"):
         checks.revive()
-    home, made = bring_home(cells.shell.user_ns)
+    home, made = bring_home(cells.shell.user_ns, created=force)
     if home.moved:
-        print(home.back)
+        print(home if force else home.back)
     alive = virtual.live_tensors()
     if alive and not force:
-        cure = "copy them to the CPU"
-        if not made:
-            from gpumagic.memory.holders_by_name import memory
+        if made:
+            force_it = "to move all to the CPU first, type %gpus --virtual off --force"
+            raise GpuError(f"--virtual off would leave no GPU for {some(made)}; {force_it}")
+        from gpumagic.memory.holders_by_name import memory
 
-            made = [row.path for row in memory().holders]
-            cure = "%gpufree releases outputs and errors; .detach() drops a graph"
         raise GpuError(
-            f"--virtual off would destroy the tensors of {some(made)}; {cure}, or force it: "
+            f"--virtual off would destroy the tensors of {some(r.path for r in memory().holders)}; "
+            "%gpufree releases outputs and errors; .detach() drops a graph, or force it: "
             "%gpus --virtual off --force"
         )
     ended = f"; %ongpu {cells.standing.where} has ended" if cells.standing else ""

@@ -1,7 +1,6 @@
 """List the arguments and options of the magics, with examples, and which of them conflict.
 
-The parser, its errors, `%magic?`, Tab and the table in docs/magics.md come from `MAGICS` and
-`OPTIONS`.
+The parser, its errors, `%magic?`, Tab and docs/magics.md's table come from `MAGICS` and `OPTIONS`.
 """
 
 import keyword
@@ -183,7 +182,7 @@ OPTIONS = (
     Option("gpus", "--virtual 2|off|1|4|8", "create virtual GPUs in this process, or remove them"),
     Option("gpus", "--memory 16GiB", "the memory of each virtual GPU; by default at most 16 GiB"),
     Option("gpus", "--asserts", "with --virtual: a bad index kills CUDA, as on a real GPU"),
-    Option("gpus", "--force", "with --virtual: hide real GPUs; with off: destroy their tensors"),
+    Option("gpus", "--force", "with --virtual: hide real GPUs; with off: move all to the CPU"),
     Option("ongpu", "--back", "after the cell, move its variables back"),
     Option("ongpu", "--no-move", "leave variables and batches where they are"),
     Option("ongpu gpuwatch", "--report", "show copies and waits by line, with advice"),

@@ -24,7 +24,7 @@ from gpumagic.frameworks.known import imported, started
 from gpumagic.gputable import SYSTEM, Holder, holders
 from gpumagic.memory.memory_report import UNREACHED, DeviceMemory, MemoryHolder, MemoryReport
 from gpumagic.memory.object_graph import Paths, Root, Walk, Way, is_other_array
-from gpumagic.memory.roots import KeptOutputs, Roots, walk_unreachable
+from gpumagic.memory.roots import KeptOutputs, Roots, walk_errors, walk_unreachable
 from gpumagic.telemetry import collect
 from gpumagic.telemetry.snapshot import GpuSample
 from gpumagic.usercode.files import user_namespace
@@ -85,9 +85,11 @@ def find(
         for group in (before, *roots.near(), after):
             walk.walk(group)
         visited = _visited(walk, allocator)
-        if allocator is not None and (missing := _missing(allocator, visited)):
-            walk_unreachable(walk, missing)
-            visited = _visited(walk, allocator)
+        # The second search takes seconds in a large process.
+        for search in (walk_errors, walk_unreachable):
+            if allocator is not None and (missing := _missing(allocator, visited)):
+                search(walk, missing)
+                visited = _visited(walk, allocator)
         return _storages(walk, visited, allocator, paths)
 
 

@@ -202,6 +202,13 @@ def _exceptions(ipython: Any) -> Iterator[Root]:
 
 
 # -- objects that no root reaches
+def walk_errors(walk: Walk, _: object) -> None:
+    """Walk the errors of earlier cells: IPython leaves them in cycles until they are collected."""
+    every = [each for each in gc.get_objects() if issubclass(type(each), BaseException)]
+    places = [(each, _place(each.__traceback__)) for each in every]
+    walk.walk(Root(f"the exception of {at}", each, EXCEPTION) for each, at in places if at)
+
+
 ELSEWHERE = "held by C++, a library, or running code"
 CYCLE = "a reference cycle that is not collected yet"
 

@@ -203,11 +203,9 @@ def storages(value: Any) -> set[Any]:
 def _evidence(
     done: Operation, message: Message, direct: bool, within: set[Any]
 ) -> tuple[Part, ...]:
-    """Return the operands if they are on several devices and agree with the message; else empty.
-
-    `within` has the storages that a library's failing function sees. If the operands are not among
-    them, the library moved or created tensors itself, and the operands are not at fault.
-    """
+    """Return the operands if they are on several devices and agree with the message; else empty."""
+    # `within` has the storages that a library's failing function sees. If the operands are not
+    # among them, the library moved or created tensors itself: the operands are not at fault.
     if message.kind == "replicas":
         return tuple(part for part in done.parts if part.kind == "module" and part.devices)
     leaves = [p for p in done.parts if "meta" not in p.devices]  # meta tensors never move

@@ -326,11 +326,9 @@ def _name_devices(naming: Iterable[tuple[Any, str]], device: torch.device) -> Or
 
 
 def _name_device(value: Any, device: torch.device) -> dict[str, Any]:
-    """Set an object's device attributes, such as `pipe.device`; return their former values.
-
-    They are set if all tensors of the object are on `device`. An object without tensors may name a
-    GPU that its library chose (TrainingArguments, Lightning's strategies); this name is set too.
-    """
+    """Set an object's device attributes, such as `pipe.device`; return their former values."""
+    # They are set if all tensors of the object are on `device`. An object without tensors may name
+    # a GPU that its library chose (TrainingArguments, Lightning's strategies): it is set too.
     held = own(value)
     found = [value] if issubclass(type(value), nn.Module) else held.values()
     parts = [item for item in found if issubclass(type(item), (Tensor, nn.Module))]

@@ -216,9 +216,7 @@ def _compared(
     return NumericDiff(sides, tuple(found.values()), count, largest, (*notes, said))
 
 
-def _aligned(
-    runs: Sequence[Recorder],
-) -> Iterator[tuple[RecordedOperation, RecordedOperation]]:
+def _aligned(runs: Sequence[Recorder]) -> Iterator[tuple[RecordedOperation, RecordedOperation]]:
     """Yield matching operations and variables of both runs; set `instead` in other operations."""
     ran = [run.operations for run in runs]
     keys = [[(each.name, each.shapes) for each in run] for run in ran]

@@ -215,10 +215,8 @@ def _moments(found: _Trace, lanes: dict[str, _Lane]) -> Iterator[Moment]:
 def _causes(
     moments: tuple[Moment, ...], whole: float, waits: _Lane, unseen: tuple[ProfiledLine, ...]
 ) -> tuple[Cause, ...]:
-    """Return each kind of cause with its seconds and its most frequent line, the longest first.
-
-    For `unseen` lines, copies and waits are counted, not timed: on a virtual GPU they take no time.
-    """
+    """Return each kind of cause with its seconds and its most frequent line, the longest first."""
+    # Copies and waits of `unseen` lines are counted, not timed: virtual GPUs take no time for them.
     counts: dict[Kind, Counter[Label]] = defaultdict(Counter)
     for cause in filter(None, (moment.cause for moment in moments)):
         counts[cause.kind][cause.where] += 1

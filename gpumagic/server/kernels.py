@@ -213,8 +213,7 @@ class KernelCells(CellRuns):
                 self.end(run, when)
 
     def _forget(self) -> None:
-        oldest = time.time() - KEPT_S
-        self.forget(lambda run: run.end is not None and run.end < oldest)
+        self.forget(lambda run: run.end is not None and run.end < time.time() - KEPT_S)
 
 
 class Iopub:

@@ -1,8 +1,7 @@
 """Time the same code on several devices, on copies of its variables, and synchronize the devices.
 
 Guarantees: timed code runs inline, without calls to gpumagic in between; queued work never counts
-as done; the user's variables, random state and settings are restored; Ctrl-C keeps the finished
-timings.
+as done; the user's variables, random state and settings are restored; Ctrl-C keeps what is timed.
 """
 
 from gpumagic.display import table

@@ -1,7 +1,6 @@
 """Show a comparison as text, HTML, or an SVG figure: first the faster device, then the numbers.
 
-A device whose results differ, or a virtual GPU, is never called fast. A column without any value is
-left out.
+A device whose results differ, or a virtual GPU, is never called fast. Empty columns are left out.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

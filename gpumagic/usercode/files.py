@@ -230,7 +230,8 @@ def _timed_in(frame: FrameType) -> tuple[str, str, FrameType | None]:
     while outer is not None:
         name = outer.f_code.co_filename
         if outer.f_code.co_name in _TIMING and not is_users(name):
-            body, line = (outer.f_locals.get(name) or "" for name in ("cell", "expr"))
+            body, expr, stmt = (outer.f_locals.get(n) or "" for n in ("cell", "expr", "stmt"))
+            line = expr or stmt
         elif is_users(name) and not name.startswith(_TIMED):
             break
         outer = outer.f_back

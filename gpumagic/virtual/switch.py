@@ -51,8 +51,7 @@ def register(stack: ExitStack) -> None:
         _register_parts(aten)
         _register_others(stack)
     # TorchScript's fuser would compile for a GPU, and ask its driver.
-    fuses = C._jit_can_fuse_on_gpu()
-    stack.callback(C._jit_override_can_fuse_on_gpu, fuses)
+    stack.callback(C._jit_override_can_fuse_on_gpu, C._jit_can_fuse_on_gpu())
     C._jit_override_can_fuse_on_gpu(False)
     rest = torch.library.Library("_", "IMPL", "CUDA")
     stack.callback(rest._destroy)

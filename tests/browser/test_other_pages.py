@@ -22,9 +22,7 @@ def test_the_panel_is_beside_a_notebook_of_notebook_7(lab, new_view):
     new_view.choose("View", "Show GPUs")
     expect(page.locator("#gpumagic-panel")).to_be_visible()
     new_view.shows("H100")
-    page.locator(".jp-CodeCell .cm-content").first.click()
-    for _ in CELLS:
-        page.keyboard.press("Shift+Enter")
+    new_view.choose("Run", "Run All Cells")
     new_view.shows("2.0/8 GiB")
     new_view.shows("placed.ipynb")
     expect(

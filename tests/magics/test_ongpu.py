@@ -403,6 +403,16 @@ def test_work_that_was_all_elsewhere_is_told(ip, cell, where):
     assert where in done.text
 
 
+def test_a_long_cell_that_allocates_nothing_on_its_gpu_says_so(ip, monkeypatch):
+    assert "nothing" not in ip.run("%%ongpu 1\nsorted(range(9))").text
+    monkeypatch.setattr("gpumagic.cell.run.LEAST_S", 0.0)
+    told = "asked for cuda:1; the cell allocated nothing there · "
+    assert told in ip.run("%%ongpu 1\nsorted(range(9))").text
+    ip.run("X = torch.ones(2)")
+    for cell in ("%%ongpu 1\nX + 1", "%%ongpu 1\nX.add_(1)", "%%ongpu cpu\nX + 1"):
+        assert "nothing" not in ip.run(cell).text
+
+
 def test_a_dataset_that_a_cell_reads_is_named_unless_its_batches_came(ip):
     ip.run(
         "from torch.utils.data import DataLoader, TensorDataset\n"

@@ -246,6 +246,10 @@ PLANTED = {
         "    get_ipython().InteractiveTB.pdb = pdb\n    del pdb",
         "%debug['curframe'].<Tensor>",
     ),
+    "cell that failed earlier": (
+        "gc.disable()\ndef broken():\n    inner = gpu()\n    1 / 0\nbroken()",
+        r"the exception of In \[\d+\](\.<traceback>)+\.tb_frame\.<Tensor>",
+    ),
     "cell that failed": (
         "def broken():\n    inner = gpu()\n    1 / 0\nbroken()",
         r"the exception of In \[\d+\]\.<traceback>\.<traceback>\.tb_frame\.<Tensor>",
