@@ -89,7 +89,7 @@ def test_the_ini_file_makes_gpus(run, pytester):
             "virtual GPUs: two requested, 1 to 8 are possible; type for example",
         ),
         (["--virtual-gpus=9"], "virtual GPUs: 9 requested, 1 to 8 are possible; type for example"),
-        (["--virtual-gpus=1", "--virtual-gpu-memory=much"], "much of memory requested, 1MiB"),
+        (["--virtual-gpus=1", "--virtual-gpu-memory=much"], "memory cannot be 'much', 1MiB"),
     ],
 )
 def test_bad_options_are_refused_in_one_line(run, options, said):

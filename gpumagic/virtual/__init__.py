@@ -199,7 +199,7 @@ def _bytes(memory: object) -> int:
     size = bytes_in(f"{memory} bytes" if isinstance(memory, int) else str(memory)) or 0
     if not 2**20 <= size <= 2**40:
         raise GpuError(
-            f"virtual GPUs: {memory} of memory requested, 1MiB to 1TiB are possible; "
+            f"virtual GPUs: their memory cannot be {memory!r}, 1MiB to 1TiB are possible; "
             "type for example 16GiB or 512MiB"
         )
     return size

@@ -21,12 +21,16 @@ PACKAGE = Path(virtual.__file__).parent
         (0, "1GiB", "virtual GPUs: 0 requested, 1 to 8 are possible; type "),
         (True, "1GiB", "virtual GPUs: True requested"),
         ("2", "1GiB", "virtual GPUs: 2 requested"),
-        (2, "much", "virtual GPUs: much of memory requested, 1MiB to 1TiB are possible; type for"),
-        (2, -1, "-1 of memory requested"),
-        (2, True, "True of memory requested"),
-        (2, "10", "10 of memory requested"),
-        (2, 10, "10 of memory requested, 1MiB to 1TiB"),
-        (2, "100TiB", "100TiB of memory requested"),
+        (
+            2,
+            "much",
+            "virtual GPUs: their memory cannot be 'much', 1MiB to 1TiB are possible; type for",
+        ),
+        (2, -1, "memory cannot be -1, "),
+        (2, True, "memory cannot be True, "),
+        (2, "10", "memory cannot be '10', "),
+        (2, 10, "memory cannot be 10, 1MiB to 1TiB"),
+        (2, "100TiB", "memory cannot be '100TiB', "),
     ],
 )
 def test_bad_input_is_one_line(devices, memory, said):
