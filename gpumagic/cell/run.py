@@ -388,10 +388,8 @@ def _whose(name: str) -> str:
 def left_alone(
     names: Iterable[str], namespace: Mapping[str, Any], device: Device, unusable: str = ""
 ) -> Iterator[Left]:
-    """Yield the variables that cannot be moved: ``a: CuPy, on cuda:0, 1.2 GiB``.
-
-    They are unsupported libraries' arrays on other GPUs, and tensors if `unusable` has a reason.
-    """
+    """Yield the variables that cannot be moved: ``a: CuPy, on cuda:0, 1.2 GiB``."""
+    # They are unsupported libraries' arrays on other GPUs, and tensors if `unusable` has a reason.
     for name in names:
         value = namespace.get(name)
         if unusable and is_tensor(value):

@@ -178,10 +178,8 @@ kinds = _Kinds()
 
 
 def locate(frame: FrameType | None, watches: Iterable[Any] = ()) -> tuple[FrameType | None, str]:
-    """Return the user's innermost frame at or above `frame`, and how it reached `frame`.
-
-    If there is none, return the user's frame on the `thread` of a watch, whose code led here.
-    """
+    """Return the user's innermost frame at or above `frame`, and how it reached `frame`."""
+    # If there is none, return the user's frame on the `thread` of a watch, whose code led here.
     via, first = "", frame
     while frame is not None:
         kind = kinds[frame.f_code.co_filename]

@@ -132,10 +132,8 @@ def _ordinal(device: str) -> int:
 
 
 def clear_workspaces() -> None:
-    """Give cuBLAS's workspaces back to torch's allocator; the next matmul allocates one again.
-
-    Nothing is given back if CUDA graphs were captured, because they may use a workspace.
-    """
+    """Give cuBLAS's workspaces back to torch's allocator; the next matmul allocates one again."""
+    # Nothing is given back if CUDA graphs were captured, because they may use a workspace.
     segments = None if has_virtual() else _segments()
     pools = {tuple(segment.get("segment_pool_id", ())) for segment in segments or ()}
     if segments and pools <= {(), (0, 0)}:

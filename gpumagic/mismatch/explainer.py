@@ -25,6 +25,7 @@ from gpumagic.mismatch.operation import (
     conflict,
     meets,
     named_in,
+    ran_mixed,
     read,
 )
 from gpumagic.mismatch.special_causes import special_cause
@@ -92,7 +93,9 @@ def _module_call(frame: FailedFrame, within: FailedFrame, message: Message) -> O
     data = {part.device for part in call.parts if part.kind != "module"}
     given = map(within.scope.name, within.parameters)
     now = {full(value.device) for value in given if issubclass(type(value), Tensor)}
-    return call if all(map(_moves_whole, call.parts)) and data and data <= now else None
+    stays = any(ran_mixed(within, name) for name in within.parameters)
+    whole = all(map(_moves_whole, call.parts)) and not stays
+    return call if whole and data and data <= now else None
 
 
 def _moves_whole(part: Part) -> bool:
@@ -130,7 +133,7 @@ def _so_far(frame: FailedFrame) -> str:
 def _follows(part: Part, frame: FailedFrame) -> bool:
     """Whether `%%ongpu` would move this operand, or create it on the GPU."""
     made = [node for node, _ in sources.with_device(part.node, frame, "")]
-    return part.value is not None or made == [part.node]
+    return bool(part.value is not None or named_in(part, Reader(frame)) or made == [part.node])
 
 
 def _mismatch(

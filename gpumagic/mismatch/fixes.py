@@ -24,6 +24,7 @@ from gpumagic.mismatch.operation import (
     also_needed,
     named_in,
     operation,
+    ran_mixed,
     wants_one_device,
 )
 from gpumagic.usercode.frames import (
@@ -61,7 +62,7 @@ def choose(found: Operation, message: Message, frames: list[FailedFrame]) -> Cho
         return Choice("cpu", read, to_host=True) if read else None
     first = f"cuda:{leaves[0].value.device_ids[0]}" if message.kind == "replicas" else None
     first = _of_indexed(found) if indexed else first
-    target = first or _written_on(found, frames) or _heaviest(leaves)
+    target = first or _written_on(found, frames) or _heaviest(found)
     odd = [part for part in leaves if part.devices != (target,)]
     if indexed:  # an index on the CPU is always allowed
         odd = [part for part in odd if part is leaves[0] or part.device != "cpu"]
@@ -107,16 +108,18 @@ def _written_on(found: Operation, frames: list[FailedFrame]) -> str | None:
     return fixed.device
 
 
-def _heaviest(leaves: tuple[Part, ...]) -> str:
+def _heaviest(found: Operation) -> str:
     """Return a module's device, else the device with most bytes; a GPU goes before the CPU."""
 
-    def weight(device: str) -> tuple[bool, bool, int]:
-        here = [part for part in leaves if device in part.devices]
-        sizes = {part.key: part.nbytes for part in here}
-        model = any(part.kind == "module" for part in here)
+    def weight(device: str) -> tuple[bool, int, int]:
+        here = [part for part in found.parts if device in part.devices]
+        # A temporary result counts as what it was computed from, but after a module itself.
+        named = [each for part in here for each in named_in(part, found.reader) or [part]]
+        sizes = {part.key: part.nbytes for part in named}
+        model = sum("module" in {part.kind for part in parts} for parts in (here, named))
         return device != "cpu", model, total(sizes.values()) or 0
 
-    return max((device for part in leaves for device in part.devices), key=weight)
+    return max((device for part in found.parts for device in part.devices), key=weight)
 
 
 # -- where a fix goes, and how it names the device
@@ -135,10 +138,8 @@ class Site:
 
 
 def climb(site: Site, outer: list[FailedFrame]) -> tuple[Site, dict[str, str]]:
-    """Follow the operands to move through the callers' arguments; return the outermost site.
-
-    The second result maps the operands' names at `site` to those at the outermost site, if changed.
-    """
+    """Follow the operands to move through the callers' arguments; return the outermost site."""
+    # The second result maps names at `site` to those at the outermost site, where they differ.
     first = moved = [*site.odd, *site.extra]
     for frame in outer:
         done = operation(frame.failed, Reader(frame)) if frame.failed is not None else None
@@ -156,18 +157,30 @@ def _given(moved: list[Part], frame: FailedFrame, parts: Iterable[Part]) -> list
     above = {id(part.value): part for part in reversed([*parts])}
     found: list[Part] = []
     for part in moved:
-        name, _, attribute = part.text.partition(".")
+        named = named_in(part, Reader(frame))
+        part = named[0] if len(named) == 1 and named[0].kind == "tensor" else part
+        text = _attribute(part, frame) or part.text
+        name, _, attribute = text.partition(".")
         value = frame.scope.name(name) if attribute else part.value
         owner = above.get(id(value)) if value is not None else None
-        if owner is None or frame.at_top or name not in frame.parameters:
+        if owner is None or frame.at_top or name not in frame.parameters or ran_mixed(frame, name):
             return None
-        if attribute and (owner.kind != "object" or not attribute.isidentifier()):
+        kinds = ("object",) if text == part.text else ("object", "module")
+        if attribute and (owner.kind not in kinds or not attribute.isidentifier()):
             return None
         node: Any = ast.Attribute(owner.node, attribute, ast.Load())
         node.parent = getattr(owner.node, "parent", None)
         inner = replace(part, node=node, text=f"{owner.text}.{attribute}")
         found.append(inner if attribute else owner)
     return found
+
+
+def _attribute(part: Part, frame: FailedFrame) -> str | None:
+    """Return the attribute of an argument that a local name stands for, such as ``"self.h"``."""
+    local = part.kind == "tensor" and part.text.isidentifier() and part.text not in frame.parameters
+    held = ((name, own(frame.scope.name(name))) for name in frame.parameters if local)
+    texts = (f"{name}.{key}" for name, its in held for key in its if its[key] is part.value)
+    return next(texts, None)
 
 
 def _written_device(site: Site, target: str, line: ast.stmt, *, inside: bool = False) -> str:

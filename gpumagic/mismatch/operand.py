@@ -162,10 +162,8 @@ def bytes_of(tensor: Tensor) -> int | None:
 
 
 def tensors_of(value: Any) -> list[tuple[str, Tensor]]:
-    """Return the tensors in a module, or in an object's attributes and containers, with paths.
-
-    A module's tensors are parameters, buffers and plain tensor attributes. No method is called.
-    """
+    """Return the tensors in a module, or in an object's attributes and containers, with paths."""
+    # A module's tensors are parameters, buffers and plain tensor attributes. No method is called.
     a_module = issubclass(type(value), nn.Module)
 
     def into(item: Any) -> list[tuple[values.Step, Any]]:

@@ -254,10 +254,8 @@ def _with_gone(leaves: list[Part], located: list[Part], named: frozenset[str]) -
 
 
 def named_in(part: Part, reader: Reader) -> list[Part]:
-    """Return the named tensors and modules that a result was computed from, on the same device.
-
-    For `self.net(x)` these are `self.net` and `x`, not `self`; for a named tensor, that tensor.
-    """
+    """Return the named tensors and modules that a result was computed from, on the same device."""
+    # For `self.net(x)` these are `self.net` and `x`, not `self`; for a named tensor, that tensor.
     if part.kind != "made":
         return [part] if part.kind == "tensor" else []
     found: dict[str, Part] = {}
@@ -340,6 +338,15 @@ def _steps(node: ast.AST) -> list[Any]:
     first = stmt.lineno if stmt is not None else 0
     found = [step for step in nodes_around(node, _STEPS) if step.lineno >= first]
     return sorted(found, key=lambda n: (n.end_lineno, n.end_col_offset, -n.lineno, -n.col_offset))
+
+
+def ran_mixed(frame: FailedFrame, name: str) -> bool:
+    """Whether a function above the failing line took `name` with tensors on other devices."""
+    reader, node = Reader(frame), frame.failed or ast.Pass()
+    calls = [call for call in nodes_around(node, ast.Call) if call.end_lineno < frame.line]
+    named = (of_function(reader.scope.value(call.func), "__name__") for call in calls)
+    taken = [_leaves(c, reader) for c, its in zip(calls, named, strict=True) if its in _ANYWHERE]
+    return any(name in {p.text for p in parts} and len(_devices(parts)) > 1 for parts in taken)
 
 
 def wants_one_device(node: ast.AST, reader: Reader) -> bool:

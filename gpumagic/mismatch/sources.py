@@ -110,10 +110,8 @@ def register(parts: list[operand.Part], frame: FailedFrame) -> Fix | None:
 def owner_of(
     part: operand.Part, frames: list[FailedFrame], target: str
 ) -> tuple[FailedFrame, operand.Part] | None:
-    """Return the module that owns a tensor or a layer, and the outermost frame that names it.
-
-    None if there is no such module, or if `.to(target)` would also move tensors on a third device.
-    """
+    """Return the module that owns a tensor or a layer, and the outermost frame that names it."""
+    # None if there is no such module, or if `.to(target)` would also move a third device's tensors.
     named = [part] if part.kind == "module" else named_in(part, operand.Reader(frames[0]))
     mine = all(each is part or each.kind == "tensor" for each in named)  # not a module's result
     wanted = {memory for each in named for memory in storages(each.value) if mine}
@@ -144,10 +142,8 @@ def moving_tensors(module: nn.Module) -> list[Tensor]:
 
 # -- the statement that made an operand
 def maker_of(part: operand.Part, moved: dict[str, str], at: Operation) -> ast.Assign | None:
-    """Return the statement that creates an operand, if the edit belongs there; else None.
-
-    `moved` maps the operands that the fix moves to their new devices.
-    """
+    """Return the statement that creates an operand, if the edit belongs there; else None."""
+    # `moved` maps the operands that the fix moves to their new devices.
     node, frame, target = at.node, at.reader.frame, moved[part.key]
     made = only_assignment(part.text, node)
     call = operand.Reader(frame).part(made.value) if made is not None else None
@@ -182,10 +178,8 @@ def is_leaf(part: operand.Part) -> bool:
 
 
 def only_assignment(text: str, node: Any) -> ast.Assign | None:
-    """Return the only statement that assigns `text` in a node's function, if it is above the node.
-
-    Statements that compute `text` from itself do not count.
-    """
+    """Return the only assignment of `text` in a node's function, if it is above the node."""
+    # Statements that compute `text` from itself do not count.
     stmts = [stmt for stmt in nodes_around(node, ast.Assign) if assigns(stmt, text)]
     made = [stmt for stmt in stmts if not uses(stmt.value, text)]
     return made[0] if len(made) == 1 and made[0].lineno <= node.lineno else None
@@ -224,10 +218,8 @@ def with_keyword(node: ast.Call, frame: FailedFrame, keyword: str) -> tuple[ast.
 def can_be_bound(
     part: operand.Part, frame: FailedFrame, stmt: ast.stmt, written: bool = False
 ) -> bool:
-    """Whether a line above `stmt` can rebind the operand without running the user's setters.
-
-    An item of a list or dict is rebound only if the operation writes to it (`written`).
-    """
+    """Whether a line above `stmt` can rebind the operand without running the user's setters."""
+    # An item of a list or dict is rebound only if the operation writes to it (`written`).
     node, value = part.node, part.value
     if in_own_scope(node) or not can_precede(frame, stmt):
         return False

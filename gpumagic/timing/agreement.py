@@ -156,10 +156,9 @@ def tolerance(dtype: str, loose: bool = False) -> tuple[float, float]:
 
 
 def array_differences(one: Any, other: Any) -> tuple[float, float, int]:
-    """Return the largest difference, the largest finite number, and the difference's flat index.
-
-    The difference is infinite where only one element is finite, and where infinities or NaN differ.
-    """
+    """Return the largest difference, the largest finite number, and the difference's flat index."""
+    # The difference is infinite where only one element is finite, and where infinities or NaN
+    # differ.
     library: Any = torch_here() if is_tensor(one) else sys.modules["numpy"]
     kind = library.complex128 if "complex" in dtype_of(one) + dtype_of(other) else library.float64
     flat = one.reshape(-1), other.reshape(-1)
@@ -191,10 +190,8 @@ class _Numbers(NamedTuple):
 def outcome(
     globals: dict[str, Any], assigned: Iterable[str], value: Any, others: FrameworksOn = NO_OTHERS
 ) -> dict[str, Any]:
-    """Return the results of code by name: numbers, and copies of tensors on the CPU, at most 1 GiB.
-
-    Arrays of other frameworks (`others`) become NumPy arrays.
-    """
+    """Return the results of code by name: numbers, and tensors as CPU copies, at most 1 GiB."""
+    # Arrays of other frameworks (`others`) become NumPy arrays.
     found, most = dict[str, Any](), _KEPT
     values = {name: globals[name] for name in assigned if name in globals} | {"Out": value}
     roots = [((name,), _boxed(each)) for name, each in values.items()]

@@ -312,10 +312,8 @@ def of_virtual(names: Sequence[str]) -> str:
 def flips(
     xs: Sequence[float], a: Sequence[Timing | None], b: Sequence[Timing | None]
 ) -> list[tuple[float, float, int]]:
-    """Return each change of order by more than both spreads: x, seconds, the faster one (0 or 1).
-
-    Interpolates between two x on a log-log line, or a straight line if some x is not positive.
-    """
+    """Return changes of order by more than both spreads: x, seconds, the faster one (0 or 1)."""
+    # Interpolates between two x on a log-log line, or a straight line if some x is not positive.
     known = [
         (x, math.log(one.ratio(other)), one.median)
         for x, one, other in zip(xs, a, b, strict=True)

@@ -47,10 +47,8 @@ def errors(error: BaseException) -> Iterator[BaseException]:
 
 
 def cut_ours(error: BaseException) -> None:
-    """Remove the frames of gpumagic from an error's tracebacks.
-
-    Below the user's innermost frame, only the frames of patches of torch or Python are removed.
-    """
+    """Remove the frames of gpumagic from an error's tracebacks."""
+    # Below the user's innermost frame, only the frames of patches of torch or Python are removed.
     for each in errors(error):
         chain = steps_of(each.__traceback__)
         files = [tb.tb_frame.f_code.co_filename for tb in chain]

@@ -124,6 +124,43 @@ rows = {
     "z": (b * 2).detach().numpy(),
 }
 """
+PADDED = LENGTHS.replace(
+    "        return self.rnn(packed)[1]",
+    "        out = nn.utils.rnn.pad_packed_sequence(self.rnn(packed)[0], batch_first=True)[0]\n"
+    "        pad = torch.arange(out.size(1))[None, :] >= lengths[:, None]\n"
+    "        return out.masked_fill(pad[..., None], 0.0)",
+).replace("(x != 0).sum(1)", "(x != 0).sum(1).cpu()")
+STATE = """
+class Stateful(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.mix, self.h = nn.Embedding(9, 4), nn.Linear(8, 4), torch.zeros(2, 4)
+    def forward(self, x):
+        h, outs = self.h, []
+        for t in range(x.size(1)):
+            h = torch.tanh(self.mix(torch.cat([self.words(x[:, t]), h], dim=1)))
+            outs.append(h)
+        self.h = h.detach()
+        return torch.stack(outs)
+net, x = Stateful().to("cuda:0"), torch.ones(2, 3, dtype=torch.long)
+net.h = net.h.to("cuda:0")
+net(x.to("cuda:0"))
+net.to("cuda:1")
+y = net(x.to("cuda:1"))
+"""
+KERNEL = """
+def rbf(a, b):
+    return (a[:, None, :] - b[None, :, :]).pow(2).sum(-1)
+X = torch.rand(8, 1, device="cuda:1")
+at = torch.linspace(0, 1, 5)[:, None]
+k = rbf(at, X)
+"""
+BANK = """
+bank, labels = torch.rand(400, 16, device="cuda:1"), torch.ones(400, device="cuda:1")
+z = torch.rand(3, 16, device="cuda:0")
+sims = z @ bank.t()
+found = labels[sims.topk(2).indices]
+"""
 NOISE = """
 def noise(shape, device):
     g = torch.Generator().manual_seed(0)
@@ -157,6 +194,10 @@ torch.set_rng_state(state["rng"])
         (POOLED, "(x * valid).sum(1) / lengths[:, None].to(x.device)"),
         (DEGREE, "torch.zeros(4, device=index.device)"),
         (LOSS, 'loss.to("cuda:0")'),
+        (PADDED, "out.masked_fill(pad[..., None].to(out.device), 0.0)"),
+        (STATE, 'net.h = net.h.to("cuda:1")'),
+        (KERNEL, "torch.linspace(0, 1, 5, device=X.device)[:, None]"),
+        (BANK, "z.to(bank.device) @ bank.t()"),
         (RESUMED, 'torch.set_rng_state(state["rng"].cpu())'),
     ],
 )
