@@ -156,7 +156,7 @@ def test_the_textbooks_chapter_in_jax(tmp_path):
     assert done.returncode == 0, done.stderr + done.stdout
     shown = done.stdout
     assert "(CpuDevice(id=0), CpuDevice(id=1), CpuDevice(id=2))" in shown
-    assert "why: both are committed to their device" in shown
+    assert "why: they are committed to their devices" in shown
     assert "3 transfers: 36 B to cuda:1 at line 3: `x + Y`" in shown
     assert "`x + Y` copies data from cpu to cuda:1, which strict mode forbids" in shown
     assert "moved X: 24 B from cuda:0" in shown

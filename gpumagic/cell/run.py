@@ -227,10 +227,8 @@ class Run:
             share.remember()
 
     def finish(self, error: BaseException | None = None) -> Report | None:
-        """End what `start` began, and return the report; None if `start` did not succeed.
-
-        If Ctrl-C arrives meanwhile, everything still ends before KeyboardInterrupt is raised.
-        """
+        """End what `start` began, and return the report; None if `start` did not succeed."""
+        # If Ctrl-C arrives meanwhile, everything still ends before KeyboardInterrupt is raised.
         if self._undo is None:
             return None
         undo, self._undo = self._undo, None

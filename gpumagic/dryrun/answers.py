@@ -33,10 +33,9 @@ from gpumagic.ledger.entry import PRINT
 
 
 class Calls(TorchFunctionMode):
-    """Answer calls that need data; `fake` turns a real tensor into a fake on its device.
+    """Answer calls that need data; `fake` turns a real tensor into a fake on its device."""
 
-    With `guesses`, `float()` and `int()` of a tensor are 1 and do not end the dry run.
-    """
+    # With `guesses`, `float()` and `int()` of a tensor are 1 and do not end the dry run.
 
     def __init__(
         self, fake: Callable[[Tensor], object], crossings: Crossings, guesses: bool

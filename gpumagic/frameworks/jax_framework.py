@@ -187,10 +187,8 @@ class Jax(ArrayFramework):
             return True
 
     def wait(self, *devices: str) -> None:
-        """Wait until all live arrays are computed, and this thread's unreferenced results too.
-
-        Raises the first error of arrays that failed; later calls do not report these arrays again.
-        """
+        """Wait until all live arrays are computed, and this thread's unreferenced results too."""
+        # Raises the first error of arrays that failed; later calls leave these arrays out.
         given = []
         # `jax.local_devices` takes 10 × as long, and timings include this wait.
         clients = xla_bridge.backends().values()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gpumagic.dryrun.result import DryRun
 
 # Seconds for one dry run, and for all dry runs of an error.
-_LIMIT_S, _PATIENCE_S = 20.0, 60.0
+_LIMIT_S, _PATIENCE_S = 8.0, 60.0
 _MARGIN = 0.05
 # A loop grows if each pass keeps more than this share of the need; a loss kept in a list is less.
 _GROWS = 0.01

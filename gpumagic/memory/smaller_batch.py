@@ -24,7 +24,7 @@ _PAIRED, _DECIDES = 0.4, 0.8
 _NEAR, _NEAR_REAL = 0.05, 0.1
 # Names of numbers that may be lowered: the size of a batch, a chunk or a buffer, and of a model's
 # sequence. Elsewhere `B` may be how many samples a result is computed from.
-_SIZE = re.compile(r"batch|chunk|capacity")
+_SIZE = re.compile(r"(?i:batch|chunk|capacity)")
 _SIZE_OF_MODELS = re.compile(rf"{_SIZE.pattern}|seq|context|^(?:bs|B|T)$")
 _CUTS = {"split", "chunk", "narrow", "select", "index_select", "unbind"}
 

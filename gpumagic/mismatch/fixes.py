@@ -157,15 +157,13 @@ def _given(moved: list[Part], frame: FailedFrame, parts: Iterable[Part]) -> list
     above = {id(part.value): part for part in reversed([*parts])}
     found: list[Part] = []
     for part in moved:
-        named = named_in(part, Reader(frame))
-        part = named[0] if len(named) == 1 and named[0].kind == "tensor" else part
-        text = _attribute(part, frame) or part.text
-        name, _, attribute = text.partition(".")
+        part, at = _argument(part, frame), part.text
+        name, _, attribute = part.text.partition(".")
         value = frame.scope.name(name) if attribute else part.value
         owner = above.get(id(value)) if value is not None else None
-        if owner is None or frame.at_top or name not in frame.parameters or ran_mixed(frame, name):
+        if owner is None or name not in frame.parameters or ran_mixed(frame, name):
             return None
-        kinds = ("object",) if text == part.text else ("object", "module")
+        kinds = ("object",) if "." in at else ("object", "module")
         if attribute and (owner.kind not in kinds or not attribute.isidentifier()):
             return None
         node: Any = ast.Attribute(owner.node, attribute, ast.Load())
@@ -175,12 +173,14 @@ def _given(moved: list[Part], frame: FailedFrame, parts: Iterable[Part]) -> list
     return found
 
 
-def _attribute(part: Part, frame: FailedFrame) -> str | None:
-    """Return the attribute of an argument that a local name stands for, such as ``"self.h"``."""
+def _argument(part: Part, frame: FailedFrame) -> Part:
+    """Return what a view is a view of, named as an argument, or as ``self.h`` for a local `h`."""
+    named = named_in(part, Reader(frame))
+    part = named[0] if len(named) == 1 and named[0].kind == "tensor" else part
     local = part.kind == "tensor" and part.text.isidentifier() and part.text not in frame.parameters
     held = ((name, own(frame.scope.name(name))) for name in frame.parameters if local)
     texts = (f"{name}.{key}" for name, its in held for key in its if its[key] is part.value)
-    return next(texts, None)
+    return replace(part, text=next(texts, part.text))
 
 
 def _written_device(site: Site, target: str, line: ast.stmt, *, inside: bool = False) -> str:

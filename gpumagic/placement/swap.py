@@ -90,15 +90,22 @@ _holders = 0
 _namespaces: dict[int, dict[str, Any]] = {}
 
 
-def _install(namespace: dict[str, Any] | None) -> None:
-    """Swap all names at the first placement; `_remove` restores them when the last one ends."""
-    global _holders
+def look() -> None:
+    """Find the names to swap in all modules; a placement does so by itself."""
     with _lock:
         if not _in_torch:
             _prepare()
         if _holders == 0:
             _look_at(_new_modules())
             _fill_dynamos_tables()
+
+
+def _install(namespace: dict[str, Any] | None) -> None:
+    """Swap all names at the first placement; `_remove` restores them when the last one ends."""
+    global _holders
+    with _lock:
+        look()
+        if _holders == 0:
             if not _finder.importing:
                 _swap_torch()
             sys.meta_path.insert(0, _finder)
@@ -176,11 +183,9 @@ def _swap_torch(*, back: bool = False) -> None:
 
 
 class _TorchFinder(MetaPathFinder):
-    """Import torch's modules with the originals, since some build tables keyed by the factories.
+    """Import torch's modules with the originals, since some build tables keyed by the factories."""
 
-    A library's module in `IN_LIBRARIES` is imported unchanged, and its functions are then swapped.
-    """
-
+    # A library's module in `IN_LIBRARIES` is imported unchanged; then its functions are swapped.
     importing = 0  # number of torch's modules being imported, on all threads
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:

@@ -11,7 +11,7 @@ from situations import SITUATIONS, START
 import gpumagic
 from gpumagic import faults, virtual
 from gpumagic.frameworks.framework import Pool
-from gpumagic.memory import explain_out_of_memory
+from gpumagic.memory import explain_out_of_memory, oom_trials
 from gpumagic.memory.explain_out_of_memory import by_figures
 from gpumagic.memory.oom_state import OutOfMemoryState, Shortage
 
@@ -257,11 +257,22 @@ def test_the_seconds_of_an_explanation_are_none_of_the_cells(small, shown, monke
         "all_ = (data * 2).to('cuda')\nfor n in range(0, len(all_), 9):\n    all_[n:n + 9].sum()",
     ],
 )
-def test_pairs_of_samples_and_data_cut_in_a_loop_are_no_batch(small, shown, cell):
+def test_pairs_of_samples_and_data_cut_in_a_loop_are_no_batch(small, shown, cell, monkeypatch):
+    monkeypatch.setattr(oom_trials, "_LIMIT_S", 2.0)
     rows, on = (5000, ", device='cuda'") if "cdist" in cell else (70_000, "")
     small.run(START + f"data = torch.ones({rows}, 256{on})")
     small.run(cell)
     assert [lever for lever in shown.pop().levers if "batch" in lever.do] == []
+
+
+def test_a_batch_in_capitals_is_lowered_too(small, shown):
+    small.run(START + "net = nn.Sequential(*[nn.Linear(256, 256), nn.ReLU()] * 9).cuda()")
+    small.run("X = torch.ones(9000, 256)\nBATCH = 9000")
+    loop = "for n in range(0, len(X), BATCH):\n    net(X[n:n + BATCH].cuda()).sum().backward()"
+    small.run(loop)
+    lever = next(lever for lever in shown.pop().levers if lever.fits)
+    assert re.match(r"`BATCH = \d+` instead of 9,000", lever.do)
+    assert small.run(f"%gpufree\n{lever.do.split('`')[1]}\n{loop}").success
 
 
 def test_a_result_of_the_failed_run_counts_as_free(small, shown):
