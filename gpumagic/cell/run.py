@@ -29,7 +29,7 @@ from gpumagic.usercode.variables import own_variables, variables_read
 
 # Packages whose objects are never arrays of an unsupported library.
 _NO_LIBRARIES = ("torch", "builtins", "__main__")
-_NOWHERE = "the cell allocated nothing there"
+_NOTHING = "the cell allocated nothing there"
 
 
 class _Share:
@@ -81,7 +81,7 @@ class _Share:
         return moves
 
     def elsewhere(self, device: Device, every: Sequence[Entry]) -> str | None:
-        """Return where most of the work was, empty if on the device; None if that is unknown."""
+        """Return where most work was: empty if on the device, None if unknown, `_NOTHING`."""
         name = "" if self.framework.name == "torch" else self.framework.name
         entries = [entry for entry in every if entry.framework == name]
         counted = self.framework.counts_allocations and device.kind == "cuda"
@@ -89,7 +89,7 @@ class _Share:
         if not self.framework.counts_allocations:
             said = self._by_arrays(str(device))
         used = (self.moves.moved, self.moves.left, entries, self.memory, self.uncounted)
-        return said if said or any(used) else _NOWHERE if counted else None
+        return said if said or any(used) else _NOTHING if counted else None
 
     def _by_arrays(self, device: str) -> str:
         places = dict.fromkeys(map(self.framework.where, self.made.values()))
@@ -372,11 +372,17 @@ class Run:
         if self._error or self._fault or not self._complete:
             return ""
         said = [share.elsewhere(self.device, ledger.entries) for share in self._shares]
-        if {*said} == {_NOWHERE}:
-            return _NOWHERE if self._seconds >= LEAST_S else ""
-        found = [sentence for sentence in said if sentence not in (None, _NOWHERE)]
+        if {*said} == {_NOTHING}:
+            return _NOTHING if self._seconds >= LEAST_S and not self._reads_there() else ""
+        found = [sentence for sentence in said if sentence not in (None, _NOTHING)]
         left = "" if self._move else ", where --no-move left its data"
         return found[0] + left if found and all(found) else ""
+
+    def _reads_there(self) -> bool:
+        """Whether the cell reads data on its device, which it may have changed in place."""
+        read = dict(variables_read(self._names, self._namespace))
+        away = [share.framework.away(read) for share in self._shares]
+        return any(self._where in devices for each in away for devices in each.values())
 
 
 def _whose(name: str) -> str:

@@ -41,7 +41,7 @@ from gpumagic.moving.find_tensors import TensorFinder
 from gpumagic.moving.move import move_all
 from gpumagic.moving.moved import Moved
 from gpumagic.placement import placement, put_in_force
-from gpumagic.placement.swap import enter, look
+from gpumagic.placement.swap import enter, find_swaps
 from gpumagic.placement.torch_devices import as_torch
 from gpumagic.usercode.files import BEFORE, UserLine, innermost, innermost_of
 from gpumagic.usercode.program import compile_cell
@@ -90,7 +90,7 @@ def dry(subject: Subject) -> DryRun:
         importlib.import_module("torch._dynamo")  # here, or each copy would import it again
     outer = placement()
     # Searched here, since to visit an object in a forked process copies its page of memory.
-    look()
+    find_swaps()
     finders = [TensorFinder()]
     finders[0].variables([*subject.reads, *subject.namespace.items()])
 

@@ -36,10 +36,8 @@ _PRIVATE_FIXED = mmap.MAP_PRIVATE | 0x10 if hasattr(mmap, "MAP_PRIVATE") else 0 
 
 
 def run_forked(work: Callable[[], Any], limit: float) -> Any:
-    """Call `work()` in a copy of this process; return its plain data, None after `limit` seconds.
-
-    Raises `GpuError` if this system has no fork, if `work` raises, or if the copy crashes.
-    """
+    """Return the plain data of `work()` in a copy of this process; None after `limit` seconds."""
+    # Raises `GpuError` if this system has no fork, if `work` raises, or if the copy crashes.
     if not hasattr(os, "fork"):
         raise GpuError(f"a dry run needs os.fork, which {sys.platform} does not have")
     receiver, sender = Pipe(duplex=False)

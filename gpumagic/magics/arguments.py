@@ -42,7 +42,7 @@ _BLANKS = re.compile(rf"({_QUOTED})|\s*([,+=])(?:\s+(?!--))?")
 _BRACED = re.compile(rf"{_QUOTED}|(?<!\$)\{{([^\W\d]\w*)\}}")
 _NAMES = re.compile(rf"(?:{_QUOTED}|[^\s'\"])+")
 _TRACES = (".json", ".json.gz")
-_MOST_SHOWN = 8  # words of a usage line; more would hide what is wrong
+_MOST_SHOWN = 8  # parts of a usage line; more would hide what is wrong
 
 
 class _StoreOnce(argparse.Action):
@@ -79,9 +79,10 @@ def parser_of(typed: str) -> LineParser:
     name = typed.lstrip("%")
     magic = MAGICS[name]
     words = [typed, magic.usage, *(f"[{option.usage}]" for option in options(name))]
-    words[2:] = words[2:] if len(words) <= _MOST_SHOWN else [f"[options]; {typed}? shows them"]
+    more = f"; {typed}? shows the options" if len(words) > _MOST_SHOWN else ""
+    words[2:] = ["[options]"] if more else words[2:]
     words += ["-- expression"] * (typed in ("%gputime", "%gpudiff"))
-    parser = LineParser(typed, usage=f"type {' '.join(words)}", add_help=False)
+    parser = LineParser(typed, usage=f"type {' '.join(words)}{more}", add_help=False)
     if magic.verbs:
         parser.add_argument("verb", nargs="?", choices=magic.verbs, type=str.lower)
     if magic.number:

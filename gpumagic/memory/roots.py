@@ -214,11 +214,9 @@ CYCLE = "a reference cycle that is not collected yet"
 
 
 def walk_unreachable(walk: Walk, missing: set[int]) -> None:
-    """Find the holders of tensors (by id) that no near root reaches, by searching their referrers.
-
-    As in the collector, an object with more references than other objects account for is held from
-    elsewhere, such as by C++. Objects that no such object reaches are in uncollected cycles.
-    """
+    """Find the holders of tensors (by id) that no near root reaches: search their referrers."""
+    # As in the collector, an object with more references than other objects account for is held
+    # from elsewhere, such as by C++. Objects that no such object reaches are in uncollected cycles.
     objects = {id(obj): obj for obj in gc.get_objects() if not walk.knows(obj)}
 
     def children(key: int) -> Iterator[int]:

@@ -172,11 +172,9 @@ def _writes(node: ast.AST) -> bool:
 
 
 def conflict(frame: FailedFrame, message: Message, *, certain: bool = False) -> Operation | None:
-    """Return a frame's failing operation with the operands that explain the message.
-
-    None if uncertain: there are fewer than two devices, or the message names a device that no
-    operand is on. Unless `certain`, a temporary result may be assumed to be on that device.
-    """
+    """Return a frame's failing operation with the operands that explain the message."""
+    # None if uncertain: there are fewer than two devices, or the message names a device that no
+    # operand is on. Unless `certain`, a temporary result may be assumed to be on that device.
     reader = Reader(frame)
     within = storages(dict(frame.library))
     found = []

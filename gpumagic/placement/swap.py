@@ -90,7 +90,7 @@ _holders = 0
 _namespaces: dict[int, dict[str, Any]] = {}
 
 
-def look() -> None:
+def find_swaps() -> None:
     """Find the names to swap in all modules; a placement does so by itself."""
     with _lock:
         if not _in_torch:
@@ -104,7 +104,7 @@ def _install(namespace: dict[str, Any] | None) -> None:
     """Swap all names at the first placement; `_remove` restores them when the last one ends."""
     global _holders
     with _lock:
-        look()
+        find_swaps()
         if _holders == 0:
             if not _finder.importing:
                 _swap_torch()

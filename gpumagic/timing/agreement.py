@@ -157,8 +157,7 @@ def tolerance(dtype: str, loose: bool = False) -> tuple[float, float]:
 
 def array_differences(one: Any, other: Any) -> tuple[float, float, int]:
     """Return the largest difference, the largest finite number, and the difference's flat index."""
-    # The difference is infinite where only one element is finite, and where infinities or NaN
-    # differ.
+    # It is infinite where only one element is finite, and where infinities or NaN differ.
     library: Any = torch_here() if is_tensor(one) else sys.modules["numpy"]
     kind = library.complex128 if "complex" in dtype_of(one) + dtype_of(other) else library.float64
     flat = one.reshape(-1), other.reshape(-1)

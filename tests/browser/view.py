@@ -115,7 +115,7 @@ class View:
 
     def choose(self, menu: str, item: str) -> None:
         """Chooses an item; JupyterLab closes an open menu whenever a document becomes active."""
-        found = self.page.get_by_role("menuitem", name=item).first
+        found = self.page.get_by_role("menuitem", name=item, exact=True)
 
         def is_open() -> bool:
             if not found.is_visible():
