@@ -52,7 +52,7 @@ def range_of(typed: str) -> tuple[str, Sequence[Any]]:
     between = _RANGE.fullmatch(listed)
     if between and not between[1] and name.isidentifier():
         first, last, step = (_number(end or "1", typed) for end in between.groups()[1:])
-        whole = isinstance(first, int) and isinstance(last, int) and isinstance(step, int)
+        whole = all(float(end).is_integer() for end in (first, last, step))  # also 1e9
         if whole and step > 0 and last >= first:
             return name, range(int(first), int(last) + 1, int(step))
     ((name, values),) = parse(typed, option="").items()
@@ -122,7 +122,8 @@ def _checked(name: Any, given: Any) -> tuple[Any, ...]:
         raise GpuError(f"sweep: {name} has no list of values: {given!r}; give {{{name!r}: [1, 2]}}")
     values = tuple(islice(given, MOST_POINTS + 1))  # the iterator may be endless
     if not 0 < len(values) <= MOST_POINTS:
-        raise GpuError(f"sweep: {name} needs 1 to {MOST_POINTS:,} values; {TYPE}")
+        count = f"more than {MOST_POINTS:,}" if values else "no"
+        raise GpuError(f"sweep: {name} has {count} values; {TYPE}")
     labels = [label(value, _WHOLE) for value in values]
     twice = next((each for n, each in enumerate(labels) if each in labels[:n]), None)
     if twice is not None:

@@ -292,7 +292,7 @@ def test_cards_that_are_not_here_are_asked_at_once():
         ("n + m", 0, {"n": [1], "m": [2]}, "fit takes one variable, not n, m"),
         ("n", 0, {"n": ["a"]}, "n has values that are not numbers above 0"),
         ("n", 0, {"n": [0, 1]}, "n has values that are not numbers above 0"),
-        ("n", 0, {"n": []}, "n needs 1 to 1,000 values"),
+        ("n", 0, {"n": []}, "n has no values"),
         (lambda: torch.ones(3), 0, {"n": [1]}, "<lambda> neither takes it nor reads it; type def"),
         ("m = 1", 0, {"n": [1]}, "n makes no difference: the code does not read it"),
         (3, 0, {"n": [1]}, "code or a function is needed, not int"),

@@ -29,6 +29,12 @@ def test_a_cell_is_fitted_and_nothing_of_it_is_left(notebook):
     assert board.entries[0]["text"] == str(found)
 
 
+def test_the_largest_of_a_range_may_be_typed_as_a_power_of_ten(notebook):
+    done = notebook.run(f"%%gpufit 1 n=1..1e9 -q -o found\n{CELL}")
+    assert done.success, done.text
+    assert notebook.ns["found"].value == 486
+
+
 def test_magics_in_it_are_left_out_of_the_foretelling(notebook):
     done = notebook.run(f"%%gpufit 1 n=1,2,3 -q -o found\n%time {CELL}".replace("\nY", "\n%time Y"))
     assert done.success, done.text
