@@ -123,10 +123,11 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
 
     def _numbered(self, numbers: Sequence[str], typed: str) -> list[RankEngine]:
         known = {str(rank.number): rank for rank in self._engines.ranks}
-        if not numbers or not known.keys() >= {*numbers} or len({*numbers}) < len(numbers):
-            there = f"the ranks are 0 to {self.size - 1}"
-            raise GpuError(f"{', '.join(numbers)}: {there}; type {typed}")
-        return [known[number] for number in sorted(numbers, key=int)]
+        wrong = [number for number in numbers if number not in known]
+        if wrong or not numbers:
+            given = f"no rank {' or '.join(wrong)}" if wrong else "no rank was given"
+            raise GpuError(f"{given}: the ranks are 0 to {self.size - 1}; type {typed}")
+        return [known[number] for number in sorted({*numbers}, key=int)]
 
     def _finish(
         self, cell: CellOnRanks, sent_s: float, seconds: float
@@ -222,7 +223,9 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
     # -- the ranks
     def status(self) -> RanksTable:
         """Return the table of ranks: host, GPU, memory, process and state."""
-        return RanksTable(repr(self), self._engines.rows())
+        rows = self._engines.rows()
+        alike = self.size > 1 and all(row.get("device") == "cuda:0" for row in rows)
+        return RanksTable(f"{self!r}" + "; each sees its own as cuda:0" * alike, rows)
 
     def restart(self, *numbers: int) -> None:
         """Replace ranks by new engines; all other ranks keep their variables.

@@ -39,7 +39,10 @@ def test_a_cell_runs_on_all_ranks_each_on_its_gpu(shell):
     assert "2 ranks (virtual) · " in lines[-1]
     assert "rank 0, " in lines[-1]
     assert out(shell, "%%ongpu @1\nstr(a.device), os.environ['RANK']").result == [("cuda:0", "1")]
-    assert "5: the ranks are 0 to 1; type @all, @0 or @0,1" in shell.run("%%ongpu @5\n1").text
+    assert (
+        "no rank 5: the ranks are 0 to 1; type @all, @0 or @0,1"
+        in shell.run("%%ongpu @1,5\n1").text
+    )
     out(shell, "%gpucluster pull a")
     assert [a.sum() for a in shell.ns["a"]] == [9, 9]
 
@@ -93,7 +96,7 @@ def test_commas_may_separate_names_and_ranks(shell):
     out(shell, "%%ongpu @all\na, b = 1, dist.get_rank()")
     out(shell, "%gpucluster pull a, b")
     assert (shell.ns["a"], shell.ns["b"]) == ([1, 1], [0, 1])
-    assert "7, 8: the ranks are 0 to 1" in failed(shell, "%gpucluster restart 7,8")
+    assert "no rank 7 or 8: the ranks are 0 to 1" in failed(shell, "%gpucluster restart 7,8")
 
 
 REFUSED = {
