@@ -28,6 +28,7 @@ _DROP_IN = {
     "repeat(x, 1, n, 1)": "x.expand(-1, n, -1)",
 }
 _DISTANCES = {
+    "sqrt(sum(pow({}, 2), -1))": "torch.cdist(x, y)",
     "sum(pow({}, 2), -1)": "torch.cdist(x, y).square()",
     "sum(abs({}), -1)": "torch.cdist(x, y, p=1)",
     "norm({}, -1)": "torch.cdist(x, y)",
@@ -195,7 +196,9 @@ class _Reader:
             return False  # a boolean `attn_mask` says which scores count, and is not added to them
         dims = {letter: tensor.dim() for letter, tensor in tensors.items()}
         last = 2 if "cdist" in new else dims.get("q", 0) - 1
-        of_rows = {dims.get("x", 2), dims.get("y", 2)} == {2}
+        given = [self._found[letter][0] for letter in ("x", "y") if letter in self._found]
+        columns = any(isinstance(e, ast.Subscript) and _unsqueezed(e)[0] for e in given)
+        of_rows = {dims.get("x", 2), dims.get("y", 2)} == {2} and not columns
         return of_rows and self._last <= {"-1", str(last)}
 
     def _shape(self, node: ast.expr, at: int) -> list[int]:
@@ -240,6 +243,8 @@ class _Reader:
             given.insert(0, owner)
         for on in training if name == "dropout" else ():
             given[1:] = [ast.BinOp(p, ast.Mult(), on) for p in (*given, ast.Constant(0.5))[1:2]]
+        if name == "square":
+            name, given = "pow", [*given, ast.Constant(2)]
         if name == "transpose":
             del given[1:]  # the dimensions are not read: in attention, they are the last two
         if name == "norm" and "dim" not in [key.arg for key in node.keywords]:

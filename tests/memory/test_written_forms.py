@@ -47,6 +47,10 @@ CASES = {
         "d = ((x.unsqueeze(1) - y.unsqueeze(0)) ** 2).sum(2)\nout = d.amin(1)",
     ),
     "distances": (MATRICES, "out = (x[:, None] - y).abs().sum(-1).amin(1)"),
+    "roots of squared distances": (
+        MATRICES,
+        "d = (x[:, None, :] - y[None, :, :]).square().sum(-1).sqrt()\nout = d.argmin(1)",
+    ),
     "the nearest": (MANY, "d = torch.cdist(x, y)\nout = d.argmin(dim=1)"),
     "the most alike": (MANY, "out = (x @ y.T).argmax(1)"),
     "gradients of each sample": (
