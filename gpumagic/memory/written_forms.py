@@ -109,10 +109,13 @@ def forms(rest: RestOfCode, *, learns: bool) -> Iterator[Form]:
     for at, node in nodes:
         for form, new in _PARSED:
             reader = _Reader(rest.frame, block, at)
-            if reader.fits(form, node, at) and first in reader.used and reader.is_same(new):
-                for rows in reader.row_counts() if "PART" in new else (0,):
+            if not reader.fits(form, node, at) or first not in reader.used:
+                continue
+            for rows in reader.row_counts() if "PART" in new else (0,):
+                if reader.is_same(new):
                     made = reader.filled(new.replace("PART", str(rows)))
                     yield from reader.replaced(node, made)
+            break  # a form below may fit with `y.unsqueeze(0)` as its `y`, and give another shape
         reader = _Reader(rest.frame, block, at)
         if isinstance(node, ast.Call) and (more := _MORE.get(reader.call(node, at)[0])):
             (new,) = _expression(f"f({more})").keywords
@@ -196,9 +199,7 @@ class _Reader:
             return False  # a boolean `attn_mask` says which scores count, and is not added to them
         dims = {letter: tensor.dim() for letter, tensor in tensors.items()}
         last = 2 if "cdist" in new else dims.get("q", 0) - 1
-        given = [self._found[letter][0] for letter in ("x", "y") if letter in self._found]
-        columns = any(isinstance(e, ast.Subscript) and _unsqueezed(e)[0] for e in given)
-        of_rows = {dims.get("x", 2), dims.get("y", 2)} == {2} and not columns
+        of_rows = {dims.get("x", 2), dims.get("y", 2)} == {2}
         return of_rows and self._last <= {"-1", str(last)}
 
     def _shape(self, node: ast.expr, at: int) -> list[int]:
