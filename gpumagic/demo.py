@@ -47,7 +47,7 @@ def run(notebook: Path | None, output: Path) -> int:
 
 
 class _Show:
-    """Print each code cell's number and first line, and its outputs when it has ended."""
+    """Print the number and first line of each code cell, then its outputs."""
 
     def __init__(self, book: Any) -> None:
         self._code = [n for n, cell in enumerate(book.cells) if cell.cell_type == "code"]

@@ -1,4 +1,4 @@
-"""Show output of ranks and threads in whole, labelled lines, and report how their cell ran."""
+"""Print output of ranks and threads as whole, labelled lines; report their time and memory."""
 
 import sys
 import threading
@@ -14,14 +14,14 @@ from gpumagic.display.table import Shown, block, coded
 from gpumagic.display.units import duration, many, share, size, some
 
 MOST = 2**18
-"""Maximum number of characters that a rank sends of each stream in a cell."""
-_BAR = 40  # characters of a progress bar
+"""Maximum number of characters that a rank sends per cell and stream."""
+_BAR = 40  # maximum characters of a shortened progress bar
 
 
 class WholeLines:
-    """A stream that passes on whole lines, each prefixed with its writer's label.
+    """A stream that writes only whole lines, with the writer's label before each line.
 
-    If the label is None, text passes unchanged. After `most` characters, lines are only counted.
+    If `label` returns None, text passes unchanged. Lines after `most` characters are only counted.
     """
 
     def __init__(
@@ -53,17 +53,17 @@ class WholeLines:
         return table.short("".join(self._begun.values()).strip(), _BAR)
 
     def end(self) -> None:
-        """Write unfinished lines, and the number of lines left out."""
+        """Write unfinished lines, and the number of lines that were only counted."""
         for label in [label for label, rest in self._begun.items() if rest]:
             self._add(label, "\n")
         if self._dropped:
             self._stream.write(f"… and {many(self._dropped, 'more line')}\n")
         self._stream.flush()
-        self._left = float("inf")  # a logger may keep the stream and write later
+        self._left = float("inf")  # a logger may still write to this stream
 
     def _add(self, label: str, text: str) -> None:
         every = (self._begun.get(label, "") + text).split("\n")
-        # Text that a carriage return replaces, as in a progress bar, is left out.
+        # Drop text before a carriage return: progress bars overwrite that text.
         *lines, rest = (line[line.rfind("\r", 0, -1) + 1 :] for line in every)
         self._begun[label] = rest[:MOST]
         mark = f"[{label}] " if label else ""
@@ -78,7 +78,7 @@ class WholeLines:
 def whole_lines(
     label: Callable[[], str | None], most: float = float("inf"), *, bars: bool = False
 ) -> Iterator[WholeLines]:
-    """Make stdout and stderr pass on whole lines; yield stderr, which has the progress bars."""
+    """Replace stdout and stderr by `WholeLines`; yield stderr, where progress bars are written."""
     mine: Any = [WholeLines(each, label, most, bars=bars) for each in (sys.stdout, sys.stderr)]
     with redirect_stdout(mine[0]), redirect_stderr(mine[1]):
         try:
@@ -89,7 +89,7 @@ def whole_lines(
 
 
 def show_new(metadata: Mapping[str, Any], shown: Counter[str], label: str) -> None:
-    """Show a rank's new, labelled output; update `shown`, the amount shown so far."""
+    """Show a rank's new output with a label; `shown` counts the output shown so far."""
     from IPython.display import display
 
     for name in ("stdout", "stderr", "outputs"):
@@ -107,12 +107,12 @@ def show_new(metadata: Mapping[str, Any], shown: Counter[str], label: str) -> No
 # -- the report
 @dataclass(frozen=True)
 class RankTime:
-    """One rank, or one device of this process: its seconds and peak bytes (None if unknown)."""
+    """Seconds and peak memory of one rank, or of one device of this process."""
 
     name: str  # "rank 1", "cuda:1"
     seconds: float
-    peak: int | None = None
-    parts: int = 1
+    peak: int | None = None  # bytes
+    parts: int = 1  # number of runs of the cell, one for each part
     virtual: bool = False
 
 
@@ -123,15 +123,15 @@ class RanksReport(Shown):
     Attributes
     ----------
     ranks : tuple of RankTime
-        The ranks that completed a part, or all devices.
+        The ranks where the cell succeeded, or all devices.
     seconds : float
-        From sending the cell to the last reply.
+        Time from sending the cell to the last reply.
     said : tuple of str
-        Descriptions of the values that were split, sent, moved, returned and gathered.
+        Phrases about variables: how they were split, sent, moved or gathered.
     notes : tuple of str
-        Replaced ranks, a recreated process group, autograd graphs that were not copied.
+        Warnings, such as a replaced rank or an autograd graph that was not copied.
     wrong : tuple of str
-        Variables that could not be gathered and are lists of their parts, with the reason.
+        Reasons why variables could not be gathered and became lists of their parts.
     """
 
     ranks: tuple[RankTime, ...]
@@ -142,28 +142,28 @@ class RanksReport(Shown):
 
 
 def sent_in_words(names: Iterable[str], nbytes: int, seconds: float) -> str:
-    """Describe, for the report, the variables sent; empty if none was sent."""
+    """Return ``sent x: 4.0 MiB in 2.0 ms`` for the report; empty if nothing was sent."""
     sent = some(names) if nbytes else ""
     return f"sent {sent}: {size(nbytes)} in {duration(seconds)}" if sent else ""
 
 
 @dataclass(frozen=True, repr=False)
 class RanksTable(Shown):
-    """The ranks of a cluster: a row for each rank, with the cause if it has ended."""
+    """The ranks of a cluster, one row each. The row of a dead rank shows the cause."""
 
     title: str
     rows: tuple[dict[str, Any], ...]
 
 
 def text(record: RanksReport | RanksTable) -> str:
-    """Return one line, `2 ranks · 3.20 s (slowest: rank 1, 3.10 s; …) · …`, or the table."""
+    """Return the text of a report, `2 ranks · 3.20 s (slowest: rank 1, …)`, or of a table."""
     if isinstance(record, RanksTable):
         return "\n".join([record.title, *table.lines(_columns(record), "  ")])
     return "\n".join([" · ".join(_parts(record)), *(f"  → {note}" for note in record.notes)])
 
 
 def html(record: RanksReport | RanksTable) -> str:
-    """Return the same as HTML; a click on the line shows each rank."""
+    """Return a report or a table as HTML; a click on the report's line shows each rank."""
     if isinstance(record, RanksTable):
         return block(f"<div>{escape(record.title)}</div>{table.html(_columns(record))}")
     head, *rest = _parts(record)

@@ -1,9 +1,9 @@
 """Split values into parts by their items, and join the results of the parts.
 
-Items are split as by `torch.tensor_split` and `numpy.array_split`. A part is a copy: a view would
-be sent with its whole storage, and a thread that writes to it would change the notebook's value.
-Gathered tensors are on the CPU, without autograd graph. Results that cannot be joined are returned
-as a list of the parts, so no work is lost.
+Parts are as large as in `torch.tensor_split`. Parts of tensors and arrays are copies: a view would
+be sent with its whole storage, and writing to a view would change the notebook's value. Gathered
+tensors are on the CPU, without an autograd graph. Results that cannot be joined are returned as a
+list, so no work is lost.
 """
 
 import ast
@@ -47,7 +47,7 @@ class Sharing:
 
 
 class Unsent:
-    """A placeholder for a rank's value that cannot be pickled, with the reason."""
+    """A placeholder for a rank's value that cannot be pickled; `why` is the reason."""
 
     def __init__(self, text: str, why: str) -> None:
         self._text, self.why = text, why
@@ -58,7 +58,7 @@ class Unsent:
 
 # -- kinds of values
 class Kind(NamedTuple):
-    """How to take a slice of a value's items, and how to join parts."""
+    """Functions for a kind of value: `take` slices the items, `join` joins parts."""
 
     take: Callable[[Any, slice], Any]
     join: Callable[[Sequence[Any]], Any]
@@ -81,7 +81,7 @@ def _join_arrays(parts: Sequence[Any]) -> Any:
 
 
 def _join_frames(parts: Sequence[Any]) -> Any:
-    # Leave out empty parts, because pandas warns that they will affect the dtypes.
+    # Leave out empty parts: pandas warns that a later version will use their dtypes.
     return sys.modules["pandas"].concat([part for part in parts if len(part)] or [parts[0]])
 
 
@@ -89,7 +89,7 @@ def _take_columns(value: Any, items: slice) -> Any:
     made = copy.copy(value)  # keeps the class without calling its constructor
     for name, column in value.items():
         made[name] = take(column, items.start, items.stop)
-    # HuggingFace's tokenizers also keep an encoding for each text.
+    # The result of a Hugging Face tokenizer also has an encoding for each text.
     if encodings := getattr(value, "_encodings", None):
         made._encodings = encodings[items]
     return made
@@ -135,7 +135,7 @@ _KINDS = {
 
 
 def _kind_of(value: Any) -> Kind | None:
-    """Return the kind of a value that can be split; None for others."""
+    """Return the kind of a value, or None if the value cannot be split."""
     kind = type(value)
     named_tuple = issubclass(kind, tuple) and kind is not tuple
     if named_tuple or comes_from(kind, "torch.utils.data.IterableDataset"):
@@ -183,11 +183,11 @@ class SplitValues:
         if size:
             starts = range(0, count, size)
             self.bounds = [(start, min(start + size, count)) for start in starts] or [(0, 0)]
-        # Without items, one empty part runs, so the result has the right type.
+        # Run one empty part if there are no items, so that the result has the right type.
         filled = [n for n, (start, stop) in enumerate(self.bounds) if stop > start]
         filled = filled or [*range(1 if self._values else ranks)]
         self.total = len(filled)
-        # Each rank's queue of parts: its own, or one that all share.
+        # One queue of parts per rank. With `--chunk`, all ranks share one queue.
         common = deque(filled)
         self.queues = [
             common if asked.chunk else deque([rank] if rank in filled else [])
@@ -200,7 +200,7 @@ class SplitValues:
         return found
 
     def __str__(self) -> str:
-        """The numbers of items: ``"17 prompts: 9 + 8"``; empty without variables."""
+        """Return the numbers of items, ``"17 prompts: 9 + 8"``; empty if nothing is split."""
         if not self._values:
             return ""
         sizes = [stop - start for start, stop in self.bounds]
@@ -212,7 +212,7 @@ class SplitValues:
 
 # -- joining
 def gather(parts: Sequence[Any]) -> Any:
-    """Join the parts, in order, to one value of their kind."""
+    """Join the parts, in order, into one value of the same kind."""
     kinds = {_kind_of(part): type(part).__name__ for part in parts}
     if len(kinds) > 1:
         names = " and ".join(kinds.values())
@@ -222,7 +222,7 @@ def gather(parts: Sequence[Any]) -> Any:
         raise GpuError(f"{name} has no items to gather; type --reduce, or assign {_WHAT}")
     try:
         return kind.join(parts)
-    except (RuntimeError, ValueError, TypeError) as error:  # shapes do not fit
+    except (RuntimeError, ValueError, TypeError) as error:  # such as different shapes
         raise GpuError(f"the parts do not fit together: {first_line(error)}") from None
 
 
@@ -236,9 +236,9 @@ HOW = (*_NUMBERS, "last")
 
 
 def reduce(parts: Sequence[Any], how: str) -> Any:
-    """Reduce the parts' numbers, tensors or arrays to one: mean, sum, min or max.
+    """Return the mean, sum, min or max of parts, which are numbers, tensors or arrays.
 
-    Parts have equal weights: a mean of means over 9 and 8 items is not the mean over 17.
+    All parts have the same weight, whatever their numbers of items.
     ``"last"`` returns the last part, of any type.
     """
     if how == "last":

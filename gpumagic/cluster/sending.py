@@ -1,9 +1,9 @@
-"""Send the variables that a cell reads to the ranks, with the notebook's code.
+"""Send to the ranks the variables and functions that a cell reads.
 
-A variable is sent if the rank lacks it, or if the notebook has assigned or changed it since it was
-last sent. If the rank has changed the same object, the rank's value stays. For a tensor that the
-rank has, only a number is sent, so an optimizer that is sent later finds its parameters. Functions
-read the variables of their rank. Each rank records which values it has, so a new engine gets all.
+A variable is sent to a rank that lacks it, and again after the notebook assigns or changes it. If
+notebook and rank both changed an object, the rank's value stays. A tensor that the rank has is sent
+as a number, so an optimizer that is sent later refers to the rank's parameters. A sent function
+reads the rank's variables. Each rank records which values it has; a replaced rank has none.
 """
 
 import hashlib
@@ -48,13 +48,13 @@ def _number(tensor: torch.Tensor) -> int:
 
 
 def _state(tensor: torch.Tensor) -> State:
-    """Return a tensor's version and `requires_grad`; an inference tensor's is always new."""
+    """Return a tensor's state. Inference tensors have no version and get a new number each time."""
     version = next(_numbers) if tensor.is_inference() else tensor._version
     return version, tensor.requires_grad
 
 
 def file_in_rank(file: str) -> str:
-    """Return a file's name in ranks; a cell's is ``<ipython-input-3-`` and a checksum."""
+    """Return a file's name in ranks; for a cell, ``<ipython-input-3-0f1e2d3c>`` with a checksum."""
     number = re.match(r"In \[(\d+)\]", label(file))
     if number is None and not file.startswith("<"):
         return file
@@ -99,27 +99,27 @@ class NotebookPickler(cloudpickle.Pickler):  # type: ignore[misc]
         return reduced
 
     def tensor(self, tensor: torch.Tensor) -> Any:
-        """Return how to pickle a tensor for a fingerprint: as its number and state."""
+        """Pickle a tensor as its number and state, which is enough for a fingerprint."""
         return tuple, ((_number(tensor), _state(tensor)),)
 
 
 def fingerprint(name: str, value: Any) -> tuple[bytes, Iterable[str]]:
-    """Return a hash of a value, and the variables that its functions read; or raise `GpuError`."""
+    """Return a value's hash and the names that its functions read; raise `GpuError` on failure."""
     stream = io.BytesIO()
     pickler = NotebookPickler(stream)
     try:
         pickler.dump(value)
-    except Exception as error:  # noqa: BLE001  whatever the user's own object raises
+    except Exception as error:  # noqa: BLE001  the user's object may raise anything
         why = first_line(error)
         raise GpuError(f"{name} cannot be sent to the ranks ({why}); make it in the cell") from None
     return hashlib.blake2b(stream.getbuffer(), digest_size=16).digest(), pickler.globals_read
 
 
 def fingerprints_here(names: Iterable[str]) -> dict[str, Fingerprint]:
-    """Return the fingerprints of these variables of this process; omit any that cannot be sent."""
+    """Return fingerprints of variables of this process; omit variables that cannot be sent."""
     space, fingerprints = user_namespace(), dict[str, Fingerprint]()
     for name in space.keys() & set(names):
-        with suppress(GpuError):  # it cannot be sent
+        with suppress(GpuError):
             fingerprints[name] = fingerprint(name, space[name])[0], id(space[name])
     return fingerprints
 
@@ -127,13 +127,13 @@ def fingerprints_here(names: Iterable[str]) -> dict[str, Fingerprint]:
 def fingerprints_of(
     variables: Iterable[tuple[str, Any]], space: Mapping[str, Any], hidden: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Fingerprint]]:
-    """Return the variables that a cell reads, also indirectly, with their fingerprints."""
+    """Return the variables that a cell and its functions read, and their fingerprints."""
     values: dict[str, Any] = {}
     fingerprints: dict[str, Fingerprint] = {}
     queue = deque(variables)
     while queue:
         name, value = queue.popleft()
-        # Skip IPython's hidden variables, unless they were reassigned.
+        # Skip IPython's hidden variables, unless the user has assigned them.
         if "." in name or name in values or name in NOT_VARIABLES or hidden.get(name) is value:
             continue
         values[name] = value
@@ -144,7 +144,7 @@ def fingerprints_of(
 
 
 def pack(values: Any, known: Mapping[int, State] | None = None, sources: Any = None) -> bytes:
-    """Pickle values; an unchanged tensor in `known` is pickled as its number."""
+    """Pickle values; a tensor whose number and version are in `known` is pickled as its number."""
     there = known or {}
 
     class Pickler(NotebookPickler):
@@ -166,15 +166,15 @@ def pack(values: Any, known: Mapping[int, State] | None = None, sources: Any = N
 
 
 def pack_any(value: Any) -> bytes:
-    """Pickle a value, or an `Unsent` in its place if it cannot be pickled."""
+    """Pickle a value; if that fails, pickle an `Unsent` instead."""
     try:
         return pack(value)
-    except Exception as error:  # noqa: BLE001  the user's value has no pickle
+    except Exception as error:  # noqa: BLE001  the user's object may raise anything
         return pack(Unsent(repr(value), first_line(error)))
 
 
 def unpack(data: bytes) -> Any:
-    """Return the values, tensors on the CPU; None if there are no bytes."""
+    """Unpickle values, with tensors on the CPU; return None if `data` is empty."""
     if not data:
         return None
     return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
@@ -182,15 +182,15 @@ def unpack(data: bytes) -> Any:
 
 # -- in a rank
 _known: WeakValueDictionary[int, torch.Tensor] = WeakValueDictionary()
-"""The tensors that this rank has received, by the notebook's numbers."""
+"""The tensors that this rank has received, by number (see `_number`)."""
 _states: dict[int, State] = {}
-"""The states of these tensors in the notebook when they were sent, by number."""
+"""The state that each of these tensors had in the notebook when it was sent, by number."""
 _sent: dict[str, Fingerprint] = {}
-"""The notebook's fingerprints of variables, when they were sent or when a cell assigned them."""
+"""The notebook's fingerprint of each variable, set when the rank received or assigned it."""
 _received: dict[str, bytes] = {}
-"""Fingerprints of received variables, taken after the next cell has moved them to the GPU."""
+"""Fingerprints of received variables in this rank, taken after their move to the GPU."""
 _unread: set[str] = set()
-"""Variables that were received since the last cell began."""
+"""Names of variables that were received after the last cell began."""
 
 
 def _keep(number: int, state: State, make: Any, args: tuple[Any, ...]) -> torch.Tensor:
@@ -200,7 +200,7 @@ def _keep(number: int, state: State, make: Any, args: tuple[Any, ...]) -> torch.
 
 
 def _known_tensor(number: int, state: State) -> torch.Tensor:
-    """Return the rank's tensor, with the notebook's `requires_grad` if that has changed."""
+    """Return the rank's tensor; if the notebook changed `requires_grad`, change it here too."""
     tensor = _known[number]
     if state != _states[number] and tensor.is_leaf:
         tensor.requires_grad_(state[1])
@@ -212,13 +212,13 @@ def _known_tensor(number: int, state: State) -> torch.Tensor:
 class Wants:
     """The variables that a cell reads and a rank lacks."""
 
-    names: dict[str, bool]  # whether the rank has had an earlier value from the notebook
-    kept: list[str]  # names whose object both the notebook and this rank have changed
-    tensors: dict[int, State]  # tensors that the rank has
+    names: dict[str, bool]  # names to send; True if the rank has an older value
+    kept: list[str]  # names of objects that both the notebook and this rank changed
+    tensors: dict[int, State]  # states of the tensors that the rank has
 
 
 def wanted(fingerprints: dict[str, Fingerprint]) -> Wants:
-    """Return which of these variables of the notebook this rank needs."""
+    """Compare the notebook's fingerprints with this rank's; return the variables to send."""
     for number in _states.keys() - _known.keys():
         del _states[number]
     wants, space = Wants({}, [], dict(_states)), user_namespace()
@@ -234,10 +234,10 @@ def wanted(fingerprints: dict[str, Fingerprint]) -> Wants:
 
 
 def receive(variables: bytes, fingerprints: dict[str, Fingerprint]) -> str:
-    """Set the variables that were sent, if any, and record fingerprints; return an error, or ""."""
+    """Unpickle and set variables, and record fingerprints; return an error text, or ""."""
     try:
         got = unpack(variables) or {}
-    except Exception as error:  # noqa: BLE001  whatever the user's own object raises
+    except Exception as error:  # noqa: BLE001  the user's object may raise anything
         return f"{in_words(error)} (when the rank unpickled what the notebook sent)"
     user_namespace().update(got)
     _unread.update(got)
@@ -246,7 +246,7 @@ def receive(variables: bytes, fingerprints: dict[str, Fingerprint]) -> str:
 
 
 def note_received() -> None:
-    """Fingerprint received variables after their move to the GPU, which is not a change."""
+    """Record fingerprints after the move to the GPU, so that the move is not seen as a change."""
     _received.update(_fingerprints_now(_unread))
     _unread.clear()
 

@@ -1,9 +1,9 @@
-"""Run a cell on several devices of this process at once, one thread each.
+"""Run a cell on several devices of this process at once, with one thread for each device.
 
-A thread's own variables are copies of values with tensors, its parts of split variables, and the
-variables that the cell assigns. All other variables are the notebook's, whose tensors do not move.
-With `--chunk` a thread runs part after part. If a thread fails or the user interrupts, all threads
-end. Gathered variables are assigned at the end, all or none.
+Each thread has its own parts of split variables, copies of values with tensors, and the variables
+that the cell assigns. All other variables are shared with the notebook. With `--chunk` a thread
+runs several parts, one after another. If a thread fails or the user interrupts, all threads end,
+and no variable is gathered.
 """
 
 import ast
@@ -37,29 +37,29 @@ from gpumagic.usercode.program import compile_cell, own_code
 from gpumagic.usercode.variables import names_assigned, variables_read
 
 _MAGICS = ("run_line_magic", "run_cell_magic")
-# One thread copies at a time: an object with a lock cannot be copied twice at once.
+# Threads copy one at a time: an object with a lock cannot be copied by two threads at once.
 _copying = threading.Lock()
 _label: ContextVar[str | None] = ContextVar("gpumagic_label", default=None)
-"""The device of a `DeviceThread`, which labels its output; None on all other threads."""
+"""The label of this thread's output: the device of a `DeviceThread`, or None elsewhere."""
 
 
 def _shared(
     names: Iterable[str], namespace: Mapping[str, Any], own: Iterable[str]
 ) -> tuple[dict[int, Any], list[str]]:
-    """Return the values that a cell's threads share, by id, and the names that hold tensors."""
+    """Return the values that all threads share, by id, and the names of values with tensors."""
     module, mine = namespace.get("__name__", "__main__"), dict.fromkeys(own)
     space = {**mine, **namespace}
     kept: dict[int, Any] = {}
     with_tensors: list[str] = []
     for name, value in variables_read(names, space, module):
-        if name not in namespace:  # values of a closure belong to its function
+        if name not in namespace:  # a value in a closure is copied with the function
             continue
         reached = list(variables_read([name], space, module))
         finder = TensorFinder(module)
         finder.variables(reached)
         if any(found.root == name for found in finder.tensors):
             with_tensors.append(name)
-        # A function is copied if it refers to a tensor, or to a variable of the thread.
+        # Share values without tensors, except functions that read a thread's own variables.
         if not finder.tensors and mine.keys().isdisjoint(n for n, _ in reached if n != name):
             kept[id(value)] = value
     return kept, with_tensors
@@ -74,8 +74,8 @@ class DeviceThread:
         self.device, self.target = device, as_torch(device)
         self._namespace = namespace
         self.worker = Worker(str(device))
-        self.seconds, self.parts = 0.0, 0  # the seconds of the cell's code
-        self.number = 0  # the number of its current or last part
+        self.seconds, self.parts = 0.0, 0  # time in the cell's code; number of parts that ran
+        self.number = 0  # number of the current or last part
         self.copies = CopiedVariables(
             namespace,
             names,
@@ -104,7 +104,7 @@ class DeviceThread:
         if not finder.tensors:
             return part
         space = {**self._namespace, **part}
-        shared = (type, Dataset)  # by all parts
+        shared = (type, Dataset)  # classes of objects that are not copied
         with _copying:
             copies = CopiedVariables(
                 space, part, self.target, stays=lambda value: issubclass(type(value), shared)
@@ -115,14 +115,14 @@ class DeviceThread:
         return {name: copies.globals[name] for name in part}
 
     def close(self, *, failed: bool) -> None:
-        """End the thread. Unless the cell `failed`, gathered functions keep their variables."""
+        """End the thread. If the cell succeeded, gathered functions keep their variables."""
         self.worker.close()
-        # Emptied, because the error's frames would keep the copies on every device alive.
+        # If the cell failed, the error's frames would keep the copies on all devices alive.
         self.copies.close(emptied=failed)
 
 
 class CellOnDevices:
-    """One cell on several devices; `report` is set after `run`."""
+    """Run one cell on several devices; `run` sets `report`."""
 
     report: RanksReport
 
@@ -147,12 +147,12 @@ class CellOnDevices:
         assigned = names_assigned(tree)
         self._own = {*assigned, *asked.split}
         self._lost = [] if asked.made else [n for n in assigned if n not in asked.split]
-        self._came: dict[int, tuple[Any, dict[str, Any]]] = {}  # by part: value and variables
+        self._came: dict[int, tuple[Any, dict[str, Any]]] = {}  # (value, variables) by part
         self._threads: list[DeviceThread] = []
-        self._failed = True  # until all have succeeded
+        self._failed = True  # until all threads have succeeded
 
     def run(self, progress: Callable[[str], object] = lambda step: None) -> Any:
-        """Run the cell, and gather; return the last value of each part, or None if all are None."""
+        """Run the cell and gather variables; return each part's value, or None if all are None."""
         meter = MemoryMeter()
         with ExitStack() as stack:
             stack.callback(self._close)
@@ -179,9 +179,9 @@ class CellOnDevices:
     def _run_all(self, work: Callable[[DeviceThread, "deque[int]"], None]) -> None:
         futures: dict[Future[Any], DeviceThread] = {}
         try:
-            with deferred():  # an interrupt must reach all threads
+            with deferred():  # first start all threads, so that an interrupt reaches all
                 for thread, queue in zip(self._threads, self._split.queues, strict=True):
-                    # The kernel finds the cell of printed text by the context.
+                    # ipykernel uses the context to show printed text under the right cell.
                     job = partial(copy_context().run, work, thread, queue)
                     futures[thread.worker.submit(job)] = thread
             wait_for_all(futures, "FIRST_EXCEPTION")
@@ -202,7 +202,7 @@ class CellOnDevices:
         thread: DeviceThread,
         queue: "deque[int]",
     ) -> None:
-        """Run parts until none is left, in a thread, with the caller's modes."""
+        """Run parts in this thread until none is left, with the caller's torch and NumPy modes."""
         _label.set(str(thread.device))
         where = some(str(device) for device in self._devices)
         codes = [None if code is None else own_code(code) for code in self._codes]

@@ -1,10 +1,10 @@
 """Copy objects of a notebook together with the references between them.
 
-One pickle is written and read back, so each object has one copy. Immutable and process-wide objects
-are shared: the pickle has a number for each. The notebook's functions, classes and objects are
-recreated without calling their methods. A function gets the same code, with copies as its globals,
-closure and defaults; a class gets copies of its methods. All other objects are pickled in the way
-that their class defines.
+All objects are written to one pickle and read back, so each object has one copy. Immutable and
+process-wide objects are shared, not copied: the pickle has only their numbers. Functions and
+classes of the notebook, and instances of these classes, are recreated without calling their
+methods. A copied function has the same code, and copies of its globals, closure and defaults. All
+other objects are pickled as their class defines.
 """
 
 import contextvars
@@ -27,7 +27,7 @@ from gpumagic.usercode.program import own_code
 from gpumagic.usercode.values import attributes, comes_from, globals_of, is_tensor, own, slots_of
 
 _CACHED = type(functools.lru_cache(str))
-# Py_TPFLAGS_HEAPTYPE, a bit of a class's flags.
+# Py_TPFLAGS_HEAPTYPE: the bit in `__flags__` of classes that are made in Python.
 _MADE_IN_PYTHON = 1 << 9
 
 # Types that pickle saves directly, at C speed.
@@ -43,7 +43,7 @@ _SHARED_KINDS = frozenset(
         contextvars.ContextVar,
     )
 )
-# Packages and classes whose objects are shared, because they are immutable or process-wide.
+# Objects of these packages and classes are shared: they are immutable or process-wide.
 _SHARED = (
     *("datetime", "decimal", "fractions", "uuid", "pathlib", "re"),
     *("builtins.range", "builtins.slice"),
@@ -55,19 +55,19 @@ _SHARED = (
     *("torch.layout", "torch.memory_format", "torch.Size", "torch.finfo", "torch.iinfo"),
     *("jaxlib._jax.Device", "jaxlib._jax.Sharding"),
 )
-# Classes whose objects are copied by attributes, ignoring the class's own pickling.
+# Objects of these classes are copied attribute by attribute, not by the class's own pickling.
 _WHOLE = (
     *("torch.nn.Module", "torch.optim.Optimizer", "torch.optim.lr_scheduler.LRScheduler"),
     *("torch.amp.GradScaler", "torch.utils.data.DataLoader", "jax.custom_jvp", "jax.custom_vjp"),
-    "equinox.Module",  # its `__new__` returns a singleton
+    "equinox.Module",  # pickle would call its `__new__`, which returns a singleton
 )
 
 
 class Copier(cloudpickle.Pickler):  # type: ignore[misc]
-    """Copy values in two steps: `write` reads the originals, `read` makes the copies.
+    """Copy values in two steps: `write` pickles the originals, `read` makes the copies.
 
     `storages` copies tensors and arrays between the two steps. `fresh` becomes the globals of the
-    copied functions of the notebook. `stays` decides which other objects are shared.
+    notebook's copied functions. `stays` returns True for additional objects to share.
     """
 
     def __init__(
@@ -82,8 +82,8 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
         self._namespace, self._storages, self._stays = namespace, storages, stays
         # The variables that functions read, by name.
         self.read_by_functions: dict[str, Any] = {}
-        self.finishing: list[Callable[[], Any]] = []  # called once all copies exist
-        self.alive: list[Any] = []  # targets of copied weak references
+        self.finishing: list[Callable[[], Any]] = []  # functions to call when all copies exist
+        self.alive: list[Any] = []  # keeps the targets of copied weak references alive
         self._modules = {"__main__", namespace.get("__name__", "__main__")} - {"builtins"}
         self._spaces = {id(namespace): (namespace, fresh)}
         self._numbers: dict[int, int] = {}
@@ -93,9 +93,9 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
         self._kinds: dict[type, tuple[bool, bool, frozenset[int]]] = {}
 
     def write(self, values: Any) -> None:
-        """Read the originals; raise pickle's error if one cannot be copied."""
+        """Pickle the originals; raise pickle's error if an object cannot be pickled."""
         with warnings.catch_warnings():
-            # Python 3.12 warns that 3.14 will not copy iterators of itertools.
+            # Python 3.12 warns that Python 3.14 will not pickle iterators of itertools.
             warnings.simplefilter("ignore", DeprecationWarning)
             self.dump(values)
 
@@ -143,11 +143,11 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
         return _reduce_instance(self, value, kind)
 
     def recreate(self, original: Any, make: Callable[..., Any], *args: Any) -> tuple[Any, ...]:
-        """Return the call that makes a copy, for pickle: ``make(original, *args)``."""
+        """Return a reduce value that makes a copy by calling ``make(original, *args)``."""
         return Copier.copied, (self, self._number(original), make, *args)
 
     def copied(self, number: int, make: Callable[..., Any], *args: Any) -> Any:
-        """Return the first result of `make`, because pickle builds objects in a cycle twice."""
+        """Return the copy. Call `make` only once: in a cycle, pickle asks for an object twice."""
         if number not in self._copies:
             self._copies[number] = make(self._originals[number], *args)
         return self._copies[number]
@@ -166,7 +166,7 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
         return self._spaces.setdefault(id(original), (original, dict(original)))[1]
 
     def _is_space(self, space: dict[str, Any]) -> bool:
-        """Whether globals are the notebook's or a script's of `%run`: these are copied."""
+        """Whether globals belong to the notebook or to a script of `%run`, and so are copied."""
         return id(space) in self._spaces or space.get("__name__") == "__main__"
 
     def is_notebooks(self, function: Any) -> bool:
@@ -176,7 +176,7 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
     def is_ours(self, kind: type) -> bool:
         """Whether a class or one of its bases is defined in the notebook."""
         if kind not in self._ours:
-            # Not copied: enums, whose members are compared by identity; ctypes' classes, made in C.
+            # Members of enums are compared by identity; ctypes makes its classes in C. Share both.
             stays = comes_from(kind, "enum.Enum", "_ctypes.Structure", "_ctypes.Array")
             ours = not (stays or self._storages.others.know(kind))
             self._ours[kind] = ours and any(map(self._is_from_here, kind.__mro__))
@@ -187,7 +187,7 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
             return False
         if any(map(self.is_notebooks, vars(kind).values())):
             return True  # a library's class with a method from the notebook
-        # torch derives a backward class from the notebook's autograd.Function.
+        # torch makes a backward class for each autograd.Function; `_forward_cls` is the Function.
         forward = vars(kind).get("_forward_cls", kind)
         return kind.__module__ in self._modules or forward.__module__ in self._modules
 
@@ -223,7 +223,7 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
         return not copied and (shared or id(value) in of_module)
 
     def _is_of_library(self, function: Any) -> bool:
-        """Whether a library has this very function by its name, not a user's wrapper of it."""
+        """Whether a library defines this function. A user's wrapper may have the same name."""
         found: Any = sys.modules.get(function.__module__ or "")
         for name in function.__qualname__.split("."):
             found = getattr(found, name, None)
@@ -241,12 +241,12 @@ def _is_shared_kind(kind: type) -> bool:
         return True
     name = f"{kind.__module__}.{kind.__qualname__}."
     shared = name.startswith(tuple(f"{each}." for each in _SHARED))
-    # Modules of torch.compile and generators of virtual GPUs are copied.
+    # Compiled modules (torch._dynamo) and generators of virtual GPUs (gpumagic) are copied.
     return shared and not comes_from(kind, "torch.nn.Module", "torch._C.Generator")
 
 
 def _of_its_module(kind: type) -> frozenset[int]:
-    """Return the ids of all objects in a class's module, among which are its sentinels."""
+    """Return the ids of all objects in a class's module, including its sentinels."""
     name = kind.__module__
     if name in ("__main__", "builtins") or name not in sys.modules:
         return frozenset()
@@ -281,7 +281,7 @@ def _reduce_cell(copier: Copier, cell: types.CellType) -> Any:
     made = copier.recreate(cell, lambda old: types.CellType())
     try:
         contents = cell.cell_contents
-    except ValueError:  # not bound yet
+    except ValueError:  # the cell is empty
         return made
     copier.read_by_functions[f"(closure {len(copier.read_by_functions)})"] = contents
     return *made, (contents,), None, None, lambda new, held: setattr(new, "cell_contents", held[0])
@@ -296,7 +296,7 @@ def _reduce_cached(copier: Copier, cached: Any) -> Any:
 
 
 def _reduce_jitted(copier: Copier, function: Any) -> Any:
-    """Return how pickle recreates a compiled function of JAX: it is compiled again."""
+    """Return how pickle recreates a function that JAX compiled; JAX compiles the copy again."""
     kind: Any = type(function)
     made = copier.recreate(function, lambda old: kind.__new__(kind))
     return *made, (function.__getstate__(), vars(function)), None, None, _set_jitted
@@ -314,7 +314,7 @@ def _reduce_class(copier: Copier, kind: type) -> Any:
         name: item
         for name, item in vars(kind).items()
         if name not in ("__module__", "__qualname__", "__slots__", "_abc_impl")
-        and getattr(item, "__objclass__", None) is not kind  # created by type.__new__
+        and getattr(item, "__objclass__", None) is not kind  # type.__new__ makes these
     }
     made = copier.recreate(kind, _new_class, copier, type(kind), kind.__bases__)
     return *made, (copier, held), None, None, _set_class
@@ -334,7 +334,7 @@ def _set_class(kind: type, state: tuple[Copier, dict[str, Any]]) -> None:
     copier, held = state
     for name, item in held.items():
         finish = functools.partial(type.__setattr__, kind, name, item)
-        if name == "__init_subclass__":  # must not be called for the copies of subclasses
+        if name == "__init_subclass__":  # not to be called for copies of subclasses
             copier.finishing.append(finish)
         else:
             finish()
@@ -354,7 +354,7 @@ def _reduce_instance(copier: Copier, value: Any, kind: type) -> Any:
 
 
 def _is_plain(kind: type) -> bool:
-    """Whether `object.__new__` creates a class's instances, because no base is made in C."""
+    """Whether `object.__new__` can create instances of a class: no base is made in C."""
     return all(
         base.__flags__ & _MADE_IN_PYTHON
         and type(vars(base).get("__new__")) is not types.BuiltinFunctionType
@@ -372,7 +372,7 @@ def _pickles_by_default(copier: Copier, kind: Any) -> bool:
 def _new_instance(old: Any, copier: Copier, kind: type) -> Any:
     made: Any = object.__new__(kind)
     if comes_from(kind, "torch.nn.RNNBase"):
-        # cuDNN needs a recurrent layer's weights contiguous, as after Module.to.
+        # Do as Module.to: cuDNN needs the weights of a recurrent layer in one block.
         copier.finishing.append(made.flatten_parameters)
     return made
 
@@ -405,7 +405,7 @@ def _new_reference(old: Any, copier: Copier, target: Any, *args: Any) -> Any:
 
 def _refuse(copier: Copier, value: Any) -> Any:
     kind = "a memoryview" if type(value) is memoryview else "an open file"
-    raise TypeError(f"cannot copy {kind}")  # cloudpickle would copy its contents
+    raise TypeError(f"cannot copy {kind}")  # cloudpickle would copy the contents
 
 
 _REDUCERS: dict[type, Callable[[Copier, Any], Any]] = {

@@ -1,8 +1,8 @@
-"""Copy tensors and arrays together, with the memory they share.
+"""Copy tensors and arrays; copies share memory where the originals do.
 
-Tensors and NumPy arrays that overlap in memory (views, `from_numpy`, tied weights) overlap in the
-copy too, with their strides and offsets. The source is only read. A copy to another device takes no
-memory on the source's device. Each array of another framework gets its own copy, so a function may
+If tensors and NumPy arrays overlap in memory (views, `from_numpy`, tied weights), their copies
+overlap too, with the same strides. The originals are only read. A copy to another device takes no
+memory on the original's device. Each array of another framework is copied separately, so JAX may
 donate the copy. torch is used only if the notebook has imported it.
 """
 
@@ -23,13 +23,13 @@ from gpumagic.usercode.values import comes_from, is_tensor, own, torch_here
 if TYPE_CHECKING:
     import torch
 
-# Alignment of allocations in bytes, as in torch: a multiple of every element size.
+# torch's alignment of allocations in bytes, a multiple of every element size.
 _ALIGNMENT = 64
 
 
 @dataclass
 class Stretch:
-    """Record where a tensor's or array's first element is, and the addresses to copy."""
+    """The memory of a tensor or array: the address of its first element, and the range to copy."""
 
     index: int
     source: Any
@@ -41,21 +41,21 @@ class Stretch:
 
 
 class StorageCopier:
-    """Copy numbered tensors and arrays, each once."""
+    """Number tensors and arrays, and copy each of them once."""
 
     def __init__(self, others: FrameworksOn = NO_OTHERS) -> None:
-        self.nbytes = self.sent = 0  # bytes copied, and the part that went to another device
+        self.nbytes = self.sent = 0  # bytes copied; bytes copied to another device
         self.others = others
         self._sources: list[Any] = []
         self._numbers: dict[int, int] = {}
         self._made: dict[int, Any] = {}
         self._finished: dict[int, Any] = {}
-        self._token: Any = None  # the autograd input of copies that autograd tracks
+        self._token: Any = None  # the autograd input of copies that are not leaves
 
     def has(self, value: Any, kind: type) -> bool:
-        """Whether this class copies the value as an array."""
+        """Whether a value is an array that this class can copy."""
         if comes_from(kind, "numpy.ndarray") and not value.dtype.hasobject:
-            # Other classes, such as masked arrays, define their own pickling.
+            # pickle copies subclasses that define their own pickling, such as masked arrays.
             return bool(kind.__reduce__ is kind.__mro__[-2].__reduce__)
         return self.others.of(value) is not None
 
@@ -86,7 +86,7 @@ class StorageCopier:
         return number
 
     def copy(self, homes: Mapping[int, Any]) -> None:
-        """Make all copies; `homes` has a copy's device, by the tensor's id, if it differs."""
+        """Make all copies; `homes` maps a tensor's id to another device for its copy."""
         with ExitStack() as stack:
             if (torch := torch_here()) is not None:
                 self._token = torch.zeros((), device="cpu", requires_grad=True)
@@ -118,7 +118,7 @@ class StorageCopier:
             held.clear()
 
     def _piece(self, index: int, source: Any, homes: Mapping[int, Any]) -> Stretch | None:
-        """Return the memory of a tensor or array; None if a separate copy was made at once."""
+        """Return the memory to copy; None if this method has copied the tensor or array itself."""
         if is_tensor(source):
             home = homes.get(id(source), source.device)
             if _lies_plainly(source):
@@ -144,7 +144,7 @@ class StorageCopier:
         if len(family) == 1 and not is_tensor(source) and source.flags.owndata:
             import numpy
 
-            made = numpy.array(source, order="K", subok=False)  # owns its memory: resizable
+            made = numpy.array(source, order="K", subok=False)  # owns its memory, so resizable
             made.flags.writeable = source.flags.writeable
             self._made[family[0].index] = made
             self._count(source.nbytes, sent=False)
@@ -190,7 +190,7 @@ def _families(pieces: Iterable[Stretch]) -> list[list[Stretch]]:
 
 
 def _reach(shape: tuple[int, ...], size: int, steps: Iterable[int]) -> tuple[int, int]:
-    """Return the offsets of the first used byte and of the byte after the last."""
+    """Return byte offsets from the first element to the lowest byte and to the end."""
     if not math.prod(shape):
         return 0, 0
     ends = [(n - 1) * step for n, step in zip(shape, steps, strict=True)]
@@ -198,12 +198,12 @@ def _reach(shape: tuple[int, ...], size: int, steps: Iterable[int]) -> tuple[int
 
 
 def _memory(start: int, stop: int) -> Any:
-    """Return the bytes between two addresses, as a view."""
+    """Return a view of the bytes between two addresses."""
     return (ctypes.c_ubyte * (stop - start)).from_address(start)
 
 
 def _filled(piece: Stretch, family: list[Stretch], start: int, stop: int) -> Any:
-    """Return a new buffer with these bytes, aligned like the source."""
+    """Return a buffer with the bytes from `start` to `stop`, aligned like the source."""
     lead = start % _ALIGNMENT
     torch = torch_here()
     if torch is None:
@@ -291,13 +291,13 @@ def _bytes_between(start: int, stop: int, family: list[Stretch]) -> Any:
         if base <= start and stop <= base + storage.nbytes():
             flat = torch.empty(0, dtype=torch.uint8, device=source.device)
             return flat.set_(storage, start - base, (stop - start,), (1,))
-    # No storage has all bytes: several overlap, such as an array and its `from_numpy` tensors.
+    # No storage contains all bytes, for example if `from_numpy` tensors share an array.
     return torch.frombuffer(_memory(start, stop), dtype=torch.uint8)
 
 
 @cache
 def _rooted() -> Any:
-    """Return a function that makes a plain tensor a non-leaf, without using more memory."""
+    """Return an autograd function that turns a tensor into a non-leaf without copying data."""
     import torch
 
     class Rooted(torch.autograd.Function):

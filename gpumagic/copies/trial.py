@@ -1,8 +1,8 @@
-"""Run code on copies of the variables that it reads, so that the user's variables do not change.
+"""Run code on copies of variables, so that the user's variables do not change.
 
-Guarantees: the user's variables, every object in them, autograd's graphs and memory are unchanged.
-Functions and classes of the notebook see the copies. Two threads can use two sets of copies at the
-same time. After `close`, an error or an interrupt no copy remains.
+The objects in the user's variables and their autograd graphs do not change either. Functions and
+classes of the notebook use the copies. Two threads can use two sets of copies at the same time.
+After `close`, an error or an interrupt, no copy remains.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _FUNCTION = "(function)"
 
 
 class CopiedVariables:
-    """Make copies, on one device, of the variables that a piece of code reads.
+    """Copy to one device the variables that a piece of code reads.
 
-    Variables that the notebook's functions read are copied too. `stays` decides which objects are
-    shared. If this raises GpuError (cannot be copied) or OutOfMemoryError, no copy remains.
+    Variables that the notebook's functions read are copied too. `stays` returns True for objects to
+    share. If copying raises GpuError or OutOfMemoryError, no copy remains.
     """
 
     def __init__(
@@ -47,11 +47,11 @@ class CopiedVariables:
         stays: Callable[[Any], bool] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.seconds = 0.0  # of copying, with synchronization
+        self.seconds = 0.0  # time of copying, including synchronization
         self.notes: tuple[str, ...] = ()
         self.function = function
-        # Variables that the code does not read are not copied. Built-ins are added because torch's
-        # dispatch modes in Python look them up here.
+        # Variables that the code does not read are shared. Built-ins are added because torch's
+        # dispatch modes look them up in these globals.
         self.globals = {"__builtins__": builtins, **namespace}
         self._namespace, self._stays, self._others = namespace, stays, others
         self.storages = StorageCopier(others)
@@ -67,12 +67,12 @@ class CopiedVariables:
                 wait_for(device)
             others.wait()
             self.seconds = clock() - start
-        except BaseException as error:  # noqa: BLE001  its frames would keep the copies alive
+        except BaseException as error:  # noqa: BLE001  the error's frames keep copies alive
             self.close()
             raise error.with_traceback(None) from None
 
     def close(self, *, emptied: bool = True) -> None:
-        """Free the memory at once; unless `emptied`, copied functions keep their variables."""
+        """Free the copies at once. If not `emptied`, copied functions keep their variables."""
         made = self.storages.made()
         self.storages.clear()
         space, self.globals, self.function = self.globals, {}, None
@@ -81,7 +81,7 @@ class CopiedVariables:
                 del space[name]
         del space
         if any(reference() is not None for reference in made):
-            # Functions, classes and hooks form cycles, which only the collector frees.
+            # Functions, classes and hooks form cycles. Only the garbage collector frees cycles.
             cuda_state.collect()
 
     def _copy(self, values: dict[str, Any], device: torch.device | None) -> None:
@@ -128,7 +128,7 @@ class CopiedVariables:
 def _homes(
     namespace: Mapping[str, Any], values: Mapping[str, Any], device: torch.device | None
 ) -> tuple[dict[int, torch.device], list[str]]:
-    """Return the device of each tensor's copy, by id, and a note for each tracked tensor."""
+    """Return each copy's device, by the tensor's id; and notes on tensors with autograd graphs."""
     if device is None:
         return {}, []
     from gpumagic.moving.find_tensors import TensorFinder
@@ -145,7 +145,7 @@ def place(stack: ExitStack, device: torch.device, space: dict[str, Any]) -> None
     from gpumagic.placement import suspended
     from gpumagic.placement.swap import enter, leave
 
-    # The CPU needs no placement, so suspend the one in force.
+    # torch places tensors on the CPU anyway, so only suspend gpumagic's placement.
     if device.type == "cpu" and torch_here().get_default_device().type == "cpu":
         stack.enter_context(suspended())
     else:
@@ -153,7 +153,7 @@ def place(stack: ExitStack, device: torch.device, space: dict[str, Any]) -> None
 
 
 class Trial:
-    """Run a program on copies on one device; `values` sets the sweep's variable."""
+    """Run a program on copies of its variables, on one device; `values` overrides variables."""
 
     # Set by `set_up`: runs the code once for each item of an iterable.
     loop: Callable[[Iterable[None]], object]
@@ -172,8 +172,8 @@ class Trial:
         self.where = str(device or others.device)
         self._others = others
         self._program, self._values = program, values
-        self.stack = ExitStack()  # to be closed on the thread that ran `set_up`
-        # The copies are made last: after an interrupt in this method, `close` is not called.
+        self.stack = ExitStack()  # close it on the thread that ran `set_up`
+        # Copy at the end: if this method is interrupted, `close` is not called.
         self.copies = CopiedVariables(
             namespace,
             [name for name in program.reads if name not in values],
@@ -184,7 +184,7 @@ class Trial:
         )
 
     def set_up(self) -> None:
-        """Place this thread's new tensors, set the sweep's variable, and run the set-up."""
+        """Place this thread's new tensors, set variables from `values`, and run the set-up code."""
         space = self.copies.globals
         if self.device is not None:
             place(self.stack, self.device, space)

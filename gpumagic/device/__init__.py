@@ -1,8 +1,8 @@
 """Resolve the names of GPUs to devices.
 
-A WHERE (a device as the user spells it) becomes a list of :class:`Device`, or a one-line GpuError.
-The UUID identifies a device; a CUDA ordinal and an NVML index are labels. This package never
-imports torch, and loads NVML only when it must look up a device.
+`resolve` turns a WHERE (devices as the user spells them) into a list of :class:`Device`, or raises
+a one-line GpuError. The UUID identifies a device; a CUDA ordinal and an NVML index are only labels.
+This package never imports torch, and loads NVML only when it must look up a device.
 """
 
 from gpumagic.device import cuda_state as cuda_state

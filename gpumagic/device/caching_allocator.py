@@ -1,8 +1,8 @@
 """Model torch's caching allocator for CUDA: the block of each request, and the reserved memory.
 
-The rules are from c10/cuda/CUDACachingAllocator.cpp with default settings, on one stream.
-``tests/cuda/test_memory_model.py`` compares with the real allocator. Each method reads first and
-then writes without a call, so an interrupt never leaves half a change.
+The rules are those of c10/cuda/CUDACachingAllocator.cpp, for default settings and one stream.
+``tests/cuda/test_memory_model.py`` compares the model with the real allocator. Each method first
+reads, then writes without function calls, so that an interrupt cannot come between two writes.
 """
 
 from bisect import bisect_left
@@ -11,20 +11,20 @@ from dataclasses import dataclass
 BLOCK = 512
 """Every request is rounded up to a multiple of this many bytes."""
 _SMALL, _SMALL_SEGMENT = 2**20, 2 * 2**20
-"""Small requests, up to `_SMALL`, share segments of `_SMALL_SEGMENT`."""
+"""Requests of up to `_SMALL` bytes share segments of `_SMALL_SEGMENT` bytes."""
 _MIDDLE, _MIDDLE_SEGMENT = 10 * 2**20, 20 * 2**20
-"""Requests below `_MIDDLE` share segments of `_MIDDLE_SEGMENT`."""
+"""Larger requests below `_MIDDLE` bytes share segments of `_MIDDLE_SEGMENT` bytes."""
 _ROUND = 2 * 2**20
-"""Each larger request gets its own segment, rounded up to a multiple of this."""
+"""A request of `_MIDDLE` bytes or more gets its own segment, a multiple of `_ROUND` bytes."""
 
 
 def in_blocks(nbytes: int) -> int:
-    """Return `nbytes` rounded up to whole blocks, the least that an allocation takes."""
+    """Return `nbytes` rounded up to a multiple of `BLOCK`."""
     return -(-nbytes // BLOCK) * BLOCK
 
 
 def segment_for(size: int) -> int:
-    """Return the bytes that the allocator requests from the driver if no block fits `size`."""
+    """Return the bytes to request from the driver if no free block is large enough for `size`."""
     if size <= _SMALL:
         return _SMALL_SEGMENT
     return _MIDDLE_SEGMENT if size < _MIDDLE else -(-size // _ROUND) * _ROUND
@@ -47,7 +47,7 @@ class CachingAllocator:
         self.bytes, self.blocks, self.requested = MemoryStat(), MemoryStat(), MemoryStat()
         self.reserved, self.segments = MemoryStat(), MemoryStat()
         self._segments: dict[int, int] = {}  # sizes, by address
-        # Free blocks, small and large, in the order in which they are tried: by size, then address.
+        # Small and large free blocks as (size, address), sorted; the first that fits is used.
         self._free: tuple[list[tuple[int, int]], ...] = ([], [])
         self._sizes: dict[int, int] = {}  # sizes of free blocks, by address
         self._starts: dict[int, int] = {}  # addresses of free blocks, by their end
@@ -76,7 +76,7 @@ class CachingAllocator:
         else:
             size = whole
         bytes_, blocks, requested = self.bytes, self.blocks, self.requested
-        # From here on there are no calls.
+        # No function calls from here on, so that an interrupt cannot come in between.
         if reserved:
             self._segments[address] = whole
             stat = self.reserved
@@ -122,9 +122,9 @@ class CachingAllocator:
             end += self._sizes[end]
         place = bisect_left(free, (end - start, start))
         stat, blocks, requested = self.bytes, self.blocks, self.requested
-        # From here on there are no calls.
+        # No function calls from here on, so that an interrupt cannot come in between.
         free[place:place] = ((end - start, start),)
-        if after > before:  # both are smaller than the merged block, so they come before it
+        if after > before:  # smaller than the merged block, so before it in `free`
             del free[after]
         if before >= 0:
             del free[before]

@@ -1,8 +1,8 @@
 """Look up the memory of a card by its name.
 
-The size of a card is the smallest that torch printed for it in public texts of 2020 to 2026
-(``torch.cuda.get_device_properties``, or the total capacity in an out-of-memory error). Without
-such a text, the size is the maker's figure.
+A card's size is the smallest total that torch printed for the card in public texts of 2020 to 2026
+(``torch.cuda.get_device_properties``, or the total capacity in an out-of-memory error). If no text
+was found, the size is the maker's figure.
 """
 
 import os
@@ -13,12 +13,12 @@ from difflib import get_close_matches
 from gpumagic.errors import GpuError
 
 CONTEXT = 512 * 2**20
-"""Estimated bytes that CUDA and its kernels take before the first tensor: 300 to 600 MiB."""
-# cuBLAS's default buffers: KiB and number (aten/src/ATen/cuda/CublasHandlePool.cpp).
+"""Estimated bytes that CUDA uses before the first tensor; real GPUs use 300 to 600 MiB."""
+# cuBLAS's default workspaces, as :KiB:count pairs (aten/src/ATen/cuda/CublasHandlePool.cpp).
 _WORKSPACE, _WORKSPACE_HOPPER = ":4096:2:16:8", ":4096:8"
 _HOPPER = (9, 0)
 
-# By CUDA's capability: names with the maker's size, and the MiB that torch reports if known.
+# By CUDA capability: names with the maker's size; after "=" the MiB that torch reports.
 _KNOWN = {
     (12, 0): """RTX PRO 6000 96GB=97250, RTX 5090 32GB=32089, RTX 5060 Ti 16GB=15841,
         RTX 5080 16GB, RTX 5070 Ti 16GB, RTX 5070 12GB, RTX 5060 8GB""",
@@ -48,7 +48,7 @@ class Card:
 
     name: str
     total: int  # bytes, including CUDA's context and the workspace
-    capability: tuple[int, int] = (8, 0)  # CUDA's, such as (9, 0)
+    capability: tuple[int, int] = (8, 0)  # CUDA capability, such as (9, 0)
     reported: bool = False  # whether `total` is torch's figure, not the maker's or the user's
 
     @property
@@ -77,7 +77,7 @@ CARDS = tuple(
 
 
 def card(given: str) -> Card:
-    """Return the card for a name in any spelling or a size such as ``24GiB``, or raise GpuError."""
+    """Return the card with a name or with a size such as ``24GiB``; raise GpuError if unknown."""
     given = given.strip()
     size = bytes_in(given)
     if size is not None:
@@ -110,12 +110,12 @@ _UNITS = {"BYTES": 1, **{unit: 1000**n for n, unit in enumerate(("B", "KB", "MB"
 
 
 def bytes_in(text: str) -> int | None:
-    """Return the bytes of a size such as ``"16GiB"`` or ``"512 bytes"``; None if it is no size."""
+    """Return the bytes of a size such as ``"16GiB"`` or ``"512 bytes"``; None for other texts."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?B|BYTES)\s*", text.upper())
     return round(float(found[1]) * _UNITS[found[2]]) if found and found[2] in _UNITS else None
 
 
-# Words in the names that drivers and shops give, which do not identify a card.
+# Words to ignore in product names.
 _BESIDES = re.compile(r"nvidia|geforce|tesla|quadro|generation|rtx|gtx|sxm\d?|pcie?|hbm\d\w?|gpu")
 
 

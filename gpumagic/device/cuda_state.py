@@ -1,7 +1,7 @@
 """Check whether CUDA still works in this process, and say what to do if it does not.
 
-Some of CUDA's errors are permanent: each later call fails with the same error, and only a new
-process can use the GPUs again. The check asks CUDA: an error's text may come from another process.
+Some CUDA errors are permanent: each later call fails with the same error, and only a new process
+can use the GPUs again. The check calls CUDA, because an error may come from another process.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ from gpumagic.device.discover import here, physical_gpus
 from gpumagic.device.where import there_is
 from gpumagic.errors import GpuError
 
-# Permanent errors by CUDA's text, with a short name (cudaError_t in CUDA's reference).
+# Permanent errors: CUDA's text and a short name (see cudaError_t in CUDA's reference).
 _STAYS = {
     "device-side assert triggered": "device-side assert",
     "an illegal memory access was encountered": "illegal memory access",
@@ -35,7 +35,7 @@ _STAYS = {
     "unknown error": "unknown error",
 }
 _BUSY = "CUDA-capable device(s) is/are busy or unavailable"
-# Errors that CUDA may report for a lost GPU.
+# Errors that CUDA may report for a GPU that fell off the bus.
 _MAY_BE_LOST = frozenset({_BUSY, "unspecified launch failure", "unknown error"})
 _CHECK = "%%ongpu … --check names the bad index"
 _CURES = {
@@ -49,8 +49,8 @@ _WHERE_BUSY = (
     "the GPU is busy or unavailable: another process may have exclusive use of it (compute mode "
     "Exclusive_Process); `%gpus` shows who holds it; run the cell again, or on another GPU"
 )
-# Errors that frameworks raise without a GPU. The first three of PyTorch are from builds without
-# CUDA; the third of them appears after virtual GPUs were on.
+# Patterns of errors that frameworks raise without a GPU. PyTorch's first three errors come from
+# builds without CUDA; the third appears after virtual GPUs were turned off.
 _NO_GPU = {
     "PyTorch": r"Torch not compiled with CUDA|not linked with support for cuda|'CUDA' backend"
     r"|Found no NVIDIA driver|No CUDA GPUs are available|torch\.cuda\.is_available\(\) is False",
@@ -63,7 +63,7 @@ _SAID = re.compile(r"(?:CUDA|HIP)(?: driver| runtime)? error: *(.+)")
 
 
 class CudaDead(GpuError):
-    """Raised for work that needs CUDA when CUDA in this process is dead."""
+    """Raised if work needs CUDA, but CUDA in this process has failed permanently."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Death:
     """The permanent failure of CUDA in this process."""
 
     what: str  # "device-side assert"
-    where: str  # the code that ran when CUDA was found dead: "In [7], line 3"; or empty
+    where: str  # the code that ran when the failure was found, "In [7], line 3"; or empty
 
     @property
     def cause(self) -> str:
@@ -108,16 +108,16 @@ def live_cuda() -> Any:
 
 
 def started() -> list[int]:
-    """Return the ordinals of GPUs with a context; using any other GPU creates one, of 0.5 GiB."""
+    """Return the ordinals of GPUs with a context. Use of another GPU would create a context."""
     if (cuda := live_cuda()) is None:
         return []
-    # This is torch's own test. A CPU build lacks it, so there all virtual GPUs count as started.
+    # CPU builds of torch lack this function; with them, all virtual GPUs count as started.
     has_context = getattr(sys.modules["torch"]._C, "_cuda_hasPrimaryContext", lambda n: True)
     return [n for n in range(cuda.device_count()) if has_context(n)]
 
 
 def look(where: str = "", error: BaseException | None = None) -> Death | None:
-    """Return CUDA's death or None, without waiting; the code at `where` may have raised `error`."""
+    """Return CUDA's death or None, without waiting. The code at `where` raised `error`, if any."""
     global _death
     if (cuda := live_cuda()) is not None:
         said = _asked(cuda)
@@ -198,7 +198,7 @@ def no_collections() -> Iterator[None]:
 
 
 def collect() -> None:
-    """Collect garbage unless CUDA is dead: destroying an event would then end the process."""
+    """Collect garbage unless CUDA is dead: then destroying a CUDA event would end the process."""
     if look() is None:
         gc.collect()
 
@@ -215,13 +215,13 @@ _spare: dict[tuple[type, int], list[Any]] = {}
 
 
 def take_event(ordinal: int) -> Any:
-    """Return a timing event of a GPU, never destroyed; `give_events` takes it back."""
+    """Return a timing event of a GPU; give it back with `give_events`."""
     kind = sys.modules["torch"].cuda.Event
     spare = _spare.setdefault((kind, ordinal), [])
     if spare:
         return spare.pop()
     event = kind(enable_timing=True)
-    # Never destroy it: a traceback may drop the last reference when CUDA is dead; see `collect`.
+    # Keep events alive: destroying an event when CUDA is dead ends the process (see `collect`).
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(event))
     return event
 
@@ -238,7 +238,7 @@ def forget() -> None:
 
 
 def _said(error: BaseException | None) -> str:
-    """Return CUDA's own text in an error."""
+    """Return CUDA's text in an error; empty if there is none."""
     found = _SAID.search(faults.in_words(error)) if isinstance(error, RuntimeError) else None
     return found[1].strip() if found else ""
 
@@ -251,5 +251,5 @@ def _lost() -> bool:
     return bool(door.lost)
 
 
-# CUDA's death is reported once. Later errors of a dead CUDA are not gpumagic's faults.
+# Errors that follow from CUDA's death are not recorded as gpumagic's faults.
 faults.not_ours.append(is_death)

@@ -1,13 +1,13 @@
 """List the devices of this process: virtual GPUs, or the GPUs of CUDA, HIP or Level Zero.
 
-CUDA_VISIBLE_DEVICES is parsed as by torch (``_parse_visible_devices``), so ``cuda:1`` is the same
+CUDA_VISIBLE_DEVICES is parsed as in torch's ``_parse_visible_devices``, so ``cuda:1`` is the same
 GPU here and in torch. Numbers and UUIDs cannot be mixed, the list ends at its first invalid entry,
 and a repeated device makes the list empty.
 
-For HIP, ``ROCR_VISIBLE_DEVICES`` selects and orders the GPUs. ``HIP_VISIBLE_DEVICES``, or else
-``CUDA_VISIBLE_DEVICES``, selects among those
-(https://rocm.docs.amd.com/en/latest/conceptual/gpu-isolation.html). Each is a list of numbers or
-UUIDs that ends at its first invalid entry.
+For HIP, ``ROCR_VISIBLE_DEVICES`` selects and orders the GPUs. ``HIP_VISIBLE_DEVICES`` then selects
+from these GPUs; if it is not set, ``CUDA_VISIBLE_DEVICES`` selects
+(https://rocm.docs.amd.com/en/latest/conceptual/gpu-isolation.html). Each variable is a list of
+numbers or UUIDs. The list ends at its first invalid entry.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gpumagic import drm, nvml
 
 
 class TorchBuild(NamedTuple):
-    """Versions of the platforms that torch was built for; None for all others or without torch."""
+    """Version of the platform that torch was built for; None for the other platforms."""
 
     cuda: str | None = None
     hip: str | None = None
@@ -60,17 +60,17 @@ class Device:
     Comparison ignores free memory and the note.
     """
 
-    kind: Kind  # torch's: an AMD GPU is "cuda" too
+    kind: Kind  # torch's name: AMD GPUs are "cuda" too
     ordinal: int | None = None  # CUDA's number in this process, the 1 of cuda:1
-    uuid: str | None = None  # with its prefix, "GPU-…" or "MIG-…"; "PCI-…" if there is none
-    index: int | None = None  # index in nvidia-smi or the driver; for a MIG device, its parent's
+    uuid: str | None = None  # "GPU-…" or "MIG-…"; "PCI-…" if the GPU has no UUID
+    index: int | None = None  # in nvidia-smi or the driver; a MIG device has its GPU's index
     name: str | None = None
     memory_total: int | None = None  # bytes
     memory_free: int | None = field(default=None, compare=False)
     virtual: bool = False  # a virtual GPU of this process
     # For the user: why this is the CPU instead of the requested device.
     note: str | None = field(default=None, compare=False)
-    # False if CUDA's order is unknown until CUDA starts: the GPUs are of several models, and
+    # False if the order of GPUs is unknown until CUDA starts, because there are several models and
     # CUDA_DEVICE_ORDER is not PCI_BUS_ID.
     ordinal_certain: bool = field(default=True, compare=False)
 
@@ -88,13 +88,13 @@ _virtual: Callable[[], Sequence[Device]] | None = None
 _cuda_order: tuple[Device, ...] | None = None
 _cuda_free: Callable[[int], int | None] | None = None
 devices_changed: list[Callable[[], None]] = []
-"""Functions to call when virtual GPUs are turned on or off, to drop data about old devices."""
+"""Functions that drop data about old devices when virtual GPUs are turned on or off."""
 
 
 def set_virtual(devices: Callable[[], Sequence[Device]] | None) -> None:
     """Register a function that lists this process's virtual GPUs; None removes it."""
     global _virtual, _cuda_order
-    _cuda_order = None  # it describes the replaced or removed devices
+    _cuda_order = None  # the order of the old devices
     _virtual = devices
     for forget in devices_changed:
         forget()
@@ -108,8 +108,8 @@ def has_virtual() -> bool:
 def set_cuda_order(
     devices: Sequence[Device] | None, free: Callable[[int], int | None] | None = None
 ) -> None:
-    """Set the devices that CUDA reports, and a reader of free bytes; None removes them."""
-    # Once started, CUDA no longer reads the environment, so its own order is used.
+    """Set CUDA's devices, in order, and a function that reads free bytes; None removes both."""
+    # After its start, CUDA ignores changes of the environment, so CUDA's own order is used.
     global _cuda_order, _cuda_free
     _cuda_order, _cuda_free = None if devices is None else tuple(devices), free
 
@@ -133,13 +133,13 @@ def amd_gpus(env: Mapping[str, str], root: Path = Path("/")) -> list[Device]:
 
 
 def intel_gpus(env: Mapping[str, str], root: Path = Path("/")) -> list[Device]:
-    """Return the GPUs that torch calls ``xpu``, by ordinal: cards, or else the integrated GPU."""
+    """Return the GPUs that torch calls ``xpu``, by ordinal; integrated GPUs only without cards."""
     known = list(enumerate(drm.graphics_cards(root, "intel")))
     cards = [(index, card) for index, card in known if not card.integrated] or known
     gpus = [_of_card("xpu", index, card) for index, card in cards]
-    # The mask has numbers; ``1.0`` is a tile of GPU 1.
+    # The mask is a list of numbers; ``1.0`` is tile 0 of GPU 1.
     mask = re.sub(r"\.[^,]*", "", env["ZE_AFFINITY_MASK"]) if "ZE_AFFINITY_MASK" in env else None
-    # Level Zero does not document the order of several models.
+    # Level Zero does not document how it orders GPUs of different models.
     return _numbered(_listed(gpus, mask), certain=len({gpu.name for gpu in gpus}) <= 1)
 
 
@@ -168,7 +168,7 @@ def _numbered(gpus: Iterable[Device], certain: bool = True) -> list[Device]:
 
 
 def here(*, memory: bool = True) -> list[Device]:
-    """Return torch's GPUs in this process, by ordinal, with their free `memory`; never raises."""
+    """Return this process's GPUs in torch's order; `memory` adds their free bytes. Never raises."""
     if _virtual is not None:
         return list(_virtual())
     build = torch_build()
@@ -209,7 +209,7 @@ def visible(physical: Sequence[Device], env: Mapping[str, str]) -> list[Device]:
         chosen = _by_uuid(text, [d for d in physical if _is_mig(d) == text.startswith("MIG-")])
     else:
         chosen = _by_number(text, gpus)
-    # The default, FASTEST_FIRST, is certain to be NVML's order only if all GPUs are of one model.
+    # The default order, FASTEST_FIRST, is certain only if all GPUs are of one model.
     in_order = env.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
     certain = by_uuid or in_order or len({device.name for device in gpus}) <= 1
     return _numbered(_one_mig(chosen, physical), certain)
@@ -220,7 +220,7 @@ def _is_mig(device: Device) -> bool:
 
 
 def _one_mig(chosen: Sequence[Device], physical: Sequence[Device]) -> Sequence[Device]:
-    """Return one MIG device if a chosen GPU is partitioned, as CUDA does; else all of `chosen`."""
+    """Return only one MIG device if a chosen GPU has MIG devices, as CUDA does; else `chosen`."""
     for device in chosen:
         its = [other for other in physical if _is_mig(other) and other.index == device.index]
         if its:
@@ -254,13 +254,13 @@ def _by_uuid(text: str, candidates: Sequence[Device]) -> list[Device]:
 
 
 LEAST_S = 1.0
-"""Seconds of a cell below which no energy is reported: the counter follows a power reading renewed
-about every 100 ms, so ten readings are 10 % uncertain (Z. Yang, K. Adamek, W. Armour, Part-time
+"""Minimum seconds of a cell for a report of energy. The power reading is updated about every
+100 ms, so the energy of one second is 10 % uncertain (Z. Yang, K. Adamek, W. Armour, Part-time
 power measurements: nvidia-smi's lack of attention, SC24, arXiv:2312.02741)."""
 
 
 def joules(device: Device) -> float | None:
-    """Return the joules of the whole board since the driver was loaded; None without a counter."""
+    """Return the joules that the board used since the driver was loaded; None if unknown."""
     door, question = nvml.shared_nvml(), {"energy": ("nvmlDeviceGetTotalEnergyConsumption",)}
     gpus = (gpu for gpu in door.gpus() if gpu.uuid == device.uuid)
     counter = next((door.ask(gpu, question, alive=True)["energy"] for gpu in gpus), None)

@@ -1,4 +1,4 @@
-"""Resolve a WHERE, the user's spelling of devices, to devices or to a one-line error."""
+"""Resolve a WHERE (devices as the user spells them) to devices."""
 
 import re
 import sys
@@ -26,9 +26,9 @@ def resolve(
 ) -> list[Device]:
     """Return the devices that a WHERE names, in the order of the WHERE; at least one.
 
-    A WHERE is a text as in docs/magics.md, an integer, a Device, or a ``torch.device``. With ``?``,
-    a missing device becomes the CPU, with a ``note``. ``cuda``, ``xpu`` or ``gpu`` without a number
-    means number `current`; ``1`` and ``gpu:1`` are a GPU of any kind.
+    A WHERE is a text (see docs/magics.md), an integer, a Device, or a ``torch.device``. A missing
+    device becomes the CPU, with a ``note``, if its name ends in ``?``. ``cuda``, ``xpu`` or ``gpu``
+    without a number means number `current`. ``1`` and ``gpu:1`` mean a GPU of any kind.
 
     Raises GpuError if the WHERE is invalid or ambiguous, if a device is missing or named twice, or
     if the CPU is named and `cpu` is False.
@@ -36,7 +36,7 @@ def resolve(
     found: list[Device] = []
     try:
         text = _spell(where)
-        # Naming the CPU must not call the driver, whose first call can take seconds.
+        # For the CPU, do not call the driver: the first call can take seconds.
         if devices is None:
             devices = [] if _CPU.fullmatch(text.strip()) else here()
         for part in text.split(","):
@@ -70,14 +70,14 @@ def resolve_one(
 
 
 def complete(prefix: str, devices: Sequence[Device] | None = None) -> list[str]:
-    """Return completions of a WHERE or of its last part, the likeliest first."""
+    """Return completions of a WHERE, or of the part after the last comma; likely ones first."""
     devices = here(memory=False) if devices is None else devices
     head, _, last = prefix.rpartition(",")
     start = last.lstrip()
     before = prefix[: len(prefix) - len(start)]
     numbers = [str(device.ordinal) for device in devices]
     offers = [*numbers, *map(str, devices), "cpu", *(("free", "all") if devices else ())]
-    if start:  # offered only if the user has begun to type them
+    if start:  # longer names, offered only after a first letter
         offers += [f"gpu:{number}" for number in numbers]
         offers += [device.uuid or "" for device in devices]
     taken = {part.strip() for part in head.split(",")} | {""}
@@ -86,7 +86,7 @@ def complete(prefix: str, devices: Sequence[Device] | None = None) -> list[str]:
 
 
 def _spell(where: object) -> str:
-    """Return the spelling of a Device, an integer or a ``torch.device``."""
+    """Return a WHERE as text."""
     if isinstance(where, str):
         return where
     if isinstance(where, Device):
@@ -94,7 +94,7 @@ def _spell(where: object) -> str:
     if isinstance(getattr(where, "type", None), str):
         return str(where)
     try:
-        # True is an int in Python, but no GPU's number.
+        # True is an int in Python, but not the number of a GPU.
         return str(index(None if isinstance(where, bool) else where))  # type: ignore[arg-type]
     except TypeError:
         raise _NotADevice(_quote(where)) from None
@@ -122,7 +122,7 @@ class _NotADevice(Exception):
 
 
 class _NotHere(Exception):
-    """Raised for a valid WHERE whose device is missing; with ``?`` it becomes the CPU."""
+    """Raised for a valid WHERE whose device is missing."""
 
     def __init__(self, asked: str, there_is: str) -> None:
         super().__init__(f"{asked}: {there_is}")
@@ -151,7 +151,7 @@ def _find(asked: str, devices: Sequence[Device], current: int) -> list[Device]:
 
 
 def _gpu(match: re.Match[str], current: int, devices: Sequence[Device]) -> Device:
-    """Return the GPU with this number; of any kind if the kind is "gpu" or not given."""
+    """Return the GPU with the matched number and kind. Kind "gpu", or none, means any kind."""
     digits, kind = match["number"] or match["after"], (match["kind"] or "gpu").lower()
     ordinal = current if digits is None else int(digits)
     for device in devices:

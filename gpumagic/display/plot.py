@@ -1,6 +1,6 @@
-"""Draw curves in SVG, without JavaScript: axes, bands, names, crossings.
+"""Draw curves as SVG without JavaScript, with axes, bands, names and crossings.
 
-Curves differ by color and dashes. Text has the page's color; curves are visible on white and black.
+Curves differ by color and dashes, and are visible on white and black. Text has the page's color.
 """
 
 import math
@@ -11,12 +11,12 @@ from html import escape
 from itertools import count
 from typing import NamedTuple
 
-# Contrast of at least 3 : 1 against white and #111 (WCAG 2.1, 1.4.11); orange and red are for
-# problems. js/src/monitor/overview.ts has the same colors.
+# Contrast is at least 3 : 1 with white and #111 (WCAG 2.1, 1.4.11). Orange and red are reserved
+# for problems. js/src/monitor/overview.ts has the same colors.
 COLORS = ("#2f80ed", "#55a144", "#ba2997", "#8f5c2f", "#c07e9d", "#127a6b", "#685f99", "#a876f2")
 _CPU = "#7d8590"
 _DASHES = ("", "7 3", "2 3", "9 3 2 3")
-LETTER = 6.3  # average width in pixels of a letter of 11 px
+LETTER = 6.3  # average width of a letter in pixels, for a font of 11 px
 
 
 class Look(NamedTuple):
@@ -27,7 +27,7 @@ class Look(NamedTuple):
 
 
 def looks(devices: Sequence[str]) -> dict[str, Look]:
-    """Return each device's look: gray for the CPU, by number for GPUs, the same in all plots."""
+    """Return each device's look. The CPU is gray; ``cuda:1`` has the same look in all plots."""
     numbers = {where: int(where[5:]) for where in devices if re.fullmatch(r"cuda:\d+", where)}
     others = [where for where in devices if where != "cpu" and where not in numbers]
     numbers |= zip(others, count(max(numbers.values(), default=-1) + 1))
@@ -60,7 +60,7 @@ def _path(points: Sequence[tuple[float, float]]) -> str:
 
 @dataclass(frozen=True)
 class Scale:
-    """A map from values `low` to `high` to pixels `start` to `end`, logarithmic or linear."""
+    """Map the range `low` to `high` to the pixels `start` to `end`, logarithmic or linear."""
 
     low: float
     high: float
@@ -76,7 +76,7 @@ class Scale:
 
 
 def ticks(low: float, high: float) -> list[float]:
-    """Return round values for a logarithmic axis: powers of ten if three fit, else denser ones."""
+    """Return round values for a logarithmic axis: powers of ten if three fit, else more values."""
     decades = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
     for digits in ((1,), (1, 3), (1, 2, 5)):
         found = [d * 10.0**k for k in decades for d in digits if low <= d * 10.0**k <= high]
@@ -98,18 +98,18 @@ def even_ticks(low: float, high: float) -> list[float]:
 
 
 _WIDTH, _HEIGHT = 680.0, 320.0
-# Margins; the right one grows with the curves' names.
+# Margins; the right margin is extended by the width of the curves' names.
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58.0, 26.0, 26.0, 42.0
 FOOT = _HEIGHT - _BOTTOM
 _LINE_HEIGHT = 15.0
-# The minimum width of a plot; in a narrower page it scrolls.
+# Minimum width of a plot; on a narrower page the plot scrolls.
 _LEAST = 0.6 * _WIDTH
-# Points of a curve above which its dots are small.
+# Curves with more points than this have smaller dots.
 _FEW = 24
 
 
 class Point(NamedTuple):
-    """A point of a curve, with a band from `low` to `high`; or a missing value, or a crossing."""
+    """A point of a curve, a missing value, or a crossing; `low` and `high` bound the band."""
 
     x: float
     y: float | None  # None for a missing value
@@ -120,7 +120,7 @@ class Point(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """A curve, from left to right."""
+    """A curve; its points are in order from left to right."""
 
     name: str
     look: Look
@@ -133,27 +133,27 @@ class Curve(NamedTuple):
 
 
 class Plot:
-    """Curves in a frame; `words` are the labels of the values of x, in ascending order. Both axes
-    are logarithmic, except that the x axis is linear if a value of x is zero or less."""
+    """Draw curves in a frame. `words` maps the x values, ascending, to labels. The axes are
+    logarithmic, but the x axis is linear if an x value is zero or negative."""
 
     def __init__(self, words: Mapping[float, str], curves: Sequence[Curve]) -> None:
         self._words, self._curves = words, curves
         self._end = _WIDTH - _RIGHT - LETTER * max(len(c.name) for c in curves)
         heights = [e for c in curves for p in c.points for e in (p.y, p.low, p.high) if e]
         low, high = min(heights), max(heights)
-        # Space above and below, and around a flat curve.
+        # Leave space above and below the curves, also if they are flat.
         air = max((high / low) ** 0.06, 1.08)
         self._y = Scale(low / air, high * air, FOOT, _TOP)
         first, last = min(words), max(words)
         self._x = Scale(first, last, _LEFT + 12, self._end - 12, first > 0)
-        # The placed labels: (x from, x to, y).
+        # Labels placed so far: (left x, right x, y).
         self._taken: list[tuple[float, float, float]] = []
 
     def svg(
         self, name: str, tick: Callable[[float], str], crossings: Iterable[Point], label: str
     ) -> str:
         """Return the SVG element: `name` labels the x axis, `label` is for screen readers."""
-        # Labels of crossings and missing values are placed after the names, where there is room.
+        # Names come first; labels of crossings and missing values use the room that is left.
         parts = [*self._axes(name, tick), *self._names()]
         parts += [part for crossing in crossings for part in self._crossing(crossing)]
         parts += [part for curve in self._curves for part in self._curve(curve)]
@@ -171,7 +171,7 @@ class Plot:
             yield line(_LEFT, y, self._end, y, "gm-grid")
             yield text(_LEFT - 8, y + 4, tick(value), "end")
         yield line(_LEFT, FOOT, self._end, FOOT, "gm-axis")
-        for value, words in reversed([*self._words.items()]):  # the largest is always labelled
+        for value, words in reversed([*self._words.items()]):  # largest first: always labelled
             x, half = self._x(value), LETTER * len(words) / 2
             if self._free(x - half, x + half, FOOT + 17):
                 yield line(x, FOOT, x, FOOT + 4, "gm-axis")
@@ -179,7 +179,7 @@ class Plot:
         yield text((_LEFT + self._end) / 2, _HEIGHT - 6, name, "middle", "gm-code")
 
     def _names(self) -> Iterator[str]:
-        """Yield each curve's name at its right end, moved up where another name is in the way."""
+        """Yield each curve's name at the right end of the curve, or higher to avoid other names."""
         named = [curve for curve in self._curves if curve.heights]
         for curve in sorted(named, key=lambda curve: curve.heights[-1]):
             y = self._y(curve.heights[-1])
@@ -192,7 +192,7 @@ class Plot:
         """Yield a ring, and a line to the crossing's label above the plot if there is room."""
         x, half = self._x(crossing.x), LETTER * len(crossing.words) / 2
         yield _dot(x, self._y(crossing.y or 0.0), 6.5, 'class="gm-ring"', crossing.tip)
-        middle = max(x, _LEFT + half)  # to the right of "time" above the axis
+        middle = max(x, _LEFT + half)  # keep clear of the word "time" at the upper left
         if self._free(middle - half, middle + half, 0.0):
             yield line(x, _TOP - 6, x, FOOT, "gm-crossing")
             yield text(middle, _TOP - 11, crossing.words, "middle", "gm-this")
@@ -224,7 +224,7 @@ class Plot:
                 yield from self._missing(point, before, color)
 
     def _missing(self, point: Point, before: Sequence[float], color: str) -> Iterator[str]:
-        """Yield a ✕ at the height of the last value `before`, and the reason if there is room."""
+        """Yield a ✕ at the last height in `before`, and the reason if there is room."""
         x, y, half = self._x(point.x), [_TOP + 8, *before][-1], LETTER * len(point.words) / 2
         yield (
             f'<path d="M{x - 4:.1f} {y - 4:.1f}l8 8m0 -8l-8 8" stroke="{color}" stroke-width="2.2"'
