@@ -1,6 +1,6 @@
-"""Support torch: adapt gpumagic's modules that place, move, count and explain to the contract.
+"""Implement the `Framework` contract for torch with gpumagic's own torch modules.
 
-No other file of this package imports torch; this one is imported once torch is in use.
+This is the only file of `gpumagic.frameworks` that imports torch.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -26,7 +26,7 @@ _GONE = "virtual GPUs are off, so tensors that were on one are unusable: create 
 
 
 class Torch(Framework):
-    """Adapt torch to the contract of a framework."""
+    """Implement the `Framework` contract for torch."""
 
     name = "torch"
     counts_allocations = True
@@ -52,18 +52,18 @@ class Torch(Framework):
             leave(placed)
 
     def is_array(self, value: object) -> bool:
-        """Whether a value is a tensor, by its class alone."""
+        """Whether the value's class is `Tensor` or a subclass."""
         return issubclass(type(value), Tensor)
 
     def arrays(self, namespace: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
-        """Return the variables of class `torch.Tensor` whose names begin with no underscore."""
+        """Return the tensor variables, without subclasses and names that begin with "_"."""
         return [(n, v) for n, v in [*namespace.items()] if type(v) is Tensor and n[:1] != "_"]
 
     def where(self, array: Tensor) -> str:
         return str(array.device)
 
     def nbytes(self, array: Tensor) -> int:
-        """Return the bytes of a tensor's data; 0 if it has no shape yet, or no strides."""
+        """Return the bytes of a tensor's data; 0 for a tensor without a shape or strides."""
         return move.bytes_of(array)
 
     def move(
@@ -74,7 +74,7 @@ class Torch(Framework):
         origins: Origins,
         line: Any = None,
     ) -> Moves:
-        """Move tensors, modules and optimizers in place, with the state of all optimizers."""
+        """Move tensors, modules and optimizers in place; optimizer state follows its parameters."""
         return move.move_all(variables, self.own(device), namespace, origins=origins, line=line)
 
     def remember(self, origins: Origins, cell: str) -> None:
@@ -93,12 +93,12 @@ class Torch(Framework):
         return found
 
     def wait(self, *devices: str) -> None:
-        """Wait until these devices have finished; if none is given, all GPUs with a context."""
+        """Wait for these devices; without arguments, for all initialized GPUs."""
         for name in devices or _with_context():
             move.wait_for(torch.device(name))
 
     def peak(self, device: Device) -> Callable[[], Iterable[Memory]]:
-        """Start to measure every GPU's memory; return a function that stops and returns peaks."""
+        """Start measuring memory; return a function that stops and returns each GPU's peak."""
         meter = MemoryMeter()
         meter.start()
         return meter.stop
@@ -117,7 +117,7 @@ class Torch(Framework):
 
 
 def _with_context() -> list[str]:
-    """Return the GPUs with a context: synchronizing others would create contexts of 0.5 GiB."""
+    """Return the GPUs with a context. Synchronizing another GPU creates a 0.5 GiB context."""
     if torch.cuda.is_initialized():
         return [f"cuda:{ordinal}" for ordinal in cuda_state.started()]
     if torch.xpu.is_initialized():

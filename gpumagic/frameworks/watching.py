@@ -1,7 +1,7 @@
-"""Watch a stretch of code with `gpumagic.watch()`; count the copies of an array framework.
+"""Define `gpumagic.watch()`, and the base class that counts the copies of JAX or TensorFlow.
 
-An array framework is patched while a watch is active. A patched function finds the user's line on
-the stack, and adds to the count of that line.
+The framework is patched while a watch is running. A patched function finds the user's line on the
+stack, and counts the call at that line.
 """
 
 import os
@@ -28,19 +28,19 @@ from gpumagic.usercode.files import in_cell, is_ours, module_of
 class watch:
     """Count copies between devices, and waits for a device: ``with gpumagic.watch() as w:``.
 
-    Counts copies and waits of torch, and of JAX and TensorFlow if imported, but not of CuPy. A
-    watch counts calls in its own thread or task, in threads that its code starts, and in nested
-    watches. Nothing is counted outside of a watch.
+    A watch counts calls of torch, JAX and TensorFlow, but not of CuPy. Calls inside nested watches
+    count too. Calls in another thread count only if the watched code started the thread.
 
     Parameters
     ----------
     strict : bool
-        Raise `ImplicitCopyError` at the first copy or wait that is implicit.
+        Raise `ImplicitCopyError` at the first implicit copy or wait. Implicit calls name no
+        device, such as ``.item()``.
     warn : bool, default True
-        Give a `CrossDeviceWarning` once for each line that repeatedly copies or waits for torch's
-        tensors.
+        Give one `CrossDeviceWarning` for each line that repeatedly copies torch tensors between
+        devices, or waits for them.
     frameworks : sequence of Framework, optional
-        Count these only.
+        Count only these frameworks.
 
     Examples
     --------
@@ -62,11 +62,11 @@ class watch:
     ) -> None:
         self._strict, self._warn, self._frameworks = strict, warn, frameworks
         self._counting: ExitStack | None = None
-        self.checks: AbstractContextManager[Any] | None = None  # entered while the watch runs
+        self.checks: AbstractContextManager[Any] | None = None  # active while the watch runs
         self._tally = Tally()
 
     def start(self) -> "watch":
-        """Begin to count, until `stop` is called by any thread."""
+        """Start counting. Any thread may call `stop`."""
         if self._counting is not None:
             raise RuntimeError("this watch runs already")
         self._tally = Tally(virtual=has_virtual())
@@ -76,7 +76,7 @@ class watch:
             for framework in counted_here() if self._frameworks is None else self._frameworks:
                 try:
                     stack.enter_context(framework.count(self._tally, self._strict, warn=self._warn))
-                except Exception as error:  # noqa: BLE001  the other frameworks count
+                except Exception as error:  # noqa: BLE001  other frameworks still count
                     faults.keep(f"starting the ledger of {framework.name}", error)
             self._counting = stack.pop_all()
         return self
@@ -91,7 +91,7 @@ class watch:
 
     @property
     def ledger(self) -> Ledger:
-        """The counted copies and waits, up to now if the watch still runs."""
+        """The copies and waits that were counted so far."""
         tally = self._tally
         return tally.ledger() if tally.counts else Ledger(virtual=tally.virtual)
 
@@ -109,30 +109,30 @@ PRINTING = {"__repr__", "__str__", "__format__"}
 
 
 def inside_of(framework: ModuleType, ours: str) -> Callable[[str], bool]:
-    """Return a function that tells whether a file is a framework's, or gpumagic's patch of it."""
+    """Return a function that tests whether a file is the framework's or a gpumagic patch's."""
     its, here = (os.path.abspath(os.path.dirname(str(f))) for f in (framework.__file__, __file__))
     starts = os.path.join(its, ""), os.path.join(here, ours), os.path.abspath(__file__)
     return lru_cache(maxsize=4096)(lambda file: file.startswith(starts))
 
 
 class Call(NamedTuple):
-    """Record where a framework was called from."""
+    """Record the caller of a framework's function."""
 
     user: FrameType | None
-    inner: FrameType | None  # the first frame that is not the framework's
+    inner: FrameType | None  # the innermost frame outside the framework
     via: str  # see `Entry.via`
-    function: str  # the framework's function that was called
+    function: str  # name of the called function
 
     @property
     def library(self) -> str:
-        """The module of the calling library; empty if the user's code called."""
+        """The library module that made the call; empty if the user's code made it."""
         file = "" if self.inner is None else self.inner.f_code.co_filename
         return "" if self.via else module_of(file)
 
 
 @dataclass(eq=False)
 class Counter:
-    """Record one active count, and the thread that began it."""
+    """Record a running watch's tally, and the thread that began the watch."""
 
     tally: Tally
     strict: bool
@@ -140,14 +140,14 @@ class Counter:
 
 
 class CopyCounting:
-    """Count an array framework's copies and waits by the user's line, for all active counts."""
+    """Count a framework's copies and waits by the user's line, in all running watches."""
 
     framework: str
     inside: Callable[[str], bool]
     around: Collection[str] = ()
-    """Names of functions that wrap the framework's other functions; `Call.function` skips them."""
+    """Names of the framework's internal wrappers, which `Call.function` skips."""
     all_threads = False
-    """Whether every active count includes threads that began no count."""
+    """Whether a thread that began no watch is counted in all running watches."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -155,7 +155,7 @@ class CopyCounting:
         self._patches = ExitStack()
 
     def patch(self, stack: ExitStack) -> None:
-        """Patch the framework until `stack` is closed; GpuError if its copies cannot be counted."""
+        """Patch the framework until `stack` is closed; GpuError if copies cannot be counted."""
         raise NotImplementedError
 
     def instead(self, count: Count) -> str:
@@ -164,7 +164,7 @@ class CopyCounting:
 
     @contextmanager
     def count(self, tally: Tally, strict: bool) -> Iterator[None]:
-        """Count in `tally`, within the context."""
+        """Count copies and waits in `tally` within the context."""
         one = Counter(tally, strict, threading.get_ident())
         with self._lock:
             if not self._running:
@@ -199,19 +199,19 @@ class CopyCounting:
         __tracebackhide__ = True
         try:
             return call(*args, **kwargs)
-        except CrossDeviceWarning:  # raised by `strict`
+        except CrossDeviceWarning:  # raised if strict
             raise
-        except Exception as error:  # noqa: BLE001  recorded: the user's copy goes on
+        except Exception as error:  # noqa: BLE001  must not stop the user's copy
             faults.keep(f"counting a copy of {self.framework}'s", error)
 
     def counters(self) -> Sequence[Counter]:
-        """Return the active counts that include this thread."""
+        """Return the running watches that count this thread's calls."""
         me = threading.get_ident()
         mine = [one for one in self._running if one.thread == me]
         return mine or (self._running if self.all_threads else ())
 
     def called_from(self, frame: FrameType | None, never: Collection[str] = ()) -> Call | None:
-        """Return the framework's caller; None for gpumagic's calls, and for calls via `never`."""
+        """Return the caller; None if gpumagic or a function named in `never` made the call."""
         if not self.counters():
             return None
         function, printing = "", False
@@ -230,7 +230,7 @@ class CopyCounting:
     def counts(
         self, call: Call, kind: str, operator: str, ends: tuple[str, str], **about: Any
     ) -> list[Count]:
-        """Return the count of this call in each tally; `about` has more fields for a new count."""
+        """Return the call's count in each tally; `about` has further fields of a new count."""
         frames = call.user, call.inner
         at = [None if frame is None else (id(frame.f_code), frame.f_lasti) for frame in frames]
         key = ((kind, operator, *ends), *at, call.via, threading.get_ident())
@@ -247,7 +247,7 @@ class CopyCounting:
         return found
 
     def refuse(self, counts: Iterable[Count]) -> None:
-        """Raise ImplicitCopyError for an implicit copy or wait, if an active count is strict."""
+        """Raise ImplicitCopyError for an implicit copy or wait, if a running watch is strict."""
         __tracebackhide__ = True
         if any(one.strict for one in self.counters()):
             for count in counts:

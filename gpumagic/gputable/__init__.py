@@ -1,4 +1,4 @@
-"""Attribute GPU memory to its holders; `gpu_table` shows them, `top` shows them live."""
+"""Attribute GPU memory to its holders: notebooks, programs and the system."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -6,9 +6,9 @@ from pathlib import PurePath
 
 from gpumagic.telemetry.snapshot import GpuSample, ProcessSample
 
-SYSTEM = "system"  # name of the holder of all other memory: the driver, other containers
+SYSTEM = "system"  # holder of memory without a visible process: driver, containers
 
-# Owners of memory in the order of bars, with character and words; as in js/src/monitor/bars.ts.
+# Owners of memory, in the order of bar segments: (character, label). As in js/src/monitor/bars.ts.
 OWNERS = {
     "mine": ("█", "this notebook"),
     "books": ("▓", "my other notebooks"),
@@ -16,7 +16,7 @@ OWNERS = {
     "left": ("×", "orphaned"),
     "system": ("░", SYSTEM),
 }
-# Bytes of no process above which the system is listed; fewer are rounding and driver memory.
+# List the system only if it holds more bytes than this. Fewer are rounding and driver memory.
 _MUCH = 32 * 2**20
 
 
@@ -30,11 +30,11 @@ class Holder:
     memory: dict[str, int | None]
     mine: bool = False
     started: float | None = None
-    utilization: float | None = None  # percent, of the GPU that it uses most
+    utilization: float | None = None  # percent, on the GPU that the holder uses most
 
     @property
     def total(self) -> int | None:
-        """The known bytes on all GPUs; None if none are known."""
+        """The sum of the known bytes; None if no bytes are known."""
         known = [count for count in self.memory.values() if count is not None]
         return sum(known) if known else None
 
@@ -42,7 +42,7 @@ class Holder:
 def split(
     gpu: GpuSample, processes: Iterable[ProcessSample], gpus: Iterable[GpuSample] = ()
 ) -> dict[str, int] | None:
-    """Return a GPU's used bytes by owner, including its MIG devices in `gpus`; None if unknown."""
+    """Return a GPU's used bytes by owner; None if unknown. `gpus` may contain its MIG devices."""
     if gpu.memory_total is None or gpu.memory_used is None:
         return None
     parts = dict.fromkeys(OWNERS, 0)
@@ -61,8 +61,8 @@ def split(
 def holders(
     gpus: Sequence[GpuSample], processes: Iterable[ProcessSample], *, each: bool
 ) -> list[Holder]:
-    """Return a holder per process if `each`; else per notebook, or per program and user.
-    This kernel comes first, the system last, the others by memory."""
+    """Return a holder for each process if `each`, otherwise for each notebook and program.
+    This kernel comes first and the system last; all others are sorted by memory."""
     shown = {gpu.uuid for gpu in gpus}
     groups: dict[tuple[object, ...], list[ProcessSample]] = {}
     for process in processes:
@@ -98,19 +98,19 @@ def _holder(group: Sequence[ProcessSample], each: bool) -> Holder:
 
 
 def _holder_name(process: ProcessSample, pids: Sequence[int]) -> str:
-    """Name a process by its notebook, else its program if this user runs it, else its user."""
+    """Return the name of the notebook, or if unknown, of the program or the user."""
     name = PurePath(process.notebook).name if process.notebook else None
     if process.mine:
         return f"this notebook ({name})" if name else "this process"
-    if name is None and process.name:  # such as python, which is not unique
+    if name is None and process.name:  # "python" is not unique: add the PID
         which = f", pid {pids[0]}" if len(pids) == 1 else f", {len(pids)} processes"
         return process.name + which * bool(pids)
     return name or process.user or f"exited (PID {process.pid})"
 
 
 def _of_no_process(gpus: Sequence[GpuSample], holders: Sequence[Holder]) -> dict[str, int | None]:
-    """Return, by GPU, the bytes that no visible process holds, where they are known and many."""
-    # A parent's memory includes its MIG devices' memory; count it once.
+    """Return the bytes that no visible process holds, by GPU; skip unknown and small numbers."""
+    # Skip the parents of MIG devices: their memory includes the memory of the MIG devices.
     parents = {gpu.mig for gpu in gpus}
     found: dict[str, int | None] = {}
     for gpu in gpus:

@@ -1,4 +1,4 @@
-"""Show the GPUs and who holds their memory, and the doctor's checks, as text and HTML."""
+"""Show the tables of ``%gpus`` and ``%gpus --doctor`` as text and HTML."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -16,7 +16,7 @@ from gpumagic.telemetry.snapshot import GpuSample, Snapshot
 _BAR, _SHORTEST_BAR = 14, 6
 _NUMBERED = {"nvidia": "the number in nvidia-smi", "amd": "the number in amd-smi"}
 _VENDORS = {"amd": "AMD ", "intel": "Intel ", "apple": "Apple "}
-# Number of GPUs up to which a holder's memory is listed by GPU; for more, only the sum is shown.
+# Maximum number of GPUs listed in a holder's row. A holder on more GPUs shows only the sum.
 _LISTED = 4
 
 
@@ -26,7 +26,7 @@ class _Cell(NamedTuple):
     css: str = ""
 
 
-# "GPU" is the driver's number where torch's differs. Columns not in `_TEXTS` are right-aligned.
+# Column "GPU" has the driver's number if torch's differs. Columns of `_TEXTS` are left-aligned.
 _HEADS = ("device", "GPU", "name", "memory", "", "util", "temp", "power")
 _TEXTS = ("device", "name", "memory")
 
@@ -34,7 +34,7 @@ _TEXTS = ("device", "name", "memory")
 def _gpu_columns(
     gpus: Sequence[GpuSample], splits: Sequence[dict[str, int] | None], length: int = _BAR
 ) -> list[Column]:
-    """Return the non-empty columns of the table of GPUs; text bars have this `length`."""
+    """Return the columns of the GPU table; bars in text have `length` characters."""
     parents = {gpu.mig for gpu in gpus}
     rows = [
         _gpu_row(gpu, parts, "MIG mode" if gpu.uuid in parents else device(gpu), length)
@@ -76,7 +76,7 @@ def _gpu_row(
 
 
 def _value(text: str, css: str = "") -> _Cell:
-    """Return the cell of a reading; N/A is dimmed."""
+    """Return a table cell; "N/A" is dimmed."""
     return _Cell(text, tag("span", text, "gm-dim" if text == NOT_KNOWN else css))
 
 
@@ -85,13 +85,13 @@ def _reading(value: float | None, unit: str) -> str:
 
 
 def text_bar(parts: dict[str, int] | None, total: int | None, length: int = _BAR) -> str:
-    """Return a bar of characters; blank if the use is unknown."""
+    """Return a bar of characters; blank if the memory use is unknown."""
     if parts is None or not total:
         return " " * length
     drawn, seen = "", 0
     for name, (ink, _) in OWNERS.items():
         seen = min(seen + parts[name], total)
-        # A part of over 1 % has at least one character.
+        # A part of more than 1 % gets at least one character.
         least = 1 if parts[name] > total / 100 else 0
         drawn += ink * max(round(seen / total * length) - len(drawn), least)
     return drawn[:length].ljust(length, "·")
@@ -114,7 +114,7 @@ def device(gpu: GpuSample) -> str:
 
 def _name(gpu: GpuSample) -> str:
     name = (gpu.name or "GPU of unknown model").removeprefix("NVIDIA ")
-    # Shorten "H100 80GB HBM3 MIG 1g.10gb" to "1g.10gb": the line above names the whole GPU.
+    # Shorten "H100 80GB HBM3 MIG 1g.10gb" to "1g.10gb": the row above names the whole GPU.
     return name if gpu.mig is None else f"└ MIG {name.rpartition('MIG ')[2]}"
 
 
@@ -124,13 +124,13 @@ def label(gpu: GpuSample) -> str:
         return gpu.called(gpu.ordinal) + (" (virtual)" if gpu.virtual else "")
     if gpu.virtual:
         return "virtual GPU"
-    # Each driver numbers its own GPUs.
+    # Each vendor's driver counts from 0, so the vendor is shown too.
     vendor, unnumbered = _VENDORS.get(gpu.vendor or "", ""), gpu.mig or gpu.index is None
     return _name(gpu).removeprefix("└ ") if unnumbered else f"{vendor}GPU {gpu.index}"
 
 
 def _held(holder: Holder, gpus: Sequence[GpuSample]) -> list[str]:
-    """Return a holder's memory: ``["cuda:0 10.2 GiB", "cuda:1 3 GiB"]``, ``["21 GPUs 9 TiB"]``."""
+    """Return a holder's memory: ``["cuda:0 10 GiB", "cuda:1 3 GiB"]`` or ``["21 GPUs 9 TiB"]``."""
     used = [gpu for gpu in gpus if gpu.uuid in holder.memory]
     elsewhere = all(gpu.virtual and gpu.ordinal is None for gpu in used)
     if elsewhere or len(used) > _LISTED:
@@ -152,11 +152,11 @@ def _process_columns(holders: Sequence[Holder], now: float) -> list[Column]:
 
 
 class GpuTable:
-    """The GPUs of a snapshot as text and as HTML; with `processes` each process is a row."""
+    """Show a snapshot's GPUs and holders of memory; with `processes`, each process has a row."""
 
     def __init__(self, snapshot: Snapshot, processes: bool = False, width: int = 80) -> None:
         self.snapshot, self.processes, self.width = snapshot, processes, width
-        # Another kernel's virtual GPUs cannot be used here; their holder's row says how many.
+        # Leave out other kernels' virtual GPUs. The row of such a kernel says how many it has.
         self.gpus = [gpu for gpu in snapshot.gpus if not gpu.virtual or gpu.ordinal is not None]
         self.splits = [split(gpu, snapshot.processes, self.gpus) for gpu in self.gpus]
         self.holders = holders(snapshot.gpus, snapshot.processes, each=processes)
@@ -174,7 +174,7 @@ class GpuTable:
         return "\n\n".join("\n".join(filter(None, lines)) for lines in blocks if lines)
 
     def _gpu_lines(self) -> list[str]:
-        """Return the lines of GPUs; if they are too long, shorten the bars, and then the names."""
+        """Return the lines of the GPU table. If too long, shorten the bars, and then the names."""
         columns = _gpu_columns(self.gpus, self.splits)
         over = sum(column.width + 2 for column in columns) - 2 - self.width
         if over > 0:
@@ -199,7 +199,7 @@ class GpuTable:
         return {table.JSON: table.as_json(self.snapshot)}
 
     def _holder_columns(self) -> list[Column]:
-        """Return the columns of holders: name, the columns of processes if shown, and memory."""
+        """Return the columns of the holder table: name, process columns if shown, memory."""
         more = _process_columns(self.holders, self.snapshot.time) if self.processes else []
         parts = [_held(holder, self.snapshot.gpus) for holder in self.holders]
         looks = {True: "gm-name gm-this", False: "gm-name"}
@@ -223,7 +223,7 @@ class GpuTable:
         ]
 
     def _legend(self) -> list[tuple[str, str, str]]:
-        """Return each owner in the bars, with its character and words; empty for a single owner."""
+        """Return (name, character, label) of all owners in the bars; empty if there is only one."""
         there = {name for parts in self.splits for name, count in (parts or {}).items() if count}
         return [(name, *OWNERS[name]) for name in OWNERS if name in there and len(there) > 1]
 
@@ -232,7 +232,7 @@ class GpuTable:
         if self.snapshot.gpus and not self.gpus and not self.snapshot.problems:
             found = [f"This kernel has no GPU; {as_typed('%gpus --virtual 2')} makes virtual ones."]
         for gpu in self.gpus:
-            # The power cap needs no note: every GPU at full load reaches it.
+            # The power cap is normal: every GPU at full load reaches its cap.
             slow = [reason for reason in gpu.throttle or () if reason != "power cap"]
             found += [f"{label(gpu)} is throttled: {', '.join(slow)}."] if slow else []
         if any(gpu.unified and gpu.vendor != "apple" for gpu in self.gpus):
@@ -271,7 +271,7 @@ _MARKS = {True: ("✓", "gm-ok"), False: ("✗", "gm-bad"), None: ("·", "gm-dim
 
 
 class DoctorTable:
-    """Checks as text of at most 100 columns, and as HTML, in the order given."""
+    """Show the doctor's checks in the given order, as text and HTML."""
 
     def __init__(self, checks: Sequence[Check]) -> None:
         self.checks = tuple(checks)

@@ -21,13 +21,13 @@ _NARROWEST = 40
 
 
 def top(period_s: float = 1.0) -> int:
-    """Show the GPUs and their holders until the user quits; return the exit status."""
+    """Show the GPUs and the holders of their memory until the user quits; return 0."""
     instead = "type gpumagic snapshot --watch 2"
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise GpuError(f"top needs a terminal; {instead}")
-    for fixed in ("LINES", "COLUMNS"):  # with them, curses would ignore a new size
+    for fixed in ("LINES", "COLUMNS"):  # if set, curses ignores a resize
         os.environ.pop(fixed, None)
-    sampler = Sampler()  # on its own thread, so that a stalled driver delays no key
+    sampler = Sampler()  # has its own thread: a stalled driver does not block keys
     try:
         with sampler.subscribe(period_s=period_s, processes=True):
             curses.wrapper(_Screen(sampler.latest).run)
@@ -49,7 +49,7 @@ _SORTS: dict[str, Callable[[Holder], Any]] = {
 
 
 class _Screen:
-    """Draws the last snapshot, which `latest` returns, and obeys keys."""
+    """Draw the newest snapshot, and react to keys."""
 
     def __init__(self, latest: Callable[[], Snapshot | None]) -> None:
         self._latest = latest
@@ -58,7 +58,7 @@ class _Screen:
         self._first = 0  # index of the first line shown
 
     def run(self, window: curses.window) -> None:
-        """Draw at each new snapshot, key and size, until q is pressed."""
+        """Redraw after each snapshot, key press and resize, until q is pressed."""
         with suppress(curses.error):  # not every terminal can hide its cursor
             curses.curs_set(0)
         window.timeout(_WAIT_MS)
@@ -67,7 +67,7 @@ class _Screen:
             snapshot = self._latest()
             if key != curses.ERR or snapshot is not drawn:
                 if key == curses.KEY_RESIZE:
-                    window.clear()  # lines for the old size may be anywhere
+                    window.clear()  # the resize may have moved old lines
                 self._act(key, window.getmaxyx()[0] - 2)
                 self._draw(window, snapshot)
                 drawn = snapshot
@@ -93,7 +93,7 @@ class _Screen:
         listed = "processes" if self._processes else "notebooks"
         clock = time.strftime("%H:%M:%S", time.localtime(snapshot.time if snapshot else None))
         keys = f"q quit  ↑↓ scroll  s sort: {self._sort}  p list: {listed}  {clock}"
-        # A terminal scrolls if its last cell is written.
+        # Leave the last cell empty: writing there would scroll the terminal.
         window.addstr(height - 1, 0, short(keys, width - 1), curses.A_REVERSE)
         window.refresh()
 

@@ -1,7 +1,7 @@
 """Restore settings and random state that code changed in its process or thread.
 
-The list has each setting that one of 1,668 public notebooks changes, or that affects later results
-or speed. If a setting cannot be restored, a fault is recorded and the other settings are restored.
+The list was made from 1,668 public notebooks. It also has settings that affect results or speed.
+If a setting cannot be restored, a fault is recorded and the other settings are restored.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class Setting(NamedTuple):
 
 
 def _named(owner: Any, names: str) -> Iterator[Setting]:
-    """Yield settings of a module: attributes, or pairs of functions, named ``"read/write"``."""
+    """Yield a module's settings. A name is an attribute, or two functions: ``"read/write"``."""
     for name in names.split():
         read, _, write = name.partition("/")
         if not write:
             yield Setting(name, partial(getattr, owner, name), partial(setattr, owner, name))
-        elif hasattr(owner, read) and hasattr(owner, write):  # exists in this version
+        elif hasattr(owner, read) and hasattr(owner, write):  # both exist in this version
             yield Setting(write, getattr(owner, read), getattr(owner, write))
 
 
@@ -70,7 +70,7 @@ _MATMUL = "allow_tf32 allow_bf16_reduced_precision_reduction"
 
 
 def _of_the_process() -> Iterator[Setting]:
-    """Yield the settings of Python, torch, matplotlib and JAX, if they are imported."""
+    """Yield process-wide settings of Python, and of torch, matplotlib and JAX if imported."""
     if (torch := torch_here()) is not None:
         yield Setting("the default device", _default_device, torch.set_default_device)
         yield from _named(torch, _TORCH)
@@ -98,7 +98,7 @@ def _default_device() -> Any:
 
 
 def _list(owner: Any, name: str) -> Setting:
-    """Return a setting whose value is a list, restored in place."""
+    """Return a setting for a list, which is restored in place."""
 
     def write(before: list[Any]) -> None:
         getattr(owner, name)[:] = before
@@ -126,7 +126,7 @@ def _configure(config: Any, before: dict[str, Any]) -> None:
 def _now(settings: Iterable[Setting]) -> list[tuple[Setting, Any]]:
     found = []
     for setting in settings:
-        # A read fails if torch's old and new API both set the value, or the folder was deleted.
+        # Reading fails if code used both torch's old and new API, or if the folder was deleted.
         with suppress(Exception):
             found.append((setting, setting.read()))
     return found
@@ -135,7 +135,7 @@ def _now(settings: Iterable[Setting]) -> list[tuple[Setting, Any]]:
 def _write(setting: Setting, value: Any) -> None:
     try:
         changed = bool(setting.read() != value)
-    except Exception:  # noqa: BLE001  the comparison may be the user's code
+    except Exception:  # noqa: BLE001  `!=` may run the user's code
         changed = True
     if changed:
         with faults.kept(f"putting back {setting.name}"):
@@ -158,7 +158,7 @@ def kept() -> Iterator[None]:
 
 
 def thread_modes() -> Callable[[ExitStack], None]:
-    """Return a function that gives its calling thread this thread's torch and numpy modes."""
+    """Save this thread's torch and numpy modes; another thread gets them by calling the result."""
     torch = torch_here()
     inference = torch is not None and torch.is_inference_mode_enabled()
     here = _now(_of_a_thread())
@@ -174,9 +174,9 @@ def thread_modes() -> Callable[[ExitStack], None]:
 
 @contextmanager
 def noted(note: Callable[[int, Any], object], most: int = 1) -> Iterator[None]:
-    """Call `note` at the first `most` interrupts within the block; later ones raise as usual."""
+    """Call `note` for the first `most` interrupts in the block; later interrupts raise as usual."""
     before: Any = signal.getsignal(signal.SIGINT)
-    # Only the main thread gets signals. `before` is not callable if C or nothing handles them.
+    # Only the main thread gets signals. `before` is not callable without a Python handler.
     if threading.current_thread() is not threading.main_thread() or not callable(before):
         yield
         return
@@ -209,7 +209,7 @@ def deferred() -> Iterator[None]:
 
 
 class Randomness:
-    """The random state of torch on every initialized device, `random`, numpy and TensorFlow."""
+    """Save the random state of `random`, numpy, TensorFlow, and torch on initialized devices."""
 
     def __init__(self) -> None:
         self._devices = self._start = _states()
@@ -228,7 +228,7 @@ class Randomness:
             _tensorflow()._set_global_seed(seed)
             if drawn is not None:
                 _tensorflow()._rng.setstate(drawn)
-        for name, generator in _generators().items():  # the CPU first: others use its seed
+        for name, generator in _generators().items():  # the CPU first: other devices use its seed
             if name in self._devices:
                 generator.set_state(self._devices[name])
             else:  # as `torch.manual_seed` does for a device initialized later
@@ -236,7 +236,7 @@ class Randomness:
         self._start = self._devices
 
     def same_start(self, devices: Iterable[torch.device]) -> None:
-        """Restore all random states; these CUDA devices and TensorFlow then draw equal numbers."""
+        """Restore all states; give these CUDA devices one common state, and TensorFlow a seed."""
         self.restore()
         here = [str(d) for d in devices if d.type == "cuda"]
         if here:
@@ -250,7 +250,7 @@ class Randomness:
             _tensorflow()._set_global_seed(1 if seed is None else seed)
 
     def drawn(self) -> set[str]:
-        """Return the devices on which torch drew random numbers, or was seeded, since the start."""
+        """Return the devices whose torch random state differs from the saved or restored state."""
         return {
             name
             for name, state in _states().items()
@@ -259,14 +259,14 @@ class Randomness:
 
 
 def _tensorflow() -> Any:
-    """Return TensorFlow's context, which has the seed; None if TensorFlow is not imported."""
+    """Return TensorFlow's context, which has the global seed; None if not imported."""
     module: Any = sys.modules.get("tensorflow.python.eager.context")
     found = module.context() if hasattr(module, "context") else None
     return found if hasattr(found, "_set_global_seed") and hasattr(found, "_seed") else None
 
 
 def _tensorflow_state() -> tuple[int | None, Any] | None:
-    """Return TensorFlow's seed, and the state of the generator of operations' seeds."""
+    """Return TensorFlow's global seed, and the state of the generator for operation seeds."""
     found = _tensorflow()
     if found is None:
         return None

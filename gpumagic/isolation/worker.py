@@ -1,6 +1,6 @@
 """Run jobs on threads that can be interrupted, and discard the output of timed code.
 
-An interrupt ends the job that was running when the interrupt was sent, or no job.
+An interrupt can end only the job that was running when the interrupt was sent.
 """
 
 import ctypes
@@ -13,7 +13,7 @@ from typing import Any
 
 from gpumagic.usercode.files import shell
 
-# Prefix of the names of threads that run timed code.
+# Name prefix of threads that run timed code.
 _THREADS = "gputime"
 # Output methods of streams and of IPython's display publisher.
 _SHOWING = ("write", "writelines", "publish", "clear_output")
@@ -22,7 +22,7 @@ _LOOK_S = 0.5
 
 
 class Quiet:
-    """Discard the output of timed code within the block; other threads are not affected."""
+    """Discard the output of timed code within the block, but not the output of other threads."""
 
     def __init__(self) -> None:
         self.dropped = False  # whether anything was dropped
@@ -84,7 +84,7 @@ class _Dropping:
 
 
 class Worker:
-    """A thread whose job can be interrupted like code on the main thread."""
+    """Run jobs on a thread; a job can be interrupted like code on the main thread."""
 
     def __init__(self, name: str) -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix=f"{_THREADS} {name}")
@@ -107,7 +107,7 @@ class Worker:
                 _raise_in(self._ident, KeyboardInterrupt)
 
     def close(self) -> None:
-        """End the thread; wait for it only if its job is done: some jobs cannot be interrupted."""
+        """End the thread. Do not wait for a running job, which may be impossible to interrupt."""
         self._pool.shutdown(wait=self._last is None or self._last.done())
 
     def _do(self, job: Callable[[], Any]) -> Any:
@@ -118,11 +118,11 @@ class Worker:
             finally:
                 self._settle()
         except KeyboardInterrupt:
-            self._settle()  # the interrupt may come outside the job's code
+            self._settle()  # the interrupt may have stopped the first `_settle`
             raise
 
     def _settle(self) -> None:
-        """Ensure that no interrupt arrives after this call, not even a late one."""
+        """Cancel a pending interrupt, and ignore interrupts until the next job."""
         with self._lock:
             if self._interrupted:
                 _take_back()
@@ -130,13 +130,13 @@ class Worker:
 
 
 class _TakenBack(BaseException):
-    """The exception that replaces an interrupt sent too late."""
+    """Replace a pending interrupt that came too late for its job."""
 
 
 def _take_back() -> None:
-    """Cancel a pending interrupt of this thread, by another exception."""
-    # If the interrupt were only removed, Python 3.11 would look for it at every later step, and
-    # hang in the first function under a profiler or debugger.
+    """Replace this thread's pending interrupt with another exception, and catch it."""
+    # Removing the interrupt is not enough: Python 3.11 would still check for an exception at each
+    # step, and would hang in the first function under a profiler or debugger.
     try:
         _raise_in(threading.get_ident(), _TakenBack)
         while True:
@@ -150,8 +150,8 @@ def _raise_in(ident: int, kind: type[BaseException]) -> None:
 
 
 def wait_for_all(futures: Collection[Future[Any]], until: str = "ALL_COMPLETED") -> None:
-    """Wait for all jobs, or `until` the "FIRST_EXCEPTION"; Ctrl-C raises within half a second."""
-    # Each wait is short: a signal that arrives just before a wait is handled only after that wait.
+    """Wait for all jobs; if `until` is "FIRST_EXCEPTION", only until a job fails."""
+    # Wait in short steps: Ctrl-C just before a wait is handled only after that wait.
     left: Collection[Future[Any]] = futures
     while left:
         done, left = wait(futures, _LOOK_S, until)

@@ -1,6 +1,6 @@
-"""Attribute a copy or a wait to the running watches and to its line; warn if it repeats.
+"""Count each copy and wait in the running watches, by the user's line; warn if it repeats.
 
-Before a copy or wait, `counts(what, tensor)` returns the call's counts; afterwards `add` adds one.
+Call `counts(what, tensor)` before a copy or wait. Pass the result to `add` after the call.
 """
 
 import itertools
@@ -24,19 +24,19 @@ HOST = -1
 """The result of `Tensor.get_device` for the CPU."""
 What = tuple[str, str, int, int, bool]
 """Kind ("copy" or "wait"), operator, source and destination (ordinal or `HOST`), non_blocking."""
-# Modules with a tensor's own methods: copies that these make count as the user's.
+# Modules that define tensor methods. Copies inside these methods count as the user's copies.
 _METHODS = ("torch._tensor", "torch.functional")
 
 
 @dataclass(eq=False)
 class ActiveWatch:
-    """A running watch, for the wrapped operators: where to count, and whether to warn."""
+    """Hold a running watch's tally and alarm, for the wrapped operators."""
 
     tally: entry.Tally
-    # Called before each operator that may deserve a warning; may raise `ImplicitCopyError`.
+    # Called before a copy or wait until its line has warned; may raise `ImplicitCopyError`.
     alarm: "Alarm | None" = None
     outer: "ActiveWatch | None" = None  # the enclosing watch, which counts the same calls
-    live: bool = True  # False once ended: a task or thread that outlives the watch must not count
+    live: bool = True  # False after the end: threads or tasks that still run are not counted
     thread: int = field(default_factory=_ident)  # the thread that began the watch
 
 
@@ -50,9 +50,9 @@ running: tuple[ActiveWatch, ...] = ()
 class _Here(threading.local):
     copies = 0  # copies counted on this thread
     reads = 0  # reads by the host counted on this thread
-    within = ""  # the running operator to which waits on this thread belong
-    serial = 0  # number of the running call that may wait several times, such as a tensor's print
-    counted = 0  # the serial number of the call that was counted last
+    within = ""  # the running operator; waits inside it are counted under this name
+    serial = 0  # number of the running call if it may wait several times (a tensor's print), or 0
+    counted = 0  # the last `serial` that was counted
 
 
 here = _Here()
@@ -80,14 +80,14 @@ def watches() -> tuple[ActiveWatch, ...]:
             found.append(watch)
         watch = watch.outer
     if not found and running:
-        # This thread began no watch: the watched code or autograd has started it.
+        # No watch began in this thread: the watched code or autograd started the thread.
         me = _ident()
         found = [w for w in running if w.thread != me]
     return tuple(found)
 
 
 def counts(what: What, tensor: Any) -> Sequence[entry.Count]:
-    """Return a call's count in each watch, after calling the alarms; an alarm may raise."""
+    """Call the alarms, which may raise; then return the call's count in each watch."""
     __tracebackhide__ = True
     watch = _current()
     # The usual case comes first and is inlined, because every copy and wait runs this code.
@@ -99,8 +99,8 @@ def counts(what: What, tensor: Any) -> Sequence[entry.Count]:
     kind = entry.LIBRARY
     while inner is not None and (kind := entry.kinds[inner.f_code.co_filename]) == entry.IN_FRONT:
         inner = inner.f_back
-    # The key has the ids of code objects: hashing one of these costs more than this whole function.
-    # Each thread has counts of its own, since a count has no lock.
+    # The key has ids, because hashing a code object costs more than this whole function.
+    # The key has the thread's ident, because counts have no lock.
     key: tuple[Any, ...]
     user: FrameType | None
     if inner is not None and kind == entry.USER:
@@ -127,7 +127,7 @@ def _alarmed(
     new: Callable[[], entry.Count],
     tensor: Any,
 ) -> list[entry.Count]:
-    """Return the count of each watch, after calling the watch's alarm."""
+    """Call each watch's alarm; return the count in each watch."""
     __tracebackhide__ = True
     found = []
     for watch in watching:
@@ -136,7 +136,7 @@ def _alarmed(
             count = watch.tally.add(key, new())
         found.append(count)
         alarm = watch.alarm
-        # Of nested watches, only the innermost warns; each strict one may raise.
+        # Only the innermost of nested watches warns. Every strict watch may raise.
         if alarm is not None and not count.warned and (alarm.strict or watch is watching[0]):
             alarm(count, tensor)
     return found
@@ -183,7 +183,7 @@ def _subscripts(code: CodeType | None, at: int) -> bool:
 
 
 def add(found: Sequence[entry.Count], nbytes: int, seconds: float, blocking: bool) -> None:
-    """Add one call that has succeeded to its counts."""
+    """Add one successful call to its counts."""
     for count in found:
         count.count += 1
         count.nbytes += nbytes
@@ -203,7 +203,7 @@ class Alarm:
     _lines: set[tuple[str, int]] = field(default_factory=set)
 
     def __call__(self, count: entry.Count, tensor: Any) -> None:
-        """Warn before a call that repeats often; if strict, raise `ImplicitCopyError`."""
+        """Warn if the call repeats often; raise `ImplicitCopyError` if strict and implicit."""
         __tracebackhide__ = True
         implicit = count.implicit and count.via not in (entry.LOADER, entry.ENGINE, entry.DISPLAY)
         from_host = implicit and count.operator == "copy_" and tensor.get_device() == HOST
@@ -213,7 +213,7 @@ class Alarm:
             index = f"move the index first: index.to('{count.destination}')"
             named = "name the device: x.cpu() or x.to(...) first"
             raise refusal(count, {"index": index}.get(count.operator, named))
-        # The user cannot fix a library's copies; a copy that names its GPU is intended.
+        # The user cannot fix a library's copies. If the code names the GPU, the copy is intended.
         if count.within or not (implicit or (count.destination == "cpu" and not count.via)):
             count.warned = True
         elif _is_time(count):
@@ -244,7 +244,7 @@ def _is_time(count: entry.Count) -> bool:
 
 
 def words(count: entry.Count) -> str:
-    """Describe what a count's next call does."""
+    """Describe the counted operation."""
     code = count.entry().code
     where = f"`{code}` " if code else ""
     if count.kind == "copy":
@@ -256,6 +256,6 @@ def words(count: entry.Count) -> str:
 
 
 def refusal(count: entry.Count, instead: str) -> ImplicitCopyError:
-    """Return the error of ``--strict`` for a count's next call, with the line."""
+    """Return the error of strict mode for a copy or wait, with its line."""
     line = "" if count.at is None else f"{line_at(*count.at).place}: "
     return ImplicitCopyError(f"{line}{words(count)}, which strict mode forbids; {instead}")

@@ -1,8 +1,8 @@
-"""Wrap torch's copy kernels: run the replaced kernel, count bytes, and time copies on a GPU.
+"""Wrap torch's kernels that copy or wait, to count their bytes and time.
 
-Each wrapper calls the replaced kernel exactly once and returns its result; without a running watch,
-the wrapper does nothing else. Some CUDA operators copy internally; a virtual GPU's do not, so these
-copies' bytes are computed here. `tests/cuda` compares all bytes with the CUDA runtime's log.
+Each wrapper calls the replaced kernel exactly once and returns its result. Without a running watch,
+a wrapper does nothing else. Some CUDA operators copy data internally. On a virtual GPU they do not,
+so these copies' bytes are computed here. `tests/cuda` compares all bytes with CUDA's own log.
 """
 
 import threading
@@ -21,12 +21,12 @@ from gpumagic.ledger.attribute import HOST, add, counts, here, serials
 from gpumagic.ledger.entry import Count, before_reading
 from gpumagic.usercode.files import leave_out_ours
 
-# At one line, the first `_TIMED_FIRST` copies are timed, and then one in `_TIMED_EVERY`.
+# Copies to time at each line: the first `_TIMED_FIRST`, then every `_TIMED_EVERY`-th.
 _TIMED_FIRST, _TIMED_EVERY = 64, 16
 
 
 class CopyTimer:
-    """Time copies on a real GPU by two events each, read later. Not tested on a real GPU."""
+    """Time copies on a real GPU with two CUDA events per copy. Not tested on a real GPU."""
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[Sequence[Count], Any, Any, int]] = deque()
@@ -36,14 +36,14 @@ class CopyTimer:
         """Record an event in a GPU's stream before a copy; None if the copy is not timed."""
         skipped = count >= _TIMED_FIRST and count % _TIMED_EVERY
         if device.type != "cuda" or skipped or torch.cuda.is_current_stream_capturing():
-            return None  # querying an event would end a capture
+            return None  # querying an event would break a graph capture
         stream = torch.cuda.current_stream(device)
         event = cuda_state.take_event(stream.device_index)
         event.record(stream)
         return event, stream
 
     def end(self, begun: tuple[Any, Any], counts: Sequence[Count]) -> None:
-        """Record an event after the copy; its time is later added to each count's ``seconds``."""
+        """Record an event after the copy; add the copy's time to ``seconds`` once it is known."""
         start, stream = begun
         event = cuda_state.take_event(stream.device_index)
         event.record(stream)
@@ -53,7 +53,7 @@ class CopyTimer:
                 self._read()
 
     def read_all(self) -> None:
-        """Read every pair of events, waiting until each is complete."""
+        """Wait for all recorded events, and add the times to the counts."""
         with self._lock:
             while self._waiting and cuda_state.live_cuda():
                 self._waiting[0][2].synchronize()
@@ -73,7 +73,7 @@ before_reading.append(TIMER.read_all)
 
 
 COUNT = 4
-"""Bytes of a result's size, which some operators read to the host."""
+"""Bytes that the host reads to learn the size of an operator's result."""
 WAITS = (
     *("_unique2", "bincount", "equal", "histc", "masked_select", "nonzero", "repeat_interleave"),
     *("unique_consecutive", "unique_dim"),
@@ -104,7 +104,7 @@ def reads(operator: str, self: Any, *args: Any, output_size: Any = None, **_: An
         return _reads_of_masks(operator, *args)
     if operator == "equal":
         return [] if _known_equal(self, args[0]) else [1]
-    if operator == "repeat_interleave":  # reads the last sum, and whether a value is negative
+    if operator == "repeat_interleave":  # reads the result's size, and whether a repeat is negative
         return [8, 1] if output_size is None else []
     if operator == "histc":
         low, high = (*args[1:], 0, 0)[:2]
@@ -116,7 +116,7 @@ def reads(operator: str, self: Any, *args: Any, output_size: Any = None, **_: An
 
 def copies_to_gpu(operator: str, indices: Any, *values: Any) -> list[tuple[Any, str, int, bool]]:
     """List copies to the indexed tensor's GPU: tensor, operator, bytes, whether the host waits."""
-    # With arguments on several devices, the composite operators call one of these three.
+    # The other operators in INDEXING call one of these three if devices are mixed.
     if operator not in ("index", "_unsafe_index", "_index_put_impl_"):
         return []
     found = []
@@ -140,7 +140,7 @@ def _reads_of_masks(operator: str, indices: Any, *values: Any) -> list[int]:
 
 
 def fills(indices: Any, value: Any = None, accumulate: bool = False, *_: Any) -> bool:
-    """Whether one mask assigns one number: torch then runs `masked_fill_`, which reads nothing."""
+    """Whether a mask assigns one number: torch then calls `masked_fill_`, without a read."""
     given = [index for index in indices if index is not None]
     if value is None or accumulate or value.numel() != 1 or value.get_device() != HOST:
         return False
@@ -156,20 +156,20 @@ def _known_equal(self: Any, other: Any) -> bool:
 
 Kernel = Callable[..., Any]
 After = Callable[[float], None]
-"""A function to call with the seconds of a call that has succeeded; it counts the call."""
+"""A function that counts a successful call; its argument is the call's seconds."""
 
 _DOING = "counting a copy or a wait"
 _without_overrides = torch._C.DisableTorchFunction
-# At one line, `look_at` checks the first `_FIRST` copies, and then one in `_EVERY`.
+# Copies that `look_at` checks at each line: the first `_FIRST`, then every `_EVERY`-th.
 _FIRST, _EVERY = 8, 64
 
 
 def counted(base: Kernel, before: Callable[..., After | None], *, within: str = "") -> Kernel:
-    """Return a wrapper of `base` that runs it, and counts the call if a watch is running."""
-    # `before` gets the same arguments and may raise `ImplicitCopyError`; the function that `before`
-    # returns is called after `base`. Waits of operators that `base` calls are counted as `within`.
+    """Return a wrapper that runs `base`, and counts the call if a watch is running."""
+    # `before` gets the same arguments and may raise `ImplicitCopyError`. It may return a function,
+    # which is called after `base`. Waits of operators that `base` calls are counted as `within`.
 
-    # `unseen` is inlined here, because every call of a wrapped operator pays for the wrapper.
+    # `usercode.files.unseen` is inlined here, to save a Python call in every wrapped operator.
     def kernel(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         try:
@@ -201,20 +201,20 @@ def counted(base: Kernel, before: Callable[..., After | None], *, within: str = 
 def _ask(
     before: Callable[..., After | None], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> After | None:
-    """Call `before` without tensors' overrides; record its errors, but raise its warnings."""
+    """Call `before` without `__torch_function__`; record errors, re-raise CrossDeviceWarning."""
     __tracebackhide__ = True
     try:
         with _without_overrides():
             return before(*args, **kwargs)
     except CrossDeviceWarning:
         raise
-    except Exception as error:  # noqa: BLE001  a failure of ours is not the user's
+    except Exception as error:  # noqa: BLE001  must not stop the user's code
         keep(_DOING, error)
         return None
 
 
 def as_tensor(value: Any) -> Any:
-    """Turn a number into a tensor, because C++ passes a "wrapped number" tensor as a number."""
+    """Turn a number into a tensor: torch's C++ passes a "wrapped number" as a Python number."""
     if isinstance(value, torch.Tensor):
         return value
     dtype = torch.float64 if type(value) is float else None  # like a wrapped number
@@ -258,8 +258,8 @@ def _on_real(found: Sequence[Count], after: After, device: torch.device) -> Afte
         begun = TIMER.begin(found[0].count, device)
 
     def after_on_real(seconds: float) -> None:
-        # If the dtype or strides change too, torch copies through a temporary tensor: its inner
-        # `copy_` has already counted this copy.
+        # If dtypes or strides differ, torch copies through a temporary tensor, by another `copy_`.
+        # That call has already counted the copy.
         if here.copies == copies:
             here.copies += 1
             after(0.0 if device.type == "cuda" else seconds)
@@ -276,7 +276,7 @@ def _look(found: Sequence[Count], src: Any, host: Any) -> None:
 
 
 def reading(element: Any) -> After:
-    """Return the function that counts a read of one element, as done by `item`."""
+    """Return the function that counts a read of one element, as in `item`."""
     __tracebackhide__ = True
     found = counts(("wait", here.within or "item", element.get_device(), HOST, False), element)
     nbytes = element.nbytes
@@ -289,7 +289,7 @@ def reading(element: Any) -> After:
 
 
 def read_by(copy: Kernel, element: Any) -> Any:
-    """Read the number in a GPU's tensor as torch does, by one copy to pinned memory."""
+    """Read the number in a GPU tensor as torch does: by one copy to pinned memory."""
     with _without_overrides():
         pinned = element.device.type == "cuda"
         host = torch.empty(element.shape, dtype=element.dtype, device="cpu", pin_memory=pinned)
@@ -300,7 +300,7 @@ def read_by(copy: Kernel, element: Any) -> Any:
 
 
 def naming(base: Kernel, operator: str) -> Kernel:
-    """Wrap a real GPU's kernel that reads by other operators; count their reads as `operator`."""
+    """Wrap a real GPU's kernel; waits of operators that it calls count as `operator`'s."""
     return counted(base, lambda *args, **kwargs: lambda seconds: None, within=operator)
 
 
@@ -325,7 +325,7 @@ def sizing(base: Kernel, operator: str) -> Kernel:
 
 
 def counting_whole(base: Kernel, operator: str) -> Kernel:
-    """Wrap a virtual GPU's kernel, which reads without calling another operator."""
+    """Wrap a virtual GPU's kernel; count the copies and reads that a real GPU's kernel makes."""
 
     def before(self: Any, *args: Any, **kwargs: Any) -> After | None:
         __tracebackhide__ = True

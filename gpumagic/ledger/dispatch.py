@@ -1,8 +1,8 @@
 """Count torch's copies and waits, and measure peak memory, while code runs.
 
-The first watch registers wrapper kernels at the devices' dispatch key. They stay until `uninstall`.
-A kernel at a device's own key runs only for tensors of that device. torch's functions that wait but
-are not operators are wrapped too, and so is the function that prints a tensor.
+The first watch registers wrapper kernels at the devices' dispatch key, until `uninstall`. A kernel
+at a device's own key runs only for tensors of that device. The `synchronize` functions and the
+function that prints tensors are not operators; they are patched as attributes.
 """
 
 import functools
@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 import torch._tensor_str
-from torch.cuda import device_count  # torch's own: a placement replaces torch.cuda.device_count
+from torch.cuda import device_count  # torch's own: `%%ongpu` replaces torch.cuda.device_count
 
 from gpumagic.device import devices_changed
 from gpumagic.ledger import attribute, copy_kernels
@@ -32,7 +32,7 @@ def patch_synchronizing(stack: ExitStack) -> None:
     owners = (torch.cuda, torch.cuda.Stream, torch.cuda.Event)
     for owner in (*owners, getattr(torch, "accelerator", None)):
         if "synchronize" in getattr(owner, "__dict__", {}):
-            # With `within`, one wait is counted if torch.accelerator's function calls torch.cuda's.
+            # `within` avoids a second count: torch.accelerator's function may call torch.cuda's.
             wrap = functools.partial(counted, before=_before, within="synchronize")
             _swap(stack, owner, "synchronize", wrap)
 
@@ -72,11 +72,11 @@ def _before(*args: Any, **kwargs: Any) -> After | None:
 
 C: Any = torch._C
 aten: Any = torch.ops.aten
-# These operators read a size in their own code. All others that wait call an operator that reads.
+# Operators that read a size in their own code. The others in WAITS call an operator that reads.
 _SIZED = ("nonzero", "_unique2", "unique_consecutive", "unique_dim")
-# Whether a replaced kernel can be called: from torch 2.9 on.
+# Whether torch can call a replaced kernel: since torch 2.9.
 _CAN_CALL_REPLACED = hasattr(torch.library, "get_kernel")
-# Removed kernels are kept alive for a while, because a thread may still be running one.
+# Keep the last removed kernels alive, because another thread may still run them.
 _retired: deque[list[Any]] = deque(maxlen=8)
 
 
@@ -97,7 +97,7 @@ class Hooks:
                 for name, kernel in [*self._kernels()]:
                     self._library.impl(name, kernel, self.key, **options)
                     self._names.append(name)
-            # Each printing of a tensor gets a serial number: its many waits count as one call.
+            # Each print of a tensor gets a serial number, so that its many waits count as one call.
             _swap(self._patches, torch._tensor_str, "_str", _numbered)
             patch_synchronizing(self._patches)
         except BaseException:
@@ -128,7 +128,7 @@ class Hooks:
     def _copy(self) -> Kernel:
         if self.virtual:
             return self._replaced("copy_")
-        # One kernel of `copy_` serves every device: at an unused device's key, no wrapper runs.
+        # All devices share torch's kernel of `copy_`. Through the unused IPU key, no wrapper runs.
         anyones = C.DispatchKeySet(C.DispatchKey.IPU)
         run = aten.copy_.default.redispatch
         return lambda self, src, *rest: run(anyones, self, copy_kernels.as_tensor(src), *rest)
@@ -147,7 +147,7 @@ class Hooks:
             kernel_of_virtual: Kernel = virtuals.kernels[name]
             return kernel_of_virtual
         kernel = torch.library.get_kernel(f"aten::{name}", self.key)
-        # A kernel at a device's own key ignores all other keys, so the set needs only this one.
+        # A kernel at a device's own key ignores all other keys, so this key is enough.
         keys = C.DispatchKeySet(getattr(C.DispatchKey, self.key))
         return functools.partial(kernel.call_boxed, keys)
 
@@ -158,7 +158,7 @@ class Hooks:
             _retired.append([torch.library.get_kernel(f"aten::{n}", self.key) for n in self._names])
         ours = set(self._library._op_impls)
         self._library._destroy()
-        self._library._op_impls.clear()  # else the library's finalizer would remove them again
+        self._library._op_impls.clear()  # the finalizer must not remove the kernels again
         if self.virtual == _virtual():
             # torch has also removed the virtual GPUs' entries of the same names: restore them.
             torch.library._impls.update(ours & self._known)
@@ -194,13 +194,13 @@ def uninstall() -> None:
             gone.remove()
 
 
-# Removing virtual GPUs removes the kernels that our wrappers call.
+# Removing virtual GPUs removes the kernels that our wrappers call: remove the wrappers too.
 devices_changed.append(uninstall)
 
 
 @contextmanager
 def counting(tally: Tally, *, strict: bool, warn: bool) -> Iterator[None]:
-    """Count within the context and in threads started in it; any thread may exit the context."""
+    """Count in the context and in threads that it starts; any thread may exit the context."""
     outer = attribute.current.get()
     while outer is not None and not outer.live:  # watches in generators may end in any order
         outer = outer.outer
@@ -240,7 +240,7 @@ class MemoryMeter:
     def start(self) -> None:
         """Start measuring every device that CUDA has initialized."""
         for index, (allocated, peak, allocations) in _read_memory():
-            for meter in meters:  # the reset erases the peak, which running meters need
+            for meter in meters:  # running meters need the peak that the reset erases
                 meter._peaks[index] = max(meter._peaks.get(index, 0), peak)
             torch.cuda.reset_peak_memory_stats(index)
             self._before[index] = allocated, allocations

@@ -1,7 +1,7 @@
 """Record and count each copy and each wait by line, operator and devices.
 
-Entries are plain data; a dry run's entries have no times. `locate(frame)` finds the user's line and
-classifies each file once. Memory does not grow with the number of calls.
+Entries are plain data; a dry run's entries have no times. Repeated calls share one count, so the
+size of a ledger does not grow with the number of calls.
 """
 
 import dis
@@ -18,7 +18,7 @@ from gpumagic.display.table import Shown
 from gpumagic.usercode import files
 
 OFTEN = 16
-"""Minimum calls at one line for a warning; fewer, such as one in each of a few epochs, are fine."""
+"""Minimum calls at one line for a warning. A few calls, such as one per epoch, are fine."""
 
 
 @dataclass(slots=True)
@@ -28,31 +28,31 @@ class Entry:
     # "copy": bytes went from one device to another; "wait": the host waited for a result that
     # decides a value or a shape; "placement": a result is not on the requested device.
     kind: str
-    operator: str  # torch's own name: "copy_", "item", "nonzero", "index" …; JAX: see `frameworks`
+    operator: str  # torch's name: "copy_", "item", "index" …; for JAX, see jax_copies.py
     source: str  # a device, such as "cuda:1" or "cpu"
     destination: str
-    count: int = 0  # copies, or waits: a call may wait more than once
-    nbytes: int = 0  # total; a wait reads only a few: an element, or the size of a result
+    count: int = 0  # number of copies or waits
+    nbytes: int = 0  # total; waits read few bytes, such as one element
     # For copies on a real GPU, the device time between two events of the stream; for other copies,
     # the time of the call. For waits, the time that the host was blocked. None if unknown.
     seconds: float | None = 0.0
     # Whether no device was named: `.item()`, `print`, a mask, an index on the CPU. `.to`, `.cpu`,
     # `copy_`, `device=` and `synchronize()` are explicit.
     implicit: bool = False
-    where: files.UserLine | None = None  # the line in the user's code; None if from elsewhere
-    code: str = ""  # the expression there
-    # "print", "display" (the notebook showed a value), "loader" (a batch that `%%ongpu` copied),
-    # "backward", or empty.
+    where: files.UserLine | None = None  # the user's line; None if no user code was found
+    code: str = ""  # the expression in that line
+    # The cause, if not the code itself: "print", "display" (the notebook showed a value), "loader"
+    # (`%%ongpu` copied a DataLoader's batch), "backward" (autograd's engine); otherwise empty.
     via: str = ""
     within: str = ""  # the library's module that made the call, such as "torch.optim.lbfgs"
-    calls: int = 0  # for printing, the number of printed tensors; else `count`
-    repeats: int = 0  # copies of the previous copy's tensor, unchanged since
+    calls: int = 0  # number of calls; one call, such as a print, may wait several times
+    repeats: int = 0  # copies of the previous copy's tensor with unchanged data
     blocking: int = 0  # copies that the host waited for
-    # Whether the host's memory was pinned; None if the host had no part, or if copies differed.
+    # Whether the host's memory was pinned; None if copies differed, or did not involve the host.
     pinned: bool | None = None
     names: tuple[str, ...] = ()  # the variables that were copied or contained the copied arrays
     framework: str = ""  # "JAX" for JAX's arrays; empty for torch's tensors
-    unsized: bool = False  # some copies have unknown bytes, which are not in `nbytes`
+    unsized: bool = False  # whether `nbytes` lacks copies of unknown size
 
     @property
     def file(self) -> str | None:
@@ -74,10 +74,10 @@ class Entry:
 
 @dataclass(frozen=True, repr=False)
 class Ledger(Shown):
-    """Every copy between devices and every wait of some code; displays as a table."""
+    """Hold every copy between devices and every wait of a run; display them as a table."""
 
     entries: tuple[Entry, ...] = ()  # sorted by file and line
-    virtual: bool = False  # on virtual GPUs, whose times say nothing about a GPU
+    virtual: bool = False  # times on virtual GPUs say nothing about real GPUs
     predicted: bool = False  # from a dry run, without times
 
     def __iter__(self) -> Iterator[Entry]:
@@ -113,7 +113,7 @@ class Ledger(Shown):
 
 
 def merged(entries: Iterable[Entry]) -> tuple[Entry, ...]:
-    """Merge entries of the same expression, operator, `via` and devices; return them by line."""
+    """Merge entries with equal expression, operator, `via` and devices; sort them by line."""
     found: dict[tuple[object, ...], Entry] = {}
     for e in entries:
         place = e.where and (e.where.file, e.where.line, e.code)
@@ -138,7 +138,7 @@ def _sum(a: Entry, b: Entry) -> Entry:
 
 
 # Kinds of frame: in a wrapper of torch's functions, in a library, in the user's code. The others
-# say why the user's code copied or waited: it printed a tensor, a placement copied a `DataLoader`'s
+# say why the user's code copied or waited: it printed a tensor, `%%ongpu` copied a `DataLoader`'s
 # batch, the notebook displayed a value, or autograd's engine ran.
 IN_FRONT, LIBRARY, USER = "in front", "library", "user"
 PRINT, LOADER, DISPLAY, ENGINE = "print", "loader", "display", "backward"
@@ -152,7 +152,7 @@ _SPECIAL = {
     os.path.join("IPython", "core", "formatters.py"): DISPLAY,
 }
 
-# Instructions of expressions that are not calls: a subscript, an operator, a comparison.
+# Prefixes of bytecode instructions for subscripts, operators and comparisons, which are no calls.
 _NO_CALL = ("BINARY_", "INPLACE_", "COMPARE_", "STORE_SUBSCR", "STORE_SLICE", "UNARY_", "CONTAINS_")
 _READING = {
     *("__contains__", "__getitem__", "__setitem__", "getitem", "setitem", "index_put"),
@@ -161,7 +161,7 @@ _READING = {
 
 
 class _Kinds(dict[str, str]):
-    """Cache the kind of frame by a file's name."""
+    """Cache the kind of frame by file name."""
 
     def __missing__(self, file: str) -> str:
         if len(self) > 4096:  # each cell is a file of its own
@@ -178,8 +178,8 @@ kinds = _Kinds()
 
 
 def locate(frame: FrameType | None, watches: Iterable[Any] = ()) -> tuple[FrameType | None, str]:
-    """Return the user's innermost frame at or above `frame`, and how it reached `frame`."""
-    # If there is none, return the user's frame on the `thread` of a watch, whose code led here.
+    """Return the user's innermost frame, from `frame` outwards, and the cause (`Entry.via`)."""
+    # Threads started by a library have no user frame: use the user's frame on a watch's thread.
     via, first = "", frame
     while frame is not None:
         kind = kinds[frame.f_code.co_filename]
@@ -204,12 +204,12 @@ def is_implicit(operator: str, via: str, code: CodeType | None, at: int) -> bool
 
 
 def opcode(code: CodeType | None, at: int) -> str:
-    """Return the name of the instruction at `at`; empty if there is none."""
+    """Return the name of the instruction at offset `at`; empty if there is none."""
     return dis.opname[code.co_code[at]] if code and 0 <= at < len(code.co_code) else ""
 
 
-# Number of counts in a watch at which new code begins to be counted by line: code that a loop
-# recompiles in each pass would add a count each time.
+# Maximum number of counts by instruction in a watch; further code is counted by line. Without a
+# maximum, code that a loop recompiles would add a count in each iteration.
 _MOST = 4096
 before_reading: list[Callable[[], None]] = []
 """Functions to call before counts are read; they wait for pending measurements."""
@@ -217,12 +217,12 @@ before_reading: list[Callable[[], None]] = []
 
 @dataclass(slots=True, eq=False)
 class Count(Entry):
-    """Count the calls of one instruction; its line and code are looked up at the end."""
+    """Count the calls of one instruction; `entry` looks up the line and the expression."""
 
-    at: tuple[CodeType, int] | None = None  # the user's code, and its instruction
-    # Keeps alive the code objects whose addresses are in this count's key: ids stay unique.
+    at: tuple[CodeType, int] | None = None  # the user's code object, and the instruction's offset
+    # Keeps code objects alive whose ids are in this count's key, so that the ids stay unique.
     kept: object = None
-    timed: int = 0  # number of timed calls, if not all are timed
+    timed: int = 0  # number of timed calls; 0 if all are timed
     looks: int = 0  # number of copies that `look_at` checked
     last: weakref.ref[Any] | None = None  # the tensor that `look_at` saw last
     version: int | None = None  # that tensor's version counter
@@ -290,7 +290,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Memory:
-    """Record the bytes of a device's arrays: a cell's peak, those at its end, and `before` it."""
+    """Record a device's array bytes: a cell's `peak`, `allocated` at its end, and `before` it."""
 
     device: str
     peak: int

@@ -1,7 +1,7 @@
 """Show the ledger as one line, or as a table with advice on repeated copies and waits.
 
-There is no advice on normal use: a number or a zero-dimensional CPU tensor used with GPU tensors,
-a copy that names its device, a value that is read or printed now and then, a library's own copies.
+Normal use gets no advice: numbers and zero-dimensional CPU tensors used with GPU tensors, explicit
+copies, a few reads or prints of a value, and a library's own copies.
 """
 
 import re
@@ -18,32 +18,32 @@ _VIRTUAL = "Times on virtual GPUs are the CPU's and say nothing about a GPU: sav
 _PREDICTED = "Predicted: nothing was copied, so there are no times. Savings are in calls."
 _REAL = "Savings are estimated from the measured times, without the GPU's idle time after a wait."
 _CODE = 60  # maximum characters of the source
-_HINTS = 3  # maximum lines of advice where there is no table
+_HINTS = 3  # maximum lines of advice if no table is shown
 _LONG = 40  # maximum characters of an expression in a sentence
 
-# Minimum number of copies to the host at one line that get advice although they name their device:
-# so many copies mean that the code reads its values one by one.
+# Minimum number of explicit copies to the host at one line that get advice. So many copies mean
+# that the code reads values one by one.
 EXPLICIT = 100
-_SILENT = ("index", "operand", "tf.function")  # operators that copy silently, each time
+_SILENT = ("index", "operand", "tf.function")  # operators that copy silently in each call
 _SCALAR = 16  # maximum bytes of a number
 _SMALL = 16 * 1024  # bytes; the time of smaller copies does not depend on their size
 
 
 @dataclass(frozen=True)
 class Advice:
-    """Advice, and how many of the entry's copies or waits it saves."""
+    """Advice on an entry, and the number of its copies or waits that the advice saves."""
 
     text: str
     saved: int = 0
 
 
 def all_but_one(entry: Entry, text: str) -> Advice:
-    """Return advice that saves all of an entry's calls but one."""
+    """Return advice that saves all calls of an entry except one."""
     return Advice(text, entry.count - round(entry.count / entry.calls))
 
 
 ADVISERS: dict[str, Callable[[Entry], Advice | None]] = {}
-"""Functions that give the advice specific to one framework, by `Entry.framework`."""
+"""Functions that return advice specific to a framework, by `Entry.framework`."""
 
 
 def advise(entry: Entry) -> Advice | None:
@@ -56,7 +56,7 @@ def advise(entry: Entry) -> Advice | None:
     adviser: Callable[[Entry], Advice | None] = ADVISERS.get(entry.framework, lambda entry: None)
     if (advice := adviser(entry)) is not None:
         return advice
-    # Another framework's call may copy many arrays: advise if it is frequent or, in JAX, implicit.
+    # One call of TensorFlow, or an explicit call of JAX, may copy many arrays: advise if frequent.
     often = not entry.framework or (entry.framework == "JAX" and entry.implicit)
     if entry.calls < OFTEN and not often:
         return None
@@ -128,7 +128,7 @@ _INNERMOST = re.compile(r"[(\[][^()\[\]]*[)\]]")
 
 
 def _keep(entry: Entry) -> str:
-    """Return the advice to keep a value on the device, with the entry's names."""
+    """Return the advice to keep a value on the device, with the names in the user's line."""
     tensor = _tensor_of(entry.code)
     name = tensor if tensor != entry.code and len(tensor) <= _LONG else ""
     into = _INTO.search(entry.where.source) if entry.where else None
@@ -183,7 +183,7 @@ def _waits(entries: list[Entry]) -> str:
 
 
 def _printed(entries: list[Entry]) -> str:
-    """Return how many tensors were printed; the table shows the many waits and copies of each."""
+    """Return ``2 tensors printed in 12 reads``, with the line."""
     count, reads = sum(e.calls for e in entries), sum(e.count for e in entries)
     what = "array" if any(e.framework for e in entries) else "tensor"
     at = _at(entries, count, calls=True)
@@ -210,7 +210,7 @@ def _at(entries: list[Entry], total: int, *, calls: bool = False) -> str:
     if not lines:
         return ""
     (place, code), most = max(lines.items(), key=lambda item: item[1])
-    # A single copy gets a line only if it is silent.
+    # For a single copy, show the line only if the copy is silent.
     few = most < 2 and entries[0].operator not in _SILENT
     if entries[0].kind == "copy" and (few or (len(lines) > 1 and most < total / 2)):
         return ""
@@ -229,7 +229,7 @@ def hints(ledger: Ledger) -> list[str]:
 
 
 def _is_crawl(entry: Entry) -> bool:
-    """Whether an entry deserves advice even without the table."""
+    """Whether an entry gets advice even if the table is not shown."""
     if entry.kind == "placement":
         return True
     if entry.within or entry.via in (DISPLAY, ENGINE, LOADER):
@@ -306,7 +306,7 @@ def _note(ledger: Ledger) -> str:
 
 
 def bundle(ledger: Ledger) -> dict[str, object]:
-    """Return a cell's ledger as one line with hints, for IPython; empty if there is nothing."""
+    """Return a MIME bundle of a cell's ledger: one line and hints; empty without entries."""
     said = line(ledger, without=(DISPLAY,))
     lines = [said, *(f"→ {hint}" for hint in hints(ledger))]
     html = block("".join(f'<div class="gm-note">{coded(line)}</div>' for line in lines))

@@ -1,1 +1,1 @@
-"""IPython magics and hooks: parse a line, call another subpackage, show the result."""
+"""Define IPython magics and hooks, which call other subpackages and show the results."""

@@ -34,15 +34,15 @@ from gpumagic.magics.options import (
 from gpumagic.usercode.files import user_namespace
 
 _QUOTED = r"'[^']*'|\"(?:\\.|[^\"\\])*\""
-# The text before an unquoted -- between blanks.
+# Matches the text before `--`, if `--` is unquoted and has blanks around it.
 _BEFORE_CODE = re.compile(rf"""((?:[^\s'"]|{_QUOTED}|\s)*?)(?<!\S)--(?:\s+|$)""")
-# Blanks around an unquoted comma, plus or equals sign.
+# Matches an unquoted comma, plus or equals sign, with the blanks around it.
 _BLANKS = re.compile(rf"({_QUOTED})|\s*([,+=])(?:\s+(?!--))?")
-# A variable in braces, outside quotes.
+# Matches an unquoted variable in braces.
 _BRACED = re.compile(rf"{_QUOTED}|(?<!\$)\{{([^\W\d]\w*)\}}")
 _NAMES = re.compile(rf"(?:{_QUOTED}|[^\s'\"])+")
 _TRACES = (".json", ".json.gz")
-_MOST_SHOWN = 8  # parts of a usage line; more would hide what is wrong
+_MOST_SHOWN = 8  # parts of a usage line; a longer line would hide the error
 
 
 class _StoreOnce(argparse.Action):
@@ -55,12 +55,12 @@ class _StoreOnce(argparse.Action):
 
 
 class LineParser(argparse.ArgumentParser):
-    """An argparse parser that raises UsageError: one line, which ends with what to type."""
+    """Parse a line; raise a one-line UsageError that ends with what to type."""
 
     def error(self, message: str) -> NoReturn:
         wrong = re.fullmatch(r"argument ([\w-]+)[\w/-]*: (.*)", message)
         option = self._option_string_actions.get(wrong[1]) if wrong else None
-        if wrong and option and option.help:  # for a wrong value, show only the right ones
+        if wrong and option and option.help:  # for a wrong value, show right values
             said = "nothing after it" if wrong[2].startswith("expected one") else wrong[2]
             type_this = f", or {wrong[1]} ".join(option.help.split("|")[:2])
             raise UsageError(f"{self.prog}: {wrong[1]}: {said}; type {wrong[1]} {type_this}")
@@ -105,16 +105,16 @@ def parse(magic: str, line: str) -> Namespace:
     """Parse a magic's line; raise UsageError if it does not match the usage."""
     parser = parser_of(magic)
     try:
-        if magic.endswith("gpumem"):  # quotes and blanks may be in a name: data["my net"]
+        if magic.endswith("gpumem"):  # a name may contain quotes and blanks: data["my net"]
             return parser.parse_args(_NAMES.findall(line))
         line = _BLANKS.sub(lambda found: found[1] or found[2], line)
-        # shlex keeps "/gpu:1" and "0,1" whole. Options may be between the positional words.
+        # shlex does not split "/gpu:1" or "0,1".
         words = shlex.split(line, comments=True)
         for option in options(magic.lstrip("%")):
             if option.optional and option.flag in words[:-1]:
                 at = words.index(option.flag)
                 if words[at + 1] not in option.examples and not words[at + 1].endswith(_TRACES):
-                    words.append(words.pop(at))  # `--check 1`: 1 is WHERE
+                    words.append(words.pop(at))  # `--check 1`: 1 is WHERE, not its value
         return parser.parse_intermixed_args(words)
     except ValueError as error:
         raise UsageError(f"{magic}: {error} in {line.strip()}; {parser.usage}") from None
@@ -128,7 +128,7 @@ def filled(line: str) -> str:
 
 
 def checked(magic: str, line: str) -> Namespace:
-    """Parse a magic's line; raise UsageError also for options that do not combine."""
+    """Parse a magic's line; raise UsageError if it is invalid or its options conflict."""
     found = parse(magic, line if magic.endswith("gpumem") else filled(line))
     for mistake in _mistakes(magic, found):
         raise UsageError(f"{magic}: {mistake}")
@@ -136,7 +136,7 @@ def checked(magic: str, line: str) -> Namespace:
 
 
 def _mistakes(typed: str, found: Namespace) -> Iterator[str]:
-    """Yield an error for each missing option, and for each pair that does not combine."""
+    """Yield an error for each missing option, and for each pair that conflicts."""
     magic = MAGICS[typed.lstrip("%")]
     known = {option.flag: option for option in options(typed.lstrip("%"))}
     given = [flag for flag, option in known.items() if option.given(found)]
@@ -181,7 +181,7 @@ def on_several(where: str) -> bool:
 
 @lru_cache(maxsize=64)
 def placing_request(line: str, magic: str = "%%ongpu") -> Namespace:
-    """Parse a `filled` ``%%ongpu`` or ``%ongpu`` line; raise UsageError if it is invalid."""
+    """Parse a ``%%ongpu`` or ``%ongpu`` line that `filled` returned; may raise UsageError."""
     asked = checked(magic, line)
     where = asked.where
     asked.standing = magic == "%ongpu"
@@ -213,11 +213,11 @@ _TYPED = re.compile(rf"\s*(%{{1,2}}(?:{'|'.join(MAGICS)}))\s+(.*?)(\S*)$")
 
 
 def completions(context: Any) -> dict[str, Any]:
-    """Complete the argument of one of our magics; leave every other line alone."""
+    """Complete an argument of gpumagic's magics; return nothing for all other lines."""
     match = _TYPED.match(context.text_until_cursor)
     words = match[2].split() if match else []
     if match is None or "--" in words or words[-1:] == ["restore"]:
-        return {"completions": []}  # IPython completes paths and Python
+        return {"completions": []}  # IPython completes paths and Python names itself
     typed, last = match[1], match[3]
     # The option whose value is being typed.
     valued = (option for option in options(typed.lstrip("%")) if option.examples)
@@ -225,15 +225,15 @@ def completions(context: Any) -> dict[str, Any]:
     if option is not None and option.type is file:
         return {"completions": []}
     fit = _offers(typed, words, option, last)
-    # The completer's token may begin within our word: "--no" of "--no-move", "1" of "cuda:1".
+    # IPython's token may be the end of our word, such as "1" of "cuda:1": return only that end.
     skip = len(last) - len(context.token)
     found = [SimpleCompletion(text=text[skip:], type="device") for text in fit]
     return {"completions": found, "suppress": True}
 
 
 def _offers(typed: str, words: list[str], option: Option | None, last: str) -> list[str]:
-    """Return completions of `last`: the values of `option`; if None, options and arguments."""
-    before = last[: max(last.rfind(","), last.rfind("+")) + 1]  # several: "x,y", "0+1"
+    """Complete `last` with values of `option`, or if None, with options and arguments."""
+    before = last[: max(last.rfind(","), last.rfind("+")) + 1]  # up to the last item: "x," of "x,y"
     prefix, used = last.removeprefix(before), before.split(",") if before else words
     if option is None:
         flags = [] if before else [each.flag for each in options(typed.lstrip("%"))]
@@ -260,7 +260,7 @@ def _arguments(typed: str, words: list[str], before: str, prefix: str) -> list[s
     if "variables" in magic.completes:
         found += _variables(prefix)
     if {"devices", "gpus"} & {*magic.completes}:
-        # Tables show only GPUs, and all of them by default.
+        # Tables have no row for the CPU, and show all GPUs by default.
         left_out = ("all", "cpu") if "gpus" in magic.completes else ("all",)
         found += [name for name in complete(prefix) if name not in left_out]
     return found

@@ -26,9 +26,9 @@ from gpumagic.magics.options import options
 def magic(kind: Callable[[Any], Any], *, parsed: bool = True) -> Callable[[Any], Any]:
     """Make a method a magic; `kind` is IPython's `line_magic`, `cell_magic` or `line_cell_magic`.
 
-    If `parsed`, the method gets the parsed line, and a GpuError that it raises is shown as one
-    line. The lines `-h`, `--help` and `help` print the same text as `%magic?`. ``{options}`` in the
-    method's docstring is replaced by the options.
+    If `parsed`, the method gets the parsed line, and its GpuErrors are shown as one line. The lines
+    `-h`, `--help` and `help` print the same text as `%magic?`. In the method's docstring,
+    ``{options}`` is replaced by the list of options.
     """
 
     def decorate(method: Any) -> Any:
@@ -64,11 +64,11 @@ class GpuMagics(Magics):
     def __init__(self, shell: Any, cells: CellHooks, once: DisplayOnce) -> None:
         super().__init__(shell)
         self.cells, self.once = cells, once
-        self._last_memory: Any = None  # the report with which `--since` compares
+        self._last_memory: Any = None  # the earlier report for `--since`
 
     @magic(line_magic)
     def gpus(self, asked: Namespace) -> Any:
-        """Show the GPUs: who holds their memory, their load, temperature and power.
+        """Show each GPU's load, temperature, power and memory, and who holds the memory.
 
         Usage::
 
@@ -77,8 +77,8 @@ class GpuMagics(Magics):
 
             {options}
 
-        The value is a gpumagic.telemetry.Snapshot. On virtual GPUs, tensors' devices, errors and
-        memory limits are as on real ones; numbers and speed are the CPU's.
+        `%gpus` returns a gpumagic.telemetry.Snapshot. Virtual GPUs have the same device names,
+        errors and memory limits as real GPUs. The CPU computes their results, at its own speed.
 
         Examples::
 
@@ -108,10 +108,10 @@ class GpuMagics(Magics):
     def ongpu(self, line: str, cell: str | None = None) -> Any:
         """Run this cell on one device or several, or this and all later cells on one device.
 
-        New tensors and modules are created on the device, a bare "cuda" means that GPU, and
-        batches of a DataLoader are copied to it. Tensors, modules and optimizers that the cell
-        reads are moved to it first, and stay the same objects. An explicit `device=` wins. A line
-        under the cell says what was moved, the time, and the peak memory.
+        Tensors, modules and optimizers that the cell reads are moved to the device first, and stay
+        the same objects. New tensors and modules are created there, unless the code names another
+        device. "cuda" without a number means this GPU. Batches of a DataLoader are copied to the
+        device. A line under the cell shows the moved variables, the time, and the peak memory.
 
         Usage::
 
@@ -127,10 +127,10 @@ class GpuMagics(Magics):
 
             {options}
 
-            %ongpu 1                 run all cells there from now on, this one included
-            %ongpu off               stop that
+            %ongpu 1                 run this cell and all later cells on GPU 1
+            %ongpu off               stop running cells on GPU 1
             %ongpu home              move back everything that cells moved
-            %ongpu                   say where cells run
+            %ongpu                   show where cells run
 
         Examples::
 
@@ -149,18 +149,18 @@ class GpuMagics(Magics):
 
     @magic(line_magic)
     def gpuwatch(self, asked: Namespace) -> None:
-        """Report after each cell what it copied between devices, and where it waited for one.
+        """Report each cell's copies between devices, and its waits for a device.
 
         Usage::
 
-            %gpuwatch on             from now on, this cell included
-            %gpuwatch off            stop that
-            %gpuwatch                say whether it is on
+            %gpuwatch on             report on this cell and all later cells
+            %gpuwatch off            end the reports
+            %gpuwatch                show whether it is on
 
             {options}
 
         A copy or wait is implicit if the code names no device, as in .item(), print, a mask or an
-        index on the CPU. `%%ongpu` cells are watched anyway. In a program:
+        index on the CPU. `%%ongpu` cells are always watched. In a program:
         `with gpumagic.watch() as w:`, and for --check `with gpumagic.check():`.
         """
         on = self.cells.watching is not None
@@ -178,12 +178,12 @@ class GpuMagics(Magics):
     @needs_local_scope
     @magic(line_cell_magic, parsed=False)
     def gputime(self, line: str, cell: str | None = None, local_ns: Any = None) -> None:
-        """Time code on several devices, fairly, and compare them.
+        """Time code on several devices under the same conditions, and compare the times.
 
         Each device gets its own copy of the variables that the code reads, is warmed up, and is
         synchronized. The code repeats until the median is certain or the time limit is reached.
-        Its results are compared. Your variables and the random state do not change; what the code
-        assigns is discarded, as after %%timeit.
+        The results of the devices are compared too. Your variables and the random state do not
+        change. Variables that the code assigns are discarded, as after %%timeit.
 
         Usage::
 
@@ -191,7 +191,7 @@ class GpuMagics(Magics):
             %gputime WHERE WHERE … [options] -- expression
 
             WHERE                    as for %%ongpu; by default the CPU and every GPU
-            0+1                      both at the same time, each with a thread
+            0+1                      GPUs 0 and 1 at the same time, with one thread each
 
             {options}
 
@@ -219,9 +219,9 @@ class GpuMagics(Magics):
     def gpudiff(self, line: str, cell: str | None = None, local_ns: Any = None) -> None:
         """Find the first operation at which two devices, or two dtypes, give different numbers.
 
-        The code runs once on each, on copies of its variables, with the same random numbers. An
-        operation counts if its results differ by more than rounding errors, but its inputs do not.
-        A backward pass is shown at the line of its forward pass.
+        The code runs once for each device or dtype, on copies of its variables, with the same
+        random numbers. An operation is shown if its inputs agree, but its results differ by more
+        than rounding errors. A backward operation is shown at the line of the forward pass.
 
         Usage::
 
@@ -252,12 +252,12 @@ class GpuMagics(Magics):
 
     @magic(line_magic)
     def gpumem(self, asked: Namespace) -> Any:
-        """Show what holds the memory of the GPUs, by name, the largest first, to the last byte.
+        """Show which variables and other objects hold the memory of the GPUs, the largest first.
 
-        Holders are variables with all that they contain, modules, optimizers, tensors that
-        autograd saved for a backward pass, results of cells, exceptions and others. Memory with
-        several holders counts once, and its row names them all. Arrays of JAX, TensorFlow, CuPy
-        and others have rows too. torch is not needed.
+        Holders are variables and their contents, modules, optimizers, tensors that autograd saved
+        for a backward pass, results of cells, exceptions and other objects. Memory with several
+        holders counts once, in a row that names all of them. Arrays of JAX, TensorFlow, CuPy and
+        other libraries have rows too. torch is not needed.
 
         Usage::
 
@@ -265,7 +265,7 @@ class GpuMagics(Magics):
             %gpumem 1                one GPU, by any of its names
             %gpumem net              what one variable holds: a module layer by layer, with
                                      gradients, optimizer state, and what autograd saved
-            %gpumem net.encoder      what a part of it holds
+            %gpumem net.encoder      what a part of net holds
             %gpumem data["x"] batch  what these variables hold
 
             {options}
@@ -299,14 +299,14 @@ class GpuMagics(Magics):
     def gpufree(self, asked: Namespace) -> None:
         """Free the GPU memory that no variable holds, and print the amount in one line.
 
-        An exception keeps the frames of its traceback with their tensors, and IPython keeps the
-        results of cells. If they hold GPU memory, they are released; `%debug` then no longer
-        works for that error. Garbage is collected and torch's cache is emptied. Variables keep
-        their values, even if a value is also a result.
+        An exception keeps the tensors of the functions in its traceback. IPython keeps the results
+        of cells. Exceptions and results that hold GPU memory are released; `%debug` then no longer
+        works for the error. Garbage is collected and torch's cache is emptied. Variables keep their
+        values, even if a value is also a cell's result.
 
         Usage::
 
-            %gpufree                 exceptions' frames, results (Out, _, __, ___, _5)
+            %gpufree                 release exceptions and results (Out, _, __, ___, _5)
             %gpufree 1               only exceptions and results that hold memory of GPU 1
             %gpufree batch net       these variables too
 
@@ -326,10 +326,10 @@ class GpuMagics(Magics):
 
     @magic(cell_magic)
     def gpufit(self, asked: Namespace, cell: str) -> None:
-        """Find the largest value of a variable, such as a batch size, for which this cell fits.
+        """Find the largest value of a variable, such as a batch size, that fits in GPU memory.
 
         Dry runs predict the memory for each value, without GPU time. A run on copies of your
-        variables then confirms it, unless --dry is given.
+        variables then confirms the largest value, unless --dry is given.
 
         Usage::
 
@@ -348,7 +348,7 @@ class GpuMagics(Magics):
             F.cross_entropy(net(X), y).backward()
             optimizer.step()
 
-        To fit training, include the backward pass: without it, a larger batch fits.
+        For training, include the backward pass: it needs memory too.
         Ctrl-C keeps results so far. In a program: `gpumagic.fit(step, 0, batch=range(1, 4097))`.
         """
         from gpumagic.magics.run_elsewhere import fit_cell
@@ -360,17 +360,17 @@ class GpuMagics(Magics):
     def gpucluster(self, asked: Namespace) -> None:
         """Start an engine for each GPU, here or on other machines, for the cells of `%%ongpu @all`.
 
-        Each engine is a process that sees one GPU, or a virtual one if there is none. All join one
-        torch.distributed group, and end with the notebook's kernel.
+        Each engine is a process that sees one GPU, or one virtual GPU if there is no GPU. All
+        engines join one torch.distributed group, and end when the notebook's kernel ends.
 
         Usage::
 
             %gpucluster start [options]      all GPUs of this machine
-            %gpucluster start 2              two; virtual ones if there is no GPU
+            %gpucluster start 2              two engines, on virtual GPUs if there is no GPU
             %gpucluster start 0,1            GPUs 0 and 1
-            %gpucluster                      show the ranks, their hosts, and what they do
+            %gpucluster                      show each engine's rank, host and activity
             %gpucluster restart 1            replace the engine of rank 1
-            %gpucluster pull loss net        make loss and net lists of the ranks' values
+            %gpucluster pull loss net        turn loss and net into lists of the ranks' values
             %gpucluster checkpoint net,opt --to DIR  save these variables of the ranks
             %gpucluster restore DIR          load the last checkpoint, with any number of ranks
             %gpucluster stop                 end all engines
