@@ -1,9 +1,9 @@
-"""Answer JupyterLab and AI assistants on the kernel's control channel, even during a cell.
+"""Answer JupyterLab and AI assistants on the kernel's control channel, even while a cell runs.
 
-The control thread must not wait. So the sampler takes snapshots on threads of its own, and only
-while a page asks. If the driver stalls, the sampler returns its last snapshot. Variables are read
-on the main thread, between two cells. A request neither executes code nor changes anything, and an
-answer does not name other users' processes or notebooks.
+The control thread must not wait, so a sampler reads the GPUs on other threads. The sampler runs
+only while a JupyterLab page sends requests. If the driver stalls, pages get the last snapshot.
+Variables are read on the main thread, between two cells. A request never runs code or changes
+variables. No answer names other users' processes or notebooks.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ TARGET = "gpumagic"
 _PERIOD_S = 1.0
 # Seconds from a page's last request until sampling ends.
 _IDLE_S = 5.0
-# The maximum number of holders to name for each GPU in the text for an assistant.
+# Maximum number of memory holders (variables, outputs, …) per GPU in an assistant's text.
 _NAMED = 3
 _RUNNING = "a cell is running: gpu_memory lists variables between cells, gpu_status has totals"
 
 
 class Sign(BaseComm):
-    """A registered comm, by which a front end knows that this kernel answers requests."""
+    """Announce gpumagic to front ends, which find this comm in the kernel's list of comms."""
 
     def publish_msg(self, *args: Any, **kwargs: Any) -> None:
-        """Send nothing: a front end without gpumagic would warn of an unknown comm."""
+        """Send nothing, because a front end without gpumagic would warn of an unknown comm."""
 
 
 class ControlChannel:
@@ -62,10 +62,10 @@ class ControlChannel:
         self._stop()
 
     def _answer(self, stream: Any, ident: Any, parent: Any) -> None:
-        """Answer a request, without waiting: this thread also handles interrupts."""
+        """Answer a request without waiting, because this thread also handles interrupts."""
 
         def reply(content: dict[str, Any]) -> None:
-            # A ZMQ stream may be used only on its own thread; this function may run on another.
+            # A ZMQ stream may be used only on its own thread. `reply` may run on another thread.
             send = self._kernel.session.send
             stream.io_loop.add_callback(send, stream, REPLY, content, parent=parent, ident=ident)
 
@@ -83,7 +83,7 @@ class ControlChannel:
                 self._answer_memory(reply)
 
     def _answer_page(self, reply: Callable[[dict[str, Any]], None]) -> None:
-        """Answer a page with a snapshot of this host."""
+        """Send a JupyterLab page a snapshot of this host's GPUs."""
         from gpumagic.telemetry.sampler import shared_sampler
 
         sampler = shared_sampler()
@@ -98,7 +98,7 @@ class ControlChannel:
         sampler.fresh(processes=True, max_age_s=_PERIOD_S).add_done_callback(taken)
 
     def _answer_memory(self, reply: Callable[[dict[str, Any]], None]) -> None:
-        """Answer with the holders of memory, which are read between two cells."""
+        """Send the holders of GPU memory; while a cell runs, send a line that says so."""
 
         def read() -> None:
             with faults.kept("listing the holders of memory"):
@@ -121,7 +121,7 @@ class ControlChannel:
 
 
 def _explained(found: Any) -> dict[str, Any]:
-    """Return the answer about the last explained error; a str is advice on a CUDA error."""
+    """Return the answer about the last error: its explanation, or the advice on a CUDA error."""
     from gpumagic.display.units import some
 
     if isinstance(found, str):
@@ -134,7 +134,7 @@ def _explained(found: Any) -> dict[str, Any]:
 
 
 def _holders() -> dict[str, Any]:
-    """Return the holders of this kernel's GPU memory, the largest first."""
+    """Return an answer that lists the holders of this kernel's GPU memory, the largest first."""
     from gpumagic.display.units import size
     from gpumagic.frameworks.known import started
 
@@ -153,7 +153,7 @@ def _holders() -> dict[str, Any]:
 
 
 def _record(record: Any, without: str) -> dict[str, Any]:
-    """Return a record as JSON, with its first line and fixes as text; for None, text `without`."""
+    """Return a record as JSON, with a short text. Without a record, the text is `without`."""
     from gpumagic.display.table import as_json
 
     if record is None:

@@ -1,4 +1,4 @@
-"""Run the magics about the machine: its GPUs, their memory, virtual GPUs, the cluster."""
+"""Run the magics for GPUs, GPU memory, virtual GPUs and the cluster."""
 
 import sys
 from argparse import Namespace
@@ -19,7 +19,7 @@ from gpumagic.usercode.values import torch_here
 
 def gpus(where: str | None = None) -> Snapshot:
     """Return a Snapshot of the machine, or of the GPUs that `where` names."""
-    if torch_here() is not None:  # the order of ordinals is known to torch once CUDA is initialized
+    if torch_here() is not None:  # torch knows the GPU of each ordinal once CUDA is initialized
         from gpumagic.placement.torch_devices import tell_cuda_order
 
         tell_cuda_order()
@@ -77,7 +77,10 @@ def virtual_on(
 
 
 def virtual_off(cells: Any, *, force: bool = False) -> None:
-    """Move back what cells moved, or by `force` all; turn virtual GPUs off unless tensors stay."""
+    """Move variables back, then turn virtual GPUs off. With `force`, move all variables to the CPU.
+
+    Raises GpuError if tensors stay on the virtual GPUs and `force` is not set.
+    """
     from gpumagic import virtual
     from gpumagic.frameworks.public import bring_home
 
@@ -109,7 +112,7 @@ def virtual_off(cells: Any, *, force: bool = False) -> None:
 
 
 def move_back(namespace: dict[str, Any]) -> str:
-    """Move back what cells moved to a device, and return the line that says so."""
+    """Move variables back to where they were before cells moved them; return the line to print."""
     from gpumagic.frameworks.public import bring_home
 
     home, there = bring_home(namespace)
@@ -119,7 +122,7 @@ def move_back(namespace: dict[str, Any]) -> str:
 
 
 def memory_of(asked: Sequence[str]) -> tuple[Any, Any]:
-    """Return the object to show for the words of a `%gpumem` line, and the full report or None."""
+    """Return the object that `%gpumem` shows, and the report of all holders if one was made."""
     from gpumagic.frameworks.known import started
 
     if torch_here() is None and not started():

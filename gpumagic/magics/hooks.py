@@ -1,8 +1,8 @@
-"""Explain errors of cells, show magics' errors in one line, show values once, label allocations.
+"""Explain errors, display values of magics, and stamp torch's allocations with cell names.
 
-An exception is not changed, except that gpumagic's frames are removed, so that `%debug` starts in
-the user's code. Errors are explained wherever the shell shows a traceback, also under `%%time` and
-`%run`, and in widget callbacks. The code that explains is imported only once a framework is.
+gpumagic's frames are removed from tracebacks, so that `%debug` starts in the user's code. Errors
+are explained wherever the shell shows a traceback, for example in widget callbacks. The modules for
+explanations are imported only after a framework was imported.
 """
 
 import sys
@@ -23,7 +23,7 @@ _FRAMEWORKS = ("torch", "jax", "tensorflow", "cupy")
 
 @contextmanager
 def in_one_line(magic: str) -> Iterator[None]:
-    """Turn a GpuError or CUDA's error into a one-line UsageError that begins with the magic."""
+    """Turn a GpuError or CUDA error into a one-line UsageError that starts with `magic`."""
     try:
         yield
     except (GpuError, RuntimeError) as error:
@@ -35,7 +35,7 @@ def in_one_line(magic: str) -> Iterator[None]:
 
 
 def _is_users(error: BaseException) -> bool:
-    """Whether an error other than GpuError has user code in its traceback, which is then shown."""
+    """Whether an error's traceback contains user code; False for a GpuError."""
     from gpumagic.usercode.files import innermost_of
     from gpumagic.usercode.frames import errors
 
@@ -85,7 +85,7 @@ class Explaining:
         self._active = False
         self._death_shown = self._death_published = False
         self.last: Any = None
-        """The last explanation, a record or a line; None before the first."""
+        """The last explanation, or the line on a CUDA error; None if no error was explained yet."""
 
     def install(self) -> None:
         self._original = self.shell.showtraceback
@@ -93,7 +93,7 @@ class Explaining:
         self.shell.showtraceback = self._showtraceback
 
     def uninstall(self) -> None:
-        self._active = False  # another tool that saved our method may still call it
+        self._active = False  # another tool may have saved our method, and still call it
         if vars(self.shell).get("showtraceback") == self._showtraceback:
             del self.shell.showtraceback
             if self.shell.showtraceback != self._original:
@@ -101,7 +101,7 @@ class Explaining:
 
     def _showtraceback(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> Any:
         raised: Any = exc_tuple[1] if isinstance(exc_tuple, tuple) else sys.exc_info()[1]
-        # Without a raised error, this is %tb: it shows the last error again, with all frames.
+        # Without a raised error, the user typed %tb: show the last error again, with all frames.
         error: Any = raised or getattr(sys, "last_value", None)
         if not self._explains(error):
             return self._original(exc_tuple, *args, **kwargs)
@@ -109,7 +109,7 @@ class Explaining:
         if not found:
             from gpumagic.memory.roots import kept_errors
 
-            earlier = kept_errors()  # IPython is about to release them
+            earlier = kept_errors()  # IPython is about to release these errors
         with ExitStack() as afterwards:
             afterwards.callback(self._explain, error, found, earlier)
             with faults.kept("shortening a traceback"):
@@ -129,13 +129,13 @@ class Explaining:
         return self._active and error is not None and in_use
 
     def explain_unshown(self, error: BaseException) -> None:
-        """Explain the error that ended a cell, if another tool has shown its traceback."""
+        """Explain a cell's error if another tool, not `_showtraceback`, has shown the traceback."""
         if id(error) != self._shown and self._explains(error):
             self._explain(error, self._between_devices(error))
         self._shown = 0
 
     def report_death(self, where: str) -> None:
-        """Report once that CUDA is dead, also to the panel; `where` is the cell that ended."""
+        """Report once, also to JupyterLab's panel, if CUDA died; `where` names the ended cell."""
         state = cuda_state()
         if state is None:
             return
@@ -173,7 +173,7 @@ class Explaining:
 
     @contextmanager
     def _not_timed(self) -> Iterator[None]:
-        """Exclude the block from the cell's time; catch its errors, which would hide the user's."""
+        """Exclude this context from the cell's time; record an error instead of raising it."""
         start = time.perf_counter()
         with suppress(KeyboardInterrupt), faults.kept("explaining an error"):
             yield
@@ -182,19 +182,19 @@ class Explaining:
             cell.run.left_out += time.perf_counter() - start
 
 
-# A class by its name, because loading the extension must not import the class's module.
+# Module and name of a class. Loading the extension must not import this module.
 _SNAPSHOT = ("gpumagic.telemetry.snapshot", "Snapshot")
 
 
 class DisplayOnce:
-    """Display a magic's value at once, and do not repeat the value as the result of the cell."""
+    """Display a magic's value at once, and not a second time as the cell's result."""
 
     def __init__(self, shell: Any, cell: Callable[[], object]) -> None:
         self._formatter = shell.display_formatter.ipython_display_formatter
-        # In a terminal, IPython writes "Out[1]:" before it displays a value: something must follow.
+        # In a terminal, IPython first writes "Out[1]:", so some text must follow.
         self._must_print = not hasattr(shell, "kernel")
         self._cell = cell
-        self._shown: tuple[object, object] = None, None  # a value, and its cell
+        self._shown: tuple[object, object] = None, None  # the displayed value, and its cell
 
     def install(self) -> None:
         self._formatter.for_type_by_name(*_SNAPSHOT, self._display)
@@ -206,8 +206,8 @@ class DisplayOnce:
                 self._formatter.type_printers.pop(kind)
 
     def show(self, value: Any, **how: Any) -> Any:
-        """Display a value now and return it; `how` is for the table of a Snapshot."""
-        self._formatter.for_type(type(value), self._display)  # each widget has a class of its own
+        """Display a value now and return it; `how` has options for the table of a Snapshot."""
+        self._formatter.for_type(type(value), self._display)  # values may be of many classes
         _publish(value, **how)
         self._shown = value, self._cell()
         return value
@@ -237,11 +237,11 @@ _STAMPING = "recording which cell allocates"
 
 
 def stamp_memory() -> tuple[str, str] | None:
-    """Make torch record the next cell's name with allocations; return the new and the old name."""
+    """Stamp torch's allocations with the starting cell's name; return the new and the old stamp."""
     state = cuda_state()
     with faults.kept(_STAMPING):
         memory: Any = getattr(state and state.live_cuda(), "memory", None)
-        # Allocators other than torch's own would warn once that they do not support this.
+        # With another allocator than its own, torch would warn that stamps are not supported.
         able = getattr(memory, "_memory_metadata_supported", lambda: True)
         if memory is not None and hasattr(memory._C, "_cuda_setMemoryMetadata") and able():
             from gpumagic.usercode.files import next_cell
@@ -253,7 +253,7 @@ def stamp_memory() -> tuple[str, str] | None:
 
 
 def unstamp_memory(cell: str, before: str) -> None:
-    """Restore the name recorded before a cell, unless the cell set another one or CUDA died."""
+    """Restore the stamp from before a cell, unless the cell set another stamp or CUDA died."""
     state = cuda_state()
     with faults.kept(_STAMPING):
         if (cuda := state and state.live_cuda()) and cuda.memory._get_memory_metadata() == cell:

@@ -1,9 +1,7 @@
-"""Install what gpumagic adds to a shell, in order, and remove it in reverse.
+"""Install gpumagic's magics and hooks in a shell, and remove them in reverse order.
 
-Loading may take at most 20 ms (benchmarks/load_ext.py): magics and hooks import a module when they
-first need it.
-
-`enable` makes IPython load gpumagic on demand: ``lazy_magics`` in ``ipython_config.json``.
+Loading may take at most 20 ms (see benchmarks/load_ext.py). So magics and hooks import most modules
+only when they need them.
 """
 
 import os
@@ -36,7 +34,7 @@ class _Change(NamedTuple):
 
 
 def hooks(shell: Any) -> tuple[Any, ...]:
-    """Return the changes to make in a shell: `install` in this order, `uninstall` in reverse."""
+    """Return the changes to a shell; install them in this order, uninstall them in reverse."""
     cells = CellHooks(shell)
     once, kernel = DisplayOnce(shell, cells.current), getattr(shell, "kernel", None)
     of_kernel: list[Any] = []
@@ -51,13 +49,13 @@ def hooks(shell: Any) -> tuple[Any, ...]:
     return (
         _Change(lambda: None, forget),
         _registered(GpuMagics(shell, cells, once)),
-        cells.explaining,  # shell.showtraceback
-        # Appended: IPython's own transformers first remove indentation and pasted prompts.
+        cells.explaining,  # replaces shell.showtraceback
+        # Runs last, after IPython's own transformers have removed indentation and pasted prompts.
         _appended(shell.input_transformers_cleanup, transform),
         _appended(shell.ast_transformers, cells),
         _Change(partial(setattr, shell, BEGIN, cells.begin), partial(delattr, shell, BEGIN)),
         *_called(cells, "pre_execute", "pre_run_cell", "post_execute", "post_run_cell"),
-        once,  # shell.display_formatter
+        once,  # changes shell.display_formatter
         *of_kernel,
         _appended(shell.Completer.custom_matchers, _matcher),
         _Change(lambda: None, lambda: cells.watch(None)),
@@ -121,7 +119,7 @@ def forget() -> None:
 
 
 def load(shell: Any) -> None:
-    """Install magics and hooks in `shell`, all or none; do nothing if already installed."""
+    """Install all magics and hooks in `shell`, or none if one fails; do nothing if installed."""
     if shell in _loaded:
         return
     with ExitStack() as installed:
@@ -149,7 +147,7 @@ _EXTENSION = "gpumagic"
 
 
 def enable() -> str:
-    """Have IPython load the extension at the first use of a magic; return a line that says so."""
+    """Make IPython load the extension at the first use of a magic; return the line to print."""
     path = _update(dict.fromkeys(MAGICS, _EXTENSION))
     return (
         "new kernels load gpumagic when you first use one of its magics "
@@ -158,14 +156,14 @@ def enable() -> str:
 
 
 def disable() -> str:
-    """Remove the entries that `enable` wrote; return a line that says so."""
+    """Remove the entries that `enable` wrote; return the line to print."""
     if not (path := _update(dict.fromkeys(MAGICS))):
         return "nothing to remove: each notebook already needs %load_ext gpumagic"
     return f"each notebook again needs %load_ext gpumagic ({path})"
 
 
 def _update(names: Mapping[str, str | None]) -> Path | None:
-    """Write each magic's module into the profile (None: remove it); return the file, if changed."""
+    """Set or remove (None) the extension of each magic in the profile; return the changed file."""
     started = InteractiveShell.initialized() and InteractiveShell.instance().profile_dir
     profile = started or ProfileDir.create_profile_dir_by_name(get_ipython_dir(), "default")
     manager = BaseJSONConfigManager(config_dir=profile.location)

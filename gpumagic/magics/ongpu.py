@@ -1,8 +1,8 @@
-"""Run the user's cell on a device, and otherwise as it would run without the `%%ongpu` line.
+"""Run `%%ongpu` cells on a device; otherwise they run like any other cell.
 
-A call replaces this line, so all other lines keep their numbers, and `await`, `Out[n]` and other
-magics work. IPython's event `post_run_cell` ends the run. While `%gpuwatch` is on, a ledger counts
-every cell's copies and waits.
+A call replaces the `%%ongpu` line, and IPython runs the cell. So all other lines keep their
+numbers, and `await`, `Out[n]` and other magics work. After the cell, gpumagic shows a report.
+While `%gpuwatch` is on, a ledger counts the copies and waits of every cell.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
 
 
 _LINE = re.compile(r"%%ongpu(?!\w|\s*\?|\s+(-h|--help|help)\s*$)")
-# Cells of magics that choose the devices themselves.
+# Matches magics that choose their own devices.
 _TIMED = re.compile(r"get_ipython\(\)\.run_cell_magic\('gpu(time|diff|fit)'")
 # IPython would parse `%ongpu cuda?` as a request for help on `cuda`.
 _FALLBACK_LINE = re.compile(r"%(?P<magic>ongpu|gpus)\s+(?P<where>\S+\?)\s*$")
 _BEGUN = re.compile(r"""^get_ipython\(\)\.begin_ongpu\(((['"])(?:\\.|(?!\2).)*\2)\)""")
-BEGIN = "begin_ongpu"  # an attribute of the shell while the extension is loaded
+BEGIN = "begin_ongpu"  # a method of the shell while the extension is loaded
 
 
 def transform(lines: list[str]) -> list[str]:
-    """Turn a `%%ongpu …` line above all code into a call; return other cells unchanged."""
+    """Replace a `%%ongpu` line above all code by a call; return other cells unchanged."""
     first = next((n for n, line in enumerate(lines) if line.partition("#")[0].strip()), None)
     if first is None:
         return lines
@@ -51,21 +51,21 @@ def transform(lines: list[str]) -> list[str]:
         call = f"get_ipython().run_line_magic({match['magic']!r}, {match['where']!r})\n"
         return [*lines[:first], call, *rest]
     if not _LINE.match(line) or not "".join(rest).strip():
-        return lines  # the cell magic refuses an empty cell
+        return lines  # for an empty cell, the cell magic raises an error
     below = leading_empty_lines(list(rest))
     if below[0].startswith("%%"):
-        # IPython expects a cell magic on the first line, and counts the lines of its body from 1.
+        # IPython transforms a cell magic only on the first line: transform a second magic here.
         rest = transform(cell_magic(below))
         return [*lines[:first], f"{_begin(line.strip())}; {rest[0]}", *rest[1:]]
     return [*lines[:first], f"{_begin(line.strip())}\n", *rest]
 
 
-# check_complete skips transformers with side effects, so it treats %%ongpu as any %%magic.
+# check_complete skips transformers with side effects, so it treats %%ongpu like any %%magic.
 transform.has_side_effects = True  # type: ignore[attr-defined]
 
 
 def _line_of(body: list[ast.stmt]) -> str | None:
-    """Return the `%%ongpu` line of a cell, if its first statement is the call made from it."""
+    """Return a cell's `%%ongpu` line, read from the call that replaced the line; else None."""
     call = body[0].value if body and isinstance(body[0], ast.Expr) else None
     if isinstance(call, ast.Call) and getattr(call.func, "attr", "") == BEGIN:
         return str(ast.literal_eval(call.args[0]))
@@ -73,7 +73,7 @@ def _line_of(body: list[ast.stmt]) -> str | None:
 
 
 def _begin_standing(body: list[ast.stmt]) -> None:
-    """Insert the call of a standing `%ongpu` (for all cells), after any `__future__` imports."""
+    """Insert the call for a standing `%ongpu` (valid for all cells), after `__future__` imports."""
     call = ast.parse(_begin("")).body[0]
     for node in ast.walk(call):
         ast.copy_location(node, body[0])
@@ -86,7 +86,7 @@ def _begin(text: str) -> str:
 
 
 def _show_as_typed(file: str) -> None:
-    """Replace our call by the typed line, as a comment, in the source that tracebacks show."""
+    """Make tracebacks show the typed `%%ongpu` line, as a comment, in place of our call."""
     entry = linecache.cache.get(file)
     if entry and len(entry) == 4 and any(BEGIN in line for line in entry[2]):
         size, changed, lines, name = entry
@@ -96,9 +96,9 @@ def _show_as_typed(file: str) -> None:
 
 @dataclass(eq=False)
 class RunningCell:
-    """A cell that IPython is running: its tree, and the runs and counts that began in it."""
+    """Record the state of a cell that IPython is running."""
 
-    silent: bool = False  # the user did not type it
+    silent: bool = False  # True if a program, not the user, runs the cell
     tree: ast.AST | None = None
     run: Run | None = None
     request: Namespace | None = None
@@ -106,21 +106,21 @@ class RunningCell:
     elsewhere = False  # whether gpumagic runs the tree; IPython then runs only our call
     report: Any = None  # if `elsewhere`: the report, until it is shown
     reported = False  # whether a run in this cell has ended
-    watch: watch | None = None  # for `%gpuwatch`
-    stamp: tuple[str, str] | None = None  # the cell's name in torch's records, and the previous
+    watch: watch | None = None  # the counter of `%gpuwatch`
+    stamp: tuple[str, str] | None = None  # the cell's stamp on torch's allocations, and the old one
 
 
 class CellHooks:
-    """The callbacks of IPython around each cell of one shell."""
+    """Handle IPython's events around each cell of one shell."""
 
     def __init__(self, shell: Any) -> None:
         self.shell = shell
         self.explaining = Explaining(shell, self.current)
         self.standing: Namespace | None = None
         self.standing_on = ""
-        self.watching: Namespace | None = None  # the line of `%gpuwatch on`
-        self._said: frozenset[str] = frozenset()  # remarks that no report shows again
-        self._threads = threading.local()  # a subshell runs its cells on a thread of its own
+        self.watching: Namespace | None = None  # the parsed line of `%gpuwatch on`
+        self._said: frozenset[str] = frozenset()  # remarks already shown; each is shown once
+        self._threads = threading.local()  # a subshell runs its cells on another thread
 
     @property
     def stack(self) -> list[RunningCell]:
@@ -132,12 +132,12 @@ class CellHooks:
         return self.stack[-1] if self.stack else None
 
     def running(self) -> RunningCell:
-        """Return the innermost running cell, also if it began before the extension was loaded."""
+        """Return the innermost running cell, also if the extension was loaded in this cell."""
         if not self.stack:
             self.stack.append(RunningCell())
         return self.stack[-1]
 
-    # -- what IPython calls
+    # -- callbacks for IPython
     def pre_execute(self) -> None:
         self.stack.append(RunningCell(silent=True))
 
@@ -153,13 +153,13 @@ class CellHooks:
             self._end(self.stack.pop(), None)
 
     def visit(self, tree: ast.Module) -> ast.Module:
-        """Store a cell's tree; insert the call of a standing `%ongpu`, or leave only our call."""
+        """Store a cell's tree. For a cell with a device, change the tree that IPython runs."""
         cell = self.current()
         body = tree.body if isinstance(tree, ast.Module) else []
         line = _line_of(body)
         own = ast.Module(body[bool(line) :], [])  # without our call
         elsewhere = False
-        with suppress(UsageError):  # reported when the cell begins
+        with suppress(UsageError):  # an error in the line is reported when the cell begins
             elsewhere = bool(line and _request(line).elsewhere)
         if cell and elsewhere:
             # IPython runs only our call, whose value is the result.
@@ -192,12 +192,12 @@ class CellHooks:
         if cell.watch:
             self._end_watch(cell)
         if virtual := sys.modules.get("gpumagic.virtual"):
-            # The cell may have freed memory. Other frameworks count slowly: only after a run.
+            # Update the memory counts. Other frameworks are slow to count, so only after a Run.
             virtual.refresh(others=cell.reported)
 
     # -- %%ongpu
     def begin(self, text: str) -> Any:
-        """Place the rest of the calling cell, or run it elsewhere and return its value."""
+        """Set the device for the rest of the calling cell, or run the cell and return its value."""
         cell = self.current()
         if cell is None or cell.silent:
             raise UsageError("%%ongpu: IPython runs this code silently; type it in a cell")
@@ -223,13 +223,13 @@ class CellHooks:
             return self.place(cell, asked)
         from gpumagic.magics.run_elsewhere import run_elsewhere
 
-        if cell.watch:  # copies that gpumagic makes are not the user's
+        if cell.watch:  # do not count the copies that gpumagic makes
             cell.watch.stop()
             cell.watch = None
         return run_elsewhere(self.shell, cell, asked, file)
 
     def place(self, cell: RunningCell, asked: Namespace) -> None:
-        """Begin a run for `cell`, after ending its previous run. Raises GpuError."""
+        """End the cell's previous Run, and start a Run on the chosen device. Raises GpuError."""
         from gpumagic.cell.run import Run
         from gpumagic.display.progress_line import ProgressLine
         from gpumagic.frameworks.known import Needed
@@ -270,7 +270,7 @@ class CellHooks:
             display(report)
 
     def run(self, line: str, text: str) -> Any:
-        """Run the text as a cell of its own, below another magic such as `%%time`."""
+        """Run `text` as a separate cell, if `%%ongpu` is below another magic such as `%%time`."""
         if not text.strip():
             raise UsageError("%%ongpu: the cell is empty; put the code to run below that line")
         from gpumagic.usercode.program import awaits, compile_cell
@@ -299,7 +299,7 @@ class CellHooks:
 
     # -- %ongpu
     def stand(self, line: str) -> None:
-        """Run an `%ongpu` line: place this and later cells, end that, or move variables back."""
+        """Run an `%ongpu` line: set the device of all cells, unset it, or move variables back."""
         words = line.partition("#")[0].lower().split()
         if not words and self.standing:
             print(f"cells run on {self.standing_on}; %ongpu off ends it")
@@ -325,14 +325,14 @@ class CellHooks:
             print(f"cells run on {self.standing_on} from now on; %ongpu off ends it")
 
     def end_all(self) -> None:
-        """End every placement of this thread, before the devices are removed."""
+        """End the standing `%ongpu` and the runs of this thread's cells."""
         self.standing = None
         for cell in reversed(self.stack):
             self.finish(cell, None)
 
     # -- %gpuwatch and %%gputime
     def watch(self, asked: Namespace | None) -> None:
-        """Count copies and waits in the rest of this cell and in later ones; with None, stop."""
+        """Start counting copies and waits in this cell and later cells; for None, stop counting."""
         for cell in reversed(self.stack):
             self._end_watch(cell)
         self.watching = asked
@@ -365,7 +365,7 @@ class CellHooks:
 
     @contextmanager
     def timing(self) -> Iterator[None]:
-        """End the cell's placement, and count no copies within the context, which times code."""
+        """End the cell's run, and pause `%gpuwatch` while the code in this context is timed."""
         cell = self.current() or RunningCell()
         if cell.request and not cell.request.standing:
             raise GpuError(f"the cell says %%ongpu {cell.request.where} too; leave that line out")
@@ -380,7 +380,7 @@ class CellHooks:
 
 
 def _request(text: str, magic: str = "%%ongpu") -> Namespace:
-    """Parse an `%ongpu` or `%%ongpu` line, after replacing its variables by their values."""
+    """Replace variables in an `%ongpu` or `%%ongpu` line by their values, and parse the line."""
     from gpumagic.magics.arguments import filled, placing_request
 
     line = text.removeprefix("%%ongpu")
@@ -396,7 +396,7 @@ def _checks(wanted: str) -> Any:
 def _recorders(asked: Namespace, device: Any) -> dict[str, Any]:
     """Return the optional recorders of a cell, as arguments of a Run."""
     found: dict[str, Any] = {"helpers": []}
-    if asked.fix or asked.memory:  # both are for torch alone
+    if asked.fix or asked.memory:  # both support only torch
         from gpumagic.cell.autofix import AutoFix
         from gpumagic.memory.allocator import PeakRecorder
         from gpumagic.placement.torch_devices import as_torch

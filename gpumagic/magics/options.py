@@ -1,6 +1,6 @@
-"""List the arguments and options of the magics, with examples, and which of them conflict.
+"""Define the arguments and options of the magics, with examples and conflicts.
 
-The parser, its errors, `%magic?`, Tab and docs/magics.md's table come from `MAGICS` and `OPTIONS`.
+The parser, `%magic?`, Tab completion and the table in docs/magics.md use `MAGICS` and `OPTIONS`.
 """
 
 import keyword
@@ -13,30 +13,30 @@ from typing import Any, NamedTuple
 
 
 class Magic(NamedTuple):
-    """The arguments of a magic: their usage, how they are parsed, and which options conflict."""
+    """Define the arguments of a magic, and which of its options conflict."""
 
     usage: str
-    name: str = "where"  # the attribute of the parsed line
-    number: str = "?"  # as argparse's `nargs`
-    verbs: tuple[str, ...] = ()  # words that may come first
-    completes: tuple[str, ...] = ("devices",)  # or "gpus", "dtypes", "variables"
-    needs: Mapping[str, str] = {}  # an option, and the option that it needs
-    excludes: tuple[tuple[str, ...], ...] = ()  # groups; at most one option of each in a line
-    alone: tuple[str, ...] = ()  # options that do not combine with an argument
+    name: str = "where"  # the attribute that gets the parsed arguments
+    number: str = "?"  # the same as argparse's `nargs`
+    verbs: tuple[str, ...] = ()  # possible first words
+    completes: tuple[str, ...] = ("devices",)  # Tab offers these, or "gpus", "dtypes", "variables"
+    needs: Mapping[str, str] = {}  # maps an option to the option that it needs
+    excludes: tuple[tuple[str, ...], ...] = ()  # a line may have at most one of each group
+    alone: tuple[str, ...] = ()  # options not allowed together with arguments
 
 
 class Option(NamedTuple):
-    """An option; `magics` are the names of its magics, separated by blanks."""
+    """Define an option. `magics` has the names of its magics, separated by spaces."""
 
     magics: str
-    typed: str  # with examples of its value, if it takes one: "-o --output result", "--on h100|l4"
+    typed: str  # flags, and examples of a value if any: "-o --output result", "--on h100|l4"
     does: str
     type: Callable[[str], Any] = str
     default: Any = None
 
     @property
     def flags(self) -> list[str]:
-        """The spellings, the long one last."""
+        """The spellings of the option, the long one last: ``-o`` and ``--output``."""
         return [word for word in self.typed.split() if word.startswith("-")]
 
     @property
@@ -52,7 +52,7 @@ class Option(NamedTuple):
 
     @property
     def optional(self) -> bool:
-        """Whether the value may be left out: ``--check [nan]``."""
+        """Whether the value may be left out, as in ``--check [nan]``."""
         return self.typed.endswith("]")
 
     @property
@@ -63,11 +63,11 @@ class Option(NamedTuple):
 
     @property
     def example(self) -> str:
-        """The option as one can type it: ``--virtual 2``."""
+        """The option with its first example, if any: ``--virtual 2``."""
         return " ".join([self.flag, *self.examples[:1]])
 
     def given(self, parsed: Any) -> bool:
-        """Whether a parsed line sets the option to anything but its default."""
+        """Whether a parsed line sets the option to a value other than its default."""
         if self.flag.startswith("--no-"):
             return not getattr(parsed, self.flag[5:])
         value = getattr(parsed, self.flag[2:].replace("-", "_"))
@@ -124,7 +124,7 @@ def variables(text: str) -> tuple[str, ...]:
 
 
 def reductions(text: str) -> tuple[tuple[str, str], ...]:
-    """Return pairs of a variable and how to reduce it: ``loss=mean,acc=max``."""
+    """Parse ``loss=mean,acc=max`` into pairs of a variable and its reduction."""
     pairs = [part.partition("=") for part in text.split(",")]
     if missing := [name for name, _, how in pairs if not how]:
         raise ArgumentTypeError(f"{missing[0]} has no reduction")
@@ -133,7 +133,7 @@ def reductions(text: str) -> tuple[tuple[str, str], ...]:
 
 
 file: Callable[[str], str] = os.path.expanduser
-"""The type of an option whose value is a path; IPython itself completes paths."""
+"""The `type` of options that take a path. IPython itself completes paths."""
 
 _CLUSTER = ("start", "status", "restart", "stop", "pull", "checkpoint", "restore")
 _RUNS = ("--report", "--strict", "--check", "--fix", "--back", "--quiet", "--memory", "--profile")

@@ -1,7 +1,7 @@
-"""Run a cell outside IPython: as a dry run, on several devices, on a cluster, or timed.
+"""Run a cell in place of IPython: as a dry run, on several devices, on a cluster, or timed.
 
-Line numbers and tracebacks are the cell's, and the cell's last expression is its value. After
-Ctrl-C the finished results are kept.
+As in IPython, tracebacks show the cell's lines, and the last expression is the cell's value. After
+Ctrl-C, a timed cell still shows its finished results.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gpumagic.magics.arguments import on_cluster
 from gpumagic.usercode.frames import steps_of
 from gpumagic.usercode.sweep import parse, range_of
 
-# Magics that choose a device, as IPython translates them to Python.
+# Matches the Python code that IPython makes from a magic that chooses a device.
 _ELSEWHERE = re.compile(r"get_ipython\(\)\.run_(line|cell)_magic\('(ongpu|gputime|gpudiff|gpufit)'")
 # Prefix of the file names of code outside cells, such as the code of --setup.
 _TEXT = "<timed "
@@ -34,7 +34,7 @@ _USE_SHARDING = (
 
 
 def run_elsewhere(shell: Any, cell: Any, asked: Namespace, file: str) -> Any:
-    """Run a RunningCell's tree with the options `asked` and file name `file`; return the value."""
+    """Run the tree of a RunningCell with the parsed options `asked`; return the cell's value."""
     line = "%%ongpu --dry-run" if asked.dry_run else f"%%ongpu {asked.where}"
     if not cell.elsewhere:
         raise GpuError(f"{line} must be the first line, above other magics")
@@ -57,7 +57,7 @@ def run_elsewhere(shell: Any, cell: Any, asked: Namespace, file: str) -> Any:
 def only_torch(
     what: str, shell: Any, tree: Any, of_jax: str = "", *, placed: Sequence[str] = ()
 ) -> None:
-    """Raise GpuError if a cell uses frameworks other than torch: `what` supports only torch."""
+    """Raise GpuError if a cell uses a framework other than torch; `what` supports only torch."""
     from gpumagic.frameworks.known import imports_of, needed_by
     from gpumagic.usercode.variables import names_read, variables_read
 
@@ -70,14 +70,14 @@ def only_torch(
 def _dry_run(shell: Any, tree: Any, asked: Namespace, file: str) -> Any:
     from gpumagic.dryrun import OF_JAX
 
-    # A dry run is a forked process, in which other frameworks would wait forever.
+    # A dry run forks this process. In the child, other frameworks would wait forever.
     only_torch("--dry-run", shell, tree, OF_JAX)
     with torch_needed("%%ongpu --dry-run"):
         from gpumagic.device.cards import cards
         from gpumagic.dryrun.follow_code import dry_run_cell
     on: Any = asked.where if asked.on is None else cards(asked.on)
     result = dry_run_cell(shell, tree, file, on, move=asked.move)
-    if shell.displayhook.quiet():  # a semicolon at the end hides only the cell's own value
+    if shell.displayhook.quiet():  # a final semicolon must not hide the prediction
         display(result)
         return None
     return result
@@ -153,12 +153,12 @@ def diff_cell(shell: Any, asked: Namespace, magic: str, text: str, scope: Any = 
 def _names(shell: Any, scope: Any) -> dict[str, Any]:
     """Return the notebook's variables, and the calling function's locals if given in `scope`."""
     names: dict[str, Any] = shell.user_ns
-    # No copy unless necessary: this dict is the globals of the notebook's functions.
+    # Copy only if necessary: the notebook's functions have this dict as their globals.
     return names if scope is None or scope is names else {**names, **scope}
 
 
 def _earlier(named: str, names: Mapping[str, Any]) -> Any:
-    """Return the earlier result of that name, or "last" unchanged; GpuError if there is none."""
+    """Return the result that `--against` names, or "last" itself; GpuError if there is none."""
     from gpumagic.timing import last_comparison
     from gpumagic.timing.comparison import Comparison
 
@@ -170,11 +170,11 @@ def _earlier(named: str, names: Mapping[str, Any]) -> Any:
 
 
 def fit_cell(shell: Any, asked: Namespace, magic: str, text: str) -> None:
-    """Find the largest value with which `text`, the code below the line `magic`, fits."""
+    """Find a variable's largest value with which the code `text` fits in GPU memory."""
     wheres = [word for word in asked.where if "=" not in word]
     ranges = [word for word in asked.where if "=" in word]
     with suppress(SyntaxError):  # reported below
-        # The swept variable's present value does not matter: it is set before the cell runs.
+        # Assign the swept variable first, so that its present value is not read.
         swept = "".join(f"{word.partition('=')[0]} = 0\n" for word in ranges)
         only_torch("%%gpufit", shell, ast.parse(swept + shell.transform_cell(text)))
     with torch_needed("%%gpufit"):
@@ -204,7 +204,7 @@ def fit_cell(shell: Any, asked: Namespace, magic: str, text: str) -> None:
 
 
 def _compiled_name(shell: Any, text: str, magic: str) -> tuple[str, str]:
-    """Return `text` as Python code, below the line `magic` if any, and the code's file name."""
+    """Translate `text` to Python; return the code and its file name for tracebacks."""
     code, raw = shell.transform_cell(text), text
     if text.lstrip().startswith("%%ongpu"):
         raise GpuError("the cell says %%ongpu too; leave that line out")
@@ -213,8 +213,8 @@ def _compiled_name(shell: Any, text: str, magic: str) -> tuple[str, str]:
         raise GpuError(f"the cell says {line} too; leave that line out")
     shown = code
     if magic:
-        # A line above the code keeps the cell's line numbers. In the source for tracebacks this
-        # line is a statement, because tracebacks show a file only from its first statement on.
+        # An empty line above the code keeps the cell's line numbers. Tracebacks omit lines before
+        # the first statement, so the source for tracebacks has the magic there, as a string.
         code, raw, shown = f"\n{code}", f"{magic}\n{text}", f"{magic!r}\n{code}"
     running = getattr(shell.displayhook, "exec_result", None)
     count = getattr(running, "execution_count", None) or shell.execution_count
@@ -223,7 +223,7 @@ def _compiled_name(shell: Any, text: str, magic: str) -> tuple[str, str]:
 
 @contextmanager
 def _progressing(shell: Any, asked: Any, name: str) -> Iterator[ProgressLine]:
-    """Yield a progress line; an error's traceback begins in the cell's own code."""
+    """Yield a progress line; make the traceback of an error begin in the cell's code."""
     line = ProgressLine(shell, silent=asked.quiet)
     try:
         yield line
@@ -247,18 +247,18 @@ def _begin_at(shell: Any, error: BaseException, name: str) -> None:
     if begin is not None:
         show = shell.InteractiveTB.structured_traceback
         show_as(error, lambda: list(show(type(error), error, begin, tb_offset=0)))
-    elif type(error).__name__ == "OutOfMemoryError":  # while the inputs were copied
+    elif type(error).__name__ == "OutOfMemoryError":  # raised while the inputs were copied
         _show_briefly(error)
 
 
 def _show_briefly(error: BaseException) -> None:
-    """Show an error without a traceback."""
+    """Make IPython show an error without a traceback."""
     text = "\n".join(traceback.format_exception_only(error)).rstrip()
     show_as(error, lambda: [text])
 
 
 def _give(shell: Any, asked: Namespace, line: ProgressLine, made: Any) -> None:
-    """Assign and show a result, with the options `asked`; raise KeyboardInterrupt after Ctrl-C."""
+    """Assign a result to the variable of -o, and show it; raise KeyboardInterrupt after Ctrl-C."""
     if asked.output:
         shell.user_ns[asked.output] = made
     line.close(None if asked.quiet else made)

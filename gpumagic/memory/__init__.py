@@ -1,4 +1,4 @@
-"""List the holders of memory on each GPU by name; each storage counts once, to the last byte."""
+"""List the holders of GPU memory (variables, outputs, …) by name; each storage counts once."""
 
 from gpumagic.display import table
 

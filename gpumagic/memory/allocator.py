@@ -1,9 +1,9 @@
-"""Read torch's allocator: the block that a tensor is in, the line that allocated it, and the peak.
+"""Read torch's allocator: a tensor's block, the line that allocated it, and the memory peak.
 
-A tensor's size is that of its block, so all tensors add up to torch's total. Virtual GPUs always
-know the line. On a real GPU, `record` makes torch record the line, which adds about 2 µs to each
-allocation. An allocation is stamped with the running cell, because all runs of a cell share one
-file name. Allocations of autograd's threads have no stamp.
+A tensor counts with the bytes of its block, so that the sum is torch's total. Virtual GPUs always
+record lines. On a real GPU, `record` turns recording on, at about 2 µs for each allocation.
+All runs of a cell share one file name. So each allocation also has a stamp, the running cell's
+name (``In [4]``). Allocations on autograd's threads have no stamp.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from gpumagic.usercode.files import UserLine, innermost, is_users, label, source
 _C: Any = torch._C
 # A subclass may override these methods, so they are taken from torch's C class.
 _number, _storage = (vars(_C.TensorBase)[name] for name in ("get_device", "untyped_storage"))
-# Unlike `data_ptr`, this does not trigger the copy of copy-on-write memory.
+# Unlike `data_ptr`, this function does not make a copy-on-write tensor copy its data.
 _data_address = _C._data_address
 
 
@@ -48,7 +48,7 @@ def is_native() -> bool:
 
 
 class Allocator:
-    """Snapshot of allocated blocks; if the allocator lists none, each storage counts as a block."""
+    """Find tensors' blocks in a snapshot; if torch lists no blocks, each storage counts as one."""
 
     def __init__(self) -> None:
         segments = _segments()
@@ -60,7 +60,7 @@ class Allocator:
                 if each["state"] == "active_allocated":
                     blocks[each["address"]] = each
         self._starts = {number: sorted(blocks) for number, blocks in self._blocks.items()}
-        # Cached lines, by id of the list of frames (which allocations can share) and by stamp.
+        # Allocation sites, by the id of a list of frames and by the stamp; allocations share lists.
         self._made: dict[tuple[int, str], Made | None] = {}
 
     @property
@@ -73,16 +73,16 @@ class Allocator:
         return [*self._blocks.get(number, {}).values()]
 
     def place(self, tensor: Any) -> Place | None:
-        """Return the place of a tensor on a GPU; None for any other tensor."""
+        """Return the address and size of a GPU tensor's block; None for any other tensor."""
         if (number := _number(tensor)) < 0:
             return None
         try:
             return self._at(number, _data_address(tensor)) or self._alone(_storage(tensor))
-        except (RuntimeError, NotImplementedError):  # no storage: sparse, fake, a wrapper
+        except (RuntimeError, NotImplementedError):  # the tensor has no storage
             return None
 
     def block(self, place: Place) -> Place | None:
-        """Return the block that a place is in; None for another library's memory."""
+        """Return torch's block that contains a place; None for another library's memory."""
         return self._at(_ordinal(place.device), place.address)
 
     def made_in(self, device: str, addresses: Iterable[int]) -> Made | None:
@@ -99,7 +99,7 @@ class Allocator:
 
     @cached_property
     def _stamps(self) -> dict[tuple[str, int], str]:
-        """Return the last stamp of each address in torch's trace."""
+        """Map each address in torch's trace to its last stamp."""
         recorded = _C._cuda_isHistoryEnabled()
         traces: list[Any] = memory._snapshot()["device_traces"] if recorded else []
         return {
@@ -122,7 +122,7 @@ class Allocator:
         """Return the storage itself as a block if the allocator does not list blocks."""
         device, address = storage.device, storage.data_ptr()
         if (self._lists_blocks and device.type == "cuda") or not address:
-            return None  # the memory is another library's, or there is none
+            return None  # another library's memory, or no memory
         return Place(str(device), address, in_blocks(storage.nbytes()))
 
 
@@ -133,7 +133,7 @@ def _ordinal(device: str) -> int:
 
 def clear_workspaces() -> None:
     """Give cuBLAS's workspaces back to torch's allocator; the next matmul allocates one again."""
-    # Nothing is given back if CUDA graphs were captured, because they may use a workspace.
+    # Do nothing if CUDA graphs were captured, because a graph may use a workspace.
     segments = None if has_virtual() else _segments()
     pools = {tuple(segment.get("segment_pool_id", ())) for segment in segments or ()}
     if segments and pools <= {(), (0, 0)}:
@@ -152,7 +152,7 @@ def _segments() -> list[Any] | None:
 
 # -- allocation sites
 RING = 10_000
-"""Number of recent allocations that torch's record holds, with their stamps, on a real GPU."""
+"""Number of latest allocations that torch records on a real GPU, with their stamps."""
 _recording = False  # whether `record` turned torch's record on
 
 
@@ -162,7 +162,7 @@ def users(frames: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
 
 
 def _made(frames: Iterable[Mapping[str, Any]], stamp: str) -> Made | None:
-    """Return the user's innermost line, and the cell that ran it if the line is elsewhere."""
+    """Return the user's innermost line, and the running cell if the line is not in that cell."""
     frame = users(frames)
     if frame is None or frame["filename"].startswith("<timed "):  # `%%time` renumbers lines
         return Made(stamp) if stamp else None
@@ -178,12 +178,12 @@ def _made(frames: Iterable[Mapping[str, Any]], stamp: str) -> Made | None:
 
 
 def _is_cell(frame: Mapping[str, Any]) -> bool:
-    """Whether a recorded frame is a cell's own, not a function's."""
+    """Whether a recorded frame is the top level of a cell, not a function."""
     return frame["name"] == "<module>" and label(frame["filename"]).startswith("In [")
 
 
 def record(on: bool) -> str:
-    """Turn torch's record of allocations on or off; return the new state as one line.
+    """Turn torch's record of allocations on or off; return a line about the new state.
 
     A record that the user's code turned on stays on. Raises GpuError without a CUDA GPU.
     """
@@ -206,33 +206,33 @@ def record(on: bool) -> str:
 
 
 def forget() -> None:
-    """End the record that `record` turned on, because the extension is being unloaded."""
+    """Stop recording if `record` turned it on, because the extension is being unloaded."""
     if _recording:
         record(on=False)
 
 
-# -- the peak of a stretch of code
+# -- the memory peak of code
 BEFORE = "before the cell"
 UNKNOWN = "line not known"
-PEAK_RING = 100_000  # number of events that the record of a peak holds
+PEAK_RING = 100_000  # maximum number of events recorded for a peak
 _ROUNDED = 0.05
 """Tolerated error, as a share of the peak: torch records sizes before it rounds them up."""
-_GRAPHS = (torch.autograd, torch.autograd.graph)  # the modules that look up the function `_RUN`
+_GRAPHS = (torch.autograd, torch.autograd.graph)  # both have the function named `_RUN`
 _RUN = "_engine_run_backward"
 
 
 @dataclass(frozen=True, repr=False)
 class MemoryPeak(Shown):
-    """Record when a cell had the most memory allocated on one GPU, and by which lines."""
+    """Record the peak of a cell's memory on one GPU, and the lines that allocated it."""
 
     device: str  # "cuda:0"
-    nbytes: int  # allocated at that moment, by torch's allocator
-    seconds: float  # after the cell's start
+    nbytes: int  # allocated by torch's allocator at the peak
+    seconds: float  # from the cell's start to the peak
     line: str  # line of the allocation that reached the peak: "line 7: loss.backward()"
     # Bytes by the line that allocated them, the most first; "before the cell" counts as a line.
     lines: tuple[tuple[str, int], ...]
-    complete: bool = True  # False if there were more events than the record holds
-    saved: str = ""  # the file of torch's own snapshot, for its viewer
+    complete: bool = True  # False if events are missing from the record
+    saved: str = ""  # file of torch's snapshot; empty if not saved
     # Time to read the record; torch itself adds about 2 µs for each event.
     added_seconds: float = 0.0
 
@@ -244,11 +244,11 @@ def replay(
     device: str,
     start_us: int = 0,
 ) -> tuple[MemoryPeak, int]:
-    """Replay a trace, starting with the blocks before it; return the peak and the final bytes."""
+    """Replay a trace from the blocks `before`; return the peak and the bytes at the end."""
     live = {each["address"]: (each["size"], BEFORE) for each in before}
     now = most = sum(nbytes for nbytes, _ in live.values())
     at, at_line = start_us, BEFORE
-    held, freed = Counter({BEFORE: now}), Counter[str]()  # by line: now; freed since the peak
+    held, freed = Counter({BEFORE: now}), Counter[str]()  # bytes by line: now; freed since the peak
     for entry in sorted(trace, key=itemgetter("time_us")):
         if entry["action"] == "alloc":
             live[entry["addr"]] = nbytes, name = in_blocks(entry["size"]), line(entry)
@@ -269,9 +269,9 @@ def replay(
 
 
 class PeakRecorder:
-    """Record the memory peak of a stretch of code: `start`, run the code, then always `stop`.
+    """Record the memory peak of code: call `start`, run the code, then always call `stop`.
 
-    If the user's code already records, that record is read and left on.
+    If the user's code already records memory history, that recording is used and stays on.
     """
 
     def __init__(self, device: torch.device, save: str | None = None) -> None:
@@ -317,7 +317,7 @@ class PeakRecorder:
         )
 
     def _timed(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap `run` to record each backward pass's line, as autograd's threads have no line."""
+        """Wrap `run` to record the line of its caller: autograd's threads record no line."""
 
         def backward(*args: Any, **kwargs: Any) -> Any:
             __tracebackhide__ = True
@@ -370,7 +370,7 @@ def _head(peak: MemoryPeak) -> str:
 
 
 def _columns(peak: MemoryPeak) -> list[Column]:
-    """Return the columns of the first lines, and one row for all others."""
+    """Return table columns with a row for each of the first lines, and a row for all others."""
     rows, rest = [*peak.lines[:_LINES]], peak.lines[_LINES:]
     if rest:
         rows.append((f"{len(rest):,} more", sum(nbytes for _, nbytes in rest)))

@@ -1,8 +1,8 @@
-"""Explain any framework's out-of-memory error: the need, the holders, and changes that help.
+"""Explain an out-of-memory error of any framework, and propose changes.
 
-The user's code runs only in dry runs. The exception is unchanged, and the result holds no tensor
-and no frame. Each lever is a change, tried in a dry run if possible: freed memory, other values of
-some variables, less memory that each pass keeps, or a context in which the code runs.
+A lever is a proposed change. For example, a lever frees memory, replaces a variable, or makes each
+pass of a loop keep less. Each lever is tried in a dry run, if possible. The user's code runs only
+in dry runs. The exception is not changed. The result refers to no tensor and no frame.
 """
 
 import ast
@@ -28,10 +28,10 @@ from gpumagic.usercode.frames import RestOfCode, failed_frames, stored
 from gpumagic.usercode.values import is_module, is_tensor, own, torch_here
 from gpumagic.usercode.variables import names_read
 
-_MOST = 4  # levers to show if none of them lets the cell fit
-# Share of the need that a change must save to be shown, unless the cell then fits.
+_MOST = 4  # maximum number of levers to show if none lets the cell fit
+# A change that does not make the cell fit must save this share of the needed memory.
 _WORTH = 0.05
-# If a loop's memory grows, the share to which a change must cut the growth per pass.
+# In a loop whose memory grows, a change must reduce the growth per pass to this share.
 _LEFT = 0.75
 
 
@@ -43,8 +43,7 @@ def explain_out_of_memory(
     Parameters
     ----------
     error : BaseException
-        The caught error of torch, JAX, TensorFlow or CuPy. Its traceback is read while its frames
-        are alive.
+        The caught error of torch, JAX, TensorFlow or CuPy, with its traceback.
     earlier : iterable of BaseException
         Earlier exceptions that held memory when the error was raised.
 
@@ -108,7 +107,7 @@ def _reason(s: OutOfMemoryState, t: Trials) -> str:
 
 
 def by_figures(s: OutOfMemoryState, t: Trials) -> tuple[str, list[Lever]] | None:
-    """Return a reason that follows from the figures alone, and its levers; None without one."""
+    """Return a reason that the GPU's figures show, and its levers; None if they show no reason."""
     if s.device.total is not None and s.wanted > s.device.total:
         most = f"more than the {size(s.device.total)} that {s.name} has in all"
         return f"{size(s.wanted)} at once is {most}", levers(s, t)
@@ -119,12 +118,12 @@ def by_figures(s: OutOfMemoryState, t: Trials) -> tuple[str, list[Lever]] | None
 
 
 def levers(s: OutOfMemoryState, t: Trials) -> list[Lever]:
-    """Return the levers that let the cell fit, the cheapest first; if none, all that help."""
+    """Return levers that let the cell fit, the cheapest first; if none does, levers that help."""
     free, less = (
         (free_kept, small_views, delete),
         (other_form, other_values, keep_less, frozen, no_graph),
     )
-    # If each pass keeps more memory, freeing memory only lets the loop run longer.
+    # If each pass of a loop keeps memory, freeing memory only lets the loop run longer.
     first = (free, less) if t.loop is None else (less, free)
     found, enough = list[Lever](), list[Lever]()
     for group in (*first, (smaller, other_gpu, no_state, narrower)):
@@ -143,7 +142,7 @@ def levers(s: OutOfMemoryState, t: Trials) -> list[Lever]:
 def _helps(
     trial: CodeTrial | None, do: str, gives: int = 0, freed: int = 0, grown: int = 0, **change: Any
 ) -> Iterator[Lever]:
-    """Try a change; yield it as a lever if the code then fits, or clearly needs less."""
+    """Try a change; yield it as a lever if the code then fits or needs clearly less memory."""
     if trial is None or trial.need is None or (then := trial.tried(**change)) is None:
         return
     need, fits = trial.need, trial.fits(then, freed)
@@ -205,12 +204,12 @@ def small_views(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 def _unread(s: OutOfMemoryState, rest: RestOfCode, lacking: int) -> list[str]:
     """Return a frame's variables that the rest of the code does not read, the largest first."""
     at_top = rest.frame.at_top
-    # A rerun needs the variables that this code made before, unless it assigns them again.
+    # A rerun needs the variables that this code made before, unless the rerun assigns them.
     needed = (s.read if at_top else rest.read) | (rest.made_before - rest.made_now)
     free = {s.local(rest.frame, n): n for n in rest.frame.scope.local if n not in needed}
     gives = partial(s.alone, in_frames=not at_top)
     chosen: list[str] = []
-    # A row's memory is freed only if all its variables are deleted.
+    # Memory that several variables hold is freed only if all of them are deleted.
     known = s.namespace if at_top else {}
     rows = [[row.path, *(a for a in row.aliases if a in known)] for row in s.device.holders]
     for paths in sorted(rows, key=gives, reverse=True):
@@ -221,14 +220,14 @@ def _unread(s: OutOfMemoryState, rest: RestOfCode, lacking: int) -> list[str]:
 
 
 def other_gpu(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Propose another GPU with room for the cell's need and for the variables it reads."""
+    """Propose another GPU with enough free memory for the cell and the variables it reads."""
     if s.shortage.library != TORCH or t.loop is not None:
         return
     needed, trial = (s.device.allocated or 0) + s.wanted, t.whole
     if trial is not None and trial.need is not None:
         moved = (each.nbytes for each in s.storages if each.roots & s.read)
         needed = trial.need.most + sum(moved)
-    for gpu in holders_by_name.figures():  # `mem_get_info` would create a context on each GPU
+    for gpu in holders_by_name.figures():  # not `mem_get_info`, which creates a context
         free, ordinal = gpu.free or 0, gpu.device.partition(":")[2]
         if gpu.device not in (s.name, "mps:0") and free >= max(needed, 1):
             fits = trial.fits(trial.need, free) if trial else None
@@ -270,7 +269,7 @@ def _kept(
     s: OutOfMemoryState, trial: CodeTrial, name: str, graphs: int, whole: int
 ) -> Iterator[Lever]:
     """Propose that a pass keeps no graphs (`graphs` bytes), or no GPU memory (`whole` bytes)."""
-    # Names computed from their previous values, such as a state, may keep the graphs of all passes.
+    # Names updated from their old values, as in `h = f(h)`, may keep the graphs of all passes.
     added = tuple(sorted(trial.rest.accumulated))
     without_graph = partial(_each_tensor, lambda x: 0.0 if x.numel() == 1 else x.detach())
     for names in dict.fromkeys(((name,), added)) if graphs else ():
@@ -292,12 +291,12 @@ def _kept(
 
 
 def _needs_graph(s: OutOfMemoryState, trial: CodeTrial, name: str) -> bool | None:
-    """Whether each pass needs a name's graph; None if `.backward()` is rarer or after the loop."""
+    """Whether each pass needs a name's graph; None for a conditional or later `.backward()`."""
     at = s.rests.index(trial.rest)
     loop = trial.rest.loops[0]
     in_loop = _backward_of(ast.walk(loop))
     some = [n for each in ast.walk(loop) if isinstance(each, ast.If) for n in ast.walk(each)]
-    if name in _backward_of(some):  # under an `if`, so not in each pass
+    if name in _backward_of(some):  # not called in each pass
         return None
     if in_loop or any(rest.backward for rest in s.rests[:at]):  # or in code that the loop calls
         return name in in_loop
@@ -317,13 +316,13 @@ def _each_tensor(change: Callable[[Any], Any], value: Any) -> Any:
     from torch.utils._pytree import tree_map_only
 
     torch = torch_here()
-    # A container may hold modules, such as copies of a model; those of an object are in use.
+    # Change modules in a container, such as copies of a model, but not an object's own modules.
     kinds = torch.Tensor if own(value) else (torch.Tensor, torch.nn.Module)
     changed = partial(tree_map_only, kinds, change)
     if is_tensor(value) or not own(value):
         return changed(value)
     for name, held in [*own(value).items()]:
-        # A module's parameters, buffers and modules are in attributes that start with "_".
+        # Skip attributes with a module's parameters, buffers and modules: "_parameters", …
         if not (is_module(value) and name[0] == "_") and (new := changed(held)) is not held:
             setattr(value, name, new)
     return value
@@ -334,7 +333,7 @@ def other_form(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose code that computes the same with less memory."""
     learns = any(rest.backward for rest in s.rests)
     for form in chain.from_iterable(forms(rest, learns=learns) for rest in s.rests):
-        # A dry run misses the tensors that `torch.load` reads, so it may not run out of memory.
+        # A dry run does not count tensors that `torch.load` reads, so the need seems too small.
         if t.best is not None or "map_location" in form.new:
             for lever in _helps(t.best or t.every[-1], form.do, form=form):
                 yield lever
@@ -343,17 +342,17 @@ def other_form(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 
 
 def other_values(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Propose one shape for two operands, and float32 for float64."""
+    """Propose the same shape for two operands, and float32 for float64."""
     known = t.best.names if t.best is not None else {}
     for do, names in [*_one_shape(s, known)]:
         yield from _helps(t.best, do, names=names)
     code, arrays, tensors = _of_float64(known, s.read | s.rests[-1].read_anywhere)
 
     def first(into: dict[str, Any]) -> None:
-        known.clear()  # else it keeps the tensors alive
+        known.clear()  # `known` would keep the tensors alive
         into.update((name, into[name].float()) for name in tensors)
 
-    if code:  # all at once, since torch mixes no dtypes
+    if code:  # convert all together: most torch functions refuse mixed dtypes
         do = f"{' and '.join(code)} first: float64 takes twice the memory"
         yield from _helps(t.best, do, names=arrays, first=first)
 
@@ -361,7 +360,7 @@ def other_values(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 def _of_float64(
     known: dict[str, Any], read: Iterable[str]
 ) -> tuple[list[str], dict[str, Any], list[str]]:
-    """Return code that makes float64 variables float32, smaller arrays, and names of tensors."""
+    """Return code to convert float64 variables, the arrays as float32, and tensors' names."""
     code, arrays, tensors = list[str](), dict[str, Any](), list[str]()
     for name in sorted(known.keys() & read):
         value = known[name]
@@ -375,7 +374,7 @@ def _of_float64(
 
 
 def _one_shape(s: OutOfMemoryState, known: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Find operands [N] and [N, 1], which broadcast to [N, N], unless [N, 1] is a view."""
+    """Find operands of shapes [N] and [N, 1], which broadcast to [N, N]; skip views."""
     operands = [value for value in s.operands if is_tensor(value) and value.numel() > 1]
     for one, two in permutations(operands, 2):
         column = max(one, two, key=lambda operand: operand.dim())
@@ -389,10 +388,10 @@ def _one_shape(s: OutOfMemoryState, known: dict[str, Any]) -> Iterator[tuple[str
 
 
 def frozen(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Propose `requires_grad_(False)` for a model that none of the optimizers trains."""
+    """Propose `requires_grad_(False)` for a model that no optimizer trains."""
     if t.best is None:
         return
-    from gpumagic.moving.move import optimizers_in  # it needs torch
+    from gpumagic.moving.move import optimizers_in  # imports torch
 
     optimizers = [each for _, each in optimizers_in(s.namespace)]
     trained = {id(p) for each in optimizers for group in each.param_groups for p in group["params"]}
@@ -401,7 +400,7 @@ def frozen(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
         learns = is_module(model) and [p for p in model.parameters() if p.requires_grad]
         if learns and trained.isdisjoint(map(id, learns)):
             do = f"`{name}.requires_grad_(False)`: no optimizer trains it"
-            # In a dry run's process nothing needs to be restored.
+            # A dry run has its own process, so nothing needs to be restored.
             within = lambda model=model: nullcontext(model.requires_grad_(False))  # noqa: E731
             yield from _helps(t.best, do, within=within)
 
@@ -416,7 +415,7 @@ def no_graph(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 
 
 def no_state(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Propose SGD, which keeps no state, where an optimizer's first step runs out of memory."""
+    """Propose SGD, which keeps no state, if an optimizer's first step runs out of memory."""
     named = t.best.names if t.best is not None and s.optimizer is not None else {}
     for name in (name for name, value in named.items() if value is s.optimizer):
         groups = [{"params": g["params"], "lr": g["lr"]} for g in s.optimizer.param_groups]
@@ -434,6 +433,6 @@ def narrower(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
         yield from _helps(t.whole, do, within=autocast)
         do = "create the tensors with `dtype=torch.bfloat16`, or call "
         do += "`torch.set_default_dtype(torch.bfloat16)` first"
-        # In a dry run's process nothing needs to be restored.
+        # A dry run has its own process, so nothing needs to be restored.
         made = lambda: nullcontext(torch.set_default_dtype(torch.bfloat16))  # noqa: E731
         yield from _helps(t.whole, do, within=made)

@@ -1,7 +1,7 @@
-"""Free GPU memory that none of the user's variables holds, and show what was freed.
+"""Free GPU memory that no variable of the user holds, and show what was freed.
 
-Exceptions keep their frames' variables alive, and IPython keeps the results of cells: this memory
-is freed. A variable stays, even one that holds an exception, unless the user names the variable.
+Exceptions keep their frames' variables alive, and IPython keeps the results of cells. Both are
+released. A variable is deleted only if the user names it, even if its value is an exception.
 """
 
 import gc
@@ -24,10 +24,10 @@ from gpumagic.usercode.values import torch_here
 
 @dataclass(frozen=True)
 class Released:
-    """Record the bytes that the release of one holder freed."""
+    """Record how many bytes one released holder freed."""
 
     cause: str  # "the exception of In [7]", "Out[3], _", "gradients", "batch"
-    nbytes: dict[str, int]  # freed bytes of torch's allocator, by device
+    nbytes: dict[str, int]  # freed bytes, by device
 
 
 @dataclass(frozen=True, repr=False)
@@ -60,15 +60,15 @@ class Freed(Shown):
 def free_memory(*what: object, grads: bool = False) -> Freed:
     """Free the GPU memory that no variable holds, and report how much was freed.
 
-    Release exceptions' frames and outputs that hold tensors on a GPU, and collect garbage. Then
-    return cuBLAS's workspaces and the unused cache of torch's allocator to the driver. In an
-    `except` block, also clear the frames of the handled error.
+    Release exceptions and outputs that hold tensors on a GPU, and collect garbage. Then return
+    cuBLAS's workspaces and the unused cache of torch's allocator to the driver. In an `except`
+    block, also clear the frames of the handled error.
 
     Parameters
     ----------
     *what : str, int, torch.device or Device
-        Variables to delete too, by name. A variable that cannot be deleted, or whose memory another
-        holder keeps, is listed in `skipped`. With GPUs (``0``, ``"cuda:1"``), only exceptions and
+        Names of variables to delete too. A variable that cannot be deleted, or whose memory has
+        another holder, is listed in `skipped`. With GPUs (``0``, ``"cuda:1"``), only exceptions and
         outputs that hold memory on these GPUs are released.
     grads : bool
         Whether the gradients of the notebook's parameters are released too.
@@ -88,7 +88,7 @@ def free_memory(*what: object, grads: bool = False) -> Freed:
     >>> gpumagic.free_memory("batch", grads=True)
     freed 3.2 GiB (the exception of In [7]: 2.1 GiB on cuda:0, batch: 1.1 GiB on cuda:0) · …
     """
-    cuda_state.check()  # if CUDA is dead, collecting a CUDA event ends this process
+    cuda_state.check()  # if CUDA is dead, destroying a CUDA event ends this process
     namespace = user_namespace()
     names, gpus = holders_by_name.names_and_gpus(what, namespace)
     meter = _Meter()
@@ -97,12 +97,12 @@ def free_memory(*what: object, grads: bool = False) -> Freed:
     meter.take("garbage", always=False)
     found, outputs = find(namespace), KeptOutputs(namespace)
     skipped = _skipped(names, namespace, outputs, found)
-    if grads:  # first: an exception may hold the gradients too
+    if grads:  # before `spare` is computed: an exception may hold gradients too
         _release_gradients(namespace)
         meter.take("gradients")
         found = find(namespace)
     gone = [n for n in names if n in namespace and n not in skipped and not outputs.has(n)]
-    # The storages to be freed: only `gone`, outputs, exceptions and garbage hold them.
+    # Storages that can be freed: only `gone`, outputs, exceptions and garbage hold them.
     spare = [e for e in found if all(way.kind in KEPT or way.root in gone for way in e.ways)]
     skipped |= (stays := _still_held(gone, found, spare))
     gone = [name for name in gone if name not in stays]
@@ -143,7 +143,7 @@ def _release_kept(spare: list[FoundStorage], outputs: KeptOutputs, meter: "_Mete
 def _still_held(
     names: Collection[str], found: Iterable[FoundStorage], spare: Collection[FoundStorage]
 ) -> dict[str, str]:
-    """Return the reason for each name that stays, because its deletion would free nothing."""
+    """Return the reason for each name whose deletion would free nothing."""
     said = {}
     for name in names:
         if not any(name in each.roots for each in spare):
@@ -178,7 +178,7 @@ def _skipped(
 
 
 def allocated() -> dict[str, int]:
-    """Return, by GPU, the bytes of tensors and of arrays that other frameworks list."""
+    """Return the bytes of tensors and of other frameworks' arrays, by GPU."""
     torch = torch_here()
     count = torch.cuda.device_count() if torch is not None else 0
     found = Counter({f"cuda:{n}": torch.cuda.memory_allocated(n) for n in range(count)})
@@ -200,11 +200,11 @@ def _release_gradients(namespace: Mapping[str, Any]) -> None:
 
 
 class _Meter:
-    """Count the freed bytes, cause by cause."""
+    """Count the bytes that each cause freed."""
 
     def __init__(self) -> None:
         self.released: list[Released] = []
-        self.due: list[FoundStorage] = []  # freed once all their holders are released
+        self.due: list[FoundStorage] = []  # storages whose holders are not all released yet
         self._gone = set[str]()
         self._before = allocated()
 
@@ -243,7 +243,7 @@ def text(freed: Freed) -> str:
 
 
 def html(freed: Freed) -> str:
-    """Return the same line as HTML."""
+    """Return the line of `text` as HTML."""
     return block(tag("div", text(freed)))
 
 

@@ -1,8 +1,8 @@
-"""List the current holders of each GPU's memory by name; each storage counts once.
+"""List the holders of each GPU's memory (variables, outputs, …); each storage counts once.
 
-torch's allocator gives the size of a storage; array-exchange protocols give the size of other
-libraries' arrays. The result holds names and numbers only. None of the user's code runs, except to
-evaluate a part of a variable (`net.fc`). Nothing here starts CUDA or makes a context on a GPU.
+The size of a storage comes from torch's allocator. The size of another library's array comes from
+an array protocol. The result contains only names and numbers. The user's code runs only to evaluate
+a part of a variable (`net.fc`). No function here initializes CUDA or creates a context on a GPU.
 """
 
 import gc
@@ -37,19 +37,19 @@ if TYPE_CHECKING:
 
 # -- every storage
 class FoundStorage(NamedTuple):
-    """Describe a storage on a GPU: its bytes and its holders; only the first holder counts it."""
+    """Describe a storage on a GPU and its holders; its bytes count for the first holder only."""
 
     device: str
     address: int  # as in torch.cuda.memory_snapshot()
     nbytes: int
     ways: tuple[Way, ...]
-    path: tuple[str, ...] = ()  # a root's name and the steps from it; empty without `paths`
-    parameter: tuple[str, ...] = ()  # path of the parameter whose gradient, state … this is
-    is_of_other_library: bool = False  # torch has not allocated it
+    path: tuple[str, ...] = ()  # the holder's name, then steps; empty without `find(paths=True)`
+    parameter: tuple[str, ...] = ()  # path of the parameter that a gradient or state belongs to
+    is_of_other_library: bool = False  # torch did not allocate the storage
 
     @property
     def roots(self) -> set[str]:
-        """Return the first names of all its holders."""
+        """Return the names of all holders."""
         return {way.root for way in self.ways}
 
 
@@ -85,7 +85,7 @@ def find(
         for group in (before, *roots.near(), after):
             walk.walk(group)
         visited = _visited(walk, allocator)
-        # The second search takes seconds in a large process.
+        # Search only if storages are missing: the second search takes seconds in a large process.
         for search in (walk_errors, walk_unreachable):
             if allocator is not None and (missing := _missing(allocator, visited)):
                 search(walk, missing)
@@ -105,7 +105,7 @@ def _visited(walk: Walk, allocator: "Allocator | None") -> dict[Place, list[int]
 
 
 def _missing(allocator: "Allocator", visited: Mapping[Place, Any]) -> set[int]:
-    """Return the ids, not references, of live tensors whose GPU memory was not visited."""
+    """Return the ids of live tensors whose GPU memory was not visited."""
     if sum(place.nbytes for place in visited) == allocator.total:
         return set()
     kind = torch_here().Tensor
@@ -116,11 +116,11 @@ def _missing(allocator: "Allocator", visited: Mapping[Place, Any]) -> set[int]:
 def _add_arrays(
     walk: Walk, visited: dict[Place, list[int]], allocator: "Allocator | None"
 ) -> dict[Place, str]:
-    """Add other libraries' arrays to `visited`; return the library of each place outside torch."""
+    """Add other libraries' arrays to `visited`; map places that they allocated to libraries."""
     library = dict[Place, str]()
     kinds = {id(kind) for kind in walk.kinds if is_other_array(kind)}
     for array, place in array_places(obj for obj in walk.objects if id(type(obj)) in kinds):
-        block = allocator.block(place) if allocator is not None else None  # None if not torch's
+        block = allocator.block(place) if allocator is not None else None
         if block is None:
             library[place] = library_of(array)
         if (number := walk.number(array)) is not None:
@@ -133,7 +133,7 @@ def _storages(
 ) -> list[FoundStorage]:
     """Return all storages with their holders, the largest first."""
     found, library = list[FoundStorage](), _add_arrays(walk, visited, allocator)
-    for place in library.keys() - visited.keys():  # such as constants of compiled programs
+    for place in library.keys() - visited.keys():  # for example, constants of compiled programs
         holder = f"held by {library[place]} itself, or by no Python object"
         way = Way(holder, f"{library[place]} array")
         found.append(FoundStorage(*place, (way,), (holder,), is_of_other_library=True))
@@ -152,7 +152,7 @@ def _storages(
 
 
 def array_places(arrays: Iterable[Any]) -> list[tuple[Any, Place]]:
-    """Return these arrays and all that frameworks list, each with the place of its base array."""
+    """Return these arrays and the frameworks' live arrays, each with its base array's place."""
     every = {id(array): array for array in arrays}
     for framework in started():
         with faults.kept(f"listing the arrays of {framework.name}"):
@@ -163,7 +163,7 @@ def array_places(arrays: Iterable[Any]) -> list[tuple[Any, Place]]:
             its = next((each for each in started() if each.is_array(array)), None)
             places = [place_of(array)] if its is None else its.places(array)
             found += [(array, at) for at in places if at is not None and at.device != "cpu"]
-    # Largest first, so that the name of a base array comes before those of its views.
+    # Largest first, so that the name of a base array comes before the names of its views.
     found.sort(key=lambda each: -each[1].nbytes)
     whole = wholes(place for _, place in found)
     return [(array, whole[place]) for array, place in found]
@@ -171,7 +171,7 @@ def array_places(arrays: Iterable[Any]) -> list[tuple[Any, Place]]:
 
 # -- the figures of each GPU
 def figures() -> list[DeviceMemory]:
-    """Return the GPUs that this process can use, with torch's figures but without holders."""
+    """Return the memory figures of each GPU that this process can use, without holders."""
     torch = torch_here()
     if torch is not None:
         from gpumagic.placement.torch_devices import tell_cuda_order
@@ -192,11 +192,11 @@ def figures() -> list[DeviceMemory]:
 def _figures(ordinal: int, gpu: GpuSample | None, held: Sequence[Holder]) -> DeviceMemory:
     allocated, reserved, split = _allocator(ordinal)
     found = DeviceMemory(f"cuda:{ordinal}", None, False, None, None, allocated, reserved, split)
-    if gpu is None:  # no figures
+    if gpu is None:  # the snapshot has no figures of this GPU
         return found
     here = [(holder, holder.memory[gpu.uuid]) for holder in held if gpu.uuid in holder.memory]
     mine = next((nbytes for holder, nbytes in here if holder.mine), None)
-    # In a container our pid differs from the host's, so our memory counts as the system's.
+    # In a container our pid is not the host's, so our memory is in the system's figure.
     ours = reserved if mine is None else 0
     named = ((h.name, _less(n, ours) if h.name == SYSTEM else n) for h, n in here if not h.mine)
     others = tuple(each for each in named if each[1] != 0)
@@ -240,7 +240,7 @@ def with_other_libraries(device: DeviceMemory, here: Iterable[FoundStorage]) -> 
         return device
     gpu = Device("cuda", int(ordinal), virtual=device.virtual)
     pools = tuple(pool for each in started() if (pool := each.pool(gpu)) is not None)
-    # Without an allocator's figure, the arrays' bytes are a lower bound.
+    # If an allocator's figure is unknown, the bytes of the arrays are a lower bound.
     taken = max(nbytes, sum(pool.taken or 0 for pool in pools))
     return replace(
         device,
@@ -253,7 +253,7 @@ def with_other_libraries(device: DeviceMemory, here: Iterable[FoundStorage]) -> 
 
 # -- the report
 _REST = "held by cuBLAS or C++ code"
-"""Name of the row for allocated memory that no root reaches."""
+"""Name of the row for allocated memory whose holder was not found."""
 _STEP = r"\.\w+|\[(?:'[^']*'|\"[^\"]*\"|[^\]'\"])*\]"
 _NAMED = re.compile(rf"[^\W\d]\w*(?:{_STEP})*")
 
@@ -264,13 +264,13 @@ def memory(*what: object) -> MemoryReport:
     Parameters
     ----------
     *what : str, int, torch.device or Device
-        Only these GPUs (``0``, ``"cuda:1"``), and only memory that these variables hold (``"net"``,
-        ``"data['x']"``); by default everything. A word that names both means the variable.
+        GPUs (``0``, ``"cuda:1"``) or variables (``"net"``, ``"data['x']"``) to list; by default
+        all. A word that could name both means the variable.
 
     Returns
     -------
     MemoryReport
-        The figures of each GPU, and its holders. Their bytes add up to the allocator's total.
+        The figures and the holders of each GPU. Holders' bytes add up to the allocator's total.
 
     Raises
     ------
@@ -309,7 +309,7 @@ def names_and_gpus(
 
 
 def value_of(name: str, namespace: Mapping[str, Any]) -> Any:
-    """Return the value of a variable or of a part of one; GpuError if there is none."""
+    """Return the value of a variable or of its part (`net.fc`); GpuError if there is none."""
     if not _NAMED.fullmatch(name):
         raise GpuError(f"{name} is neither a variable nor a part of one, such as net or data[0]")
     if first_name(name) not in namespace:
@@ -319,8 +319,8 @@ def value_of(name: str, namespace: Mapping[str, Any]) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             value = eval(name, {}, namespace)
-            return {**value} if value is namespace.get("_oh", {}) else value  # walks skip `Out`
-    except Exception as error:  # noqa: BLE001  it is the user's code that runs
+            return {**value} if value is namespace.get("_oh", {}) else value  # a walk skips `Out`
+    except Exception as error:  # noqa: BLE001  user code may raise anything
         raise GpuError(f"{name} raises {type(error).__name__}: {error}") from None
 
 
@@ -330,7 +330,7 @@ def with_holders(
     allocator: "Allocator | None" = None,
     names: Collection[str] = (),
 ) -> DeviceMemory:
-    """Return a GPU's figures with its holders, or with only these `names` as holders."""
+    """Add holders to a GPU's figures; with `names`, add only storages that these names hold."""
     here = [each for each in found if each.device == device.device]
     device = with_other_libraries(device, here)
     if names:  # put these names first among each storage's holders
