@@ -10,9 +10,9 @@ from typing import Any
 
 
 class GpuError(Exception):
-    """Bad input, in one line: what was given, what there is, what to type.
+    """Error with a message of one line: what was given, what exists, what to type.
 
-    IPython shows only that line; other programs see an ordinary exception.
+    IPython shows only this line, without a traceback.
     """
 
     def _render_traceback_(self) -> list[str]:
@@ -22,7 +22,7 @@ class GpuError(Exception):
 
 @dataclass(frozen=True)
 class Problem:
-    """A failure of the machine: a stable code for programs, its cause and its cure as sentences."""
+    """A failure of the machine: a stable code for programs, and the cause and cure in words."""
 
     code: str
     cause: str
@@ -45,7 +45,7 @@ def show_as(error: BaseException, lines: Callable[[], list[str]]) -> None:
 
 
 def as_typed(magic: str) -> str:
-    """Return how to run `magic` from here: it may first need ``%load_ext``, or a notebook."""
+    """Return how to run `magic`, with ``%load_ext`` if gpumagic's magics are not loaded."""
     if "gpumagic.magics.loading" in sys.modules:
         return magic
     ipython: Any = sys.modules.get("IPython")
@@ -64,7 +64,7 @@ def meant(given: str, known: Iterable[str]) -> str:
 
 @contextmanager
 def library_needed(library: str, what: str, install: str) -> Iterator[None]:
-    """Turn a missing library in this context into a GpuError that says how to install it."""
+    """Raise a GpuError with install instructions if the block cannot import `library`."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -75,21 +75,21 @@ def library_needed(library: str, what: str, install: str) -> Iterator[None]:
 
 
 torch_needed = partial(library_needed, "torch", install='"gpumagic[torch]"')
-"""`library_needed` for torch, called with the feature that needs it."""
+"""`library_needed` for torch; the argument is the feature that needs torch."""
 cluster_needed = partial(library_needed, "ipyparallel", install='"gpumagic[cluster]"')
 """`library_needed` for ipyparallel."""
 
 
 class CrossDeviceWarning(UserWarning):
-    """Warn of a copy between devices, or a wait for one, that the code does not ask for.
+    """Warn of an implicit copy between devices, or of an implicit wait for a GPU.
 
-    Examples are `.item()` and indexing with a mask. Each line of a cell warns once. Filter it like
-    any warning: ``warnings.simplefilter("ignore", gpumagic.CrossDeviceWarning)``.
+    Examples are `.item()` and indexing with a mask. Each line of a cell warns once. To ignore these
+    warnings: ``warnings.simplefilter("ignore", gpumagic.CrossDeviceWarning)``.
     """
 
 
 class ImplicitCopyError(CrossDeviceWarning, RuntimeError):
-    """Raised with ``--strict`` for a copy or a wait that the code does not ask for.
+    """Raised with ``--strict`` for an implicit copy between devices or an implicit wait.
 
-    Until the next version it is also a `CrossDeviceWarning`, which ``--strict`` raised before.
+    In this version the class derives from `CrossDeviceWarning`, which ``--strict`` raised before.
     """

@@ -1,7 +1,7 @@
-"""Show the progress of long work in one line, which is overwritten and removed at the end.
+"""Show the progress of long work in one line, and remove the line at the end.
 
-Work of less than 2 s shows no line, and a pipe or a file gets none. A terminal gets tqdm's line. A
-notebook gets a bar, updated in place; if the total is unknown, the bar moves to and fro.
+A terminal shows a line of tqdm; a notebook shows a progress bar. Nothing is shown in the first 2 s,
+or if the output is a pipe or a file.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any
 from gpumagic.display.table import block, short, tag
 
 SHOW_AFTER_S = 2.0
-# A front end shows the HTML; empty HTML shows nothing.
+# Output that a notebook shows as empty.
 _NOTHING = {"text/plain": "", "text/html": ""}
 
 
 def _bar(now: object) -> dict[str, str]:
-    """Return a progress bar in HTML, in gpumagic's color, with text."""
+    """Return the text, and an HTML progress bar with the text, by MIME type."""
     share: float | None = getattr(now, "share", None)
     value = "" if share is None else f' value="{share:.3f}"'
     style = "accent-color: var(--gm-mine); margin-right: 8px; vertical-align: middle; width: 16em"
@@ -30,16 +30,16 @@ def _bar(now: object) -> dict[str, str]:
 
 
 class ProgressLine(AbstractContextManager["ProgressLine"]):
-    """A context manager that shows updates in one line, from `SHOW_AFTER_S` seconds on."""
+    """Context manager that shows progress in one line, after `SHOW_AFTER_S` seconds."""
 
     def __init__(self, shell: Any, *, silent: bool = False) -> None:
         self._notebook = hasattr(shell, "kernel")
         self._output: Any = None  # IPython's display handle
-        self._line: Any = None  # tqdm's
+        self._line: Any = None  # tqdm's line
         self._latest: object = None
         self._due, self._over = False, silent
         self._lock = threading.Lock()
-        # ipykernel finds an output's cell by the context, so the timer's thread needs a copy of it.
+        # ipykernel finds an output's cell by context variables, so the timer's thread needs them.
         context = copy_context()
         self._timer = threading.Timer(SHOW_AFTER_S, lambda: context.run(self._begin))
         self._timer.daemon = True
@@ -50,7 +50,7 @@ class ProgressLine(AbstractContextManager["ProgressLine"]):
         self.close()
 
     def update(self, now: object) -> None:
-        """Set the text to ``str(now)``, and the bar's length to ``now.share``, from 0 to 1."""
+        """Set the text to ``str(now)``, and the bar's length to ``now.share`` (0 to 1), if any."""
         self._latest = now
         if self._due:
             self._write()
@@ -81,15 +81,15 @@ class ProgressLine(AbstractContextManager["ProgressLine"]):
             return
 
         class Line(tqdm):  # type: ignore[misc]
-            monitor_interval = 0  # tqdm's monitor thread would not end
+            monitor_interval = 0  # start no monitor thread: it would not end
 
-        # `disable=None` shows nothing without a terminal.
+        # `disable=None` shows nothing if stderr is not a terminal.
         self._line = Line(
             desc=words, bar_format="{desc}", leave=False, disable=None, file=sys.stderr
         )
 
     def close(self, result: Any = None) -> None:
-        """Remove the line; show `result` in its place, unless it is None."""
+        """Remove the line; show `result` instead, if it is not None."""
         from IPython.display import display
 
         self._timer.cancel()

@@ -1,8 +1,8 @@
-"""Show records by their registered views and as JSON; lay out tables as text and HTML.
+"""Show records (dataclasses with results) as text, HTML and JSON; lay out tables.
 
-A package's `__init__.py` registers its records' views, which are imported when first needed. The
-JSON has units in its keys and names no other user, process or notebook. Text in HTML is always
-escaped. Lines have at most 100 columns, or the caller's number; wide characters count as two.
+A view is a module with functions `text` and `html` that format a record. Each package registers
+its views; a view is imported when first needed. JSON keys include units. The JSON never names other
+users, processes or notebooks. Text in HTML is always escaped. Wide characters fill two columns.
 """
 
 import re
@@ -24,7 +24,7 @@ _views: dict[str, str] = {}
 
 
 def register(record: str, module: str) -> None:
-    """Register the module with `text` and `html` for a class: ``"gpumagic.package.file.Class"``."""
+    """Register the view `module` for the class `record`, ``"gpumagic.package.file.Class"``."""
     _views[record] = module
 
 
@@ -34,7 +34,7 @@ def view(record: object) -> Any:
     return import_module(next(_views[name] for name in names if name in _views))
 
 
-# Fields in bytes whose names do not say so.
+# Fields with a number of bytes; their JSON keys get the suffix "_bytes".
 _BYTES = re.compile(
     r"memory_(free|reserved|total|used)|adds|after|allocated|before|fragmented|free|gives|held_for_it"
     r"|limit|measured|needed|other_in_process|others|peak|predicted|reserved|returned|room|taken"
@@ -74,12 +74,12 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(value[key]) for key in [*value][:_MOST_ITEMS]}
     if isinstance(value, (tuple, list, set, frozenset)):
         return [_plain(item) for item in [*value][:_MOST_ITEMS]]
-    # Any other value may be the user's, and reading it may wait for a GPU.
+    # Name only the class: a user's object may be large, and reading it may wait for a GPU.
     return type(value).__name__
 
 
 class Shown:
-    """A record shown as HTML by IPython, and as text elsewhere."""
+    """Base class of records: IPython shows their HTML, and `repr` returns their text."""
 
     def __repr__(self) -> str:
         return str(view(self).text(self))
@@ -88,42 +88,42 @@ class Shown:
         return str(view(self).html(self))
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, Any]:
-        """Return the record as JSON, with what its view's `panel` adds, if the view has one."""
+        """Return the record as JSON, and the output of the view's function `panel`, if any."""
         panel = getattr(view(self), "panel", None)
         return {JSON: as_json(self) | (panel(self) if panel else {})}
 
 
 @lru_cache
 def sheet(name: str) -> str:
-    """Return a style sheet of this folder, without its first comment."""
+    """Return the CSS file `name` of this folder, without its first comment."""
     css = files(__package__).joinpath(f"{name}.css").read_text(encoding="utf-8")
     return css.partition("*/\n")[2]
 
 
 def block(content: str, *sheets: str, css: str = "gpumagic") -> str:
-    """Return HTML with the palette and these style sheets; the default is the sheet of tables."""
+    """Wrap HTML in a `<div>` with the color palette and `sheets` (default: the tables' sheet)."""
     rules = "".join(sheet(name) for name in ("palette", *(sheets or ("table",))))
     return f'<div class="{css}"><style>{rules}</style>{content}</div>'
 
 
 def tag(name: str, text: object, css: str = "", title: str = "") -> str:
-    """Return an element around text, which is escaped."""
+    """Return an HTML element with escaped text."""
     tip = f' title="{escape(title)}"' if title else ""
     return f"<{name}{_css(css)}{tip}>{escape(str(text))}</{name}>"
 
 
 def coded(text: str) -> str:
-    """Return escaped text; parts in back-ticks become `<code>`."""
+    """Escape text for HTML; turn parts in back-ticks into `<code>` elements."""
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
 def folded(summary: str, content: str, *, unfolded: bool = False) -> str:
-    """Return HTML folded under a summary, which is escaped."""
+    """Return a `<details>` element with an escaped summary and HTML content."""
     return f"<details{' open' * unfolded}>{tag('summary', summary)}{content}</details>"
 
 
 def bar(parts: list[tuple[str, float]], label: str, *, short: bool = False) -> str:
-    """Return a bar of parts, each a CSS class and a share from 0 to 1; cut at a sum of 1."""
+    """Return an HTML bar; each part is a CSS class and a share of the width, from 0 to 1."""
     left, pieces, text = 1.0, "", escape(label)
     for css, part in parts:
         if (width := min(max(part, 0.0), left)) > 0:
@@ -136,7 +136,7 @@ def bar(parts: list[tuple[str, float]], label: str, *, short: bool = False) -> s
 WIDTH = 100
 GLUE = "\N{NO-BREAK SPACE}"  # keeps words on one line, and is shown as a space
 _GAP = "  "
-_PAD = "\0"  # is put behind each wide character, so that `TextWrapper` counts two characters
+_PAD = "\0"  # follows each wide character, so that `TextWrapper` counts two characters
 _BREAKS = re.compile(f"([\t\n\v\f\r ]+|.{_PAD})")  # where a line may be broken
 
 
@@ -147,14 +147,14 @@ class Column:
     head: str
     cells: Sequence[str]
     number: bool = False  # right-aligned
-    # How cells are narrowed if the text is too wide, "cut" or "wrap"; and their minimum width.
+    # "cut" or "wrap": how to narrow cells if a text table is too wide. `least`: minimum width.
     fit: str = ""
     least: int = 20
-    # A note below each row, from this column to the table's end; "" for none.
+    # One note for each row, shown below the row from this column on; "" for no note.
     notes: Sequence[str] = ()
-    # CSS classes: one string for all cells, or a list with one for each cell.
+    # CSS classes: one string for all cells, or a list with a string for each cell.
     css: str | Sequence[str] = ""
-    # The cells as HTML, if they are more than text.
+    # The cells as HTML; if empty, `cells` are escaped and used.
     html: Sequence[str] = ()
 
     @property
@@ -163,13 +163,13 @@ class Column:
         return max(map(width, (self.head, *self.cells)))
 
     def note(self, row: int) -> str:
-        """Return the note on a row, or ``""``."""
+        """Return the note below a row, or ``""``."""
         return self.notes[row] if self.notes else ""
 
 
 @dataclass(frozen=True)
 class Fold:
-    """The number of rows that are shown, and the note on the remaining rows."""
+    """The number of rows to show, and a note that counts the hidden rows."""
 
     first: int
     words: str = "and {} more"
@@ -194,10 +194,10 @@ def width(text: str) -> int:
 
 
 def short(text: str, most: int) -> str:
-    """Return a text, cut to at most `most` columns."""
+    """Cut a text to at most `most` columns."""
     if width(text) <= most:
         return text
-    # First cut by length, since a text may be very long; then by width.
+    # First cut by length: the loop below would be slow for a very long text.
     text = text[: max(most - 1, 0)]
     while width(text) > most - 1 > 0:
         text = text[:-1]
@@ -205,7 +205,7 @@ def short(text: str, most: int) -> str:
 
 
 def wrapped(text: str, margin: str = "", more: str | None = None, room: int = WIDTH) -> list[str]:
-    """Wrap a text; later lines are indented by two, or begin with `more`."""
+    """Wrap a text; lines after the first begin with `more`, by default an indent of two."""
     more = f"{margin}  " if more is None else more
     wrapper = TextWrapper(max(room, 1), margin, more, break_on_hyphens=False)
     wrapper.wordsep_simple_re = _BREAKS

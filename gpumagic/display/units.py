@@ -1,4 +1,4 @@
-"""Format bytes, seconds, rates and lists for people; N/A for an unknown value."""
+"""Format bytes, seconds, rates and lists for people; an unknown value is "N/A"."""
 
 from collections.abc import Iterable
 
@@ -9,14 +9,14 @@ _NAMES_SHOWN = 4
 
 
 def some(names: Iterable[str]) -> str:
-    """Return the first names: ``"X, y, net, loss and 3 more"``."""
+    """Join the first four names and count the others: ``"X, y, net, loss and 3 more"``."""
     every = list(names)
     more = len(every) - _NAMES_SHOWN
     return ", ".join(every[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def both(words: Iterable[str]) -> str:
-    """Return all words, each once: ``"a"``, ``"a and b"``, ``"a, b and c"``."""
+    """Join words without duplicates: ``"a"``, ``"a and b"``, ``"a, b and c"``."""
     *first, last = dict.fromkeys(words) or [""]
     return f"{', '.join(first)} and {last}" if first else last
 
@@ -27,12 +27,12 @@ def many(count: int, word: str) -> str:
 
 
 def size(count: float | None) -> str:
-    """Format bytes, at most four digits: ``"1.2 GiB"``, ``"512 MiB"``, ``"80 B"``, ``"N/A"``."""
+    """Format bytes with up to four digits: ``"1.2 GiB"``, ``"512 MiB"``, ``"80 B"``, ``"N/A"``."""
     if count is None:
         return NOT_KNOWN
     value = float(count)
     for unit in _SIZES:
-        # 1023.5 KiB would round to 1024 KiB.
+        # 1023.5 KiB would be rounded to 1024 KiB.
         if abs(value) < 1023.5 or unit == _SIZES[-1]:
             break
         value /= 1024
@@ -41,7 +41,7 @@ def size(count: float | None) -> str:
 
 
 def share(used: float | None, total: float | None) -> str:
-    """Format used and total bytes in one unit: ``"34.2 / 80.0 GiB"``; each may be N/A."""
+    """Format used and total bytes in one unit: ``"34.2 / 80.0 GiB"``. The total may be None."""
     if total is None:
         return size(used)
     divisor, unit = (_GIB, "GiB") if total >= _GIB else (2**20, "MiB")
@@ -62,7 +62,7 @@ def age(seconds: float) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Format seconds, two or three digits: ``"1.24 s"``, ``"45 µs"``, ``"2 min 5 s"``."""
+    """Format seconds with two or three digits: ``"1.24 s"``, ``"45 µs"``, ``"2 min 5 s"``."""
     if seconds is None:
         return NOT_KNOWN
     if seconds < 0:
@@ -90,12 +90,12 @@ def tick(seconds: float) -> str:
 
 
 def rate(each_second: float | None) -> str:
-    """Format a rate per second, three digits: ``"448 /s"``, ``"80.6 k/s"``, ``"N/A"``."""
+    """Format a rate per second with three digits: ``"448 /s"``, ``"80.6 k/s"``, ``"N/A"``."""
     return NOT_KNOWN if each_second is None else f"{_digits(each_second, _MANY)}/s"
 
 
 def times(ratio: float | None) -> str:
-    """Format a ratio, three digits, more near one: ``"1.32 ×"``, ``"1.004 ×"``."""
+    """Format a ratio with three digits, or three decimals near 1: ``"1.32 ×"``, ``"1.004 ×"``."""
     if ratio is None:
         return NOT_KNOWN
     if ratio >= 99.95:
@@ -109,7 +109,7 @@ _MANY = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 
 
 def _scaled(value: float, scales: tuple[tuple[float, str], ...]) -> tuple[float, str]:
-    # 999.5 ms would round to four digits.
+    # 999.5 ms would be rounded to 1000 ms.
     scale, prefix = next((s for s in scales if abs(value) >= 0.9995 * s[0]), scales[-1])
     return value / scale, prefix
 
@@ -119,5 +119,5 @@ def _digits(value: float, scales: tuple[tuple[float, str], ...]) -> str:
         return "0 "
     scaled, prefix = _scaled(value, scales)
     digits = 2 if abs(scaled) < 9.995 else 1 if abs(scaled) < 99.95 else 0
-    # Clocks do not resolve less than a nanosecond.
+    # Clocks do not resolve fractions of a nanosecond.
     return f"{scaled:.{0 if prefix == 'n' else digits}f} {prefix}"

@@ -1,15 +1,16 @@
-"""Read the GPUs of AMD and Intel, and the processes on them, from Linux's files; nothing raises.
+"""Read AMD's and Intel's GPUs, and the processes on them, from Linux's files; never raise.
 
-Cards: a card with a ``unique_id`` (https://docs.kernel.org/gpu/amdgpu/driver-misc.html) has the
-UUID that ROCm gives it. Any other card's UUID is its PCI address and the start of the boot id.
+Cards: the UUID is ROCm's if the driver provides a ``unique_id``, as described in
+https://docs.kernel.org/gpu/amdgpu/driver-misc.html. Otherwise the UUID joins the PCI address and
+the start of the boot id.
 
-Processes: ``/proc/PID/fdinfo/FD`` of each file that is open on ``/dev/dri``, as in
-https://docs.kernel.org/gpu/drm-usage-stats.html. Duplicated or inherited files have the same
-``drm-client-id`` and are counted once, for the lowest pid. Only this user's processes can be read,
-unless this user is root.
+Processes: for each open file of ``/dev/dri``, Linux provides ``/proc/PID/fdinfo/FD``, described in
+https://docs.kernel.org/gpu/drm-usage-stats.html. Duplicated and inherited files share a
+``drm-client-id``; they are counted once, for the lowest pid. Only root can read other users' files.
 
-KFD (drivers/gpu/drm/amd/amdkfd): ROCm's runtime lists GPUs by ``topology/nodes/N``. Everybody can
-read ``proc/PID/vram_GPU`` there, for all users' processes. Pids are the host's, also in containers.
+KFD is the kernel's driver for ROCm (drivers/gpu/drm/amd/amdkfd). ``/sys/class/kfd/kfd`` lists GPUs
+in ``topology/nodes``. It lists the memory of all users' processes in ``proc/PID/vram_GPU``; every
+user can read these files. The pids are the host's, even inside a container.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _LONGEST = 65536
 
 
 class Folder:
-    """The files below a folder, by names relative to it; an unreadable file has no text."""
+    """Read the files of a folder by their relative names; an unreadable file counts as empty."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = str(path)
@@ -43,7 +44,7 @@ class Folder:
         return ""
 
     def number(self, *names: str, unit: int = 1) -> int | None:
-        """Return the whole number, not negative, in the first of these files that has one."""
+        """Return the first non-negative integer in these files, divided by `unit`; or None."""
         numbers = (whole(self.text(name)) for name in names)
         return next((number // unit for number in numbers if number is not None), None)
 
@@ -53,12 +54,12 @@ class Folder:
         return None if value is None else value / divisor
 
     def percent(self, name: str) -> float | None:
-        """Return a number from 0 to 100; None for other values, which drivers may give."""
+        """Return a file's number if it is from 0 to 100; drivers may write other values."""
         value = self.number(name)
         return None if value is None or value > 100 else float(value)
 
     def link(self, name: str) -> str | None:
-        """Return the last part of a link's target, which need not exist."""
+        """Return the last part of a symbolic link's target; the target may be missing."""
         with suppress(OSError):
             return os.path.basename(os.readlink(os.path.join(self.path, name)))
         return None
@@ -72,24 +73,25 @@ class Folder:
 
 
 def whole(text: str | None) -> int | None:
-    """Parse a whole number, not negative; None for other text, or if it is too long."""
+    """Parse a non-negative integer of at most 20 digits; None for any other text."""
     return int(text) if text and re.fullmatch(r"[0-9]{1,20}", text) else None
 
 
 VENDORS = {"0x10de": "nvidia", "0x1002": "amd", "0x8086": "intel"}
 # PCI classes of displays and accelerators.
 _SHOWS_OR_COMPUTES = ("0x0300", "0x0302", "0x0380", "0x1200")
-# Lists of models: "744C, C8, AMD Radeon RX 7900 XTX"; "744c  Navi 31 [Radeon RX 7900 XT/7900 XTX]".
+# Files that list models. Their lines: "744C, C8, AMD Radeon RX 7900 XTX" (`_AMDS`);
+# "744c  Navi 31 [Radeon RX 7900 XT/7900 XTX]" (`_MODELS`).
 _AMDS = ("usr/share/libdrm/amdgpu.ids",)
 _MODELS = ("usr/share/hwdata/pci.ids", "usr/share/misc/pci.ids", "usr/share/pci.ids")
 
 
 @dataclass(frozen=True)
 class GraphicsCard:
-    """The constants of a card with a DRM driver."""
+    """Record the properties of a graphics card that has a DRM driver."""
 
     vendor: str
-    address: str  # on the PCI bus, "0000:03:00.0"
+    address: str  # PCI address: "0000:03:00.0"
     driver: str | None  # "amdgpu", "i915", "xe"
     uuid: str
     name: str | None
@@ -102,41 +104,41 @@ class GraphicsCard:
 
     @cached_property
     def regions(self) -> tuple[str, ...]:
-        """Prefixes of the names of the memory regions that count as the card's."""
+        """The memory regions of the card; drivers may add a number to a region's name."""
         if self.vendor == "intel":
             return ("system", "gtt") if self.integrated else ("vram", "local")
-        # ROCm uses an APU's host memory through the GTT. Only APUs have a northbridge voltage, in1.
+        # On an APU, ROCm also allocates host memory (GTT). Only an APU has the voltage sensor in1.
         return ("vram",) if self.sensors.number("in1_input") is None else ("vram", "gtt")
 
     @property
     def sensors(self) -> Folder:
-        """The card's hwmon folder; if i915 has several, the folder of the whole device."""
+        """The card's hwmon folder; if i915 provides several, the folder of the whole device."""
         folders = [self.device / "hwmon" / name for name in self.device.names("hwmon")]
         whole = (folder for folder in folders if "_gt" not in folder.text("name"))
         return next(whole, self.device / "hwmon")
 
     def memory(self, what: str) -> int | None:
-        """Return bytes from amdgpu; `what` is "total" or "used"."""
+        """Return the card's "total" or "used" bytes as amdgpu reports them; None if unknown."""
         found = [self.device.number(f"mem_info_{region}_{what}") for region in self.regions]
         return None if None in found else sum(count or 0 for count in found)
 
     @property
     def integrated(self) -> bool:
-        """Whether it is Intel's integrated GPU, which uses the host's memory."""
+        """Whether the card is an integrated GPU of Intel, which uses the host's memory."""
         return is_integrated(self.vendor, self.address)
 
 
 def is_integrated(vendor: str | None, address: str) -> bool:
-    """Whether a GPU has the PCI address that every integrated GPU of Intel has."""
+    """Whether a GPU is an integrated GPU of Intel. They all have the same PCI address."""
     return vendor == "intel" and address.endswith(":00:02.0")
 
 
 def graphics_cards(root: Path, vendor: str) -> list[GraphicsCard]:
-    """Return the cards of a vendor in the order of the PCI bus."""
+    """Return the cards of a vendor, sorted by PCI address."""
     folder, found = root / "sys/class/drm", []
     for card in Folder(folder).names():
         files, address = Folder(folder / card / "device"), Folder(folder / card).link("device")
-        # Connectors such as card0-DP-1 have no vendor; renderD128 is a card's second entry.
+        # Skip connectors (card0-DP-1: no vendor) and the second entry of a card (renderD128).
         if card.startswith("card") and address and VENDORS.get(files.text("vendor")) == vendor:
             uuid, name = _uuid(root, files, address), _name(root, files, vendor)
             driver = files.link("driver")
@@ -168,7 +170,7 @@ def _name(root: Path, files: Folder, vendor: str) -> str | None:
 
 @lru_cache(64)
 def _listed(root: Path, names: tuple[str, ...], pattern: str) -> str | None:
-    """Search these lists of models in order; return the group of the first match."""
+    """Return the name that `pattern` captures in the first matching file, or None."""
     for name in names:
         with suppress(OSError):
             text = (root / name).read_text(errors="replace")
@@ -190,7 +192,7 @@ def pci_gpus(root: Path) -> list[tuple[str, str, str | None]]:
 
 
 _UNITS = {"": 1, "KiB": 2**10, "kB": 2**10, "MiB": 2**20, "GiB": 2**30}
-# If a file has several, the last of these counts. amdgpu before Linux 6.14 writes "memory".
+# Keys for the same bytes; the last key has priority. Before Linux 6.14, amdgpu wrote "memory".
 _KINDS = ("total", "memory", "resident")
 _HELD = re.compile(
     r"^drm-(total|memory|resident)-(\S+):\s*([0-9]{1,20})(?: (KiB|kB|MiB|GiB))?$", re.MULTILINE
@@ -203,12 +205,12 @@ class DrmClient(NamedTuple):
     """One open handle of a process to a GPU."""
 
     pid: int
-    address: str  # of the GPU on the PCI bus
+    address: str  # PCI address of the GPU
     memory: Mapping[str, int]  # bytes by region: "vram", "gtt", "system0"
 
 
 def read_clients(root: Path) -> list[DrmClient]:
-    """Return each client of all readable processes, once."""
+    """Return the clients of all readable processes, without duplicates."""
     found: dict[tuple[str, str], DrmClient] = {}
     processes = Folder(root / "proc")
     for pid in filter(str.isdecimal, processes.names()):
@@ -222,8 +224,8 @@ def read_clients(root: Path) -> list[DrmClient]:
 
 
 def _texts(process: Folder) -> Iterator[str]:
-    """Yield the fdinfo text of each file that a process has open on a GPU."""
-    with suppress(OSError):  # another user's process, or it has ended
+    """Yield the fdinfo text of each file in ``/dev/dri`` that a process has open."""
+    with suppress(OSError):  # the process is another user's, or has ended
         for file in list(os.scandir(os.path.join(process.path, "fd"))):
             with suppress(OSError):
                 if os.readlink(file.path).startswith("/dev/dri/"):
@@ -235,13 +237,13 @@ _FIRST_NAMESPACE = "pid:[4026531836]"
 
 
 def kfd_gpus(root: Path) -> dict[str, int]:
-    """Return KFD's number of each GPU that ROCm can use, by PCI address, in ROCm's order."""
+    """Return KFD's ids of the GPUs that ROCm can use, by PCI address, in ROCm's order."""
     nodes = Folder(root / "sys/class/kfd/kfd/topology/nodes")
     found = {}
     for name in nodes.names():
         gpu_id = (nodes / name).number("gpu_id")
         fields = dict(re.findall(r"^(\S+) ([0-9]{1,9})$", (nodes / name).text("properties"), re.M))
-        # A CPU is a node too, with the id 0.
+        # CPUs are nodes too; their id is 0.
         if gpu_id and "location_id" in fields:
             at, domain = int(fields["location_id"]), int(fields.get("domain", 0))
             found[f"{domain:04x}:{at >> 8:02x}:{at >> 3 & 31:02x}.{at & 7}"] = gpu_id
@@ -249,7 +251,7 @@ def kfd_gpus(root: Path) -> dict[str, int]:
 
 
 def kfd_memory(root: Path) -> dict[tuple[int, str], int]:
-    """Return KFD's bytes by pid and the GPU's PCI address; none if pids here are not the host's."""
+    """Return KFD's bytes by pid and PCI address; empty in a container with its own pids."""
     namespace = Folder(root / "proc/self/ns").link("pid")
     if namespace not in (None, _FIRST_NAMESPACE):
         return {}

@@ -1,6 +1,6 @@
 """Predict what a cell or a function would do, without computing or changing anything.
 
-The code runs in a forked copy of the process, on torch's fake tensors, which have no data: shapes,
+The code runs in a forked copy of the process, on torch's fake tensors, which have no data. Shapes,
 dtypes, devices, copies, waits and memory are those of a real run. Code that depends on data ends
 the dry run; the result then describes the code up to that line.
 """
@@ -41,25 +41,25 @@ def dry_run(
     function : callable
         A function, a method or a module, to be called with `args` and `kwargs`.
     on : str, int, torch.device, Card or list, optional
-        A device to place the call on, as with ``%%ongpu``: ``1``, ``"cuda:1"``, ``"free"`` … Or one
-        or several cards that this machine lacks, by name or size: ``"H100 80GB"``, ``"24GiB"``. By
-        default nothing is placed or moved.
+        A device to place the call on, as with ``%%ongpu``: ``1``, ``"cuda:1"``, ``"free"`` … Or
+        cards that this machine lacks, by name or size: ``"H100 80GB"``, ``"24GiB"``. By default
+        nothing is placed or moved.
     move : bool
-        With `on`: whether the arguments, and variables that the call reads, are moved there first.
+        Whether to move the arguments, and variables that the call reads, to `on` first.
     limit : float
         Seconds after which the dry run stops and returns its result so far.
 
     Returns
     -------
     DryRun
-        Shapes, dtypes and devices, mismatches, copies and waits, peak memory, and everything
-        unknown.
+        Shapes, dtypes and devices of results, device mismatches, copies, waits, peak memory, and
+        everything that is unknown.
 
     Raises
     ------
     GpuError
-        `function` is not callable, is async or uses JAX, there is no such device or card, or this
-        system has no fork.
+        `function` is not callable, is async or uses JAX; the device or card does not exist; or
+        this system has no fork.
 
     Examples
     --------
@@ -89,7 +89,7 @@ def dry_run(
 
 
 def _check(function: Any, given: object) -> None:
-    """Raise `GpuError` if a call cannot be followed, such as JAX's, whose threads a fork lacks."""
+    """Raise `GpuError` if a dry run cannot run the call. A fork would lack JAX's threads."""
     if not callable(function):
         raise GpuError(
             f"dry_run takes a function to call, not {type(function).__name__}; type "
@@ -106,7 +106,7 @@ def _check(function: Any, given: object) -> None:
 
 
 def _names(function: Any, args: tuple[Any, ...]) -> list[str]:
-    """Return the names of the arguments for the report; a number for an argument without a name."""
+    """Return the parameter names of `args`, or ``"argument 1"`` … if these are unknown."""
     called = function.forward if is_module(function) else function
     try:
         found = list(inspect.signature(called).bind_partial(*args).arguments)

@@ -1,7 +1,7 @@
-"""Answer function calls on fake tensors: the outer of a dry run's two torch modes.
+"""Answer torch calls that would need a tensor's data, in the outer torch mode of a dry run.
 
-Real tensors that the code reaches later become fakes, and results that depend on data are unknown.
-Functions of torch that fail on fakes are replaced and never restored.
+Real tensors that the code reaches become fakes (tensors without data). Results that depend on data
+are unknown. Functions that fail on fakes are replaced until this forked process ends.
 """
 
 import math
@@ -33,9 +33,9 @@ from gpumagic.ledger.entry import PRINT
 
 
 class Calls(TorchFunctionMode):
-    """Answer calls that need data; `fake` turns a real tensor into a fake on its device."""
+    """Answer calls that need data; `fake` turns a real tensor into a fake."""
 
-    # With `guesses`, `float()` and `int()` of a tensor are 1 and do not end the dry run.
+    # With `guesses`, `float()` and `int()` of a tensor return 1 and do not end the dry run.
 
     def __init__(
         self, fake: Callable[[Tensor], object], crossings: Crossings, guesses: bool
@@ -50,7 +50,7 @@ class Calls(TorchFunctionMode):
         answer = _ANSWERS.get(func)
         if answer is not None and args and isinstance(args[0], FakeTensor):
             return answer(self, func, args, kwargs, sys._getframe(1))
-        # Calls on a storage may use real tensors: safetensors makes one from the mapped file.
+        # A storage's methods may need real tensors: safetensors makes them from a mapped file.
         of_storage = bool(args) and isinstance(args[0], torch.UntypedStorage)
         with suspended() if of_storage else nullcontext():
             out = func(*args, **kwargs)
@@ -59,7 +59,7 @@ class Calls(TorchFunctionMode):
         return out
 
     def _ready(self, func: Any, given: Any) -> Any:
-        """Return arguments as fakes; replace unknown numbers, which may only scale or fill."""
+        """Make fakes of real tensors; replace unknown numbers that only scale or fill a tensor."""
         leaves = tree_leaves(given)
         for leaf in leaves:
             if isinstance(leaf, Tensor) and is_real(leaf):
@@ -67,7 +67,7 @@ class Calls(TorchFunctionMode):
         if NotKnown not in map(type, leaves):
             return given
         name = getattr(func, "__name__", str(func))
-        # `full` takes the size first; its fill value may be unknown.
+        # The size of `full`, its first argument, must be known; the fill value may be unknown.
         sizes = tree_leaves([given[0][:1], given[1].get("size")]) if name == "full" else leaves
         unknown = next((leaf for leaf in sizes if type(leaf) is NotKnown), None)
         if unknown is not None and name.strip("_") not in _SCALES:
@@ -89,7 +89,7 @@ class Calls(TorchFunctionMode):
         self._crossings.note(False, "item", str(tensor.device), "cpu", tensor.element_size())
         value = host_value(frame)
         if tensor.constant is not None or tensor.numel() != 1:
-            with torch._C.DisableTorchFunction():  # the value, or torch's own error
+            with torch._C.DisableTorchFunction():  # returns the value, or raises torch's error
                 return func(tensor if tensor.constant is None else tensor.constant, *args[1:])
         if value is not None:
             return _KINDS[name](value) if name in _KINDS else value
@@ -115,7 +115,7 @@ class Calls(TorchFunctionMode):
 
     def shown(self, func: Any, args: Any, kwargs: Any, frame: Any) -> str:
         tensor = args[0]
-        # torch prints all elements, or those at the edges.
+        # torch prints all elements of a small tensor, and only the outer ones of a large tensor.
         edges = None if tensor.numel() <= PRINT_OPTS.threshold else 2 * PRINT_OPTS.edgeitems
         read = math.prod(min(n, edges or n) for n in tensor.shape) * tensor.element_size()
         self._crossings.note(False, "item", str(tensor.device), "cpu", read, how=PRINT)
@@ -137,7 +137,7 @@ class Calls(TorchFunctionMode):
         raise Stopped("an array of a tensor's values depends on data")
 
     def wait(self, device: Any = None) -> None:
-        """Count a wait of `torch.cuda.synchronize`."""
+        """Replace `torch.cuda.synchronize`: count a wait."""
         self._crossings.note(False, "synchronize", _named(device), "cpu", 0)
 
     def contents(self, func: Any, args: Any, kwargs: Any, frame: Any) -> Any:
@@ -145,7 +145,7 @@ class Calls(TorchFunctionMode):
 
 
 _KINDS = {"int": int, "index": int, "bool": bool, "float": float}
-# Functions that use a number only to scale or fill, not as a size or an index.
+# Functions that use a number only to scale or fill a tensor, not as a size or an index.
 _SCALES = frozenset(
     (
         *("add", "sub", "rsub", "mul", "div", "true_divide", "floor_divide", "remainder", "fmod"),
@@ -166,7 +166,7 @@ def _nested(shape: Any) -> Any:
 
 
 def _set_data(tensor: Any, new: Any) -> None:
-    """Run `tensor.data = new` for fakes, whose device torch would not change."""
+    """Run `tensor.data = new` for fakes; torch would not change the fake's device."""
     with torch._C.DisableTorchFunction():
         torch.Tensor.data.__set__(tensor, new)  # type: ignore[attr-defined]
         tensor.fake_device = new.fake_device
@@ -190,7 +190,7 @@ _ANSWERS[Tensor.data.__set__] = lambda calls, func, args, *_: _set_data(*args)  
 
 
 def install(calls: Calls, note: Callable[[str], object], held: HeldMemory, virtual: bool) -> None:
-    """Replace functions that fail on fakes, for the rest of this process."""
+    """Replace functions that fail on fakes, until this process ends."""
 
     def left_out(name: str) -> Callable[..., object]:
         return lambda *args, **kwargs: note(f"{name} was skipped")
@@ -209,11 +209,11 @@ def install(calls: Calls, note: Callable[[str], object], held: HeldMemory, virtu
     replaced: list[tuple[Any, str, Any]] = [
         (fake_tensor, "init_gpu_context", lambda *device: None),
         (FakeTensor, "tolist", lambda self: calls.list_of(self, sys._getframe(1))),
-        # `Module.to` and similar methods use this; torch's own fails for fake parameters.
+        # `Module.to` and similar methods call `swap_tensors`, which fails for fake parameters.
         (torch.utils, "swap_tensors", _set_data),
         *((kind, "__new__", lazy) for kind in (UninitializedParameter, UninitializedBuffer)),
         (DataLoader, "_get_iterator", _in_this_process),
-        (os, "mkdir", left_out("making a folder")),  # a write to the folder ends the run
+        (os, "mkdir", left_out("making a folder")),  # a later write to the folder ends the run
         (torch, "save", left_out("torch.save")),
         (torch, "compile", compiled),
         (torch.cuda, "synchronize", calls.wait),
@@ -221,7 +221,7 @@ def install(calls: Calls, note: Callable[[str], object], held: HeldMemory, virtu
         (torch.cuda, "memory_reserved", allocated),
         # The peak is unknown, because the code may have reset it.
         *((torch.cuda, f"max_memory_{kind}", not_known) for kind in ("allocated", "reserved")),
-        # Without this, torch would skip its fused layers, since a function mode is active.
+        # torch skips its fused layers if this function returns True, as it does in a function mode.
         (torch.overrides, "has_torch_function", lambda *arguments: False),
     ]
     if virtual:
@@ -232,7 +232,7 @@ def install(calls: Calls, note: Callable[[str], object], held: HeldMemory, virtu
     # Compiled functions run eagerly: dynamo cannot compile here, and fullgraph=True would raise.
     torch.compiler.set_stance("force_eager")
     for module in (optimizers, _foreach_utils):
-        # torch decides by the tensors' types whether an optimizer updates all tensors at once.
+        # Optimizers update all tensors at once only if the tensors' types are in this list.
         module._foreach_supported_types.append(FakeTensor)
 
 

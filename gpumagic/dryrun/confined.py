@@ -1,10 +1,10 @@
-"""Confine the code that a forked child follows: no file written, no program run, nothing sent.
+"""Confine the code of a dry run: it writes no file, runs no program and sends nothing.
 
-Guarantees: a refused action ends the dry run at the user's line, with a reason; the kernel refuses
-the same actions to C and C++ code; all printed and displayed output is captured.
-Only for a child that will exit, since nothing here can be undone. Python's audit hook alone is not
-enough: Landlock stops torch's PyTorchFileWriter, `os.mkfifo`, shared memory and C's own writes;
-seccomp stops chmod and connections from C, and signals, priorities and limits for other processes.
+A refused action ends the dry run at the user's line, with a reason. Printed and displayed output is
+captured. Use this only in a forked child that will exit: nothing here can be undone. Python's audit
+hook does not see all actions. So Landlock refuses `os.mkfifo`, shared memory, and writes by C code
+such as torch's PyTorchFileWriter. A seccomp filter refuses chmod and connections from C code. The
+filter also refuses to signal other processes, and to change their priorities and limits.
 """
 
 import builtins
@@ -55,7 +55,7 @@ class Confinement:
         self.printed = io.StringIO()
         self._importing = 0
         for name, sink in (("stdout", self.printed), ("stderr", io.StringIO())):
-            with suppress(TypeError):  # a logging handler may refer to the notebook's stream
+            with suppress(TypeError):  # logging handlers may still use the old stream
                 vars(getattr(sys, name)).update(write=sink.write, flush=sink.flush)
             setattr(sys, name, sink)
         warnings.simplefilter("ignore")
@@ -65,7 +65,7 @@ class Confinement:
             ipython.display_pub = CapturingDisplayPublisher()
 
     def begin(self) -> bool:
-        """Begin to refuse actions; return whether the kernel refuses them all to C++ code too."""
+        """Begin to refuse actions; return whether the kernel refuses all of them in C++ code."""
         sys.dont_write_bytecode = True
         bars: Any = sys.modules.get("tqdm.std")
         if bars is not None:  # tqdm's progress bars start a thread
@@ -87,15 +87,15 @@ class Confinement:
         elif event in _REFUSED:
             reason = f"{_REFUSED[event]} is not allowed in a dry run"
         if reason and self._importing:
-            raise PermissionError(reason)  # a library that cannot write its cache works without it
+            raise PermissionError(reason)  # libraries can work without cache files
         if reason:
-            stopped = Stopped(reason)  # creating it records it for the report
+            stopped = Stopped(reason)  # the constructor records it for the report
             if event in _PROGRAMS and not _asked_by_user(sys._getframe(1)):
                 raise PermissionError(reason)  # libraries that run `nvidia-smi` handle this
             raise stopped
 
     def _import_without_fakes(self) -> None:
-        """Import libraries without fakes, since an import may compute with real tensors."""
+        """Suspend fakes while a library is imported, because the import may use real tensors."""
         run = SourceFileLoader.exec_module
 
         def execute(loader: SourceFileLoader, module: Any) -> None:
@@ -113,7 +113,7 @@ class Confinement:
 
 
 def _at_once(pool: Any, function: Any, /, *args: Any, **options: Any) -> Future[Any]:
-    """Run a thread pool's job immediately, before the code continues."""
+    """Run a thread pool's job in the calling thread; return the finished future."""
     future = Future[Any]()
     try:
         future.set_result(function(*args, **options))
@@ -131,7 +131,7 @@ def _asked_by_user(frame: FrameType | None) -> bool:
 
 
 def held_by_the_kernel() -> bool:
-    """Make Linux refuse the same actions to C++ code; False if it cannot refuse all of them."""
+    """Make Linux refuse the same actions as `Confinement`; return whether it refuses all."""
     if sys.platform != "linux":
         return False
     libc = ctypes.CDLL(None, use_errno=True)
@@ -143,16 +143,16 @@ def held_by_the_kernel() -> bool:
     return _no_file_written(libc) and refused == 0 and machine in _CALLS
 
 
-# Landlock protects files, on Linux 5.13 and newer. Its system calls have these numbers on all CPUs.
+# Landlock (Linux 5.13 and newer) restricts access to files. All CPUs use these call numbers.
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _VERSION = _PATH_BENEATH = 1
 _WRITE_FILE, _TRUNCATE = 1 << 1, 1 << 14
-# Rights to write, and to remove or create any kind of file or folder.
+# The rights to write to files, and to remove or create any kind of file or folder.
 _WRITING = sum(1 << bit for bit in (1, *range(4, 13)))
 
 
 def _no_file_written(libc: Any) -> bool:
-    """Refuse every write to a file, except to the null device."""
+    """Refuse writes to all files except the null device; return whether this succeeded."""
     version = libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _VERSION)
     if version < 1:
         return False
@@ -166,13 +166,13 @@ def _no_file_written(libc: Any) -> bool:
     return bool(libc.syscall(_RESTRICT_SELF, ruleset, 0) == 0)
 
 
-# seccomp's filter of system calls stops all other actions.
+# A seccomp filter of system calls refuses all other actions.
 _NO_NEW_PRIVILEGES, _SECCOMP, _FILTER = 38, 22, 2
 _LOAD, _IS, _RETURN = 0x20, 0x15, 0x06
 _ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | errno.EACCES
-# By architecture: its number; calls that change a file's length, mode, owner, times or attributes,
-# connect, send, start a program or access another process; calls that signal or change a process,
-# which is their first argument; and such calls whose second argument is the process.
+# By architecture: its number, then three groups of system calls. The first group changes a file's
+# length, mode, owner, times or attributes, connects, sends, starts a program or accesses another
+# process. The second group acts on the process in its first argument, the third in its second.
 _CALLS: dict[str, tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = {
     "x86_64": (
         0xC000003E,

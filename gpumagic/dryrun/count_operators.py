@@ -1,9 +1,9 @@
-"""Count the memory and the copies of operators, in the inner of a dry run's two torch modes.
+"""Count the memory and the copies of operators, in the inner torch mode of a dry run.
 
-Copies between devices are recorded as the ledger records them, so the table and the advice equal
-those of a real run, but for times. Composite operators are decomposed as on CUDA. If a fake result
-has a different size in memory than the real result (a reduced loss, a sum in place), the real size
-is used. Guarantees: an operator whose result depends on data ends the dry run.
+Copies between devices are recorded as in the ledger of a real run, but without times. Composite
+operators are decomposed as on CUDA. A fake result (without data) may have another size in memory
+than the real result, such as a reduced loss or an in-place sum. Then the real size is counted. An
+operator whose result depends on data ends the dry run.
 """
 
 import re
@@ -84,8 +84,8 @@ class Operators(TorchDispatchMode):
         self.count = 0
         self.backward = False  # whether a backward pass has run
         self._held, self._crossings = held, crossings
-        self._at_node: tuple[str, int] | None = None
-        self._began = 0  # number of storages created before that node began
+        self._at_node: tuple[str, int] | None = None  # running autograd node: name, number
+        self._began = 0  # number of storages created before this node began
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -142,14 +142,14 @@ class Operators(TorchDispatchMode):
                     self._crossings.note(True, name, "cpu", str(args[0].device), index.nbytes)
 
     def _note(self, source: Any, target: Tensor) -> None:
-        # torch.func also copies numbers.
+        # In torch.func, the source may be a number.
         if isinstance(source, Tensor) and source.device != target.device:
             nbytes = source.nbytes
             self._crossings.note(True, "copy_", str(source.device), str(target.device), nbytes)
 
     def _parts(self, func: Any, name: str, args: Any) -> _Function | None:
         """Return a function that runs a composite operator's parts; None for other operators."""
-        if name in IN_PARTS:  # calling a missing kernel would end the process
+        if name in IN_PARTS:  # check: a call of a missing kernel would end the process
             explicit = next((key for key in _EXPLICIT if _has_kernel(func.name(), key)), None)
             return None if explicit is None else partial(func._op_dk, explicit)
         if not _is_composite(func):
@@ -161,7 +161,7 @@ class Operators(TorchDispatchMode):
         return None if whole else partial(func._op_dk, _COMPOSITE)
 
     def _replaced(self, func: Any, name: str, args: Any) -> tuple[Tensor, bool] | None:
-        """Return the tensor that a real run would write into, and whether that is certain."""
+        """Return the tensor whose memory a real run would reuse, and whether that is certain."""
         node = C._current_autograd_node()
         # Store the node's name and number, because the node itself would keep tensors alive.
         number = None if node is None else (node.name(), node._sequence_nr())
@@ -177,15 +177,15 @@ class Operators(TorchDispatchMode):
         for nodes, names, certain in _IN_PLACE if of_node else ():
             if {name, overload} & names and nodes.match(number[0]):
                 return first, certain
-        # The engine adds later gradients of a tensor to its first gradient, which another node
-        # made, unless the first gradient is a view or expanded.
+        # The engine adds a tensor's gradients to the first gradient, which another node made. If
+        # the first gradient is a view or expanded, the engine allocates a new tensor.
         if overload != "add.Tensor" or of_node or torch.is_grad_enabled() or first._is_view():
             return None
         return (first, False) if first.nbytes == first.untyped_storage().nbytes() else None
 
 
-# In these nodes of the graph torch writes into a tensor that the node has just created: zeros, a
-# mask, a sum. True: this is certain, as the node keeps that tensor alive until the node ends.
+# Autograd nodes, and their operators that write into a tensor of the node (zeros, a mask, a sum).
+# True: the memory is certainly reused, even while the node keeps the old tensor alive.
 _WRITES = ("scatter", "scatter_add", "index_add", "index_fill", "index_put", "_unsafe_index_put")
 _SUMS = ("add.Tensor", "sub.Tensor", "mul.Tensor")
 _IN_PLACE: tuple[tuple[re.Pattern[str], frozenset[str], bool], ...] = (
@@ -196,12 +196,12 @@ _IN_PLACE: tuple[tuple[re.Pattern[str], frozenset[str], bool], ...] = (
 _has_kernel = C._dispatch_has_kernel_for_dispatch_key
 _COMPOSITE = C.DispatchKey.CompositeImplicitAutograd
 _CUDA = C.DispatchKeySet(C.DispatchKey.CUDA)
-# Kernels that run `IN_PARTS` in parts: a fake would omit the operator's temporary memory.
+# Kernels that decompose the operators `IN_PARTS`, to count the temporary memory of the parts.
 _EXPLICIT = (
     C.DispatchKey.CompositeExplicitAutograd,
     C.DispatchKey.CompositeExplicitAutogradNonFunctional,
 )
-# Virtual GPUs have their own kernels for these.
+# Virtual GPUs have their own kernels for these operators.
 _NETWORKS = frozenset(
     ("lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell", "scaled_dot_product_attention")
 )
@@ -222,7 +222,7 @@ def _unsupported(name: str, given: Any, error: Exception) -> str:
 
 
 def _mismatch(text: str) -> str:
-    # Before 2.13, torch's message is written for its developers.
+    # Before 2.13, torch words this error for its own developers.
     one, other = text.rsplit("devices ", 1)[1].split(", ")[:2]
     return (
         "Expected all tensors to be on the same device, but found at least two devices, "
@@ -231,7 +231,7 @@ def _mismatch(text: str) -> str:
 
 
 def _caller(frame: FrameType | None) -> FrameType | None:
-    """Return the frame that would call the operator in a real run: skip the modes' frames."""
+    """Return the frame that called the operator, skipping the frames of the torch modes."""
     while frame is not None and str(frame.f_globals.get("__name__")).startswith(_BETWEEN):
         frame = frame.f_back
     return frame
@@ -239,7 +239,7 @@ def _caller(frame: FrameType | None) -> FrameType | None:
 
 # -- results of a different size
 def _own(func: Any, name: str, args: Any) -> _Function | None:
-    """Return a replacement of `func`; None if torch's fake result has the real size."""
+    """Return a replacement of `func`; None if the fake result already has the real size."""
     if (make := _RESULTS.get(name)) is not None:
         return lambda *args, **kwargs: make(**_bound(func, args, kwargs))
     # Fused optimizers write into their arguments and return nothing.
@@ -268,7 +268,7 @@ def _layer(
 
 
 def _loss(self: Tensor, target: Tensor, reduction: int = 1, **_: Any) -> Tensor:
-    """Return a loss whose storage, as in torch, has room for all unreduced losses."""
+    """Return a loss; as in torch, its storage has room for all unreduced losses."""
     losses = torch.empty(
         torch.broadcast_shapes(self.shape, target.shape),
         dtype=torch.result_type(self, target),
@@ -278,7 +278,7 @@ def _loss(self: Tensor, target: Tensor, reduction: int = 1, **_: Any) -> Tensor:
 
 
 def _log_sigmoid(self: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
-    """Return the result, and the buffer of the CPU's kernel, which virtual GPUs run too."""
+    """Return the result and a buffer, which is empty unless the CPU's kernel is used."""
     on_host = torch._meta_registrations.device_hint(self) == "cpu"
     return torch.empty_like(self), torch.empty_like(self) if on_host else self.new_empty(0)
 
@@ -296,10 +296,10 @@ _RESULTS: dict[str, _Function] = {
 
 # -- attention
 def attend_as_cuda() -> torch.library.Library:
-    """Make attention allocate as on CUDA, for as long as the returned library lives."""
-    # torch's C++ would query the driver, which a forked child must not do, or run as on the CPU.
+    """Make attention allocate as on CUDA, while the returned library is alive."""
+    # torch's own code would query the driver (forbidden in a forked child) or act as on the CPU.
     library = torch.library.Library("aten", "IMPL")
-    for key in ("AutogradCUDA", "CUDA"):  # inference mode skips the first
+    for key in ("AutogradCUDA", "CUDA"):  # inference mode skips AutogradCUDA
         library.impl("scaled_dot_product_attention", _attention, key, allow_override=True)
     return library
 
@@ -315,7 +315,7 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """Call the kernel that stores no attention weights wherever sdp_utils.cpp would choose it."""
+    """Choose the attention kernel as torch's sdp_utils.cpp does on CUDA, and call it."""
     given, mask = (query, key, value), added(attn_mask, query.dtype)
     alike = query.dim() == 4 and query.dtype == key.dtype == value.dtype
     groups = enable_gqa and query.shape[-3] != key.shape[-3]
@@ -326,7 +326,7 @@ def _attention(
         )[0]
     if mask is not None:
         mask = mask.expand(*query.shape[:-1], key.shape[-2])
-    # The kernels for half precision allocate as much as this one.
+    # In half precision torch may choose another kernel, which allocates as much as this one.
     learns = torch.is_grad_enabled() and any(t.requires_grad for t in given)
     return aten._scaled_dot_product_efficient_attention(
         *given, mask, learns, dropout_p, is_causal, scale=scale

@@ -1,10 +1,9 @@
-"""Make tensors without data, and unknown values; turn tensors from before a dry run into fakes.
+"""Turn real tensors into fakes (tensors without data); represent numbers that depend on data.
 
-Guarantees: a tensor remains the same Python object, so every name, container, view, module and
-optimizer that holds it now holds the fake; tensors that share memory become fakes that share it; a
-fake has the tensor's shape, dtype, device, gradient and hooks, but no data. An unknown value can be
-stored, shown and computed with, but never becomes a number. If the code's path depends on an
-unknown value, the dry run ends.
+A tensor becomes a fake in place, so every name, container, view, module and optimizer now refers to
+the fake. A fake has the tensor's shape, dtype, device, gradient and hooks. Tensors that share
+memory become fakes that share memory. A number that depends on data can be stored, shown and
+computed with. If the code's path depends on this number, the dry run ends.
 """
 
 import errno
@@ -17,7 +16,7 @@ from typing import Any
 
 import torch
 
-# Imported here because `suspended` needs it and may run during another import: then it is too late.
+# `suspended` needs this module. Import it here: `suspended` also runs during other imports.
 import torch._subclasses.schema_check_mode
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -54,12 +53,12 @@ def refusing(reason: str) -> Callable[..., Any]:
     return refuse
 
 
-# Messages of C libraries for a write that the kernel refused: libc's and SQLite's.
+# Error messages of libc and SQLite for a write that the kernel refused.
 _REFUSED = (os.strerror(errno.EACCES), "disk I/O error")
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether the kernel caused an error by refusing a write of C or C++ code."""
+    """Whether an error arose because the kernel refused a write of C or C++ code."""
     number = error.errno if isinstance(error, OSError) else None
     told = any(words in str(error) for words in _REFUSED)
     if number not in (errno.EACCES, errno.EBADF, errno.ENOTSOCK) and not told:
@@ -67,13 +66,13 @@ def is_refusal(error: BaseException) -> bool:
     path = getattr(error, "filename", None)
     if not isinstance(path, (str, bytes)):
         return True
-    # If the path is not writable anyway, it is the user's own error.
+    # If the path is not writable anyway, the error is the user's.
     return os.access(path if os.path.lexists(path) else os.path.dirname(path) or ".", os.W_OK)
 
 
 _HOSTS: tuple[tuple[str, float | None], ...] = (
     ("torch.optim.lbfgs", None),  # the data decide how often it iterates
-    ("torch.optim", 2.0),  # a step; not 1, since NAdam divides by 1 minus a product
+    ("torch.optim", 2.0),  # a step count or NAdam's product; 1 would divide by zero
     ("torch.nn.modules.transformer", 1.0),  # whether a mask is the causal one
     ("torch.amp", 0.0),
     ("torch.cuda.amp", 0.0),
@@ -84,7 +83,7 @@ _HOSTS: tuple[tuple[str, float | None], ...] = (
 
 
 def host_value(frame: FrameType | None) -> float | None:
-    """Return a number for library code that only counts or scales with it; None for other code."""
+    """Return a made-up number where a library only counts or scales with it; else None."""
     name = str(frame.f_globals.get("__name__")) if frame is not None else ""
     return next((value for start, value in _HOSTS if name.startswith(start)), None)
 
@@ -100,7 +99,7 @@ class NotKnown:
 
     def __init__(self, what: str = "a value of a tensor", *, whole: bool | None = False) -> None:
         self.what = what
-        self.whole = whole  # whether it is an integer (for type promotion); None: perhaps no number
+        self.whole = whole  # whether it is an integer, for type promotion; None if unknown
 
     def __repr__(self) -> str:
         return "?"
@@ -179,25 +178,25 @@ _functorch: Any = torch._C._functorch
 
 
 class Fakes(FakeTensorMode):
-    """Make fakes as torch does, but without any memory or context on their devices."""
+    """Make fakes as torch does, but use no device: no memory, no CUDA context."""
 
     def __init__(self, count: Callable[[Any], None], tracked: Callable[[], None]) -> None:
         super().__init__(allow_fallback_kernels=False, allow_non_fake_inputs=True)
-        # `count` gets each new fake; `tracked` is called if a backward pass reaches a `_Cut`.
+        # `count` is called with each new fake; `tracked`, if a backward pass reaches a `_Cut`.
         self._count, self._tracked = count, tracked
         # Keeps the real tensors alive, because freeing a GPU's memory would call its driver.
         self._kept: list[Tensor] = []
-        self._without: dict[int, str] = {}  # why a tensor has no fake, by its id
+        self._without: dict[int, str] = {}  # why a tensor has no fake, by the tensor's id
 
     @property
     def avoid_device_init(self) -> bool:
         return True
 
     def __deepcopy__(self, memo: object) -> "Fakes":
-        return self  # a copied module must not have a second mode
+        return self  # copied modules must use the same mode
 
     def take_over(self, finder: TensorFinder) -> None:
-        """Make fakes of all tensors that were found."""
+        """Turn all tensors that `finder` has found into fakes."""
         scripted = [
             (module._c, name, tensor)
             for module in finder.modules
@@ -212,7 +211,7 @@ class Fakes(FakeTensorMode):
             module.setattr(name, tensor)  # C++ still holds the real tensor
 
     def fake(self, tensor: Tensor) -> None:
-        """Make a fake of a tensor that the code uses; raise `Stopped` if torch cannot."""
+        """Turn a tensor that the code uses into a fake; raise `Stopped` if torch cannot."""
         if id(tensor) not in self._without:
             self._convert(tensor)
         if id(tensor) in self._without:
@@ -263,19 +262,19 @@ class Fakes(FakeTensorMode):
 
 @contextmanager
 def suspended() -> Iterator[None]:
-    """Allow real tensors in the block, for objects of the process, not of the dry run."""
+    """Suspend torch's modes in the block, so that the block can use real tensors."""
     with _disable_current_modes(), torch._C.DisableTorchFunction():
         yield
 
 
 def is_real(tensor: Tensor) -> bool:
-    """Whether a tensor has data; tensors wrapped by `vmap` or `grad` are fakes already."""
+    """Whether a tensor has data; a tensor wrapped by `vmap` or `grad` is a fake already."""
     wrapped = _functorch.is_functorch_wrapped_tensor(tensor)
     return not (wrapped or isinstance(tensor, FakeTensor))
 
 
 def _is_a_number(tensor: Tensor) -> bool:
-    """Whether a tensor is one number on the host, such as a step count: fakes keep its value."""
+    """Whether a tensor is one number on the host; its fake stores the value."""
     return (
         type(tensor) is Tensor
         and tensor.device.type == "cpu"
@@ -286,7 +285,7 @@ def _is_a_number(tensor: Tensor) -> bool:
 
 
 class _Cut(torch.autograd.Function):
-    """Mark where the graph of an earlier cell begins."""
+    """Mark the point where a backward pass would reach the graph of an earlier cell."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Any, tracked: Callable[[], None]) -> Any:

@@ -1,8 +1,8 @@
-"""Follow code or a cell in a forked copy of this process, on tensors without data.
+"""Run a function or a cell in a forked copy of this process, on tensors without data.
 
-Guarantees: the result is plain data, up to the line where the code ended, failed, depended on data
-or had to be killed; nothing in this process is changed. IPython's magics and commands are skipped
-and reported; a cell that awaits gets its own event loop.
+Nothing in this process changes. The result describes the code up to the line where the code ended,
+failed, depended on data or reached the time limit. IPython's magics and shell commands are skipped
+and reported. A cell with `await` gets its own event loop.
 """
 
 import ast
@@ -49,7 +49,7 @@ from gpumagic.usercode.variables import names_read, variables_read
 from gpumagic.virtual import switch
 from gpumagic.virtual.virtual_gpus import keep_after_fork
 
-_GRACE_S = 5.0  # seconds beyond the limit in which the child may end with a result
+_GRACE_S = 5.0  # seconds after the limit in which the child may still send a result
 _following = False
 Note = Callable[[str], object]
 
@@ -59,14 +59,14 @@ class Subject:
     """Describe the code of a dry run."""
 
     namespace: dict[str, Any]
-    reads: list[tuple[str, Any]]  # by name; a name that is not in the namespace is an argument
-    # Takes a function that reports skipped code; returns a function that runs the code.
+    reads: list[tuple[str, Any]]  # names and values of variables and arguments
+    # Takes a function that reports skipped code, and returns a function that runs the code.
     prepare: Callable[[Note], Callable[[], dict[str, Any]]]
-    device: Device | None  # where new tensors are made
-    move: bool  # whether the variables that the code reads are moved there
+    device: Device | None  # where new tensors are placed
+    move: bool  # whether variables that the code reads are moved to `device`
     limit: float  # seconds
-    cards: tuple[Card, ...] = ()  # cards that are not here; `device` simulates the first
-    guesses: bool = False  # whether `float()` of a tensor is 1, as only memory matters
+    cards: tuple[Card, ...] = ()  # cards that are not here; `device` simulates the first card
+    guesses: bool = False  # whether `float()` of a tensor returns 1 (only memory matters)
 
     @property
     def where(self) -> str:
@@ -80,16 +80,16 @@ class Subject:
 
 
 def dry(subject: Subject) -> DryRun:
-    """Follow the code of `subject` in a copy of this process, or raise `GpuError`."""
+    """Make a dry run of `subject` in a forked child; raise `GpuError` if that is impossible."""
     if _following:
         raise GpuError("a dry run is under way and cannot start another; call the function itself")
     device = subject.device
     target = None if device is None else as_torch(device)
     before = measure(target, next(iter(subject.cards), None))
-    with deferred():  # an interrupted import would stay incomplete
-        importlib.import_module("torch._dynamo")  # here, or each copy would import it again
+    with deferred():  # an interrupt would leave the import incomplete
+        importlib.import_module("torch._dynamo")  # imported once here, not in every child
     outer = placement()
-    # Searched here, since to visit an object in a forked process copies its page of memory.
+    # Search before the fork: visiting an object in the child would copy its page of memory.
     find_swaps()
     finders = [TensorFinder()]
     finders[0].variables([*subject.reads, *subject.namespace.items()])
@@ -101,7 +101,7 @@ def dry(subject: Subject) -> DryRun:
             switch.stand_in(before.real)
         let_backward_run()
         if outer is not None:
-            put_in_force(outer)  # a fork resets it
+            put_in_force(outer)  # a fork resets the placement
         return _Following(subject).run(before, finders)
 
     result: DryRun | None = run_forked(work, subject.limit + _GRACE_S)
@@ -136,7 +136,7 @@ class _Following:
         confinement = Confinement()
         earlier = "this backward pass reaches an earlier cell's graph, which dry runs cannot follow"
         mode = Fakes(partial(self._held.add, existing=True), partial(self.note, earlier))
-        mode.take_over(finders.pop())  # a finder keeps alive what it has found
+        mode.take_over(finders.pop())  # popped, because a finder keeps its tensors alive
         self._held.begin()
         go = subject.prepare(self.note)
         calls = Calls(mode.fake, self._crossings, subject.guesses)
@@ -148,11 +148,11 @@ class _Following:
             with self._caught():
                 if self._target is not None:
                     self._bring(self._target)
-                subject.reads.clear()  # they would keep memory alive that the code frees
+                subject.reads.clear()  # `reads` would keep deleted tensors alive
                 variables = _Variables(subject.namespace)
                 self._timed = True
                 signal.signal(signal.SIGALRM, self._time_is_up)
-                # Repeated: an exception is lost where Python cannot raise, as in a finalizer.
+                # The signal repeats, because Python ignores an exception in a finalizer.
                 signal.setitimer(signal.ITIMER_REAL, subject.limit, 0.2)
                 named = go()
             new = [*variables.assigned(), *((n, v) for n, v in named.items() if v is not None)]
@@ -179,7 +179,7 @@ class _Following:
 
     def _bring(self, target: torch.device) -> None:
         subject, here = self._subject, dict[str, tuple[str, ...]]()
-        if subject.cards:  # nothing is on the card yet, unlike the GPUs here
+        if subject.cards:  # an absent card is empty at first, so all variables start on the CPU
             every = [*subject.reads, *subject.namespace.items()]
             moves = move_all(every, torch.device("cpu"), subject.namespace, check_room=False)
             here = {moved.name: moved.sources for moved in moves.moved}
@@ -195,7 +195,7 @@ class _Following:
         self._crossings.counts.clear()  # moves are reported separately
         enter(target, batches=subject.move, namespace=subject.namespace)
 
-    # -- while it runs
+    # -- while the code runs
     @contextmanager
     def _caught(self) -> Iterator[None]:
         try:
@@ -226,7 +226,7 @@ class _Following:
             reason = f"the time limit of {limit:g} s, after {count} operators"
             raise Stopped(reason, innermost(frame))
 
-    # -- after it
+    # -- after the code has run
     def _mismatches(self) -> tuple[Mismatch, ...]:
         error, explanation = self._error, None
         if not isinstance(error, Exception):
@@ -240,14 +240,14 @@ class _Following:
 
 
 class _Variables:
-    """Record each name's object by a weak reference, so that the object can be freed."""
+    """Record a namespace's objects by weak references, so that the objects can be freed."""
 
     def __init__(self, namespace: dict[str, Any]) -> None:
         self._namespace = namespace
         self._before = {name: (id(v), _reference(v)) for name, v in namespace.items()}
 
     def assigned(self) -> Iterator[tuple[str, Any]]:
-        """Yield the names that were rebound since the constructor, with their new values."""
+        """Yield names and new values of the variables that were assigned since `__init__`."""
         for name, value in self._namespace.items():
             number, reference = self._before.get(name, (None, None))
             same = number == id(value) and (reference is None or reference() is value)
@@ -261,13 +261,13 @@ def _reference(value: Any) -> Any:
     return None
 
 
-# Magics whose code is run once in a dry run; all others are skipped.
+# A dry run runs the code of these magics once, and skips all other magics.
 _PYTHON = {"time", "timeit", "capture", "prun"}
 _ENDED = "KeyboardInterrupt: the dry run was ended; nothing of yours has changed"
 
 
 def dry_run_cell(shell: Any, tree: Any, file: str, on: object, *, move: bool = True) -> DryRun:
-    """Predict what the rest of a running cell would do; `on` is as in `dry_run`."""
+    """Predict what the parsed code of a cell would do; `on` is as in `dry_run`."""
     from IPython.core.compilerop import PyCF_MASK  # IPython takes long to import
 
     line, namespace, flags = ProgressLine(shell), shell.user_ns, shell.compile.flags & PyCF_MASK
@@ -282,7 +282,7 @@ def dry_run_cell(shell: Any, tree: Any, file: str, on: object, *, move: bool = T
         line.update("dry run; Ctrl-C ends it")
         return dry(Subject(namespace, reads, prepare, device, move, LIMIT_S, cards))
     except KeyboardInterrupt as error:
-        # A traceback would have only gpumagic's frames: the cell's are in the ended child.
+        # Show no traceback: the cell's frames were in the child, and all others are gpumagic's.
         show_as(error, lambda: [_ENDED])
         raise
     finally:
@@ -313,7 +313,7 @@ def leave_out_magics(
 
 @dataclass(frozen=True)
 class _DryShell:
-    """Replace `get_ipython()` in a dry run: magics and commands are skipped and reported."""
+    """Replace IPython's shell in a dry run: skip and report magics and shell commands."""
 
     _note: Note
     _file: str
@@ -325,7 +325,7 @@ class _DryShell:
 
     def run_cell_magic(self, name: str, line: str, cell: str) -> Any:
         number = sys._getframe(1).f_lineno
-        # Count gpumagic's own magic line, which was removed above this line.
+        # If gpumagic has removed its `%%ongpu` line, the number is too low by one.
         below = "%%ongpu" in linecache.getline(self._file, number)
         return self._magic(name, "%%", cell, number + below)
 
@@ -342,7 +342,7 @@ class _DryShell:
         if name not in _PYTHON or not text.strip():
             return self._left_out(f"{mark}{name}")
         try:
-            # Prepend blank lines, so that line numbers are the cell's.
+            # Prepend blank lines, so that line numbers are right for the whole cell.
             tree = ast.parse("\n" * max(above, 0) + self._transform(text))
         except SyntaxError:  # the magic has options
             return self._left_out(f"{mark}{name} {text.strip()}")

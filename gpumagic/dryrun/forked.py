@@ -1,10 +1,9 @@
 """Run a function in a forked copy of this process, and return its result.
 
-Guarantees: whatever the function does, this process, its files and its terminal do not change; the
-child has ended when the call returns, also after Ctrl-C or a timeout. On Linux the child can read
-open files, not write them, and does not move the parent's position in them; every other descriptor
-(terminal, pipe, socket, GPU) is the null device, and shared memory is a private copy. Nothing else
-is prevented here: see `confined`.
+This process, its open files and its terminal do not change. The child has ended when the call
+returns, even after Ctrl-C or a timeout. On Linux the child reads open files at its own position and
+cannot write them. All other descriptors (terminal, pipe, socket, GPU) become the null device, and
+shared memory becomes a private copy. `confined` refuses the child's other actions.
 """
 
 import ctypes
@@ -36,23 +35,23 @@ _PRIVATE_FIXED = mmap.MAP_PRIVATE | 0x10 if hasattr(mmap, "MAP_PRIVATE") else 0 
 
 
 def run_forked(work: Callable[[], Any], limit: float) -> Any:
-    """Return the plain data of `work()` in a copy of this process; None after `limit` seconds."""
-    # Raises `GpuError` if this system has no fork, if `work` raises, or if the copy crashes.
+    """Return the result of `work()`, run in a forked child; None after `limit` seconds."""
+    # Raises `GpuError` if this system has no fork, if `work` raises, or if the child crashes.
     if not hasattr(os, "fork"):
         raise GpuError(f"a dry run needs os.fork, which {sys.platform} does not have")
     receiver, sender = Pipe(duplex=False)
     answer, pid, status, end = None, 0, 0, time.monotonic() + limit
     try:
-        # An interrupt here would leave a child that nobody ends, or be raised in the child.
+        # Without `deferred`, Ctrl-C here could leave the child running, or be raised in the child.
         with deferred(), warnings.catch_warnings():
-            # Python warns of a deadlock, which does no harm: a child that waits too long is killed.
+            # Python warns that the child may deadlock. This does no harm: the limit ends the child.
             warnings.filterwarnings("ignore", ".*multi-?threaded.*fork", DeprecationWarning)
             warnings.filterwarnings("ignore", ".*JAX is multithreaded", RuntimeWarning)
             pid = os.fork()
             if pid == 0:
                 _work_in_child(work, sender)
         sender.close()
-        # Wait a second at a time: a signal to another thread is handled only between waits.
+        # Wait at most a second at a time: Python handles some signals only between waits.
         while not receiver.poll(min(limit, 1.0)):
             if time.monotonic() > end:
                 return None
@@ -62,7 +61,7 @@ def run_forked(work: Callable[[], Any], limit: float) -> Any:
         receiver.close()
         if pid:
             with deferred():
-                os.kill(pid, signal.SIGKILL)  # not reaped yet, so the id is still the child's
+                os.kill(pid, signal.SIGKILL)  # not reaped yet, so the pid is still the child's
                 status = os.waitpid(pid, 0)[1]
     if answer is None:
         how = f"ended by signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else "exited"
@@ -77,15 +76,15 @@ def run_forked(work: Callable[[], Any], limit: float) -> Any:
 
 def _work_in_child(work: Callable[[], Any], sender: Connection) -> None:
     try:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent kills this process
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C, the parent kills this process
         os.setpgid(0, 0)  # a signal to the child's group must not reach the parent
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGKILL)
-        with no_collections():  # a collection could unmap memory that is about to be replaced
+        with no_collections():  # garbage collection could unmap memory that `_detach` replaces
             _detach(keep=sender.fileno())
-            # Keep inherited objects: destroying a process group would wait for missing threads.
+            # Never free inherited objects: a process group would wait for missing threads.
             gc.freeze()
-        faults.forget()  # later faults are sent to the parent
+        faults.forget()  # only the child's faults are sent to the parent
         try:
             done, value = True, work()
         except BaseException as error:  # noqa: BLE001  the parent raises it
@@ -103,7 +102,7 @@ def _where(fault: faults.Fault) -> str:
 
 
 def _detach(keep: int) -> None:
-    """Stop sharing anything with the parent, except the descriptor `keep`."""
+    """Stop sharing files and memory with the parent, except the descriptor `keep`."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     try:
         descriptors = {int(name) for name in os.listdir("/proc/self/fd")}
@@ -119,7 +118,7 @@ def _detach(keep: int) -> None:
             os.lseek(own, os.lseek(descriptor, 0, os.SEEK_CUR), os.SEEK_SET)
             os.dup2(own, descriptor, inheritable=False)
             os.close(own)
-        except OSError:  # the listing's own descriptor, closed by now, or an unreadable file
+        except OSError:  # an unreadable file, or the closed descriptor of `listdir`
             os.dup2(nowhere, descriptor, inheritable=False)
     _unshare_memory()
 
@@ -154,22 +153,22 @@ def _make_private(start: int, size: int, offset: int, path: str) -> None:
     os.close(file)
 
 
-# Once a backward pass has run with a GPU, torch's engine refuses every backward pass in a forked
-# child, because the engine's threads are gone. A dry run needs none of them: it runs all backward
-# passes on its own thread. The refusal is a variable of libtorch_cpu that fork sets, and torch has
-# no way to reset it. Its address is in the instructions of a function that begins by reading it.
+# After a backward pass on a GPU, torch's engine refuses backward passes in forked children, because
+# the engine's threads are gone. A dry run needs none of these threads: it runs backward passes on
+# its own thread. A fork sets a variable of libtorch_cpu that causes the refusal; torch cannot reset
+# this variable. Its address is found in the machine code of `_READER`, which reads it first.
 _READER = "_ZN5torch8autograd6Engine30initialize_device_threads_poolEv"
-_COMPARE = re.compile(rb"\x80\x3d(.{4})\0", re.DOTALL)  # cmpb $0, at a distance
-_ADRP, _LDRB = (0x9F000000, 0x90000000), (0xFFC00000, 0x39400000)  # mask and code
+_COMPARE = re.compile(rb"\x80\x3d(.{4})\0", re.DOTALL)  # x86-64: cmpb $0, distance(%rip)
+_ADRP, _LDRB = (0x9F000000, 0x90000000), (0xFFC00000, 0x39400000)  # AArch64: mask, opcode
 
 
 def let_backward_run() -> None:
     """Let backward passes run in the child, on the thread that calls them."""
-    # Otherwise the engine's threads would all create torch's thread pool at once, and fail.
+    # Set up the thread pool here: the engine's threads would all do so at once, and fail.
     torch.set_num_threads(torch.get_num_threads())
     torch.autograd.set_multithreading_enabled(False)
     flag = refusal()
-    if flag is not None and flag.value == 1:  # as fork sets it
+    if flag is not None and flag.value == 1:  # the value that a fork sets
         flag.value = 0
 
 
@@ -188,7 +187,7 @@ def operand_of(code: bytes, start: int) -> int | None:
     """Return the address of the first byte that machine code of x86-64 or AArch64 reads."""
     if found := _COMPARE.search(code):
         return start + found.end() + int.from_bytes(found[1], "little", signed=True)
-    pages: dict[int, int] = {}  # by register
+    pages: dict[int, int] = {}  # page addresses, by register
     for n, (word,) in enumerate(struct.iter_unpack("<I", code)):
         base = word >> 5 & 31
         if word & _ADRP[0] == _ADRP[1]:

@@ -1,7 +1,7 @@
 """Count the memory that a run would allocate on each device; compare it with a card's memory.
 
-Each storage counts once while anything refers to it, with CUDA's block sizes and temporary memory.
-Libraries' workspaces are not counted, so a peak is a lower bound. An absent card is assumed empty.
+A storage counts once, from its creation until nothing refers to it. Block sizes are CUDA's.
+Libraries' workspaces are not counted, so a peak is a lower bound. An absent card counts as empty.
 """
 
 import sys
@@ -30,30 +30,30 @@ from gpumagic.virtual.memory_account import host_has
 @dataclass
 class _Storage:
     alive: weakref.ref[Any]
-    order: int  # its number, in order of creation
+    order: int  # number of the storage, in order of creation
     device: str
     requested: int
-    size: int = 0  # counted bytes: on a GPU, its block's bytes
-    address: int = -1  # its block's address; negative if it has no block
+    size: int = 0  # counted bytes; on a GPU, the size of its block
+    address: int = -1  # address of its block; negative if it has no block
 
 
 class HeldMemory:
-    """Present and peak bytes by the device's name, and the line of each peak."""
+    """Count present and peak bytes by device name; record the line of each peak."""
 
     def __init__(self) -> None:
         self.now: dict[str, int] = {}
         self.most: dict[str, int] = {}
         self.start: dict[str, int] = {}
-        # Each new peak in order: its bytes and its line.
+        # By device, the bytes and the line of each new peak, in order.
         self.rises: dict[str, list[tuple[int, UserLine | None]]] = {}
         self._known: dict[int, _Storage] = {}
         self._allocators: defaultdict[str, CachingAllocator] = defaultdict(CachingAllocator)
         self._begun = False
-        self.made = 0  # storages so far
-        self._leaving: int | None = None  # key of the storage whose memory the newest may reuse
+        self.made = 0  # number of storages so far
+        self._leaving: int | None = None  # key of a storage that the newest storage may reuse
 
     def age(self, tensor: Any) -> int:
-        """Return the number of the tensor's storage, in order of creation; the last if unknown."""
+        """Return the creation number of a tensor's storage; if unknown, the last number given."""
         known = self._known.get(tensor.untyped_storage()._cdata)
         return self.made if known is None else known.order
 
@@ -70,10 +70,10 @@ class HeldMemory:
     def add(
         self, tensor: Any, replaced: tuple[Any, bool] | None = None, *, existing: bool = False
     ) -> None:
-        """Count the storage of a fake, once, for as long as it lives.
+        """Count the storage of a fake once, until the storage is freed.
 
-        `replaced` is a tensor that a real run may reuse, and whether that is certain. `existing`
-        memory is allocated already.
+        `replaced` is a tensor whose memory a real run may reuse, and whether that is certain.
+        `existing` means that the memory was allocated before the dry run.
         """
         if tensor.layout is not torch.strided:
             return  # a sparse tensor has no storage
@@ -101,12 +101,12 @@ class HeldMemory:
         if nbytes and device.startswith("cuda"):
             new.address, new.size = self._allocators[device].allocate(nbytes)
         self.now[device] = self.now.get(device, 0) + new.size
-        # On the host, an `existing` tensor may still be a new allocation.
+        # On the CPU the dry run may itself have created an `existing` tensor, so count the tensor.
         if existing and self._begun and device != "cpu":
             self.start[device] = self.start.get(device, 0) + new.size
             self.most[device] = self.most.get(device, 0) + new.size
         elif old is not None and not certain:
-            # `old` is reused if nothing else refers to it; else both count from the next change.
+            # If `old` is freed next, its memory was reused. If not, both storages count then.
             self._leaving = old
         else:
             self._raise(device)
@@ -116,7 +116,7 @@ class HeldMemory:
         allocator = self._allocators[device]
         taken = [(*allocator.allocate(nbytes), nbytes) for nbytes in sizes if nbytes]
         if taken:
-            # A storage that may be reused for the result counts only once.
+            # The result may reuse the storage `old`, so do not count `old` twice.
             old = self._known.get(self._leaving or 0)
             self.now[device] = allocator.bytes.current - (0 if old is None else old.size)
             self._raise(device)
@@ -149,16 +149,16 @@ class HeldMemory:
 
 @dataclass(frozen=True)
 class Before:
-    """Record the state before the code, measured in the parent, which may use the devices."""
+    """Record the devices' state before the fork, as the child must not query devices."""
 
-    time: float  # seconds of a monotonic clock
+    time: float  # seconds by `time.monotonic`
     memory: dict[str, tuple[int, int | None]]  # bytes allocated and free, by device
     virtual: bool
-    real: list[tuple[Any, int]]  # properties and bytes allocated, of each GPU with a driver
+    real: list[tuple[Any, int]]  # properties and allocated bytes of each GPU that is not virtual
 
 
 def measure(target: torch.device | None, card: Card | None = None) -> Before:
-    """Measure each device that this process uses, or will use for `target`; or describe `card`."""
+    """Measure the devices of this process and `target`; or, if given, describe `card`."""
     real: list[tuple[Any, int]] = []
     memory: dict[str, tuple[int, int | None]] = {"cpu": (0, host_has())}
     if card is not None:
@@ -173,7 +173,7 @@ def measure(target: torch.device | None, card: Card | None = None) -> Before:
     virtual = any(device.virtual for device in gpus.values())
     if target is not None and target.type == "cuda":
         torch.cuda.init()
-    started = cuda_state.started()  # torch would make a context of 0.5 GiB on any other GPU
+    started = cuda_state.started()  # on other GPUs, torch would make a context (0.5 GiB)
     for index in range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ():
         allocated, gpu = torch.cuda.memory_allocated(index), gpus.get(index)
         unused = gpu.memory_free if gpu is not None else None
@@ -199,7 +199,7 @@ def peaks(held: HeldMemory, before: Before) -> dict[str, Peak]:
 
 
 def target_of(on: object) -> tuple[Device | None, tuple[Card, ...]]:
-    """Return the device that `on` names; or the cards, and a stand-in device for the first."""
+    """Return the device of `on`, or a device that simulates its first card; and its cards."""
     if on is None:
         return None, ()
     chosen: tuple[Card, ...] = ()
@@ -219,7 +219,7 @@ def target_of(on: object) -> tuple[Device | None, tuple[Card, ...]]:
 
 
 def on_card(held: HeldMemory, card: Card) -> OnCard:
-    """Return whether the fullest GPU's peak fits on a card, and the first line over the limit."""
+    """Compare the highest peak of a GPU with a card; find the first line that does not fit."""
     device = max(held.most.keys() - {"cpu", "meta"}, key=held.most.__getitem__, default="")
     rises = held.rises.get(device, [])
     at = next((line for nbytes, line in rises if nbytes > card.usable), None)

@@ -1,4 +1,4 @@
-"""Record what a dry run found, and show it: the peak, what would fail, the details."""
+"""Record the result of a dry run; show it as text and HTML."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -15,7 +15,7 @@ from gpumagic.moving.moved import Moved
 from gpumagic.usercode.files import UserLine
 
 LIMIT_S = 60.0
-"""Seconds after which a dry run stops, with the result up to there."""
+"""Seconds after which a dry run stops and returns its result so far."""
 
 
 @dataclass(frozen=True)
@@ -23,23 +23,23 @@ class Assigned:
     """Record a variable that the code assigns."""
 
     name: str
-    kind: str  # "float32[128, 10]" for a tensor, else in words: "Sequential, 4 parameters"
-    device: str = ""  # several are joined by a comma; empty without tensors
-    nbytes: int = 0  # of its tensors
-    shape: tuple[int, ...] | None = None  # of a tensor, like `dtype`
+    kind: str  # "float32[128, 10]" for a tensor, "Sequential, 4 tensors" for a module
+    device: str = ""  # several devices are joined by commas; empty without tensors
+    nbytes: int = 0  # bytes of its tensors
+    shape: tuple[int, ...] | None = None  # only of a tensor, like `dtype`
     dtype: Any = None
 
 
 @dataclass(frozen=True)
 class Peak:
-    """Record the least memory needed on one device, in bytes.
+    """Record the peak memory on one device, in bytes; a real run needs at least this much.
 
     The workspaces of cuBLAS and cuDNN and the allocator's fragmentation are not included.
     """
 
     device: str
-    peak: int  # the peak, with memory allocated before: torch's max_memory_allocated
-    needed: int  # bytes not allocated yet, moved inputs included
+    peak: int  # the peak, including memory allocated before: max_memory_allocated
+    needed: int  # bytes that the code must allocate, including moved inputs
     free: int | None  # bytes free now
     at: UserLine | None  # the line of the peak
 
@@ -59,7 +59,7 @@ class OnCard:
 
     card: Card
     needed: int  # bytes, at least
-    at: UserLine | None  # first line that exceeds the card; None if the start does, or none does
+    at: UserLine | None  # first line that does not fit; None if all fit, or the start does not
 
     @property
     def left(self) -> int:
@@ -74,7 +74,7 @@ class OnCard:
 
 @dataclass(frozen=True)
 class Unknown:
-    """Record what a dry run could not know or left out, where, and whether that ended the run."""
+    """Record why something is unknown or was skipped, and whether the dry run ended there."""
 
     where: UserLine | None
     reason: str
@@ -83,7 +83,7 @@ class Unknown:
     def __str__(self) -> str:
         if self.where is None:
             return self.reason
-        # A magic's line is left out: the user did not type it, and the reason names the magic.
+        # Omit the source of a magic: it is IPython's translation, and the reason names the magic.
         typed = self.where.line and "get_ipython()" not in self.where.source
         source = f" · {self.where.source}" if typed and self.where.source else ""
         return f"{replace(self.where, source='')}: {self.reason}{source}"
@@ -91,7 +91,7 @@ class Unknown:
 
 @dataclass(frozen=True)
 class Mismatch:
-    """Record an operation between devices that would fail: torch's text, and its explanation."""
+    """Record torch's error for an operation between devices, and an explanation of the error."""
 
     where: UserLine | None
     error: str
@@ -104,24 +104,24 @@ class Mismatch:
 
 @dataclass(frozen=True, repr=False)
 class DryRun(Shown):
-    """Record what a cell or a function would do; each attribute is described at its line."""
+    """Record what a cell or a function would do; comments in the source describe attributes."""
 
-    device: str  # where it would be placed, or the first card's name; empty if not placed
-    # Variables that it assigns, and "return" for a function's result.
+    device: str  # the device or the first card; empty if nothing is placed
+    # Variables that the code assigns; "return" for a function's result.
     assigned: tuple[Assigned, ...] = ()
-    peak: dict[str, Peak] = field(default_factory=dict)  # by device; a card is "cuda:0"
+    peak: dict[str, Peak] = field(default_factory=dict)  # by device; the first card is "cuda:0"
     moved: tuple[Moved, ...] = ()  # variables that `%%ongpu` would move to the device first
     # Copies between devices and waits of the host, by line, without their times.
     ledger: Ledger = field(default_factory=Ledger)
     # Everything unknown or skipped; the last entry may be where the dry run ended.
     unknown: tuple[Unknown, ...] = ()
-    mismatches: tuple[Mismatch, ...] = ()  # the operation between devices at which it would fail
-    error: str | None = None  # another error at which it would fail
+    mismatches: tuple[Mismatch, ...] = ()  # at most one operation between devices that would fail
+    error: str | None = None  # another error that the code would raise
     error_at: UserLine | None = None
     printed: str = ""  # a "?" is a value that depends on data
     operators: int = 0  # operators that were run
     backward: bool = False  # whether a backward pass ran
-    seconds: float = 0.0  # of the dry run, including the fork and, once, an import
+    seconds: float = 0.0  # of the dry run, including the fork
     virtual: bool = False  # whether the device is a virtual GPU
     cards: tuple[OnCard, ...] = ()  # requested cards that are not here
 
@@ -132,7 +132,7 @@ class DryRun(Shown):
         return not (ended or self.mismatches or self.error)
 
     def needed(self, device: str) -> int | None:
-        """Return the least bytes that a device needs; None if the code's end was not reached."""
+        """Return the bytes that a device needs at least; None if the dry run ended early."""
         peak = self.peak.get(device)
         return (0 if peak is None else peak.needed) if self.complete else None
 
@@ -176,7 +176,7 @@ def html(run: DryRun) -> str:
 
 
 def _head(run: DryRun) -> str:
-    """``dry run on cuda:1 (virtual): nothing was computed · 85 ms``."""
+    """Return ``dry run on cuda:1 (virtual): nothing was computed · 85 ms``."""
     place = " (not here)" if run.cards else " (virtual)" * run.virtual
     printed = run.printed.count("\n")
     parts = [
@@ -189,7 +189,7 @@ def _head(run: DryRun) -> str:
 
 
 def _on_cards(run: DryRun) -> Iterator[str]:
-    """``needs 61.3 GiB; fits on H100 80GB (17.3 GiB left)``, and the reserve on each card."""
+    """Yield ``needs 61.3 GiB; fits on H100 80GB (17.3 GiB left)``, and a line for each card."""
     if not run.cards:
         return
     at_least = "" if run.complete else "at least "
@@ -210,7 +210,7 @@ def _on_card(on: OnCard) -> str:
 
 
 def _peaks(run: DryRun) -> list[Peak]:
-    """Return the GPUs' peaks, or the CPU's if the code runs there; cards have their own line."""
+    """Return the peaks of GPUs, or of the CPU if the code runs there; empty for absent cards."""
     if run.cards:
         return []
     gpus = [p for device, p in run.peak.items() if device != "cpu" and (p.needed or p.peak)]
@@ -219,7 +219,7 @@ def _peaks(run: DryRun) -> list[Peak]:
 
 
 def _memory(peak: Peak) -> str:
-    """``cuda:1: at least 14.2 GiB of 15.8 GiB free; peak 14.3 GiB in all, at line 7: …``."""
+    """Return ``cuda:1: at least 14.2 GiB of 15.8 GiB free; peak 14.3 GiB in all, at line 7``."""
     free = f"of {size(peak.free)} free" if peak.free is not None else "more"
     fits = ": does not fit" if peak.fits is False else ""
     whole = "" if peak.peak == peak.needed else f"; peak {size(peak.peak)} in all"
