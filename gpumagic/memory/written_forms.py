@@ -107,15 +107,14 @@ def forms(rest: RestOfCode, *, learns: bool) -> Iterator[Form]:
     simple = [at for at in range(first, len(block)) if isinstance(block[at], kinds)]
     nodes: list[tuple[int, Any]] = [(n, node) for n in simple for node in ast.walk(block[n])]
     for at, node in nodes:
-        for form, new in _PARSED:
-            reader = _Reader(rest.frame, block, at)
-            if not reader.fits(form, node, at) or first not in reader.used:
-                continue
+        # Only the first form that fits: a form below it may take `y.unsqueeze(0)` as its `y`.
+        tried = ((_Reader(rest.frame, block, at), *each) for each in _PARSED)
+        fits = ((reader, new) for reader, form, new in tried if reader.fits(form, node, at))
+        reader, new = next(fits, (None, ""))
+        if reader and first in reader.used and reader.is_same(new):
             for rows in reader.row_counts() if "PART" in new else (0,):
-                if reader.is_same(new):
-                    made = reader.filled(new.replace("PART", str(rows)))
-                    yield from reader.replaced(node, made)
-            break  # a form below may fit with `y.unsqueeze(0)` as its `y`, and give another shape
+                made = reader.filled(new.replace("PART", str(rows)))
+                yield from reader.replaced(node, made)
         reader = _Reader(rest.frame, block, at)
         if isinstance(node, ast.Call) and (more := _MORE.get(reader.call(node, at)[0])):
             (new,) = _expression(f"f({more})").keywords
