@@ -1,7 +1,7 @@
-"""Use GPUs in notebooks: list them, run a cell on one, and report its copies, time and memory.
+"""Use GPUs in notebooks: list GPUs, run cells on a GPU, and report copies, time and memory.
 
-``%load_ext gpumagic`` turns the magics on; the public functions do the same in a program.
-torch, IPython and gpumagic's packages are imported when a name that needs them is first used.
+``%load_ext gpumagic`` turns the magics on. Programs can use the public functions instead.
+torch and IPython are imported only when a public name first needs them.
 """
 
 import sys
@@ -9,7 +9,7 @@ from typing import Any
 
 import lazy_loader
 
-# The public names are listed only in __init__.pyi, which type checkers and editors read too.
+# Only __init__.pyi lists the public names. Type checkers and editors read this file too.
 _import, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
 

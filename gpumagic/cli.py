@@ -1,4 +1,4 @@
-"""Define the command line: the table of GPUs, the doctor and notebooks from a shell."""
+"""Define the command `gpumagic`: show the GPUs, diagnose problems, run notebooks."""
 
 import argparse
 import os
@@ -21,7 +21,7 @@ examples:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command of the command line; return the exit status."""
+    """Run a subcommand, and return the exit status."""
     args = _parser().parse_args(arguments)
     try:
         status: int = args.run(args)
@@ -78,7 +78,7 @@ def _demo(args: argparse.Namespace) -> int:
 
 
 def seconds(text: str) -> float:
-    """Parse a number of seconds; argparse's errors show this function's name."""
+    """Parse a number of seconds; argparse shows this function's name in its errors."""
     found = float(text)
     if not 0 < found <= 86400:
         raise argparse.ArgumentTypeError(f"{text} s is not between 0 and 86400 s; type --watch 2")

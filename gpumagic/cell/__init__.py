@@ -1,4 +1,4 @@
-"""Run one `%%ongpu` cell: move the variables it reads, place new tensors, measure, report."""
+"""Run one `%%ongpu` cell: move its variables to a device, create new tensors there, and report."""
 
 from gpumagic.display import table
 

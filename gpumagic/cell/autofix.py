@@ -1,7 +1,7 @@
 """Copy the operands of a failed call to one device and call again, for `%%ongpu … --fix`.
 
-The ledger records the line of each copy. `AutoFix` is a torch function mode: it adds a microsecond
-to each torch call, so only cells with `--fix` use it.
+The cell's report lists these copies by line. `AutoFix` adds a microsecond to each torch call, so
+only cells with `--fix` use it.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from gpumagic.placement import FunctionMode
 
 
 class AutoFix(FunctionMode):
-    """From `start` to `stop`, copy operands to one device if a call fails on mixed devices."""
+    """Copy operands to one device if a torch call fails because their devices differ."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class AutoFix(FunctionMode):
         return func(*args, **kwargs)
 
     def _together(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        """Return the arguments on one device; None if they already are, or cannot be."""
+        """Return the arguments on one device; None if they need no copies, or cannot be copied."""
         leaves, spec = tree_flatten((args, kwargs))
         tensors = [x for x in leaves if isinstance(x, Tensor)]
         if len({tensor.device for tensor in tensors}) < 2:

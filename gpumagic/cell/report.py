@@ -1,6 +1,6 @@
-"""Record what happened to one cell, and show it: one line, with details folded below in HTML.
+"""Define the report of one cell: one line of text; in HTML, with details folded below it.
 
-The line has the device, the time, the peak memory, and at most two clauses on moves and so on.
+The line has the device, the time, the peak memory, and at most two clauses on moves or copies.
 """
 
 from collections.abc import Iterable, Iterator
@@ -28,52 +28,52 @@ class Batches:
 
 @dataclass(frozen=True, repr=False)
 class Report(Shown):
-    """Record what happened to one cell on one device.
+    """Report the moves, copies, time and memory of one cell.
 
     Attributes
     ----------
     device : Device
         The device that the cell ran on.
     seconds : float
-        From the cell's first statement until the device had finished its work.
+        Time from the cell's first statement until the device finished the cell's work.
     waited : bool
-        False if an interrupt or an error of the device ended the wait for the device early.
+        False after an interrupt or a device error: then `seconds` lacks the wait for the device.
     moved, left : tuple of Moved, tuple of Left
-        The variables moved to the device, and the variables that stayed.
+        The variables moved to the device, and the variables not moved.
     move_seconds : float
         The time of the moves, not included in `seconds`.
     returned : Moves or None
-        The moves of `--back` after the cell; None without `--back`.
+        The moves back to the former devices after the cell, with `--back`; else None.
     results : tuple of str
-        The new variables that stay on the device although `--back` moved the others back.
+        With `--back`: the new variables, which stay on the device.
     said : frozenset of str
-        Clauses that this report omits, because earlier reports of the notebook have them.
+        Clauses omitted here, because earlier reports of the notebook showed them.
     batches : Batches
         The batches that loaders copied to the device while the cell ran.
     memory : tuple of Memory
         For each device on which the cell allocated: peak bytes, and bytes before and after.
     peak : MemoryPeak or None
-        The composition of the device's peak, with `--memory`.
+        With `--memory`: the lines that allocated the memory in use at the peak.
     profile : CellProfile or None
         The cell's times, with `--profile`.
     energy : float or None
-        Joules of the whole board, by NVML's counter; None if unknown, or for a cell under a second.
+        The whole board's energy in joules, by NVML; None if unknown or the cell took under 1 s.
     ledger : Ledger
-        Every copy between devices and every wait while the cell ran, batches included.
+        All copies between devices, batches included, and all waits while the cell ran.
     ledger_complete : bool
-        False if a fault of gpumagic itself kept copies or waits from being counted.
+        False if an internal error of gpumagic may have left copies or waits uncounted.
     table : bool
-        Whether to show the ledger's table too (`--report`).
+        Whether to show the ledger as a table too (`--report`).
     made : bool
-        Whether the cell made arrays of other frameworks, whose memory may be unknown.
+        Whether the cell made arrays of a framework whose allocations gpumagic cannot count.
     taken : tuple of str
-        GPUs that libraries or variables named, replaced by this device: ``"accelerate's cuda:0"``.
+        GPUs that `device` replaced in libraries or variables: ``"accelerate's cuda:0"``.
     elsewhere : str
-        Where most of the work was, if elsewhere: ``"96 % of its allocations were on cuda:0"``.
+        Where most work ran, if not on `device`: ``"96 % of its allocations were on cuda:0"``.
     error : str or None
         The name of the exception that ended the cell.
     fault : str or None
-        The error that the device reported during the wait.
+        The error that the device reported at the end of the cell.
     """
 
     device: Device
@@ -101,19 +101,19 @@ class Report(Shown):
 
     @property
     def moved_bytes(self) -> int:
-        """Bytes copied before the cell ran."""
+        """Total bytes of the moved variables."""
         return sum(m.nbytes for m in self.moved)
 
     @property
     def says_once(self) -> frozenset[str]:
-        """Clauses that a notebook needs to show only once."""
+        """Clauses of this report that later reports of the notebook can omit."""
         said = [*_left(self.left), *([_taken(self)] if self.taken else [])]
         stays = self.moved and self.returned is None
         return frozenset([*said, FOR_GOOD] if stays else said)
 
     @property
     def touched(self) -> bool:
-        """Whether the cell moved, left, copied, loaded or allocated anything."""
+        """Whether any data was moved, copied or allocated, or could not be moved."""
         copied = self.batches.count or self.ledger.entries
         return bool(self.moved or self.left or copied or self.memory or self.made)
 
@@ -127,7 +127,7 @@ def keep_last(report: Report) -> None:
 
 
 def last_report() -> Report | None:
-    """Return the report of the last cell that ran on a device; None before the first.
+    """Return the report of the last cell that ran on a device; None if no cell ran.
 
     Examples
     --------
@@ -138,9 +138,9 @@ def last_report() -> Report | None:
     return _last[0] if _last else None
 
 
-# Omitted copies: loaders have their own clause, and displayed values are not worth reporting.
+# The line omits these copies: batches have their own clause, and copies for display matter little.
 _OMITTED = ("loader", "display")
-_CLAUSES = 2  # clauses in the line; the others are folded
+_CLAUSES = 2  # maximum number of clauses in the line; other clauses are folded below
 _ITSELF = "the cell, or a library that it calls, chose that device itself: tell it to use {}"
 
 
@@ -158,7 +158,7 @@ def text(report: Report) -> str:
 
 
 def html(report: Report) -> str:
-    """Return the line as HTML; clauses, variables' bytes and memory are folded below the line."""
+    """Return the line as HTML, with more clauses, moved bytes and memory folded below the line."""
     (head, *rest), (clauses, behind) = _head(report), _clauses(report)
     bad = " gm-bad" if report.error or report.fault or report.elsewhere else ""
     first = f'<b class="gm-where{bad}">{escape(head)}</b>'
@@ -177,7 +177,7 @@ def html(report: Report) -> str:
 
 
 def _hints(report: Report) -> list[str]:
-    """Return advice if the cell ran elsewhere, and the ledger's advice if no table has it."""
+    """Return advice for the cell; omit the ledger's advice if the ledger's table shows it."""
     itself = "cuda" in report.elsewhere and "--no-move" not in report.elsewhere
     first = [_ITSELF.format(report.device)] if itself else []
     shown = report.table or not report.ledger.entries
@@ -209,7 +209,7 @@ def _clauses(report: Report) -> tuple[list[str], list[str]]:
 
 
 def _happened(report: Report) -> Iterator[str]:
-    """Yield clauses on moves, copies and so on, the most important first."""
+    """Yield clauses on moves, copies and batches, the most important first."""
     if not report.ledger_complete:
         yield "its ledger is incomplete: %gpus --doctor shows why"
     if report.moved:
@@ -240,7 +240,7 @@ def _taken(report: Report) -> str:
 
 
 def _left(left: Iterable[Left]) -> Iterator[str]:
-    """Yield ``X, y: a dataset stays where it is``, for each reason."""
+    """Yield a clause for each reason: ``X, y: a dataset stays where it is``."""
     names: dict[str, list[str]] = {}
     for part in left:
         names.setdefault(part.reason, []).append(part.name)

@@ -1,7 +1,4 @@
-"""Run one cell on a device: move the variables it reads, place new arrays, measure, report.
-
-However the cell ends, the placement of new arrays ends first, and then a report is made.
-"""
+"""Run one cell on a device: move its variables there, create new arrays there, and report."""
 
 import time
 import weakref
@@ -27,18 +24,18 @@ from gpumagic.usercode.files import innermost
 from gpumagic.usercode.values import defined_in, is_tensor
 from gpumagic.usercode.variables import own_variables, variables_read
 
-# Packages whose objects are never arrays of an unsupported library.
+# Packages to ignore in the search for arrays of unsupported libraries.
 _NO_LIBRARIES = ("torch", "builtins", "__main__")
 _NOTHING = "the cell allocated nothing there"
 
 
 class _Share:
-    """Hold one framework's moves, placement and memory during a cell."""
+    """Record one framework's moves, new arrays and memory during a cell."""
 
     def __init__(self, framework: Framework) -> None:
         self.framework = framework
         self.moves = Moves()
-        self.origins: Origins = []  # origins of moved objects, until they are stored
+        self.origins: Origins = []  # moved objects and their former devices
         self.placed: Any = None  # value of the framework's `place` context
         self.taken: list[str] = []  # GPUs that the cell's device replaced: "accelerate's cuda:0"
         self.memory: list[Memory] = []
@@ -54,23 +51,23 @@ class _Share:
 
     @property
     def batches(self) -> list[list[int]]:
-        """The bytes of each tensor of each batch that loaders have copied."""
+        """For each batch that a loader copied, a list of the tensors' bytes."""
         return getattr(self.placed, "delivered", [])
 
     @property
     def uncounted(self) -> bool:
-        """Whether the cell made arrays whose memory may not be known."""
+        """Whether the cell made arrays, and the framework cannot count allocations."""
         return bool(self.made) and not self.framework.counts_allocations
 
     def remember(self) -> None:
-        """Store the origins of the moved objects, for `%ongpu home`."""
+        """Store the former devices of the moved objects, for `%ongpu home`."""
         if self.origins:
             where = innermost()
             self.framework.remember(self.origins, where.label if where else "")
             self.origins.clear()
 
     def bring_back(self, namespace: dict[str, Any]) -> Moves:
-        """Move variables back for `--back`; if that fails, store their origins."""
+        """Move variables back for `--back`; if that fails, store their former devices."""
         try:
             moves = self.framework.home(namespace, self.origins)
         except (GpuError, RuntimeError) as error:  # out of memory, or the device failed
@@ -81,7 +78,7 @@ class _Share:
         return moves
 
     def elsewhere(self, device: Device, every: Sequence[Entry]) -> str | None:
-        """Return where most work was: empty if on the device, None if unknown, `_NOTHING`."""
+        """Return where most work ran: "" if on `device`, `_NOTHING` if none, None if unknown."""
         name = "" if self.framework.name == "torch" else self.framework.name
         entries = [entry for entry in every if entry.framework == name]
         counted = self.framework.counts_allocations and device.kind == "cuda"
@@ -109,14 +106,14 @@ class _Share:
         of = self.framework
         on_cpu = sum(of.nbytes(array) for array in self.made.values() if of.where(array) == "cpu")
         read = sum(entry.nbytes for entry in entries if entry.kind == "copy")
-        # If all bytes on the CPU were copied there, the arrays were computed on the device. If any
-        # tensor moved, the device may have changed that tensor in place, without an allocation.
+        # If the cell copied as many bytes as its CPU arrays have, they are copies of results.
+        # Variables that moved may have been changed in place on the device, without an allocation.
         stayed = self.moves.left and not self.moves.moved
         return "all work was on cpu" if stayed or on_cpu not in (0, read) else ""
 
 
 class Run:
-    """Manage the run of a cell: call `start`, run the cell, then always call `finish`."""
+    """Prepare and report one cell: call `start`, run the cell, then always call `finish`."""
 
     def __init__(
         self,
@@ -124,15 +121,15 @@ class Run:
         namespace: dict[str, Any],
         names: Iterable[str],  # the variables that the cell reads
         *,
-        frameworks: Sequence[Framework] | None = None,  # the default is torch
-        unusable: str = "",  # the reason why torch's tensors stay; empty if they can move
+        frameworks: Sequence[Framework] | None = None,  # None means torch only
+        unusable: str = "",  # why torch's tensors cannot move; empty if they can
         move: bool = True,
         strict: bool = False,
         table: bool = False,
         back: bool = False,
-        said: frozenset[str] = frozenset((FOR_GOOD,)),  # clauses in the notebook's earlier reports
+        said: frozenset[str] = frozenset((FOR_GOOD,)),  # clauses that earlier reports showed
         helpers: Sequence[Any] = (),  # each has `start` and `stop`
-        recorder: Any = None,  # has `start`; `stop(seconds of the cell)` returns the `peak`
+        recorder: Any = None,  # has `start()`; `stop(seconds)` returns the report's `peak`
         profiler: Any = None,  # has `start`, `stop`, `result(ledger)` and `stopping` (seconds)
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -151,26 +148,26 @@ class Run:
         self._stops: list[Callable[[], Iterable[Memory]] | None] = []
         self._started = self._seconds = 0.0
         self._peak: Shown | None = None
-        self._joules: float | None = None  # the device's counter before the cell
+        self._joules: float | None = None  # the device's energy counter before the cell
         self._error: str | None = None  # the name of the exception that ended the cell
         self._interrupted = False
         self._fault: str | None = None
-        self.left_out = 0.0  # seconds not counted as the cell's
-        self._complete = True  # whether all guarded steps have succeeded
-        self._before: dict[int, Any] = {}  # weak references to arrays before the cell, by id
-        self._bound: dict[str, int] = {}  # for `--back`: ids of the values before the cell
+        self.left_out = 0.0  # seconds to subtract from the cell's time
+        self._complete = True  # False after an error in `_guarded`
+        self._before: dict[int, Any] = {}  # the arrays before the cell: weak references by id
+        self._bound: dict[str, int] = {}  # ids of values before the cell, for `--back`
 
-    def start(self, line: Callable[[], Any] | None = None) -> None:  # line: makes a ProgressLine
-        """Move variables and place new arrays. After an error, `%ongpu home` undoes all moves."""
+    def start(self, line: Callable[[], Any] | None = None) -> None:  # `line` makes a ProgressLine
+        """Move variables to the device, and make it the default for new arrays."""
         for share in self._shares:
-            share.framework.own(self.device)  # raises before any move if the device cannot be used
+            share.framework.own(self.device)  # raises if the device is unusable, before any move
         read = [*variables_read(self._names, self._namespace)] if self._move else []
         try:
             for share in self._shares if read else ():
                 share.move(read, self.device, self._namespace, line)
             self._begin()
         except BaseException:
-            self._remember()
+            self._remember()  # so that `%ongpu home` can undo the moves
             raise
         if not self._back:
             self._remember()
@@ -208,7 +205,7 @@ class Run:
     def _during(
         self, undo: ExitStack, doing: str, start: Callable[[], Any], stop: Callable[[], Any]
     ) -> None:
-        """Start an observer, and let `undo` stop it; if either fails, the cell still runs."""
+        """Start an observer, and register `stop` in `undo`. Errors of both are only recorded."""
         undo.callback(self._guarded, doing, stop)
         self._guarded(doing, start)
 
@@ -227,15 +224,14 @@ class Run:
             share.remember()
 
     def finish(self, error: BaseException | None = None) -> Report | None:
-        """End what `start` began, and return the report; None if `start` did not succeed."""
-        # If Ctrl-C arrives meanwhile, everything still ends before KeyboardInterrupt is raised.
+        """Stop everything that `start` began, and return the report; None if `start` failed."""
         if self._undo is None:
             return None
         undo, self._undo = self._undo, None
         self._error = None if error is None else type(error).__name__
         self._interrupted = isinstance(error, KeyboardInterrupt)
         try:
-            undo.close()
+            undo.close()  # runs all callbacks, even if Ctrl-C interrupts one of them
             self._find_made()  # before variables are moved back
             new = self._new_variables() if self._back else ()
             backs = [s.bring_back(self._namespace) for s in self._shares if s.origins]
@@ -273,12 +269,12 @@ class Run:
             taken=tuple(self._taken()),
             elsewhere=self._elsewhere(ledger),
             error=self._error,
-            # If CUDA is dead, the message below the error reports it.
+            # If CUDA failed for good, the message below the traceback already says so.
             fault=None if self._error and cuda_state.death() else self._fault,
         )
 
     def _ledger(self) -> Ledger:
-        """Return the ledger; empty if torch's device failed, because reading waits for it."""
+        """Return the ledger; empty if torch's device failed: reading would wait for the device."""
         failed = self._fault is not None and any(s.framework.name == "torch" for s in self._shares)
         if failed or not self._tally.counts:
             return Ledger(virtual=self._tally.virtual)
@@ -286,7 +282,7 @@ class Run:
         return Ledger() if ledger is None else ledger
 
     def _stayed(self, returned: Moves | None, batches: bool) -> Iterator[Left]:
-        """Yield the variables that stayed; omit datasets if batches were copied."""
+        """Yield the variables that were not moved; omit datasets if batches were copied."""
         yield from self._left
         for share in self._shares:
             yield from (x for x in share.moves.left if not (batches and x.reason == DATASET_STAYS))
@@ -317,7 +313,7 @@ class Run:
         if self._joules is None or self._seconds < LEAST_S:
             return None
         after = self._read_joules()
-        # If the driver was reloaded, its counter started again at 0.
+        # The counter restarts at 0 when the driver is reloaded.
         return None if after is None or after < self._joules else after - self._joules
 
     def _leave(self) -> None:
@@ -335,7 +331,7 @@ class Run:
                     touched = (memory.device for memory in share.memory)
                     share.framework.wait(*dict.fromkeys((self._where, *touched)))
         except Exception as failed:  # noqa: BLE001
-            # The wait raises errors of the device's earlier work, and for a lost device.
+            # Waiting raises errors of the device's earlier work, and raises if the device is lost.
             self._fault = first_line(failed)
         finally:
             self._seconds = self._clock() - self._started - self.left_out
@@ -347,13 +343,13 @@ class Run:
                     share.made[name] = array
 
     def _new_variables(self) -> Iterable[str]:
-        """Return the variables that the cell has bound to new values."""
+        """Return the variables to which the cell assigned new values."""
         now, bound = own_variables(self._namespace), self._bound
         arrays = {name for share in self._shares for name in share.made}
         return [name for name in now if bound.get(name) != id(now[name]) or name in arrays]
 
     def _made_there(self, names: Iterable[str]) -> Iterator[str]:
-        """Yield the variables with arrays on the device; none if the device is the CPU."""
+        """Yield the names whose values have arrays on the device; none if the device is the CPU."""
         new = {name: self._namespace[name] for name in names if name in self._namespace}
         for share in self._shares if new and self.device.kind != "cpu" else ():
             there = {self._where, str(share.framework.own(self.device))}  # "mps", "mps:0"
@@ -368,7 +364,7 @@ class Run:
                 yield f"{_whose(library)} cuda:0"
 
     def _elsewhere(self, ledger: Ledger) -> str:
-        """Return where most of the cell's work was; empty if on its device or unknown."""
+        """Return where most of the work ran; empty if on the cell's device, or if unknown."""
         if self._error or self._fault or not self._complete:
             return ""
         said = [share.elsewhere(self.device, ledger.entries) for share in self._shares]
@@ -379,7 +375,7 @@ class Run:
         return found[0] + left if found and all(found) else ""
 
     def _reads_there(self) -> bool:
-        """Whether the cell reads data on its device, which it may have changed in place."""
+        """Whether the cell reads data on its device, so that in-place changes are possible."""
         read = dict(variables_read(self._names, self._namespace))
         away = [share.framework.away(read) for share in self._shares]
         return any(self._where in devices for each in away for devices in each.values())
@@ -393,7 +389,7 @@ def left_alone(
     names: Iterable[str], namespace: Mapping[str, Any], device: Device, unusable: str = ""
 ) -> Iterator[Left]:
     """Yield the variables that cannot be moved: ``a: CuPy, on cuda:0, 1.2 GiB``."""
-    # They are unsupported libraries' arrays on other GPUs, and tensors if `unusable` has a reason.
+    # Arrays of unsupported libraries on other GPUs; also tensors, if `unusable` is not empty.
     for name in names:
         value = namespace.get(name)
         if unusable and is_tensor(value):
@@ -403,7 +399,7 @@ def left_alone(
         ):
             with faults.kept("asking another library's array where it is"):
                 where = device_of(value)
-                # Arrays on the CPU, such as NumPy's, belong there.
+                # Arrays on the CPU, such as NumPy's, are meant to be there.
                 if where not in (None, "cpu", str(device)):
                     nbytes = nbytes_of(value) or None
                     yield Left(name, f"{library_of(value)}, on {where}, {size(nbytes)}")

@@ -1,8 +1,8 @@
-"""Check the values for which CUDA's kernels assert bounds: indices, labels and probabilities.
+"""Check the values whose bounds CUDA's kernels assert: indices, labels and probabilities.
 
-A failed assert ends CUDA for the whole process. `finders` lists the functions with an assert, and
-the bounds of their arguments. The error names the user's variable, the bad value and its position,
-the bound and the likely cause.
+After a failed assert in a kernel, the process cannot use CUDA any more. `finders` lists the torch
+functions whose kernels assert bounds. The error names the user's variable, the bad value, its
+position, its bounds and the likely cause.
 """
 
 import ast
@@ -30,54 +30,54 @@ _LONG = 80  # maximum length of a displayed expression
 
 
 class CheckedIndexError(IndexError):
-    """An index or a label is out of its bounds: found by `gpumagic.check`."""
+    """Raised by `gpumagic.check` for an index or a label out of bounds."""
 
 
 class CheckedValueError(ValueError):
-    """A probability is out of its bounds: found by `gpumagic.check`."""
+    """Raised by `gpumagic.check` for a probability out of bounds."""
 
 
-# -- the bounded values of a call
+# -- the values to check in a call
 class Bounded(NamedTuple):
-    """Values of one call, and their bounds."""
+    """Values to check in one torch call, and their bounds."""
 
     values: Any  # a tensor
     low: float
     high: float  # the largest allowed value; infinity without a limit
-    bound: str  # "10 classes: 0 … 9"; "numbers from 0 are needed"
-    at: Any  # the argument itself (a tensor, an array or a list), whose name the error shows
-    of: Any  # the tensor that sets the bound, or None
-    ignored: int | None = None  # a value that is also allowed
-    role: str = "index"  # the role of the values in the call
-    part: str = ""  # the expression that makes the values from `at`: "[0]", ".sum(-1)"
+    bound: str  # as text: "10 classes: 0 … 9", "numbers from 0 are needed"
+    at: Any  # the argument (a tensor, an array or a list); the error shows its name
+    of: Any  # the tensor whose size sets the bound, or None
+    ignored: int | None = None  # a value allowed out of bounds, such as `ignore_index`
+    role: str = "index"  # shown if the argument has no name in the user's code
+    part: str = ""  # shown after the name of `at`: "[0]", ".sum(-1)"
 
 
 Find = Callable[[Any, Any], Iterator[Bounded]]
-"""Yield the bounded values among a call's arguments and keyword arguments."""
+"""A function that yields the values to check, given a call's `args` and `kwargs`."""
 
 
 class Indexing(NamedTuple):
-    """Functions with an index or bounded numbers; `parameters` names their first parameters."""
+    """Describe torch functions that check the same parameter against the same bounds."""
 
-    functions: str
-    parameters: str
+    functions: str  # names, separated by spaces
+    parameters: str  # names of the functions' first parameters
     at: str  # the parameter to check
-    of: str = ""  # the parameter that is indexed, or the number of classes
-    unit: str = "elements"  # what `of` has: "rows"; without `of`, the numbers that are allowed
-    dim: int | None = None  # the indexed dimension, if no parameter gives it
+    of: str = ""  # the parameter that sets the bound: the indexed tensor or a size
+    unit: str = "elements"  # the noun in the error: "rows"; without `of`, the allowed numbers
+    dim: int | None = None  # the indexed dimension, if there is no parameter `dim`
     high: float = math.inf  # the largest allowed number, if nothing is indexed
     wraps: bool = False  # whether negative indices count from the end
     unless: str = ""  # a parameter that makes the function ignore `at`
 
     def find(self, args: Any, kwargs: Any) -> Iterator[Bounded]:
-        """Yield the values to check of one call, with their bounds."""
+        """Yield the values to check in one call, with their bounds."""
         names = self.parameters.split()
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         values, of, dim = given.get(self.at), given.get(self.of), given.get("dim", self.dim)
-        # Targets of floating dtype are probabilities of classes, for which any value is allowed.
+        # Floating-point targets are probabilities of classes; torch allows any value for these.
         if self.unless in given or (self.of and getattr(values, "is_floating_point", bool)()):
             return
-        if isinstance(of, (tuple, list)):  # a sparse tensor's size: the batch dimensions are first
+        if isinstance(of, (tuple, list)):  # a sparse tensor's size, the batch dimensions first
             of = of[values.dim() - 1 + (self.dim or 0)] if isinstance(values, Tensor) else None
         ignored = given.get("ignore_index", -100) if "ignore_index" in names else None
         bounds: tuple[float, float, str] = (0, self.high, f"{self.unit} are needed")
@@ -93,7 +93,7 @@ class Indexing(NamedTuple):
 def _along(
     of: Tensor, dim: int | None, unit: str = "elements", *, wraps: bool = True
 ) -> tuple[float, float, str]:
-    """Return the least and largest index along `dim`, or in all elements, and the bound as text."""
+    """Return the lowest and highest index along `dim` (None: all elements), and both as text."""
     size = of.numel() if dim is None or not of.dim() else of.shape[dim]
     text, low, high = f"{size} {unit}", -size if wraps else 0, size - 1
     if dim is not None and of.dim() > 1 and unit == "elements":
@@ -110,7 +110,7 @@ _LEAST, _LARGEST = 5e-324, torch.finfo(torch.double).max
 _FINITE = "finite numbers from 0"
 _COLUMNS, _ROWS = "col_indices values size", "row_indices values size"
 _BCE, _TO_1, _TARGETS = "F.binary_cross_entropy", "numbers from 0 to 1", "targets from 0 to 1"
-# `wraps` is set where the kernel counts negative indices from the end.
+# `wraps` is set if the kernel counts negative indices from the end.
 _TABLE = (
     Indexing("F.embedding F.embedding_bag", "input weight", "input", "weight", "rows", 0),
     Indexing("F.cross_entropy F.nll_loss", _LOSS, "target", "input", "classes", 1),
@@ -142,7 +142,7 @@ _FROM_END = "Negative indices do not count from the end here"
 
 @cache
 def finders() -> dict[Any, list[Find]]:
-    """Map torch's functions and methods to the functions that find a call's values to check."""
+    """Map torch's functions and methods to the `Find` functions for their arguments."""
     rows: list[tuple[str, Find]] = [(row.functions, row.find) for row in _TABLE]
     rows.append(("__getitem__ __setitem__ index_put index_put_", _of_subscript))
     rows += [("multinomial", _of_sums), ("sparse_coo_tensor", _of_sparse)]
@@ -159,7 +159,7 @@ def _of_subscript(args: Any, kwargs: Any) -> Iterator[Bounded]:
     """Yield the indices of ``x[…]``, ``x[…] = …`` and `index_put`."""
     of, key = args[0], args[1] if len(args) > 1 else kwargs["indices"]
     if type(key) is list and key and isinstance(key[0], list):
-        return  # torch's version decides whether these are one index or several
+        return  # depending on torch's version, nested lists are one index or several
     several = type(key) is tuple or (type(key) is list and isinstance(next(iter(key), 0), Tensor))
     items, dim = [*map(_index_item, key if several else (key,))], 0
     for given, index, dims in items:
@@ -171,14 +171,14 @@ def _of_subscript(args: Any, kwargs: Any) -> Iterator[Bounded]:
 
 
 def _of_sums(args: Any, kwargs: Any) -> Iterator[Bounded]:
-    """Yield the sums of the probabilities of `multinomial`, which divides by them."""
+    """Yield the sums of the probabilities: `multinomial` divides by these sums."""
     of = args[0] if args else kwargs["input"]
     sums, bound = of.sum(-1, dtype=torch.double), "a sum above 0 is needed"
     yield Bounded(sums, _LEAST, math.inf, bound, of, None, role="input", part=".sum(-1)")
 
 
 def _of_sparse(args: Any, kwargs: Any) -> Iterator[Bounded]:
-    """Yield the indices of a sparse tensor, which torch itself does not check."""
+    """Yield a sparse tensor's indices by dimension; torch itself does not check them."""
     given = dict(zip(("indices", "values", "size"), args, strict=False)) | kwargs
     of = given.get("indices", ())
     for dim, (row, size) in enumerate(zip(of, given.get("size", ()), strict=False)):
@@ -187,7 +187,7 @@ def _of_sparse(args: Any, kwargs: Any) -> Iterator[Bounded]:
 
 
 def _index_item(item: Any) -> tuple[Any, Tensor | None, int]:
-    """Return one item of a subscript, its index tensor or None, and how many dimensions it uses."""
+    """Return a subscript's item, its index tensor or None, and the number of indexed dimensions."""
     if item is None or item is Ellipsis or type(item) is bool:
         return item, None, 0
     if type(item) is list or type(item).__module__ == "numpy":
@@ -199,7 +199,7 @@ def _index_item(item: Any) -> tuple[Any, Tensor | None, int]:
 
 # -- values out of bounds
 def find_bad_value(finds: list[Find], args: Any, kwargs: Any) -> Exception | None:
-    """Return the error for a call's first value out of bounds, or None."""
+    """Return the error for the first value out of bounds in a call, or None."""
     with uncounted(), torch._C.DisableTorchFunction():
         for bounded in (bounded for find in finds for bounded in find(args, kwargs)):
             if text := _described(bounded, args, kwargs):
@@ -209,16 +209,16 @@ def find_bad_value(finds: list[Find], args: Any, kwargs: Any) -> Exception | Non
 
 
 def _described(bounded: Bounded, args: Any, kwargs: Any) -> str:
-    """Describe the first value that is out of bounds; empty if none is."""
+    """Return the error text for the first value out of bounds; empty without such a value."""
     values, low, high = bounded.values, bounded.low, bounded.high
     if not readable(values) or values.dtype == torch.bool or values.is_complex():
         return ""
-    # Stacked, so the host waits once. Both ends are NaN if any value is.
+    # Stack both ends, so the host waits once. If any value is NaN, both ends are NaN.
     ends = torch.stack(torch.aminmax(values.detach())).tolist()
     if low <= ends[0] and ends[1] <= high:
         return ""
     values = values.detach().cpu()
-    values = values.double() if values.is_floating_point() else values  # like the bounds
+    values = values.double() if values.is_floating_point() else values  # the bounds are doubles
     bad = ~((values >= low) & (values <= high)) & (values != bounded.ignored)
     if not bad.any():
         return ""
@@ -235,7 +235,7 @@ def _described(bounded: Bounded, args: Any, kwargs: Any) -> str:
 
 
 def _cause(bounded: Bounded, value: float, ends: list[float], *, same: bool) -> str:
-    """Return the likely cause, if the data shows it; `same`: all bad values equal `value`."""
+    """Return the likely cause, or empty text; `same` is true if all bad values equal `value`."""
     index, above = not bounded.values.is_floating_point(), value - bounded.high
     indexed = index and bounded.of is not None and " classes: " not in bounded.bound
     causes = (
@@ -251,7 +251,7 @@ def _cause(bounded: Bounded, value: float, ends: list[float], *, same: bool) -> 
 
 
 def readable(value: Any) -> bool:
-    """Whether it is a plain tensor with numbers, outside of `vmap` and CUDA graph captures."""
+    """Whether `value` is a plain tensor that can be read: not in `vmap` or a graph capture."""
     if type(value) not in (Tensor, nn.Parameter) or value.layout != torch.strided:
         return False
     if value.is_meta or is_functorch_wrapped_tensor(value) or not value.numel():
@@ -268,7 +268,7 @@ def first(values: Tensor, wrong: Tensor) -> tuple[str, int, Any]:
 
 # -- the user's names
 class RunningCall:
-    """The user's expression that contains a running call of torch, and the arguments' names."""
+    """Find the user's expression for the running torch call, and its arguments' expressions."""
 
     def __init__(self, args: Any, kwargs: Any) -> None:
         frame: FrameType | None = sys._getframe(1)
@@ -288,12 +288,12 @@ class RunningCall:
                 self._names |= _subscripts(found, found.failed, args)
 
     def name(self, value: Any) -> str:
-        """Return an argument's expression, in brackets if an index needs them; empty if unknown."""
+        """Return an argument's expression, ready to add ``[3]``: ``(x + y)``; empty if unknown."""
         return self._names.get(id(value), "")
 
 
 def _variables(frame: FailedFrame, failed: ast.AST) -> dict[int, str]:
-    """Map the ids of an expression's variables, and of their modules' weights, to names."""
+    """Map ids of an expression's variables, and of the tensors in its modules, to names."""
     names: dict[int, str] = {}
     for node in (node for node in ast.walk(failed) if isinstance(node, NAMED)):
         value = frame.scope.value(node)
@@ -304,7 +304,7 @@ def _variables(frame: FailedFrame, failed: ast.AST) -> dict[int, str]:
 
 
 def _subscripts(frame: FailedFrame, failed: ast.AST, args: Any) -> dict[int, str]:
-    """Map the ids of an index's items, such as lists and arrays, to their expressions."""
+    """Map the ids of the items in a subscript to the items' expressions."""
     if not isinstance(failed, ast.Subscript) or len(args) < 2:
         return {}
     nodes = failed.slice.elts if isinstance(failed.slice, ast.Tuple) else [failed.slice]
@@ -317,13 +317,13 @@ def _subscripts(frame: FailedFrame, failed: ast.AST, args: Any) -> dict[int, str
 def _results(
     frame: FailedFrame, failed: ast.AST, given: list[Any], known: dict[int, str]
 ) -> dict[int, str]:
-    """Map the ids of unnamed tensors to temporary expressions, if there are as many of each."""
+    """Map ids of unnamed tensors to expressions of temporary results, if the counts agree."""
     done = operation(failed, Reader(frame))
     parts = () if done is None else done.parts
     if any(own(part.value).get("_modules") for part in parts):
-        return {}  # torch's arguments were computed inside these modules
+        return {}  # these modules computed the arguments of the torch call
     texts = [bracketed(p.node, p.text) for p in parts if p.value is None and p.kind != "module"]
-    # A Parameter without a name is no argument: it belongs to a module without a name.
+    # An unnamed Parameter is a weight of an unnamed module, not an argument in the user's code.
     given = [g for g in given if isinstance(g, Tensor) and not isinstance(g, nn.Parameter)]
     lost = [id(each) for each in given if id(each) not in known]
     return dict(zip(lost, texts, strict=True)) if len(lost) == len(texts) else {}

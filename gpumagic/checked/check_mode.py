@@ -1,8 +1,8 @@
 """Check the arguments of torch's functions before they run, and find where NaN is made.
 
-This is a torch function mode, which costs a microsecond per call; a dispatch mode costs six. The
-ledger's kernels cannot check: each serves one device, never the CPU. The mode does not see calls of
-autograd's threads, and need not: a backward pass reuses the indices of its forward pass.
+`check` is a torch function mode, which costs a microsecond per call. A dispatch mode costs six. The
+mode does not see calls on autograd's threads. This is harmless: a backward pass reuses the indices
+of its forward pass.
 """
 
 import sys
@@ -26,11 +26,11 @@ from gpumagic.usercode import files
 _EXEMPT = ("__get__", "__set__", "__setitem__", "__deepcopy__", "backward", "set_", "detach")
 _NAN, _INFINITY = Tensor.isnan, Tensor.isinf
 Flaw = Callable[[Tensor], Tensor]
-"""`Tensor.isnan` or `Tensor.isinf`: marks the numbers that are wrong."""
+"""`Tensor.isnan` or `Tensor.isinf`: the test for one kind of wrong number."""
 
 
 class MadeNanError(FloatingPointError):
-    """An operation made NaN or infinity: found by `gpumagic.check(nan=True)`."""
+    """Raised by `gpumagic.check(nan=True)` for an operation that made NaN or infinity."""
 
 
 class check(FunctionMode):
@@ -47,7 +47,7 @@ class check(FunctionMode):
     Raises
     ------
     IndexError, ValueError, FloatingPointError
-        For an index or a label; a probability; with `nan`, an operation that made NaN or infinity.
+        For a bad index or label; a bad probability; with `nan`, a new NaN or infinity.
 
     Examples
     --------
@@ -92,7 +92,7 @@ class check(FunctionMode):
 
 # -- NaN
 class NanFinder:
-    """Find the operation that makes NaN or infinity, except for infinity made by a library."""
+    """Find the operation that makes NaN or infinity; allow infinity made in a library's code."""
 
     def __init__(self, mode: FunctionMode) -> None:
         self._mode = mode
@@ -108,7 +108,7 @@ class NanFinder:
         if exempt and name != "backward":
             return func(*args, **kwargs)
         given = tree_leaves((args, {key: kwargs[key] for key in kwargs if key != "out"}))
-        writes = name.endswith("_")  # `add_` writes to its first argument; `__add__` matches too
+        writes = name.endswith("_")  # `add_` writes; `__add__` also matches, which is harmless
         before, text = set[Flaw](), ""
         with faults.kept("reading arguments"), uncounted(), torch._C.DisableTorchFunction():
             self._watch_backward(given, earlier=True)
@@ -130,7 +130,7 @@ class NanFinder:
         return result
 
     def _watch_backward(self, values: Iterable[Any], *, earlier: bool = False) -> None:
-        """Check the values' backward pass too; `earlier`: earlier calls made the values."""
+        """Check the values' backward pass; `earlier` is true if earlier calls made the values."""
         queue = {node for node in _nodes(values) if self not in node.metadata}
         if not queue or (frame := files.user_frame(sys._getframe(2))) is None:
             return
@@ -165,7 +165,7 @@ def _nodes(values: Iterable[Any]) -> set[Any]:
     """Return the autograd nodes that made the tensors among `values`."""
     found = set()
     for value in values:
-        with suppress(RuntimeError):  # a view changed in place under `no_grad` has no `grad_fn`
+        with suppress(RuntimeError):  # raised for a view that changed under `no_grad`
             found.add(value.grad_fn if isinstance(value, Tensor) and value.requires_grad else None)
     return found - {None}
 
@@ -185,13 +185,13 @@ def _flaws(values: Iterable[Any]) -> set[Flaw]:
 
 
 def _has_extreme(values: Iterable[Any]) -> bool:
-    """Whether any number is the largest or least of its dtype, as in masks."""
+    """Whether a tensor has the largest or lowest number of its dtype, as attention masks do."""
     found = (each.detach() for each in values if readable(each) and each.is_floating_point())
     return any((each.abs() == torch.finfo(each.dtype).max).any().item() for each in found)
 
 
 def _library(frame: FrameType | None) -> FrameType | None:
-    """Return the frame that calls torch's functions, if a library's code runs in it."""
+    """Return the frame that calls torch, if the frame runs a library's code; else None."""
     while frame is not None and (
         files.stands_in(frame.f_code.co_filename) or files.is_torchs(frame.f_code.co_filename)
     ):
@@ -200,14 +200,14 @@ def _library(frame: FrameType | None) -> FrameType | None:
 
 
 def _new_flaw(before: set[Flaw], after: set[Flaw]) -> Flaw | None:
-    """Return the new flaw: NaN if no input had NaN, or infinity if all inputs were finite."""
+    """Return the flaw that a call added: NaN without NaN inputs, infinity from finite inputs."""
     if _NAN in after - before:
         return _NAN
     return _INFINITY if _INFINITY in after and not before else None
 
 
 def _makes(made: Iterable[Any], flaw: Flaw) -> tuple[str, Tensor, str]:
-    """Return ``"makes nan at [3] (2 of 64)"``, a mask of wrong numbers, and the first position."""
+    """Return ``"makes nan at [3] (2 of 64)"``, the mask of wrong numbers, and ``"[3]"``."""
     result = next(each for each in made if flaw in _flaws([each])).detach().cpu()
     wrong = flaw(result)
     place, count, value = first(result, wrong)
@@ -218,7 +218,7 @@ def _makes(made: Iterable[Any], flaw: Flaw) -> tuple[str, Tensor, str]:
 def _described(
     made: Any, flaw: Flaw, before: set[Flaw], library: FrameType | None, args: Any, kwargs: Any
 ) -> str:
-    """Describe the wrong result, and the values at its position in inputs of the same shape."""
+    """Describe the first wrong number, and the inputs' numbers at the same position."""
     call, (text, wrong, place), read = RunningCall(args, kwargs), _makes(made, flaw), ""
     if library is not None:
         code = library.f_code

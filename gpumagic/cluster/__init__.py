@@ -1,4 +1,4 @@
-"""Run cells on many GPUs: each GPU has an engine of ipyparallel, or a thread."""
+"""Run cells on many GPUs: each GPU gets its own ipyparallel engine, or its own thread."""
 
 from gpumagic.display import table
 

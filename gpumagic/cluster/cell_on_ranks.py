@@ -1,4 +1,4 @@
-"""Run a cell on ranks: send its code and variables, show output, end it on errors and hangs."""
+"""Run a cell on ranks: send code and variables, show output, stop failed and hanging cells."""
 
 import ast
 import linecache
@@ -26,20 +26,20 @@ from gpumagic.isolation.settings import noted
 from gpumagic.usercode.files import label, shell, user_namespace
 from gpumagic.usercode.variables import names_assigned, names_read, variables_read
 
-# Seconds after an interrupt until a rank that still runs the cell's code is replaced, as counted by
-# the rank, which is slower on a busy machine; and the most seconds, as counted here.
+# Seconds from an interrupt until a rank that still runs the cell is replaced. The rank measures
+# `GRACE_S`, too slowly if its machine is busy. So this process measures `_LONGEST_S`.
 GRACE_S, _LONGEST_S = 5.0, 30.0
-# Seconds of idle waiting for one another after which ranks are deadlocked.
+# If all ranks wait idly for this many seconds, they are deadlocked.
 HANGS_S = 5.0
 _LOOK_S, _SAY_S = 0.02, 0.25
-_SHOWN = 8  # ranks whose positions the progress line shows
-# Bytes of returned values above which the report names their size.
+_SHOWN = 8  # most ranks that the progress line shows
+# The report mentions returned values only if they have more than `_MUCH` bytes.
 _MUCH = 2**16
-_IMPATIENT = 3  # presses of Ctrl-C after which the next raises KeyboardInterrupt at once
+_IMPATIENT = 3  # after so many presses of Ctrl-C, the next raises KeyboardInterrupt at once
 
 
 class RanksError(Exception):
-    """An error in a rank; shown as the rank's traceback, without gpumagic's frames."""
+    """An error in a rank. It is shown as the rank's traceback, without gpumagic's frames."""
 
     def __init__(self, rank: int, error: ErrorInRank, ranks: int, notes: Sequence[str]) -> None:
         place = f", {error.place}" if error.place else ""
@@ -50,7 +50,7 @@ class RanksError(Exception):
 
 
 class CellOnRanks:
-    """One cell that runs on ranks: call `deliver`, then `run`."""
+    """Run one cell on ranks, for each part of the split variables: call `deliver`, then `run`."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class CellOnRanks:
         self._queues = dict(zip(ranks, self.split.queues, strict=True))
         # The cell and its variables, to send.
         there = sending.file_in_rank(file)
-        # Source text of the cells by file, to explain errors in ranks.
+        # Source text of cells by file name, for tracebacks in ranks.
         self._sources = {there: "".join(linecache.getlines(file))}
         read = names_read(tree, ipython.transform_cell if ipython else str)
         whole = {name: value for name, value in space.items() if name not in asked.split}
@@ -78,22 +78,22 @@ class CellOnRanks:
         )
         assigned = sending.fingerprints_here(names_assigned(tree))
         self._order = CellOrder(uuid4().hex, tree, there, self._sources, asked.made, assigned)
-        self.sent = dict.fromkeys(asked.split)  # names, for the report
+        self.sent = dict.fromkeys(asked.split)  # names of variables, for the report
         self.sent_bytes = 0
-        self.kept: dict[str, None] = {}  # names that changed both here and in ranks
+        self.kept: dict[str, None] = {}  # variables that changed both here and in ranks
         # The state of the run.
-        self._running: dict[RankEngine, tuple[int, Any]] = {}  # the rank's part and pending reply
-        self.outcomes: dict[int, Outcome] = {}  # by part
+        self._running: dict[RankEngine, tuple[int, Any]] = {}  # number of the part, pending reply
+        self.outcomes: dict[int, Outcome] = {}  # by number of the part
         self.failed: tuple[int, ErrorInRank] | None = None  # the rank that failed first
         self.interrupted = False  # by Ctrl-C
-        self.replaced: list[RankEngine] = []  # ranks that did not end the cell
+        self.replaced: list[RankEngine] = []  # ranks that did not end the cell in time
         self._signaled: float | None = None
         self._presses: list[Any] = []  # presses of Ctrl-C
         self._said = 0.0
         self._shown = defaultdict[tuple[int, int], Counter[str]](Counter)  # by rank and part
 
     def deliver(self) -> None:
-        """Send ranks with work the variables that they lack; raise `GpuError` or `RanksError`."""
+        """Send missing variables to the ranks that have parts; raise `GpuError` or `RanksError`."""
         busy = [rank for rank in self.ranks if self._queues[rank]]
         groups: dict[str, tuple[Wants, list[RankEngine]]] = {}  # ranks that lack the same variables
         if self._fingerprints:
@@ -104,7 +104,7 @@ class CellOnRanks:
             self._send(ranks, wants)
 
     def _send(self, ranks: Sequence[RankEngine], wants: Wants) -> None:
-        """Send variables to ranks that all lack them."""
+        """Send the variables in `wants` to ranks."""
         values = {n: value for n, value in self._values.items() if n in wants.names}
         fingerprints = {name: self._fingerprints[name] for name in (*values, *wants.kept)}
         if not fingerprints:
@@ -121,7 +121,7 @@ class CellOnRanks:
                 raise RanksError(rank.number, ErrorInRank(why, "", "", why), 1, ())
 
     def run(self) -> None:
-        """Run the cell until it has ended on all ranks; a rank that does not end it is replaced."""
+        """Run the cell on all ranks; after an interrupt, replace ranks that do not stop."""
         began = time.monotonic()
         with noted(lambda *signaled: self._presses.append(signaled), _IMPATIENT):
             for rank in self.ranks:
@@ -147,7 +147,7 @@ class CellOnRanks:
                 yield RankTime(f"rank {rank.number}", seconds, peak, len(mine), virtual)
 
     def transfers(self) -> Iterator[str]:
-        """Describe the bytes moved in the ranks and returned from them."""
+        """Describe the bytes moved to the ranks' GPUs and the bytes returned."""
         done = self.outcomes.values()
         if moved := sum(each.moved for each in done):
             yield f"{size(moved)} moved to their GPUs"
@@ -156,16 +156,17 @@ class CellOnRanks:
             yield f"{size(back)} returned"
 
     def broke_the_group(self) -> bool:
-        """Whether the group is unusable: ranks are in different collectives, or one was cut."""
+        """Whether the process group is unusable after the cell."""
         if self.replaced:
             return False  # the group was recreated with the replacement
+        # The group is unusable if ranks began unequal numbers of collectives, or one was cut.
         outcomes = self.outcomes.values()
         begun = {outcome.rank: outcome.collectives for outcome in outcomes}
         apart = len(self.ranks) == len(self._engines.ranks) and len({*begun.values()}) > 1
         return apart or any(outcome.cut for outcome in outcomes)
 
     def _next(self, rank: RankEngine) -> None:
-        """Give a rank its next part, if any is left."""
+        """Start the next part on a rank, if any is left."""
         queue = self._queues[rank]
         if queue and self._signaled is None:
             part = queue.popleft()
@@ -173,7 +174,7 @@ class CellOnRanks:
             given = sending.pack(self.split.part(part)) if self.asked.split else b""
             self.sent_bytes += len(given)
             order = replace(self._order, label=self._label(rank), given=given)
-            with suppress(GpuError):  # the rank has died: `_look` reports it with the cause
+            with suppress(GpuError):  # the rank has died: `_look` reports the cause
                 self._running[rank] = part, self._engines.ask(rank, engine.run, order)
 
     def _label(self, rank: RankEngine) -> str:
@@ -195,7 +196,7 @@ class CellOnRanks:
                 self._take(rank, part, asked)
         self._engines.check()
         for rank in [*self._running]:
-            if rank.lost:  # this is the cause of any errors in other ranks
+            if rank.lost:  # the death may have caused errors in other ranks
                 del self._running[rank]
                 self._fail(rank.number, "died", rank.lost, "", rank.died)
         if self._signaled is None:
@@ -204,8 +205,8 @@ class CellOnRanks:
             self._give_up(time.monotonic() - self._signaled)
 
     def _give_up(self, waited: float) -> None:
-        """Replace the ranks that have not ended in time."""
-        # After a second Ctrl-C, ranks are replaced without waiting for them.
+        """Give up ranks that have not ended the cell in time; `run` then replaces them."""
+        # After a second Ctrl-C, do not wait for the ranks.
         now = len(self._presses) > 1 or waited > _LONGEST_S
         for rank in [*self._running]:
             if now or self._engines.pulse(rank, self._order.cell).get("ending_s", 0.0) > GRACE_S:
@@ -217,14 +218,14 @@ class CellOnRanks:
             outcome: Outcome = asked.get(0)
         except ipyparallel.error.RemoteError as error:
             if error.ename == "EngineError":
-                return  # the rank has died: `_look` reports it with the cause
+                return  # the rank has died: `_look` reports the cause
             lines = "\n".join(error.render_traceback())
             failure = ErrorInRank(str(error.ename), str(error.evalue), "", lines)
             outcome = Outcome(rank.number, error=failure)
         del self._running[rank]
         self.outcomes[part] = outcome
         if outcome.error is not None:
-            # A rank that was interrupted because another rank failed has not failed.
+            # Only the first error counts. Other ranks then fail because they are interrupted.
             if self._signaled is None:
                 self.failed = rank.number, outcome.error
             self._signal()
@@ -242,7 +243,7 @@ class CellOnRanks:
             self._engines.interrupt(self._order.cell)
 
     def _end_a_deadlock(self) -> None:
-        """Fail the cell if all ranks wait, but at different places; the error names the places."""
+        """Fail the cell if all its ranks wait, but at different places, and report the places."""
         waits = {rank.number: self._engines.pulse(rank, self._order.cell) for rank in self._running}
         hang = (where and where["call"] and where["idle"] >= HANGS_S for where in waits.values())
         if not waits or not all(hang):

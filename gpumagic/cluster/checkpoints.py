@@ -1,8 +1,8 @@
-"""Save variables of the ranks by `torch.distributed.checkpoint`, and load them again.
+"""Save and load the ranks' variables with `torch.distributed.checkpoint`.
 
-A checkpoint is a directory. torch writes the file `.metadata` last, so a directory without it is
-incomplete, and the previous checkpoint stays valid. Any number of ranks can load a checkpoint, with
-or without DDP or `fully_shard`. All ranks call `save` or `restore`; if a rank fails, none proceeds.
+Each checkpoint is a new directory. torch writes the file `.metadata` last, so a directory without
+this file is incomplete. Any number of ranks can load a checkpoint, with or without DDP or
+`fully_shard`. All ranks call `save` or `restore` together. If one rank fails, all ranks stop.
 """
 
 import warnings
@@ -28,11 +28,11 @@ from gpumagic.usercode.files import shell
 dist: Any = torch.distributed  # Any, since torch's annotations lack some names
 dcp: Any = torch.distributed.checkpoint
 _DATA = (int, float, complex, str, bytes, type(None), torch.Tensor, torch.dtype, torch.device)
-_FAILURES = (Exception, CheckpointException)  # CheckpointException is only a BaseException
+_FAILURES = (Exception, CheckpointException)  # CheckpointException derives from BaseException only
 
 
 class Checkpoint(NamedTuple):
-    """One checkpoint: its directory and variables; or why there is none."""
+    """A checkpoint's directory and variables, or the error of saving or loading."""
 
     path: str
     variables: tuple[str, ...] = ()
@@ -40,7 +40,7 @@ class Checkpoint(NamedTuple):
 
 
 def find(directory: str) -> Path:
-    """Return a directory if it is a complete checkpoint, else the last complete one in it."""
+    """Return the directory if it is a complete checkpoint, else the newest complete one inside."""
     for path in (Path(directory), *reversed(_each(directory))):
         if (path / ".metadata").is_file():
             return path
@@ -62,15 +62,15 @@ def _each(directory: str) -> list[Path]:
 
 # -- the state of variables
 class State(NamedTuple):
-    """A variable's state, as tensors and data by path; `put` loads a state into the variable."""
+    """A variable's tensors and data by path; `put` loads other values into the variable."""
 
     values: dict[str, Any]
     put: Callable[[dict[str, Any]], object]
-    same: tuple[str, ...] = ()  # paths whose values must equal the checkpoint's
+    same: tuple[str, ...] = ()  # paths whose values must be equal in the checkpoint
 
 
 def _state(name: str, space: dict[str, Any], saved: dict[str, Any]) -> State:
-    """Return a variable's state; for loading, with placeholders for the entries in `saved`."""
+    """Return a variable's state; if `saved` has entries, with placeholders to load them into."""
     whole = saved.get("")
     if whole is not None and not (hasattr(whole, "size") and torch.is_tensor(space.get(name))):
         return _assigned(name, space, _slot(whole))
@@ -97,12 +97,12 @@ def _state(name: str, space: dict[str, Any], saved: dict[str, Any]) -> State:
 
 
 def _assigned(name: str, space: dict[str, Any], value: Any) -> State:
-    """Return the state of a variable to which loading assigns a new object."""
+    """Return the state of a variable that loading replaces by a new object."""
     return State({"": value}, lambda given: space.update({name: given[""]}))
 
 
 def _optimizer(optimizer: Optimizer, saved: dict[str, Any]) -> State:
-    """Return an optimizer's state by the number of the parameter: ``"0/exp_avg"``."""
+    """Return an optimizer's state; paths begin with a parameter's number: ``"0/exp_avg"``."""
     mine = [each for group in optimizer.param_groups for each in group["params"]]
     now, parameters = optimizer.state_dict(), dict(enumerate(mine))
     values = {f"{n}/{key}": v for n, held in now["state"].items() for key, v in held.items()}
@@ -123,7 +123,7 @@ def _optimizer(optimizer: Optimizer, saved: dict[str, Any]) -> State:
 
 
 def _slot(at: Any, parameter: Any = None) -> Any:
-    """Return an entry's placeholder: 0, or a tensor, sharded like a parameter of the same shape."""
+    """Return a placeholder: 0 for data, or a tensor, sharded like `parameter` if shapes agree."""
     if not hasattr(at, "properties"):
         return 0
     if parameter is not None and parameter.shape == at.size:
@@ -136,13 +136,13 @@ def _on_cpu(value: Any) -> Any:
 
 
 def _fitting(path: Path, space: dict[str, Any]) -> dict[str, State]:
-    """Return this rank's states of a checkpoint's variables; `GpuError` if one does not fit."""
+    """Return the states of a checkpoint's variables; raise `GpuError` if entries are missing."""
     saved: dict[str, dict[str, Any]] = {}
     for key, at in dcp.FileSystemReader(path).read_metadata().state_dict_metadata.items():
         saved.setdefault(key.partition("/")[0], {})[key.partition("/")[2]] = at
     found = {name: _state(name, space, each) for name, each in saved.items()}
     for name, each in saved.items():
-        # torch itself checks the rest: the shapes, and that the checkpoint has every entry.
+        # torch checks the shapes, and that the checkpoint has all entries of the state.
         if lacking := sorted(each.keys() - found[name].values.keys()):
             raise GpuError(f"{name}: the checkpoint's {lacking[0]} does not exist here")
     return found
@@ -175,7 +175,7 @@ def _on_all(step: Callable[[], Any]) -> list[Any]:
 
 
 def save(directory: str, names: list[str]) -> Checkpoint:
-    """Write a checkpoint; return it, or a `Checkpoint` with the error."""
+    """Save variables in a new checkpoint. Errors are returned, not raised."""
     values: dict[str, Any] = {}
 
     def look() -> dict[str, Any]:
@@ -187,7 +187,7 @@ def save(directory: str, names: list[str]) -> Checkpoint:
         if odd := {path for each in others for path, _ in first.items() ^ each.items()}:
             named = some(sorted({path.partition("/")[0] for path in odd}))
             raise GpuError(f"{named}: the shapes are not the same on all ranks")
-        # Rank 0 creates the directory; other hosts may not see it.
+        # Only rank 0 creates the directory. Then all ranks check that their hosts see it.
         path = _on_all(lambda: _next(directory) if dist.get_rank() == 0 else None)[0]
         if not all(_on_all(path.is_dir)):
             raise GpuError(f"not all hosts see {directory}; give a directory that they share")
@@ -199,7 +199,7 @@ def save(directory: str, names: list[str]) -> Checkpoint:
 
 
 def restore(directory: str) -> Checkpoint:
-    """Read a whole checkpoint, then load it into this rank's variables; return a `Checkpoint`."""
+    """Read a whole checkpoint, then load it into the variables. Errors are returned, not raised."""
     found: dict[str, State] = {}
     read: dict[str, Any] = {}
 
@@ -221,7 +221,7 @@ def restore(directory: str) -> Checkpoint:
         path = _on_all(load)[0]
     except GpuError as error:
         return Checkpoint(directory, error=str(error))
-    with deferred():  # an interrupt must not leave only some variables loaded
+    with deferred():  # otherwise an interrupt could load only some variables
         for name, each in found.items():
             each.put({key: read[f"{name}/{key}"] for key in each.values})
     return Checkpoint(str(path), tuple(found))

@@ -1,8 +1,9 @@
-"""Join this rank to its process group, run the notebook's cells, and report the line they are at.
+"""Run as a rank: join the process group, run the notebook's cells, report the current line.
 
-The notebook's process calls these functions by name. An interrupt cannot end a collective, which
-waits in C++. So the thread that reports the line cuts the group's connections; all variables
-survive. The store names the cell that must end, so a late interrupt ends no other cell.
+The notebook's process calls these functions through ipyparallel. A collective waits in C++, so an
+interrupt cannot end a collective. Instead, a thread closes the group's connections: the collective
+fails, and all variables survive. In the notebook's `TCPStore`, a key names the cell that must end.
+So a late interrupt cannot end the next cell.
 """
 
 import ast
@@ -44,18 +45,18 @@ from gpumagic.usercode.program import compile_cell
 from gpumagic.usercode.variables import names_assigned, names_read
 
 _dist: Any = dist  # Any, since torch's annotations lack its stores
-_PULSE_S = 0.5
-# Pulses after which a cell that must end, but still runs, is waiting in a collective.
+_PULSE_S = 0.5  # seconds between reports of the current line
+# If a cell still runs this many reports after an interrupt, it is waiting in a collective.
 _FREE = 3
 
 orphaned: list[Callable[[], None]] = []
-"""Functions that `_call` runs before it ends an engine without a notebook."""
+"""Functions to call before this process exits because the notebook is gone."""
 
-# Keys of the store.
+# Keys in the notebook's store.
 ENDING = "end/{}"
-"""Set when a cell must end."""
+"""Set when the cell with this id must end."""
 PULSE = "pulse/{}"
-"""The last position of a rank."""
+"""The last report of the rank with this number."""
 
 
 # -- the process group
@@ -83,35 +84,35 @@ def _make_and_note(*args: Any, **kwargs: Any) -> Any:
 
 
 def _init_once(*args: Any, **kwargs: Any) -> None:
-    """Replace `init_process_group`: a script's call gets the existing group."""
+    """Replace `init_process_group`, so that a script's call uses the existing group."""
     if not dist.is_initialized():
         _init(*args, **kwargs)
 
 
 def join(generation: int) -> None:
-    """Leave the group, if there is one, and join the next one with all other ranks."""
+    """Leave the process group, if there is one, and join a new group with all other ranks."""
     if dist.is_initialized():
-        with faults.kept("leaving a process group"):  # it fails if a rank has broken the group
+        with faults.kept("leaving a process group"):  # fails if the group is broken
             dist.destroy_process_group()
     _connections.clear()
     distributed_c10d._new_process_group_helper = _make_and_note
     dist.init_process_group = distributed_c10d.init_process_group = _init_once
     real = not _this.device.virtual and dist.is_nccl_available()
-    # A connection of its own, since one that waits serves no other request; and its own keys.
+    # Open a new connection, because a connection that waits serves no other request.
     store = _dist.PrefixStore(f"generation-{generation}", _dist.TCPStore(*_this.at))
     backend, ranks = "cpu:gloo,cuda:nccl" if real else "gloo", int(os.environ["WORLD_SIZE"])
     _init(backend, store=store, rank=_this.rank, world_size=ranks)
 
 
 def _cut() -> bool:
-    """Close the group's connections, so waiting threads fail. Return whether there were any."""
+    """Close the group's connections, so that collectives fail; return whether any existed."""
     if not dist.is_initialized():
         return False
     if "nccl" in dist.get_backend_config():
         distributed_c10d._abort_process_group()
     for number in _connections:
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
-            connection.getpeername()  # raises for a listening socket, which gloo needs
+            connection.getpeername()  # raises for gloo's listening socket, which stays open
             connection.shutdown(socket.SHUT_RDWR)
     return bool(_connections)
 
@@ -126,7 +127,7 @@ def _collectives() -> int:
 
 
 def _place_of(thread: int) -> tuple[str, int, str]:
-    """Return a thread's position: the user's file and line, and its `torch.distributed` call."""
+    """Return a thread's current user file and line, and its running `torch.distributed` call."""
     call = ""
     frame: FrameType | None = sys._current_frames().get(thread)
     while frame is not None:
@@ -143,12 +144,12 @@ def _place_of(thread: int) -> tuple[str, int, str]:
 
 # -- this process as a rank
 class ThisRank:
-    """This process as a rank, with the notebook's store."""
+    """This process as a rank, connected to the notebook's store."""
 
     def __init__(self, store: tuple[str, int]) -> None:
         self.rank, self.device = int(os.environ["RANK"]), find("cuda:0")
         self.at, self.store = store, _dist.TCPStore(*store)
-        self.output: WholeLines | None = None  # of the cell
+        self.output: WholeLines | None = None  # the cell's output
         self.cut = self.in_code = self.left_code = False
         self._main = threading.get_ident()
         self._running = ""  # the id of the running cell
@@ -156,7 +157,7 @@ class ThisRank:
 
     @contextmanager
     def runs(self, cell: str, name: str) -> Iterator[None]:
-        """Report the cell's position and let an interrupt end a collective, within the context."""
+        """Within the context, report the cell's line, and let an interrupt end a collective."""
         handler = signal.signal(signal.SIGINT, self._interrupt)
         self.cut = self.left_code = False
         self._running = cell
@@ -174,25 +175,25 @@ class ThisRank:
         """Call the notebook's store; end this engine if the notebook is gone."""
         try:
             return getattr(self.store, method)(*args)
-        except RuntimeError:  # the watcher that ends engines may be on another machine
+        except RuntimeError:  # the notebook is gone; the watch process may be on another host
             for end_children in orphaned:
                 end_children()
             os._exit(1)
 
     def _interrupt(self, *_: object) -> None:
-        """Interrupt the user's code, but not the work after it."""
+        """Interrupt the user's code, but not gpumagic's work afterwards."""
         if self.in_code and self._is_to_end(self._running):
             self.in_code = False
             raise KeyboardInterrupt
 
     def _pulse(self) -> None:
-        """Report the cell's position and idle time twice a second; interrupt it if it must end."""
+        """Report the cell's line and idle time twice a second; interrupt a cell that must end."""
         last, since, used, ending_for = None, 0.0, 0.0, 0
         while True:
             time.sleep(_PULSE_S)
             cell, said = self._running, dict[str, Any]()
             ending_for = ending_for + 1 if self._is_to_end(cell) else 0
-            # Repeatedly, since an interrupt may arrive before the code starts.
+            # Interrupt at each report, since an interrupt before the user's code has no effect.
             if ending_for and self._running == cell:
                 signal.pthread_kill(self._main, signal.SIGINT)
             if ending_for >= _FREE and self._running == cell:
@@ -214,7 +215,7 @@ _this: ThisRank
 
 
 def set_up(store: tuple[str, int], path: list[str], memory: int) -> dict[str, Any]:
-    """Become a rank, on a virtual GPU of `memory` bytes if there is no GPU; return `about()`."""
+    """Make this process a rank, on a virtual GPU of `memory` bytes if needed; return `about()`."""
     global _this
     sys.path[:] = [*path, *(each for each in sys.path if each not in path)]
     if not torch.cuda.is_available():
@@ -240,16 +241,16 @@ def about() -> dict[str, Any]:
 # -- cells
 @dataclass
 class CellOrder:
-    """A cell for a rank to run: plain data, with variables as bytes."""
+    """A cell to run on a rank, as plain data."""
 
-    cell: str  # its id, the same for all ranks
+    cell: str  # the cell's id, the same for all ranks
     tree: ast.Module
     file: str
-    sources: dict[str, str]  # the text of the cells, for tracebacks
-    keep: tuple[str, ...]  # names whose values are returned
-    assigned: dict[str, Fingerprint]  # of the notebook's variables that the cell assigns
-    label: str = ""  # before each line that the rank prints
-    given: bytes = b""  # the parts of split variables
+    sources: dict[str, str]  # cells' source text by file name, for tracebacks
+    keep: tuple[str, ...]  # names of the variables to return
+    assigned: dict[str, Fingerprint]  # the notebook's fingerprints, by assigned variable
+    label: str = ""  # printed before each line of output
+    given: bytes = b""  # the parts of the split variables, pickled
 
 
 @dataclass
@@ -259,7 +260,7 @@ class ErrorInRank:
     kind: str
     message: str
     place: str = ""  # "In [4], line 3"
-    lines: str = ""  # the traceback, as IPython draws it
+    lines: str = ""  # the traceback, as IPython formats it
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.message}" if self.message else self.kind
@@ -277,26 +278,26 @@ class Outcome:
     moved: int = 0
     peak: int | None = None
     collectives: int = -1
-    cut: bool = False  # an interrupt ended a collective, so the group is broken
+    cut: bool = False  # whether an interrupt ended a collective and broke the group
 
 
 def pull(names: list[str]) -> dict[str, bytes]:
-    """Return the named values as bytes; missing names are omitted."""
+    """Return the named variables, pickled; omit missing names."""
     space = shell().user_ns
     return {name: sending.pack_any(_unwrapped(space[name])) for name in names if name in space}
 
 
 def _unwrapped(value: Any) -> Any:
-    """Return the module in a DDP wrapper, which is useless outside the ranks' group."""
+    """Return a value without its DDP wrapper, which works only in the process group."""
     return value.module if isinstance(value, DistributedDataParallel) else value
 
 
 def run(order: CellOrder) -> Outcome:
-    """Run a cell and return its outcome. The user's errors are not raised."""
+    """Run a cell and return its outcome, which includes any error of the user's code."""
     outcome, space = Outcome(_this.rank), shell().user_ns
     with _this.runs(order.cell, order.label):
         parts = sending.unpack(order.given) or {}
-        # Afterwards a split variable has all of its items again.
+        # After the cell, a split variable gets its whole value back, unless the cell assigned it.
         split = parts.keys() & space.keys() - {*names_assigned(order.tree)}
         whole = {name: space[name] for name in split}
         space.update(parts)
@@ -305,7 +306,7 @@ def run(order: CellOrder) -> Outcome:
         before = {name: id(space[name]) for name in order.assigned if name in space}
         _run(order, outcome, space)
         there = {name: notebooks for name, notebooks in order.assigned.items() if name in space}
-        if outcome.error:  # a failed cell may not have assigned all of them
+        if outcome.error:  # a failed cell may not have assigned all names
             there = {n: hashed for n, hashed in there.items() if before.get(n) != id(space[n])}
         sending.receive(b"", there)
         space.update(whole)
@@ -324,10 +325,10 @@ def _run(order: CellOrder, outcome: Outcome, space: dict[str, Any]) -> None:
         _this.in_code = True
         exec(body, space)
         value = None if last is None else eval(last, space)
-        # matplotlib draws its figures at the end of a cell.
+        # On this event, matplotlib draws its figures.
         shell().events.trigger("post_execute")
         _this.in_code, _this.left_code = False, True
-    except BaseException as raised:  # noqa: BLE001  the user's, and an interrupt
+    except BaseException as raised:  # noqa: BLE001  also interrupts
         _this.in_code, _this.left_code = False, True
         error = raised
         outcome.error = _in_words(raised)
@@ -345,7 +346,7 @@ def _run(order: CellOrder, outcome: Outcome, space: dict[str, Any]) -> None:
 
 
 def _in_words(error: BaseException) -> ErrorInRank:
-    """Return the error as text, from the user's first frame on, with its explanation."""
+    """Return an error as text: the traceback from the user's first frame on, and an explanation."""
     cut_ours(error)
     trace = error.__traceback__
     while trace is not None and not is_users(trace.tb_frame.f_code.co_filename):

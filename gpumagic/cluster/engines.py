@@ -1,7 +1,7 @@
 """Start the engines of a cluster, replace them, and explain how they ended.
 
-ipyparallel starts and connects them. Each engine requests an id: its rank plus an offset. The
-offset grows with each start, so a late engine of an aborted start is not mistaken for a rank.
+ipyparallel starts and connects the engines. Each engine requests an id: its rank plus an offset.
+The offset grows with each start. So a late engine of an aborted start never has a current id.
 """
 
 import asyncio
@@ -31,27 +31,27 @@ from gpumagic.isolation.settings import deferred
 from gpumagic.telemetry.host import MemoryGroup, host_name
 
 _dist: Any = torch.distributed  # Any, since torch's annotations lack its stores
-# Milliseconds between heartbeats: the controller registers an engine at the next heartbeat.
+# Milliseconds between heartbeats. The controller registers a new engine at the next heartbeat.
 _BEAT_MS = 500
 _START_S = 120.0
 _LOOK_S = 0.02
 _ANSWER_S = 2.0
-# Seconds to wait for the cause of an engine's end.
+# Seconds to wait until the cause of an engine's death is known.
 _CAUSE_S = 0.5
 _GONE = "an engine has ended; %gpucluster shows which"
 
 
 def _run(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Run a coroutine; in a kernel, ipyparallel's `_sync` methods would leave a thread running."""
+    """Run a coroutine. In a kernel, ipyparallel's `_sync` methods would leave a thread running."""
     try:
         asyncio.get_running_loop()
-    except RuntimeError:  # also at the interpreter's end, when no thread can start
+    except RuntimeError:  # no event loop; also at exit, when no thread can start
         return asyncio.run(coroutine)
     pool = ThreadPoolExecutor(1)
     try:
         return pool.submit(asyncio.run, coroutine).result()
     finally:
-        pool.shutdown(wait=False)  # a second Ctrl-C ends this at once
+        pool.shutdown(wait=False)  # so that a second Ctrl-C returns at once
 
 
 @dataclass(eq=False)
@@ -61,9 +61,9 @@ class RankEngine:
     number: int
     engine_set: EngineSet
     engine: int = -1  # ipyparallel's id
-    mark: str = ""  # in the environment of the engine's process and child processes
+    mark: str = ""  # `launching.MARK` in the environment of the engine and its children
     about: dict[str, Any] = field(default_factory=dict)
-    lost: str = ""  # why it has ended; empty while it runs
+    lost: str = ""  # why the engine has ended; empty while it runs
 
     @property
     def died(self) -> str:
@@ -73,7 +73,7 @@ class RankEngine:
 
 
 class Engines:
-    """The engines of one cluster, from their start to their end."""
+    """Start, call, replace and stop the engines of one cluster."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -91,7 +91,7 @@ class Engines:
 
     # -- starting
     def start(self, say: Callable[[str], object]) -> None:
-        """Start all engines and join them in a group. After an error, `stop` ends those started."""
+        """Start all engines and join them in a process group. After an error, call `stop`."""
         with deferred():
             self._make()
             _run(self._cluster.start_controller(environment={launching.MARK: self.mark}))
@@ -104,7 +104,7 @@ class Engines:
         self.join()
 
     def _make(self) -> None:
-        """Start the store, and a process that ends orphaned engines; define the cluster."""
+        """Start the store and a process that ends orphaned engines; create the cluster object."""
         home = self.plan.directory
         prefix = ".gpumagic-cluster-" if home else "gpumagic-cluster-"
         self._directory = tempfile.mkdtemp(prefix=prefix, dir=home)
@@ -114,7 +114,7 @@ class Engines:
         self._cleanup.callback(watch.terminate)
         self._cleanup.callback(launching.end, self.mark)
         self._killed = self._group.kills() or 0
-        # A store that listens on this address only.
+        # With a socket of ours, the store listens on this address only.
         listener = socket.create_server((self.plan.address, 0))
         self._at = self.plan.address, listener.getsockname()[1]
         options = {"wait_for_workers": False, "master_listen_fd": listener.detach()}
@@ -127,7 +127,7 @@ class Engines:
             cluster_file="",
             log_level=50,
             controller_ip=self.plan.address,
-            # Local engines read the address from a file, after they have imported torch.
+            # Local engines read the controller's address from a file, after importing torch.
             send_engines_connection_env=not self.plan.local,
             controller_args=[
                 "--IPController.use_threads=True",
@@ -136,7 +136,7 @@ class Engines:
             ],
             shutdown_atexit=False,
         )
-        if self.plan.launcher != "local":  # remote engines are ended by their launcher
+        if self.plan.launcher != "local":  # only the launcher can end remote engines
             self._cleanup.callback(lambda: _run(launching.stop_elsewhere(self._cluster)))
 
     def _launch(self, each: EngineSet) -> None:
@@ -154,7 +154,7 @@ class Engines:
         options = {"engine_set_id": each.key, "environment": environment, **each.options}
         if self.plan.launcher == "slurm":
             options["batch_file_name"] = f"{self._directory}/job"  # not in the user's directory
-        with deferred():  # a half-started cluster could not be ended
+        with deferred():  # an interrupt here could leave engines that `stop` cannot end
             _run(self._cluster.start_engines(len(each.ranks), **options))
             if self.plan.launcher == "local":
                 self._launchers[each.key] = self._cluster.engines[each.key].launchers["0"]
@@ -200,10 +200,10 @@ class Engines:
         self.check()
         if not any(rank.lost for rank in self.ranks):
             self._generation += 1
-            with deferred():  # a rank that joins waits for all others
+            with deferred():  # a joining rank waits for all others
                 self._at_start(self.ranks, engine.join, self._generation)
 
-    # -- talking
+    # -- calls and replies
     def ask(self, rank: RankEngine, function: Callable[..., Any], *args: Any) -> Any:
         """Call a function in a rank; return the pending reply."""
         try:
@@ -252,10 +252,10 @@ class Engines:
         return found if found.get("cell") == cell else {}
 
     def interrupt(self, cell: str) -> None:
-        """Make the ranks interrupt this cell, and no other cell."""
+        """Make all ranks interrupt the cell with this id."""
         self._store.set(ENDING.format(cell), "")
 
-    # -- dying
+    # -- dead ranks
     def check(self) -> None:
         """Record which ranks have died, with the cause."""
         for rank in self.ranks:
@@ -317,6 +317,6 @@ class Engines:
         self.stopped = True
         with deferred():
             self._cleanup.close()
-        # Release these objects' open files, which reference cycles might keep until a collection.
+        # Without these references, open files close before the next garbage collection.
         self._store = self._client = self._cluster = None
         self._launchers.clear()

@@ -1,4 +1,4 @@
-"""Start this notebook's cluster, run cells on its ranks, fetch their variables, end the cluster."""
+"""Start the notebook's cluster, run cells on its ranks, fetch variables, stop the cluster."""
 
 import ast
 import atexit
@@ -25,7 +25,7 @@ _REWRAP = "the process group was recreated: wrap modules in DDP or fully_shard a
 
 
 class GpuCluster(AbstractContextManager["GpuCluster"]):
-    """The ranks of a cluster; `gpumagic.cluster` starts one.
+    """A running cluster of ranks, started by `gpumagic.cluster`.
 
     A `with` block stops the cluster at its end.
 
@@ -71,27 +71,28 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
         code : str or ast.Module
             Python code, as text or parsed.
         where : str
-            ``"@all"``, ``"@1"``, ``"@0,2"``.
+            The ranks: ``"@all"``, ``"@1"``, ``"@0,2"``.
         file : str
             The code's file name in tracebacks.
         asked : Sharing, optional
             Variables to split between the ranks, and to gather or reduce.
         quiet : bool
-            Show no progress.
+            Whether to hide the progress line.
 
         Returns
         -------
         values : list or None
-            The last expression's values by rank or part, tensors on the CPU; None if all are None.
+            The last expression's value for each rank or part; None if all values are None.
+            Tensors are on the CPU.
         made : dict
             The gathered and reduced variables, by name.
 
         Raises
         ------
         GpuError
-            A missing or dead rank, or a variable that cannot be sent.
+            If a rank is missing or dead, or a variable cannot be sent.
         RanksError
-            An error of the code.
+            If the code fails on a rank.
         """
         self.last_report = None
         ranks = self._ranks(where)
@@ -105,13 +106,13 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
             cell = CellOnRanks(self._engines, ranks, tree, file, asked or Sharing(), line)
             cell.deliver()
             sent_s = time.perf_counter() - began
-            self._broken = True  # until the cell has succeeded
+            self._broken = True  # assumed until the cell has ended
             cell.run()
         self._broken = cell.broke_the_group()
         return self._finish(cell, sent_s, time.perf_counter() - began)
 
     def _ranks(self, where: str) -> list[RankEngine]:
-        """Return the ranks that ``"@all"`` or ``"@0,1"`` names, if all of them are alive."""
+        """Return the ranks named by ``"@all"`` or ``"@0,1"``; raise `GpuError` if one is dead."""
         asked = where.removeprefix("@").strip()
         ranks = self._engines.ranks
         if asked != "all":
@@ -132,7 +133,7 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
     def _finish(
         self, cell: CellOnRanks, sent_s: float, seconds: float
     ) -> tuple[Any, dict[str, Any]]:
-        """Write the report; then return the values, or raise the error."""
+        """Set `last_report`; then return the values, or raise the cell's error."""
         notes = self._notes(cell)
         done = [cell.outcomes[n] for n in sorted(cell.outcomes)]
         made: dict[str, Any] = {}
@@ -172,26 +173,26 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
     def checkpoint(self, *names: str, to: str | None) -> str:
         """Save variables of the ranks; return the new directory.
 
-        Saves tensors, numbers, lists, dicts, and objects with a `state_dict`. Values that all ranks
-        have in full are saved by rank 0. `to` is a directory that all ranks see. After a
-        `GpuError`, there is no new checkpoint.
+        Saves tensors, numbers, lists, dicts, and objects with a `state_dict`. Rank 0 saves the
+        values that are not sharded. All hosts must see the directory `to`. Raises `GpuError` if
+        the checkpoint cannot be saved.
         """
         if not names or len(set(names)) < len(names) or not to:
             raise GpuError("name each variable once and a directory: checkpoint net --to runs/cats")
         return self._of_checkpoints("save", to, [*names]).path
 
     def restore(self, directory: str) -> "Checkpoint":
-        """Load a checkpoint into the variables of all ranks, however many there are.
+        """Load a checkpoint into the variables of all ranks; their number may have changed.
 
-        Loads the directory if it is a complete checkpoint, else the last complete one in it. If a
-        module or optimizer is missing or has another shape, raises `GpuError` and changes nothing.
+        Loads the directory if it is a complete checkpoint, else its newest complete checkpoint.
+        Raises `GpuError` and loads nothing if a module or optimizer is missing or differs in shape.
         """
         loaded = self._of_checkpoints("restore", directory)
         self.keep(*loaded.variables)
         return loaded
 
     def _of_checkpoints(self, function: str, directory: str, *args: Any) -> "Checkpoint":
-        """Call a function of `checkpoints` on all ranks, as a cell; return rank 0's answer."""
+        """Run a function of the module `checkpoints` on all ranks; return rank 0's result."""
         given = (os.path.abspath(os.path.expanduser(directory)), *args)
         module = "__import__('gpumagic.cluster.checkpoints', fromlist=['save'])"
         answers, _ = self.run(f"{module}.{function}(*{given!r})")
@@ -202,12 +203,12 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
 
     # -- values
     def pull(self, *names: str) -> dict[str, list[Any]]:
-        """Return the values of variables by rank, tensors on the CPU.
+        """Return each variable's values on the ranks, in order; tensors are on the CPU.
 
         Raises
         ------
         GpuError
-            A name that no rank has.
+            If no rank has a variable of this name.
         """
         found = self._engines.answers(self._ranks("@all"), engine.pull, list(names))
         missing = [name for name in names if not any(name in each for each in found)]
@@ -216,7 +217,7 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
         return {n: [sending.unpack(each[n]) for each in found if n in each] for n in names}
 
     def keep(self, *names: str) -> None:
-        """Let ranks keep their values of these variables until the notebook changes its own."""
+        """Do not send these variables to the ranks until the notebook changes them."""
         fingerprints = sending.fingerprints_here(names)
         self._engines.answers(self._ranks("@all"), sending.receive, b"", fingerprints)
 
@@ -230,7 +231,7 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
     def restart(self, *numbers: int) -> None:
         """Replace ranks by new engines; all other ranks keep their variables.
 
-        Afterwards all ranks are in a new process group. Raises `GpuError`.
+        All ranks then join a new process group. Raises `GpuError` if this fails.
         """
         ranks = self._numbered([*map(str, numbers)], "%gpucluster restart 0")
         with ProgressLine(shell()) as line:
@@ -238,7 +239,7 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
             self._broken = False
 
     def stop(self) -> None:
-        """End all engines and their children."""
+        """End all engines and their child processes."""
         atexit.unregister(self.stop)
         self._engines.stop()
 
@@ -261,18 +262,18 @@ def cluster(
     Parameters
     ----------
     where : str or int, optional
-        GPUs of this machine, or how many: ``"0,1"``, ``"all"``, 2. Without a GPU, each engine
-        gets a virtual GPU.
+        The GPUs of this machine to use, or their number: ``"0,1"``, ``"all"``, 2. Without a GPU,
+        each engine gets a virtual GPU.
     slurm, partition : str, optional
-        The number of nodes and of GPUs on each node to request from Slurm: ``"2x8"``.
+        Nodes times GPUs per node to request from Slurm, ``"2x8"``; and the Slurm partition.
     ssh : str, optional
-        Hosts, ``"host1,host2:4"``, with the number of GPUs after a colon.
+        Hosts, with the number of GPUs (default 1) after a colon: ``"host1,host2:4"``.
     mpi : int, optional
         The number of engines for `mpiexec` to start.
     ip : str, optional
-        This machine's address for the engines; by default, its address on the route to the hosts.
+        The address at which engines reach this machine; by default, gpumagic finds it.
     python : str, optional
-        Path of Python on the hosts of `ssh`; by default, this process's path.
+        Python's path on the `ssh` hosts; by default, the path of this process's Python.
 
     Returns
     -------
@@ -282,7 +283,7 @@ def cluster(
     Raises
     ------
     GpuError
-        A cluster runs already, or cannot be started.
+        If a cluster runs already, or cannot be started.
     """
     global _current
     if is_running():

@@ -1,11 +1,11 @@
-"""Plan how ipyparallel's launchers start engines; run as an engine; end engines with the notebook.
+"""Plan the start of engines, run as an engine, and end engines when the notebook's process ends.
 
-An engine is ``python -m gpumagic.cluster.launching``, with ipyparallel's engine options. It
-sets its rank and its GPU before anything reads them.
+An engine runs ``python -m gpumagic.cluster.launching`` with ipyparallel's engine options. Before it
+imports torch, an engine sets its rank and its GPU in its environment.
 
-``python -m gpumagic.cluster.launching --watch PID MARK DIRECTORY`` ends every process of a cluster
-when the process PID has ended, for any reason, and removes the directory. Every process of a
-cluster has a mark in its environment, which children inherit. Each mark begins with the cluster's.
+``python -m gpumagic.cluster.launching --watch PID MARK DIRECTORY`` waits until the process PID has
+ended. Then it kills all processes of the cluster and removes the directory. Each process of a
+cluster, also a child process, has a mark in its environment. All marks begin with the same text.
 """
 
 import contextlib
@@ -30,12 +30,12 @@ from gpumagic.virtual import part_of_the_host
 
 _LOOPBACK = "127.0.0.1"
 _ENGINE = ["-m", "gpumagic.cluster.launching"]
-# Seconds an engine waits for the controller's file and answer: the machine may be busy.
+# Seconds that an engine waits for the controller's file and answer, even on a busy machine.
 _ENGINE += ["--IPEngine.wait_for_url_file=60", "--IPEngine.timeout=30"]
 _MOST_VIRTUAL = 64
 
-# By launcher: its variables for the rank and the local rank, which selects an engine's GPU. Other
-# launchers' variables are ignored: the kernel's environment may have some, such as torchrun's.
+# For each launcher, the environment variables for the rank and the local rank. The local rank
+# selects the GPU. Variables of other launchers, such as torchrun, are ignored.
 _LAUNCHER, _LOCAL = "GPUMAGIC_LAUNCHER", "GPUMAGIC_LOCAL_RANK"
 _RANKS = {
     "local": {"RANK": ""},
@@ -43,13 +43,13 @@ _RANKS = {
     "slurm": {"SLURM_PROCID": "SLURM_LOCALID"},
     "mpi": {"OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_LOCAL_RANK", "PMI_RANK": "MPI_LOCALRANKID"},
 }
-# The number of ranks on a host: as planned, or as MPI's launcher says; else of all ranks.
+# The first of these variables that is set gives the number of ranks on the host.
 _HERE = "GPUMAGIC_RANKS_HERE"
 _SIZES = (_HERE, "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "WORLD_SIZE")
 FIRST = "GPUMAGIC_FIRST_ENGINE"
-"""The variable with ipyparallel's id for rank 0; a rank's id is this plus its rank."""
+"""The environment variable with ipyparallel's id for rank 0. Rank n has this id plus n."""
 MARK = "GPUMAGIC_CLUSTER"
-"""The variable with the mark of a cluster's process."""
+"""The environment variable with the mark."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class EngineSet:
 
     ranks: tuple[int, ...]
     environment: dict[str, str] = field(default_factory=dict)
-    options: dict[str, Any] = field(default_factory=dict)  # of ipyparallel's launcher
+    options: dict[str, Any] = field(default_factory=dict)  # for ipyparallel's launcher
 
     @property
     def key(self) -> str:
@@ -72,7 +72,7 @@ class Plan:
 
     launcher: str  # ipyparallel's name: "local", "ssh", "slurm", "mpi"
     sets: tuple[EngineSet, ...]
-    address: str = _LOOPBACK  # where the controller and the store listen
+    address: str = _LOOPBACK  # the controller and the store listen here
     description: str = ""  # "2 GPUs of this machine"
     directory: str | None = None  # a directory that all machines see
 
@@ -86,7 +86,7 @@ class Plan:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables of all engines."""
+        """Environment variables of all engines."""
         found = {"WORLD_SIZE": str(self.count), "MASTER_ADDR": self.address}
         found[_LAUNCHER] = self.launcher
         if self.local:  # gloo and NCCL must listen on loopback only
@@ -96,7 +96,7 @@ class Plan:
 
     @property
     def virtual_memory(self) -> int:
-        """Bytes of an engine's virtual GPU: as in this process, or a share of the host's memory."""
+        """Return the memory of this process's virtual GPU, or an engine's share of host memory."""
         here = (gpu.memory_total for gpu in device.here() if gpu.virtual)
         return next(here, None) or part_of_the_host(self.count)
 
@@ -107,7 +107,7 @@ def _command(python: str = sys.executable) -> dict[str, Any]:
 
 
 def local(asked: str) -> Plan:
-    """Plan an engine for each GPU asked for; without GPUs, each engine gets a virtual one."""
+    """Plan an engine for each requested GPU; without GPUs, each engine gets a virtual GPU."""
     gpus = [gpu for gpu in device.here(memory=False) if gpu.kind == "cuda" and not gpu.virtual]
     most, kind = (len(gpus), "GPU") if gpus else (_MOST_VIRTUAL, "virtual GPU")
     if asked.isdecimal() and not 0 < int(asked) <= most:
@@ -118,7 +118,7 @@ def local(asked: str) -> Plan:
         names = [gpu.uuid or str(gpu.ordinal) for gpu in wanted]
     else:
         names = [""] * _virtual(asked)
-    # HIP_VISIBLE_DEVICES takes no UUIDs.
+    # ROCR_VISIBLE_DEVICES accepts UUIDs; HIP_VISIBLE_DEVICES does not.
     shows = "ROCR_VISIBLE_DEVICES" if device.torch_build().hip else "CUDA_VISIBLE_DEVICES"
     sets = tuple(
         EngineSet((rank,), {shows: name, "RANK": str(rank), _HERE: str(len(names))}, _command())
@@ -128,7 +128,7 @@ def local(asked: str) -> Plan:
 
 
 def _virtual(asked: str) -> int:
-    """Return the number of virtual GPUs that `2`, `0,1` or `all` means; `all` is two."""
+    """Return the number of virtual GPUs: for example, 2 for ``2``, ``0,1`` or ``all``."""
     names = [part.strip() for part in asked.split(",")]
     if asked != "all" and not all(map(str.isdecimal, names)):
         raise GpuError(f"{asked}: this machine has no GPU; type %gpucluster start 2")
@@ -136,7 +136,7 @@ def _virtual(asked: str) -> int:
 
 
 def ssh(hosts: str, ip: str | None, python: str | None) -> Plan:
-    """Plan engines, each with a GPU: one on each host, or the number after the host's colon."""
+    """Plan one engine on each host, or the number after the host's colon: ``host2:4``."""
     sets: list[EngineSet] = []
     names = []
     for part in hosts.split(","):
@@ -154,7 +154,7 @@ def ssh(hosts: str, ip: str | None, python: str | None) -> Plan:
 
 
 def slurm(size: str, partition: str | None, ip: str | None) -> Plan:
-    """Plan NODESxGPUS engines as one job of Slurm."""
+    """Plan NODESxGPUS engines as one Slurm job."""
     nodes, _, each = size.partition("x")
     if not (nodes.isdecimal() and each.isdecimal() and int(nodes) * int(each)):
         raise GpuError(f"--slurm {size}: nodes x GPUs is needed; type --slurm 2x8")
@@ -176,7 +176,7 @@ def mpi(number: str, ip: str | None) -> Plan:
 
 
 def _address(hosts: Sequence[str]) -> str:
-    """Return this machine's address for other machines; loopback if all ranks are here."""
+    """Return the address at which the hosts reach this machine; loopback if all are local."""
     if all(host in ("localhost", _LOOPBACK, "::1") for host in hosts):
         return _LOOPBACK
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -197,14 +197,14 @@ async def stop_elsewhere(cluster: Any) -> None:
         each.ssh_sender.check_output(f"rm -rf {quote(each.remote_profile_dir)}")
 
 
-# -- being an engine
+# -- running as an engine
 def take_place(environment: MutableMapping[str, str]) -> None:
-    """Set the rank for `torch.distributed` and its share of the cores; leave one GPU visible."""
+    """Set the rank, the number of CPU threads and one visible GPU in an engine's environment."""
     names = _RANKS[environment[_LAUNCHER]]
     rank, local = next(pair for pair in names.items() if pair[0] in environment)
     environment["RANK"], environment["LOCAL_RANK"] = environment[rank], "0"  # one GPU is visible
     share = (os.cpu_count() or 1) // int(next(filter(None, map(environment.get, _SIZES))))
-    environment.setdefault("OMP_NUM_THREADS", str(max(1, share)))  # torchrun would set one thread
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, share)))  # torchrun sets 1
     environment.pop("LOCAL_WORLD_SIZE", None)
     if local in environment:
         known = [each for each in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if each]
@@ -215,11 +215,11 @@ def take_place(environment: MutableMapping[str, str]) -> None:
 def main() -> None:
     """Run as an engine until the controller ends it."""
     take_place(os.environ)
-    # ipyparallel would import mpi4py only for the rank, which is set already.
+    # With `--mpi`, ipyparallel would import mpi4py to find the rank, which is known already.
     sys.argv[:] = [each for each in sys.argv if each != "--mpi"]
     number = int(os.environ.pop(FIRST, "0")) + int(os.environ["RANK"])
     sys.argv.append(f"--IPEngine.id={number}")
-    # Import while the controller answers, so the first cell need not wait. Imported before IPython,
+    # Import torch now, so that the first cell need not wait. Import tqdm before IPython, so that
     # tqdm draws text: a rank has no notebook for widgets.
     import torch  # noqa: F401
     import tqdm.auto  # noqa: F401
@@ -229,18 +229,18 @@ def main() -> None:
     from gpumagic.cluster import engine
 
     engine.orphaned.append(partial(end, os.environ[MARK]))
-    # Only cells handle interrupts: an interrupt must not cut off a message.
+    # Outside cells, ignore interrupts: an interrupt must not cut off a message.
     Kernel.pre_handler_hook = Kernel.post_handler_hook = lambda self: None
     app.main()
 
 
-# -- ending with the notebook
+# -- ending engines with the notebook
 _LOOK_S = 0.3
 _GONE_S = 1.0
 
 
 def start_watch(mark: str, directory: str) -> subprocess.Popen[bytes]:
-    """Start a process outside the cluster that ends it when this process has ended."""
+    """Start a process that ends the cluster after this process has ended."""
     command = [sys.executable, "-m", __name__, "--watch", str(os.getpid()), mark, directory]
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
 
@@ -257,9 +257,9 @@ def marked(mark: str) -> list[psutil.Process]:
 
 
 def end(mark: str) -> None:
-    """Kill the processes that have the mark."""
+    """Kill the processes whose mark begins with `mark`."""
     until = time.monotonic() + _GONE_S
-    # A killed process may stay as a zombie, but has no environment, so `marked` omits it.
+    # A killed process may remain as a zombie without an environment; `marked` omits zombies.
     while (left := marked(mark)) and time.monotonic() < until:
         for process in left:
             with contextlib.suppress(psutil.Error):
@@ -268,10 +268,10 @@ def end(mark: str) -> None:
 
 
 def watch(pid: str, mark: str, directory: str) -> None:
-    """Wait until the parent has ended, then end the cluster."""
+    """Wait until the parent process has ended, then end the cluster."""
     while os.getppid() == int(pid):
         time.sleep(_LOOK_S)
-    for _ in range(10):  # also for processes that started while others were killed
+    for _ in range(10):  # again, for processes that started in the meantime
         end(mark)
         time.sleep(_LOOK_S)
     shutil.rmtree(directory, ignore_errors=True)
