@@ -1,7 +1,7 @@
-"""Record the faults of gpumagic itself: the first of each kind with its traceback, and a count.
+"""Record faults: errors in gpumagic's own code, which must neither stop a cell nor get lost.
 
-A fault in gpumagic must neither stop the user's cell nor be lost: code that catches it calls
-`keep`. The next cell that ends reports it in one line, and `%gpus --doctor` shows all faults.
+Code that catches a fault calls `keep`, which stores the first fault of each kind with its
+traceback. The next cell reports a new fault in one line. `%gpus --doctor` shows all faults.
 """
 
 import threading
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 @dataclass
 class Fault:
-    """A kind of fault: the attempted work, and the error."""
+    """Record one kind of fault: what gpumagic tried to do, and the error."""
 
-    doing: str  # "starting the ledger", after "gpumagic failed while "
+    doing: str  # "starting the ledger": completes "gpumagic failed while "
     error: str
     traceback: str  # of the first error, as text: frames would keep the user's tensors alive
     count: int = 1
@@ -25,19 +25,19 @@ class Fault:
         return f"gpumagic failed while {self.doing}: {self.error}{times}"
 
 
-_MOST = 64  # maximum number of kinds
-# Reentrant: a finalizer that fails may run while this thread records another fault.
+_MOST = 64  # maximum number of kinds of fault
+# Reentrant: while this thread records a fault, a finalizer may run, fail and record another.
 _lock = threading.RLock()
-unreported: list[Fault] = []  # kinds that no cell has reported yet
-not_ours: list[Callable[[BaseException], bool]] = []  # predicates of errors not to record
+unreported: list[Fault] = []  # faults that no cell has reported yet
+not_ours: list[Callable[[BaseException], bool]] = []  # tests for errors that are not recorded
 _faults: dict[tuple[str, str, str], Fault] = {}
 
 
 def keep(doing: str, error: BaseException) -> None:
-    """Record a caught fault of gpumagic. Never raises."""
+    """Record a caught error of gpumagic's own code; never raise an error."""
     if any(is_it(error) for is_it in not_ours):
         return
-    # All errors of one line are one kind, since their messages may differ in addresses or sizes.
+    # Errors raised at one line are one kind, even if addresses or sizes in the messages differ.
     frames = traceback.extract_tb(error.__traceback__)
     where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     key = (doing, type(error).__name__, where)
@@ -54,7 +54,7 @@ def keep(doing: str, error: BaseException) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or its type's name if it has no message."""
+    """Return the first line of an error's message, or the error's type if there is no message."""
     try:
         message = str(error).strip().partition("\n")[0]
     except Exception:  # noqa: BLE001  the __str__ of a user's class may raise anything
@@ -73,12 +73,12 @@ def kept(doing: str) -> Iterator[None]:
     """Record an error of gpumagic's code in this context, instead of raising the error."""
     try:
         yield
-    except Exception as error:  # noqa: BLE001  recorded, and shown by the doctor
+    except Exception as error:  # noqa: BLE001  recorded for `%gpus --doctor`
         keep(doing, error)
 
 
 def all_kept() -> list[Fault]:
-    """Return every kind of fault since the process began, the oldest first."""
+    """Return all recorded faults, the oldest first."""
     with _lock:
         return list(_faults.values())
 

@@ -1,7 +1,7 @@
 """Find the largest value for which code fits into a GPU's memory: `gpumagic.fit`.
 
-Guarantees: the user's variables, random state, settings and memory are restored; Ctrl-C or an error
-keeps the results so far. Files that the code writes are not restored.
+The search restores the user's variables, random state, settings and memory, but not files that the
+code writes. After Ctrl-C or an error in gpumagic, `fit` returns the results so far.
 """
 
 import inspect
@@ -43,36 +43,36 @@ def fit(
     Parameters
     ----------
     code : str or callable
-        The code to fit. A function is called with the variable if it has a parameter of that name.
+        The code to run. A function receives the value if the variable is one of its parameters.
     on : object, optional
-        The GPU, by any of its names; the current GPU if None. For cards that are not here, as in
-        `dry_run` (``"H100 80GB"``, ``["RTX 4090", "24GiB"]``), the code is not run.
+        The GPU; the current GPU if None. For cards that this machine does not have
+        (``"H100 80GB"``, ``["RTX 4090", "24GiB"]``), results are predicted without running `code`.
     margin : float
-        The fraction of the free memory that is left free. If six dry runs do not find the largest
-        value, the result is at most the fraction `margin` / 2 below it, and says so.
+        The fraction of the free memory to leave free. After six dry runs, the result may be too
+        small by up to the fraction `margin` / 2, and then says so.
     dry : bool
-        Only predict, and run nothing.
+        Whether to only predict the result, without running the code.
     namespace : dict, optional
-        The variables of the code; if None, a function's globals, or the caller's variables.
+        The variables that the code uses; if None, the globals of the function or of the caller.
     progress : callable, optional
-        Called with a line for each step.
+        Function to call with a line of text for each step.
     filename, text : str, optional
-        Where `code` is from, and how it is shown.
+        The name of the file that contains `code`, and the text to show for `code`.
     **value : sequence of numbers
         The variable, and the values that it may take: ``batch=range(1, 4097)``.
 
     Returns
     -------
     Fit
-        After Ctrl-C it has the results so far, and ``interrupted`` is True.
+        The results. After Ctrl-C, ``interrupted`` is True, and the results so far are included.
 
     Raises
     ------
     GpuError
-        No such GPU or card, no variable or several, values that are not numbers, or code that does
-        not read the variable. With only dry runs, also if they cannot follow the code.
+        There is no such GPU or card; not exactly one variable is given; a value is not a number
+        above 0; the code does not read the variable; or dry runs fail and the code may not run.
     Exception
-        Any error of the code, except for running out of memory.
+        Any error that the code raises in a run, except for out-of-memory errors.
 
     Examples
     --------
@@ -125,7 +125,7 @@ def fit(
 
 
 def _values(given: dict[str, Sequence[float]]) -> tuple[str, Sequence[float]]:
-    """Return the variable and its values, ascending."""
+    """Return the variable's name, and its values in ascending order."""
     if len(given) != 1:
         named = ", ".join(given) or "none"
         raise GpuError(f"fit takes one variable, not {named}; type one: batch=range(1, 4097)")

@@ -1,4 +1,4 @@
-"""Record and show what a fit found: the answer first, then the memory needed by each value."""
+"""Record and show the result of `fit`: the largest value first, then the memory of each value."""
 
 import math
 from bisect import bisect_left
@@ -12,16 +12,16 @@ from gpumagic.display.units import duration, many, size
 
 @dataclass(frozen=True)
 class Tried:
-    """Record one tried value; its bytes do not include the memory allocated before."""
+    """Record one tried value, and the bytes it needs in addition to those already allocated."""
 
     value: float
     predicted: int | None = None  # by a dry run
-    measured: int | None = None  # by a run on copies
-    ran: bool | None = None  # whether a run completed; None if there was none
+    measured: int | None = None  # by a run on copied variables
+    ran: bool | None = None  # whether the run completed; None if there was no run
 
     @property
     def needed(self) -> int | None:
-        """Return the bytes that the value needs: measured, else predicted; None if unknown."""
+        """Return the measured bytes, or else the predicted bytes; None if both are unknown."""
         return self.predicted if self.measured is None else self.measured
 
 
@@ -30,33 +30,33 @@ class Largest:
     """Record the largest value that fits on one GPU or card."""
 
     where: str
-    free: int  # bytes that tensors could use
-    room: int  # the free bytes less the margin
+    free: int  # bytes that new tensors can use
+    room: int  # `free` minus the margin
     value: float | None  # None if no value fits
-    confirmed: bool = False  # by a run
+    confirmed: bool = False  # whether a run with this value completed
     virtual: bool = False
 
 
 @dataclass(frozen=True, repr=False)
 class Fit(Shown):
-    """Record the largest value for which code fits; each attribute is described at its line."""
+    """Record the result of `gpumagic.fit`."""
 
     code: str
-    name: str  # the variable
+    name: str  # the variable's name
     largest: tuple[Largest, ...]  # one for the GPU, or one for each named card
     tried: tuple[Tried, ...]  # the bytes that each tried value needs, in ascending order of values
-    trains: bool | None  # whether a backward pass ran; None if no dry run could tell
-    margin: float  # the fraction of the free memory that is left free
-    notes: tuple[str, ...] = ()  # remarks on how the value was found, a line each
-    interrupted: bool = False  # whether Ctrl-C ended the search; `tried` has the results up to then
-    stopped: str = ""  # where and why the search stopped, if larger values may fit too
+    trains: bool | None  # whether the code runs a backward pass; None if unknown
+    margin: float  # the fraction of the free memory to leave free
+    notes: tuple[str, ...] = ()  # remarks on how the value was found, one line each
+    interrupted: bool = False  # whether Ctrl-C ended the search
+    stopped: str = ""  # why larger values may fit too; empty if they do not
     values: Sequence[float] = ()  # the given values, in ascending order
     seconds: float = 0.0
-    time: float = 0.0  # Unix time of the end
+    time: float = 0.0  # Unix time at the end of the search
 
     @property
     def value(self) -> float | None:
-        """Return the largest value on the GPU, or on the first card; None if none fits."""
+        """Return the largest value on the GPU, or on the first card; None if no value fits."""
         return self.largest[0].value
 
     @property
@@ -70,7 +70,7 @@ class Fit(Shown):
         return next((line.strip() for line in self.code.splitlines() if line.strip()), "no code")
 
     def at(self, value: float) -> Tried | None:
-        """Return the result for one value; None if it was not tried."""
+        """Return the result for `value`; None if `value` was not tried."""
         return next((tried for tried in self.tried if tried.value == value), None)
 
 
@@ -93,12 +93,12 @@ def html(fit: Fit) -> str:
 
 
 def panel(fit: Fit) -> dict[str, object]:
-    """Return the monitor's panel; its text has the numbers."""
+    """Return the monitor's panel: the title, without bars."""
     return {"title": fit.title, "bars": []}
 
 
 def _answer(fit: Fit, found: Largest) -> str:
-    """``batch = 384 is the largest that fits on cuda:0: it needs 14.2 GiB of 15.0 GiB free``."""
+    """Return the answer: ``batch = 384 is the largest that fits on cuda:0: it needs …``."""
     where = f"{found.where} (virtual)" if found.virtual else found.where
     spare = f"of {size(found.free)} free"
     if not fit.tried:
@@ -121,7 +121,7 @@ def _answer(fit: Fit, found: Largest) -> str:
 
 
 def _how_sure(fit: Fit, found: Largest, value: float) -> str:
-    """Return the value and how certain it is: the largest if the next one does not fit."""
+    """Return the value as the largest that fits, or as the largest that is known to fit."""
     above = next((tried.value for tried in fit.tried if tried.value > value), None)
     known = f"{_rounded(fit, found, value, math.floor)} is the largest known to fit"
     if fit.stopped or above is None:

@@ -1,4 +1,4 @@
-"""Search for the largest value that fits: predict by dry runs, then confirm by runs on copies."""
+"""Search for the largest value that fits: predict by dry runs, then run on copied variables."""
 
 import contextvars
 import inspect
@@ -31,48 +31,46 @@ from gpumagic.usercode.program import FUNCTION, Program
 from gpumagic.usercode.variables import variables_read
 
 _FAR_S = 20.0
-_MAX_RUNS = 8  # runs in a search, at most: each measurement may send it up or down
-# After `_FEW` calls of `need`, an answer within `near` of the largest value is accepted. After
-# `_MANY` calls, each call halves the bracket.
+_MAX_RUNS = 8  # maximum number of runs in a search
+# Numbers of calls of `need` after which `largest` accepts a close value, or bisects.
 _FEW, _MANY = 6, 7
 Need = Callable[[float], float]
 
 
 @dataclass
 class Search:
-    """Search for the largest value; the results so far survive any error or interrupt."""
+    """Search for the largest value; keep the results so far after an error or Ctrl-C."""
 
     program: Program
     space: dict[str, Any]
     name: str
     values: Sequence[float]  # ascending
     device: Device
-    cards: tuple[Card, ...]  # not on this machine; they replace `device`
+    cards: tuple[Card, ...]  # cards to predict for, instead of `device`
     margin: float
     tell: Callable[[str], object]
     trains: bool | None = None
-    stopped: str = ""  # why larger values are not known
+    stopped: str = ""  # why larger values may fit too; empty if they do not
     notes: dict[str, None] = field(default_factory=dict)
     _predicted: dict[float, int] = field(default_factory=dict)
-    _ended: dict[float, str] = field(default_factory=dict)  # why a dry run ended early
-    _raises: set[float] = field(default_factory=set)  # values at which the code itself fails
-    _measured: dict[float, float] = field(default_factory=dict)  # infinite if out of memory
-    _error: Exception | None = None  # raised by the code in a run
+    _ended: dict[float, str] = field(default_factory=dict)  # why the dry run ended early
+    _raises: set[float] = field(default_factory=set)  # values for which the code raises an error
+    _measured: dict[float, float] = field(default_factory=dict)  # bytes; infinite if out of memory
+    _error: Exception | None = None  # the error that the code raised in a run
 
     def __post_init__(self) -> None:
         self._target, self._quiet, self._limit = as_torch(self.device), Quiet(), LIMIT_S
         here = [] if self.cards else [(str(self.device), cuda_state.free_bytes(self._target))]
         where = [*here, *((card.name, card.usable) for card in self.cards)]
         self._rooms = {name: (free, int(free * (1 - self.margin))) for name, free in where}
-        # A closer answer would cost more dry runs for an unnoticeable gain.
         self._near = self.margin / 2
         self._last = self.values[0]
         self._reads = self._read()
-        # Bytes that a run copies: the variables that are on the device already.
+        # Bytes of the variables that are already on the device: each run copies them.
         self._copied = nbytes_held(self._reads, str(self._target))
 
     def _read(self) -> list[tuple[str, Any]]:
-        """Return the variables that the code and its functions read, without the fitted one."""
+        """Return the variables that the code and its functions read, except variable `name`."""
         space, names = self.space, [*self.program.reads]
         module = str(space.get("__name__") or "__main__")
         if (function := self.program.function) is not None:
@@ -83,11 +81,11 @@ class Search:
 
     # -- the search
     def run(self, *, dry: bool) -> None:
-        """Predict, then confirm unless `dry`; if dry runs cannot follow the code, only run it."""
+        """Predict the value, then confirm it unless `dry`; if dry runs fail, only run the code."""
         first, *rest = self.values[:2]
         unknown = math.isinf(self._predict(first))
         if unknown and first in self._raises and rest and math.isfinite(self._predict(rest[0])):
-            # The code may fail only at the first value, as BatchNorm does at 1.
+            # A failure may be specific to the first value: BatchNorm rejects a batch of size 1.
             self.notes[f"{self.name} = {first} raises {self._ended[first]}"] = None
             self.values, unknown = self.values[1:], False
         if unknown and dry:
@@ -107,9 +105,9 @@ class Search:
             self._say_what_is_open(found.value)
 
     def _confirm(self) -> None:
-        """Run the predicted value, then adjust the value by the measured bytes."""
+        """Run the code with the predicted value, then correct the value by the measured bytes."""
         ((free, room),) = self._rooms.values()
-        rest = min(room, free - self._copied)  # the copies take memory too
+        rest = min(room, free - self._copied)  # the copied variables take memory too
         for _ in range(_MAX_RUNS):
             largest(self.values, self._estimate, rest, near=self._near)
             value, ran = self._best(rest)
@@ -128,7 +126,7 @@ class Search:
             ] = None
 
     def _estimate(self, value: float) -> float:
-        """Estimate a value's bytes from all results; infinite at or above a value that failed."""
+        """Estimate a value's bytes; infinite if that value or a smaller one ran out of memory."""
         if value in self._measured:
             return self._measured[value]
         if any(math.isinf(need) and value >= most for most, need in self._measured.items()):
@@ -138,7 +136,7 @@ class Search:
         return self._predict(value) + max(more, default=0.0)
 
     def stop(self, error: Exception) -> bool:
-        """End the search after an error; False if the code raised it or no value was tried yet."""
+        """Record the error that ended the search; return False if the error must be raised."""
         if error is self._error or not self.tried():
             return False
         ours = "" if isinstance(error, GpuError) else "a bug in gpumagic: "
@@ -148,7 +146,7 @@ class Search:
         return True
 
     def _say_what_is_open(self, best: float | None) -> None:
-        """Report the next value tried above `best`, if its need is unknown."""
+        """Set `stopped` if the bytes for the next tried value above `best` are unknown."""
         known = {tried.value for tried in self.tried()}
         above = (each for each in known | self._ended.keys() if best and each > best)
         if (value := min(above, default=math.inf)) in self._ended:
@@ -157,9 +155,9 @@ class Search:
 
     # -- dry runs
     def _predict(self, value: float) -> float:
-        """Return the bytes needed beyond those allocated; infinite if the dry run ended early."""
+        """Return the additional bytes for a value; infinite if its dry run ended early."""
         if value not in self._predicted and value not in self._ended:
-            self._told(value, "dry run")  # before the dry run too, which may take long
+            self._told(value, "dry run")  # report now too: the dry run may take long
             try:
                 self._learn(value, dry(self._subject(value)))
             except GpuError as error:
@@ -180,14 +178,14 @@ class Search:
             raised += [run.error] if run.error else []
             self._ended[value] = [*raised, *(str(each) for each in run.unknown if each.ended)][0]
             self._raises |= {value} if raised else set()
-        # The next dry run is stopped after three times this run's time, but not before 20 s.
+        # Limit the next dry run to three times the time of this one, but to at least 20 seconds.
         self._limit = min(LIMIT_S, max(_FAR_S, 3 * run.seconds))
 
     def _subject(self, value: float) -> Subject:
         made, space = self.program, self.space
 
         def prepare(note: Callable[[str], object]) -> Callable[[], dict[str, Any]]:
-            # Runs only in the forked child.
+            # `prepare` runs only in the forked child.
             space.update({self.name: value, FUNCTION: made.function})
             if "get_ipython" in space:
                 leave_out_magics(space, note, made.filename, space["get_ipython"]().transform_cell)
@@ -202,7 +200,7 @@ class Search:
 
     # -- runs on copies
     def _run(self, value: float) -> float:
-        """Return the bytes that a run allocates, without those of the copied variables."""
+        """Return the bytes that a run allocates, except for copies; infinite if out of memory."""
         if value not in self._measured:
             self._told(value, "run")
             self._measured[value] = contextvars.copy_context().run(self._measure, value)
@@ -222,7 +220,7 @@ class Search:
             note(error, f"with {self.name} = {value}, in a run on copies")
             raise
         finally:
-            cuda_state.give_back()  # not in `except`, where the traceback still keeps memory
+            cuda_state.give_back()  # not in `except`: there, the traceback keeps tensors alive
         return math.inf
 
     def _peak(self, value: float) -> int:
@@ -239,9 +237,9 @@ class Search:
             peaks = [memory.peak for memory in meter.stop() if memory.device == str(self._target)]
             return peaks[0] if peaks else torch.cuda.memory_allocated(self._target)
 
-    # -- what is known
+    # -- results
     def _told(self, value: float, by: str) -> None:
-        """Report the progress."""
+        """Report the progress with one value."""
         self._last, tried = value, self._tried(value)
         (_, room), *_ = self._rooms.values()
         line = f"{by} of {self.name} = {value}"
@@ -262,7 +260,7 @@ class Search:
         return Tried(value, self._predicted.get(value), nbytes, ran)
 
     def tried(self) -> tuple[Tried, ...]:
-        """Return all values that were tried."""
+        """Return the results of all tried values, in ascending order of values."""
         return tuple(map(self._tried, sorted(self._predicted.keys() | self._measured.keys())))
 
     def found(self) -> tuple[Largest, ...]:
@@ -273,7 +271,7 @@ class Search:
         )
 
     def _best(self, room: int) -> tuple[float | None, bool]:
-        """Return the largest value within the limit, and whether it ran."""
+        """Return the largest value that needs at most `room` bytes, and whether a run completed."""
         fitting = [tried for tried in self.tried() if self._estimate(tried.value) <= room]
         return (fitting[-1].value, bool(fitting[-1].ran)) if fitting else (None, False)
 
@@ -281,12 +279,12 @@ class Search:
 def largest(
     values: Sequence[float], need: Need, limit: float, *, near: float = 0, from_below: bool = False
 ) -> float | None:
-    """Return the largest of ascending `values`, all above 0, that needs at most `limit`, or None.
+    """Return the largest of `values` for which `need` is at most `limit`; None if there is none.
 
-    `need` must not decrease as the value grows, and may return infinity. The search ends once it
-    has called `need` for the answer and for the next value, which is over the limit; or, after six
-    calls, for the answer and a value over the limit that is at most the fraction `near` larger. An
-    affine need takes four calls at most. `from_below` doubles values until one is over the limit.
+    `values` are positive and ascending. `need` must not decrease, and may be infinite. The search
+    ends when it has called `need` for the answer and for the next value. After six calls, a value
+    that is larger by at most the fraction `near` may replace the next value. If `need` is affine,
+    four calls suffice. With `from_below`, values are first doubled until one exceeds `limit`.
     """
     if need(values[0]) > limit:
         return None
@@ -297,7 +295,7 @@ def largest(
     while high - low > 1 and (asked < _FEW or values[high] > values[low] * (1 + near)):
         if asked >= _MANY:
             value = math.sqrt(values[high] * values[low])
-        elif asked >= _FEW - 2 and asked % 2 == 0:  # to narrow the bracket from the other side
+        elif asked >= _FEW - 2 and asked % 2 == 0:  # narrow the bracket from the other side
             value = values[low] * (1 + near) if fits else values[high] / (1 + near)
         else:
             value = _interpolate(values, low, high, need, limit)
@@ -309,7 +307,7 @@ def largest(
 
 
 def _doubled(values: Sequence[float], need: Need, limit: float) -> tuple[int, int]:
-    """Double until a value exceeds the limit or is the last; return the last two indices."""
+    """Double the value up to the limit or the last value; return the last two indices."""
     low = high = 0
     while high < len(values) - 1 and need(values[high]) <= limit:
         low, high = high, max(bisect_right(values, 2 * values[high]) - 1, high + 1)
@@ -317,12 +315,12 @@ def _doubled(values: Sequence[float], need: Need, limit: float) -> tuple[int, in
 
 
 def _interpolate(values: Sequence[float], low: int, high: int, need: Need, limit: float) -> float:
-    """Interpolate the value that needs exactly the limit, if the need follows a power law."""
+    """Return the value that needs exactly `limit`, if `need` follows a power law."""
     least, first = need(values[0]), values[0]
     at_low, at_high = need(values[low]) - least, need(values[high]) - least
     if math.isinf(at_high) or at_high <= at_low * (1 + 1e-9):
         return math.sqrt(values[low] * values[high])
-    if at_low <= 0:  # no power can be computed
+    if at_low <= 0:  # the power cannot be computed
         return values[low] + (limit - least) * (values[high] - values[low]) / at_high
     power = math.log(at_high / at_low) / math.log((values[high] - first) / (values[low] - first))
     return first + (values[low] - first) * math.pow((limit - least) / at_low, 1 / power)

@@ -1,1 +1,1 @@
-"""Adapt torch, JAX, TensorFlow and CuPy to one contract, `framework.Framework`."""
+"""Adapt torch, JAX, TensorFlow and CuPy to one protocol, `framework.Framework`."""

@@ -1,8 +1,8 @@
 """Move arrays that cannot move in place, and find the operands of a failed expression.
 
-A copy replaces each array wherever the moved variables hold that array. Guarantees: names and
-containers that shared an array share the copy; lists, dicts and objects stay the same objects;
-nothing changes before all copies are made.
+A copy replaces a moved array in all moved variables. Variables and containers that shared an array
+share its copy. Lists, dicts and objects are changed in place. No variable changes before
+all copies are made.
 """
 
 import ast
@@ -33,11 +33,11 @@ _CAPTURED = "a function has captured it: give it as an argument, or make it in t
 _LITERALS = (ast.List, ast.Tuple, ast.Dict)
 
 _origins: dict[tuple[str, str], Origin] = {}
-"""Origins of variables that cells moved for good, by the framework's and the variable's name."""
+"""Origins of variables that cells moved, by the names of the framework and the variable."""
 
 
 def forget_origins() -> None:
-    """Forget all origins: moved variables will not be moved back."""
+    """Forget all origins, so that `home` moves no variable back."""
     _origins.clear()
 
 
@@ -75,11 +75,11 @@ class ArrayFramework(Framework):
         return GpuError(f"{self.name} has no {device}; for GPU support: pip install {build}")
 
     def count(self, tally: Tally, strict: bool, *, warn: bool = False) -> Counting:
-        """Count the framework's copies between devices and its waits, within the context."""
+        """Return a context that counts the framework's copies between devices and its waits."""
         return nullcontext() if self.copies is None else self.copies.count(tally, strict)
 
     def bring(self, array: Any, device: Device, *, committed: bool = True) -> Any:
-        """Return a copy on `device`, or the array if already there; GpuError if it cannot move."""
+        """Return `array` or its copy on `device`; GpuError if `array` cannot move."""
         raise NotImplementedError
 
     def move(
@@ -102,16 +102,16 @@ class ArrayFramework(Framework):
         return moving.finish()
 
     def allocated(self, device: Device) -> tuple[int, int | None]:
-        """Return the bytes of live arrays on a device, and no peak; shared memory counts once."""
+        """Return the bytes of live arrays, and None as the peak; shared memory counts once."""
         every = wholes(place for array in self.live() for place in self.places(array))
         return sum(place.nbytes for place in {*every.values()} if place.device == str(device)), None
 
     def remember(self, origins: Origins, cell: str) -> None:
-        """Record where each variable was before the first cell that moved it."""
+        """Record the origins of moved variables; a variable keeps its first origin."""
         keep_origins(_origins, origins, cell)
 
     def home(self, namespace: dict[str, Any], origins: Origins | None = None) -> Moves:
-        """Move back the current values of moved variables, and copies that other variables hold."""
+        """Move back moved variables, and other variables that contain a copy of a moved array."""
         devices = {str(device): device for device in [CPU, *devices_here(memory=False)]}
         moving = _Moving(self, namespace)
         if origins is None:
@@ -148,7 +148,7 @@ class ArrayFramework(Framework):
 
 
 class _Moving:
-    """Copy each array of several variables once; then put the copy in its place in all of these."""
+    """Copy each array of several variables once; then replace the array in all these variables."""
 
     def __init__(self, framework: Framework, namespace: dict[str, Any]) -> None:
         self._framework, self._namespace = framework, namespace
@@ -159,7 +159,7 @@ class _Moving:
         self._copies: dict[int, tuple[Any, Any]] = {}  # each array and its copy, by the array's id
 
     def copy(self, name: str, value: Any, there: str, bring: Callable[[Any], Any]) -> Sequence[Any]:
-        """Copy a variable's arrays that are not on `there`; return the originals, () on failure."""
+        """Copy a variable's arrays to `there`; return the original arrays, or () on failure."""
         arrays = arrays_in(value, self._framework, there)
         if not arrays:
             return ()
@@ -174,7 +174,7 @@ class _Moving:
             return ()
         made = {key: (array, copy) for key, (array, copy) in made.items() if copy is not array}
         self._copies |= made
-        if made:  # arrays that two variables share count for the first one
+        if made:  # arrays that two variables share count for the first variable
             nbytes = sum(self._framework.nbytes(array) for array, _ in made.values())
             sources = dict.fromkeys(map(self._framework.where, arrays))
             self._moved.append(Moved(name, nbytes, tuple(sources)))
@@ -182,7 +182,7 @@ class _Moving:
         return arrays
 
     def originals(self, arrays: Iterable[Any]) -> dict[int, tuple[Any, Any]]:
-        """Return a weak reference to each copy, and its original, by the copy's id."""
+        """Map the id of each copy to a weak reference to the copy, and to the original array."""
         pairs = [self._copies[id(array)] for array in arrays if id(array) in self._copies]
         return {id(copy): (weakref.ref(copy), array) for array, copy in pairs}
 
@@ -203,7 +203,7 @@ class _Moving:
 
 
 def arrays_in(value: Any, framework: Framework, there: str = "") -> list[Any]:
-    """Return the arrays in a value (or the value itself), except those on device `there`."""
+    """Return the arrays that `value` is or contains, except arrays on the device `there`."""
     found: list[Any] = []
 
     def look(array: Any) -> Any:
@@ -218,7 +218,7 @@ def arrays_in(value: Any, framework: Framework, there: str = "") -> list[Any]:
 def _replaced(
     value: Any, framework: Framework, new: Callable[[Any], Any], seen: dict[int, Any]
 ) -> Any:
-    """Replace each array in `value`, in place if possible; return `value` or its replacement."""
+    """Replace each array in `value` by `new(array)`, in place if possible; return the result."""
     if type(value) in PLAIN:
         return value
     if id(value) in seen:
@@ -242,7 +242,7 @@ def _replaced(
 
 
 def _split(value: Any) -> Split | None:
-    """Split a tuple or a `functools.partial`, as `Framework.parts` does; None for others."""
+    """Return the parts and the builder of a tuple or `functools.partial`; else None."""
     kind: Any = type(value)
     if issubclass(kind, tuple):
         return value, getattr(kind, "_make", kind)
@@ -253,7 +253,7 @@ def _split(value: Any) -> Split | None:
 
 
 def _changeable(value: Any) -> Any:
-    """Return a container, or a user object's attributes, to change in place; () for the rest."""
+    """Return a list or dict, or a user object's attributes, to change in place; else ()."""
     kind = type(value)
     if kind in _IN_PLACE:
         return value
@@ -266,7 +266,7 @@ def _changeable(value: Any) -> Any:
 def failures(
     error: BaseException, namespace: Mapping[str, Any], pattern: re.Pattern[str]
 ) -> Iterator[tuple[re.Match[str], FailedFrame, ast.AST]]:
-    """Yield the match of `pattern` in an error's message, the user's frame, and the failed node."""
+    """Yield each error's match of `pattern`, the user's frame, and the failed expression."""
     for each in errors(error):
         said = pattern.search(str(each))
         frames = failed_frames(each.__traceback__) if said else []
@@ -278,7 +278,7 @@ def failures(
 def operands(
     node: ast.AST, frame: FailedFrame, held: Callable[[Any], Sequence[Any]]
 ) -> Iterator[tuple[ast.expr, Sequence[Any]]]:
-    """Yield the largest expressions in a node whose values contain arrays, with their arrays."""
+    """Yield the outermost operands in `node` that contain arrays, each with its arrays."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, OWN_SCOPES):
             continue
@@ -289,7 +289,7 @@ def operands(
             yield child, arrays
             continue
         inner = [*operands(child, frame, held)]
-        # The value of `x[0]` has been freed; that value was on the device of `x`.
+        # The value of `x[0]` is already freed: use `x`, which is on the same device.
         if isinstance(child, ast.Subscript) and [part for part, _ in inner] == [child.value]:
             inner = [(child, inner[0][1])]
         yield from inner

@@ -12,17 +12,17 @@ from gpumagic.frameworks.framework import Place, Pool, place_of
 
 
 class CuPy(ArrayFramework):
-    """Adapt CuPy to the contract of a framework."""
+    """Adapt CuPy to the `Framework` protocol."""
 
     name = "CuPy"
 
     def __init__(self) -> None:
         super().__init__()
-        # Ordinals of requested GPUs: querying any other would create a context of about 500 MiB.
+        # Ordinals of the GPUs in use. A query of another GPU would allocate a context of 500 MiB.
         self._used: set[int] = set()
 
     def started(self) -> bool:
-        """Whether gpumagic has requested one of CuPy's GPUs."""
+        """Whether gpumagic has used a GPU through CuPy."""
         return bool(self._used)
 
     def devices(self) -> list[Device]:
@@ -66,12 +66,12 @@ class CuPy(ArrayFramework):
             return cupy.array(array)
 
     def wait(self, *devices: str) -> None:
-        """Wait for the current GPU and for every GPU that gpumagic has requested."""
+        """Wait for the current GPU, and for all GPUs that gpumagic has used through CuPy."""
         for ordinal in {*self._used, cupy.cuda.Device().id}:
             cupy.cuda.Device(ordinal).synchronize()
 
     def allocated(self, device: Device) -> tuple[int, int | None]:
-        """Return the bytes allocated from CuPy's memory pool, which records no peak."""
+        """Return the bytes allocated from CuPy's memory pool, and None as the peak."""
         with self.own(device):
             return int(cupy.get_default_memory_pool().used_bytes()), None
 
@@ -80,7 +80,7 @@ class CuPy(ArrayFramework):
         return [place] if place is not None else []
 
     def pool(self, device: Device) -> Pool | None:
-        """Return the figures of CuPy's memory pool for a GPU; None if it was not requested."""
+        """Return the figures of CuPy's memory pool for a GPU; None if the GPU is not in use."""
         if device.ordinal not in self._used:
             return None
         with self.own(device):

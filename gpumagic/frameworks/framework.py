@@ -1,4 +1,4 @@
-"""Define the contract of a framework, and find the device of any library's array."""
+"""Define the protocol of a framework's adapter, and find the device of any library's array."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from gpumagic.moving.moved import Moves, Origins
 if TYPE_CHECKING:
     from gpumagic.mismatch.explanation import Explanation
 
-# Device types in DLPack's header, dlpack.h. Pinned memory of the host counts as the CPU's. As in
-# torch, "cuda" includes CUDA's managed memory and ROCm.
+# Device types in DLPack's header, dlpack.h. Pinned host memory is "cpu". CUDA's managed memory and
+# ROCm are "cuda", as in torch.
 _KINDS = {
     **dict.fromkeys((1, 3, 11), "cpu"),
     **dict.fromkeys((2, 10, 13), "cuda"),
     8: "mps",
     14: "xpu",
 }
-# Devices of table libraries: their tables and some of their columns support no array protocol.
+# Devices of table libraries: tables, and some columns, support no array protocol.
 _TABLES = {"cudf": "cuda", "pandas": "cpu", "polars": "cpu", "pyarrow": "cpu"}
 _NAMES = {
     "cudf": "cuDF",
@@ -37,13 +37,13 @@ _NAMES = {
 }
 
 Split = tuple[Sequence[Any], Callable[[Sequence[Any]], Any]]
-"""The parts of a container, and a function that rebuilds it from new parts."""
+"""The parts of a container, and a function that rebuilds the container from new parts."""
 
 Counting = AbstractContextManager[object]
 
 
 class Place(NamedTuple):
-    """Describe a piece of a device's memory."""
+    """Describe an address range in a device's memory."""
 
     device: str
     address: int
@@ -52,18 +52,18 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Pool:
-    """Record the figures of a framework's allocator for one GPU, in bytes; None if unknown."""
+    """Record the bytes of a framework's allocator on one GPU; unknown values are None."""
 
-    framework: str  # as its authors write it: "JAX"
-    used: int | None  # allocated now, for arrays and temporary memory
+    framework: str  # in official spelling: "JAX"
+    used: int | None  # allocated now for arrays and temporary data
     peak: int | None
     taken: int | None  # obtained from the driver, allocated or not
     limit: int | None  # maximum that the allocator obtains from the driver
 
 
 def device_of(value: Any) -> str | None:
-    """Return an array's device: ``"cuda:1"``, ``"cuda"`` (no ordinal known), ``"cpu"``; or None."""
-    kind = type(value)  # its attributes are tested, because a mock object has every attribute
+    """Return an array's device: ``"cuda:1"``, or ``"cuda"`` without an ordinal; None if unknown."""
+    kind = type(value)  # test the class: a mock object has every attribute
     if hasattr(kind, "__dlpack_device__"):
         try:
             number, ordinal = map(int, value.__dlpack_device__())
@@ -89,18 +89,17 @@ def nbytes_of(value: Any) -> int:
 
 
 def place_of(value: Any) -> Place | None:
-    """Return an array's device, address and size; None if its device or size is unknown."""
-    device, address = device_of(value), id(value)  # the id replaces an unknown address
+    """Return an array's device, address and size; None if the device or size is unknown."""
+    device, address = device_of(value), id(value)  # if the address is unknown, use the id
     if device is None or not (nbytes := nbytes_of(value)):
         return None
     if hasattr(type(value), "__cuda_array_interface__"):
         address = int(value.__cuda_array_interface__["data"][0])
-    # Without an ordinal, the first GPU is the most likely one.
     return Place("cuda:0" if device == "cuda" else device, address, nbytes)
 
 
 def wholes(places: Iterable[Place]) -> dict[Place, Place]:
-    """Map each place to the largest place that encloses it: a view's place to its base's."""
+    """Map each place to the largest place that contains it, such as a view to its base array."""
     found: dict[Place, Place] = {}
     whole: Place | None = None
     for place in sorted({*places}, key=lambda each: (each.device, each.address, -each.nbytes)):
@@ -112,7 +111,7 @@ def wholes(places: Iterable[Place]) -> dict[Place, Place]:
 
 
 def library_of(value: Any) -> str:
-    """Return the name of a value's library, as its authors write it: ``"CuPy"``."""
+    """Return the name of a value's library in its official spelling: ``"CuPy"``."""
     root = _root(type(value))
     return _NAMES.get(root, root)
 
@@ -122,44 +121,44 @@ def _root(kind: type) -> str:
 
 
 class Framework(Protocol):
-    """Define the contract of an imported framework; method bodies here are the defaults."""
+    """Define the methods of a framework's adapter; method bodies here are the defaults."""
 
     name: str
-    """The framework's name, as its authors write it: ``"JAX"``."""
+    """The framework's name in its official spelling: ``"JAX"``."""
     counts_allocations: bool = False
-    """Whether `peak` includes all allocations, so that variables need not be searched."""
+    """Whether `peak` is known to include all allocations."""
 
     def started(self) -> bool:
-        """Whether the framework has found its devices; until then, other methods may start it."""
+        """Whether the framework is initialized. If not, other methods may initialize it."""
 
     def devices(self) -> list[Device]:
-        """Return the GPUs that the framework can use here, virtual ones too, by ordinal."""
+        """Return the GPUs that the framework can use, including virtual GPUs, by ordinal."""
 
     def own(self, device: Device) -> Any:
         """Return the framework's own object for a device; GpuError if there is no such device."""
 
     def make_virtual(self, count: int) -> None:
-        """Make `count` virtual GPUs, in addition to the CPU; GpuError if impossible or too late."""
+        """Create `count` virtual GPUs; GpuError if that is unsupported or too late."""
 
     def place(
         self, device: Device, *, batches: bool = True, namespace: dict[str, Any] | None = None
     ) -> AbstractContextManager[Any]:
-        """Place new arrays on `device` unless the code names a device, within the context.
+        """Return a context that places new arrays on `device` unless the code names a device.
 
-        With `batches`, loaders' batches are copied there. Functions imported into `namespace` are
-        placed too. The context's value may have `delivered` (bytes of batches) and `taken`
-        (libraries that chose the first GPU and got `device` instead).
+        With `batches`, batches of data loaders are copied to `device`. Functions that were imported
+        into `namespace` also use `device`. The context's value may have the attributes `delivered`
+        (bytes of the batches) and `taken` (libraries whose first GPU was replaced by `device`).
         """
 
     def is_array(self, value: object) -> bool:
-        """Whether a value is an array of this framework, with bytes on a device."""
+        """Whether a value is an array of this framework with data on a device."""
 
     def arrays(self, namespace: Mapping[str, Any]) -> list[tuple[str, Any]]:
-        """Return the variables that are arrays of this framework, by name."""
+        """Return the variables that are arrays of this framework, with their names."""
         return [(name, value) for name, value in [*namespace.items()] if self.is_array(value)]
 
     def where(self, array: Any) -> str:
-        """Return the device that an array is on, ``"cuda:1"``; several are joined by ``" + "``."""
+        """Return the device or devices of an array: ``"cuda:1"``, ``"cuda:0 + cuda:1"``."""
 
     def nbytes(self, array: Any) -> int:
         """Return the bytes of an array's data."""
@@ -173,33 +172,33 @@ class Framework(Protocol):
         origins: Origins,
         line: Any = None,
     ) -> Moves:
-        """Move these variables' arrays; may rebind names. May raise GpuError if memory is short."""
+        """Move these variables, or rebind their names to copies; GpuError if memory is short."""
 
     def remember(self, origins: Origins, cell: str) -> None:
-        """Keep the origins of arrays that a cell has moved for good."""
+        """Store the origins of arrays that a cell has moved, so that `home` can move them back."""
 
     def home(self, namespace: dict[str, Any], origins: Origins | None = None) -> Moves:
-        """Move back everything that cells have moved, or only the arrays of `origins`."""
+        """Move back all arrays that cells have moved, or only those in `origins`."""
 
     def away(self, namespace: Mapping[str, Any]) -> dict[str, set[str]]:
         """Return the GPUs of each variable that is or contains an array on a GPU."""
 
     def copy(self, array: Any, device: Device) -> Any:
-        """Return a new copy, even on the array's own device, so donating the copy is harmless."""
+        """Return a new copy on `device`, even if the array is already on `device`."""
 
     def parts(self, value: object) -> Split | None:
-        """Split one of the framework's containers; None for all others, lists included."""
+        """Split a container of this framework; None for any other value, such as a list."""
         return None
 
     def knows(self, kind: type) -> bool:
-        """Whether the framework knows this class by identity: no copy of the class would work."""
+        """Whether this class is registered in the framework. A copy of the class would not be."""
         return False
 
     def wait(self, *devices: str) -> None:
         """Wait for the work of these devices, or of all devices if none is given."""
 
     def allocated(self, device: Device) -> tuple[int, int | None]:
-        """Return the bytes of the framework's arrays on a device, and their peak if known."""
+        """Return the bytes of the framework's arrays on a device, and the peak; None if unknown."""
 
     def peak(self, device: Device) -> Callable[[], Iterable[Memory]]:
         """Start to measure memory; return a function that stops and returns the known peaks."""
@@ -214,24 +213,24 @@ class Framework(Protocol):
         return stop
 
     def places(self, array: Any) -> list[Place]:
-        """Return the pieces of memory of an array: one on each device where it has data."""
+        """Return the memory of an array: one place for each device with data of the array."""
 
     def live(self) -> list[Any]:
-        """List all live arrays, also unreachable ones; empty if unsupported. Starts nothing."""
+        """List all live arrays, even unreachable ones; empty if unsupported or not started."""
         return []
 
     def pool(self, device: Device) -> Pool | None:
-        """Return figures of the allocator for a GPU; None if unknown or the framework is unused."""
+        """Return the allocator's figures for a GPU; None if unknown or not in use."""
 
     def count(self, tally: Tally, strict: bool, *, warn: bool = False) -> Counting:
-        """Count copies between devices, and waits, by the user's line, within the context.
+        """Return a context that counts copies between devices, and waits, by the user's line.
 
-        With `strict`, an implicit copy or wait raises `ImplicitCopyError` at its line. With `warn`,
-        a line that repeats copies or waits gives a `CrossDeviceWarning`, if this is supported.
+        With `strict`, an implicit copy or wait raises `ImplicitCopyError`. With `warn`, torch's
+        adapter gives a `CrossDeviceWarning` for a line that repeats copies or waits.
         """
 
     def explain(self, error: BaseException, namespace: Mapping[str, Any]) -> Explanation | None:
-        """Explain the framework's error between devices; None for other errors or if uncertain."""
+        """Explain an error about arrays on several devices; None for others, or if uncertain."""
         return None
 
 
@@ -253,11 +252,11 @@ class FrameworksOn:
             framework.wait()
 
     def know(self, kind: type) -> bool:
-        """Whether one of the frameworks knows a class by identity."""
+        """Whether a class is registered in one of the frameworks."""
         return any(framework.knows(kind) for framework in self.frameworks)
 
     def parts(self, value: object) -> Split | None:
-        """Split one of the frameworks' containers, as `Framework.parts` does; else None."""
+        """Split a container of one of the frameworks; None for any other value."""
         found = (framework.parts(value) for framework in self.frameworks)
         return next((split for split in found if split is not None), None)
 

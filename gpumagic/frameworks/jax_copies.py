@@ -1,13 +1,13 @@
 """Count JAX's copies between devices and its waits, by the user's line, and advise on them.
 
-JAX silently copies operands from other devices: NumPy arrays always, its own arrays unless they are
-committed. Not counted: a single number as an operand, constants that a program closes over (they
-are compiled in), transfers between devices while a program runs, and repeated calls of programs
-compiled ahead of time. On virtual GPUs, as on real ones, only the first read of an array counts.
+JAX silently copies operands that are NumPy arrays or uncommitted arrays on another device. Some
+copies are not counted: operands with one element, constants that are compiled into a program,
+transfers while a program runs, and repeated calls of programs compiled ahead of time. Only the
+host's first read of an array counts.
 
-Compiled programs, including all functions of `jax.numpy`, are called from C++ without Python. So
-during counting, a call that moves data is not cached in C++ and passes through Python each time.
-Calls that move nothing are cached as usual, and no program is compiled again.
+JAX calls compiled programs, including all functions of `jax.numpy`, from C++ without Python. While
+copies are counted, calls that move data are not cached in C++: each call passes through Python.
+Other calls are cached as usual. No program is compiled again.
 """
 
 import ctypes
@@ -32,7 +32,7 @@ from gpumagic.usercode.files import called, in_cell, name_in, shell, swap_attrib
 
 
 def advise(entry: Entry) -> Advice | None:
-    """Return advice that is specific to JAX; None for any other entry."""
+    """Return advice on copies or waits of JAX; None if there is no advice."""
     if entry.operator == "block_until_ready":
         text = "wait once, after the loop: jax.block_until_ready(results)"
         return all_but_one(entry, text) if entry.calls >= OFTEN else None
@@ -49,10 +49,10 @@ def advise(entry: Entry) -> Advice | None:
 
 
 def put_call(destination: str, names: Sequence[str] = ()) -> str:
-    """Return the code that copies the variables of these names to a device."""
+    """Return code that copies the variables in `names` to a device."""
     every = ", ".join(names)
     what = f"({every})" if len(names) > 1 else every or "…"
-    # A notebook may have `jax.numpy` alone.
+    # The notebook may have imported only `jax.numpy`.
     first = "import jax; " if "jax" not in getattr(shell(), "user_ns", ("jax",)) else ""
     return f"{first}{every and f'{every} = '}jax.device_put({what}, {as_code(destination)})"
 
@@ -64,7 +64,7 @@ def as_code(device: str) -> str:
 
 
 def _is(array: Any, value: Any) -> bool:
-    """Whether both are the same array; NumPy arrays are the same if they share the memory."""
+    """Whether both are the same array; NumPy arrays count as the same if they share memory."""
     if value is array or not (hasattr(value, "__array_interface__") and hasattr(array, "ctypes")):
         return value is array
     ours, theirs = array.__array_interface__, value.__array_interface__
@@ -72,8 +72,8 @@ def _is(array: Any, value: Any) -> bool:
 
 
 def can_be_put(value: Any) -> bool:
-    """Whether `device_put` can copy a value: it cannot copy functions in an Equinox module."""
-    # Flax NNX's objects are changed in place instead.
+    """Whether `device_put` can copy a value: a pytree of arrays and numbers only."""
+    # Objects of Flax NNX are not copied: they are changed in place.
     nnx = sys.modules.get("flax.nnx")
     if nnx is not None and isinstance(value, (nnx.Variable, nnx.Pytree)):
         return False
@@ -83,14 +83,14 @@ def can_be_put(value: Any) -> bool:
 def _leaves(value: Any) -> list[Any]:
     try:
         return jax.tree.leaves(value)  # type: ignore[no-any-return]
-    except Exception:  # noqa: BLE001  of a user's class
+    except Exception:  # noqa: BLE001  a user's class may raise anything
         return []
 
 
-# Functions that convert other data to an array, and functions that read an array.
+# `_MAKING`: functions that convert data to an array. `_READING`: functions that read an array.
 _MAKING = {"array", "asarray", "from_dlpack", "frombuffer"}
 _MAKING |= {"make_array_from_callback", "make_array_from_process_local_data"}
-_COMPILING = {"_array_mlir_constant_handler", "shard_const_args"}  # a program's constants
+_COMPILING = {"_array_mlir_constant_handler", "shard_const_args"}  # copy a program's constants
 _PUTTING = {"device_put", "device_get", "to_device", "copy_to_host_async"}
 _READING = {"array", "asarray", "ascontiguousarray", "copyto", "save", "savez", "stack"}
 
@@ -127,7 +127,7 @@ class JaxCopies(CopyCounting):
         self._read: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
     def patch(self, stack: ExitStack) -> None:
-        """Patch JAX until `stack` is closed; GpuError if its private parts are not JAX 0.10's."""
+        """Patch JAX until `stack` is closed; GpuError if JAX's private functions are missing."""
         try:
             self._patch(stack)
         except (ImportError, AttributeError, KeyError) as error:
@@ -143,14 +143,14 @@ class JaxCopies(CopyCounting):
 
         _leave_out(traceback_util.register_exclusion)
         for owner, name, ask in (
-            # The first two make all copies to devices.
+            # JAX makes all copies to devices by the first two functions.
             (xla_client, "batched_device_put", self._put),
             (xla_client, "batched_copy_array_to_devices_with_sharding", self._copied),
             (xla_client, "batched_block_until_ready", self._blocked),
             (ArrayImpl, "block_until_ready", lambda array: self._blocked([array])),
         ):
             swap_attribute(stack, owner, name, self.wrapped(getattr(owner, name), ask))
-        # This property makes all copies to the host if NumPy cannot read the memory directly.
+        # JAX copies arrays to the host by this property, unless NumPy reads the memory directly.
         value = self.wrapped(vars(ArrayImpl)["_value"].fget, self._value)
         swap_attribute(stack, ArrayImpl, "_value", property(value))
         if self._jax.virtual:
@@ -158,7 +158,7 @@ class JaxCopies(CopyCounting):
         real, refused = pjit._get_fastpath_data, []
 
         def keep(executable: Any, out_tree: Any, args: Any, *rest: Any) -> Any:
-            """Cache a call in C++ only if it moves nothing."""
+            """Let JAX cache a call in C++ only if the call moves no data."""
             if executable is None or not _moves_any(executable, args):
                 return real(executable, out_tree, args, *rest)
             refused.append(True)
@@ -172,8 +172,8 @@ class JaxCopies(CopyCounting):
                 table.clear()
             _jax.PjitFunctionCache.clear_all()
 
-        clear()  # calls cached before would bypass Python
-        # Otherwise, calls that were not cached would pass through Python forever.
+        clear()  # calls that are already cached would bypass Python
+        # Afterwards, clear again: otherwise JAX would never cache the calls that were refused.
         stack.callback(lambda: clear() if refused else None)
         stack.callback(self._read.clear)
 
@@ -184,7 +184,7 @@ class JaxCopies(CopyCounting):
         return self._copying(copies, sys._getframe())
 
     def _copied(self, xs: Any, device_lists: Any, *args: Any) -> Any:
-        """Count copies of the parts of arrays to devices."""
+        """Count copies of shards of arrays to devices."""
         __tracebackhide__ = True
         copies = [
             _Copy(source, device, nbytes, x)
@@ -199,7 +199,7 @@ class JaxCopies(CopyCounting):
         call = self.called_from(frame, _COMPILING) if copies else None
         if call is None:
             return None
-        # Data that a library converts to an array counts as an operand of the user's code.
+        # If a library converts data to an array, the copy counts as an operand of the user's line.
         users = call.inner is not None and kinds[call.inner.f_code.co_filename] == USER
         making, putting = users and call.function in _MAKING, call.function in _PUTTING
         if not (putting or making):
@@ -228,7 +228,7 @@ class JaxCopies(CopyCounting):
         return self._counted("copy", operator, call, copies, asked)
 
     def _blocked(self, arrays: Sequence[Any]) -> _After | None:
-        """Count a wait for each device of the arrays."""
+        """Count one wait for each device of the arrays."""
         call = self.called_from(sys._getframe())
         if call is None:
             return None
@@ -239,9 +239,9 @@ class JaxCopies(CopyCounting):
     def _counted(
         self, kind: str, operator: str, call: Call, copies: Sequence[_Copy], explicit: bool
     ) -> _After | None:
-        """Return a function to call after the copies; in strict mode, raise before them."""
+        """Return a function to call after the copies; in strict mode, raise before the copies."""
         __tracebackhide__ = True
-        # Operands and explicit copies are the user's doing; other reads in a library are its own.
+        # Operands and explicit copies count for the user, other reads for the calling library.
         asked = operator == "operand" or (explicit and kind == "copy")
         about = {"implicit": not explicit, "within": "" if asked else call.library}
         found: list[tuple[Count, _Copy]] = []
@@ -265,11 +265,11 @@ class JaxCopies(CopyCounting):
         return f"copy it there first: {put_call(count.destination, count.names)}"
 
 
-_NAMED = 4  # so many copies get names: a compiling call copies each argument in a call of its own
+_NAMED = 4  # maximum number of copies at a line for which the variable is searched
 
 
 def _name(count: Count, array: Any, user: FrameType | None) -> None:
-    """Record which variable in the user's line is or contains the array, for the first copies."""
+    """Record the variable that contains the array, for the first copies at the user's line."""
     if array is None or user is None or count.calls > _NAMED:
         return
 
@@ -291,13 +291,13 @@ def _add(found: Sequence[tuple[Count, _Copy]], result: Any, seconds: float) -> N
 
 @cache
 def _leave_out(register: Callable[[str], None]) -> None:
-    """Make JAX omit gpumagic's frames from tracebacks, like its own; never undone."""
+    """Make JAX omit gpumagic's frames from tracebacks, permanently."""
     for file in (__file__, watching.__file__):
         register(file)
 
 
 def _one(x: Any, device: Any) -> Iterator[_Copy]:
-    """Yield the copy of an array or a value to a device; nothing if it is there already."""
+    """Yield the copy of a value to a device; nothing if an array is already on the device."""
     source = None
     if isinstance(x, jax.Array):
         if device in x.sharding.device_set:
@@ -307,7 +307,7 @@ def _one(x: Any, device: Any) -> Iterator[_Copy]:
 
 
 def _shards(array: Any) -> list[tuple[Any, int]]:
-    """Return an array's devices, in its own order, each with the bytes of its part."""
+    """Return the devices of an array in the order of its sharding, with each shard's bytes."""
     sharding, part = array.sharding, array.dtype.itemsize
     for size in sharding.shard_shape(array.shape):
         part *= size
@@ -315,7 +315,7 @@ def _shards(array: Any) -> list[tuple[Any, int]]:
 
 
 def _moves_any(executable: Any, args: Sequence[Any]) -> bool:
-    """Whether an operand is a NumPy array or is on another device; True if that is not known."""
+    """Whether a call copies an operand from the host or another device; True if unknown."""
     first = len(executable.in_avals) - len(args)  # constants precede the arguments
     kept = executable._kept_var_idx
     if first > 0 or len(kept) != len(executable._in_shardings):
@@ -333,9 +333,9 @@ def _moves(arg: Any, sharding: Any) -> bool:
 
 
 def _read_as_on_gpus(array: Any, stack: ExitStack) -> None:
-    """Make NumPy request a copy of each array, as it does on GPUs, until `stack` is closed."""
+    """Make NumPy request copies of arrays, as for arrays on GPUs, until `stack` is closed."""
     slots = ctypes.c_void_p.from_address(id(array) + _BUFFER_SLOT).value or 0
-    # A class created at run time, such as this one, contains its slots; check the offset.
+    # A class created at run time contains its slots: check that the offset points into the class.
     if not 0 < slots - id(array) < type(array).__basicsize__:
         return
     get = ctypes.c_void_p.from_address(slots)

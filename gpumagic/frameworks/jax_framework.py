@@ -1,7 +1,7 @@
 """Support JAX: its devices, arrays, pytrees and memory, and Flax NNX's objects.
 
-JAX's functions return before the devices are done. A device works in order, so `wait` queues a
-small computation on each device and waits for its result. `live` and `pool` never start JAX.
+JAX's functions return before the devices have finished. Each device computes in order. So `wait`
+queues a small computation on each device and waits for the result.
 
 Virtual GPU k is logical device k + 1 of the CPU; `jax.devices("gpu")` returns the virtual GPUs.
 """
@@ -35,7 +35,7 @@ from gpumagic.usercode.values import MISSING
 _GPU = ("gpu", "cuda", "rocm")
 # Functions of `jax` that list or count devices, and the position of their argument `backend`.
 _ASKED = {"devices": 0, "local_devices": 1, "device_count": 0, "local_device_count": 0}
-# Containers that are searched without `parts`, and types that are not containers.
+# `parts` does not split these types: callers search the containers, and the others have no parts.
 _PLAIN = (list, tuple, dict, set, str, int, float, type(None))
 _INCOMPATIBLE = re.compile(r"^Received incompatible devices for jitted computation.*", re.DOTALL)
 _DEVICES = re.compile(r"with device ids \[([\d, ]+)\] on platform (\w+)")
@@ -46,24 +46,23 @@ _REASON = (
 
 
 class Jax(ArrayFramework):
-    """Adapt JAX to the contract of a framework; the first request for a device starts JAX."""
+    """Adapt JAX to the `Framework` protocol; the first request for a device starts JAX."""
 
     name = "JAX"
 
     def __init__(self) -> None:
         super().__init__()
         self._bump = jax.jit(lambda mark: mark + 1)
-        self._marks: dict[Any, Any] = {}  # inputs of the computations to wait for, by device
-        self._failed = weakref.WeakValueDictionary[int, Any]()  # arrays that failed, by id
+        self._marks: dict[Any, Any] = {}  # inputs of the computations that `wait` queues, by device
+        self._failed = weakref.WeakValueDictionary[int, Any]()  # arrays with a failed computation
         self.copies = JaxCopies(self)
 
     def started(self) -> bool:
-        """Whether JAX's backends are initialized; this starts nothing."""
-        # A private function; if it is missing, JAX counts as started.
+        """Whether JAX's backends are initialized; never initializes them."""
         return bool(getattr(xla_bridge, "backends_are_initialized", lambda: True)())
 
     def devices(self) -> list[Device]:
-        """Return the GPUs that JAX can use here, virtual ones too, by ordinal; starts JAX."""
+        """Return the GPUs that JAX can use, including virtual GPUs, by ordinal; starts JAX."""
         there = self._gpus()
         return [device for device in here(memory=False) if device.ordinal in there]
 
@@ -76,16 +75,16 @@ class Jax(ArrayFramework):
         raise self.missing(device, len(gpus) + 1, "'jax[cuda13]'")
 
     def _gpus(self) -> dict[int, Any]:
-        """Return the GPUs that JAX has, virtual ones too, by ordinal."""
+        """Return JAX's objects for its GPUs, including virtual GPUs, by ordinal."""
         if self.virtual:
             return dict(enumerate(jax.local_devices(backend="cpu")[1 : self.virtual + 1]))
         try:
             return {device.local_hardware_id: device for device in jax.local_devices(backend="gpu")}
-        except RuntimeError:  # a build for the CPU, or no GPU
+        except RuntimeError:  # JAX has no GPU support, or there is no GPU
             return {}
 
     def name_of(self, own: Any) -> str:
-        """Return gpumagic's name of a JAX device, ``"cuda:1"``."""
+        """Return gpumagic's name for a JAX device: ``"cuda:1"``."""
         if own.platform in _GPU:
             return f"cuda:{own.local_hardware_id}"
         if own.platform != "cpu":
@@ -99,7 +98,7 @@ class Jax(ArrayFramework):
 
     def make_virtual(self, count: int) -> None:
         try:
-            # Raises if JAX has started; starts nothing.
+            # This does not start JAX. It raises an error if JAX has started.
             jax.config.update("jax_num_cpu_devices", count + 1)
         except RuntimeError:
             if (there := len(jax.local_devices(backend="cpu"))) <= count:
@@ -130,7 +129,7 @@ class Jax(ArrayFramework):
         return held
 
     def is_array(self, value: object) -> bool:
-        """Whether a value is an array, perhaps of random keys, that is not deleted or donated."""
+        """Whether a value is an array with data: not a tracer, and not deleted or donated."""
         if not isinstance(value, jax.Array) or isinstance(value, jax.core.Tracer):
             return False
         return not value.is_deleted()
@@ -144,7 +143,7 @@ class Jax(ArrayFramework):
         return " + ".join(map(self.name_of, own))
 
     def bring(self, array: Any, device: Device, *, committed: bool = True) -> Any:
-        """Return a copy on `device`, committed or not; the array itself if it is there already."""
+        """Return a copy on `device`, committed or not, or the array if already on `device`."""
         if array.sharding.num_devices > 1:
             raise GpuError(
                 f"it is sharded over {self.where(array)}, and stays so; "
@@ -163,7 +162,7 @@ class Jax(ArrayFramework):
         return jax.device_put(array, self.own(device), may_alias=False)
 
     def parts(self, value: object) -> Split | None:
-        """Return a registered pytree's or Flax NNX object's parts, and a function to rebuild it."""
+        """Return the parts of a pytree or Flax NNX object, and a function to rebuild the object."""
         if type(value) in _PLAIN or isinstance(value, jax.Array):
             return None
         nnx: Any = sys.modules.get("flax.nnx")
@@ -176,7 +175,7 @@ class Jax(ArrayFramework):
         return None if treedef_is_leaf(treedef) else (children, treedef.unflatten)
 
     def knows(self, kind: type) -> bool:
-        """Whether a class is a registered pytree; False for Flax NNX: it also registers copies."""
+        """Whether a class is a registered pytree; False for Flax NNX: it registers copies too."""
         if issubclass(kind, getattr(sys.modules.get("flax.nnx"), "Pytree", ())):
             return False
         try:
@@ -187,10 +186,10 @@ class Jax(ArrayFramework):
             return True
 
     def wait(self, *devices: str) -> None:
-        """Wait until all live arrays are computed, and this thread's unreferenced results too."""
-        # Raises the first error of arrays that failed; later calls leave these arrays out.
+        """Wait until all live arrays and this thread's unreferenced results are computed."""
+        # Raise the first error of a failed computation. Later calls skip arrays that failed.
         given = []
-        # `jax.local_devices` takes 10 × as long, and timings include this wait.
+        # `jax.local_devices` would take 10 times as long, and timings include this wait.
         clients = xla_bridge.backends().values()
         for device in chain.from_iterable(client.local_devices() for client in clients):
             if device not in self._marks:
@@ -201,23 +200,23 @@ class Jax(ArrayFramework):
             if self._failed.get(id(array)) is not array:
                 try:
                     array.block_until_ready()
-                except Exception as error:  # noqa: BLE001  of the user's computation
+                except Exception as error:  # noqa: BLE001  an error of the user's computation
                     self._failed[id(array)] = array
                     errors.append(error)
         if errors:
             raise errors[0]
 
     def allocated(self, device: Device) -> tuple[int, int | None]:
-        """Return the bytes on a device now, and their peak if JAX keeps one (on a GPU)."""
+        """Return the bytes allocated on a device, and the peak, which JAX knows only on GPUs."""
         if stats := self.own(device).memory_stats():
             return stats["bytes_in_use"], stats.get("peak_bytes_in_use")
         return super().allocated(device)
 
     def places(self, array: Any) -> list[Place]:
-        """Return the pieces of memory of an array, one for each of its shards in this process."""
+        """Return an array's memory: one place for each shard in this process."""
         if array.is_deleted() or not _has_data(array):
             return []
-        # Read shards only if there are several: a shard's data becomes another live array.
+        # If there is only one shard, do not read it: `shard.data` creates another live array.
         one = array.sharding.num_devices == 1
         pieces = [array] if one else [shard.data for shard in array.addressable_shards]
         return [
@@ -227,14 +226,14 @@ class Jax(ArrayFramework):
         ]
 
     def live(self) -> list[Any]:
-        """List all live arrays, including JAX's internal ones, excluding gpumagic's."""
+        """List all live arrays, including JAX's internal arrays but not gpumagic's."""
         if not self.started():
             return []
         ours = {id(mark) for mark in self._marks.values()}
         return [a for a in jax.live_arrays() if id(a) not in ours and not a.is_deleted()]
 
     def pool(self, device: Device) -> Pool | None:
-        """Return the figures of JAX's allocator for a GPU; None if virtual or before JAX starts."""
+        """Return JAX's allocator figures for a real GPU; None if virtual, or before JAX starts."""
         if device.virtual or not self.started():
             return None
         try:
@@ -245,7 +244,7 @@ class Jax(ArrayFramework):
         return Pool(self.name, *map(told.get, names)) if told else None
 
     def explain(self, error: BaseException, namespace: Mapping[str, Any]) -> Explanation | None:
-        """Explain JAX's error about several devices; None for others, or if no operands match."""
+        """Explain JAX's error about several devices; None for any other error, or if uncertain."""
         for message, frame, node in failures(error, namespace, _INCOMPATIBLE):
             said = {self._said(*devices) for devices in _DEVICES.findall(message[0])}
             parts = dict(operands(node, frame, self._committed))
@@ -259,13 +258,13 @@ class Jax(ArrayFramework):
         return None
 
     def _committed(self, value: Any) -> list[Any]:
-        """Return the committed arrays in a value, or behind a tracer."""
+        """Return the committed arrays in a value, or in the value of a tracer."""
         while isinstance(value, jax.core.Tracer):  # tracers of `jax.jit` have no value
             value = getattr(value, "primal", getattr(value, "val", None))
         return [array for array in arrays_in(value, self) if array.committed]
 
     def _said(self, numbers: str, platform: str) -> str:
-        """Return gpumagic's name for the devices that an error names."""
+        """Return gpumagic's name for the devices that an error message lists."""
         devices = {device.id: device for device in jax.devices(platform.lower())}
         return " + ".join(self.name_of(devices[int(n)]) for n in numbers.split(","))
 
@@ -289,7 +288,7 @@ def _set_attributes(thing: Any, held: Mapping[str, Any], parts: Sequence[Any]) -
     """Change a Flax NNX object in place, so that all references see the change."""
     for (name, old), new in zip(held.items(), parts, strict=True):
         if new is not old:
-            vars(thing)[name] = new  # its own __setattr__ would check the value
+            vars(thing)[name] = new  # bypass the class's __setattr__, which checks values
     return thing
 
 
@@ -299,7 +298,7 @@ def _explained(
     parts: Mapping[ast.expr, Sequence[Any]],
     where: Mapping[ast.expr, Counter[str]],
 ) -> Explanation:
-    """Explain that operands are on several devices; write the fix, if all can move to one."""
+    """Explain that operands are on several devices; add a fix if all can move to one device."""
     # Prefer the device of operands that cannot be copied, then the device with the most bytes.
     stays = [part for part in parts if _stays(part, node, frame, where[part])]
     whole = Counter[str]()
@@ -319,7 +318,7 @@ def _explained(
 
 
 def _stays(part: ast.expr, node: ast.AST, frame: FailedFrame, devices: Counter[str]) -> bool:
-    """Whether no copy can replace an operand: it is a target, sharded, or no pytree of arrays."""
+    """Whether an operand must stay: an assignment target, sharded, or no pytree of arrays."""
     value = frame.scope.value(part)
     fixed = part is getattr(node, "target", None) or "+" in "".join(devices)
     return fixed or (value is not MISSING and not can_be_put(value))

@@ -1,6 +1,6 @@
-"""Find the frameworks and devices that a cell needs: imported by it, or in use.
+"""Find the frameworks that code imports or uses, and their devices.
 
-torch is needed unless another framework is in use and torch is not imported.
+torch is used if the process or the code imports torch, or if no other framework is needed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import torch
 
 
-# By the framework's module: the adapter's class, and the packages that build on the framework.
+# For each framework's module: the adapter's class, and the packages that use the framework.
 _CLASSES = {"torch": "Torch", "jax": "Jax", "tensorflow": "TensorFlow", "cupy": "CuPy"}
 _PACKAGES = {
     "jax": {"jax", "jaxlib", "flax", "optax", "equinox"},
@@ -51,19 +51,19 @@ def _is_imported(module: str) -> bool:
 
 
 def counted_here() -> list[Framework]:
-    """Return the frameworks whose copies a watch counts: imported ones, and torch if installed."""
+    """Return the frameworks whose copies a watch counts: all imported, and torch if installed."""
     installed = _is_imported("torch") or find_spec("torch") is not None
     return [*([torch_itself()] if installed else ()), *imported()]
 
 
 def torch_itself() -> Framework:
-    """Return torch's adapter; imports torch."""
+    """Import torch and return its adapter."""
     return _made("torch")
 
 
 def needed_by(named: set[str], namespace: Mapping[str, Any]) -> list[Framework]:
-    """Import the frameworks in `named`; return them, and those with objects in `namespace`."""
-    # Frameworks that only a library has imported are left out: placing starts them, taking memory.
+    """Import the frameworks of packages `named`; add the frameworks that `namespace` uses."""
+    # Omit frameworks that only a library has imported: starting them would take memory.
     for module, packages in _PACKAGES.items():
         if named & packages:
             with suppress(Exception):  # the cell's own import shows the library's error
@@ -73,7 +73,7 @@ def needed_by(named: set[str], namespace: Mapping[str, Any]) -> list[Framework]:
 
 
 def holds(namespace: Mapping[str, Any], packages: set[str], also_modules: bool = True) -> bool:
-    """Whether a variable, here or in the user's modules, is an object of these packages."""
+    """Whether `namespace`, or a user's module in it, has a variable from these packages."""
     for value in list(namespace.values()):
         if type(value) is not ModuleType:
             named = of_function(value, "__module__") or defined_in(type(value))
@@ -99,7 +99,7 @@ def imports_of(tree: ast.AST | None) -> set[str]:
 
 
 class _Finder:
-    """Import hook: make a framework create virtual GPUs as soon as it is imported."""
+    """Create a framework's virtual GPUs when the framework is imported (an import hook)."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -114,7 +114,7 @@ class _Finder:
 
             def run_and_make(module: ModuleType) -> None:
                 run(module)
-                with suppress(GpuError):  # reported by `%gpus`, and by a cell that is placed there
+                with suppress(GpuError):  # `%gpus` and cells on a virtual GPU report the error
                     _made(name).make_virtual(self._count)
 
             spec.loader.exec_module = run_and_make  # type: ignore[method-assign]
@@ -122,7 +122,7 @@ class _Finder:
 
 
 def make_virtual(count: int) -> None:
-    """Make each framework create `count` virtual GPUs, now or on import; 0 removes them."""
+    """Make each framework create `count` virtual GPUs, now or when imported; 0 removes them."""
     sys.meta_path[:] = [each for each in sys.meta_path if type(each) is not _Finder]
     if count:
         sys.meta_path.insert(0, _Finder(count))
@@ -132,7 +132,7 @@ def make_virtual(count: int) -> None:
 
 
 def too_late() -> list[str]:
-    """Return the messages of frameworks that started before there were virtual GPUs."""
+    """Return an error message for each framework that started too early for virtual GPUs."""
     said = []
     for framework in imported():
         try:
@@ -143,7 +143,7 @@ def too_late() -> list[str]:
 
 
 def started() -> list[Framework]:
-    """Return the frameworks that have started, so that calling them starts nothing."""
+    """Return the frameworks other than torch that have initialized their devices."""
     return [framework for framework in imported() if framework.started()]
 
 
@@ -159,7 +159,7 @@ def _made(module: str) -> Framework:
     return framework
 
 
-# Cached devices: `cpu`, and numbered ones once CUDA has started.
+# A cache of devices by name: `cpu`, and numbered GPUs after CUDA has started.
 _found: dict[str, Device] = {}
 devices_changed.append(_found.clear)
 
@@ -173,11 +173,11 @@ class Needed:
         self.torch = _is_imported("torch") or (
             ("torch" in named or not self.others) and find_spec("torch") is not None
         )
-        self.unusable = ""  # why torch, although imported, is not placed
+        self.unusable = ""  # the error if torch cannot use the device
 
     @classmethod
     def by(cls, namespace: dict[str, Any], *codes: object) -> Needed:
-        """Return what these code texts need; invalid Python is reported elsewhere."""
+        """Find the frameworks that these code texts need; invalid Python is ignored."""
         with suppress(SyntaxError, ValueError):
             text = "\n".join(code for code in codes if isinstance(code, str))
             return cls(ast.parse(text), namespace)
@@ -185,7 +185,7 @@ class Needed:
 
     @property
     def frameworks(self) -> tuple[Framework, ...]:
-        """The frameworks to place, torch first."""
+        """Return the frameworks that the code needs, torch first."""
         return (*((torch_itself(),) if self.torch else ()), *self.others)
 
     def check(self, what: str) -> None:
@@ -213,7 +213,7 @@ class Needed:
         try:
             return find(where)
         except GpuError as error:
-            # torch is a CPU build, and another framework has the GPU: place only that framework.
+            # torch may be a CPU build. If another framework has the GPU, use only that framework.
             if not self.others or cuda_state.death():
                 raise
             device = resolve_one(where, self._of_others("free" in str(where)))
@@ -234,5 +234,5 @@ class Needed:
 
     def _of_others(self, memory: bool) -> list[Device]:
         found = here(memory=memory)
-        # Without NVML (ROCm, Jetson), use the devices of the framework that will run the code.
+        # Without NVML (ROCm, Jetson), use the devices of the first framework that has devices.
         return found or next(filter(None, (other.devices() for other in self.others)), [])

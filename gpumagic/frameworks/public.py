@@ -1,6 +1,6 @@
-"""Define the library's functions: devices, `where`, `move`, `on`, `explain`, for any framework.
+"""Define gpumagic's public functions for all frameworks: `where`, `move`, `on`, `explain` …
 
-Except in `devices`, a device is an object of torch, or of the framework that the caller uses.
+`cpu`, `gpu` and `on` return device objects of the caller's framework, by default torch's.
 """
 
 import functools
@@ -27,12 +27,12 @@ from gpumagic.usercode.variables import own_variables
 
 
 def devices(*, memory: bool = True) -> list[Device]:
-    """Return the framework's GPUs here, by ordinal; without `memory` no driver is called."""
+    """Return the GPUs that the caller's framework can use; `memory` adds their free bytes."""
     return needed_in(sys._getframe(1).f_globals, "gpumagic.devices").devices(memory)
 
 
 def cpu() -> Any:
-    """Return the CPU: ``device(type='cpu')``, ``CpuDevice(id=0)``, ``tf.device("/CPU:0")``."""
+    """Return the CPU's device object in the caller's framework: ``device(type='cpu')`` in torch."""
     return _framework("cpu").own(CPU)
 
 
@@ -48,12 +48,12 @@ def gpu(i: object = 0) -> Any:
 
 
 def num_gpus() -> int:
-    """Return the number of GPUs that the framework can use."""
+    """Return the number of GPUs that the caller's framework can use."""
     return len(_framework("num_gpus").devices())
 
 
 def try_gpu(i: object = 0) -> Any:
-    """Return GPU `i`, any spelling of one GPU, if it exists, else the CPU."""
+    """Return GPU `i` if it exists, else the CPU; `i` is any spelling of one GPU."""
     framework = _framework("try_gpu")
     return framework.own(resolve_one(f"{i}?", framework.devices()))
 
@@ -65,10 +65,10 @@ def try_all_gpus() -> list[Any]:
 
 
 def needed_in(namespace: dict[str, Any], what: str) -> Needed:
-    """Return the frameworks that code with this namespace uses; GpuError if it can use none."""
+    """Return the frameworks that code with this namespace uses; GpuError if there is none."""
     needed = Needed(None, namespace)
     if needed.others and not holds(namespace, {"torch"}):
-        needed.torch = False  # only other code, such as virtual GPUs, has imported torch
+        needed.torch = False  # torch was imported by other code, such as gpumagic's virtual GPUs
     needed.others = needed.others or (() if needed.torch else tuple(imported()))
     needed.check(what)
     return needed
@@ -80,10 +80,10 @@ def _framework(name: str) -> Framework:
 
 
 def where(value: object) -> str:
-    """Return the device of an array, a module, or a container of them.
+    """Return the device of an array, or the devices of the arrays in a container.
 
-    Supports torch's tensors, arrays of JAX, TensorFlow and CuPy, and every other object with
-    DLPack's or CUDA's array interface: MLX, Numba, cuDF. Virtual GPUs work like real ones.
+    Arrays may be from torch, JAX, TensorFlow or CuPy, or from a library with DLPack's or CUDA's
+    array interface, such as MLX, Numba or cuDF. Virtual GPUs work like real GPUs.
 
     Parameters
     ----------
@@ -93,9 +93,9 @@ def where(value: object) -> str:
     Returns
     -------
     str
-        The device: ``"cuda:1"``, ``"cpu"``; ``"cuda"`` if the GPU's ordinal is unknown. The
-        devices of an array that is spread over several are joined by ``+``. For a container with
-        arrays on several devices, all are named, the GPUs first.
+        The device: ``"cuda:1"``, ``"cpu"``; ``"cuda"`` if the GPU's ordinal is unknown. For an
+        array that is sharded over several devices: ``"cuda:0 + cuda:1"``. For a container with
+        arrays on several devices: ``"cuda:0 and cpu"``, GPUs first.
 
     Raises
     ------
@@ -146,8 +146,8 @@ def _device(value: Any) -> str | None:
 def move(value: object, where: object) -> Moves:
     """Move `value` to a device, in place where possible.
 
-    An array of JAX, TensorFlow or CuPy cannot move in place: a copy replaces it in lists, dicts and
-    objects. If `value` is an array, a tuple or a pytree, ``.value`` is its replacement.
+    Arrays of JAX, TensorFlow and CuPy cannot move in place: in lists, dicts and objects, copies
+    replace the arrays. If `value` is an array, a tuple or a pytree, use the result's ``.value``.
 
     Parameters
     ----------
@@ -159,19 +159,19 @@ def move(value: object, where: object) -> Moves:
     Returns
     -------
     Moves
-        The moved variables and bytes, the variables that stay and why, the seconds, and the value.
+        The moved variables and bytes, the variables that did not move, and the moved value.
 
     Raises
     ------
     GpuError
-        There is no such device, or it has not enough free memory. Nothing was moved.
+        There is no such device, or too little free memory. Nothing was moved.
 
     Examples
     --------
     >>> moves = gpumagic.move((net, optimizer, batch), 1)
     >>> moves
     moved the tuple: 1.2 MiB from cpu in 3.1 ms
-    >>> params = gpumagic.move(params, 1).value  # of JAX
+    >>> params = gpumagic.move(params, 1).value  # JAX
     """
     caller = sys._getframe(1)
     name = name_in(caller, lambda held: held is value)
@@ -188,10 +188,11 @@ def move(value: object, where: object) -> Moves:
 
 
 def bring_home(namespace: dict[str, Any], *, created: bool = False) -> tuple[Moves, list[str]]:
-    """Move back what cells moved, and if `created` what else is on a GPU; return also the rest."""
+    """Move back what cells have moved; return the moves, and names of variables still on a GPU."""
     cuda_state.check()
     frameworks = known.in_use()
     home = [framework.home(namespace) for framework in frameworks]
+    # The remaining variables on GPUs were created there.
     for framework in frameworks if created else ():
         held = own_variables(namespace)
         there = [(name, held[name]) for name in framework.away(held)]
@@ -203,20 +204,20 @@ def bring_home(namespace: dict[str, Any], *, created: bool = False) -> tuple[Mov
 def explain(
     error: BaseException, *, namespace: Mapping[str, Any] | None = None
 ) -> Explanation | None:
-    """Explain a device mismatch, with the names that the failed code uses.
+    """Explain an error about arrays on different devices, with the names in the failed code.
 
     Parameters
     ----------
     error : BaseException
         An error of torch, JAX or TensorFlow, with its traceback.
     namespace : mapping, optional
-        Names that the code could use, in addition to those of its frames.
+        Variables that the failed code could read, in addition to those in its frames.
 
     Returns
     -------
     Explanation or None
-        None for any other error, and if the cause is uncertain. `str()` is text; IPython shows
-        HTML; `.fix` is code to paste. The explanation refers to no array and no frame.
+        None for any other error, or if the cause is uncertain. `str()` returns text, IPython shows
+        HTML, and `.fix` is code to paste. The explanation keeps no array and no frame alive.
 
     Examples
     --------
@@ -225,7 +226,7 @@ def explain(
     ... except RuntimeError as error:  # JAX: ValueError
     ...     print(gpumagic.explain(error))
     """
-    # In an except block an error of gpumagic would hide the user's error.
+    # In an except block, an error in gpumagic would hide the user's error.
     with faults.kept("explaining an error"):
         made: Explanation | None = own(error).get(_EXPLAINED)
         if made is not None:
@@ -241,7 +242,7 @@ _EXPLAINED = "_gpumagic_explanation"
 
 @contextmanager
 def explained_at_once() -> Iterator[None]:
-    """Explain the block's error at once: at a later `explain`, variables may be gone."""
+    """Explain an error in this context immediately, while the variables still exist."""
     try:
         yield
     except Exception as error:
@@ -251,24 +252,25 @@ def explained_at_once() -> Iterator[None]:
 
 _LATER = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _entered: ContextVar[tuple[tuple["on", ExitStack], ...]] = ContextVar("gpumagic_on", default=())
-"""`on` objects that this thread or task has entered, each with the stack that ends the context."""
+"""`on` objects that this thread or task has entered, each with its `ExitStack`."""
 
 
 class on:
     """Make new tensors and modules on a device: ``with gpumagic.on(1):`` or ``@gpumagic.on(1)``.
 
-    Factories (``torch.zeros``, ``torch.tensor`` …), ``torch.Tensor(...)``, ``torch.from_numpy``,
-    ``torch.load``, new modules, and the batches of a `DataLoader` go there; a bare ``"cuda"`` means
-    that GPU. An explicit ``device=`` wins, and so does ``with torch.device(...)`` inside. Existing
-    tensors are not moved: see `gpumagic.move`. If the caller's variables use JAX, TensorFlow or
-    CuPy, their new arrays go there too. Other threads and tasks are not affected.
+    The device applies to factories (``torch.zeros``, ``torch.tensor`` …), ``torch.Tensor(...)``,
+    ``torch.from_numpy``, ``torch.load``, new modules, and the batches of a `DataLoader`. A bare
+    ``"cuda"`` means the same GPU. An explicit ``device=`` or an inner ``with torch.device(...)``
+    has priority. Existing tensors are not moved: see `gpumagic.move`. The device also applies to
+    new arrays of JAX, TensorFlow and CuPy, if the caller's variables use these frameworks. Other
+    threads and tasks are not affected.
 
     Parameters
     ----------
     where : str, int or torch.device
         Any spelling of one device: ``1``, ``"cuda:1"``, ``"cpu"``, ``"free"``, ``"1?"`` …
     batches : bool, default True
-        Whether batches of a `DataLoader` are moved there.
+        Whether batches of a `DataLoader` are moved to the device.
 
     Raises
     ------
@@ -309,7 +311,7 @@ class on:
     def __exit__(self, *exc: object) -> None:
         if not self._running:
             raise RuntimeError("this placement was not entered")
-        # Several threads and tasks may have entered this object: leave the current one's context.
+        # Several threads and tasks may have entered this object: leave the current task's context.
         mine = [stack for one, stack in _entered.get() if one is self and stack in self._running]
         stack = (mine or self._running)[-1]
         self._running.remove(stack)
@@ -317,7 +319,7 @@ class on:
         stack.close()
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        # A generator's or coroutine's body would run after the call, outside of the context.
+        # The body of a generator or coroutine would run after the call, outside of the context.
         flags = getattr(getattr(function, "__code__", None), "co_flags", 0)
         if isinstance(function, (type, classmethod, staticmethod)) or flags & _LATER:
             raise TypeError(

@@ -1,10 +1,10 @@
 """Count TensorFlow's copies between devices and its waits, by the user's line.
 
-TensorFlow silently copies an operand from another device, and keeps the copy while the tensor
-lives, so each tensor counts once per device. A copy is implicit if TensorFlow's own policy
-"explicit" would refuse it, or if an operator converts a NumPy array; `tf.identity` and batches of
-`tf.data` are explicit. Each call of a `tf.function` copies its operands and the variables
-that it has captured, if they are on another device. docs/frameworks.md lists uncounted copies.
+TensorFlow silently copies an operand from another device, and caches the copy. So each tensor
+counts only once for each device. A copy is implicit if TensorFlow's device policy "explicit" would
+refuse the copy, or if an operator converts a NumPy array. `tf.identity` and batches of `tf.data`
+are explicit copies. Each call of a `tf.function` copies operands and captured variables from other
+devices. docs/frameworks.md lists the copies that are not counted.
 """
 
 import sys
@@ -29,7 +29,7 @@ _SOFT = "soft placement; tf.config.set_soft_device_placement(False) makes it an 
 
 
 def advise(entry: Entry) -> Advice | None:
-    """Return advice that is specific to TensorFlow; None for any other entry."""
+    """Return advice on copies or placements of TensorFlow; None if there is no advice."""
     if entry.kind == "placement":
         where = "the CPU" if entry.destination == "cpu" else entry.destination
         return Advice(f"asked for {own(entry.source)[1:]}, is on {where}: {_SOFT}")
@@ -48,13 +48,13 @@ def advise(entry: Entry) -> Advice | None:
 
 
 def own(device: str) -> str:
-    """Return TensorFlow's name of a device: ``"/GPU:1"``."""
+    """Return TensorFlow's name for a device: ``"/GPU:1"``."""
     kind, _, number = device.partition(":")
     return f"/GPU:{number}" if kind == "cuda" else "/CPU:0"
 
 
 def size_of(tensor: Any) -> int | None:
-    """Return the bytes of a tensor, or of a handle's variable; None if unknown."""
+    """Return the bytes of a tensor, or of the variable behind a handle; None if unknown."""
     shape, dtype = tensor.shape, tensor.dtype
     if dtype == tf.resource:
         # An iterator's handle has no data.
@@ -66,10 +66,10 @@ def size_of(tensor: Any) -> int | None:
     return None if elements is None else int(elements * dtype.size)
 
 
-# Methods that read a single value, and all methods of tensors that read data.
+# `_READING`: methods that read a single value. `_OWN`: all methods of tensors that read data.
 _READING = {"__float__", "__int__", "__bool__", "__index__", "__complex__"}
 _OWN = PRINTING | _READING | {"numpy", "__array__"}
-# Functions that explicitly convert an array to a tensor or variable; not counted.
+# Functions that explicitly convert an array to a tensor or variable: not counted.
 _ASKED = {"constant", "convert_to_tensor_v2_with_dispatch", "from_tensors", "from_tensor_slices"}
 _VARIABLES = {"_init_from_args"}
 _NO_DATA = (tf.resource, tf.variant, tf.string)
@@ -78,7 +78,7 @@ ADVISERS["TensorFlow"] = advise
 
 
 class TensorFlowCopies(CopyCounting):
-    """Count copies on threads that began a count; `name` returns gpumagic's name of a device."""
+    """Count copies and waits in threads that began a count; `name` translates device names."""
 
     framework = "TensorFlow"
     inside = staticmethod(inside_of(tf, "tensorflow_"))
@@ -87,7 +87,7 @@ class TensorFlowCopies(CopyCounting):
     def __init__(self, name: Callable[[str], str]) -> None:
         super().__init__()
         self._name = name
-        # Live batches by id; tensors whose copies TensorFlow caches, by id and the copy's device.
+        # Batches, by id. Tensors of which TensorFlow caches a copy, by id and the copy's device.
         self._batches = weakref.WeakValueDictionary[int, Any]()
         self._copied = weakref.WeakValueDictionary[tuple[int, str], Any]()
 
@@ -95,13 +95,13 @@ class TensorFlowCopies(CopyCounting):
     def count(self, tally: Tally, strict: bool) -> Iterator[None]:
         """Count this thread's copies and waits in `tally`, within the context."""
         with super().count(tally, strict), ExitStack() as stack:
-            if self._seen not in context.context().op_callbacks:  # callbacks belong to the thread
+            if self._seen not in context.context().op_callbacks:  # per thread
                 op_callbacks.add_op_callback(self._seen)
                 stack.callback(op_callbacks.remove_op_callback, self._seen)
             yield
 
     def patch(self, stack: ExitStack) -> None:
-        """Patch TensorFlow's readers and converters until `stack` is closed."""
+        """Patch functions that read or convert arrays, or run operations, until `stack` closes."""
         for owner, name, ask in (
             (tf.__internal__.EagerTensor.__mro__[1], "_numpy", self._read),
             (constant_op, "convert_to_eager_tensor", self._convert),
@@ -110,7 +110,7 @@ class TensorFlowCopies(CopyCounting):
             swap_attribute(stack, owner, name, self.wrapped(getattr(owner, name), ask))
 
     def _read(self, tensor: Any) -> Callable[[Any, float], None] | None:
-        """Count a read of a tensor that is not in the host's memory."""
+        """Count a read of a tensor that is not in host memory."""
         __tracebackhide__ = True
         source = self._name(tensor.backing_device)
         call = self.called_from(sys._getframe())
@@ -119,7 +119,7 @@ class TensorFlowCopies(CopyCounting):
         asked = call.function
         name = asked.strip("_") if asked in _READING else "numpy"
         kind = "copy" if tensor.shape.rank else "wait"
-        # The library, or the function of TensorFlow, that reads implicitly.
+        # The library or TensorFlow function that reads the tensor; empty if the user's code reads.
         within = call.library or ("" if asked in _OWN else f"tensorflow.{asked}")
         about = {"implicit": asked not in ("numpy", "__array__"), "within": within}
         about["seconds"] = 0.0 if kind == "wait" or name == "numpy" else None
@@ -168,7 +168,7 @@ class TensorFlowCopies(CopyCounting):
         op_name: Any = None,
         graph: Any = None,
     ) -> None:
-        """Count an operation's copies; TensorFlow calls this after each, also within functions."""
+        """Count an operation's copies; TensorFlow calls this after each operation."""
         __tracebackhide__ = True
         if graph is None:
             name = operation.decode() if isinstance(operation, bytes) else operation
@@ -195,7 +195,7 @@ class TensorFlowCopies(CopyCounting):
         self.refuse(counts)
 
     def _operand(self, call: Call, operation: str, operand: Any, there: str) -> list[Count]:
-        """Count an operand that was copied now, not one whose copy TensorFlow has cached."""
+        """Count a copied operand, unless TensorFlow used a cached copy."""
         ends = self._name(_held_on(operand)), there
         if op_def_registry.get(operation) is None:  # a call of a tf.function
             if not (_is_variable(operand) or self._is_data(operand.dtype)):
@@ -222,16 +222,16 @@ class TensorFlowCopies(CopyCounting):
         return found
 
     def _is_data(self, dtype: Any) -> bool:
-        """Whether devices hold data of this type; TensorFlow keeps a GPU's int32 in host memory."""
+        """Whether GPUs store tensors of this type; TensorFlow keeps int32 in host memory."""
         return dtype not in (*_NO_DATA, tf.int32)
 
     def _asked(self, ran_on: str, operands: Sequence[Any]) -> str:
-        """Return the device that the code requested, if results are elsewhere; else empty."""
+        """Return the requested device, if another device ran the operation; else empty."""
         asked = context.context().device_spec
         if asked is None or asked.device_type is None or asked.device_index is None:
             return ""
         wanted = f"{asked.device_type}:{asked.device_index}"
-        # An operation on a variable or a pipeline runs where the variable or pipeline is.
+        # An operation on a variable or pipeline runs on the device of the variable or pipeline.
         bound = any(operand.dtype in (tf.resource, tf.variant) for operand in operands)
         return "" if bound or ran_on.endswith(wanted) else wanted
 
@@ -246,18 +246,18 @@ class TensorFlowCopies(CopyCounting):
 
 
 def _held_on(operand: Any) -> str:
-    """Return TensorFlow's name for a tensor's device; a variable is given by its handle."""
+    """Return TensorFlow's name for the device of a tensor, or of the variable behind a handle."""
     return str(operand.device if operand.dtype == tf.resource else operand.backing_device)
 
 
 def _is_variable(operand: Any) -> bool:
-    """Whether it is the handle of a variable, not of an iterator or a table."""
+    """Whether an operand is the handle of a variable, not of an iterator or a table."""
     held = getattr(operand, "_handle_data", None) if operand.dtype == tf.resource else None
     return held is not None and bool(held.shape_and_type)
 
 
 def _ran_on(operands: Sequence[Any], results: Sequence[Any]) -> str:
-    """Return the device that ran an operation: where its result is, else where its variable is."""
+    """Return the device that ran an operation: the device of its result, else of its variable."""
     if results:
         return str(results[0].device)
     bound = next((each for each in operands if each.dtype == tf.resource), None)

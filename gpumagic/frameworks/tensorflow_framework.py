@@ -1,7 +1,7 @@
 """Support TensorFlow: its devices, its tensors and variables, and Keras's models.
 
-Virtual GPU k is logical device k + 1 of the CPU: while there are virtual GPUs,
-`tf.device("/GPU:1")` and the listings of `tf.config` are patched, since TensorFlow rejects them.
+Virtual GPU k is logical device k + 1 of the CPU. TensorFlow does not know virtual GPUs. While there
+are virtual GPUs, `tf.device` and the functions of `tf.config` that list devices are patched.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _WHY = (
     "XLA, which Keras uses by default, ran it on {ran} and cannot use variables on other devices: "
     "run it in a cell of %%ongpu {there}, or without XLA: compile(…, jit_compile=False)"
 )
-# TensorFlow reveals no addresses. Ids replace them, shifted so far that no tensors overlap.
+# TensorFlow hides addresses. Ids replace them, shifted by this many bits to prevent overlaps.
 _APART = 48
-# TensorFlow's original function, before it is patched.
+# TensorFlow's original function: `patch` replaces it in `tf.config`.
 _physical_devices = tf.config.list_physical_devices
 _GPU = re.compile(r"(?:^|(?<=/)|(?<=:))(?:device:)?gpu(?::(\d+))?$", re.IGNORECASE)
 _DEVICE = re.compile(r"(CPU|GPU):(\d+)$", re.IGNORECASE)
-# Modules of Keras that choose cuDNN's kernels and GPU-only layouts if GPUs are listed.
+# Keras modules to hide virtual GPUs from: they would choose cuDNN kernels and GPU-only layouts.
 _CHOOSE_KERNELS = {f"keras.src.backend.tensorflow.{part}" for part in ("rnn", "nn")}
 
 
@@ -61,17 +61,17 @@ class TensorFlow(ArrayFramework):
         return [d for d in here(memory=False) if d.ordinal is not None and d.ordinal < count]
 
     def own(self, device: Device) -> Any:
-        """Return TensorFlow's scope of a device, for `with`; or raise GpuError."""
+        """Return ``tf.device(...)`` for a device; GpuError if there is no such device."""
         return tf.device(self._own(device))
 
     def _count(self) -> int:
-        """Return the number of TensorFlow's GPUs, or of virtual ones if any; starts nothing."""
+        """Return the number of virtual GPUs, or else of real GPUs; never starts TensorFlow."""
         if self.virtual:
             return min(self.virtual, _logical_cpus() - 1)
         return len(_physical_devices("GPU"))
 
     def _own(self, device: Device) -> str:
-        """Return TensorFlow's name of a device, such as ``"/GPU:1"``; or raise GpuError."""
+        """Return TensorFlow's name for a device, ``"/GPU:1"``; GpuError if it is missing."""
         if device.kind == "cpu":
             return "/CPU:0"
         number = device.ordinal
@@ -93,7 +93,7 @@ class TensorFlow(ArrayFramework):
         cpu = _physical_devices("CPU")[0]
         each = tf.config.LogicalDeviceConfiguration()
         try:
-            # Neither call starts TensorFlow; both raise if it has started.
+            # Neither call starts TensorFlow; both raise an error if TensorFlow has started.
             tf.config.set_logical_device_configuration(cpu, [each] * (count + 1))
             tf.config.set_visible_devices([] if count else _physical_devices("GPU"), "GPU")
         except RuntimeError:
@@ -149,7 +149,7 @@ class TensorFlow(ArrayFramework):
 
     @contextmanager
     def place(self, device: Device, **options: Any) -> Iterator[None]:
-        """Place this thread's tensors on `device` unless the code names one, within the context."""
+        """Place this thread's new tensors on `device`, unless the code names a device."""
         name = self._own(device)
         now = context.context()
         before = now.device_name, now.device_spec
@@ -157,26 +157,26 @@ class TensorFlow(ArrayFramework):
         try:
             yield
         finally:
-            # The scope's own exit would raise if the cell has entered a scope without leaving it.
+            # Restore the device directly: leaving the scope would raise if the cell left one open.
             now._set_device(*before)
 
     def is_array(self, value: object) -> bool:
-        """Whether it is a tensor with data, a variable, or has variables, such as a layer."""
+        """Whether a value is a tensor with data, a variable, or an object with variables."""
         if isinstance(value, self._tensor):
             return value.dtype not in (tf.resource, tf.variant)  # type: ignore[attr-defined]
         return isinstance(value, tf.Variable) or bool(_variables(value))
 
     def where(self, array: Any) -> str:
-        """Return the device of the operation that made it; for a model, its variables' devices."""
+        """Return the device of the operation that made a tensor, or of a model's variables."""
         names = {self.name_of(each.device) for each in _variables(array) or [array]}
         return " + ".join(sorted(names))
 
     def nbytes(self, array: Any) -> int:
-        """Return the bytes of its data; 0 for strings and for values on no device."""
+        """Return the bytes of an array's data; 0 if unknown, as for strings."""
         return sum(size_of(each) or 0 for each in _variables(array) or [array])
 
     def bring(self, array: Any, device: Device, *, committed: bool = True) -> Any:
-        """Return a copy of a tensor on another device; GpuError for a variable: it cannot move."""
+        """Return a tensor or its copy on `device`; GpuError for a variable, which cannot move."""
         if self.where(array) == str(device):
             return array
         if not isinstance(array, self._tensor):
@@ -185,7 +185,7 @@ class TensorFlow(ArrayFramework):
             return tf.identity(array)
 
     def copy(self, array: Any, device: Device) -> Any:
-        """Return a new copy on a device; a model's copy has its weights and is compiled alike."""
+        """Return a new copy on a device; a model is copied with its weights and compile options."""
         with self.place(device):
             if isinstance(array, self._tensor):
                 return tf.identity(array)
@@ -203,7 +203,7 @@ class TensorFlow(ArrayFramework):
             return made
 
     def parts(self, value: object) -> Split | None:
-        """Return the parts of a ragged or sparse tensor, and its builder."""
+        """Return the parts of a ragged or sparse tensor, and a function to rebuild the tensor."""
         if not isinstance(value, tf.__internal__.CompositeTensor) or self.is_array(value):
             return None
         made = tf.nest.flatten(value, expand_composites=True)
@@ -220,7 +220,7 @@ class TensorFlow(ArrayFramework):
         return super().allocated(device)
 
     def places(self, array: Any) -> list[Place]:
-        """Return the pieces of memory of a tensor, or of a model's variables."""
+        """Return the memory of a tensor, or of a model's variables."""
         return [
             Place(self.name_of(at or each.device), id(each) << _APART, nbytes)
             for each in _variables(array) or [array]
@@ -236,7 +236,7 @@ class TensorFlow(ArrayFramework):
         return [each for each in gc.get_objects() if issubclass(type(each), kinds)]
 
     def pool(self, device: Device) -> Pool | None:
-        """Return TensorFlow's bytes on a GPU; None if virtual, or if TensorFlow does not use it."""
+        """Return TensorFlow's bytes on a GPU; None for virtual or unused GPUs."""
         if device.virtual or not self.started():
             return None
         if (device.ordinal or 0) >= len(tf.config.list_logical_devices("GPU")):
@@ -254,7 +254,7 @@ class TensorFlow(ArrayFramework):
 
 
 def _logical_cpus() -> int:
-    """Return the number of the CPU's logical devices, now or once TensorFlow has started."""
+    """Return the configured number of logical CPU devices."""
     cpu = _physical_devices("CPU")[0]
     return len(tf.config.get_logical_device_configuration(cpu) or [cpu])
 
