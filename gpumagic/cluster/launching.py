@@ -183,9 +183,15 @@ def _address(hosts: Sequence[str]) -> str:
         try:
             # Sends nothing: connecting a UDP socket only looks up the route.
             probe.connect((hosts[0] or socket.getfqdn(), 9))
-            return str(probe.getsockname()[0])
+            found = str(probe.getsockname()[0])
         except OSError as error:
             raise GpuError(f"{hosts[0] or 'this machine'} has no address ({error})") from None
+    if hosts[0] or not found.startswith("127."):
+        return found
+    from jupyter_client.localinterfaces import public_ips  # engines import this file, not Jupyter
+
+    # Debian maps a machine's own name to 127.0.1.1.
+    return next(iter(public_ips()), found)
 
 
 async def stop_elsewhere(cluster: Any) -> None:

@@ -64,6 +64,13 @@ def test_too_many_virtual_gpus_are_refused(monkeypatch):
             launching.local(where)
 
 
+def test_a_name_that_is_loopback_is_not_given_to_other_machines(monkeypatch):
+    monkeypatch.setattr(socket, "getfqdn", lambda: "127.0.1.1")
+    monkeypatch.setattr("jupyter_client.localinterfaces.public_ips", lambda: ["10.1.2.3"])
+    plan = launching.slurm("2x8", None, None)
+    assert (plan.address, plan.local) == ("10.1.2.3", False)
+
+
 def test_each_way_to_start_has_a_plan(monkeypatch):
     plan = launching.slurm("2x8", "gpu", "10.0.0.1")
     assert (plan.launcher, plan.count, plan.address, plan.local) == ("slurm", 16, "10.0.0.1", False)
