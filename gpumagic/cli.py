@@ -13,7 +13,7 @@ from gpumagic.errors import GpuError
 
 _EXAMPLES = """\
 examples:
-  gpumagic top                           the GPUs live, with the notebooks that hold them
+  gpumagic top                           a live table of the GPUs and their notebooks
   gpumagic snapshot --processes          once, a line for each process
   gpumagic snapshot --watch 2 --json     a line of JSON every two seconds
   gpumagic doctor                        why a GPU is not found

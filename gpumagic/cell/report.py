@@ -211,7 +211,7 @@ def _clauses(report: Report) -> tuple[list[str], list[str]]:
 def _happened(report: Report) -> Iterator[str]:
     """Yield clauses on moves, copies and batches, the most important first."""
     if not report.ledger_complete:
-        yield "its ledger is incomplete: %gpus --doctor shows why"
+        yield "some copies or waits were not counted: %gpus --doctor shows why"
     if report.moved:
         yield _moved(report)
     if report.taken and (taken := _taken(report)) not in report.said:

@@ -148,8 +148,8 @@ class NanFinder:
                 if flaw and not (self._scaled and (before or half)):
                     text = f"{name} before " if earlier else ""
                     place = files.line_at(code, at).place
-                    text += f"{files.expression(code, at)} ({place}): its backward pass "
-                    text += f"{_makes(made, flaw)[0]} of a gradient, from finite gradients"
+                    text += f"{files.expression(code, at)} ({place}): from finite gradients, its "
+                    text += f"backward pass {_makes(made, flaw)[0]} of a gradient"
             if text:
                 raise MadeNanError(text)
 

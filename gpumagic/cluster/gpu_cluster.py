@@ -163,8 +163,10 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
         if self._broken or cell.replaced:
             notes.append(_REWRAP)
         if kept := cell.kept:
-            cure = f"del {next(iter(kept))} in the ranks to send the notebook's"
-            notes.append(f"{some(kept)} changed here and in ranks; the ranks keep theirs; {cure}")
+            cure = (
+                f"the ranks use theirs; del {next(iter(kept))} in the ranks to send the notebook's"
+            )
+            notes.append(f"{some(kept)} changed in the notebook and in ranks; {cure}")
         if cell.interrupted:
             notes += [rank.died for rank in cell.ranks if rank.lost]
         return notes
@@ -178,7 +180,8 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
         the checkpoint cannot be saved.
         """
         if not names or len(set(names)) < len(names) or not to:
-            raise GpuError("name each variable once and a directory: checkpoint net --to runs/cats")
+            typed = "%gpucluster checkpoint net --to runs/cats"
+            raise GpuError(f"give each variable once, and a directory; type {typed}")
         return self._of_checkpoints("save", to, [*names]).path
 
     def restore(self, directory: str) -> "Checkpoint":

@@ -111,7 +111,7 @@ def fingerprint(name: str, value: Any) -> tuple[bytes, Iterable[str]]:
         pickler.dump(value)
     except Exception as error:  # noqa: BLE001  the user's object may raise anything
         why = first_line(error)
-        raise GpuError(f"{name} cannot be sent to the ranks ({why}); make it in the cell") from None
+        raise GpuError(f"{name} cannot be sent to the ranks ({why}); create it there") from None
     return hashlib.blake2b(stream.getbuffer(), digest_size=16).digest(), pickler.globals_read
 
 

@@ -250,7 +250,7 @@ class CellOnDevices:
             *sharing_in_words(self._asked, made, len(self._came)),
         ]
         if lost := self._lost:
-            said.append(f"not kept: {some(lost)} (keep with --gather {','.join(lost)})")
+            said.append(f"not gathered: {some(lost)} (add --gather {','.join(lost)})")
         times = [
             RankTime(name, each.seconds, peaks.get(name), each.parts, each.device.virtual)
             for name, each in zip(map(str, self._devices), threads, strict=True)

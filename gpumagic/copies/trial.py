@@ -99,7 +99,7 @@ class CopiedVariables:
                 if comes_from(type(error), "torch.OutOfMemoryError"):
                     raise
                 raise GpuError(
-                    f"copying {', '.join(values)} raised {in_words(error)}; make them in the cell"
+                    f"copying {', '.join(values)} raised {in_words(error)}; create them in the cell"
                 ) from None
             self.notes = tuple(tracked)
         finally:

@@ -169,7 +169,7 @@ def advice(error: BaseException) -> str:
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     if not found or (found == "PyTorch" and (cuda is None or cuda.is_available())):
         return ""
-    works, then = "the CPU works", "restart the kernel, and type that before anything else"
+    works, then = "the CPU works", "restart the kernel, then type it first"
     if found == "PyTorch":
         works, then = _ON_CPU, "then run the cell again as it is"
     cure = f"%gpus --virtual 2 makes two virtual GPUs: {then}"

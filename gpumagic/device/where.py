@@ -176,7 +176,7 @@ def _by_uuid(asked: str, devices: Sequence[Device]) -> Device:
 def _freest(devices: Sequence[Device]) -> Device:
     known = [device for device in devices if device.memory_free is not None]
     if not known:
-        raise GpuError(f"free: the free memory of these is unknown; type {_choices(devices)}")
+        raise GpuError(f"free: no GPU reports its free memory; type {_choices(devices)}")
     return max(known, key=lambda device: device.memory_free or 0)
 
 

@@ -134,7 +134,7 @@ class Calls(TorchFunctionMode):
         if tensor.requires_grad and not force:
             with suspended():
                 torch.empty(0, requires_grad=True).numpy()  # raises torch's own error
-        raise Stopped("an array of a tensor's values depends on data")
+        raise Stopped("an array of a tensor's values is data")
 
     def wait(self, device: Any = None) -> None:
         """Replace `torch.cuda.synchronize`: count a wait."""

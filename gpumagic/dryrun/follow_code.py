@@ -144,7 +144,10 @@ class _Following:
         attention = None if before.virtual else attend_as_cuda()
         with calls, mode, self._operators:
             if not confinement.begin():
-                self.note("C++ code is not fully confined: no Landlock or no seccomp", BEFORE)
+                self.note(
+                    "C++ code may write files or send data: no Landlock or no seccomp",
+                    BEFORE,
+                )
             with self._caught():
                 if self._target is not None:
                     self._bring(self._target)
@@ -263,7 +266,7 @@ def _reference(value: Any) -> Any:
 
 # A dry run runs the code of these magics once, and skips all other magics.
 _PYTHON = {"time", "timeit", "capture", "prun"}
-_ENDED = "KeyboardInterrupt: the dry run was ended; nothing of yours has changed"
+_ENDED = "KeyboardInterrupt: the dry run was interrupted; your variables have not changed"
 
 
 def dry_run_cell(shell: Any, tree: Any, file: str, on: object, *, move: bool = True) -> DryRun:
@@ -336,7 +339,7 @@ class _DryShell:
         return self._left_out(f"!{command}")
 
     def __getattr__(self, name: str) -> Any:
-        raise Stopped(f"get_ipython().{name} is not there in a dry run")
+        raise Stopped(f"get_ipython().{name} is not available in a dry run")
 
     def _magic(self, name: str, mark: str, text: str, above: int) -> Any:
         if name not in _PYTHON or not text.strip():

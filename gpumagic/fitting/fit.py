@@ -137,7 +137,7 @@ def _values(given: dict[str, Sequence[float]]) -> tuple[str, Sequence[float]]:
         numbers = all(type(value) in (int, float) and math.isfinite(value) for value in listed)
         ascending = sorted(listed) if numbers else []
     if not ascending or ascending[0] <= 0:
-        raise GpuError(f"{name} has values that are not numbers above 0; type some, such as 16, 32")
+        raise GpuError(f"{name}: the values must be numbers above 0, such as 16, 32")
     return name, ascending
 
 
@@ -164,12 +164,10 @@ def _place(on: object) -> tuple[Device, tuple[Card, ...]]:
         if on is not None:
             raise
         raise GpuError(
-            f"there is no GPU; name a card that is not here, such as 'RTX 4090', or make virtual "
+            f"there is no GPU; type a card's name, such as 'RTX 4090', or make virtual "
             f"ones by {as_typed('%gpus --virtual 2')}"
         ) from error
     assert device is not None
     if device.kind != "cuda":
-        raise GpuError(
-            f"{device} has no memory that torch would limit; type a GPU, or a card's name"
-        )
+        raise GpuError(f"torch cannot limit the memory of {device}; type a GPU, or a card's name")
     return device, cards

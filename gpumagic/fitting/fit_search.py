@@ -89,7 +89,7 @@ class Search:
             self.notes[f"{self.name} = {first} raises {self._ended[first]}"] = None
             self.values, unknown = self.values[1:], False
         if unknown and dry:
-            raise GpuError(f"a dry run cannot tell: {self._ended[first]}")
+            raise GpuError(f"the dry run ended early: {self._ended[first]}")
         if unknown:
             self._predicted.clear()
             self.trains = None
@@ -150,7 +150,7 @@ class Search:
         known = {tried.value for tried in self.tried()}
         above = (each for each in known | self._ended.keys() if best and each > best)
         if (value := min(above, default=math.inf)) in self._ended:
-            what = "raises" if value in self._raises else "is not known:"
+            what = "raises" if value in self._raises else "is unknown:"
             self.stopped = f"{self.name} = {value} {what} {self._ended[value]}"
 
     # -- dry runs

@@ -29,7 +29,7 @@ from gpumagic.usercode.frames import OWN_SCOPES, FailedFrame, errors, failed_fra
 from gpumagic.usercode.values import MISSING, PLAIN, defined_in, own
 
 _IN_PLACE = (list, deque, dict, defaultdict, OrderedDict)
-_CAPTURED = "a function has captured it: give it as an argument, or make it in this cell"
+_CAPTURED = "a function captures it: pass it as an argument, or create it in this cell"
 _LITERALS = (ast.List, ast.Tuple, ast.Dict)
 
 _origins: dict[tuple[str, str], Origin] = {}

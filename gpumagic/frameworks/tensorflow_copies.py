@@ -32,7 +32,7 @@ def advise(entry: Entry) -> Advice | None:
     """Return advice on copies or placements of TensorFlow; None if there is no advice."""
     if entry.kind == "placement":
         where = "the CPU" if entry.destination == "cpu" else entry.destination
-        return Advice(f"asked for {own(entry.source)[1:]}, is on {where}: {_SOFT}")
+        return Advice(f"asked for {own(entry.source)[1:]}, but is on {where}: {_SOFT}")
     if entry.operator == "operand":
         put = f"with tf.device('{own(entry.destination)}'): … = tf.identity(…)"
         where = "in host memory" if entry.source == "cpu" else f"on {entry.source}"
@@ -43,7 +43,7 @@ def advise(entry: Entry) -> Advice | None:
         return Advice(f"{text}, and make its variables there", entry.count)
     if entry.operator == "batch" and entry.calls >= OFTEN:
         there = f"tf.data.experimental.prefetch_to_device('{own(entry.destination)}')"
-        return Advice(f"ds = ds.apply({there}) copies ahead")
+        return Advice(f"ds = ds.apply({there}) copies batches in advance")
     return None
 
 

@@ -22,7 +22,7 @@ from gpumagic.moving.moved import Moves, Origins
 from gpumagic.placement import Placement, torch_devices
 from gpumagic.placement.swap import enter, leave
 
-_GONE = "virtual GPUs are off, so tensors that were on one are unusable: create them again"
+_GONE = "virtual GPUs are off, so their tensors are unusable; create these tensors again"
 
 
 class Torch(Framework):

@@ -63,7 +63,7 @@ def advise(entry: Entry) -> Advice | None:
     return _of_wait(entry) if entry.kind == "wait" or entry.via == PRINT else _of_copy(entry)
 
 
-_CHECKS = "it checks its arguments; validate_args=False turns that off"
+_CHECKS = "the distribution checks its arguments; validate_args=False turns this off"
 _BY_DATA = (
     "the size of its result depends on the data: do it once, before the loop; instead of a mask, "
     "torch.where(mask, x, 0) keeps the size and does not wait"
@@ -112,7 +112,7 @@ def _of_copy_from_host(entry: Entry) -> Advice | None:
         text = f"an index or a value is on the CPU; move it once: .to('{there}')"
         return all_but_one(entry, text)
     if _MADE_ON_HOST.search(entry.code):
-        return Advice(f"make it there: device='{there}' instead of .to", entry.count)
+        return Advice(f"create it there: device='{there}' instead of .to", entry.count)
     if entry.nbytes < entry.count * _SMALL:
         return all_but_one(entry, "many small copies: combine them, and copy once")
     if entry.blocking and not entry.framework:

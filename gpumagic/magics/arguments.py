@@ -157,7 +157,7 @@ def _device_mistakes(typed: str, where: str, given: list[str]) -> Iterator[str]:
     several = on_cluster(where) or on_several(where)
     if typed == "%ongpu" and (several or "--dry-run" in given):
         what, how = (where, "--split NAME") if several else ("--dry-run", "--dry-run")
-        yield f"{what} is for one cell; type %%ongpu {where} {how}"
+        yield f"{what} works for one cell only; type %%ongpu {where} {how}"
     cure = "one device; leave it out, or type one device"
     if not several:
         instead = f", in place of {where}" if where else ""

@@ -100,7 +100,7 @@ class GpuMagics(Magics):
             if (made := monitor()) is None:
                 return None
             self.once.show(made)
-            print("live until the kernel ends; m = %gpus --live makes one that m.close() ends")
+            print("live until the kernel ends; m = %gpus --live, then m.close(), ends it earlier")
             return made
         return self.once.show(gpus.gpus(asked.where), processes=asked.processes)
 

@@ -32,7 +32,7 @@ _PERIOD_S = 1.0
 _IDLE_S = 5.0
 # Maximum number of memory holders (variables, outputs, …) per GPU in an assistant's text.
 _NAMED = 3
-_RUNNING = "a cell is running: gpu_memory lists variables between cells, gpu_status has totals"
+_RUNNING = "a cell is running; ask gpu_memory after it, or gpu_status for the totals now"
 
 
 class Sign(BaseComm):

@@ -101,7 +101,7 @@ def virtual_off(cells: Any, *, force: bool = False) -> None:
 
         raise GpuError(
             f"--virtual off would destroy the tensors of {some(r.path for r in memory().holders)}; "
-            "%gpufree releases outputs and errors; .detach() drops a graph, or force it: "
+            "free them with %gpufree (.detach() drops a graph), or type "
             "%gpus --virtual off --force"
         )
     ended = f"; %ongpu {cells.standing.where} has ended" if cells.standing else ""

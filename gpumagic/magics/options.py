@@ -203,12 +203,14 @@ OPTIONS = (
         *(reductions, ()),
     ),
     Option("ongpu", "--chunk 4", "give this many items at a time to the next free GPU", _count),
-    Option("ongpu gpufit", "--on h100|24GiB|a100-80gb|l4", "predict for these cards, here or not"),
+    Option(
+        "ongpu gpufit", "--on h100|24GiB|a100-80gb|l4", "predict for these cards, present or not"
+    ),
     Option("gpufit", "--margin 5|10", "percent of free memory to leave unused", _percent, 0.05),
     Option("gpufit", "--dry", "predict only, run nothing"),
     Option("gputime", "--sweep n=64,256,1024", "repeat the code for each value of a variable"),
     Option("gputime", "--setup 'x = f(n)'", "run this code first on each device, not timed"),
-    Option("gputime", "--items 1000|'len(x)'", "items of one run, to report the throughput"),
+    Option("gputime", "--items 1000|'len(x)'", "items in one run, to report items per second"),
     Option("gputime", "--max-time 5", "limit in seconds for each device and value", _seconds, 5.0),
     Option("gputime", "--against last", "compare with the last result, or one in a variable"),
     Option(

@@ -100,7 +100,7 @@ def _reason(s: OutOfMemoryState, t: Trials) -> str:
     if trial.grows_much:
         line, grows = trial.rest.loops[0].lineno, size(trial.need.grows)
         return f"each pass of the loop in line {line} keeps {grows} more"
-    left = f"{size(trial.need.most)} more, and only {size(max(trial.room, 0))} is free for it"
+    left = f"{size(trial.need.most)} more, but only {size(max(trial.room, 0))} is free"
     if s.optimizer is not None:
         return f"an optimizer makes its state in its first step: the code needs {left}"
     return f"the code needs {left}"
@@ -163,7 +163,9 @@ def free_kept(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
         yield Lever("`%gpufree` frees what outputs and earlier errors hold", s.kept, fits)
     held = s.alone([s.handled], in_frames=True)
     if s.worth(held):
-        yield Lever("retry after the `except` block, which keeps the frames of its error", held)
+        yield Lever(
+            "retry after the `except` block: inside it, the error holds its variables", held
+        )
 
 
 def delete(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
@@ -242,7 +244,7 @@ _KEPT: dict[str, Callable[[Any], Any]] = {
     "store `.cpu()` of the tensors in `{}`, if RAM has room": methodcaller("cpu"),
     "store `.detach().cpu()` of the tensors in `{}`": lambda tensor: tensor.detach().cpu(),
 }
-_BACKWARD = "call `.backward()` in each pass, on the values that it adds to `{}`"
+_BACKWARD = "in each pass, call `.backward()` on the values added to `{}`"
 
 
 def keep_less(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:

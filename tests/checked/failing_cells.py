@@ -48,12 +48,12 @@ BAD_INDICES = [
     ),
     (
         "F.cross_entropy(net(images), from_one)",
-        "from_one[7] = 10, but net(images) has 10 classes: …. They run from 1 to 10: if they count "
+        "from_one[7] = 10, but net(images) has 10 classes: …. They are 1 to 10: if the first class "
         "from 1, subtract 1",
     ),
     (
         "F.cross_entropy(net(images), labels - 1)",
-        "(labels - 1)[0] = -1, but net(images) has 10 classes: 0 … 9. -1 often marks no class",
+        "(labels - 1)[0] = -1, but net(images) has 10 classes: 0 … 9. -1 often means 'no class'",
     ),
     (
         "F.cross_entropy(net(batch['image']), batch['label'])",
@@ -62,7 +62,7 @@ BAD_INDICES = [
     (
         "F.cross_entropy(torch.randn(2, 21, 6, 6), masks)",
         "masks[1, 2, 3] = 255, but torch.randn(2, 21, 6, 6) has 21 classes: 0 … 20; 2 of 72 are "
-        "out of range. 255 often marks no class",
+        "out of range. 255 often means 'no class'",
     ),
     (
         "out = net(images).log_softmax(1)\nF.nll_loss(out, target=labels)",

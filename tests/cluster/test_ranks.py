@@ -135,7 +135,10 @@ def test_what_ranks_made_is_theirs_until_the_notebook_changes_it(shell):
     shell.run("kept.append('here')")  # changed in both places: the same list
     both = out(shell, "%%ongpu @all\nkept")
     assert both.result == [[1, 2]] * 2
-    assert "kept changed here and in ranks; the ranks keep theirs; del kept in the" in both.text
+    assert (
+        "kept changed in the notebook and in ranks; the ranks use theirs; del kept in the"
+        in both.text
+    )
     out(shell, "%%ongpu @all\ndel kept")
     assert out(shell, "%%ongpu @all\nkept").result == [[1, "here"]] * 2
     shell.run("loss = 7.0; kept = [0]")

@@ -71,7 +71,7 @@ def test_two_gpus_share_the_items_and_the_notebook_gets_what_is_gathered(noteboo
 
 def test_results_that_nothing_gathers_are_said_to_be_dropped(notebook):
     line = notebook.run("%%ongpu 0,1 --split x\ny = net(x)").text.splitlines()[-1]
-    assert "· not kept: y (keep with --gather y) · peak " in line
+    assert "· not gathered: y (add --gather y) · peak " in line
     assert "y" not in notebook.ns
 
 

@@ -233,7 +233,7 @@ def test_what_has_no_copy_is_refused_in_a_line(setup, code, words):
         run(namespace, code)
     line = str(refused.value)
     assert line.startswith(words)
-    assert line.endswith("), so each run would change it; make it in the cell")
+    assert line.endswith("), so each run would change it; create it in the cell")
     assert "\n" not in line
     if "f" in namespace and hasattr(namespace["f"], "close"):
         namespace["f"].close()

@@ -146,7 +146,10 @@ def test_bad_input_is_one_line_and_runs_nothing(notebook):
         done = notebook.run(f"{line}\nlog.append(1)")
         assert words in done.text
         assert done.text.strip().count("\n") == 0
-    assert "is for one cell; type %%ongpu 1 --dry-run" in notebook.run("%ongpu 1 --dry-run").text
+    assert (
+        "works for one cell only; type %%ongpu 1 --dry-run"
+        in notebook.run("%ongpu 1 --dry-run").text
+    )
 
 
 def test_on_the_cpu_and_without_moving(notebook):

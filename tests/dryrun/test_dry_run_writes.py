@@ -458,4 +458,4 @@ def test_where_the_kernel_refuses_no_write_the_result_says_so(monkeypatch):
     monkeypatch.setattr(confined, "_no_file_written", lambda libc: False)
     result = dry_run(lambda: 1)
     assert result.complete
-    assert "C++ code is not fully confined: no Landlock or no seccomp" in str(result)
+    assert "C++ code may write files or send data: no Landlock or no seccomp" in str(result)

@@ -116,7 +116,7 @@ def test_where_data_decide_it_is_found_by_runs():
     assert result.confirmed
     assert result.trains is None
     assert "found by runs alone, since a dry run ends at" in result.notes[0]
-    with pytest.raises(gpumagic.GpuError, match=r"a dry run cannot tell: .*depends on data"):
+    with pytest.raises(gpumagic.GpuError, match=r"the dry run ended early: .*depends on data"):
         gpumagic.fit(step, 1, batch=range(1, 100), dry=True)
     none = str(gpumagic.fit(step, 1, batch=[40, 50]))
     assert "no batch fits on cuda:1 (virtual): batch = 40 ran out of memory, of 24.0 MiB" in none
@@ -202,7 +202,7 @@ def test_what_fails_within_keeps_what_is_known(monkeypatch):
     asked, failure = [None], gpumagic.GpuError("the dry run's process ended by signal 6")
     result = gpumagic.fit(ones, 1, n=range(10, 100), margin=0)
     assert (result.value, result.confirmed) == (10, True)
-    assert "n = 11 is not known: the dry run's process ended by signal 6" in str(result)
+    assert "n = 11 is unknown: the dry run's process ended by signal 6" in str(result)
 
 
 @pytest.mark.usefixtures("small")
@@ -224,7 +224,7 @@ def test_a_value_whose_dry_run_takes_too_long_is_not_known(monkeypatch):
     )
     assert (result.value, result.confirmed) == (39, True)
     assert "n = 39 is the largest known to fit" in str(result)
-    assert result.stopped == "n = 40 is not known: the time limit of 20 s"
+    assert result.stopped == "n = 40 is unknown: the time limit of 20 s"
     assert "dry run of n = 40 ended early: the time limit of 20 s" in told
 
 
@@ -290,13 +290,13 @@ def test_cards_that_are_not_here_are_asked_at_once():
     [
         ("n", 0, {}, "fit takes one variable, not none; type one: batch=range"),
         ("n + m", 0, {"n": [1], "m": [2]}, "fit takes one variable, not n, m"),
-        ("n", 0, {"n": ["a"]}, "n has values that are not numbers above 0"),
-        ("n", 0, {"n": [0, 1]}, "n has values that are not numbers above 0"),
+        ("n", 0, {"n": ["a"]}, "n: the values must be numbers above 0"),
+        ("n", 0, {"n": [0, 1]}, "n: the values must be numbers above 0"),
         ("n", 0, {"n": []}, "n has no values"),
         (lambda: torch.ones(3), 0, {"n": [1]}, "<lambda> neither takes it nor reads it; type def"),
         ("m = 1", 0, {"n": [1]}, "n makes no difference: the code does not read it"),
         (3, 0, {"n": [1]}, "code or a function is needed, not int"),
-        ("n", "cpu", {"n": [1]}, "cpu has no memory that torch would limit"),
+        ("n", "cpu", {"n": [1]}, "torch cannot limit the memory of cpu"),
         ("n", 7, {"n": [1]}, "no GPU 7"),
         ("n", "RTX 4091", {"n": [1]}, "no card 'RTX 4091' is known"),
         ("n", 0, {"n": [1], "margin": 2}, "margin=2 must be at least 0 and below 1"),

@@ -80,5 +80,5 @@ def test_no_advice_names_a_virtual_gpu_that_is_off(adapter, monkeypatch):
     assert (explained.fix, explained.first) == (None, None)
     assert [operand.name for operand in explained.operands] == ["x", "y"]
     assert str(explained).endswith(
-        "  why: virtual GPUs are off, so tensors that were on one are unusable: create them again"
+        "  why: virtual GPUs are off, so their tensors are unusable; create these tensors again"
     )

@@ -87,7 +87,7 @@ def test_what_a_line_for_several_devices_asks_for():
 
 def test_a_standing_placement_is_on_one_device(ip):
     done = ip.run("%ongpu @all")
-    assert "%ongpu: @all is for one cell; type %%ongpu @all --split NAME" in done.text
+    assert "%ongpu: @all works for one cell only; type %%ongpu @all --split NAME" in done.text
 
 
 def test_empty_cells(ip):

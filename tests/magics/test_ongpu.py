@@ -323,7 +323,7 @@ def test_an_interrupted_dry_run_shows_no_frame_of_ours(ip, monkeypatch):
     monkeypatch.setattr("gpumagic.dryrun.follow_code.dry", interrupted)
     done = ip.run("%%ongpu 1 --dry-run\nwhile True: pass")
     assert isinstance(done.error, KeyboardInterrupt)
-    assert "the dry run was ended; nothing of yours has changed" in done.text
+    assert "the dry run was interrupted; your variables have not changed" in done.text
     assert OURS not in done.text
 
 

@@ -76,7 +76,7 @@ def test_what_a_graph_or_an_output_holds_on_virtual_gpus_is_named(ip):
     ip.run("%ongpu off\nnet, b = torch.nn.Linear(3, 3), torch.ones(2, 3)")
     ip.run("%%ongpu 1\nloss = net(b * 2).sum()")
     done = ip.run("loss = loss.cpu()\n%gpus --virtual off")
-    assert "would destroy the tensors of loss; %gpufree releases outputs" in done.text
+    assert "would destroy the tensors of loss; free them with %gpufree" in done.text
     done = ip.run("loss = loss.detach()\n%gpus --virtual off")
     assert "virtual GPUs are off" in done.text
     ip.run("%gpus --virtual 2")

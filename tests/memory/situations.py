@@ -297,7 +297,7 @@ SITUATIONS = [
         ],
         "loss = 0\nfor n in range(9):\n    loss = loss + net(data).square().mean()\n"
         "loss.backward()",
-        "call `.backward()` in each pass, on the values that it adds to `loss`",
+        "in each pass, call `.backward()` on the values added to `loss`",
         why="each pass of the loop in line 2 keeps 16.0 MiB",
     ),
     # -- what collects, and is not named where it fills

@@ -229,9 +229,7 @@ def test_no_loss_is_to_be_detached_whose_sum_has_a_backward_pass(small, shown):
     found = shown.pop()
     assert found.adds_to == "losses"
     assert [lever.do for lever in found.levers if "detach" in lever.do] == []
-    assert "call `.backward()` in each pass, on the values that it adds to `losses`" in repr(
-        found.levers
-    )
+    assert "in each pass, call `.backward()` on the values added to `losses`" in repr(found.levers)
 
 
 def test_what_this_very_cell_made_is_not_deleted_before(small, shown):
