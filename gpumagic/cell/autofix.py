@@ -37,9 +37,11 @@ class AutoFix(FunctionMode):
             message = read(error) if func is not Tensor.backward else None
             if message is None or message.kind not in ("mixed", "index"):
                 raise
-            together = self._together(func, args, kwargs)
-            if together is None:
-                raise
+            failed = error
+        # Not within `except`: an error of strict mode would be shown with this one above it.
+        together = self._together(func, args, kwargs)
+        if together is None:
+            raise failed
         args, kwargs = together
         return func(*args, **kwargs)
 

@@ -194,7 +194,8 @@ def bring_home(namespace: dict[str, Any], *, created: bool = False) -> tuple[Mov
     home = [framework.home(namespace) for framework in frameworks]
     # The remaining variables on GPUs were created there.
     for framework in frameworks if created else ():
-        held = own_variables(namespace)
+        outputs = {f"Out[{number}]": value for number, value in namespace.get("Out", {}).items()}
+        held = {**own_variables(namespace), **outputs}
         there = [(name, held[name]) for name in framework.away(held)]
         home.append(framework.move(there, CPU, namespace, []))
     held = own_variables(namespace)

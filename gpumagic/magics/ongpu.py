@@ -250,7 +250,8 @@ class CellHooks:
 
                 only_torch(f"--{option}", self.shell, cell.tree, placed=placed)
         options = {name: getattr(asked, name) for name in ("move", "strict", "back")}
-        options |= {"said": self._said, "table": asked.report, **_recorders(asked, device)}
+        options |= {"said": self._said, "table": asked.report or asked.fix}
+        options |= _recorders(asked, device)
         options |= {"frameworks": needed.frameworks, "unusable": needed.unusable}
         # Set before the run starts: after an interrupt, the cell must know which run to undo.
         cell.run, cell.request = Run(device, space, names, **options), asked

@@ -393,9 +393,11 @@ def frozen(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose `requires_grad_(False)` for a model that no optimizer trains."""
     if t.best is None:
         return
-    from gpumagic.moving.move import optimizers_in  # imports torch
+    from torch.optim import Optimizer
 
-    optimizers = [each for _, each in optimizers_in(s.namespace)]
+    from gpumagic.moving.move import instances_in
+
+    optimizers = [each for _, each in instances_in(s.namespace, Optimizer)]
     trained = {id(p) for each in optimizers for group in each.param_groups for p in group["params"]}
     for name in sorted(s.read | s.rests[-1].read_anywhere) if trained else ():
         model: Any = s.namespace.get(name)

@@ -27,7 +27,7 @@ def what_is_left(death: Death) -> str:
     safe, lost = _sorted()
     parts = [f"{death}"]
     if safe:
-        do = '`gpumagic.save_host("rescue.pt")` writes copies'
+        do = '`import gpumagic; gpumagic.save_host("rescue.pt")` writes copies'
         parts.append(f"On the host and safe: {some(safe)}; {do}")
     return ". ".join([*parts, f"Lost: {some(lost)}"] if lost else parts)
 
@@ -52,7 +52,7 @@ def save_host(path: str = "rescue.pt") -> None:
     torch.save(writable, whole, pickle_module=cloudpickle)
     os.replace(whole, path)
     print(f"{some(writable)}: {size(os.path.getsize(path))} written to {path}; in the new kernel")
-    print(f"type globals().update(torch.load({path!r}, weights_only=False))")
+    print(f"type import torch; globals().update(torch.load({path!r}, weights_only=False))")
     for reason, names in (("on a GPU", lost), ("cannot be pickled", safe.keys() - writable.keys())):
         if names:
             print(f"left out, {reason}: {some(sorted(names))}")

@@ -249,7 +249,9 @@ def _brought(leaves: tuple[Part, ...]) -> str | None:
         parameters = part.value.parameters() if issubclass(type(part.value), nn.Module) else ()
         origin = origin_of(next(iter(parameters), part.value))
         others = {device for other in leaves if other is not part for device in other.devices}
-        if origin and others == {str(origin.device)} and part.device:
+        if origin is None or origin.cell == last_cell():
+            continue
+        if others == {str(origin.device)} and part.device:
             return (
                 f"{origin.cell or 'a cell'} moved {part.text} to {part.device}; "
                 "to undo: %ongpu home; to avoid: --back on that %%ongpu line"

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from operator import length_hint
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +38,7 @@ _MANY = 2**28
 _FEW = 100
 # First byte, end, and list of overlapping tensors of one storage.
 _Family = tuple[int, int, list[FoundTensor]]
+T = TypeVar("T")
 
 
 def move_all(
@@ -61,7 +62,7 @@ def move_all(
     finder = TensorFinder()
     finder.variables(variables)
     moving = finder.elsewhere(device)
-    for name, optimizer in optimizers_in(namespace) if moving else ():
+    for name, optimizer in instances_in(namespace, Optimizer) if moving else ():
         finder.state(optimizer, (name,), only=moving)
     staying = (held for held in finder.staying if held.must_move(device))
     left = [*finder.left, *(Left(written(held.steps), held.reason) for held in staying)]
@@ -352,11 +353,11 @@ def _renamed(name: str, value: Any, device: torch.device, has_tensors: bool) -> 
     return 1 if name == "_n_gpu" and kind is int and value > 1 else None
 
 
-def optimizers_in(namespace: Mapping[str, Any]) -> Iterator[tuple[str, Optimizer]]:
-    """Yield a notebook's optimizers by name, including those in containers and objects."""
+def instances_in(namespace: Mapping[str, Any], kind: type[T]) -> Iterator[tuple[str, T]]:
+    """Yield a notebook's objects of a class by name, including those in containers and objects."""
     variables = [((name,), value) for name, value in namespace.items()]
     for path, value in walk(variables, _parts_of, depth=1):
-        if issubclass(type(value), Optimizer):
+        if issubclass(type(value), kind):
             yield written(path), value
 
 
@@ -425,7 +426,7 @@ def bring_home(namespace: dict[str, Any], origins: Origins | None = None) -> Mov
     by_device: dict[torch.device, list[tuple[str, Any]]] = {}
     away = brought_away() if origins is None else origins
     # Gradients and optimizers' states follow their parameters, even if created on the GPU.
-    states = [[*each.state.values()] for _, each in optimizers_in(namespace)]
+    states = [[*each.state.values()] for _, each in instances_in(namespace, Optimizer)]
     leaves = [each for each, _ in away if isinstance(each, Tensor) and each.is_leaf]
     following = set(map(id, [*tree_leaves(states), *(leaf.grad for leaf in leaves)]))
     for value, origin in away:
@@ -435,6 +436,13 @@ def bring_home(namespace: dict[str, Any], origins: Origins | None = None) -> Mov
             own(value).update(origin.named)
         else:
             by_device.setdefault(origin.device, []).append((origin.name, value))
+    # A module goes home whole: methods such as `half()` and `cpu()` replace its buffers.
+    homes = {id(value): origin.device for value, origin in away}
+    for name, module in instances_in(namespace, nn.Module):
+        tensors = [*module.parameters(), *module.buffers()]
+        home = {homes[id(tensor)] for tensor in tensors if id(tensor) in homes}
+        if len(home) == len({tensor.device for tensor in tensors}) == 1:
+            by_device[home.pop()].append((name, module))
     made = [move_all(values, device, namespace) for device, values in by_device.items()]
     for value, _ in away if origins is None else ():
         _origins.pop(value, None)

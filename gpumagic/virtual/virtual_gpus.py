@@ -210,12 +210,16 @@ def _record(
         gpu.account.record_events(None if enabled is None else count)
 
 
-@lru_cache(maxsize=4096)
+# The file is part of the key: code objects of two cells may be equal.
+_line = lru_cache(maxsize=4096)(lambda code, at, file: line_of(code, at))
+
+
 def _frames(code: CodeType | None, at: int) -> list[dict[str, Any]]:
     """Return a line as torch's list of frames; empty if the line is unknown."""
     if code is None:
         return []
-    return [{"name": code.co_name, "filename": code.co_filename, "line": line_of(code, at)}]
+    file = code.co_filename
+    return [{"name": code.co_name, "filename": file, "line": _line(code, at, file)}]
 
 
 def _snapshot(*pool: Any) -> dict[str, Any]:

@@ -157,7 +157,9 @@ def test_what_is_on_the_host_can_be_saved(notebook):
     assert re.match(
         r"X, history, kept, more: \S+ KiB written to there.pt; in the new kernel", said[0]
     )
-    assert said[1] == f"type globals().update(torch.load({file!r}, weights_only=False))"
+    assert (
+        said[1] == f"type import torch; globals().update(torch.load({file!r}, weights_only=False))"
+    )
     assert said[2] == "left out, on a GPU: both, event, net, optimizer and 1 more"
     assert said[3] == "left out, cannot be pickled: lock"
     found = torch.load(kernel.folder / file, weights_only=False)

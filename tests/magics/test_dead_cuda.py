@@ -21,7 +21,7 @@ z = X.to("cuda")"""
 LINE = (
     r"CUDA in this kernel is dead \(device-side assert in In \[3\], line 2 or before\): restart the"
     r" kernel; %%ongpu … --check names the bad index\. On the"
-    r" host and safe: X, history; `gpumagic\.save_host\(\"rescue\.pt\"\)` writes"
+    r" host and safe: X, history; `import gpumagic; gpumagic\.save_host\(\"rescue\.pt\"\)` writes"
     r" copies\. Lost: net, z"
 )
 

@@ -161,6 +161,27 @@ def test_an_error_says_which_cell_brought_the_data_away(ip):
     assert re.search(r"why: In \[\d\] moved X to cuda:1; to undo: %ongpu home;", text)
     ip.run("%ongpu home")
     assert ip.run("net(X)").success
+    assert "to undo" not in ip.run("%%ongpu 1\nnet(torch.ones(1, 2, device='cpu'))").text
+
+
+@pytest.mark.parametrize("changed", ["net.cpu(); net.to('cuda:1')", "net.to('cuda:1', torch.half)"])
+def test_a_module_goes_home_whole_also_with_new_buffers(ip, changed):
+    ip.run("net = nn.BatchNorm1d(3); X = torch.ones(4, 3)")
+    ip.run("%%ongpu 1\nnet(X)")
+    ip.run(changed)
+    assert "still there" not in ip.run("%ongpu home").text
+    assert {str(x.device) for x in ip.ns["net"].state_dict().values()} == {"cpu"}
+    ip.run(f"%%ongpu 1 --back\nnet(X); {changed}")
+    assert {str(x.device) for x in ip.ns["net"].state_dict().values()} == {"cpu"}
+
+
+def test_fix_names_its_lines_also_if_they_are_few(ip):
+    ip.run("x = torch.ones(2)")
+    done = ip.run("%%ongpu 1 --fix\nw = torch.ones(2, device='cuda:0')\nz = x * w")
+    assert re.search(r"\n *3 .*x \* w +cuda:0 → cuda:1", done.text)
+    done = ip.run("%%ongpu 1 --fix --strict\nw = torch.ones(2, device='cuda:0')\nx + w")
+    assert "ImplicitCopyError: line 3: `x + w` copies" in done.text
+    assert "During handling" not in done.text
 
 
 def test_workers_of_a_loader_whose_data_was_brought_away_are_explained(ip):

@@ -67,8 +67,15 @@ def test_virtual_gpus_turned_off_in_the_middle_end_what_holds(ip):
     ip.run("%gpus --virtual 2")
     hidden = "def hidden():\n    x = torch.ones(1, device='cuda')\n    yield x\nhere = hidden()"
     done = ip.run(f"{hidden}\nnext(here)\n%gpus --virtual off --force")
-    assert "1 tensor on them can no longer be used" in done.text
+    assert "1 tensor on them cannot be used until they are on again" in done.text
     ip.run("del here")
+    ip.run("%gpus --virtual 2")
+    ip.run("a = torch.ones(2, device='cuda')")
+    shown = f"Out[{ip.ip.execution_count}]"
+    ip.run("torch.ones(3, device='cuda:1')")
+    done = ip.run("%gpus --virtual off --force")
+    assert f"moved a, {shown}: 20 B" in done.text
+    assert done.text.endswith("virtual GPUs are off\n")
     ip.run("%gpus --virtual 2")
 
 

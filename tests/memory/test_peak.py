@@ -53,6 +53,11 @@ def test_a_training_loop_by_line(net):
     assert found.complete
 
 
+def test_a_cell_that_runs_again_is_named_itself(net):
+    net.run(TRAIN)
+    assert peak(net, TRAIN).line.startswith("line 7: optimizer.step()")
+
+
 def test_it_is_shown_below_the_report(net):
     text = net.run(TRAIN).text
     assert "the peak of cuda:1, " in text

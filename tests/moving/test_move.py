@@ -14,8 +14,8 @@ from gpumagic.errors import GpuError
 from gpumagic.moving.move import (
     bring_home,
     brought_away,
+    instances_in,
     move_all,
-    optimizers_in,
     origin_of,
     remember,
 )
@@ -220,7 +220,7 @@ def test_optimizers_are_found_after_much_data():
     first, second = torch.optim.SGD(net.parameters()), torch.optim.Adam(net.parameters())
     rows = [object() for _ in range(20_000)]
     namespace = {"rows": rows, "net": net, "both": {"first": first}, "step": second.step}
-    assert [found for _, found in optimizers_in(namespace)] == [first, second]
+    assert [found for _, found in instances_in(namespace, torch.optim.Optimizer)] == [first, second]
 
 
 def test_an_optimizer_alone_brings_its_parameters():
