@@ -12,9 +12,9 @@ from gpumagic.memory.memory_report import MemoryHolder, MemoryReport
 class MemoryChange:
     """Record a holder whose bytes on a GPU changed."""
 
-    holder: MemoryHolder  # the current one; the former one if it has disappeared
-    before: int  # 0 if new
-    after: int  # 0 if it has disappeared
+    holder: MemoryHolder  # from the later report, or from the earlier one if gone
+    before: int  # 0 if the holder is new
+    after: int  # 0 if the holder is gone
 
 
 @dataclass(frozen=True, repr=False)
@@ -27,14 +27,14 @@ class MemoryChanges(Shown):
 
 
 def changes(before: MemoryReport, after: MemoryReport) -> MemoryChanges:
-    """Compare two reports; a holder matches by its path or any alias."""
+    """Compare two reports; match their holders by path or by any alias."""
     found, gone = list[MemoryChange](), {(h.device, h.path): h for h in before.holders}
-    # Needed if a name was deleted and its value stays reachable under another name.
+    # A deleted name's value may still be reachable under another name.
     alias = {(h.device, name): (h.device, h.path) for h in before.holders for name in h.aliases}
-    # Match equal paths first, so that no alias claims a holder that another path matches.
+    # Match equal paths first; otherwise an alias could match the wrong holder.
     for holder in sorted(after.holders, key=lambda h: (h.device, h.path) not in gone):
         names = [(holder.device, name) for name in (holder.path, *holder.aliases)]
-        # Match each earlier holder once, by its path if possible, else by an alias.
+        # Match each earlier holder only once. Try its path before its aliases.
         earlier = [*names, *map(alias.get, names)]
         was = next((gone.pop(key) for key in earlier if key in gone), None)
         found.append(MemoryChange(holder, was.nbytes if was else 0, holder.nbytes))
@@ -50,19 +50,19 @@ def _allocated(before: MemoryReport, after: MemoryReport) -> tuple[tuple[str, in
     return tuple((name, old.get(name, 0), new.get(name, 0)) for name in old | new)
 
 
-# -- the view of two reports
+# -- text and HTML
 _FOLD = Fold(12)
 
 
 def text(found: MemoryChanges) -> str:
-    """Return a line for each GPU, and a row for each holder that grew, shrank, came or went."""
+    """Return a line for each GPU, and a row for each holder whose bytes changed."""
     rows = table.lines(_columns(found), margin="  ", fold=_FOLD)
     same = [f"  {_unchanged(found)}"] * bool(found.unchanged)
     return "\n".join([*_lines(found), *rows, *same])
 
 
 def html(found: MemoryChanges) -> str:
-    """Return the same as HTML."""
+    """Return the content of `text` as HTML."""
     lines = "".join(tag("div", line) for line in _lines(found))
     rows = table.html(_columns(found), css="gm-titled gm-section", fold=_FOLD)
     same = tag("div", _unchanged(found), "gm-note") * bool(found.unchanged)
@@ -74,7 +74,7 @@ def _unchanged(found: MemoryChanges) -> str:
 
 
 def _lines(found: MemoryChanges) -> list[str]:
-    """Return ``["cuda:0: +1.2 GiB since the last %gpumem (3.2 GiB → 4.4 GiB allocated)"]``."""
+    """Return a line for each changed GPU: ``"cuda:0: +1.2 GiB since the last %gpumem …"``."""
     lines = [
         f"{name}: {difference(after - before)} since the last %gpumem"
         f" ({size(before)} → {size(after)} allocated)"
@@ -85,7 +85,7 @@ def _lines(found: MemoryChanges) -> list[str]:
 
 
 def difference(nbytes: int) -> str:
-    """Return bytes with their sign: ``"+1.2 GiB"``, ``"−300 MiB"``."""
+    """Return a number of bytes with its sign: ``"+1.2 GiB"``, ``"−300 MiB"``."""
     return f"{'−' if nbytes < 0 else '+'}{size(abs(nbytes))}"
 
 

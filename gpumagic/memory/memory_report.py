@@ -1,6 +1,7 @@
-"""Record the holders of each GPU's memory, and show them, the largest first.
+"""Record the holders of each GPU's memory, and show the holders, the largest first.
 
-The records are plain data, without tensors or frames. Small holders share one row; HTML unfolds it.
+A holder is a variable, an output or anything else that keeps memory allocated. The records contain
+no tensors and no frames. Small holders share one row; in HTML, a click unfolds this row.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ STATE, SAVED = "optimizer state", "saved for backward"
 OUTPUT, EXCEPTION, GARBAGE = "output", "exception", "garbage"
 UNREACHED, TEMPORARY = "unreached", "temporary"
 KEPT = (OUTPUT, EXCEPTION, GARBAGE)
-"""Kinds of memory that no variable holds, and that `%gpufree` releases."""
+"""Kinds of memory that `%gpufree` releases; no variable holds this memory."""
 
 
 @dataclass(frozen=True)
 class Made:
-    """Name the code that allocated memory: a cell or a file, its line, and the cell that ran it.
+    """Name the code that allocated memory: its cell or file, and its line.
 
-    If the code is a function or class of another cell, `ran_in` is the cell that called it, with
-    the line if torch recorded the whole stack: ``"In [5], line 1"``.
+    If another cell called this code, `ran_in` names the calling cell. If torch recorded the whole
+    stack, `ran_in` includes the line of the call: ``"In [5], line 1"``.
     """
 
     cell: str
@@ -37,7 +38,7 @@ class Made:
 
     @property
     def place(self) -> str:
-        """The cell or file and its line, without the cell that ran it."""
+        """The cell or file and the line, without `ran_in`."""
         return self.cell if self.line is None else f"{self.cell}, line {self.line}"
 
     def __str__(self) -> str:
@@ -46,21 +47,20 @@ class Made:
 
 @dataclass(frozen=True)
 class MemoryHolder:
-    """Record a holder of memory on one GPU: a variable, an output, an exception, …
+    """Record a holder of memory on one GPU.
 
-    A storage counts for the first holder that reaches it, with the bytes of its block in the
-    allocator, a multiple of 512.
+    A storage is counted only for its first holder, with the size of its block in the allocator.
     """
 
-    path: str  # expression to reach it, or a description: "net", "the exception of In [4]"
-    # Kind of most bytes: "parameter", "buffer", "gradient", "tensor", "JAX array", or a name above.
+    path: str  # Python expression, or a description: "net", "the exception of In [4]"
+    # Kind with the most bytes: "parameter", "JAX array", …, or one of the constants above.
     kind: str
     device: str  # "cuda:0"
     nbytes: int
-    made: Made | None = None  # allocation site of most bytes; None if not recorded
+    made: Made | None = None  # where most bytes were allocated; None if not recorded
     aliases: tuple[str, ...] = ()  # other holders of the same storages
-    count: int = 1  # of storages
-    kinds: tuple[tuple[str, int], ...] = ()  # its bytes by kind, the most first
+    count: int = 1  # number of storages
+    kinds: tuple[tuple[str, int], ...] = ()  # bytes of each kind, the largest first
 
 
 @dataclass(frozen=True)
@@ -68,20 +68,20 @@ class DeviceMemory:
     """Record the memory of one GPU, in bytes; None if unknown."""
 
     device: str  # "cuda:0"
-    name: str | None  # of the card
-    virtual: bool  # a virtual GPU of this process
-    total: int | None  # the card's memory
-    free: int | None  # according to the driver
+    name: str | None  # the name of the card
+    virtual: bool  # whether the GPU is simulated by gpumagic
+    total: int | None  # all memory of the card
+    free: int | None  # as the driver reports it
     # `torch.cuda.memory_allocated` plus other libraries' arrays; equals the sum of the holders.
     allocated: int | None
     reserved: int | None  # by the allocators of torch and other libraries
-    fragmented: int | None = None  # part of `reserved`: free between allocated blocks
+    fragmented: int | None = None  # free bytes between allocated blocks, part of `reserved`
     other_in_process: int | None = None  # CUDA's context and other libraries
     others: int | None = None  # memory of other processes
     holders: tuple[MemoryHolder, ...] = ()  # the largest first
-    # By owner: a notebook, another program of the user, another user, or "system".
+    # Bytes by owner: a notebook, another program of the user, another user, or "system".
     others_by_name: tuple[tuple[str, int | None], ...] = ()
-    uuid: str | None = None  # with its prefix, as in nvidia-smi
+    uuid: str | None = None  # as nvidia-smi prints it, with the prefix
     pools: tuple[Pool, ...] = ()  # the figures of JAX's and CuPy's allocators
 
 
@@ -94,7 +94,7 @@ class MemoryReport(Shown):
     devices : tuple of DeviceMemory
         The GPUs that this process can use, by ordinal.
     seconds : float
-        How long the search took.
+        Duration of the search for holders.
     """
 
     devices: tuple[DeviceMemory, ...]
@@ -108,11 +108,11 @@ class MemoryReport(Shown):
 
     @property
     def allocated(self) -> int:
-        """Bytes that tensors hold, on all GPUs together."""
+        """Bytes allocated for tensors and arrays, summed over all GPUs."""
         return sum(device.allocated or 0 for device in self.devices)
 
     def of(self, gpus: Collection[str]) -> MemoryReport:
-        """Return the report of these GPUs (``{"cuda:1"}``), or of all if the set is empty."""
+        """Return a report with only these GPUs (``{"cuda:1"}``); an empty `gpus` means all."""
         here = tuple(each for each in self.devices if each.device in gpus or not gpus)
         return replace(self, devices=here)
 
@@ -122,17 +122,17 @@ class MemoryReport(Shown):
 
 
 _ROWS = 12
-# The first `_ALWAYS` holders are shown at any size, the rest only from the share `_LEAST` upwards.
+# The first `_ALWAYS` holders are shown at any size, others only if their share reaches `_LEAST`.
 _ALWAYS, _LEAST = 3, 0.005
-_ALIASES = 15  # characters
-_UNFOLDED = 200  # maximum number of rows, because a notebook's file stores them all
+_ALIASES = 15  # maximum length in characters
+_UNFOLDED = 200  # maximum number of unfolded rows; a notebook's file stores all of them
 _WORTH = 2**20  # %gpufree is suggested if it frees at least this much
-_CSS = {UNREACHED: "gm-dim"}  # of a holder's name, by its kind
+_CSS = {UNREACHED: "gm-dim"}  # CSS class of a holder's name, by kind
 _COUNTED = ("parameter", "buffer", "gradient", "tensor", "output", "exception")
 
 
 def text(report: MemoryReport) -> str:
-    """Return a line for each GPU, and below that line the GPU's holders."""
+    """Return one line for each GPU, followed by rows for the GPU's holders."""
     lines = [] if report.devices else [_nothing()]
     for device in report.devices:
         figures = " · ".join(words for words, _, _ in _figures(device))
@@ -142,7 +142,7 @@ def text(report: MemoryReport) -> str:
 
 
 def html(report: MemoryReport) -> str:
-    """Return the same as HTML tables, with a bar for each GPU."""
+    """Return the content of `text` as HTML tables, with a bar for each GPU."""
     parts = [*map(_device_html, report.devices)] or [tag("div", _nothing(), "gm-note")]
     parts += [f'<div class="gm-note">{coded(hint)}</div>' for hint in _hints(report)]
     return block("".join(parts))
@@ -153,7 +153,7 @@ def _nothing() -> str:
 
 
 def _hints(report: MemoryReport) -> list[str]:
-    """Return the advice to type `%gpufree`; empty if that frees little."""
+    """Return the advice to type `%gpufree`; empty if `%gpufree` would free little."""
     back = sum(row.nbytes for row in report.holders if row.kind in KEPT)
     if back < _WORTH:
         return []
@@ -166,7 +166,7 @@ def label(device: DeviceMemory) -> str:
 
 
 def _figures(device: DeviceMemory) -> list[tuple[str, str, int]]:
-    """Return each figure in words, with the CSS class and the bytes of its part of the bar."""
+    """Return each figure as words, a CSS class, and the number of bytes for the bar."""
     allocated, reserved, rest = device.allocated or 0, device.reserved or 0, device.other_in_process
     of = "" if device.total is None else f" of {size(device.total)}"
     found = [
@@ -175,7 +175,7 @@ def _figures(device: DeviceMemory) -> list[tuple[str, str, int]]:
     ]
     if device.fragmented != 0:
         found.append((f"fragmented {size(device.fragmented)}", "", 0))
-    # An unknown remainder is shown only if torch has reserved memory.
+    # An unknown `other_in_process` is shown only if memory is reserved.
     if rest or (rest is None and reserved):
         found.append((f"driver and other libraries {size(rest)}", "gm-driver", rest or 0))
     found += [(_pool(pool), "", 0) for pool in device.pools]
@@ -184,7 +184,7 @@ def _figures(device: DeviceMemory) -> list[tuple[str, str, int]]:
 
 
 def others_named(device: DeviceMemory) -> str:
-    """Return the holders of the memory of other processes: ``" (system 1.2 GiB)"``."""
+    """Return the owners of other processes' memory: ``" (system 1.2 GiB)"``."""
     named = ", ".join(f"{name} {size(nbytes)}" for name, nbytes in device.others_by_name)
     return f" ({named})" if named else ""
 
@@ -198,15 +198,15 @@ def _pool(pool: Pool) -> str:
 
 
 def folded_rows(device: DeviceMemory) -> int:
-    """Return the number of holders to show; the rest are small or beyond the limit of rows."""
+    """Return the number of holders to show; small holders and those after `_ROWS` are folded."""
     least = _LEAST * (device.allocated or 0)
     shown = sum(row.nbytes >= least or n < _ALWAYS for n, row in enumerate(device.holders[:_ROWS]))
-    # A row for "1 more" would take as much space as the holder's own row.
+    # If only one holder is left, show it. A row "1 more" would take the same space.
     return shown + 1 if len(device.holders) == shown + 1 else shown
 
 
 def holder_columns(device: DeviceMemory, shown: int, *, html: bool = False) -> list[Column]:
-    """Return columns with the first holders, and in text one more row for all others."""
+    """Return columns for the first `shown` holders; in text, one last row sums up the others."""
     rows, rest = device.holders[:shown], device.holders[shown:]
     rows += () if html else _more(rest, device)
     css = [_CSS.get(row.kind, "gm-code gm-name") for row in rows]
@@ -220,14 +220,14 @@ def holder_columns(device: DeviceMemory, shown: int, *, html: bool = False) -> l
         Column("memory", [size(row.nbytes) for row in rows], number=True),
         Column("share", shares, number=not html, html=bars),
         Column("made in", [str(row.made or "") for row in rows], fit="cut"),
-        # If the columns are too wide together, the last one is narrowed first.
+        # If the table is too wide, its last column is narrowed first.
         Column("also held by", [*map(_others, rows)], css="gm-code gm-name gm-dim", html=titled),
     ]
     return [column for column in columns if any(column.cells)]
 
 
 def _more(rest: tuple[MemoryHolder, ...], device: DeviceMemory) -> tuple[MemoryHolder, ...]:
-    """Return a row for the holders that are not shown; none if all are."""
+    """Return one row that sums up the hidden holders `rest`; empty if there are none."""
     left = sum(row.nbytes for row in rest)
     return (MemoryHolder(f"{len(rest):,} more", UNREACHED, device.device, left),) * bool(rest)
 

@@ -1,7 +1,7 @@
 """Show the GPU memory of one variable by part: a module's layers, or the items of other values.
 
-A layer's row includes its parameters' optimizer state and the tensors that autograd saved in it,
-although other objects hold them.
+A layer's row includes the optimizer state of its parameters, and the tensors that autograd saved
+for the layer. Optimizers and autograd graphs hold this memory, not the layer.
 """
 
 from collections import Counter
@@ -23,22 +23,22 @@ from gpumagic.usercode.frames import first_name
 from gpumagic.usercode.values import is_module, own
 
 _OF_LAYER = {"parameter", "buffer", "gradient", STATE, SAVED}
-"""Kinds shown as columns of their module; all others get a row."""
+"""Kinds shown as columns in the row of their module; any other kind gets a separate row."""
 
 
 @dataclass(frozen=True)
 class MemoryBranch:
-    """Record a layer, or an item, with everything below it."""
+    """Record the memory of a layer or an item, including everything inside."""
 
-    path: str  # expression to reach it: "net.encoder[0]"
-    label: str  # its last step
-    depth: int  # 0 for the whole
-    nbytes: dict[str, int]  # by kind, without storages that are counted elsewhere in the tree
-    alike: int = 1  # number of equal adjacent branches, all counted in this one
+    path: str  # Python expression: "net.encoder[0]"
+    label: str  # last step of the path: "encoder", "[0]"
+    depth: int  # 0 for the variable
+    nbytes: dict[str, int]  # bytes by kind; the tree counts a shared storage only once
+    alike: int = 1  # number of equal adjacent branches that this branch sums up
 
     @property
     def total(self) -> int:
-        """Bytes of all kinds."""
+        """Sum of the bytes of all kinds."""
         return sum(self.nbytes.values())
 
 
@@ -48,11 +48,11 @@ class MemoryTree(Shown):
 
     name: str
     devices: tuple[str, ...]
-    branches: tuple[MemoryBranch, ...]  # each before its children
-    # The part of these bytes that other objects hold: optimizer state and autograd's saved tensors.
+    branches: tuple[MemoryBranch, ...]  # parents before their children
+    # Bytes in `branches` that other objects hold, by kind: optimizer state and saved tensors.
     held_for_it: dict[str, int] = field(default_factory=dict)
-    made: Made | None = None  # allocation site of most bytes
-    aliases: tuple[str, ...] = ()  # other holders of a part
+    made: Made | None = None  # where most bytes were allocated
+    aliases: tuple[str, ...] = ()  # other holders of parts of this memory
 
 
 @dataclass
@@ -69,9 +69,9 @@ class _Node:
         return node
 
     def add(self, path: tuple[str, ...], kind: str, nbytes: int) -> None:
-        """Add a storage to the row of its layer, or to a row of its own."""
+        """Add the bytes of a storage to the row of its layer, or to a separate row."""
         first, *steps = path
-        if rest := first.removeprefix(self.path):  # a global of a Python module: `.table`
+        if rest := first.removeprefix(self.path):  # "utils.table" is a global of `utils`
             steps.insert(0, rest)
         self.at(steps[:-1] if kind in _OF_LAYER else steps).held[kind] += nbytes
 
@@ -79,21 +79,21 @@ class _Node:
         return sum((node.sum() for node in self.below.values()), self.held.copy())
 
     def shape(self) -> tuple[Any, ...]:
-        """Return a key that is equal for nodes whose trees hold equal memory."""
+        """Return a key that is equal for subtrees with equal memory."""
         return tuple(sorted(self.held.items())), tuple(n.shape() for n in self.below.values())
 
 
 def tree(name: str, namespace: Mapping[str, Any]) -> MemoryTree:
-    """Return the GPU memory of a name by part; the name may have attributes and items.
+    """Return the GPU memory of a variable or a part of one, such as ``net.encoder[0]``.
 
     Raises
     ------
     GpuError
-        There is no such variable; it has nothing on a GPU; CUDA is dead.
+        If the variable does not exist or has no data on a GPU, or if CUDA has failed.
     """
     cuda_state.check()
     value, first, allocator = value_of(name, namespace), first_name(name), allocations()
-    # This value is visited first, so that all paths to its parts begin at the value.
+    # Visit this value first, so that the paths to all its parts begin with `name`.
     start = [Root(name, value, holder=first)]
     every = find(namespace, before=start, allocator=allocator, paths=True)
     root, devices, held_for_it = _Node(name, name), Counter[str](), Counter[str]()
@@ -107,7 +107,7 @@ def tree(name: str, namespace: Mapping[str, Any]) -> MemoryTree:
             aliases |= dict.fromkeys(way.root for way in each.ways)
             addresses.setdefault(each.device, []).append(each.address)
         elif is_for_it:
-            # Memory that an output or an error keeps alive is shown as saved, whatever its kind.
+            # A kind such as "output" has no column in a layer's row: count its bytes as saved.
             path, kind = each.parameter, kind if kind in _OF_LAYER else SAVED
             held_for_it[kind] += each.nbytes
         else:
@@ -123,13 +123,13 @@ def tree(name: str, namespace: Mapping[str, Any]) -> MemoryTree:
         branches=tuple(_branches(root, is_module(value))),
         held_for_it=dict(held_for_it),
         made=allocator.made_in(most, addresses.get(most, ())) if allocator is not None else None,
-        # A root may be a part of this variable, such as `Out[5]`.
+        # Leave out roots that are parts of this variable: `Out[5]` is a part of `Out`.
         aliases=tuple(root for root in aliases if first_name(root) != first),
     )
 
 
 def _add_layers(node: _Node, module: Any) -> None:
-    """Add the named children of a module, in their order."""
+    """Add a node for each submodule, in the order of the module."""
     for name, child in own(module)["_modules"].items():
         if child is not None:
             _add_layers(node.at([module_step(name)]), child)
@@ -138,7 +138,7 @@ def _add_layers(node: _Node, module: Any) -> None:
 def _branches(
     node: _Node, ordered: bool, depth: int = 0, alike: int = 1, times: int = 1
 ) -> Iterator[MemoryBranch]:
-    """Yield a node and its descendants: in given order if `ordered`, else the largest first."""
+    """Yield a node and its descendants, the largest first unless `ordered`."""
     nbytes = {kind: times * count for kind, count in node.sum().items()}
     yield MemoryBranch(node.path, node.step.lstrip(".: "), depth, nbytes, alike)
     below = [child for child in node.below.values() if child.sum()]
@@ -150,28 +150,28 @@ def _branches(
         yield from _branches(first, ordered, depth + 1, count, times * count)
 
 
-# The order of the columns, and their heads.
+# Headings by kind, in the order of the columns.
 _HEADS = {each: f"{each}s" for each in ("parameter", "buffer", "gradient")}
 _HEADS |= {STATE: "optimizer", SAVED: "saved"}
 _WHO = {STATE: "optimizers", SAVED: "autograd"}
-_LEVELS, _ROWS = 2, 40  # levels below the name, and rows, that are shown unfolded
+_LEVELS, _ROWS = 2, 40  # maximum number of unfolded levels and of unfolded rows
 _FOLD = Fold(_ROWS)
 _UNFOLDED = Fold(400)
 
 
 def text(tree: MemoryTree) -> str:
-    """Return the total, and below it two levels of layers or items."""
+    """Return a line with the total, and rows for two levels of layers or items."""
     rows = [branch for branch in tree.branches if branch.depth <= _LEVELS]
     lines = [*table.wrapped(_head(tree)), *table.lines(_columns(rows), margin="  ", fold=_FOLD)]
     if len(rows) < len(tree.branches):
-        # The branch before the first hidden one has hidden descendants.
+        # The branch just before the first hidden branch is the parent of this hidden branch.
         hidden = next(n for n, each in enumerate(tree.branches) if each.depth > _LEVELS)
         lines.append(f"  {as_typed('%gpumem')} {tree.branches[hidden - 1].path} opens more")
     return "\n".join(lines)
 
 
 def html(tree: MemoryTree) -> str:
-    """Return the same as an HTML table; deeper levels are folded."""
+    """Return the content of `text` as an HTML table, with deeper levels folded."""
     rows = [branch for branch in tree.branches if branch.depth <= _LEVELS]
     found = tag("div", _head(tree)) + table.html(_columns(rows), css="gm-titled", fold=_FOLD)
     if len(rows) < len(tree.branches) or len(rows) > _ROWS:
@@ -181,7 +181,7 @@ def html(tree: MemoryTree) -> str:
 
 
 def _head(tree: MemoryTree) -> str:
-    """Return ``"net: 6.4 MiB on cuda:0 · optimizers hold 12.9 MiB more for it · made in …"``."""
+    """Return the heading: ``"net: 6.4 MiB on cuda:0 · optimizers hold 12.9 MiB more for it"``."""
     whos = [who for kind, who in _WHO.items() if kind in tree.held_for_it]
     left = sum(tree.held_for_it.values())
     words = f"{tree.name}: {size(tree.branches[0].total - left)} on {', '.join(tree.devices)}"

@@ -1,12 +1,12 @@
-"""Visit objects breadth first from roots in a given order; find their kinds, paths and holders.
+"""Visit the objects reachable from roots, breadth first; find each object's kind, path and holders.
 
-References come from the garbage collector and from torch's C code. An object's parent is the
-object that reached it first. A path has a step from each ancestor, and is computed on demand.
+References come from the garbage collector and from torch's C code. The parent of an object is the
+first referrer that the search visits. Paths from a root are computed on demand.
 
-Within a group of roots, optimizers and graphs come last, because they refer to other holders'
-objects. No path passes through libraries' classes or modules, which reach the whole process.
-Only fields that C defines are read, so no property, `__getattr__` or `__hash__` of the user runs.
-Saved tensors are not unpacked, because their hooks are the user's code.
+Within a group of roots, optimizers and autograd graphs are searched last. The objects that they
+refer to mostly belong to other holders. No path passes through modules or libraries' classes,
+because these reach the whole process. No property, method or hook of the user runs: only fields
+defined in C are read, and saved tensors are not unpacked.
 """
 
 import gc
@@ -32,18 +32,18 @@ from gpumagic.usercode.values import (
 )
 
 GRAPH = ".grad_fn"
-"""The step from a tensor into its graph."""
-# When an object's references are followed: never, at once, or after the roots' other objects.
+"""The step from a tensor to its autograd graph."""
+# When to follow an object's references: never, at once, or after the roots' other objects.
 _NEVER, _AT_ONCE, _INDIRECT = range(-1, 2)
-_CLOSED = -1  # number of each object that no path may pass through
-# Py_TPFLAGS_HAVE_GC: an object without this flag has no references that the collector sees.
+_CLOSED = -1  # the number of every object that no path may pass through
+# Py_TPFLAGS_HAVE_GC: the collector sees no references of objects whose class lacks this flag.
 _COLLECTED = 1 << 14
 _flags = vars(type)["__flags__"].__get__
 _EXCHANGES = ("__dlpack_device__", "__cuda_array_interface__")
 _PLAIN_KEYS = {id(kind) for kind in (str, int, float, bool, bytes, type(None))}
 _MODULE_STATE = {"_parameters": "", "_buffers": "buffer", "_modules": ""}
 _SPARSE = ("_indices", "_values", "crow_indices", "ccol_indices", "col_indices", "row_indices")
-# Maximum number of a graph's nodes to search for a leaf.
+# Maximum number of graph nodes to search for a leaf.
 _NODES = 500
 _LEAF, _RAW = "AccumulateGrad", "_raw_saved_"
 
@@ -53,12 +53,12 @@ class Root(NamedTuple):
 
     name: str
     value: Any
-    kind: str = ""  # overrides the kinds of all objects reached from it
-    holder: str = ""  # the report's row, if not the name
+    kind: str = ""  # overrides the kinds of all objects reached from the root
+    holder: str = ""  # row in the report; empty if the row is `name`
 
 
 class Way(NamedTuple):
-    """Name the holder that reaches an object, and the object's kind there."""
+    """Name a holder that reaches an object, and the object's kind for this holder."""
 
     root: str
     kind: str
@@ -70,7 +70,7 @@ class Edge(NamedTuple):
     child: Any
     step: str
     kind: str = ""
-    kept_for: Any = None  # the parameter whose gradient or optimizer state the child is
+    kept_for: Any = None  # the parameter, if the child is a gradient or optimizer state
 
 
 class Walk:
@@ -80,27 +80,27 @@ class Walk:
         self.roots: list[Root] = []
         self.objects: list[Any] = []
         self.parents: list[int] = []
-        """Each object's parent, by number; -1, -2, … are the roots in order."""
+        """Number of each object's parent; -1 is the first root, -2 the second root, …"""
         self.others: dict[int, list[int]] = {}
-        """Further referrers of each object: objects or roots, by number."""
+        """Numbers of each object's further referrers: objects or roots."""
         self._is_users_class = is_users_class
         self.kinds: list[type] = []
-        # Keeps objects alive, so their ids stay unique keys: hashing could run the user's code.
+        # Ids are keys: a hash could run the user's code. Keep the objects, so that ids stay unique.
         self._kept = list(closed)
         self._numbers = dict.fromkeys(map(id, self._kept), _CLOSED)
         self._rules = _rules()
-        # Both are keyed by a class's id, the fastest key, because each reference needs a lookup.
+        # Classes' ids are the keys, for speed: every reference needs a lookup.
         self.rules: dict[int, _Rule] = {}
         self._turns: dict[int, int] = {}
         self._queues: tuple[list[int], ...] = ([], [])
 
     def number(self, obj: Any) -> int | None:
-        """Return the number of a visited object."""
+        """Return the number of a visited object; None if the object was not visited."""
         found = self._numbers.get(id(obj), _CLOSED)
         return None if found == _CLOSED else found
 
     def knows(self, obj: Any) -> bool:
-        """Whether an object was visited, or is closed to all paths."""
+        """Whether an object was visited, is closed to all paths, or is a class."""
         return id(obj) in self._numbers or issubclass(type(obj), type)
 
     def walk(self, roots: Iterable[Root], within: Collection[int] | None = None) -> None:
@@ -133,7 +133,7 @@ class Walk:
             yield number, held
 
     def _visit(self, found: Iterable[tuple[int, list[Any]]]) -> None:
-        """Number the children of objects, and queue the new ones."""
+        """Number the children that are new, and add them to the queues."""
         # This loop sees a million objects, so it avoids calls.
         turns, numbers, here = self._turns, self._numbers, len(self.objects)
         for parent, children in found:
@@ -162,7 +162,7 @@ class Paths:
     def __init__(self, walk: Walk) -> None:
         self._walk = walk
         objects, count = walk.objects, len(walk.roots)
-        # A parent's number is lower than its children's; roots are at the end, at -1, -2, ….
+        # Parents precede their children. The roots are at the end, at the indices -1, -2, ….
         self._first = first = [0] * len(objects) + [*reversed(range(count))]
         self._below = below = [""] * (len(objects) + count)
         kinds = {kind: rule.below for kind, rule in walk.rules.items()}
@@ -176,7 +176,7 @@ class Paths:
         self._named: dict[int, dict[int, Edge]] = {}
 
     def ways(self, number: int, kind: str = "") -> tuple[Way, ...]:
-        """Return all holders of an object, its path's holder first; pass its `kind` if known."""
+        """Return a `Way` for each holder of an object, the holder in the path first."""
         first, reached, kind = self._first[number], self._reached[number], kind or self.kind(number)
         if (key := (first, reached, kind)) not in self._ways:
             every = [n for n in range(reached.bit_length()) if reached >> n & 1]
@@ -186,7 +186,7 @@ class Paths:
         return self._ways[key]
 
     def plain_first(self, numbers: list[int]) -> list[int]:
-        """Sort one storage's objects: those of the first one's root first, saved tensors last."""
+        """Put objects under the first object's root first; among these, put saved tensors last."""
         first = self._first[numbers[0]]
         return sorted(numbers, key=lambda n: (self._first[n] != first, self.kind(n) == SAVED))
 
@@ -217,7 +217,7 @@ class Paths:
         return tuple(found)
 
     def parameter(self, number: int) -> tuple[str, ...]:
-        """Return the path of the parameter whose gradient, state or saved tensor this is, or ()."""
+        """Return the path of the parameter of a gradient, state or saved tensor; () if unknown."""
         parent = self._walk.parents[number]
         if parent < 0:
             return ()
@@ -256,11 +256,11 @@ class Paths:
 
 
 def _reached(walk: Walk) -> list[int]:
-    """Return the roots that reach each object, as bits."""
+    """Return an integer for each object; the set bits are the roots that reach the object."""
     parents, others, order = walk.parents, walk.others, range(len(walk.objects))
     found = [0] * len(order) + [1 << root for root in reversed(range(len(walk.roots)))]
-    # Most references go to later objects, so two passes usually suffice. The direction alternates,
-    # so that a doubly linked list needs one pass in each direction.
+    # Most references go to later objects, so two passes usually suffice. The direction alternates:
+    # a doubly linked list then needs only one pass in each direction.
     changed = True
     while changed:
         changed = False
@@ -289,12 +289,12 @@ def _key(key: Any) -> str:
 
 # -- references by class, and in torch's C objects
 class _Rule(NamedTuple):
-    """Decide when to follow the references of some classes' objects, and name the references."""
+    """State when to follow the references of matching objects, and how to name the references."""
 
     fits: Callable[[type], bool]
     turn: int
     edges: Callable[[Any], list[Edge]] | None = None
-    below: str | None = None  # the kind of all objects below; None to inherit
+    below: str | None = None  # kind of all objects reached from here; None to inherit
 
 
 def _rules() -> list[_Rule]:
@@ -336,7 +336,7 @@ def module_step(name: str) -> str:
 
 
 def _of_optimizer(optimizer: Any) -> list[Edge]:
-    """Return an optimizer's parameters, which are only keys of its state, and their state."""
+    """Return edges to an optimizer's parameters, and to the state of each parameter."""
     held, found = own(optimizer), list[Edge]()
     for n, group in _items(held.get("param_groups")):
         for k, parameter in _items(dict.get(group, "params")):
@@ -354,7 +354,7 @@ def _of_tensor(torch: Any, readable: bool) -> Callable[[Any], list[Edge]]:
     base, strided, no_grad = torch._C.TensorBase, torch.strided, torch.no_grad
     names = "layout", "grad_fn", "retains_grad", "grad"
     layout, grad_fn, retains, grad = (vars(base)[name].__get__ for name in names)
-    parts = dict[int, list[Edge]]()  # cached, as torch makes new sparse parts each time
+    parts = dict[int, list[Edge]]()  # cached, because each call creates new sparse parts
 
     def edges(tensor: Any) -> list[Edge]:
         found = [*parts.get(id(tensor), ())]
@@ -384,26 +384,26 @@ def is_node(kind: type) -> bool:
 
 
 def _of_node(node: Any) -> list[Edge]:
-    """Return the references of a graph's node: next nodes, its leaf if any, and saved tensors."""
+    """Return a graph node's references: next nodes, the leaf if there is one, and saved tensors."""
     functions = [function for function, _ in node.next_functions if function is not None]
     found = [Edge(each, f": {class_name(type(each))}") for each in functions]
     if type(node).__name__ == _LEAF:
         found.append(Edge(node.variable, ".variable"))
     names = (name for base in bases_of(type(node)) for name in members_of(base))
     for name in [name for name in names if name.startswith(_RAW)]:
-        with suppress(RuntimeError):  # a backward pass has freed it
+        with suppress(RuntimeError):  # a backward pass has freed the tensor
             raw = getattr(node, name)
             several = type(raw) in (tuple, list)
             for n, part in enumerate(raw if several else [raw]):
                 step = f"._saved_{name[len(_RAW) :]}" + f"[{n}]" * several
-                # Older versions of torch have no `data`, only the unpacked tensor.
+                # In older versions of torch, a saved tensor has no `data`, so it is skipped.
                 if (data := getattr(part, "data", None)) is not None:
                     found.append(Edge(data, step, SAVED))
     return found
 
 
 def nearest_leaf(node: Any) -> Any:
-    """Return the leaf nearest to a node; for a layer's node, the layer's parameter."""
+    """Return the leaf nearest to a node, usually a layer's parameter; None after `_NODES` nodes."""
     waiting, seen = deque([node]), {id(node): node}
     while waiting and len(seen) < _NODES:
         node = waiting.popleft()
@@ -424,7 +424,7 @@ def _graphs_can_be_read(torch: Any) -> bool:
 
 
 def is_other_array(kind: type) -> bool:
-    """Whether a class's objects are arrays of a library other than torch, maybe on a GPU."""
+    """Whether a class is an array type that may use a GPU, from a library other than torch."""
     members = [members_of(base) for base in bases_of(kind)]
     if not any(name in held for name in _EXCHANGES for held in members):
         return False

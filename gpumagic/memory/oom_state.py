@@ -1,10 +1,10 @@
-"""Gather the facts of an out-of-memory error while its frames are alive: figures and holders.
+"""Gather the figures and holders of an out-of-memory error while the error's frames are alive.
 
-torch's message has all figures, rounded. The message of JAX, TensorFlow or CuPy has the requested
-bytes, but not always the GPU: if not, an operand's GPU is taken, or the default for new arrays.
+torch's message has all figures, but rounded. The messages of JAX, TensorFlow and CuPy have the
+requested bytes, but may not name the GPU. Then an operand's GPU or the default GPU is assumed.
 
-Memory that only the error's frames hold is listed under the variables of these frames, and counts
-as freed once the frames are. None of the user's code runs.
+Memory that only the error's frames hold is listed under the variables of these frames. This memory
+counts as free, because it is released with the frames. None of the user's code runs.
 """
 
 import ast
@@ -51,7 +51,7 @@ from gpumagic.usercode.variables import variables_read
 
 TORCH = "torch"
 ROUNDED = 0.01
-"""Relative rounding error allowed for the figures in a message, which have two decimals."""
+"""Relative rounding error allowed for a message's figures; these have two decimals."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Shortage:
     free: int | None = None
     allocated: int | None = None
     reserved: int | None = None
-    others: int | None = None  # other processes
+    others: int | None = None  # used by other processes
     library: str = TORCH
 
 
@@ -95,7 +95,7 @@ _ORDINAL = re.compile(r"(?:device ordinal |GPU[:_])(\d+)")
 
 
 def read(error: BaseException) -> tuple[BaseException, Shortage] | None:
-    """Return the out-of-memory error in a chain and the figures in its message, or None."""
+    """Find the out-of-memory error in a chain; return this error and its figures, or None."""
     names = {framework.name for framework in imported()}
     for each in errors(error):
         text, library, torch = str(each), library_of(each), torch_here()
@@ -154,14 +154,14 @@ _NO_POOL = {
     "TensorFlow": "`%env TF_FORCE_GPU_ALLOW_GROWTH=true` before TensorFlow starts, in a new kernel",
     "CuPy": "`cupy.get_default_memory_pool().free_all_blocks()`",
 }
-# Name of the row of temporary memory: allocated at the error, bound to no name, then freed.
+# Row name for memory that was allocated at the error, but has been freed since.
 _TEMPORARIES = "unnamed results"
-# Share of the available memory from which on a saving is shown; a smaller one, if it suffices.
+# Savings below this share of the available memory are shown only if they are enough.
 _WORTH = 0.05
 
 
 class OutOfMemoryState:
-    """Hold the facts of a failed allocation: figures, the user's frames, and holders."""
+    """Describe a failed allocation: the figures, the user's frames, and the holders."""
 
     def __init__(
         self,
@@ -200,7 +200,7 @@ class OutOfMemoryState:
         return [each for each in found if each.device == self.name]
 
     def _locals(self) -> Iterator[Root]:
-        """Yield roots: each variable of user frames, all library frames, all handled frames."""
+        """Yield roots: each variable of the user's functions, library frames, handled errors."""
         for frame in self.frames:
             for name, value in frame.scope.local.items() if not frame.at_top else ():
                 yield Root(self.local(frame, name), value, EXCEPTION)
@@ -208,7 +208,7 @@ class OutOfMemoryState:
             yield Root(path, [dict(frame.f_locals) for frame in frames], EXCEPTION)
 
     def local(self, frame: FailedFrame, name: str) -> str:
-        """Return a variable's name in the table: a cell's ``"x"``, or ``"x in f()"``."""
+        """Return a variable's name in the table: ``"x"``, or ``"x in f()"`` if it is local."""
         return name if frame.at_top else f"{name} in {frame.code.co_name}()"
 
     @cached_property
@@ -226,7 +226,7 @@ class OutOfMemoryState:
             frame = self.frames[0]
             made = Made(label(frame.filename), getattr(frame.failed, "lineno", None))
             rows = (*rows, MemoryHolder(_TEMPORARIES, TEMPORARY, self.name, gone, made))
-        # Names in this error's frames are no aliases, because the user cannot delete them.
+        # Leave out aliases in the error's frames, because the user cannot delete these names.
         names = {*self.namespace, *KeptOutputs(self.namespace).numbered()}
         rows = tuple(replace(r, aliases=tuple(a for a in r.aliases if a in names)) for r in rows)
         said = ["free", "allocated", "reserved", "others", *["total"] * (now.total is None)]
@@ -236,7 +236,7 @@ class OutOfMemoryState:
 
     @property
     def operands(self) -> list[Any]:
-        """Return the values named in the failed statement, and the library frames' local values."""
+        """Return the values of names in the failed statement, and of library frames' variables."""
         nodes = ast.walk(self.rests[0].failed or ast.Pass())
         names = sorted({node.id for node in nodes if isinstance(node, ast.Name)})
         found = [self.frames[0].scope.name(name) for name in names]
@@ -252,7 +252,7 @@ class OutOfMemoryState:
     # -- figures
     @cached_property
     def most(self) -> int:
-        """Return the bytes reserved by the error's framework, plus the driver's free bytes."""
+        """Return the bytes reserved on the GPU, plus the bytes that are free for the driver."""
         return (self.device.free or 0) + (self.device.reserved or 0)
 
     @cached_property
@@ -269,11 +269,11 @@ class OutOfMemoryState:
 
     @cached_property
     def short_by(self) -> int:
-        """Return the bytes to free before the request fits, if free memory is contiguous."""
+        """Return how many bytes must be freed for the request, without regard to fragmentation."""
         return self.wanted - (self.capacity - (self.device.allocated or 0))
 
     def unavailable(self) -> Iterator[tuple[int, str, str]]:
-        """Yield memory that exists but that this request cannot use: bytes, why, what to do."""
+        """Yield memory that the request cannot use, as bytes, a reason and the advice."""
         yield from self._limited()
         yield from self._fragmented()
         device, library = self.device, self.shortage.library
@@ -289,7 +289,7 @@ class OutOfMemoryState:
 
     def _fragmented(self) -> Iterator[tuple[int, str, str]]:
         device, library = self.device, self.shortage.library
-        # Enough memory is unallocated, but in pieces. A margin allows for rounded figures.
+        # Enough memory is unallocated, but in small pieces. The margin allows for rounded figures.
         if library == TORCH and self.wanted and self.short_by <= -ROUNDED * self.capacity:
             unused = (device.reserved or 0) - (device.allocated or 0)
             pieces = f"in pieces too small for {size(self.wanted)} at once"
@@ -302,12 +302,12 @@ class OutOfMemoryState:
         if self.limit is None:
             return
         who, total = self.shortage.library, self.device.total or 0
-        if who == TORCH:  # the limit is the driver's if the driver reports it as the GPU's memory
+        if who == TORCH:  # if the driver reports the limit as the GPU's memory, the driver set it
             of_driver = torch_here().cuda.mem_get_info(self.shortage.ordinal)[1]
             who = TORCH if of_driver > (1 + ROUNDED) * self.limit else _DRIVER
         why = f"{who} may take {size(self.limit)} of the {size(total)} that {self.name} has"
         beyond, least = self.most - self.limit, ROUNDED
-        if who == _DRIVER:  # `most` is below this limit too; the driver reserves 3 % of a T4
+        if who == _DRIVER:  # `most` never exceeds a driver's limit; a T4's driver reserves 3 %
             beyond, least = total - self.limit, 0.1
             why = why.replace(f"{who} may take", "this process may have")
             why = f"{why}, by a limit of MPS, of its container or of the vGPU"
@@ -320,7 +320,7 @@ class OutOfMemoryState:
 
     @property
     def held(self) -> int:
-        """Return the bytes that stay allocated without this error's frames, also unreached ones."""
+        """Return the bytes that stay allocated after the error's frames are released."""
         unreached = sum(row.nbytes for row in self.device.holders if row.kind == UNREACHED)
         return sum(each.nbytes for each in self.storages) - self.traceback_holds + unreached
 
@@ -331,14 +331,14 @@ class OutOfMemoryState:
 
     @property
     def kept(self) -> int:
-        """Return what `%gpufree` frees, in bytes, without memory that this error's frames hold."""
+        """Return the bytes that `%gpufree` frees, except those held only by the error's frames."""
         kept = (each for each in self.storages if all(way.kind in KEPT for way in each.ways))
         return sum(each.nbytes for each in kept if not each.roots <= self._frames)
 
     def alone(self, names: Collection[str], *, in_frames: bool = False, graph_of: str = "") -> int:
-        """Return the bytes that only `names` hold; with `graph_of`, those in that name's graphs."""
+        """Return the bytes that only `names` hold; `graph_of` limits these to one name's graphs."""
         by = set(names)
-        # This error's frames count as freed; with `in_frames`, only the library frames among them.
+        # Ignore references from the error's frames; with `in_frames`, only from library frames.
         every = by | ({self._exception} if in_frames else self._frames)
         found = [each for each in self.storages if by & each.roots and each.roots <= every]
         if graph_of:
@@ -347,15 +347,15 @@ class OutOfMemoryState:
 
     @cached_property
     def read(self) -> set[str]:
-        """Return the variables that the rest of the code reads, directly or in functions."""
+        """Return the variables that the remaining code reads, directly or in functions."""
         names = set[str]()
-        for rest in self.rests:  # a function's local name is no variable of the notebook
+        for rest in self.rests:  # a function's local variables are not the notebook's
             own = () if rest.frame.at_top else rest.frame.scope.local
             names.update(rest.read.difference(own))
         return {name for name, _ in variables_read(names, self.namespace)}
 
     def adds_to(self, rest: RestOfCode) -> str:
-        """Return the path of the first holder that a loop binds, adds to or allocates, or empty."""
+        """Return the path of the holder to which a loop adds memory; empty if unknown."""
         read = {node.id for node in ast.walk(rest.loops[0]) if isinstance(node, ast.Name)}
         read |= self.read if rest.frame.at_top else set()
         kinds = {name: type(rest.frame.scope.name(name)) for name in read}
@@ -364,14 +364,14 @@ class OutOfMemoryState:
         by_name = {self.local(rest.frame, name) for name in made | stored(rest.loops[0])}
         nameless = self._exception, self.handled, _TEMPORARIES
         named = [row for row in self.device.holders if row.path not in nameless]
-        # Containers come first: they keep all passes' values, and a rebound name only the last one.
+        # Prefer containers: they keep the values of all passes. A rebound name keeps only the last.
         keeps = {self.local(rest.frame, name) for name in made | rest.accumulated}
         named.sort(key=lambda row: not (row.path in keeps and self._ran_in(rest, row.made)))
         rows = (row.path for row in named if row.path in by_name or self._ran_in(rest, row.made))
         return next(rows, "")
 
     def _ran_in(self, rest: RestOfCode, made: Made | None) -> bool:
-        """Whether the lines of a loop, or code that they call, made this allocation."""
+        """Whether a loop, or code that the loop calls, made an allocation."""
         if made is None:
             return False
         loop, cells = rest.loops[0], {label(frame.filename) for frame in self.frames}
@@ -380,13 +380,13 @@ class OutOfMemoryState:
         return here or made.ran_in.partition(",")[0] in cells
 
     def let_go(self) -> None:
-        """Clear this error's frames and incomplete optimizer state, in a fork of this process."""
-        if self.optimizer is not None:  # the next step would fail with incomplete state
+        """Clear the error's frames and incomplete optimizer state; call this only in a fork."""
+        if self.optimizer is not None:  # with incomplete state, the next step would fail
             self.optimizer.state.clear()
         for frame in _frames_of(self._chain):
             with suppress(RuntimeError):  # the frame still runs
                 frame.clear()
-                frame.f_locals  # noqa: B018  before Python 3.13, this drops the copied locals
+                frame.f_locals  # noqa: B018  before Python 3.13, this frees the copied locals
 
 
 def _without(errors: Iterable[BaseException], others: list[BaseException]) -> list[BaseException]:

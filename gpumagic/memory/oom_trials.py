@@ -1,8 +1,8 @@
 """Repeat the failed code in dry runs, from the state after an out-of-memory error.
 
-A dry run follows two passes of the innermost loop around the failing statement, or the whole cell
-if there is no loop. The peak of the dry run is the code's need. The memory that the second pass
-adds is taken as what each pass keeps. Each dry run has a forked copy of this process.
+A dry run executes code on tensors without data, in a fork of this process. The code is two passes
+of the innermost loop around the failing statement, or the whole cell if there is no loop. The peak
+of a dry run is the code's need. Each pass is assumed to keep as much as the second pass adds.
 """
 
 import ast
@@ -24,10 +24,10 @@ from gpumagic.usercode.variables import names_read
 if TYPE_CHECKING:
     from gpumagic.dryrun.result import DryRun
 
-# Seconds for one dry run, and for all dry runs of an error.
+# Time limits in seconds: for one dry run, and for all dry runs of an error.
 _LIMIT_S, _PATIENCE_S = 8.0, 60.0
 _MARGIN = 0.05
-# A loop grows if each pass keeps more than this share of the need; a loss kept in a list is less.
+# If a pass keeps more than this share of the need, memory grows; a list of losses keeps less.
 _GROWS = 0.01
 _HELD = "held after a pass: "
 _PASSES = "_gpumagic_passes"
@@ -42,7 +42,7 @@ class Need(NamedTuple):
 
 
 class Trials:
-    """Make the dry runs for one error: of the cell, and of the loop in each frame."""
+    """Make the dry runs for one error: one trial for each frame of the user."""
 
     def __init__(self, state: OutOfMemoryState, line: ProgressLine) -> None:
         self.state, self._line = state, line
@@ -52,12 +52,12 @@ class Trials:
 
     @cached_property
     def whole(self) -> "CodeTrial | None":
-        """The outermost trial that runs out of memory like the cell, or None."""
+        """The outermost trial that needs more memory than is available, or None."""
         return next((trial for trial in reversed(self.every) if trial.lacking > 0), None)
 
     @cached_property
     def loop(self) -> "CodeTrial | None":
-        """The innermost loop whose memory grows with each pass, or None."""
+        """The innermost trial whose memory grows with each pass of its loop, or None."""
         return next((trial for trial in self.every if trial.grows_much), None)
 
     def around(self, trial: "CodeTrial") -> "list[CodeTrial]":
@@ -66,11 +66,11 @@ class Trials:
 
     @property
     def best(self) -> "CodeTrial | None":
-        """Return the trial to which changes are applied; None if none runs out of memory."""
+        """Return the trial that changes are tested on; None if no trial runs out of memory."""
         return self.loop or self.whole
 
     def follow(self, space: dict[str, Any], prepare: Any) -> "DryRun | None":
-        """Make a dry run; None without `fork`, after Ctrl-C, or if the time for all is used up."""
+        """Make a dry run; return None without `fork`, after Ctrl-C, or after the time limit."""
         from gpumagic.dryrun.follow_code import Subject, dry
 
         if time.monotonic() > self._until:
@@ -86,7 +86,7 @@ class Trials:
 
 
 class CodeTrial:
-    """Measure the need of one frame's code, in bytes on the GPU that was short of memory."""
+    """Measure how many bytes one frame's code needs on the GPU that was short of memory."""
 
     def __init__(self, trials: Trials, rest: RestOfCode) -> None:
         self._trials, self._state = trials, trials.state
@@ -94,7 +94,7 @@ class CodeTrial:
         loops = [loop for loop in rest.loops if not isinstance(loop, ast.While)]
         self._loop: Any = loops[0] if loops else None
         whole = self.frame.tree if self.frame.at_top and rest.failed is not None else None
-        # The tree's own list, not a copy: a replacement that is put into the tree is in it too.
+        # Do not copy this list: a replacement in the frame's tree must change the list too.
         self.code: list[ast.stmt] = getattr(self._loop or whole, "body", [])
         """The statements that a dry run follows."""
         # A dry run can only follow torch.
@@ -103,7 +103,7 @@ class CodeTrial:
 
     @cached_property
     def stale(self) -> set[str]:
-        """Names that the failed run of this code bound, and that a rerun binds before reading."""
+        """Names bound by the failed run; a rerun binds these names again before it reads them."""
         if not self.frame.at_top:  # a dry run does not assign the loop's variables
             return self.rest.overwritten - stored(getattr(self._loop, "target", ast.Pass()))
         return (self.rest.made_before & bound(self.code)) - {*names_read(ast.Module(self.code, []))}
@@ -120,7 +120,7 @@ class CodeTrial:
         room = state.capacity - state.held
         if self.frame.at_top:
             room += state.alone(self.stale)
-        else:  # the code still needs its frame's variables, which `held` counts as freed
+        else:  # the code needs its frame's variables, but `held` leaves them out
             room -= state.alone([state.local(self.frame, name) for name in self.names])
         # On a real GPU, workspaces and fragmentation take some of this memory.
         return room if state.device.virtual else int(room * (1 - _MARGIN))
@@ -128,7 +128,7 @@ class CodeTrial:
     @cached_property
     def need(self) -> Need | None:
         """Return the need of the unchanged code; None if the code cannot be followed."""
-        # Not measured in a `forward`: the backward pass, which frees its memory, is not followed.
+        # Unknown in a `forward`: the backward pass frees memory later, but is not followed.
         around = (self, *self._trials.around(self))
         return None if any(t.frame.code.co_name == "forward" for t in around) else self.tried()
 
@@ -155,7 +155,7 @@ class CodeTrial:
         return steady or None
 
     def _is_steady(self, need: Need | None) -> bool:
-        """Whether memory certainly stays constant over passes; a dry run follows only one loop."""
+        """Whether memory certainly stays constant over passes; False if loops are nested."""
         loops = self.rest.loops
         if len(loops) > 1 or any(map(in_own_scope, self.frame.candidates)):
             return False
@@ -170,11 +170,11 @@ class CodeTrial:
         within: Callable[[], AbstractContextManager[Any]] = nullcontext,
         form: Form | None = None,
     ) -> Need | None:
-        """Return the need of the changed code; None if it cannot be followed.
+        """Return the need of the changed code; None if the code cannot be followed.
 
-        A change is one of: `names`, values by name; `first`, which changes the variables before the
-        code; `keep`, names and a function to apply to their values after each pass; `within`, which
-        makes a context for the code; `form`, a replacement.
+        Each parameter is one kind of change. `names` maps variables to new values. `first` changes
+        variables before the code runs. `keep` has names, and a function for their values after each
+        pass. `within` creates a context manager around the code. `form` replaces statements.
         """
         compiled, functions = self._compiled, dict[FunctionType, CodeType]()
         if form is not None:
@@ -186,14 +186,14 @@ class CodeTrial:
             return None
         changed = names or {}
         space = {**self.frame.scope.outer, **self.names, **changed}
-        if self.frame.at_top:  # a cell's globals have the stale names too
+        if self.frame.at_top:  # for a cell, `outer` contains the stale names too
             for name in self.stale - changed.keys():
                 space.pop(name, None)
 
         def prepare(note: Callable[[str], object]) -> Callable[[], dict[str, Any]]:
             def follow() -> dict[str, Any]:
                 into = self._own_namespace(space)
-                changed.clear()  # else `changed` would keep values alive that the code frees
+                changed.clear()  # otherwise, `changed` would keep alive what the code frees
                 first(into)
                 into[_PASSES] = self._passes(into, note, keep)
                 with ExitStack() as contexts:
@@ -215,11 +215,11 @@ class CodeTrial:
         return Need(most, grows if self._loop else 0, run.complete)
 
     def _passes(self, space: dict[str, Any], note: Any, keep: Any) -> Iterator[None]:
-        """Yield once per pass, and note the bytes allocated after each pass."""
+        """Yield once per pass, and give `note` the bytes allocated after each pass."""
         names, change = keep
-        for name in names:  # without detach, `total += loss` would extend earlier passes' graph
+        for name in names:  # otherwise, `total += loss` would extend the graph of earlier passes
             space[name] = space[name].detach() if is_tensor(space[name]) else space[name]
-        # Each pass starts with the given loop variables: `batch = batch.cuda()` changes them.
+        # Restore the loop variables before each pass: `batch = batch.cuda()` changes `batch`.
         targets = stored(getattr(self._loop, "target", ast.Pass())) & space.keys()
         given = {n: space[n] for n in targets if not getattr(space[n], "is_cuda", False)}
         for number in range(2 if self._loop else 1):
@@ -228,17 +228,17 @@ class CodeTrial:
             for name in names:
                 space[name] = change(space[name])
             note(f"{_HELD}{number} {torch_here().cuda.memory_allocated(self._state.name)}")
-            # A loop variable that is an integer counts up, because it may be the key of a cache.
+            # Increase integer loop variables, because an integer may be the key of a cache.
             given = {n: v + 1 if type(v) is int else v for n, v in given.items()}
 
     def _contexts(self) -> Iterator[Any]:
-        """Recreate torch's contexts that are entered before this code, the outermost first."""
+        """Recreate torch's context managers around this code, the outermost first."""
         for each in reversed(self._trials.around(self)):
             yield from _contexts(each.rest.failed, each.frame)
         yield from _contexts(self._loop, self.frame)
 
     def _own_namespace(self, space: dict[str, Any]) -> dict[str, Any]:
-        """Return `space`; for a cell's code, the notebook's namespace, refilled from `space`."""
+        """Return `space`, or for a cell the notebook's namespace with the contents of `space`."""
         if not self.frame.at_top:
             return space
         # A second namespace would keep values alive that the code replaces.
@@ -262,7 +262,7 @@ def _compiled(code: list[ast.stmt], frame: FailedFrame) -> CodeType | None:
 
 
 def _contexts(start: ast.AST | None, frame: FailedFrame) -> Iterator[Any]:
-    """Recreate torch's contexts around a node in its function, and the function's decorators."""
+    """Recreate torch's context managers around a node, and its function's torch decorators."""
     around = [start, *parents(start)] if start is not None else []
     function = next((n for n, node in enumerate(around) if hasattr(node, "decorator_list")), None)
     for node in reversed(around if function is None else around[: function + 1]):

@@ -1,4 +1,4 @@
-"""Record an explained out-of-memory error, and show it: figures, holders, the reason, levers."""
+"""Record and show an out-of-memory error: figures, holders, the reason, and possible changes."""
 
 from dataclasses import dataclass
 from html import escape
@@ -20,25 +20,25 @@ class Lever:
     """Describe a change that would help."""
 
     do: str  # the command to type or the change to make, with code in back-ticks
-    gives: int | None = None  # the bytes that it frees or saves; None if unknown
+    gives: int | None = None  # bytes that the change frees or saves; None if unknown
     fits: bool | None = None  # whether the cell then runs to its end; None if unknown
 
 
 @dataclass(frozen=True, repr=False)
 class OutOfMemory(Shown):
-    """Record an out-of-memory error and its explanation; comments describe the attributes."""
+    """Record an out-of-memory error and its explanation."""
 
     expression: str  # the failed expression as the user wrote it
     line: int
-    label: str  # its cell or file
+    label: str  # the expression's cell or file
     wanted: int | None  # the bytes of the failed request
-    device: DeviceMemory  # the figures at that moment, and the holders, the largest first
+    device: DeviceMemory  # the GPU's figures at the error, and its holders, the largest first
     reason: str  # one sentence: why there was too little memory
-    levers: tuple[Lever, ...]  # levers that let the cell fit first, then by cost
+    levers: tuple[Lever, ...]  # the cheapest that let the cell fit; if none, all that help
     traceback_holds: int  # bytes that only this error's frames hold; `fits` assumes them freed
-    adds: int | None = None  # bytes that each pass of a loop adds to memory; None if no loop does
+    adds: int | None = None  # bytes that each pass of a loop adds; None if no loop adds memory
     adds_to: str = ""  # the path of the holder that keeps these bytes; empty if unknown
-    stale: tuple[str, ...] = ()  # names that the failed run bound; `fits` assumes them freed too
+    stale: tuple[str, ...] = ()  # variables of the failed run; `fits` assumes them freed too
 
 
 _HOLDERS = 5
@@ -48,7 +48,7 @@ _FITS = {None: "", True: "then the cell fits", False: "not enough alone"}
 
 
 def text(found: OutOfMemory) -> str:
-    """The expression, the GPU's figures, its largest holders, the reason and the levers."""
+    """Return the expression, the GPU's figures and largest holders, the reason and the levers."""
     lines = [f"{_head(found)}: {table.short(found.expression, table.WIDTH)}"]
     lines += table.wrapped(_figures(found), "  ", "    ")
     lines += table.lines(_holders(found), "  ")
@@ -58,7 +58,7 @@ def text(found: OutOfMemory) -> str:
 
 
 def html(found: OutOfMemory) -> str:
-    """The same as HTML."""
+    """Return the content of `text` as HTML."""
     code = tag("code", table.short(found.expression, table.WIDTH))
     body = f"<div>{escape(_head(found))}: {code}</div>" + tag("div", _figures(found), "gm-dim")
     if columns := _holders(found, html=True):
@@ -89,7 +89,7 @@ def _figures(found: OutOfMemory) -> str:
 
 
 def _holders(found: OutOfMemory, *, html: bool = False) -> list[Column]:
-    """The largest holders; the row that a loop adds to shows the bytes per pass."""
+    """Return columns for the largest holders; one row may show a loop's bytes per pass."""
     shown = min(_HOLDERS, folded_rows(found.device))
     columns = holder_columns(found.device, shown, html=html)
     if columns and found.adds and found.adds_to:
@@ -97,7 +97,7 @@ def _holders(found: OutOfMemory, *, html: bool = False) -> list[Column]:
         cells = [f"+{size(found.adds)}" if path == found.adds_to else "" for path in rows]
         cells += [""] * (len(columns[0].cells) - len(cells))
         columns[3:] = [Column("last pass", cells, number=True), *columns[3:]]
-        columns = [column for column in columns if column.head != "also held by"]  # it is wide
+        columns = [column for column in columns if column.head != "also held by"]  # too wide
     return columns
 
 
@@ -114,7 +114,7 @@ def _plain(text: str) -> str:
 
 
 def _title(found: OutOfMemory) -> str:
-    """Return the line above the levers, or in place of them if there are none."""
+    """Return the line above the levers; without levers, a line that says so."""
     held = found.traceback_holds > _LEAST * (found.device.allocated or 0)
     holds = f" (the traceback holds {size(found.traceback_holds)})" if held else ""
     after = f"`{' '.join(('%gpufree', *found.stale))}`{holds}" if held or found.stale else ""

@@ -1,8 +1,8 @@
-"""List the roots that keep memory alive, in the order of the report.
+"""List the roots that keep memory alive, in the order in which they are searched.
 
-First come the notebook's variables, then the outputs and errors of finished cells that IPython and
-Python keep, then the running functions and the user's modules. Objects that none of these reach
-are found by their referrers: C++ or a library holds them, or they are in a cycle.
+The order is: the notebook's variables, outputs and errors of finished cells, running functions, the
+user's modules. Objects that no root reaches are found through their referrers: C++ or a library
+holds these objects, or they are in a reference cycle.
 """
 
 import gc
@@ -33,7 +33,7 @@ def kept_errors() -> list[BaseException]:
 
 
 def release_errors() -> None:
-    """Release the kept exceptions, and clear the frames of the one being handled."""
+    """Release the kept exceptions, and clear the frames of the exception being handled."""
     handled, ipython = sys.exc_info()[1], shell()
     for trace in tracebacks(handled) if handled is not None else ():
         try:
@@ -52,7 +52,7 @@ def release_errors() -> None:
 
 
 def _place(trace: TracebackType | None) -> str:
-    """Return the cell or file of the user where a traceback begins; empty if there is none."""
+    """Return the user's first cell or file in a traceback; empty if the traceback has neither."""
     files = [frame.f_code.co_filename for frame, _ in walk_tb(trace)]
     return next((label(file) for file in files if is_users(file)), "")
 
@@ -72,7 +72,7 @@ class KeptOutputs:
         self._names = ours | {"_oh", "Out"}
 
     def numbered(self) -> dict[str, Any]:
-        """Return outputs by name: ``"Out[5]"``; ``"_"`` to ``"___"`` for an output not in `Out`."""
+        """Return outputs by name: ``"Out[5]"``, or ``"_"`` to ``"___"`` if not in `Out`."""
         found = {f"Out[{number}]": value for number, value in self._out.items()}
         for name in _UNDERSCORES:
             value = self._namespace.get(name)
@@ -85,7 +85,7 @@ class KeptOutputs:
         return name in self._names
 
     def drop(self, names: list[str]) -> None:
-        """Release these outputs of `numbered`, under all their names."""
+        """Delete outputs, given by their names in `numbered`, under all their names."""
         found = self.numbered()
         gone = {id(found[name]) for name in names}
         spaces = self._namespace, self._out, getattr(self._shell, "user_ns_hidden", {})
@@ -102,7 +102,7 @@ class KeptOutputs:
             self._shell.last_execution_result = None
 
 
-# Attributes that Python's import sets in a module; skipped, since a loader may refer to anything.
+# Module attributes that import sets. They are skipped, because a loader may refer to anything.
 _IMPORTING = ("__loader__", "__spec__")
 _module_names = vars(ModuleType)["__dict__"].__get__
 
@@ -116,7 +116,7 @@ class Roots:
         modules = [(n, m) for n, m in [*sys.modules.items()] if issubclass(type(m), ModuleType)]
         self._modules = {name: _module_names(module) for name, module in modules}
         innermost = sys._current_frames()
-        # Start at the caller: this frame, in its own list, would stay until the collector runs.
+        # Start at the caller. A frame that is in its own list would form a reference cycle.
         innermost[threading.get_ident()] = sys._getframe(1)
         every = [frame for each in innermost.values() for frame, _ in walk_stack(each)]
         self._frames = [frame for frame in every if not is_ours(frame.f_code.co_filename)]
@@ -127,7 +127,7 @@ class Roots:
         return [self._namespace, out, sys.modules, *self._modules.values(), *self._frames]
 
     def near(self) -> Iterator[list[Root]]:
-        """Yield groups of roots: the notebook, finished cells, running code, the user's modules."""
+        """Yield groups of roots: variables, outputs, errors, running functions, modules."""
         yield from self._variables()
         yield self._outputs()
         yield [*_exceptions(self._shell)]
@@ -143,7 +143,7 @@ class Roots:
         return names is not None and is_users(names.get("__file__"))
 
     def _variables(self) -> Iterator[list[Root]]:
-        """Yield the variables: modules and classes first, as others use them; optimizers last."""
+        """Yield torch modules and classes, then variables that may use these, then optimizers."""
         ranks: tuple[list[Root], ...] = ([], [], [])
         hidden = getattr(self._shell, "user_ns_hidden", {})
         outputs = KeptOutputs(self._namespace)
@@ -163,10 +163,10 @@ class Roots:
         return [Root(name, value, OUTPUT) for name, value in found.items()]
 
     def _running(self) -> Iterator[Root]:
-        """Yield variables of the user's running functions; libraries' frames reach too much."""
+        """Yield variables of the user's running functions. Library frames would reach too much."""
         for frame in self._frames:
             code, name = frame.f_code, f"{frame.f_code.co_name}() (running)"
-            if code.co_flags & CO_OPTIMIZED and is_users(code.co_filename):  # not a cell's top
+            if code.co_flags & CO_OPTIMIZED and is_users(code.co_filename):  # a function's frame
                 for local, value in _local_variables(frame).items():
                     yield Root(f"{name}: {local}", value, holder=name)
 
@@ -179,11 +179,11 @@ class Roots:
 
 
 def _local_variables(frame: FrameType) -> dict[str, Any]:
-    """Return the variables of a function's frame, without leaving references in the frame."""
+    """Return the variables of a function's frame; leave no new references in the frame."""
     seen = frame.f_locals
     names = dict(seen)
-    # Until Python 3.13 a frame keeps the dictionary that `f_locals` returned. The user's `locals()`
-    # returns the same dictionary, so it is cleared only if nothing else refers to it.
+    # Before Python 3.13, a frame keeps the dictionary that `f_locals` returned. The user may
+    # have the same dictionary from `locals()`. Clear it only if nothing else refers to it.
     held_by_frame_and_us = 3
     if type(seen) is dict and sys.getrefcount(seen) <= held_by_frame_and_us:
         seen.clear()
@@ -191,7 +191,7 @@ def _local_variables(frame: FrameType) -> dict[str, Any]:
 
 
 def _exceptions(ipython: Any) -> Iterator[Root]:
-    """Yield the kept errors and the handled one."""
+    """Yield roots for the kept exceptions and for the exception being handled."""
     shown = own(getattr(ipython, "InteractiveTB", None))
     traces = getattr(sys, "last_traceback", None), shown.get("tb")
     for each in (*kept_errors(), sys.exc_info()[1], *traces):
@@ -203,7 +203,7 @@ def _exceptions(ipython: Any) -> Iterator[Root]:
 
 # -- objects that no root reaches
 def walk_errors(walk: Walk, _: object) -> None:
-    """Walk the errors of earlier cells: IPython leaves them in cycles until they are collected."""
+    """Walk the errors of earlier cells, which IPython leaves in uncollected reference cycles."""
     every = [each for each in gc.get_objects() if issubclass(type(each), BaseException)]
     places = [(each, _place(each.__traceback__)) for each in every]
     walk.walk(Root(f"the exception of {at}", each, EXCEPTION) for each, at in places if at)
@@ -214,9 +214,9 @@ CYCLE = "a reference cycle that is not collected yet"
 
 
 def walk_unreachable(walk: Walk, missing: set[int]) -> None:
-    """Find the holders of tensors (by id) that no near root reaches: search their referrers."""
-    # As in the collector, an object with more references than other objects account for is held
-    # from elsewhere, such as by C++. Objects that no such object reaches are in uncollected cycles.
+    """Search the referrers of tensors that no root reaches; `missing` has the tensors' ids."""
+    # If an object has more references than known referrers, something else holds the object, such
+    # as C++. Objects that are not reachable from objects held like this are in uncollected cycles.
     objects = {id(obj): obj for obj in gc.get_objects() if not walk.knows(obj)}
 
     def children(key: int) -> Iterator[int]:
@@ -224,12 +224,12 @@ def walk_unreachable(walk: Walk, missing: set[int]) -> None:
 
     above = _inverse(objects, children)  # the referrers of each object
     leading = _reached(missing, above)
-    # A new object shows how many references this search itself holds.
+    # Measure on a new object how many references this search itself holds.
     objects[0] = []
     ours = sys.getrefcount(objects[0])
     elsewhere = [key for key in leading if sys.getrefcount(objects[key]) - ours > len(above[key])]
     below = _inverse(leading, above.__getitem__)
-    # Unlike `Walk`, this search also passes through IPython's results of cells and the like.
+    # Unlike `Walk`, this search also passes through IPython's own objects, such as cell results.
     held = _reached(elsewhere, below)
     cycles = [key for key in leading if key not in held]
     for name, kind, keys in ((ELSEWHERE, "", [*held]), (CYCLE, GARBAGE, cycles)):
@@ -238,7 +238,7 @@ def walk_unreachable(walk: Walk, missing: set[int]) -> None:
 
 
 def _inverse(keys: Iterable[int], edges: Callable[[int], Iterable[int]]) -> dict[int, list[int]]:
-    """Return, for each key that edges lead to, the keys that the edges come from."""
+    """Reverse the edges: return, for each key, the keys that have an edge to this key."""
     found = defaultdict[int, list[int]](list)
     for key in keys:
         for other in edges(key):

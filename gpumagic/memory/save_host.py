@@ -1,6 +1,6 @@
-"""Report which variables remain usable after CUDA has died, and write them to a file.
+"""Report which variables remain usable after a fatal CUDA error, and write them to a file.
 
-Nothing here calls CUDA: of a tensor on a GPU, only the device is read.
+Nothing here calls CUDA. Only the device is read from a tensor on a GPU.
 """
 
 import os
@@ -18,12 +18,12 @@ from gpumagic.usercode.files import shell, user_namespace
 from gpumagic.usercode.values import comes_from
 from gpumagic.usercode.variables import own_variables
 
-# Code and modules are not saved: running the notebook's cells defines them again.
+# Classes, functions and modules are not saved. Running the notebook defines them again.
 _CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 
 
 def what_is_left(death: Death) -> str:
-    """Return one line: why CUDA died, and which variables are safe or lost."""
+    """Return one line: why CUDA failed, and which variables are safe or lost."""
     safe, lost = _sorted()
     parts = [f"{death}"]
     if safe:
@@ -33,22 +33,22 @@ def what_is_left(death: Death) -> str:
 
 
 def save_host(path: str = "rescue.pt") -> None:
-    """Write copies of the notebook's host variables to a file that `torch.load` reads.
+    """Write copies of the notebook's variables on the host to a file that `torch.load` reads.
 
-    CUDA is not used, so this works after CUDA has died. Variables that hold anything on a GPU or
-    cannot be pickled are skipped, and named. Raises `GpuError` if there is nothing to write.
+    This works after a fatal CUDA error. Variables with data on a GPU and variables that cannot be
+    pickled are skipped; their names are printed. Raises `GpuError` if there is nothing to write.
     """
     with library_needed("torch", "save_host()", '"gpumagic[torch]"'):
         import torch
     safe, lost = _sorted()
     writable: dict[str, Any] = {}
     for name, value in safe.items():
-        with suppress(Exception):  # a generator, a lock, an open file: named below
+        with suppress(Exception):  # fails for a generator, a lock or an open file
             torch.save(value, os.devnull, pickle_module=cloudpickle)
             writable[name] = value
     if not writable:
         raise GpuError("no variable on the host can be pickled; nothing was written")
-    whole = f"{path}.incomplete"  # an earlier file stays until the new one is complete
+    whole = f"{path}.incomplete"  # `path` is replaced only by a complete file
     torch.save(writable, whole, pickle_module=cloudpickle)
     os.replace(whole, path)
     print(f"{some(writable)}: {size(os.path.getsize(path))} written to {path}; in the new kernel")

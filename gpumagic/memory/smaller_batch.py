@@ -1,4 +1,4 @@
-"""Find the largest batch that fits: fewer rows of tensors, or a lower `batch_size` or the like."""
+"""Find the largest batch that fits: fewer rows of tensors, or a lower number like `batch_size`."""
 
 import ast
 import math
@@ -16,21 +16,21 @@ from gpumagic.usercode.frames import block_of, stored
 from gpumagic.usercode.values import is_module, is_tensor
 from gpumagic.usercode.variables import names_read
 
-# Least and greatest share of the memory that half a batch needs. If it needs more, the batch hardly
-# matters; if less, the code combines pairs of samples, and a smaller batch changes the result.
+# Half a batch must need between these shares of a whole batch's memory. Above, the batch hardly
+# matters. Below, the code combines pairs of samples, so a smaller batch would change the result.
 _PAIRED, _DECIDES = 0.4, 0.8
-# Share by which the reported number may be below the largest that fits, on a virtual and on a real
-# GPU. A closer number would cost more dry runs, and depend on fragmentation.
+# The reported number may be this share below the largest number that fits: on a virtual GPU, and on
+# a real GPU. A closer number would need more dry runs, and would depend on fragmentation.
 _NEAR, _NEAR_REAL = 0.05, 0.1
-# Names of numbers that may be lowered: the size of a batch, a chunk or a buffer, and of a model's
-# sequence. Elsewhere `B` may be how many samples a result is computed from.
+# Names of numbers that may be lowered. The second pattern is used only if the code runs a model. In
+# other code, `B` may be a number of samples that affects the result.
 _SIZE = re.compile(r"(?i:batch|chunk|capacity)")
 _SIZE_OF_MODELS = re.compile(rf"{_SIZE.pattern}|seq|context|^(?:bs|B|T)$")
 _CUTS = {"split", "chunk", "narrow", "select", "index_select", "unbind"}
 
 
 def smaller(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Propose the largest batch that fits, in the innermost frame that runs a whole step."""
+    """Propose the largest batch that fits, in the innermost frame where a smaller batch helps."""
     for trial in t.every if t.loop is None else ():
         found = [*_fewer_rows(s, trial), *_lower_number(s, trial)] if trial.lacking > 0 else []
         yield from found
@@ -42,7 +42,7 @@ def _fewer_rows(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[Lever]:
     if not (names := _batch(s, trial)):
         return
     count = len(trial.names[names[0]])
-    # Names of numbers equal to the batch's size, as in `torch.zeros(batch_size)`.
+    # Numbers equal to the batch's size may need the same cut, as in `torch.zeros(batch_size)`.
     sizes = [name for name, value in trial.names.items() if type(value) is int and value == count]
 
     def tried(number: int) -> Need | None:
@@ -79,7 +79,7 @@ def _largest(
     tried: Callable[[int], Need | None],
     least: float,
 ) -> Iterator[Lever]:
-    """Yield the largest fitting number, if half of `count` needs `least` to `_DECIDES` as much."""
+    """Yield the largest number that fits, unless halving `count` saves too much or too little."""
     from gpumagic.fitting.fit_search import largest
 
     @cache
@@ -91,7 +91,7 @@ def _largest(
     if need is None or not least <= needed(count // 2) / max(need.most, 1) <= _DECIDES:
         return
     near = _NEAR if s.device.virtual else _NEAR_REAL
-    # A layer that normalizes over samples refuses a single sample.
+    # A layer that normalizes over samples raises an error for a batch of one.
     values = range(1 if math.isfinite(needed(1)) else 2, count)
     fits = largest(values, needed, trial.room, near=near / 2)
     if fits is not None:
@@ -101,7 +101,7 @@ def _largest(
 
 
 def _batch(s: OutOfMemoryState, trial: CodeTrial) -> list[str]:
-    """Return the names of the largest tensor that a model reads whole, and of tensors as long."""
+    """Return the names of a model's batch: the largest tensor, and tensors of the same length."""
     read = names_read(ast.Module(trial.code, []))
     values: dict[str, Any] = {name: trial.names.get(name) for name in read}
     found = {name: v for name, v in values.items() if is_tensor(v) and v.dim()}
@@ -124,7 +124,7 @@ def _is_cut(code: list[ast.stmt], names: list[str]) -> bool:
         part = getattr(node, "value" if is_part else "iter", None)
         cut = getattr(node, "slice", None)
         sliced = isinstance(cut, ast.Slice) and names_read(ast.Expression(cut))
-        # `x[:, 1:]` has all rows.
+        # `x[:, 1:]` contains all rows.
         rows = not isinstance(cut, ast.Tuple) or [*map(ast.unparse, cut.elts)][:1] != [":"]
         if sliced or (rows and getattr(part, "id", "") in names):
             return True

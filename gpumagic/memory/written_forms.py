@@ -1,7 +1,7 @@
 """Find code with a drop-in replacement that needs less memory, such as attention written by hand.
 
-A form may span several statements: a name is read as the expression assigned to it. A replacement
-takes the place of these statements, and a dry run tries it.
+A form is a pattern of code that has a replacement. A name in the code matches like the expression
+assigned to this name, so a form may span several statements. A dry run tests each replacement.
 """
 
 import ast
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from gpumagic.usercode.frames import FailedFrame, RestOfCode, block_of, parents, stored
 from gpumagic.usercode.values import MISSING, is_module, is_tensor
 
-# -- forms: one name for function, method and operator; a letter is any expression
+# -- forms: functions, methods and operators share a name; a letter matches any expression
 _DROP_IN = {
     "matmul(matmul(a, b), c)": "a @ (b @ c)",
     "matmul(float(one_hot(c)), w)": "w[c]",
@@ -43,7 +43,7 @@ _REDUCED = "argmin", "argmax", "amin", "amax", "sum", "mean"
 
 
 def _forms() -> Iterator[tuple[str, str]]:
-    """Yield each form, and a replacement with the same result and less memory."""
+    """Yield each form, with a replacement that needs less memory for the same result."""
     yield from _DROP_IN.items()
     for (distance, new), difference in product(_DISTANCES.items(), _DIFFERENCES):
         yield distance.format(difference), new
@@ -67,13 +67,13 @@ _OPERATORS = {"MatMult": "matmul", "Add": "add", "Sub": "sub", "Mult": "mul", "D
 _ALIKE = _OPERATORS | {"Pow": "pow", "T": "transpose", "mT": "transpose", "bmm": "matmul"}
 
 
-_PARTS = 8, 64  # into how many parts a batch is split
-# Methods that keep rows apart; those of `_REDUCED` do so along the last dimension.
+_PARTS = 8, 64  # numbers of parts to split a batch into
+# Methods that treat each row alone. Methods in `_REDUCED` do so only along the last dimension.
 _EACH = "to", "cuda", "cpu", "float", "half", "detach", "relu", "sigmoid", "tanh", "exp"
 
 
 class Form(NamedTuple):
-    """Describe a replacement: in words, its code, and the statements that it replaces."""
+    """Describe a replacement: the advice, the new code, and the statements to replace."""
 
     do: str
     new: str
@@ -83,7 +83,7 @@ class Form(NamedTuple):
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Put the replacement into the tree within a `with` block."""
+        """Put the replacement into the tree for the duration of a `with` block."""
         before, last = [*self.block], self.old[-1]
         for each in before:
             _Swap(self.uses.get).visit(each)
@@ -100,7 +100,7 @@ class Form(NamedTuple):
 
 
 def forms(rest: RestOfCode, *, learns: bool) -> Iterator[Form]:
-    """Yield replacements for the code around the failed statement; `learns`: a backward follows."""
+    """Yield replacements near the failed statement; `learns`: whether a backward pass follows."""
     block: list[Any] = block_of(rest.failed) if rest.failed is not None else []
     first = block.index(rest.failed) if block else 0
     kinds = (ast.Assign, ast.Expr, ast.Return)
@@ -149,14 +149,14 @@ def _put(new: ast.AST, old: ast.AST, tree: ast.AST) -> Any:
 
 
 def _of_rows(layer: Any) -> bool:
-    """Whether each row of a layer's result depends only on that row of its batch."""
+    """Whether each row of a layer's result depends only on the same row of the batch."""
     if hasattr(layer, "running_mean") and layer.training:
         return False
     return getattr(layer, "batch_first", True) and getattr(layer, "dim", -1) != 0
 
 
 def _unsqueezed(node: ast.Subscript) -> tuple[str, list[ast.expr]]:
-    """Read `x[:, None]` as `unsqueeze` and its operands."""
+    """Return the name `unsqueeze` and its operands for `x[:, None]`; else an empty name."""
     index = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
     written = [ast.unparse(each) for each in index]
     if {*written} <= {"None", ":"} and written.count("None") == 1:
@@ -172,7 +172,7 @@ class _Reader:
         self.used = {at}
         # For each letter of the form, an expression and the index of the expression's statement.
         self._found: dict[str, tuple[ast.expr, int]] = {}
-        self._last = set[str]()  # spellings of the last dimension
+        self._last = set[str]()  # how the code writes the last dimension
 
     def fits(self, form: Any, node: ast.expr, at: int) -> bool:
         """Whether an expression in the statement `at` matches a form; record the form's letters."""
@@ -195,14 +195,14 @@ class _Reader:
             after = new.partition("n,")[2].count("-1") + 1
             return [1, 1, 1, *self._shape(*self._found["x"])][-after] == 1
         if "attn_mask=m" in new and not ("m" in tensors and tensors["m"].is_floating_point()):
-            return False  # a boolean `attn_mask` says which scores count, and is not added to them
+            return False  # a boolean `attn_mask` is not added to the scores: it selects them
         dims = {letter: tensor.dim() for letter, tensor in tensors.items()}
         last = 2 if "cdist" in new else dims.get("q", 0) - 1
         of_rows = {dims.get("x", 2), dims.get("y", 2)} == {2}
         return of_rows and self._last <= {"-1", str(last)}
 
     def _shape(self, node: ast.expr, at: int) -> list[int]:
-        """Return the shape of a tensor, or of its `unsqueeze`; [0, 0, 0] if it is unknown."""
+        """Return the shape of a tensor or of an `unsqueeze` call; [0, 0, 0] if unknown."""
         value = self._frame.scope.value(node)
         name, args, _ = self.call(node, at)
         dim = ast.unparse(args[1]) if name == "unsqueeze" else ""
@@ -229,7 +229,7 @@ class _Reader:
         return "", [], at
 
     def _called(self, node: ast.Call) -> tuple[str, list[ast.expr]]:
-        """Return a function's name and its arguments, with a method's object as the first."""
+        """Return a function's name and arguments; a method's object is the first argument."""
         training = [key.value for key in node.keywords if key.arg == "training"]
         given = [*node.args, *(key.value for key in node.keywords if key.arg != "training")]
         value, owner = self._frame.scope.value(node.func), getattr(node.func, "value", None)
@@ -246,14 +246,14 @@ class _Reader:
         if name == "square":
             name, given = "pow", [*given, ast.Constant(2)]
         if name == "transpose":
-            del given[1:]  # the dimensions are not read: in attention, they are the last two
+            del given[1:]  # assume the last two dimensions, as in attention
         if name == "norm" and "dim" not in [key.arg for key in node.keywords]:
-            return "", []  # without `dim=`, the argument after the tensor is the order
+            return "", []  # without `dim=`, the argument after the tensor is the order of the norm
         is_torchs = (getattr(value, "__module__", None) or "torch").startswith("torch")
         return _ALIKE.get(name, name) if is_torchs or value is MISSING else "", given
 
     def in_parts(self, node: Any) -> Iterator[tuple[ast.expr, ast.expr]]:
-        """Yield a module's call with methods of its result, and the same for parts of the batch."""
+        """Yield a module's call and methods on the result, and a version that splits the batch."""
         batch: Any = node.args[0] if len(node.args) == 1 else None
         while getattr(getattr(batch, "func", None), "attr", "") in _EACH:
             batch = batch.func.value
@@ -307,7 +307,7 @@ class _Reader:
             yield Form(do, new, [made], self._block, uses)
 
     def row_counts(self) -> list[int]:
-        """Return numbers of rows per part of `x`, of which the first that fits is proposed."""
+        """Return how many rows of `x` a part may have, the largest number first."""
         x = self._frame.scope.value(self._found["x"][0])
         count = len(x) if is_tensor(x) and x.dim() else 0
         return [2 ** (count // parts).bit_length() // 2 for parts in _PARTS if count >= parts]
@@ -324,7 +324,7 @@ class _Reader:
         return filled
 
     def replaced(self, node: ast.expr, new: ast.expr) -> Iterator[Form]:
-        """Yield the form with `new` in place of `node`, unless a name in `new` was bound again."""
+        """Yield the form with `new` in place of `node`, unless a name in `new` is rebound."""
         for read, at in self._found.values():
             names = {each.id for each in ast.walk(read) if isinstance(each, ast.Name)}
             if any(names & stored(self._block[n]) for n in range(at, self._at)):
@@ -348,7 +348,7 @@ class _Reader:
         )
 
     def collected(self, loop: ast.stmt) -> Iterator[Form]:
-        """Replace `x = torch.cat([x, y])` by a list, if the loop does not read `x` otherwise."""
+        """Replace `x = torch.cat([x, y])` by a list, unless the loop also reads `x` elsewhere."""
         made = self._block[self._at]
         call: Any = getattr(made, "value", None)
         name, args, _ = self.call(call, self._at)
@@ -365,7 +365,7 @@ class _Reader:
 
 # -- functions that contain the replacement
 def functions_again(frame: FailedFrame) -> dict[FunctionType, CodeType]:
-    """Return the functions whose code a frame runs, with code recompiled from the changed tree."""
+    """Return the functions that a frame runs, with code recompiled from the changed tree."""
     code = frame.code
     functions = [f for f in gc.get_referrers(code) if type(f) is FunctionType]
     waiting = [compile(frame.tree or "", frame.filename, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)]
@@ -378,7 +378,7 @@ def functions_again(frame: FailedFrame) -> dict[FunctionType, CodeType]:
 
 @contextmanager
 def swapped(functions: dict[FunctionType, CodeType]) -> Iterator[None]:
-    """Replace the code of functions, in a dry run's process."""
+    """Replace the code of functions for good, so use this only in a dry run's process."""
     for function, code in functions.items():
         function.__code__ = code
     yield

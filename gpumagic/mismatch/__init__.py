@@ -1,4 +1,4 @@
-"""Explain errors between devices in the user's names. Importing this package imports no torch."""
+"""Explain errors about tensors on different devices. Importing `mismatch` does not import torch."""
 
 from gpumagic.display import table
 

@@ -1,7 +1,7 @@
-"""Explain an error between devices: find the operands in its frames, the cause and the fix.
+"""Explain an error about tensors on different devices: find the operands, the cause and the fix.
 
 None of the user's code runs, the exception stays unchanged, and no tensor is kept alive. If the
-frames contradict the error's text, or the cause is uncertain, nothing is explained.
+error's frames contradict its text, or if the cause is uncertain, there is no explanation.
 """
 
 import ast
@@ -75,7 +75,7 @@ def _explain(found: list[FailedFrame], message: Message) -> Explanation | None:
 
 
 def _holder(found: list[FailedFrame], cls: str) -> str:
-    """Return the notebook's variable that contains an instance of `cls`, or words for it."""
+    """Return the variable that contains an instance of `cls`, or the words ``"the Net object"``."""
     top = next((each for each in found if each.at_top), found[-1])
     for node in ast.walk(statement(top.failed or ast.Pass()) or ast.Pass()):
         module: Any = top.scope.value(node) if isinstance(node, ast.Name) else None
@@ -86,7 +86,7 @@ def _holder(found: list[FailedFrame], cls: str) -> str:
 
 
 def _module_call(frame: FailedFrame, within: FailedFrame, message: Message) -> Operation | None:
-    """Return a frame's call of a module with data that is still on another device, or None."""
+    """Return a frame's call of a module with data on another device; None if uncertain."""
     call = conflict(frame, message, certain=True)
     if call is None or not call.calls_module or call.parts[0].node is not call.node.func:
         return None
@@ -110,7 +110,7 @@ def _moves_whole(part: Part) -> bool:
 
 
 def _placed(found: list[FailedFrame], choice: fixes.Choice) -> str | None:
-    """Return the `%%ongpu` line to add, if an earlier cell had it and it suffices; else None."""
+    """Return the `%%ongpu` line that fixes the cell, if an earlier cell had this line, or None."""
     frame, (gpu, _, number) = found[-1], choice.target.partition(":")
     here = frame.at_top and label(frame.filename) == last_cell()
     home = all(part.device == "cpu" and _follows(part, found[0]) for part in choice.odd)
@@ -144,7 +144,7 @@ def _mismatch(
     extra += _also_read(clash) if kind == "numpy" else []
     site = fixes.Site(clash, odd, extra)
     above, names = fixes.climb(site, outer)
-    # A comprehension may have its own frame; the function around it has the same names.
+    # A comprehension may have its own frame, so also try the frame of the enclosing function.
     around = outer[:1] if frame.code.co_name.endswith(("comp>", "expr>")) else []
     places = [(each, odd) for each in [frame, *around]] + [(above.frame, above.odd)]
     tried = [*((each, [*moved, *extra]) for each, moved in places), *places]
@@ -175,7 +175,7 @@ def _also_read(clash: Operation) -> list[Part]:
 
 
 def _fails_next(fix: Fix, caller: list[FailedFrame], odd: list[Part], target: str) -> bool:
-    """Whether the fixed function's result then clashes with unmoved tensors in its caller."""
+    """Whether the result of the fixed function would clash with tensors in the caller."""
     calls = [
         (each, each.failed) for each in caller if each.failed and each.filename == fix.filename
     ]
@@ -190,7 +190,7 @@ def _rows(
     rows: list[Operand] = []
     for _, group in groupby(clash.parts, key=lambda part: id(part.node)):
         parts = list(group)
-        if len(parts) > 2 * _SHOWN:  # a long list: show the first odd items and one other
+        if len(parts) > 2 * _SHOWN:  # a long list: show the first odd items and one other item
             odd = [part for part in parts if part in choice.odd]
             parts = odd[:_SHOWN] + [part for part in parts if part not in odd][:1]
         for part in parts:
@@ -204,9 +204,9 @@ def _rows(
 
 
 def _named(part: Part, reader: Reader, odd: bool) -> list[tuple[Part, bool]]:
-    """Return the parts to show for an operand, each with True if it is the odd one."""
-    # The named tensors replace a result of operators, indices and methods. The result of any other
-    # call is shown, and then its named tensors.
+    """Return the parts to show for an operand; True marks a part on the wrong device."""
+    # For a result of operators, indices and methods, show only the named tensors in the expression.
+    # For a result of any other call, show the result and then the named tensors.
     found = named_in(part, reader)
     if part.kind != "made":
         return [(part, odd)]
@@ -228,7 +228,7 @@ def _is_method(node: ast.Call, reader: Reader) -> bool:
 def _reason(
     leaves: tuple[Part, ...], frames: list[tuple[FailedFrame, list[Part]]], kind: str, fix: Any
 ) -> str | None:
-    """Return the reason in one sentence, or None; `frames`: each frame and its odd operands."""
+    """Return a sentence with the reason, or None; `frames` pairs frames with odd operands."""
     if kind in ("numpy", "host"):
         return _NUMPY if kind == "numpy" else _HOST
     if told := _brought(leaves):
@@ -236,7 +236,7 @@ def _reason(
     for frame, odd in frames:
         for part in odd:
             if left := sources.unregistered(part, frame):
-                # The fix, if it registers the attribute, already shows the code to write.
+                # A fix that registers the attribute already shows the code to write.
                 return left.reason.partition(sources.PERMANENTLY)[0] if fix else left.reason
     if any(part.text.endswith('"]') for _, odd in frames for part in odd):
         return _DICT
@@ -244,7 +244,7 @@ def _reason(
 
 
 def _brought(leaves: tuple[Part, ...]) -> str | None:
-    """Return the reason, if an earlier cell moved one operand away from the others; else None."""
+    """Return the reason if an earlier cell moved an operand to another device; else None."""
     for part in leaves:
         parameters = part.value.parameters() if issubclass(type(part.value), nn.Module) else ()
         origin = origin_of(next(iter(parameters), part.value))

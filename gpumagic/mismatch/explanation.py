@@ -1,4 +1,4 @@
-"""Record an explained error between devices, and its fix as code; show it as text or a table."""
+"""Record and show an error about tensors on different devices: operands, reason and fix."""
 
 import ast
 from collections.abc import Iterable, Iterator
@@ -15,20 +15,20 @@ from gpumagic.usercode.frames import FailedFrame, loops_around, parents, stateme
 
 @dataclass(frozen=True)
 class Operand:
-    """An operand of the failing expression, such as a tensor or module, under the user's name."""
+    """Describe an operand of the failing expression, such as a tensor or a module."""
 
     name: str
-    devices: tuple[str, ...]  # several if the tensors are spread; that with most bytes first
+    devices: tuple[str, ...]  # the device with the most bytes first; a module may have several
     nbytes: int | None  # None if unknown, because the value no longer exists
-    about: str  # in words: "float32[3, 2]", "Linear, 2 tensors"
-    odd: bool = False  # whether it is on another device than the other operands
+    about: str  # a description: "float32[3, 2]", "Linear, 2 tensors"
+    odd: bool = False  # whether the operand is on the wrong device
     also: str | None = None  # the operand's name in the calling code, if different
-    along: bool = False  # not an operand, but later code combines it with the result
+    along: bool = False  # no operand, but later code combines this tensor with the result
 
 
 @dataclass(frozen=True)
 class Fix:
-    """Code to paste into the user's cell or file."""
+    """Describe code to paste into the user's cell or file."""
 
     # `where` is "before" (put `code` before line `line`) or "replace" (replace the lines `line` to
     # `end_line`). Lines count from 1. The code is indented as in the source.
@@ -36,10 +36,10 @@ class Fix:
     where: str
     line: int
     end_line: int
-    filename: str  # of the file or cell, as in the traceback
+    filename: str  # name of the file or cell, as in the traceback
     label: str = ""  # display name of the file or cell: "In [3]", "train.py"
     nbytes: int | None = None  # bytes that the fix moves; None if unknown
-    cls: str = ""  # a cell's edited class, or what has an object of the old class: create it again
+    cls: str = ""  # the object to create again after its class was edited; may be empty
 
     def apply(self, source: str) -> str:
         """Return the source of `filename` with the fix applied."""
@@ -51,15 +51,15 @@ class Fix:
 
 @dataclass(frozen=True, repr=False)
 class Explanation(Shown):
-    """An error between devices, explained. `str()` is text, and IPython shows HTML."""
+    """Record an explained error. `str()` returns text; IPython shows HTML."""
 
-    expression: str  # what failed, as the user wrote it
+    expression: str  # the failed expression as the user wrote it
     line: int
     filename: str  # as in the traceback
     label: str  # the file's display name
     operands: tuple[Operand, ...]
     fix: Fix | None
-    reason: str | None  # one sentence, if the cause is a common one
+    reason: str | None  # one sentence; None if no common cause was found
     first: str | None = None  # the `%%ongpu` line that fixes the cell without an edit
 
 
@@ -101,7 +101,7 @@ def html(explanation: Explanation) -> str:
 
 
 def _advice(explanation: Explanation) -> Iterator[tuple[str, str, str]]:
-    """Yield the reason, the `%%ongpu` line and the edit, each as a label, a text and a cost."""
+    """Yield the reason, the `%%ongpu` line and the fix, each as a label, a text and a cost."""
     if explanation.reason:
         yield "why:", explanation.reason, ""
     if explanation.first:
@@ -162,7 +162,7 @@ NEAR = 12  # maximum number of lines that one edit may span
 
 @dataclass
 class Edit:
-    """Lines to insert before a statement, and expressions to replace in it or shortly after it."""
+    """Collect lines to insert before a statement, and expressions to replace in or near it."""
 
     frame: FailedFrame
     stmt: ast.stmt
@@ -184,13 +184,13 @@ class Edit:
             code[0] = _magic_before(label(self.frame.filename), start, first) + code[0]
         file, name = self.frame.filename, label(self.frame.filename)
         classes = (each.name for each in parents(self.stmt) if isinstance(each, ast.ClassDef))
-        static = self.frame.parameters[:1] == ("ctx",)  # an autograd.Function has no object
+        static = self.frame.parameters[:1] == ("ctx",)  # an autograd.Function has no instances
         cls = next(classes, "") if name.startswith("In [") and not static else ""
         return Fix("\n".join(code), where, start, end, file, name, nbytes, cls)
 
 
 def _magic_before(cell: str, line: int, code: str) -> str:
-    """Return what stands before a line's code in a cell as typed, such as ``"%time "``."""
+    """Return the text typed before the code in a cell's line, such as ``"%time "``, or empty."""
     history = getattr(getattr(shell(), "history_manager", None), "input_hist_raw", [])
     number = int(cell[4:-1]) if cell[4:-1].isdigit() else len(history)
     typed = "".join("".join(history[number : number + 1]).splitlines()[line - 1 : line])
@@ -209,12 +209,12 @@ def can_precede(frame: FailedFrame, stmt: ast.stmt) -> bool:
     """Whether a line inserted before `stmt` runs each time immediately before it."""
     line = frame.source.splitlines()[stmt.lineno - 1]
     if line.encode()[: stmt.col_offset].strip() or line.lstrip().startswith("elif"):
-        return False  # `if ready: y = net(x)`, `a; b`
+        return False  # as in `if ready: y = net(x)` or `a; b`
     return not isinstance(stmt, (ast.While, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
 
 
 def before_loops(frame: FailedFrame, stmt: ast.stmt, texts: list[str]) -> ast.stmt:
-    """Return the outermost loop around `stmt` if `texts` may be used before the loop, or `stmt`."""
+    """Return the outermost loop around `stmt`, or `stmt` if the loop changes names in `texts`."""
     loops = loops_around(stmt)
     if not loops or not can_precede(frame, loops[-1]):
         return stmt
