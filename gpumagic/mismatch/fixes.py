@@ -1,9 +1,9 @@
-"""Choose the operands that move and the target device, and write the edit that moves them.
+"""Choose the operands to move and their target device, and write the edit.
 
-An operand that is written to does not move. Data moves to a module's GPU; otherwise operands move
-to the device with most bytes, a GPU before the CPU. A tensor that a function makes, or to which a
-loop adds, is created on the device instead of moved each time. Later operations are checked too:
-after moving only `x`, the next error would be at `loss(net(x), y)`.
+The target is usually a GPU: a module's GPU, or else the GPU with most bytes of operands. An operand
+that the operation writes to moves only if an edit can create it or assign it again. If a call such
+as `torch.zeros(3)` made an operand, the edit adds a device to the call. Later operations are
+checked too: if only `x` moves, `loss(net(x), y)` fails next.
 """
 
 import ast
@@ -46,15 +46,15 @@ _DEVICE_NAMES = ("device", "dev", "DEVICE", "self.device", "self.cfg.device", "a
 # -- the operands that move
 @dataclass(frozen=True)
 class Choice:
-    """The operands that move, and the device that they move to."""
+    """The operands to move (`odd`), and their target device."""
 
     target: str
     odd: tuple[Part, ...]
-    to_host: bool = False  # operands are copied only where used, since this code runs on the host
+    to_host: bool = False  # the operation needs CPU tensors: copy operands only in its expression
 
 
 def choose(found: Operation, message: Message, frames: list[FailedFrame]) -> Choice | None:
-    """Return the operands to move, by the rules of this module; None if uncertain."""
+    """Return the operands to move and their target device; None if uncertain."""
     leaves, indexed = found.parts, message.kind == "index"
     tensors = tuple(part for part in leaves if part.kind != "array")
     if message.kind in ("numpy", "host") or tensors != leaves:
@@ -70,7 +70,8 @@ def choose(found: Operation, message: Message, frames: list[FailedFrame]) -> Cho
 
 
 def _of_indexed(found: Operation) -> str | None:
-    """Return the tensor's device, or the indices' if the tensor is new or they are needed there."""
+    """Return the target of an indexing: the tensor's device, or the GPU of the indices."""
+    # The GPU, if a call just created the tensor, or if later code needs the indices there.
     indexed, *indices = found.parts
     gpus = [part for part in indices if part.device not in ("cpu", None)]
     there = gpus and indexed.device == "cpu" and indexed is not found.fixed
@@ -109,11 +110,11 @@ def _written_on(found: Operation, frames: list[FailedFrame]) -> str | None:
 
 
 def _heaviest(found: Operation) -> str:
-    """Return a module's device, else the device with most bytes; a GPU goes before the CPU."""
+    """Return the best target: GPUs come before the CPU, and modules count more than bytes."""
 
     def weight(device: str) -> tuple[bool, int, int]:
         here = [part for part in found.parts if device in part.devices]
-        # A temporary result counts as what it was computed from, but after a module itself.
+        # A temporary result has the weight of its sources. A module as an operand counts twice.
         named = [each for part in here for each in named_in(part, found.reader) or [part]]
         sizes = {part.key: part.nbytes for part in named}
         model = sum("module" in {part.kind for part in parts} for parts in (here, named))
@@ -125,11 +126,11 @@ def _heaviest(found: Operation) -> str:
 # -- where a fix goes, and how it names the device
 @dataclass(frozen=True)
 class Site:
-    """The failing operation in one frame, and the operands that move, by their names there."""
+    """The failing operation and the operands to move, as one frame's code names them."""
 
     at: Operation
     odd: list[Part]
-    extra: list[Part]  # later code combines these with the result, so they move too
+    extra: list[Part]  # values that later code combines with the result; they move too
 
     @property
     def frame(self) -> FailedFrame:
@@ -138,8 +139,8 @@ class Site:
 
 
 def climb(site: Site, outer: list[FailedFrame]) -> tuple[Site, dict[str, str]]:
-    """Follow the operands to move through the callers' arguments; return the outermost site."""
-    # The second result maps names at `site` to those at the outermost site, where they differ.
+    """Return the site in the outermost caller that passed the operands as arguments."""
+    # Also return a map from an operand's name at `site` to a different name in that caller.
     first = moved = [*site.odd, *site.extra]
     for frame in outer:
         done = operation(frame.failed, Reader(frame)) if frame.failed is not None else None
@@ -153,7 +154,7 @@ def climb(site: Site, outer: list[FailedFrame]) -> tuple[Site, dict[str, str]]:
 
 
 def _given(moved: list[Part], frame: FailedFrame, parts: Iterable[Part]) -> list[Part] | None:
-    """Return the caller's arguments for operands that are parameters, or attributes of them."""
+    """Return the caller's expressions for the operands `moved`; None if any was not passed."""
     above = {id(part.value): part for part in reversed([*parts])}
     found: list[Part] = []
     for part in moved:
@@ -174,7 +175,7 @@ def _given(moved: list[Part], frame: FailedFrame, parts: Iterable[Part]) -> list
 
 
 def _argument(part: Part, frame: FailedFrame) -> Part:
-    """Return what a view is a view of, named as an argument, or as ``self.h`` for a local `h`."""
+    """Replace a view by its base, and a local `h` by a parameter's attribute such as ``self.h``."""
     named = named_in(part, Reader(frame))
     part = named[0] if len(named) == 1 and named[0].kind == "tensor" else part
     local = part.kind == "tensor" and part.text.isidentifier() and part.text not in frame.parameters
@@ -184,13 +185,13 @@ def _argument(part: Part, frame: FailedFrame) -> Part:
 
 
 def _written_device(site: Site, target: str, line: ast.stmt, *, inside: bool = False) -> str:
-    """Return the device as the user would write it at `line`, or `inside` its comprehension."""
+    """Return code for the device, such as ``x.device``, at `line` or `inside` its comprehension."""
     names = [*_DEVICE_NAMES, *(f"{name}.device" for name in _at_hand(site, inside))]
     unknown = _bound_later(line, site)
     if inside:
         within = (node for node in parents(site.at.node) if isinstance(node, ast.expr))
         unknown -= {name for node in within for name in stored(node)}
-    # An edit makes no function use a further variable of the notebook, and no class use any.
+    # In a class, use only local names; in a function, also the globals that its code uses.
     in_class = any(isinstance(node, ast.ClassDef) for node in parents(site.at.node))
     if in_class or not site.frame.at_top:
         code = ast.walk(function_of(site.at.node) or line)
@@ -205,7 +206,7 @@ def _written_device(site: Site, target: str, line: ast.stmt, *, inside: bool = F
 
 
 def _at_hand(site: Site, inside: bool) -> list[str]:
-    """Return names that may have a device: operands, function parameters and layers' weights."""
+    """Return names whose `.device` may be the target: operands, parameters, layers' weights."""
     nodes = [n for part in [*site.at.parts, *site.odd] for n in ast.walk(part.node)]
     kinds = (ast.Name, ast.Attribute)
     nodes = [n for n in nodes if isinstance(n, kinds) and (inside or not in_own_scope(n))]
@@ -226,7 +227,7 @@ def _bound_later(line: ast.stmt, site: Site) -> set[str]:
 
 # -- the edits
 def move_owners(choice: Choice, frames: list[FailedFrame]) -> Fix | None:
-    """Return the fix that moves one module, if this module owns all odd operands; else None."""
+    """Return the fix that moves one module, if all operands to move belong to it; else None."""
     owners = [sources.owner_of(part, frames, choice.target) for part in choice.odd]
     found = {each[1].text: each for each in owners if each}
     if choice.target == "cpu" or None in owners or len(found) != 1:
@@ -238,7 +239,7 @@ def move_owners(choice: Choice, frames: list[FailedFrame]) -> Fix | None:
 
 
 def move_global(choice: Choice, frames: list[FailedFrame]) -> Fix | None:
-    """Return the fix that moves a notebook's tensor that a function uses repeatedly; else None."""
+    """Return the fix that moves a global tensor once, if a function uses it again; else None."""
     frame, top = frames[0], next((each for each in frames if each.at_top), frames[0])
     named = {part.text: part for odd in choice.odd for part in named_in(odd, Reader(frame))}
     if frame is top or top.failed is None or len(named) != 1:
@@ -254,7 +255,7 @@ def move_global(choice: Choice, frames: list[FailedFrame]) -> Fix | None:
 
 
 def write_fix(site: Site, above: Site, choice: Choice) -> Fix | None:
-    """Return the fix, in the outermost frame that has the operands; None if no edit is right."""
+    """Return the fix at `site` or, in the outermost caller, at `above`; None if both fail."""
     if all(part.kind == "module" for part in choice.odd):
         return _move(above, choice)
     if choice.to_host:
@@ -270,7 +271,7 @@ def write_fix(site: Site, above: Site, choice: Choice) -> Fix | None:
 
 
 def _read_above(site: Site, above: Site) -> list[Part]:
-    """Return the caller's operands to copy to the host: all on a GPU, or the odd ones."""
+    """Return the caller's operands to copy to the CPU: all on a GPU, or those of `above.odd`."""
     ats = (site.at.parts, above.at.parts)
     here, there = ([p for p in parts if p.devices and p.device != "cpu"] for parts in ats)
     if here == site.odd:
@@ -279,7 +280,7 @@ def _read_above(site: Site, above: Site) -> list[Part]:
 
 
 def _make_there(site: Site, target: str) -> Fix | None:
-    """Return the fix that creates all tensors, or else only the odd ones, on `target`; or None."""
+    """Return the fix that creates `odd` on `target`, and `extra` too if possible; or None."""
     both = [*site.odd, *site.extra]
     return _make_each(both, site, target) or _make_each(site.odd, site, target)
 
@@ -323,7 +324,7 @@ def _move(site: Site, choice: Choice) -> Fix | None:
     in_place = not above or not in_own_scope(site.at.node)
     device = device if to_host or not in_place else _loop_module_device(site) or device
     edits = [(part, _moved(part, site, device, choice)) for part in standing]
-    # An operand without edits is used only further down; the error there will explain it.
+    # An operand without edits is used only in later lines. It is not counted as moved.
     moved = [*above, *(part for part, found in edits if found)]
     nbytes = {part.key: part.to_move(choice.target) for part in moved}
     edit = Edit(frame, stmt, _lines(above, device), [e for _, found in edits for e in found])
@@ -381,7 +382,7 @@ def _split(site: Site, stmt: ast.stmt, *, to_host: bool) -> tuple[list[Part], li
 
 
 def _lines(above: list[Part], device: str) -> list[str]:
-    """Return the lines that move operands and bind them again; each module gets its own line."""
+    """Return lines that move the operands: a line for each module or leaf, one for the others."""
     above = [*{part.key: part for part in above}.values()]  # `attention(x, x, x)` moves x once
     lines = [sources.moving(part.text, device) for part in above if part.kind == "module"]
     leaves = [f"{part.text}.data" for part in above if sources.is_leaf(part)]
@@ -393,26 +394,26 @@ def _lines(above: list[Part], device: str) -> list[str]:
 
 
 def _used_once(site: Site) -> bool:
-    """Whether each operand is used only once, so that it can be moved in place."""
+    """Whether each operand is used only once, so that the expression itself can move it."""
     scope = function_of(site.at.node) or site.at.node
     return not site.extra and all(len(uses(scope, part.key)) < 2 for part in site.odd)
 
 
 def _stays(part: Part, frame: FailedFrame, stmt: ast.stmt) -> bool:
     """Whether an operand cannot be moved, or moving it may break other code."""
-    if part.kind == "module":  # an earlier call in the loop may need the module where it is
+    if part.kind == "module":  # an earlier call in the loop may need its present device
         earlier = [use for loop in loops_around(stmt) for use in uses(loop, part.text)]
         earlier = [use for use in earlier if use.lineno < stmt.lineno]
         on_both = any(isinstance(next(parents(use), None), ast.Call) for use in earlier)
-        return on_both or bool(own(part.value).get("hf_device_map"))  # spread by accelerate
+        return on_both or bool(own(part.value).get("hf_device_map"))  # accelerate chose devices
     if part.kind == "object":
         return not hasattr(type(part.value), "to")
-    # The gradient of an input of an autograd.Function must be on the device of that input.
+    # In an autograd.Function, a gradient must be on its input's device, so parameters stay.
     return frame.parameters[:1] == ("ctx",) and part.text in frame.parameters
 
 
 def _moved(part: Part, site: Site, device: str, choice: Choice) -> list[tuple[ast.AST, str]]:
-    """Return the edits that move an operand in the expression and where the next lines use it."""
+    """Return the edits that move an operand in the failing expression and in the next lines."""
     is_odd, again = part in site.odd, part.kind in ("tensor", "made") and not choice.to_host
     near = _uses_near(part, site, device) if again and (is_odd or not part.factory) else []
     within = statement(site.at.node) if choice.to_host else site.at.node

@@ -1,8 +1,8 @@
-"""Describe values and expressions as operands: the devices they are on, or must have been on.
+"""Describe values and expressions as operands, with their devices.
 
-Names, attributes and items are read from the frame. A container counts as its items. The result of
-a call or operator no longer exists, but torch computed the result without an error. So the result
-was on the common device of the operands; if they have none, the result's device is unknown.
+Names, attributes and items are read from the frame. A container is described by its items. The
+result of a call or an operator no longer exists, so its device is derived: if all operands were on
+one device, so was the result; otherwise the device is unknown.
 """
 
 import ast
@@ -23,7 +23,7 @@ _STATE = ("_parameters", "_buffers", "_modules")
 
 
 def words(text: str) -> frozenset[str]:
-    """Return a set of words."""
+    """Split a text into a set of words."""
     return frozenset(text.split())
 
 
@@ -32,18 +32,18 @@ FACTORIES = words(
     "zeros hann_window hamming_window tril_indices triu_indices"
 )
 TRANSFERS = words("to cuda cpu")
-# Methods and attributes of a tensor whose result is no tensor, so it has no device.
+# Methods and attributes of a tensor that do not return a tensor.
 _NO_TENSOR = words(
     "item tolist numpy size dim numel shape stride device dtype ndim is_cuda requires_grad backward"
 )
-_DEVICE = type(torch.get_default_device())  # the class itself: a placement may patch `torch.device`
+_DEVICE = type(torch.get_default_device())  # the original class: `torch.device` may be patched
 _PART_OF = words("T mT H mH real imag data grad values indices")
 NAMED = (ast.Name, ast.Attribute, ast.Subscript)
 """Expressions that read an existing value."""
 
 
 def device_of(value: Any) -> torch.device | None:
-    """Return the device that a value denotes: a `torch.device`, a string or a number; or None."""
+    """Return the device that a `torch.device`, a string or a number names; None for others."""
     if type(value) is _DEVICE:
         return value
     try:
@@ -53,7 +53,7 @@ def device_of(value: Any) -> torch.device | None:
 
 
 def full(device: torch.device) -> str:
-    """Return a device's full name: ``"cuda"`` gets the current device's number, ``"cuda:0"``."""
+    """Return a device's full name: ``"cuda"`` becomes the current device, such as ``"cuda:0"``."""
     if str(device) == "cuda":
         return f"cuda:{torch.cuda.current_device()}"
     return device.type if device.type == "cpu" else str(device)
@@ -61,7 +61,7 @@ def full(device: torch.device) -> str:
 
 @lru_cache(maxsize=1000)
 def canonical(text: str) -> str:
-    """Return an expression in a standard spelling, so that equal ones compare equal."""
+    """Return an expression in the spelling of `ast.unparse`, so that texts can be compared."""
     try:
         return ast.unparse(ast.parse(text, mode="eval"))
     except (SyntaxError, ValueError):
@@ -72,14 +72,14 @@ def canonical(text: str) -> str:
 class Part:
     """One operand, or one item of an operand that is a container."""
 
-    node: ast.expr  # the operand's expression, which is a container's if this is an item
+    node: ast.expr  # the operand's expression; for an item, the container's expression
     text: str  # as in the user's code
-    kind: str  # tensor, array, module, generator, object, group, made (temporary), unknown
-    devices: tuple[str, ...] = ()  # several for a spread module, most bytes first; empty if unknown
+    kind: str  # tensor, array, module, generator, object, group, made (temporary) or unknown
+    devices: tuple[str, ...] = ()  # a module may have several, most bytes first; empty if unknown
     nbytes: int | None = None
     about: str = ""
-    scalar: bool = False  # a 0-dim tensor on the CPU, which operations accept with a GPU's tensors
-    factory: bool = False  # created without a `device` argument
+    scalar: bool = False  # a 0-dim CPU tensor; operations accept it together with GPU tensors
+    factory: bool = False  # made by a call such as `torch.zeros(3)`, without a `device` argument
     value: Any = field(default=None, repr=False, compare=False)
 
     @property
@@ -89,7 +89,7 @@ class Part:
 
     @property
     def key(self) -> str:
-        """Return the operand's text in the standard spelling."""
+        """Return the operand's text in the spelling of `ast.unparse`."""
         return canonical(self.text)
 
     def to_move(self, target: str) -> int | None:
@@ -102,7 +102,7 @@ class Part:
 
 # -- values
 def describe(value: Any, node: ast.expr, text: str) -> list[Part]:
-    """Return a value as operands, one per item of a container; empty if it has no tensors."""
+    """Return a value's operands: one, or one per item of a container; none without tensors."""
     kind = type(value)
     if issubclass(kind, Tensor):
         where, dtype = full(value.device), str(value.dtype).removeprefix("torch.")
@@ -142,7 +142,7 @@ def _items(value: Any, node: ast.expr, text: str) -> list[Part]:
             for name, each in held.items()
             for part in describe(each, ast.Attribute(node, name, ast.Load()), f"{text}.{name}")
         ]
-        # Private tensors are computed from the parameters, so replacing a parameter is not enough.
+        # Private tensors were computed from the parameters: replacing a parameter is not enough.
         private = any(name.startswith("_") for name in held)
         return [replace(part, kind="made", value=None) for part in parts] if private else parts
     parts = []
@@ -182,11 +182,11 @@ def tensors_of(value: Any) -> list[tuple[str, Tensor]]:
 
 # -- expressions
 class Reader:
-    """Reads the expressions of a frame as operands."""
+    """Describe the expressions of a frame as operands."""
 
     def __init__(self, frame: FailedFrame, moved: Mapping[str, str | None] | None = None) -> None:
         self.frame, self.scope, self.text = frame, frame.scope, frame.text
-        # Expressions to treat as if on another device: that device, or None if unknown.
+        # Expressions that a fix would move, with their new devices; None if unknown.
         self.moved = moved if moved is not None else {}
 
     def part(self, node: ast.expr) -> Part | None:
@@ -213,7 +213,7 @@ class Reader:
             return self._inner(node)
         if isinstance(node, (ast.BinOp, ast.Compare, ast.UnaryOp, ast.IfExp)):
             inner = self._inner(node)
-            # An operation on two lists: their items are the operands.
+            # If `a` and `b` are lists, the operands of `a + b` are the items.
             one_list = any(part.text != self.text(part.node) for part in inner)
             return inner if one_list else self._together(node, text, inner)
         if isinstance(node, ast.Call):
@@ -240,7 +240,7 @@ class Reader:
         return [_made(node, text, None)]
 
     def _together(self, node: ast.expr, text: str, parts: list[Part]) -> list[Part]:
-        """Return the result of operands that must agree: it is on the one device that is known."""
+        """Return an operation's result. Its device is the only known device of the operands."""
         loose = [part for part in parts if not part.scalar]
         if not loose:
             return [Part(node, text, "made", ("cpu",), scalar=True)] if parts else []
@@ -262,7 +262,7 @@ class Reader:
                 return result
         if is_torch(function):
             return self._torch_call(node, str(values.of_function(function, "__name__")), text)
-        # A number or a text, such as `float("inf")`; `map` is lazy and fails when it is consumed.
+        # `len` and `float` return no tensor. `map` is lazy: its arguments are the operands.
         if any(function is each for each in (map, len, *values.PLAIN)):
             return self.given(node) if function is map else []
         if issubclass(type(function), type) and issubclass(function, nn.Module):
@@ -310,7 +310,7 @@ class Reader:
         return self._together(node, text, self.given(node)) or [_made(node, text, None)]
 
     def device(self, node: ast.expr | None, without: str) -> str | None:
-        """Return the device that an argument names; `without` if none is given; None if unknown."""
+        """Return the device that an argument names; `without` if it names none; None if unknown."""
         if node is None:
             return without
         value = self.scope.value(node)
@@ -321,17 +321,17 @@ class Reader:
 
 
 def _result_of(part: Part, node: ast.expr, text: str) -> Part:
-    """Return the result of indexing a tensor or calling its method: on the tensor's device."""
+    """Return a tensor's item, or its method's result. Both are on the tensor's device."""
     return replace(part, node=node, text=text, kind="made", nbytes=None, about="", value=None)
 
 
 def _made(node: ast.expr, text: str, device: str | None) -> Part:
-    """Return a temporary result on `device`; its kind is "unknown" if its device is None."""
+    """Return a temporary result on `device`, of kind "unknown" if `device` is None."""
     return Part(node, text, "made", (device,)) if device else Part(node, text, "unknown")
 
 
 def arguments(node: ast.Call) -> list[ast.expr]:
-    """Return the arguments of a call, keywords and unpacked ones included."""
+    """Return the arguments of a call, including keyword and unpacked arguments."""
     return [*node.args, *(keyword.value for keyword in node.keywords)]
 
 
@@ -342,6 +342,6 @@ def _argument(node: ast.Call, name: str, at: int | None = None) -> ast.expr | No
 
 
 def is_torch(function: Any) -> bool:
-    """Whether a function is torch's own."""
+    """Whether a function belongs to torch or torchvision."""
     module = values.of_function(function, "__module__")
     return isinstance(module, str) and module.split(".")[0] in ("torch", "torchvision")

@@ -1,4 +1,4 @@
-"""Read the error's message, the failed operation and its operands; find what would fail next.
+"""Parse a device error: its message, the failed operation, and the operations that follow.
 
 The patterns match messages of PyTorch 2.6 to 2.15. A message gives the type of error and often the
 devices, but never the operand to move.
@@ -66,11 +66,11 @@ def read(error: BaseException) -> Message | None:
         return None
     try:
         text = str(error)
-    except Exception:  # noqa: BLE001  an exception class of the user's own
+    except Exception:  # noqa: BLE001  the user's own exception may raise anything
         return None
     if _WORKER.search(text):
         return Message("worker")
-    # The text quotes an error of another thread or process; this error lacks those frames.
+    # If the text quotes an error of another thread or process, the failing frame is not here.
     if len(text) > 20_000 or "Original Traceback" in text:
         return None
     if found := _TYPES.search(text):
@@ -114,11 +114,11 @@ class Operation:
     node: Any
     parts: tuple[Part, ...]  # the operands
     fixed: Part | None = None  # the operand that the operation writes to, so it does not move
-    calls_module: bool = False  # it calls a module, or a module's method
+    calls_module: bool = False  # whether a module, or a module's method, is called
 
 
 def operation(node: ast.AST, reader: Reader) -> Operation | None:
-    """Return the operation that a syntax node stands for; None if the node has no operands."""
+    """Return a syntax node as an operation; None if the node has no operands."""
     if isinstance(node, ast.Call):
         return _call(node, reader)
     if isinstance(node, ast.Assign):
@@ -131,7 +131,7 @@ def operation(node: ast.AST, reader: Reader) -> Operation | None:
 
 
 def _operands(node: Any, writes: bool) -> list[ast.expr]:
-    """Return the expressions that a node combines, first the one that it writes to."""
+    """Return a node's operands as expressions. An operand that is written to comes first."""
     parent = next(parents(node), None)
     values = [parent.value] if writes and isinstance(parent, (ast.Assign, ast.AugAssign)) else []
     if isinstance(node, (ast.BinOp, ast.Compare, ast.AugAssign)):
@@ -141,21 +141,21 @@ def _operands(node: Any, writes: bool) -> list[ast.expr]:
         return [node.value, *(each for each in index if not isinstance(each, ast.Slice)), *values]
     if isinstance(node, ast.Attribute) and writes:
         return [node.value, *values]
-    # `for x in loader`: the iterated expression.
+    # A plain name is the iterated expression of a loop, as in `for x in loader`.
     return [node] * (isinstance(node, (ast.Name, ast.Attribute)) and not writes)
 
 
 def _call(node: ast.Call, reader: Reader) -> Operation | None:
     owner = reader.part(node.func)
     out = [part for k in node.keywords if k.arg == "out" for part in reader.parts(k.value)]
-    # A called name may be a partial or an object, whose tensors are operands too.
+    # A called name may be a partial or another object. The object's tensors are operands too.
     called = ("module", "object") if isinstance(node.func, ast.Name) else ("module",)
     if owner is not None and owner.kind in called:
         receiver = [owner]
     else:
         written = _writes(node)
         of: Any = node.func.value if isinstance(node.func, ast.Attribute) else None
-        while written and _writes(of):  # in `x.mul_(2).add_(y)`, `x` is written
+        while written and _writes(of):  # `x.mul_(2).add_(y)` writes to `x`
             of = of.func.value
         receiver = reader.parts(of) if of is not None else []
         out += receiver if written else []
@@ -173,8 +173,8 @@ def _writes(node: ast.AST) -> bool:
 
 def conflict(frame: FailedFrame, message: Message, *, certain: bool = False) -> Operation | None:
     """Return a frame's failing operation with the operands that explain the message."""
-    # None if uncertain: there are fewer than two devices, or the message names a device that no
-    # operand is on. Unless `certain`, a temporary result may be assumed to be on that device.
+    # None if uncertain: fewer than two devices are known, or the message names a device without
+    # operands. Unless `certain`, a temporary result is assumed to be on the named device.
     reader = Reader(frame)
     within = storages(dict(frame.library))
     found = []
@@ -202,8 +202,8 @@ def _evidence(
     done: Operation, message: Message, direct: bool, within: set[Any]
 ) -> tuple[Part, ...]:
     """Return the operands if they are on several devices and agree with the message; else empty."""
-    # `within` has the storages that a library's failing function sees. If the operands are not
-    # among them, the library moved or created tensors itself: the operands are not at fault.
+    # `within` has the storages of the local tensors in a library's failing function. Operands with
+    # other storages did not cause the error: the library had copied or created the tensors.
     if message.kind == "replicas":
         return tuple(part for part in done.parts if part.kind == "module" and part.devices)
     leaves = [p for p in done.parts if "meta" not in p.devices]  # meta tensors never move
@@ -225,7 +225,7 @@ def _devices(parts: Iterable[Part]) -> frozenset[str]:
 
 
 def _on_a_gpu(parts: list[Part], named: frozenset[str]) -> tuple[Part, ...]:
-    """Return the operands on a GPU if they are on the named devices; a container is one operand."""
+    """Return the GPU operands if they match the named devices; a container is one operand."""
     found: list[Part] = []
     for node, group in groupby(parts, key=lambda part: part.node):
         items, text = list(group), ast.unparse(node)
@@ -237,7 +237,7 @@ def _on_a_gpu(parts: list[Part], named: frozenset[str]) -> tuple[Part, ...]:
 
 
 def _with_gone(leaves: list[Part], located: list[Part], named: frozenset[str]) -> tuple[Part, ...]:
-    """Return the operands, with temporary results on the one named device that has no operand."""
+    """Return the operands, assuming temporary results on the only named device without operands."""
     gone = [part for part in leaves if not part.devices and part.value is None]
     if any(part.factory for part in gone):  # a module such as `nn.MSELoss()` has no tensors
         gone = [part for part in gone if part.kind != "module"]
@@ -252,8 +252,8 @@ def _with_gone(leaves: list[Part], located: list[Part], named: frozenset[str]) -
 
 
 def named_in(part: Part, reader: Reader) -> list[Part]:
-    """Return the named tensors and modules that a result was computed from, on the same device."""
-    # For `self.net(x)` these are `self.net` and `x`, not `self`; for a named tensor, that tensor.
+    """Return the sources of a result: the named tensors and modules on the same device."""
+    # `self.net(x)` gives `self.net` and `x`, but not `self`. A named tensor gives itself.
     if part.kind != "made":
         return [part] if part.kind == "tensor" else []
     found: dict[str, Part] = {}
@@ -270,17 +270,17 @@ def named_in(part: Part, reader: Reader) -> list[Part]:
 
 # -- the code around
 def nodes_around(node: ast.AST, kinds: Any) -> list[Any]:
-    """Return the nodes of some kinds in a node's function, without its inner functions."""
+    """Return the nodes of `kinds` in a node's function, but not in nested functions."""
     scope = function_of(node)
     found = ast.walk(scope) if scope is not None else ()
     return [each for each in found if isinstance(each, kinds) and function_of(each) is scope]
 
 
-# -- the rest of the code
+# -- the code that runs later
 def also_needed(frame: FailedFrame, node: ast.AST, odd: Iterable[Part], target: str) -> list[Part]:
-    """Return named tensors that must move too: later code combines them with the moved `odd`."""
+    """Return other named tensors that must move because later code combines them with `odd`."""
     odd = list(odd)
-    # The same call further down creates a tensor of its own.
+    # Skip a call such as `torch.zeros(3)`: the same call further down creates another tensor.
     moved: dict[str, str | None] = {part.key: target for part in odd if not part.factory}
     found: dict[str, Part] = {}
     for reader, clashing in _clashes(frame, node, odd, moved, target):
@@ -295,14 +295,14 @@ def also_needed(frame: FailedFrame, node: ast.AST, odd: Iterable[Part], target: 
 def meets(
     frame: FailedFrame, node: ast.AST, odd: list[Part], moved: dict[str, str | None], target: str
 ) -> bool:
-    """Whether code after a node combines `moved` values with tensors on the device of `odd`."""
+    """Whether later code combines `moved` values with tensors on the former device of `odd`."""
     return any(clashing for _, clashing in _clashes(frame, node, odd, moved, target))
 
 
 def _clashes(
     frame: FailedFrame, node: ast.AST, odd: list[Part], moved: dict[str, str | None], target: str
 ) -> Iterator[tuple[Reader, list[Part]]]:
-    """Yield later operations' operands on the device of `odd`, if others are on `target`."""
+    """Yield, for each later operation on `target`, its operands on the former device of `odd`."""
     sources = {part.device for part in odd} - {target}
     reader, ran = Reader(frame, moved), set(ast.walk(node)) - {node}
     for step in _steps(node):
@@ -312,7 +312,7 @@ def _clashes(
         elif step not in ran and wants_one_device(step, reader):
             leaves = _leaves(step, reader)
             if any(part.device == target for part in leaves):
-                # A tensor created further down may not clash, unless this one was created so too.
+                # Later calls such as `torch.zeros(3)` clash only if all `odd` are such calls too.
                 alike = NEAR * all(part.factory for part in odd)
                 made = "cpu" if step.lineno < frame.line + alike else None
                 there = [p for p in leaves if (made if p.factory else p.device) in sources]
@@ -325,13 +325,13 @@ def _targets(stmt: ast.Assign) -> list[str]:
 
 
 def _leaves(step: ast.AST, reader: Reader) -> list[Part]:
-    """Return the operands of an operation whose devices must agree."""
+    """Return the operands that must be on one device: all but CPU scalars."""
     done = operation(step, reader)
     return [part for part in done.parts if not part.scalar] if done else []
 
 
 def _steps(node: ast.AST) -> list[Any]:
-    """Return the operations and assignments from a node's statement on, inner ones first."""
+    """Return the operations and assignments from a node's statement on, in execution order."""
     stmt = statement(node)
     first = stmt.lineno if stmt is not None else 0
     found = [step for step in nodes_around(node, _STEPS) if step.lineno >= first]
@@ -339,7 +339,7 @@ def _steps(node: ast.AST) -> list[Any]:
 
 
 def ran_mixed(frame: FailedFrame, name: str) -> bool:
-    """Whether a function above the failing line took `name` with tensors on other devices."""
+    """Whether an earlier call accepted `name` together with tensors on another device."""
     reader, node = Reader(frame), frame.failed or ast.Pass()
     calls = [call for call in nodes_around(node, ast.Call) if call.end_lineno < frame.line]
     named = (of_function(reader.scope.value(call.func), "__name__") for call in calls)

@@ -1,7 +1,7 @@
 """Find the code that made an operand, and write the edit there.
 
-There are three cases: one statement made the operand, it is part of a module that was not moved, or
-it is a module's attribute that `.to()` does not move.
+There are three cases: a statement made the operand, a module that was not moved owns the operand,
+or the operand is a module's attribute that `.to()` does not move.
 """
 
 import ast
@@ -27,7 +27,7 @@ from gpumagic.usercode.frames import (
 )
 from gpumagic.usercode.values import MISSING, contents, of_function, own
 
-# Statements that register a value, so that `.to()` moves it; to fill in: module, name, value.
+# Statements that register a value, so that `.to()` moves it. Fields: module, name, value.
 # Buffers are not persistent, so that checkpoints do not change.
 _BUFFER = '{}.register_buffer("{}", {}, persistent=False)'
 _REGISTERED = "{}.{} = nn.%s({})"
@@ -43,10 +43,10 @@ class Unregistered:
     cls: str
     name: str
     registered: str
-    reason: str  # why it was not moved, and the code to write
+    reason: str  # why `.to()` did not move it, and the code to write
 
     def edit(self, frame: FailedFrame) -> tuple[ast.AST, str] | None:
-        """Return the only statement of `__init__` that makes the attribute, and its replacement."""
+        """Return the attribute's only assignment, in `__init__`, and its replacement; else None."""
         nodes, text = ast.walk(frame.tree) if frame.tree is not None else (), f"self.{self.name}"
         classes = [n for n in nodes if isinstance(n, ast.ClassDef) and n.name == self.cls]
         inner: list[Any] = [node for each in classes for node in ast.walk(each)]
@@ -56,7 +56,7 @@ class Unregistered:
         if where != ["__init__"] or isinstance(made[0].value, ast.Constant):
             return None
         value = ast.get_source_segment(frame.source, made[0].value) or ""
-        if self.registered == _REGISTERED % "Parameter":  # `nn.Parameter(x) * 0.1` is a Tensor
+        if self.registered == _REGISTERED % "Parameter":  # write `nn.Parameter` only once
             value = ast.unparse(ast.parse(_PARAMETER.sub("", value), mode="eval"))
         return made[0], self.registered.format("self", self.name, value)
 
@@ -82,14 +82,14 @@ def unregistered(part: operand.Part, frame: FailedFrame) -> Unregistered | None:
 
 
 def _registered(held: Any, odd: set[int]) -> str | None:
-    """Return the statement that registers an attribute, if it is or contains an odd value."""
+    """Return the statement that registers `held`, if its id or an item's id is in `odd`."""
     if issubclass(type(held), Tensor):
         better = _REGISTERED % "Parameter" if held.requires_grad else _BUFFER
         return better if id(held) in odd else None
     items = contents(held)
     if not any(id(item) in odd for _, item in items):
         return None
-    # A module's name may not contain a dot.
+    # Keys become the names of modules, which must not contain a dot.
     named = type(held) is not dict or all(str(key).isidentifier() for key, _ in items)
     for kind in (nn.Module, nn.Parameter):
         if named and all(issubclass(type(item), kind) for _, item in items):
@@ -110,13 +110,13 @@ def register(parts: list[operand.Part], frame: FailedFrame) -> Fix | None:
 def owner_of(
     part: operand.Part, frames: list[FailedFrame], target: str
 ) -> tuple[FailedFrame, operand.Part] | None:
-    """Return the module that owns a tensor or a layer, and the outermost frame that names it."""
+    """Return the outermost frame that names the operand's module, and the module."""
     # None if there is no such module, or if `.to(target)` would also move a third device's tensors.
     named = [part] if part.kind == "module" else named_in(part, operand.Reader(frames[0]))
     mine = all(each is part or each.kind == "tensor" for each in named)  # not a module's result
     wanted = {memory for each in named for memory in storages(each.value) if mine}
     for frame in reversed(frames if wanted else []):
-        # A function's global module has the same name in the cell that calls the function.
+        # A global module has the same name in a function and in the cell that calls the function.
         name = [ast.Name(part.text, ast.Load())] if part.kind == "module" else []
         for node in [*_names_around(frame), *(n for n in name if n.id.isidentifier())]:
             module = frame.scope.value(node)
@@ -143,12 +143,12 @@ def moving_tensors(module: nn.Module) -> list[Tensor]:
 # -- the statement that made an operand
 def maker_of(part: operand.Part, moved: dict[str, str], at: Operation) -> ast.Assign | None:
     """Return the statement that creates an operand, if the edit belongs there; else None."""
-    # `moved` maps the operands that the fix moves to their new devices.
+    # Keys of `moved` are the operands that the fix moves; values are their new devices.
     node, frame, target = at.node, at.reader.frame, moved[part.key]
     made = only_assignment(part.text, node)
     call = operand.Reader(frame).part(made.value) if made is not None else None
     always = function_of(node) is getattr(made, "parent", None)
-    # A parameter that is assigned on some paths only may still have the caller's value.
+    # If only some paths assign a parameter, it may still have the caller's value.
     if made is None or call is None or (part.text in frame.parameters and not always):
         return None
     from_numpy = ast.unparse(getattr(made.value, "func", made)).endswith("from_numpy")
@@ -162,7 +162,7 @@ def maker_of(part: operand.Part, moved: dict[str, str], at: Operation) -> ast.As
 
 
 def before_transfer(node: ast.AST, reader: operand.Reader, target: str | None) -> str:
-    """Return the expression that `.cpu()` or `.to()` moves if it is on `target`, else empty."""
+    """Return ``"x"`` for ``x.cpu()`` or ``x.to(…)`` if `x` is on `target`, else an empty string."""
     if not isinstance(node, ast.Call) or getattr(node.func, "attr", "") not in operand.TRANSFERS:
         return ""
     owner: Any = node.func.value  # type: ignore[attr-defined]
@@ -178,8 +178,8 @@ def is_leaf(part: operand.Part) -> bool:
 
 
 def only_assignment(text: str, node: Any) -> ast.Assign | None:
-    """Return the only assignment of `text` in a node's function, if it is above the node."""
-    # Statements that compute `text` from itself do not count.
+    """Return the only assignment of `text` in a node's function, if not below the node."""
+    # Statements such as `x = x + 1` do not count.
     stmts = [stmt for stmt in nodes_around(node, ast.Assign) if assigns(stmt, text)]
     made = [stmt for stmt in stmts if not uses(stmt.value, text)]
     return made[0] if len(made) == 1 and made[0].lineno <= node.lineno else None
@@ -191,7 +191,7 @@ def assigns(stmt: ast.AST | None, text: str) -> bool:
 
 
 def with_device(node: ast.AST, frame: FailedFrame, device: str) -> list[tuple[ast.AST, str]]:
-    """Return edits that add `device` to the outermost calls in an expression that make tensors."""
+    """Return edits that add `device` to an expression's outermost calls that create tensors."""
     function = frame.scope.value(node.func) if isinstance(node, ast.Call) else None
     name = (
         str(of_function(function, "__name__")) if operand.is_torch(function) else ""
@@ -219,7 +219,7 @@ def can_be_bound(
     part: operand.Part, frame: FailedFrame, stmt: ast.stmt, written: bool = False
 ) -> bool:
     """Whether a line above `stmt` can rebind the operand without running the user's setters."""
-    # An item of a list or dict is rebound only if the operation writes to it (`written`).
+    # An item of a list or dict is rebound only if the operation writes to the item (`written`).
     node, value = part.node, part.value
     if in_own_scope(node) or not can_precede(frame, stmt):
         return False
@@ -246,7 +246,7 @@ def _can_be_set(owner: Any, name: str) -> bool:
 
 
 def row(part: operand.Part, odd: bool) -> Operand:
-    """Return an operand as a row of the table."""
+    """Return an operand as a row of the explanation's table."""
     return Operand(part.text, part.devices, part.nbytes, part.about, odd=odd)
 
 

@@ -1,4 +1,4 @@
-"""Explain causes other than operands: optimizers, files, loaders, generators, missing GPUs."""
+"""Explain errors with other causes than operands: optimizers, files, loaders, generators, GPUs."""
 
 import ast
 import inspect
@@ -43,11 +43,11 @@ _WORKERS = (
 _DEFAULT = "the default device is {}, but torch's CPU generator draws these numbers"
 _ITEMS = "these items are on several devices, and a sum needs all of them on one"
 _SHOWN = 3
-_NUMBERED = (".to", ".cuda", ".device", ".set_device")  # calls with a GPU's number
+_NUMBERED = (".to", ".cuda", ".device", ".set_device")  # calls that accept a GPU's number
 
 
 def special_cause(found: list[FailedFrame], message: Message) -> Explanation | None:
-    """Explain an error whose kind gives the cause, or an optimizer's error; None for others."""
+    """Explain an error by its kind, or by an optimizer or `sum` in the code; else None."""
     if message.kind == "generator":
         return _for_default_generator(found) or _for_generator(found)
     if message.kind == "worker":
@@ -67,13 +67,13 @@ def _in_statement(frame: FailedFrame, kind: type) -> list[tuple[str, Any]]:
 
 
 def _header(frame: FailedFrame) -> ast.AST | None:
-    """Return a frame's statement; for a loop, the iterated expression."""
+    """Return a frame's statement; for a loop, only the iterated expression."""
     stmt = next(filter(None, map(statement, frame.candidates)), None)
     return stmt.iter if isinstance(stmt, ast.For) else stmt
 
 
 def _outermost(frames: list[FailedFrame], name: str, value: Any) -> tuple[Any, ast.stmt, str]:
-    """Return the outermost frame that names an object, the frame's statement, and the name used."""
+    """Return the outermost frame with a name for an object, its statement, and the name."""
     for frame in reversed(frames):
         here = ((text, each) for text, each in _in_statement(frame, type(value)))
         known = [text for text, each in here if each is value]
@@ -100,7 +100,7 @@ def _for_optimizer(frames: list[FailedFrame]) -> Explanation | None:
     if len(devices) != 1 or len(homes) != 1:
         return None
     outer, stmt, name = _outermost(frames, text, optimizer)
-    # load_state_dict of any optimizer moves each state to its parameter's device.
+    # Every optimizer's load_state_dict moves the state to the device of the parameters.
     line = f"{name}.load_state_dict({name}.state_dict())"
     start, nbytes = before_loops(outer, stmt, [name]), total(map(operand.bytes_of, away))
     fix = Edit(outer, start, [line]).fix(nbytes) if can_precede(outer, start) else None
@@ -113,7 +113,7 @@ def _for_optimizer(frames: list[FailedFrame]) -> Explanation | None:
 
 
 def _away(optimizer: Optimizer, parameters: list[Tensor]) -> list[Tensor]:
-    """Return state tensors on other devices than their parameters, without step counters."""
+    """Return state tensors that are not on their parameter's device, without step counters."""
     state = ((p, *each) for p in parameters for each in optimizer.state.get(p, {}).items())
     tensors = ((p, t) for p, key, t in state if issubclass(type(t), Tensor) and key != "step")
     return [t for p, t in tensors if t.device != p.device]
@@ -154,7 +154,7 @@ def _for_missing(frame: FailedFrame, kind: str) -> Explanation | None:
 
 
 def _renamed(each: ast.expr, node: ast.Call, frame: FailedFrame, value: Any, last: int) -> Any:
-    """Return the edit that writes the last GPU in place of `each`, or where `each` was assigned."""
+    """Return the edit that replaces `each`, or the value assigned to it, by the last GPU."""
     there = {int: f"{last}", str: f'"cuda:{last}"'}
     new = there.get(type(value), f'torch.device("cuda:{last}")')
     made = only_assignment(frame.text(each), node)
@@ -170,7 +170,7 @@ def _renamed(each: ast.expr, node: ast.Call, frame: FailedFrame, value: Any, las
 def _with_argument(
     call: ast.Call, frame: FailedFrame, name: str, value: str, why: str
 ) -> Explanation | None:
-    """Explain a missing argument of a torch call; None if given, or if the function lacks it."""
+    """Explain a torch call without the argument `name`; None if given, or if not a parameter."""
     function, stmt = frame.scope.value(call.func), statement(call)
     known = () if stmt is None or not operand.is_torch(function) else _parameters(function)
     given = [keyword.arg for keyword in call.keywords]
@@ -181,7 +181,7 @@ def _with_argument(
 
 
 def _parameters(function: Any) -> tuple[str, ...]:
-    with suppress(TypeError, ValueError):  # the function is written in C++
+    with suppress(TypeError, ValueError):  # functions written in C++ have no signature
         return tuple(inspect.signature(function).parameters)
     return ()
 
@@ -213,7 +213,7 @@ def _for_default_generator(frames: list[FailedFrame]) -> Explanation | None:
         outer, stmt, name = _outermost(frames, name, loader)
         start = before_loops(outer, stmt, [name])
         fix: Any = Edit(outer, start, [f"{name}.sampler.generator = {made}"]).fix(0)
-        if not outer.at_top:  # a new generator in each call would give the same order
+        if not outer.at_top:  # a new generator in each call would repeat the same order
             fix, why = None, f"{why}: make {name} with generator={made}"
         row_of = Operand(name, ("cpu",), None, "DataLoader", odd=True)
         return Explanation(*expression(frame, header), (row_of,), fix, why)
@@ -223,7 +223,7 @@ def _for_default_generator(frames: list[FailedFrame]) -> Explanation | None:
 
 
 def _for_generator(frames: list[FailedFrame]) -> Explanation | None:
-    """Explain a generator on another device than the numbers that it should draw."""
+    """Explain a generator that is not on the device of the random numbers."""
     frame, reader = frames[0], operand.Reader(frames[0])
     node: Any = frame.failed
     parts = reader.given(node) if isinstance(node, ast.Call) else []
@@ -259,9 +259,9 @@ def _drawn_on(node: Any, reader: operand.Reader, part: operand.Part) -> str | No
 
 
 def _made_on(part: operand.Part, node: Any, frames: list[FailedFrame], target: str) -> Fix | None:
-    """Return the edit of the one call that makes a generator, if all its draws are on `target`."""
-    # If another cell made the generator, a line above makes it again with its seed. This line goes
-    # before all loops: inside a loop, the new generator would draw the same numbers in each pass.
+    """Return the fix of the call that makes a generator whose numbers are all on `target`."""
+    # If another cell made the generator, a new line makes it again with the same seed. The line is
+    # above all loops: inside a loop, the new generator would draw the same numbers in each pass.
     for frame in frames:
         nodes = ast.walk(frame.tree) if frame.tree is not None else ()
         found = [s for s in nodes if isinstance(s, ast.Assign) and len(s.targets) == 1]
@@ -282,7 +282,7 @@ def _made_on(part: operand.Part, node: Any, frames: list[FailedFrame], target: s
 
 
 def _made_again(part: operand.Part, frame: FailedFrame, target: str) -> Edit | None:
-    """Return the edit that makes another cell's generator again, on `target` with the same seed."""
+    """Return a line that makes another cell's generator again, on `target` with the same seed."""
     name = next((t for t, v in _in_statement(frame, torch.Generator) if v is part.value), "")
     at = statement(frame.failed) if frame.failed else None
     if at is None or not name.isidentifier():
@@ -296,13 +296,13 @@ def _made_again(part: operand.Part, frame: FailedFrame, target: str) -> Edit | N
 def _draws_elsewhere(
     text: str, frame: FailedFrame, part: operand.Part, target: str, earlier: bool
 ) -> bool:
-    """Whether torch draws, or may draw, from the generator on another device than `target`."""
+    """Whether the code may use the generator for numbers on another device than `target`."""
     reader, nodes = operand.Reader(frame), ast.walk(frame.tree) if frame.tree is not None else ()
     for call in (node for node in nodes if isinstance(node, ast.Call)):
         by_name = any(keyword.arg == "generator" for keyword in call.keywords)
         given = text in [ast.unparse(argument) for argument in operand.arguments(call)]
         of_torch = by_name or operand.is_torch(frame.scope.value(call.func))
-        # An earlier cell gave it to a function with other values than those of today.
+        # A user's function that got the generator in an earlier cell may draw on any device.
         if given and (_drawn_on(call, reader, part) != target if of_torch else earlier):
             return True
     return False

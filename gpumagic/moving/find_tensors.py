@@ -30,12 +30,12 @@ from gpumagic.usercode.values import (
     written,
 )
 
-# A module's parts; and the attributes that every module has, searched only if not empty (hooks).
+# Attributes with a module's parts, and the attributes that every module has, such as hooks.
 _MODULE_STATE = ("_parameters", "_buffers", "_modules")
 _EVERY_MODULES = vars(nn.Module()).keys()
 # Limits for objects of libraries: the depth of nesting, and the number of objects per variable.
 _DEPTH, _OBJECTS = 4, 500
-# A container of at least this many items is first checked for whether it holds plain data only.
+# Containers with at least this many items are first checked for plain data, to skip the search.
 _MANY = 1000
 # Attributes that may name an object's device.
 DEVICE_NAMES = ("device", "_device")
@@ -68,7 +68,7 @@ class FoundTensor:
 
 @dataclass(frozen=True)
 class Held:
-    """A library's object, its path, the tensors found in it, and why they stay, if they do."""
+    """A library's object, its path, its tensors, and the reason if the tensors stay."""
 
     value: Any
     steps: Path
@@ -83,8 +83,7 @@ class Held:
 class TensorFinder:
     """Collect each tensor once, under the variable through which it was first found.
 
-    Objects whose class is defined in `module` are searched without limit, objects of libraries only
-    within limits.
+    The depth and number of library objects are limited; objects of classes in `module` are not.
     """
 
     def __init__(self, module: str = "__main__") -> None:
@@ -93,13 +92,13 @@ class TensorFinder:
         self.modules: list[nn.Module] = []
         self.staying: list[Held] = []
         self.movable: list[Held] = []  # objects with their own `to`
-        self.naming: list[tuple[Any, str]] = []  # objects that name a device, and their variable
+        self.naming: list[tuple[Any, str]] = []  # objects with device attributes; their variables
         self._module = module
         self._depth = self._objects = 0
         self._seen: dict[int, object] = {}  # keeps visited objects alive, so that ids stay unique
 
     def variables(self, variables: Iterable[tuple[str, object]]) -> None:
-        """Search named values. Optimizers come last, so that modules name the parameters."""
+        """Search variables. Optimizers come last, so that parameters are found in modules first."""
         for name, value in sorted(variables, key=lambda item: issubclass(type(item[1]), Optimizer)):
             self._depth = self._objects = 0
             try:
@@ -135,8 +134,8 @@ class TensorFinder:
 
     def _is_plain(self, values: list[Any]) -> bool:
         """Whether these containers, and `module`'s objects in them, hold only plain data."""
-        # References are followed in C, a level at a time, in a tenth of the time of a search. What
-        # the collector does not track refers to nothing that it tracks, such as a tensor.
+        # gc.get_referents follows references in C, level by level: ten times faster than a search.
+        # An object that the collector does not track cannot refer to a tensor.
         seen = set[int]()
         while values := [*filter(gc.is_tracked, values)]:
             looks = {kind: look for kind in set(map(type, values)) if (look := _look_into[kind])}
@@ -185,7 +184,7 @@ class TensorFinder:
             return
         for name, item in attributes(value).items():
             if name.endswith("dataset") and issubclass(type(item), CONTAINERS):
-                self._first_time(item)  # counts as searched, since it stays, like a Dataset
+                self._first_time(item)  # not searched: the container stays, like a Dataset
         stays = _uses_numpy(type(value))
         held = self._attributes(value, steps, tensors=not stays)
         if stays:
@@ -226,7 +225,7 @@ class TensorFinder:
             for name, item in getattr(module, part).items():
                 self.value(item, (*steps, (".", name)))
         # Also find tensors that are neither parameter nor buffer: Module.to() would not move them.
-        # Skip results of the last forward(), which autograd tracks: the next call replaces them.
+        # Skip tensors that the last forward() computed: the next call replaces them.
         for name, item in list(vars(module).items()):
             if name in _EVERY_MODULES and (name in _MODULE_STATE or not item):
                 continue
@@ -249,7 +248,7 @@ class TensorFinder:
                 for key, item in optimizer.state.get(parameter, {}).items():
                     path = (*steps, (".", "state"), (".", key))
                     if key == "step" and isinstance(item, Tensor) and not on_device:
-                        # As in Optimizer.load_state_dict, the step counter belongs on the host.
+                        # As in Optimizer.load_state_dict, the step counter stays on the CPU.
                         self.tensor(item, path, torch.device("cpu"))
                     else:
                         self.value(item, path)
@@ -274,7 +273,7 @@ _LOOKS: tuple[tuple[_Look | None, Any], ...] = (
     (TensorFinder._packed, PackedSequence),
     (TensorFinder._network, nn.Module),
     (TensorFinder._optimizer, Optimizer),
-    # A dataset stays on the host, where a DataLoader's workers read it; batches are copied.
+    # A dataset stays on the host, because a DataLoader's workers read it there.
     (TensorFinder._dataset, Dataset),
     (None, (*PLAIN, torch.device, DataLoader, Sampler, _BaseDataLoaderIter)),
     (TensorFinder._container, CONTAINERS),
@@ -288,7 +287,7 @@ class _LookInto(dict[type, _Look | None]):
     def __missing__(self, kind: type) -> _Look | None:
         looks = TensorFinder._object if issubclass(kind, type) or is_open(kind) else None
         look = next((look for look, kinds in _LOOKS if issubclass(kind, kinds)), looks)
-        if defined_in(kind) != "__main__":  # a cell's class is not kept, since it may be redefined
+        if defined_in(kind) != "__main__":  # do not cache a cell's class: it may be redefined
             self[kind] = look
         return look
 
@@ -302,7 +301,7 @@ def _uses_numpy(kind: type) -> bool:
 
 
 def _has_to(kind: type) -> bool:
-    """Whether objects of class `kind` have a `to` that moves them to a device."""
+    """Whether objects of class `kind` have a method `to` that accepts a device."""
     to = next((members_of(b)["to"] for b in kind.__mro__ if "to" in members_of(b)), None)
     if type(to) is not types.FunctionType:
         return False

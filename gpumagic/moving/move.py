@@ -1,10 +1,10 @@
 """Move existing tensors and objects to a device in place.
 
-Guarantees: a tensor keeps its identity, so aliases, containers, modules and optimizers still refer
-to it; tensors that share memory still share it; a leaf that requires a gradient stays a leaf;
-tensors already on the device are not changed. All copies are made before the first tensor changes:
-if memory runs out or the user interrupts, nothing moves. A library's object with its own `to` is
-moved last, by that method, and replaced by the result.
+A tensor keeps its identity, so aliases, containers, modules and optimizers still refer to it.
+Tensors that share memory still share memory. A leaf that requires a gradient stays a leaf. All
+copies are made before the first tensor changes: if memory runs out or the user interrupts, nothing
+moves. Objects of libraries with their own `to` method move last, by `to`; if `to` returns a new
+object, the variable is rebound.
 """
 
 import sys
@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.cuda import synchronize  # the original: a watch replaces it in torch.cuda
+from torch.cuda import synchronize  # the original: torch.cuda.synchronize may be patched later
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
@@ -30,13 +30,13 @@ from gpumagic.moving.find_tensors import DEVICE_NAMES, FoundTensor, Held, Tensor
 from gpumagic.moving.moved import Left, Moved, Moves, Origin, Origins, all_of, keep_origins
 from gpumagic.usercode.values import CONTAINERS, Step, own, parts_of, walk, written
 
-# Bytes, a multiple of every element size: offsets in a copied part of a storage are whole elements.
+# Copies start at multiples of this number of bytes, so that tensors' offsets are whole elements.
 _ALIGNMENT = 64
-# Bytes from which on a move shows its progress: the copies may take seconds.
+# Minimum number of bytes of a move that shows its progress.
 _MANY = 2**28
-# Maximum number of items in a container that is searched for optimizers; larger ones hold data.
+# Containers with more items than this are taken for data, and not searched for optimizers.
 _FEW = 100
-# First byte, end, and list of overlapping tensors of one storage.
+# Overlapping tensors of one storage, after the offsets of their first byte and their end.
 _Family = tuple[int, int, list[FoundTensor]]
 T = TypeVar("T")
 
@@ -52,9 +52,9 @@ def move_all(
 ) -> Moves:
     """Move tensors, modules, optimizers, and containers of them, to `device`; or raise `GpuError`.
 
-    States of optimizers in `namespace` follow the parameters that move. A name in `namespace` may
-    be rebound. `origins` receives each moved tensor with its former device. Without `check_room`
-    (for tensors without data), more may move than fits. A long move shows progress in a `line`.
+    The state of optimizers in `namespace` moves with their parameters. Names in `namespace` may be
+    rebound. `origins` receives each moved tensor with its former device. `check_room` checks first
+    that the copies fit in the device's memory. A long move shows its progress with `line`.
     """
     start = time.perf_counter()
     origins = [] if origins is None else origins
@@ -96,7 +96,7 @@ class Copying:
 
 
 class MovePlan:
-    """A move of the found tensors: all are copied before the first tensor changes."""
+    """Move the found tensors. All tensors are copied before the first tensor changes."""
 
     def __init__(self, device: torch.device, finder: TensorFinder, origins: Origins) -> None:
         self.moved: dict[str, Moved] = {}  # by variable
@@ -134,7 +134,7 @@ class MovePlan:
     def run(self, namespace: dict[str, Any], check_room: bool, line: Any) -> None:
         """Move all tensors; if they do not fit, raise GpuError with nothing moved."""
         check_room &= self._device.type == "cuda"
-        # Raise here, not in `_copy`: a chained exception would keep copies alive.
+        # Raise the error here, not in `_copy`: a chained exception would keep copies alive.
         full = check_room and self._needed > cuda_state.free_bytes(self._device)
         if full or not self._copy(line):
             raise GpuError(_no_room(self._device, self._finder.tensors))
@@ -175,7 +175,7 @@ class MovePlan:
         return True
 
     def _copy_alone(self, found: FoundTensor) -> None:
-        """Copy a tensor by its own `to`; for subclasses and layouts without strides."""
+        """Copy a tensor of a subclass, or of a layout without strides, by its own `to`."""
         try:
             data = found.tensor.data
             with torch.inference_mode(data.is_inference()):
@@ -203,7 +203,7 @@ class MovePlan:
                 copies[home] = flat.to(home).untyped_storage()
                 copied = end - start
             offset = old.storage_offset() - start // old.element_size()
-            with torch.inference_mode(old.is_inference()):  # `.data = new` changes this property
+            with torch.inference_mode(old.is_inference()):  # `.data = new` copies this property
                 new = torch.empty(0, dtype=old.dtype, device=home)
                 new.set_(copies[home], offset if old.numel() else 0, old.size(), old.stride())
             self._add(found, new, copied)
@@ -218,7 +218,7 @@ class MovePlan:
         self.moved[name] = Moved(name, known.nbytes + nbytes, every)
 
     def _carry_out(self) -> None:
-        """Replace the bytes of all tensors, or of none if interrupted."""
+        """Replace the data of all tensors; if interrupted, restore the old data."""
         before = [(found, found.tensor.data) for found, _ in self._new]
         noted = len(self._origins)
         try:
@@ -235,7 +235,7 @@ class MovePlan:
             raise
 
     def _bring(self, held: Held, namespace: dict[str, Any]) -> None:
-        """Move an object by its own `to`; if that returns a new object, rebind its name."""
+        """Move an object by its own `to`. If `to` returns a new object, rebind the variable."""
         name, device = str(held.steps[0]), self._device
         moving = [found.tensor for found in held.tensors if found.must_move(device)]
         sources = [str(tensor.device) for tensor in moving]
@@ -258,7 +258,7 @@ class MovePlan:
 
 
 def _families(group: list[FoundTensor]) -> list[_Family]:
-    """Group tensors of one storage that overlap; separate groups need not move together."""
+    """Group the overlapping tensors of one storage. Each group is copied on its own."""
     families: list[_Family] = []
     for found in sorted(group, key=lambda f: _span(f.tensor)):
         start, stop = _span(found.tensor)
@@ -301,7 +301,7 @@ def immovable(tensor: Tensor) -> str:
 
 
 def has_plain_storage(tensor: Tensor) -> bool:
-    """Whether a tensor has one strided storage, and is of no subclass or special kind."""
+    """Whether a tensor is strided, of torch's own class, and not of a kind such as quantized."""
     return (
         type(tensor) in (Tensor, nn.Parameter, nn.Buffer)
         and tensor.layout is torch.strided
@@ -328,8 +328,8 @@ def _name_devices(naming: Iterable[tuple[Any, str]], device: torch.device) -> Or
 
 def _name_device(value: Any, device: torch.device) -> dict[str, Any]:
     """Set an object's device attributes, such as `pipe.device`; return their former values."""
-    # They are set if all tensors of the object are on `device`. An object without tensors may name
-    # a GPU that its library chose (TrainingArguments, Lightning's strategies): it is set too.
+    # Attributes are set only if all tensors of the object are on `device`. Objects without tensors
+    # are changed too: TrainingArguments, for example, names the GPU that its library chose.
     held = own(value)
     found = [value] if issubclass(type(value), nn.Module) else held.values()
     parts = [item for item in found if issubclass(type(item), (Tensor, nn.Module))]
@@ -392,7 +392,7 @@ def _no_room(device: torch.device, tensors: list[FoundTensor]) -> str:
 
 
 _origins: Any = WeakIdKeyDictionary()
-"""Origins of the objects that cells moved and did not move back, by identity."""
+"""The origin of each object that a cell moved, until the object is moved back."""
 
 
 def remember(origins: Origins, cell: str) -> None:
@@ -412,7 +412,7 @@ def origin_of(value: object) -> Origin | None:
 
 
 def forget_origins() -> None:
-    """Forget all origins, so that moved objects stay where they are."""
+    """Forget all origins, so that no moved object is moved back."""
     _origins.clear()
 
 
@@ -422,10 +422,10 @@ def brought_away() -> Origins:
 
 
 def bring_home(namespace: dict[str, Any], origins: Origins | None = None) -> Moves:
-    """Move objects back to their origins: those in `origins`, or all that cells moved."""
+    """Move the objects in `origins` back, or by default all objects that cells moved."""
     by_device: dict[torch.device, list[tuple[str, Any]]] = {}
     away = brought_away() if origins is None else origins
-    # Gradients and optimizers' states follow their parameters, even if created on the GPU.
+    # Skip gradients and optimizers' state: they move back with their parameters.
     states = [[*each.state.values()] for _, each in instances_in(namespace, Optimizer)]
     leaves = [each for each, _ in away if isinstance(each, Tensor) and each.is_leaf]
     following = set(map(id, [*tree_leaves(states), *(leaf.grad for leaf in leaves)]))

@@ -1,4 +1,4 @@
-"""Records of moves: moved variables, their origins, and variables that stayed, with reasons."""
+"""Record moves: moved variables and their origins, and variables that stayed, with reasons."""
 
 from collections.abc import Iterable, Mapping, MutableMapping
 from contextlib import suppress
@@ -29,7 +29,7 @@ class Moved:
 
 @dataclass(frozen=True, repr=False)
 class Moves:
-    """The result of `move`: what moved, what stayed and why, and the seconds."""
+    """The result of `move`: variables that moved, variables that stayed, and the seconds."""
 
     moved: tuple[Moved, ...] = ()
     left: tuple[Left, ...] = ()
@@ -78,15 +78,15 @@ class Origin:
     there: Any  # the device to which the object was moved
     cell: str = ""  # the cell that moved the object: "In [3]"
     kind: type | None = None  # type of the variable's value, if the variable was rebound
-    committed: bool = True  # whether JAX's arrays are committed: JAX then does not move them
+    committed: bool = True  # whether JAX's arrays were committed to their device
     originals: Mapping[int, tuple[Any, Any]] = field(default_factory=dict, compare=False)
-    """By copy's id: a weak reference to the copy, and the original (None after `keep_origins`)."""
+    """By a copy's id: a weak reference to the copy, and its original until `keep_origins`."""
     named: Mapping[str, object] = field(default_factory=dict)
     """Former values of attributes that name a device."""
 
 
 Origins = list[tuple[Any, Origin]]
-"""Moved objects, or keys of moved variables, with their origins."""
+"""Moved objects with their origins; for arrays, the names of the framework and the variable."""
 
 
 def keep_origins(known: MutableMapping[Any, Origin], origins: Origins, cell: str) -> None:

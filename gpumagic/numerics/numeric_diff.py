@@ -1,12 +1,12 @@
 """Find the operation at which two devices, or two dtypes, diverge: `gpumagic.diff`.
 
-Both runs are recorded, on copies, and aligned by operator and shapes. Results that depend on
-different operations need not be equal, except for the variables that the code assigns.
+Both runs are recorded, on copies, and their operations are aligned by operator and shapes. Where
+the runs executed different operations, later results may differ, but variables must still agree.
 
-Each side may differ from the exact result by torch.testing's tolerance of one operation. The
-rounding errors of n operations grow as the square root of n (N. J. Higham and T. Mary, "A New
-Approach to Probabilistic Rounding Error Analysis", 2019); so does the tolerance here, to ten times
-at most. The tolerance of a sum is relative to its terms, as the rounding error of a sum is.
+Each side may differ from the exact result by torch.testing's tolerance for one operation. The
+tolerance grows with the square root of the number of operations, as rounding errors do (N. J.
+Higham and T. Mary, "A New Approach to Probabilistic Rounding Error Analysis", 2019). The limit is
+ten times. For a sum, the tolerance is relative to the largest term, not to the result.
 """
 
 import contextvars
@@ -37,10 +37,10 @@ from gpumagic.usercode.program import Program, namespace_of, program
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
 _SHORT = re.compile(r"^fp(?=\d)|(?<=^b)f(?=\d)")  # fp16, bf16
 _TYPE = "two devices or two dtypes are needed; type cpu 1, or float32 bfloat16"
-# Factor by which an error may grow: an operation of condition number 10 loses a digit (Higham,
+# Factor by which an error may grow. A condition number of 10 loses one decimal digit (Higham,
 # "Accuracy and Stability of Numerical Algorithms", 1.6).
 _DIGIT = 10.0
-# Operators that sum terms, which may cancel.
+# Operators that add terms. The terms may cancel each other.
 _SUMS = ("add.", "sub.", "sum", "mean", "native_batch_norm_b", "native_layer_norm_b")
 # The maximum number of operations to align after the runs diverge: difflib takes quadratic time.
 _ALIGNED = 2_000
@@ -49,18 +49,18 @@ _MOST_LINES = 4
 
 @dataclass(frozen=True)
 class Gap:
-    """Record the largest difference between two results; for a divergence also where and why."""
+    """Record the largest difference between two results, and the cause if the results diverge."""
 
-    rtol: float = 0.0  # torch.testing's, for the least precise dtype so far
+    rtol: float = 0.0  # torch.testing's tolerance for the least precise dtype so far
     depth: int = 0  # number of operations in the longest chain to the result
     inputs: float = 0.0  # how far the inputs differ, relative to their largest magnitude
     excess: float = 0.0  # the difference divided by the allowed difference
-    largest: float = 0.0  # the difference; infinite if exactly one is NaN
+    largest: float = 0.0  # the difference; infinite if only one of the two values is NaN
     scale: float = 0.0  # the largest finite magnitude
     at: tuple[int, ...] = ()  # the index of the largest difference
     values: tuple[object, ...] = ()  # the values at `at`, on each side
-    noise: bool = False  # whether only the size of a sum's terms makes the gap allowed
-    choice: bool = False  # whether the results chose, as argmax does, among nearly equal numbers
+    noise: bool = False  # whether the gap is allowed only because the terms of a sum are large
+    choice: bool = False  # whether the operation, such as argmax, chose among nearly equal numbers
     where: str = ""  # "In [3], line 7: `x.softmax(-1)` (aten._softmax)"
     line: int | None = None
     why: str = ""  # the cause; empty if the operation itself is the cause
@@ -109,8 +109,8 @@ def diff(
         Devices (``"cpu", 1``); or dtypes (``"float32", torch.bfloat16``), to which floating
         tensors are converted. By default the CPU and the current GPU.
     namespace, filename, text : optional
-        The variables of the code, by default those of the function or the caller; the file that
-        `code` is from; the text to show for it.
+        The variables of the code, by default those of the function or the caller; the file of
+        `code`; the text to show for `code`.
 
     Raises
     ------
@@ -135,7 +135,7 @@ def diff(
             with kept(), Quiet() if runs else nullcontext():
                 runs.append(Recorder(len(runs)))
                 randomness.restore()
-                # Settings that the code changes are restored with the context.
+                # In a copied context, the code's changes to context variables do not last.
                 said = contextvars.copy_context().run(_run, made, namespace, side, runs[-1])
                 notes |= dict.fromkeys(said)
         except Exception as error:
@@ -163,7 +163,7 @@ def _sides(given: tuple[object, ...]) -> dict[str, Device | torch.dtype]:
 def _run(
     made: Program, namespace: dict[str, Any], side: Device | torch.dtype, recorder: Recorder
 ) -> list[str]:
-    """Run the code once on copies, recorded; return notes for the user."""
+    """Record one run of the code on copies; return notes for the user."""
     trial = Trial(made, as_torch(side) if isinstance(side, Device) else None, namespace, {})
     try:
         trial.set_up()
@@ -197,12 +197,12 @@ def _compared(
     for one, other in _aligned(runs):
         inputs = [*one.inputs, *other.inputs]
         known = [Gap(rtol=base), *(each.gap for each in inputs if each.gap)]
-        # If results are missing, the memory for copies was used up.
+        # Results are missing if the memory for copies was used up.
         count += bool(one.results and other.results and not one.is_variable)
         gap = _gap(one, other, known)
         instead = next((each.instead for each in inputs if each.instead), None)
         if gap.excess > 1 and instead and not one.is_variable:
-            # The operation follows a mismatch, so its results may differ.
+            # The runs executed different operations before this one, so its results may differ.
             one.instead = other.instead = instead
             continue
         one.gap = other.gap = gap
@@ -246,7 +246,7 @@ def _gap(one: RecordedOperation, other: RecordedOperation, known: list[Gap]) -> 
     gaps = [_difference(*pair, before, terms) for pair in pairs]
     one.results, other.results = [], []
     worst = max(gaps, key=lambda each: each.excess, default=before)
-    # Integers that differ may be indices of numbers that are equal, or nearly equal.
+    # Different integers may be indices of equal or nearly equal numbers.
     exact = all(isinstance(value, int) for value in worst.values)
     choice = exact and any(each.excess <= 1 for each in gaps)
     choice |= before.inputs > 0 and (exact or "threshold" in one.name)
@@ -254,8 +254,8 @@ def _gap(one: RecordedOperation, other: RecordedOperation, known: list[Gap]) -> 
 
 
 def _difference(one: Tensor, other: Tensor, before: Gap, terms: float) -> Gap:
-    """Return the gap of two results; `terms` scales a sum's tolerance; integers must be equal."""
-    # A lower precision on one side alone does not raise the tolerance.
+    """Return the gap of two results; `terms` is the largest term of a sum, else 0."""
+    # Take the smaller tolerance: a lower precision on only one side is a difference to report.
     own, atol = min(tolerance(dtype_of(one)), tolerance(dtype_of(other)))
     gap = replace(before, rtol=max(before.rtol, own))
     if one.shape != other.shape:
@@ -283,7 +283,7 @@ def _names(operations: list[RecordedOperation]) -> str:
 
 
 def _explained(other: RecordedOperation, gap: Gap, instead: Any, sides: tuple[str, ...]) -> Gap:
-    """Return the gap of a diverging operation, with the cause and the line that causes it."""
+    """Return the gap of a diverging operation, with its cause and the line."""
     blamed, why = other, ""
     unwritten = next((each for each in other.inputs if each.empty), None)
     noise = next((each for each in other.inputs if each.gap and each.gap.noise), None)

@@ -1,9 +1,9 @@
 """Record a run of torch code: each operation, the user's line, and a copy of its results.
 
-A dispatch mode also sees autograd's operations. Random numbers are drawn by the CPU's generator in
-float32, so that all devices and dtypes get the same numbers; fused kernels, and calls with a GPU's
-generator, draw their own. Unwritten memory is filled with different values in each run, so that
-reading it makes the runs diverge.
+A dispatch mode is used because it also sees autograd's operations. Random numbers are drawn by the
+CPU's generator in float32, so that all devices and dtypes get the same numbers. Fused kernels, and
+calls with a GPU's generator, draw their own numbers. Uninitialized memory is filled with a
+different value in each run, so that the results differ if the code reads it.
 """
 
 import sys
@@ -23,9 +23,9 @@ from gpumagic import faults
 from gpumagic.ledger.attribute import uncounted
 from gpumagic.usercode.files import expression, line_at, user_frame
 
-# The maximum number of bytes of host memory for the results of one run.
+# Maximum bytes of host memory for the results of one run.
 _MOST = 2**29
-# Fused kernels, which the CPU lacks.
+# Words in the names of fused kernels, which the CPU does not have.
 _FUSED = ("attention", "rnn", "lstm", "gru")
 
 
@@ -64,7 +64,7 @@ class RecordedOperation:
 
 
 class Recorder(TorchDispatchMode):
-    """Record a block's operations; fill memory that they allocate unwritten with `unwritten`."""
+    """Record a block's operations; fill uninitialized memory with the value `unwritten`."""
 
     def __init__(self, unwritten: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -131,7 +131,7 @@ class Recorder(TorchDispatchMode):
         at = None if frame is None else (frame.f_code, frame.f_lasti)
         node: Any = torch._C._current_autograd_node()
         if isinstance(node, torch.autograd.function.BackwardCFunction):
-            return at, False  # a backward that the user wrote has instructions of its own
+            return at, False  # the user wrote this backward, so its own line is known
         if node is not None:
             return self._forward.get(node._sequence_nr(), at), True
         # Autograd has just numbered this operation's node, so the counter is one ahead.
@@ -160,7 +160,7 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 def _draw(func: Any, args: Any, kwargs: Any) -> Any:
-    """Run an operation, and replace its random numbers by the CPU's, drawn in float32."""
+    """Run an operation, and replace its random numbers by numbers that the CPU draws in float32."""
     generator = kwargs.get("generator") or torch.default_generator
     if generator.device.type != "cpu":
         return func(*args, **kwargs)
