@@ -1,6 +1,6 @@
-"""Record what `%%gputime` and `compare` measured, and answer questions about it.
+"""Record the times that `%%gputime` and `compare` measured, and compare the devices.
 
-A device may be given in any of the usual spellings, and need not be on this machine.
+Methods accept a device in any usual spelling. The device need not exist on this machine.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 def interval(seconds: Sequence[float]) -> tuple[float, float]:
     """Return the 95 % confidence interval of the median, for any distribution.
 
-    It is from the j-th smallest to the j-th largest (J.-Y. Le Boudec, Performance Evaluation of
-    Computer and Communication Systems, 2010, theorem 2.1), with a normal approximation of j that is
-    never too large. For fewer than six values it is the whole range, at less than 95 %.
+    The ends are the j-th smallest and the j-th largest value (J.-Y. Le Boudec, Performance
+    Evaluation of Computer and Communication Systems, 2010, theorem 2.1). j is an approximation that
+    is never too large. Fewer than six values give their whole range, with less than 95 %.
     """
     ordered, count = sorted(seconds), len(seconds)
     rank = max(math.floor(0.5 * count - 0.98 * math.sqrt(count)), 1)
@@ -41,25 +41,25 @@ def interval(seconds: Sequence[float]) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Timing:
-    """The times of one device at one value of the sweep, in seconds of one run."""
+    """The times of one device, at one value of the sweep's variable."""
 
-    where: str  # "cpu", "cuda:1", or "cuda:0+cuda:1" for two at the same time
-    # For each repeat: from its first statement until every device was done.
+    where: str  # "cpu", "cuda:1", or "cuda:0+cuda:1" for two devices at the same time
+    # For each repeat: seconds of one run, until every device was done.
     seconds: tuple[float, ...] = ()
-    # For each repeat: until Python continued; less than `seconds` if the device was still busy.
+    # For each repeat: seconds of one run, until Python continued. A GPU may then still work.
     host: tuple[float, ...] = ()
-    number: int = 1  # runs in each repeat; their mean is one of `seconds`
-    values: Mapping[str, Any] = field(default_factory=dict)  # the sweep's variable: {"n": 256}
+    number: int = 1  # runs in each repeat; `seconds` has their mean
+    values: Mapping[str, Any] = field(default_factory=dict)  # variable and value: {"n": 256}
     name: str | None = None  # the device's model
-    virtual: bool = False  # whether it is a virtual GPU, whose times are those of the CPU
+    virtual: bool = False  # whether it is a virtual GPU; then the times are the CPU's
     copied: int = 0  # bytes of the inputs, which are copied once before the first run
-    copy_seconds: float = 0.0  # not part of `seconds`
+    copy_seconds: float = 0.0  # seconds of copying the inputs; not part of `seconds`
     first: float | None = None  # seconds of the first run, which may include compiling
     # By device: peak of allocated bytes, minus bytes allocated before; no entry if unknown.
     peak: Mapping[str, int] = field(default_factory=dict)
-    # Copies between devices and waits in one run, as the ledger's text.
+    # The copies between devices and the waits for a device in the first run, as text.
     transfers: str = ""
-    alone: tuple[float, ...] = ()  # for two at the same time: seconds one after the other
+    alone: tuple[float, ...] = ()  # for two devices: seconds if they run one after the other
     # Why there are no `seconds`: "out of memory", "interrupted" or an exception's line.
     error: str | None = None
     items: float | None = None  # items in one run
@@ -71,7 +71,7 @@ class Timing:
 
     @cached_property
     def quartiles(self) -> tuple[float, float] | None:
-        """The first and third quartile in seconds, as `torch.quantile` interpolates them."""
+        """The first and third quartile in seconds, interpolated like `torch.quantile`."""
         if not self.seconds:
             return None
         known = self.seconds if len(self.seconds) > 1 else self.seconds * 2
@@ -80,9 +80,9 @@ class Timing:
 
     @cached_property
     def spread(self) -> tuple[float, float] | None:
-        """The quartiles or the median's 95 % interval, whichever is wider, in seconds."""
-        # With thousands of repeats the interval is narrower than the difference between two runs
-        # of a program; with a few the quartiles are too narrow.
+        """The range of seconds that covers the quartiles and the median's 95 % interval."""
+        # With thousands of repeats the interval is too narrow: two runs of a program differ by
+        # more. With few repeats the quartiles are too narrow.
         if self.quartiles is None:
             return None
         low, high = interval(self.seconds)
@@ -97,7 +97,7 @@ class Timing:
 
     @property
     def noisy(self) -> bool:
-        """Whether the repeats differ much, by the rule of torch.utils.benchmark's Measurement."""
+        """Whether the IQR is 10 % or more, as in torch.utils.benchmark's Measurement."""
         return self.iqr is not None and self.iqr >= 0.1
 
     def differs(self, other: Timing) -> bool:
@@ -107,7 +107,7 @@ class Timing:
         return self.spread[1] < other.spread[0] or other.spread[1] < self.spread[0]
 
     def ratio(self, other: Timing | None) -> float:
-        """Return how many times longer this takes than another; NaN if one has no time."""
+        """Return this median divided by another timing's median; NaN if either is unknown."""
         median = other.median if other is not None else None
         return self.median / median if self.median and median else math.nan
 
@@ -118,24 +118,24 @@ class Timing:
 
     @property
     def scaling(self) -> float | None:
-        """For ``0+1``: how much faster both together are than one after the other."""
+        """How many times faster two devices are together than one after the other, or None."""
         return statistics.median(self.alone) / self.median if self.alone and self.median else None
 
     @property
     def rate(self) -> float | None:
-        """Items per second; two devices process twice as many."""
+        """Items per second, of all devices together; None if unknown."""
         worked = (self.items or 0) * (self.where.count("+") + 1)
         return worked / self.median if worked and self.median else None
 
 
 @dataclass(frozen=True)
 class Crossover:
-    """The interpolated value `at` from which one device is faster; both take `seconds` there."""
+    """A value of the sweep's variable from which one device is faster than another."""
 
     faster: str
     slower: str
-    at: float
-    seconds: float
+    at: float  # the value, interpolated between two measured values
+    seconds: float  # time of both devices at this value, interpolated
 
 
 @dataclass(frozen=True, repr=False)
@@ -144,25 +144,25 @@ class Comparison(table.Shown):
 
     code: str
     timings: tuple[Timing, ...]  # in the order in which they were measured
-    agreements: tuple[Agreement, ...]  # of every device but the first, against the first
+    agreements: tuple[Agreement, ...]  # between the first device and each other device
     time: float  # Unix time of the end
-    # The requested values, measured or not: {"n": (64, 256)}.
+    # The requested values, including values that were not measured: {"n": (64, 256)}.
     sweep: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     setup: str = ""
-    notes: tuple[str, ...] = ()  # on how the code was measured, a line each
-    interrupted: bool = False  # by Ctrl-C; the finished timings are here
-    earlier: Comparison | None = None  # the comparison that this one is compared with
+    notes: tuple[str, ...] = ()  # remarks on the measurement, one line each
+    interrupted: bool = False  # whether Ctrl-C ended the measurement
+    earlier: Comparison | None = None  # an earlier comparison, to show changes
 
     @property
     def title(self) -> str:
-        """The first line of the code that is not a comment, cut if it is long."""
+        """The first line of the code that is not a comment, shortened if it is long."""
         lines = (line.strip() for line in self.code.splitlines())
         told = (line for line in lines if line and not line.startswith("#"))
         return table.short(next(told, "no code"), 60)
 
     @cached_property
     def devices(self) -> tuple[str, ...]:
-        """The devices in order, each once; ``"cpu+cuda:0"`` is two at the same time."""
+        """The names of the devices, in order; ``"cpu+cuda:0"`` is two devices together."""
         return tuple(dict.fromkeys(t.where for t in self.timings))
 
     @cached_property
@@ -172,19 +172,19 @@ class Comparison(table.Shown):
 
     @cached_property
     def virtual(self) -> tuple[str, ...]:
-        """The virtual GPUs, without a CPU that ran together with one."""
+        """The names of the virtual GPUs."""
         parts = (part for t in self.timings if t.virtual for part in t.where.split("+"))
         return tuple(dict.fromkeys(part for part in parts if part != "cpu"))
 
     @cached_property
     def comparable(self) -> tuple[str, ...]:
-        """The devices that ran alone and have times, are not virtual, and whose results agree."""
+        """The real devices that were timed alone and whose results did not differ."""
         timed = {t.where for t in self.timings if t.median and not t.virtual}
         return tuple(w for w in self.alone if w in timed and not self.disagreement(w))
 
     @cached_property
     def points(self) -> list[dict[str, Any]]:
-        """The points that have timings, in the order of measuring."""
+        """The measured points, such as ``{"n": 256}``, in the order of measurement."""
         return list({sweeping.key(t.values): dict(t.values) for t in self.timings}.values())
 
     @cached_property
@@ -192,16 +192,16 @@ class Comparison(table.Shown):
         return {(t.where, sweeping.key(t.values)): t for t in self.timings}
 
     def at(self, where: str, values: Mapping[str, Any]) -> Timing | None:
-        """Return the timing of one of `devices` at one point; None if it was not measured."""
+        """Return the timing of a device at one point; None if it was not measured."""
         return self._by_point.get((where, sweeping.key(values)))
 
     def disagreement(self, where: str) -> Agreement | None:
-        """Return the first disagreement of a device with the first one; None without any."""
+        """Return the first disagreement between a device and the first device, or None."""
         return next((a for a in self.agreements if a.where == where and a.same is False), None)
 
     def _named(self, where: object) -> str:
-        """Return the device among `devices` that `where` names."""
-        if str(where) in self.devices:  # resolve_one knows "mps" on a Mac only
+        """Return the entry of `devices` that `where` names."""
+        if str(where) in self.devices:  # also "mps", which resolve_one accepts only on a Mac
             return str(where)
         parts = {part.partition(":") for name in self.devices for part in name.split("+")}
         known = [Device(kind, ordinal=int(n)) for kind, _, n in parts if n]  # type: ignore[arg-type]
@@ -215,7 +215,7 @@ class Comparison(table.Shown):
         )
 
     def timing(self, where: object, **values: Any) -> Timing:
-        """Return the timing of one device, in any spelling, at one value of the sweep: ``n=256``.
+        """Return the timing of one device; in a sweep, at a value such as ``n=256``.
 
         Raises `GpuError` if the device or the value is not in this comparison.
         """
@@ -229,14 +229,14 @@ class Comparison(table.Shown):
         return found
 
     def median(self, where: object, **values: Any) -> float:
-        """Return seconds of one run. Raises `GpuError` like `timing`, and if there is no time."""
+        """Return the median seconds of one run; raise GpuError if there is no time."""
         found = self.timing(where, **values)
         if found.median is None:
             raise GpuError(f"{found.where} has no time: {found.error or 'it was not measured'}")
         return found.median
 
     def speedup(self, where: object, reference: object, **values: Any) -> float:
-        """Return how many times faster `where` is than `reference`; GpuError if one is virtual."""
+        """Return how many times faster `where` is than `reference`; GpuError for a virtual GPU."""
         self._real(where, reference)
         return self.median(reference, **values) / self.median(where, **values)
 
@@ -250,9 +250,9 @@ class Comparison(table.Shown):
 
     @property
     def best(self) -> str:
-        """The fastest device; in a sweep, the device with the largest number of fastest times.
+        """The fastest device; in a sweep, the device that is fastest at the most values.
 
-        Devices whose results differ do not count, nor do devices that ran together. Raises
+        Devices whose results differ, and devices that ran together, are left out. Raises
         `GpuError` if nothing was measured.
         """
         right = [where for where in self.alone if not self.disagreement(where)]
@@ -265,7 +265,7 @@ class Comparison(table.Shown):
 
     @cached_property
     def crossovers(self) -> tuple[Crossover, ...]:
-        """Each change in the order of two `comparable` devices; none if a value is no number."""
+        """The crossovers of all pairs of `comparable` devices; empty if a value is not a number."""
         found = []
         for name, values in self.sweep.items():
             known = [(x, value) for value in values if (x := sweeping.number(value)) is not None]
@@ -279,32 +279,32 @@ class Comparison(table.Shown):
         return tuple(found)
 
     def crossover(self, a: object, b: object) -> float | None:
-        """Return the largest value at which the order of two devices changes.
+        """Return the largest value at which the slower of two devices becomes faster, or None.
 
-        The value is interpolated on a log-log line between two measured ones; None if the order
-        does not change by more than the spread. Raises `GpuError` like `speedup`.
+        The value is interpolated between two measured values, on a log-log scale. Differences
+        within the spread do not count. Raises `GpuError` like `speedup`.
         """
         pair = self._real(a, b)
         return max((c.at for c in self.crossovers if {c.faster, c.slower} == pair), default=None)
 
     @property
     def remarks(self) -> list[str]:
-        """Remarks on how the code was measured and how sure that is; the text has the first."""
+        """All remarks on the measurement and its precision; the text shows only the first few."""
         return list(table.view(self).remarks(self))
 
     def against(self, earlier: Comparison) -> Comparison:
-        """Return this comparison with an earlier one, to show what changed."""
+        """Return a copy that also shows what changed since an earlier comparison."""
         return replace(self, earlier=replace(earlier, earlier=None))
 
     def to_pandas(self) -> DataFrame:
-        """Return a row for each timing: its value, seconds and bytes; pandas is needed."""
+        """Return a DataFrame with one row for each timing. Needs pandas."""
         with library_needed("pandas", "to_pandas()", "pandas"):
             import pandas
         return pandas.DataFrame([_row(timing) for timing in self.timings])
 
 
 def of_virtual(names: Sequence[str]) -> str:
-    """Say why the times of these virtual GPUs are not compared."""
+    """Return the reason why the times of these virtual GPUs are not compared."""
     are, their = ("is", "its") if len(names) == 1 else ("are", "their")
     return f"{both(names)} {are} virtual: {their} times are the CPU's and say nothing about a GPU"
 
@@ -312,8 +312,8 @@ def of_virtual(names: Sequence[str]) -> str:
 def flips(
     xs: Sequence[float], a: Sequence[Timing | None], b: Sequence[Timing | None]
 ) -> list[tuple[float, float, int]]:
-    """Return changes of order by more than both spreads: x, seconds, the faster one (0 or 1)."""
-    # Interpolates between two x on a log-log line, or a straight line if some x is not positive.
+    """Return each change of the faster device: x, seconds, and 0 if `a` becomes faster, else 1."""
+    # Interpolated on log-log scales; if some x is not positive, the scale of x is linear.
     known = [
         (x, math.log(one.ratio(other)), one.median)
         for x, one, other in zip(xs, a, b, strict=True)

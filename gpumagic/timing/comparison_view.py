@@ -1,6 +1,6 @@
 """Show a comparison as text, HTML, or an SVG figure: first the faster device, then the numbers.
 
-A device whose results differ, or a virtual GPU, is never called fast. Empty columns are left out.
+Virtual GPUs, and devices whose results differ, are never called the fastest.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,14 +15,14 @@ from gpumagic.display.units import NOT_KNOWN, both, duration, fine, many, rate, 
 from gpumagic.timing.comparison import Comparison, Crossover, Timing, of_virtual
 from gpumagic.usercode.sweep import label, number
 
-# The maximum number of a sweep's rows in text, and in HTML, which is saved with the notebook.
+# Maximum rows of a sweep, as text and as HTML. A notebook saves the HTML, so it must stay small.
 _FOLD = Fold(36, "… {} more; to_pandas() has all")
 _HTML_FOLD = Fold(200, "{} more; to_pandas() has all")
 # Maximum number of remarks below a table as text; `Comparison.remarks` has all.
 _REMARKS = 3
-# Show the host's time if it is below this fraction of the device's.
+# Show the host's time if it is below this fraction of the device's time.
 _SOONER = 0.9
-# Show the time of the first run if it is above this many medians and seconds.
+# Show the time of the first run if it exceeds this many medians, and this many seconds.
 _SLOW, _SLOW_S = 5, 0.01
 _LEGEND = {
     "host": "host: time until Python continued, with the device still working",
@@ -44,7 +44,7 @@ def text(comparison: Comparison) -> str:
 
 
 def html(comparison: Comparison) -> str:
-    """Return static HTML for notebooks: the headline and the table, and all else folded."""
+    """Return static HTML for notebooks: the headline, the table, and folded details."""
     notes = "".join(tag("div", line, "gm-note") for line in remarks(comparison))
     setup = f"# set-up\n{comparison.setup.strip()}\n\n" if comparison.setup else ""
     how = notes + tag("pre", setup + comparison.code.strip("\n"), "gm-code")
@@ -58,19 +58,19 @@ def html(comparison: Comparison) -> str:
         parts += [sweep_figure(comparison), folded("medians", rows, unfolded=True)]
     else:
         parts.append(_bars(comparison))
-    # The first warning is the fold's visible title: it may tell of a mistake in the magic's line.
+    # The first warning is the title of the folded details, so that the user sees it.
     parts.append(folded(next(iter(_warnings(comparison)), "how it was measured"), how))
     return block("".join(parts), "table", "comparison")
 
 
 def panel(comparison: Comparison) -> dict[str, Any]:
-    """Return the monitor's panel: the title, and a bar for each device; no bars for a sweep."""
+    """Return data for the monitor: a title, and a bar for each device unless there is a sweep."""
     timings = () if comparison.sweep else comparison.timings
     return {"title": comparison.title, "bars": bars([(t.where, t.median, "") for t in timings])}
 
 
 def bars(medians: Sequence[tuple[str, float | None, str]]) -> list[dict[str, Any]]:
-    """Return each device's share of the slowest median; its state if it has no median."""
+    """Return a bar for each device: its share of the slowest median, and the text next to it."""
     slowest = max((seconds for _, seconds, _ in medians if seconds), default=0.0)
     return [
         {
@@ -91,7 +91,7 @@ def _is_line(comparison: Comparison) -> bool:
 
 
 def _wrong(comparison: Comparison) -> list[str]:
-    """Return warnings: devices that gave other results, and whether Ctrl-C ended the measuring."""
+    """Return warnings about results that differ between devices, and about an interrupt."""
     said = [
         f"{f.where} gives different numbers from {f.reference}{_at(f.values)}: {f.reason}"
         for f in filter(None, map(comparison.disagreement, comparison.devices))
@@ -124,7 +124,7 @@ def _answer(comparison: Comparison) -> list[str]:
 
 
 def _single(comparison: Comparison) -> str:
-    """Return the only timing: ``"cpu takes 1.23 ms (IQR 1.0 %, throughput 168 k/s)"``."""
+    """Describe the only timing: ``"cpu takes 1.23 ms (IQR 1.0 %, throughput 168 k/s)"``."""
     (timing,) = comparison.timings
     name = f"{timing.where}{' (virtual)' * timing.virtual}"
     columns = [(column.head, column.cells[0]) for column in _of_devices(comparison)[2:]]
@@ -133,7 +133,7 @@ def _single(comparison: Comparison) -> str:
 
 
 def _pair(comparison: Comparison, first: str, other: str) -> str:
-    """Say from which value one device is faster, or how much at their last difference."""
+    """Describe the last crossover of two devices or, if there is none, their speed-up."""
     ((axis, values),) = comparison.sweep.items()
     flips = [c for c in comparison.crossovers if {c.faster, c.slower} == {first, other}]
     if flips:
@@ -157,7 +157,7 @@ def _at(values: Mapping[str, Any], before: str = " at ") -> str:
 
 
 def _percent(part: float) -> str:
-    """Format a share: ``"2.1 %"``, ``"34 %"``."""
+    """Format a fraction: ``"2.1 %"``, ``"34 %"``."""
     return f"{100 * part:.{1 if part < 0.0995 else 0}f} %"
 
 
@@ -171,7 +171,7 @@ def remarks(comparison: Comparison) -> list[str]:
         for t in comparison.timings
         if t.name and t.where.startswith("cuda") and not t.virtual
     }
-    # In a sweep, the timing that copied most.
+    # In a sweep, only the timing that copied the most bytes is shown.
     most = {t.where: t for t in sorted(comparison.timings, key=lambda t: t.copied) if t.copied}
     each = [f"{size(t.copied)} to {w} in {duration(t.copy_seconds)}" for w, t in most.items()]
     copies = [f"not timed: copying the inputs ({', '.join(each)})"] * bool(each)
@@ -179,7 +179,7 @@ def remarks(comparison: Comparison) -> list[str]:
 
 
 def _warnings(comparison: Comparison) -> list[str]:
-    """Return what failed, what differs, and what makes the numbers uncertain."""
+    """Return errors, changes of the code, notes, and reasons to doubt the numbers."""
     said, earlier = [], comparison.earlier
     for timing in comparison.timings:
         if timing.error not in (None, "interrupted"):
@@ -196,7 +196,7 @@ def _doubts(comparison: Comparison) -> Iterator[str]:
         wheres, worst = both(t.where for t in noisy), max(t.iqr or 0.0 for t in noisy)
         why = "other work on the machine, or a changing clock"
         yield f"{wheres}: noisy (IQR {_percent(worst)} of the median): {why}"
-    last = {t.where: t.transfers for t in comparison.timings}  # in a sweep, the last value's
+    last = {t.where: t.transfers for t in comparison.timings}  # in a sweep, of the last value
     yield from (f"inside each run, on {where}: {words}" for where, words in last.items() if words)
     reasons = dict.fromkeys(a.reason for a in comparison.agreements if a.same is None)
     yield from (f"numbers not compared: {reason}" for reason in reasons)
@@ -221,12 +221,12 @@ def _numbers(comparison: Comparison, where: str) -> str:
 
 # -- the table
 def _columns(comparison: Comparison) -> list[Column]:
-    """Return the columns: rows are the points of a sweep, else the devices."""
+    """Return the columns; a row is a value of the sweep or, without a sweep, a device."""
     return _of_sweep(comparison) if comparison.sweep else _of_devices(comparison)
 
 
 def _iqr(timing: Timing) -> str:
-    """Return the interquartile range in percent of the median; for a few repeats, their number."""
+    """Return the IQR in percent of the median or, if there are few repeats, their number."""
     few = many(len(timing.seconds), "run") if timing.seconds else ""
     return few if timing.iqr is None else _percent(timing.iqr)
 
@@ -272,7 +272,7 @@ def _first(timing: Timing) -> str:
 
 
 def _cell(timing: Timing | None) -> str:
-    """Return a timing's median, with ``~`` if it is noisy; or why there is no median."""
+    """Return a timing's median, with ``~`` if it is noisy, or the error."""
     if timing is None:
         return "–"
     if timing.error:
@@ -331,7 +331,7 @@ def _of_sweep(comparison: Comparison) -> list[Column]:
 
 # -- bars and curves
 def _bars(comparison: Comparison) -> str:
-    """Return a row for each device, with a bar as long as its time."""
+    """Return a table with a row for each device and a bar for its median."""
     timings, columns = comparison.timings, _of_devices(comparison)
     longest = max((max(t.quartiles or (0, 0)) for t in timings), default=0.0)
     looks = plot.looks([timing.where for timing in timings])
@@ -341,7 +341,7 @@ def _bars(comparison: Comparison) -> str:
 
 
 def _bar(timing: Timing, longest: float, color: str) -> str:
-    """Return the bar of the median, with a line from the first quartile to the third."""
+    """Return a bar for the median, and a line from the first quartile to the third."""
     if not timing.median or not timing.quartiles or not longest:
         return ""
     low, high = (100 * edge / longest for edge in timing.quartiles)

@@ -1,6 +1,6 @@
-"""Measure one target at one value, from copying its inputs to its `Timing`.
+"""Measure the code on one target, at one value of the sweep's variable.
 
-After an error or an interrupt `Measuring.timing` returns the results so far; all else is freed.
+After an error or an interrupt, `Measuring.timing` still returns the results so far.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from gpumagic.usercode.sweep import key
 from gpumagic.usercode.values import torch_here
 
 Target = tuple[Device, ...]
-"""One device, or several at the same time."""
+"""One device, or several devices that run at the same time."""
 
 _WATCHING = "watching the copies of a timed run"
 
@@ -47,7 +47,7 @@ class Task:
     targets: tuple[Target, ...]
     needed: Needed  # the frameworks that the code uses
     namespace: dict[str, Any]
-    max_time: float  # seconds of each measurement, without its first run
+    max_time: float  # maximum seconds of each measurement, without the first run
     stopwatch: Stopwatch
     items: Mapping[Any, float | None]  # items in one run, by `sweep.key` of the values
     # The random state at the beginning, from which every device starts.
@@ -57,7 +57,7 @@ class Task:
 
 
 class Measuring:
-    """One measurement: call `run`, then `timing` for the result, even if `run` has raised."""
+    """One measurement. Call `run` and then `timing`, even if `run` has raised an error."""
 
     def __init__(
         self,
@@ -74,12 +74,12 @@ class Measuring:
             name=" + ".join(dict.fromkeys(d.name for d in target if d.name)) or None,
             virtual=any(device.virtual for device in target),
         )
-        self.quiet = Quiet()  # drops what is printed after the first run
+        self.quiet = Quiet()  # drops the output of all runs after the first
         self._repeats: Repeats | None = None
         self.notes: tuple[str, ...] = ()
 
     def timing(self, error: str | None = None) -> Timing:
-        """Return the result, without times after an error."""
+        """Return the result; after an error it has no `seconds`."""
         repeats = self._repeats
         if error is not None or repeats is None:
             return replace(self._timing, error=error, alone=())
@@ -90,7 +90,7 @@ class Measuring:
         self._timing = replace(self._timing, **found)
 
     def run(self) -> None:
-        """Copy, set up, run once, warm up, repeat. Everything is freed at the end."""
+        """Copy the inputs, set up, run once, warm up, and repeat. Frees the copies at the end."""
         with ExitStack() as stack:  # closes even if an interrupt prevents `stack.close` below
             try:
                 self._run(stack)
@@ -142,7 +142,7 @@ class Measuring:
                 began = task.stopwatch.clock()
                 with nullcontext() if prints and not n else self.quiet:
                     value = runner.first(n)
-                # A GPU is named by its model, because GPUs of one model draw the same numbers.
+                # Use the model as a GPU's name: GPUs of one model draw the same random numbers.
                 drawn = frozenset(
                     torch_here().cuda.get_device_name(name) if name.startswith("cuda") else name
                     for name in task.randomness.drawn()
@@ -191,7 +191,7 @@ class Measuring:
 
 
 def _peak_memory(target: Target, needed: Needed) -> Callable[[], dict[str, int]]:
-    """Start measuring memory; return a function that stops this and returns peaks by device."""
+    """Start measuring memory; return a function that stops it and returns each device's peak."""
     torch = torch_here()
     stops = [] if torch is None else [torch_itself().peak(target[0])]
     stops += [each.peak(device) for each in needed.others for device in target]
@@ -200,7 +200,7 @@ def _peak_memory(target: Target, needed: Needed) -> Callable[[], dict[str, int]]
         found = Counter[str]()
         for memory in (memory for stop in stops for memory in stop()):
             found[memory.device] += memory.peak - memory.before
-        # If other frameworks are in use too, torch's 0 is not the whole peak.
+        # A device without a report has peak 0, if torch is the only framework in use.
         if torch is not None and torch.cuda.is_initialized() and not needed.others:
             found.update({str(device): 0 for device in target if device.kind == "cuda"})
         return dict(found)

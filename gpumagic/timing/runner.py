@@ -1,10 +1,9 @@
-"""Run a program on one device or several at the same time; time blocks of runs until it is steady.
+"""Run a program on one device, or on several at the same time, and time blocks of runs.
 
-A device may still work after the call that launched the work has returned. So before and after a
-block, every device initialized by a framework in this process is synchronized, with all streams.
+A GPU may still be working when the call that started the work has returned. So all streams of every
+initialized device are synchronized before and after each block.
 
-A program runs on copies of the variables that it reads. Guarantees: after `close` no object made
-here is left, on the devices or in the variables.
+A program runs on copies of the variables that it reads. After `close` no copy remains.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _Times = tuple[float, float, float]
 
 @dataclass(frozen=True)
 class Lap:
-    """Seconds of a block of runs, in total."""
+    """Total seconds of a block of runs."""
 
     total: float  # until every device was done
     host: float  # until Python continued
@@ -43,7 +42,7 @@ class Lap:
 
 @dataclass
 class Stopwatch:
-    """Time blocks of runs by a monotonic clock, and wait for all devices of `frameworks`."""
+    """Time blocks of runs with a monotonic clock, and wait for the devices of `frameworks`."""
 
     frameworks: Sequence[Framework] = ()
     clock: Callable[[], float] = time.perf_counter
@@ -55,7 +54,7 @@ class Stopwatch:
 
     @contextmanager
     def undisturbed(self) -> Iterator[None]:
-        """Synchronize, then run the block without garbage collection, as `timeit` does."""
+        """Synchronize, and disable garbage collection inside the `with` block, like `timeit`."""
         with no_collections():
             self.wait()
             yield
@@ -82,11 +81,11 @@ class Runner:
     def __init__(self, trials: Sequence[Trial], stopwatch: Stopwatch) -> None:
         self.trials = trials
         self._stopwatch = stopwatch
-        # One device runs in this thread, where it can be interrupted anywhere.
+        # With one device the program runs in this thread: Ctrl-C can interrupt it anywhere.
         self._workers = [] if len(trials) == 1 else [Worker(trial.where) for trial in trials]
 
     def set_up(self, n: int) -> None:
-        """Place the n-th thread on its device and run the set-up there."""
+        """Run the set-up in the n-th thread, with the n-th device as that thread's default."""
         modes, trial = thread_modes(), self.trials[n]
 
         def job() -> None:
@@ -100,7 +99,7 @@ class Runner:
         return self._all({n: self.trials[n].first})[0]
 
     def lap(self, number: int) -> Lap:
-        """Time a block on all devices at once: from the earliest start to the latest end."""
+        """Time a block on all devices together, from the earliest start to the latest end."""
         if not self._workers:
             (trial,) = self.trials
             return self._stopwatch.lap(trial.loop, number)
@@ -116,7 +115,7 @@ class Runner:
         return Lap(max(done) - min(began), max(went_on) - min(began))
 
     def alone(self, number: int) -> Lap:
-        """Time the same blocks one device after the other, in the same threads."""
+        """Time a block on one device after the other, in the same threads as `lap`."""
         total = 0.0
         for n, trial in enumerate(self.trials):
             total += self._all({n: partial(self._stopwatch.lap, trial.loop, number)})[0].total
@@ -133,7 +132,7 @@ class Runner:
     def _all(
         self, jobs: Mapping[int, Callable[[], Any]], barrier: threading.Barrier | None = None
     ) -> list[Any]:
-        """Run jobs in their threads, return the results; an interrupt also interrupts the jobs."""
+        """Run jobs in their threads and return the results; an interrupt also stops the jobs."""
         if not self._workers:
             return [job() for job in jobs.values()]
         given: dict[int, Future[Any]] = {}
@@ -152,27 +151,27 @@ class Runner:
         return [future.result() for future in given.values()]
 
 
-# The median is precise when its 95 % interval is narrower than this fraction of it.
+# The median is precise if its 95 % interval is narrower than this fraction of the median.
 _NARROW = 0.01
-# A block is just long enough that its overhead is about a thousandth. Other programs disturb only
-# some short blocks, so the median is that of an undisturbed block; long blocks would all suffer.
+# Blocks are just long enough that the loop's overhead is about a thousandth of their time. Other
+# programs then disturb only some of the blocks, and hardly change the median.
 _NEGLIGIBLE = 1e-3
 _LEAST_BLOCK_S = 1e-3
-# Steady: the last five blocks have a coefficient of variation under 2 % (A. Georges, D. Buytaert,
-# L. Eeckhout, Statistically rigorous Java performance evaluation, OOPSLA 2007, section 4.2), after
-# a tenth of a second, in which a GPU raises its clock.
+# Times are steady if the last five blocks have a coefficient of variation of at most 2 %
+# (A. Georges, D. Buytaert, L. Eeckhout, Statistically rigorous Java performance evaluation, OOPSLA
+# 2007, section 4.2). Warm up for at least 0.1 s, because a GPU raises its clock in that time.
 _WINDOW, _STEADY, _LEAST_WARM_S = 5, 0.02, 0.1
-# Warm up for at most a fifth of the time, since some machines are never steady.
+# Warm up for at most a fifth of the time, because some machines are never steady.
 _WARM_SHARE = 0.2
-# Seconds to time at least, as torch's Timer.blocked_autorange: other programs run in bursts.
+# Minimum seconds to time, as in torch's Timer.blocked_autorange: other programs run in bursts.
 _LEAST_TIMED_S = 0.2
-_LEAST, _MOST = 10, 10_000  # fewest repeats before the precision counts; most repeats
+_LEAST, _MOST = 10, 10_000  # repeats before precision is first checked; maximum repeats
 
 
 class Repeats:
-    """Repeats of code, timed by `lap`: at least one, within `max_time` seconds.
+    """Warm up and time repeats of code with `lap`, at least one, for about `max_time` seconds.
 
-    The first run is made by the caller and counts as warm-up.
+    The caller has already run the code once.
     """
 
     def __init__(
@@ -183,12 +182,12 @@ class Repeats:
         clock: Callable[[], float],
         told: Callable[[str], object] = lambda stage: None,
     ) -> None:
-        self.laps: list[Lap] = []  # filled while it runs, so that an interrupt keeps them
+        self.laps: list[Lap] = []  # filled during `run`, so that they survive an interrupt
         self.number = 1  # runs in each lap
         self._lap, self._told, self._clock = lap, told, clock
         self._max_time, self._least = max_time, min(_LEAST_TIMED_S, max_time / 2)
         self._timed_s = 0.0
-        # The number of repeats at which the interval is next computed: each time would be slow.
+        # Compute the interval next at this number of repeats, because computing it is slow.
         self._look_at = _LEAST
 
     @property
@@ -207,13 +206,13 @@ class Repeats:
         self._told("warm up")
         lap = self._lap(1)
         if lap.total >= share:
-            # The first run was the warm-up; a long run gets no further warm-up.
+            # A long run needs no warm-up other than the caller's run.
             self._keep(lap)
             if self._enough(self._clock() - began):
                 return
             lap = self._lap(1)
         if lap.total < share:
-            # If an earlier run took longer, it did other work, such as compiling.
+            # Drop an earlier run that took longer: it did other work, such as compiling.
             self.laps.clear()
             self._timed_s = 0.0
             began = self._clock() - lap.total
@@ -225,7 +224,7 @@ class Repeats:
             self._keep(self._lap(self.number))
 
     def _warm_up(self, each: float, began: float, share: float) -> None:
-        """Run until times are steady; choose a block's number of runs. `each` is a run's time."""
+        """Run until times are steady; set `number`. `each` is the seconds of one run."""
         empty = statistics.median(self._lap(0).total for _ in range(5))
         block = min(max(empty / _NEGLIGIBLE, _LEAST_BLOCK_S), self._max_time / 2 / _LEAST)
         window: deque[float] = deque(maxlen=_WINDOW)
@@ -243,7 +242,7 @@ class Repeats:
                 return
             lap = self._lap(self.number)
             window.append(lap.total)
-            # Use the minimum: time lost to other programs must not make the blocks too short.
+            # Use the minimum: a run slowed by other programs must not make the blocks too short.
             each = min(each, lap.total / self.number)
             self._told("warm up")
 

@@ -1,8 +1,8 @@
 """Find the user's files and lines, and remove gpumagic's frames from tracebacks.
 
 Libraries are files under ``site-packages`` or ``dist-packages``, Python's own library, torch,
-gpumagic, and files that a library writes and imports. Cells, input at a prompt, scripts and
-editable installs are the user's. A `UserLine` keeps no frame or tensor alive: it is plain data.
+gpumagic, and files that a library generates. Cells, input at a prompt, scripts and editable
+installs are the user's. A `UserLine` is plain data that keeps no frame or tensor alive.
 """
 
 import ast
@@ -43,17 +43,17 @@ _STAND_INS = (
     os.path.join(_OURS, "usercode", "files.py"),
 )
 
-# torch's folder, found without importing it; the null device if torch is not installed.
+# torch's folder, found without importing torch; the null device if torch is not installed.
 _place = getattr(find_spec("torch"), "origin", None)
 _TORCH = os.path.join(os.path.dirname(os.path.abspath(_place)), "") if _place else os.devnull
 _NAMED = re.compile(r"[\\/](site|dist)-packages[\\/]")
 _LIBRARIES = (
     _OURS,
-    _TORCH,  # also a build from source
+    _TORCH,  # even if it was built from source
     *(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib")),
     os.path.join(os.path.dirname(os.__file__), ""),
 )
-# Typed and generated code has no file. These file names mark typed code.
+# Code without a file has a name such as `<stdin>`. This pattern matches typed code.
 _TYPED = re.compile(
     r"<(ipython-input|python-input|input|stdin|doctest |timed |magic-timeit|command-|pyshell#)"
 )
@@ -62,7 +62,7 @@ _CYTHON = (".pyx", ".pxd", ".pxi")
 _INPUT = re.compile(r"<(?:ipython|python)-input-(\d+)")
 
 
-@lru_cache(maxsize=8192)  # bounded, because each cell is a file
+@lru_cache(maxsize=8192)  # bounded, because each cell adds a name
 def is_users(file: str | None) -> bool:
     """Whether a file is the user's: a cell, or a file outside installed libraries."""
     if file is None or file in _NO_FILE:
@@ -71,14 +71,14 @@ def is_users(file: str | None) -> bool:
         return _TYPED.match(file) is not None
     if _NAMED.search(file) or (file.endswith(_CYTHON) and not os.path.isabs(file)):
         return False
-    # First test the path as it is, because making it absolute is the slowest step.
+    # Test the path as it is first, because making it absolute is slow.
     if file.startswith(_LIBRARIES) or os.path.abspath(file).startswith(_LIBRARIES):
         return False
     return not (os.path.isfile(file) and _is_generated(file))
 
 
 def _is_generated(file: str) -> bool:
-    """Whether a library generated the file: its module belongs to an installed package."""
+    """Whether a library generated the file: the file is a module of an installed package."""
     modules = [(name, vars(m)) for name, m in [*sys.modules.items()] if type(m) is ModuleType]
     name = next((name for name, held in modules if held.get("__file__") == file), "")
     package = getattr(sys.modules.get(name.partition(".")[0]), "__file__", None)
@@ -91,7 +91,7 @@ def is_ours(file: str) -> bool:
 
 
 def stands_in(file: str) -> bool:
-    """Whether a file's functions replace torch's or Python's own."""
+    """Whether a file has functions that replace functions of torch or Python."""
     return file.startswith(_STAND_INS)
 
 
@@ -101,7 +101,7 @@ def is_torchs(file: str) -> bool:
 
 
 def module_of(file: str) -> str:
-    """Return a file's installed module, such as ``torch.optim.lbfgs``; empty for other files."""
+    """Return the module of a library's file, such as ``torch.optim.lbfgs``; else empty."""
     if is_torchs(file):
         inside = os.path.join("torch", file[len(_TORCH) :])
     elif found := list(_NAMED.finditer(file)):
@@ -122,16 +122,17 @@ def label(file: str) -> str:
 
 
 def last_cell() -> str:
-    """Return the running or last cell: ``"In [3]"``; ``"In [0]"`` outside of IPython."""
+    """Return the name of the running or last cell: ``"In [3]"``; ``"In [0]"`` without IPython."""
     return f"In [{_typed() - 1}]"
 
 
 def next_cell() -> str:
-    """Return the next cell, ``"In [4]"``, by the history: IPythons differ in `execution_count`."""
+    """Return the name of the next cell: ``"In [4]"``."""
     return f"In [{_typed()}]"
 
 
 def _typed() -> int:
+    # Counts the history, because IPython versions differ in when `execution_count` changes.
     return len(getattr(getattr(shell(), "history_manager", None), "input_hist_raw", [""]))
 
 
@@ -140,7 +141,7 @@ _LONG = 60  # maximum length of a displayed line
 # File names of the code that `%%time` and `%%timeit` run, and the functions that run it.
 _TIMED = ("<timed ", "<magic-timeit")
 _TIMING = ("time", "timeit")
-# The code to which IPython compiles `%timeit x.sum()`.
+# IPython's Python code for a line magic, such as `%timeit x.sum()`.
 _MAGIC = re.compile(r"""get_ipython\(\)\.run_line_magic\('(\w+)', (['"])(.*)\2\)""")
 
 
@@ -148,9 +149,9 @@ _MAGIC = re.compile(r"""get_ipython\(\)\.run_line_magic\('(\w+)', (['"])(.*)\2\)
 class UserLine:
     """A line of the user's code."""
 
-    line: int  # in its cell or file, from 1; 0 for code before the cell's first line
+    line: int  # in its cell or file, from 1; 0 for `BEFORE`
     source: str = ""  # as the user typed it
-    function: str = ""  # the function's name; empty at the top of a cell
+    function: str = ""  # the function's name; empty for code outside functions
     file: str = ""  # the file name of its code object
 
     @property
@@ -160,7 +161,7 @@ class UserLine:
 
     @property
     def place(self) -> str:
-        """``"line 4"`` for the running or last cell, ``"In [5], line 19"`` for other code."""
+        """The line as text; outside the running or last cell: ``"In [5], line 19"``."""
         line = f"line {self.line}"
         return line if self.label in ("", last_cell()) else f"{self.label}, {line}"
 
@@ -199,7 +200,7 @@ def innermost_of(traceback: TracebackType | None) -> UserLine | None:
 
 
 def in_cell(frame: FrameType, at: int | None = None) -> tuple[CodeType, int]:
-    """Return a frame's code and instruction; code under `%%time` gets the lines of its cell."""
+    """Return a frame's code and instruction; under `%%time`, with the cell's line numbers."""
     code, at = frame.f_code, frame.f_lasti if at is None else at
     if not code.co_filename.startswith(_TIMED):
         return code, at
@@ -209,7 +210,7 @@ def in_cell(frame: FrameType, at: int | None = None) -> tuple[CodeType, int]:
     name, ipython = outer.f_code.co_filename, shell()
     if not body and not (line and ipython):
         return outer.f_code, outer.f_lasti
-    if not body:  # `%time` of one line: blank lines above it in a file keep its line number
+    if not body:  # `%time` of one line: blank lines above give it the right number
         above = outer.f_lineno - 1
         count = getattr(ipython.compile, "_filename_map", {}).get(name, 0)
         name = ipython.compile.cache("\n" * above + line, count)
@@ -218,7 +219,7 @@ def in_cell(frame: FrameType, at: int | None = None) -> tuple[CodeType, int]:
     before = max(typed.rstrip().count("\n") - body.rstrip().count("\n"), 1)
     known = linecache.getlines(name)
     if len(known) <= before:
-        # IPython compiles the magic to one line; for tracebacks, add the typed lines below it.
+        # IPython stores the cell as one line. Tracebacks need the typed lines too.
         known += ["\n"] * (before - len(known)) + [f"{line}\n" for line in body.splitlines()]
     code = code.replace(co_filename=name, co_firstlineno=code.co_firstlineno + before)
     return code, at
@@ -239,13 +240,13 @@ def _timed_in(frame: FrameType) -> tuple[str, str, FrameType | None]:
 
 
 def line_at(code: CodeType, at: int) -> UserLine:
-    """Return the user's line of the instruction at `at`."""
+    """Return the line of the instruction at offset `at`."""
     line, file = line_of(code, at), code.co_filename
     return UserLine(line, source_of(file, line), function_of(code), file)
 
 
 def function_of(code: CodeType) -> str:
-    """Return the name of a code object's function; empty at the top of a cell or file."""
+    """Return the name of a code object's function; empty for code outside functions."""
     names = getattr(code, "co_qualname", code.co_name).split(".")  # from Python 3.11 on
     return next((name for name in reversed(names) if not name.startswith("<")), "")
 
@@ -263,10 +264,10 @@ def source_of(file: str, line: int) -> str:
 
 @lru_cache(maxsize=1024)
 def expression(code: CodeType, at: int) -> str:
-    """Return an instruction's expression in one line; if unknown, its source line or empty."""
+    """Return an instruction's expression in one line; if unknown, the source line."""
     found = executing(code, at)
     text = ast.get_source_segment(found.source.text, found.node) if found.node else None
-    # executing finds no node for a jump, such as that of an `if`.
+    # The executing package finds no node for a jump, such as the jump of an `if`.
     if not (text := text or _columns(code, at)):
         return source_of(code.co_filename, line_of(code, at))
     text = " ".join(row.strip() for row in text.splitlines())
@@ -274,10 +275,10 @@ def expression(code: CodeType, at: int) -> str:
 
 
 def executing(code: CodeType, at: int) -> Any:
-    """Return what `executing` finds: an instruction's `source`, and its `node` or None."""
-    from executing import Source  # imported late: the import takes 14 ms, and few magics need it
+    """Look an instruction up with the executing package: its `source`, and `node` or None."""
+    from executing import Source  # imported here: it takes 14 ms, and few magics need it
 
-    # Has the attributes that executing reads. A real frame would keep its variables alive.
+    # This object has all that executing reads. A real frame would keep its variables alive.
     frame: Any = SimpleNamespace(f_code=code, f_lasti=at, f_lineno=line_of(code, at), f_globals={})
     return Source.executing(frame)
 
@@ -303,7 +304,7 @@ def called(code: CodeType, at: int) -> str:
 
 
 def _columns(code: CodeType, at: int) -> str:
-    """Return an instruction's text, from its line and column numbers; the file is not parsed."""
+    """Return the source text at an instruction's line and column numbers, or empty."""
     if not hasattr(code, "co_positions"):
         return ""
     first, last, start, end = next(islice(code.co_positions(), at // 2, None), (None,) * 4)
@@ -316,7 +317,7 @@ def _columns(code: CodeType, at: int) -> str:
     return b" ".join(row.strip() for row in rows).decode(errors="replace")
 
 
-# -- functions that replace others, and tracebacks without the frames of replacements
+# -- functions that replace other functions, and their frames in tracebacks
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -333,10 +334,10 @@ def swap_attribute(stack: ExitStack, owner: Any, name: str, ours: Any) -> None:
 
 
 def leave_out_ours(error: BaseException) -> None:
-    """Remove the calling function and gpumagic's frames below it from an error's traceback.
+    """Remove the calling function's frame and gpumagic's frames below it from a traceback.
 
-    Call it in an `except` that ends with a bare `raise`, which adds no frame from Python 3.11 on.
-    `python -X dev` keeps the frames.
+    Call it in an `except` clause that ends with a bare `raise`. From Python 3.11 on, that `raise`
+    adds no frame. `python -X dev` keeps the frames.
     """
     trace = error.__traceback__
     while trace is not None and stands_in(trace.tb_frame.f_code.co_filename):
@@ -346,7 +347,7 @@ def leave_out_ours(error: BaseException) -> None:
 
 
 def unseen(function: Callable[P, R]) -> Callable[P, R]:
-    """Return a wrapper of the function that does not appear in tracebacks."""
+    """Wrap a function so that gpumagic's frames do not appear in tracebacks."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -25,8 +25,8 @@ from gpumagic.usercode.files import (
 from gpumagic.usercode.values import Scope
 from gpumagic.usercode.variables import NamesReader, names_read
 
-_FRAMES = 200  # most steps of a traceback that are read, from the deepest up
-_ERRORS = 20  # most exceptions of a chain of causes
+_FRAMES = 200  # maximum steps of a traceback to read; the deepest steps are read
+_ERRORS = 20  # maximum exceptions to read, in a chain of causes
 _place = attrgetter("lineno", "end_lineno", "col_offset", "end_col_offset")
 _HIDE = "__tracebackhide__"
 
@@ -48,7 +48,7 @@ def errors(error: BaseException) -> Iterator[BaseException]:
 
 def cut_ours(error: BaseException) -> None:
     """Remove the frames of gpumagic from an error's tracebacks."""
-    # Below the user's innermost frame, only the frames of patches of torch or Python are removed.
+    # Below the user's innermost frame, keep all frames except those of patches of torch or Python.
     for each in errors(error):
         chain = steps_of(each.__traceback__)
         files = [tb.tb_frame.f_code.co_filename for tb in chain]
@@ -60,7 +60,7 @@ def cut_ours(error: BaseException) -> None:
 
 
 def _runs(file: str) -> bool:
-    """Whether a file is gpumagic's, or the name of a call that gpumagic compiled."""
+    """Whether a file name is of gpumagic's own code, or of a call that gpumagic compiled."""
     return is_ours(file) or file.startswith("<gpumagic.")
 
 
@@ -74,7 +74,7 @@ def end_at_user(error: BaseException) -> None:
 
 @contextmanager
 def libraries_hidden(error: BaseException) -> Iterator[None]:
-    """Make IPython show only the number of libraries' frames in a traceback."""
+    """Hide libraries' frames in IPython's traceback, which then shows how many were hidden."""
     frames = [tb.tb_frame for tb in tracebacks(error)]
     hidden = [f for f in frames if not (is_users(f.f_code.co_filename) or f.f_locals.get(_HIDE))]
     for frame in hidden:
@@ -82,7 +82,7 @@ def libraries_hidden(error: BaseException) -> Iterator[None]:
     try:
         yield
     finally:
-        for frame in hidden:  # %debug shows them again; Python 3.13 cannot delete the name
+        for frame in hidden:  # so that %debug shows them; Python 3.13 cannot delete the name
             frame.f_locals[_HIDE] = False
 
 
@@ -113,15 +113,15 @@ class FailedFrame:
         self.direct = library is None  # only torch's code is between this frame and the error
         # The local names of the deepest frame in a library other than torch.
         self.library = _names(library) if library is not None else {}
-        # The code of a cell or file, not of a function.
+        # Whether this is the code of a cell or file, not of a function.
         self.at_top = not self.code.co_flags & inspect.CO_OPTIMIZED
         found = executing(self.code, at)
         self.source: str = found.source.text
-        # Nodes have a `parent`, from executing. None without a source.
+        # None without source text. The executing package gives each node a `parent`.
         self.tree: ast.Module | None = found.source.tree
         self._node = found.node
         self._asttext = found.source.asttext()
-        positions: Any = getattr(self.code, "co_positions", tuple)()  # Python 3.11
+        positions: Any = getattr(self.code, "co_positions", tuple)()  # from Python 3.11 on
         self._place = next(islice(positions, at // 2, None), None)
 
     @property
@@ -132,23 +132,23 @@ class FailedFrame:
 
     @property
     def failed(self) -> ast.AST | None:
-        """Return the failed expression, if it is certain."""
+        """Return the failed expression; None if it is not certain."""
         return self.candidates[0] if len(self.candidates) == 1 else None
 
     @cached_property
     def candidates(self) -> list[ast.AST]:
-        """Return the failed expression; if only the line is known, all candidates."""
+        """Return the failed expression; if only its line is known, all nodes of this line."""
         if self._node is not None:
             return [self._node]
         every = [*ast.walk(self.tree)] if self.tree is not None else []
-        # The columns tell expressions on one line apart.
+        # Expressions on one line differ in their columns.
         found = [n for n in every if isinstance(n, ast.expr) and _place(n) == self._place]
         return [*found[:1]] or [n for n in every if getattr(n, "lineno", 0) == self.line]
 
     def text(self, node: ast.AST) -> str:
         """Return the source of an expression, on one line."""
         found = self._asttext.get_text(node) if self.tree is not None else ""
-        # Several lines are unparsed: joined into one, a comment would hide the code after it.
+        # Unparse several lines: if they were joined, a comment would hide the code after it.
         found = ast.unparse(node) if not found or "\n" in found else found
         return " ".join(line.strip() for line in found.splitlines())
 
@@ -159,7 +159,7 @@ def _names(frame: FrameType) -> Mapping[str, Any]:
     if local is frame.f_globals or type(local) is not dict:
         return local
     # Before Python 3.13 a running function keeps this dict until it returns. An exception in the
-    # dict would keep its frames alive, and with them all their tensors.
+    # dict would keep frames and their tensors alive.
     names = dict(local)
     for name, value in names.items():
         if issubclass(type(value), BaseException):
@@ -238,14 +238,14 @@ def uses(node: ast.AST, text: str) -> list[ast.expr]:
 
 
 # -- the code that has not run yet
-# Names that mean a backward pass, in torch and in libraries that train torch's models.
+# Functions and modules for a backward pass, in torch and in libraries that train torch models.
 _BACKWARD = ("backward", "autograd", "fit")
 _BLOCKS = ("body", "orelse", "finalbody")
 _SCOPES = (*_FUNCTIONS, ast.ClassDef, ast.Lambda)
 
 
 class RestOfCode:
-    """The statements of one frame that have not run yet, from the failed one on."""
+    """The statements of one frame that have not run yet, from the failed statement on."""
 
     def __init__(self, frame: FailedFrame) -> None:
         self.frame = frame
@@ -280,7 +280,7 @@ class RestOfCode:
 
     @property
     def accumulated(self) -> set[str]:
-        """Return the names that a loop around the failed statement updates, as in `x = x + 1`."""
+        """Return the names that the outermost enclosing loop updates, as in `x = x + 1`."""
         nodes = ast.walk(self.loops[-1]) if self.loops else ()
         found = set[str]()
         for node in nodes:
@@ -292,7 +292,7 @@ class RestOfCode:
 
     @cached_property
     def nodes(self) -> list[ast.AST]:
-        """Return the nodes of the code that has not run yet, including enclosing loops."""
+        """Return the nodes of the code that has not run yet, including the loops around it."""
         return [node for each in self._rest for node in ast.walk(each)]
 
     @cached_property
@@ -316,12 +316,12 @@ def _named(node: ast.AST) -> str:
 
 
 def _is_backward(node: ast.AST) -> bool:
-    # A function of the user's may be named `fit`: its own code decides.
+    # `fit(x)` without a dot calls a function of the user: the code of this function decides.
     return _named(node) in _BACKWARD and getattr(node, "id", "") != "fit"
 
 
 def _rest(failed: ast.stmt) -> Iterator[ast.stmt]:
-    """Yield a statement, later statements of its function, and its loops, which run again."""
+    """Yield a statement, the later statements of its function, and the loops around it."""
     yield failed
     inner: ast.AST = failed
     for outer in parents(failed):

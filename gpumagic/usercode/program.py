@@ -1,8 +1,7 @@
-"""Compile a cell's code, to run once or inline in a loop.
+"""Compile a cell's code, to run it once or many times in a loop.
 
-All code that IPython accepts in a cell compiles here, including top-level `await`. As in `timeit`,
-the loop is part of the compiled code. It is at module level, so the code has the same meaning and
-the same cost as in a cell. Lines and file are the user's.
+As in `timeit`, the loop is part of the compiled code. It is at module level, so the code has the
+same meaning and the same cost as in a cell. Tracebacks show the user's lines and file name.
 """
 
 import __future__ as future
@@ -20,7 +19,7 @@ from typing import Any
 from gpumagic.errors import GpuError
 from gpumagic.usercode.variables import NOT_VARIABLES, names_assigned, names_read, variables_read
 
-# Names that no code can contain, so they hide no variable of the user's.
+# No code can contain these names, so they hide no variable of the user.
 _RUNS, _RUN = ".runs", ".run"
 FUNCTION = ".function"
 _FUTURES = sum({getattr(future, name).compiler_flag for name in future.all_feature_names})
@@ -31,7 +30,7 @@ _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp)
 def compile_cell(
     tree: ast.Module, filename: str, flags: int = 0
 ) -> tuple[CodeType, CodeType | None]:
-    """Return a cell's compiled statements, and its last expression or None if it ends without."""
+    """Return a cell's compiled statements, and its compiled last expression or None."""
     body, last = tree.body, None
     if body and isinstance(body[-1], ast.Expr):
         last = _compiled(ast.Expression(body[-1].value), filename, "eval", flags)
@@ -49,10 +48,10 @@ def _compiled(
 
 
 def awaits(node: ast.AST) -> int | None:
-    """Return the line of the first `await` outside functions; None without one."""
+    """Return the line of the first `await` outside functions; None if there is none."""
     if isinstance(node, (ast.Await, ast.AsyncFor, ast.AsyncWith)):
         return node.lineno
-    if isinstance(node, _LATER):  # its decorators, defaults and first iterable run at once
+    if isinstance(node, _LATER):  # only decorators, defaults and the first iterable run now
         now = [*getattr(node, "decorator_list", ()), getattr(node, "args", ast.Pass())]
         now += [each.iter for each in getattr(node, "generators", ())[:1]]
         return next(filter(None, map(awaits, now)), None)
@@ -62,7 +61,7 @@ def awaits(node: ast.AST) -> int | None:
 
 
 def _looped(tree: ast.Module, filename: str) -> CodeType:
-    """Compile a loop over `_RUNS` that runs a cell's code inline."""
+    """Compile a loop over `_RUNS` whose body is a cell's code."""
     flags = _compiled(tree, filename, "exec").co_flags & _FUTURES
     body = [n for n in tree.body if getattr(n, "module", "") != "__future__"] or [ast.Pass()]
     loop = ast.For(ast.Name(_RUN, ast.Store()), ast.Name(_RUNS, ast.Load()), body, [])
@@ -72,22 +71,22 @@ def _looped(tree: ast.Module, filename: str) -> CodeType:
 
 
 def own_code(code: CodeType) -> CodeType:
-    """Copy a code object together with the code objects of the functions that it defines."""
-    # torch.compile writes names into the globals of the first function that has a code object. A
-    # second function with the same code object would not find them.
+    """Copy a code object and the code objects inside it."""
+    # Once per code object, torch.compile writes names into a function's globals. A second function
+    # with the same code object but other globals would not find these names.
     consts = (own_code(c) if isinstance(c, CodeType) else c for c in code.co_consts)
     return code.replace(co_consts=tuple(consts))
 
 
 @dataclass(frozen=True)
 class Program:
-    """Code that is compiled to run many times. A given function is called as `FUNCTION`."""
+    """Code, or a call of a function, that is compiled to run many times."""
 
     text: str  # as shown to the user
     filename: str  # as shown in tracebacks
     reads: tuple[str, ...]  # variables that the code or the set-up reads
     assigned: tuple[str, ...]  # variables that the code binds
-    function: Callable[[], Any] | None  # the given function, if it was not text
+    function: Callable[[], Any] | None  # the function, which is called as `FUNCTION`; None for text
     _setup: CodeType
     _once: tuple[CodeType, CodeType | None]
     _loop: CodeType
@@ -103,7 +102,7 @@ class Program:
         return None if last is None else _run(last, space)
 
     def looped(self, space: dict[str, Any]) -> Callable[[Iterable[None]], object]:
-        """Return a function that runs the code in `space` once for each item of its argument."""
+        """Return a function that runs the code in `space` once for each item of an iterable."""
         code = FunctionType(own_code(self._loop), space)
 
         def loop(runs: Iterable[None]) -> None:
@@ -126,7 +125,7 @@ def program(
     text: str | None = None,
     passed: Iterable[str] = (),
 ) -> Program:
-    """Compile code, or a call of a function with `passed` variables; GpuError if code awaits."""
+    """Compile code, or a call of a function with `passed` variables; raise GpuError for `await`."""
     named = _remember(setup)
     before = ast.parse(setup, named)
     if awaits(before):
@@ -158,20 +157,20 @@ def program(
         assigned=tuple(assigned),
         function=function,
         _setup=compile(before, named, "exec", dont_inherit=True),
-        # Compiled as a cell first, because a loop allows statements that a cell does not.
+        # Compiled as a cell first, which refuses `break` and `continue`; a loop would allow them.
         _once=compile_cell(tree, name),
         _loop=_looped(tree, name),
     )
 
 
 def namespace_of(code: object, caller: FrameType) -> dict[str, Any]:
-    """Return a function's globals; for other code, those of the calling frame."""
+    """Return a function's globals; for any other code, the calling frame's globals."""
     own = getattr(inspect.unwrap(code), "__globals__", None) if callable(code) else None
     return caller.f_globals if own is None else own
 
 
 def _run(code: CodeType, space: dict[str, Any]) -> Any:
-    # Unlike `exec`, this adds no `__builtins__` to variables that may be the user's.
+    # Not `exec`, which would add `__builtins__` to the variables.
     return FunctionType(own_code(code), space)()
 
 

@@ -1,6 +1,6 @@
 """Parse a sweep: one variable and its values; count the items of work at each value.
 
-Values are typed as ``n=64,256``, ``n=1..4096`` or ``n=pow2:1..64``. A point is ``{"n": 64}``.
+Forms: ``n=64,256``, ``n=1..4096``, ``n=pow2:1..64``. A point is one value: ``{"n": 64}``.
 """
 
 import ast
@@ -24,7 +24,7 @@ _ITEMS = "type a number above 0, or an expression for one, such as len(sentences
 TYPE = "type n=64,256,1024, n=100..1000:100 or n=pow2:1..4096"
 # Typed numbers must be below this: torch's sizes have 64 bits.
 _TOO_LARGE = 2.0**63
-_WHOLE = 2**63  # maximum length of a label that must not be shortened
+_WHOLE = 2**63  # maximum length that shortens no label
 _NUMBER = re.compile(r"[-+]?\.?\d[-+.\w]*")
 _RANGE = re.compile(r"(?:pow(\d{1,4}):)?(.+?)\.\.([^:]+)(?::(.+))?")
 
@@ -47,7 +47,7 @@ def parse(
 
 
 def range_of(typed: str) -> tuple[str, Sequence[Any]]:
-    """Parse one variable and its values; ``batch=1..4096`` may have more than MOST_POINTS."""
+    """Parse one variable and its values; a range of integers may exceed MOST_POINTS."""
     name, _, listed = (part.strip() for part in typed.partition("="))
     between = _RANGE.fullmatch(listed)
     if between and not between[1] and name.isidentifier():
@@ -91,7 +91,7 @@ def _number(typed: str, text: str) -> int | float:
 
 
 def _powers(base: int, first: float, last: float, text: str) -> list[Any]:
-    # Base 2: from the smallest float to the largest size. Exponents of 0 and above give integers.
+    # For base 2, these exponents reach from the smallest float to torch's largest size.
     exponents = range(-1075, 64) if base > 1 and first > 0 else ()
     if not (found := [base**n for n in exponents if first <= base**n <= last]):
         raise GpuError(f"{text}: there is no power of {base} in that range; type pow2:1..4096")
@@ -104,12 +104,12 @@ def _steps(first: float, last: float, step: float, text: str) -> list[Any]:
     # Slightly more than the exact count, so that 0.1..0.5:0.1 includes its end.
     count = min((last - first) / step + 1 + 1e-9, MOST_POINTS + 1)
     values = (first + n * step for n in range(int(count)))
-    # Rounded to the typed digits: 0.3, not 0.30000000000000004.
+    # Rounded to 12 digits: 0.3, not 0.30000000000000004.
     return [each if isinstance(each, int) else float(f"{each:.12g}") for each in values]
 
 
 def check(sweep: Mapping[str, Iterable[Any]]) -> dict[str, tuple[Any, ...]]:
-    """Return a sweep with its values as a tuple; raise GpuError for more than one variable."""
+    """Return a sweep with its values as a tuple; raise GpuError if the sweep is invalid."""
     if len(sweep) > 1:
         raise GpuError(f"a sweep is over one variable, not {', '.join(sweep)}; leave out one")
     return {name: _checked(name, given) for name, given in sweep.items()}
@@ -132,7 +132,7 @@ def _checked(name: Any, given: Any) -> tuple[Any, ...]:
 
 
 def points(sweep: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """Return the variable at each of its values: ``[{"n": 64}, …]``; ``[{}]`` without a sweep."""
+    """Return the points of a sweep: ``[{"n": 64}, …]``; ``[{}]`` without a sweep."""
     return [{name: value} for name, values in sweep.items() for value in values] or [{}]
 
 
@@ -152,7 +152,7 @@ def key(values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
 
 
 def number(value: Any) -> float | None:
-    """Return a value as a finite number for an axis, or None."""
+    """Return a value as a finite float; None if it is not a number."""
     if isinstance(value, bool) or not isinstance(value, Real):
         return None
     with suppress(OverflowError, ValueError):
@@ -164,7 +164,7 @@ def number(value: Any) -> float | None:
 def unread(
     sweep: Mapping[str, Sequence[Any]], program: Program, namespace: dict[str, Any]
 ) -> list[str]:
-    """Return a note on each variable that the code does not read."""
+    """Return a note on each variable of the sweep that the code does not read."""
     if not sweep or program.function is not None:
         return []
     known = {**namespace, **dict.fromkeys(sweep)}
@@ -181,7 +181,7 @@ def unread(
 def items_per_run(
     items: float | str | None, namespace: Mapping[str, Any], points: Sequence[Mapping[str, Any]]
 ) -> list[float | None]:
-    """Return the number of items per run, for each point of a sweep; GpuError unless positive."""
+    """Return the items per run at each point of a sweep; raise GpuError unless positive."""
     if items is None:
         return [None] * len(points)
     try:

@@ -1,8 +1,7 @@
-"""Read the user's values without running their code: expressions, containers, functions.
+"""Read expressions, containers and functions of the user without running the user's code.
 
-Objects are recognized by type, because `getattr` of a user's object may return anything. So a proxy
-is not resolved, a file or a database that acts as a mapping is not read, and an object whose
-attributes all raise does no harm.
+Objects are recognized by type, because `getattr` of a user's object may run any code. It could
+resolve a proxy, read a file or a database, or raise an error.
 """
 
 import ast
@@ -28,7 +27,7 @@ def torch_here() -> Any:
 
 
 def comes_from(kind: type, *names: str) -> bool:
-    """Whether a class is or inherits from one of the named classes: ``"torch.nn.Module"``."""
+    """Whether a class is a named class, such as ``"torch.nn.Module"``, or its subclass."""
     for name in names:
         module, _, word = name.rpartition(".")
         known = getattr(sys.modules.get(module), word, None)
@@ -58,7 +57,7 @@ def own(value: Any) -> Any:
     """Return an object's `__dict__`, bypassing its `__getattr__`; empty if there is none."""
     try:
         held: Any = object.__getattribute__(value, "__dict__")
-    except Exception:  # noqa: BLE001  the user's class may define this name
+    except Exception:  # noqa: BLE001  a class may define `__dict__`
         return {}
     return held if isinstance(held, (dict, types.MappingProxyType)) else {}
 
@@ -96,7 +95,7 @@ class Scope:
 
 
 class _TorchEvaluator(Evaluator):
-    """Evaluate expressions, including torch's modules and tensors, and subclasses of containers."""
+    """Evaluate expressions, also of torch's modules and tensors, and of container subclasses."""
 
     def _handle(self, node: ast.expr) -> Any:
         try:
@@ -110,7 +109,7 @@ class _TorchEvaluator(Evaluator):
 
 
 def _attribute(owner: Any, name: str) -> Any:
-    """Return `owner.name` for an attribute stored by torch or a named tuple."""
+    """Return `owner.name` of a tensor, a torch module or a named tuple."""
     kind, held = type(owner), own(owner)
     torch = torch_here()
     if torch and kind in (torch.Tensor, torch.nn.Parameter) and name in _OF_TENSORS:
@@ -123,7 +122,7 @@ def _attribute(owner: Any, name: str) -> Any:
 
 
 def _item(owner: Any, key: Any) -> Any:
-    """Return `owner[key]` of a container's subclass, or of torch's containers of modules."""
+    """Return `owner[key]` of a torch container, or of a subclass of a Python container."""
     if issubclass(type(owner), UserDict):
         owner = own(owner)["data"]
     elif comes_from(type(owner), *_LISTS_OF_MODULES):
@@ -146,16 +145,16 @@ Path = tuple[Any, ...]
 # Types whose objects are not searched.
 PLAIN = {int, float, complex, bool, str, bytes, type(None), types.ModuleType}
 _SEQUENCES = (list, tuple, set, frozenset, deque)
-# Only mappings in memory, because iterating over a file's values would read it.
+# No other mappings: reading their items may read a file or a database.
 _MAPPINGS = (dict, UserDict)
 _PARTS: dict[type, tuple[str, ...]] = {
     functools.partial: ("func", "args", "keywords"),
     MethodType: ("__self__",),
 }
 CONTAINERS = (*_SEQUENCES, *_MAPPINGS, *_PARTS)
-# Objects of these libraries are not searched: they hold locks, threads and the notebook itself.
+# Objects of these libraries are not searched. They include locks, threads and the notebook.
 _CLOSED = {*sys.stdlib_module_names, "IPython", "ipykernel", "gpumagic"}
-_ITEMS = 2000  # most items of a container that `contents` returns
+_ITEMS = 2000  # maximum items that `contents` returns
 
 
 def written(path: Path) -> str:
@@ -170,7 +169,7 @@ def written(path: Path) -> str:
 
 
 def items(value: Any, most: int | None = None) -> list[tuple[Step, Any]]:
-    """Return a container's items, at most `most`; empty if all of them are plain."""
+    """Return the first `most` items of a container; empty if all are of `PLAIN` types."""
     kind = type(value)
     if kind in _PARTS:
         return [((".", name), getattr(value, name)) for name in _PARTS[kind]]
@@ -189,7 +188,7 @@ def items(value: Any, most: int | None = None) -> list[tuple[Step, Any]]:
 
 
 def contents(value: Any) -> list[tuple[Any, Any]]:
-    """Return ``(key or index, item)`` of a mapping or sequence, at most 2000; none if all plain."""
+    """Return the first 2000 ``(key or index, item)`` pairs; empty if all items are plain."""
     if not issubclass(type(value), (list, tuple, deque, dict, UserDict)):
         return []
     found = enumerate(items(value, _ITEMS))
@@ -197,7 +196,7 @@ def contents(value: Any) -> list[tuple[Any, Any]]:
 
 
 def attributes(value: Any) -> dict[str, Any]:
-    """Return an object's attributes: its `__dict__` and those of its `__slots__` that are set."""
+    """Return an object's attributes, from its `__dict__` and its `__slots__`."""
     held = dict(own(value))
     for slot in slots_of(type(value)):
         with suppress(AttributeError):  # never set
@@ -216,7 +215,7 @@ def is_open(kind: type) -> bool:
     """Whether the attributes of a class's objects are searched."""
     if issubclass(kind, types.SimpleNamespace):
         return True
-    # A class's module may be `abc`: then the first base outside Python's library decides.
+    # The first base outside Python's library decides, because the class's module may be `abc`.
     homes = [str(defined_in(base)).partition(".")[0] for base in bases_of(kind)]
     home = next((name for name in homes if name not in sys.stdlib_module_names), homes[0])
     return home not in _CLOSED and bool(kind.__dictoffset__ or slots_of(kind))
@@ -229,7 +228,7 @@ def walk(
     most: int = sys.maxsize,
     depth: int = sys.maxsize,
 ) -> Iterator[tuple[Path, Any]]:
-    """Yield each value once with its path, breadth first; `into` returns a value's parts."""
+    """Yield reachable values once, with paths, breadth first; `into` returns a value's parts."""
     seen: dict[int, Any] = {}  # keeps visited values alive, so that their ids stay unique
     todo = deque(values)
     while todo and len(seen) < most:
@@ -243,7 +242,7 @@ def walk(
 
 
 def parts_of(value: Any) -> list[tuple[Step, Any]]:
-    """Return the items of a container, and the attributes of an object of an open class."""
+    """Return a value's items if it is a container, and its attributes if `is_open` allows it."""
     kind = type(value)
     found = items(value) if issubclass(kind, CONTAINERS) else []
     if not issubclass(kind, type) and is_open(kind):
@@ -283,7 +282,7 @@ def _methods(kind: type, module: str) -> list[Any]:
 
 
 def functions_in(value: Any, module: str) -> list[FunctionType]:
-    """Return a value's functions of `module`: decorated, methods, in containers or attributes."""
+    """Return the functions of `module` in a value, its items and attributes, and its class."""
 
     def into(value: Any) -> list[tuple[Step, Any]]:
         kind = type(value)

@@ -1,6 +1,6 @@
-"""Find the names that code reads and binds, and their variables, without running the code.
+"""Find the names that code reads and binds, and their values, without running the code.
 
-A name counts if its value from *before* the cell can reach an expression. `x = 1; print(x)` does
+A name is read if an expression may use its value from *before* the cell. `x = 1; print(x)` does
 not read the old `x`, but `if c: x = 1` followed by `print(x)` does. A cell with only `train()`
 reads the names that `train` reads. Reading only a tensor's metadata (`x.shape`) does not count.
 """
@@ -20,32 +20,32 @@ from gpumagic.usercode.values import bases_of, functions_in, globals_of, members
 _PYTHON_MAGICS = {"time", "timeit", "capture", "prun", "lprun", "memit", "mprun"}
 _PYTHON_MAGICS |= {"gputime", "gpudiff"}
 _OPTIONS = re.compile(r"^(\s*-{1,2}\w+(\s*\d+)?(?=\s|$))+")
-# Metadata of a tensor that is the same on all devices. `device` is not included: code uses it to
-# create other tensors, unless it only prints it.
+# Metadata of a tensor that is the same on all devices. `device` is not included, because code uses
+# it to create other tensors.
 _METADATA = {"dim", "dtype", "layout", "nbytes", "ndim", "numel", "shape", "size"}
 _METADATA_OF = {"id", "len", "type"}
-# Code with one of these may read variables whose names are in its string constants.
+# Code that calls one of these may read variables by names in its string constants.
 _BY_NAME = {"eval", "exec", "globals", "locals", "vars"}
 _WORD = re.compile(r"[^\W\d]\w*")
 _NO_VALUES: Mapping[str, Any] = types.MappingProxyType({})
 
 
 def _is_array(value: object) -> bool:
-    """Whether a value is a tensor, or an array that other libraries can read."""
+    """Whether a value is a tensor or an array that supports DLPack."""
     return any("__dlpack_device__" in members_of(base) for base in bases_of(type(value)))
 
 
 class NamesReader(ast.NodeVisitor):
-    """Visit code in execution order; collect the names that it reads, and those it always binds."""
+    """Collect the names that code reads, and the names that it binds on every path."""
 
     def __init__(
         self, transform: Callable[[str], str] = str, values: Mapping[str, Any] = _NO_VALUES
     ) -> None:
         self.read: dict[str, None] = {}
         self.bound: set[str] = set()
-        self._sometimes: set[str] = set()  # names that some branches, or := in comprehensions, bind
-        self._declared: set[str] = set()  # global and nonlocal
-        self._seen_inside: set[str] | None = None  # what nested scopes see, if this is a class
+        self._sometimes: set[str] = set()  # bound in some branches, or by := in comprehensions
+        self._declared: set[str] = set()  # names declared global or nonlocal
+        self._seen_inside: set[str] | None = None  # in a class: the names that nested scopes see
         self._transform = transform
         self._values = values
 
@@ -85,7 +85,7 @@ class NamesReader(ast.NodeVisitor):
 
     visit_ImportFrom = visit_Import
 
-    # -- branches: a name is bound if every branch binds it; None is a branch that does nothing
+    # -- branches: a name is bound if all branches bind it; None means an empty branch
     def _one_of(self, *branches: Any) -> None:
         before = set(self.bound)
         ends = []
@@ -102,7 +102,7 @@ class NamesReader(ast.NodeVisitor):
 
     visit_IfExp = visit_If
 
-    # None: a `break` may end a loop before its body has bound all names, and skips `else`.
+    # The empty branch is for `break`, which may end the body early and skips `else`.
     def visit_While(self, node: ast.While) -> None:
         self.visit(node.test)
         self._one_of(node.body, node.orelse, None)
@@ -151,7 +151,7 @@ class NamesReader(ast.NodeVisitor):
 
     def _comprehension(self, node: Any) -> None:
         first, *others = ([each.iter, each.target, each.ifs] for each in node.generators)
-        self.visit(first.pop(0))  # the only part that runs outside the nested scope
+        self.visit(first.pop(0))  # the only part outside the nested scope
         value = [node.key, node.value] if isinstance(node, ast.DictComp) else node.elt
         self._scope([first, others, value])
         self._sometimes |= {n.target.id for n in ast.walk(node) if isinstance(n, ast.NamedExpr)}
@@ -165,7 +165,7 @@ class NamesReader(ast.NodeVisitor):
         inner.bound, inner._seen_inside = {*seen, *(params or ())}, seen if of_class else None
         inner.visit_all(body)
         local = set() if params is None else (inner.bound | inner._sometimes) - inner._declared
-        # The body may run any time from now on, so a name that the cell binds only later counts.
+        # The body may run before the cell binds these names, so they count as read.
         self.read.update(dict.fromkeys(name for name in inner.read if name not in local))
 
     def visit_Global(self, node: ast.Global | ast.Nonlocal) -> None:
@@ -173,7 +173,7 @@ class NamesReader(ast.NodeVisitor):
 
     visit_Nonlocal = visit_Global
 
-    # -- tensors whose metadata alone is read
+    # -- tensors of which the code reads only metadata
     def _is_tensor(self, node: ast.AST) -> bool:
         return _is_array(self._values.get(node.id) if isinstance(node, ast.Name) else None)
 
@@ -209,7 +209,7 @@ class NamesReader(ast.NodeVisitor):
         for text in (_OPTIONS.sub("", texts[1]).strip(), *texts[2:]):
             try:
                 self.visit(ast.parse(self._transform(text)))
-            except SyntaxError:  # an option has a value: %lprun -f train train(X)
+            except SyntaxError:  # an option with a value: %lprun -f train train(X)
                 self.visit_all([ast.Name(word, ast.Load()) for word in _WORD.findall(text)])
 
 
@@ -218,7 +218,7 @@ NOT_VARIABLES = {"In", "Out", "_ih", "_oh", "_dh", "get_ipython", "exit", "quit"
 
 
 def own_variables(namespace: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the notebook's variables, without IPython's own and private ones (``_name``)."""
+    """Return the notebook's variables, without private names (``_name``) and IPython's names."""
     names = [name for name in namespace if not name.startswith("_") and name not in NOT_VARIABLES]
     return {name: namespace[name] for name in names}
 

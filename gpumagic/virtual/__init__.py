@@ -1,9 +1,9 @@
 """Make virtual GPUs: ``cuda:0`` … ``cuda:7`` in a process whose PyTorch sees no GPU.
 
-A tensor on ``cuda:1`` is then an ordinary ``torch.Tensor`` whose C++ device *is* ``cuda:1``; only
-its bytes lie in the CPU's memory. Results equal the CPU's bit for bit, errors about mixed devices
-have CUDA's text, and memory is counted and limited as on a GPU. Nothing runs faster, and timings
-say nothing about a real GPU. JAX and TensorFlow get extra CPU devices, even without torch.
+A tensor on ``cuda:1`` is an ordinary ``torch.Tensor``, and its device in C++ is ``cuda:1``. Its
+bytes are in the CPU's memory. Results equal the CPU's bit for bit, errors about mixed devices have
+CUDA's text, and memory is counted and limited as on a GPU. Timings say nothing about a real GPU.
+JAX and TensorFlow get extra CPU devices, even without torch.
 
 Guarantees: importing this package does not import torch, and virtual GPUs are off until
 :func:`enable` is called. :func:`disable` restores torch. :mod:`gpumagic.virtual.gate` lists the
@@ -31,7 +31,7 @@ from gpumagic.telemetry.host import MemoryGroup
 __all__ = ["disable", "enable", "enabled", "live_tensors"]
 
 _GIB = 2**30
-MOST = 8  # devices of c10::impl::FakeGuardImpl, torch's fake device guard
+MOST = 8  # number of devices of torch's fake device guard, c10::impl::FakeGuardImpl
 LARGEST = 16 * _GIB  # default capacity, if the host has enough memory
 
 _on = ExitStack()
@@ -50,16 +50,17 @@ def enable(
     Parameters
     ----------
     devices : int
-        Number of GPUs, 1 to 8. If that many are already on, the call does nothing.
+        Number of GPUs, 1 to 8. If the same GPUs are already on, they are unchanged.
     memory : str or int, optional
-        Capacity of each GPU: ``"16GiB"``, ``"512MiB"``, ``"2GB"``, or bytes. It is not reserved.
+        Capacity of each GPU: ``"16GiB"``, ``"512MiB"``, ``"2GB"``, or bytes. No memory is reserved.
         The default is an equal part of the host's memory that this process may use, in whole GiB
         and at most 16 GiB.
     force : bool
-        Allow virtual GPUs on a machine with real GPUs, which stay unusable until :func:`disable`.
+        Allow virtual GPUs on a machine with real GPUs. PyTorch cannot use the real GPUs until
+        :func:`disable`.
     asserts : bool
         Imitate device-side asserts. After a bad index, the next synchronization raises "device-side
-        assert triggered", and so does every later call until :func:`disable`.
+        assert triggered". Every later call raises it too, until :func:`disable`.
 
     Raises
     ------
@@ -84,7 +85,7 @@ def enable(
 
 
 def _check(force: bool) -> None:
-    """Raise GpuError if this machine or its torch may not have virtual GPUs."""
+    """Raise GpuError if virtual GPUs are not possible with this machine or its torch."""
     if find_spec("torch") is not None:
         from gpumagic.virtual import gate
 
@@ -98,7 +99,7 @@ def _check(force: bool) -> None:
 
 
 def turn_on(number: int, capacity: int | None) -> None:
-    """Turn on `number` virtual GPUs of `capacity` bytes (None: the default), without checks."""
+    """Turn on `number` virtual GPUs of `capacity` bytes, without checks."""
     global _on
     each = capacity or part_of_the_host(number)
     uuids = [f"GPU-{uuid.uuid4()}" for _ in range(number)]
@@ -148,7 +149,7 @@ def enabled() -> bool:
 
 
 def refresh(*, others: bool = True) -> None:
-    """Publish the bytes that torch and, with `others`, other frameworks use on virtual GPUs."""
+    """Publish the bytes in use on virtual GPUs: torch's and, with `others`, other frameworks'."""
     if gpus := sys.modules.get(f"{__name__}.virtual_gpus"):
         for gpu in gpus.GPUS:
             gpu.account.refresh()
@@ -175,7 +176,7 @@ def live_tensors() -> int:
 
 
 def _compare(there: list[Device], number: int, capacity: int | None) -> None:
-    """Raise GpuError if the virtual GPUs already on differ from the requested ones."""
+    """Raise GpuError if other virtual GPUs than the requested ones are already on."""
     each = there[0].memory_total or 0
     if len(there) != number or capacity not in (None, each):
         asked = number if capacity is None else f"{number} of {capacity / _GIB:.3g} GiB"
@@ -195,7 +196,7 @@ def _number(devices: object) -> int:
 
 
 def _bytes(memory: object) -> int:
-    """Parse a capacity into bytes; raise GpuError if it is not possible."""
+    """Parse a capacity into bytes; raise GpuError if it is out of range."""
     size = bytes_in(f"{memory} bytes" if isinstance(memory, int) else str(memory)) or 0
     if not 2**20 <= size <= 2**40:
         raise GpuError(

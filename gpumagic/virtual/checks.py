@@ -1,12 +1,12 @@
-"""Raise CUDA's errors for tensors on several devices and, optionally, device-side asserts.
+"""Raise CUDA's errors for tensors on different devices, and imitate device-side asserts.
 
 PyTorch has two rules for devices. Operators built on TensorIterator accept CPU scalars and say
-"found at least two devices". Most others check each argument in a generated wrapper, and the error
-names this wrapper. The rules are read from torch's ``native_functions.yaml`` on first use.
+"found at least two devices". Most other operators check each argument in a generated wrapper, and
+the error names this wrapper. The rules are in torch's ``native_functions.yaml``.
 
-With ``asserts=True`` an operator with a bad index succeeds and returns wrong numbers, as on a GPU.
-The next synchronization raises CUDA's error. From then on every operator raises it, until the
-virtual GPUs are turned off.
+With ``enable(asserts=True)``, an operator with a bad index succeeds and returns wrong
+numbers, as on a GPU. The next synchronization raises CUDA's error. From then on every operator
+raises it, until the virtual GPUs are turned off.
 """
 
 import re
@@ -25,8 +25,7 @@ from gpumagic.telemetry.state_files import unpublish_death
 from gpumagic.virtual.virtual_gpus import GPUS, VirtualGpu
 
 Found = list[tuple[str, Tensor, Tensor]]
-"""An operator's tensors in order: the argument's name, the tensor, and the CPU tensor that
-replaces it."""
+"""For each tensor argument, in order: its name, the tensor, and the CPU tensor used instead."""
 
 TAKEN_FROM_CPU = frozenset(
     ["cpu_nested_shape_example", "input_lengths", "lengths", "lr", "target_lengths"]
@@ -88,7 +87,7 @@ def _wrapper(plan: Any, structured: bool, found: Found) -> str:
 
 @cache
 def _rules() -> dict[str, tuple[bool, bool]]:
-    """Return for each operator: whether TensorIterator checks devices; whether it is structured."""
+    """Return for each operator: checked by TensorIterator or not; structured kernel or not."""
     path = Path(torch.__file__).parents[1] / "torchgen/packaged/ATen/native/native_functions.yaml"
     try:
         text = path.read_text(encoding="utf-8")
@@ -111,7 +110,7 @@ ASSERT = (
     "For debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
     "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
 )
-# CPU kernels' errors where CUDA's kernels fail an assert; without size errors, which both raise.
+# CPU errors for which CUDA fails an assert. Size errors are not included: CUDA raises them too.
 _ASSERTED = re.compile(
     r"(?i)(index|target) .*out of (range|bounds)|tried to access index|"
     r"INDICES element is out|not in the valid range|Class values must be|p_in >= 0|"
@@ -120,7 +119,7 @@ _ASSERTED = re.compile(
     r"invalid max index"
 )
 imitated = failed = dead = False
-"""Whether asserts are imitated; whether one has failed; whether a wait has reported this."""
+"""Whether asserts are imitated; whether an assert has failed; whether its error was raised."""
 
 
 def imitate_asserts(stack: ExitStack) -> None:
@@ -132,7 +131,7 @@ def imitate_asserts(stack: ExitStack) -> None:
 
 
 def revive() -> None:
-    """Stop imitating asserts, and make dead GPUs usable again, with their tensors unchanged."""
+    """Stop imitating asserts, and make failed GPUs usable again. Their tensors stay unchanged."""
     global imitated, failed, dead
     if failed:
         cuda_state.forget()
@@ -144,7 +143,7 @@ def revive() -> None:
 
 
 def wait() -> None:
-    """Raise CUDA's error if an assert has failed; called wherever the host waits for a GPU."""
+    """Raise CUDA's error if an assert has failed; call this where the host waits for a GPU."""
     global dead
     __tracebackhide__ = True
     if failed:
@@ -155,16 +154,16 @@ def wait() -> None:
 
 
 def is_assert(error: BaseException) -> bool:
-    """Whether CUDA's kernel would have failed an assert where the CPU's raised `error`."""
+    """Whether asserts are imitated, and CUDA's kernel would fail one instead of raising `error`."""
     return imitated and _ASSERTED.search(str(error)) is not None
 
 
 def run_on(plan: Any, kernel: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Record that the device has failed; return a result of the right shape with wrong values."""
+    """Record a failed assert; return wrong values of the right shape."""
     global failed, imitated
     low = [_harmless(x, plan.arguments[n] in plan.written) for n, x in enumerate(args)]
     given = {name: _harmless(x, name in plan.written) for name, x in kwargs.items()}
-    imitated = False  # this call must raise its own errors
+    imitated = False  # the kernel's own errors must be raised now
     try:
         result = kernel(plan, *low, **given)
     finally:
@@ -174,7 +173,7 @@ def run_on(plan: Any, kernel: Callable[..., Any], args: Any, kwargs: Any) -> Any
 
 
 def _harmless(value: Any, written: bool) -> Any:
-    """Replace the values of tensors by 0, or 0.5 for floats, except in bool and written tensors."""
+    """Replace a tensor's values by 0, or 0.5 for floats, unless it is written or bool."""
     if isinstance(value, (list, tuple)):
         return type(value)(_harmless(each, written) for each in value)
     if not isinstance(value, Tensor) or written or value.dtype == torch.bool:
