@@ -1,6 +1,7 @@
-"""Collect one snapshot from all sources of this machine; nothing raises.
+"""Take a snapshot of this machine from all GPU sources; a failing source does not affect others.
 
-``GPUMAGIC_SOURCES`` names the sources, see docs/vendors.md.
+A source lists one vendor's GPUs. It caches each slow reading for a refresh interval of seconds.
+``GPUMAGIC_SOURCES`` selects the sources, see docs/vendors.md.
 """
 
 import os
@@ -36,7 +37,7 @@ _THERE_ARE = f"use {', '.join(_KNOWN)} or package.module:callable, then restart"
 def chosen(
     env: Mapping[str, str], platform: str = sys.platform
 ) -> tuple[list[Source], list[Problem]]:
-    """Return the sources, and a problem for each unknown name."""
+    """Return the sources that GPUMAGIC_SOURCES names, and a problem for each unknown name."""
     default = "nvml,apple" if platform == "darwin" else "nvml,amd,intel"
     asked = env.get("GPUMAGIC_SOURCES", "").strip(", ") or default
     sources: list[Source] = []
@@ -55,7 +56,7 @@ def chosen(
     return sources, problems
 
 
-# Problems that only explain why there is no NVIDIA GPU; not shown if there is any GPU.
+# Codes that only explain why there is no NVIDIA GPU. They are hidden if any GPU is found.
 _JUST_NO_GPU = ("library-missing", "driver-not-loaded")
 _NO_NVML = Problem(
     "nvml-missing",
@@ -68,7 +69,7 @@ _NONE_VISIBLE = Problem(
 
 
 def explain(gpus: Sequence[GpuSample], problems: Sequence[Problem], named: bool) -> list[Problem]:
-    """Return the problems to show; `named`: whether this process's GPUs have ordinals."""
+    """Return the problems to show; `named` is False in a server, which needs no usable GPU."""
     if there := [gpu for gpu in gpus if not gpu.lost]:
         found = [problem for problem in problems if problem.code not in _JUST_NO_GPU]
         unnamed = named and all(gpu.ordinal is None for gpu in there)
@@ -78,7 +79,7 @@ def explain(gpus: Sequence[GpuSample], problems: Sequence[Problem], named: bool)
     why = f"{offer} (why: %gpus --doctor)"
     if not problems:
         return [Problem("no-gpu", "no driver finds a GPU on this machine", why)]
-    # Usually nothing is broken: the machine just has no GPU. The doctor lists the cures.
+    # Usually the machine just has no GPU. Then offer virtual GPUs instead of a driver's cure.
     cures = dict.fromkeys(_JUST_NO_GPU, why)
     return [replace(one, cure=cures.get(one.code, f"{one.cure}; or {offer}")) for one in problems]
 
@@ -89,9 +90,9 @@ _OWNERS_S = 2.9
 
 
 class Collector:
-    """Takes snapshots from `sources`, by default this machine's; a failing source affects no other.
-    ``here`` lists torch's GPUs in this process. ``usable`` is False in a server, which uses no GPU
-    but numbers GPUs as its kernels do."""
+    """Takes snapshots of `sources`; the default is the sources of this machine.
+    ``here`` lists the GPUs that torch has in this process. ``usable`` is False in a server: the
+    server uses no GPU, so GPUs that it cannot use are no problem."""
 
     def __init__(
         self,
@@ -117,7 +118,7 @@ class Collector:
         self._pids: set[int] = set()
 
     def take(self, *, processes: bool = True, max_age: float = 0.0) -> Snapshot:
-        """Return a snapshot; a reading is at most `max_age` times its interval old."""
+        """Return a snapshot; `max_age` limits the age of cached readings, in refresh intervals."""
         with self._lock:
             self._failed = []
             now, host, problems = self._clock(), self._host(), list(self._misnamed)
@@ -141,7 +142,7 @@ class Collector:
             )
 
     def _gpus(self, host: Host, max_age: float) -> tuple[list[GpuSample], list[Source]]:
-        """Return the GPUs, and the sources that list at least one."""
+        """Return the GPUs, and the sources that list at least one GPU."""
         found: dict[str, GpuSample] = {}
         listing = []
         for source in self._sources:
@@ -169,7 +170,7 @@ class Collector:
 
     def _with_ordinals(self, gpus: list[GpuSample]) -> list[GpuSample]:
         known: dict[str | None, device.Device] = {one.uuid: one for one in self._here()}
-        # While a GPU is lost, all GPUs keep their ordinals: running kernels still use them.
+        # The loss of a GPU must not shift ordinals: running kernels still use the old ordinals.
         if any(gpu.lost for gpu in gpus):
             known |= self._named
         self._named = known
@@ -177,7 +178,7 @@ class Collector:
         return [replace(g, ordinal=n.ordinal, ordinal_certain=n.ordinal_certain) for g, n in named]
 
     def _holders(self, sources: Sequence[Source], max_age: float) -> list[ProcessSample]:
-        """Return the processes that hold memory, with their owners."""
+        """Return the processes that hold GPU memory, each with its owner."""
         found: list[ProcessSample] = []
         for source in sources:
             found += self._ask(source, lambda one: one.processes(max_age)) or ()
@@ -203,12 +204,12 @@ def snapshot(*, processes: bool = True) -> Snapshot:
     Parameters
     ----------
     processes : bool
-        Also ask for the processes, which takes several milliseconds per GPU.
+        Whether to list the processes. This takes several milliseconds per GPU.
 
     Returns
     -------
     Snapshot
-        A driver's fault raises nothing; its cause and cure are in ``problems``.
+        If a driver fails, no error is raised; ``problems`` has the cause and the cure.
         The call may take seconds if a driver stalls; do not call it on an event loop.
     """
     return _collector().take(processes=processes)
@@ -225,7 +226,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _of_cuda(found: device.Device) -> GpuSample:
-    """Return the sample of a GPU that only torch sees, through CUDA."""
+    """Return the sample of a CUDA GPU that torch finds and that no source lists."""
     total, free = found.memory_total, found.memory_free
     used = None if total is None or free is None else total - free
     uuid, ordinal = found.uuid or f"CUDA-{found.ordinal}", found.ordinal

@@ -1,4 +1,4 @@
-"""Have faulthandler write a crash's stack next to the kernel's connection file, for the server."""
+"""Let faulthandler write the stack of a crashed kernel to a file that the Jupyter server reads."""
 
 import atexit
 import faulthandler
@@ -12,12 +12,12 @@ _LONGEST = 65536
 _MOST_FRAMES = 6
 _FRAME = re.compile(r'  File "(.+)", line (\d+) in (.+)')
 _CELL = re.compile(r"ipykernel_\d+[/\\]\d+\.py$|^<ipython-input")
-# All frames below this one are IPython's and ipykernel's.
+# The file of IPython that runs cells. All frames listed after it are IPython's and ipykernel's.
 _SHELL = "interactiveshell.py"
 
 
 class CrashFile:
-    """Turns on faulthandler in this kernel, with its own file, unless it is on already."""
+    """Turns on faulthandler for this kernel, unless faulthandler is on already."""
 
     _file: IO[bytes] | None = None
 
@@ -46,7 +46,7 @@ class CrashFile:
 
 def frames_of_crash(connection_file: str) -> tuple[str, ...]:
     """Return the frames of a crash, the innermost first, as ``"a cell, line 3"``; () if unknown.
-    Remove the file: the next kernel overwrites it only if that kernel loads gpumagic."""
+    Remove the file: a later crash of a kernel without gpumagic must not show these frames."""
     path = _path(connection_file)
     try:
         with path.open("rb") as file:

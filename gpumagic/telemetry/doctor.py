@@ -1,7 +1,7 @@
-"""Check every step from the hardware to this process's GPUs, with a cure for the first failure.
+"""Check every step from the hardware to torch, and give a cure for the first failure.
 
-The doctor only reads. It opens nothing on the GPU, and imports neither torch nor any heavy module.
-AMD's and Intel's files and groups are from the installation guides of ROCm
+The doctor changes nothing: it allocates nothing on a GPU and does not import torch. The device
+files, libraries and Unix groups are from the installation guides of ROCm
 (https://rocm.docs.amd.com/projects/install-on-linux) and Intel (https://dgpu-docs.intel.com).
 """
 
@@ -25,7 +25,7 @@ class Check:
     """The result of one check."""
 
     name: str
-    ok: bool | None  # None for information, or a consequence of a failed check
+    ok: bool | None  # None: only information, or a result of an earlier failure
     found: str
     cure: str = ""  # only if `ok` is False
 
@@ -36,7 +36,7 @@ class _Vendor:
 
     name: str
     drivers: tuple[str, ...]
-    nodes: tuple[str, ...]  # rows of _NODES
+    nodes: tuple[str, ...]  # keys of _NODES
     libraries: tuple[str, ...]
     variables: tuple[str, ...]  # environment variables that select GPUs
     gpus: Callable[[Mapping[str, str], Path], list[device.Device]]
@@ -66,9 +66,9 @@ _VENDORS = {
 _NODES = {"/dev/kfd": "dev/kfd", "/dev/dri": "dev/dri/renderD*"}  # patterns of device files
 _BUILDS = "https://pytorch.org/get-started/locally"
 _FOLDERS = ("usr/lib/x86_64-linux-gnu", "usr/lib64", "usr/lib", "usr/local/lib")
-# Faults found before the driver is queried: they say nothing about the driver.
+# Codes of faults in which no driver answered: a card missing on the bus is then a failure.
 _NOT_ASKED = ("library-missing", "driver-not-loaded", "pynvml-clash")
-_Card = tuple[str, str, str | None]  # as `drm.pci_gpus` returns it
+_Card = tuple[str, str, str | None]  # vendor, PCI address, driver
 
 
 class Doctor:
@@ -95,13 +95,13 @@ class Doctor:
         self._wsl = "microsoft" in self._files.text("proc/sys/kernel/osrelease").lower()
 
     def checks(self) -> list[Check]:
-        """Return the checks from hardware to notebook; only a vendor's first failure has a cure."""
+        """Return all checks; for each vendor, only the first failure has a cure."""
         self._door.retry()
         cards = self._cards()
         others = [check for vendor, its in cards.items() for check in self._of_vendor(vendor, its)]
         apples = self._apple.gpus(Host())
         others += [Check("Apple GPU", True, gpu.name or "unknown model") for gpu in apples]
-        # With only another vendor's GPU, NVIDIA's checks do not apply.
+        # NVIDIA's checks apply to NVIDIA's GPUs, and to a machine where no GPU was found.
         is_nvidia = "nvidia" in cards or bool(self._door.gpus()) or not others
         places = ["a container"] * self._container + ["WSL"] * self._wsl
         return [
@@ -118,7 +118,7 @@ class Doctor:
         """Return the GPUs on the PCI bus by vendor."""
         found: dict[str, list[_Card]] = {}
         for card in drm.pci_gpus(self._root):
-            # An integrated GPU matters only to a torch that can use it.
+            # Intel's integrated GPUs count only if torch's build can use them.
             if self._build().xpu or not drm.is_integrated(*card[:2]):
                 found.setdefault(card[0], []).append(card)
         return found
@@ -196,7 +196,7 @@ class Doctor:
         return Check("Level Zero", True, " and ".join(needs.libraries))
 
     def _leaves(self, name: str, left: int, every: int) -> Check:
-        """Check a variable that selects GPUs."""
+        """Check an environment variable that selects GPUs."""
         cure = "correct or unset it, then restart the kernel"
         ok = bool(left) if every else None
         return Check(name, ok, f"{self._env[name]!r} selects {left} of {every} GPUs", cure)
@@ -217,7 +217,7 @@ class Doctor:
 
 
 def first_cause(checks: Iterable[Check]) -> list[Check]:
-    """Return the checks; all failures after the first become information without a cure."""
+    """Return the checks; each failure after the first becomes information without a cure."""
     found: list[Check] = []
     for check in checks:
         follows = check.ok is False and any(one.ok is False for one in found)

@@ -1,12 +1,12 @@
 """Sample AMD's and Intel's GPUs through Linux's DRM drivers, without waking a sleeping GPU.
 
-AMD: https://docs.kernel.org/gpu/amdgpu/thermal.html (hwmon, busy, clocks), driver-misc.html
-(product name, unique id, memory) and ras.html (ECC). Not read: ``pcie_bw``, for which the driver
-sleeps a second, and ``gpu_metrics``, whose layout changes.
+AMD's files: https://docs.kernel.org/gpu/amdgpu/thermal.html (sensors, load, clocks),
+driver-misc.html (product name, unique id, memory) and ras.html (ECC). Two files are not read:
+``pcie_bw``, since reading it takes a second, and ``gpu_metrics``, since its layout changes.
 
-Intel: Documentation/ABI/testing/sysfs-driver-intel-xe-hwmon and -i915-hwmon, and the comment "Xe GT
-Idle" of the driver. Utilization is the share of time in which the GT did not sleep (C6), since
-performance counters need privileges. Only older drivers report total memory, and none used memory.
+Intel's files: Documentation/ABI/testing/sysfs-driver-intel-xe-hwmon and -i915-hwmon, and the
+driver's comment "Xe GT Idle". Utilization is the share of time in which the GPU did not sleep (C6);
+performance counters need privileges. Older drivers report total memory; none reports used memory.
 """
 
 import re
@@ -26,7 +26,7 @@ _SLOW_S, _PROCESSES_S = 2.0, 3.0
 
 
 class DrmSource(Source):
-    """The common part of AMD's and Intel's sources; ``root`` is the root of the file system."""
+    """Base class of AMD's and Intel's sources; ``root`` is the root of the file system."""
 
     vendor: ClassVar[str]
 
@@ -46,14 +46,14 @@ class DrmSource(Source):
 
     @abstractmethod
     def _fast(self, card: drm.GraphicsCard) -> dict[str, Any]:
-        """Return utilization and memory."""
+        """Return utilization and memory, as fields of a GpuSample."""
 
     @abstractmethod
     def _slow(self, card: drm.GraphicsCard) -> dict[str, Any]:
-        """Return readings that change slowly or never."""
+        """Return the other fields of a GpuSample, which change slowly and are cached."""
 
     def gpus(self, host: Host, max_age: float = 0.0) -> list[GpuSample]:
-        """Return all GPUs; a reading is at most `max_age` times its interval old."""
+        """Return all GPUs; `max_age` limits the age of cached readings, in refresh intervals."""
         self._cards = self._kept.get("cards", _SLOW_S, max_age, self._listed)
         return [self._sample(n, card, host, max_age) for n, card in enumerate(self._cards)]
 
@@ -67,7 +67,7 @@ class DrmSource(Source):
     def _sample(self, index: int, card: drm.GraphicsCard, host: Host, max_age: float) -> GpuSample:
         readings: dict[str, Any] = {}
         if card.device.text("power/runtime_status") == "suspended":
-            # The counters of a sleeping GPU do not advance.
+            # Counters stop while a GPU sleeps, so a rate across the sleep would be wrong.
             self._counters = {key: at for key, at in self._counters.items() if key[0] != card.uuid}
         else:
             slow = self._kept.get(card.uuid, _SLOW_S, max_age, lambda: self._slow(card))
@@ -96,7 +96,7 @@ class DrmSource(Source):
 
 
 def _temperatures(sensors: drm.Folder, channels: tuple[int, int]) -> dict[str, float | None]:
-    """Return the temperature of the first existing channel and its throttling limit, in °C."""
+    """Return temperature and throttling limit, in °C, of the first of `channels` that exists."""
     there = (n for n in channels if sensors.number(f"temp{n}_input") is not None)
     channel = next(there, channels[0])
     return {
@@ -106,7 +106,7 @@ def _temperatures(sensors: drm.Folder, channels: tuple[int, int]) -> dict[str, f
 
 
 class AmdSource(DrmSource):
-    """Samples of the GPUs of ``amdgpu``."""
+    """Samples the GPUs of the driver ``amdgpu``."""
 
     name = "amd"
     vendor: ClassVar[str] = "amd"
@@ -128,13 +128,13 @@ class AmdSource(DrmSource):
 
     def _slow(self, card: drm.GraphicsCard) -> dict[str, Any]:
         files, sensors = card.device, card.sensors
-        # "ue: 0\nce: 3": uncorrected and corrected errors.
+        # The text "ue: 0\nce: 3" counts uncorrected and corrected errors.
         errors = dict(re.findall(r"(ce|ue): *([0-9]+)\b", files.text("ras/umc_err_count")))
-        # "0: 500Mhz\n1: 2100Mhz *"
+        # One clock per line; the star marks the current clock: "0: 500Mhz\n1: 2100Mhz *".
         levels = re.findall(r": *([0-9]{1,9})mhz", files.text("pp_dpm_sclk"), re.I)
         speed, most = sensors.number("fan1_input"), sensors.number("fan1_max")
         return {
-            # Channel 1 is the die's edge; 2, its hottest spot, always exists.
+            # Channel 1 is the die's edge. Channel 2 is the die's hottest spot; it always exists.
             **_temperatures(sensors, (1, 2)),
             "power": sensors.scaled(1e6, "power1_average", "power1_input"),
             "power_limit": sensors.scaled(1e6, "power1_cap") or None,
@@ -147,28 +147,28 @@ class AmdSource(DrmSource):
         }
 
 
-# The files of each value: xe's, then i915's.
+# For each value, xe's file and i915's file.
 _IDLE = ("device/tile0/gt0/gtidle/idle_residency_ms", "gt/gt0/rc6_residency_ms")
 _CLOCK = ("device/tile0/gt0/freq0/act_freq", "gt/gt0/rps_act_freq_mhz")
 _CLOCK_LIMIT = ("device/tile0/gt0/freq0/max_freq", "gt/gt0/rps_max_freq_mhz")
-# The largest plausible increase of a counter per second: milliseconds, and joules.
+# The largest plausible increase of each counter per second, in milliseconds and in joules.
 _MOST = {"idle": 1200.0, "energy": 2000.0}
-# Seconds up to which a mean still describes the present.
+# Maximum seconds between two readings of a counter; a mean over a longer time is out of date.
 _LONGEST_S = 30.0
 
 
 class IntelSource(DrmSource):
-    """Samples of the GPUs of ``xe`` and ``i915``."""
+    """Samples the GPUs of the drivers ``xe`` and ``i915``."""
 
     name = "intel"
     vendor: ClassVar[str] = "intel"
 
     def software(self) -> dict[str, str]:
-        """Return the drivers' names; their version is the kernel's."""
+        """Return the drivers' names, without versions: the drivers are part of Linux."""
         return {card.driver: "" for card in self._cards if card.driver}
 
     def _listed(self) -> list[drm.GraphicsCard]:
-        # An integrated GPU only matters to a torch that can use it.
+        # Integrated GPUs count only if torch's build can use them.
         found = super()._listed()
         return [card for card in found if not card.integrated or self._build().xpu is not None]
 
@@ -186,7 +186,7 @@ class IntelSource(DrmSource):
 
     def _slow(self, card: drm.GraphicsCard) -> dict[str, Any]:
         files, sensors = drm.Folder(card.path), card.sensors
-        # Channel 1 is the card, 2 the package; a GPU may have only one. i915's temperature is in 1.
+        # Channel 1 is the whole card, channel 2 the package. A GPU may have only one of the two.
         joules = sensors.scaled(1e6, "energy1_input", "energy2_input")
         return {
             **_temperatures(sensors, (2, 1)),

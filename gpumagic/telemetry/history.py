@@ -1,6 +1,6 @@
-"""Keep the readings of the last minutes, the cells that ran, and this kernel's measurements.
+"""Store the readings of the last minutes, the cells that ran, and this kernel's measurements.
 
-`History` is thread-safe. A removed GPU has None for a reading until the ring has no real one.
+`History` is thread-safe. A removed GPU stays listed until its last reading is dropped.
 """
 
 import threading
@@ -22,23 +22,23 @@ class Board:
 
     def __init__(self) -> None:
         self._listeners: dict[Callable[[], object], None] = {}
-        # As JSON: the progress of the running measurement; finished measurements, newest first.
+        # As JSON: the running measurement's progress, and the finished measurements, newest first.
         self.now: dict[str, Any] | None = None
         self.entries: list[dict[str, Any]] = []
 
     def post(self, progress: dict[str, Any] | None) -> None:
-        """Post the progress of a measurement as JSON; None when it has ended."""
+        """Set the progress of the running measurement, as JSON; None when the measurement ends."""
         self.now = progress
         self._tell()
 
     def keep(self, text: str, time: float, title: str, bars: list[dict[str, Any]]) -> None:
-        """Add a result; a bar has ``where``, ``share`` (of the slowest time) and ``text``."""
+        """Add a result; each bar has ``where``, ``share`` (of the slowest time) and ``text``."""
         made = {"id": uuid4().hex, "title": title, "text": text, "bars": bars, "time": time}
         self.entries = [made, *self.entries][:KEPT]
         self._tell()
 
     def subscribe(self, call: Callable[[], object]) -> Callable[[], object]:
-        """Call `call` at every change; return a function that unsubscribes it."""
+        """Call `call` after every change; return a function that unsubscribes `call`."""
         self._listeners[call] = None
         return lambda: self._listeners.pop(call, None)
 
@@ -50,28 +50,27 @@ class Board:
 
 
 board = Board()
-# Minimum seconds between two entries; a tick of one second may be slightly early.
+# Minimum seconds between two entries; under 1, since a snapshot may be slightly early.
 _LEAST_S = 0.9
-# The fields of a sample that charts show.
 _CHARTED = ("utilization", "memory_used", "power")
 _Readings = tuple[float | None, int | None, float | None]
-# Bytes by UUID and holder; None if the snapshot lists no process.
+# Bytes by GPU and holder (kernel, notebook or owner); None if the snapshot lists no process.
 _Held = dict[str, dict[str, int]] | None
 
 
 class History:
-    """A ring of readings; a snapshot that comes too soon after the previous one is skipped."""
+    """A ring buffer of readings; snapshots that follow each other too closely are skipped."""
 
     def __init__(self, entries: int = 600) -> None:
         self._lock = threading.Lock()
         self._moments: deque[tuple[float, dict[str, _Readings], _Held]] = deque(maxlen=entries)
 
     def add(self, snapshot: Snapshot) -> bool:
-        """Add a snapshot's readings; return False if it came too soon after the previous one."""
+        """Add a snapshot's readings; return False if the snapshot was skipped."""
         time, values = snapshot.time, attrgetter(*_CHARTED)
         readings: dict[str, _Readings] = {gpu.uuid: values(gpu) for gpu in snapshot.gpus}
         with self._lock:
-            # If the clock was set back, drop the later readings.
+            # If the clock was set back, drop readings that now lie in the future.
             while self._moments and self._moments[-1][0] > time:
                 self._moments.pop()
             if self._moments and time - self._moments[-1][0] < _LEAST_S:
@@ -80,7 +79,7 @@ class History:
             return True
 
     def since(self, time: float | None = None) -> dict[str, Any]:
-        """Return the readings after a moment (all if None), ready for JSON:
+        """Return the readings after `time` (None: all readings), ready for JSON:
         ``{"time": […], "gpus": {uuid: {"utilization": […], "memory_used": […], "power": […],
         "held": {holder: […]}}}}``."""
         with self._lock:
@@ -95,7 +94,7 @@ class History:
 
 
 def _held(snapshot: Snapshot) -> _Held:
-    """Return the bytes of each GPU's holders; mirrors ``holders`` in js/src/monitor/owners.ts."""
+    """Return each holder's bytes by GPU. ``holders`` in js/src/monitor/owners.ts does the same."""
     if not snapshot.processes:
         return None
     parents = {gpu.uuid: gpu.mig for gpu in snapshot.gpus}
@@ -124,20 +123,20 @@ class CellRun:
     id: str  # the same in each update of a run
     kernel: str | None
     notebook: str | None
-    count: int | None  # the number in brackets before the cell
+    count: int | None  # the number in ``In [7]``
     start: float  # Unix time
     end: float | None = None
-    gpus: tuple[str, ...] = ()  # UUIDs of the GPUs that it used
+    gpus: tuple[str, ...] = ()  # UUIDs of the GPUs that the cell used
 
 
 class CellRuns:
-    """The last `most` runs, oldest first; `keep` increases ``revision`` and calls ``on_change``."""
+    """The last `most` runs of cells. `keep` increases ``revision`` and calls ``on_change``."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._lock = threading.RLock()
         self._runs: dict[str, tuple[int, CellRun]] = {}
-        # By run: the memory of its kernel's processes when the run began, by GPU and pid.
+        # By run id: the memory of the kernel's processes when the run began, by GPU and pid.
         self._before: dict[str, dict[tuple[str, int], int | None]] = {}
         self.revision = 0
         self.on_change: Callable[[], None] = lambda: None
@@ -167,9 +166,9 @@ class CellRuns:
         self._before[name] = {(one.uuid, one.pid): one.memory for one in processes}
 
     def use(self, name: str, snapshot: Snapshot, processes: Iterable[ProcessSample]) -> None:
-        """Record each GPU on which a process of the run's kernel computes, or holds more or less
-        memory than when the run began. The GPU's utilization replaces a process's unknown one; if
-        both are unknown, the GPU is recorded."""
+        """Record each GPU where `processes` compute, or where their memory changed since `start`.
+        If a process's utilization is unknown, the utilization of the whole GPU counts. If both
+        are unknown, the GPU is recorded."""
         run = self.get(name)
         if run is None:
             return
@@ -184,7 +183,7 @@ class CellRuns:
             self.keep(replace(run, gpus=tuple(sorted(used))))
 
     def forget(self, unwanted: Callable[[CellRun], bool]) -> None:
-        """Drop the runs for which the predicate is true."""
+        """Drop the runs for which `unwanted` returns True."""
         with self._lock:
             self._runs = {name: kept for name, kept in self._runs.items() if not unwanted(kept[1])}
             self._before = {name: held for name, held in self._before.items() if name in self._runs}

@@ -1,6 +1,6 @@
-"""Measure CPU and RAM: of the host, of the container, and of kernels with their children.
+"""Measure the CPU and RAM use of the host, the container, and kernels with their child processes.
 
-On Linux, a container's limit is that of its control group; ``GPUMAGIC_CGROUP`` sets the folder.
+On Linux, the control group limits a container's RAM; ``GPUMAGIC_CGROUP`` names the group's folder.
 """
 
 import os
@@ -18,7 +18,7 @@ from gpumagic import drm
 from gpumagic.telemetry.processes import Kernel
 from gpumagic.telemetry.snapshot import Host, KernelSample
 
-# For cgroups v2 and v1: the files of the limit, use and kills; memory.stat's row for the cache.
+# Names in cgroups v2 and v1: files for limit, use and kills; the page cache's row in memory.stat.
 _VERSIONS = (
     ("memory.max", "memory.current", "memory.events", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.oom_control", "total_inactive_file"),
@@ -33,7 +33,7 @@ class MemoryGroup:
         self._root = root
 
     def limit(self) -> int | None:
-        """Return the limit in bytes; None if there is none."""
+        """Return the limit in bytes; None if there is no limit."""
         return next((limit for limit, _, _ in self._limited()), None)
 
     def ram(self) -> tuple[int | None, int | None]:
@@ -49,7 +49,7 @@ class MemoryGroup:
         """Return how many processes the out-of-memory killer has ended; None if unknown."""
         groups = self._limited() or list(self._groups())
         counts = [_row(folder, names[2], "oom_kill") for _, folder, names in groups]
-        # If no group has a count, take that of the whole machine.
+        # If no group has a count, use the count of the whole machine.
         counts.append(_row(drm.Folder(self._root / "proc"), "vmstat", "oom_kill"))
         return next((count for count in counts if count is not None), None)
 
@@ -76,7 +76,7 @@ class MemoryGroup:
             if kinds in ("", "memory"):
                 mount = self._root / "sys/fs/cgroup" / kinds
                 inner = mount / path.strip("/")
-                # In a container this may be a path of the host: then try its parents.
+                # In a container, the path may exist only on the host, so try its parents too.
                 yield from (inner, *inner.parents[: len(inner.relative_to(mount).parts)])
 
 
@@ -94,9 +94,9 @@ def host_name() -> str:
 
 
 def read_host() -> Host:
-    """Read the host; ``cpu_utilization`` covers the time since this thread's last call, if any."""
+    """Return the host's readings; ``cpu_utilization`` is the mean since this thread's last call."""
     utilization = psutil.cpu_percent()
-    meaningless = not getattr(_asked, "before", False)  # psutil's first value
+    meaningless = not getattr(_asked, "before", False)  # psutil's first value is 0
     _asked.before = True
     memory = psutil.virtual_memory()
     group = MemoryGroup()
@@ -114,10 +114,10 @@ def read_host() -> Host:
 
 
 _LIST_S = 2.0  # seconds between two searches for new child processes
-_AGAIN_S = 0.2  # seconds for which samples are reused: CPU use over less time means little
-# Growth is measured over at least this many seconds, or the whole trail if it is shorter.
+_AGAIN_S = 0.2  # seconds for which samples are reused; CPU use over a shorter time is noise
+# RAM growth is measured over at least this many seconds, or since the first reading.
 _GROWTH_S = 2.5
-_MOST = 120  # readings in a trail
+_MOST = 120  # maximum number of readings in a Trail
 
 Trail = Sequence[tuple[float, int]]  # Unix times and bytes of RAM, the oldest first
 
@@ -136,7 +136,7 @@ class KernelLoads:
         self._trails: dict[tuple[str, int], deque[tuple[float, int]]] = {}
 
     def samples(self) -> tuple[KernelSample, ...]:
-        """Return a sample of each kernel, at most 0.2 s old; takes some 0.1 ms per process."""
+        """Return a sample of each kernel, at most 0.2 s old; takes about 0.1 ms per process."""
         with self._lock:
             kernels, now = self._kernels(), time.time()
             if self._last and abs(now - self._last[0]) < _AGAIN_S and self._last[1] == kernels:
@@ -179,7 +179,7 @@ class KernelLoads:
         )
 
     def _percent(self, process: psutil.Process) -> float | None:
-        """Return a process's use of a core since the last call, in percent; None at the first."""
+        """Return the percent of a core used since the last call; None at the first call."""
         first = process not in self._measured
         with suppress(psutil.Error):
             percent = self._measured.setdefault(process, process).cpu_percent()
@@ -196,7 +196,7 @@ def _family(pid: int) -> list[psutil.Process]:
 
 
 def _memory(family: Sequence[psutil.Process]) -> int | None:
-    """Return the bytes of a kernel and its children, None if unknown; shared pages count once."""
+    """Return the RAM of a kernel and its children; None if unknown. Shared pages count once."""
     memory = 0
     for process in family:
         try:
@@ -205,14 +205,14 @@ def _memory(family: Sequence[psutil.Process]) -> int | None:
             if process is family[0]:
                 return None
             continue
-        with suppress(psutil.Error):  # the USS of another user's child cannot be read
+        with suppress(psutil.Error):  # another user's child: its USS cannot be read, so use its RSS
             own = own if process is family[0] else process.memory_full_info().uss
         memory += own
     return memory or None  # 0: the kernel has just ended
 
 
 def _growth(trail: Trail) -> float | None:
-    """Return the growth in bytes per second; None if the trail covers under half a second."""
+    """Return the RAM growth in bytes per second; None if the trail is shorter than 0.5 s."""
     if not trail:
         return None
     now, memory = trail[-1]

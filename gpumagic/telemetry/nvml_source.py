@@ -46,13 +46,13 @@ _SLOW: Questions = {
     "pcie_generation_limit": ("nvmlDeviceGetMaxPcieLinkGeneration",),
     "pcie_width_limit": ("nvmlDeviceGetMaxPcieLinkWidth",),
 }
-# The most expensive questions: the driver goes through all its clients.
+# The most expensive queries: for each, the driver goes through all its clients.
 _LISTS: Questions = {
     "compute": ("nvmlDeviceGetComputeRunningProcesses",),
     "graphics": ("nvmlDeviceGetGraphicsRunningProcesses",),
     "mps": ("nvmlDeviceGetMPSComputeRunningProcesses",),
 }
-_SLOW_S, _LISTS_S = 2.0, 3.0  # seconds for which their answers are cached
+_SLOW_S, _LISTS_S = 2.0, 3.0  # seconds for which the answers to _SLOW and _LISTS are cached
 
 
 def _fast(door: nvml.Nvml, gpu: nvml.Gpu) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def _fast(door: nvml.Nvml, gpu: nvml.Gpu) -> dict[str, Any]:
 
 
 def _read(door: nvml.Nvml, gpu: nvml.Gpu, questions: Questions) -> dict[str, Any]:
-    """Return a GPU's answers in a sample's units; the GPU counts as having just answered."""
+    """Query a GPU that has just answered; return the answers in the units of a GpuSample."""
     answers = door.ask(gpu, questions, alive=True)
     for name, convert in _CONVERT.items():
         if answers.get(name) is not None:
@@ -81,7 +81,7 @@ def _read(door: nvml.Nvml, gpu: nvml.Gpu, questions: Questions) -> dict[str, Any
 def _merged(
     gpu: nvml.Gpu, lists: Mapping[str, Any], busy: Mapping[int, float | None] | None
 ) -> list[ProcessSample]:
-    """Return a GPU's processes, each once; a process that is not in `busy` is idle."""
+    """Return each process of `lists` once; a process that is missing in `busy` is idle."""
     held: dict[int, int | None] = {}
     for entry in (entry for entries in lists.values() for entry in entries or ()):
         counts = (held.get(entry.pid), entry.usedGpuMemory)
@@ -109,7 +109,7 @@ _OF_PROGRAMS = (13, 31, 43, 45)
 
 
 class NvmlSource:
-    """Samples NVIDIA's GPUs; calls `door` at each use, since a forked child needs a new `Nvml`."""
+    """Samples NVIDIA's GPUs. Each use calls `door`, since a forked child needs a new `Nvml`."""
 
     name = "nvml"
 
@@ -123,10 +123,10 @@ class NvmlSource:
         self._clock = clock
         # The time and problem of each Xid error, by UUID and number, the newest last.
         self._xids: dict[tuple[str, int], tuple[float, Problem]] = {}
-        self._kept = CachedReadings(monotonic)  # by UUID and kind
+        self._kept = CachedReadings(monotonic)  # keys: UUID, kind of reading
 
     def software(self) -> dict[str, str]:
-        """Return the driver's version, and the newest CUDA that it can run: ``"13.0"``."""
+        """Return the driver's version, and the newest CUDA that it supports: ``"13.0"``."""
         system = self._door().system
         driver = system("nvmlSystemGetDriverVersion")
         number = system("nvmlSystemGetCudaDriverVersion")
@@ -134,14 +134,14 @@ class NvmlSource:
         return {name: text for name, text in (("driver", driver), ("cuda", cuda)) if text}
 
     def gpus(self, host: Host, max_age: float = 0.0) -> list[GpuSample]:
-        """Return all GPUs, also lost ones; unless `max_age` is 0, read new Xid errors too."""
+        """Return all GPUs, lost GPUs too. New Xid errors are read only if `max_age` is above 0."""
         door = self._door()
         gpus = door.gpus()
         for gpu, number in door.xids() if max_age else ():
             whose = "a program on it" if number in _OF_PROGRAMS else "the GPU or its driver"
             who = f"{gpu.name or 'a GPU'} (NVML {gpu.index})"
             cause = f"{who} reported Xid {number}: an error of {whose}"
-            self._xids.pop((gpu.uuid, number), None)  # so that it is re-inserted as the newest
+            self._xids.pop((gpu.uuid, number), None)  # the next line inserts it as the newest
             self._xids[gpu.uuid, number] = self._clock(), Problem("xid", cause, _XID_CURE, gpu.uuid)
         samples = [self._sample(door, gpu, host, max_age) for gpu in gpus]
         known = {gpu.uuid for gpu in gpus}
@@ -153,7 +153,7 @@ class NvmlSource:
         """Return the processes that hold memory; takes milliseconds per GPU."""
         door, found = self._door(), []
         gpus = door.gpus()
-        # A partitioned GPU also lists its MIG devices' processes: skip it, so that they count once.
+        # A GPU with MIG devices also lists their processes. Skip the GPU to count them only once.
         parents = {gpu.parent for gpu in gpus}
         for gpu in (gpu for gpu in gpus if gpu.uuid not in parents):
             read = partial(_read, door, gpu, _LISTS)
@@ -171,7 +171,7 @@ class NvmlSource:
         found = [] if door.fault is None else [door.fault]
         found += (door.silent | door.lost).values()
         now = self._clock()
-        # If the clock was set back, Xid errors must still expire.
+        # If the clock was set back, an error that now lies in the future counts as expired.
         return found + [xid for at, xid in self._xids.values() if 0 <= now - at <= _XID_S]
 
     def _sample(self, door: nvml.Nvml, gpu: nvml.Gpu, host: Host, max_age: float) -> GpuSample:

@@ -1,10 +1,10 @@
 """Look up processes and their owners: user, program, kernel and notebook.
 
-For another user's process, only the user's name is read, even as root: the rest may be secret.
+For another user's process, only the user's name is read, even as root: other data may be secret.
 
-A process belongs to the kernel that it is or descends from. It is an orphan if a kernel started it,
-its session's leader has ended, and no living kernel is old enough to have started it. Daemons and
-programs under ``nohup`` are no orphans, since they are meant to outlive their kernel.
+A kernel owns its process and all descendants. A process is an orphan if a kernel started it, the
+leader of its session has ended, and no living kernel is old enough to have started it. Daemons and
+programs under ``nohup`` are no orphans: they are meant to outlive their kernel.
 """
 
 import os
@@ -26,7 +26,7 @@ _CONNECTION = re.compile(r"kernel-(?P<id>[^/\\]+)\.json$")
 # The environment variables that select and order a process's GPUs.
 _SELECT = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 _CUDA = (*_SELECT, "CUDA_DEVICE_ORDER")
-# Start times this close are equal: psutil adds floats, and the system counts in hundredths.
+# Start times that differ by less, in seconds, are equal: the system counts in hundredths.
 _SAME_S = 0.005
 # Errors of looking up a process that has ended or never existed.
 _GONE = (psutil.Error, ValueError, OverflowError)
@@ -34,7 +34,7 @@ _GONE = (psutil.Error, ValueError, OverflowError)
 
 @dataclass(frozen=True)
 class Facts:
-    """The constants of a process; fields after ``ours`` are set only if ``ours`` is true."""
+    """The constants of a process; fields after ``ours`` are set only for this user's processes."""
 
     pid: int
     started: float
@@ -43,19 +43,19 @@ class Facts:
     name: str | None = None
     notebook: str | None = None  # from JPY_SESSION_NAME, which the Jupyter server sets for a kernel
     server_pid: int | None = None  # from JPY_PARENT_PID: the process that launched the kernel
-    kernel: str | None = None  # the id in its command line: it is that kernel, or forked from it
-    cuda: Mapping[str, str] = field(default_factory=dict)  # its `_CUDA` variables at its start
+    kernel: str | None = None  # the id in the command line; forks of a kernel have it too
+    cuda: Mapping[str, str] = field(default_factory=dict)  # the variables of `_CUDA` at its start
 
     @property
     def session(self) -> int | None:
-        """The pid of its session's leader now."""
-        with suppress(OSError, AttributeError):  # ended; or Windows, which has no sessions
+        """The pid of the present leader of the process's session; None if unknown."""
+        with suppress(OSError, AttributeError):  # the process has ended, or Windows has no sessions
             return os.getsid(self.pid)
         return None
 
     @property
     def is_kernel(self) -> bool:
-        """Whether it is the kernel, which leads its session, not a fork with its command line."""
+        """Whether it is the kernel. A fork has the same command line, but leads no session."""
         if self.kernel is None:
             return False
         return self.session in (self.pid, None) or self.server_pid is None
@@ -73,12 +73,12 @@ def started(pid: int) -> float | None:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether the process exists."""
+    """Whether the process is alive; a zombie is not."""
     return started(pid) is not None
 
 
 def ignores_hangup(pid: int) -> bool:
-    """Whether the process ignores SIGHUP, as under ``nohup``; False except on Linux."""
+    """Whether the process ignores SIGHUP, as under ``nohup``; only on Linux, elsewhere False."""
     ignored = re.search(r"^SigIgn:\s*([0-9a-f]+)$", drm.Folder(f"/proc/{pid}").text("status"), re.M)
     return bool(ignored and int(ignored[1], 16) >> (signal.SIGHUP - 1) & 1)
 
@@ -118,33 +118,33 @@ class Kernel:
     pid: int
     id: str
     notebook: str | None = None
-    idle_since: float | None = None  # Unix time; None while it is busy or if unknown
-    server: str | None = None  # its Jupyter server, if not this one
+    idle_since: float | None = None  # Unix time; None if the kernel is busy or this is unknown
+    server: str | None = None  # "process 42" if another Jupyter server runs the kernel
 
 
 class Owners:
-    """Looks up owners of processes; kernels not in `kernels` are found by their command line."""
+    """Looks up owners of processes. A kernel that `kernels` lacks is found by its command line."""
 
     def __init__(
         self, kernels: Callable[[], Sequence[Kernel]] = tuple, root: Path | None = None
     ) -> None:
         self._kernels = kernels
-        self._root = root  # notebooks are named relative to it
-        # The start time is in the key, since setting the clock changes every start time.
+        self._root = root  # notebooks' names are relative to this folder
+        # The cache's key includes the start time, since setting the clock changes start times.
         self._facts = lru_cache(65536)(_facts)
         self._living: list[Facts] | None = None
         # CUDA's ordinals by UUID, for each process of the last look-up.
         self.ordinals: dict[int, Mapping[str, int]] = {}
 
     def look_up(self, pids: set[int]) -> dict[int, ProcessSample]:
-        """Return a sample of each process, without GPU; a hidden process has only its pid."""
+        """Return a sample of each process, without GPU data; a hidden process has only its pid."""
         self._living, self.ordinals = None, {}
         kernels = {kernel.pid: kernel for kernel in self._kernels()}
         return {pid: self._owner(pid, kernels) for pid in pids}
 
     def _owner(self, pid: int, kernels: Mapping[int, Kernel]) -> ProcessSample:
         line = self._line(pid)
-        if not line or line[0].pid != pid:  # it has ended, or cannot be seen from here
+        if not line or line[0].pid != pid:  # the process has ended, or is hidden
             return ProcessSample("", pid)
         facts = line[0]
         if not facts.ours:
@@ -166,7 +166,7 @@ class Owners:
         )
 
     def _line(self, pid: int) -> list[Facts]:
-        """Return a process and its ancestors."""
+        """Return a process and its ancestors; empty if the process has ended."""
         with suppress(*_GONE):
             process = psutil.Process(pid)
             return [facts for one in (process, *process.parents()) if (facts := self._look(one))]
@@ -180,15 +180,15 @@ class Owners:
     def _is_orphan(self, facts: Facts, kernels: Mapping[int, Kernel]) -> bool:
         if facts.server_pid is None and facts.notebook is None:
             return False
-        # A session's leader is meant to outlive its kernel: a daemon, a tmux.
+        # The leader of a session, such as a daemon or tmux, is meant to outlive its kernel.
         session = facts.session
         if session in (None, facts.pid) or facts.pid == os.getpid() or is_alive(session or 0):
             return False
         for kernel in self._living_kernels(kernels):
             same = (kernel.server_pid, kernel.notebook) == (facts.server_pid, facts.notebook)
-            if same and kernel.started <= facts.started + _SAME_S:  # it may have started this
+            if same and kernel.started <= facts.started + _SAME_S:  # its kernel may be alive
                 return False
-        # nohup makes a program ignore SIGHUP. If this process ignores it too, that proves nothing.
+        # Ignoring SIGHUP is a sign of nohup, unless gpumagic's own process also ignores SIGHUP.
         return not ignores_hangup(facts.pid) or ignores_hangup(os.getpid())
 
     def _from_root(self, notebook: str | None) -> str | None:
@@ -199,7 +199,7 @@ class Owners:
         return path.relative_to(self._root).as_posix() if self._root in path.parents else notebook
 
     def _living_kernels(self, kernels: Mapping[int, Kernel]) -> list[Facts]:
-        """Return the living kernels. Walks all processes, so at most once per look-up."""
+        """Return the living kernels; cached during a look-up, since this walks all processes."""
         if self._living is None:
             every = filter(None, map(self._look, psutil.process_iter()))
             found = (one for one in every if one.is_kernel or one.pid in kernels)
@@ -207,7 +207,7 @@ class Owners:
         return self._living
 
     def _ordinals(self, cuda: Mapping[str, str]) -> dict[str, int]:
-        # If no variable is set, a notebook may set one later, which is not visible from here.
+        # If none is set, the notebook may set a variable later; other processes cannot see that.
         if not any(name in cuda for name in _SELECT):
             return {}
         return {
@@ -218,7 +218,7 @@ class Owners:
 
 
 def _kernel_of(line: Sequence[Facts], kernels: Mapping[int, Kernel]) -> Kernel | None:
-    """Return the kernel that the first process is or descends from."""
+    """Return the kernel that owns the first process of `line`; the others are its ancestors."""
     for facts in line:
         if facts.pid in kernels:
             kernel = kernels[facts.pid]

@@ -1,7 +1,7 @@
 """Take snapshots at the rate of the fastest subscriber; without subscribers, take none.
 
-A daemon thread asks the driver, which may stall, and calls the subscribers. A timer watches each
-call: while the driver is silent, subscribers get the last values, their age and a Problem.
+A daemon thread asks the driver and calls the subscribers. If the driver stalls, a timer sends the
+subscribers the last values, the age of these values, and a Problem.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from gpumagic.telemetry.history import History
 from gpumagic.telemetry.snapshot import Snapshot
 
 PERIODS_S = (0.25, 60.0)  # the shortest and the longest period of a subscription, in seconds
-TOLERANCE = 0.1  # a tick may be early by this share of a period
+TOLERANCE = 0.1  # the share of a period by which a snapshot may be early
 
 Listener = Callable[[Snapshot], None]
 
 
 @dataclass(eq=False)
 class Subscription(AbstractContextManager["Subscription"]):
-    """A subscription to a :class:`Sampler`; a context manager that closes it."""
+    """A subscription to a :class:`Sampler`; the end of a ``with`` block closes it."""
 
     follow: Callable[[], None]
     listener: Listener | None
@@ -48,19 +48,19 @@ class Subscription(AbstractContextManager["Subscription"]):
         return math.isinf(self.period_s)
 
     def close(self) -> None:
-        """Unsubscribe. Any thread may call this, also the listener's, and more than once."""
+        """Unsubscribe. Any thread may call this, more than once, even within the listener."""
         if not self.closed:
             self.closed = True
             self.follow()
 
     def has_turn(self, at: float, always: bool) -> bool:
-        """Whether the period is over at the time `at`, or `always` is true; then begin the next."""
+        """Whether the period is over at `at`, or `always` is True; if so, start a new period."""
         turn = always or at - self.delivered_at >= self.period_s * (1 - TOLERANCE)
         self.delivered_at = at if turn else self.delivered_at
         return turn
 
     def deliver(self, snapshot: Snapshot) -> None:
-        """Call the listener; an error in it must not affect other listeners."""
+        """Call the listener; an error in one listener must not affect the others."""
         with faults.kept("calling a listener of the GPU monitor"):
             if self.listener is not None and not self.closed:
                 self.listener(snapshot)
@@ -78,7 +78,7 @@ def checked(period_s: Any) -> float:
 
 
 def stalled(seconds: float) -> Problem:
-    """Return the problem of a driver that has not answered for this many seconds."""
+    """Return the Problem for a driver that has not answered for `seconds`."""
     cause = f"a GPU's driver has not answered for {seconds:.0f} s; the values shown are old"
     cure = (
         "wait: waking an idle GPU takes seconds (sudo nvidia-smi -pm 1 keeps NVIDIA's awake); "
@@ -88,7 +88,7 @@ def stalled(seconds: float) -> Problem:
 
 
 _FAILED = Problem("snapshot-failed", "gpumagic could not take a snapshot", "run %gpus --doctor")
-_MAX_AGE = 0.9  # maximum age of a reading, in intervals; under 1, since a tick may be early
+_MAX_AGE = 0.9  # the `max_age` of each snapshot; under 1, since a snapshot may be early
 
 
 class Sampler:
@@ -100,7 +100,7 @@ class Sampler:
         *,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
-        stalled_s: float = 2.0,  # seconds without an answer after which the driver has stalled
+        stalled_s: float = 2.0,  # seconds without an answer until the driver counts as stalled
     ) -> None:
         self._source = source or Collector()
         self._clock = clock
@@ -120,24 +120,24 @@ class Sampler:
         self._watching: list[Subscription] = []
         self._called_at: float | None = None  # when the current call of the driver began
         self._stalled = False
-        # The fastest subscriber's period, and the time of the last tick.
+        # The fastest subscriber's period, and the time at which the last period began.
         self._period_s, self._ticked = math.inf, -math.inf
 
     def subscribe(
         self, listener: Listener | None = None, *, period_s: float = 1.0, processes: bool = False
     ) -> Subscription:
-        """Subscribe until the subscription is closed; raise GpuError for an invalid period.
-        The listener is called at most once per period, on a thread that it must not block."""
+        """Return an open subscription; raise GpuError for an invalid period. The sampler's thread
+        calls the listener, at most once per period. The listener must not block that thread."""
         return self._add(Subscription(self._follow, listener, checked(period_s), processes))
 
     def latest(self) -> Snapshot | None:
-        """Return the last snapshot without waiting; in a stall, with its age and a Problem."""
+        """Return the last snapshot without waiting; during a stall, add its age and a Problem."""
         with self._changed:
             return self._known(self._monotonic())[0]
 
     def fresh(self, *, processes: bool = True, max_age_s: float = 1.0) -> Future[Snapshot]:
-        """Return a future of a snapshot that is at most ``max_age_s`` seconds old, taken now if
-        necessary. The future does not fail: if the driver stalls, it has the result of `latest`."""
+        """Return a future for a snapshot at most ``max_age_s`` seconds old; take one if necessary.
+        The future never fails: if the driver stalls, the future's result is that of `latest`."""
         future: Future[Snapshot] = Future()
         future.set_running_or_notify_cancel()
         since = self._monotonic() - max_age_s
@@ -150,7 +150,7 @@ class Sampler:
         return future
 
     def close(self) -> None:
-        """End the threads without waiting for them; `fresh` requests get the last snapshot."""
+        """End the threads without waiting for them; open futures get the last snapshot."""
         with self._changed:
             self.closed = True
             ended, self._watching = self._watching, []
@@ -160,7 +160,7 @@ class Sampler:
                 one.deliver(self._snapshot or Snapshot(self._clock()))
             one.closed = True
 
-    # Methods below that need the lock `_changed` say so. No listener or source runs under it.
+    # Methods that need the lock `_changed` say so. Listeners and sources run without this lock.
 
     def _add(self, made: Subscription) -> Subscription:
         with self._changed:
@@ -176,17 +176,17 @@ class Sampler:
             self._period_s = min((one.period_s for one in self._watching), default=math.inf)
             if self._watching and not self._asking:
                 self._asking = True
-                # Not an executor's thread: Python's exit would wait for a driver that hangs.
+                # Not an executor's thread: at exit, Python would wait for a stalled driver.
                 threading.Thread(target=self._ask, name="gpumagic-asker", daemon=True).start()
             self._changed.notify_all()
 
     def _pause(self) -> float:
-        """Return the seconds until the next snapshot is due."""
+        """Return the seconds to wait before the next snapshot."""
         once = any(one.once for one in self._watching)
         return 0.0 if once else max(self._ticked + self._period_s - self._monotonic(), 0.0)
 
     def _ask(self) -> None:
-        """Take snapshots when they are due, on the thread, until no subscriber is left."""
+        """Run the thread: take a snapshot in each period, until no subscriber is left."""
         while True:
             with self._changed:
                 if not self._watching:
@@ -222,7 +222,7 @@ class Sampler:
         watch.start()
         try:
             snapshot = self._source.take(processes=processes, max_age=_MAX_AGE)
-        except Exception as error:  # noqa: BLE001  recorded and shown; the next may succeed
+        except Exception as error:  # noqa: BLE001  recorded and shown; the thread must go on
             faults.keep("taking a snapshot of the GPUs", error)
             snapshot = Snapshot(self._clock(), problems=(_FAILED,))
         watch.cancel()
@@ -230,7 +230,7 @@ class Sampler:
             with self._changed:
                 self._snapshot, self._read_at = snapshot, now
                 self._has_processes, self._called_at = processes, None
-                # The end of a stall is delivered to all at once, whatever their periods.
+                # After a stall, all subscribers get this snapshot, whatever their periods.
                 over, self._stalled = self._stalled, False
                 self._changed.notify_all()
             self.history.add(snapshot)
@@ -272,7 +272,7 @@ def shared_sampler() -> Sampler:
 
 def _after_fork() -> None:
     shared_sampler.cache_clear()
-    # The threads belong to the parent, and its locks may stay locked in the child.
+    # The child has no copy of the threads, and a copied lock may stay locked forever.
     for inherited in list(_live):
         inherited._begin(closed=True)
 

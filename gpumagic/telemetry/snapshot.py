@@ -1,8 +1,8 @@
-"""Define the records of a machine at one moment, which kernels, server and browser exchange.
+"""Define the records of a snapshot, which kernels, the Jupyter server and the browser exchange.
 
 Units: bytes, percent, degrees Celsius, watts, megahertz, seconds of Unix time. None (null in JSON)
-means "not known", never zero. A host is identified by its name and its boot: containers of one
-machine share the boot, and different machines may share a name.
+means "not known", never zero. A host is identified by its name and its boot id together: containers
+of one machine share the boot id, and different machines may share a name.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class Host:
     memory_total: int | None = None
     memory_used: int | None = None
     boot: str | None = None  # Linux's id of this boot, unique to the machine
-    memory_limit: int | None = None  # of this container; None if it has none
+    memory_limit: int | None = None  # bytes; None if this container has no limit
     limit_used: int | None = None  # bytes that count against the limit
 
     @property
     def ram(self) -> tuple[int | None, int | None]:
-        """The used and the total bytes, of the container if it has a limit."""
+        """The used and the total bytes, of the container if it has a limit, else of the machine."""
         if self.memory_limit is None:
             return self.memory_used, self.memory_total
         return self.limit_used, self.memory_limit
@@ -39,48 +39,48 @@ class Host:
 class GpuSample:
     """A GPU, a MIG device or a virtual GPU."""
 
-    uuid: str  # "GPU-…", "MIG-…" or "PCI-…": the same in all processes
+    uuid: str  # "GPU-…", "MIG-…", "PCI-…" or "MPS-…": the same in all processes
     name: str | None = None
-    index: int | None = None  # the driver's index, as in nvidia-smi; a MIG device has its parent's
+    index: int | None = None  # the driver's index, as in nvidia-smi; for MIG, the parent's index
     ordinal: int | None = None  # torch's ordinal in the process that took the snapshot
     ordinal_certain: bool = True  # False if CUDA's order is unknown
     virtual: bool = False
     mig: str | None = None  # for a MIG device, the UUID of its parent
-    unified: bool = False  # it uses the host's memory, and memory_total is all of that
+    unified: bool = False  # the GPU uses the host's memory, and memory_total is the host's
     memory_total: int | None = None
     memory_used: int | None = None
     memory_reserved: int | None = None  # bytes that the driver reserves; not part of memory_used
     utilization: float | None = None  # percent of the last second (or less) in which a kernel ran
     memory_utilization: float | None = None  # percent of the time in which memory was accessed
     temperature: float | None = None
-    temperature_limit: float | None = None  # the temperature at which it throttles
+    temperature_limit: float | None = None  # the temperature at which the GPU throttles
     power: float | None = None
     power_limit: float | None = None
     sm_clock: int | None = None
     memory_clock: int | None = None
     throttle: tuple[str, ...] | None = None  # throttling reasons; () if none
-    sm_clock_limit: int | None = None  # the maximum, like the limits below
-    fan: float | None = None  # percent of its maximum
-    pcie_generation: int | None = None  # of the present link
+    sm_clock_limit: int | None = None  # the maximum clock
+    fan: float | None = None  # percent of the fan's maximum speed
+    pcie_generation: int | None = None  # of the current link
     pcie_width: int | None = None  # lanes
     pcie_generation_limit: int | None = None
     pcie_width_limit: int | None = None
     ecc_corrected: int | None = None  # memory errors since the driver was loaded
     ecc_uncorrected: int | None = None
-    virtual_ordinal: int | None = None  # for a virtual GPU: CUDA's ordinal in its process
-    xid: int | None = None  # the last critical Xid error since sampling began, and its time
+    virtual_ordinal: int | None = None  # for a virtual GPU: the ordinal in its process
+    xid: int | None = None  # number of the last critical Xid error since sampling began
     xid_time: float | None = None
-    lost: bool = False  # it no longer answers; only name, UUID, index and Xid are known
+    lost: bool = False  # the GPU no longer answers; only name, UUID, index and Xid are known
     age: float = 0.0  # seconds since the values were read: 0 unless the driver stalls
     vendor: str | None = "nvidia"  # or "amd", "intel", "apple"
 
     @property
     def kind(self) -> str:
-        """torch's type of device: "cuda" (AMD too), "xpu" or "mps"."""
+        """torch's device type: "cuda" (AMD too), "xpu" or "mps"."""
         return _KINDS.get(self.vendor or "", "cuda")
 
     def called(self, ordinal: int) -> str:
-        """Return torch's name: "cuda:1", "xpu:1", or "mps"."""
+        """Return torch's name of the device: "cuda:1", "xpu:1", or "mps"."""
         return self.kind if self.kind == "mps" else f"{self.kind}:{ordinal}"
 
 
@@ -89,27 +89,27 @@ _KINDS = {"intel": "xpu", "apple": "mps"}
 
 @dataclass(frozen=True)
 class ProcessSample:
-    """A process that holds memory on a GPU."""
+    """A process that holds memory on a GPU; few fields are known of other users' processes."""
 
     uuid: str  # of the GPU or MIG device
     pid: int
     memory: int | None = None
-    name: str | None = None  # None for others' processes, as all below except user, utilization
+    name: str | None = None  # the program's name; None for another user's process
     user: str | None = None
-    notebook: str | None = None  # of its kernel
+    notebook: str | None = None  # the notebook of its Jupyter kernel
     started: float | None = None
     mine: bool = False  # whether it is the process that took the snapshot
-    kernel: str | None = None  # the id of the Jupyter kernel that it is or descends from
-    child: bool = False  # whether it descends from the kernel, such as a DataLoader's worker
-    server: str | None = None  # the kernel's Jupyter server, if not this one: "process 42"
+    kernel: str | None = None  # id of the Jupyter kernel, which is this process or its ancestor
+    child: bool = False  # whether it is a child of the kernel, like a DataLoader's worker
+    server: str | None = None  # "process 42" if another Jupyter server runs the kernel
     idle_since: float | None = None  # Unix time at which the kernel became idle
-    orphan: bool = False  # it still runs, but its kernel has ended
-    ordinal: int | None = None  # CUDA's ordinal of this GPU in that process
-    utilization: float | None = None  # percent of the last seconds in which its kernels ran
+    orphan: bool = False  # the process still runs, but its kernel has ended
+    ordinal: int | None = None  # CUDA's ordinal of the GPU in the process
+    utilization: float | None = None  # percent of the last seconds in which it used the GPU
 
     @property
     def owner(self) -> str:
-        """The owner: ``"mine"``, ``"books"`` (my other notebooks), ``"left"`` or ``"others"``."""
+        """The owner: "mine", "books" (my other notebooks), "left" (an orphan) or "others"."""
         if self.orphan:
             return "left"
         if self.mine:
@@ -119,12 +119,12 @@ class ProcessSample:
 
 @dataclass(frozen=True)
 class KernelSample:
-    """A kernel of the Jupyter server, with or without a GPU; its child processes included."""
+    """The CPU and RAM use of a kernel of the Jupyter server, including its child processes."""
 
     kernel: str  # its id
     pid: int
     notebook: str | None = None
-    idle_since: float | None = None  # Unix time at which it became idle; None while it is busy
+    idle_since: float | None = None  # Unix time at which the kernel became idle; None while busy
     cpu: float | None = None  # percent of one core
     host_memory: int | None = None  # bytes of RAM
     growth: float | None = None  # bytes of RAM per second, over the last seconds
@@ -132,7 +132,7 @@ class KernelSample:
 
 @dataclass(frozen=True)
 class KernelDeath:
-    """The death of a kernel: its end without a request."""
+    """The unexpected end of a kernel: nobody stopped or restarted the kernel."""
 
     id: str
     time: float
@@ -143,7 +143,7 @@ class KernelDeath:
     cause: str  # "out-of-memory", "perhaps-out-of-memory", "killed", "crashed" or "exited"
     exit_code: int  # negative: a signal
     title: str  # one line: which kernel died, why, and during which cell
-    details: tuple[str, ...] = ()  # what else is known, and what was lost
+    details: tuple[str, ...] = ()  # further lines: evidence for the cause, and the lost data
     advice: str = ""  # what the user can do
 
 
@@ -154,23 +154,23 @@ class Snapshot:
     time: float
     host: Host = Host()
     driver: str | None = None
-    source: str = "none"  # or the sources of GPUs: "nvml", "amd+virtual"
+    source: str = "none"  # the sources that list a GPU: "nvml", "amd+virtual"
     gpus: tuple[GpuSample, ...] = ()
     processes: tuple[ProcessSample, ...] = ()
     problems: tuple[Problem, ...] = ()
-    cuda: str | None = None  # the newest CUDA that the driver can run, "13.0"
+    cuda: str | None = None  # the newest CUDA that the driver supports: "13.0"
     software: tuple[str, ...] = ()  # other vendors' versions: "ROCm 6.2.4", "amdgpu"
-    kernels: tuple[KernelSample, ...] = ()  # only those of the server that took the snapshot
-    events: tuple[KernelDeath, ...] = ()  # deaths of that server's kernels, the oldest first
+    kernels: tuple[KernelSample, ...] = ()  # of the Jupyter server; () in a kernel's snapshot
+    events: tuple[KernelDeath, ...] = ()  # deaths of the server's kernels, the oldest first
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain dicts, lists, tuples, numbers, strings and None."""
+        """Return the snapshot as plain dicts, lists, tuples, numbers, strings and None."""
         # ``asdict`` copies each value and is ten times slower.
         many = {name: [dict(vars(one)) for one in getattr(self, name)] for name in _RECORDS}
         return {**vars(self), "host": dict(vars(self.host)), **many}
 
     def to_json(self) -> str:
-        """Return one line of JSON."""
+        """Return the snapshot as one line of JSON."""
         return json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False)
 
 

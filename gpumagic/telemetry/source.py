@@ -1,7 +1,7 @@
-"""Define the interface of a source of GPUs, a cache for its readings, and the source for Macs.
+"""Define the interface of a source of GPUs, a cache for readings, and the source for Macs.
 
-Apple: ``PerformanceStatistics`` of the class ``AGXAccelerator`` has the utilization and the used
-memory. The GPU may use all of the host's memory. Temperature and power need root.
+On a Mac, ``PerformanceStatistics`` in the output of ``ioreg`` has the utilization and the used
+memory. The GPU may use all of the host's memory. Only root can read temperature and power.
 """
 
 import plistlib
@@ -20,14 +20,14 @@ T = TypeVar("T")
 
 
 class CachedReadings:
-    """Readings by key, each with its time."""
+    """A cache of readings by key, each with the time at which it was read."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
         self._kept: dict[Hashable, tuple[float, Any]] = {}
 
     def get(self, key: Hashable, every_s: float, max_age: float, read: Callable[[], T]) -> T:
-        """Return the cached reading; first renew it if it is `max_age` times `every_s` old."""
+        """Return the cached reading; read again if it is `max_age * every_s` seconds old."""
         now = self._monotonic()
         kept = self._kept.get(key)
         if kept is None or now - kept[0] >= every_s * max_age:
@@ -37,13 +37,13 @@ class CachedReadings:
 
 
 class Source(Protocol):
-    """A source of GPUs; a reading is at most `max_age` times its interval old (0: a new one)."""
+    """A source of GPUs; `max_age` limits the age of cached readings, in refresh intervals."""
 
     name: str
 
     @abstractmethod
     def gpus(self, host: Host, max_age: float) -> list[GpuSample]:
-        """Return the source's GPUs now, lost GPUs too."""
+        """Return the source's GPUs, lost GPUs too."""
 
     def processes(self, max_age: float) -> list[ProcessSample]:
         """Return the processes that hold memory on these GPUs."""
@@ -58,20 +58,20 @@ class Source(Protocol):
         return {}
 
 
-# Seconds between two runs of the command, which takes some 20 ms.
+# Seconds between two runs of ``ioreg``, which takes about 20 ms.
 _EVERY_S = 2.0
 _COMMAND = ("ioreg", "-a", "-r", "-d", "1", "-c", "AGXAccelerator")
 
 
 def ioreg() -> bytes:
-    """Return the output of the command; empty if it cannot run or takes over 5 s."""
+    """Return the output of ``ioreg``; empty if the command cannot run or takes over 5 s."""
     with suppress(OSError, subprocess.SubprocessError):
         return subprocess.run(_COMMAND, capture_output=True, timeout=5, check=False).stdout
     return b""
 
 
 class AppleSource(Source):
-    """Samples of a Mac's GPU, without processes: macOS attributes no GPU memory to a process."""
+    """Samples a Mac's GPU, but no processes: macOS does not report their GPU memory."""
 
     name = "apple"
 
@@ -80,11 +80,11 @@ class AppleSource(Source):
         self._kept = CachedReadings()
 
     def software(self) -> dict[str, str]:
-        """Return the system's version."""
+        """Return the version of macOS."""
         return {"macOS": mac_ver()[0]}
 
     def gpus(self, host: Host, max_age: float = 0.0) -> list[GpuSample]:
-        """Return the GPU; its reading is at most `max_age` times its interval old."""
+        """Return the GPU; `max_age` limits the age of its cached reading, in refresh intervals."""
         plist = self._kept.get("ioreg", _EVERY_S, max_age, self._read)
         if not plist:
             return []

@@ -1,8 +1,8 @@
-"""Share the state of virtual GPUs, and of dead CUDA, between the processes of this user.
+"""Publish virtual GPUs, and processes whose CUDA is dead, to all processes of this user.
 
-In the user's runtime directory, a process with virtual GPUs has a ``.state`` file, and a process
-with a dead CUDA a ``.dead`` file. A counter is written through shared memory in about 50 ns. Files
-that are incomplete, of another version, or left by a process that has ended are ignored.
+In the user's runtime directory, each process with virtual GPUs has a ``.state`` file. A process
+whose CUDA is dead (unusable until a restart) has a ``.dead`` file. Writing a counter to shared
+memory takes 50 ns. Readers ignore incomplete files and files of other versions or ended processes.
 """
 
 import atexit
@@ -31,19 +31,19 @@ NAME = "Virtual GPU"  # the model name of every virtual GPU
 
 COUNTERS = 4
 RESERVED, BUSY_NS, WINDOW_END_NS, OTHERS = range(COUNTERS)
-"""Columns of a row of counters: bytes that torch's allocator reserves; nanoseconds of work in the
-last window; the window's end, from ``time.time_ns()``; bytes of other frameworks."""
+"""Columns of a GPU's row of counters: bytes that torch's allocator reserves; nanoseconds of work in
+the last time window; the end of this window, from ``time.time_ns()``; bytes of other frameworks."""
 
 WINDOW_NS = 1_000_000_000  # length of a window; the utilization is ``BUSY_NS / WINDOW_NS``
 
-# A GPU counts as idle this many nanoseconds after its last window's end.
+# A GPU counts as idle this many nanoseconds after the end of its last window.
 _STALE_NS = 1_500_000_000
 # Bytes of the header (JSON, padded with spaces), and of each row after it.
 _HEADER = 16384
 _ROW = COUNTERS * 8
 # Errors that reading an invalid state file raises.
 _MALFORMED = (ValueError, TypeError, LookupError, ArithmeticError, RecursionError, struct.error)
-# Start times this close, in seconds, are equal: setting the clock moves all of them.
+# Start times that differ by less, in seconds, are equal: setting the clock changes start times.
 _SAME_START_S = 2.0
 T = TypeVar("T")
 
@@ -74,7 +74,7 @@ class Publisher:
         self._pid = os.getpid()
         self._facts = tuple(gpus)
         self.refresh: Callable[[], None] = lambda: None  # called before `states` reads the counters
-        # None if no file could be written; this process still sees its GPUs.
+        # None if no file could be written; then only this process sees its virtual GPUs.
         self.path: Path | None = None
         self._shared = mmap.mmap(-1, _HEADER + _ROW * len(gpus))
         facts = [asdict(gpu) for gpu in gpus]
@@ -95,7 +95,7 @@ class Publisher:
         self.counters = [rows[n * COUNTERS : (n + 1) * COUNTERS] for n in range(len(self._facts))]
 
     def states(self) -> list[VirtualState]:
-        """Return the present states of these GPUs, from memory."""
+        """Return the current states of these GPUs, without reading the file."""
         self.refresh()
         return _states(self._pid, self._facts, [list(row) for row in self.counters])
 
@@ -125,7 +125,7 @@ def count_others(allocated: Callable[[int], int]) -> None:
 
 
 def _after_fork() -> None:
-    for publisher in list(_live):  # the files and the GPUs are the parent's
+    for publisher in list(_live):  # files and GPUs belong to the parent
         publisher.path = None
         publisher._cut_rows(bytearray(publisher._shared[:]))
     _live.clear()
@@ -143,13 +143,13 @@ def state_folder() -> Path:
     from platformdirs import user_runtime_path
 
     with warnings.catch_warnings():
-        # Without XDG_RUNTIME_DIR, platformdirs warns and uses the temporary folder, as intended.
+        # Without XDG_RUNTIME_DIR, platformdirs warns and uses the temporary folder: fine here.
         warnings.simplefilter("ignore")
         return user_runtime_path("gpumagic") / "virtual"
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write a file atomically: a reader never sees a part of it."""
+    """Write a file atomically: a reader never sees a partial file."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f"{path.stem}.")
     with os.fdopen(descriptor, "wb") as file:
@@ -175,13 +175,13 @@ def read_file(path: Path) -> list[VirtualState]:
 def _virtual(header: dict[str, Any], rows: bytes) -> list[VirtualState]:
     every = header["gpus"]
     facts = [VirtualFacts(str(g["uuid"]), str(g["name"]), int(g["memory_total"])) for g in every]
-    if len(rows) != _ROW * len(facts):  # of another version, whose columns differ
+    if len(rows) != _ROW * len(facts):  # another version's columns differ
         raise ValueError(f"{len(rows)} bytes of counters for {len(facts)} GPUs")
     return _states(int(header["pid"]), facts, [*struct.iter_unpack(f"<{COUNTERS}q", rows)])
 
 
 def _read(path: Path, parse: Callable[[dict[str, Any], bytes], T]) -> T | None:
-    """Parse a file; None if it is invalid. Remove the file of a process that has ended."""
+    """Parse a file; return None if it is invalid. Remove the file of a process that has ended."""
     try:
         with path.open("rb") as file:
             header, rows = json.loads(file.read(_HEADER)), file.read()
@@ -218,7 +218,7 @@ def _states(
 
 
 def publish_death(death: cuda_state.Death) -> None:
-    """Publish to this user's processes, until this process ends, that its CUDA is dead."""
+    """Publish to all processes of this user that this process's CUDA is dead."""
     pid, notebook = os.getpid(), os.path.basename(os.environ.get("JPY_SESSION_NAME", ""))
     whose = f"{notebook} (process {pid})" if notebook else f"process {pid}"
     cause = f"CUDA in the kernel of {whose} is dead: {death.cause}"
@@ -227,13 +227,13 @@ def publish_death(death: cuda_state.Death) -> None:
 
 
 def unpublish_death() -> None:
-    """Remove the file of `publish_death`: a virtual GPU that was dead is usable again."""
+    """Remove the file of `publish_death`, once the dead virtual GPU is usable again."""
     with suppress(OSError):
         (state_folder() / f"{os.getpid()}.dead").unlink()
 
 
 class VirtualSource(Source):
-    """Samples of this user's virtual GPUs, and the processes whose CUDA is dead."""
+    """Samples this user's virtual GPUs, and reports the processes whose CUDA is dead."""
 
     name = "virtual"
 
@@ -242,7 +242,7 @@ class VirtualSource(Source):
         self._states: list[VirtualState] = []
 
     def gpus(self, host: Host, max_age: float = 0.0) -> list[GpuSample]:
-        """Return all virtual GPUs; those of this process, the only usable ones, come first."""
+        """Return all virtual GPUs. This process can use only its own GPUs, which come first."""
         self._states = sorted(self._read(), key=lambda state: state.pid != os.getpid())
         return [state.sample for state in self._states]
 
@@ -255,7 +255,7 @@ class VirtualSource(Source):
 
     def problems(self) -> list[Problem]:
         """Return a problem for each live process whose CUDA is dead, this process first."""
-        death = cuda_state.death()  # as recorded: the sampler's thread must not call CUDA
+        death = cuda_state.death()  # recorded earlier: the sampler must not call CUDA
         found = [] if death is None else [Problem("cuda-dead", death.said, death.cure)]
         for path in map(state_folder().joinpath, sorted(glob("*.dead", root_dir=state_folder()))):
             if death is None or path.stem != str(os.getpid()):

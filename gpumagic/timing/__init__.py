@@ -1,7 +1,7 @@
-"""Time the same code on several devices, on copies of its variables, and synchronize the devices.
+"""Time the same code on several devices, with copies of its variables.
 
-Guarantees: timed code runs inline, without calls to gpumagic in between; queued work never counts
-as done; the user's variables, random state and settings are restored; Ctrl-C keeps what is timed.
+No code of gpumagic runs inside a timing, and a timing ends only when all devices are done. The
+user's variables, random state and settings are restored. Ctrl-C keeps the finished timings.
 """
 
 from gpumagic.display import table

@@ -1,10 +1,10 @@
-"""Compare each device's results with the first device's.
+"""Compare each device's results with the results of the first device.
 
 Integers and bools must be equal, and NaN equals NaN. Floats may differ by torch.testing's tolerance
-for their dtype, relative to the largest number in the tensor: the rounding error of a sum is
-proportional to its terms (Higham, "Accuracy and Stability of Numerical Algorithms", 3.1). A GPU
-that may compute in TF32 gets TF32's tolerance. Python's floats get the tolerance of float32,
-because most of them come from float32 tensors.
+for their dtype. The tolerance is relative to the largest number in the tensor, because a sum's
+rounding error is proportional to the terms (Higham, "Accuracy and Stability of Numerical
+Algorithms", 3.1). If a GPU may compute in TF32, TF32's tolerance applies. Python floats get the
+tolerance of float32, because most of them come from float32 tensors.
 """
 
 import math
@@ -30,7 +30,7 @@ from gpumagic.usercode.values import (
     written,
 )
 
-# Relative and absolute tolerances, as in torch.testing, which has none for 8-bit floats.
+# Relative and absolute tolerances, as in torch.testing, except for float8, which it lacks.
 _TOLERANCES = {
     "float8": (0.25, 0.02),
     "float16": (1e-3, 1e-5),
@@ -66,17 +66,18 @@ class Agreement:
 
 
 class AgreementCollector:
-    """The first device's results at one value, and the agreements of the other devices."""
+    """Compares results with the first device's results, separately for each value of the sweep."""
 
     def __init__(self) -> None:
-        # The value's key, the first device, its results, and the devices that drew random numbers.
+        # The sweep value's key, the first device, its results, and `drawn` as in `add`.
         self._first: tuple[object, str, dict[str, Any], frozenset[str]] | None = None
         self.found: list[Agreement] = []
 
     def add(
         self, where: str, values: Mapping[str, Any], results: dict[str, Any], drawn: frozenset[str]
     ) -> None:
-        """Save the first device's `outcome`, or compare another's; `drawn`: devices that drew."""
+        """Save the first device's results, or compare the results of another device.
+        `drawn`: the devices on which the run drew random numbers."""
         if self._first is None or self._first[0] != key(values):
             self._first = key(values), where, results, drawn
             return
@@ -92,7 +93,7 @@ class AgreementCollector:
 def agree(
     reference: str, expected: Mapping[str, Any], where: str, found: Mapping[str, Any], drawn: bool
 ) -> Agreement:
-    """Compare two devices' outcomes; if `drawn`, random numbers may explain the differences."""
+    """Compare two devices' results; if `drawn`, random numbers may explain the differences."""
     nothing = Agreement(where, reference, None)
     # cuDNN, JAX and TensorFlow use TF32 by default.
     loose = "cuda" in f"{reference} {where}" and not any(gpu.virtual for gpu in here(memory=False))
@@ -105,7 +106,7 @@ def agree(
                 continue
             largest, how = _difference(one, other, loose)
             differences.append((how != "", largest, name, how))
-    except Exception as error:  # noqa: BLE001  a comparison must never cost the measurement
+    except Exception as error:  # noqa: BLE001  a failed comparison must not end the measurement
         faults.keep("comparing the numbers of two devices", error)
         return replace(nothing, reason=f"comparing raised {type(error).__name__}")
     reason = f"too large to compare: {', '.join(large)}" if large else ""
@@ -119,10 +120,9 @@ def agree(
 
 
 def _difference(one: Any, other: Any, loose: bool) -> tuple[float, str]:
-    """Return the largest difference of two results, and a description, empty if they agree."""
+    """Return the largest difference of two results, and its description; "" if they agree."""
     if one is None or other is None:
         return math.inf, "exists on one device only"
-    # Compare as tensors if either is a tensor, else as NumPy's arrays.
     numpy = sys.modules.get("numpy")
     library = torch_here() if numpy is None or any(map(is_tensor, (one, other))) else numpy
     a, b = library.asarray(one), library.asarray(other)
@@ -130,7 +130,7 @@ def _difference(one: Any, other: Any, loose: bool) -> tuple[float, str]:
         kinds = f"{dtype_of(b)}{list(b.shape)}, not {dtype_of(a)}{list(a.shape)}"
         return math.inf, f"is {kinds}"
     exact = not any(tolerance(dtype_of(a)))
-    if exact and bool((a == b).all()):  # large integers may be equal as floats
+    if exact and bool((a == b).all()):  # unequal large integers may be equal as floats
         return 0.0, ""
     apart, most, _ = array_differences(a, b)
     if math.isinf(apart):
@@ -138,7 +138,7 @@ def _difference(one: Any, other: Any, loose: bool) -> tuple[float, str]:
     if exact:
         apart = apart or 1.0
         return apart, f"differs by {apart:.2g}"
-    dtype = dtype_of(a) if hasattr(one, "dtype") else "float32"  # of a Python number
+    dtype = dtype_of(a) if hasattr(one, "dtype") else "float32"  # for a Python number
     rtol, atol = tolerance(dtype, loose)
     return apart, "" if apart <= atol + rtol * most else f"differs by {apart:.2g}"
 
@@ -157,7 +157,7 @@ def tolerance(dtype: str, loose: bool = False) -> tuple[float, float]:
 
 def array_differences(one: Any, other: Any) -> tuple[float, float, int]:
     """Return the largest difference, the largest finite number, and the difference's flat index."""
-    # It is infinite where only one element is finite, and where infinities or NaN differ.
+    # A difference is infinite if only one element is finite, or if infinities or NaN differ.
     library: Any = torch_here() if is_tensor(one) else sys.modules["numpy"]
     kind = library.complex128 if "complex" in dtype_of(one) + dtype_of(other) else library.float64
     flat = one.reshape(-1), other.reshape(-1)
@@ -166,7 +166,7 @@ def array_differences(one: Any, other: Any) -> tuple[float, float, int]:
         x, y = (library.asarray(each[start : start + _PART], dtype=kind) for each in flat)
         usual = library.isfinite(x) & library.isfinite(y)
         same = (x == y) | (library.isnan(x) & library.isnan(y))
-        # Zeros change neither maximum.
+        # Replace infinities and NaN by zeros, which change neither maximum.
         x, y = library.where(usual, x, 0.0), library.where(usual, y, 0.0)
         apart = library.where(usual | same, abs(x - y), math.inf)
         at = int(apart.argmax())
@@ -181,7 +181,7 @@ class Skipped:
 
 
 class _Numbers(NamedTuple):
-    """Box a number, or a list of only numbers, which `walk` would otherwise leave out."""
+    """A box for a number, or for a list of numbers, because `walk` skips bare numbers."""
 
     value: Any
 
@@ -189,7 +189,7 @@ class _Numbers(NamedTuple):
 def outcome(
     globals: dict[str, Any], assigned: Iterable[str], value: Any, others: FrameworksOn = NO_OTHERS
 ) -> dict[str, Any]:
-    """Return the results of code by name: numbers, and tensors as CPU copies, at most 1 GiB."""
+    """Return a run's results by name: numbers, and CPU copies of tensors (at most 1 GiB)."""
     # Arrays of other frameworks (`others`) become NumPy arrays.
     found, most = dict[str, Any](), _KEPT
     values = {name: globals[name] for name in assigned if name in globals} | {"Out": value}
@@ -244,7 +244,7 @@ def _is_array(value: Any, others: FrameworksOn) -> bool:
 
 def _nbytes(item: Any, others: FrameworksOn) -> int:
     if is_tensor(item):
-        # A sparse tensor counts as dense.
+        # The dense size, also for a sparse tensor: the copy on the CPU is dense.
         return int(item.numel() * item.element_size())
     framework = others.of(item)
     return int(item.nbytes) if framework is None else framework.nbytes(item)

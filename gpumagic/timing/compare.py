@@ -1,7 +1,7 @@
-"""Time the same code on several devices, and at several values: `gpumagic.compare`.
+"""Implement `gpumagic.compare`: time the same code on several devices and for several values.
 
-Guarantees: Ctrl-C keeps finished timings, and process-wide settings are restored. The last
-comparison stays available, and the monitor shows the progress.
+Ctrl-C keeps finished timings, and process-wide settings are restored. The monitor shows the
+progress, and `last_comparison` returns the last result.
 """
 
 import contextvars
@@ -47,11 +47,11 @@ class Progress:
     stage: str = _BEGIN  # then "warm up", "timing"
     done: int = 0  # finished measurements, each of one device at one value
     total: int = 1
-    # For each device: its name, its median so far, and `"waiting"`, a stage, `"done"`, or an error.
+    # For each device: name, median so far, and state ("waiting", a stage, "done", or an error).
     bars: tuple[tuple[str, float | None, str], ...] = ()
 
     def __str__(self) -> str:
-        """``"cuda:0 · n = 256 · timing · 2 of 3"``."""
+        """Return a line such as ``"cuda:0 · n = 256 · timing · 2 of 3"``."""
         parts = [self.where, *(f"{name} = {value}" for name, value in self.values.items())]
         count = f"{self.done + 1} of {self.total}" if self.total > 1 else ""
         return " · ".join(filter(None, (*parts, self.stage, count)))
@@ -74,50 +74,50 @@ def compare(
 ) -> Comparison:
     """Time `code` on each device, on copies of the variables that it reads.
 
-    On each device, and at each value of a sweep: the inputs are copied, and `setup` runs. The code
-    runs once (results are compared between the devices, and copies counted), then until its time
-    is steady, then in repeats until the 95 % interval of the median is narrower than 1 % of the
-    median, or `max_time` is reached. A long run is repeated at least once.
+    For each device and each value of the sweep, the variables are copied and `setup` runs. The
+    results of the first run are compared between the devices. The code runs until its time is
+    steady; then timed repeats follow. The repeats end when the 95 % interval of the median is
+    narrower than 1 % of the median, or after `max_time`. A long run is repeated at least once.
 
     Parameters
     ----------
     code : str or callable
         The code of one run.
     devices : iterable or str, optional
-        ``"cpu"``, ``"cuda:1"``, ``0``, ``"0+1"`` for two at the same time; the CPU and every GPU
-        if None.
+        Such as ``"cpu"``, ``"cuda:1"`` or ``0``; ``"0+1"`` means both GPUs at the same time.
+        None: the CPU and every GPU.
     setup : str
-        Python code to run first, on each device and at each value, untimed.
+        Python code that runs first and untimed, for each device and value.
     sweep : mapping, optional
         The values that a variable takes: ``{"n": [64, 256]}``.
     items : float or str, optional
-        Number of items in one run, for the throughput; or an expression for the number, such as
-        ``"len(sentences)"``, in which the sweep's variable has its value.
+        Number of items in one run, to compute the throughput; or an expression for this number,
+        such as ``"len(sentences)"``. The expression may use the sweep's variable.
     max_time : float
-        Seconds for each device and value, without copying and the first run.
+        Maximum seconds for each device and value; copying and the first run do not count.
     namespace : dict, optional
-        The variables of the code; if None, the function's globals, or the caller's.
+        The variables of the code. None: the globals of the function, or of the caller.
     against : Comparison or "last", optional
-        An earlier comparison, to say what changed; ``"last"`` is this process's last one.
+        An earlier comparison to compare with; ``"last"``: the last comparison of this process.
     progress : callable, optional
-        Called with a `Progress`, ten times a second at most, never while something is timed.
+        Called with a `Progress`, at most ten times a second, and never during a timed run.
     filename, text : str, optional
-        The name of the code's file in tracebacks; and the text to show for generated code.
+        The file name of the code in tracebacks, and the text to show instead of generated code.
     stopwatch : Stopwatch, optional
-        Another clock, or other frameworks, to measure with.
+        The clock to use, and the frameworks whose devices are synchronized.
 
     Returns
     -------
     Comparison
-        After Ctrl-C it has the finished timings, and ``interrupted`` is True.
+        After Ctrl-C, it has only the finished timings, and ``interrupted`` is True.
 
     Raises
     ------
     GpuError
         No such device, the same device twice, no code, or a wrong sweep.
     Exception
-        The code's own error, with a note of the device and the line. At later values of a sweep,
-        and if memory runs out, it is in the timing instead.
+        An error in the code, with a note that names the device and the line. At later values of a
+        sweep, and if memory runs out, the error is not raised but stored in the timing.
     """
     if namespace is None:
         namespace = namespace_of(code, sys._getframe(1))
@@ -169,7 +169,7 @@ def compare(
 
 
 def targets(given: Iterable[object] | str | None, needed: Needed) -> tuple[Target, ...]:
-    """Return the named targets in order; the CPU and every GPU if None."""
+    """Return the targets that `given` names; if None, the CPU and every GPU."""
     if given is None:
         return tuple((device,) for device in [needed.find("cpu"), *needed.devices()])
     if isinstance(given, str) or not isinstance(given, Iterable):
@@ -189,7 +189,7 @@ def _named(one: object, needed: Needed) -> list[Target]:
     if not isinstance(one, str):
         return [(needed.find(one),)]
     found: list[Target] = []
-    # A blank next to a comma or a plus is no separator.
+    # Blanks separate devices, except next to a comma or a plus.
     for part in re.split(r"\s*,\s*|\s+", re.sub(r"\s*\+\s*", "+", one.strip(" ,"))):
         if part.lower() == "all" and (every := needed.devices()):
             found += [(device,) for device in every]
@@ -221,7 +221,7 @@ class Comparing(Task):
     timings: list[Timing] = field(default_factory=list)
     interrupted: bool = False
     _reported: float = -math.inf
-    _full: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # by device: what did not fit
+    _full: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # by device: too large value
 
     def run(self) -> None:
         """Measure everything; Ctrl-C ends this early and keeps the finished timings."""
@@ -304,7 +304,7 @@ class Comparing(Task):
 def _is_out_of_memory(error: BaseException) -> bool:
     """Whether the GPU's or the host's memory ran out."""
     known = isinstance(error, MemoryError) or comes_from(type(error), *_ERRORS)
-    # The host's allocator, and JAX, raise a plain RuntimeError.
+    # torch's CPU allocator and JAX raise a plain RuntimeError.
     return known or any(words in str(error) for words in _MESSAGES)
 
 
