@@ -1,4 +1,4 @@
-"""Implement the `Framework` contract for torch with gpumagic's own torch modules.
+"""Implement the `Framework` protocol for torch with gpumagic's own torch modules.
 
 This is the only file of `gpumagic.frameworks` that imports torch.
 """
@@ -26,7 +26,7 @@ _GONE = "virtual GPUs are off, so their tensors are unusable; create these tenso
 
 
 class Torch(Framework):
-    """Implement the `Framework` contract for torch."""
+    """Implement the `Framework` protocol for torch."""
 
     name = "torch"
     counts_allocations = True

@@ -1,9 +1,8 @@
 """Provide the parts of ``torch._C`` that ``torch.cuda`` uses on a CUDA build with GPUs.
 
-Most of the stock ``torch.cuda`` runs on these parts. All are set through :func:`patch`, which
-stores the previous values. Virtual GPUs compute synchronously, so a stream never has pending
-work. Each GPU has one random generator: the same seed gives the same numbers as on the CPU, and
-drawing on a GPU leaves the CPU's own generator alone.
+:func:`patch` sets these parts and stores the previous values. Virtual GPUs compute synchronously,
+so a stream never has pending work. Each GPU has its own random generator. The same seed gives the
+same numbers on a GPU and on the CPU. Drawing numbers on a GPU does not change the CPU's generator.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def patch(stack: ExitStack, owner: Any, **values: Any) -> None:
 
 # -- streams, events and generators
 class _Kind(type(C.Generator)):  # type: ignore[misc]
-    """Metaclass that makes instances of torch's own class count as the replacement's."""
+    """Metaclass that lets ``isinstance(x, Stream)`` accept an object of torch's own class."""
 
     def __instancecheck__(cls, instance: Any) -> bool:
         return isinstance(instance, cls.__base__)
@@ -55,7 +54,7 @@ _numbers = itertools.count(1)  # 0 is the default stream of each GPU
 
 
 class Stream(C.Stream, metaclass=_Kind):  # type: ignore[misc]
-    """``torch.Stream`` and ``torch.cuda.Stream`` while virtual GPUs are on."""
+    """Replacement of ``torch.Stream`` and ``torch.cuda.Stream`` while virtual GPUs are on."""
 
     priority = 0
 
@@ -74,13 +73,13 @@ class Stream(C.Stream, metaclass=_Kind):  # type: ignore[misc]
 
     @unseen
     def query(self) -> bool:
-        """Return True: all work is always done."""
+        """Return True, since no work is pending; raise the error of a failed assert, if any."""
         checks.wait()
         return True
 
     @unseen
     def synchronize(self) -> None:
-        """Raise a device-side assert, if any; there is no work to wait for."""
+        """Raise the error of a failed device-side assert, if any; no work is pending."""
         checks.wait()
 
     def wait_stream(self, other: Any) -> None:
@@ -89,22 +88,22 @@ class Stream(C.Stream, metaclass=_Kind):  # type: ignore[misc]
     wait_event = wait_stream
 
     def record_event(self, event: Event | None = None) -> Event:
-        """Return an event at this point of the stream."""
+        """Record `event`, or a new event, and return it."""
         event = event or Event()
         event.record(self)
         return event
 
 
 class Event:
-    """``torch.Event`` and ``torch.cuda.Event`` while virtual GPUs are on; uses the CPU's clock."""
+    """Replacement of ``torch.Event`` and ``torch.cuda.Event``; it uses the CPU's clock."""
 
     def __init__(self, first: Any = None, *others: Any, enable_timing: Any = None, **of: Any):
-        # The first argument is torch.cuda.Event's `enable_timing`, or torch.Event's device.
+        # `first` is `enable_timing` for torch.cuda.Event, and the device for torch.Event.
         self.enable_timing = first is True if enable_timing is None else enable_timing
         self._at: float | None = None
 
     def record(self, stream: Any = None) -> None:
-        """Record the time at this point of a stream."""
+        """Store the current time."""
         self._at = time.perf_counter()
 
     query, synchronize = Stream.query, Stream.synchronize
@@ -114,7 +113,7 @@ class Event:
 
     @unseen
     def elapsed_time(self, end_event: Event) -> float:
-        """Return the milliseconds until a later event, by the CPU's clock; not a GPU's timing."""
+        """Return the milliseconds until a later event, measured with the CPU's clock."""
         if not (self.enable_timing and end_event.enable_timing):
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
         if self._at is None or end_event._at is None:
@@ -126,7 +125,7 @@ _of_cuda: set[int] = set()  # C++ addresses of the virtual GPUs' generators
 
 
 class Generator(C.Generator, metaclass=_Kind):  # type: ignore[misc]
-    """``torch.Generator`` while virtual GPUs are on: a CPU generator with a device."""
+    """Replacement of ``torch.Generator``: a CPU generator whose device may be a virtual GPU."""
 
     _device: torch.device
     device = property(lambda self: self._device)
@@ -137,20 +136,20 @@ class Generator(C.Generator, metaclass=_Kind):  # type: ignore[misc]
         self._device = torch.device(device)
         if self._device.type == "cuda":
             self._device = gpu_of(self._device).device
-            _of_cuda.add(self._cdata)  # C++ returns `self` as a plain torch._C.Generator
+            _of_cuda.add(self._cdata)  # C++ may pass it as a torch._C.Generator
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        make, _, state = super().__reduce__()  # C++ would restore a generator of the CPU
+        make, _, state = super().__reduce__()  # torch's arguments would create a CPU generator
         return make, (self._device,), state
 
     def __del__(self, _of_cuda: set[int] = _of_cuda) -> None:
-        # `_of_cuda` is an argument, because at exit the module's names may be gone.
+        # At exit, the module's globals may be gone, so `_of_cuda` is a default argument.
         _of_cuda.discard(self._cdata)
 
 
 def belongs_to_cuda(generator: Any) -> bool:
-    """Whether a generator belongs to a virtual GPU, even if C++ passed it as a plain one."""
+    """Whether a generator belongs to a virtual GPU, even if C++ passed a torch._C.Generator."""
     return generator._cdata in _of_cuda
 
 
@@ -159,7 +158,7 @@ _swapping = threading.RLock()
 
 @contextlib.contextmanager
 def cpu_draws_from(generator: Any) -> Iterator[None]:
-    """Lend a generator's state to the CPU's default one, for kernels that take no generator."""
+    """Make kernels draw from `generator` instead of the CPU's default generator."""
     cpu = torch.default_generator
     with _swapping:
         saved = cpu.get_state()
@@ -205,7 +204,7 @@ def install(stack: ExitStack) -> None:
         torch.cuda,
         _cudart=types.SimpleNamespace(cudaMemGetInfo=memory["_cuda_cudaMemGetInfo"]),
         _exchange_device=_exchange_device,
-        _maybe_exchange_device=lambda index: _exchange_device(index),  # dynamo needs two functions
+        _maybe_exchange_device=lambda index: _exchange_device(index),  # dynamo needs two objects
         _get_device_properties=lambda index: gpu_of(index).properties,
         _device_count_nvml=lambda: len(GPUS),
         _initialized=False,
@@ -235,7 +234,7 @@ def install(stack: ExitStack) -> None:
         patch(stack, torch.distributed, Reducer=partial(_refused, _NO_REDUCER))
         return
     if logger := getattr(torch.distributed, "Logger", None):
-        # For a model on a GPU, this method asserts that CUDA timers exist, which a CPU build lacks.
+        # For a model on a GPU, this method needs CUDA timers. A CPU build has none.
         patch(stack, logger, set_runtime_stats_and_log=_nothing)
 
 
@@ -333,14 +332,14 @@ def _patch_storages(stack: ExitStack) -> None:
             return original(self, device, non_blocking)
         return copied(self, device)
 
-    patch(stack, torch.storage, _to=to)  # `UntypedStorage.cuda` and `torch.load` call it
+    patch(stack, torch.storage, _to=to)  # called by `UntypedStorage.cuda` and `torch.load`
     patch(stack, base, clone=lambda self: copied(self, self.device))  # for `copy.deepcopy`
     patch(stack, storage, resize_=_refused_for_cuda(resize, _NO_RESIZING))
     patch(stack, storage, _share_cuda_=_refused_for_cuda(share, _NO_SHARING))
 
 
 def _refused_for_cuda(method: Any, why: str) -> Any:
-    """Return `method` with a check that raises if the object or an argument is on a GPU."""
+    """Wrap `method` so that it raises an error if its object or an argument is on a GPU."""
 
     def refuse_or_call(self: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
@@ -357,14 +356,14 @@ def _patch_autograd(stack: ExitStack) -> None:
 
     @unseen
     def backward(*args: Any, **kwargs: Any) -> Any:
-        # Run on the caller's thread: if a backward pass ran before `enable`, the engine has no
-        # threads for virtual GPUs. The traceback then also has the user's frames.
+        # Run on the caller's thread, so that tracebacks have the user's frames. The engine has no
+        # threads for virtual GPUs if a backward pass ran before they were turned on.
         with torch.autograd.set_multithreading_enabled(False):
             return run_backward(*args, **kwargs)
 
     def profile_cpu(self: Any, enabled: bool = True, **options: Any) -> None:
         on_cuda = options.pop("use_cuda", False) or options.get("use_device") == "cuda"
-        if enabled and on_cuda:  # C++ would report an error for each event
+        if enabled and on_cuda:  # otherwise C++ reports an error for each event
             warnings.warn("virtual GPUs: the profile has only the CPU's times", stacklevel=3)
             options |= {"use_cpu": True, "use_device": None}
         begin(self, enabled, **options)
@@ -372,7 +371,7 @@ def _patch_autograd(stack: ExitStack) -> None:
     for module in (torch.autograd, torch.autograd.graph):
         patch(stack, module, _engine_run_backward=backward)
     patch(stack, torch.autograd.profiler.profile, __init__=profile_cpu)
-    # Streams never have pending work here, so torch's advice about them never applies.
+    # Streams never have pending work here, so this warning about streams never applies.
     warn = torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch
     warn(False)
     stack.callback(warn, True)

@@ -1,8 +1,8 @@
-"""Give a dense, sparse or nested tensor another device without copying its bytes.
+"""Create a tensor on another device that shares the bytes of an existing tensor.
 
-A tensor is exported as a DLPack capsule, the capsule's device is rewritten, and the capsule is
-imported again. This takes about 1.5 µs. Strides and dtypes stay the same. DLPack's deleter keeps
-the original tensor alive. A sparse or nested tensor is rebuilt from its parts.
+A dense tensor is exported as a DLPack capsule, the capsule's device is changed, and the capsule is
+imported again. This takes about 1.5 µs. Strides and dtypes stay the same. The new tensor keeps the
+original tensor alive. A sparse or nested tensor is rebuilt from its dense parts.
 """
 
 import ctypes
@@ -18,15 +18,15 @@ C: Any = torch._C
 ON_CPU = 1
 """DLDevice {kDLCPU, 0}, read as one int64."""
 _DEVICE = 1
-"""Offset in words of the DLDevice in DLManagedTensor, after DLTensor's ``void* data``."""
+"""Offset of the DLDevice in DLManagedTensor, in words of eight bytes."""
 _to_dlpack, _from_dlpack = C._to_dlpack, C._from_dlpack
-# The process's whole memory as words of eight bytes: an address, shifted right by 3, is an index.
+# The memory of the whole process, as words of eight bytes. The index is the address >> 3.
 # A write through this view is ten times as fast as creating a ctypes object at an address.
 _memory = memoryview((ctypes.c_int64 * 2**59).from_address(0)).cast("B").cast("q")
 
 
 def _pointer_in_capsule() -> int:
-    """Return the offset in words of a capsule's pointer within its object."""
+    """Return the offset, in words, of the DLPack pointer within a capsule object."""
     capsule = _to_dlpack(torch.empty(1))
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
@@ -38,7 +38,7 @@ _POINTER = _pointer_in_capsule()
 
 
 def flip_plain(tensor: Tensor, code: int = ON_CPU) -> Tensor:
-    """Return a dense tensor on another device (`code`: a DLDevice) with the same bytes."""
+    """Return a tensor with the same bytes on another device; `code`: its DLDevice as an int64."""
     try:
         capsule = _to_dlpack(tensor)
     except BufferError:
@@ -49,7 +49,7 @@ def flip_plain(tensor: Tensor, code: int = ON_CPU) -> Tensor:
 
 
 def flip(tensor: Tensor, code: int = ON_CPU) -> Tensor:
-    """Flip a dense tensor, also a conjugate or negative view, which DLPack cannot express."""
+    """Call `flip_plain`, then restore the conjugate and negative bits, which DLPack drops."""
     flipped = flip_plain(tensor, code)
     if tensor.is_conj():
         flipped = flipped.conj()
@@ -57,7 +57,7 @@ def flip(tensor: Tensor, code: int = ON_CPU) -> Tensor:
 
 
 def adopt(tensor: Tensor, gpu: VirtualGpu, depth: int = 3) -> Tensor:
-    """Return a new CPU tensor as a tensor on `gpu`, and charge its bytes; `depth`: see `charge`."""
+    """Return a new CPU tensor as a tensor on `gpu`, and count its bytes as allocated."""
     nbytes = tensor.untyped_storage().nbytes()
     if nbytes:
         gpu.account.charge(tensor, nbytes, depth)
@@ -70,24 +70,24 @@ KEYS = {
     "SparseCsrCUDA": "SparseCsrCPU",
     "NestedTensorCUDA": "NestedTensorCPU",
 }
-"""A GPU's dispatch keys for sparse and nested tensors, and the CPU's key for each."""
+"""Dispatch keys of sparse and nested tensors: each GPU key with the CPU key that replaces it."""
 METADATA = {"_nested_tensor_size", "_nested_tensor_storage_offsets", "_nested_tensor_strides"}
 METADATA |= {"_coalesced_", "copy_sparse_to_sparse_", "sparse_resize_", "sparse_resize_and_clear_"}
-"""Operators on a sparse or nested tensor's structure only. Their schemas do not show this."""
+"""Operators that use only a sparse or nested tensor's structure. Schemas do not show this."""
 CPU_ONLY = frozenset({"_sparse_mm_reduce_impl", "_sparse_mm_reduce_impl_backward"})
-"""Operators without a CUDA kernel. Their CPU kernels read requires_grad, and would crash."""
+"""Operators that CUDA lacks. Their CPU kernels would crash here: they read requires_grad."""
 _COO = C.DispatchKeySet(C.DispatchKey.SparseCPU)
 
 
 def makers() -> dict[str, Callable[..., Tensor]]:
-    """Return kernels for SparseCUDA that create COO tensors, by operator name."""
+    """Return the kernels that create COO tensors on a GPU, by operator name."""
     names = "_sparse_coo_tensor_with_dims", "_sparse_coo_tensor_with_dims_and_tensors"
     return {name: _made_there(getattr(aten, name).default) for name in names}
 
 
 def _made_there(op: Any) -> Callable[..., Tensor]:
     def kernel(*args: Any, device: torch.device, **options: Any) -> Tensor:
-        # C++ first creates empty parts on the current device, which must be that of the result.
+        # C++ first creates empty parts on the current device, so make the result's device current.
         with torch.cuda.device(gpu_of(device).index):
             made: Tensor = op.redispatch(_COO, *args, device=device, **options)
         return made
@@ -107,7 +107,7 @@ def flip_parts(tensor: Tensor) -> Tensor:
 
 
 def adopt_parts(tensor: Tensor, gpu: VirtualGpu) -> Tensor:
-    """Return a new sparse or nested CPU tensor as a tensor on `gpu`, and charge its bytes."""
+    """Return a new sparse or nested CPU tensor as a tensor on `gpu`, and count its bytes."""
     made: Tensor = _rebuild(tensor, lambda part: adopt(part.detach(), gpu), gpu.device)
     return made
 
@@ -148,5 +148,5 @@ def _rebuild(tensor: Tensor, part: Any, device: torch.device) -> Any:
 
 
 def writes(argument: Any) -> bool:
-    """Whether an operator writes into an argument; for a return value, into what it returns."""
+    """Whether an operator's schema marks an argument or return value as written."""
     return argument.alias_info is not None and argument.alias_info.is_write

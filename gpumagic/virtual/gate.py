@@ -1,24 +1,23 @@
-"""Decide whether virtual GPUs may be turned on, and tell torch's C++ that cuda exists.
+"""Decide whether virtual GPUs may be turned on, and make torch's C++ code report a cuda device.
 
-A wrong guess about torch's C++ side can crash the interpreter. So a version of torch that gpumagic
-was not tested with must first pass a trial in a child process. The autograd engine asks two C++
-singletons about a cuda device, and ends the process unless they say that it exists:
+A wrong assumption about torch's C++ code can crash the interpreter. So an untested version of torch
+must first pass a trial in a child process. The autograd engine asks two C++ singletons whether a
+cuda device exists. If one says no, the engine ends the process. So gpumagic changes both:
 
-* The device guard. torch has a do-nothing cuda guard (``c10::impl::FakeGuardImpl``, eight devices).
-  ``_ensureCUDADeviceGuardSet`` installs it only over a guard that counts no devices. So gpumagic
-  first registers one that counts none: a CPU build has no guard, and a CUDA build's guard asks the
-  driver and may find a real GPU. Only ``deviceCount`` of the registered guard is called.
-* CUDAHooks. The object gets a copy of its *base* class's virtual table, whose entries say "no
-  cuDNN, no MAGMA, not pinned …". So C++ calls neither cuDNN nor the driver. Four entries differ:
-  isBuilt, isAvailable and hasPrimaryContext say yes, and init does nothing. If torch's own header
-  shows the order of the table, one more entry makes pinned memory ordinary CPU memory.
+* The device guard. ``_ensureCUDADeviceGuardSet`` installs torch's do-nothing cuda guard
+  (``c10::impl::FakeGuardImpl``, eight devices), but only in place of a guard without devices.
+  A CPU build has no guard, and a CUDA build's guard may find a real GPU. So gpumagic first
+  registers a guard whose ``deviceCount`` returns 0. torch calls no other method of this guard.
+* CUDAHooks. The object gets a copy of its *base* class's virtual table. The base class answers "no
+  cuDNN, no MAGMA, not pinned …", so C++ calls neither cuDNN nor the driver. Four entries of the
+  copy are changed: isBuilt, isAvailable and hasPrimaryContext return true, and init does nothing.
+  If torch's header shows the order of the table, pinned memory becomes ordinary CPU memory.
 
-gpumagic changes these other private parts of torch: the device field of a DLPack capsule, in
-:mod:`gpumagic.virtual.flip`; the attributes that :mod:`gpumagic.virtual.cuda_api` patches, and the
-kernels that :mod:`gpumagic.virtual.switch` registers, both until virtual GPUs are turned off. Other
-names after ``C.``, ``torch._`` or ``aten._`` in this package are only read or called, as is
-torchgen's ``native_functions.yaml``. Turning off restores torch, except that warnings about
-gradients accumulated on another stream are on afterwards: torch cannot say whether they were.
+gpumagic changes three other private parts of torch. :mod:`gpumagic.virtual.flip` changes the device
+in DLPack capsules, :mod:`gpumagic.virtual.cuda_api` patches attributes, and
+:mod:`gpumagic.virtual.switch` registers kernels. Turning off removes the patches and kernels. It
+turns on torch's warning about gradients accumulated on another stream, even if the user had turned
+the warning off: torch cannot return this setting.
 """
 
 import ctypes
@@ -50,19 +49,19 @@ _CUDA = 1  # c10::DeviceType::CUDA
 _HEADER_WORDS = 2  # before a table's entries: offset to top, type information
 _DESTRUCTORS = 2
 _GUARD_WORDS = 64
-_HOOKS_WORDS = 64  # copied words; the table has 49 or 50, and the rest is never called
+_HOOKS_WORDS = 64  # copied words; the table has 49 or 50, the words after it are unused
 _ALLOCATOR_BYTES = 64  # copied bytes; the object has only the address of its virtual table
 _STORAGE_WORDS = 12  # words of c10::StorageImpl in all versions; one is its allocator's address
 
-# Which word of a storage has its allocator's address, and the address of the pinned allocator.
+# Pairs: which word of a storage has its allocator's address; the pinned allocator's address.
 _pinned: list[tuple[int, int]] = []
-# C++ may use these until the very end of the process, when Python is gone.
+# Objects never freed: C++ may use them after Python has ended.
 _kept: list[Any] = []
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(_kept))
 
 
 def libraries() -> tuple[ctypes.CDLL, ctypes.CDLL]:
-    """Return libc10 and libtorch_cpu from torch's wheel; OSError if they are elsewhere."""
+    """Return libc10 and libtorch_cpu from torch's wheel; raise OSError if absent."""
     folder = Path(torch.__file__).parent / "lib"
     suffix = "dylib" if sys.platform == "darwin" else "so"
     c10, cpu = (ctypes.CDLL(str(folder / f"lib{name}.{suffix}")) for name in ("c10", "torch_cpu"))
@@ -80,7 +79,7 @@ def header_order() -> list[str]:
 
 
 def install(stack: ExitStack) -> None:
-    """Make both singletons report a cuda device; closing `stack` restores them."""
+    """Make the device guard and CUDAHooks report a cuda device; closing `stack` restores them."""
     c10, cpu = libraries()
     _install_guard(stack, c10)
     _install_hooks(stack, c10, cpu)
@@ -97,8 +96,8 @@ def _install_guard(stack: ExitStack, c10: ctypes.CDLL) -> None:
     _kept.append((none, table, counts_none))
 
     def put_back() -> None:
-        # Without a real GPU, this guard stays. torch may have deleted its fake guard, and without
-        # a guard, using a parameter left on a virtual GPU would end the process.
+        # Without a real GPU, torch's fake guard stays. `before` may be None or already deleted.
+        # Without a guard, using a parameter left on a virtual GPU would end the process.
         if getattr(C, "_cuda_getDeviceCount", int)():
             register(_CUDA, before)
 
@@ -130,7 +129,7 @@ def _install_hooks(stack: ExitStack, c10: ctypes.CDLL, cpu: ctypes.CDLL) -> None
 
 
 def _pinned_allocator(c10: ctypes.CDLL) -> Any:
-    """Return a C function that gives a copy of the CPU's allocator, which marks pinned storages."""
+    """Return a C function that returns a copy of the CPU's allocator, for pinned storages only."""
     get = getattr(c10, CPU_ALLOCATOR)
     get.restype = ctypes.c_void_p
     ordinary = get()
@@ -186,7 +185,7 @@ print("verdict: works")
 
 def check(*, force: bool = False) -> None:
     """Raise GpuError if virtual GPUs may not be turned on in this process."""
-    # torch counts by NVML if possible, which does not start CUDA.
+    # torch counts with NVML if possible, so that CUDA is not initialized.
     real = torch.cuda.device_count()
     problem = _refusal(real, force) or static_problem()
     released = re.fullmatch(r"\d+\.\d+\.\d+(\+\w+)?", torch.__version__) is not None
@@ -232,7 +231,7 @@ def static_problem() -> str | None:
 
 @functools.cache
 def trial(code: str | None = None) -> str | None:
-    """Return the error of a child process that must print ``verdict: works``, or None."""
+    """Run `code` in a child process; return its error, or None if it prints ``verdict: works``."""
     code = code or _TRIAL.format(str(Path(__file__).parents[2]))
     with tempfile.TemporaryDirectory() as runtime:
         env = os.environ | {"OMP_NUM_THREADS": "1", "GPUMAGIC_RUNTIME_DIR": runtime}

@@ -1,8 +1,8 @@
-"""Run any operator on a virtual GPU by the CPU's kernel.
+"""Run any operator of a virtual GPU with the CPU's kernel.
 
-The CPU's kernel gets CPU tensors that share the arguments' bytes, and its results become tensors of
-the GPU. All facts about an operator come from its schema. The generic kernel is registered at the
-dispatch key CUDA; autograd, autocast, vmap and views come before that key and work as usual.
+The CPU's kernel gets CPU tensors that share the arguments' bytes. Its results become tensors on the
+GPU. Most facts about an operator come from its schema. The generic kernel is registered at the
+dispatch key CUDA. Autograd, autocast and vmap run before this key, so they work as usual.
 """
 
 import functools
@@ -39,26 +39,27 @@ from gpumagic.virtual.virtual_gpus import GPUS, VirtualGpu, gpu_of
 
 C: Any = torch._C
 CPU = C.DispatchKeySet(C.DispatchKey.CPU)
-_LARGEST_NUMBER = 8  # bytes of an element at most; double-precision complex numbers are rare
-_LARGE = 4096  # above this argument, the result of arange, eye … is checked for room
+_LARGEST_NUMBER = 8  # bytes per element; complex128 has 16, but is rare
+_LARGE = 4096  # arange, eye … check for room if an argument is above this
 _TENSOR = ("Tensor", "Optional[Tensor]")
 LAZY = ("Conjugate", "Negative")
-"""The dispatch keys of views that C++ turns into plain tensors before any kernel sees them."""
+"""Dispatch keys of conjugate and negative views."""
 
 DRAWS = frozenset(["native_dropout", "rrelu_with_noise"])
 """Operators that draw random numbers and take no generator."""
 SHARING = {"_embedding_bag", "_embedding_bag_forward_only", "lu_unpack", "channel_shuffle", "lift"}
 SHARING |= {"native_channel_shuffle", "_slow_conv2d_forward", "slow_conv3d_forward"}
-"""Operators that may return existing tensors (torchgen's gen_variable_type.py), and operators that
-these call. torch's debug builds assert that all others, unless composite, return new tensors."""
+"""Operators that may return existing tensors, from torchgen's gen_variable_type.py, and operators
+that they call. torch's debug builds assert that all other non-composite operators return new
+tensors."""
 PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "_cdist_forward", "_euclidean_dist"})
 _GROWS = {(n, "List[int]") for n in ("repeats", "pad", "output_size", "size", "kernel_size")}
-"""Arguments whose integers bound the ratio of a result's size to that of an input."""
+"""Integer arguments that can make a result many times as large as its input."""
 # Operators whose results may be sparse or nested.
 _APART = re.compile("sparse|nested|mkldnn|quantize|_embedding_bag_backward")
 _LACKS_TYPE = re.compile(r"not implemented for '|support tensors of type|on CPU does not support")
 NUMBER_AS_TENSOR = frozenset({"add", "sub", "mul", "div", "floor_divide"})
-"""The only operators for which ``torch.ops`` takes a number where the schema says Tensor."""
+"""The only operators that accept a number in ``torch.ops`` where the schema says Tensor."""
 
 
 class KernelPlan:
@@ -73,7 +74,7 @@ class KernelPlan:
         self.known = False
 
     def read(self) -> "KernelPlan":
-        """Read the schema, at the first call: at registration, reading thousands would be slow."""
+        """Read the schema, at the first call: reading all schemas at registration would be slow."""
         arguments, name_of = self.op._schema.arguments, attrgetter("name")
         has_kernel = functools.partial(C._dispatch_has_kernel_for_dispatch_key, self.op.name())
         self.arguments = [*map(name_of, arguments)]
@@ -85,17 +86,17 @@ class KernelPlan:
         self.draws = self.name in DRAWS or "generator" in self.arguments
         self.composite = not has_kernel("CPU")
         self.number_ok = self.name.rstrip("_") in NUMBER_AS_TENSOR
-        # Without kernels at these keys, C++ turns conjugate and negative views into plain tensors.
+        # Without LAZY kernels, C++ converts conjugate and negative views to plain tensors first.
         self.flip: Callable[..., Tensor] = flip if any(map(has_kernel, LAZY)) else flip_plain
-        self.plain = self.dense and not self.outs  # `flip` suffices for all tensors
+        self.plain = self.dense and not self.outs  # `self.flip` suffices for each tensor
         self.fresh = self.plain and _makes_all_new(self.op)
         self.pointwise = torch.Tag.pointwise in self.op.tags
         self.grows = [n for n, a in enumerate(arguments) if (a.name, str(a.type)) in _GROWS]
         checked = all((self.fresh, not self.draws, not self.name.startswith("_foreach_")))
-        # If the arguments' elements times this are above SMALL, the results are checked for room.
+        # Results are checked for room if this factor times each tensor's numel is above SMALL.
         self.factor = checked * max(1, len(self.grows) * (SMALL + 1))
         self.scratch = RULES.get(self.name)
-        self.known = True  # set last: until then, other threads read the schema too
+        self.known = True  # set last: other threads never use an incomplete plan
         return self
 
 
@@ -111,7 +112,7 @@ def _makes_all_new(op: Any) -> bool:
 
 
 def on_metadata(op: Any, keys: Any) -> Callable[..., Any]:
-    """Return the kernel at `keys` unchanged, for operators that do not touch bytes."""
+    """Return a function that calls the operator's kernel at the dispatch keys `keys`."""
     return functools.partial(op._handle.redispatch_boxed, keys)
 
 
@@ -121,14 +122,14 @@ NOT_PINNED = "Only dense CPU tensors can be pinned"
 
 @functools.cache
 def kernel_of(op: Any, dense: bool = True) -> Callable[..., Any]:
-    """Return a kernel for `op` on its tensors' GPU; `dense`: no tensor is sparse or nested."""
+    """Return a kernel that runs `op` for a GPU; `dense`: no tensor is sparse or nested."""
     if any(r.alias_info is not None and not writes(r) for r in op._schema.returns):
-        return on_metadata(op, CPU)  # views: the CPU's kernel serves any device
+        return on_metadata(op, CPU)  # a view: the CPU's kernel works for any device
     return functools.partial(_run, KernelPlan(op, dense))
 
 
 def _run(plan: KernelPlan, /, *args: Any, **kwargs: Any) -> Any:
-    __tracebackhide__ = True  # CUDA's errors have no such frame
+    __tracebackhide__ = True  # CUDA's tracebacks have no such frame
     try:
         if checks.failed and (checks.dead or plan.waits):
             checks.wait()
@@ -144,14 +145,14 @@ def _run(plan: KernelPlan, /, *args: Any, **kwargs: Any) -> Any:
 
 def _run_on_cpu(plan: KernelPlan, args: Any, kwargs: dict[str, Any]) -> Any:
     __tracebackhide__ = True
-    # Kernels fill the processor's caches, so each access to memory is slow here. For the usual
-    # arguments, this function and `adopt` touch as little memory as possible.
+    # After a kernel, the processor's caches are full, so accesses to memory are slow here. For
+    # common arguments, this function and `adopt` access as little memory as possible.
     found: Found = []
-    above: list[str] = []  # arguments that need another dispatch key than CPU
+    above: list[str] = []  # names of arguments that need the operator's full dispatch
     at, count, low = _lower_all(plan, args, found, above)
     low_kwargs = {name: _lower(plan, name, x, found, above) for name, x in kwargs.items()}
     gpu = _gpu_for(plan, found, args, kwargs) if at < 0 or kwargs else GPUS[at]
-    if gpu is None:  # a composite operator's inner operators check the devices
+    if gpu is None:  # the inner operators of this composite operator check the devices
         return plan.cpu(*args, **kwargs)
     call = plan.cpu
     if above or kwargs or plan.draws:
@@ -160,11 +161,11 @@ def _run_on_cpu(plan: KernelPlan, args: Any, kwargs: dict[str, Any]) -> Any:
         _require_room(plan, found, low, low_kwargs, gpu)
     result = _compute(plan, call, low, low_kwargs, gpu)
     if plan.fresh and isinstance(result, Tensor):
-        result = adopt(result, gpu, 4)  # as `_lift` would
+        result = adopt(result, gpu, 4)  # the fast path of `_lift`
     else:
         result = _lift(plan, result, found, gpu)
     if plan.scratch:
-        given = (*args, kwargs["dim"]) if "dim" in kwargs else args  # `dim` of sort.stable
+        given = (*args, kwargs["dim"]) if "dim" in kwargs else args  # a keyword of sort.stable
         gpu.account.pass_through(temporary_bytes(plan.scratch, gpu.index, given, result))
     return result
 
@@ -184,7 +185,7 @@ def _compute(plan: KernelPlan, call: Any, low: list[Any], kwargs: Any, gpu: Virt
 def _lower_all(
     plan: KernelPlan, args: Any, found: Found, above: list[str]
 ) -> tuple[int, int, list[Any]]:
-    """Return the GPU's ordinal (below 0: unknown), a count to compare with SMALL, CPU arguments."""
+    """Return the GPU's ordinal (negative: unknown), a size to compare with SMALL, CPU arguments."""
     low: list[Any] = []
     flip_, plain, at, count = plan.flip, plan.plain, -2, plan.factor
     for lowers, name, x in zip(plan.lowers, plan.arguments, args):  # noqa: B905 (defaults left out)
@@ -203,7 +204,7 @@ def _lower_all(
 
 
 def _gpu_for(plan: KernelPlan, found: Found, args: Any, kwargs: Any) -> VirtualGpu | None:
-    """Return the GPU of the tensors or the result; None if a composite operator has several."""
+    """Return the GPU to run on; None if a composite operator's inner operators must choose it."""
     __tracebackhide__ = True
     if found:
         first, *others = {tensor.get_device() for _, tensor, _ in found}
@@ -229,7 +230,7 @@ def _require_room(plan: KernelPlan, found: Found, args: Any, kwargs: Any, gpu: V
 
 
 def _at_most(plan: KernelPlan, tensors: list[Tensor], args: Any) -> int:
-    """Return a quick estimate of the results' elements, which is seldom too low."""
+    """Return a quick estimate of the results' number of elements; it is seldom too low."""
     first, *others = tensors
     if plan.name in PRODUCTS:
         x, other = tensors[-2:]
@@ -271,7 +272,7 @@ def _lower(plan: KernelPlan, name: str, x: Any, found: Found, above: list[str]) 
         if x and not isinstance(x[0], int):
             return [_lower(plan, name, y, found, above) for y in x]
     elif name in plan.tensors and isinstance(x, (int, float, complex)):
-        above.append(name)  # C++ hands a "wrapped number" tensor to Python as a number
+        above.append(name)  # C++ passes a "wrapped number" tensor to Python as a number
     return x
 
 
@@ -284,7 +285,7 @@ def _lower_tensor(plan: KernelPlan, name: str, x: Tensor, found: Found, above: l
         return flip_parts(x)
     if is_out and (same := [low for _, tensor, low in found if tensor is x]):
         return same[0]
-    # The kernel may resize an `out` argument; `_lift_argument` copies the result into it.
+    # The kernel may resize an `out` tensor, so it gets an empty one; see `_lift_argument`.
     return torch.empty(0, dtype=x.dtype) if is_out else flip(x)
 
 
@@ -305,7 +306,7 @@ def _prepare(
         elif not belongs_to_cuda(rest[0]):
             raise RuntimeError("Expected a 'cuda' device type for generator but found 'cpu'")
     if above and not plan.number_ok:
-        for n, (name, x) in enumerate(zip(plan.arguments, low)):  # noqa: B905 (as above)
+        for n, (name, x) in enumerate(zip(plan.arguments, low)):  # noqa: B905 (defaults left out)
             if name in above and isinstance(x, (int, float, complex)):
                 low[n] = torch.tensor(x, dtype=torch.result_type(found[0][1], x))
     call = plan.op if above else plan.cpu
@@ -313,19 +314,19 @@ def _prepare(
 
 
 def _refuse(plan: KernelPlan, error: RuntimeError, gpu: VirtualGpu) -> None:
-    """Raise a clearer error than that of the CPU's kernel, or give `error` CUDA's text."""
+    """Raise a clearer error than the CPU kernel's `error`, or change its text to CUDA's."""
     __tracebackhide__ = True
     refuse_as_cuda(error, gpu.account)
     if _LACKS_TYPE.search(str(error)):
         raise NotImplementedError(
             f"virtual GPUs use the CPU's kernels; {plan.op.name()} on the CPU failed: {error}"
         ) from None
-    # Of the common errors, only this one has a different text on CUDA.
+    # Among common errors, only this error has a different text on CUDA.
     error.args = (str(error).replace("expected m1 and m2 to", "expected mat1 and mat2 to"),)
 
 
 def _lift(plan: KernelPlan, result: Any, found: Found, gpu: VirtualGpu) -> Any:
-    """Return a result of the CPU's kernel as a tensor on `gpu`: an argument, or a new tensor."""
+    """Return a result of the CPU's kernel as a GPU tensor: the argument itself, or a new tensor."""
     if isinstance(result, (list, tuple)):
         return type(result)([_lift(plan, each, found, gpu) for each in result])
     if not isinstance(result, Tensor):
@@ -340,14 +341,14 @@ def _lift(plan: KernelPlan, result: Any, found: Found, gpu: VirtualGpu) -> Any:
 
 
 def _shares_bytes(plan: KernelPlan, result: Tensor, found: Found) -> bool:
-    """Whether a result shares an argument's bytes, which the schema does not always say."""
+    """Whether a result shares an argument's bytes; the schema does not always show this."""
     strided = (low for _, _, low in found if plan.dense or low.layout is torch.strided)
     pointer = result.data_ptr()
     return pointer != 0 and any(low.data_ptr() == pointer for low in strided)
 
 
 def _lift_argument(plan: KernelPlan, tensor: Tensor, low: Tensor, gpu: VirtualGpu) -> Tensor:
-    """Return an argument that the kernel wrote into, with the shape and bytes of `low`."""
+    """Give the written argument `tensor` the shape and bytes of `low`, and return it."""
     if not plan.dense and low.layout is not torch.strided:
         return replace_sparse(tensor, adopt_parts(low.clone(), gpu))
     if not plan.dense and low.is_nested:

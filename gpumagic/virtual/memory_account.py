@@ -1,12 +1,11 @@
 """Account for the memory of a virtual GPU: bytes, blocks, peaks, limits.
 
-Guarantees: the numbers are right if several threads allocate and free, and if garbage collection
-frees memory during an allocation. Allocations and frees are logged in order. The log is counted and
-the numbers are published at each reading, when the GPU could be full, and after every few MiB.
-Errors have the text of CUDA's allocator.
+The numbers are right even if several threads allocate and free, or if a garbage collection frees
+memory during an allocation. Allocations and frees are first appended to a log. The numbers are
+updated from the log at each reading, when the GPU could be full, and after every few MiB. Other
+processes can then read the new numbers. Errors have the text of CUDA's allocator.
 
 Each allocation stores the innermost line of the user's code, as a code object and an instruction.
-The line is formatted as text when it is read.
 """
 
 import re
@@ -32,12 +31,12 @@ from gpumagic.telemetry.host import MemoryGroup
 from gpumagic.usercode.files import in_cell, is_users
 
 SMALL = 2**17
-"""Tensors of at most this many elements are made without a check for room."""
+"""Tensors of at most this many elements are created without a check for room."""
 _TOUCHED = 64 * 2**20
-"""Bytes from which the host's free memory is checked too, which takes about 10 µs."""
+"""For tensors of at least this size, the host's free memory is checked too, in about 10 µs."""
 _UNCOUNTED, _LEAST = 16 * 2**20, 64 * 2**10
-"""Bytes after which the log is counted. Each allocation adds at least `_LEAST` bytes to them, so
-the log stays short."""
+"""The log is counted after `_UNCOUNTED` allocated bytes. Each allocation counts as at least
+`_LEAST` bytes, so the log stays short."""
 _getframe = sys._getframe
 
 
@@ -46,7 +45,7 @@ _LIBRARY, _USERS, _TIMED = range(3)
 
 
 class _Owners(dict[str, int]):
-    """A cache of whether a file is a library's, the user's, or code compiled by `%%time`."""
+    """Cache of each file's owner: a library, the user, or a cell compiled by `%%time`."""
 
     def __missing__(self, file: str) -> int:
         users = _TIMED if file.startswith("<timed ") else _USERS if is_users(file) else _LIBRARY
@@ -59,13 +58,13 @@ _timed: tuple[CodeType, CodeType] | None = None
 
 
 def _outer_line(frame: FrameType | None) -> tuple[CodeType | None, int]:
-    """Return the user's innermost line at or above `frame`; under `%%time`, the cell's line."""
+    """Search outward from `frame` for the user's code; return the code and its instruction."""
     global _timed
     while frame is not None:
         code = frame.f_code
         if owner := _owner_of[code.co_filename]:
             if owner == _TIMED:
-                if _timed is None or _timed[0] is not code:  # each code is looked up once
+                if _timed is None or _timed[0] is not code:  # look up the cell only for new code
                     _timed = code, in_cell(frame)[0]
                 code = _timed[1]
             return code, frame.f_lasti
@@ -78,11 +77,11 @@ class Allocation(weakref.ref[Any]):
 
     __slots__ = ("address", "at", "made", "metadata", "place", "requested")
     requested: int  # bytes
-    made: CodeType | None  # the user's code that allocates; None if no frame is the user's
+    made: CodeType | None  # the user's code that allocates; None if there is none on the stack
     at: int  # the instruction in that code
     metadata: str  # the module's `metadata` at the allocation
     place: tuple[int, int]  # address and size of the block in the model of CUDA's allocator
-    # The first `find_address` sets it, because a dead tensor's address cannot be read.
+    # Set while the owner lives, because the address of a dead tensor cannot be read.
     address: int
 
     def find_address(self) -> int:
@@ -108,11 +107,11 @@ class _Scratch:
 metadata = ""
 """Set by ``torch.cuda.memory._set_memory_metadata``; stored with each allocation."""
 observers: list[Callable[[int, int, int, int], object]] = []
-"""Called when memory runs out: the ordinal, the bytes asked for, the limit, the free bytes."""
+"""Called when memory runs out, with the ordinal, the requested bytes, limit and free bytes."""
 
 
 class MemoryAccount:
-    """Account for the memory of one virtual GPU, and publish the numbers in ``row``."""
+    """Account for the memory of one virtual GPU; `row` is its published row of counters."""
 
     def __init__(self, ordinal: int, capacity: int, row: Any) -> None:
         self.ordinal = ordinal
@@ -120,37 +119,37 @@ class MemoryAccount:
         self.limit = capacity
         self.allocator = CachingAllocator()
         self.ooms = self.retries = 0
-        self.events: deque[tuple[Any, ...]] | None = None  # None unless they are recorded
-        self.refusal = ""  # why nothing can be allocated
+        self.events: deque[tuple[Any, ...]] | None = None  # None if not recorded
+        self.refusal = ""  # the error of each allocation; empty if allowed
         self._row: Any = row
-        self._lock = threading.RLock()  # reentrant: a garbage collection may read the numbers
-        # Keeps the weak references alive: once deleted, a weak reference never calls back.
+        self._lock = threading.RLock()  # reentrant: a finalizer may read the numbers
+        # Keeps the weak references alive: a deleted weak reference never calls its callback.
         self._live: dict[int, Allocation | _Scratch] = {}
-        # Each allocation is logged when it is made, and again when its owner dies, which may happen
-        # on any thread at any moment. The callback is a C function: Python would drop an interrupt
-        # that arrives in a Python callback.
+        # Each allocation is logged when it is made, and again when its owner dies. The owner may
+        # die on any thread, at any moment. The callback is a C function, because Python drops an
+        # interrupt that arrives in a Python callback.
         self._log: deque[Allocation | _Scratch] = deque()
         self._note: Callable[[Any], None] = self._log.append
-        self._room = -1  # bytes that may still be allocated before the log is counted
+        self._room = -1  # bytes to allocate before the log is counted
         self._busy = 0
         self._window = perf_counter_ns()
 
     def charge(self, owner: Any, nbytes: int, depth: int = 1) -> None:
-        """Allocate `nbytes` until `owner` dies, or raise; find the line from `depth` frames up."""
-        # Every operator calls this, between kernels that fill the processor's caches. So each
-        # access to memory is slow, and all work that can wait is in `_count`.
+        """Allocate `nbytes` until `owner` dies, or raise; skip `depth` frames to find the line."""
+        # Kernels leave the processor's caches full, so accesses to memory are slow here. All work
+        # that can wait is in `_count`.
         room = self._room - max(nbytes, _LEAST)
         if room < 0:
             self._make_room(nbytes)
         try:
             frame = _getframe(depth)
-        except ValueError:  # a C++ thread has no such frame
+        except ValueError:  # a C++ thread has too few Python frames
             made, at = None, 0
         else:
             made, at = frame.f_code, frame.f_lasti
             if _owner_of[made.co_filename] != _USERS:
                 made, at = _outer_line(frame)
-        # An interrupt between this line and the logging of the block would lose the block.
+        # An interrupt between this line and `self._note(block)` would lose the block.
         block = Allocation(owner, self._note)
         block.requested, block.made, block.at = nbytes, made, at
         block.metadata = metadata
@@ -172,12 +171,12 @@ class MemoryAccount:
             if allocator.reserved.current + allocator.needs(nbytes) > self.limit:
                 allocator.empty_cache()
                 self.retries += 1
-        # Unlike a GPU, this does not raise if memory is too fragmented: see docs/limits.md.
+        # Unlike a GPU, this does not raise if memory is too fragmented: docs/virtual-gpus.md.
         if allocator.bytes.current + in_blocks(nbytes) > self.limit:
             raise self.out_of_memory(segment_for(in_blocks(nbytes)))
 
     def pass_through(self, sizes: list[int]) -> None:
-        """Allocate blocks of these sizes at the same time, and free them."""
+        """Allocate one block of each size, then free all of them."""
         if sizes:
             for nbytes in sizes:
                 self._room -= max(nbytes, _LEAST)
@@ -207,7 +206,7 @@ class MemoryAccount:
             self._room = -1
 
     def _record(self, action: str, block: Allocation) -> None:
-        """Record an event as plain data, which is fast enough for every operator."""
+        """Record an event as plain data; this is fast enough for every operator."""
         if self.events is not None:
             line = (block.made, block.at) if action == "alloc" else (None, 0)
             where = block.address, block.requested
@@ -230,7 +229,7 @@ class MemoryAccount:
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
-        """Take the lock and count the log; publish the numbers when the context ends."""
+        """Take the lock and count the log; publish the numbers at the end of the context."""
         with self._lock:
             self._count()
             yield
@@ -243,7 +242,7 @@ class MemoryAccount:
             block = log[0]
             key = id(block)
             if key in live:  # logged a second time: freed
-                # No call is between the writes of `free` and the deletion: no interrupt can arrive.
+                # No call is between the writes in `free` and `del`, so no interrupt comes between.
                 allocator.free(*block.place, block.requested)
                 del live[key], log[0]
                 if self.events is not None and isinstance(block, Allocation):
@@ -273,7 +272,7 @@ class MemoryAccount:
             self.ooms = self.retries = 0
 
     def refuse(self, why: str) -> None:
-        """Refuse all allocations from now on, for the reason `why`; an empty `why` allows them."""
+        """Make all later allocations raise an error with the text `why`; if empty, allow them."""
         self.refusal = why
         self._room = -1
 
@@ -289,7 +288,7 @@ class MemoryAccount:
         return self.capacity - self.reserved().current
 
     def reserved(self) -> MemoryStat:
-        """Return the reserved bytes, capped at `capacity`, which fragmentation can exceed."""
+        """Return the reserved bytes, at most `capacity`: a fragmented model reserves more."""
         stat, most = self.allocator.reserved, self.capacity
         return replace(stat, current=min(stat.current, most), peak=min(stat.peak, most))
 
@@ -315,7 +314,7 @@ class MemoryAccount:
     def out_of_memory(self, size: int, *, host: bool = False) -> torch.OutOfMemoryError:
         """Return the error of CUDA's allocator for `size` bytes; `host`: the host is full."""
         self.empty_cache()  # as CUDA's allocator does before it gives up
-        self.retries += host  # `_make_room` has counted the other retries
+        self.retries += host  # if the GPU is full, `_make_room` has counted the retry
         self.ooms += 1
         for observer in observers:
             observer(self.ordinal, size, self.limit, self.free)
@@ -351,7 +350,7 @@ def _readable(nbytes: int) -> str:
 
 
 def host_has() -> int:
-    """Return the free bytes of the host, or of this container if fewer."""
+    """Return the available bytes of the host, or of its container if they are fewer."""
     used, total = MemoryGroup().ram()
     available = psutil.virtual_memory().available
     return available if used is None or total is None else min(available, total - used)

@@ -1,4 +1,4 @@
-"""Kernels for operators that create, copy, read, resize or pin tensors, and for collectives."""
+"""Provide kernels to create, copy, read, resize and pin tensors, and for collectives."""
 
 from collections.abc import Callable
 from itertools import chain
@@ -28,7 +28,7 @@ _convolve_mixed = on_metadata(aten.convolution.default, CPU)
 _put = kernel_of(aten._index_put_impl_.default)
 _count = kernel_of(aten.histc.default)
 
-# Products that CUDA lacks for integers, by the kernel's name in CUDA's error.
+# Matrix products that CUDA lacks for integers, by the kernel's name in CUDA's error.
 _FLOATS_ONLY = {
     "addmm_cuda": "mm addmm addmm_",
     "baddbmm_cuda": "bmm baddbmm baddbmm_",
@@ -61,7 +61,7 @@ def own_kernels() -> dict[str, Kernel]:
         ),
         "histc": _histc,
         "record_stream": lambda *args: None,
-        # The CPU's zero tensor has no bytes, so its device cannot be changed.
+        # torch's efficient zero tensor has no bytes to share, so create an ordinary one.
         "_efficientzerotensor": torch.zeros,
     }
     for variant in ("source_Storage_storage_offset", "source_Storage", "source_Tensor", ""):
@@ -112,7 +112,7 @@ def _copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
     return self
 
 
-# As in C++, the host reads a value that is on another device.
+# As in C++, the host first reads a 0-dim value that is on another device.
 def _fill_(self: Tensor, value: Tensor) -> Tensor:
     read = self.device != value.device and not value.dim()
     return self.fill_(value.item()) if read else _fill_by_tensor(self, value)
@@ -142,7 +142,7 @@ def _resize_(self: Tensor, size: Any, memory_format: Any = None) -> Tensor:
 
 
 def _index_put(self: Tensor, indices: Any, values: Tensor, *options: bool) -> Tensor:
-    """Put values; indices and a single value on another device are copied, other values refused."""
+    """Assign `values`. Copy indices and a 0-dim value from other devices; refuse larger values."""
     home = self.device
     if not fills(indices, values, *options):
         if values.dim() and values.device != home:
@@ -157,7 +157,7 @@ def _index_put(self: Tensor, indices: Any, values: Tensor, *options: bool) -> Te
 
 
 def _brought(index: Tensor | None, home: torch.device) -> list[Tensor | None]:
-    """Copy an index to the indexed tensor's device; a copied mask becomes its positions."""
+    """Copy an index from another GPU to `home`; a mask becomes the positions of its True values."""
     if index is None or index.device in (home, HOST):
         return [index]
     if index.dtype in (torch.bool, torch.uint8):
@@ -166,7 +166,7 @@ def _brought(index: Tensor | None, home: torch.device) -> list[Tensor | None]:
 
 
 def _convolution(input: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Any:
-    """Convolve after checking devices as C++ does with cuDNN; for a CPU input, C++ checks them."""
+    """Check devices as C++ does with cuDNN, then convolve; for a CPU input, C++ checks them."""
     if not input.is_cuda:
         return _convolve_mixed(input, weight, bias, *rest)
     for name, other in (("weight", weight), ("bias", bias)):
@@ -214,7 +214,7 @@ def _pin_memory(self: Tensor, device: Any = None) -> Tensor:
 
 _PINNING: dict[str, Kernel] = {"_pin_memory": _pin_memory, "is_pinned": _is_pinned}
 _ANY_DEVICE = C.DispatchKeySet(C.DispatchKey.IPU)
-"""A dispatch key that no device here uses: it selects the kernels that serve every device."""
+"""A dispatch key of unused hardware, to call the kernels that torch has for all devices."""
 
 
 def _on_host(op: Any) -> Callable[..., Tensor]:
@@ -229,7 +229,7 @@ def _on_host(op: Any) -> Callable[..., Tensor]:
 
 # -- collectives: the CPU's backend works on the tensors' bytes without a copy
 def collective(operator: Any) -> Kernel:
-    """Return the kernel of an operator of c10d."""
+    """Return the kernel of a c10d operator."""
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         loan = _Loan()
@@ -240,7 +240,7 @@ def collective(operator: Any) -> Kernel:
 
 
 class _Loan:
-    """Map a collective's CPU tensors to the originals, without closures that form a cycle."""
+    """Map a collective's CPU tensors to the GPU tensors; closures would form a reference cycle."""
 
     def __init__(self) -> None:
         self._lent: dict[int, tuple[Tensor, Tensor]] = {}
@@ -258,13 +258,13 @@ class _Loan:
         return self._lent[id(x)][0] if id(x) in self._lent else x
 
 
-# Keeps collectives in flight alive: C++ keeps only their C++ parts.
+# Collectives in flight, kept alive here because C++ keeps only their C++ parts.
 _running: set[Any] = set()
 _Work: Any = getattr(torch.distributed, "Work", object)  # some builds of torch have no `Work`
 
 
 class InFlight(_Work):  # type: ignore[misc]
-    """A collective in flight, whose future has the original tensors."""
+    """A collective in flight; its future returns the GPU tensors."""
 
     def __init__(self, work: Any, back: Callable[[Any], Any]) -> None:
         super().__init__()

@@ -1,9 +1,9 @@
 """Compute the temporary memory that CUDA's operators take: partial sums, sorted copies.
 
-A rule gets the card, the operator's arguments and its result. It returns the sizes of buffers that
-are allocated at the same time and freed again. The facts are from torch's CUDA sources. Sums are
-from ATen/native/cuda/Reduce.cuh (``setReduceConfig``): several thread blocks share a large output
-through global memory. ``tests/cuda`` compares them with torch's allocator.
+A rule gets the GPU's properties, the operator's arguments and its result. It returns the sizes of
+temporary buffers, which all exist at the same time. The rules follow torch's CUDA sources. Sums
+follow ATen/native/cuda/Reduce.cuh (``setReduceConfig``): several thread blocks combine partial sums
+through global memory. ``tests/cuda`` compares the rules with torch's allocator.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,14 +22,14 @@ Rule = Callable[[Any, tuple[Any, ...], Any], list[int]]
 IN_PARTS = {"_unsafe_masked_index", "_unsafe_masked_index_put_accumulate", "_safe_softmax", "isinf"}
 IN_PARTS |= {"masked_scatter_backward", "binary_cross_entropy_with_logits", "linalg_pinv"}
 IN_PARTS.add("_trilinear")
-"""Composite operators whose inner operators allocate memory, so these run one by one as on CUDA."""
+"""Composite operators that must be decomposed, because on CUDA their inner operators allocate."""
 
 
 def temporary_bytes(rule: Rule, device: Any, args: tuple[Any, ...], result: Any) -> list[int]:
-    """Return the buffer sizes by a rule; empty if the rule fails, which the doctor reports."""
+    """Return a rule's buffer sizes. A failing rule gives []; `%gpus --doctor` reports its error."""
     try:
         return rule(gpu_of(device).properties, args, result)
-    except Exception as error:  # noqa: BLE001  a bug of ours must not fail the user's operator
+    except Exception as error:  # noqa: BLE001  a rule's bug must not stop the user's operator
         faults.keep("counting the temporary memory of an operator", error)
         return []
 
@@ -39,7 +39,7 @@ _THREADS, _WARP, _VECTOR = 512, 32, 4
 _FEW, _MANY = 16, 256
 """Minimum and maximum number of values per thread; the number of blocks follows from them."""
 _LEAST = 2**15
-"""Elements below which a sum needs only one block of threads per output."""
+"""A sum of fewer elements needs only one block of threads per output."""
 _HALVES = (torch.float16, torch.bfloat16)
 
 
@@ -57,7 +57,7 @@ def _sum(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
 
 
 def _over(args: tuple[Any, ...]) -> tuple[int, ...]:
-    """Return the dims that the second argument of an operator names; empty for all dims."""
+    """Return the dims in an operator's second argument; empty for all dims."""
     dims = args[1] if len(args) > 1 else None
     if dims is None or isinstance(dims, (bool, torch.dtype)):
         return ()
@@ -93,15 +93,15 @@ def _of_merged(
 def _shared(
     sides: Ints, inputs: int, outputs: int, size: int, card: Any, vector: int = 1, across: int = 0
 ) -> list[int]:
-    """Return the buffers for blocks of threads that share outputs; empty if none do."""
+    """Return the buffers' bytes if several thread blocks compute one output, otherwise []."""
     most = _THREADS // vector
-    # Of each side, the largest power of two that is not above it.
+    # Round each side down to a power of two, at most `most`.
     wide, high = (min(1 << max(side, 1).bit_length() - 1, most) for side in sides)
     block_y = min(high, most // min(wide, _WARP))
     block_x = min(wide, most // block_y)
     in_row, per_block = (block_x, 1) if across else (1, block_x)
     if -(-inputs // in_row) < min(block_y * _FEW, _MANY):
-        return []  # each row of threads has outputs of its own
+        return []  # each row of threads computes its own outputs
     each = -(-inputs // (block_y * in_row))
     grid = -(-(outputs // vector) // per_block)
     fill = card.multi_processor_count * (
@@ -126,7 +126,7 @@ def _merged(dims: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
 
 # -- sorts, and indexing
 _SORTED_IN_A_BLOCK = 4096
-"""One block of threads sorts a row of at most this many elements without more memory."""
+"""One block of threads sorts a row of at most this many elements without temporary memory."""
 
 
 def _aligned(nbytes: int) -> int:
@@ -158,7 +158,7 @@ def _sort(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
 
 
 def _indices(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
-    """Return the bytes of the masks' positions (64 bits per dim), and of sorting the indices."""
+    """Return the bytes for the masks' positions (8 per dim), and for sorting the indices."""
     x, dims, plain, masks = args[0], 0, [], []
     for index in args[1]:
         of_mask = isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8)
@@ -180,12 +180,12 @@ def _indices(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
 def _masked_scatter(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
     x, mask = args[0], args[1]
     expanded = [] if mask.shape == x.shape else [x.numel()]
-    tiles = 32 + -(-x.numel() // (128 * 7))  # of cub's scan
+    tiles = 32 + -(-x.numel() // (128 * 7))  # tiles of cub's scan
     return [*expanded, 8 * x.numel(), _aligned(2 * 8 * tiles) + 511]
 
 
 def _loss(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
-    """Return the bytes of all elements' losses and of the partial sums of their mean."""
+    """Return the bytes of the losses of all elements, and of the partial sums of their mean."""
     x, target = args[0], args[1]
     if result.numel() == x.numel() > 1 or (result.dim() and x.dim()):
         return []
@@ -222,4 +222,4 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("_index_put_impl_", "_unsafe_index_put"), _indices),
     **dict.fromkeys(("masked_scatter", "masked_scatter_"), _masked_scatter),
 }
-"""The rules by an operator's name (no overload); all others take no extra memory."""
+"""The rules by operator name, without overload; other operators take no temporary memory."""

@@ -1,4 +1,4 @@
-"""Install virtual GPUs in torch by registering kernels; after an error, none of them is left."""
+"""Install virtual GPUs in torch by registering kernels; an error leaves no kernel registered."""
 
 import functools
 import uuid
@@ -27,11 +27,11 @@ from gpumagic.virtual.virtual_gpus import GPUS, Properties, VirtualGpu, in_bad_f
 
 C: Any = torch._C
 Kernel = Callable[..., Any]
-# aten is registered apart, symm_mem copies between processes, and torch recreates _native.
+# `_register_others` skips aten, symm_mem (between processes), and _native (torch recreates it).
 _LEFT_ALONE = {"aten", "symm_mem", "_native"}
-_SHARE = {"_lazy_clone", "_unsafe_view", "unsafe_split"}  # share bytes, against their schemas
+_SHARE = {"_lazy_clone", "_unsafe_view", "unsafe_split"}  # share bytes; the schemas do not say so
 _DECOMPOSED = _SHARE | {"copy_", "linalg_lstsq", "masked_fill", "index_fill"}
-"""Composite operators not to run whole: they share or copy bytes, read a number or the device."""
+"""Composite operators to decompose: they share or copy bytes, or read a number or the device."""
 
 kernels: dict[str, Kernel] = {}
 """Kernels of aten at the dispatch key CUDA, by name, while virtual GPUs are on."""
@@ -50,7 +50,7 @@ def register(stack: ExitStack) -> None:
             _put(aten, name, kernel, "CUDA")  # inference mode skips AutogradCUDA
         _register_parts(aten)
         _register_others(stack)
-    # TorchScript's fuser would compile for a GPU, and ask its driver.
+    # TorchScript's fuser would compile GPU code, and call the driver.
     stack.callback(C._jit_override_can_fuse_on_gpu, C._jit_can_fuse_on_gpu())
     C._jit_override_can_fuse_on_gpu(False)
     rest = torch.library.Library("_", "IMPL", "CUDA")
@@ -59,21 +59,21 @@ def register(stack: ExitStack) -> None:
 
 
 def _register_dense(aten: Any) -> None:
-    """Register at the dispatch key CUDA, and at CPU for calls that C++ dispatches there."""
+    """Register kernels at the dispatch key CUDA, and those of `cpu_kernels` at CPU."""
     kernels.update(own_kernels())
-    # The inner code of a composite operator may look at the device and call CUDA's own stubs. So
-    # the operator runs as a whole on the CPU.
+    # Run a composite operator as a whole on the CPU: for a GPU's tensors, its C++ code may call
+    # CUDA's stubs.
     explicit = "CompositeExplicitAutograd"
     named = _names(explicit) | _names(f"{explicit}NonFunctional")
     whole = {n for n in named if not n.endswith("out") and _is_whole(overload(n))}
-    # Not as a whole: `_pack_padded_sequence` must see the device of its lengths, to refuse a GPU's.
+    # `_pack_padded_sequence` is not run as a whole: it must raise if its lengths are on a GPU.
     not_whole = {"_fused_rms_norm", "_pack_padded_sequence", *cpu_kernels()}
-    # On a CUDA build, replace all real CUDA kernels too: none may ever access these bytes.
+    # Replace a CUDA build's real CUDA kernels: they must never access a virtual GPU's bytes.
     run_here = _names("CPU") | whole
     for name in run_here | _names("CUDA"):
         if name not in kernels and name not in not_whole and name.partition(".")[0] not in IN_PARTS:
             runs = name in run_here or _can_run(f"aten::{name}")
-            runs &= "histogram" not in name  # CUDA has no such kernels
+            runs &= "histogram" not in name  # CUDA has no histogram kernels
             kernels[name] = kernel_of(overload(name)) if runs else _refusal(f"aten::{name}")
     for name, kernel in kernels.items():
         _put(aten, name, kernel, "CUDA")
@@ -99,7 +99,7 @@ def _register_parts(aten: Any) -> None:
 
 
 def _register_others(stack: ExitStack) -> None:
-    """Register collectives and libraries' operators (torchvision's …), now and when loaded."""
+    """Register kernels for collectives and other libraries (torchvision …), now and when loaded."""
     known: set[str] = set()
     libraries = stack.enter_context(ExitStack())  # open until `stack` is closed
 
@@ -149,7 +149,7 @@ def _names(key: str) -> set[str]:
 
 @functools.cache
 def _is_whole(op: Any) -> bool:
-    """Whether a composite operator's results on the CPU are those of a GPU, except the device."""
+    """Whether a composite operator can run as a whole on the CPU in place of a GPU."""
     schema = op._schema
     if schema.name[6:] in _DECOMPOSED or _depends_on_device(op):
         return False
@@ -161,7 +161,7 @@ def _is_whole(op: Any) -> bool:
 
 
 def _depends_on_device(op: Any) -> bool:
-    """Whether an operator changes views or devices, or draws numbers without a generator."""
+    """Whether an operator moves tensors, reshapes in place, or draws without a generator."""
     kinds = {argument.name: str(argument.type) for argument in op._schema.arguments}
     moves = "device" in kinds and any("Tensor" in kind for kind in kinds.values())
     draws = torch.Tag.nondeterministic_seeded in op.tags and "generator" not in kinds
@@ -195,7 +195,7 @@ def install(stack: ExitStack, facts: Sequence[VirtualFacts], rows: Sequence[Any]
     cuda_api.install(stack)
     register(stack)
     torch.cuda.init()
-    # In a bad fork C++ would raise, and there is nothing to restore.
+    # In the child of a fork, C++ would raise an error, and there is nothing to restore.
     stack.callback(lambda: in_bad_fork() or C._accelerator_setDeviceIndex(0))
 
 
@@ -207,13 +207,13 @@ def _add(properties: Properties, row: Any) -> MemoryAccount:
 
 
 def stand_in(gpus: Iterable[tuple[Any, int]]) -> None:
-    """Replace real GPUs, in a forked child, by virtual ones with as many bytes but no tensors."""
+    """Replace a forked child's GPUs by virtual GPUs with equal properties and allocated bytes."""
     on = bool(GPUS)  # whether virtual GPUs are on and will be replaced
     GPUS.clear()
     for real, allocated in gpus:
         facts: dict[str, Any] = {"uuid": uuid.uuid4()}
         for field in fields(Properties):
-            # A build may lack a field; torch asks the driver for clocks, which may fail.
+            # A build may lack a field. Reading a clock asks the driver, which may fail.
             with suppress(AttributeError, RuntimeError):
                 facts[field.name] = getattr(real, field.name)
         _add(Properties(**facts), [0] * COUNTERS).allocator.allocate(allocated)

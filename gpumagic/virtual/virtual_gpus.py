@@ -1,10 +1,9 @@
 """Define the virtual GPUs of this process, and the memory functions that ``torch.cuda`` calls.
 
-As on a GPU, events are recorded only after ``torch.cuda.memory._record_memory_history``. A stack is
-one line of the user's code. Frees are noticed later, so the code that freed a tensor is unknown.
-Snapshots have torch's layout. The host's allocator puts a virtual GPU's blocks at arbitrary
-addresses, so each block is a segment, at the address of its storage. An additional inactive segment
-represents the reserved memory outside all blocks.
+As on a GPU, ``torch.cuda.memory._record_memory_history`` starts the recording of events. The stack
+of an event is one line of the user's code. Frees are counted later, so their lines are unknown.
+Snapshots have torch's layout. A virtual GPU's blocks have arbitrary addresses in the host's memory,
+so each block is its own segment. The reserved memory outside all blocks is one inactive segment.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ GPUS: list[VirtualGpu] = []
 
 @dataclass(frozen=True)
 class Properties:
-    """A GPU's properties in bytes and kHz; defaults: an H100 SXM, by the CUDA programming guide."""
+    """Properties in bytes and kHz. Defaults: an H100 SXM, from the CUDA programming guide."""
 
     name: str
     total_memory: int
@@ -76,7 +75,7 @@ class VirtualGpu:
         self.code = 2 | self.index << 32  # DLDevice {kDLCUDA, index}, read as one int64
 
 
-_Device = torch.device  # the original, even while a placement replaces the name
+_Device = torch.device  # torch's class, even while gpumagic replaces `torch.device`
 
 
 def gpu_of(device: torch.device | str | int | None = None) -> VirtualGpu:
@@ -99,7 +98,7 @@ _FORKED = (
 
 
 def in_bad_fork() -> bool:
-    """Whether this is the child of a fork, where CUDA could not be used."""
+    """Whether this process is the child of a fork, which cannot use CUDA."""
     return any(gpu.account.refusal == _FORKED for gpu in GPUS)
 
 
@@ -185,7 +184,7 @@ def _stats(account: MemoryAccount) -> dict[str, Any]:
         "reserved_bytes": account.reserved(),
         "segment": allocator.segments,
     }
-    pools: dict[str, Any] = {  # the one pool here counts as the large one
+    pools: dict[str, Any] = {  # the only pool is reported as the large one
         name: {"all": {**vars(stat)}, "large_pool": {**vars(stat)}, "small_pool": vars(none)}
         for name, stat in stats.items()
     }
@@ -223,7 +222,7 @@ def _frames(code: CodeType | None, at: int) -> list[dict[str, Any]]:
 
 
 def _snapshot(*pool: Any) -> dict[str, Any]:
-    """Return the snapshot of ``torch.cuda.memory._snapshot`` and ``memory_snapshot``."""
+    """Return the snapshot for ``torch.cuda.memory._snapshot`` and ``memory_snapshot``."""
     return {
         "segments": [segment for gpu in GPUS for segment in _segments(gpu)],
         "device_traces": [_trace(gpu) for gpu in GPUS],
@@ -233,7 +232,7 @@ def _snapshot(*pool: Any) -> dict[str, Any]:
 
 
 def _segments(gpu: VirtualGpu) -> list[dict[str, Any]]:
-    """Return a segment for each block, and one for the rest of the reserved memory."""
+    """Return a segment for each block, and one for the reserved memory outside the blocks."""
     blocks: list[dict[str, Any]] = [
         {
             "address": block.address,

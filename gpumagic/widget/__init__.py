@@ -1,6 +1,6 @@
-"""Show the live monitor in a notebook, with a sampler in the kernel: ``gpumagic.monitor()``.
+"""Show the live monitor in a notebook: ``gpumagic.monitor()``.
 
-Importing this module imports no ipywidgets or anywidget: a plain terminal does not need them.
+Importing this module does not import ipywidgets or anywidget. A terminal does not need them.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ __all__ = ["monitor"]
 
 
 def monitor(period: float = 1.0) -> MonitorWidget | None:
-    """Show the GPUs live: their memory's owners, utilization, and the memory of each cell.
+    """Show the GPUs live: utilization, the owners of memory, and the memory of each cell.
 
-    It draws while a cell runs, pauses while it is not visible, and ends with ``close()`` or the
-    kernel. Its last state stays in the notebook as a table.
+    The monitor also updates while a cell runs, and pauses while it is not visible. It ends with
+    ``close()`` or with the kernel. Its last state stays in the notebook as a table.
 
     Parameters
     ----------
@@ -35,7 +35,7 @@ def monitor(period: float = 1.0) -> MonitorWidget | None:
     Raises
     ------
     GpuError
-        The period is out of bounds.
+        If `period` is out of bounds.
     """
     from IPython import get_ipython
 

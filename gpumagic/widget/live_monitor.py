@@ -1,7 +1,7 @@
-"""Show the monitor as an anywidget whose snapshots come from this kernel's sampler.
+"""Show the live monitor as an anywidget, with snapshots from this kernel's sampler.
 
-The widget has two outputs in the notebook: the live view, and a table as text and HTML, which a
-saved file shows without a kernel. The table is updated after each cell, and the live view hides it.
+The widget has two outputs in the notebook: a live view, and a table as text and HTML. The table is
+updated after each cell. The live view hides it. A saved notebook shows the table without a kernel.
 """
 
 import atexit
@@ -27,13 +27,13 @@ from gpumagic.widget.notebook_watch import Audience, ShellCells, held_now
 
 SCRIPT = Path(__file__).parents[1] / "static" / "widget.js"
 _FIRST_S = 3.0  # seconds to wait for the first table
-_SENT = 20  # most runs that are sent after a cell
-# Style that hides JupyterLab's message, below the table, that the widget's model is missing.
+_SENT = 20  # maximum number of cell runs that are sent after a cell
+# CSS that hides JupyterLab's message about a missing widget model, below the table.
 _NO_MODEL = (
     ".jp-OutputArea-child:has(.{}) + .jp-OutputArea-child:has(.jupyter-widgets)"
     ":not(:has(.gpumagic-monitor)) {{ display: none }}"
 )
-# After a reload, the view appears only when the kernel is idle.
+# After a reload of the page, the view appears only when the kernel is idle.
 _NOTE = "The live view appears when the running cell ends, or when this cell is run again."
 
 
@@ -48,9 +48,9 @@ class MonitorWidget(anywidget.AnyWidget):
     # The running and finished measurements of this kernel.
     timing = Dict().tag(sync=True)
     timings: List[Any] = List().tag(sync=True)
-    # This notebook's variables on GPUs, at the last request of a view.
+    # This notebook's variables on GPUs, when a view last requested them.
     variables = Dict().tag(sync=True)
-    # The CSS class of the table that the view replaces.
+    # The CSS class of the table that the view hides.
     table = Unicode().tag(sync=True)
 
     # ipywidgets calls close() even on a widget whose creation failed.
@@ -66,13 +66,13 @@ class MonitorWidget(anywidget.AnyWidget):
         self._guard = threading.RLock()
         self._running = False
         self._subscription: Any = None
-        # A new snapshot, not one from before this cell.
+        # Take a new snapshot, because the latest snapshot may be from before this cell.
         first = self._sampler.fresh(processes=True, max_age_s=0)
         try:
             self._last: Snapshot = first.result(_FIRST_S)
         except NotYet:
             self._last = self._sampler.latest() or Snapshot(time=time.time())
-        # Not a Path: anywidget would watch the file and keep this widget alive.
+        # Text, because for a Path anywidget would watch the file and keep this widget alive.
         self._esm = SCRIPT.read_text("utf-8")
         super().__init__(
             period=period, snapshot=self._last.to_dict(), table=f"gpumagic-table-{uuid4().hex}"
@@ -84,7 +84,7 @@ class MonitorWidget(anywidget.AnyWidget):
         self._start()
 
     def show(self, result: Any, title: str | None = None) -> None:
-        """Show an object's text below the GPUs, above earlier texts; at most 50 are kept."""
+        """Show an object's text below the GPUs, newest first; only the last 50 texts stay."""
         name = str(title or getattr(result, "title", None) or type(result).__name__)
         made = {"id": uuid4().hex, "title": name, "time": time.time(), "text": str(result)}
         self.results = [{**made, "bars": []}, *self.results][:KEPT]
@@ -147,7 +147,7 @@ class MonitorWidget(anywidget.AnyWidget):
         self._measured()
 
     def _stop(self) -> None:
-        """Stop sampling and free everything until `_start`, when a view is visible again."""
+        """Stop sampling and drop the data; `_start` resumes when a view is visible again."""
         with self._guard:
             if not self._running:
                 return
@@ -160,13 +160,13 @@ class MonitorWidget(anywidget.AnyWidget):
         self.timing, self.timings = {}, []
 
     def _measured(self) -> None:
-        """Show the measurements; called on the measuring thread."""
+        """Send the measurements to the views; called on the thread that measures."""
         if self._running:
             self.timing = board.now or {}
             self.timings = board.entries
 
     def _tick(self, snapshot: Snapshot, ended: str = "") -> None:
-        """Handle a new snapshot, on the sampler's thread; `ended`: the run that has ended."""
+        """Handle a new snapshot, on the sampler's thread; `ended`: id of a run that has ended."""
         if self._closed or not self._running:
             return
         if not ended and not self._audience.anyone():
@@ -185,17 +185,17 @@ class MonitorWidget(anywidget.AnyWidget):
         if self._closed:
             return
         self._audience.receives(not self._log.busy)
-        # Update the table in the notebook, which has to be saved after a cell anyway.
+        # Update the table: after a cell, the notebook has to be saved anyway.
         self._due = True
         # An open view has the earlier runs already; a new view gets all runs.
         self.cells = self._log.runs()[-_SENT:]
         if not self._log.busy:
-            # A cell ended: take a snapshot now, as the next cell may begin before the next tick.
+            # A cell ended. Take a snapshot now: the next cell may begin before the next tick.
             future, ended = self._sampler.fresh(processes=True, max_age_s=0), self._log.ended
             future.add_done_callback(lambda done: self._tick(done.result(), ended))
 
     def receive(self, _: Any, content: Any, buffers: Any) -> None:
-        """Handle a view's message: a heartbeat, a request for the variables, or its end."""
+        """Handle a view's message: a heartbeat, a request for the variables, or its closing."""
         message = content if isinstance(content, dict) else {}
         view, kind = str(message.get("id"))[:64], message.get("type")
         if kind == "alive":
@@ -204,7 +204,7 @@ class MonitorWidget(anywidget.AnyWidget):
             if new:
                 self.history = self._sampler.history.since(None)
                 self.cells = self._log.runs()
-        elif kind == "variables":  # a view shows the variables, and the kernel is idle
+        elif kind == "variables":  # from a view that shows the variables
             with faults.kept("sending the memory holders to the monitor"):
                 self.variables = held_now()
         elif kind == "gone" and self._audience.leave(view):

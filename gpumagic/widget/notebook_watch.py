@@ -1,7 +1,7 @@
-"""Follow the notebook of a monitor: its open views, its cells, its variables on the GPUs.
+"""Follow a monitor's notebook: its open views, its cells, and its variables on the GPUs.
 
-Variables are read between two cells, while JupyterLab's panel or the widget's view shows them. A
-view without a heartbeat counts as closed, unless a cell runs: the kernel then gets no messages.
+Variables are read only between cells, while JupyterLab's panel or the widget shows them. A view
+without a heartbeat counts as closed, except during a cell, when the kernel gets no messages.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def panel() -> JSON:
 
 def held_now() -> dict[str, Any]:
     """Return the rows of `%gpumem` by GPU UUID, as JSON; empty if torch is not imported."""
-    # Between two cells, the count is the number of the next cell.
+    # Between two cells, `execution_count` is the number of the next cell.
     cell = get_ipython().execution_count - 1
     if "torch" not in sys.modules:
         return {"cell": cell, "seconds": 0.0, "gpus": {}}
@@ -62,9 +62,9 @@ def _rows(device: DeviceMemory) -> dict[str, Any]:
     return {"allocated": device.allocated, "rows": rows, "more": len(rest), "left": left}
 
 
-# Seconds until a silent view counts as closed; a hidden page's timers run once a minute.
+# Seconds until a silent view counts as closed. Browsers run a hidden page's timers once a minute.
 MAX_SILENCE_S = 90.0
-KEPT = 200  # runs of cells
+KEPT = 200  # maximum number of cell runs
 
 
 class Audience:
@@ -77,7 +77,7 @@ class Audience:
         self._receives_since: float | None = time.monotonic()
 
     def look(self, view: str) -> bool:
-        """Record a view; return whether it is new."""
+        """Record a heartbeat of a view; return whether the view is new."""
         with self._lock:
             new = view not in self._looked
             self._looked[view] = time.monotonic()
@@ -107,13 +107,13 @@ class Audience:
 
 
 class ShellCells:
-    """The cells of this shell, from IPython's events; ``changed`` is called after each event."""
+    """The cells of this shell; ``changed`` is called when a cell starts or ends."""
 
     def __init__(self, shell: Any, changed: Callable[[], None]) -> None:
         self._shell = shell
         self._changed = changed
         self._runs = CellRuns(KEPT)
-        # Ids of runs by `id` of the ExecutionInfo, one object from a cell's start to its end.
+        # Run ids, by `id` of the ExecutionInfo: the same object at a cell's start and end.
         self._running: dict[int, str] = {}
         self.ended = ""  # the id of the run that ended last
         self._held: list[ProcessSample] = []
@@ -125,7 +125,7 @@ class ShellCells:
         return bool(self._running)
 
     def install(self) -> None:
-        """Start listening; a cell that runs counts from here on."""
+        """Start listening; record a running cell as if it began now."""
         self._shell.events.register("pre_run_cell", self._began)
         self._shell.events.register("post_run_cell", self._ended)
         result = getattr(self._shell.displayhook, "exec_result", None)
@@ -141,7 +141,7 @@ class ShellCells:
         self._running.clear()
 
     def see(self, snapshot: Snapshot, ended: str = "") -> None:
-        """Record the GPUs that the running cells and the run with the id `ended` use."""
+        """Record which GPUs are used by the running cells and by the run with the id `ended`."""
         self._held = [process for process in snapshot.processes if process.mine]
         for name in {*self._running.values(), ended}:
             self._runs.use(name, snapshot, self._held)
@@ -151,7 +151,7 @@ class ShellCells:
         return [{**vars(run), "gpus": list(run.gpus)} for run in self._runs.since()]
 
     def _began(self, info: Any) -> None:
-        # IPython may have increased execution_count; before a cell runs, the history lacks it.
+        # Count the history, which lacks this cell: IPython may have increased execution_count.
         count = len(self._shell.history_manager.input_hist_parsed) if info.store_history else None
         name = uuid4().hex
         self._runs.start(name, self._held)
