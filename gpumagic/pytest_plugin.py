@@ -1,6 +1,6 @@
 """Run GPU tests with pytest, on virtual GPUs if the machine has no GPU.
 
-The plugin is idle and imports no torch until an option, ini setting, marker or fixture needs GPUs.
+The plugin does not import torch until an option, ini setting, marker or fixture needs GPUs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TYPED = 'gpus(2, memory="8GiB")'
 _EXAMPLE = "type for example: pytest --virtual-gpus 2 --virtual-gpu-memory 8GiB"
 _HIDE = "set CUDA_VISIBLE_DEVICES= to test on virtual GPUs"
 _MOST_HOLDERS = 3
-_owner = pytest.StashKey[object]()  # why virtual GPUs are on: "run", a marker, or None
+_owner = pytest.StashKey[object]()  # virtual GPUs are on for: "run" (all tests), a marker, or None
 _failed = pytest.StashKey[bool]()
 _ledger = pytest.StashKey["GpuLedger"]()
 _memory = pytest.StashKey["GpuMemory"]()
@@ -42,7 +42,7 @@ class Wanted(NamedTuple):
     memory: str | int | None = None
 
     def fits(self, found: list[Device]) -> bool:
-        """Whether enough GPUs have enough memory; a GPU of unknown memory counts."""
+        """Whether enough GPUs have enough memory; unknown memory counts as enough."""
         least = int(Bytes(self.memory or 0))
         return sum((gpu.memory_total or least) >= least for gpu in found) >= self.number
 
@@ -105,7 +105,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declare the marker; turn virtual GPUs on if the plugin was loaded after the hook above."""
+    """Declare the marker; turn virtual GPUs on if the hook above did not run."""
     config.addinivalue_line("markers", _MARKER)
     config.add_cleanup(lambda: _turn_off(config))
     _start(config, config.option)
@@ -126,7 +126,7 @@ def _wanted(mark: pytest.Mark) -> Wanted:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Give a marked test its GPUs before its fixtures, or skip it and say why."""
+    """Before a marked test and its fixtures, provide the GPUs or skip the test with a reason."""
     mark = item.get_closest_marker("gpus")
     if mark is None or item.config.stash.get(_owner, None) == mark:
         return
@@ -152,13 +152,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_teardown(
     item: pytest.Item, nextitem: pytest.Item | None
 ) -> Generator[None, None, None]:
-    """After all fixtures, look for leaks; turn virtual GPUs off if the next test needs none."""
+    """After all fixtures end, check for leaks; turn off virtual GPUs that are no longer needed."""
     memory = item.stash.get(_memory, None)
     try:
         yield
         # A failed test is not checked: the traceback keeps the test's variables alive.
         if memory and not item.stash.get(_failed, False):
-            item.funcargs.clear()  # type: ignore[attr-defined]  # pytest does so a moment later
+            item.funcargs.clear()  # type: ignore[attr-defined]  # pytest also does this, but later
             memory.check()
     finally:
         if memory:
@@ -185,10 +185,10 @@ def _compared(name: str) -> Any:
 
 
 class Bytes(int):
-    """A number of bytes, shown as ``1.5 GiB``, that compares with numbers and ``"1GiB"``."""
+    """A number of bytes. It is shown as ``1.5 GiB``, and can be compared to ``"1GiB"``."""
 
     def __new__(cls, given: str | int) -> Bytes:
-        """Read a number or a text; GpuError if it is not a size."""
+        """Parse a number or a text; raise GpuError if the text is not a size."""
         from gpumagic.device.cards import bytes_in
 
         if (found := bytes_in(given) if isinstance(given, str) else given) is None:
@@ -204,7 +204,7 @@ class Bytes(int):
 
 
 class GpuLedger(NamedTuple):
-    """A test's implicit copies and waits so far; ``watch.ledger`` has the explicit ones too."""
+    """A test's implicit copies and waits so far; ``watch.ledger`` also has explicit ones."""
 
     watch: Any
 
@@ -246,7 +246,7 @@ class GpuMemory:
         return Bytes(peaks[0])
 
     def check(self) -> None:
-        """Fail if the test has left more than `may_leave` on a GPU."""
+        """Fail if the test has left more than `may_leave` bytes allocated on a GPU."""
         self._clean()
         grown = {m.device: Bytes(max(m.allocated - m.before, 0)) for m in self.meter.read()}
         left = {gpu: more for gpu, more in grown.items() if more > self.may_leave}
@@ -279,6 +279,6 @@ def gpu_ledger(request: pytest.FixtureRequest) -> Iterator[GpuLedger]:
 
 @pytest.fixture
 def gpu_memory(request: pytest.FixtureRequest) -> GpuMemory:
-    """Measure a test's memory: ``gpu_memory.peak("cuda:0") < "1GiB"``; fail if it leaks."""
+    """Measure a test's memory: ``gpu_memory.peak("cuda:0") < "1GiB"``; fail if the test leaks."""
     request.node.stash[_memory] = memory = GpuMemory()
     return memory

@@ -1,9 +1,8 @@
 """Query NVIDIA's driver through NVML, and explain the driver's faults; no query raises.
 
-``pynvml`` is imported and NVML initialized once, at the first query. The answer is None if a query
-is not supported (some need driver 535), not permitted or fails. An unreachable driver or a lost GPU
-is a :class:`Problem` with its cause and cure, and is queried again after a pause. Any query may
-block for seconds, so make none on an event loop.
+``pynvml`` is imported and NVML is initialized at the first query. A query that fails, or that the
+driver does not support or permit, returns None. An unreachable driver or a lost GPU is reported as
+a :class:`Problem` with cause and cure. A query may block for seconds, so avoid it on an event loop.
 """
 
 import os
@@ -20,17 +19,17 @@ from typing import Any
 from gpumagic import faults
 from gpumagic.errors import Problem
 
-# Names that only the maintained nvidia-ml-py has.
+# The maintained nvidia-ml-py has all these names; other packages with a module pynvml do not.
 _NEEDED = ("nvmlInitWithFlags", "nvmlMemory_v2", "nvmlDeviceGetMigMode", "NVMLError")
 _ERRORS = (ImportError, OSError, AttributeError, TypeError, ValueError)
 # Codes of errors and events, fixed by NVML's binary interface.
 _NOT_SUPPORTED, _NOT_FOUND, _TIMEOUT, _FUNCTION_NOT_FOUND, _GPU_IS_LOST = 3, 6, 10, 13, 15
 _UNSUPPORTED = (_NOT_SUPPORTED, _FUNCTION_NOT_FOUND)
 _XID_ERROR = 0x8
-# Maximum number of errors that one call reads; more would be repetitions.
+# Maximum number of Xid errors that one call of `Xids.poll` reads.
 _MOST_XIDS = 64
 
-# Cause and cure of each fault; `{who}` is a GPU, `{error}` NVML's text.
+# Cause and cure of each fault. `{who}` names a GPU; `{error}` is the text of an error.
 _FAULTS = {
     "library-missing": (
         "NVIDIA's driver is not installed",
@@ -85,27 +84,27 @@ def _fault(
     return Problem(code, cause.format(who=who, error=error), cure, uuid)
 
 
-Call = tuple[Any, ...]  # a function's name and its arguments after the handle
+Call = tuple[Any, ...]  # the name of an NVML function, and its arguments after the handle
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU or MIG device: properties that do not change while its handle is valid."""
+    """A GPU or MIG device: the properties that stay constant while the handle is valid."""
 
     index: int  # NVML's index; for a MIG device, the index of its parent
     uuid: str
     name: str | None
     memory_total: int | None  # bytes; None if unknown, or if the GPU shares the host's memory
-    parent: str | None  # of a MIG device, the UUID of its parent
+    parent: str | None  # UUID of a MIG device's parent; None for a GPU
     handle: Any
 
 
 class Library:
-    """NVML's functions, from pynvml or a replacement."""
+    """The functions of NVML, in pynvml or in the module given instead."""
 
     def __init__(self, module: Any = None) -> None:
         self.module = module
-        # Exceptions that a call may raise: NVML's, and those of an old or unrelated pynvml.
+        # Exceptions that a call may raise, even with a wrong pynvml. `load` adds NVMLError.
         self.errors: tuple[type[Exception], ...] = _ERRORS
 
     def load(self) -> None:
@@ -117,24 +116,24 @@ class Library:
         self.errors = (*_ERRORS, self.module.NVMLError)
 
     def make(self, function: str, *arguments: Any) -> Any:
-        """Call a function; raise one of ``errors`` if it fails."""
+        """Call a function of NVML; raise one of ``errors`` if the call fails."""
         return getattr(self.module, function)(*arguments)
 
     def call(self, function: str, *arguments: Any) -> Any:
-        """Call a function; return None if it fails."""
+        """Call a function of NVML; return None if the call fails."""
         with suppress(*self.errors):
             return self.make(function, *arguments)
         return None
 
 
 def _code(error: Exception) -> int | None:
-    """Return NVML's code of an error; FUNCTION_NOT_FOUND if pynvml lacks the function."""
+    """Return the NVML code of an error; FUNCTION_NOT_FOUND if pynvml lacks the function."""
     missing = isinstance(error, AttributeError)
     return _FUNCTION_NOT_FOUND if missing else getattr(error, "value", None)
 
 
 class Xids:
-    """The Xid errors of GPUs, from an event set. Not thread-safe."""
+    """Reads Xid errors (the driver's error reports) from an NVML event set. Not thread-safe."""
 
     def __init__(self, library: Library) -> None:
         self._library = library
@@ -142,7 +141,7 @@ class Xids:
         self._uuids: list[str] = []
 
     def poll(self, gpus: Sequence[Gpu]) -> list[tuple[Gpu, int]]:
-        """Return GPU and number of each error since the last call, oldest first; do not wait."""
+        """Return the GPU and number of each new Xid error, oldest first, without waiting."""
         if self._uuids != [gpu.uuid for gpu in gpus]:
             self._watch(gpus)
         found: list[tuple[Gpu, int]] = []
@@ -151,11 +150,11 @@ class Xids:
                 event = self._library.make("nvmlEventSetWait_v2", self._set, 0)
             except self._library.errors as error:
                 if _code(error) != _TIMEOUT:
-                    self.close()  # the next call watches again, without a GPU that is lost
+                    self.close()  # the next call makes a new event set, without lost GPUs
                     if _code(error) != _GPU_IS_LOST:
                         faults.keep("watching for Xid errors", error)
                 break
-            # Compare handles: a lost GPU does not give its UUID.
+            # Compare handles, because the UUID of a lost GPU cannot be read.
             at, number = addressof(event.device.contents), int(event.eventData)
             found += [(gpu, number) for gpu in gpus if addressof(gpu.handle.contents) == at]
         return found
@@ -164,7 +163,7 @@ class Xids:
         self.close()
         event_set, watched = self._library.call("nvmlEventSetCreate"), False
         for gpu in gpus if event_set is not None else ():
-            with suppress(*self._library.errors):  # a GPU without such events, or a lost one
+            with suppress(*self._library.errors):  # the GPU is lost or has no such events
                 self._library.make("nvmlDeviceRegisterEvents", gpu.handle, _XID_ERROR, event_set)
                 watched = True
         self._set = event_set
@@ -179,12 +178,12 @@ class Xids:
         self._set, self._uuids = None, []
 
 
-# Seconds until GPUs, which rarely change (hot plug, MIG), are listed again; and after a fault.
+# Seconds until the GPUs are listed again: normally (they rarely change), and after a fault.
 _KEEP_GPUS_S, _PAUSE_S = 10.0, 5.0
 
 
 class Nvml:
-    """Access to NVML that never raises; ``library`` replaces ``pynvml``, ``clock`` is monotonic."""
+    """Access to NVML that never raises. `library` replaces ``pynvml``; `clock` is monotonic."""
 
     def __init__(self, library: Any = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._library = Library(library)
@@ -192,23 +191,23 @@ class Nvml:
         self._clock = clock
         self._lock = threading.RLock()
         self._started = False
-        self.fault: Problem | None = None  # of the last attempt to list the GPUs
-        # Lost GPUs by UUID or "index N", and silent GPUs. The dicts are replaced, never mutated.
-        self.lost: dict[str, Problem] = {}
-        self.silent: dict[str, Problem] = {}
+        self.fault: Problem | None = None  # why the GPUs could not be listed at the last attempt
+        # The next two dicts are replaced, never mutated.
+        self.lost: dict[str, Problem] = {}  # by UUID, or by "index N" if the UUID is unknown
+        self.silent: dict[str, Problem] = {}  # by UUID: GPUs that answer no query
         self._gpus: tuple[Gpu, ...] = ()
         self._seen: dict[int, Gpu] = {}
         self._gpus_until = 0.0
-        # NVML's error code for each unsupported query, by UUID.
+        # By UUID: the unsupported queries of a GPU, with NVML's error code.
         self._unsupported: dict[str, dict[Call, int | None]] = {}
 
     @property
     def gone(self) -> tuple[Gpu, ...]:
-        """The lost GPUs in their last state; their handles are invalid."""
+        """The lost GPUs with their last known properties; their handles are invalid."""
         return tuple(gpu for gpu in self._seen.values() if gpu.uuid in self.lost)
 
     def gpus(self) -> tuple[Gpu, ...]:
-        """Return all GPUs in NVML's order, each before its MIG devices; empty after a fault."""
+        """Return all GPUs, each followed by its MIG devices. Empty after a fault."""
         with self._lock:
             now = self._clock()
             if now >= self._gpus_until:
@@ -221,7 +220,7 @@ class Nvml:
             self._gpus_until = 0.0
 
     def system(self, function: str) -> Any:
-        """Query the machine, such as ``"nvmlSystemGetDriverVersion"``; return None if it fails."""
+        """Call a function without arguments: ``"nvmlSystemGetDriverVersion"``. None if it fails."""
         with self._lock:
             return self._library.call(function)
 
@@ -230,8 +229,8 @@ class Nvml:
     ) -> dict[str, Any]:
         """Make several queries of a GPU; return the answers by name, None for no answer.
 
-        An unsupported query is not made again if the GPU has answered any query, here or, with
-        ``alive``, just before. If the GPU answers no query, the GPU or the driver has a fault.
+        `alive` means that the GPU has just answered another query. The unsupported queries of a
+        GPU that answers are not repeated. A GPU that does not answer is recorded in ``silent``.
         """
         answers: dict[str, Any] = dict.fromkeys(questions)
         known = self._unsupported.setdefault(gpu.uuid, {})
@@ -258,30 +257,30 @@ class Nvml:
         elif failure is not None:
             fault = _fault("gpu-silent", failure, gpu.name, gpu.index, gpu.uuid)
             self.silent = {**self.silent, gpu.uuid: fault}
-            # Get new handles: a driver's reset or the end of a MIG instance invalidates them.
+            # List the GPUs again: a driver reset or the end of a MIG instance invalidates handles.
             self._gpus_until = 0.0
         return answers
 
     def busy(self, gpu: Gpu, seconds: float) -> dict[int, float | None] | None:
-        """Return percent of a GPU's time by pid in the last `seconds`; None if unknown (MIG)."""
+        """Return GPU use in percent by pid, over the last `seconds`; None if unknown (MIG)."""
         since = int((time.time() - seconds) * 1e6)
         try:
             samples = self._library.make("nvmlDeviceGetProcessUtilization", gpu.handle, since)
         except self._library.errors as error:
             return {} if _code(error) == _NOT_FOUND else None
-        # Oldest first. Drivers may also return old samples, and values over 100.
+        # The newest sample of a pid counts. Drivers may return older samples, and values over 100.
         samples = sorted(samples, key=lambda sample: int(sample.timeStamp))
         recent = {int(s.pid): float(s.smUtil) for s in samples if s.timeStamp >= since}
         return {pid: used if used <= 100 else None for pid, used in recent.items()}
 
     def xids(self) -> list[tuple[Gpu, int]]:
-        """Return the GPU and number of each critical Xid error since the last call."""
+        """Return the GPU and number of each critical Xid error since the last call of `xids`."""
         with self._lock:
             return self._xids.poll([gpu for gpu in self._gpus if not gpu.parent])
 
     @property
     def memory_call(self) -> Call:
-        """The query for version 2 of NVML's memory structure; version 1 counts reserved as used."""
+        """The memory query, in version 2: version 1 counts reserved memory as used."""
         return ("nvmlDeviceGetMemoryInfo", getattr(self._library.module, "nvmlMemory_v2", None))
 
     def memory(self, gpu: Gpu, *, alive: bool = False) -> Any:
@@ -294,7 +293,7 @@ class Nvml:
         return self._unsupported.get(gpu.uuid, {}).get(self.memory_call) == _NOT_SUPPORTED
 
     def memory_free(self) -> dict[str, int]:
-        """Return the known free bytes by UUID."""
+        """Return the free bytes of each GPU by UUID, without GPUs whose memory is unknown."""
         asked = {gpu.uuid: self.memory(gpu) for gpu in self.gpus()}
         return {uuid: int(memory.free) for uuid, memory in asked.items() if memory is not None}
 
@@ -312,7 +311,7 @@ class Nvml:
         self.fault, self.lost = None, {}
         gpus = [gpu for index in range(count) for gpu in self._with_mig(index)]
         if self._gpus and [gpu.uuid for gpu in gpus] != [gpu.uuid for gpu in self._gpus]:
-            # A new GPU, or a GPU whose MIG devices changed, may support other questions.
+            # After a change of GPUs or MIG devices, other queries may be supported.
             self._unsupported, self.silent = {}, {}
         self._gpus = tuple(gpus)
         self._gpus_until = now + (_PAUSE_S if self.lost else _KEEP_GPUS_S)
@@ -324,7 +323,7 @@ class Nvml:
             self.fault = _fault(_BY_RETURN_CODE.get(_code(error) or 0, "nvml-error"), error)
         if self._started:
             self._xids.close()
-            # After a shutdown, the next attempt sees the state that the driver then has.
+            # Without a shutdown, the next attempt would not see changes of the driver.
             self._library.call("nvmlShutdown")
         self._started = False
         self._gpus = ()
@@ -337,7 +336,7 @@ class Nvml:
             handle = library.make("nvmlDeviceGetHandleByIndex", index)
             gpu = self._facts(index, handle, None)
         except library.errors as error:
-            # The name and UUID that the GPU had at its last answer.
+            # Use the name and UUID from the GPU's last answer.
             before = self._seen.get(index)
             name, uuid = (before.name, before.uuid) if before else (None, None)
             code = "gpu-lost" if _code(error) == _GPU_IS_LOST else "gpu-unreachable"
@@ -349,7 +348,7 @@ class Nvml:
         mode = library.call("nvmlDeviceGetMigMode", handle)
         slots = library.call("nvmlDeviceGetMaxMigDeviceCount", handle) if mode and mode[0] else 0
         for slot in range(slots or 0):
-            # An empty slot answers NOT_FOUND, and an instance may end at any time.
+            # An empty slot answers NOT_FOUND, and a MIG instance may end at any time.
             with suppress(*library.errors):
                 child = library.make("nvmlDeviceGetMigDeviceHandleByIndex", handle, slot)
                 gpus.append(self._facts(index, child, gpu.uuid))
@@ -366,7 +365,7 @@ class Nvml:
 
 @cache
 def shared_nvml() -> Nvml:
-    """Return this process's access to NVML; a forked child has its own handles and locks."""
+    """Return the `Nvml` of this process; a forked child makes a new one."""
     return Nvml()
 
 

@@ -1,4 +1,4 @@
-"""Track the placement (the device for new tensors) in force in each thread or asyncio task."""
+"""Track the placement (the device for new tensors) of each thread or asyncio task."""
 
 import os
 import threading
@@ -20,36 +20,36 @@ from torch.utils._device import DeviceContext
 
 @dataclass(slots=True, eq=False)
 class Placement:
-    """One device for new tensors, in the context (thread or asyncio task) that entered it."""
+    """A device for new tensors in one context, which is a thread or an asyncio task."""
 
-    device: torch.device | None  # None after the end, since a task may outlive its cell
+    device: torch.device | None  # None once the placement has ended; a task may outlive its cell
     batches: bool  # whether a `DataLoader`'s batches are copied to the device
     outer: "Placement | None"  # the enclosing placement, in force again after this one
-    modes: int  # number of torch's function modes at the start
-    # The keyword arguments that the hot path adds. They are empty if the CPU is the default anyway:
-    # torch takes 0.2 µs to parse a keyword.
+    modes: int  # number of torch's function modes when the placement began
+    # Keyword arguments that pass the device to torch. They are empty if torch would use the CPU
+    # anyway, since torch takes 0.2 µs to parse a keyword.
     keywords: dict[str, torch.device]
-    direct: bool = True  # whether it is certainly in force and not overruled
-    previous_index: int | None = None  # index of the previous current CUDA device
-    delivered: list[list[int]] = field(default_factory=list)  # bytes of each tensor of each batch
-    taken: dict[str, None] = field(default_factory=dict)  # libraries whose cuda:0 became `device`
+    direct: bool = True  # whether the device applies without a check of `overruled`
+    previous_index: int | None = None  # index of the CUDA device that was current before
+    delivered: list[list[int]] = field(default_factory=list)  # bytes of copied tensors, by batch
+    taken: dict[str, None] = field(default_factory=dict)  # libraries that got `device` for cuda:0
 
     def overruled(self) -> bool:
-        """Whether the user has since entered `with torch.device(...)`: its device then applies."""
+        """Whether a later `with torch.device(...)` of the user overrules this placement."""
         newer = _get_current_function_mode_stack()[self.modes :]
         overruled = any(isinstance(mode, DeviceContext) for mode in newer)
         self.direct = not overruled
         return overruled
 
     def take(self, library: str) -> torch.device | None:
-        """Return the device to use in place of a library's first GPU, and record the library."""
+        """Return the device for a library that asks for the first GPU; record the library."""
         if self.device is not None and self.device.index:
             self.taken[library] = None
         return self.device
 
 
 in_force: ContextVar[Placement | None] = ContextVar("gpumagic_placement", default=None)
-"""The innermost placement. It may have ended; `placement` then returns an outer one."""
+"""The innermost placement. If it has ended, `placement` returns an enclosing placement."""
 
 
 def placement() -> Placement | None:
@@ -60,8 +60,8 @@ def placement() -> Placement | None:
     return found
 
 
-# The placement of this thread, for code that torch.compile traces: dynamo can neither trace nor
-# guard a ContextVar. It guards `device`, so each device has its own graph.
+# The placement of this thread, for code that torch.compile traces. Dynamo cannot trace or guard a
+# ContextVar. Dynamo guards `_traced.device` instead, so each device gets its own graph.
 _traced = threading.local()
 
 
@@ -77,7 +77,7 @@ def traced_device() -> torch.device | None:
     device = getattr(_traced, "device", None)
     if device is not None:
         for mode in _get_current_function_mode_stack()[_traced.modes :]:
-            if isinstance(mode, DeviceContext):  # the user's, the innermost last
+            if isinstance(mode, DeviceContext):  # `with torch.device(...)`; the innermost is last
                 device = mode.device
     return device
 
@@ -99,9 +99,9 @@ if hasattr(os, "register_at_fork"):
 
 
 class FunctionMode(TorchFunctionMode):
-    """A torch function mode of one thread, from `start` to `stop` or in a `with`."""
+    """A torch function mode, active in one thread from `start` to `stop` or in a `with`."""
 
-    running = 0  # number of starts without a stop
+    running = 0  # number of `start` calls that no `stop` has followed yet
 
     def start(self) -> Any:
         """Enter the mode on this thread; return it."""

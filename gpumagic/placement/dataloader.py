@@ -1,6 +1,6 @@
-"""Let a DataLoader work on the host under a placement, and copy its batches to the device.
+"""Make a DataLoader's batches on the host, then copy them to the device for new tensors.
 
-The ledger recognizes the copies of batches by the name of this file.
+The ledger, which records copies between devices, recognizes copies of batches by this file's name.
 """
 
 import copy
@@ -23,7 +23,7 @@ def deliver(
     kwargs: dict[str, Any],
     frame: FrameType | None,
 ) -> Any:
-    """Make a loader's next batch on the host and copy it to the device."""
+    """Make a DataLoader's next batch on the host, and return its copy on the device."""
     place = placement()
     with suspended():
         batch = next_batch(*args, **kwargs)
@@ -37,7 +37,7 @@ def deliver(
 
 
 def _copy_batch(device: torch.device, copied: list[int], batch: Any) -> Any:
-    """Copy a batch to a device, and record the bytes of each tensor."""
+    """Return a batch copied to a device; append the bytes of each copied tensor to `copied`."""
     leaf = partial(_copy_leaf, device, copied)
     return tree_map(leaf, batch, is_leaf=lambda item: isinstance(item, PackedSequence))
 
@@ -49,11 +49,11 @@ def _copy_leaf(device: torch.device, copied: list[int], item: Any) -> Any:
         if item.device != device:
             copied.append(sum(part.nbytes for part in parts))
         return item.to(device, non_blocking=item.is_pinned())
-    if isinstance(item, PackedSequence):  # the batch_sizes must stay on the host
+    if isinstance(item, PackedSequence):  # its `batch_sizes` must stay on the host
         data, *indices = _copy_batch(device, copied, (item[0], *item[2:]))
         return PackedSequence(data, item.batch_sizes, *indices)
     if hasattr(item, "to") and (isinstance(item, Mapping) or hasattr(item, "pin_memory")):
-        # A batch of tokens or graphs, of a type that pytree does not support but that has a `to`.
+        # A batch of tokens or graphs. Pytree does not support the type, but the type has a `to`.
         held = item if isinstance(item, Mapping) else vars(item)
         copied += [value.nbytes for value in held.values() if isinstance(value, torch.Tensor)]
         return item.to(device)

@@ -10,14 +10,14 @@ from gpumagic.errors import GpuError
 
 
 def devices(*, memory: bool = True) -> list[Device]:
-    """Return the GPUs that torch can use, by ordinal; `memory` adds a call to the driver."""
+    """Return the GPUs that torch can use, by ordinal; with `memory`, also their free memory."""
     tell_cuda_order()
     known, count = names.here(memory=memory), torch.cuda.device_count()
     if any(device.kind == "xpu" for device in known):
         count = torch.xpu.device_count()
     if len(known) == count and all(device.uuid for device in known):
         return known
-    # The driver lists no GPUs (Jetson), or not torch's: torch's list counts for the cell.
+    # The driver lists no GPUs (Jetson), or other GPUs than torch: use torch's list.
     return [
         Device(
             "cuda",
@@ -30,7 +30,7 @@ def devices(*, memory: bool = True) -> list[Device]:
 
 
 def tell_cuda_order() -> None:
-    """Tell `gpumagic.device` which GPU each ordinal is, as far as torch knows."""
+    """Tell `gpumagic.device` which GPU has each CUDA ordinal, as far as torch knows."""
     if torch.cuda.is_initialized():
         every = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
         known = all(hasattr(properties, "uuid") for properties in every)
@@ -45,12 +45,12 @@ def tell_cuda_order() -> None:
 
 
 def _free(ordinal: int) -> int | None:
-    """Return the free bytes that CUDA reports; None without a context: a query would create one."""
+    """Return CUDA's free bytes; None without a context, because a query would create a context."""
     return torch.cuda.mem_get_info(ordinal)[0] if ordinal in cuda_state.started() else None
 
 
 def find(where: object) -> Device:
-    """Return the one device that `where` names and torch can use."""
+    """Return the one device that `where` names; raise GpuError if torch cannot use it."""
     here = devices(memory="free" in str(where))
     unusable = [] if here else names.here(memory=False)
     current = torch.cuda.current_device() if here and cuda_state.live_cuda() else 0
@@ -75,5 +75,5 @@ def find_several(where: object) -> list[Device]:
 
 @lru_cache
 def as_torch(device: Device) -> torch.device:
-    """Return torch's device for a `Device`, with the index that its tensors report."""
+    """Return a `Device` as a `torch.device`, equal to the `.device` of its tensors."""
     return torch.device("mps", 0) if device.kind == "mps" else torch.device(str(device))

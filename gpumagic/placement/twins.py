@@ -1,11 +1,10 @@
-"""Make placed twins of torch's functions that create tensors, or that take or count devices.
+"""Make twins of torch's functions that create tensors, or that take or count devices.
 
-A twin looks up the placement of its context and calls the original with that device. Without a
-placement, or with an explicit `device=`, `out=` or `pin_memory=`, it only calls the original.
+A twin wraps a function and passes the placement (the device for new tensors) to it. If no placement
+is in force, or if the caller gives `device=`, `out=` or `pin_memory=`, the twin changes nothing.
 
-A library that picks the first GPU by name or number gets the placement's GPU, as it would with
-CUDA_VISIBLE_DEVICES. The code of the user, of torch and of Python is not affected, nor are existing
-device objects.
+A library that asks for GPU 0 or "cuda:0" gets the placement's GPU, as with CUDA_VISIBLE_DEVICES.
+In code of the user, torch or Python, GPU 0 stays GPU 0. Existing device objects do not change.
 """
 
 import types
@@ -33,8 +32,8 @@ from gpumagic.usercode.files import leave_out_ours, module_of, unseen, user_fram
 Function = Callable[..., Any]
 Args = tuple[Any, ...]
 Adapter = Callable[[Function, Args, dict[str, Any], FrameType | None], Any]
-"""A function that is called in place of another, with the original, its arguments and the calling
-frame; the frame is None while dynamo traces."""
+"""A twin calls its adapter with the original function, args, kwargs, and the frame of the caller.
+The frame is None while dynamo traces."""
 
 
 def _twin(function: Function, adapter: Adapter) -> Function:
@@ -50,8 +49,8 @@ def _twin(function: Function, adapter: Adapter) -> Function:
     return twin
 
 
-# -- the first GPU of a library
-# Frames of these torch modules, and of methods with these names, only pass on a caller's device.
+# -- libraries that ask for the first GPU
+# Functions of these torch modules, and methods with these names, pass on their caller's device.
 _PASSING_MODULES = ("torch.cuda", "torch.accelerator", "torch.nn.modules.module")
 _PASSING_METHODS = ("to", "cuda")
 _FIRST, _NAMES = "cuda:0", (str, int)
@@ -59,13 +58,13 @@ _FIRST, _NAMES = "cuda:0", (str, int)
 
 @lru_cache(maxsize=8192)
 def _library_of(file: str) -> str:
-    """Return a file's library; empty for torch, gpumagic, Python and the user's code."""
+    """Return the library of a source file; empty for torch, gpumagic, Python and user code."""
     name = module_of(file).partition(".")[0]
     return "" if name in ("torch", "gpumagic") else name
 
 
 def _library_at(frame: FrameType | None, given: object) -> str:
-    """Return the library that names a device in this frame; empty if the user or torch does."""
+    """Return the library that chose the device `given` in this frame; empty if none did."""
     while frame is not None and (
         str(frame.f_globals.get("__name__")).startswith(_PASSING_MODULES)
         or frame.f_code.co_name in _PASSING_METHODS
@@ -76,7 +75,7 @@ def _library_at(frame: FrameType | None, given: object) -> str:
 
 
 def _is_users(given: object, frame: FrameType | None) -> bool:
-    """Whether the user wrote this very string, in code or in a variable: ``device="cuda:0"``."""
+    """Whether the string object `given`, ``"cuda:0"``, is from the user's code or variables."""
     frame = user_frame(frame)
     if frame is None or given != _FIRST:
         return False
@@ -116,20 +115,20 @@ def _taking(
 
 
 def _count(count: Function, args: Args, kwargs: dict[str, Any], frame: FrameType | None) -> int:
-    """Adapt `device_count`: under a placement, a library sees one GPU."""
+    """Adapt `device_count`: while a placement is in force, a library sees one GPU."""
     found: int = count()
     library = found > 1 and frame is not None and _library_of(frame.f_code.co_filename)
     return 1 if library and _on_a_gpu() is not None else found
 
 
 def _annotated(read: Function, args: Args, kwargs: dict[str, Any], _: FrameType | None) -> Any:
-    """Adapt TorchScript's reader of annotations, which compares with `torch.device` itself."""
+    """Adapt TorchScript's reader of annotations, which knows only the original `torch.device`."""
     annotation, *rest = args
     return read(torch.device if annotation is _device else annotation, *rest, **kwargs)
 
 
 class _DeviceType(type):
-    """Metaclass of the class that replaces `torch.device`, which cannot be subclassed."""
+    """Metaclass of the replacement of `torch.device`; torch forbids a subclass of the original."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> torch.device:
         try:
@@ -167,8 +166,8 @@ _device_twin: Any = _DeviceType("device", (), {"__module__": "torch", "__doc__":
 
 
 # -- functions that create tensors
-# Code whose small tensors belong on the host: optimizers' step counters, samplers' seeds, printed
-# digits, and schedulers that use NumPy. A default device must not apply there.
+# Host code: modules whose small tensors belong on the host, such as optimizers' step counters,
+# samplers' seeds, and NumPy values of schedulers. No placement applies in these modules.
 _HOST_CODE = (
     "torch.optim",
     "torch.utils.",
@@ -180,7 +179,7 @@ _HOST_CODE = (
     "diffusers.schedulers.",
     "fastai.data.",
 )
-# No host code: if the user calls it, batches are placed; in a loader, placement is suspended.
+# Not host code: the user may call `collate` to place a batch. DataLoaders suspend the placement.
 _COLLATE = "torch.utils.data._utils.collate"
 
 
@@ -197,7 +196,7 @@ def _is_host_code(module: object) -> bool:
 
 
 def _chosen(frame: FrameType | None = None) -> torch.device | None:
-    """Return the placement's device; None if it is overruled or the frame is host code."""
+    """Return the placement's device; None if overruled, or if `frame` runs host code."""
     if is_dynamo_compiling():
         return traced_device()
     place = placement()
@@ -208,7 +207,7 @@ def _chosen(frame: FrameType | None = None) -> torch.device | None:
 
 
 def _factory(make: Function) -> Function:
-    # The only hot path of a placement: the usual case passes the fewest tests.
+    # `placed` runs for every new tensor, so the usual case makes the fewest checks.
     current, get_frame, others = in_force.get, _getframe, _others
 
     @wraps(make)
@@ -237,7 +236,7 @@ def _make(make: Function, args: Args, kwargs: dict[str, Any], frame: FrameType |
         return make(*args, **kwargs)
     generator = kwargs.get("generator")
     if generator is not None and generator.device != device:
-        # A generator draws only on its own device; the result is then copied.
+        # A generator works only on its own device: make the tensor there, then copy it.
         needs_grad = kwargs.pop("requires_grad", False)
         kwargs["device"] = generator.device
         return make(*args, **kwargs).to(device).requires_grad_(needs_grad)
@@ -246,7 +245,7 @@ def _make(make: Function, args: Args, kwargs: dict[str, Any], frame: FrameType |
 
 
 def _normal(make: Function, args: Args, kwargs: dict[str, Any], frame: FrameType | None) -> Any:
-    """Adapt `normal`: place a call with numbers and a size; with tensors, use their device."""
+    """Adapt `normal`: a result is placed only if no argument is a tensor."""
     follows = any(isinstance(a, Tensor) for a in (*args, *kwargs.values()))
     return make(*args, **kwargs) if follows else _make(make, args, kwargs, frame)
 
@@ -255,12 +254,12 @@ def _convert(make: Function, args: Args, kwargs: dict[str, Any], frame: FrameTyp
     """Adapt `as_tensor` and `asarray`: an existing tensor stays where it is."""
     data = args[0] if args else kwargs.get("data", kwargs.get("obj"))
     if kwargs.get("device") is None and not isinstance(data, Tensor):
-        kwargs["device"] = _chosen(frame)  # None without a placement, which is the default
+        kwargs["device"] = _chosen(frame)  # without a placement: None, torch's default
     return make(*args, **kwargs)
 
 
 def _on_host(make: Function, args: Args, kwargs: dict[str, Any], frame: FrameType | None) -> Any:
-    """Adapt `from_numpy` and similar functions: copy their results, which are host tensors."""
+    """Adapt `from_numpy` and similar functions: copy their host tensor to the device."""
     made, device = make(*args, **kwargs), _chosen(frame)
     return made if device is None else made.to(device)
 
@@ -272,7 +271,7 @@ def _load(load: Function, args: Args, kwargs: dict[str, Any], _: FrameType | Non
 
 
 def _pin(pin: Function, args: Args, kwargs: dict[str, Any], _: FrameType | None) -> Any:
-    """Adapt a loader's `pin_memory`: a dataset made on the device needs no pinning."""
+    """Adapt a DataLoader's `pin_memory`: tensors on a device need no pinning."""
     if isinstance(args[0], Tensor) and args[0].device.type != "cpu":
         return args[0]
     return pin(*args, **kwargs)
@@ -290,7 +289,7 @@ def _recheck_later(make: Function, args: Args, kwargs: dict[str, Any], _: FrameT
 
 
 def _new(make: Function, args: Args, kwargs: dict[str, Any], _: FrameType | None) -> Any:
-    """Adapt `torch.Tensor(...)`; subclasses are left alone."""
+    """Adapt `torch.Tensor(...)`; do not change its subclasses."""
     made = make(*args, **kwargs)
     return _fresh(made, args[1:], kwargs) if args[0] is Tensor else made
 
@@ -303,7 +302,7 @@ def _fresh(made: Tensor, args: Args, kwargs: dict[str, Any]) -> Tensor:
 
 
 class _LegacyType(type):
-    """Metaclass of the replacements of `torch.FloatTensor` etc., which are types and factories."""
+    """Metaclass of the classes that replace `torch.FloatTensor`, `torch.IntTensor` and so on."""
 
     real: Any
 
@@ -321,9 +320,9 @@ class _LegacyType(type):
 _TENSOR_TYPE = type(torch.FloatTensor)
 
 
-# -- functions of libraries that read the default device, or choose devices for threads
+# -- functions of libraries
 def _checked(check: Function, args: Args, kwargs: dict[str, Any], _: FrameType | None) -> Any:
-    """Adapt a check of a `device_map`: without accelerate, the check refuses a default device."""
+    """Adapt a check of `device_map`. Without accelerate, that check rejects a default device."""
     try:
         return check(*args, **kwargs)
     except ValueError:
@@ -333,7 +332,7 @@ def _checked(check: Function, args: Args, kwargs: dict[str, Any], _: FrameType |
 
 
 def _spread(find: Function, args: Args, kwargs: dict[str, Any], _: FrameType | None) -> Any:
-    """Adapt the maker of a `device_map`: put devices for numbers, as threads have no placement."""
+    """Replace GPU numbers in a new `device_map`: the threads that use it have no placement."""
     device_map = find(*args, **kwargs)
     if not isinstance(device_map, dict) or (place := _on_a_gpu()) is None:
         return device_map
@@ -349,7 +348,7 @@ IN_LIBRARIES: dict[str, dict[str, Callable[[Function], Function]]] = {
         "_get_device_map": partial(_twin, adapter=_spread),
     }
 }
-"""Functions that make the twins of libraries' functions, by module and name."""
+"""By library module and function name: the wrapper that makes the twin."""
 
 
 # -- all twins
@@ -370,7 +369,7 @@ _OTHERS: tuple[tuple[Any, str, Adapter], ...] = (
     (_BaseDataLoaderIter, "__next__", deliver),
     (torch.cuda, "device_count", _count),
     (torch.accelerator, "device_count", _count),
-    (torch.cuda, "_get_device_index", partial(_taking, 0)),  # for set_device, synchronize …
+    (torch.cuda, "_get_device_index", partial(_taking, 0)),  # used by set_device, synchronize …
     (torch.accelerator, "_get_device_index", partial(_taking, 0)),
     (torch.cuda, "mem_get_info", partial(_taking, 0)),
     (torch._C._nn, "_parse_to", partial(_taking, 0)),  # reads the arguments of Module.to
@@ -399,11 +398,11 @@ def twins() -> Iterator[tuple[Any, str, Any, Any]]:
                 yield owner, name, value, made[value]
     for name, value in list(vars(torch).items()):
         if type(value) is _TENSOR_TYPE:
-            # Tensor.type(cls) reads the class's C name: "torch.FloatTensor".
+            # `Tensor.type(cls)` needs the full name, "torch.FloatTensor".
             kind = f"torch.{value.__name__.rsplit('.', 1)[-1]}"
             yield torch, name, value, _LegacyType(kind, (), {"real": value})
     yield torch, "device", _device, _device_twin
-    # Seeds, samplers and shared memory belong on the host.
+    # A DataLoader's seeds, samplers and shared memory belong on the host.
     iterate = DataLoader.__iter__
     yield DataLoader, "__iter__", iterate, suspended()(iterate)
     for owner, name, adapter in _OTHERS:

@@ -1,7 +1,7 @@
-"""Profile a cell by the user's line: host and device time, operators, idle gaps and their causes.
+"""Profile a cell line by line: host and device time, operators, and causes of idle time.
 
-torch's profiler records the operators, `sys.settrace` the lines. Both always end with the cell. The
-sums equal those of torch's own table. A saved trace can be read again.
+torch's profiler records the operators; `sys.settrace` records the lines. Both always end with the
+cell. The sums of operators equal those in torch's own table.
 """
 
 from gpumagic.display import table

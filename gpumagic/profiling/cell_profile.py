@@ -1,4 +1,4 @@
-"""Record the profile of a cell, and show it: one sentence, a timeline, and a table by line."""
+"""Show the profile of a cell: one sentence, a timeline, and a table with a row for each line."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ from gpumagic.display.units import NOT_KNOWN, duration, tick
 from gpumagic.usercode.files import UserLine
 
 Kind = Literal["loader", "copy", "wait", "launch", "python"]
-"""A `DataLoader`, a copy, a wait of the host, launches of operators, the user's plain Python."""
+"""Causes of idle time: a `DataLoader`, a copy, a wait of the host, launches, plain Python."""
 
 
 class Operator(NamedTuple):
-    """Record one operator's calls at one line; seconds exclude operators that it calls."""
+    """Record an operator's calls in one line. Seconds exclude the time of inner operators."""
 
     name: str
     calls: int
@@ -32,19 +32,19 @@ class Operator(NamedTuple):
 
 
 class ProfiledLine(NamedTuple):
-    """Record one line of the user's code; `where` is None for the time between two lines."""
+    """Record one line of the user's code; `where` is None for events that belong to no line."""
 
     where: UserLine | None
     host: float
     device: float | None  # None if the profiler does not see the device
-    launches: int | None  # None in the same case
+    launches: int | None  # None if `device` is None
     copies: int
     waits: int
     operators: tuple[Operator, ...]  # the slowest first
 
 
 class Cause(NamedTuple):
-    """Record a cause of idle time, the line with most of it, and its seconds or occurrences."""
+    """Record a cause of idle time: its kind, its main line, and its seconds or its count."""
 
     kind: Kind
     where: UserLine | None
@@ -53,7 +53,7 @@ class Cause(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """Record one moment: the host's line, whether kernels and copies ran, and why no kernel ran."""
+    """Record one moment: the host's line, whether a kernel or a copy ran, and why no kernel ran."""
 
     line: UserLine | None
     busy: bool
@@ -66,20 +66,20 @@ class CellProfile(Shown):
     """Record where the time of one cell went."""
 
     device: str
-    virtual: bool  # a virtual GPU has no time of its own
-    seconds: float  # until the device had finished, without the tracing of lines
-    busy: float | None  # seconds with a kernel; None if the profiler does not see the device
-    lines: tuple[ProfiledLine, ...]  # the slowest first; the sums are those of torch's own table
-    causes: tuple[Cause, ...]  # why the device was idle, or what the host did; the longest first
+    virtual: bool  # whether the device is a virtual GPU, whose time cannot be measured
+    seconds: float  # until the device finished, without the time for tracing lines
+    busy: float | None  # seconds in which a kernel ran; None if the profiler sees no device
+    lines: tuple[ProfiledLine, ...]  # the slowest first
+    causes: tuple[Cause, ...]  # the longest first
     moments: tuple[Moment, ...]  # evenly distributed samples, for the timeline
-    added: float = 0.0  # seconds that recording took: measured for lines, 2 µs for each event
+    added: float = 0.0  # seconds for recording: measured for lines, estimated (2 µs) for events
     saved: str = ""  # the file of the trace
 
 
 _LINES, _OPERATORS, _CODE = 12, 5, 50
-_LEAST = 0.1  # the least share of the time for which a cause is in the sentence
-_SAID = 2
-_FULL = 0.8  # from this share on, the device is the bottleneck
+_LEAST = 0.1  # the sentence omits causes with a smaller share of the time
+_SAID = 2  # number of causes in the sentence
+_FULL = 0.8  # if the device is busy for a greater share, the device is the bottleneck
 _WORDS = {
     "loader": "the loader {takes} {time} at {at}",
     "python": "Python {takes} {time}, most at {at}",
@@ -91,14 +91,14 @@ _TAKES = ("takes", "take"), ("leaves the GPU idle for", "leave the GPU idle for"
 
 
 def text(profile: CellProfile) -> str:
-    """Return the sentence, and a row for each line with its slowest operators below."""
+    """Return the sentence and the table; each line has its slowest operators below."""
     rows = table.lines(_columns(profile), margin="  ", fold=table.Fold(_LINES))
     notes = (f"  {note}" for note in _notes(profile))
     return "\n".join([*table.wrapped(_sentence(profile)), *rows, *notes])
 
 
 def html(profile: CellProfile) -> str:
-    """Return the sentence, timeline and table; the operators are folded under their line."""
+    """Return the sentence, timeline and table; a click on a line shows its operators."""
     rows = table.html(_columns(profile), css="gm-titled", fold=table.Fold(_LINES))
     notes = "".join(tag("div", note, "gm-note") for note in _notes(profile))
     timeline = _timeline(profile) if profile.moments else ""
@@ -178,12 +178,12 @@ def _notes(profile: CellProfile) -> Iterator[str]:
 _WIDTH, _LEFT, _FOOT, _HEIGHT, _STEP = 680.0, 56.0, 76.0, 92.0, 24.0
 _COLUMNS = 600
 _OTHERS, _BUSY, _IDLE = "#7d8590", "#2f80ed", "var(--gm-warn);opacity:.45"
-_Block = tuple[str, str, str]  # the fill's style, the words in it (if they fit), the tooltip
+_Block = tuple[str, str, str]  # the CSS of the fill, the label (shown if it fits), the tooltip
 _NOTHING: _Block = "none", "", "no copy runs"
 
 
 def _timeline(profile: CellProfile) -> str:
-    """Return the lanes of the host, the device and its copies, as SVG."""
+    """Return an SVG with three lanes: the host, the device and the copies."""
     colors = dict(zip((line.where for line in profile.lines), COLORS, strict=False))
     moments, size = profile.moments, max(len(profile.moments) // _COLUMNS, 1)
     shown, starts = moments[::size], range(0, len(moments), size)
@@ -216,7 +216,7 @@ def _timeline(profile: CellProfile) -> str:
 
 
 def _lane(blocks: list[_Block], y: float) -> Iterator[str]:
-    """Yield a rectangle for each run of equal blocks, with its line's number if that fits."""
+    """Yield an SVG rectangle for each run of equal blocks, and the label if it fits."""
     pixel, at = (_WIDTH - _LEFT) / len(blocks), 0
     for (color, words, tip), run in groupby(blocks):
         x, count = _LEFT + at * pixel, len([*run])

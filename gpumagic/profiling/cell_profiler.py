@@ -1,9 +1,9 @@
 """Profile one cell: its operators with torch's profiler, its lines with `sys.settrace`.
 
-A range of torch's profiler for each line would cost more memory than the operators: a loop in plain
-Python changes its line ten million times a second. So only lines that run long enough for an
-operator (`SHORT`) are logged, with 32 bytes each. Shorter lines are sampled: when their times add
-up to `SAMPLE`, the running line gets all of that time.
+A loop in plain Python changes its line ten million times a second. A profiler range for each line
+would need more memory than the operators. So only lines that run for at least `SHORT`, long enough
+for an operator, are logged (32 bytes each). The times of shorter lines are summed up: when the sum
+exceeds `SAMPLE`, the running line gets the whole sum.
 """
 
 import gzip
@@ -32,13 +32,13 @@ from gpumagic.profiling.cell_profile import CellProfile
 from gpumagic.profiling.read_trace import CELL, LINE, read_trace
 from gpumagic.usercode.files import UserLine, function_of, in_cell, is_users, source_of, user_frame
 
-SHORT = 1_000  # nanoseconds: while torch's profiler runs, every operator takes longer
+SHORT = 1_000  # nanoseconds; every operator takes longer while torch's profiler runs
 SAMPLE = 20_000  # nanoseconds
 _LEVEL = "KINETO_LOG_LEVEL"
 
 
 class CellProfiler:
-    """Profile some code: `start`, run the code, then always `stop`; then `result`.
+    """Profile some code: call `start`, run the code, always call `stop`, then call `result`.
 
     Raises GpuError if another torch profiler is running, or if the folder of `save` does not exist.
     """
@@ -58,7 +58,7 @@ class CellProfiler:
         """Seconds that the profiler took to stop; not part of the cell's time."""
 
     def start(self) -> None:
-        """Begin to record."""
+        """Start recording."""
         ours = _LEVEL not in os.environ
         os.environ.setdefault(_LEVEL, "99")  # otherwise kineto logs to the cell's output
         try:
@@ -70,7 +70,7 @@ class CellProfiler:
         self._lines.start()
 
     def stop(self) -> None:
-        """Wait for the device and end the recording; do nothing if it was not started."""
+        """Wait for the device, then stop recording; harmless if `start` was not called."""
         self._lines.stop()
         if not self._profile.entered:
             return
@@ -79,12 +79,12 @@ class CellProfiler:
                 getattr(torch, self._kind).synchronize(self._device.ordinal)
         finally:
             began = perf_counter_ns()
-            self._profile.use_device = None  # else torch adds a wait that looks like the user's
+            self._profile.use_device = None  # otherwise torch adds a wait to the user's waits
             self._profile.__exit__(None, None, None)
             self.stopping = (perf_counter_ns() - began) / 1e9
 
     def result(self, ledger: Ledger) -> CellProfile | None:
-        """Return the profile, with the copies and waits of a ledger; save the trace."""
+        """Save the trace, and return the profile with a ledger's copies and waits."""
         if self._profile.kineto_results is None:
             return None
         trace, saved = self._trace(), ""
@@ -97,7 +97,7 @@ class CellProfiler:
         return read_trace(trace, ledger, saved)
 
     def _trace(self) -> dict[str, Any]:
-        """Return torch's trace with the user's lines as one more thread, and the cell itself."""
+        """Return torch's trace, with added events for the user's lines and the whole cell."""
         with TemporaryDirectory() as folder:
             path = Path(folder, "trace.json")
             self._profile.kineto_results.save(str(path))
@@ -117,7 +117,7 @@ class CellProfiler:
 
 
 class LineClock:
-    """Log the lines of the user's code in this thread: `start`, run the code, then always `stop`.
+    """Log the user's lines in this thread: call `start`, run the code, then always call `stop`.
 
     Raises GpuError if something else, such as a debugger, traces this thread.
     """
@@ -125,11 +125,11 @@ class LineClock:
     def __init__(self) -> None:
         if sys.gettrace() is not None:
             raise GpuError("--profile: a debugger or coverage traces this thread; end it first")
-        self._log = array("q")  # four numbers for each line: start, duration, code, line
-        self._codes: dict[int, tuple[CodeType, CodeType]] = {}  # as run, and as typed, by id
+        self._log = array("q")  # four numbers for each period: start, duration, code's id, line
+        self._codes: dict[int, tuple[CodeType, CodeType]] = {}  # by id: code as run, and as typed
         self._code = self._line = self._began = self._short = self._bias = 0
         self.ended = 0
-        """When the last statement of the cell ended; 0 while one runs."""
+        """When the last statement of the cell ended; 0 while a statement runs."""
 
     def start(self) -> None:
         """Trace the user's innermost frame, from its next line on, and the frames that it calls."""
@@ -171,10 +171,10 @@ class LineClock:
                 self._short = 0
         at = user_frame(frame.f_back) if event == "return" else frame
         if at is None or id(at.f_code) not in self._codes:
-            # Code that awaits something stays at its line.
+            # Code that is suspended at an `await` stays at its line.
             ends = given is None or opcode(frame.f_code, frame.f_lasti).startswith("RETURN")
             at = None if ends else frame
-        if at is None or not at.f_lineno:  # the code of a statement begins at line 0
+        if at is None or not at.f_lineno:  # a statement's code begins at line 0
             self.ended = now
         else:
             self._code, self._line = id(at.f_code), at.f_lineno
@@ -185,7 +185,7 @@ class LineClock:
         self._log.extend((start, duration, self._code, self._line))
 
     def segments(self) -> Iterator[tuple[int, int, UserLine]]:
-        """Yield the start and nanoseconds of each period in which one line ran, and the line."""
+        """Yield the start, the duration (in nanoseconds) and the line of each period."""
 
         @cache
         def line_of(code: int, number: int) -> UserLine:

@@ -1,8 +1,8 @@
-"""Read a trace of torch's profiler, with the user's lines: sums by line, and causes of idle time.
+"""Compute sums by line, and the causes of idle time, from a trace of torch's profiler.
 
-The input is kineto's Chrome trace with two more categories: a `CELL` event is the whole cell, a
-`LINE` event a period in which one line ran. Each event, also of autograd's threads, belongs to the
-line that the cell's thread was at when the event began. Times of events are microseconds.
+The input is kineto's Chrome trace with two more kinds of events. A `CELL` event is the whole cell.
+A `LINE` event is a period in which one line ran. A host event, on any thread, belongs to the line
+that the cell's thread ran when the event began. Times of events are in microseconds.
 """
 
 from bisect import bisect_right
@@ -21,9 +21,9 @@ CELL, LINE = "user_cell", "user_line"
 _HOST, _DEVICE = ("cpu_op", "user_annotation"), ("kernel", "gpu_memcpy", "gpu_memset")
 _RUNTIME = ("_runtime", "_driver")  # ends of categories: "cuda_runtime", "xpu_driver"
 _MOMENTS, _GOLDEN = 3000, 0.618
-_FIRST: tuple[Kind, ...] = ("loader", "copy", "wait")  # the first of these in progress is the cause
+_FIRST: tuple[Kind, ...] = ("loader", "copy", "wait")  # the first one in progress is the cause
 _COMPUTES = 0.1  # a line whose operators take a smaller share of its host time is plain Python
-_EVENT = 2e-6  # seconds that torch's profiler takes for an event: benchmarks/profile_cost.py
+_EVENT = 2e-6  # seconds that torch's profiler takes for an event; from benchmarks/profile_cost.py
 Event = dict[str, Any]
 """An event of the trace; host and device events get the user's line as the key `line`."""
 Label = UserLine | None
@@ -35,7 +35,7 @@ def read_trace(trace: Mapping[str, Any], ledger: Ledger, saved: str = "") -> Cel
     lanes, lines = found.lanes(), _lines(found, ledger)
     moments = tuple(_moments(found, lanes))
     sampled = found.duration / 1e6 * len(moments) / _MOMENTS
-    seconds = max(sampled, sum(found.host_seconds.values()))  # samples miss a line of a microsecond
+    seconds = max(sampled, sum(found.host_seconds.values()))  # samples may miss short lines
     return CellProfile(
         device=found.cell["args"]["device"],
         virtual=found.cell["args"]["virtual"],
@@ -51,28 +51,28 @@ def read_trace(trace: Mapping[str, Any], ledger: Ledger, saved: str = "") -> Cel
 
 # -- the events
 class _Lane:
-    """Periods of time, each with a line; where periods overlap, the last to begin counts."""
+    """Periods of time, each with a line. Where periods overlap, the newest period counts."""
 
     def __init__(self, found: Iterable[Event]) -> None:
         self.events = sorted(found, key=lambda e: e["ts"])
         self._starts = [e["ts"] for e in self.events]
         self._ends = [*accumulate(map(_end, self.events), max)]
         begins = map(max, self._starts, [-inf, *self._ends])
-        self.seconds = sum(map(sub, self._ends, begins)) / 1e6  # covered by at least one period
+        self.seconds = sum(map(sub, self._ends, begins)) / 1e6  # total, with overlaps counted once
 
     def last(self, time: float) -> tuple[float, Label]:
-        """Return the latest end of the periods begun by `time`, and the line of the newest one."""
+        """Return the latest end of periods that began by `time`, and the newest period's line."""
         n = bisect_right(self._starts, time) - 1
         return (self._ends[n], self.events[n]["line"]) if n >= 0 else (-inf, None)
 
     def at(self, time: float) -> tuple[float, Label] | None:
-        """Return the result of `last` if its end is not before `time`, else None."""
+        """Return `last(time)` if a period is in progress at `time`, else None."""
         found = self.last(time)
         return found if found[0] >= time > -inf else None
 
 
 class _Trace:
-    """The events of a trace, each with its line; host events also with their own time."""
+    """The events of a trace, with the line of each event added."""
 
     def __init__(self, events: Iterable[Event]) -> None:
         cats: dict[str, list[Event]] = defaultdict(list)
@@ -81,9 +81,9 @@ class _Trace:
                 cat = "host" if e["cat"] in _HOST or e["cat"].endswith(_RUNTIME) else e["cat"]
                 cats["device" if cat in _DEVICE else cat].append({**e})
         (self.cell,), self.device = cats[CELL], cats["device"]
-        # Without CUPTI, or on virtual GPUs, the trace has no calls of the runtime.
+        # Without CUPTI, or on virtual GPUs, the trace has no calls of the CUDA runtime.
         self.seen = any(e["cat"] not in _HOST for e in cats["host"])
-        # Events after the cell come from the profiler's wait, or from showing an error.
+        # Drop events after the cell: the profiler's own wait, and the display of an error.
         self.host = [e for e in cats["host"] if e["ts"] <= _end(self.cell)]
         self.host_seconds: dict[Label, float] = defaultdict(float)
         for e in cats[LINE]:
@@ -94,12 +94,12 @@ class _Trace:
         self.added = max(self.cell["dur"] / 1e6 - sum(self.host_seconds.values()), 0.0)
         self.added += _EVENT * (len(self.host) + len(self.device))
         self._attribute()
-        # The device may work on after the last line.
+        # The device may still work after the last line.
         end = max(_end(e) for e in (self.cell, *self.device))
         self.start, self.duration = self.cell["ts"], end - self.cell["ts"]
 
     def _attribute(self) -> None:
-        """Set each event's line, and each host event's `behind`: device seconds that it started."""
+        """Set each event's line, and each host event's `behind`: device seconds that it caused."""
         _subtract_inner(self.host)
         started: dict[tuple[str, Any], Event] = {}
         for e in self.host:
@@ -114,7 +114,7 @@ class _Trace:
             starter["behind"] += e["dur"] / 1e6
 
     def lanes(self) -> dict[str, _Lane]:
-        """Return the lanes of the cell's thread by cause, and the lanes of its device."""
+        """Return the lanes by name: for each cause in the cell's thread, and for its device."""
         found: dict[str, list[Event]] = defaultdict(list)
         for e in self.host:
             if e["tid"] == self.cell["args"]["thread"]:
@@ -132,7 +132,7 @@ def _end(e: Event) -> float:
 
 
 def _subtract_inner(events: list[Event]) -> None:
-    """Set each host event's `calls` and its `own` seconds, without the events inside it."""
+    """Set each event's `calls` and `own`, its seconds without the events inside it."""
     stack: list[Event] = []
     inner: dict[int, list[Event]] = defaultdict(list)
     for e in sorted(events, key=lambda e: (str(e["tid"]), e["ts"], -e["dur"])):
@@ -144,13 +144,13 @@ def _subtract_inner(events: list[Event]) -> None:
             inner[id(stack[-1])].append(e)
         stack.append(e)
     for e in events:
-        # As in torch's table, an only child of the same name is not another call.
+        # As in torch's table, a single inner event of the same name is not another call.
         if len(only := inner[id(e)]) == 1:
             only[0]["calls"] = int(only[0]["name"] != e["name"])
 
 
 def _kind(e: Event) -> Kind | Literal[""]:
-    """Return the kind of cause of a host event; empty for a range that the user has named."""
+    """Return the kind of a host event; empty for a profiler range that the user named."""
     name = e["name"]
     if e["cat"] not in _HOST:
         return "wait" if "Synchronize" in name else "copy" if "Memcpy" in name else "launch"
@@ -194,7 +194,7 @@ def _lines(found: _Trace, ledger: Ledger) -> tuple[ProfiledLine, ...]:
 
 # -- the causes
 def _moments(found: _Trace, lanes: dict[str, _Lane]) -> Iterator[Moment]:
-    """Yield samples at even but jittered times, so that no loop is in step with them."""
+    """Yield samples at regular times plus jitter, so that no loop aligns with the samples."""
     inside: dict[Label, float] = defaultdict(float)
     for e in found.host:
         inside[e["line"]] += e["own"] * (_kind(e) == "launch")
@@ -203,10 +203,10 @@ def _moments(found: _Trace, lanes: dict[str, _Lane]) -> Iterator[Moment]:
         here, busy = found.lines.at(time), lanes["kernel"].at(time) is not None
         copying = lanes["gpu_memcpy"].at(time) is not None
         if not (here or busy or copying):
-            continue  # nothing but the tracing of lines runs
+            continue  # only the tracing of lines runs
         line = here[1] if here else None
         causes = (Cause(kind, at[1]) for kind in _FIRST if (at := lanes[kind].at(time)))
-        # Time between two operators of a line is Python's time to launch the next one.
+        # In a line with many operators, the time between operators counts as launching.
         computes = inside[line] > _COMPUTES * found.host_seconds[line]
         cause = next(causes, Cause("launch" if computes else "python", line))
         yield Moment(line, busy, copying, None if busy else cause)
@@ -216,13 +216,13 @@ def _causes(
     moments: tuple[Moment, ...], whole: float, waits: _Lane, unseen: tuple[ProfiledLine, ...]
 ) -> tuple[Cause, ...]:
     """Return each kind of cause with its seconds and its most frequent line, the longest first."""
-    # Copies and waits of `unseen` lines are counted, not timed: virtual GPUs take no time for them.
+    # Copies and waits of `unseen` lines, which have no device times, are counted, not timed.
     counts: dict[Kind, Counter[Label]] = defaultdict(Counter)
     for cause in filter(None, (moment.cause for moment in moments)):
         counts[cause.kind][cause.where] += 1
     seconds: dict[Kind, float] = defaultdict(float)
     seconds |= {kind: whole * lines.total() / len(moments) for kind, lines in counts.items()}
-    # The host could have launched the next operators during its waits.
+    # A host that waits launches no operators. So count launch time as waits, up to the time waited.
     late = min(seconds["launch"], max(waits.seconds - seconds["wait"], 0.0))
     if late:
         seconds["launch"] -= late

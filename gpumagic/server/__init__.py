@@ -1,1 +1,1 @@
-"""Serve the monitor in the Jupyter server: REST and a websocket over one sampler."""
+"""Serve the GPU monitor from the Jupyter server, by REST and a websocket."""

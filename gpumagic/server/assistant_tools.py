@@ -1,8 +1,8 @@
 """Answer AI assistants' questions about the GPUs: tools for jupyter-server-mcp.
 
-Every local process can call the tools, since that server's port has no token. So they only read:
-they execute, free, move or kill nothing, and name no other user's notebook or process. They ask a
-kernel on its control channel, which does not interrupt a running cell.
+Every local process can call the tools, because the port of jupyter-server-mcp has no token. So the
+tools only read: they execute, free, move and kill nothing. They do not name notebooks or processes
+of other users. Questions use a kernel's control channel, and do not interrupt a running cell.
 """
 
 from collections import Counter
@@ -24,9 +24,9 @@ TOOLS = [
     f"{__name__}:{name}"
     for name in ("gpu_status", "gpu_memory", "gpu_last_report", "gpu_last_error")
 ]
-"""The target of the entry point in the group ``jupyter_server_mcp.tools``."""
+"""The tools' names, which the entry point in the group ``jupyter_server_mcp.tools`` refers to."""
 
-ANSWER_S = 5.0  # how many seconds a kernel has to answer
+ANSWER_S = 5.0  # seconds to wait for a kernel's answer
 
 
 async def gpu_status() -> dict[str, Any]:
@@ -46,16 +46,16 @@ async def gpu_status() -> dict[str, Any]:
 
 
 async def gpu_memory(notebook: str = "") -> dict[str, Any]:
-    """List what holds GPU memory in a notebook, by variable, in bytes, the largest first.
+    """List the variables of a notebook that hold GPU memory, with their bytes, the largest first.
 
-    `notebook` is its path or name, such as "train.ipynb"; optional if only one is open. While a
-    cell runs there is no list. Read-only.
+    `notebook` is the notebook's path or name, such as "train.ipynb"; optional if only one notebook
+    is open. There is no list while a cell runs. Read-only.
     """
     return await _ask(notebook, "memory")
 
 
 async def gpu_last_report(notebook: str = "") -> dict[str, Any]:
-    """Tell what the last %%ongpu cell of a notebook did: its device, seconds, peak memory,
+    """Describe the last %%ongpu cell of a notebook: its device, seconds, peak memory, and its
     copies and waits by line. `notebook` is as for gpu_memory. Read-only."""
     return await _ask(notebook, "report")
 
@@ -77,7 +77,7 @@ def _hub() -> Hub:
 
 
 def _gpu(gpu: GpuSample, processes: tuple[ProcessSample, ...], hub: Hub) -> dict[str, Any]:
-    held = Counter[str]()  # by notebook of this server; "" for all others
+    held = Counter[str]()  # bytes by notebook of this server; "" for other processes
     for process in processes:
         if process.uuid == gpu.uuid and process.memory is not None:
             held[hub.kernels.notebook(process.kernel or "") or ""] += process.memory
@@ -119,7 +119,7 @@ async def _ask(notebook: str, about: str) -> dict[str, Any]:
 
 async def _reply(name: str, manager: Any, kind: str, content: dict[str, Any]) -> dict[str, Any]:
     """Return the content of a kernel's reply on its control channel."""
-    # `manager.client()` may block. The session is new, since kernels address replies by session id.
+    # `manager.client()` may block. Kernels address replies by session id, so make a new session.
     session = Session(config=manager.session.config, key=manager.session.key)
     client = AsyncKernelClient(session=session)
     client.load_connection_info(manager.get_connection_info())

@@ -1,6 +1,6 @@
-"""Find out why a kernel died: from its exit code, the system's counters and the last samples.
+"""Find out why a kernel died, from its exit code, the system's counters and the last samples.
 
-Only what is certain is stated as a fact. Exit code 0 and a user's restart or shutdown are no death.
+An uncertain cause is marked as such. Exit code 0, or a user's restart or shutdown, is no death.
 """
 
 import signal
@@ -20,7 +20,7 @@ from gpumagic.telemetry.host import KernelLoads, MemoryGroup, Trail
 from gpumagic.telemetry.snapshot import KernelDeath, Snapshot
 
 _MOST = 20
-# Seconds back in which a kill may be the cause of a death, which is noticed up to 3 s late.
+# Maximum age in seconds of a kill that may explain a death. Deaths are noticed up to 3 s late.
 _RECENT_S = 10.0
 # Seconds in which repeated deaths of a kernel, without a cell in between, count as one death.
 _AGAIN_S = 15.0
@@ -43,7 +43,7 @@ _ADVICE = {
 
 
 class Deaths:
-    """Deaths of this server's kernels; methods run on the event loop unless they say otherwise."""
+    """Deaths of this server's kernels. Methods need the event loop if not marked "any thread"."""
 
     def __init__(
         self, cells: KernelCells, loads: KernelLoads, latest: Callable[[], Snapshot | None]
@@ -56,12 +56,12 @@ class Deaths:
         self._kills: int | None = None
         # The times at which out-of-memory kills were noticed; each kill explains one death.
         self._killed: list[float] = []
-        self._filled: deque[tuple[float, float]] = deque(maxlen=30)
+        self._filled: deque[tuple[float, float]] = deque(maxlen=30)  # time, used share of RAM
         self._followed: dict[str, Any] = {}
         self.events: tuple[KernelDeath, ...] = ()  # the oldest first
 
     def add_to(self, snapshot: Snapshot) -> Snapshot:
-        """Return `snapshot` with this server's kernels and deaths; any thread; may take 0.1 s."""
+        """Return `snapshot` with this server's kernels and deaths. Any thread; may take 0.1 s."""
         return replace(snapshot, kernels=self._loads.samples(), events=self.events)
 
     def follow(self, managers: Mapping[str, Any]) -> None:
@@ -72,7 +72,7 @@ class Deaths:
         self._followed = dict(managers)
 
     def look(self, measure: bool = False) -> None:
-        """Read used RAM, out-of-memory kills and, if `measure`, each kernel's RAM; any thread."""
+        """Read used RAM, out-of-memory kills and, if `measure`, each kernel's RAM. Any thread."""
         if measure:
             self._loads.samples()
         now, kills, (used, total) = time.time(), self._group.kills(), self._group.ram()
@@ -86,7 +86,7 @@ class Deaths:
                 self._filled.append((now, used / total))
 
     def _died(self, kernel: str, manager: Any) -> None:
-        """Record a death; called by jupyter_client before it restarts a dead kernel."""
+        """Record a death. jupyter_client calls this before a restart of the dead kernel."""
         with faults.kept("finding out why a kernel died"):
             code = getattr(getattr(manager.provisioner, "process", None), "returncode", None)
             now, (run, _) = time.time(), self._cells.running(kernel)
@@ -120,7 +120,7 @@ class Deaths:
         )
 
     def _cause(self, code: int, now: float) -> tuple[str, str]:
-        """Return the cause, and the words of the title after "train.ipynb's kernel"."""
+        """Return the cause, and the words that follow "train.ipynb's kernel" in the title."""
         if code > 0:
             return "exited", f"ended with exit code {code}"
         if -code in _CRASHES:

@@ -1,8 +1,8 @@
 """Serve all clients of the server from one sampler.
 
-Each client has a subscription to the sampler, and a task that sends the newest snapshot and waits
-until it is sent: a slow client gets fewer snapshots, not older ones. The sampler's thread encodes
-a snapshot once for all clients.
+Each client has a subscription to the sampler, and a task that sends it the newest snapshot. The
+task sends one snapshot at a time: a slow client gets fewer snapshots, not older ones. Each snapshot
+is encoded once for all clients, on the sampler's thread.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Want:
 
 
 def parse_want(text: str | bytes, before: Want) -> Want | None:
-    """Parse a client's message; None if malformed. Missing fields are as in `before`."""
+    """Parse a client's message; None if malformed. Missing fields are taken from `before`."""
     try:
         message = json.loads(text)
         period_s = float(message.get("period", before.period_s))
@@ -54,7 +54,7 @@ def parse_want(text: str | bytes, before: Want) -> Want | None:
 
 
 class Client:
-    """Sends messages to one client; `write` ends when a message has left this process."""
+    """Sends messages to one client; `write` finishes when a message has left this process."""
 
     def __init__(self, hub: Hub, write: Callable[[bytes], Awaitable[None]]) -> None:
         self._hub = hub
@@ -66,7 +66,7 @@ class Client:
         self.task = asyncio.create_task(self._run())
 
     def ask(self, want: Want) -> None:
-        """Change the client's request."""
+        """Change the client's subscription."""
         self.want, before = want, self.subscription
         self.subscription = self._hub.sampler.subscribe(
             partial(self._hub.pass_on, self), period_s=want.period_s, processes=want.processes
@@ -82,7 +82,7 @@ class Client:
             self.subscription.close()
 
     def wake(self, newest: bytes = b"") -> None:
-        """Send whatever is new, as soon as the last message is sent."""
+        """Send anything new when the previous message has been sent."""
         self._newest = newest or self._newest
         self._woken.set()
 
@@ -108,7 +108,7 @@ T = TypeVar("T")
 
 def aside(function: Callable[[], T]) -> asyncio.Future[T]:
     """Run a blocking function on its own thread; cancelling the future only drops the result."""
-    # A daemon thread, unlike an executor's: a stalled driver must not keep the server alive.
+    # An executor's thread is no daemon thread: a stalled driver would keep the server alive.
     future: Future[T] = Future()
     future.set_running_or_notify_cancel()
 
@@ -123,11 +123,11 @@ def aside(function: Callable[[], T]) -> asyncio.Future[T]:
 
 
 class Hub:
-    """Serves the clients; methods run on the event loop unless they say otherwise."""
+    """Serves the clients. Call methods on the event loop, unless a docstring says otherwise."""
 
     answer_s = 5.0  # seconds that a request waits for the doctor
-    refresh_s = 1.0  # seconds between two looks at the kernels
-    idle_refresh_s = 3.0  # the same without clients: recent readings are needed to explain a death
+    refresh_s = 1.0  # seconds between two refreshes of the kernels
+    idle_refresh_s = 3.0  # the same without clients; recent readings help to explain a death
 
     def __init__(
         self, sampler: Sampler, kernels: KernelTable, cells: KernelCells, deaths: Deaths
@@ -147,25 +147,25 @@ class Hub:
 
     @property
     def tasks(self) -> list[asyncio.Task[None]]:
-        """The running tasks; empty some time after the last client and kernel have gone."""
+        """The running tasks. Empty some time after the last client and kernel are gone."""
         return [*(client.task for client in self.clients), *([self._watch] if self._watch else [])]
 
     def join(self, write: Callable[[bytes], Awaitable[None]]) -> Client | None:
-        """Add a client and send it a snapshot as soon as possible; None if the server stops."""
+        """Add a client and send it a snapshot soon; return None if the server is stopping."""
         if self._closed:
             return None
         self._loop = asyncio.get_running_loop()
         client = Client(self, write)
         self.clients.add(client)
         self.watch()
-        # Perhaps the page was reloaded: a recent snapshot is good enough.
+        # A recent snapshot is good enough, such as for a page that was reloaded.
         young = self.sampler.fresh(processes=False, max_age_s=2.0)
-        # Not in the future's callback, which may run on the loop: `pass_on` measures kernels.
+        # `pass_on` may block, so it needs a thread. A callback of `young` may run on the loop.
         aside(lambda: self.pass_on(client, young.result()))
         return client
 
     def watch(self) -> None:
-        """Look at the kernels now, and regularly while there are kernels or clients."""
+        """Refresh the kernels now, and regularly while there are kernels or clients."""
         self._look_now.set()
         if self._watch is None and not self._closed:
             self._watch = asyncio.create_task(self._look_after())
@@ -176,7 +176,7 @@ class Hub:
         self.clients.discard(client)
 
     async def fresh(self, *, processes: bool = True, max_age_s: float = 1.0) -> Snapshot:
-        """Return a snapshot for a request; the last one, with a Problem, if the driver stalls."""
+        """Return a recent snapshot. If the driver stalls, return the last one with a Problem."""
         await self.kernels.refresh()
         taken = self.sampler.fresh(processes=processes, max_age_s=max_age_s)
         return await aside(partial(self.deaths.add_to, await asyncio.wrap_future(taken)))
@@ -194,7 +194,7 @@ class Hub:
         return await aside(encoded)
 
     async def checks(self) -> list[dict[str, Any]]:
-        """Return the doctor's checks, which concurrent requests share, and the internal errors."""
+        """Return the doctor's checks and internal errors. Concurrent requests share the checks."""
         if self._checks is None or self._checks.done():
             self._checks = aside(self.doctor)
         done, _ = await asyncio.wait((self._checks,), timeout=self.answer_s)
@@ -205,7 +205,7 @@ class Hub:
         return [vars(check) for check in [*found, *own]]
 
     async def close(self) -> None:
-        """Stop with the server."""
+        """Close all clients and stop all tasks."""
         self._closed = True
         tasks = self.tasks
         for client in list(self.clients):
@@ -222,8 +222,8 @@ class Hub:
             client.wake()
 
     def pass_on(self, client: Client, snapshot: Snapshot) -> None:
-        """Send a snapshot to a client. Do not call on the event loop: this measures the kernels."""
-        with suppress(RuntimeError):  # the loop was closed: the server stops
+        """Send a snapshot to a client. This may block, so do not call it on the event loop."""
+        with suppress(RuntimeError):  # the loop is closed, because the server is stopping
             newest = self._newest
             if newest is None or newest[0] is not snapshot:
                 text = self.deaths.add_to(snapshot).to_json()
@@ -234,9 +234,9 @@ class Hub:
 
     async def _look_after(self) -> None:
         """Follow the kernels while there are kernels or clients."""
-        # A wait that ends as it is cancelled drops the cancelling until Python 3.12: ask here too.
+        # Before Python 3.12, `wait_for` may lose a cancellation: check `_closed` too.
         while not self._closed and (self.clients or self.kernels.managers()):
-            # A kernel manager may be another package's class, and raise anything.
+            # A kernel manager of another package may raise anything.
             with faults.kept("looking at this server's kernels"):
                 await self.kernels.refresh()
                 managers = self.kernels.managers()

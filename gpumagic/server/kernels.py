@@ -1,7 +1,7 @@
 """Follow this server's kernels and their cells, and end their orphaned processes.
 
-A request names an orphan by pid and start time, since pids are reused. Cells are recorded from
-separate iopub sockets, subscribed to the start and end of cells. Times are by the kernels' clocks.
+A request names a process by pid and start time, since pids are reused. To record cells, separate
+iopub sockets receive the start and end of each cell. Times are read from the kernels' clocks.
 """
 
 import asyncio
@@ -26,17 +26,17 @@ from gpumagic.telemetry.history import CellRun, CellRuns
 from gpumagic.telemetry.processes import Kernel, is_alive, started
 from gpumagic.telemetry.snapshot import ProcessSample, Snapshot
 
-WAIT_S = 3.0  # how many seconds a process has to end
+WAIT_S = 3.0  # seconds to wait for the end of a process
 
-# Seconds by which start times may differ: setting the clock moves the times that psutil reports.
+# Maximum difference in seconds between equal start times: setting the clock shifts psutil's times.
 _SAME_START_S = 1.0
 _PAUSE_S = 0.05
 _NO_ORPHAN = "no orphaned process has this PID and start time; nothing was ended; refresh the list"
 
 
 async def terminate(given: Any, snapshot: Snapshot) -> tuple[bool, str]:
-    """End the orphan that has the given ``pid`` and ``started``; kill it if ``force`` is true.
-    Return whether it has ended, and a message."""
+    """End the orphaned process with the given ``pid`` and ``started``; kill it if ``force`` is
+    true. Return whether the process has ended, and a message."""
     order = given if isinstance(given, dict) else {}
     named = (order.get("pid"), order.get("started"))
     orphans = [process for process in snapshot.processes if process.orphan and process.started]
@@ -46,28 +46,28 @@ async def terminate(given: Any, snapshot: Snapshot) -> tuple[bool, str]:
     name = f"process {found.pid} ({found.name or 'unknown'})"
     try:
         process = psutil.Process(found.pid)
-        # The pid may have been reused since the snapshot; psutil checks this from here on.
+        # The pid may have been reused since the snapshot; later calls of psutil check this.
         if abs(process.create_time() - float(order["started"])) > _SAME_START_S:
             raise psutil.NoSuchProcess(found.pid)
         process.kill() if order.get("force") is True else process.terminate()
     except psutil.NoSuchProcess:
         return True, f"{name} has ended by itself"
     for _ in range(round(WAIT_S / _PAUSE_S)):
-        if not is_alive(found.pid):  # a zombie has ended, as in containers without init
+        if not is_alive(found.pid):  # a zombie has ended; containers without init keep zombies
             return True, f"{name} has ended"
         await asyncio.sleep(_PAUSE_S)
     cure = 'ask again with "force": true to kill it'
     return False, f"{name} still runs after {WAIT_S:.0f} s; {cure}"
 
 
-KEPT_S = 600.0  # how many seconds a run is kept after its end
+KEPT_S = 600.0  # seconds from a cell run's end until the run is dropped
 
 MOST_RUNS = 2000
-# Characters of a cell's source, which are enough to find the cell.
+# Maximum length of a recorded source, which is enough to recognize the cell.
 _SOURCE = 200
-# Seconds after a run's end within which the first list of processes after it comes.
+# A process list up to this many seconds after a run's end still counts for the run.
 _SETTLED_S = 4.0
-# Prefixes of topics, such as "kernel.<id>.status"; the many output messages are not received.
+# Prefixes of the topics to receive, such as "kernel.<id>.status". Outputs have other topics.
 _TOPICS = (b"kernel", b"status", b"execute_input")
 
 
@@ -95,13 +95,13 @@ class KernelTable:
         return found
 
     async def refresh(self) -> None:
-        """Read the kernels and their notebooks again; cheap, and without waiting for a kernel."""
+        """Read the list of kernels and notebooks again; do not wait for any kernel."""
         # If a gateway is unreachable or the server stops, keep the last list of notebooks.
         with suppress(HTTPError, sqlite3.Error, OSError):
             sessions = await ensure_async(self._session_manager.list_sessions())
-            # A console may share a notebook's kernel; show the notebook.
+            # A console may share a notebook's kernel: notebooks come last and replace consoles.
             sessions = sorted(sessions, key=lambda session: session["type"] == "notebook")
-            # The path of a console, and at first of a new notebook, is an id without a suffix.
+            # The path of a console or a new notebook is an id without a suffix: use the name.
             self._notebooks = {
                 each["kernel"]["id"]: each["path" if PurePosixPath(each["path"]).suffix else "name"]
                 for each in sessions
@@ -127,10 +127,10 @@ class KernelCells(CellRuns):
         super().__init__(MOST_RUNS)
         self.notebook_of = notebook
         self._open: dict[tuple[str, str], str] = {}
-        self.followed: dict[str, Iopub] = {}  # the channels of recorded kernels
+        self.followed: dict[str, Iopub] = {}  # by kernel, its iopub channel
         self._pids: dict[str, int] = {}
         self._sources: dict[str, str] = {}  # the first characters of each kernel's last cell
-        # The processes of each kernel, as last seen.
+        # The processes of each kernel in the last snapshot.
         self._held: dict[str | None, list[ProcessSample]] = defaultdict(list)
 
     def follow(self, managers: Mapping[str, Any]) -> None:
@@ -149,7 +149,7 @@ class KernelCells(CellRuns):
                 self._abandon(kernel, started(pid) or time.time())
         self._pids = {kernel: manager.provisioner.pid for kernel, manager in managers.items()}
         for run in self.since():
-            # A new kernel may run a cell before its session has a name.
+            # A new kernel may run a cell before its notebook is known.
             name = run.notebook or self.notebook_of(run.kernel or "")
             if name != run.notebook:
                 self.keep(replace(run, notebook=name))
@@ -166,7 +166,7 @@ class KernelCells(CellRuns):
                 return
             asked = str(parent["msg_id"])
             if kind == "execute_input":
-                # Identify the run by the kernel's message: a client may use an id twice.
+                # Identify a run by the kernel's message: a client may reuse its request id.
                 run = str(message["header"]["msg_id"])
                 self._open[kernel, asked] = run
                 self._sources[kernel] = str(content.get("code", ""))[:_SOURCE]
@@ -179,7 +179,7 @@ class KernelCells(CellRuns):
                 self.end(self._open.pop((kernel, asked), ""), when)
 
     def see(self, snapshot: Snapshot) -> None:
-        """Record which GPUs the present and recent runs use."""
+        """Record which GPUs the current and recent runs use."""
         if not snapshot.processes:
             return  # perhaps no subscriber asked for processes
         self._held = defaultdict(list)
@@ -222,7 +222,7 @@ class Iopub:
     def __init__(self, manager: Any, listener: Callable[[Mapping[str, Any]], None]) -> None:
         self._listener = listener
         self.address = _address(manager)
-        self._session = manager.session.clone()  # a session refuses repeated messages
+        self._session = manager.session.clone()  # a clone: sessions refuse repeated messages
         self._stream = manager.connect_iopub()
         for topic in _TOPICS:
             self._stream.setsockopt(zmq.SUBSCRIBE, topic)
@@ -238,7 +238,7 @@ class Iopub:
             _, parts = self._session.feed_identities(frames)
             message = self._session.deserialize(parts)
         except (ValueError, TypeError, KeyError, IndexError):
-            # The frames are unsigned, or not a message, such as the channel's welcome.
+            # The frames are unsigned or no message, such as the socket's welcome.
             return
         self._listener(message)
 

@@ -1,4 +1,4 @@
-"""Answer the monitor's requests (REST, Prometheus, stream); start and stop it with the server."""
+"""Answer requests for GPU data by REST, Prometheus and websocket, in the Jupyter server."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from gpumagic.telemetry.snapshot import Snapshot
 _JSON = "application/json"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-# Name, help, field of a GPU's sample, and the factor to base units.
+# Metric name, help text, field of a GPU's sample, and the factor that converts to the base unit.
 _GAUGES = (
     ("memory_total_bytes", "Memory of the GPU.", "memory_total", 1),
     ("memory_used_bytes", "Memory in use, without the reserved memory.", "memory_used", 1),
@@ -99,7 +99,7 @@ def _families(snapshot: Snapshot) -> Iterator[Metric]:
 HUB = "gpumagic_hub"  # the key of the hub in the settings of the web application
 
 _RENDERER = Path(__file__).parents[1] / "static" / "panel.js"
-# Bytes of socket buffers, which are queues too: if they are short, slow clients get new snapshots.
+# Sizes of socket buffers in bytes: small, so that old snapshots do not queue up for slow clients.
 _SEND_BUFFER = 32768
 _UNSENT = 16384
 
@@ -124,10 +124,10 @@ def routes() -> list[tuple[Any, ...]]:
 
 
 class Guard(JupyterHandler):
-    """Base class of the handlers; refuses a request without a login, whatever its method. A foreign
-    page is refused even with the token, unless the server's ``allow_origin`` names it."""
+    """Base class of the handlers; refuses requests without a login. Pages from other origins are
+    refused even with the token, unless the server's ``allow_origin`` names the origin."""
 
-    # The resource for an authorizer.
+    # The name of the resource that the server's authorizer checks.
     auth_resource = "gpumagic"
     # A monitor that is left open does not keep an idle server alive.
     _track_activity = False
@@ -147,7 +147,7 @@ class Guard(JupyterHandler):
             raise web.HTTPError(403)
 
     def skip_check_origin(self) -> bool:
-        """Return False: check the origin even with a token, which Jupyter would not."""
+        """Return False: check the origin of requests with a token too, unlike Jupyter."""
         return False
 
 
@@ -175,18 +175,18 @@ class GetRoute(Guard, APIHandler):
         raise web.HTTPError(400, f"since={text[:40]}: give seconds of Unix time, or nothing")
 
 
-# A function of the route, the encoder of its result, and the content type.
+# A function that takes the route, the encoder of the result, and the content type.
 _Answer = tuple[Callable[[GetRoute], Any], Callable[[Any], str | bytes], str]
 
 
 def _renderer(route: GetRoute) -> bytes:
-    """Return the renderer's JavaScript, shared with the widget; browsers revalidate their copy."""
+    """Return the renderer's JavaScript. Browsers must revalidate their cached copy."""
     route.set_header("Cache-Control", "no-cache")
     return _RENDERER.read_bytes()
 
 
 def _tour(route: GetRoute) -> str:
-    """Return the notebook of Help → GPU Tour, as if it had never run."""
+    """Return the notebook of Help → GPU Tour without its outputs."""
     book = nbformat.read(example("tour"), as_version=4)
     for cell in book.cells:
         if cell.cell_type == "code":
@@ -195,7 +195,7 @@ def _tour(route: GetRoute) -> str:
 
 
 class TerminateRoute(Guard, APIHandler):
-    """Ends the orphan that has a given pid and start time."""
+    """Ends the orphaned process that has a given pid and start time."""
 
     @web.authenticated
     @authorized
@@ -207,9 +207,9 @@ class TerminateRoute(Guard, APIHandler):
 
 
 class StreamRoute(Guard, WebSocketMixin, WebSocketHandler, JupyterHandler):
-    """Sends snapshots by websocket, at the period that the client's message asks for."""
+    """Sends snapshots by websocket, as often as the client requests."""
 
-    # Seconds. Jupyter's own settings are milliseconds, for which tornado would warn.
+    # Seconds. Jupyter's own settings are in milliseconds, and tornado would warn about them.
     ping_interval = ping_timeout = 30.0
     _client: Client | None = None
 
@@ -229,7 +229,7 @@ class StreamRoute(Guard, WebSocketMixin, WebSocketHandler, JupyterHandler):
         """Add a client."""
         self.set_nodelay(True)
         link: Any = getattr(getattr(self.ws_connection, "stream", None), "socket", None)
-        # Fails for a Unix socket, or on a system without these options.
+        # These options fail for a Unix socket, or are missing on some systems.
         with suppress(OSError, AttributeError):
             link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT)
@@ -248,7 +248,7 @@ class StreamRoute(Guard, WebSocketMixin, WebSocketHandler, JupyterHandler):
             self._client = None
 
 
-# Requests on the control channel: their busy and idle messages do not concern the running cell.
+# Control messages that Jupyter must not track: their "idle" status is not the running cell's.
 _ASIDE = ("gpumagic_request", "gpumagic_reply")
 _KERNEL_ACTIONS = "https://events.jupyter.org/jupyter_server/kernel_actions/v1"
 
@@ -272,13 +272,13 @@ class Extension(ExtensionApp):
         deaths = Deaths(cells, KernelLoads(lambda: kernels.kernels), sampler.latest)
         self.hub = Hub(sampler, kernels, cells, deaths)
         self.settings[HUB] = self.hub
-        # A kernel that starts is followed even if no page is open.
+        # Follow new kernels even if no page is open.
         with faults.kept("listening to the starts of kernels"):
             logger: Any = server.event_logger
             logger.add_listener(schema_id=_KERNEL_ACTIONS, listener=self._on_action)
 
     async def _on_action(self, logger: Any, schema_id: str, data: dict[str, Any]) -> None:
-        """Look at the kernels: one was started, restarted or shut down."""
+        """Refresh the kernels after the start, restart or shutdown of a kernel."""
         self.hub.watch()
 
     def initialize_handlers(self) -> None:
@@ -286,6 +286,6 @@ class Extension(ExtensionApp):
         self.handlers.extend(routes())
 
     async def stop_extension(self) -> None:
-        """Stop everything with the server."""
+        """Stop the hub when the server stops."""
         if hasattr(self, "hub"):
             await self.hub.close()
