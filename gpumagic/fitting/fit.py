@@ -164,8 +164,8 @@ def _place(on: object) -> tuple[Device, tuple[Card, ...]]:
         if on is not None:
             raise
         raise GpuError(
-            f"there is no GPU; type a card's name, such as 'RTX 4090', or make virtual "
-            f"ones by {as_typed('%gpus --virtual 2')}"
+            "there is no GPU; type a card's name, such as 'RTX 4090', or for virtual GPUs "
+            f"{as_typed('%gpus --virtual 2')}"
         ) from error
     assert device is not None
     if device.kind != "cuda":

@@ -12,6 +12,7 @@ import traceback
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from inspect import getfullargspec
 from typing import Any
 
 from IPython.core.compilerop import PyCF_MASK
@@ -186,6 +187,9 @@ def fit_cell(shell: Any, asked: Namespace, magic: str, text: str) -> None:
     if len(wheres) + (asked.on is not None) > 1:
         raise GpuError(f"one GPU is needed: leave out {wheres[-1]}, or type only --on CARD, CARD")
     variable, values = range_of(ranges[0])
+    named = getfullargspec(fit)
+    if variable in (*named.args, *named.kwonlyargs):
+        raise GpuError(f"{variable} is an option of gpumagic.fit; give the variable another name")
     on: Any = cards(asked.on) if asked.on is not None else next(iter(wheres), None)
     code, name = _compiled_name(shell, text, magic)
     with _progressing(shell, asked, name) as line:

@@ -155,7 +155,8 @@ class MovePlan:
         others = [found for held in self._by_to for found in held.tensors]
         others = [*self._alone, *(found for found in others if found.must_move(self._device))]
         alone = {id(f.tensor): bytes_of(f.tensor) for f in others if f.home is None}
-        return sum(each) + sum(alone.values())
+        twice = {id(found.tensor) for *_, family in self._families for found in family}
+        return sum(each) + sum(alone[key] for key in alone.keys() - twice)
 
     def _copy(self, line: Any) -> bool:
         """Copy all tensors; if the device runs out of memory, free the copies and return False."""

@@ -50,7 +50,7 @@ def range_of(typed: str) -> tuple[str, Sequence[Any]]:
     """Parse one variable and its values; a range of integers may exceed MOST_POINTS."""
     name, _, listed = (part.strip() for part in typed.partition("="))
     between = _RANGE.fullmatch(listed)
-    if between and not between[1] and name.isidentifier():
+    if between and not between[1] and name.isidentifier() and not keyword.iskeyword(name):
         first, last, step = (_number(end or "1", typed) for end in between.groups()[1:])
         whole = all(float(end).is_integer() for end in (first, last, step))  # also 1e9
         if whole and step > 0 and last >= first:
@@ -64,6 +64,8 @@ def _values(piece: str, text: str, names: Mapping[str, Any]) -> Sequence[Any]:
     if between := _RANGE.fullmatch(piece):
         base, *ends = between.groups()
         first, last, step = (_number(end or "1", text) for end in ends)
+        if base and ends[2]:
+            raise GpuError(f"{text}: powers have no step; {TYPE}")
         return _powers(int(base), first, last, text) if base else _steps(first, last, step, text)
     if _NUMBER.fullmatch(piece):
         return [_number(piece, text)]
@@ -117,17 +119,17 @@ def check(sweep: Mapping[str, Iterable[Any]]) -> dict[str, tuple[Any, ...]]:
 
 def _checked(name: Any, given: Any) -> tuple[Any, ...]:
     if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
-        raise GpuError(f"sweep: {name!r} cannot be a variable's name; {TYPE}")
+        raise GpuError(f"{name!r} cannot be a variable's name; {TYPE}")
     if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
-        raise GpuError(f"sweep: {name} has no list of values: {given!r}; give {{{name!r}: [1, 2]}}")
+        raise GpuError(f"{name} has no list of values: {given!r}; give {{{name!r}: [1, 2]}}")
     values = tuple(islice(given, MOST_POINTS + 1))  # the iterator may be endless
     if not 0 < len(values) <= MOST_POINTS:
         count = f"more than {MOST_POINTS:,}" if values else "no"
-        raise GpuError(f"sweep: {name} has {count} values; {TYPE}")
+        raise GpuError(f"{name} has {count} values; {TYPE}")
     labels = [label(value, _WHOLE) for value in values]
     twice = next((each for n, each in enumerate(labels) if each in labels[:n]), None)
     if twice is not None:
-        raise GpuError(f"sweep: {name} = {label(twice)} is given twice; give each value once")
+        raise GpuError(f"{name} = {label(twice)} is given twice; give each value once")
     return values
 
 

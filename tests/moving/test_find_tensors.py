@@ -450,6 +450,13 @@ def test_no_room_for_an_object_with_a_to_of_its_own(library):
     assert x.device == CPU
 
 
+def test_what_is_read_alone_and_in_such_an_object_needs_its_room_once(library):
+    x = torch.empty(3 * 2**26)  # 768 MiB of 1 GiB
+    graph = library.Graph(x)
+    moved(x=x, graph=graph)
+    assert x.device == graph._store["x"].device == GPU1
+
+
 def test_objects_of_libraries_are_looked_into_within_bounds(library):
     chain = library.Chain(torch.ones(1))
     for _ in range(10):

@@ -49,6 +49,7 @@ def test_what_may_be_typed(typed, values):
         ("n=pow2:0..8", "no power of 2 in that range"),
         ("n=pow2:5..7", "no power of 2 in that range"),
         ("n=pow1:1..8", "no power of 1 in that range"),
+        ("n=pow2:1..8:2", "powers have no step"),
         ("n=1..9:1e-300", "has more than 1,000 values"),
         ("n=1..1001", "has more than 1,000 values"),
         ("n=1e999", "too large"),
