@@ -309,7 +309,5 @@ def test_what_cannot_be_fitted_is_one_line(code, on, given, said):
 
 
 def test_without_a_gpu_it_says_what_to_type():
-    with pytest.raises(
-        gpumagic.GpuError, match=r"there is no GPU; type a card's name, such as 'RTX 4090'"
-    ):
+    with pytest.raises(gpumagic.GpuError, match="there is no GPU; type a card's name, such as"):
         gpumagic.fit("n", n=[1], namespace={})
