@@ -73,6 +73,8 @@ class CellOnRanks:
         self._sources = {there: "".join(linecache.getlines(file))}
         read = names_read(tree, ipython.transform_cell if ipython else str)
         whole = {name: value for name, value in space.items() if name not in asked.split}
+        for name in [n for n, value in engines.pulled.items() if whole.get(n) is value]:
+            del whole[name]
         self._values, self._fingerprints = sending.fingerprints_of(
             variables_read(read, whole), whole, ipython.user_ns_hidden if ipython else {}
         )

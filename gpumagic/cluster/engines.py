@@ -88,6 +88,7 @@ class Engines:
         self._cleanup = contextlib.ExitStack()  # resources to release at the end
         self._group = MemoryGroup()
         self.stopped = False
+        self.pulled: dict[str, list[Any]] = {}  # by name, lists that are never sent to the ranks
 
     # -- starting
     def start(self, say: Callable[[str], object]) -> None:

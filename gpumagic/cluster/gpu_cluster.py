@@ -40,6 +40,7 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
     def __init__(self, engines: Engines) -> None:
         self._engines = engines
         self.size = len(engines.ranks)
+        self.pulled = engines.pulled
         self.last_report: RanksReport | None = None
         self._broken = False
         atexit.register(self.stop)

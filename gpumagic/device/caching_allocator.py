@@ -143,11 +143,14 @@ class CachingAllocator:
         blocks.current -= 1
         blocks.freed += 1
 
-    def needs(self, nbytes: int) -> int:
-        """Return the bytes that an allocation of `nbytes` would reserve now."""
+    def needs(self, nbytes: int) -> tuple[int, int]:
+        """Return the bytes that an allocation of `nbytes` would reserve now, and its block's."""
         size = in_blocks(nbytes)
-        free = self._free[size > _SMALL]
-        return 0 if free and free[-1][0] >= size else segment_for(size)
+        least, free = (BLOCK, self._free[0]) if size <= _SMALL else (_SMALL + 1, self._free[1])
+        place = bisect_left(free, (size,))
+        reserved = 0 if place < len(free) else segment_for(size)
+        whole = reserved or free[place][0]
+        return reserved, size if whole - size >= least else whole
 
     def empty_cache(self) -> None:
         """Return segments without an allocated block to the driver."""

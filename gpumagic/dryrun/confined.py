@@ -170,27 +170,46 @@ def _no_file_written(libc: Any) -> bool:
 _NO_NEW_PRIVILEGES, _SECCOMP, _FILTER = 38, 22, 2
 _LOAD, _IS, _RETURN = 0x20, 0x15, 0x06
 _ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | errno.EACCES
-# By architecture: its number, then three groups of system calls. The first group changes a file's
-# length, mode, owner, times or attributes, connects, sends, starts a program or accesses another
-# process. The second group acts on the process in its first argument, the third in its second.
-_CALLS: dict[str, tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = {
+# By architecture: its number, then two groups of system calls. The first group changes a file's
+# length, mode, owner, times or attributes, connects, sends, starts a program, changes a priority or
+# accesses another process. The second group acts on the process in its first argument.
+_CALLS: dict[str, tuple[int, tuple[int, ...], tuple[int, ...]]] = {
     "x86_64": (
         0xC000003E,
         (
             *(76, *range(90, 95), 132, *range(188, 191), *range(197, 200), 235, 260, 261, 268),
-            *(280, 452, 463, 466, 42, 44, 46, 49, 307, 425, 59, 322, 101, 311, 424, 129, 297, 200),
+            *(
+                280,
+                452,
+                463,
+                466,
+                42,
+                44,
+                46,
+                49,
+                307,
+                425,
+                59,
+                322,
+                101,
+                311,
+                424,
+                129,
+                297,
+                200,
+                141,
+                251,
+            ),
         ),
         (62, 234, 302, 142, 144, 203, 314, 109),
-        (141, 251),
     ),
     "aarch64": (
         0xC00000B7,
         (
             *(*range(5, 8), *range(14, 17), 45, *range(52, 56), 88, 452, 463, 466),
-            *(200, 203, 206, 211, 269, 425, 221, 281, 117, 271, 424, 138, 240, 130),
+            *(200, 203, 206, 211, 269, 425, 221, 281, 117, 271, 424, 138, 240, 130, 140, 30),
         ),
         (129, 131, 261, 118, 119, 122, 274, 154),
-        (140, 30),
     ),
 }
 
@@ -204,12 +223,11 @@ def _filter(machine: str) -> bytes:
     allow, refuse = step(_RETURN, _ALLOW), step(_RETURN, _REFUSE)
     if machine not in _CALLS:
         return allow
-    number, always, *of_others = _CALLS[machine]
+    number, always, of_others = _CALLS[machine]
     steps = [step(_LOAD, 4), step(_IS, number, 1), allow, step(_LOAD, 0)]
     for call in always:
         steps += [step(_IS, call, 0, 1), refuse]
-    for argument, calls in enumerate(of_others):
-        process = [step(_LOAD, 16 + 8 * argument), step(_IS, 0, 2), step(_IS, os.getpid(), 1)]
-        for call in calls:
-            steps += [step(_IS, call, 0, 5), *process, refuse, allow]
+    process = [step(_LOAD, 16), step(_IS, 0, 2), step(_IS, os.getpid(), 1)]
+    for call in of_others:
+        steps += [step(_IS, call, 0, 5), *process, refuse, allow]
     return b"".join([*steps, allow])

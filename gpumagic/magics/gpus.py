@@ -171,7 +171,7 @@ def drive_cluster(shell: Any, asked: Namespace) -> None:
     elif verb == "pull":
         found = ranks.pull(*what)
         shell.user_ns.update(found)
-        ranks.keep(*found)
+        ranks.pulled.update(found)
         print(f"{some(what)}: {'each ' * (len(found) > 1)}a list with an item for each rank")
     elif verb == "checkpoint":
         print(f"{some(what)} saved to {ranks.checkpoint(*what, to=asked.to)}")

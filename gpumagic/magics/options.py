@@ -219,7 +219,7 @@ OPTIONS = (
     Option("ongpu gputime gpudiff gpufit", "-q --quiet", "show nothing"),
     Option("gpumem", "--since", "show what changed since the last %gpumem"),
     Option("gpumem", "--record on|off", "record the line of each allocation, from now on", _switch),
-    Option("gpufree", "--grads", "free the gradients of the notebook's modules too"),
+    Option("gpufree", "--grads", "free gradients too; %gpufree --grads net: only net's"),
     Option("gpucluster", "--slurm 2x8", "start: nodes x GPUs on each, as a Slurm job"),
     Option("gpucluster", "--partition gpu", "start: the Slurm partition"),
     Option("gpucluster", "--ssh host1,host2:4", "start: hosts, and the number of GPUs on each"),

@@ -71,7 +71,8 @@ def free_memory(*what: object, grads: bool = False) -> Freed:
         another holder, is listed in `skipped`. With GPUs (``0``, ``"cuda:1"``), only exceptions and
         outputs that hold memory on these GPUs are released.
     grads : bool
-        Whether the gradients of the notebook's parameters are released too.
+        Whether gradients are released too: those of the named variables, which are not deleted, or
+        without names those of all parameters in the notebook.
 
     Returns
     -------
@@ -85,7 +86,7 @@ def free_memory(*what: object, grads: bool = False) -> Freed:
 
     Examples
     --------
-    >>> gpumagic.free_memory("batch", grads=True)
+    >>> gpumagic.free_memory("batch")
     freed 3.2 GiB (the exception of In [7]: 2.1 GiB on cuda:0, batch: 1.1 GiB on cuda:0) · …
     """
     cuda_state.check()  # if CUDA is dead, destroying a CUDA event ends this process
@@ -98,9 +99,9 @@ def free_memory(*what: object, grads: bool = False) -> Freed:
     found, outputs = find(namespace), KeptOutputs(namespace)
     skipped = _skipped(names, namespace, outputs, found)
     if grads:  # before `spare` is computed: an exception may hold gradients too
-        _release_gradients(namespace)
+        _release_gradients({n: namespace[n] for n in names if n in namespace} or namespace)
         meter.take("gradients")
-        found = find(namespace)
+        found, names = find(namespace), []
     gone = [n for n in names if n in namespace and n not in skipped and not outputs.has(n)]
     # Storages that can be freed: only `gone`, outputs, exceptions and garbage hold them.
     spare = [e for e in found if all(way.kind in KEPT or way.root in gone for way in e.ways)]

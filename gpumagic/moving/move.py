@@ -387,8 +387,8 @@ def _no_room(device: torch.device, tensors: list[FoundTensor]) -> str:
     free = size(cuda_state.free_bytes(device)) if device.type == "cuda" else "too little"
     return (
         f"{device} has {free} free, and the cell's variables need {size(sum(needed.values()))} "
-        f"({names}); nothing was moved; {as_typed('%gpufree')} frees what errors and outputs hold, "
-        f"{as_typed('%gpumem')} shows the rest; or read a part of the data in this cell"
+        f"({names}); nothing was moved; {as_typed('%gpufree')} frees what errors and outputs hold; "
+        f"with --no-move, the cell's own code can copy parts: {largest[0][0]}[:64].to('{device}')"
     )
 
 

@@ -117,7 +117,8 @@ def _answer(comparison: Comparison) -> list[str]:
         said = [f"{fastest} is {by} faster than {slowest}" if by else alike]
     if comparison.virtual:
         said.append(of_virtual(comparison.virtual))
-    for where, scale in {t.where: t.scaling for t in comparison.timings if t.scaling}.items():
+    scaled = {t.where: t.scaling for t in comparison.timings if t.scaling and not t.virtual}
+    for where, scale in scaled.items():
         by, names = times(scale).removesuffix(" ×"), where.replace("+", " + ")
         said.append(f"{names} at the same time: {by} times as fast as one after the other")
     return said

@@ -168,11 +168,12 @@ class MemoryAccount:
         with self._lock:
             self._count()
             allocator = self.allocator
-            if allocator.reserved.current + allocator.needs(nbytes) > self.limit:
+            if allocator.reserved.current + allocator.needs(nbytes)[0] > self.limit:
                 allocator.empty_cache()
                 self.retries += 1
+            block = allocator.needs(nbytes)[1]
         # Unlike a GPU, this does not raise if memory is too fragmented: docs/virtual-gpus.md.
-        if allocator.bytes.current + in_blocks(nbytes) > self.limit:
+        if allocator.bytes.current + block > self.limit:
             raise self.out_of_memory(segment_for(in_blocks(nbytes)))
 
     def pass_through(self, sizes: list[int]) -> None:

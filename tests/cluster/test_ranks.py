@@ -96,6 +96,11 @@ def test_commas_may_separate_names_and_ranks(shell):
     out(shell, "%%ongpu @all\na, b = 1, dist.get_rank()")
     out(shell, "%gpucluster pull a, b")
     assert (shell.ns["a"], shell.ns["b"]) == ([1, 1], [0, 1])
+    out(shell, "%%ongpu @0\nonly = 5")
+    out(shell, "%gpucluster pull only")
+    assert "name 'only' is not defined" in shell.run("%%ongpu @1\nonly").text
+    shell.run("only = 6")
+    assert out(shell, "%%ongpu @1\nonly").result == [6]
     assert "no rank 7 or 8: the ranks are 0 to 1" in failed(shell, "%gpucluster restart 7,8")
 
 

@@ -78,7 +78,7 @@ def test_mig_by_its_uuid() -> None:
 def test_free_is_the_most_free_memory_and_not_the_unknown() -> None:
     some = [gpu(0, memory_free=None), gpu(1, memory_free=3), gpu(2, memory_free=5)]
     assert resolve_one("free", some) == some[2]
-    with pytest.raises(GpuError, match="is unknown; type 0"):
+    with pytest.raises(GpuError, match="no GPU reports its free memory; type 0"):
         resolve("free", [gpu(0, memory_free=None)])
 
 

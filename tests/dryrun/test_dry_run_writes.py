@@ -459,3 +459,8 @@ def test_where_the_kernel_refuses_no_write_the_result_says_so(monkeypatch):
     result = dry_run(lambda: 1)
     assert result.complete
     assert "C++ code may write files or send data: no Landlock or no seccomp" in str(result)
+
+
+def test_the_priority_of_a_users_other_processes_stays():
+    result = dry_run(lambda: os.setpriority(os.PRIO_USER, 0, os.getpriority(os.PRIO_USER, 0)))
+    assert "PermissionError" in str(result)

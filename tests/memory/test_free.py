@@ -152,6 +152,12 @@ def test_gradients_come_back_when_asked(held):
     before = allocated()
     held.run("%gpufree")
     assert allocated() == before
+    held.run("other = nn.Linear(8, 8, device='cuda')\nother(x[:8, :8]).sum().backward()")
+    said = held.run("%gpufree --grads other").text
+    assert "gradients: " in said
+    assert (held.ns["other"].weight.grad, before) == (None, allocated() - 2 * 512)
+    assert held.ns["net"].weight.grad is not None
+    del held.ns["other"]
     said = held.run("%gpufree --grads").text
     assert a_librarys.grad is not None
     assert before - allocated() == 2**20 + 2048

@@ -89,6 +89,15 @@ def test_out_of_memory_in_cudas_words(gpus):
     assert (stats["num_ooms"], stats["num_alloc_retries"]) == (1, 2)  # the last tensor retried, too
 
 
+def test_a_block_that_is_larger_than_its_tensor_must_fit_too(gpus):
+    make = lambda nbytes: torch.empty(nbytes, dtype=torch.uint8, device="cuda:0")  # noqa: E731
+    held = make(CAPACITY - 20 * MIB), make(MIB // 2)
+    with pytest.raises(torch.OutOfMemoryError, match="is reserved") as refused:
+        make(20_000_000)  # in a block of 20 MiB
+    assert " -" not in str(refused.value)
+    assert torch.cuda.memory_allocated(0) == sum(x.nbytes for x in held)
+
+
 def test_a_stable_sort_has_the_peak_of_any_sort(gpus):
     x, peaks = torch.randn(5000, 20, device="cuda:1"), []
     for stable in (False, True):
