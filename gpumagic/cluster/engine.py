@@ -1,9 +1,9 @@
-"""Run as a rank: join the process group, run the notebook's cells, report the current line.
+"""Run this process as a rank: join the process group, run cells, report the current line.
 
-The notebook's process calls these functions through ipyparallel. A collective waits in C++, so an
-interrupt cannot end a collective. Instead, a thread closes the group's connections: the collective
-fails, and all variables survive. In the notebook's `TCPStore`, a key names the cell that must end.
-So a late interrupt cannot end the next cell.
+The notebook's process calls these functions through ipyparallel. A collective waits in C++, where
+Ctrl-C has no effect. To end a collective, a thread closes the process group's connections. The
+collective then raises an error, and the rank keeps its variables. The notebook's `TCPStore` has a
+key for each cell that must end, so that a late interrupt cannot end the next cell.
 """
 
 import ast
@@ -44,23 +44,23 @@ from gpumagic.usercode.frames import cut_ours, errors
 from gpumagic.usercode.program import compile_cell
 from gpumagic.usercode.variables import names_assigned, names_read
 
-_dist: Any = dist  # Any, since torch's annotations lack its stores
+_dist: Any = dist  # Any, because torch's annotations lack TCPStore and PrefixStore
 _PULSE_S = 0.5  # seconds between reports of the current line
-# If a cell still runs this many reports after an interrupt, it is waiting in a collective.
+# An interrupted cell that still runs after this many reports is waiting in a collective.
 _FREE = 3
 
 orphaned: list[Callable[[], None]] = []
-"""Functions to call before this process exits because the notebook is gone."""
+"""Functions to call when the notebook is gone, before this process exits."""
 
-# Keys in the notebook's store.
+# Keys in the notebook's `TCPStore`.
 ENDING = "end/{}"
-"""Set when the cell with this id must end."""
+"""The key that exists if a cell must end; ``{}`` is the cell's id."""
 PULSE = "pulse/{}"
-"""The last report of the rank with this number."""
+"""The key of a rank's last report; ``{}`` is the rank's number."""
 
 
 # -- the process group
-_connections: set[int] = set()
+_connections: set[int] = set()  # file descriptors of the process group's sockets
 _make_group = distributed_c10d._new_process_group_helper
 _init = dist.init_process_group
 
@@ -98,14 +98,14 @@ def join(generation: int) -> None:
     distributed_c10d._new_process_group_helper = _make_and_note
     dist.init_process_group = distributed_c10d.init_process_group = _init_once
     real = not _this.device.virtual and dist.is_nccl_available()
-    # Open a new connection, because a connection that waits serves no other request.
+    # The group needs its own connection, because a connection that waits serves no other request.
     store = _dist.PrefixStore(f"generation-{generation}", _dist.TCPStore(*_this.at))
     backend, ranks = "cpu:gloo,cuda:nccl" if real else "gloo", int(os.environ["WORLD_SIZE"])
     _init(backend, store=store, rank=_this.rank, world_size=ranks)
 
 
 def _cut() -> bool:
-    """Close the group's connections, so that collectives fail; return whether any existed."""
+    """Close the group's connections, so that collectives fail; False if no connection exists."""
     if not dist.is_initialized():
         return False
     if "nccl" in dist.get_backend_config():
@@ -127,7 +127,7 @@ def _collectives() -> int:
 
 
 def _place_of(thread: int) -> tuple[str, int, str]:
-    """Return a thread's current user file and line, and its running `torch.distributed` call."""
+    """Return the user's file and line where a thread is, and any `torch.distributed` call there."""
     call = ""
     frame: FrameType | None = sys._current_frames().get(thread)
     while frame is not None:
@@ -144,7 +144,7 @@ def _place_of(thread: int) -> tuple[str, int, str]:
 
 # -- this process as a rank
 class ThisRank:
-    """This process as a rank, connected to the notebook's store."""
+    """This process as a rank, connected to the notebook's `TCPStore`."""
 
     def __init__(self, store: tuple[str, int]) -> None:
         self.rank, self.device = int(os.environ["RANK"]), find("cuda:0")
@@ -157,7 +157,7 @@ class ThisRank:
 
     @contextmanager
     def runs(self, cell: str, name: str) -> Iterator[None]:
-        """Within the context, report the cell's line, and let an interrupt end a collective."""
+        """Within the context, report the cell's current line, and let an interrupt end the cell."""
         handler = signal.signal(signal.SIGINT, self._interrupt)
         self.cut = self.left_code = False
         self._running = cell
@@ -175,13 +175,13 @@ class ThisRank:
         """Call the notebook's store; end this engine if the notebook is gone."""
         try:
             return getattr(self.store, method)(*args)
-        except RuntimeError:  # the notebook is gone; the watch process may be on another host
+        except RuntimeError:  # the notebook is gone; its watch process cannot end remote engines
             for end_children in orphaned:
                 end_children()
             os._exit(1)
 
     def _interrupt(self, *_: object) -> None:
-        """Interrupt the user's code, but not gpumagic's work afterwards."""
+        """Raise KeyboardInterrupt if the user's code is running and the cell must end."""
         if self.in_code and self._is_to_end(self._running):
             self.in_code = False
             raise KeyboardInterrupt
@@ -193,7 +193,7 @@ class ThisRank:
             time.sleep(_PULSE_S)
             cell, said = self._running, dict[str, Any]()
             ending_for = ending_for + 1 if self._is_to_end(cell) else 0
-            # Interrupt at each report, since an interrupt before the user's code has no effect.
+            # Repeat at each report, because an interrupt before the user's code has no effect.
             if ending_for and self._running == cell:
                 signal.pthread_kill(self._main, signal.SIGINT)
             if ending_for >= _FREE and self._running == cell:
@@ -215,7 +215,7 @@ _this: ThisRank
 
 
 def set_up(store: tuple[str, int], path: list[str], memory: int) -> dict[str, Any]:
-    """Make this process a rank, on a virtual GPU of `memory` bytes if needed; return `about()`."""
+    """Make this process a rank; if it has no GPU, create a virtual GPU of `memory` bytes."""
     global _this
     sys.path[:] = [*path, *(each for each in sys.path if each not in path)]
     if not torch.cuda.is_available():
@@ -248,9 +248,9 @@ class CellOrder:
     file: str
     sources: dict[str, str]  # cells' source text by file name, for tracebacks
     keep: tuple[str, ...]  # names of the variables to return
-    assigned: dict[str, Fingerprint]  # the notebook's fingerprints, by assigned variable
+    assigned: dict[str, Fingerprint]  # the notebook's values of variables that the cell assigns
     label: str = ""  # printed before each line of output
-    given: bytes = b""  # the parts of the split variables, pickled
+    given: bytes = b""  # this rank's parts of the split variables, pickled
 
 
 @dataclass
@@ -288,7 +288,7 @@ def pull(names: list[str]) -> dict[str, bytes]:
 
 
 def _unwrapped(value: Any) -> Any:
-    """Return a value without its DDP wrapper, which works only in the process group."""
+    """Return a value without its DDP wrapper. The wrapper works only in the process group."""
     return value.module if isinstance(value, DistributedDataParallel) else value
 
 
@@ -297,7 +297,7 @@ def run(order: CellOrder) -> Outcome:
     outcome, space = Outcome(_this.rank), shell().user_ns
     with _this.runs(order.cell, order.label):
         parts = sending.unpack(order.given) or {}
-        # After the cell, a split variable gets its whole value back, unless the cell assigned it.
+        # After the cell, restore the whole value of each split variable that it did not assign.
         split = parts.keys() & space.keys() - {*names_assigned(order.tree)}
         whole = {name: space[name] for name in split}
         space.update(parts)
@@ -325,8 +325,7 @@ def _run(order: CellOrder, outcome: Outcome, space: dict[str, Any]) -> None:
         _this.in_code = True
         exec(body, space)
         value = None if last is None else eval(last, space)
-        # On this event, matplotlib draws its figures.
-        shell().events.trigger("post_execute")
+        shell().events.trigger("post_execute")  # on this event, matplotlib draws its figures
         _this.in_code, _this.left_code = False, True
     except BaseException as raised:  # noqa: BLE001  also interrupts
         _this.in_code, _this.left_code = False, True

@@ -1,7 +1,7 @@
 """Start the engines of a cluster, replace them, and explain how they ended.
 
-ipyparallel starts and connects the engines. Each engine requests an id: its rank plus an offset.
-The offset grows with each start. So a late engine of an aborted start never has a current id.
+ipyparallel starts and connects the engines. Each engine requests its rank plus an offset as its id.
+Each start has a new offset, so that an engine of an aborted start never gets a current engine's id.
 """
 
 import asyncio
@@ -30,22 +30,22 @@ from gpumagic.errors import GpuError
 from gpumagic.isolation.settings import deferred
 from gpumagic.telemetry.host import MemoryGroup, host_name
 
-_dist: Any = torch.distributed  # Any, since torch's annotations lack its stores
+_dist: Any = torch.distributed  # Any, because torch's annotations lack TCPStore
 # Milliseconds between heartbeats. The controller registers a new engine at the next heartbeat.
 _BEAT_MS = 500
 _START_S = 120.0
 _LOOK_S = 0.02
 _ANSWER_S = 2.0
-# Seconds to wait until the cause of an engine's death is known.
+# Maximum seconds to wait for the cause of an engine's death.
 _CAUSE_S = 0.5
 _GONE = "an engine has ended; %gpucluster shows which"
 
 
 def _run(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Run a coroutine. In a kernel, ipyparallel's `_sync` methods would leave a thread running."""
+    """Run a coroutine without the thread that ipyparallel's `_sync` methods leave running."""
     try:
         asyncio.get_running_loop()
-    except RuntimeError:  # no event loop; also at exit, when no thread can start
+    except RuntimeError:  # no event loop runs here, so no thread is needed
         return asyncio.run(coroutine)
     pool = ThreadPoolExecutor(1)
     try:
@@ -56,18 +56,18 @@ def _run(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 @dataclass(eq=False)
 class RankEngine:
-    """One engine, with its rank in the group."""
+    """The engine of one rank."""
 
     number: int
     engine_set: EngineSet
-    engine: int = -1  # ipyparallel's id
-    mark: str = ""  # `launching.MARK` in the environment of the engine and its children
+    engine: int = -1  # the engine's id in ipyparallel
+    mark: str = ""  # value of `launching.MARK` in the environment of the engine's processes
     about: dict[str, Any] = field(default_factory=dict)
     lost: str = ""  # why the engine has ended; empty while it runs
 
     @property
     def died(self) -> str:
-        """Return the message about a dead rank."""
+        """The message that this rank has died, with advice."""
         again = f"type %gpucluster restart {self.number} to replace it"
         return f"rank {self.number} has died: {self.lost}; {again}"
 
@@ -105,7 +105,7 @@ class Engines:
         self.join()
 
     def _make(self) -> None:
-        """Start the store and a process that ends orphaned engines; create the cluster object."""
+        """Start a `TCPStore` and a process that ends orphaned engines; create `self._cluster`."""
         home = self.plan.directory
         prefix = ".gpumagic-cluster-" if home else "gpumagic-cluster-"
         self._directory = tempfile.mkdtemp(prefix=prefix, dir=home)
@@ -115,7 +115,7 @@ class Engines:
         self._cleanup.callback(watch.terminate)
         self._cleanup.callback(launching.end, self.mark)
         self._killed = self._group.kills() or 0
-        # With a socket of ours, the store listens on this address only.
+        # Pass a socket, because the store by itself would listen on all addresses.
         listener = socket.create_server((self.plan.address, 0))
         self._at = self.plan.address, listener.getsockname()[1]
         options = {"wait_for_workers": False, "master_listen_fd": listener.detach()}
@@ -128,7 +128,7 @@ class Engines:
             cluster_file="",
             log_level=50,
             controller_ip=self.plan.address,
-            # Local engines read the controller's address from a file, after importing torch.
+            # Local engines start before the controller has an address, and read it from a file.
             send_engines_connection_env=not self.plan.local,
             controller_args=[
                 "--IPController.use_threads=True",
@@ -201,7 +201,7 @@ class Engines:
         self.check()
         if not any(rank.lost for rank in self.ranks):
             self._generation += 1
-            with deferred():  # a joining rank waits for all others
+            with deferred():  # no interrupt, because each joining rank waits for all others
                 self._at_start(self.ranks, engine.join, self._generation)
 
     # -- calls and replies
@@ -258,20 +258,20 @@ class Engines:
 
     # -- dead ranks
     def check(self) -> None:
-        """Record which ranks have died, with the cause."""
+        """Record which ranks have died, and why."""
         for rank in self.ranks:
             connected = rank.engine in self._client.ids
             cause = "" if rank.lost else self._ended(rank, 0.0 if connected else _CAUSE_S)
             if not rank.lost and (cause or not connected):
                 rank.lost = cause or "its connection was lost"
-                launching.end(rank.mark)  # its child processes
+                launching.end(rank.mark)  # the rank's child processes
 
     def _ended(self, rank: RankEngine, patience_s: float = 0.0) -> str:
-        """Return how a rank's process ended; empty while it runs or if unknown."""
+        """Return how a rank's process ended; empty if the process runs, or if unknown."""
         launcher = self._launchers.get(rank.engine_set.key)
         if launcher is None:
             return ""
-        # Only the thread that waits for the process knows its exit code.
+        # ipyparallel's thread waits for the process, and only this thread gets the exit code.
         launcher._wait_thread.join(patience_s)
         if launcher._wait_thread.is_alive():
             return ""
@@ -284,7 +284,7 @@ class Engines:
         return f"it was ended by {signal.Signals(-code).name} (signal {-code})"
 
     def replace(self, ranks: Sequence[RankEngine], say: Callable[[str], object]) -> None:
-        """Kill ranks, start new ones in their place, and join all ranks in a new group."""
+        """Kill ranks, start new engines for them, and join all ranks in a new process group."""
         for rank in ranks:
             if len(rank.engine_set.ranks) > 1:
                 raise GpuError(
@@ -318,6 +318,6 @@ class Engines:
         self.stopped = True
         with deferred():
             self._cleanup.close()
-        # Without these references, open files close before the next garbage collection.
+        # Drop these references, so that open files close now and not at a garbage collection.
         self._store = self._client = self._cluster = None
         self._launchers.clear()

@@ -27,7 +27,7 @@ _REWRAP = "the process group was recreated: wrap modules in DDP or fully_shard a
 class GpuCluster(AbstractContextManager["GpuCluster"]):
     """A running cluster of ranks, started by `gpumagic.cluster`.
 
-    A `with` block stops the cluster at its end.
+    The end of a `with` block stops the cluster.
 
     Attributes
     ----------
@@ -83,8 +83,8 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
         Returns
         -------
         values : list or None
-            The last expression's value for each rank or part; None if all values are None.
-            Tensors are on the CPU.
+            The last expression's value on each rank, or for each chunk of the split variables.
+            None if all values are None. Tensors are on the CPU.
         made : dict
             The gathered and reduced variables, by name.
 
@@ -107,7 +107,7 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
             cell = CellOnRanks(self._engines, ranks, tree, file, asked or Sharing(), line)
             cell.deliver()
             sent_s = time.perf_counter() - began
-            self._broken = True  # assumed until the cell has ended
+            self._broken = True  # the process group counts as broken until the cell has ended
             cell.run()
         self._broken = cell.broke_the_group()
         return self._finish(cell, sent_s, time.perf_counter() - began)
@@ -134,7 +134,7 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
     def _finish(
         self, cell: CellOnRanks, sent_s: float, seconds: float
     ) -> tuple[Any, dict[str, Any]]:
-        """Set `last_report`; then return the values, or raise the cell's error."""
+        """Set `last_report`; then return what `run` returns, or raise the cell's error."""
         notes = self._notes(cell)
         done = [cell.outcomes[n] for n in sorted(cell.outcomes)]
         made: dict[str, Any] = {}
@@ -186,9 +186,9 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
         return self._of_checkpoints("save", to, [*names]).path
 
     def restore(self, directory: str) -> "Checkpoint":
-        """Load a checkpoint into the variables of all ranks; their number may have changed.
+        """Load a checkpoint into the variables of all ranks. The number of ranks may have changed.
 
-        Loads the directory if it is a complete checkpoint, else its newest complete checkpoint.
+        Loads `directory` if it is a complete checkpoint, else the newest complete checkpoint in it.
         Raises `GpuError` and loads nothing if a module or optimizer is missing or differs in shape.
         """
         loaded = self._of_checkpoints("restore", directory)
@@ -207,12 +207,12 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
 
     # -- values
     def pull(self, *names: str) -> dict[str, list[Any]]:
-        """Return each variable's values on the ranks, in order; tensors are on the CPU.
+        """Return each variable's values in the order of the ranks, with tensors on the CPU.
 
         Raises
         ------
         GpuError
-            If no rank has a variable of this name.
+            If one of the variables exists on no rank.
         """
         found = self._engines.answers(self._ranks("@all"), engine.pull, list(names))
         missing = [name for name in names if not any(name in each for each in found)]
@@ -235,7 +235,7 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
     def restart(self, *numbers: int) -> None:
         """Replace ranks by new engines; all other ranks keep their variables.
 
-        All ranks then join a new process group. Raises `GpuError` if this fails.
+        All ranks then join a new process group. Raises `GpuError` if a rank cannot be replaced.
         """
         ranks = self._numbered([*map(str, numbers)], "%gpucluster restart 0")
         with ProgressLine(shell()) as line:
@@ -266,10 +266,10 @@ def cluster(
     Parameters
     ----------
     where : str or int, optional
-        The GPUs of this machine to use, or their number: ``"0,1"``, ``"all"``, 2. Without a GPU,
-        each engine gets a virtual GPU.
+        The GPUs of this machine to use: ``"0,1"``, ``"all"``, or a number of GPUs, such as 2. If
+        the machine has no GPU, each engine gets a virtual GPU.
     slurm, partition : str, optional
-        Nodes times GPUs per node to request from Slurm, ``"2x8"``; and the Slurm partition.
+        `slurm` gives the nodes and the GPUs per node, ``"2x8"``. `partition` is Slurm's partition.
     ssh : str, optional
         Hosts, with the number of GPUs (default 1) after a colon: ``"host1,host2:4"``.
     mpi : int, optional

@@ -1,11 +1,11 @@
-"""Plan the start of engines, run as an engine, and end engines when the notebook's process ends.
+"""Plan and run a cluster's engines, and end them when the notebook's process ends.
 
-An engine runs ``python -m gpumagic.cluster.launching`` with ipyparallel's engine options. Before it
-imports torch, an engine sets its rank and its GPU in its environment.
+An engine runs ``python -m gpumagic.cluster.launching`` with ipyparallel's engine options. Before an
+engine imports torch, it sets the rank and the GPU in its environment.
 
 ``python -m gpumagic.cluster.launching --watch PID MARK DIRECTORY`` waits until the process PID has
-ended. Then it kills all processes of the cluster and removes the directory. Each process of a
-cluster, also a child process, has a mark in its environment. All marks begin with the same text.
+ended. Then it kills all processes of the cluster and removes DIRECTORY. The environment of each of
+these processes has a mark that begins with MARK. Child processes inherit the mark.
 """
 
 import contextlib
@@ -30,12 +30,12 @@ from gpumagic.virtual import part_of_the_host
 
 _LOOPBACK = "127.0.0.1"
 _ENGINE = ["-m", "gpumagic.cluster.launching"]
-# Seconds that an engine waits for the controller's file and answer, even on a busy machine.
+# Timeouts in seconds. They are long because an engine may be slow on a busy machine.
 _ENGINE += ["--IPEngine.wait_for_url_file=60", "--IPEngine.timeout=30"]
 _MOST_VIRTUAL = 64
 
-# For each launcher, the environment variables for the rank and the local rank. The local rank
-# selects the GPU. Variables of other launchers, such as torchrun, are ignored.
+# For each launcher, the environment variable of the rank, mapped to the variable of the local rank.
+# The local rank selects the GPU. Variables of other launchers, such as torchrun, are ignored.
 _LAUNCHER, _LOCAL = "GPUMAGIC_LAUNCHER", "GPUMAGIC_LOCAL_RANK"
 _RANKS = {
     "local": {"RANK": ""},
@@ -72,7 +72,7 @@ class Plan:
 
     launcher: str  # ipyparallel's name: "local", "ssh", "slurm", "mpi"
     sets: tuple[EngineSet, ...]
-    address: str = _LOOPBACK  # the controller and the store listen here
+    address: str = _LOOPBACK  # the controller and the `TCPStore` listen here
     description: str = ""  # "2 GPUs of this machine"
     directory: str | None = None  # a directory that all machines see
 
@@ -96,7 +96,7 @@ class Plan:
 
     @property
     def virtual_memory(self) -> int:
-        """Return the memory of this process's virtual GPU, or an engine's share of host memory."""
+        """Bytes of each engine's virtual GPU."""
         here = (gpu.memory_total for gpu in device.here() if gpu.virtual)
         return next(here, None) or part_of_the_host(self.count)
 
@@ -136,7 +136,7 @@ def _virtual(asked: str) -> int:
 
 
 def ssh(hosts: str, ip: str | None, python: str | None) -> Plan:
-    """Plan one engine on each host, or the number after the host's colon: ``host2:4``."""
+    """Plan one engine for each host; ``host2:4`` requests four engines on host2."""
     sets: list[EngineSet] = []
     names = []
     for part in hosts.split(","):
@@ -176,26 +176,26 @@ def mpi(number: str, ip: str | None) -> Plan:
 
 
 def _address(hosts: Sequence[str]) -> str:
-    """Return the address at which the hosts reach this machine; loopback if all are local."""
+    """Return the address at which hosts reach this machine; loopback if all hosts are local."""
     if all(host in ("localhost", _LOOPBACK, "::1") for host in hosts):
         return _LOOPBACK
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            # Sends nothing: connecting a UDP socket only looks up the route.
+            # This sends nothing, because connecting a UDP socket only looks up the route.
             probe.connect((hosts[0] or socket.getfqdn(), 9))
             found = str(probe.getsockname()[0])
         except OSError as error:
             raise GpuError(f"{hosts[0] or 'this machine'} has no address ({error})") from None
     if hosts[0] or not found.startswith("127."):
         return found
-    from jupyter_client.localinterfaces import public_ips  # engines import this file, not Jupyter
+    from jupyter_client.localinterfaces import public_ips  # engines do not need this module
 
-    # Debian maps a machine's own name to 127.0.1.1.
+    # Debian maps a machine's own name to 127.0.1.1, which other machines cannot reach.
     return next(iter(public_ips()), found)
 
 
 async def stop_elsewhere(cluster: Any) -> None:
-    """End the launchers' engines, and remove gpumagic's files on other machines."""
+    """End a cluster's engines, and remove the profile directories on SSH hosts."""
     sets = cluster.engines.values()
     hosts = {each.location: each for one in sets for each in getattr(one, "launchers", {}).values()}
     await cluster.stop_cluster()
@@ -210,7 +210,7 @@ def take_place(environment: MutableMapping[str, str]) -> None:
     rank, local = next(pair for pair in names.items() if pair[0] in environment)
     environment["RANK"], environment["LOCAL_RANK"] = environment[rank], "0"  # one GPU is visible
     share = (os.cpu_count() or 1) // int(next(filter(None, map(environment.get, _SIZES))))
-    environment.setdefault("OMP_NUM_THREADS", str(max(1, share)))  # torchrun sets 1
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, share)))  # torchrun would set 1
     environment.pop("LOCAL_WORLD_SIZE", None)
     if local in environment:
         known = [each for each in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if each]
@@ -226,7 +226,7 @@ def main() -> None:
     number = int(os.environ.pop(FIRST, "0")) + int(os.environ["RANK"])
     sys.argv.append(f"--IPEngine.id={number}")
     # Import torch now, so that the first cell need not wait. Import tqdm before IPython, so that
-    # tqdm draws text: a rank has no notebook for widgets.
+    # tqdm draws text, because a rank cannot show widgets.
     import torch  # noqa: F401
     import tqdm.auto  # noqa: F401
     from ipyparallel.engine import app
@@ -235,7 +235,7 @@ def main() -> None:
     from gpumagic.cluster import engine
 
     engine.orphaned.append(partial(end, os.environ[MARK]))
-    # Outside cells, ignore interrupts: an interrupt must not cut off a message.
+    # Outside cells, ignore interrupts, because an interrupt could cut off a message.
     Kernel.pre_handler_hook = Kernel.post_handler_hook = lambda self: None
     app.main()
 
@@ -252,7 +252,7 @@ def start_watch(mark: str, directory: str) -> subprocess.Popen[bytes]:
 
 
 def marked(mark: str) -> list[psutil.Process]:
-    """Return the processes on this machine whose mark begins with `mark`."""
+    """Return this machine's other processes whose mark begins with `mark`."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
@@ -265,7 +265,7 @@ def marked(mark: str) -> list[psutil.Process]:
 def end(mark: str) -> None:
     """Kill the processes whose mark begins with `mark`."""
     until = time.monotonic() + _GONE_S
-    # A killed process may remain as a zombie without an environment; `marked` omits zombies.
+    # Killed processes may remain as zombies, but `marked` omits zombies, so the loop ends.
     while (left := marked(mark)) and time.monotonic() < until:
         for process in left:
             with contextlib.suppress(psutil.Error):
@@ -277,7 +277,7 @@ def watch(pid: str, mark: str, directory: str) -> None:
     """Wait until the parent process has ended, then end the cluster."""
     while os.getppid() == int(pid):
         time.sleep(_LOOK_S)
-    for _ in range(10):  # again, for processes that started in the meantime
+    for _ in range(10):  # repeat, because processes may start in the meantime
         end(mark)
         time.sleep(_LOOK_S)
     shutil.rmtree(directory, ignore_errors=True)

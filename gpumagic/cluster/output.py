@@ -1,4 +1,4 @@
-"""Print output of ranks and threads as whole, labelled lines; report their time and memory."""
+"""Print the output of ranks and threads as whole lines with labels; report time and memory."""
 
 import sys
 import threading
@@ -19,9 +19,10 @@ _BAR = 40  # maximum characters of a shortened progress bar
 
 
 class WholeLines:
-    """A stream that writes only whole lines, with the writer's label before each line.
+    """A stream that writes only whole lines, with a label before each line.
 
-    If `label` returns None, text passes unchanged. Lines after `most` characters are only counted.
+    If `label` returns None, text passes unchanged. With `bars`, progress bars pass unchanged too.
+    After `most` characters, lines are counted but not written.
     """
 
     def __init__(
@@ -53,17 +54,17 @@ class WholeLines:
         return table.short("".join(self._begun.values()).strip(), _BAR)
 
     def end(self) -> None:
-        """Write unfinished lines, and the number of lines that were only counted."""
+        """Write unfinished lines, and the number of lines that were not written."""
         for label in [label for label, rest in self._begun.items() if rest]:
             self._add(label, "\n")
         if self._dropped:
             self._stream.write(f"… and {many(self._dropped, 'more line')}\n")
         self._stream.flush()
-        self._left = float("inf")  # a logger may still write to this stream
+        self._left = float("inf")  # no limit, because a logger may still write to this stream
 
     def _add(self, label: str, text: str) -> None:
         every = (self._begun.get(label, "") + text).split("\n")
-        # Drop text before a carriage return: progress bars overwrite that text.
+        # Drop text before a carriage return, because progress bars overwrite this text.
         *lines, rest = (line[line.rfind("\r", 0, -1) + 1 :] for line in every)
         self._begun[label] = rest[:MOST]
         mark = f"[{label}] " if label else ""
@@ -78,7 +79,7 @@ class WholeLines:
 def whole_lines(
     label: Callable[[], str | None], most: float = float("inf"), *, bars: bool = False
 ) -> Iterator[WholeLines]:
-    """Replace stdout and stderr by `WholeLines`; yield stderr, where progress bars are written."""
+    """Replace stdout and stderr by `WholeLines`; yield the new stderr, which gets progress bars."""
     mine: Any = [WholeLines(each, label, most, bars=bars) for each in (sys.stdout, sys.stderr)]
     with redirect_stdout(mine[0]), redirect_stderr(mine[1]):
         try:
@@ -89,7 +90,7 @@ def whole_lines(
 
 
 def show_new(metadata: Mapping[str, Any], shown: Counter[str], label: str) -> None:
-    """Show a rank's new output with a label; `shown` counts the output shown so far."""
+    """Show a rank's new output; `shown` counts the characters and figures shown before."""
     from IPython.display import display
 
     for name in ("stdout", "stderr", "outputs"):
@@ -107,12 +108,12 @@ def show_new(metadata: Mapping[str, Any], shown: Counter[str], label: str) -> No
 # -- the report
 @dataclass(frozen=True)
 class RankTime:
-    """Seconds and peak memory of one rank, or of one device of this process."""
+    """Time and peak memory of one rank, or of one device of this process."""
 
     name: str  # "rank 1", "cuda:1"
     seconds: float
     peak: int | None = None  # bytes
-    parts: int = 1  # number of runs of the cell, one for each part
+    parts: int = 1  # how many times this rank or device ran the cell
     virtual: bool = False
 
 
@@ -123,7 +124,7 @@ class RanksReport(Shown):
     Attributes
     ----------
     ranks : tuple of RankTime
-        The ranks where the cell succeeded, or all devices.
+        The ranks that completed the cell, or all devices.
     seconds : float
         Time from sending the cell to the last reply.
     said : tuple of str
@@ -131,7 +132,7 @@ class RanksReport(Shown):
     notes : tuple of str
         Warnings, such as a replaced rank or an autograd graph that was not copied.
     wrong : tuple of str
-        Reasons why variables could not be gathered and became lists of their parts.
+        For each variable that could not be gathered or reduced, the reason.
     """
 
     ranks: tuple[RankTime, ...]
@@ -149,7 +150,7 @@ def sent_in_words(names: Iterable[str], nbytes: int, seconds: float) -> str:
 
 @dataclass(frozen=True, repr=False)
 class RanksTable(Shown):
-    """The ranks of a cluster, one row each. The row of a dead rank shows the cause."""
+    """The ranks of a cluster, one row each. The row of a dead rank shows how the rank died."""
 
     title: str
     rows: tuple[dict[str, Any], ...]
@@ -163,7 +164,7 @@ def text(record: RanksReport | RanksTable) -> str:
 
 
 def html(record: RanksReport | RanksTable) -> str:
-    """Return a report or a table as HTML; a click on the report's line shows each rank."""
+    """Return a report or a table as HTML. A click on a report opens a table of its ranks."""
     if isinstance(record, RanksTable):
         return block(f"<div>{escape(record.title)}</div>{table.html(_columns(record))}")
     head, *rest = _parts(record)

@@ -1,9 +1,9 @@
-"""Split values into parts by their items, and join the results of the parts.
+"""Split the items of values into parts for ranks or threads, and join the results.
 
-Parts are as large as in `torch.tensor_split`. Parts of tensors and arrays are copies: a view would
-be sent with its whole storage, and writing to a view would change the notebook's value. Gathered
-tensors are on the CPU, without an autograd graph. Results that cannot be joined are returned as a
-list, so no work is lost.
+Parts have the sizes of `torch.tensor_split`. Parts of tensors and arrays are copies, not views. A
+view would be sent with its whole storage, and writing to a view would change the notebook's value.
+Gathered tensors are on the CPU, without an autograd graph. If results cannot be joined, a list of
+the results is returned, so that no work is lost.
 """
 
 import ast
@@ -37,7 +37,7 @@ class Sharing:
 
     split: tuple[str, ...] = ()
     gather: tuple[str, ...] = ()
-    reduce: tuple[tuple[str, str], ...] = ()  # ("loss", "mean")
+    reduce: tuple[tuple[str, str], ...] = ()  # names and reductions: ("loss", "mean")
     chunk: int | None = None
 
     @property
@@ -81,7 +81,7 @@ def _join_arrays(parts: Sequence[Any]) -> Any:
 
 
 def _join_frames(parts: Sequence[Any]) -> Any:
-    # Leave out empty parts: pandas warns that a later version will use their dtypes.
+    # Leave out empty parts, because pandas warns about the dtypes of empty parts.
     return sys.modules["pandas"].concat([part for part in parts if len(part)] or [parts[0]])
 
 
@@ -183,7 +183,7 @@ class SplitValues:
         if size:
             starts = range(0, count, size)
             self.bounds = [(start, min(start + size, count)) for start in starts] or [(0, 0)]
-        # Run one empty part if there are no items, so that the result has the right type.
+        # If split variables have no items, run one empty part, so that results have the right type.
         filled = [n for n, (start, stop) in enumerate(self.bounds) if stop > start]
         filled = filled or [*range(1 if self._values else ranks)]
         self.total = len(filled)
@@ -292,7 +292,7 @@ def sharing_in_words(asked: Sharing, made: Mapping[str, Any], parts: int) -> Ite
 
 # -- checking
 def check(asked: Sharing, tree: ast.Module, namespace: Mapping[str, Any]) -> None:
-    """Raise `GpuError` for an `await`, an unknown reduction, or a name not used in the cell."""
+    """Raise `GpuError` for `await`, unknown reductions, and names that the cell does not use."""
     if line := awaits(tree):
         raise GpuError(f"line {line} awaits, but no event loop runs here; await in an earlier cell")
     read = [name for name, _ in variables_read(names_read(tree), namespace)] if asked.split else []

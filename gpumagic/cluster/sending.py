@@ -1,9 +1,10 @@
 """Send to the ranks the variables and functions that a cell reads.
 
-A variable is sent to a rank that lacks it, and again after the notebook assigns or changes it. If
-notebook and rank both changed an object, the rank's value stays. A tensor that the rank has is sent
-as a number, so an optimizer that is sent later refers to the rank's parameters. A sent function
-reads the rank's variables. Each rank records which values it has; a replaced rank has none.
+A rank gets a variable that it lacks, and gets it again after the notebook assigns or changes it. If
+both the notebook and the rank changed an object, the rank's value stays. Each tensor has a number.
+If a rank has a tensor already, only the number is sent. So an optimizer that is sent later refers
+to the rank's parameters. A function that was sent reads the rank's variables. Each rank records the
+values that it has received, so that a replaced rank gets all values again.
 """
 
 import hashlib
@@ -32,9 +33,9 @@ from gpumagic.usercode.values import globals_of
 from gpumagic.usercode.variables import NOT_VARIABLES
 
 State = tuple[int, bool]
-"""A tensor's version, and its `requires_grad`."""
+"""The version and the `requires_grad` of a tensor."""
 Fingerprint = tuple[bytes, int]
-"""A hash of a variable's value, and the value's id."""
+"""The hash and the `id()` of a variable's value."""
 
 
 # -- in the notebook
@@ -43,18 +44,18 @@ _number_of: Any = WeakTensorKeyDictionary()
 
 
 def _number(tensor: torch.Tensor) -> int:
-    """Return a number that is unique among living tensors."""
+    """Return the unique number of a tensor."""
     return int(_number_of.setdefault(tensor, next(_numbers)))
 
 
 def _state(tensor: torch.Tensor) -> State:
-    """Return a tensor's state. Inference tensors have no version and get a new number each time."""
+    """Return a tensor's state. An inference tensor has no version and always counts as changed."""
     version = next(_numbers) if tensor.is_inference() else tensor._version
     return version, tensor.requires_grad
 
 
 def file_in_rank(file: str) -> str:
-    """Return a file's name in ranks; for a cell, ``<ipython-input-3-0f1e2d3c>`` with a checksum."""
+    """Return a file's name in ranks; a cell is ``<ipython-input-NUMBER-CHECKSUM>``."""
     number = re.match(r"In \[(\d+)\]", label(file))
     if number is None and not file.startswith("<"):
         return file
@@ -104,7 +105,7 @@ class NotebookPickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def fingerprint(name: str, value: Any) -> tuple[bytes, Iterable[str]]:
-    """Return a value's hash and the names that its functions read; raise `GpuError` on failure."""
+    """Return the hash of a value, and the names that functions in the value read."""
     stream = io.BytesIO()
     pickler = NotebookPickler(stream)
     try:
@@ -127,7 +128,7 @@ def fingerprints_here(names: Iterable[str]) -> dict[str, Fingerprint]:
 def fingerprints_of(
     variables: Iterable[tuple[str, Any]], space: Mapping[str, Any], hidden: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Fingerprint]]:
-    """Return the variables that a cell and its functions read, and their fingerprints."""
+    """Return the variables that a cell and its functions read, and each variable's fingerprint."""
     values: dict[str, Any] = {}
     fingerprints: dict[str, Fingerprint] = {}
     queue = deque(variables)
@@ -144,7 +145,7 @@ def fingerprints_of(
 
 
 def pack(values: Any, known: Mapping[int, State] | None = None, sources: Any = None) -> bytes:
-    """Pickle values; a tensor whose number and version are in `known` is pickled as its number."""
+    """Pickle values; for a tensor in `known` with the same version, pickle only the number."""
     there = known or {}
 
     class Pickler(NotebookPickler):
@@ -184,11 +185,11 @@ def unpack(data: bytes) -> Any:
 _known: WeakValueDictionary[int, torch.Tensor] = WeakValueDictionary()
 """The tensors that this rank has received, by number (see `_number`)."""
 _states: dict[int, State] = {}
-"""The state that each of these tensors had in the notebook when it was sent, by number."""
+"""The state of each received tensor in the notebook when the tensor was sent, by number."""
 _sent: dict[str, Fingerprint] = {}
-"""The notebook's fingerprint of each variable, set when the rank received or assigned it."""
+"""Fingerprints of the notebook's variables when this rank received or assigned them."""
 _received: dict[str, bytes] = {}
-"""Fingerprints of received variables in this rank, taken after their move to the GPU."""
+"""Hashes of received variables in this rank, computed after the variables moved to the GPU."""
 _unread: set[str] = set()
 """Names of variables that were received after the last cell began."""
 
@@ -210,11 +211,11 @@ def _known_tensor(number: int, state: State) -> torch.Tensor:
 
 @dataclass
 class Wants:
-    """The variables that a cell reads and a rank lacks."""
+    """A rank's answer about the variables that a cell reads."""
 
     names: dict[str, bool]  # names to send; True if the rank has an older value
     kept: list[str]  # names of objects that both the notebook and this rank changed
-    tensors: dict[int, State]  # states of the tensors that the rank has
+    tensors: dict[int, State]  # states of the tensors that the rank has, by number
 
 
 def wanted(fingerprints: dict[str, Fingerprint]) -> Wants:
@@ -246,7 +247,7 @@ def receive(variables: bytes, fingerprints: dict[str, Fingerprint]) -> str:
 
 
 def note_received() -> None:
-    """Record fingerprints after the move to the GPU, so that the move is not seen as a change."""
+    """Hash received variables after they moved to the GPU, so that the move counts as no change."""
     _received.update(_fingerprints_now(_unread))
     _unread.clear()
 

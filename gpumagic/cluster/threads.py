@@ -1,9 +1,9 @@
 """Run a cell on several devices of this process at once, with one thread for each device.
 
-Each thread has its own parts of split variables, copies of values with tensors, and the variables
-that the cell assigns. All other variables are shared with the notebook. With `--chunk` a thread
-runs several parts, one after another. If a thread fails or the user interrupts, all threads end,
-and no variable is gathered.
+Each thread has its own parts of split variables, copies of values with tensors, and variables that
+the cell assigns. All other variables are shared with the notebook. With `--chunk`, a thread runs
+the cell for several parts, one after another. If a thread fails or the user interrupts the cell,
+all threads end, and no variable is gathered.
 """
 
 import ast
@@ -37,10 +37,10 @@ from gpumagic.usercode.program import compile_cell, own_code
 from gpumagic.usercode.variables import names_assigned, variables_read
 
 _MAGICS = ("run_line_magic", "run_cell_magic")
-# Threads copy one at a time: an object with a lock cannot be copied by two threads at once.
+# Held while a thread copies, because two threads cannot copy an object with a lock at once.
 _copying = threading.Lock()
 _label: ContextVar[str | None] = ContextVar("gpumagic_label", default=None)
-"""The label of this thread's output: the device of a `DeviceThread`, or None elsewhere."""
+"""The label of a thread's output: the device in a `DeviceThread`, None in other threads."""
 
 
 def _shared(
@@ -74,7 +74,7 @@ class DeviceThread:
         self.device, self.target = device, as_torch(device)
         self._namespace = namespace
         self.worker = Worker(str(device))
-        self.seconds, self.parts = 0.0, 0  # time in the cell's code; number of parts that ran
+        self.seconds, self.parts = 0.0, 0  # `seconds`: time in the cell's code
         self.number = 0  # number of the current or last part
         self.copies = CopiedVariables(
             namespace,
@@ -115,9 +115,9 @@ class DeviceThread:
         return {name: copies.globals[name] for name in part}
 
     def close(self, *, failed: bool) -> None:
-        """End the thread. If the cell succeeded, gathered functions keep their variables."""
+        """End the thread. If not `failed`, functions that were gathered keep their variables."""
         self.worker.close()
-        # If the cell failed, the error's frames would keep the copies on all devices alive.
+        # If the cell failed, empty the variables, because the error's frames keep them alive.
         self.copies.close(emptied=failed)
 
 
@@ -179,9 +179,9 @@ class CellOnDevices:
     def _run_all(self, work: Callable[[DeviceThread, "deque[int]"], None]) -> None:
         futures: dict[Future[Any], DeviceThread] = {}
         try:
-            with deferred():  # first start all threads, so that an interrupt reaches all
+            with deferred():  # first start all threads, so that an interrupt reaches all threads
                 for thread, queue in zip(self._threads, self._split.queues, strict=True):
-                    # ipykernel uses the context to show printed text under the right cell.
+                    # ipykernel uses the copied context to show output under the right cell.
                     job = partial(copy_context().run, work, thread, queue)
                     futures[thread.worker.submit(job)] = thread
             wait_for_all(futures, "FIRST_EXCEPTION")
@@ -202,7 +202,7 @@ class CellOnDevices:
         thread: DeviceThread,
         queue: "deque[int]",
     ) -> None:
-        """Run parts in this thread until none is left, with the caller's torch and NumPy modes."""
+        """Run the cell for the parts in `queue`, with the caller's torch and NumPy modes."""
         _label.set(str(thread.device))
         where = some(str(device) for device in self._devices)
         codes = [None if code is None else own_code(code) for code in self._codes]

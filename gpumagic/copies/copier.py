@@ -1,10 +1,10 @@
 """Copy objects of a notebook together with the references between them.
 
-All objects are written to one pickle and read back, so each object has one copy. Immutable and
-process-wide objects are shared, not copied: the pickle has only their numbers. Functions and
-classes of the notebook, and instances of these classes, are recreated without calling their
-methods. A copied function has the same code, and copies of its globals, closure and defaults. All
-other objects are pickled as their class defines.
+All objects are written to one pickle and read back, so that each object has exactly one copy.
+Immutable and process-wide objects are not copied but shared. The pickle contains a number for each
+shared object. Functions and classes of the notebook, and instances of these classes, are recreated
+without calling the user's methods. A copied function has the same code, and copies of its globals,
+closure and defaults. All other objects are pickled as their classes define.
 """
 
 import contextvars
@@ -27,7 +27,7 @@ from gpumagic.usercode.program import own_code
 from gpumagic.usercode.values import attributes, comes_from, globals_of, is_tensor, own, slots_of
 
 _CACHED = type(functools.lru_cache(str))
-# Py_TPFLAGS_HEAPTYPE: the bit in `__flags__` of classes that are made in Python.
+# The bit Py_TPFLAGS_HEAPTYPE, which is set in the `__flags__` of classes made in Python.
 _MADE_IN_PYTHON = 1 << 9
 
 # Types that pickle saves directly, at C speed.
@@ -43,7 +43,7 @@ _SHARED_KINDS = frozenset(
         contextvars.ContextVar,
     )
 )
-# Objects of these packages and classes are shared: they are immutable or process-wide.
+# Objects of these packages and classes are shared, because they are immutable or process-wide.
 _SHARED = (
     *("datetime", "decimal", "fractions", "uuid", "pathlib", "re"),
     *("builtins.range", "builtins.slice"),
@@ -59,7 +59,7 @@ _SHARED = (
 _WHOLE = (
     *("torch.nn.Module", "torch.optim.Optimizer", "torch.optim.lr_scheduler.LRScheduler"),
     *("torch.amp.GradScaler", "torch.utils.data.DataLoader", "jax.custom_jvp", "jax.custom_vjp"),
-    "equinox.Module",  # pickle would call its `__new__`, which returns a singleton
+    "equinox.Module",  # pickle would call `__new__`, which returns a singleton
 )
 
 
@@ -80,17 +80,16 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
         self._stream = io.BytesIO()
         super().__init__(self._stream, protocol=5)
         self._namespace, self._storages, self._stays = namespace, storages, stays
-        # The variables that functions read, by name.
-        self.read_by_functions: dict[str, Any] = {}
+        self.read_by_functions: dict[str, Any] = {}  # variables that copied functions read, by name
         self.finishing: list[Callable[[], Any]] = []  # functions to call when all copies exist
         self.alive: list[Any] = []  # keeps the targets of copied weak references alive
         self._modules = {"__main__", namespace.get("__name__", "__main__")} - {"builtins"}
         self._spaces = {id(namespace): (namespace, fresh)}
         self._numbers: dict[int, int] = {}
-        self._originals: list[Any] = []  # by number
-        self._copies: dict[int, Any] = {}  # by number
-        self._ours: dict[type, bool] = {}
-        self._kinds: dict[type, tuple[bool, bool, frozenset[int]]] = {}
+        self._originals: list[Any] = []  # shared and recreated objects, by number
+        self._copies: dict[int, Any] = {}  # copies of recreated objects, by number
+        self._ours: dict[type, bool] = {}  # results of `is_ours`
+        self._kinds: dict[type, tuple[bool, bool, frozenset[int]]] = {}  # see `_shares`
 
     def write(self, values: Any) -> None:
         """Pickle the originals; raise pickle's error if an object cannot be pickled."""
@@ -147,7 +146,7 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
         return Copier.copied, (self, self._number(original), make, *args)
 
     def copied(self, number: int, make: Callable[..., Any], *args: Any) -> Any:
-        """Return the copy. Call `make` only once: in a cycle, pickle asks for an object twice."""
+        """Return the copy, made at the first call. For an object in a cycle, pickle calls twice."""
         if number not in self._copies:
             self._copies[number] = make(self._originals[number], *args)
         return self._copies[number]
@@ -166,7 +165,7 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
         return self._spaces.setdefault(id(original), (original, dict(original)))[1]
 
     def _is_space(self, space: dict[str, Any]) -> bool:
-        """Whether globals belong to the notebook or to a script of `%run`, and so are copied."""
+        """Whether a dict is the globals of the notebook or of a script that `%run` ran."""
         return id(space) in self._spaces or space.get("__name__") == "__main__"
 
     def is_notebooks(self, function: Any) -> bool:
@@ -176,7 +175,7 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
     def is_ours(self, kind: type) -> bool:
         """Whether a class or one of its bases is defined in the notebook."""
         if kind not in self._ours:
-            # Members of enums are compared by identity; ctypes makes its classes in C. Share both.
+            # Share enums, which are compared by identity, and ctypes' classes, which are made in C.
             stays = comes_from(kind, "enum.Enum", "_ctypes.Structure", "_ctypes.Array")
             ours = not (stays or self._storages.others.know(kind))
             self._ours[kind] = ours and any(map(self._is_from_here, kind.__mro__))
@@ -223,7 +222,7 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
         return not copied and (shared or id(value) in of_module)
 
     def _is_of_library(self, function: Any) -> bool:
-        """Whether a library defines this function. A user's wrapper may have the same name."""
+        """Whether a library defines this function, not a user's wrapper of the same name."""
         found: Any = sys.modules.get(function.__module__ or "")
         for name in function.__qualname__.split("."):
             found = getattr(found, name, None)
@@ -241,12 +240,12 @@ def _is_shared_kind(kind: type) -> bool:
         return True
     name = f"{kind.__module__}.{kind.__qualname__}."
     shared = name.startswith(tuple(f"{each}." for each in _SHARED))
-    # Compiled modules (torch._dynamo) and generators of virtual GPUs (gpumagic) are copied.
+    # Copy compiled modules and virtual GPUs' generators, although their packages are in `_SHARED`.
     return shared and not comes_from(kind, "torch.nn.Module", "torch._C.Generator")
 
 
 def _of_its_module(kind: type) -> frozenset[int]:
-    """Return the ids of all objects in a class's module, including its sentinels."""
+    """Return the ids of the objects in a class's module, for example of sentinels."""
     name = kind.__module__
     if name in ("__main__", "builtins") or name not in sys.modules:
         return frozenset()
@@ -314,7 +313,7 @@ def _reduce_class(copier: Copier, kind: type) -> Any:
         name: item
         for name, item in vars(kind).items()
         if name not in ("__module__", "__qualname__", "__slots__", "_abc_impl")
-        and getattr(item, "__objclass__", None) is not kind  # type.__new__ makes these
+        and getattr(item, "__objclass__", None) is not kind  # type.__new__ adds these
     }
     made = copier.recreate(kind, _new_class, copier, type(kind), kind.__bases__)
     return *made, (copier, held), None, None, _set_class
@@ -325,7 +324,7 @@ def _new_class(old: type, copier: Copier, meta: Any, bases: tuple[type, ...]) ->
     for name in ("__slots__", "__orig_bases__"):  # required by type.__new__ and Generic
         if name in vars(old):
             space[name] = vars(old)[name]
-    # A metaclass of the notebook must not run again.
+    # Skip metaclasses of the notebook, because the user's `__new__` must not run again.
     maker: Any = next(m for m in meta.__mro__ if not copier.is_ours(m) and "__new__" in vars(m))
     return maker.__new__(meta, old.__name__, bases, space)
 
@@ -334,7 +333,7 @@ def _set_class(kind: type, state: tuple[Copier, dict[str, Any]]) -> None:
     copier, held = state
     for name, item in held.items():
         finish = functools.partial(type.__setattr__, kind, name, item)
-        if name == "__init_subclass__":  # not to be called for copies of subclasses
+        if name == "__init_subclass__":  # set last, so that copying subclasses does not call it
             copier.finishing.append(finish)
         else:
             finish()
@@ -354,7 +353,7 @@ def _reduce_instance(copier: Copier, value: Any, kind: type) -> Any:
 
 
 def _is_plain(kind: type) -> bool:
-    """Whether `object.__new__` can create instances of a class: no base is made in C."""
+    """Whether `object.__new__` can create instances, because no base of the class is made in C."""
     return all(
         base.__flags__ & _MADE_IN_PYTHON
         and type(vars(base).get("__new__")) is not types.BuiltinFunctionType
@@ -372,7 +371,7 @@ def _pickles_by_default(copier: Copier, kind: Any) -> bool:
 def _new_instance(old: Any, copier: Copier, kind: type) -> Any:
     made: Any = object.__new__(kind)
     if comes_from(kind, "torch.nn.RNNBase"):
-        # Do as Module.to: cuDNN needs the weights of a recurrent layer in one block.
+        # Flatten as Module.to does, because cuDNN needs a recurrent layer's weights in one block.
         copier.finishing.append(made.flatten_parameters)
     return made
 

@@ -2,8 +2,8 @@
 
 If tensors and NumPy arrays overlap in memory (views, `from_numpy`, tied weights), their copies
 overlap too, with the same strides. The originals are only read. A copy to another device takes no
-memory on the original's device. Each array of another framework is copied separately, so JAX may
-donate the copy. torch is used only if the notebook has imported it.
+memory on the original's device. Each array of another framework gets a separate copy, so that JAX
+may donate this copy. torch is used only if the notebook has imported it.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from gpumagic.usercode.values import comes_from, is_tensor, own, torch_here
 if TYPE_CHECKING:
     import torch
 
-# torch's alignment of allocations in bytes, a multiple of every element size.
+# Alignment of torch's allocations in bytes. It is a multiple of every element size.
 _ALIGNMENT = 64
 
 
 @dataclass
 class Stretch:
-    """The memory of a tensor or array: the address of its first element, and the range to copy."""
+    """The memory of a tensor or array."""
 
-    index: int
+    index: int  # number of the tensor or array in `StorageCopier`
     source: Any
-    first: int
-    start: int
-    stop: int
+    first: int  # address of the first element
+    start: int  # lowest address to copy
+    stop: int  # address after the last byte to copy
     device: Any = None  # None without torch
     home: Any = None  # the copy's device
 
@@ -44,13 +44,13 @@ class StorageCopier:
     """Number tensors and arrays, and copy each of them once."""
 
     def __init__(self, others: FrameworksOn = NO_OTHERS) -> None:
-        self.nbytes = self.sent = 0  # bytes copied; bytes copied to another device
+        self.nbytes = self.sent = 0  # bytes copied; `sent` counts only copies to other devices
         self.others = others
         self._sources: list[Any] = []
         self._numbers: dict[int, int] = {}
         self._made: dict[int, Any] = {}
         self._finished: dict[int, Any] = {}
-        self._token: Any = None  # the autograd input of copies that are not leaves
+        self._token: Any = None  # the input from which `_rooted` makes copies that are not leaves
 
     def has(self, value: Any, kind: type) -> bool:
         """Whether a value is an array that this class can copy."""
@@ -86,7 +86,7 @@ class StorageCopier:
         return number
 
     def copy(self, homes: Mapping[int, Any]) -> None:
-        """Make all copies; `homes` maps a tensor's id to another device for its copy."""
+        """Make all copies; `homes` maps the id of a tensor to the device of the copy."""
         with ExitStack() as stack:
             if (torch := torch_here()) is not None:
                 self._token = torch.zeros((), device="cpu", requires_grad=True)
@@ -118,7 +118,7 @@ class StorageCopier:
             held.clear()
 
     def _piece(self, index: int, source: Any, homes: Mapping[int, Any]) -> Stretch | None:
-        """Return the memory to copy; None if this method has copied the tensor or array itself."""
+        """Return the memory to copy; None if this method has made the copy already."""
         if is_tensor(source):
             home = homes.get(id(source), source.device)
             if _lies_plainly(source):
@@ -144,7 +144,7 @@ class StorageCopier:
         if len(family) == 1 and not is_tensor(source) and source.flags.owndata:
             import numpy
 
-            made = numpy.array(source, order="K", subok=False)  # owns its memory, so resizable
+            made = numpy.array(source, order="K", subok=False)  # owns memory and can be resized
             made.flags.writeable = source.flags.writeable
             self._made[family[0].index] = made
             self._count(source.nbytes, sent=False)
@@ -190,7 +190,7 @@ def _families(pieces: Iterable[Stretch]) -> list[list[Stretch]]:
 
 
 def _reach(shape: tuple[int, ...], size: int, steps: Iterable[int]) -> tuple[int, int]:
-    """Return byte offsets from the first element to the lowest byte and to the end."""
+    """Return the offsets of the lowest byte and of the end from the first element, in bytes."""
     if not math.prod(shape):
         return 0, 0
     ends = [(n - 1) * step for n, step in zip(shape, steps, strict=True)]
@@ -291,7 +291,7 @@ def _bytes_between(start: int, stop: int, family: list[Stretch]) -> Any:
         if base <= start and stop <= base + storage.nbytes():
             flat = torch.empty(0, dtype=torch.uint8, device=source.device)
             return flat.set_(storage, start - base, (stop - start,), (1,))
-    # No storage contains all bytes, for example if `from_numpy` tensors share an array.
+    # No storage contains all bytes, for example if `from_numpy` made tensors of an array's slices.
     return torch.frombuffer(_memory(start, stop), dtype=torch.uint8)
 
 

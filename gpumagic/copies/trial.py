@@ -1,8 +1,8 @@
 """Run code on copies of variables, so that the user's variables do not change.
 
-The objects in the user's variables and their autograd graphs do not change either. Functions and
-classes of the notebook use the copies. Two threads can use two sets of copies at the same time.
-After `close`, an error or an interrupt, no copy remains.
+The objects in the variables, and the autograd graphs of tensors, do not change either. Copied
+functions and classes of the notebook use the copied variables. Two threads can use two sets of
+copies at the same time. After `close`, an error or an interrupt, no copy remains.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class CopiedVariables:
             copier = Copier(self._namespace, {}, StorageCopier(self._others), self._stays)
             try:
                 copier.write({name: value})
-            except Exception as its:  # noqa: BLE001  as above
+            except Exception as its:  # noqa: BLE001  pickling runs the user's methods
                 error = its
                 break
             finally:
@@ -128,7 +128,7 @@ class CopiedVariables:
 def _homes(
     namespace: Mapping[str, Any], values: Mapping[str, Any], device: torch.device | None
 ) -> tuple[dict[int, torch.device], list[str]]:
-    """Return each copy's device, by the tensor's id; and notes on tensors with autograd graphs."""
+    """Return the device of each tensor's copy, by the tensor's id, and notes on autograd graphs."""
     if device is None:
         return {}, []
     from gpumagic.moving.find_tensors import TensorFinder
@@ -153,7 +153,7 @@ def place(stack: ExitStack, device: torch.device, space: dict[str, Any]) -> None
 
 
 class Trial:
-    """Run a program on copies of its variables, on one device; `values` overrides variables."""
+    """Run a program on one device, with copies of variables, or with the values in `values`."""
 
     # Set by `set_up`: runs the code once for each item of an iterable.
     loop: Callable[[Iterable[None]], object]
@@ -173,7 +173,7 @@ class Trial:
         self._others = others
         self._program, self._values = program, values
         self.stack = ExitStack()  # close it on the thread that ran `set_up`
-        # Copy at the end: if this method is interrupted, `close` is not called.
+        # Copy last, because `close` is not called if this method is interrupted.
         self.copies = CopiedVariables(
             namespace,
             [name for name in program.reads if name not in values],
@@ -184,7 +184,7 @@ class Trial:
         )
 
     def set_up(self) -> None:
-        """Place this thread's new tensors, set variables from `values`, and run the set-up code."""
+        """Place this thread's new tensors on the device, set `values`, and run the set-up code."""
         space = self.copies.globals
         if self.device is not None:
             place(self.stack, self.device, space)

@@ -1,8 +1,8 @@
 """Model torch's caching allocator for CUDA: the block of each request, and the reserved memory.
 
 The rules are those of c10/cuda/CUDACachingAllocator.cpp, for default settings and one stream.
-``tests/cuda/test_memory_model.py`` compares the model with the real allocator. Each method first
-reads, then writes without function calls, so that an interrupt cannot come between two writes.
+``tests/cuda/test_memory_model.py`` compares the model with the real allocator. Python handles
+interrupts at function calls, so each method first reads and then writes without function calls.
 """
 
 from bisect import bisect_left
@@ -47,10 +47,10 @@ class CachingAllocator:
         self.bytes, self.blocks, self.requested = MemoryStat(), MemoryStat(), MemoryStat()
         self.reserved, self.segments = MemoryStat(), MemoryStat()
         self._segments: dict[int, int] = {}  # sizes, by address
-        # Small and large free blocks as (size, address), sorted; the first that fits is used.
+        # Free blocks as (size, address) in two sorted lists, for small and for large blocks.
         self._free: tuple[list[tuple[int, int]], ...] = ([], [])
         self._sizes: dict[int, int] = {}  # sizes of free blocks, by address
-        self._starts: dict[int, int] = {}  # addresses of free blocks, by their end
+        self._starts: dict[int, int] = {}  # addresses of free blocks, by end address
 
     @property
     def stats(self) -> tuple[MemoryStat, ...]:
@@ -76,7 +76,7 @@ class CachingAllocator:
         else:
             size = whole
         bytes_, blocks, requested = self.bytes, self.blocks, self.requested
-        # No function calls from here on, so that an interrupt cannot come in between.
+        # No function calls from here on, so that an interrupt cannot come between two writes.
         if reserved:
             self._segments[address] = whole
             stat = self.reserved
@@ -122,9 +122,9 @@ class CachingAllocator:
             end += self._sizes[end]
         place = bisect_left(free, (end - start, start))
         stat, blocks, requested = self.bytes, self.blocks, self.requested
-        # No function calls from here on, so that an interrupt cannot come in between.
+        # No function calls from here on, so that an interrupt cannot come between two writes.
         free[place:place] = ((end - start, start),)
-        if after > before:  # smaller than the merged block, so before it in `free`
+        if after > before:  # both indices are still right, because the merged block is larger
             del free[after]
         if before >= 0:
             del free[before]
@@ -153,8 +153,8 @@ class CachingAllocator:
         return reserved, size if whole - size >= least else whole
 
     def empty_cache(self) -> None:
-        """Return segments without an allocated block to the driver."""
-        # Such a segment is one free block.
+        """Release each segment without an allocated block, as ``torch.cuda.empty_cache`` does."""
+        # A segment without allocated blocks is one free block of the same address and size.
         for address, size in [*(self._segments.items() & self._sizes.items())]:
             row = self._free[size != _SMALL_SEGMENT or (size, address) not in self._free[0]]
             place, stat, count = row.index((size, address)), self.reserved, self.segments

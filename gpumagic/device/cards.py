@@ -1,8 +1,8 @@
 """Look up the memory of a card by its name.
 
-A card's size is the smallest total that torch printed for the card in public texts of 2020 to 2026
-(``torch.cuda.get_device_properties``, or the total capacity in an out-of-memory error). If no text
-was found, the size is the maker's figure.
+A card's memory is the smallest total that torch printed for the card in public texts of 2020 to
+2026 (``torch.cuda.get_device_properties``, or the total capacity in an out-of-memory error). If no
+text was found, the maker's figure is used.
 """
 
 import os
@@ -14,11 +14,11 @@ from gpumagic.errors import GpuError
 
 CONTEXT = 512 * 2**20
 """Estimated bytes that CUDA uses before the first tensor; real GPUs use 300 to 600 MiB."""
-# cuBLAS's default workspaces, as :KiB:count pairs (aten/src/ATen/cuda/CublasHandlePool.cpp).
+# torch's default cuBLAS workspaces, as :KiB:count pairs (aten/src/ATen/cuda/CublasHandlePool.cpp).
 _WORKSPACE, _WORKSPACE_HOPPER = ":4096:2:16:8", ":4096:8"
 _HOPPER = (9, 0)
 
-# By CUDA capability: names with the maker's size; after "=" the MiB that torch reports.
+# Cards by CUDA capability: name, maker's size, and after "=" the total MiB that torch reports.
 _KNOWN = {
     (12, 0): """RTX PRO 6000 96GB=97250, RTX 5090 32GB=32089, RTX 5060 Ti 16GB=15841,
         RTX 5080 16GB, RTX 5070 Ti 16GB, RTX 5070 12GB, RTX 5060 8GB""",
@@ -53,7 +53,7 @@ class Card:
 
     @property
     def workspace(self) -> int:
-        """Estimated bytes of torch's cuBLAS workspace; each thread has one per stream."""
+        """Estimated bytes of one cuBLAS workspace of torch. Each thread has one for each stream."""
         default = _WORKSPACE_HOPPER if self.capability >= _HOPPER else _WORKSPACE
         asked = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "")
         pairs = re.findall(r":(\d+):(\d+)", asked) or re.findall(r":(\d+):(\d+)", default)
@@ -77,7 +77,7 @@ CARDS = tuple(
 
 
 def card(given: str) -> Card:
-    """Return the card with a name or with a size such as ``24GiB``; raise GpuError if unknown."""
+    """Return the card for a name, or for a size such as ``24GiB``; GpuError for unknown names."""
     given = given.strip()
     size = bytes_in(given)
     if size is not None:
@@ -120,7 +120,7 @@ _BESIDES = re.compile(r"nvidia|geforce|tesla|quadro|generation|rtx|gtx|sxm\d?|pc
 
 
 def _plain(name: str) -> str:
-    """Normalize a name for comparison: ``"NVIDIA A100-SXM4-80GB"`` is ``"a10080"``."""
+    """Normalize a name for comparison: ``"NVIDIA A100-SXM4-80GB"`` becomes ``"a10080"``."""
     words = re.sub(r"\b(\d+)\s*g(i?b)?\b", r"\1", _BESIDES.sub(" ", name.lower()))
-    # "6000 Ada", "PRO 6000" and "A6000" are different cards, so these words stay.
+    # "Ada" and "PRO" are not ignored, because "6000 Ada", "PRO 6000" and "A6000" are three cards.
     return re.sub(r"[^a-z0-9]", "", words)

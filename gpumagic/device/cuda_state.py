@@ -1,7 +1,7 @@
 """Check whether CUDA still works in this process, and say what to do if it does not.
 
-Some CUDA errors are permanent: each later call fails with the same error, and only a new process
-can use the GPUs again. The check calls CUDA, because an error may come from another process.
+After some CUDA errors, each later call fails with the same error, and only a new process can use
+the GPUs again. The check calls CUDA, because an exception may describe another process's error.
 """
 
 import ctypes
@@ -49,8 +49,8 @@ _WHERE_BUSY = (
     "the GPU is busy or unavailable: another process may have exclusive use of it (compute mode "
     "Exclusive_Process); `%gpus` shows who holds it; run the cell again, or on another GPU"
 )
-# Patterns of errors that frameworks raise without a GPU. PyTorch's first three errors come from
-# builds without CUDA; the third appears after virtual GPUs were turned off.
+# Patterns of errors that frameworks raise if they find no GPU. PyTorch's first three errors come
+# from builds without CUDA. The third error is raised after virtual GPUs were turned off.
 _NO_GPU = {
     "PyTorch": r"Torch not compiled with CUDA|not linked with support for cuda|'CUDA' backend"
     r"|Found no NVIDIA driver|No CUDA GPUs are available|torch\.cuda\.is_available\(\) is False",
@@ -71,7 +71,7 @@ class Death:
     """The permanent failure of CUDA in this process."""
 
     what: str  # "device-side assert"
-    where: str  # the code that ran when the failure was found, "In [7], line 3"; or empty
+    where: str  # the code that ran when the failure was found, "In [7], line 3"; empty if unknown
 
     @property
     def cause(self) -> str:
@@ -85,7 +85,7 @@ class Death:
 
     @property
     def said(self) -> str:
-        """The sentence that CUDA is dead, with the cause."""
+        """The message that CUDA is dead, with the cause."""
         return f"CUDA in this kernel is dead ({self.cause})"
 
     def __str__(self) -> str:
@@ -101,23 +101,23 @@ def death() -> Death | None:
 
 
 def live_cuda() -> Any:
-    """Return ``torch.cuda`` if initialized and not dead, else None; import nothing."""
+    """Return ``torch.cuda`` if it is initialized and CUDA is not dead, else None."""
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     started = getattr(cuda, "is_initialized", bool)()
     return cuda if started and _death is None else None
 
 
 def started() -> list[int]:
-    """Return the ordinals of GPUs with a context. Use of another GPU would create a context."""
+    """Return the ordinals of GPUs that have a CUDA context. Using another GPU would create one."""
     if (cuda := live_cuda()) is None:
         return []
-    # CPU builds of torch lack this function; with them, all virtual GPUs count as started.
+    # CPU builds of torch lack this function. In a CPU build, all virtual GPUs count as started.
     has_context = getattr(sys.modules["torch"]._C, "_cuda_hasPrimaryContext", lambda n: True)
     return [n for n in range(cuda.device_count()) if has_context(n)]
 
 
 def look(where: str = "", error: BaseException | None = None) -> Death | None:
-    """Return CUDA's death or None, without waiting. The code at `where` raised `error`, if any."""
+    """Check CUDA without waiting; return its death or None. `error` was raised at `where`."""
     global _death
     if (cuda := live_cuda()) is not None:
         said = _asked(cuda)
@@ -198,7 +198,7 @@ def no_collections() -> Iterator[None]:
 
 
 def collect() -> None:
-    """Collect garbage unless CUDA is dead: then destroying a CUDA event would end the process."""
+    """Collect garbage, unless CUDA is dead and destroying a CUDA event would end the process."""
     if look() is None:
         gc.collect()
 
@@ -221,7 +221,7 @@ def take_event(ordinal: int) -> Any:
     if spare:
         return spare.pop()
     event = kind(enable_timing=True)
-    # Keep events alive: destroying an event when CUDA is dead ends the process (see `collect`).
+    # Keep the event alive forever, because destroying it after CUDA's death ends the process.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(event))
     return event
 
