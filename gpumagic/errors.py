@@ -16,18 +16,17 @@ class GpuError(Exception):
     """
 
     def _render_traceback_(self) -> list[str]:
-        # IPython calls this instead of showing the traceback.
         return [f"{type(self).__name__}: {self}"]
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A failure of the machine: a stable code for programs, and the cause and cure in words."""
+    """A failure of the machine, with a stable code for programs, a cause and a cure."""
 
     code: str
     cause: str
     cure: str
-    uuid: str | None = None  # of the GPU that has the problem, if any
+    uuid: str | None = None  # UUID of the GPU that has the problem, if any
 
 
 def note(error: BaseException, text: str) -> None:
@@ -40,7 +39,7 @@ def note(error: BaseException, text: str) -> None:
 
 def show_as(error: BaseException, lines: Callable[[], list[str]]) -> None:
     """Make IPython show an error as these lines."""
-    with suppress(AttributeError):  # an error with slots
+    with suppress(AttributeError):  # the error's class has slots
         error._render_traceback_ = lines  # type: ignore[attr-defined]
 
 
@@ -54,7 +53,7 @@ def as_typed(magic: str) -> str:
 
 
 def meant(given: str, known: Iterable[str]) -> str:
-    """Return ``"did you mean on? "`` with the closest known word; empty if none is close."""
+    """Return ``"did you mean cuda:1? "`` with the closest known word; empty if none is close."""
     from difflib import get_close_matches
 
     words, known = re.findall(r"[\w:-]+", given.lower()), list(known)
@@ -91,5 +90,5 @@ class CrossDeviceWarning(UserWarning):
 class ImplicitCopyError(CrossDeviceWarning, RuntimeError):
     """Raised with ``--strict`` for an implicit copy between devices or an implicit wait.
 
-    In this version the class derives from `CrossDeviceWarning`, which ``--strict`` raised before.
+    The class derives from `CrossDeviceWarning`, because earlier versions raised that class.
     """

@@ -1,11 +1,11 @@
 """List the devices of this process: virtual GPUs, or the GPUs of CUDA, HIP or Level Zero.
 
-CUDA_VISIBLE_DEVICES is parsed as in torch's ``_parse_visible_devices``, so ``cuda:1`` is the same
-GPU here and in torch. Numbers and UUIDs cannot be mixed, the list ends at its first invalid entry,
-and a repeated device makes the list empty.
+CUDA_VISIBLE_DEVICES is parsed as in torch's ``_parse_visible_devices``, so that torch and
+gpumagic number GPUs alike. Numbers and UUIDs cannot be mixed, the list ends at its first invalid
+entry, and a repeated device makes the list empty.
 
 For HIP, ``ROCR_VISIBLE_DEVICES`` selects and orders the GPUs. ``HIP_VISIBLE_DEVICES`` then selects
-from these GPUs; if it is not set, ``CUDA_VISIBLE_DEVICES`` selects
+from these GPUs; if it is not set, ``CUDA_VISIBLE_DEVICES`` is used instead
 (https://rocm.docs.amd.com/en/latest/conceptual/gpu-isolation.html). Each variable is a list of
 numbers or UUIDs. The list ends at its first invalid entry.
 """
@@ -45,7 +45,7 @@ def torch_build() -> TorchBuild:
 
 
 def read_build(text: str) -> TorchBuild:
-    """Parse the text of a ``version.py``: ``hip: Optional[str] = '6.4.43482'``."""
+    """Parse torch's ``version.py``, which has lines like ``hip: Optional[str] = '6.4.43482'``."""
     found = dict(re.findall(r"^(cuda|hip|xpu)\b[^=\n]*= *['\"]([^'\"]+)['\"]", text, re.MULTILINE))
     return TorchBuild(**found)
 
@@ -55,23 +55,21 @@ Kind = Literal["cpu", "cuda", "xpu", "mps"]
 
 @dataclass(frozen=True)
 class Device:
-    """A device that tensors can be on.
+    """A device that tensors can be on."""
 
-    Comparison ignores free memory and the note.
-    """
-
-    kind: Kind  # torch's name: AMD GPUs are "cuda" too
-    ordinal: int | None = None  # CUDA's number in this process, the 1 of cuda:1
+    kind: Kind  # torch's name, which is "cuda" also for AMD GPUs
+    ordinal: int | None = None  # number in this process: the 1 of cuda:1 or xpu:1
     uuid: str | None = None  # "GPU-…" or "MIG-…"; "PCI-…" if the GPU has no UUID
-    index: int | None = None  # in nvidia-smi or the driver; a MIG device has its GPU's index
+    # NVIDIA: GPU number in nvidia-smi, also for MIG devices. AMD, Intel: position by PCI address.
+    index: int | None = None
     name: str | None = None
     memory_total: int | None = None  # bytes
     memory_free: int | None = field(default=None, compare=False)
-    virtual: bool = False  # a virtual GPU of this process
+    virtual: bool = False  # whether it is a virtual GPU
     # For the user: why this is the CPU instead of the requested device.
     note: str | None = field(default=None, compare=False)
-    # False if the order of GPUs is unknown until CUDA starts, because there are several models and
-    # CUDA_DEVICE_ORDER is not PCI_BUS_ID.
+    # False if torch may number the GPUs differently, because the GPUs are of several models and no
+    # environment variable fixes their order.
     ordinal_certain: bool = field(default=True, compare=False)
 
     def __str__(self) -> str:
@@ -94,7 +92,7 @@ devices_changed: list[Callable[[], None]] = []
 def set_virtual(devices: Callable[[], Sequence[Device]] | None) -> None:
     """Register a function that lists this process's virtual GPUs; None removes it."""
     global _virtual, _cuda_order
-    _cuda_order = None  # the order of the old devices
+    _cuda_order = None  # it listed the old devices
     _virtual = devices
     for forget in devices_changed:
         forget()
@@ -108,8 +106,8 @@ def has_virtual() -> bool:
 def set_cuda_order(
     devices: Sequence[Device] | None, free: Callable[[int], int | None] | None = None
 ) -> None:
-    """Set CUDA's devices, in order, and a function that reads free bytes; None removes both."""
-    # After its start, CUDA ignores changes of the environment, so CUDA's own order is used.
+    """Set CUDA's devices in CUDA's order; `free` returns the free bytes of an ordinal."""
+    # Once CUDA has started, changes of the environment no longer change CUDA's order.
     global _cuda_order, _cuda_free
     _cuda_order, _cuda_free = None if devices is None else tuple(devices), free
 
@@ -123,7 +121,7 @@ def physical_gpus(door: nvml.Nvml | None = None) -> list[Device]:
 
 
 def amd_gpus(env: Mapping[str, str], root: Path = Path("/")) -> list[Device]:
-    """Return the GPUs that ROCm's torch calls ``cuda``, by ordinal, with free memory."""
+    """Return the GPUs that torch for ROCm calls ``cuda``, sorted by ordinal, with free memory."""
     cards = enumerate(drm.graphics_cards(root, "amd"))
     known = {card.address: _of_card("cuda", index, card) for index, card in cards}
     gpus = [known[address] for address in drm.kfd_gpus(root) if address in known]
@@ -133,11 +131,11 @@ def amd_gpus(env: Mapping[str, str], root: Path = Path("/")) -> list[Device]:
 
 
 def intel_gpus(env: Mapping[str, str], root: Path = Path("/")) -> list[Device]:
-    """Return the GPUs that torch calls ``xpu``, by ordinal; integrated GPUs only without cards."""
+    """Return the GPUs that torch calls ``xpu``; integrated GPUs only if there are no others."""
     known = list(enumerate(drm.graphics_cards(root, "intel")))
     cards = [(index, card) for index, card in known if not card.integrated] or known
     gpus = [_of_card("xpu", index, card) for index, card in cards]
-    # The mask is a list of numbers; ``1.0`` is tile 0 of GPU 1.
+    # In the mask, ``1.0`` is tile 0 of GPU 1. Only the numbers of GPUs matter here.
     mask = re.sub(r"\.[^,]*", "", env["ZE_AFFINITY_MASK"]) if "ZE_AFFINITY_MASK" in env else None
     # Level Zero does not document how it orders GPUs of different models.
     return _numbered(_listed(gpus, mask), certain=len({gpu.name for gpu in gpus}) <= 1)
@@ -199,7 +197,7 @@ def _bare(uuid: str | None) -> str:
 
 
 def visible(physical: Sequence[Device], env: Mapping[str, str]) -> list[Device]:
-    """Return CUDA's devices by ordinal, as CUDA_VISIBLE_DEVICES in `env` selects them."""
+    """Return the devices that CUDA_VISIBLE_DEVICES in `env` selects, sorted by ordinal."""
     gpus = [device for device in physical if not _is_mig(device)]
     text = env.get("CUDA_VISIBLE_DEVICES")
     by_uuid = text is not None and text.startswith(("GPU-", "MIG-"))
@@ -254,9 +252,9 @@ def _by_uuid(text: str, candidates: Sequence[Device]) -> list[Device]:
 
 
 LEAST_S = 1.0
-"""Minimum seconds of a cell for a report of energy. The power reading is updated about every
-100 ms, so the energy of one second is 10 % uncertain (Z. Yang, K. Adamek, W. Armour, Part-time
-power measurements: nvidia-smi's lack of attention, SC24, arXiv:2312.02741)."""
+"""Minimum duration, in seconds, of cells whose energy is reported. The power reading changes about
+every 100 ms, so the energy used in one second is 10 % uncertain (Z. Yang, K. Adamek, W. Armour,
+Part-time power measurements: nvidia-smi's lack of attention, SC24, arXiv:2312.02741)."""
 
 
 def joules(device: Device) -> float | None:

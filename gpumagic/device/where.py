@@ -24,11 +24,11 @@ NO_GPU = "this machine has no GPU that this process can see"
 def resolve(
     where: object, devices: Sequence[Device] | None = None, *, current: int = 0, cpu: bool = True
 ) -> list[Device]:
-    """Return the devices that a WHERE names, in the order of the WHERE; at least one.
+    """Return the devices that a WHERE names, in the WHERE's order; the list is never empty.
 
     A WHERE is a text (see docs/magics.md), an integer, a Device, or a ``torch.device``. A missing
     device becomes the CPU, with a ``note``, if its name ends in ``?``. ``cuda``, ``xpu`` or ``gpu``
-    without a number means number `current`. ``1`` and ``gpu:1`` mean a GPU of any kind.
+    without a number means number `current`. ``1`` and ``gpu:1`` mean GPU 1 of any kind.
 
     Raises GpuError if the WHERE is invalid or ambiguous, if a device is missing or named twice, or
     if the CPU is named and `cpu` is False.
@@ -36,7 +36,7 @@ def resolve(
     found: list[Device] = []
     try:
         text = _spell(where)
-        # For the CPU, do not call the driver: the first call can take seconds.
+        # If only the CPU is named, do not call the driver, whose first call can take seconds.
         if devices is None:
             devices = [] if _CPU.fullmatch(text.strip()) else here()
         for part in text.split(","):
@@ -70,7 +70,7 @@ def resolve_one(
 
 
 def complete(prefix: str, devices: Sequence[Device] | None = None) -> list[str]:
-    """Return completions of a WHERE, or of the part after the last comma; likely ones first."""
+    """Complete the last device of an unfinished WHERE; return likely completions first."""
     devices = here(memory=False) if devices is None else devices
     head, _, last = prefix.rpartition(",")
     start = last.lstrip()
@@ -118,7 +118,7 @@ def _resolve_part(
 
 
 class _NotADevice(Exception):
-    """Raised for a text that is not a valid WHERE."""
+    """Raised for a value that is not a valid WHERE."""
 
 
 class _NotHere(Exception):
@@ -151,7 +151,7 @@ def _find(asked: str, devices: Sequence[Device], current: int) -> list[Device]:
 
 
 def _gpu(match: re.Match[str], current: int, devices: Sequence[Device]) -> Device:
-    """Return the GPU with the matched number and kind. Kind "gpu", or none, means any kind."""
+    """Return the GPU that `match` names. The kind "gpu", or no kind, means any kind."""
     digits, kind = match["number"] or match["after"], (match["kind"] or "gpu").lower()
     ordinal = current if digits is None else int(digits)
     for device in devices:
@@ -189,7 +189,7 @@ def _list(devices: Sequence[Device]) -> str:
 
 
 def there_is(devices: Sequence[Device]) -> str:
-    """Return ``there are cuda:0 and cuda:1``, or why there is no GPU."""
+    """Return ``there are cuda:0 and cuda:1``, or that there is no GPU."""
     if not devices:
         return NO_GPU
     return f"there {'is only' if len(devices) == 1 else 'are'} {_list(devices)}"

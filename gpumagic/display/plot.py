@@ -1,4 +1,4 @@
-"""Draw curves as SVG without JavaScript, with axes, bands, names and crossings.
+"""Draw curves as SVG without JavaScript, and mark the points where curves cross.
 
 Curves differ by color and dashes, and are visible on white and black. Text has the page's color.
 """
@@ -11,8 +11,8 @@ from html import escape
 from itertools import count
 from typing import NamedTuple
 
-# Contrast is at least 3 : 1 with white and #111 (WCAG 2.1, 1.4.11). Orange and red are reserved
-# for problems. js/src/monitor/overview.ts has the same colors.
+# Contrast with white and with #111 is at least 3 : 1 (WCAG 2.1, 1.4.11). Orange and red are for
+# problems. js/src/monitor/overview.ts has the same colors.
 COLORS = ("#2f80ed", "#55a144", "#ba2997", "#8f5c2f", "#c07e9d", "#127a6b", "#685f99", "#a876f2")
 _CPU = "#7d8590"
 _DASHES = ("", "7 3", "2 3", "9 3 2 3")
@@ -60,7 +60,7 @@ def _path(points: Sequence[tuple[float, float]]) -> str:
 
 @dataclass(frozen=True)
 class Scale:
-    """Map the range `low` to `high` to the pixels `start` to `end`, logarithmic or linear."""
+    """Map values from `low` to `high` to pixels from `start` to `end`, on a log or linear axis."""
 
     low: float
     high: float
@@ -76,7 +76,7 @@ class Scale:
 
 
 def ticks(low: float, high: float) -> list[float]:
-    """Return round values for a logarithmic axis: powers of ten if three fit, else more values."""
+    """Return round values for a logarithmic axis: powers of ten, and more if fewer than 3 fit."""
     decades = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
     for digits in ((1,), (1, 3), (1, 2, 5)):
         found = [d * 10.0**k for k in decades for d in digits if low <= d * 10.0**k <= high]
@@ -98,7 +98,7 @@ def even_ticks(low: float, high: float) -> list[float]:
 
 
 _WIDTH, _HEIGHT = 680.0, 320.0
-# Margins; the right margin is extended by the width of the curves' names.
+# Margins; the right margin is extended by the width of the longest curve name.
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58.0, 26.0, 26.0, 42.0
 FOOT = _HEIGHT - _BOTTOM
 _LINE_HEIGHT = 15.0
@@ -109,14 +109,14 @@ _FEW = 24
 
 
 class Point(NamedTuple):
-    """A point of a curve, a missing value, or a crossing; `low` and `high` bound the band."""
+    """A curve's point or missing value, or a crossing of two curves."""
 
     x: float
     y: float | None  # None for a missing value
     tip: str  # tooltip
-    words: str = ""  # next to a missing value, or above a crossing
-    low: float = 0.0
-    high: float = 0.0
+    words: str = ""  # label below a missing value or above a crossing
+    low: float = 0.0  # lower edge of the band around the curve
+    high: float = 0.0  # upper edge of the band
 
 
 class Curve(NamedTuple):
@@ -133,7 +133,7 @@ class Curve(NamedTuple):
 
 
 class Plot:
-    """Draw curves in a frame. `words` maps the x values, ascending, to labels. The axes are
+    """Draw curves with axes. `words` maps ascending x values to labels. The axes are
     logarithmic, but the x axis is linear if an x value is zero or negative."""
 
     def __init__(self, words: Mapping[float, str], curves: Sequence[Curve]) -> None:
@@ -153,7 +153,7 @@ class Plot:
         self, name: str, tick: Callable[[float], str], crossings: Iterable[Point], label: str
     ) -> str:
         """Return the SVG element: `name` labels the x axis, `label` is for screen readers."""
-        # Names come first; labels of crossings and missing values use the room that is left.
+        # Place the curves' names first; labels of crossings and missing values use the room left.
         parts = [*self._axes(name, tick), *self._names()]
         parts += [part for crossing in crossings for part in self._crossing(crossing)]
         parts += [part for curve in self._curves for part in self._curve(curve)]
@@ -171,7 +171,7 @@ class Plot:
             yield line(_LEFT, y, self._end, y, "gm-grid")
             yield text(_LEFT - 8, y + 4, tick(value), "end")
         yield line(_LEFT, FOOT, self._end, FOOT, "gm-axis")
-        for value, words in reversed([*self._words.items()]):  # largest first: always labelled
+        for value, words in reversed([*self._words.items()]):  # the largest is always shown
             x, half = self._x(value), LETTER * len(words) / 2
             if self._free(x - half, x + half, FOOT + 17):
                 yield line(x, FOOT, x, FOOT + 4, "gm-axis")
@@ -189,7 +189,7 @@ class Plot:
             yield text(self._end + 19, y + 4, curve.name)
 
     def _crossing(self, crossing: Point) -> Iterator[str]:
-        """Yield a ring, and a line to the crossing's label above the plot if there is room."""
+        """Yield a ring at the crossing; if there is room, also a vertical line with a label."""
         x, half = self._x(crossing.x), LETTER * len(crossing.words) / 2
         yield _dot(x, self._y(crossing.y or 0.0), 6.5, 'class="gm-ring"', crossing.tip)
         middle = max(x, _LEFT + half)  # keep clear of the word "time" at the upper left
@@ -198,7 +198,7 @@ class Plot:
             yield text(middle, _TOP - 11, crossing.words, "middle", "gm-this")
 
     def _free(self, start: float, end: float, y: float) -> bool:
-        """Whether there is room for a label; if so, reserve it."""
+        """Whether there is room for a label; if so, reserve the room."""
         for other_start, other_end, other_y in self._taken:
             if start < other_end + 6 and other_start < end + 6 and abs(y - other_y) < _LINE_HEIGHT:
                 return False
@@ -224,7 +224,7 @@ class Plot:
                 yield from self._missing(point, before, color)
 
     def _missing(self, point: Point, before: Sequence[float], color: str) -> Iterator[str]:
-        """Yield a ✕ at the last height in `before`, and the reason if there is room."""
+        """Yield a ✕ at the last y in `before`, and a label below the ✕ if there is room."""
         x, y, half = self._x(point.x), [_TOP + 8, *before][-1], LETTER * len(point.words) / 2
         yield (
             f'<path d="M{x - 4:.1f} {y - 4:.1f}l8 8m0 -8l-8 8" stroke="{color}" stroke-width="2.2"'

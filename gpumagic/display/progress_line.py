@@ -16,12 +16,12 @@ from typing import Any
 from gpumagic.display.table import block, short, tag
 
 SHOW_AFTER_S = 2.0
-# Output that a notebook shows as empty.
+# An empty output for a notebook.
 _NOTHING = {"text/plain": "", "text/html": ""}
 
 
 def _bar(now: object) -> dict[str, str]:
-    """Return the text, and an HTML progress bar with the text, by MIME type."""
+    """Return `now` as text and as an HTML progress bar, by MIME type."""
     share: float | None = getattr(now, "share", None)
     value = "" if share is None else f' value="{share:.3f}"'
     style = "accent-color: var(--gm-mine); margin-right: 8px; vertical-align: middle; width: 16em"
@@ -81,7 +81,7 @@ class ProgressLine(AbstractContextManager["ProgressLine"]):
             return
 
         class Line(tqdm):  # type: ignore[misc]
-            monitor_interval = 0  # start no monitor thread: it would not end
+            monitor_interval = 0  # tqdm's monitor thread would not end
 
         # `disable=None` shows nothing if stderr is not a terminal.
         self._line = Line(

@@ -2,7 +2,7 @@
 
 A view is a module with functions `text` and `html` that format a record. Each package registers
 its views; a view is imported when first needed. JSON keys include units. The JSON never names other
-users, processes or notebooks. Text in HTML is always escaped. Wide characters fill two columns.
+users, processes or notebooks. Text in HTML is always escaped.
 """
 
 import re
@@ -24,7 +24,7 @@ _views: dict[str, str] = {}
 
 
 def register(record: str, module: str) -> None:
-    """Register the view `module` for the class `record`, ``"gpumagic.package.file.Class"``."""
+    """Register the view `module` for the class name `record`: ``"gpumagic.package.file.Class"``."""
     _views[record] = module
 
 
@@ -45,7 +45,7 @@ _MOST_ITEMS = 10  # maximum length of a list, so that a notebook's file stays sm
 
 
 def as_json(record: object) -> dict[str, Any]:
-    """Return the name of a record's class and its fields; long lists are truncated."""
+    """Return a record's class name and fields; long lists are truncated."""
     return {"record": type(record).__name__, **_fields(record)}
 
 
@@ -74,12 +74,12 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(value[key]) for key in [*value][:_MOST_ITEMS]}
     if isinstance(value, (tuple, list, set, frozenset)):
         return [_plain(item) for item in [*value][:_MOST_ITEMS]]
-    # Name only the class: a user's object may be large, and reading it may wait for a GPU.
+    # Name only the class, because reading a user's object may take long or wait for a GPU.
     return type(value).__name__
 
 
 class Shown:
-    """Base class of records: IPython shows their HTML, and `repr` returns their text."""
+    """Base class of records. IPython shows a record's HTML; `repr` returns its text."""
 
     def __repr__(self) -> str:
         return str(view(self).text(self))
@@ -88,14 +88,14 @@ class Shown:
         return str(view(self).html(self))
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, Any]:
-        """Return the record as JSON, and the output of the view's function `panel`, if any."""
+        """Return the record as JSON, with the entries that the view's `panel` adds, if any."""
         panel = getattr(view(self), "panel", None)
         return {JSON: as_json(self) | (panel(self) if panel else {})}
 
 
 @lru_cache
 def sheet(name: str) -> str:
-    """Return the CSS file `name` of this folder, without its first comment."""
+    """Return the text of this folder's CSS file `name`, without the file's first comment."""
     css = files(__package__).joinpath(f"{name}.css").read_text(encoding="utf-8")
     return css.partition("*/\n")[2]
 
@@ -147,10 +147,10 @@ class Column:
     head: str
     cells: Sequence[str]
     number: bool = False  # right-aligned
-    # "cut" or "wrap": how to narrow cells if a text table is too wide. `least`: minimum width.
+    # How to narrow cells if a text table is too wide: "cut", "wrap", or "" for not at all.
     fit: str = ""
-    least: int = 20
-    # One note for each row, shown below the row from this column on; "" for no note.
+    least: int = 20  # minimum width of a narrowed column
+    # A note for each row, shown below the row and starting at this column; "" for no note.
     notes: Sequence[str] = ()
     # CSS classes: one string for all cells, or a list with a string for each cell.
     css: str | Sequence[str] = ""
@@ -159,7 +159,7 @@ class Column:
 
     @property
     def width(self) -> int:
-        """The width of the widest cell as text."""
+        """The largest width of the head and the cells."""
         return max(map(width, (self.head, *self.cells)))
 
     def note(self, row: int) -> str:
@@ -184,7 +184,7 @@ _UNFOLDED = Fold(sys.maxsize)
 
 
 def width(text: str) -> int:
-    """Return the width of a text in a terminal."""
+    """Return the number of terminal columns that a text takes."""
     if text.isascii():
         return len(text)
     return sum(
@@ -197,7 +197,7 @@ def short(text: str, most: int) -> str:
     """Cut a text to at most `most` columns."""
     if width(text) <= most:
         return text
-    # First cut by length: the loop below would be slow for a very long text.
+    # First cut by length, because the loop below would be slow for a very long text.
     text = text[: max(most - 1, 0)]
     while width(text) > most - 1 > 0:
         text = text[:-1]
@@ -205,7 +205,7 @@ def short(text: str, most: int) -> str:
 
 
 def wrapped(text: str, margin: str = "", more: str | None = None, room: int = WIDTH) -> list[str]:
-    """Wrap a text; lines after the first begin with `more`, by default an indent of two."""
+    """Wrap a text; lines after the first begin with `more`, by default `margin` and two spaces."""
     more = f"{margin}  " if more is None else more
     wrapper = TextWrapper(max(room, 1), margin, more, break_on_hyphens=False)
     wrapper.wordsep_simple_re = _BREAKS
@@ -216,11 +216,11 @@ def wrapped(text: str, margin: str = "", more: str | None = None, room: int = WI
 def lines(
     columns: Sequence[Column], margin: str = "", fold: Fold = _UNFOLDED, room: int = WIDTH
 ) -> list[str]:
-    """Return a table as lines of text; columns that do not fit follow in a second table."""
+    """Return a table as lines of text; columns that do not fit follow in another table."""
     if not columns or not (columns[0].cells or columns[0].head):
         return []
     count, space = len(columns), room - len(margin)
-    # Show two columns at least, since the first only names the rows.
+    # Show at least two columns, because the first column only names the rows.
     while _total(_widths(columns[:count], space)) > space and count > 2:
         count -= 1
     found = [f"{margin}{line}".rstrip() for line in _table(columns[:count], fold, space)]
@@ -246,7 +246,7 @@ def _total(widths: Sequence[int]) -> int:
 
 def _widths(columns: Sequence[Column], room: int) -> list[int]:
     widths = [column.width for column in columns]
-    # Wrapping loses no text, so wrap before cutting.
+    # Narrow columns by wrapping before cutting others, because wrapping loses no text.
     for fit in ("wrap", "cut"):
         for n, column in enumerate(columns):
             if column.fit == fit:

@@ -1,12 +1,12 @@
-"""Read AMD's and Intel's GPUs, and the processes on them, from Linux's files; never raise.
+"""Read AMD's and Intel's GPUs, and the processes on them, from /sys and /proc; never raise.
 
 Cards: the UUID is ROCm's if the driver provides a ``unique_id``, as described in
-https://docs.kernel.org/gpu/amdgpu/driver-misc.html. Otherwise the UUID joins the PCI address and
-the start of the boot id.
+https://docs.kernel.org/gpu/amdgpu/driver-misc.html. Otherwise the UUID consists of the
+PCI address and the start of the boot id.
 
 Processes: for each open file of ``/dev/dri``, Linux provides ``/proc/PID/fdinfo/FD``, described in
-https://docs.kernel.org/gpu/drm-usage-stats.html. Duplicated and inherited files share a
-``drm-client-id``; they are counted once, for the lowest pid. Only root can read other users' files.
+https://docs.kernel.org/gpu/drm-usage-stats.html. Duplicated and inherited descriptors share
+a ``drm-client-id`` and count once, for the lowest pid. Only root can read other users' files.
 
 KFD is the kernel's driver for ROCm (drivers/gpu/drm/amd/amdkfd). ``/sys/class/kfd/kfd`` lists GPUs
 in ``topology/nodes``. It lists the memory of all users' processes in ``proc/PID/vram_GPU``; every
@@ -24,7 +24,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-# Maximum bytes read from a file; all files that are read here are shorter.
+# Maximum bytes that `Folder` reads from a file. The files that it reads are shorter.
 _LONGEST = 65536
 
 
@@ -54,7 +54,7 @@ class Folder:
         return None if value is None else value / divisor
 
     def percent(self, name: str) -> float | None:
-        """Return a file's number if it is from 0 to 100; drivers may write other values."""
+        """Return a file's number; None if it is above 100, as some drivers write invalid values."""
         value = self.number(name)
         return None if value is None or value > 100 else float(value)
 
@@ -78,17 +78,17 @@ def whole(text: str | None) -> int | None:
 
 
 VENDORS = {"0x10de": "nvidia", "0x1002": "amd", "0x8086": "intel"}
-# PCI classes of displays and accelerators.
+# PCI classes of display controllers and accelerators.
 _SHOWS_OR_COMPUTES = ("0x0300", "0x0302", "0x0380", "0x1200")
-# Files that list models. Their lines: "744C, C8, AMD Radeon RX 7900 XTX" (`_AMDS`);
-# "744c  Navi 31 [Radeon RX 7900 XT/7900 XTX]" (`_MODELS`).
+# AMD's list of models, with lines such as "744C, C8, AMD Radeon RX 7900 XTX".
 _AMDS = ("usr/share/libdrm/amdgpu.ids",)
+# Lists of models by vendor, with lines such as "744c  Navi 31 [Radeon RX 7900 XT/7900 XTX]".
 _MODELS = ("usr/share/hwdata/pci.ids", "usr/share/misc/pci.ids", "usr/share/pci.ids")
 
 
 @dataclass(frozen=True)
 class GraphicsCard:
-    """Record the properties of a graphics card that has a DRM driver."""
+    """A graphics card that has a DRM driver."""
 
     vendor: str
     address: str  # PCI address: "0000:03:00.0"
@@ -104,7 +104,7 @@ class GraphicsCard:
 
     @cached_property
     def regions(self) -> tuple[str, ...]:
-        """The memory regions of the card; drivers may add a number to a region's name."""
+        """The card's memory regions; drivers may add a number to a name, such as "vram0"."""
         if self.vendor == "intel":
             return ("system", "gtt") if self.integrated else ("vram", "local")
         # On an APU, ROCm also allocates host memory (GTT). Only an APU has the voltage sensor in1.
@@ -129,7 +129,7 @@ class GraphicsCard:
 
 
 def is_integrated(vendor: str | None, address: str) -> bool:
-    """Whether a GPU is an integrated GPU of Intel. They all have the same PCI address."""
+    """Whether a GPU is Intel's integrated GPU, which always has the PCI address 00:02.0."""
     return vendor == "intel" and address.endswith(":00:02.0")
 
 
@@ -192,7 +192,7 @@ def pci_gpus(root: Path) -> list[tuple[str, str, str | None]]:
 
 
 _UNITS = {"": 1, "KiB": 2**10, "kB": 2**10, "MiB": 2**20, "GiB": 2**30}
-# Keys for the same bytes; the last key has priority. Before Linux 6.14, amdgpu wrote "memory".
+# Keys of a region's bytes; the last key has priority. Before Linux 6.14, amdgpu wrote "memory".
 _KINDS = ("total", "memory", "resident")
 _HELD = re.compile(
     r"^drm-(total|memory|resident)-(\S+):\s*([0-9]{1,20})(?: (KiB|kB|MiB|GiB))?$", re.MULTILINE
@@ -243,7 +243,7 @@ def kfd_gpus(root: Path) -> dict[str, int]:
     for name in nodes.names():
         gpu_id = (nodes / name).number("gpu_id")
         fields = dict(re.findall(r"^(\S+) ([0-9]{1,9})$", (nodes / name).text("properties"), re.M))
-        # CPUs are nodes too; their id is 0.
+        # CPUs are nodes too; their gpu_id is 0.
         if gpu_id and "location_id" in fields:
             at, domain = int(fields["location_id"]), int(fields.get("domain", 0))
             found[f"{domain:04x}:{at >> 8:02x}:{at >> 3 & 31:02x}.{at & 7}"] = gpu_id
@@ -251,7 +251,7 @@ def kfd_gpus(root: Path) -> dict[str, int]:
 
 
 def kfd_memory(root: Path) -> dict[tuple[int, str], int]:
-    """Return KFD's bytes by pid and PCI address; empty in a container with its own pids."""
+    """Return bytes of GPU memory by pid and PCI address; empty in a container with its own pids."""
     namespace = Folder(root / "proc/self/ns").link("pid")
     if namespace not in (None, _FIRST_NAMESPACE):
         return {}

@@ -89,7 +89,7 @@ def dry_run(
 
 
 def _check(function: Any, given: object) -> None:
-    """Raise `GpuError` if a dry run cannot run the call. A fork would lack JAX's threads."""
+    """Raise `GpuError` if a dry run cannot run the call."""
     if not callable(function):
         raise GpuError(
             f"dry_run takes a function to call, not {type(function).__name__}; type "
@@ -97,7 +97,7 @@ def _check(function: Any, given: object) -> None:
         )
     if inspect.iscoroutinefunction(function):
         raise GpuError("dry_run cannot follow an async function; give it one that awaits nothing")
-    jax: Any = sys.modules.get("jax")
+    jax: Any = sys.modules.get("jax")  # a forked child lacks JAX's threads
     if jax is None:
         return
     arrays = (jax.Array, jax.ShapeDtypeStruct)

@@ -1,7 +1,7 @@
-"""Answer torch calls that would need a tensor's data, in the outer torch mode of a dry run.
+"""Answer torch calls that need a tensor's data, in a torch function mode of a dry run.
 
-Real tensors that the code reaches become fakes (tensors without data). Results that depend on data
-are unknown. Functions that fail on fakes are replaced until this forked process ends.
+Real tensors that the code reaches become fakes (tensors without data). Numbers that depend on data
+become `NotKnown` or end the dry run. Functions that fail on fakes are replaced in the forked child.
 """
 
 import math
@@ -35,7 +35,7 @@ from gpumagic.ledger.entry import PRINT
 class Calls(TorchFunctionMode):
     """Answer calls that need data; `fake` turns a real tensor into a fake."""
 
-    # With `guesses`, `float()` and `int()` of a tensor return 1 and do not end the dry run.
+    # With `guesses`, `float()` and `int()` of a tensor return 1 instead of ending the dry run.
 
     def __init__(
         self, fake: Callable[[Tensor], object], crossings: Crossings, guesses: bool
@@ -50,7 +50,7 @@ class Calls(TorchFunctionMode):
         answer = _ANSWERS.get(func)
         if answer is not None and args and isinstance(args[0], FakeTensor):
             return answer(self, func, args, kwargs, sys._getframe(1))
-        # A storage's methods may need real tensors: safetensors makes them from a mapped file.
+        # Suspend fakes in calls on a storage, because these calls may need real tensors.
         of_storage = bool(args) and isinstance(args[0], torch.UntypedStorage)
         with suspended() if of_storage else nullcontext():
             out = func(*args, **kwargs)
@@ -59,7 +59,7 @@ class Calls(TorchFunctionMode):
         return out
 
     def _ready(self, func: Any, given: Any) -> Any:
-        """Make fakes of real tensors; replace unknown numbers that only scale or fill a tensor."""
+        """Turn real tensors into fakes; replace unknown numbers that only scale or fill tensors."""
         leaves = tree_leaves(given)
         for leaf in leaves:
             if isinstance(leaf, Tensor) and is_real(leaf):
@@ -67,7 +67,7 @@ class Calls(TorchFunctionMode):
         if NotKnown not in map(type, leaves):
             return given
         name = getattr(func, "__name__", str(func))
-        # The size of `full`, its first argument, must be known; the fill value may be unknown.
+        # The first argument of `full`, the size, must be known. The fill value may be unknown.
         sizes = tree_leaves([given[0][:1], given[1].get("size")]) if name == "full" else leaves
         unknown = next((leaf for leaf in sizes if type(leaf) is NotKnown), None)
         if unknown is not None and name.strip("_") not in _SCALES:
@@ -81,7 +81,7 @@ class Calls(TorchFunctionMode):
             with torch._C.DisableTorchFunction():
                 return func(tensor, memo)
         data = tensor.data.clone(memory_format=torch.preserve_format)
-        memo[id(tensor)] = nn.Parameter(data, tensor.requires_grad)  # without its gradient
+        memo[id(tensor)] = nn.Parameter(data, tensor.requires_grad)  # the copy has no gradient
         return memo[id(tensor)]
 
     def item(self, func: Any, args: Any, kwargs: Any, frame: Any) -> Any:
@@ -109,7 +109,7 @@ class Calls(TorchFunctionMode):
         if tensor.constant is not None:
             with torch._C.DisableTorchFunction():
                 return tensor.constant.tolist()
-        if host_value(frame) is not None:  # a sampler's order: any order will do
+        if host_value(frame) is not None:  # a sampler may use any order
             return list(range(tensor.numel()))
         return _nested(tensor.shape)
 
@@ -137,7 +137,7 @@ class Calls(TorchFunctionMode):
         raise Stopped("an array of a tensor's values is data")
 
     def wait(self, device: Any = None) -> None:
-        """Replace `torch.cuda.synchronize`: count a wait."""
+        """Count a wait in place of `torch.cuda.synchronize`."""
         self._crossings.note(False, "synchronize", _named(device), "cpu", 0)
 
     def contents(self, func: Any, args: Any, kwargs: Any, frame: Any) -> Any:
@@ -190,7 +190,7 @@ _ANSWERS[Tensor.data.__set__] = lambda calls, func, args, *_: _set_data(*args)  
 
 
 def install(calls: Calls, note: Callable[[str], object], held: HeldMemory, virtual: bool) -> None:
-    """Replace functions that fail on fakes, until this process ends."""
+    """Replace functions that fail on fakes, until this forked child ends."""
 
     def left_out(name: str) -> Callable[..., object]:
         return lambda *args, **kwargs: note(f"{name} was skipped")
@@ -213,7 +213,7 @@ def install(calls: Calls, note: Callable[[str], object], held: HeldMemory, virtu
         (torch.utils, "swap_tensors", _set_data),
         *((kind, "__new__", lazy) for kind in (UninitializedParameter, UninitializedBuffer)),
         (DataLoader, "_get_iterator", _in_this_process),
-        (os, "mkdir", left_out("making a folder")),  # a later write to the folder ends the run
+        (os, "mkdir", left_out("making a folder")),  # a later write to the folder ends the dry run
         (torch, "save", left_out("torch.save")),
         (torch, "compile", compiled),
         (torch.cuda, "synchronize", calls.wait),
@@ -221,7 +221,7 @@ def install(calls: Calls, note: Callable[[str], object], held: HeldMemory, virtu
         (torch.cuda, "memory_reserved", allocated),
         # The peak is unknown, because the code may have reset it.
         *((torch.cuda, f"max_memory_{kind}", not_known) for kind in ("allocated", "reserved")),
-        # torch skips its fused layers if this function returns True, as it does in a function mode.
+        # In a function mode this function would return True, and torch would skip its fused layers.
         (torch.overrides, "has_torch_function", lambda *arguments: False),
     ]
     if virtual:
@@ -229,7 +229,7 @@ def install(calls: Calls, note: Callable[[str], object], held: HeldMemory, virtu
         replaced.append((torch._meta_registrations, "device_hint", lambda tensor: "cpu"))
     for owner, name, value in replaced:
         setattr(owner, name, value)
-    # Compiled functions run eagerly: dynamo cannot compile here, and fullgraph=True would raise.
+    # Run compiled functions eagerly. Dynamo cannot compile here; it would raise for fullgraph=True.
     torch.compiler.set_stance("force_eager")
     for module in (optimizers, _foreach_utils):
         # Optimizers update all tensors at once only if the tensors' types are in this list.
@@ -245,7 +245,7 @@ _SAMPLES = 64
 
 
 def _in_this_process(loader: Any) -> Any:
-    """Iterate over a DataLoader, reading only some samples of each batch from the data set."""
+    """Return an iterator over a DataLoader that reads only some samples of each batch."""
     vars(loader).update(num_workers=0, pin_memory=False, prefetch_factor=None, timeout=0)
     iterator = _SingleProcessDataLoaderIter(loader)
     fetcher: Any = iterator._dataset_fetcher

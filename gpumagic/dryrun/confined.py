@@ -1,10 +1,10 @@
-"""Confine the code of a dry run: it writes no file, runs no program and sends nothing.
+"""Prevent the code of a dry run from writing files, running programs and sending data.
 
-A refused action ends the dry run at the user's line, with a reason. Printed and displayed output is
-captured. Use this only in a forked child that will exit: nothing here can be undone. Python's audit
-hook does not see all actions. So Landlock refuses `os.mkfifo`, shared memory, and writes by C code
-such as torch's PyTorchFileWriter. A seccomp filter refuses chmod and connections from C code. The
-filter also refuses to signal other processes, and to change their priorities and limits.
+A refused action ends the dry run at the user's line. Printed and displayed output is captured.
+Nothing here can be undone, so this module is only for a forked child that will exit. Python's
+audit hook does not see all actions, so the kernel refuses the others. Landlock refuses `os.mkfifo`,
+shared memory, and writes by C code. A seccomp filter refuses chmod and connections from C code, and
+signals to other processes.
 """
 
 import builtins
@@ -49,13 +49,13 @@ _REFUSED = {
 
 
 class Confinement:
-    """Confine the child's code from `begin` on; capture printed text from the constructor on."""
+    """Capture printed text from the constructor on; refuse actions from `begin` on."""
 
     def __init__(self) -> None:
         self.printed = io.StringIO()
         self._importing = 0
         for name, sink in (("stdout", self.printed), ("stderr", io.StringIO())):
-            with suppress(TypeError):  # logging handlers may still use the old stream
+            with suppress(TypeError):  # redirect the old stream too, as logging may use it
                 vars(getattr(sys, name)).update(write=sink.write, flush=sink.flush)
             setattr(sys, name, sink)
         warnings.simplefilter("ignore")
@@ -65,7 +65,7 @@ class Confinement:
             ipython.display_pub = CapturingDisplayPublisher()
 
     def begin(self) -> bool:
-        """Begin to refuse actions; return whether the kernel refuses all of them in C++ code."""
+        """Start to refuse actions; return whether the kernel refuses all of them in C++ code."""
         sys.dont_write_bytecode = True
         bars: Any = sys.modules.get("tqdm.std")
         if bars is not None:  # tqdm's progress bars start a thread
@@ -87,15 +87,15 @@ class Confinement:
         elif event in _REFUSED:
             reason = f"{_REFUSED[event]} is not allowed in a dry run"
         if reason and self._importing:
-            raise PermissionError(reason)  # libraries can work without cache files
+            raise PermissionError(reason)  # the imported library can work without cache files
         if reason:
-            stopped = Stopped(reason)  # the constructor records it for the report
+            stopped = Stopped(reason)  # the constructor records the reason
             if event in _PROGRAMS and not _asked_by_user(sys._getframe(1)):
-                raise PermissionError(reason)  # libraries that run `nvidia-smi` handle this
+                raise PermissionError(reason)  # libraries that run `nvidia-smi` handle this error
             raise stopped
 
     def _import_without_fakes(self) -> None:
-        """Suspend fakes while a library is imported, because the import may use real tensors."""
+        """Suspend fakes while a library is imported, because its modules may use real tensors."""
         run = SourceFileLoader.exec_module
 
         def execute(loader: SourceFileLoader, module: Any) -> None:
@@ -131,7 +131,7 @@ def _asked_by_user(frame: FrameType | None) -> bool:
 
 
 def held_by_the_kernel() -> bool:
-    """Make Linux refuse the same actions as `Confinement`; return whether it refuses all."""
+    """Make Linux refuse actions that the audit hook misses; return whether it refuses them all."""
     if sys.platform != "linux":
         return False
     libc = ctypes.CDLL(None, use_errno=True)
@@ -143,7 +143,7 @@ def held_by_the_kernel() -> bool:
     return _no_file_written(libc) and refused == 0 and machine in _CALLS
 
 
-# Landlock (Linux 5.13 and newer) restricts access to files. All CPUs use these call numbers.
+# Landlock (since Linux 5.13) restricts access to files. Its call numbers are the same on all CPUs.
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _VERSION = _PATH_BENEATH = 1
 _WRITE_FILE, _TRUNCATE = 1 << 1, 1 << 14
@@ -166,13 +166,13 @@ def _no_file_written(libc: Any) -> bool:
     return bool(libc.syscall(_RESTRICT_SELF, ruleset, 0) == 0)
 
 
-# A seccomp filter of system calls refuses all other actions.
+# A seccomp filter refuses the system calls that Landlock does not cover.
 _NO_NEW_PRIVILEGES, _SECCOMP, _FILTER = 38, 22, 2
 _LOAD, _IS, _RETURN = 0x20, 0x15, 0x06
 _ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | errno.EACCES
-# By architecture: its number, then two groups of system calls. The first group changes a file's
-# length, mode, owner, times or attributes, connects, sends, starts a program, changes a priority or
-# accesses another process. The second group acts on the process in its first argument.
+# By architecture: the architecture's number, then two groups of system calls. The first group is
+# always refused: it changes files or priorities, sends data, starts or accesses other processes.
+# Calls of the second group are refused if their first argument is another process.
 _CALLS: dict[str, tuple[int, tuple[int, ...], tuple[int, ...]]] = {
     "x86_64": (
         0xC000003E,

@@ -1,9 +1,9 @@
-"""Count the memory and the copies of operators, in the inner torch mode of a dry run.
+"""Count the memory and the copies of operators, in a torch dispatch mode of a dry run.
 
-Copies between devices are recorded as in the ledger of a real run, but without times. Composite
-operators are decomposed as on CUDA. A fake result (without data) may have another size in memory
-than the real result, such as a reduced loss or an in-place sum. Then the real size is counted. An
-operator whose result depends on data ends the dry run.
+Copies between devices are counted by line, as in a real run's ledger, but without times. Composite
+operators are decomposed as on CUDA. Some fake results (tensors without data) have another size in
+memory than real results, for example reduced losses. Then the real size is counted. An operator
+whose result depends on data ends the dry run.
 """
 
 import re
@@ -56,7 +56,7 @@ class Crossings:
     def note(
         self, copy: bool, operator: str, source: str, destination: str, nbytes: int, how: Any = None
     ) -> None:
-        """Count a copy or wait that the running line would make; `how` is `Entry.via`."""
+        """Count a copy (or a wait) for the user's line; `how` is the cause, as in `Entry.via`."""
         nothing = source == destination or "meta" in (source, destination)
         if nothing or (copy and not nbytes):
             return
@@ -77,7 +77,7 @@ class Crossings:
 
 
 class Operators(TorchDispatchMode):
-    """Count operators, and the memory that they allocate and copy."""
+    """Count operators, the memory that they allocate, and their copies."""
 
     def __init__(self, held: HeldMemory, crossings: Crossings) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -85,13 +85,13 @@ class Operators(TorchDispatchMode):
         self.backward = False  # whether a backward pass has run
         self._held, self._crossings = held, crossings
         self._at_node: tuple[str, int] | None = None  # running autograd node: name, number
-        self._began = 0  # number of storages created before this node began
+        self._began = 0  # number of storages created before that node began
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         if func is _DEVICE and isinstance(args[0], FakeTensor):
-            return args[0].fake_device  # a fast path: autograd's most frequent call
+            return args[0].fake_device  # a fast path for autograd's most frequent call
         self.count += 1
         name = func.overloadpacket.__name__ if hasattr(func, "overloadpacket") else str(func)
         with C.DisableTorchFunction():
@@ -148,8 +148,8 @@ class Operators(TorchDispatchMode):
             self._crossings.note(True, "copy_", str(source.device), str(target.device), nbytes)
 
     def _parts(self, func: Any, name: str, args: Any) -> _Function | None:
-        """Return a function that runs a composite operator's parts; None for other operators."""
-        if name in IN_PARTS:  # check: a call of a missing kernel would end the process
+        """Return a function that decomposes an operator; None if the operator is run whole."""
+        if name in IN_PARTS:  # check, because calling a missing kernel ends the process
             explicit = next((key for key in _EXPLICIT if _has_kernel(func.name(), key)), None)
             return None if explicit is None else partial(func._op_dk, explicit)
         if not _is_composite(func):
@@ -177,17 +177,17 @@ class Operators(TorchDispatchMode):
         for nodes, names, certain in _IN_PLACE if of_node else ():
             if {name, overload} & names and nodes.match(number[0]):
                 return first, certain
-        # The engine adds a tensor's gradients to the first gradient, which another node made. If
-        # the first gradient is a view or expanded, the engine allocates a new tensor.
+        # Autograd's engine sums a tensor's gradients in the memory of the first gradient, which
+        # another node made. If that gradient is a view or expanded, the sum gets new memory.
         if overload != "add.Tensor" or of_node or torch.is_grad_enabled() or first._is_view():
             return None
         return (first, False) if first.nbytes == first.untyped_storage().nbytes() else None
 
 
-# Autograd nodes, and their operators that write into a tensor of the node (zeros, a mask, a sum).
-# True: the memory is certainly reused, even while the node keeps the old tensor alive.
 _WRITES = ("scatter", "scatter_add", "index_add", "index_fill", "index_put", "_unsafe_index_put")
 _SUMS = ("add.Tensor", "sub.Tensor", "mul.Tensor")
+# Autograd nodes, and the operators with which they write into tensors that they made. With True,
+# the memory is certainly reused, even while the node keeps the old tensor alive.
 _IN_PLACE: tuple[tuple[re.Pattern[str], frozenset[str], bool], ...] = (
     (re.compile(r".*Backward\d"), frozenset((*_WRITES, "put", "masked_fill")), False),
     (re.compile(r"(Max|Min|Median|Nanmedian)Backward\d"), frozenset(("logical_and",)), True),
@@ -196,7 +196,7 @@ _IN_PLACE: tuple[tuple[re.Pattern[str], frozenset[str], bool], ...] = (
 _has_kernel = C._dispatch_has_kernel_for_dispatch_key
 _COMPOSITE = C.DispatchKey.CompositeImplicitAutograd
 _CUDA = C.DispatchKeySet(C.DispatchKey.CUDA)
-# Kernels that decompose the operators `IN_PARTS`, to count the temporary memory of the parts.
+# Kernels that decompose the operators in `IN_PARTS`, so that temporary memory is counted.
 _EXPLICIT = (
     C.DispatchKey.CompositeExplicitAutograd,
     C.DispatchKey.CompositeExplicitAutogradNonFunctional,
@@ -268,7 +268,7 @@ def _layer(
 
 
 def _loss(self: Tensor, target: Tensor, reduction: int = 1, **_: Any) -> Tensor:
-    """Return a loss; as in torch, its storage has room for all unreduced losses."""
+    """Return a loss whose storage has room for all unreduced losses, as in torch."""
     losses = torch.empty(
         torch.broadcast_shapes(self.shape, target.shape),
         dtype=torch.result_type(self, target),
@@ -297,7 +297,7 @@ _RESULTS: dict[str, _Function] = {
 # -- attention
 def attend_as_cuda() -> torch.library.Library:
     """Make attention allocate as on CUDA, while the returned library is alive."""
-    # torch's own code would query the driver (forbidden in a forked child) or act as on the CPU.
+    # torch's own code would act as on the CPU, or query the driver, which a forked child must not.
     library = torch.library.Library("aten", "IMPL")
     for key in ("AutogradCUDA", "CUDA"):  # inference mode skips AutogradCUDA
         library.impl("scaled_dot_product_attention", _attention, key, allow_override=True)
@@ -326,7 +326,7 @@ def _attention(
         )[0]
     if mask is not None:
         mask = mask.expand(*query.shape[:-1], key.shape[-2])
-    # In half precision torch may choose another kernel, which allocates as much as this one.
+    # In half precision, torch may choose another kernel, which allocates as much as this one.
     learns = torch.is_grad_enabled() and any(t.requires_grad for t in given)
     return aten._scaled_dot_product_efficient_attention(
         *given, mask, learns, dropout_p, is_causal, scale=scale

@@ -2,8 +2,8 @@
 
 A tensor becomes a fake in place, so every name, container, view, module and optimizer now refers to
 the fake. A fake has the tensor's shape, dtype, device, gradient and hooks. Tensors that share
-memory become fakes that share memory. A number that depends on data can be stored, shown and
-computed with. If the code's path depends on this number, the dry run ends.
+memory become fakes that share memory. The code can store a number that depends on data, print
+it and use it in arithmetic. If the code's path depends on such a number, the dry run ends.
 """
 
 import errno
@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-# `suspended` needs this module. Import it here: `suspended` also runs during other imports.
+# `suspended` needs this module and may run during other imports, so this module is imported now.
 import torch._subclasses.schema_check_mode
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -58,7 +58,7 @@ _REFUSED = (os.strerror(errno.EACCES), "disk I/O error")
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether an error arose because the kernel refused a write of C or C++ code."""
+    """Whether an error arose because the kernel refused a write by C or C++ code."""
     number = error.errno if isinstance(error, OSError) else None
     told = any(words in str(error) for words in _REFUSED)
     if number not in (errno.EACCES, errno.EBADF, errno.ENOTSOCK) and not told:
@@ -66,10 +66,11 @@ def is_refusal(error: BaseException) -> bool:
     path = getattr(error, "filename", None)
     if not isinstance(path, (str, bytes)):
         return True
-    # If the path is not writable anyway, the error is the user's.
+    # If a real run could not write to the path either, the error is the user's.
     return os.access(path if os.path.lexists(path) else os.path.dirname(path) or ".", os.W_OK)
 
 
+# Made-up values for libraries that read a tensor, by the start of the module's name.
 _HOSTS: tuple[tuple[str, float | None], ...] = (
     ("torch.optim.lbfgs", None),  # the data decide how often it iterates
     ("torch.optim", 2.0),  # a step count or NAdam's product; 1 would divide by zero
@@ -83,7 +84,7 @@ _HOSTS: tuple[tuple[str, float | None], ...] = (
 
 
 def host_value(frame: FrameType | None) -> float | None:
-    """Return a made-up number where a library only counts or scales with it; else None."""
+    """Return a made-up value for libraries that do not need the true one; None for other code."""
     name = str(frame.f_globals.get("__name__")) if frame is not None else ""
     return next((value for start, value in _HOSTS if name.startswith(start)), None)
 
@@ -108,7 +109,7 @@ class NotKnown:
         return "?"
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # optional protocols: numpy, copy, pickle
+        if name.startswith("__"):  # optional protocols of numpy, copy and pickle
             raise AttributeError(name)
         if self.whole is not None and not (hasattr(0, name) or hasattr(0.0, name)):
             raise AttributeError(f"a number has no attribute {name!r}")
@@ -178,13 +179,13 @@ _functorch: Any = torch._C._functorch
 
 
 class Fakes(FakeTensorMode):
-    """Make fakes as torch does, but use no device: no memory, no CUDA context."""
+    """Make fakes as torch does, but without device memory or a CUDA context."""
 
     def __init__(self, count: Callable[[Any], None], tracked: Callable[[], None]) -> None:
         super().__init__(allow_fallback_kernels=False, allow_non_fake_inputs=True)
-        # `count` is called with each new fake; `tracked`, if a backward pass reaches a `_Cut`.
+        # `count` gets each new fake. `tracked` is called if a backward pass reaches a `_Cut`.
         self._count, self._tracked = count, tracked
-        # Keeps the real tensors alive, because freeing a GPU's memory would call its driver.
+        # Keeps the real tensors alive, because freeing GPU memory would call the driver.
         self._kept: list[Tensor] = []
         self._without: dict[int, str] = {}  # why a tensor has no fake, by the tensor's id
 
@@ -208,7 +209,7 @@ class Fakes(FakeTensorMode):
             if is_real(found.tensor):
                 self._convert(found.tensor)
         for module, name, tensor in scripted:
-            module.setattr(name, tensor)  # C++ still holds the real tensor
+            module.setattr(name, tensor)  # else C++ would use the real tensor
 
     def fake(self, tensor: Tensor) -> None:
         """Turn a tensor that the code uses into a fake; raise `Stopped` if torch cannot."""
@@ -268,7 +269,7 @@ def suspended() -> Iterator[None]:
 
 
 def is_real(tensor: Tensor) -> bool:
-    """Whether a tensor has data; a tensor wrapped by `vmap` or `grad` is a fake already."""
+    """Whether a tensor has data. A tensor that `vmap` or `grad` wraps counts as a fake."""
     wrapped = _functorch.is_functorch_wrapped_tensor(tensor)
     return not (wrapped or isinstance(tensor, FakeTensor))
 

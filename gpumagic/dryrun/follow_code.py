@@ -1,8 +1,8 @@
 """Run a function or a cell in a forked copy of this process, on tensors without data.
 
 Nothing in this process changes. The result describes the code up to the line where the code ended,
-failed, depended on data or reached the time limit. IPython's magics and shell commands are skipped
-and reported. A cell with `await` gets its own event loop.
+failed, depended on data or reached the time limit. Shell commands and most magics of IPython are
+skipped and reported. A cell with `await` gets its own event loop.
 """
 
 import ast
@@ -89,7 +89,7 @@ def dry(subject: Subject) -> DryRun:
     with deferred():  # an interrupt would leave the import incomplete
         importlib.import_module("torch._dynamo")  # imported once here, not in every child
     outer = placement()
-    # Search before the fork: visiting an object in the child would copy its page of memory.
+    # Visit objects before the fork, because each visit in the child would copy a page of memory.
     find_swaps()
     finders = [TensorFinder()]
     finders[0].variables([*subject.reads, *subject.namespace.items()])
@@ -243,7 +243,7 @@ class _Following:
 
 
 class _Variables:
-    """Record a namespace's objects by weak references, so that the objects can be freed."""
+    """Remember a namespace's objects by weak references, so that the objects can be freed."""
 
     def __init__(self, namespace: dict[str, Any]) -> None:
         self._namespace = namespace
@@ -285,7 +285,7 @@ def dry_run_cell(shell: Any, tree: Any, file: str, on: object, *, move: bool = T
         line.update("dry run; Ctrl-C ends it")
         return dry(Subject(namespace, reads, prepare, device, move, LIMIT_S, cards))
     except KeyboardInterrupt as error:
-        # Show no traceback: the cell's frames were in the child, and all others are gpumagic's.
+        # Show no traceback, because it would contain only gpumagic's frames.
         show_as(error, lambda: [_ENDED])
         raise
     finally:

@@ -1,9 +1,9 @@
 """Run a function in a forked copy of this process, and return its result.
 
-This process, its open files and its terminal do not change. The child has ended when the call
-returns, even after Ctrl-C or a timeout. On Linux the child reads open files at its own position and
-cannot write them. All other descriptors (terminal, pipe, socket, GPU) become the null device, and
-shared memory becomes a private copy. `confined` refuses the child's other actions.
+This process, its open files and its terminal do not change. The child has ended when
+`run_forked` returns, even after Ctrl-C or a timeout. On Linux the child has its own positions in
+open files, and cannot write to these files. All other descriptors (terminal, pipe, socket, GPU)
+become the null device, and shared memory becomes a private copy.
 """
 
 import ctypes
@@ -44,14 +44,14 @@ def run_forked(work: Callable[[], Any], limit: float) -> Any:
     try:
         # Without `deferred`, Ctrl-C here could leave the child running, or be raised in the child.
         with deferred(), warnings.catch_warnings():
-            # Python warns that the child may deadlock. This does no harm: the limit ends the child.
+            # Python warns that the child may deadlock. The child would then end at the time limit.
             warnings.filterwarnings("ignore", ".*multi-?threaded.*fork", DeprecationWarning)
             warnings.filterwarnings("ignore", ".*JAX is multithreaded", RuntimeWarning)
             pid = os.fork()
             if pid == 0:
                 _work_in_child(work, sender)
         sender.close()
-        # Wait at most a second at a time: Python handles some signals only between waits.
+        # Wait at most a second at a time, because Python handles some signals only between waits.
         while not receiver.poll(min(limit, 1.0)):
             if time.monotonic() > end:
                 return None
@@ -82,7 +82,8 @@ def _work_in_child(work: Callable[[], Any], sender: Connection) -> None:
             ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGKILL)
         with no_collections():  # garbage collection could unmap memory that `_detach` replaces
             _detach(keep=sender.fileno())
-            # Never free inherited objects: a process group would wait for missing threads.
+            # Keep inherited objects from being freed, because a torch process group would wait for
+            # its threads, which a fork does not copy.
             gc.freeze()
         faults.forget()  # only the child's faults are sent to the parent
         try:
@@ -96,7 +97,7 @@ def _work_in_child(work: Callable[[], Any], sender: Connection) -> None:
 
 
 def _where(fault: faults.Fault) -> str:
-    """Return the error and the line of gpumagic that raised it."""
+    """Return a fault's error, and the last file and line of its traceback."""
     lines = [line.strip() for line in fault.traceback.splitlines()]
     return " ".join([fault.error, *[line for line in lines if line.startswith("File ")][-1:]])
 
@@ -106,14 +107,13 @@ def _detach(keep: int) -> None:
     nowhere = os.open(os.devnull, os.O_RDWR)
     try:
         descriptors = {int(name) for name in os.listdir("/proc/self/fd")}
-    except OSError:  # not on Linux: at least the standard streams
+    except OSError:  # not on Linux, so detach only the standard streams
         descriptors = {0, 1, 2}
     for descriptor in descriptors - {keep, nowhere}:
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 os.dup2(nowhere, descriptor, inheritable=False)
                 continue
-            # A reopened file has its own position.
             own = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY)
             os.lseek(own, os.lseek(descriptor, 0, os.SEEK_CUR), os.SEEK_SET)
             os.dup2(own, descriptor, inheritable=False)
@@ -154,9 +154,10 @@ def _make_private(start: int, size: int, offset: int, path: str) -> None:
 
 
 # After a backward pass on a GPU, torch's engine refuses backward passes in forked children, because
-# the engine's threads are gone. A dry run needs none of these threads: it runs backward passes on
-# its own thread. A fork sets a variable of libtorch_cpu that causes the refusal; torch cannot reset
-# this variable. Its address is found in the machine code of `_READER`, which reads it first.
+# the engine's threads are gone. A dry run does not need these threads, because it runs backward
+# passes on the thread that calls them. The refusal is caused by a variable of libtorch_cpu, which a
+# fork sets and torch cannot reset. The function `_READER` reads this variable before anything else,
+# so its machine code shows the variable's address.
 _READER = "_ZN5torch8autograd6Engine30initialize_device_threads_poolEv"
 _COMPARE = re.compile(rb"\x80\x3d(.{4})\0", re.DOTALL)  # x86-64: cmpb $0, distance(%rip)
 _ADRP, _LDRB = (0x9F000000, 0x90000000), (0xFFC00000, 0x39400000)  # AArch64: mask, opcode
@@ -164,7 +165,7 @@ _ADRP, _LDRB = (0x9F000000, 0x90000000), (0xFFC00000, 0x39400000)  # AArch64: ma
 
 def let_backward_run() -> None:
     """Let backward passes run in the child, on the thread that calls them."""
-    # Set up the thread pool here: the engine's threads would all do so at once, and fail.
+    # Create torch's thread pool now. Autograd's threads would otherwise all create it, and fail.
     torch.set_num_threads(torch.get_num_threads())
     torch.autograd.set_multithreading_enabled(False)
     flag = refusal()

@@ -1,7 +1,7 @@
-"""Count the memory that a run would allocate on each device; compare it with a card's memory.
+"""Count the memory that a run would allocate on each device, and compare peaks with cards.
 
-A storage counts once, from its creation until nothing refers to it. Block sizes are CUDA's.
-Libraries' workspaces are not counted, so a peak is a lower bound. An absent card counts as empty.
+A storage counts once, from its creation until nothing refers to it. Sizes are rounded as on CUDA.
+Libraries' workspaces are not counted, so a peak is a lower bound. An absent card starts empty.
 """
 
 import sys
@@ -33,8 +33,8 @@ class _Storage:
     order: int  # number of the storage, in order of creation
     device: str
     requested: int
-    size: int = 0  # counted bytes; on a GPU, the size of its block
-    address: int = -1  # address of its block; negative if it has no block
+    size: int = 0  # counted bytes; on a GPU, the size of the allocated block
+    address: int = -1  # address of the allocated block; negative if there is none
 
 
 class HeldMemory:
@@ -50,10 +50,10 @@ class HeldMemory:
         self._allocators: defaultdict[str, CachingAllocator] = defaultdict(CachingAllocator)
         self._begun = False
         self.made = 0  # number of storages so far
-        self._leaving: int | None = None  # key of a storage that the newest storage may reuse
+        self._leaving: int | None = None  # key of a storage whose memory the newest may reuse
 
     def age(self, tensor: Any) -> int:
-        """Return the creation number of a tensor's storage; if unknown, the last number given."""
+        """Return the creation number of a tensor's storage; the latest number if unknown."""
         known = self._known.get(tensor.untyped_storage()._cdata)
         return self.made if known is None else known.order
 
@@ -72,7 +72,7 @@ class HeldMemory:
     ) -> None:
         """Count the storage of a fake once, until the storage is freed.
 
-        `replaced` is a tensor whose memory a real run may reuse, and whether that is certain.
+        `replaced` is a tensor whose memory a real run may reuse, and whether the reuse is certain.
         `existing` means that the memory was allocated before the dry run.
         """
         if tensor.layout is not torch.strided:
@@ -101,12 +101,12 @@ class HeldMemory:
         if nbytes and device.startswith("cuda"):
             new.address, new.size = self._allocators[device].allocate(nbytes)
         self.now[device] = self.now.get(device, 0) + new.size
-        # On the CPU the dry run may itself have created an `existing` tensor, so count the tensor.
+        # On the CPU, the dry run itself may have created an `existing` tensor, so it counts as new.
         if existing and self._begun and device != "cpu":
             self.start[device] = self.start.get(device, 0) + new.size
             self.most[device] = self.most.get(device, 0) + new.size
         elif old is not None and not certain:
-            # If `old` is freed next, its memory was reused. If not, both storages count then.
+            # If `old` is freed next, the new storage reuses that memory. If not, both count.
             self._leaving = old
         else:
             self._raise(device)
@@ -116,7 +116,7 @@ class HeldMemory:
         allocator = self._allocators[device]
         taken = [(*allocator.allocate(nbytes), nbytes) for nbytes in sizes if nbytes]
         if taken:
-            # The result may reuse the storage `old`, so do not count `old` twice.
+            # The result may reuse the memory of `old`, so leave `old` out.
             old = self._known.get(self._leaving or 0)
             self.now[device] = allocator.bytes.current - (0 if old is None else old.size)
             self._raise(device)
@@ -149,7 +149,7 @@ class HeldMemory:
 
 @dataclass(frozen=True)
 class Before:
-    """Record the devices' state before the fork, as the child must not query devices."""
+    """Record the devices' state before the fork, because the child must not query devices."""
 
     time: float  # seconds by `time.monotonic`
     memory: dict[str, tuple[int, int | None]]  # bytes allocated and free, by device
@@ -158,7 +158,7 @@ class Before:
 
 
 def measure(target: torch.device | None, card: Card | None = None) -> Before:
-    """Measure the devices of this process and `target`; or, if given, describe `card`."""
+    """Measure the devices of this process, or describe only `card` if it is given."""
     real: list[tuple[Any, int]] = []
     memory: dict[str, tuple[int, int | None]] = {"cpu": (0, host_has())}
     if card is not None:
@@ -173,7 +173,7 @@ def measure(target: torch.device | None, card: Card | None = None) -> Before:
     virtual = any(device.virtual for device in gpus.values())
     if target is not None and target.type == "cuda":
         torch.cuda.init()
-    started = cuda_state.started()  # on other GPUs, torch would make a context (0.5 GiB)
+    started = cuda_state.started()  # for other GPUs, torch would create a context (0.5 GiB)
     for index in range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ():
         allocated, gpu = torch.cuda.memory_allocated(index), gpus.get(index)
         unused = gpu.memory_free if gpu is not None else None
@@ -199,7 +199,7 @@ def peaks(held: HeldMemory, before: Before) -> dict[str, Peak]:
 
 
 def target_of(on: object) -> tuple[Device | None, tuple[Card, ...]]:
-    """Return the device of `on`, or a device that simulates its first card; and its cards."""
+    """Return a device and cards. If `on` names cards, the device simulates the first card."""
     if on is None:
         return None, ()
     chosen: tuple[Card, ...] = ()
@@ -219,7 +219,7 @@ def target_of(on: object) -> tuple[Device | None, tuple[Card, ...]]:
 
 
 def on_card(held: HeldMemory, card: Card) -> OnCard:
-    """Compare the highest peak of a GPU with a card; find the first line that does not fit."""
+    """Compare the highest peak of all GPUs with a card; find the first line that does not fit."""
     device = max(held.most.keys() - {"cpu", "meta"}, key=held.most.__getitem__, default="")
     rises = held.rises.get(device, [])
     at = next((line for nbytes, line in rises if nbytes > card.usable), None)

@@ -26,8 +26,8 @@ class Assigned:
     kind: str  # "float32[128, 10]" for a tensor, "Sequential, 4 tensors" for a module
     device: str = ""  # several devices are joined by commas; empty without tensors
     nbytes: int = 0  # bytes of its tensors
-    shape: tuple[int, ...] | None = None  # only of a tensor, like `dtype`
-    dtype: Any = None
+    shape: tuple[int, ...] | None = None  # None if it is not a tensor
+    dtype: Any = None  # None if it is not a tensor
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Peak:
     """
 
     device: str
-    peak: int  # the peak, including memory allocated before: max_memory_allocated
+    peak: int  # including memory allocated earlier, as in max_memory_allocated
     needed: int  # bytes that the code must allocate, including moved inputs
     free: int | None  # bytes free now
     at: UserLine | None  # the line of the peak
@@ -50,7 +50,7 @@ class Peak:
 
 
 CARD_DEVICE = "cuda:0"
-"""Name of the device that replaces an absent card in its dry run."""
+"""Name of the device that simulates an absent card in a dry run."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,8 @@ class OnCard:
     """Record whether the code would fit on a card that is not here."""
 
     card: Card
-    needed: int  # bytes, at least
-    at: UserLine | None  # first line that does not fit; None if all fit, or the start does not
+    needed: int  # bytes that the code needs at least
+    at: UserLine | None  # first line that does not fit; None if unknown or if all lines fit
 
     @property
     def left(self) -> int:
@@ -83,7 +83,7 @@ class Unknown:
     def __str__(self) -> str:
         if self.where is None:
             return self.reason
-        # Omit the source of a magic: it is IPython's translation, and the reason names the magic.
+        # Omit the source of a magic, because it is IPython's translation.
         typed = self.where.line and "get_ipython()" not in self.where.source
         source = f" · {self.where.source}" if typed and self.where.source else ""
         return f"{replace(self.where, source='')}: {self.reason}{source}"
@@ -104,7 +104,7 @@ class Mismatch:
 
 @dataclass(frozen=True, repr=False)
 class DryRun(Shown):
-    """Record what a cell or a function would do; comments in the source describe attributes."""
+    """Record what a cell or a function would do. Comments in the source describe attributes."""
 
     device: str  # the device or the first card; empty if nothing is placed
     # Variables that the code assigns; "return" for a function's result.
@@ -118,10 +118,10 @@ class DryRun(Shown):
     mismatches: tuple[Mismatch, ...] = ()  # at most one operation between devices that would fail
     error: str | None = None  # another error that the code would raise
     error_at: UserLine | None = None
-    printed: str = ""  # a "?" is a value that depends on data
+    printed: str = ""  # printed text; a "?" is a value that depends on data
     operators: int = 0  # operators that were run
     backward: bool = False  # whether a backward pass ran
-    seconds: float = 0.0  # of the dry run, including the fork
+    seconds: float = 0.0  # duration of the dry run, including the fork
     virtual: bool = False  # whether the device is a virtual GPU
     cards: tuple[OnCard, ...] = ()  # requested cards that are not here
 
@@ -210,7 +210,7 @@ def _on_card(on: OnCard) -> str:
 
 
 def _peaks(run: DryRun) -> list[Peak]:
-    """Return the peaks of GPUs, or of the CPU if the code runs there; empty for absent cards."""
+    """Return the peaks of GPUs, or of the CPU if no GPU is used; empty for absent cards."""
     if run.cards:
         return []
     gpus = [p for device, p in run.peak.items() if device != "cpu" and (p.needed or p.peak)]
@@ -228,7 +228,7 @@ def _memory(peak: Peak) -> str:
 
 
 def _ends(run: DryRun) -> Iterator[str]:
-    """Yield the error and the unknown values; the cause of the dry run's end is last."""
+    """Yield the error, and what is unknown or skipped; the cause of an early end is last."""
     if run.error:
         yield f"would fail{f' at {run.error_at}' * bool(run.error_at)}: {run.error}"
     for unknown in sorted(run.unknown, key=lambda u: u.ended):
