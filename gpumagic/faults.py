@@ -15,9 +15,9 @@ from dataclasses import dataclass
 class Fault:
     """Record one kind of fault: what gpumagic tried to do, and the error."""
 
-    doing: str  # "starting the ledger": completes "gpumagic failed while "
+    doing: str  # words after "gpumagic failed while", such as "starting the ledger"
     error: str
-    traceback: str  # of the first error, as text: frames would keep the user's tensors alive
+    traceback: str  # text, because a traceback object would keep the user's tensors alive
     count: int = 1
 
     def __str__(self) -> str:
@@ -26,10 +26,10 @@ class Fault:
 
 
 _MOST = 64  # maximum number of kinds of fault
-# Reentrant: while this thread records a fault, a finalizer may run, fail and record another.
+# Reentrant, because a finalizer may run while this thread holds the lock, and record a fault.
 _lock = threading.RLock()
 unreported: list[Fault] = []  # faults that no cell has reported yet
-not_ours: list[Callable[[BaseException], bool]] = []  # tests for errors that are not recorded
+not_ours: list[Callable[[BaseException], bool]] = []  # `keep` ignores an error if any returns True
 _faults: dict[tuple[str, str, str], Fault] = {}
 
 
@@ -37,7 +37,7 @@ def keep(doing: str, error: BaseException) -> None:
     """Record a caught error of gpumagic's own code; never raise an error."""
     if any(is_it(error) for is_it in not_ours):
         return
-    # Errors raised at one line are one kind, even if addresses or sizes in the messages differ.
+    # Errors of the same type from the same line are one kind, even if their messages differ.
     frames = traceback.extract_tb(error.__traceback__)
     where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     key = (doing, type(error).__name__, where)
@@ -70,7 +70,7 @@ def in_words(error: BaseException) -> str:
 
 @contextmanager
 def kept(doing: str) -> Iterator[None]:
-    """Record an error of gpumagic's code in this context, instead of raising the error."""
+    """Catch an error that is raised in this context, and record it as a fault."""
     try:
         yield
     except Exception as error:  # noqa: BLE001  recorded for `%gpus --doctor`
@@ -84,7 +84,7 @@ def all_kept() -> list[Fault]:
 
 
 def forget() -> None:
-    """Forget all faults: for tests, `%unload_ext`, and the child of a dry run."""
+    """Forget all faults. Called by tests, `%unload_ext`, and the forked child of a dry run."""
     with _lock:
         _faults.clear()
         unreported.clear()

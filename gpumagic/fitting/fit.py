@@ -48,8 +48,8 @@ def fit(
         The GPU; the current GPU if None. For cards that this machine does not have
         (``"H100 80GB"``, ``["RTX 4090", "24GiB"]``), results are predicted without running `code`.
     margin : float
-        The fraction of the free memory to leave free. After six dry runs, the result may be too
-        small by up to the fraction `margin` / 2, and then says so.
+        The fraction of the free memory to leave free. After six dry runs, the search accepts a
+        value that is too small by at most the fraction `margin` / 2.
     dry : bool
         Whether to only predict the result, without running the code.
     namespace : dict, optional
@@ -69,8 +69,8 @@ def fit(
     Raises
     ------
     GpuError
-        There is no such GPU or card; not exactly one variable is given; a value is not a number
-        above 0; the code does not read the variable; or dry runs fail and the code may not run.
+        There is no such GPU or card; no variable or several variables are given; a value is not a
+        number above 0; the code does not read the variable; or, with `dry` or cards, dry runs fail.
     Exception
         Any error that the code raises in a run, except for out-of-memory errors.
 
@@ -118,7 +118,6 @@ def fit(
         seconds=time.monotonic() - began,
         time=time.time(),
     )
-    # An error in the view must not lose a result that took minutes.
     with faults.kept("drawing a fit for the monitor"):
         board.keep(repr(result), result.time, **view(result).panel(result))
     return result

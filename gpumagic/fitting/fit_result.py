@@ -15,8 +15,8 @@ class Tried:
     """Record one tried value, and the bytes it needs in addition to those already allocated."""
 
     value: float
-    predicted: int | None = None  # by a dry run
-    measured: int | None = None  # by a run on copied variables
+    predicted: int | None = None  # bytes, by a dry run
+    measured: int | None = None  # bytes, by a run on copied variables
     ran: bool | None = None  # whether the run completed; None if there was no run
 
     @property
@@ -31,7 +31,7 @@ class Largest:
 
     where: str
     free: int  # bytes that new tensors can use
-    room: int  # `free` minus the margin
+    room: int  # `free` minus the bytes that `Fit.margin` leaves free
     value: float | None  # None if no value fits
     confirmed: bool = False  # whether a run with this value completed
     virtual: bool = False
@@ -49,7 +49,7 @@ class Fit(Shown):
     margin: float  # the fraction of the free memory to leave free
     notes: tuple[str, ...] = ()  # remarks on how the value was found, one line each
     interrupted: bool = False  # whether Ctrl-C ended the search
-    stopped: str = ""  # why larger values may fit too; empty if they do not
+    stopped: str = ""  # why larger values may fit too; empty if the search was complete
     values: Sequence[float] = ()  # the given values, in ascending order
     seconds: float = 0.0
     time: float = 0.0  # Unix time at the end of the search
@@ -121,7 +121,7 @@ def _answer(fit: Fit, found: Largest) -> str:
 
 
 def _how_sure(fit: Fit, found: Largest, value: float) -> str:
-    """Return the value as the largest that fits, or as the largest that is known to fit."""
+    """Return ``384 is the largest that fits``, or ``384 is the largest known to fit``."""
     above = next((tried.value for tried in fit.tried if tried.value > value), None)
     known = f"{_rounded(fit, found, value, math.floor)} is the largest known to fit"
     if fit.stopped or above is None:
@@ -133,7 +133,7 @@ def _how_sure(fit: Fit, found: Largest, value: float) -> str:
 
 
 def _rounded(fit: Fit, found: Largest, value: float, to: Callable[[float], int]) -> str:
-    """Round a predicted value to three digits, if the result is one of the given values."""
+    """Round a predicted value to three digits, if the rounded value is among the given values."""
     unit = 1 if found.confirmed else 10 ** max(len(f"{int(value)}") - 3, 0)
     near = to(value / unit) * unit
     return f"{near:_}" if unit > 1 and near in fit.values else f"{value}"

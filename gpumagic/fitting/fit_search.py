@@ -1,4 +1,4 @@
-"""Search for the largest value that fits: predict by dry runs, then run on copied variables."""
+"""Find the largest value that fits, first by dry runs, then by runs on copied variables."""
 
 import contextvars
 import inspect
@@ -32,28 +32,28 @@ from gpumagic.usercode.variables import variables_read
 
 _FAR_S = 20.0
 _MAX_RUNS = 8  # maximum number of runs in a search
-# Numbers of calls of `need` after which `largest` accepts a close value, or bisects.
+# After `_FEW` calls of `need`, `largest` accepts a close value. After `_MANY`, it bisects.
 _FEW, _MANY = 6, 7
 Need = Callable[[float], float]
 
 
 @dataclass
 class Search:
-    """Search for the largest value; keep the results so far after an error or Ctrl-C."""
+    """Search for the largest value that fits. Results survive an error or Ctrl-C."""
 
     program: Program
     space: dict[str, Any]
     name: str
     values: Sequence[float]  # ascending
     device: Device
-    cards: tuple[Card, ...]  # cards to predict for, instead of `device`
+    cards: tuple[Card, ...]  # if not empty, predict for these cards and not for `device`
     margin: float
     tell: Callable[[str], object]
     trains: bool | None = None
-    stopped: str = ""  # why larger values may fit too; empty if they do not
+    stopped: str = ""  # why larger values may fit too; empty if the search was complete
     notes: dict[str, None] = field(default_factory=dict)
     _predicted: dict[float, int] = field(default_factory=dict)
-    _ended: dict[float, str] = field(default_factory=dict)  # why the dry run ended early
+    _ended: dict[float, str] = field(default_factory=dict)  # by value, why its dry run ended early
     _raises: set[float] = field(default_factory=set)  # values for which the code raises an error
     _measured: dict[float, float] = field(default_factory=dict)  # bytes; infinite if out of memory
     _error: Exception | None = None  # the error that the code raised in a run
@@ -66,7 +66,7 @@ class Search:
         self._near = self.margin / 2
         self._last = self.values[0]
         self._reads = self._read()
-        # Bytes of the variables that are already on the device: each run copies them.
+        # Bytes of the variables in `_reads` that are on the device. Each run copies these bytes.
         self._copied = nbytes_held(self._reads, str(self._target))
 
     def _read(self) -> list[tuple[str, Any]]:
@@ -81,11 +81,11 @@ class Search:
 
     # -- the search
     def run(self, *, dry: bool) -> None:
-        """Predict the value, then confirm it unless `dry`; if dry runs fail, only run the code."""
+        """Predict the value, then confirm it unless `dry`. If dry runs fail, only run the code."""
         first, *rest = self.values[:2]
         unknown = math.isinf(self._predict(first))
         if unknown and first in self._raises and rest and math.isfinite(self._predict(rest[0])):
-            # A failure may be specific to the first value: BatchNorm rejects a batch of size 1.
+            # Perhaps only the first value fails. For example, BatchNorm rejects a batch of size 1.
             self.notes[f"{self.name} = {first} raises {self._ended[first]}"] = None
             self.values, unknown = self.values[1:], False
         if unknown and dry:
@@ -126,7 +126,7 @@ class Search:
             ] = None
 
     def _estimate(self, value: float) -> float:
-        """Estimate a value's bytes; infinite if that value or a smaller one ran out of memory."""
+        """Estimate the bytes for a value; infinite if it or a smaller one ran out of memory."""
         if value in self._measured:
             return self._measured[value]
         if any(math.isinf(need) and value >= most for most, need in self._measured.items()):
@@ -155,9 +155,9 @@ class Search:
 
     # -- dry runs
     def _predict(self, value: float) -> float:
-        """Return the additional bytes for a value; infinite if its dry run ended early."""
+        """Return the predicted bytes for a value; infinite if its dry run ended early."""
         if value not in self._predicted and value not in self._ended:
-            self._told(value, "dry run")  # report now too: the dry run may take long
+            self._told(value, "dry run")  # also before the dry run, because it may take long
             try:
                 self._learn(value, dry(self._subject(value)))
             except GpuError as error:
@@ -178,14 +178,14 @@ class Search:
             raised += [run.error] if run.error else []
             self._ended[value] = [*raised, *(str(each) for each in run.unknown if each.ended)][0]
             self._raises |= {value} if raised else set()
-        # Limit the next dry run to three times the time of this one, but to at least 20 seconds.
+        # Limit the next dry run to 3 times this one's time, at least `_FAR_S`, at most `LIMIT_S`.
         self._limit = min(LIMIT_S, max(_FAR_S, 3 * run.seconds))
 
     def _subject(self, value: float) -> Subject:
         made, space = self.program, self.space
 
         def prepare(note: Callable[[str], object]) -> Callable[[], dict[str, Any]]:
-            # `prepare` runs only in the forked child.
+            # This runs in the dry run's forked child, so it changes only a copy of `space`.
             space.update({self.name: value, FUNCTION: made.function})
             if "get_ipython" in space:
                 leave_out_magics(space, note, made.filename, space["get_ipython"]().transform_cell)
@@ -200,7 +200,7 @@ class Search:
 
     # -- runs on copies
     def _run(self, value: float) -> float:
-        """Return the bytes that a run allocates, except for copies; infinite if out of memory."""
+        """Return the bytes that a run needs besides copied variables; infinite if out of memory."""
         if value not in self._measured:
             self._told(value, "run")
             self._measured[value] = contextvars.copy_context().run(self._measure, value)
@@ -220,7 +220,7 @@ class Search:
             note(error, f"with {self.name} = {value}, in a run on copies")
             raise
         finally:
-            cuda_state.give_back()  # not in `except`: there, the traceback keeps tensors alive
+            cuda_state.give_back()  # not in `except`, where the traceback keeps tensors alive
         return math.inf
 
     def _peak(self, value: float) -> int:
@@ -239,7 +239,7 @@ class Search:
 
     # -- results
     def _told(self, value: float, by: str) -> None:
-        """Report the progress with one value."""
+        """Report the results for `value` so far; `by` is "dry run" or "run"."""
         self._last, tried = value, self._tried(value)
         (_, room), *_ = self._rooms.values()
         line = f"{by} of {self.name} = {value}"
@@ -264,14 +264,14 @@ class Search:
         return tuple(map(self._tried, sorted(self._predicted.keys() | self._measured.keys())))
 
     def found(self) -> tuple[Largest, ...]:
-        """Return the largest value known to fit, for each device."""
+        """Return the largest value known to fit on the GPU, or on each card."""
         return tuple(
             Largest(where, free, room, *self._best(room), self.device.virtual and not self.cards)
             for where, (free, room) in self._rooms.items()
         )
 
     def _best(self, room: int) -> tuple[float | None, bool]:
-        """Return the largest value that needs at most `room` bytes, and whether a run completed."""
+        """Return the largest value that needs at most `room` bytes, and whether it was run."""
         fitting = [tried for tried in self.tried() if self._estimate(tried.value) <= room]
         return (fitting[-1].value, bool(fitting[-1].ran)) if fitting else (None, False)
 
@@ -279,12 +279,12 @@ class Search:
 def largest(
     values: Sequence[float], need: Need, limit: float, *, near: float = 0, from_below: bool = False
 ) -> float | None:
-    """Return the largest of `values` for which `need` is at most `limit`; None if there is none.
+    """Return the largest of `values` with `need(value) <= limit`; None if there is none.
 
     `values` are positive and ascending. `need` must not decrease, and may be infinite. The search
-    ends when it has called `need` for the answer and for the next value. After six calls, a value
-    that is larger by at most the fraction `near` may replace the next value. If `need` is affine,
-    four calls suffice. With `from_below`, values are first doubled until one exceeds `limit`.
+    calls `need` until the exact answer is known, four times if `need` is affine. After six calls,
+    the search may return a value that is too small by less than the fraction `near`. With
+    `from_below`, the search first doubles the value until `need` exceeds `limit`.
     """
     if need(values[0]) > limit:
         return None
@@ -295,7 +295,7 @@ def largest(
     while high - low > 1 and (asked < _FEW or values[high] > values[low] * (1 + near)):
         if asked >= _MANY:
             value = math.sqrt(values[high] * values[low])
-        elif asked >= _FEW - 2 and asked % 2 == 0:  # narrow the bracket from the other side
+        elif asked >= _FEW - 2 and asked % 2 == 0:  # try close to the end that moved last
             value = values[low] * (1 + near) if fits else values[high] / (1 + near)
         else:
             value = _interpolate(values, low, high, need, limit)
@@ -307,7 +307,7 @@ def largest(
 
 
 def _doubled(values: Sequence[float], need: Need, limit: float) -> tuple[int, int]:
-    """Double the value up to the limit or the last value; return the last two indices."""
+    """Double the value while it fits and is not the last; return the last two indices."""
     low = high = 0
     while high < len(values) - 1 and need(values[high]) <= limit:
         low, high = high, max(bisect_right(values, 2 * values[high]) - 1, high + 1)
@@ -315,12 +315,12 @@ def _doubled(values: Sequence[float], need: Need, limit: float) -> tuple[int, in
 
 
 def _interpolate(values: Sequence[float], low: int, high: int, need: Need, limit: float) -> float:
-    """Return the value that needs exactly `limit`, if `need` follows a power law."""
+    """Estimate the value that needs exactly `limit`, assuming that `need` follows a power law."""
     least, first = need(values[0]), values[0]
     at_low, at_high = need(values[low]) - least, need(values[high]) - least
     if math.isinf(at_high) or at_high <= at_low * (1 + 1e-9):
         return math.sqrt(values[low] * values[high])
-    if at_low <= 0:  # the power cannot be computed
+    if at_low <= 0:  # no power can be computed: interpolate linearly
         return values[low] + (limit - least) * (values[high] - values[low]) / at_high
     power = math.log(at_high / at_low) / math.log((values[high] - first) / (values[low] - first))
     return first + (values[low] - first) * math.pow((limit - least) / at_low, 1 / power)

@@ -1,8 +1,8 @@
-"""Move arrays that cannot move in place, and find the operands of a failed expression.
+"""Move arrays by replacing them with copies, and find the operands of a failed expression.
 
-A copy replaces a moved array in all moved variables. Variables and containers that shared an array
-share its copy. Lists, dicts and objects are changed in place. No variable changes before
-all copies are made.
+One copy replaces an array in all variables that are moved together, so variables and containers
+that shared the array share the copy. Lists, dicts and objects are changed in place. No variable
+changes before all copies are made.
 """
 
 import ast
@@ -33,7 +33,7 @@ _CAPTURED = "a function captures it: pass it as an argument, or create it in thi
 _LITERALS = (ast.List, ast.Tuple, ast.Dict)
 
 _origins: dict[tuple[str, str], Origin] = {}
-"""Origins of variables that cells moved, by the names of the framework and the variable."""
+"""Origins of the variables that cells moved. A key is (framework's name, variable's name)."""
 
 
 def forget_origins() -> None:
@@ -75,11 +75,11 @@ class ArrayFramework(Framework):
         return GpuError(f"{self.name} has no {device}; for GPU support: pip install {build}")
 
     def count(self, tally: Tally, strict: bool, *, warn: bool = False) -> Counting:
-        """Return a context that counts the framework's copies between devices and its waits."""
+        """Return a context that counts the framework's waits, and its copies between devices."""
         return nullcontext() if self.copies is None else self.copies.count(tally, strict)
 
     def bring(self, array: Any, device: Device, *, committed: bool = True) -> Any:
-        """Return `array` or its copy on `device`; GpuError if `array` cannot move."""
+        """Return `array` if it is on `device`, else a copy there; GpuError if it cannot move."""
         raise NotImplementedError
 
     def move(
@@ -102,7 +102,7 @@ class ArrayFramework(Framework):
         return moving.finish()
 
     def allocated(self, device: Device) -> tuple[int, int | None]:
-        """Return the bytes of live arrays, and None as the peak; shared memory counts once."""
+        """Return the bytes of live arrays, and None (unknown peak). Shared memory counts once."""
         every = wholes(place for array in self.live() for place in self.places(array))
         return sum(place.nbytes for place in {*every.values()} if place.device == str(device)), None
 
@@ -111,7 +111,7 @@ class ArrayFramework(Framework):
         keep_origins(_origins, origins, cell)
 
     def home(self, namespace: dict[str, Any], origins: Origins | None = None) -> Moves:
-        """Move back moved variables, and other variables that contain a copy of a moved array."""
+        """Move back the arrays that cells moved, also where other variables contain the copies."""
         devices = {str(device): device for device in [CPU, *devices_here(memory=False)]}
         moving = _Moving(self, namespace)
         if origins is None:
@@ -182,7 +182,7 @@ class _Moving:
         return arrays
 
     def originals(self, arrays: Iterable[Any]) -> dict[int, tuple[Any, Any]]:
-        """Map the id of each copy to a weak reference to the copy, and to the original array."""
+        """Map each copy's id to a pair: a weak reference to the copy, and the original array."""
         pairs = [self._copies[id(array)] for array in arrays if id(array) in self._copies]
         return {id(copy): (weakref.ref(copy), array) for array, copy in pairs}
 
@@ -253,7 +253,7 @@ def _split(value: Any) -> Split | None:
 
 
 def _changeable(value: Any) -> Any:
-    """Return a list or dict, or a user object's attributes, to change in place; else ()."""
+    """Return what can change in place: a list, a dict, or a user object's attributes; else ()."""
     kind = type(value)
     if kind in _IN_PLACE:
         return value
@@ -266,7 +266,7 @@ def _changeable(value: Any) -> Any:
 def failures(
     error: BaseException, namespace: Mapping[str, Any], pattern: re.Pattern[str]
 ) -> Iterator[tuple[re.Match[str], FailedFrame, ast.AST]]:
-    """Yield each error's match of `pattern`, the user's frame, and the failed expression."""
+    """Yield (match, user's frame, failed expression) for `error` and its causes, if they match."""
     for each in errors(error):
         said = pattern.search(str(each))
         frames = failed_frames(each.__traceback__) if said else []
@@ -289,7 +289,7 @@ def operands(
             yield child, arrays
             continue
         inner = [*operands(child, frame, held)]
-        # The value of `x[0]` is already freed: use `x`, which is on the same device.
+        # The value of `x[0]` no longer exists. Use the arrays of `x`, which are on the same device.
         if isinstance(child, ast.Subscript) and [part for part, _ in inner] == [child.value]:
             inner = [(child, inner[0][1])]
         yield from inner

@@ -1,4 +1,4 @@
-"""Support CuPy: real GPUs, arrays and the memory pool. CuPy makes no implicit copies."""
+"""Support CuPy's GPUs, arrays and memory pool. CuPy makes no implicit copies."""
 
 from contextlib import AbstractContextManager
 from typing import Any
@@ -18,7 +18,7 @@ class CuPy(ArrayFramework):
 
     def __init__(self) -> None:
         super().__init__()
-        # Ordinals of the GPUs in use. A query of another GPU would allocate a context of 500 MiB.
+        # Ordinals of the GPUs that gpumagic has used. Querying another would allocate 500 MiB.
         self._used: set[int] = set()
 
     def started(self) -> bool:

@@ -23,7 +23,7 @@ _KINDS = {
     8: "mps",
     14: "xpu",
 }
-# Devices of table libraries: tables, and some columns, support no array protocol.
+# Devices by table library, because tables and some columns support no array protocol.
 _TABLES = {"cudf": "cuda", "pandas": "cpu", "polars": "cpu", "pyarrow": "cpu"}
 _NAMES = {
     "cudf": "cuDF",
@@ -57,13 +57,13 @@ class Pool:
     framework: str  # in official spelling: "JAX"
     used: int | None  # allocated now for arrays and temporary data
     peak: int | None
-    taken: int | None  # obtained from the driver, allocated or not
+    taken: int | None  # obtained from the driver: allocated or free
     limit: int | None  # maximum that the allocator obtains from the driver
 
 
 def device_of(value: Any) -> str | None:
-    """Return an array's device: ``"cuda:1"``, or ``"cuda"`` without an ordinal; None if unknown."""
-    kind = type(value)  # test the class: a mock object has every attribute
+    """Return an array's device: ``"cuda:1"``, ``"cuda"`` (ordinal unknown); None if unknown."""
+    kind = type(value)  # test the class, because a mock object has every attribute
     if hasattr(kind, "__dlpack_device__"):
         try:
             number, ordinal = map(int, value.__dlpack_device__())
@@ -132,7 +132,7 @@ class Framework(Protocol):
         """Whether the framework is initialized. If not, other methods may initialize it."""
 
     def devices(self) -> list[Device]:
-        """Return the GPUs that the framework can use, including virtual GPUs, by ordinal."""
+        """Return the real or virtual GPUs that the framework can use, in order of ordinals."""
 
     def own(self, device: Device) -> Any:
         """Return the framework's own object for a device; GpuError if there is no such device."""
@@ -145,9 +145,9 @@ class Framework(Protocol):
     ) -> AbstractContextManager[Any]:
         """Return a context that places new arrays on `device` unless the code names a device.
 
-        With `batches`, batches of data loaders are copied to `device`. Functions that were imported
-        into `namespace` also use `device`. The context's value may have the attributes `delivered`
-        (bytes of the batches) and `taken` (libraries whose first GPU was replaced by `device`).
+        With `batches`, batches of data loaders are copied to `device`. The framework's functions in
+        `namespace` also use `device`. The context's value may have the attributes `delivered`
+        (bytes of the batches) and `taken` (libraries that got `device` instead of the first GPU).
         """
 
     def is_array(self, value: object) -> bool:
@@ -191,14 +191,14 @@ class Framework(Protocol):
         return None
 
     def knows(self, kind: type) -> bool:
-        """Whether this class is registered in the framework. A copy of the class would not be."""
+        """Whether this class is registered in the framework, and a copied class would not be."""
         return False
 
     def wait(self, *devices: str) -> None:
         """Wait for the work of these devices, or of all devices if none is given."""
 
     def allocated(self, device: Device) -> tuple[int, int | None]:
-        """Return the bytes of the framework's arrays on a device, and the peak; None if unknown."""
+        """Return the bytes of the arrays on a device, and the peak, which is None if unknown."""
 
     def peak(self, device: Device) -> Callable[[], Iterable[Memory]]:
         """Start to measure memory; return a function that stops and returns the known peaks."""
@@ -206,7 +206,7 @@ class Framework(Protocol):
 
         def stop() -> list[Memory]:
             allocated, peak = self.allocated(device)
-            # An unchanged peak is from an earlier cell: ignore it.
+            # Ignore an unchanged peak, because it is from an earlier cell.
             known = peak is not None and peak != peak_before
             return [Memory(str(device), peak or 0, allocated, before)] if known else []
 
@@ -216,21 +216,21 @@ class Framework(Protocol):
         """Return the memory of an array: one place for each device with data of the array."""
 
     def live(self) -> list[Any]:
-        """List all live arrays, even unreachable ones; empty if unsupported or not started."""
+        """List all live arrays, even unreachable ones; empty if unsupported, or not `started()`."""
         return []
 
     def pool(self, device: Device) -> Pool | None:
-        """Return the allocator's figures for a GPU; None if unknown or not in use."""
+        """Return the allocator's figures for a GPU; None if unknown, or if the GPU is unused."""
 
     def count(self, tally: Tally, strict: bool, *, warn: bool = False) -> Counting:
-        """Return a context that counts copies between devices, and waits, by the user's line.
+        """Return a context that counts waits, and copies between devices, by the user's line.
 
         With `strict`, an implicit copy or wait raises `ImplicitCopyError`. With `warn`, torch's
         adapter gives a `CrossDeviceWarning` for a line that repeats copies or waits.
         """
 
     def explain(self, error: BaseException, namespace: Mapping[str, Any]) -> Explanation | None:
-        """Explain an error about arrays on several devices; None for others, or if uncertain."""
+        """Explain an error about arrays on several devices; None for other errors, or if unsure."""
         return None
 
 

@@ -1,13 +1,13 @@
-"""Count JAX's copies between devices and its waits, by the user's line, and advise on them.
+"""Count JAX's waits, and its copies between devices, by the user's line, and give advice.
 
-JAX silently copies operands that are NumPy arrays or uncommitted arrays on another device. Some
-copies are not counted: operands with one element, constants that are compiled into a program,
-transfers while a program runs, and repeated calls of programs compiled ahead of time. Only the
-host's first read of an array counts.
+JAX silently copies NumPy operands, and arrays on another device that `jax.device_put` has not
+committed to that device. Copies of operands with one element and of constants in compiled programs
+are not counted. Copies within a running program, and by repeated calls of a program compiled ahead
+of time, are not counted either. Only the host's first read of an array counts.
 
-JAX calls compiled programs, including all functions of `jax.numpy`, from C++ without Python. While
-copies are counted, calls that move data are not cached in C++: each call passes through Python.
-Other calls are cached as usual. No program is compiled again.
+JAX caches calls of compiled programs, such as all functions of `jax.numpy`, in C++. A cached call
+runs no Python code. While copies are counted, calls that move data are not cached, so that Python
+code runs at each such call and counts the copy. No program is compiled again.
 """
 
 import ctypes
@@ -72,8 +72,8 @@ def _is(array: Any, value: Any) -> bool:
 
 
 def can_be_put(value: Any) -> bool:
-    """Whether `device_put` can copy a value: a pytree of arrays and numbers only."""
-    # Objects of Flax NNX are not copied: they are changed in place.
+    """Whether a value is a pytree of only arrays and numbers, which `device_put` can copy."""
+    # Flax NNX's objects must be changed in place, not copied.
     nnx = sys.modules.get("flax.nnx")
     if nnx is not None and isinstance(value, (nnx.Variable, nnx.Pytree)):
         return False
@@ -87,15 +87,15 @@ def _leaves(value: Any) -> list[Any]:
         return []
 
 
-# `_MAKING`: functions that convert data to an array. `_READING`: functions that read an array.
-_MAKING = {"array", "asarray", "from_dlpack", "frombuffer"}
+# Functions of JAX and NumPy. Those in `_READING` read an array.
+_MAKING = {"array", "asarray", "from_dlpack", "frombuffer"}  # convert data to an array
 _MAKING |= {"make_array_from_callback", "make_array_from_process_local_data"}
 _COMPILING = {"_array_mlir_constant_handler", "shard_const_args"}  # copy a program's constants
-_PUTTING = {"device_put", "device_get", "to_device", "copy_to_host_async"}
+_PUTTING = {"device_put", "device_get", "to_device", "copy_to_host_async"}  # copy explicitly
 _READING = {"array", "asarray", "ascontiguousarray", "copyto", "save", "savez", "stack"}
 
 _WORD = ctypes.sizeof(ctypes.c_void_p)
-# Offset of tp_as_buffer in a type: the object's header, ob_size, and 17 words.
+# Offset of `tp_as_buffer` in CPython's type objects, after a header, `ob_size` and 17 words.
 _BUFFER_SLOT = object.__basicsize__ + 18 * _WORD
 
 ADVISERS["JAX"] = advise
@@ -143,14 +143,14 @@ class JaxCopies(CopyCounting):
 
         _leave_out(traceback_util.register_exclusion)
         for owner, name, ask in (
-            # JAX makes all copies to devices by the first two functions.
+            # The first two functions make all of JAX's copies to devices.
             (xla_client, "batched_device_put", self._put),
             (xla_client, "batched_copy_array_to_devices_with_sharding", self._copied),
             (xla_client, "batched_block_until_ready", self._blocked),
             (ArrayImpl, "block_until_ready", lambda array: self._blocked([array])),
         ):
             swap_attribute(stack, owner, name, self.wrapped(getattr(owner, name), ask))
-        # JAX copies arrays to the host by this property, unless NumPy reads the memory directly.
+        # JAX copies arrays to the host by `_value`, unless NumPy reads the memory directly.
         value = self.wrapped(vars(ArrayImpl)["_value"].fget, self._value)
         swap_attribute(stack, ArrayImpl, "_value", property(value))
         if self._jax.virtual:
@@ -173,7 +173,7 @@ class JaxCopies(CopyCounting):
             _jax.PjitFunctionCache.clear_all()
 
         clear()  # calls that are already cached would bypass Python
-        # Afterwards, clear again: otherwise JAX would never cache the calls that were refused.
+        # Clear again at the end, because otherwise JAX would never cache the calls in `refused`.
         stack.callback(lambda: clear() if refused else None)
         stack.callback(self._read.clear)
 
@@ -199,7 +199,7 @@ class JaxCopies(CopyCounting):
         call = self.called_from(frame, _COMPILING) if copies else None
         if call is None:
             return None
-        # If a library converts data to an array, the copy counts as an operand of the user's line.
+        # If a library, not the user, converts data to an array, count the copy as an operand's.
         users = call.inner is not None and kinds[call.inner.f_code.co_filename] == USER
         making, putting = users and call.function in _MAKING, call.function in _PUTTING
         if not (putting or making):
@@ -239,9 +239,9 @@ class JaxCopies(CopyCounting):
     def _counted(
         self, kind: str, operator: str, call: Call, copies: Sequence[_Copy], explicit: bool
     ) -> _After | None:
-        """Return a function to call after the copies; in strict mode, raise before the copies."""
+        """Return a function to call after the copies; if a watch is strict, raise an error now."""
         __tracebackhide__ = True
-        # Operands and explicit copies count for the user, other reads for the calling library.
+        # Operands and explicit copies count for the user, the rest for the library that called JAX.
         asked = operator == "operand" or (explicit and kind == "copy")
         about = {"implicit": not explicit, "within": "" if asked else call.library}
         found: list[tuple[Count, _Copy]] = []
@@ -259,17 +259,17 @@ class JaxCopies(CopyCounting):
         return "cpu" if device is None else str(self._jax.name_of(device))
 
     def instead(self, count: Count) -> str:
-        """Return advice on how to make a copy or wait explicit."""
+        """Return advice on how to make an implicit copy or wait explicit."""
         if count.destination == "cpu":
             return "copy it first: jax.device_get(x)"
         return f"copy it there first: {put_call(count.destination, count.names)}"
 
 
-_NAMED = 4  # maximum number of copies at a line for which the variable is searched
+_NAMED = 4  # maximum number of copies at one line whose variables are looked up
 
 
 def _name(count: Count, array: Any, user: FrameType | None) -> None:
-    """Record the variable that contains the array, for the first copies at the user's line."""
+    """Record the name of the user's variable that contains the array, for the first copies."""
     if array is None or user is None or count.calls > _NAMED:
         return
 
@@ -307,7 +307,7 @@ def _one(x: Any, device: Any) -> Iterator[_Copy]:
 
 
 def _shards(array: Any) -> list[tuple[Any, int]]:
-    """Return the devices of an array in the order of its sharding, with each shard's bytes."""
+    """Return (device, bytes) for each shard of an array, in the order of the sharding."""
     sharding, part = array.sharding, array.dtype.itemsize
     for size in sharding.shard_shape(array.shape):
         part *= size
@@ -333,9 +333,9 @@ def _moves(arg: Any, sharding: Any) -> bool:
 
 
 def _read_as_on_gpus(array: Any, stack: ExitStack) -> None:
-    """Make NumPy request copies of arrays, as for arrays on GPUs, until `stack` is closed."""
+    """Until `stack` is closed, make NumPy ask JAX for copies, as it does for arrays on GPUs."""
     slots = ctypes.c_void_p.from_address(id(array) + _BUFFER_SLOT).value or 0
-    # A class created at run time contains its slots: check that the offset points into the class.
+    # If the offset is right, the slots are inside the class. Otherwise, change nothing.
     if not 0 < slots - id(array) < type(array).__basicsize__:
         return
     get = ctypes.c_void_p.from_address(slots)

@@ -1,4 +1,4 @@
-"""Support JAX: its devices, arrays, pytrees and memory, and Flax NNX's objects.
+"""Support JAX's devices, arrays, pytrees and memory, and Flax NNX's objects.
 
 JAX's functions return before the devices have finished. Each device computes in order. So `wait`
 queues a small computation on each device and waits for the result.
@@ -35,7 +35,7 @@ from gpumagic.usercode.values import MISSING
 _GPU = ("gpu", "cuda", "rocm")
 # Functions of `jax` that list or count devices, and the position of their argument `backend`.
 _ASKED = {"devices": 0, "local_devices": 1, "device_count": 0, "local_device_count": 0}
-# `parts` does not split these types: callers search the containers, and the others have no parts.
+# `parts` does not split these types. Callers split the containers; the others have no parts.
 _PLAIN = (list, tuple, dict, set, str, int, float, type(None))
 _INCOMPATIBLE = re.compile(r"^Received incompatible devices for jitted computation.*", re.DOTALL)
 _DEVICES = re.compile(r"with device ids \[([\d, ]+)\] on platform (\w+)")
@@ -62,7 +62,7 @@ class Jax(ArrayFramework):
         return bool(getattr(xla_bridge, "backends_are_initialized", lambda: True)())
 
     def devices(self) -> list[Device]:
-        """Return the GPUs that JAX can use, including virtual GPUs, by ordinal; starts JAX."""
+        """Return the real or virtual GPUs that JAX can use, in order of ordinals. Starts JAX."""
         there = self._gpus()
         return [device for device in here(memory=False) if device.ordinal in there]
 
@@ -75,7 +75,7 @@ class Jax(ArrayFramework):
         raise self.missing(device, len(gpus) + 1, "'jax[cuda13]'")
 
     def _gpus(self) -> dict[int, Any]:
-        """Return JAX's objects for its GPUs, including virtual GPUs, by ordinal."""
+        """Map ordinals to JAX's device objects: of virtual GPUs if there are any, else of GPUs."""
         if self.virtual:
             return dict(enumerate(jax.local_devices(backend="cpu")[1 : self.virtual + 1]))
         try:
@@ -122,7 +122,7 @@ class Jax(ArrayFramework):
 
     def place(self, device: Device, **options: Any) -> AbstractContextManager[object]:
         own = self.own(device)
-        # Without a default device, JAX's calls have less overhead.
+        # `own` is the default anyway, and JAX's calls are faster if no default device is set.
         if jax.config.jax_default_device is None and own == jax.local_devices()[0]:
             return nullcontext()
         held: AbstractContextManager[object] = jax.default_device(own)
@@ -143,7 +143,7 @@ class Jax(ArrayFramework):
         return " + ".join(map(self.name_of, own))
 
     def bring(self, array: Any, device: Device, *, committed: bool = True) -> Any:
-        """Return a copy on `device`, committed or not, or the array if already on `device`."""
+        """Return a copy on `device`, or `array` if it is there. JAX moves no committed copy."""
         if array.sharding.num_devices > 1:
             raise GpuError(
                 f"it is sharded over {self.where(array)}, and stays so; "
@@ -175,19 +175,19 @@ class Jax(ArrayFramework):
         return None if treedef_is_leaf(treedef) else (children, treedef.unflatten)
 
     def knows(self, kind: type) -> bool:
-        """Whether a class is a registered pytree; False for Flax NNX: it registers copies too."""
+        """Whether a class is a registered pytree, but a copy of the class would not be."""
+        # Flax NNX also registers copies of a class.
         if issubclass(kind, getattr(sys.modules.get("flax.nnx"), "Pytree", ())):
             return False
         try:
             return not treedef_is_leaf(tree_structure(object.__new__(kind)))
         except TypeError:  # a class written in C
             return False
-        except Exception:  # noqa: BLE001  a registered function failed on the empty object
+        except Exception:  # noqa: BLE001  the class's flatten function failed on the empty object
             return True
 
     def wait(self, *devices: str) -> None:
-        """Wait until all live arrays and this thread's unreferenced results are computed."""
-        # Raise the first error of a failed computation. Later calls skip arrays that failed.
+        """Wait for all live arrays, and for this thread's results that nothing refers to."""
         given = []
         # `jax.local_devices` would take 10 times as long, and timings include this wait.
         clients = xla_bridge.backends().values()
@@ -195,6 +195,7 @@ class Jax(ArrayFramework):
             if device not in self._marks:
                 self._marks[device] = jax.device_put(numpy.float32(0), device)
             given.append(self._bump(self._marks[device]))
+        # Raise the first error at the end. Later calls skip arrays whose computation failed.
         errors: list[Exception] = []
         for array in [*given, *self.live()]:
             if self._failed.get(id(array)) is not array:
@@ -216,7 +217,7 @@ class Jax(ArrayFramework):
         """Return an array's memory: one place for each shard in this process."""
         if array.is_deleted() or not _has_data(array):
             return []
-        # If there is only one shard, do not read it: `shard.data` creates another live array.
+        # For one shard, avoid `shard.data`, because it would create another live array.
         one = array.sharding.num_devices == 1
         pieces = [array] if one else [shard.data for shard in array.addressable_shards]
         return [
@@ -258,7 +259,7 @@ class Jax(ArrayFramework):
         return None
 
     def _committed(self, value: Any) -> list[Any]:
-        """Return the committed arrays in a value, or in the value of a tracer."""
+        """Return the committed arrays in a value; for a tracer, in the value that it holds."""
         while isinstance(value, jax.core.Tracer):  # tracers of `jax.jit` have no value
             value = getattr(value, "primal", getattr(value, "val", None))
         return [array for array in arrays_in(value, self) if array.committed]
@@ -270,11 +271,11 @@ class Jax(ArrayFramework):
 
 
 def _has_data(array: Any) -> bool:
-    """Whether an array has data; reading a failed array's address would end the process."""
+    """Whether an array has data. If its computation failed, reading its address would crash."""
     if next(iter(array.sharding.device_set)).platform == "cpu":
         try:
             array.block_until_ready()
-        except Exception:  # noqa: BLE001  a failed computation: the user sees its error elsewhere
+        except Exception:  # noqa: BLE001  the computation failed; the user sees the error elsewhere
             return False
     return True
 
@@ -318,7 +319,7 @@ def _explained(
 
 
 def _stays(part: ast.expr, node: ast.AST, frame: FailedFrame, devices: Counter[str]) -> bool:
-    """Whether an operand must stay: an assignment target, sharded, or no pytree of arrays."""
+    """Whether an operand cannot move: it is assigned to, is sharded, or is no pytree of arrays."""
     value = frame.scope.value(part)
     fixed = part is getattr(node, "target", None) or "+" in "".join(devices)
     return fixed or (value is not MISSING and not can_be_put(value))

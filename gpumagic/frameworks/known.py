@@ -1,6 +1,6 @@
 """Find the frameworks that code imports or uses, and their devices.
 
-torch is used if the process or the code imports torch, or if no other framework is needed.
+torch counts as used if the process or the code imports it, or if no other framework is needed.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     import torch
 
 
-# For each framework's module: the adapter's class, and the packages that use the framework.
-_CLASSES = {"torch": "Torch", "jax": "Jax", "tensorflow": "TensorFlow", "cupy": "CuPy"}
+_CLASSES = {"torch": "Torch", "jax": "Jax", "tensorflow": "TensorFlow", "cupy": "CuPy"}  # adapters
+# Packages that use each framework other than torch.
 _PACKAGES = {
     "jax": {"jax", "jaxlib", "flax", "optax", "equinox"},
     "tensorflow": {"tensorflow", "keras"},
@@ -62,8 +62,8 @@ def torch_itself() -> Framework:
 
 
 def needed_by(named: set[str], namespace: Mapping[str, Any]) -> list[Framework]:
-    """Import the frameworks of packages `named`; add the frameworks that `namespace` uses."""
-    # Omit frameworks that only a library has imported: starting them would take memory.
+    """Import the frameworks of packages `named`; return them, and those that `namespace` uses."""
+    # Omit frameworks that only a library uses, because starting them would take memory.
     for module, packages in _PACKAGES.items():
         if named & packages:
             with suppress(Exception):  # the cell's own import shows the library's error
@@ -189,7 +189,7 @@ class Needed:
         return (*((torch_itself(),) if self.torch else ()), *self.others)
 
     def check(self, what: str) -> None:
-        """Raise GpuError if there is no framework for `what`."""
+        """Raise GpuError if there is no framework; `what` is the feature that needs one."""
         if not self.torch and not self.others:
             with torch_needed(f"{what} without JAX, TensorFlow or CuPy"):
                 importlib.import_module("torch")
@@ -213,7 +213,7 @@ class Needed:
         try:
             return find(where)
         except GpuError as error:
-            # torch may be a CPU build. If another framework has the GPU, use only that framework.
+            # torch may be a CPU build. If other frameworks have the GPU, do not use torch.
             if not self.others or cuda_state.death():
                 raise
             device = resolve_one(where, self._of_others("free" in str(where)))
@@ -221,7 +221,7 @@ class Needed:
             return device
 
     def devices(self, memory: bool = False) -> list[Device]:
-        """Return the GPUs that these frameworks can use here, by ordinal."""
+        """Return the GPUs that these frameworks can use here, in order of ordinals."""
         if not self.torch:
             return self._of_others(memory)
         from gpumagic.placement import torch_devices

@@ -83,7 +83,7 @@ def where(value: object) -> str:
     """Return the device of an array, or the devices of the arrays in a container.
 
     Arrays may be from torch, JAX, TensorFlow or CuPy, or from a library with DLPack's or CUDA's
-    array interface, such as MLX, Numba or cuDF. Virtual GPUs work like real GPUs.
+    array interface, such as MLX, Numba or cuDF. Virtual GPUs are named like real GPUs.
 
     Parameters
     ----------
@@ -146,8 +146,8 @@ def _device(value: Any) -> str | None:
 def move(value: object, where: object) -> Moves:
     """Move `value` to a device, in place where possible.
 
-    Arrays of JAX, TensorFlow and CuPy cannot move in place: in lists, dicts and objects, copies
-    replace the arrays. If `value` is an array, a tuple or a pytree, use the result's ``.value``.
+    Arrays of JAX, TensorFlow and CuPy cannot move in place, so copies replace them in lists, dicts
+    and objects. If `value` is an array, a tuple or a pytree, use the result's ``.value``.
 
     Parameters
     ----------
@@ -188,11 +188,11 @@ def move(value: object, where: object) -> Moves:
 
 
 def bring_home(namespace: dict[str, Any], *, created: bool = False) -> tuple[Moves, list[str]]:
-    """Move back what cells have moved; return the moves, and names of variables still on a GPU."""
+    """Move back what cells moved; return the moves, and the names of variables still on a GPU."""
     cuda_state.check()
     frameworks = known.in_use()
     home = [framework.home(namespace) for framework in frameworks]
-    # The remaining variables on GPUs were created there.
+    # The variables that are still on GPUs were created there.
     for framework in frameworks if created else ():
         outputs = {f"Out[{number}]": value for number, value in namespace.get("Out", {}).items()}
         held = {**own_variables(namespace), **outputs}
@@ -205,7 +205,7 @@ def bring_home(namespace: dict[str, Any], *, created: bool = False) -> tuple[Mov
 def explain(
     error: BaseException, *, namespace: Mapping[str, Any] | None = None
 ) -> Explanation | None:
-    """Explain an error about arrays on different devices, with the names in the failed code.
+    """Explain an error about arrays on different devices; name the variables of the failed code.
 
     Parameters
     ----------
@@ -227,7 +227,7 @@ def explain(
     ... except RuntimeError as error:  # JAX: ValueError
     ...     print(gpumagic.explain(error))
     """
-    # In an except block, an error in gpumagic would hide the user's error.
+    # Users call this in `except` blocks, where an error in gpumagic would hide their error.
     with faults.kept("explaining an error"):
         made: Explanation | None = own(error).get(_EXPLAINED)
         if made is not None:
@@ -261,8 +261,8 @@ class on:
 
     The device applies to factories (``torch.zeros``, ``torch.tensor`` …), ``torch.Tensor(...)``,
     ``torch.from_numpy``, ``torch.load``, new modules, and the batches of a `DataLoader`. A bare
-    ``"cuda"`` means the same GPU. An explicit ``device=`` or an inner ``with torch.device(...)``
-    has priority. Existing tensors are not moved: see `gpumagic.move`. The device also applies to
+    ``"cuda"`` means this GPU. An explicit ``device=`` or an inner ``with torch.device(...)`` has
+    priority. Existing tensors stay where they are; `gpumagic.move` moves them. `on` also applies to
     new arrays of JAX, TensorFlow and CuPy, if the caller's variables use these frameworks. Other
     threads and tasks are not affected.
 
@@ -312,7 +312,7 @@ class on:
     def __exit__(self, *exc: object) -> None:
         if not self._running:
             raise RuntimeError("this placement was not entered")
-        # Several threads and tasks may have entered this object: leave the current task's context.
+        # Other threads and tasks may have entered this object too. Exit only the current context.
         mine = [stack for one, stack in _entered.get() if one is self and stack in self._running]
         stack = (mine or self._running)[-1]
         self._running.remove(stack)

@@ -1,10 +1,10 @@
-"""Count TensorFlow's copies between devices and its waits, by the user's line.
+"""Count TensorFlow's waits, and its copies between devices, by the user's line.
 
 TensorFlow silently copies an operand from another device, and caches the copy. So each tensor
 counts only once for each device. A copy is implicit if TensorFlow's device policy "explicit" would
 refuse the copy, or if an operator converts a NumPy array. `tf.identity` and batches of `tf.data`
-are explicit copies. Each call of a `tf.function` copies operands and captured variables from other
-devices. docs/frameworks.md lists the copies that are not counted.
+are explicit copies. A `tf.function` copies operands and captured variables from other devices at
+each call. docs/frameworks.md lists the copies that are not counted.
 """
 
 import sys
@@ -66,19 +66,19 @@ def size_of(tensor: Any) -> int | None:
     return None if elements is None else int(elements * dtype.size)
 
 
-# `_READING`: methods that read a single value. `_OWN`: all methods of tensors that read data.
+# Methods of tensors that read a single value.
 _READING = {"__float__", "__int__", "__bool__", "__index__", "__complex__"}
-_OWN = PRINTING | _READING | {"numpy", "__array__"}
-# Functions that explicitly convert an array to a tensor or variable: not counted.
+_OWN = PRINTING | _READING | {"numpy", "__array__"}  # all methods of tensors that read data
+# Functions that convert an array explicitly, so that the copy is not counted.
 _ASKED = {"constant", "convert_to_tensor_v2_with_dispatch", "from_tensors", "from_tensor_slices"}
-_VARIABLES = {"_init_from_args"}
+_VARIABLES = {"_init_from_args"}  # the same for functions that create a variable
 _NO_DATA = (tf.resource, tf.variant, tf.string)
 
 ADVISERS["TensorFlow"] = advise
 
 
 class TensorFlowCopies(CopyCounting):
-    """Count copies and waits in threads that began a count; `name` translates device names."""
+    """Count copies and waits in threads that began a watch. `name` is `TensorFlow.name_of`."""
 
     framework = "TensorFlow"
     inside = staticmethod(inside_of(tf, "tensorflow_"))
@@ -87,15 +87,15 @@ class TensorFlowCopies(CopyCounting):
     def __init__(self, name: Callable[[str], str]) -> None:
         super().__init__()
         self._name = name
-        # Batches, by id. Tensors of which TensorFlow caches a copy, by id and the copy's device.
-        self._batches = weakref.WeakValueDictionary[int, Any]()
+        self._batches = weakref.WeakValueDictionary[int, Any]()  # batches of `tf.data`, by id
+        # Tensors of which TensorFlow caches a copy, by the tensor's id and the copy's device.
         self._copied = weakref.WeakValueDictionary[tuple[int, str], Any]()
 
     @contextmanager
     def count(self, tally: Tally, strict: bool) -> Iterator[None]:
         """Count this thread's copies and waits in `tally`, within the context."""
         with super().count(tally, strict), ExitStack() as stack:
-            if self._seen not in context.context().op_callbacks:  # per thread
+            if self._seen not in context.context().op_callbacks:  # callbacks are per thread
                 op_callbacks.add_op_callback(self._seen)
                 stack.callback(op_callbacks.remove_op_callback, self._seen)
             yield
@@ -119,7 +119,7 @@ class TensorFlowCopies(CopyCounting):
         asked = call.function
         name = asked.strip("_") if asked in _READING else "numpy"
         kind = "copy" if tensor.shape.rank else "wait"
-        # The library or TensorFlow function that reads the tensor; empty if the user's code reads.
+        # The library or TensorFlow function that reads the tensor; empty if user code reads it.
         within = call.library or ("" if asked in _OWN else f"tensorflow.{asked}")
         about = {"implicit": asked not in ("numpy", "__array__"), "within": within}
         about["seconds"] = 0.0 if kind == "wait" or name == "numpy" else None
@@ -138,7 +138,7 @@ class TensorFlowCopies(CopyCounting):
 
     def _execute(self, ctx: Any, operation: str, name: Any, *operands: Any) -> Any:
         """Count the NumPy arrays among an operator's operands."""
-        # Integers are not counted: they are mostly shapes and indices, which stay on the host.
+        # Omit integers, because most are shapes or indices, which stay on the host.
         arrays = [x for x in operands if isinstance(x, np.ndarray) and x.dtype.kind in "fc"]
         return self._given(arrays)
 
@@ -236,7 +236,7 @@ class TensorFlowCopies(CopyCounting):
         return "" if bound or ran_on.endswith(wanted) else wanted
 
     def instead(self, count: Count) -> str:
-        """Return advice on how to make a copy or wait explicit."""
+        """Return advice on how to make an implicit copy or wait explicit."""
         if count.kind == "placement":
             return "name a device that exists"
         if count.destination == "cpu":

@@ -1,7 +1,7 @@
 """Support TensorFlow: its devices, its tensors and variables, and Keras's models.
 
-Virtual GPU k is logical device k + 1 of the CPU. TensorFlow does not know virtual GPUs. While there
-are virtual GPUs, `tf.device` and the functions of `tf.config` that list devices are patched.
+Virtual GPU k is logical device k + 1 of the CPU. TensorFlow does not know virtual GPUs, so
+`tf.device` and the functions of `tf.config` that list devices are patched while there are any.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _WHY = (
     "XLA, which Keras uses by default, ran it on {ran} and cannot use variables on other devices: "
     "run it in a cell of %%ongpu {there}, or without XLA: compile(…, jit_compile=False)"
 )
-# TensorFlow hides addresses. Ids replace them, shifted by this many bits to prevent overlaps.
+# TensorFlow hides addresses. `places` uses shifted ids, so that no two places overlap.
 _APART = 48
-# TensorFlow's original function: `patch` replaces it in `tf.config`.
+# Keep TensorFlow's original function, because `patch` replaces it in `tf.config`.
 _physical_devices = tf.config.list_physical_devices
 _GPU = re.compile(r"(?:^|(?<=/)|(?<=:))(?:device:)?gpu(?::(\d+))?$", re.IGNORECASE)
 _DEVICE = re.compile(r"(CPU|GPU):(\d+)$", re.IGNORECASE)
-# Keras modules to hide virtual GPUs from: they would choose cuDNN kernels and GPU-only layouts.
+# Keras modules that must not see virtual GPUs, because they would choose GPU-only kernels.
 _CHOOSE_KERNELS = {f"keras.src.backend.tensorflow.{part}" for part in ("rnn", "nn")}
 
 
@@ -71,7 +71,7 @@ class TensorFlow(ArrayFramework):
         return len(_physical_devices("GPU"))
 
     def _own(self, device: Device) -> str:
-        """Return TensorFlow's name for a device, ``"/GPU:1"``; GpuError if it is missing."""
+        """Return TensorFlow's name for a device, ``"/GPU:1"``; GpuError if there is none."""
         if device.kind == "cpu":
             return "/CPU:0"
         number = device.ordinal
@@ -118,7 +118,7 @@ class TensorFlow(ArrayFramework):
 
         @functools.wraps(grow)
         def set_memory_growth(device: Any, enable: bool) -> Any:
-            # A virtual GPU uses only the bytes of its tensors: there is nothing to set.
+            # A virtual GPU uses only the bytes of its tensors, so there is nothing to set.
             return None if device.device_type == "GPU" else grow(device, enable)
 
         swap_attribute(stack, tf, "device", device)
@@ -157,7 +157,7 @@ class TensorFlow(ArrayFramework):
         try:
             yield
         finally:
-            # Restore the device directly: leaving the scope would raise if the cell left one open.
+            # Exiting the scope of `tf.device` would raise an error if the cell left another open.
             now._set_device(*before)
 
     def is_array(self, value: object) -> bool:

@@ -1,4 +1,4 @@
-"""Implement the `Framework` protocol for torch with gpumagic's own torch modules.
+"""Implement the `Framework` protocol for torch by calls to other packages of gpumagic.
 
 This is the only file of `gpumagic.frameworks` that imports torch.
 """
@@ -56,7 +56,7 @@ class Torch(Framework):
         return issubclass(type(value), Tensor)
 
     def arrays(self, namespace: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
-        """Return the tensor variables, without subclasses and names that begin with "_"."""
+        """Return the variables of exactly class `Tensor` whose names do not begin with "_"."""
         return [(n, v) for n, v in [*namespace.items()] if type(v) is Tensor and n[:1] != "_"]
 
     def where(self, array: Tensor) -> str:
@@ -107,7 +107,7 @@ class Torch(Framework):
         return counting(tally, strict=strict, warn=warn)
 
     def explain(self, error: BaseException, namespace: Mapping[str, Any]) -> Explanation | None:
-        from gpumagic.mismatch.explainer import explain  # only needed after an error
+        from gpumagic.mismatch.explainer import explain  # imported only after an error
 
         found = explain(error, namespace=namespace)
         if found is None or torch.cuda.device_count():
@@ -117,7 +117,7 @@ class Torch(Framework):
 
 
 def _with_context() -> list[str]:
-    """Return the GPUs with a context. Synchronizing another GPU creates a 0.5 GiB context."""
+    """Return the GPUs that have a context; to synchronize others would create one of 0.5 GiB."""
     if torch.cuda.is_initialized():
         return [f"cuda:{ordinal}" for ordinal in cuda_state.started()]
     if torch.xpu.is_initialized():

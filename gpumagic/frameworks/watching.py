@@ -28,17 +28,17 @@ from gpumagic.usercode.files import in_cell, is_ours, module_of
 class watch:
     """Count copies between devices, and waits for a device: ``with gpumagic.watch() as w:``.
 
-    A watch counts calls of torch, JAX and TensorFlow, but not of CuPy. Calls inside nested watches
-    count too. Calls in another thread count only if the watched code started the thread.
+    A watch counts calls of torch, JAX and TensorFlow, but not of CuPy. Calls in an inner watch also
+    count in the outer one. All watches count calls of torch and JAX in threads without a watch.
 
     Parameters
     ----------
     strict : bool
-        Raise `ImplicitCopyError` at the first implicit copy or wait. Implicit calls name no
-        device, such as ``.item()``.
+        Raise `ImplicitCopyError` at the first implicit copy or wait. A call that names no device,
+        such as ``.item()``, is implicit.
     warn : bool, default True
         Give one `CrossDeviceWarning` for each line that repeatedly copies torch tensors between
-        devices, or waits for them.
+        devices, or repeatedly waits for a device.
     frameworks : sequence of Framework, optional
         Count only these frameworks.
 
@@ -109,7 +109,7 @@ PRINTING = {"__repr__", "__str__", "__format__"}
 
 
 def inside_of(framework: ModuleType, ours: str) -> Callable[[str], bool]:
-    """Return a function that tests whether a file is the framework's or a gpumagic patch's."""
+    """Return a function that tests whether a file belongs to the framework or to its patches."""
     its, here = (os.path.abspath(os.path.dirname(str(f))) for f in (framework.__file__, __file__))
     starts = os.path.join(its, ""), os.path.join(here, ours), os.path.abspath(__file__)
     return lru_cache(maxsize=4096)(lambda file: file.startswith(starts))
@@ -147,7 +147,7 @@ class CopyCounting:
     around: Collection[str] = ()
     """Names of the framework's internal wrappers, which `Call.function` skips."""
     all_threads = False
-    """Whether a thread that began no watch is counted in all running watches."""
+    """Whether all running watches count the calls of a thread that began no watch."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -159,7 +159,7 @@ class CopyCounting:
         raise NotImplementedError
 
     def instead(self, count: Count) -> str:
-        """Return advice on how to make a copy or wait explicit."""
+        """Return advice on how to make an implicit copy or wait explicit."""
         raise NotImplementedError
 
     @contextmanager
@@ -199,7 +199,7 @@ class CopyCounting:
         __tracebackhide__ = True
         try:
             return call(*args, **kwargs)
-        except CrossDeviceWarning:  # raised if strict
+        except CrossDeviceWarning:  # `refuse` raises it if a watch is strict
             raise
         except Exception as error:  # noqa: BLE001  must not stop the user's copy
             faults.keep(f"counting a copy of {self.framework}'s", error)

@@ -6,9 +6,9 @@ from pathlib import PurePath
 
 from gpumagic.telemetry.snapshot import GpuSample, ProcessSample
 
-SYSTEM = "system"  # holder of memory without a visible process: driver, containers
+SYSTEM = "system"  # holder of memory of no visible process, such as the driver's
 
-# Owners of memory, in the order of bar segments: (character, label). As in js/src/monitor/bars.ts.
+# (character, label) by owner, in the order of bar segments, as in js/src/monitor/bars.ts.
 OWNERS = {
     "mine": ("█", "this notebook"),
     "books": ("▓", "my other notebooks"),
@@ -16,7 +16,7 @@ OWNERS = {
     "left": ("×", "orphaned"),
     "system": ("░", SYSTEM),
 }
-# List the system only if it holds more bytes than this. Fewer are rounding and driver memory.
+# List the system only if it holds more bytes. Fewer are rounding errors and driver memory.
 _MUCH = 32 * 2**20
 
 
@@ -42,7 +42,7 @@ class Holder:
 def split(
     gpu: GpuSample, processes: Iterable[ProcessSample], gpus: Iterable[GpuSample] = ()
 ) -> dict[str, int] | None:
-    """Return a GPU's used bytes by owner; None if unknown. `gpus` may contain its MIG devices."""
+    """Return a GPU's used bytes by owner, with its MIG devices in `gpus`; None if unknown."""
     if gpu.memory_total is None or gpu.memory_used is None:
         return None
     parts = dict.fromkeys(OWNERS, 0)
@@ -102,7 +102,7 @@ def _holder_name(process: ProcessSample, pids: Sequence[int]) -> str:
     name = PurePath(process.notebook).name if process.notebook else None
     if process.mine:
         return f"this notebook ({name})" if name else "this process"
-    if name is None and process.name:  # "python" is not unique: add the PID
+    if name is None and process.name:  # add the PID, because "python" is not unique
         which = f", pid {pids[0]}" if len(pids) == 1 else f", {len(pids)} processes"
         return process.name + which * bool(pids)
     return name or process.user or f"exited (PID {process.pid})"
@@ -110,7 +110,7 @@ def _holder_name(process: ProcessSample, pids: Sequence[int]) -> str:
 
 def _of_no_process(gpus: Sequence[GpuSample], holders: Sequence[Holder]) -> dict[str, int | None]:
     """Return the bytes that no visible process holds, by GPU; skip unknown and small numbers."""
-    # Skip the parents of MIG devices: their memory includes the memory of the MIG devices.
+    # Skip GPUs with MIG devices, because their memory includes the memory of the MIG devices.
     parents = {gpu.mig for gpu in gpus}
     found: dict[str, int | None] = {}
     for gpu in gpus:

@@ -26,9 +26,9 @@ class _Cell(NamedTuple):
     css: str = ""
 
 
-# Column "GPU" has the driver's number if torch's differs. Columns of `_TEXTS` are left-aligned.
+# Column "GPU" shows a GPU's number in the driver if torch's number differs.
 _HEADS = ("device", "GPU", "name", "memory", "", "util", "temp", "power")
-_TEXTS = ("device", "name", "memory")
+_TEXTS = ("device", "name", "memory")  # left-aligned columns
 
 
 def _gpu_columns(
@@ -114,7 +114,7 @@ def device(gpu: GpuSample) -> str:
 
 def _name(gpu: GpuSample) -> str:
     name = (gpu.name or "GPU of unknown model").removeprefix("NVIDIA ")
-    # Shorten "H100 80GB HBM3 MIG 1g.10gb" to "1g.10gb": the row above names the whole GPU.
+    # Omit "H100 80GB HBM3" from a MIG device's name, because the row above shows it.
     return name if gpu.mig is None else f"└ MIG {name.rpartition('MIG ')[2]}"
 
 
@@ -156,7 +156,7 @@ class GpuTable:
 
     def __init__(self, snapshot: Snapshot, processes: bool = False, width: int = 80) -> None:
         self.snapshot, self.processes, self.width = snapshot, processes, width
-        # Leave out other kernels' virtual GPUs. The row of such a kernel says how many it has.
+        # Leave out other kernels' virtual GPUs. The other kernel's row shows how many it has.
         self.gpus = [gpu for gpu in snapshot.gpus if not gpu.virtual or gpu.ordinal is not None]
         self.splits = [split(gpu, snapshot.processes, self.gpus) for gpu in self.gpus]
         self.holders = holders(snapshot.gpus, snapshot.processes, each=processes)
@@ -174,7 +174,7 @@ class GpuTable:
         return "\n\n".join("\n".join(filter(None, lines)) for lines in blocks if lines)
 
     def _gpu_lines(self) -> list[str]:
-        """Return the lines of the GPU table. If too long, shorten the bars, and then the names."""
+        """Return the lines of the GPU table. If they are too long, shorten bars, then names."""
         columns = _gpu_columns(self.gpus, self.splits)
         over = sum(column.width + 2 for column in columns) - 2 - self.width
         if over > 0:
@@ -232,7 +232,7 @@ class GpuTable:
         if self.snapshot.gpus and not self.gpus and not self.snapshot.problems:
             found = [f"This kernel has no GPU; {as_typed('%gpus --virtual 2')} makes virtual ones."]
         for gpu in self.gpus:
-            # The power cap is normal: every GPU at full load reaches its cap.
+            # Omit the power cap, because every GPU at full load reaches it.
             slow = [reason for reason in gpu.throttle or () if reason != "power cap"]
             found += [f"{label(gpu)} is throttled: {', '.join(slow)}."] if slow else []
         if any(gpu.unified and gpu.vendor != "apple" for gpu in self.gpus):
