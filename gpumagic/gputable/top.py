@@ -17,7 +17,7 @@ from gpumagic.telemetry.snapshot import Snapshot
 
 # Milliseconds to wait for a key before looking for a new snapshot.
 _WAIT_MS = 100
-_NARROWEST = 40
+_NARROWEST = 40  # minimum width of the table, in characters
 
 
 def top(period_s: float = 1.0) -> int:
@@ -25,9 +25,9 @@ def top(period_s: float = 1.0) -> int:
     instead = "type gpumagic snapshot --watch 2"
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise GpuError(f"top needs a terminal; {instead}")
-    for fixed in ("LINES", "COLUMNS"):  # if set, curses ignores a resize
+    for fixed in ("LINES", "COLUMNS"):  # curses ignores a resize if these are set
         os.environ.pop(fixed, None)
-    sampler = Sampler()  # has its own thread: a stalled driver does not block keys
+    sampler = Sampler()  # reads on other threads, so that a stalled driver does not block keys
     try:
         with sampler.subscribe(period_s=period_s, processes=True):
             curses.wrapper(_Screen(sampler.latest).run)
@@ -93,7 +93,7 @@ class _Screen:
         listed = "processes" if self._processes else "notebooks"
         clock = time.strftime("%H:%M:%S", time.localtime(snapshot.time if snapshot else None))
         keys = f"q quit  ↑↓ scroll  s sort: {self._sort}  p list: {listed}  {clock}"
-        # Leave the last cell empty: writing there would scroll the terminal.
+        # Leave the last cell empty, because writing there would scroll the terminal.
         window.addstr(height - 1, 0, short(keys, width - 1), curses.A_REVERSE)
         window.refresh()
 
@@ -101,6 +101,6 @@ class _Screen:
         if snapshot is None:
             return ["Waiting for the driver…"]
         table = GpuTable(snapshot, processes=self._processes, width=max(width, _NARROWEST))
-        # The system's row has no process and comes last.
+        # Memory that belongs to no visible process has a row without PIDs, which comes last.
         table.holders.sort(key=lambda one: (not one.pids, _SORTS[self._sort](one)))
         return str(table).splitlines()

@@ -1,7 +1,7 @@
-"""Restore settings and random state that code changed in its process or thread.
+"""Restore the settings and the random state that code changed.
 
-The list was made from 1,668 public notebooks. It also has settings that affect results or speed.
-If a setting cannot be restored, a fault is recorded and the other settings are restored.
+The list of settings comes from 1,668 public notebooks. It also has settings that affect results or
+speed. If restoring a setting fails, the error is recorded, and the other settings are restored.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class Setting(NamedTuple):
 
 
 def _named(owner: Any, names: str) -> Iterator[Setting]:
-    """Yield a module's settings. A name is an attribute, or two functions: ``"read/write"``."""
+    """Yield settings of `owner`: attributes, and pairs of functions written ``"read/write"``."""
     for name in names.split():
         read, _, write = name.partition("/")
         if not write:
             yield Setting(name, partial(getattr, owner, name), partial(setattr, owner, name))
-        elif hasattr(owner, read) and hasattr(owner, write):  # both exist in this version
+        elif hasattr(owner, read) and hasattr(owner, write):  # not in every version
             yield Setting(write, getattr(owner, read), getattr(owner, write))
 
 
@@ -98,7 +98,7 @@ def _default_device() -> Any:
 
 
 def _list(owner: Any, name: str) -> Setting:
-    """Return a setting for a list, which is restored in place."""
+    """Return a setting that restores a list in place."""
 
     def write(before: list[Any]) -> None:
         getattr(owner, name)[:] = before
@@ -126,7 +126,7 @@ def _configure(config: Any, before: dict[str, Any]) -> None:
 def _now(settings: Iterable[Setting]) -> list[tuple[Setting, Any]]:
     found = []
     for setting in settings:
-        # Reading fails if code used both torch's old and new API, or if the folder was deleted.
+        # Reading fails if code mixed torch's old and new TF32 API, or deleted the working folder.
         with suppress(Exception):
             found.append((setting, setting.read()))
     return found
@@ -158,7 +158,7 @@ def kept() -> Iterator[None]:
 
 
 def thread_modes() -> Callable[[ExitStack], None]:
-    """Save this thread's torch and numpy modes; another thread gets them by calling the result."""
+    """Return a function that gives another thread this thread's torch and numpy modes."""
     torch = torch_here()
     inference = torch is not None and torch.is_inference_mode_enabled()
     here = _now(_of_a_thread())
@@ -176,7 +176,7 @@ def thread_modes() -> Callable[[ExitStack], None]:
 def noted(note: Callable[[int, Any], object], most: int = 1) -> Iterator[None]:
     """Call `note` for the first `most` interrupts in the block; later interrupts raise as usual."""
     before: Any = signal.getsignal(signal.SIGINT)
-    # Only the main thread gets signals. `before` is not callable without a Python handler.
+    # Only the main thread gets signals. Without a Python handler, `before` cannot be called.
     if threading.current_thread() is not threading.main_thread() or not callable(before):
         yield
         return
@@ -219,7 +219,7 @@ class Randomness:
         self._tensorflow = _tensorflow_state()
 
     def restore(self) -> None:
-        """Restore the saved states; CUDA devices initialized after the save get the CPU's seed."""
+        """Restore the saved states. CUDA devices without a saved state get the CPU's seed."""
         random.setstate(self._python)
         if self._numpy is not None:
             sys.modules["numpy"].random.set_state(self._numpy)
@@ -228,7 +228,8 @@ class Randomness:
             _tensorflow()._set_global_seed(seed)
             if drawn is not None:
                 _tensorflow()._rng.setstate(drawn)
-        for name, generator in _generators().items():  # the CPU first: other devices use its seed
+        # The CPU comes first, because other devices may get its seed.
+        for name, generator in _generators().items():
             if name in self._devices:
                 generator.set_state(self._devices[name])
             else:  # as `torch.manual_seed` does for a device initialized later
@@ -236,7 +237,7 @@ class Randomness:
         self._start = self._devices
 
     def same_start(self, devices: Iterable[torch.device]) -> None:
-        """Restore all states; give these CUDA devices one common state, and TensorFlow a seed."""
+        """Restore all states. Then give these CUDA devices equal states, and TensorFlow a seed."""
         self.restore()
         here = [str(d) for d in devices if d.type == "cuda"]
         if here:
@@ -250,7 +251,7 @@ class Randomness:
             _tensorflow()._set_global_seed(1 if seed is None else seed)
 
     def drawn(self) -> set[str]:
-        """Return the devices whose torch random state differs from the saved or restored state."""
+        """Return the devices where torch drew random numbers since the states were saved or set."""
         return {
             name
             for name, state in _states().items()
@@ -259,14 +260,14 @@ class Randomness:
 
 
 def _tensorflow() -> Any:
-    """Return TensorFlow's context, which has the global seed; None if not imported."""
+    """Return TensorFlow's context, which has the global seed; None if unavailable."""
     module: Any = sys.modules.get("tensorflow.python.eager.context")
     found = module.context() if hasattr(module, "context") else None
     return found if hasattr(found, "_set_global_seed") and hasattr(found, "_seed") else None
 
 
 def _tensorflow_state() -> tuple[int | None, Any] | None:
-    """Return TensorFlow's global seed, and the state of the generator for operation seeds."""
+    """Return TensorFlow's global seed, and the state of the generator of operation seeds."""
     found = _tensorflow()
     if found is None:
         return None

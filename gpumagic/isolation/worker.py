@@ -43,7 +43,7 @@ class Quiet:
     def __exit__(self, *error: object) -> None:
         while self._replaced:
             owner, name, before, sink = self._replaced.pop()
-            # Keep a stream that the code has installed in place of ours.
+            # Keep a stream that the timed code has installed in place of ours.
             if getattr(owner, name) is sink:
                 setattr(owner, name, before)
 
@@ -130,13 +130,13 @@ class Worker:
 
 
 class _TakenBack(BaseException):
-    """Replace a pending interrupt that came too late for its job."""
+    """Raised and caught in place of an interrupt that came after the job had ended."""
 
 
 def _take_back() -> None:
-    """Replace this thread's pending interrupt with another exception, and catch it."""
-    # Removing the interrupt is not enough: Python 3.11 would still check for an exception at each
-    # step, and would hang in the first function under a profiler or debugger.
+    """Replace this thread's pending interrupt with `_TakenBack`, and catch `_TakenBack`."""
+    # Clearing the interrupt is not enough, because Python 3.11 would still look for an exception at
+    # each step. Under a profiler or debugger, the next function would then hang.
     try:
         _raise_in(threading.get_ident(), _TakenBack)
         while True:
@@ -150,8 +150,8 @@ def _raise_in(ident: int, kind: type[BaseException]) -> None:
 
 
 def wait_for_all(futures: Collection[Future[Any]], until: str = "ALL_COMPLETED") -> None:
-    """Wait for all jobs; if `until` is "FIRST_EXCEPTION", only until a job fails."""
-    # Wait in short steps: Ctrl-C just before a wait is handled only after that wait.
+    """Wait for all jobs. If `until` is "FIRST_EXCEPTION", stop waiting when a job fails."""
+    # Wait in short steps, because a Ctrl-C just before a wait is handled only after that wait.
     left: Collection[Future[Any]] = futures
     while left:
         done, left = wait(futures, _LOOK_S, until)

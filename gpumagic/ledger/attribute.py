@@ -1,6 +1,7 @@
-"""Count each copy and wait in the running watches, by the user's line; warn if it repeats.
+"""Count copies between devices and waits for a GPU, for each line of the user's code.
 
-Call `counts(what, tensor)` before a copy or wait. Pass the result to `add` after the call.
+Call `counts(what, tensor)` before a copy or wait, and pass the result to `add` afterwards. A watch
+is a context that counts, such as `with gpumagic.watch()` or a `%%ongpu` cell.
 """
 
 import itertools
@@ -23,26 +24,26 @@ _getframe, _ident = sys._getframe, threading.get_ident
 HOST = -1
 """The result of `Tensor.get_device` for the CPU."""
 What = tuple[str, str, int, int, bool]
-"""Kind ("copy" or "wait"), operator, source and destination (ordinal or `HOST`), non_blocking."""
+"""Kind ("copy" or "wait"), operator, source ordinal, destination ordinal, `non_blocking`."""
 # Modules that define tensor methods. Copies inside these methods count as the user's copies.
 _METHODS = ("torch._tensor", "torch.functional")
 
 
 @dataclass(eq=False)
 class ActiveWatch:
-    """Hold a running watch's tally and alarm, for the wrapped operators."""
+    """The state of a running watch, which the wrapped operators use."""
 
     tally: entry.Tally
-    # Called before a copy or wait until its line has warned; may raise `ImplicitCopyError`.
+    # Warns of copies and waits before they run. In strict mode, it may raise `ImplicitCopyError`.
     alarm: "Alarm | None" = None
     outer: "ActiveWatch | None" = None  # the enclosing watch, which counts the same calls
-    live: bool = True  # False after the end: threads or tasks that still run are not counted
+    live: bool = True  # False after the watch has ended; threads started in it may still run
     thread: int = field(default_factory=_ident)  # the thread that began the watch
 
 
 current: ContextVar[ActiveWatch | None] = ContextVar("gpumagic_watch", default=None)
 _current = current.get
-gpu = "cuda"  # torch's name for the kind of GPU; "mps" on a Mac
+gpu = "cuda"  # torch's device type of the GPUs; "mps" on a Mac
 running: tuple[ActiveWatch, ...] = ()
 """All running watches of all threads. The tuple is replaced, never changed in place."""
 
@@ -50,8 +51,8 @@ running: tuple[ActiveWatch, ...] = ()
 class _Here(threading.local):
     copies = 0  # copies counted on this thread
     reads = 0  # reads by the host counted on this thread
-    within = ""  # the running operator; waits inside it are counted under this name
-    serial = 0  # number of the running call if it may wait several times (a tensor's print), or 0
+    within = ""  # the running operator; waits inside that operator get its name
+    serial = 0  # number of the running call if it may wait often, such as a print; else 0
     counted = 0  # the last `serial` that was counted
 
 
@@ -80,14 +81,14 @@ def watches() -> tuple[ActiveWatch, ...]:
             found.append(watch)
         watch = watch.outer
     if not found and running:
-        # No watch began in this thread: the watched code or autograd started the thread.
+        # No watch began in this thread. Watched code or autograd may have started the thread.
         me = _ident()
         found = [w for w in running if w.thread != me]
     return tuple(found)
 
 
 def counts(what: What, tensor: Any) -> Sequence[entry.Count]:
-    """Call the alarms, which may raise; then return the call's count in each watch."""
+    """Call the alarms, which may raise. Then return the call's `Count` in each watch."""
     __tracebackhide__ = True
     watch = _current()
     # The usual case comes first and is inlined, because every copy and wait runs this code.
@@ -100,7 +101,7 @@ def counts(what: What, tensor: Any) -> Sequence[entry.Count]:
     while inner is not None and (kind := entry.kinds[inner.f_code.co_filename]) == entry.IN_FRONT:
         inner = inner.f_back
     # The key has ids, because hashing a code object costs more than this whole function.
-    # The key has the thread's ident, because counts have no lock.
+    # The key has the thread's ident. So only one thread changes a count, which needs no lock.
     key: tuple[Any, ...]
     user: FrameType | None
     if inner is not None and kind == entry.USER:
@@ -127,7 +128,7 @@ def _alarmed(
     new: Callable[[], entry.Count],
     tensor: Any,
 ) -> list[entry.Count]:
-    """Call each watch's alarm; return the count in each watch."""
+    """Call the alarm of each watch; return the call's `Count` in each watch."""
     __tracebackhide__ = True
     found = []
     for watch in watching:
@@ -155,7 +156,7 @@ def count_for(
     user: FrameType | None,
     inner: FrameType | None,
 ) -> entry.Count:
-    """Return a new count for an operator that the innermost frame `inner` calls."""
+    """Return a new count. `inner` called the operator; `user` is the user's innermost frame."""
     at = None if user is None else in_cell(user)
     called_in = (None, 0) if inner is None else (inner.f_code, inner.f_lasti)
     place = (at or (None, 0)) if inner is user else called_in
@@ -183,7 +184,7 @@ def _subscripts(code: CodeType | None, at: int) -> bool:
 
 
 def add(found: Sequence[entry.Count], nbytes: int, seconds: float, blocking: bool) -> None:
-    """Add one successful call to its counts."""
+    """Add one successful call to the counts that `counts` returned."""
     for count in found:
         count.count += 1
         count.nbytes += nbytes
@@ -203,7 +204,7 @@ class Alarm:
     _lines: set[tuple[str, int]] = field(default_factory=set)
 
     def __call__(self, count: entry.Count, tensor: Any) -> None:
-        """Warn if the call repeats often; raise `ImplicitCopyError` if strict and implicit."""
+        """Raise `ImplicitCopyError` for an implicit call if `strict`; else warn if calls repeat."""
         __tracebackhide__ = True
         implicit = count.implicit and count.via not in (entry.LOADER, entry.ENGINE, entry.DISPLAY)
         from_host = implicit and count.operator == "copy_" and tensor.get_device() == HOST
@@ -213,7 +214,7 @@ class Alarm:
             index = f"move the index first: index.to('{count.destination}')"
             named = "name the device: x.cpu() or x.to(...) first"
             raise refusal(count, {"index": index}.get(count.operator, named))
-        # The user cannot fix a library's copies. If the code names the GPU, the copy is intended.
+        # Do not warn of a library's copies or of explicit copies to a GPU, which are intended.
         if count.within or not (implicit or (count.destination == "cpu" and not count.via)):
             count.warned = True
         elif _is_time(count):
@@ -228,7 +229,7 @@ class Alarm:
         if place in self._lines:
             return
         self._lines.add(place)
-        # With Python's own registry, a warning at the same line of a later cell would be hidden.
+        # Python's own registry would hide an equal warning at the same line of a later cell.
         advice = advise(count.entry(at_least=2))
         said = words(count) + " again and again" * bool(count.count)
         said += f"; {advice.text}" if advice else ""
@@ -256,6 +257,6 @@ def words(count: entry.Count) -> str:
 
 
 def refusal(count: entry.Count, instead: str) -> ImplicitCopyError:
-    """Return the error of strict mode for a copy or wait, with its line."""
+    """Return the error that strict mode raises for a copy or wait at the user's line."""
     line = "" if count.at is None else f"{line_at(*count.at).place}: "
     return ImplicitCopyError(f"{line}{words(count)}, which strict mode forbids; {instead}")

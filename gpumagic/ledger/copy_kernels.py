@@ -1,8 +1,8 @@
 """Wrap torch's kernels that copy or wait, to count their bytes and time.
 
 Each wrapper calls the replaced kernel exactly once and returns its result. Without a running watch,
-a wrapper does nothing else. Some CUDA operators copy data internally. On a virtual GPU they do not,
-so these copies' bytes are computed here. `tests/cuda` compares all bytes with CUDA's own log.
+a wrapper does nothing else. Some CUDA operators copy data internally. The operators of a virtual
+GPU do not, so these bytes are computed here. `tests/cuda` compares all bytes with CUDA's own log.
 """
 
 import threading
@@ -33,17 +33,17 @@ class CopyTimer:
         self._lock = threading.RLock()
 
     def begin(self, count: int, device: torch.device) -> tuple[Any, Any] | None:
-        """Record an event in a GPU's stream before a copy; None if the copy is not timed."""
+        """Record an event before a copy. Return the event and its stream; None if not timed."""
         skipped = count >= _TIMED_FIRST and count % _TIMED_EVERY
         if device.type != "cuda" or skipped or torch.cuda.is_current_stream_capturing():
-            return None  # querying an event would break a graph capture
+            return None  # an event cannot be queried during a graph capture
         stream = torch.cuda.current_stream(device)
         event = cuda_state.take_event(stream.device_index)
         event.record(stream)
         return event, stream
 
     def end(self, begun: tuple[Any, Any], counts: Sequence[Count]) -> None:
-        """Record an event after the copy; add the copy's time to ``seconds`` once it is known."""
+        """Record an event after the copy; `_read` later adds the time between the two events."""
         start, stream = begun
         event = cuda_state.take_event(stream.device_index)
         event.record(stream)
@@ -140,7 +140,7 @@ def _reads_of_masks(operator: str, indices: Any, *values: Any) -> list[int]:
 
 
 def fills(indices: Any, value: Any = None, accumulate: bool = False, *_: Any) -> bool:
-    """Whether a mask assigns one number: torch then calls `masked_fill_`, without a read."""
+    """Whether one mask assigns one number, which torch does by `masked_fill_`, without a read."""
     given = [index for index in indices if index is not None]
     if value is None or accumulate or value.numel() != 1 or value.get_device() != HOST:
         return False
@@ -166,10 +166,9 @@ _FIRST, _EVERY = 8, 64
 
 def counted(base: Kernel, before: Callable[..., After | None], *, within: str = "") -> Kernel:
     """Return a wrapper that runs `base`, and counts the call if a watch is running."""
-    # `before` gets the same arguments and may raise `ImplicitCopyError`. It may return a function,
-    # which is called after `base`. Waits of operators that `base` calls are counted as `within`.
 
-    # `usercode.files.unseen` is inlined here, to save a Python call in every wrapped operator.
+    # `before` gets the same arguments and may raise `ImplicitCopyError`. If it returns a function,
+    # the wrapper calls this function after `base`. Waits inside `base` are counted as `within`.
     def kernel(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         try:
@@ -191,7 +190,7 @@ def counted(base: Kernel, before: Callable[..., After | None], *, within: str = 
                 if within:
                     here.within, here.serial = outer
             return result
-        except BaseException as error:
+        except BaseException as error:  # as the decorator `unseen` does, without its Python call
             leave_out_ours(error)
             raise
 
@@ -201,7 +200,7 @@ def counted(base: Kernel, before: Callable[..., After | None], *, within: str = 
 def _ask(
     before: Callable[..., After | None], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> After | None:
-    """Call `before` without `__torch_function__`; record errors, re-raise CrossDeviceWarning."""
+    """Call `before` without `__torch_function__`. Raise CrossDeviceWarning; record other errors."""
     __tracebackhide__ = True
     try:
         with _without_overrides():
@@ -214,10 +213,10 @@ def _ask(
 
 
 def as_tensor(value: Any) -> Any:
-    """Turn a number into a tensor: torch's C++ passes a "wrapped number" as a Python number."""
+    """Return `value` as a tensor. torch may pass a kernel a number in place of a tensor."""
     if isinstance(value, torch.Tensor):
         return value
-    dtype = torch.float64 if type(value) is float else None  # like a wrapped number
+    dtype = torch.float64 if type(value) is float else None  # as in torch's C++
     with _without_overrides():
         return torch.tensor(value, dtype=dtype, device="cpu")
 
@@ -252,14 +251,14 @@ def copying(base: Kernel, virtual: bool) -> Kernel:
 
 
 def _on_real(found: Sequence[Count], after: After, device: torch.device) -> After:
-    """Time a copy on a real GPU by CUDA's events; return the function to call after the copy."""
+    """Time a copy on a real GPU by CUDA events. Return the function to call after the copy."""
     begun, copies = None, here.copies
     with kept("timing a copy"):  # a failure must not stop the user's copy
         begun = TIMER.begin(found[0].count, device)
 
     def after_on_real(seconds: float) -> None:
-        # If dtypes or strides differ, torch copies through a temporary tensor, by another `copy_`.
-        # That call has already counted the copy.
+        # If dtypes or strides differ, torch copies through a temporary tensor, by a second `copy_`
+        # inside this one. The second `copy_` has already counted the copy.
         if here.copies == copies:
             here.copies += 1
             after(0.0 if device.type == "cuda" else seconds)
@@ -289,7 +288,7 @@ def reading(element: Any) -> After:
 
 
 def read_by(copy: Kernel, element: Any) -> Any:
-    """Read the number in a GPU tensor as torch does: by one copy to pinned memory."""
+    """Return the number in a GPU tensor, read by one copy to pinned memory, as torch does."""
     with _without_overrides():
         pinned = element.device.type == "cuda"
         host = torch.empty(element.shape, dtype=element.dtype, device="cpu", pin_memory=pinned)
@@ -300,12 +299,12 @@ def read_by(copy: Kernel, element: Any) -> Any:
 
 
 def naming(base: Kernel, operator: str) -> Kernel:
-    """Wrap a real GPU's kernel; waits of operators that it calls count as `operator`'s."""
+    """Wrap a real GPU's kernel, so that waits inside the kernel count as waits of `operator`."""
     return counted(base, lambda *args, **kwargs: lambda seconds: None, within=operator)
 
 
 def sizing(base: Kernel, operator: str) -> Kernel:
-    """Wrap a real GPU's kernel that reads its result's size, by `item` or in its own code."""
+    """Wrap a real GPU's kernel that reads a size; count this read unless `item` counted it."""
 
     def before(self: Any, *args: Any, **kwargs: Any) -> After | None:
         __tracebackhide__ = True
@@ -325,7 +324,7 @@ def sizing(base: Kernel, operator: str) -> Kernel:
 
 
 def counting_whole(base: Kernel, operator: str) -> Kernel:
-    """Wrap a virtual GPU's kernel; count the copies and reads that a real GPU's kernel makes."""
+    """Wrap a virtual GPU's kernel; count the copies and reads that a real GPU would make."""
 
     def before(self: Any, *args: Any, **kwargs: Any) -> After | None:
         __tracebackhide__ = True

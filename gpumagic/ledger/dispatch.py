@@ -1,8 +1,8 @@
 """Count torch's copies and waits, and measure peak memory, while code runs.
 
-The first watch registers wrapper kernels at the devices' dispatch key, until `uninstall`. A kernel
-at a device's own key runs only for tensors of that device. The `synchronize` functions and the
-function that prints tensors are not operators; they are patched as attributes.
+The first watch registers wrapper kernels at the GPUs' dispatch key, and `uninstall` removes them.
+Kernels at that key run only for tensors on a GPU. The `synchronize` functions and the function that
+prints tensors are not operators, so they are replaced as attributes.
 """
 
 import functools
@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 import torch._tensor_str
-from torch.cuda import device_count  # torch's own: `%%ongpu` replaces torch.cuda.device_count
+from torch.cuda import device_count  # saved, because `%%ongpu` replaces torch.cuda.device_count
 
 from gpumagic.device import devices_changed
 from gpumagic.ledger import attribute, copy_kernels
@@ -28,11 +28,11 @@ from gpumagic.usercode.files import is_ours, swap_attribute, unseen
 
 
 def patch_synchronizing(stack: ExitStack) -> None:
-    """Count the calls that only synchronize a device, until `stack` is closed."""
+    """Count the calls of torch's `synchronize` functions, until `stack` is closed."""
     owners = (torch.cuda, torch.cuda.Stream, torch.cuda.Event)
     for owner in (*owners, getattr(torch, "accelerator", None)):
         if "synchronize" in getattr(owner, "__dict__", {}):
-            # `within` avoids a second count: torch.accelerator's function may call torch.cuda's.
+            # torch.accelerator's function may call torch.cuda's. `within` avoids a second count.
             wrap = functools.partial(counted, before=_before, within="synchronize")
             _swap(stack, owner, "synchronize", wrap)
 
@@ -72,9 +72,9 @@ def _before(*args: Any, **kwargs: Any) -> After | None:
 
 C: Any = torch._C
 aten: Any = torch.ops.aten
-# Operators that read a size in their own code. The others in WAITS call an operator that reads.
+# Operators that read a size in their own code. The others in WAITS call one that reads.
 _SIZED = ("nonzero", "_unique2", "unique_consecutive", "unique_dim")
-# Whether torch can call a replaced kernel: since torch 2.9.
+# Whether torch can call a kernel that another one replaced. It can since torch 2.9.
 _CAN_CALL_REPLACED = hasattr(torch.library, "get_kernel")
 # Keep the last removed kernels alive, because another thread may still run them.
 _retired: deque[list[Any]] = deque(maxlen=8)
@@ -84,7 +84,7 @@ class Hooks:
     """Wrappers of the kernels at one dispatch key, and of torch's functions that synchronize."""
 
     def __init__(self, key: str = "CUDA", virtual: str = "") -> None:
-        # `virtual`: the first virtual GPU's UUID, if virtual GPUs have kernels at this key.
+        # `virtual` is the UUID of the first virtual GPU; empty without virtual GPUs.
         self.key, self.virtual = key, virtual
         self._library = torch.library.Library("aten", "IMPL")
         self._known = set(torch.library._impls)
@@ -97,7 +97,7 @@ class Hooks:
                 for name, kernel in [*self._kernels()]:
                     self._library.impl(name, kernel, self.key, **options)
                     self._names.append(name)
-            # Each print of a tensor gets a serial number, so that its many waits count as one call.
+            # Each print of a tensor gets a serial number, so that its waits count as one call.
             _swap(self._patches, torch._tensor_str, "_str", _numbered)
             patch_synchronizing(self._patches)
         except BaseException:
@@ -128,7 +128,7 @@ class Hooks:
     def _copy(self) -> Kernel:
         if self.virtual:
             return self._replaced("copy_")
-        # All devices share torch's kernel of `copy_`. Through the unused IPU key, no wrapper runs.
+        # All devices share torch's kernel of `copy_`. The unused IPU key skips our wrapper.
         anyones = C.DispatchKeySet(C.DispatchKey.IPU)
         run = aten.copy_.default.redispatch
         return lambda self, src, *rest: run(anyones, self, copy_kernels.as_tensor(src), *rest)
@@ -140,7 +140,7 @@ class Hooks:
         return aten.nonzero.out.redispatch(keys, tensor, out=out)
 
     def _replaced(self, name: str) -> Kernel:
-        # A virtual GPU's kernel is a Python function: call it directly, not through C++.
+        # A virtual GPU's kernel is a Python function, so call it directly, not through C++.
         virtuals = sys.modules.get("gpumagic.virtual.switch") if self.virtual else None
         stands = C._dispatch_dump(f"aten::{name}")
         if virtuals is not None and f"\nCUDA: registered at {virtuals.__file__}:" in stands:
@@ -160,7 +160,7 @@ class Hooks:
         self._library._destroy()
         self._library._op_impls.clear()  # the finalizer must not remove the kernels again
         if self.virtual == _virtual():
-            # torch has also removed the virtual GPUs' entries of the same names: restore them.
+            # `_destroy` also removed the entries of the virtual GPUs' kernels. Restore them.
             torch.library._impls.update(ours & self._known)
 
 
@@ -175,10 +175,10 @@ hooks: Hooks | None = None
 
 
 def install() -> bool:
-    """Wrap the kernels of the devices; return whether the devices are virtual."""
+    """Wrap the kernels of the GPUs; return whether the GPUs are virtual."""
     global hooks
     with _lock:
-        # Without a device there are no copies to watch.
+        # Without a GPU there are no copies to count.
         if hooks is None and (device_count() or torch.backends.mps.is_available()):
             attribute.gpu = "cuda" if device_count() else "mps"
             hooks = Hooks(attribute.gpu.upper(), _virtual())
@@ -194,13 +194,13 @@ def uninstall() -> None:
             gone.remove()
 
 
-# Removing virtual GPUs removes the kernels that our wrappers call: remove the wrappers too.
+# Our wrappers call the kernels of virtual GPUs. Remove the wrappers when these GPUs change.
 devices_changed.append(uninstall)
 
 
 @contextmanager
 def counting(tally: Tally, *, strict: bool, warn: bool) -> Iterator[None]:
-    """Count in the context and in threads that it starts; any thread may exit the context."""
+    """Count calls in the context and in threads started there. Any thread may exit the context."""
     outer = attribute.current.get()
     while outer is not None and not outer.live:  # watches in generators may end in any order
         outer = outer.outer
@@ -247,7 +247,7 @@ class MemoryMeter:
         meters.append(self)
 
     def read(self) -> list[Memory]:
-        """Return the memory of each device so far."""
+        """Return the measurements so far, one for each device."""
         found = []
         for index, (allocated, peak, allocations) in _read_memory():
             before, allocations_before = self._before.get(index, (0, 0))
@@ -257,7 +257,7 @@ class MemoryMeter:
         return found
 
     def stop(self) -> list[Memory]:
-        """Return the memory of each device with allocations since `start`."""
+        """Return the measurement of each device that had allocations since `start`."""
         if self in meters:
             meters.remove(self)
         return [memory for memory in self.read() if memory.allocations]
@@ -269,7 +269,7 @@ meters: list[MemoryMeter] = []
 
 def _read_memory() -> list[tuple[int, tuple[int, int, int]]]:
     """Return allocated bytes, their peak and the total number of allocations, by ordinal."""
-    # Reading must not initialize CUDA: that costs seconds and hundreds of MiB on each device.
+    # Do not initialize CUDA, because that costs seconds and hundreds of MiB on each device.
     if not torch.cuda.is_initialized():
         return []
     read = []

@@ -18,36 +18,36 @@ from gpumagic.display.table import Shown
 from gpumagic.usercode import files
 
 OFTEN = 16
-"""Minimum calls at one line for a warning. A few calls, such as one per epoch, are fine."""
+"""Minimum number of calls at one line for a warning. One call per epoch, say, is fine."""
 
 
 @dataclass(slots=True)
 class Entry:
     """Record all calls of one operator in one expression."""
 
-    # "copy": bytes went from one device to another; "wait": the host waited for a result that
-    # decides a value or a shape; "placement": a result is not on the requested device.
+    # "copy" if bytes went from one device to another. "wait" if the host waited for a GPU.
+    # "placement" if a result is not on the requested device.
     kind: str
-    operator: str  # torch's name: "copy_", "item", "index" …; for JAX, see jax_copies.py
+    operator: str  # in torch: "copy_", "item", "index" …; for JAX, see jax_copies.py
     source: str  # a device, such as "cuda:1" or "cpu"
     destination: str
     count: int = 0  # number of copies or waits
     nbytes: int = 0  # total; waits read few bytes, such as one element
-    # For copies on a real GPU, the device time between two events of the stream; for other copies,
-    # the time of the call. For waits, the time that the host was blocked. None if unknown.
+    # For copies on a real GPU, the time between two events of the stream. For other copies, the
+    # time of the call. For waits, the time that the host was blocked. None if unknown.
     seconds: float | None = 0.0
-    # Whether no device was named: `.item()`, `print`, a mask, an index on the CPU. `.to`, `.cpu`,
-    # `copy_`, `device=` and `synchronize()` are explicit.
+    # Whether the code named no device, as in `.item()`, `print`, a mask or an index on the CPU.
+    # `.to`, `.cpu`, `copy_`, `device=` and `synchronize()` are explicit.
     implicit: bool = False
     where: files.UserLine | None = None  # the user's line; None if no user code was found
     code: str = ""  # the expression in that line
-    # The cause, if not the code itself: "print", "display" (the notebook showed a value), "loader"
-    # (`%%ongpu` copied a DataLoader's batch), "backward" (autograd's engine); otherwise empty.
+    # The cause of an indirect call: "print", "display" (the notebook showed a value), "loader"
+    # (`%%ongpu` copied a DataLoader's batch), or "backward" (autograd's engine). Else empty.
     via: str = ""
     within: str = ""  # the library's module that made the call, such as "torch.optim.lbfgs"
     calls: int = 0  # number of calls; one call, such as a print, may wait several times
-    repeats: int = 0  # copies of the previous copy's tensor with unchanged data
-    blocking: int = 0  # copies that the host waited for
+    repeats: int = 0  # copies that sent the same unchanged tensor as the copy before
+    blocking: int = 0  # copies and waits that blocked the host
     # Whether the host's memory was pinned; None if copies differed, or did not involve the host.
     pinned: bool | None = None
     names: tuple[str, ...] = ()  # the variables that were copied or contained the copied arrays
@@ -77,8 +77,8 @@ class Ledger(Shown):
     """Hold every copy between devices and every wait of a run; display them as a table."""
 
     entries: tuple[Entry, ...] = ()  # sorted by file and line
-    virtual: bool = False  # times on virtual GPUs say nothing about real GPUs
-    predicted: bool = False  # from a dry run, without times
+    virtual: bool = False  # whether the GPUs were virtual; times then say nothing about real GPUs
+    predicted: bool = False  # whether from a dry run; there are then no times
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self.entries)
@@ -103,7 +103,7 @@ class Ledger(Shown):
 
     @property
     def waits(self) -> int:
-        """Number of times the host waited for a result; copies are not counted."""
+        """Number of times that the host waited for a GPU; copies are not counted."""
         return sum(e.count for e in self.entries if e.kind == "wait")
 
     @property
@@ -137,9 +137,8 @@ def _sum(a: Entry, b: Entry) -> Entry:
     )
 
 
-# Kinds of frame: in a wrapper of torch's functions, in a library, in the user's code. The others
-# say why the user's code copied or waited: it printed a tensor, `%%ongpu` copied a `DataLoader`'s
-# batch, the notebook displayed a value, or autograd's engine ran.
+# Kinds of frame. IN_FRONT frames run code of gpumagic or torch/_ops.py. LIBRARY and USER frames run
+# code of a library or of the user. The other kinds are causes, as in `Entry.via`.
 IN_FRONT, LIBRARY, USER = "in front", "library", "user"
 PRINT, LOADER, DISPLAY, ENGINE = "print", "loader", "display", "backward"
 _SPECIAL = {
@@ -152,7 +151,7 @@ _SPECIAL = {
     os.path.join("IPython", "core", "formatters.py"): DISPLAY,
 }
 
-# Prefixes of bytecode instructions for subscripts, operators and comparisons, which are no calls.
+# Prefixes of bytecode instructions for subscripts, operators and comparisons, which are not calls.
 _NO_CALL = ("BINARY_", "INPLACE_", "COMPARE_", "STORE_SUBSCR", "STORE_SLICE", "UNARY_", "CONTAINS_")
 _READING = {
     *("__contains__", "__getitem__", "__setitem__", "getitem", "setitem", "index_put"),
@@ -164,7 +163,7 @@ class _Kinds(dict[str, str]):
     """Cache the kind of frame by file name."""
 
     def __missing__(self, file: str) -> str:
-        if len(self) > 4096:  # each cell is a file of its own
+        if len(self) > 4096:  # each cell adds a file name
             self.clear()
         kind = USER
         if not files.is_users(file):
@@ -179,7 +178,7 @@ kinds = _Kinds()
 
 def locate(frame: FrameType | None, watches: Iterable[Any] = ()) -> tuple[FrameType | None, str]:
     """Return the user's innermost frame, from `frame` outwards, and the cause (`Entry.via`)."""
-    # Threads started by a library have no user frame: use the user's frame on a watch's thread.
+    # A library's thread has no user frame. Then use the user's frame on a watch's thread.
     via, first = "", frame
     while frame is not None:
         kind = kinds[frame.f_code.co_filename]
@@ -208,8 +207,8 @@ def opcode(code: CodeType | None, at: int) -> str:
     return dis.opname[code.co_code[at]] if code and 0 <= at < len(code.co_code) else ""
 
 
-# Maximum number of counts by instruction in a watch; further code is counted by line. Without a
-# maximum, code that a loop recompiles would add a count in each iteration.
+# A watch counts this many instructions separately, and all further ones by line. Without a limit,
+# code that a loop recompiles would add a count in each iteration.
 _MOST = 4096
 before_reading: list[Callable[[], None]] = []
 """Functions to call before counts are read; they wait for pending measurements."""
@@ -220,9 +219,9 @@ class Count(Entry):
     """Count the calls of one instruction; `entry` looks up the line and the expression."""
 
     at: tuple[CodeType, int] | None = None  # the user's code object, and the instruction's offset
-    # Keeps code objects alive whose ids are in this count's key, so that the ids stay unique.
+    # The code objects whose ids are in this count's key. While they live, the ids stay unique.
     kept: object = None
-    timed: int = 0  # number of timed calls; 0 if all are timed
+    timed: int = 0  # number of copies that CUDA events timed; 0 without events
     looks: int = 0  # number of copies that `look_at` checked
     last: weakref.ref[Any] | None = None  # the tensor that `look_at` saw last
     version: int | None = None  # that tensor's version counter
@@ -253,7 +252,7 @@ class Count(Entry):
         known["count"] = max(self.count, at_least)
         calls = self.calls if self.via == PRINT else self.calls or self.count
         known["calls"] = max(calls, at_least)
-        if self.timed:  # the other copies are assumed to take as long on average
+        if self.timed:  # assume that the other copies took as long on average
             known["seconds"] = (self.seconds or 0.0) * self.count / self.timed
         if self.looks:
             known["repeats"] = round(self.repeats * self.count / self.looks)
@@ -273,7 +272,7 @@ class Tally:
     _lock: Any = field(default_factory=threading.RLock)
 
     def add(self, key: tuple[Any, ...], new: Count) -> Count:
-        """Add a new count under `key`, or return the existing one."""
+        """Return the count under `key`; if there is none, add `new` and return it."""
         with self._lock:
             if len(self.counts) >= _MOST and new.at is not None:
                 key = (key[0], new.at[0].co_filename, files.line_of(*new.at), key[-1])
@@ -290,7 +289,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Memory:
-    """Record a device's array bytes: a cell's `peak`, `allocated` at its end, and `before` it."""
+    """Record the bytes of a device's arrays: before a cell, at the peak, and at the cell's end."""
 
     device: str
     peak: int

@@ -1,7 +1,7 @@
 """Show the ledger as one line, or as a table with advice on repeated copies and waits.
 
-Normal use gets no advice: numbers and zero-dimensional CPU tensors used with GPU tensors, explicit
-copies, a few reads or prints of a value, and a library's own copies.
+The table has advice on each entry that can be improved. Below the line, advice is given only on
+frequent copies and waits, and on results that are on the wrong device.
 """
 
 import re
@@ -17,12 +17,12 @@ NOTHING = "no copies between devices, no waits for a GPU"
 _VIRTUAL = "Times on virtual GPUs are the CPU's and say nothing about a GPU: savings are in calls."
 _PREDICTED = "Predicted: nothing was copied, so there are no times. Savings are in calls."
 _REAL = "Savings are estimated from the measured times, without the GPU's idle time after a wait."
-_CODE = 60  # maximum characters of the source
+_CODE = 60  # maximum number of characters shown of a source line or expression
 _HINTS = 3  # maximum lines of advice if no table is shown
 _LONG = 40  # maximum characters of an expression in a sentence
 
-# Minimum number of explicit copies to the host at one line that get advice. So many copies mean
-# that the code reads values one by one.
+# Minimum number of explicit copies to the host at one line that get advice even if the table is not
+# shown. So many copies mean that the code reads values one by one.
 EXPLICIT = 100
 _SILENT = ("index", "operand", "tf.function")  # operators that copy silently in each call
 _SCALAR = 16  # maximum bytes of a number
@@ -56,7 +56,7 @@ def advise(entry: Entry) -> Advice | None:
     adviser: Callable[[Entry], Advice | None] = ADVISERS.get(entry.framework, lambda entry: None)
     if (advice := adviser(entry)) is not None:
         return advice
-    # One call of TensorFlow, or an explicit call of JAX, may copy many arrays: advise if frequent.
+    # A TensorFlow call or an explicit JAX call may copy many arrays, so advise only if frequent.
     often = not entry.framework or (entry.framework == "JAX" and entry.implicit)
     if entry.calls < OFTEN and not often:
         return None
@@ -121,7 +121,7 @@ def _of_copy_from_host(entry: Entry) -> Advice | None:
     return None
 
 
-# -- code to write instead of a read, with the user's names
+# -- advice with the names in the user's line
 _READ = re.compile(r"(?:bool|float|int)\((.+)\)|(.+)\.(?:cpu|item|numpy|tolist)\(\)")
 _INTO = re.compile(r"([\w.]+)(?:\.(?:append|extend)\((.+)\)| \+= (.+))$")
 _INNERMOST = re.compile(r"[(\[][^()\[\]]*[)\]]")
@@ -153,7 +153,7 @@ def _tensor_of(code: str) -> str:
 
 # -- the line and the table
 def line(ledger: Ledger, *, without: tuple[str, ...] = ()) -> str:
-    """Return ``3 transfers: 12.0 MiB to cuda:1``; leave out entries whose `via` is in `without`."""
+    """Return ``3 transfers: 12.0 MiB to cuda:1``; skip entries whose `via` is in `without`."""
     kinds: dict[str, list[Entry]] = {"copy": [], "wait": [], PRINT: [], "placement": []}
     for entry in ledger.entries:
         if entry.via not in without:
@@ -201,7 +201,7 @@ def _count(count: int, word: str) -> str:
 
 
 def _at(entries: list[Entry], total: int, *, calls: bool = False) -> str:
-    """Return the line with the most calls or copies: ``" at line 4: `loss.item()`"``."""
+    """Return the line with the most calls: ``" at line 4: `loss.item()`"``; may be empty."""
     lines: dict[tuple[str, str], int] = {}
     for e in entries:
         if e.where is not None:
@@ -287,7 +287,7 @@ def _what(e: Entry) -> str:
 
 
 def _advice(e: Entry, ledger: Ledger) -> str:
-    """Return the advice and its saving: calls and, on a real GPU, time."""
+    """Return the advice, with the number of calls and, on a real GPU, the time that it saves."""
     advice = advise(e)
     if advice is None:
         return ""
@@ -306,7 +306,7 @@ def _note(ledger: Ledger) -> str:
 
 
 def bundle(ledger: Ledger) -> dict[str, object]:
-    """Return a MIME bundle of a cell's ledger: one line and hints; empty without entries."""
+    """Return a MIME bundle with the ledger's line and hints; empty if there is no line."""
     said = line(ledger, without=(DISPLAY,))
     lines = [said, *(f"→ {hint}" for hint in hints(ledger))]
     html = block("".join(f'<div class="gm-note">{coded(line)}</div>' for line in lines))

@@ -105,7 +105,7 @@ def parse(magic: str, line: str) -> Namespace:
     """Parse a magic's line; raise UsageError if it does not match the usage."""
     parser = parser_of(magic)
     try:
-        if magic.endswith("gpumem"):  # a name may contain quotes and blanks: data["my net"]
+        if magic.endswith("gpumem"):  # a name may have quotes and blanks, as in data["my net"]
             return parser.parse_args(_NAMES.findall(line))
         line = _BLANKS.sub(lambda found: found[1] or found[2], line)
         # shlex does not split "/gpu:1" or "0,1".
@@ -114,7 +114,7 @@ def parse(magic: str, line: str) -> Namespace:
             if option.optional and option.flag in words[:-1]:
                 at = words.index(option.flag)
                 if words[at + 1] not in option.examples and not words[at + 1].endswith(_TRACES):
-                    words.append(words.pop(at))  # `--check 1`: 1 is WHERE, not its value
+                    words.append(words.pop(at))  # in `--check 1`, 1 is WHERE
         return parser.parse_intermixed_args(words)
     except ValueError as error:
         raise UsageError(f"{magic}: {error} in {line.strip()}; {parser.usage}") from None
@@ -225,14 +225,14 @@ def completions(context: Any) -> dict[str, Any]:
     if option is not None and option.type is file:
         return {"completions": []}
     fit = _offers(typed, words, option, last)
-    # IPython's token may be the end of our word, such as "1" of "cuda:1": return only that end.
+    # IPython's token may be only the end of `last`, such as "1" of "cuda:1". Return only that end.
     skip = len(last) - len(context.token)
     found = [SimpleCompletion(text=text[skip:], type="device") for text in fit]
     return {"completions": found, "suppress": True}
 
 
 def _offers(typed: str, words: list[str], option: Option | None, last: str) -> list[str]:
-    """Complete `last` with values of `option`, or if None, with options and arguments."""
+    """Complete `last` with values of `option`; if it is None, with options and arguments."""
     before = last[: max(last.rfind(","), last.rfind("+")) + 1]  # up to the last item: "x," of "x,y"
     prefix, used = last.removeprefix(before), before.split(",") if before else words
     if option is None:
@@ -260,7 +260,7 @@ def _arguments(typed: str, words: list[str], before: str, prefix: str) -> list[s
     if "variables" in magic.completes:
         found += _variables(prefix)
     if {"devices", "gpus"} & {*magic.completes}:
-        # Tables have no row for the CPU, and show all GPUs by default.
+        # A magic that shows GPUs has no row for the CPU, and shows all GPUs by default.
         left_out = ("all", "cpu") if "gpus" in magic.completes else ("all",)
         found += [name for name in complete(prefix) if name not in left_out]
     return found

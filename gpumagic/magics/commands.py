@@ -26,9 +26,9 @@ from gpumagic.magics.options import options
 def magic(kind: Callable[[Any], Any], *, parsed: bool = True) -> Callable[[Any], Any]:
     """Make a method a magic; `kind` is IPython's `line_magic`, `cell_magic` or `line_cell_magic`.
 
-    If `parsed`, the method gets the parsed line, and its GpuErrors are shown as one line. The lines
-    `-h`, `--help` and `help` print the same text as `%magic?`. In the method's docstring,
-    ``{options}`` is replaced by the list of options.
+    If `parsed`, the method gets the parsed line, and a GpuError is shown as one line. For `-h`,
+    `--help` and `help`, the magic prints the method's docstring. In this docstring, the list of
+    options replaces ``{options}``.
     """
 
     def decorate(method: Any) -> Any:
@@ -64,7 +64,7 @@ class GpuMagics(Magics):
     def __init__(self, shell: Any, cells: CellHooks, once: DisplayOnce) -> None:
         super().__init__(shell)
         self.cells, self.once = cells, once
-        self._last_memory: Any = None  # the earlier report for `--since`
+        self._last_memory: Any = None  # the last report, with which `--since` compares
 
     @magic(line_magic)
     def gpus(self, asked: Namespace) -> Any:
@@ -106,7 +106,7 @@ class GpuMagics(Magics):
 
     @magic(line_cell_magic, parsed=False)
     def ongpu(self, line: str, cell: str | None = None) -> Any:
-        """Run this cell on one device or several, or this and all later cells on one device.
+        """Run a cell on one device or several (%%ongpu), or all cells on one device (%ongpu).
 
         Tensors, modules and optimizers that the cell reads are moved to the device first, and stay
         the same objects. New tensors and modules are created there, unless the code names another

@@ -121,7 +121,7 @@ class ControlChannel:
 
 
 def _explained(found: Any) -> dict[str, Any]:
-    """Return the answer about the last error: its explanation, or the advice on a CUDA error."""
+    """Return the answer about the last error: an explanation, or advice on a CUDA error."""
     from gpumagic.display.units import some
 
     if isinstance(found, str):

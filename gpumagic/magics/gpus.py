@@ -19,7 +19,7 @@ from gpumagic.usercode.values import torch_here
 
 def gpus(where: str | None = None) -> Snapshot:
     """Return a Snapshot of the machine, or of the GPUs that `where` names."""
-    if torch_here() is not None:  # torch knows the GPU of each ordinal once CUDA is initialized
+    if torch_here() is not None:  # torch may know which GPU has which ordinal
         from gpumagic.placement.torch_devices import tell_cuda_order
 
         tell_cuda_order()
@@ -38,7 +38,7 @@ def gpus(where: str | None = None) -> Snapshot:
 
 
 def doctor() -> None:
-    """Show the doctor's checks, and gpumagic's internal errors in this kernel."""
+    """Show the checks of `%gpus --doctor`, and gpumagic's internal errors in this kernel."""
     from gpumagic.gputable.gpu_table import DoctorTable
     from gpumagic.telemetry.doctor import Check, Doctor
 
@@ -77,9 +77,9 @@ def virtual_on(
 
 
 def virtual_off(cells: Any, *, force: bool = False) -> None:
-    """Move variables back, then turn virtual GPUs off. With `force`, move all variables to the CPU.
+    """Move variables back to where they were before cells moved them; turn virtual GPUs off.
 
-    Raises GpuError if tensors stay on the virtual GPUs and `force` is not set.
+    With `force`, also move other variables to the CPU. Else raise GpuError if tensors stay there.
     """
     from gpumagic import virtual
     from gpumagic.frameworks.public import bring_home

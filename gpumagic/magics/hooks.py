@@ -85,7 +85,7 @@ class Explaining:
         self._active = False
         self._death_shown = self._death_published = False
         self.last: Any = None
-        """The last explanation, or the line on a CUDA error; None if no error was explained yet."""
+        """The last explanation, or advice on a CUDA error; None if no error was explained yet."""
 
     def install(self) -> None:
         self._original = self.shell.showtraceback
@@ -101,7 +101,7 @@ class Explaining:
 
     def _showtraceback(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> Any:
         raised: Any = exc_tuple[1] if isinstance(exc_tuple, tuple) else sys.exc_info()[1]
-        # Without a raised error, the user typed %tb: show the last error again, with all frames.
+        # Without a raised error, the user typed %tb. Show the last error, with libraries' frames.
         error: Any = raised or getattr(sys, "last_value", None)
         if not self._explains(error):
             return self._original(exc_tuple, *args, **kwargs)
@@ -135,7 +135,7 @@ class Explaining:
         self._shown = 0
 
     def report_death(self, where: str) -> None:
-        """Report once, also to JupyterLab's panel, if CUDA died; `where` names the ended cell."""
+        """If CUDA died, report it once, here and in JupyterLab; `where` names the ended cell."""
         state = cuda_state()
         if state is None:
             return
@@ -194,7 +194,7 @@ class DisplayOnce:
         # In a terminal, IPython first writes "Out[1]:", so some text must follow.
         self._must_print = not hasattr(shell, "kernel")
         self._cell = cell
-        self._shown: tuple[object, object] = None, None  # the displayed value, and its cell
+        self._shown: tuple[object, object] = None, None  # the last value and the cell that shows it
 
     def install(self) -> None:
         self._formatter.for_type_by_name(*_SNAPSHOT, self._display)
@@ -241,7 +241,7 @@ def stamp_memory() -> tuple[str, str] | None:
     state = cuda_state()
     with faults.kept(_STAMPING):
         memory: Any = getattr(state and state.live_cuda(), "memory", None)
-        # With another allocator than its own, torch would warn that stamps are not supported.
+        # With an allocator other than torch's, torch would warn that stamps are not supported.
         able = getattr(memory, "_memory_metadata_supported", lambda: True)
         if memory is not None and hasattr(memory._C, "_cuda_setMemoryMetadata") and able():
             from gpumagic.usercode.files import next_cell

@@ -137,7 +137,7 @@ def load(shell: Any) -> None:
 
 
 def unload(shell: Any) -> None:
-    """Remove magics and hooks from `shell`, in reverse order, with their state."""
+    """Remove magics and hooks from `shell`, in reverse order, and discard their state."""
     if (installed := _loaded.pop(shell, None)) is not None:
         installed.close()
 
@@ -163,7 +163,7 @@ def disable() -> str:
 
 
 def _update(names: Mapping[str, str | None]) -> Path | None:
-    """Set or remove (None) the extension of each magic in the profile; return the changed file."""
+    """Set each magic's extension in the profile; None removes it. Return the changed file."""
     started = InteractiveShell.initialized() and InteractiveShell.instance().profile_dir
     profile = started or ProfileDir.create_profile_dir_by_name(get_ipython_dir(), "default")
     manager = BaseJSONConfigManager(config_dir=profile.location)

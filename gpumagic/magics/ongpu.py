@@ -1,4 +1,4 @@
-"""Run `%%ongpu` cells on a device; otherwise they run like any other cell.
+"""Run `%%ongpu` cells on a device, and in all other ways like cells without `%%ongpu`.
 
 A call replaces the `%%ongpu` line, and IPython runs the cell. So all other lines keep their
 numbers, and `await`, `Out[n]` and other magics work. After the cell, gpumagic shows a report.
@@ -42,7 +42,7 @@ BEGIN = "begin_ongpu"  # a method of the shell while the extension is loaded
 
 
 def transform(lines: list[str]) -> list[str]:
-    """Replace a `%%ongpu` line above all code by a call; return other cells unchanged."""
+    """Replace a `%%ongpu` line above all code, or a first line like `%ongpu 1?`, by a call."""
     first = next((n for n, line in enumerate(lines) if line.partition("#")[0].strip()), None)
     if first is None:
         return lines
@@ -54,7 +54,7 @@ def transform(lines: list[str]) -> list[str]:
         return lines  # for an empty cell, the cell magic raises an error
     below = leading_empty_lines(list(rest))
     if below[0].startswith("%%"):
-        # IPython transforms a cell magic only on the first line: transform a second magic here.
+        # IPython transforms a cell magic only on the first line, so transform a second magic here.
         rest = transform(cell_magic(below))
         return [*lines[:first], f"{_begin(line.strip())}; {rest[0]}", *rest[1:]]
     return [*lines[:first], f"{_begin(line.strip())}\n", *rest]
@@ -73,7 +73,7 @@ def _line_of(body: list[ast.stmt]) -> str | None:
 
 
 def _begin_standing(body: list[ast.stmt]) -> None:
-    """Insert the call for a standing `%ongpu` (valid for all cells), after `__future__` imports."""
+    """Insert the call for an `%ongpu` that holds for all cells, after `__future__` imports."""
     call = ast.parse(_begin("")).body[0]
     for node in ast.walk(call):
         ast.copy_location(node, body[0])
@@ -104,10 +104,10 @@ class RunningCell:
     request: Namespace | None = None
     gone = False  # whether the device was not found
     elsewhere = False  # whether gpumagic runs the tree; IPython then runs only our call
-    report: Any = None  # if `elsewhere`: the report, until it is shown
+    report: Any = None  # the report to show after a cell that ran `elsewhere`
     reported = False  # whether a run in this cell has ended
     watch: watch | None = None  # the counter of `%gpuwatch`
-    stamp: tuple[str, str] | None = None  # the cell's stamp on torch's allocations, and the old one
+    stamp: tuple[str, str] | None = None  # the stamp on torch's allocations, and the one before it
 
 
 class CellHooks:
@@ -119,7 +119,7 @@ class CellHooks:
         self.standing: Namespace | None = None
         self.standing_on = ""
         self.watching: Namespace | None = None  # the parsed line of `%gpuwatch on`
-        self._said: frozenset[str] = frozenset()  # remarks already shown; each is shown once
+        self._said: frozenset[str] = frozenset()  # remarks already shown, which are not shown again
         self._threads = threading.local()  # a subshell runs its cells on another thread
 
     @property
@@ -132,7 +132,7 @@ class CellHooks:
         return self.stack[-1] if self.stack else None
 
     def running(self) -> RunningCell:
-        """Return the innermost running cell, also if the extension was loaded in this cell."""
+        """Return the innermost running cell; a new one if this cell loaded the extension."""
         if not self.stack:
             self.stack.append(RunningCell())
         return self.stack[-1]
@@ -148,7 +148,7 @@ class CellHooks:
         cell.stamp = stamp_memory() if info.store_history else None
 
     def post_execute(self) -> None:
-        # Only silent cells end here: all others end in post_run_cell, which gets the error.
+        # Only silent cells end here. All others end in post_run_cell, which gets the error.
         if self.stack and self.stack[-1].silent:
             self._end(self.stack.pop(), None)
 
@@ -162,7 +162,7 @@ class CellHooks:
         with suppress(UsageError):  # an error in the line is reported when the cell begins
             elsewhere = bool(line and _request(line).elsewhere)
         if cell and elsewhere:
-            # IPython runs only our call, whose value is the result.
+            # IPython runs only our call. The call's value becomes the cell's result.
             cell.tree, cell.elsewhere, body[1:] = own, True, []
         elif cell and cell.tree is None:
             placed = self.standing and body and not (line or cell.silent)
@@ -192,7 +192,7 @@ class CellHooks:
         if cell.watch:
             self._end_watch(cell)
         if virtual := sys.modules.get("gpumagic.virtual"):
-            # Update the memory counts. Other frameworks are slow to count, so only after a Run.
+            # Other frameworks' arrays are slow to count, so count them only after a Run.
             virtual.refresh(others=cell.reported)
 
     # -- %%ongpu
@@ -229,7 +229,7 @@ class CellHooks:
         return run_elsewhere(self.shell, cell, asked, file)
 
     def place(self, cell: RunningCell, asked: Namespace) -> None:
-        """End the cell's previous Run, and start a Run on the chosen device. Raises GpuError."""
+        """End the cell's previous Run, and start a Run on the chosen device. May raise GpuError."""
         from gpumagic.cell.run import Run
         from gpumagic.display.progress_line import ProgressLine
         from gpumagic.frameworks.known import Needed
@@ -253,7 +253,7 @@ class CellHooks:
         options |= {"said": self._said, "table": asked.report or asked.fix}
         options |= _recorders(asked, device)
         options |= {"frameworks": needed.frameworks, "unusable": needed.unusable}
-        # Set before the run starts: after an interrupt, the cell must know which run to undo.
+        # Set both before the run starts, so that an interrupted cell knows which run to undo.
         cell.run, cell.request = Run(device, space, names, **options), asked
         cell.run.start(lambda: ProgressLine(self.shell, silent=asked.quiet))
 
@@ -333,7 +333,7 @@ class CellHooks:
 
     # -- %gpuwatch and %%gputime
     def watch(self, asked: Namespace | None) -> None:
-        """Start counting copies and waits in this cell and later cells; for None, stop counting."""
+        """Count copies and waits in this and later cells; if `asked` is None, stop counting."""
         for cell in reversed(self.stack):
             self._end_watch(cell)
         self.watching = asked
