@@ -1,4 +1,4 @@
-"""Define the arguments and options of the magics, with examples and conflicts.
+"""Define the arguments and options of the magics, and which of them conflict.
 
 The parser, `%magic?`, Tab completion and the table in docs/magics.md use `MAGICS` and `OPTIONS`.
 """
@@ -16,20 +16,20 @@ class Magic(NamedTuple):
     """Define the arguments of a magic, and which of its options conflict."""
 
     usage: str
-    name: str = "where"  # the attribute that gets the parsed arguments
-    number: str = "?"  # the same as argparse's `nargs`
+    name: str = "where"  # attribute of the parsed line that holds the arguments
+    number: str = "?"  # argparse's `nargs` for the arguments; empty if there are none
     verbs: tuple[str, ...] = ()  # possible first words
-    completes: tuple[str, ...] = ("devices",)  # Tab offers these, or "gpus", "dtypes", "variables"
+    completes: tuple[str, ...] = ("devices",)  # kinds that Tab offers: "gpus", "variables", …
     needs: Mapping[str, str] = {}  # maps an option to the option that it needs
-    excludes: tuple[tuple[str, ...], ...] = ()  # a line may have at most one of each group
+    excludes: tuple[tuple[str, ...], ...] = ()  # a line may have at most one option of each group
     alone: tuple[str, ...] = ()  # options not allowed together with arguments
 
 
 class Option(NamedTuple):
-    """Define an option. `magics` has the names of its magics, separated by spaces."""
+    """Define an option. `magics` names the magics that take it, separated by spaces."""
 
     magics: str
-    typed: str  # flags, and examples of a value if any: "-o --output result", "--on h100|l4"
+    typed: str  # flags, then examples of the value: "-o --output result", "--on h100|l4"
     does: str
     type: Callable[[str], Any] = str
     default: Any = None
@@ -46,7 +46,7 @@ class Option(NamedTuple):
 
     @property
     def examples(self) -> list[str]:
-        """Examples of the option's value; empty for a flag."""
+        """Examples of the option's value; empty if the option takes no value."""
         value = self.typed.partition(self.flag)[2].strip(" []")
         return value.split("|") if value else []
 
@@ -67,7 +67,7 @@ class Option(NamedTuple):
         return " ".join([self.flag, *self.examples[:1]])
 
     def given(self, parsed: Any) -> bool:
-        """Whether a parsed line sets the option to a value other than its default."""
+        """Whether a parsed line sets the option to a value other than the default."""
         if self.flag.startswith("--no-"):
             return not getattr(parsed, self.flag[5:])
         value = getattr(parsed, self.flag[2:].replace("-", "_"))
@@ -133,7 +133,7 @@ def reductions(text: str) -> tuple[tuple[str, str], ...]:
 
 
 file: Callable[[str], str] = os.path.expanduser
-"""The `type` of options that take a path. IPython itself completes paths."""
+"""The `type` of options that take a path. IPython completes these paths."""
 
 _CLUSTER = ("start", "status", "restart", "stop", "pull", "checkpoint", "restore")
 _RUNS = ("--report", "--strict", "--check", "--fix", "--back", "--quiet", "--memory", "--profile")
@@ -171,9 +171,9 @@ MAGICS = {
         alone=("--slurm", "--ssh", "--mpi"),
     ),
 }
-# Options of `%%ongpu` for one device, and for several.
+# Options of `%%ongpu` that work for one device only.
 ONE_DEVICE = ("--no-move", "--dry-run", *(flag for flag in _RUNS if flag != "--quiet"))
-SEVERAL = ("--split", "--gather", "--reduce", "--chunk")
+SEVERAL = ("--split", "--gather", "--reduce", "--chunk")  # for several devices only
 
 OPTIONS = (
     Option("gpus", "-p --processes", "add a line for each process"),

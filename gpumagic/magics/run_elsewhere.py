@@ -1,4 +1,4 @@
-"""Run a cell in place of IPython: as a dry run, on several devices, on a cluster, or timed.
+"""Run cells in place of IPython: dry runs, timed cells, and cells on several devices or a cluster.
 
 As in IPython, tracebacks show the cell's lines, and the last expression is the cell's value. After
 Ctrl-C, a timed cell still shows its finished results.
@@ -24,7 +24,7 @@ from gpumagic.magics.arguments import on_cluster
 from gpumagic.usercode.frames import steps_of
 from gpumagic.usercode.sweep import parse, range_of
 
-# Matches the Python code that IPython makes from a magic that chooses a device.
+# Matches IPython's Python code for a magic that chooses a device.
 _ELSEWHERE = re.compile(r"get_ipython\(\)\.run_(line|cell)_magic\('(ongpu|gputime|gpudiff|gpufit)'")
 # Prefix of the file names of code outside cells, such as the code of --setup.
 _TEXT = "<timed "
@@ -35,7 +35,7 @@ _USE_SHARDING = (
 
 
 def run_elsewhere(shell: Any, cell: Any, asked: Namespace, file: str) -> Any:
-    """Run the tree of a RunningCell with the parsed options `asked`; return the cell's value."""
+    """Run a RunningCell as the parsed options `asked` say; return the cell's value."""
     line = "%%ongpu --dry-run" if asked.dry_run else f"%%ongpu {asked.where}"
     if not cell.elsewhere:
         raise GpuError(f"{line} must be the first line, above other magics")
@@ -58,7 +58,7 @@ def run_elsewhere(shell: Any, cell: Any, asked: Namespace, file: str) -> Any:
 def only_torch(
     what: str, shell: Any, tree: Any, of_jax: str = "", *, placed: Sequence[str] = ()
 ) -> None:
-    """Raise GpuError if a cell uses a framework other than torch; `what` supports only torch."""
+    """Raise GpuError if a cell uses a framework other than torch; `what` is a magic or option."""
     from gpumagic.frameworks.known import imports_of, needed_by
     from gpumagic.usercode.variables import names_read, variables_read
 
@@ -71,7 +71,7 @@ def only_torch(
 def _dry_run(shell: Any, tree: Any, asked: Namespace, file: str) -> Any:
     from gpumagic.dryrun import OF_JAX
 
-    # A dry run forks this process. In the child, other frameworks would wait forever.
+    # Other frameworks would wait forever in a dry run, because a fork does not copy their threads.
     only_torch("--dry-run", shell, tree, OF_JAX)
     with torch_needed("%%ongpu --dry-run"):
         from gpumagic.device.cards import cards
@@ -115,7 +115,7 @@ def _on_several(shell: Any, tree: Any, asked: Namespace, file: str) -> tuple[Any
 
 
 def time_cell(shell: Any, asked: Namespace, magic: str, text: str, scope: Any = None) -> None:
-    """Time `text`, the code below the line `magic`; `scope` has a calling function's locals."""
+    """Time the code `text` below the line `magic`; `scope` has the calling function's variables."""
     from gpumagic import timing
 
     namespace = _names(shell, scope)
@@ -152,14 +152,14 @@ def diff_cell(shell: Any, asked: Namespace, magic: str, text: str, scope: Any = 
 
 
 def _names(shell: Any, scope: Any) -> dict[str, Any]:
-    """Return the notebook's variables, and the calling function's locals if given in `scope`."""
+    """Return the notebook's variables, and the variables in `scope` if given."""
     names: dict[str, Any] = shell.user_ns
-    # Copy only if necessary: the notebook's functions have this dict as their globals.
+    # Copy only if necessary, because the notebook's functions do not see names assigned in a copy.
     return names if scope is None or scope is names else {**names, **scope}
 
 
 def _earlier(named: str, names: Mapping[str, Any]) -> Any:
-    """Return the result that `--against` names, or "last" itself; GpuError if there is none."""
+    """Return the result in the variable `named`, or the word "last"; GpuError without a result."""
     from gpumagic.timing import last_comparison
     from gpumagic.timing.comparison import Comparison
 
@@ -171,11 +171,11 @@ def _earlier(named: str, names: Mapping[str, Any]) -> Any:
 
 
 def fit_cell(shell: Any, asked: Namespace, magic: str, text: str) -> None:
-    """Find a variable's largest value with which the code `text` fits in GPU memory."""
+    """Find the largest value of a variable with which the code `text` fits in GPU memory."""
     wheres = [word for word in asked.where if "=" not in word]
     ranges = [word for word in asked.where if "=" in word]
-    with suppress(SyntaxError):  # reported below
-        # Assign the swept variable first, so that its present value is not read.
+    with suppress(SyntaxError):  # the code below reports the error
+        # Assign the swept variable first, so that `only_torch` ignores its present value.
         swept = "".join(f"{word.partition('=')[0]} = 0\n" for word in ranges)
         only_torch("%%gpufit", shell, ast.parse(swept + shell.transform_cell(text)))
     with torch_needed("%%gpufit"):
@@ -217,8 +217,8 @@ def _compiled_name(shell: Any, text: str, magic: str) -> tuple[str, str]:
         raise GpuError(f"the cell says {line} too; leave that line out")
     shown = code
     if magic:
-        # An empty line above the code keeps the cell's line numbers. Tracebacks omit lines before
-        # the first statement, so the source for tracebacks has the magic there, as a string.
+        # An empty first line keeps the cell's line numbers. Tracebacks read `shown`, which begins
+        # with the magic as a string, because they omit empty lines before the first statement.
         code, raw, shown = f"\n{code}", f"{magic}\n{text}", f"{magic!r}\n{code}"
     running = getattr(shell.displayhook, "exec_result", None)
     count = getattr(running, "execution_count", None) or shell.execution_count
@@ -262,7 +262,7 @@ def _show_briefly(error: BaseException) -> None:
 
 
 def _give(shell: Any, asked: Namespace, line: ProgressLine, made: Any) -> None:
-    """Assign a result to the variable of -o, and show it; raise KeyboardInterrupt after Ctrl-C."""
+    """Show a result and assign it to the variable of -o; raise KeyboardInterrupt after Ctrl-C."""
     if asked.output:
         shell.user_ns[asked.output] = made
     line.close(None if asked.quiet else made)

@@ -1,8 +1,8 @@
-"""Read torch's allocator: a tensor's block, the line that allocated it, and the memory peak.
+"""Read torch's allocator: the block of a tensor, the line that allocated the block, memory peaks.
 
-A tensor counts with the bytes of its block, so that the sum is torch's total. Virtual GPUs always
-record lines. On a real GPU, `record` turns recording on, at about 2 µs for each allocation.
-All runs of a cell share one file name. So each allocation also has a stamp, the running cell's
+The size of a tensor is the size of its block, so that the sizes add up to torch's total. Virtual
+GPUs always record the line of each allocation. On a real GPU, `record` turns this recording on.
+All runs of a cell share one file name, so each allocation also has a stamp: the running cell's
 name (``In [4]``). Allocations on autograd's threads have no stamp.
 """
 
@@ -48,7 +48,7 @@ def is_native() -> bool:
 
 
 class Allocator:
-    """Find tensors' blocks in a snapshot; if torch lists no blocks, each storage counts as one."""
+    """Find tensors' blocks in a snapshot; if torch lists none, each storage counts as a block."""
 
     def __init__(self) -> None:
         segments = _segments()
@@ -60,7 +60,7 @@ class Allocator:
                 if each["state"] == "active_allocated":
                     blocks[each["address"]] = each
         self._starts = {number: sorted(blocks) for number, blocks in self._blocks.items()}
-        # Allocation sites, by the id of a list of frames and by the stamp; allocations share lists.
+        # Known allocation sites, by the id of a block's list of frames and by the block's stamp.
         self._made: dict[tuple[int, str], Made | None] = {}
 
     @property
@@ -82,7 +82,7 @@ class Allocator:
             return None
 
     def block(self, place: Place) -> Place | None:
-        """Return torch's block that contains a place; None for another library's memory."""
+        """Return torch's block at the address of `place`; None for another library's memory."""
         return self._at(_ordinal(place.device), place.address)
 
     def made_in(self, device: str, addresses: Iterable[int]) -> Made | None:
@@ -99,7 +99,7 @@ class Allocator:
 
     @cached_property
     def _stamps(self) -> dict[tuple[str, int], str]:
-        """Map each address in torch's trace to its last stamp."""
+        """Map each address in torch's trace to the stamp of its latest allocation."""
         recorded = _C._cuda_isHistoryEnabled()
         traces: list[Any] = memory._snapshot()["device_traces"] if recorded else []
         return {
@@ -132,7 +132,7 @@ def _ordinal(device: str) -> int:
 
 
 def clear_workspaces() -> None:
-    """Give cuBLAS's workspaces back to torch's allocator; the next matmul allocates one again."""
+    """Give cuBLAS's workspaces back to torch's allocator; the next matmul allocates a new one."""
     # Do nothing if CUDA graphs were captured, because a graph may use a workspace.
     segments = None if has_virtual() else _segments()
     pools = {tuple(segment.get("segment_pool_id", ())) for segment in segments or ()}
@@ -145,14 +145,14 @@ def _segments() -> list[Any] | None:
     if not there or not is_native():
         return None
     snapshot: Any = torch.cuda.memory_snapshot
-    # A newer torch can leave out the history of all allocations.
+    # Newer versions of torch can leave out the history of all allocations.
     lean = "include_traces" in signature(snapshot).parameters
     return list(snapshot(include_traces=False) if lean else snapshot())
 
 
 # -- allocation sites
 RING = 10_000
-"""Number of latest allocations that torch records on a real GPU, with their stamps."""
+"""Number of latest events that `record` keeps in torch's trace, which `_stamps` reads."""
 _recording = False  # whether `record` turned torch's record on
 
 
@@ -162,7 +162,7 @@ def users(frames: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
 
 
 def _made(frames: Iterable[Mapping[str, Any]], stamp: str) -> Made | None:
-    """Return the user's innermost line, and the running cell if the line is not in that cell."""
+    """Return the user's innermost line; if it is not in the running cell, add this cell."""
     frame = users(frames)
     if frame is None or frame["filename"].startswith("<timed "):  # `%%time` renumbers lines
         return Made(stamp) if stamp else None
@@ -206,7 +206,7 @@ def record(on: bool) -> str:
 
 
 def forget() -> None:
-    """Stop recording if `record` turned it on, because the extension is being unloaded."""
+    """Before the extension is unloaded, stop the recording that `record` started."""
     if _recording:
         record(on=False)
 
@@ -216,8 +216,8 @@ BEFORE = "before the cell"
 UNKNOWN = "line not known"
 PEAK_RING = 100_000  # maximum number of events recorded for a peak
 _ROUNDED = 0.05
-"""Tolerated error, as a share of the peak: torch records sizes before it rounds them up."""
-_GRAPHS = (torch.autograd, torch.autograd.graph)  # both have the function named `_RUN`
+"""A replay may differ from torch's figure by this share of the peak, because sizes are rounded."""
+_GRAPHS = (torch.autograd, torch.autograd.graph)  # modules with the function that `_RUN` names
 _RUN = "_engine_run_backward"
 
 
@@ -233,8 +233,7 @@ class MemoryPeak(Shown):
     lines: tuple[tuple[str, int], ...]
     complete: bool = True  # False if events are missing from the record
     saved: str = ""  # file of torch's snapshot; empty if not saved
-    # Time to read the record; torch itself adds about 2 µs for each event.
-    added_seconds: float = 0.0
+    added_seconds: float = 0.0  # to read the record, without the time in which torch wrote it
 
 
 def replay(
@@ -244,11 +243,12 @@ def replay(
     device: str,
     start_us: int = 0,
 ) -> tuple[MemoryPeak, int]:
-    """Replay a trace from the blocks `before`; return the peak and the bytes at the end."""
+    """Replay a trace that starts with the blocks `before`; return the peak and the final bytes."""
     live = {each["address"]: (each["size"], BEFORE) for each in before}
     now = most = sum(nbytes for nbytes, _ in live.values())
     at, at_line = start_us, BEFORE
-    held, freed = Counter({BEFORE: now}), Counter[str]()  # bytes by line: now; freed since the peak
+    # `held` has each line's bytes now. `freed` has each line's net bytes freed since the peak.
+    held, freed = Counter({BEFORE: now}), Counter[str]()
     for entry in sorted(trace, key=itemgetter("time_us")):
         if entry["action"] == "alloc":
             live[entry["addr"]] = nbytes, name = in_blocks(entry["size"]), line(entry)
@@ -269,7 +269,7 @@ def replay(
 
 
 class PeakRecorder:
-    """Record the memory peak of code: call `start`, run the code, then always call `stop`.
+    """Record the memory peak of code. Call `start`, run the code, call `stop` even after an error.
 
     If the user's code already records memory history, that recording is used and stays on.
     """
@@ -310,14 +310,14 @@ class PeakRecorder:
         missing = abs(now - torch.cuda.memory_allocated(self._index))
         return replace(
             peak,
-            # If an event from before the cell is still recorded, no event of the cell was dropped.
+            # Old events are dropped first, so an event from before the cell means none is missing.
             complete=len(trace) < max(len(whole), PEAK_RING) and missing <= _ROUNDED * peak.nbytes,
             saved=self._save or "",
             added_seconds=perf_counter() - began,
         )
 
     def _timed(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap `run` to record the line of its caller: autograd's threads record no line."""
+        """Wrap `run` to record its caller's line, because autograd's threads record no line."""
 
         def backward(*args: Any, **kwargs: Any) -> Any:
             __tracebackhide__ = True

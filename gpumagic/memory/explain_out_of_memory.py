@@ -1,8 +1,8 @@
 """Explain an out-of-memory error of any framework, and propose changes.
 
-A lever is a proposed change. For example, a lever frees memory, replaces a variable, or makes each
-pass of a loop keep less. Each lever is tried in a dry run, if possible. The user's code runs only
-in dry runs. The exception is not changed. The result refers to no tensor and no frame.
+A lever is a proposed change, such as to delete a variable. If possible, a lever is tried in a dry
+run, which executes code on tensors without data in a fork. The user's code runs only in dry runs.
+The exception is not changed. The result refers to no tensor and no frame.
 """
 
 import ast
@@ -52,14 +52,14 @@ def explain_out_of_memory(
     OutOfMemory or None
         None for any other error.
     """
-    # In an except block, an error raised here would hide the user's error.
+    # An error in this code must not hide the user's error.
     with faults.kept("explaining an out-of-memory error"):
         found = read(error)
         if found is not None:
             said, shortage = found
             frames = failed_frames(said.__traceback__)
             if error is not said and not any(frame.at_top for frame in frames):
-                # The error was caught, and another was raised from it.
+                # `said` was caught inside a function, so its traceback does not reach the cell.
                 frames += [each for each in failed_frames(error.__traceback__) if each.at_top]
             where = innermost_of(said.__traceback__) or innermost_of(error.__traceback__)
             here = [each.device for each in holders_by_name.figures()]
@@ -107,7 +107,7 @@ def _reason(s: OutOfMemoryState, t: Trials) -> str:
 
 
 def by_figures(s: OutOfMemoryState, t: Trials) -> tuple[str, list[Lever]] | None:
-    """Return a reason that the GPU's figures show, and its levers; None if they show no reason."""
+    """Return a reason that follows from the GPU's figures alone, and levers for it; else None."""
     if s.device.total is not None and s.wanted > s.device.total:
         most = f"more than the {size(s.device.total)} that {s.name} has in all"
         return f"{size(s.wanted)} at once is {most}", levers(s, t)
@@ -118,12 +118,12 @@ def by_figures(s: OutOfMemoryState, t: Trials) -> tuple[str, list[Lever]] | None
 
 
 def levers(s: OutOfMemoryState, t: Trials) -> list[Lever]:
-    """Return levers that let the cell fit, the cheapest first; if none does, levers that help."""
+    """Return the cheapest levers that let the cell fit; if there are none, levers that help."""
     free, less = (
         (free_kept, small_views, delete),
         (other_form, other_values, keep_less, frozen, no_graph),
     )
-    # If each pass of a loop keeps memory, freeing memory only lets the loop run longer.
+    # If each pass of a loop keeps memory, freeing other memory only delays the error.
     first = (free, less) if t.loop is None else (less, free)
     found, enough = list[Lever](), list[Lever]()
     for group in (*first, (smaller, other_gpu, no_state, narrower)):
@@ -131,7 +131,7 @@ def levers(s: OutOfMemoryState, t: Trials) -> list[Lever]:
             found.append(lever)
             if lever.fits or (lever.fits is None and (lever.gives or 0) >= s.short_by):
                 enough.append(lever)
-            # Offer one lever if it frees memory, but two if they change code.
+            # Stop after one lever that frees memory, or after two other levers.
             if len(enough) == (1 if group is free else 2):
                 return enough
         if enough:
@@ -146,7 +146,7 @@ def _helps(
     if trial is None or trial.need is None or (then := trial.tried(**change)) is None:
         return
     need, fits = trial.need, trial.fits(then, freed)
-    if trial.grows_much:  # then only the memory per pass matters
+    if trial.grows_much:  # only the growth per pass matters
         left = 1.0 if then.grows is None else then.grows / (need.grows or 1)
         helps, gives = left <= _LEFT, gives or int(grown * (1 - left))
     else:
@@ -206,7 +206,7 @@ def small_views(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 def _unread(s: OutOfMemoryState, rest: RestOfCode, lacking: int) -> list[str]:
     """Return a frame's variables that the rest of the code does not read, the largest first."""
     at_top = rest.frame.at_top
-    # A rerun needs the variables that this code made before, unless the rerun assigns them.
+    # Do not delete variables that this code made, unless the failed statement assigns them again.
     needed = (s.read if at_top else rest.read) | (rest.made_before - rest.made_now)
     free = {s.local(rest.frame, n): n for n in rest.frame.scope.local if n not in needed}
     gives = partial(s.alone, in_frames=not at_top)
@@ -270,7 +270,7 @@ def keep_less(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 def _kept(
     s: OutOfMemoryState, trial: CodeTrial, name: str, graphs: int, whole: int
 ) -> Iterator[Lever]:
-    """Propose that a pass keeps no graphs (`graphs` bytes), or no GPU memory (`whole` bytes)."""
+    """Propose to keep no graphs (now `graphs` bytes) or less GPU memory (now `whole` bytes)."""
     # Names updated from their old values, as in `h = f(h)`, may keep the graphs of all passes.
     added = tuple(sorted(trial.rest.accumulated))
     without_graph = partial(_each_tensor, lambda x: 0.0 if x.numel() == 1 else x.detach())
@@ -293,7 +293,7 @@ def _kept(
 
 
 def _needs_graph(s: OutOfMemoryState, trial: CodeTrial, name: str) -> bool | None:
-    """Whether each pass needs a name's graph; None for a conditional or later `.backward()`."""
+    """Whether each pass needs `name`'s graph; None if `.backward()` is conditional or later."""
     at = s.rests.index(trial.rest)
     loop = trial.rest.loops[0]
     in_loop = _backward_of(ast.walk(loop))
@@ -324,7 +324,7 @@ def _each_tensor(change: Callable[[Any], Any], value: Any) -> Any:
     if is_tensor(value) or not own(value):
         return changed(value)
     for name, held in [*own(value).items()]:
-        # Skip attributes with a module's parameters, buffers and modules: "_parameters", …
+        # Skip a module's private attributes, such as `_parameters` and `_modules`.
         if not (is_module(value) and name[0] == "_") and (new := changed(held)) is not held:
             setattr(value, name, new)
     return value
@@ -335,7 +335,7 @@ def other_form(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose code that computes the same with less memory."""
     learns = any(rest.backward for rest in s.rests)
     for form in chain.from_iterable(forms(rest, learns=learns) for rest in s.rests):
-        # A dry run does not count tensors that `torch.load` reads, so the need seems too small.
+        # Dry runs do not count tensors that `torch.load` reads, so `t.best` may be None by mistake.
         if t.best is not None or "map_location" in form.new:
             for lever in _helps(t.best or t.every[-1], form.do, form=form):
                 yield lever
@@ -354,7 +354,7 @@ def other_values(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
         known.clear()  # `known` would keep the tensors alive
         into.update((name, into[name].float()) for name in tensors)
 
-    if code:  # convert all together: most torch functions refuse mixed dtypes
+    if code:  # convert all at once, because most torch functions refuse mixed dtypes
         do = f"{' and '.join(code)} first: float64 takes twice the memory"
         yield from _helps(t.best, do, names=arrays, first=first)
 
@@ -362,7 +362,7 @@ def other_values(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 def _of_float64(
     known: dict[str, Any], read: Iterable[str]
 ) -> tuple[list[str], dict[str, Any], list[str]]:
-    """Return code to convert float64 variables, the arrays as float32, and tensors' names."""
+    """Find float64 variables. Return code to convert them, float32 arrays, and names of tensors."""
     code, arrays, tensors = list[str](), dict[str, Any](), list[str]()
     for name in sorted(known.keys() & read):
         value = known[name]

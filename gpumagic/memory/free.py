@@ -1,7 +1,7 @@
 """Free GPU memory that no variable of the user holds, and show what was freed.
 
-Exceptions keep their frames' variables alive, and IPython keeps the results of cells. Both are
-released. A variable is deleted only if the user names it, even if its value is an exception.
+Exceptions keep their frames' variables alive, and IPython keeps the results of cells. These
+exceptions and results are released. A variable is deleted only if the user names it.
 """
 
 import gc
@@ -37,7 +37,7 @@ class Freed(Shown):
     Attributes
     ----------
     released : tuple of Released
-        The released holders, in order; some may have freed nothing.
+        The released holders, in the order of release; some may have freed nothing.
     allocated : dict of str to int
         Bytes still allocated, by device.
     holders : tuple of MemoryHolder
@@ -98,12 +98,12 @@ def free_memory(*what: object, grads: bool = False) -> Freed:
     meter.take("garbage", always=False)
     found, outputs = find(namespace), KeptOutputs(namespace)
     skipped = _skipped(names, namespace, outputs, found)
-    if grads:  # before `spare` is computed: an exception may hold gradients too
+    if grads:  # first, so that `spare` includes gradients that only an exception still holds
         _release_gradients({n: namespace[n] for n in names if n in namespace} or namespace)
         meter.take("gradients")
         found, names = find(namespace), []
     gone = [n for n in names if n in namespace and n not in skipped and not outputs.has(n)]
-    # Storages that can be freed: only `gone`, outputs, exceptions and garbage hold them.
+    # Storages that only outputs, exceptions, garbage or the variables in `gone` hold.
     spare = [e for e in found if all(way.kind in KEPT or way.root in gone for way in e.ways)]
     skipped |= (stays := _still_held(gone, found, spare))
     gone = [name for name in gone if name not in stays]
@@ -201,7 +201,7 @@ def _release_gradients(namespace: Mapping[str, Any]) -> None:
 
 
 class _Meter:
-    """Count the bytes that each cause freed."""
+    """Count the bytes that each release freed."""
 
     def __init__(self) -> None:
         self.released: list[Released] = []
@@ -210,12 +210,12 @@ class _Meter:
         self._before = allocated()
 
     def take(self, cause: str, holders: Collection[str] = (), *, always: bool = True) -> None:
-        """Record the bytes that a release freed; collect garbage if more bytes should be free."""
+        """Record the bytes that a release freed; collect garbage if this is less than expected."""
         self._gone.update(holders)
         due = sum(each.nbytes for each in self.due if each.roots <= self._gone)
         self.due = [each for each in self.due if not each.roots <= self._gone]
         now = allocated()
-        # A collection takes seconds in a large process; most objects are freed without it.
+        # A collection takes seconds in a large process, and most objects are freed without one.
         if sum(self._before.values()) - sum(now.values()) < due:
             gc.collect()
             now = allocated()

@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 
 # -- every storage
 class FoundStorage(NamedTuple):
-    """Describe a storage on a GPU and its holders; its bytes count for the first holder only."""
+    """Describe a storage on a GPU and its holders. The bytes count for the first holder only."""
 
     device: str
     address: int  # as in torch.cuda.memory_snapshot()
     nbytes: int
     ways: tuple[Way, ...]
     path: tuple[str, ...] = ()  # the holder's name, then steps; empty without `find(paths=True)`
-    parameter: tuple[str, ...] = ()  # path of the parameter that a gradient or state belongs to
+    parameter: tuple[str, ...] = ()  # parameter to which a gradient, state or saved tensor belongs
     is_of_other_library: bool = False  # torch did not allocate the storage
 
     @property
@@ -85,7 +85,7 @@ def find(
         for group in (before, *roots.near(), after):
             walk.walk(group)
         visited = _visited(walk, allocator)
-        # Search only if storages are missing: the second search takes seconds in a large process.
+        # Search only if storages are missing, because `walk_unreachable` may take seconds.
         for search in (walk_errors, walk_unreachable):
             if allocator is not None and (missing := _missing(allocator, visited)):
                 search(walk, missing)
@@ -94,7 +94,7 @@ def find(
 
 
 def _visited(walk: Walk, allocator: "Allocator | None") -> dict[Place, list[int]]:
-    """Return the numbers of the visited tensors at each place in torch's memory."""
+    """Return the numbers of the tensors that `walk` visited, by their place in torch's memory."""
     found: dict[Place, list[int]] = {}
     if allocator is not None:
         kinds = {id(kind) for kind in walk.kinds if comes_from(kind, "torch.Tensor")}
@@ -116,7 +116,7 @@ def _missing(allocator: "Allocator", visited: Mapping[Place, Any]) -> set[int]:
 def _add_arrays(
     walk: Walk, visited: dict[Place, list[int]], allocator: "Allocator | None"
 ) -> dict[Place, str]:
-    """Add other libraries' arrays to `visited`; map places that they allocated to libraries."""
+    """Add other libraries' arrays to `visited`; map each place that is not torch's to a library."""
     library = dict[Place, str]()
     kinds = {id(kind) for kind in walk.kinds if is_other_array(kind)}
     for array, place in array_places(obj for obj in walk.objects if id(type(obj)) in kinds):
@@ -133,7 +133,7 @@ def _storages(
 ) -> list[FoundStorage]:
     """Return all storages with their holders, the largest first."""
     found, library = list[FoundStorage](), _add_arrays(walk, visited, allocator)
-    for place in library.keys() - visited.keys():  # for example, constants of compiled programs
+    for place in library.keys() - visited.keys():  # such as constants of compiled programs
         holder = f"held by {library[place]} itself, or by no Python object"
         way = Way(holder, f"{library[place]} array")
         found.append(FoundStorage(*place, (way,), (holder,), is_of_other_library=True))
@@ -152,7 +152,7 @@ def _storages(
 
 
 def array_places(arrays: Iterable[Any]) -> list[tuple[Any, Place]]:
-    """Return these arrays and the frameworks' live arrays, each with its base array's place."""
+    """Return these arrays and frameworks' live arrays, each with the place of its base array."""
     every = {id(array): array for array in arrays}
     for framework in started():
         with faults.kept(f"listing the arrays of {framework.name}"):
@@ -196,7 +196,7 @@ def _figures(ordinal: int, gpu: GpuSample | None, held: Sequence[Holder]) -> Dev
         return found
     here = [(holder, holder.memory[gpu.uuid]) for holder in held if gpu.uuid in holder.memory]
     mine = next((nbytes for holder, nbytes in here if holder.mine), None)
-    # In a container our pid is not the host's, so our memory is in the system's figure.
+    # In a container our pid differs from the host's, so our memory is counted as the system's.
     ours = reserved if mine is None else 0
     named = ((h.name, _less(n, ours) if h.name == SYSTEM else n) for h, n in here if not h.mine)
     others = tuple(each for each in named if each[1] != 0)
@@ -227,7 +227,7 @@ def _allocator(ordinal: int) -> tuple[int | None, int | None, int | None]:
     from gpumagic.memory.allocator import is_native
 
     stats: dict[str, Any] = torch.cuda.memory_stats(ordinal)
-    # Other allocators do not report fragments: torch then returns 0.
+    # Other allocators do not report fragments, so torch returns 0 for them.
     split = stats.get("inactive_split_bytes.all.current") if is_native() else None
     return stats.get("allocated_bytes.all.current"), stats.get("reserved_bytes.all.current"), split
 
@@ -265,7 +265,7 @@ def memory(*what: object) -> MemoryReport:
     ----------
     *what : str, int, torch.device or Device
         GPUs (``0``, ``"cuda:1"``) or variables (``"net"``, ``"data['x']"``) to list; by default
-        all. A word that could name both means the variable.
+        all. A word that names a GPU and a variable means the variable.
 
     Returns
     -------

@@ -49,7 +49,7 @@ class Made:
 class MemoryHolder:
     """Record a holder of memory on one GPU.
 
-    A storage is counted only for its first holder, with the size of its block in the allocator.
+    A storage counts only for its first holder. Its size is the size of the allocator's block.
     """
 
     path: str  # Python expression, or a description: "net", "the exception of In [4]"
@@ -72,7 +72,7 @@ class DeviceMemory:
     virtual: bool  # whether the GPU is simulated by gpumagic
     total: int | None  # all memory of the card
     free: int | None  # as the driver reports it
-    # `torch.cuda.memory_allocated` plus other libraries' arrays; equals the sum of the holders.
+    # `torch.cuda.memory_allocated` plus other libraries' arrays; equals the bytes of all holders.
     allocated: int | None
     reserved: int | None  # by the allocators of torch and other libraries
     fragmented: int | None = None  # free bytes between allocated blocks, part of `reserved`
@@ -124,8 +124,8 @@ class MemoryReport(Shown):
 _ROWS = 12
 # The first `_ALWAYS` holders are shown at any size, others only if their share reaches `_LEAST`.
 _ALWAYS, _LEAST = 3, 0.005
-_ALIASES = 15  # maximum length in characters
-_UNFOLDED = 200  # maximum number of unfolded rows; a notebook's file stores all of them
+_ALIASES = 15  # maximum length of the text in "also held by", in characters
+_UNFOLDED = 200  # maximum number of rows to unfold, because a notebook's file stores all of them
 _WORTH = 2**20  # %gpufree is suggested if it frees at least this much
 _CSS = {UNREACHED: "gm-dim"}  # CSS class of a holder's name, by kind
 _COUNTED = ("parameter", "buffer", "gradient", "tensor", "output", "exception")
@@ -198,7 +198,7 @@ def _pool(pool: Pool) -> str:
 
 
 def folded_rows(device: DeviceMemory) -> int:
-    """Return the number of holders to show; small holders and those after `_ROWS` are folded."""
+    """Return the number of holders to show; small holders and holders beyond `_ROWS` are folded."""
     least = _LEAST * (device.allocated or 0)
     shown = sum(row.nbytes >= least or n < _ALWAYS for n, row in enumerate(device.holders[:_ROWS]))
     # If only one holder is left, show it. A row "1 more" would take the same space.

@@ -1,7 +1,7 @@
 """Show the GPU memory of one variable by part: a module's layers, or the items of other values.
 
 A layer's row includes the optimizer state of its parameters, and the tensors that autograd saved
-for the layer. Optimizers and autograd graphs hold this memory, not the layer.
+for the layer. This memory is held by optimizers and autograd graphs, not by the layer.
 """
 
 from collections import Counter
@@ -71,7 +71,7 @@ class _Node:
     def add(self, path: tuple[str, ...], kind: str, nbytes: int) -> None:
         """Add the bytes of a storage to the row of its layer, or to a separate row."""
         first, *steps = path
-        if rest := first.removeprefix(self.path):  # "utils.table" is a global of `utils`
+        if rest := first.removeprefix(self.path):  # as in "utils.table", a global of `utils`
             steps.insert(0, rest)
         self.at(steps[:-1] if kind in _OF_LAYER else steps).held[kind] += nbytes
 
@@ -107,7 +107,7 @@ def tree(name: str, namespace: Mapping[str, Any]) -> MemoryTree:
             aliases |= dict.fromkeys(way.root for way in each.ways)
             addresses.setdefault(each.device, []).append(each.address)
         elif is_for_it:
-            # A kind such as "output" has no column in a layer's row: count its bytes as saved.
+            # A kind such as "output" has no column in a layer's row, so its bytes count as saved.
             path, kind = each.parameter, kind if kind in _OF_LAYER else SAVED
             held_for_it[kind] += each.nbytes
         else:
@@ -123,7 +123,7 @@ def tree(name: str, namespace: Mapping[str, Any]) -> MemoryTree:
         branches=tuple(_branches(root, is_module(value))),
         held_for_it=dict(held_for_it),
         made=allocator.made_in(most, addresses.get(most, ())) if allocator is not None else None,
-        # Leave out roots that are parts of this variable: `Out[5]` is a part of `Out`.
+        # Leave out roots that are parts of this variable, as `Out[5]` is a part of `Out`.
         aliases=tuple(root for root in aliases if first_name(root) != first),
     )
 
@@ -154,7 +154,7 @@ def _branches(
 _HEADS = {each: f"{each}s" for each in ("parameter", "buffer", "gradient")}
 _HEADS |= {STATE: "optimizer", SAVED: "saved"}
 _WHO = {STATE: "optimizers", SAVED: "autograd"}
-_LEVELS, _ROWS = 2, 40  # maximum number of unfolded levels and of unfolded rows
+_LEVELS, _ROWS = 2, 40  # at most this many levels and rows are shown unfolded
 _FOLD = Fold(_ROWS)
 _UNFOLDED = Fold(400)
 
@@ -164,7 +164,7 @@ def text(tree: MemoryTree) -> str:
     rows = [branch for branch in tree.branches if branch.depth <= _LEVELS]
     lines = [*table.wrapped(_head(tree)), *table.lines(_columns(rows), margin="  ", fold=_FOLD)]
     if len(rows) < len(tree.branches):
-        # The branch just before the first hidden branch is the parent of this hidden branch.
+        # The branch before the first hidden branch is its parent.
         hidden = next(n for n, each in enumerate(tree.branches) if each.depth > _LEVELS)
         lines.append(f"  {as_typed('%gpumem')} {tree.branches[hidden - 1].path} opens more")
     return "\n".join(lines)

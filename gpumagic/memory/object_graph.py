@@ -3,10 +3,10 @@
 References come from the garbage collector and from torch's C code. The parent of an object is the
 first referrer that the search visits. Paths from a root are computed on demand.
 
-Within a group of roots, optimizers and autograd graphs are searched last. The objects that they
-refer to mostly belong to other holders. No path passes through modules or libraries' classes,
-because these reach the whole process. No property, method or hook of the user runs: only fields
-defined in C are read, and saved tensors are not unpacked.
+Within a group of roots, optimizers and autograd graphs are searched last, because most objects to
+which they refer belong to other holders. No path passes through Python modules or libraries'
+classes, because these reach the whole process. No property, method or hook of the user runs,
+because only fields defined in C are read, and saved tensors are not unpacked.
 """
 
 import gc
@@ -33,7 +33,7 @@ from gpumagic.usercode.values import (
 
 GRAPH = ".grad_fn"
 """The step from a tensor to its autograd graph."""
-# When to follow an object's references: never, at once, or after the roots' other objects.
+# When to follow an object's references: never, at once, or after those of all other objects.
 _NEVER, _AT_ONCE, _INDIRECT = range(-1, 2)
 _CLOSED = -1  # the number of every object that no path may pass through
 # Py_TPFLAGS_HAVE_GC: the collector sees no references of objects whose class lacks this flag.
@@ -54,7 +54,7 @@ class Root(NamedTuple):
     name: str
     value: Any
     kind: str = ""  # overrides the kinds of all objects reached from the root
-    holder: str = ""  # row in the report; empty if the row is `name`
+    holder: str = ""  # name of the row in the report; empty if equal to `name`
 
 
 class Way(NamedTuple):
@@ -82,14 +82,14 @@ class Walk:
         self.parents: list[int] = []
         """Number of each object's parent; -1 is the first root, -2 the second root, …"""
         self.others: dict[int, list[int]] = {}
-        """Numbers of each object's further referrers: objects or roots."""
+        """Numbers of each object's referrers, which are objects or roots, except its parent."""
         self._is_users_class = is_users_class
         self.kinds: list[type] = []
-        # Ids are keys: a hash could run the user's code. Keep the objects, so that ids stay unique.
-        self._kept = list(closed)
+        self._kept = list(closed)  # keep these objects alive, so that their ids stay unique
+        # The keys are ids, because a hash could run the user's code.
         self._numbers = dict.fromkeys(map(id, self._kept), _CLOSED)
         self._rules = _rules()
-        # Classes' ids are the keys, for speed: every reference needs a lookup.
+        # The keys are the ids of classes, so that the lookup for each reference is fast.
         self.rules: dict[int, _Rule] = {}
         self._turns: dict[int, int] = {}
         self._queues: tuple[list[int], ...] = ([], [])
@@ -162,7 +162,7 @@ class Paths:
     def __init__(self, walk: Walk) -> None:
         self._walk = walk
         objects, count = walk.objects, len(walk.roots)
-        # Parents precede their children. The roots are at the end, at the indices -1, -2, ….
+        # Parents precede their children. Each list ends with the roots, at the indices -1, -2, ….
         self._first = first = [0] * len(objects) + [*reversed(range(count))]
         self._below = below = [""] * (len(objects) + count)
         kinds = {kind: rule.below for kind, rule in walk.rules.items()}
@@ -176,7 +176,7 @@ class Paths:
         self._named: dict[int, dict[int, Edge]] = {}
 
     def ways(self, number: int, kind: str = "") -> tuple[Way, ...]:
-        """Return a `Way` for each holder of an object, the holder in the path first."""
+        """Return a `Way` for each holder of an object; the object's path starts at the first."""
         first, reached, kind = self._first[number], self._reached[number], kind or self.kind(number)
         if (key := (first, reached, kind)) not in self._ways:
             every = [n for n in range(reached.bit_length()) if reached >> n & 1]
@@ -186,7 +186,7 @@ class Paths:
         return self._ways[key]
 
     def plain_first(self, numbers: list[int]) -> list[int]:
-        """Put objects under the first object's root first; among these, put saved tensors last."""
+        """Put objects of the first object's root first; in both groups, put saved tensors last."""
         first = self._first[numbers[0]]
         return sorted(numbers, key=lambda n: (self._first[n] != first, self.kind(n) == SAVED))
 
@@ -209,7 +209,7 @@ class Paths:
         found = [self._walk.roots[-parent - 1].name]
         start = 1
         for edge in reversed(edges):
-            if edge.step.startswith(": "):  # a path names only the last graph node
+            if edge.step.startswith(": "):  # of adjacent graph nodes, a path names only the last
                 found[start:] = [edge.step]
             elif edge.step:
                 found.append(edge.step)
@@ -217,7 +217,7 @@ class Paths:
         return tuple(found)
 
     def parameter(self, number: int) -> tuple[str, ...]:
-        """Return the path of the parameter of a gradient, state or saved tensor; () if unknown."""
+        """Return the path of the parameter to which a gradient, state or saved tensor belongs."""
         parent = self._walk.parents[number]
         if parent < 0:
             return ()
@@ -259,8 +259,8 @@ def _reached(walk: Walk) -> list[int]:
     """Return an integer for each object; the set bits are the roots that reach the object."""
     parents, others, order = walk.parents, walk.others, range(len(walk.objects))
     found = [0] * len(order) + [1 << root for root in reversed(range(len(walk.roots)))]
-    # Most references go to later objects, so two passes usually suffice. The direction alternates:
-    # a doubly linked list then needs only one pass in each direction.
+    # Most references go to later objects, so two passes usually suffice. The direction alternates,
+    # so that a doubly linked list needs only one pass in each direction.
     changed = True
     while changed:
         changed = False
@@ -289,12 +289,12 @@ def _key(key: Any) -> str:
 
 # -- references by class, and in torch's C objects
 class _Rule(NamedTuple):
-    """State when to follow the references of matching objects, and how to name the references."""
+    """Define when to follow references of matching objects, and how to name these references."""
 
     fits: Callable[[type], bool]
     turn: int
     edges: Callable[[Any], list[Edge]] | None = None
-    below: str | None = None  # kind of all objects reached from here; None to inherit
+    below: str | None = None  # kind of all objects reached from here; None for the parent's
 
 
 def _rules() -> list[_Rule]:

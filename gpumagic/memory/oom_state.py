@@ -1,7 +1,7 @@
-"""Gather the figures and holders of an out-of-memory error while the error's frames are alive.
+"""Gather a GPU's figures and holders while the frames of an out-of-memory error are alive.
 
 torch's message has all figures, but rounded. The messages of JAX, TensorFlow and CuPy have the
-requested bytes, but may not name the GPU. Then an operand's GPU or the default GPU is assumed.
+requested bytes. If they do not name the GPU, an operand's GPU or the default GPU is assumed.
 
 Memory that only the error's frames hold is listed under the variables of these frames. This memory
 counts as free, because it is released with the frames. None of the user's code runs.
@@ -51,7 +51,7 @@ from gpumagic.usercode.variables import variables_read
 
 TORCH = "torch"
 ROUNDED = 0.01
-"""Relative rounding error allowed for a message's figures; these have two decimals."""
+"""Relative rounding error of the figures in a message, which have two decimals."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ _ORDINAL = re.compile(r"(?:device ordinal |GPU[:_])(\d+)")
 
 
 def read(error: BaseException) -> tuple[BaseException, Shortage] | None:
-    """Find the out-of-memory error in a chain; return this error and its figures, or None."""
+    """Find the out-of-memory error in a chain of causes; return it and its figures, or None."""
     names = {framework.name for framework in imported()}
     for each in errors(error):
         text, library, torch = str(each), library_of(each), torch_here()
@@ -154,9 +154,9 @@ _NO_POOL = {
     "TensorFlow": "`%env TF_FORCE_GPU_ALLOW_GROWTH=true` before TensorFlow starts, in a new kernel",
     "CuPy": "`cupy.get_default_memory_pool().free_all_blocks()`",
 }
-# Row name for memory that was allocated at the error, but has been freed since.
+# Name of the row for memory that was allocated at the error, but has been freed since.
 _TEMPORARIES = "unnamed results"
-# Savings below this share of the available memory are shown only if they are enough.
+# Savings below this share of the capacity are shown only if they are enough for the request.
 _WORTH = 0.05
 
 
@@ -166,8 +166,8 @@ class OutOfMemoryState:
     def __init__(
         self,
         shortage: Shortage,
-        said: BaseException,
-        error: BaseException,
+        said: BaseException,  # the out-of-memory error
+        error: BaseException,  # the error that reached the user; `said` may be its cause
         frames: list[FailedFrame],
         namespace: dict[str, Any],
         earlier: Iterable[BaseException],
@@ -200,7 +200,7 @@ class OutOfMemoryState:
         return [each for each in found if each.device == self.name]
 
     def _locals(self) -> Iterator[Root]:
-        """Yield roots: each variable of the user's functions, library frames, handled errors."""
+        """Yield roots for variables of the user's functions, library frames and handled errors."""
         for frame in self.frames:
             for name, value in frame.scope.local.items() if not frame.at_top else ():
                 yield Root(self.local(frame, name), value, EXCEPTION)
@@ -236,7 +236,7 @@ class OutOfMemoryState:
 
     @property
     def operands(self) -> list[Any]:
-        """Return the values of names in the failed statement, and of library frames' variables."""
+        """Return the values of names in the failed statement and of variables in library frames."""
         nodes = ast.walk(self.rests[0].failed or ast.Pass())
         names = sorted({node.id for node in nodes if isinstance(node, ast.Name)})
         found = [self.frames[0].scope.name(name) for name in names]
@@ -252,7 +252,7 @@ class OutOfMemoryState:
     # -- figures
     @cached_property
     def most(self) -> int:
-        """Return the bytes reserved on the GPU, plus the bytes that are free for the driver."""
+        """Return the bytes reserved on the GPU, plus the bytes that the driver reports as free."""
         return (self.device.free or 0) + (self.device.reserved or 0)
 
     @cached_property
@@ -264,7 +264,7 @@ class OutOfMemoryState:
 
     @property
     def capacity(self) -> int:
-        """Return the bytes available to the error's framework, including those in use."""
+        """Return the bytes available to the error's framework, including bytes in use."""
         return self.most if self.limit is None else min(self.most, self.limit)
 
     @cached_property
@@ -273,7 +273,7 @@ class OutOfMemoryState:
         return self.wanted - (self.capacity - (self.device.allocated or 0))
 
     def unavailable(self) -> Iterator[tuple[int, str, str]]:
-        """Yield memory that the request cannot use, as bytes, a reason and the advice."""
+        """Yield the bytes of memory that the request cannot use, the reason, and the advice."""
         yield from self._limited()
         yield from self._fragmented()
         device, library = self.device, self.shortage.library
@@ -302,13 +302,13 @@ class OutOfMemoryState:
         if self.limit is None:
             return
         who, total = self.shortage.library, self.device.total or 0
-        if who == TORCH:  # if the driver reports the limit as the GPU's memory, the driver set it
+        if who == TORCH:  # if the driver reports the limit as the GPU's memory, it set the limit
             of_driver = torch_here().cuda.mem_get_info(self.shortage.ordinal)[1]
             who = TORCH if of_driver > (1 + ROUNDED) * self.limit else _DRIVER
         why = f"{who} may take {size(self.limit)} of the {size(total)} that {self.name} has"
         beyond, least = self.most - self.limit, ROUNDED
-        if who == _DRIVER:  # `most` never exceeds a driver's limit; a T4's driver reserves 3 %
-            beyond, least = total - self.limit, 0.1
+        if who == _DRIVER:  # `most` never exceeds a driver's limit, so compare with `total`
+            beyond, least = total - self.limit, 0.1  # a T4's driver reserves 3 % in any case
             why = why.replace(f"{who} may take", "this process may have")
             why = f"{why}, by a limit of MPS, of its container or of the vGPU"
         if beyond > least * self.limit:
@@ -336,9 +336,9 @@ class OutOfMemoryState:
         return sum(each.nbytes for each in kept if not each.roots <= self._frames)
 
     def alone(self, names: Collection[str], *, in_frames: bool = False, graph_of: str = "") -> int:
-        """Return the bytes that only `names` hold; `graph_of` limits these to one name's graphs."""
+        """Return the bytes that only `names` hold, or only those in the graphs of `graph_of`."""
         by = set(names)
-        # Ignore references from the error's frames; with `in_frames`, only from library frames.
+        # Ignore all frames of the error as holders. With `in_frames`, ignore only library frames.
         every = by | ({self._exception} if in_frames else self._frames)
         found = [each for each in self.storages if by & each.roots and each.roots <= every]
         if graph_of:
@@ -364,7 +364,7 @@ class OutOfMemoryState:
         by_name = {self.local(rest.frame, name) for name in made | stored(rest.loops[0])}
         nameless = self._exception, self.handled, _TEMPORARIES
         named = [row for row in self.device.holders if row.path not in nameless]
-        # Prefer containers: they keep the values of all passes. A rebound name keeps only the last.
+        # Prefer containers, because they keep all passes' values. Other names keep only the last.
         keeps = {self.local(rest.frame, name) for name in made | rest.accumulated}
         named.sort(key=lambda row: not (row.path in keeps and self._ran_in(rest, row.made)))
         rows = (row.path for row in named if row.path in by_name or self._ran_in(rest, row.made))

@@ -24,10 +24,10 @@ from gpumagic.usercode.variables import names_read
 if TYPE_CHECKING:
     from gpumagic.dryrun.result import DryRun
 
-# Time limits in seconds: for one dry run, and for all dry runs of an error.
+# One dry run takes at most `_LIMIT_S` seconds, all dry runs of an error at most `_PATIENCE_S`.
 _LIMIT_S, _PATIENCE_S = 8.0, 60.0
 _MARGIN = 0.05
-# If a pass keeps more than this share of the need, memory grows; a list of losses keeps less.
+# Memory grows if a pass keeps more than this share of the need. A list of losses keeps less.
 _GROWS = 0.01
 _HELD = "held after a pass: "
 _PASSES = "_gpumagic_passes"
@@ -42,7 +42,7 @@ class Need(NamedTuple):
 
 
 class Trials:
-    """Make the dry runs for one error: one trial for each frame of the user."""
+    """Make the dry runs for one error. There is one trial for each frame of the user."""
 
     def __init__(self, state: OutOfMemoryState, line: ProgressLine) -> None:
         self.state, self._line = state, line
@@ -94,16 +94,16 @@ class CodeTrial:
         loops = [loop for loop in rest.loops if not isinstance(loop, ast.While)]
         self._loop: Any = loops[0] if loops else None
         whole = self.frame.tree if self.frame.at_top and rest.failed is not None else None
-        # Do not copy this list: a replacement in the frame's tree must change the list too.
+        # Do not copy this list, because a replacement in the frame's tree must change the list too.
         self.code: list[ast.stmt] = getattr(self._loop or whole, "body", [])
         """The statements that a dry run follows."""
-        # A dry run can only follow torch.
+        # A dry run can only follow torch code.
         is_torchs = self._state.shortage.library == TORCH
         self._compiled = _compiled(self.code, self.frame) if is_torchs else None
 
     @cached_property
     def stale(self) -> set[str]:
-        """Names bound by the failed run; a rerun binds these names again before it reads them."""
+        """Names whose values are not needed, because a rerun binds them before it reads them."""
         if not self.frame.at_top:  # a dry run does not assign the loop's variables
             return self.rest.overwritten - stored(getattr(self._loop, "target", ast.Pass()))
         return (self.rest.made_before & bound(self.code)) - {*names_read(ast.Module(self.code, []))}
@@ -128,7 +128,7 @@ class CodeTrial:
     @cached_property
     def need(self) -> Need | None:
         """Return the need of the unchanged code; None if the code cannot be followed."""
-        # Unknown in a `forward`: the backward pass frees memory later, but is not followed.
+        # The need of a `forward` is unknown, because a dry run does not follow its backward pass.
         around = (self, *self._trials.around(self))
         return None if any(t.frame.code.co_name == "forward" for t in around) else self.tried()
 
@@ -173,8 +173,8 @@ class CodeTrial:
         """Return the need of the changed code; None if the code cannot be followed.
 
         Each parameter is one kind of change. `names` maps variables to new values. `first` changes
-        variables before the code runs. `keep` has names, and a function for their values after each
-        pass. `within` creates a context manager around the code. `form` replaces statements.
+        variables before the code runs. `keep` has names, and a function that changes their values
+        after each pass. `within` creates a context manager. `form` replaces statements.
         """
         compiled, functions = self._compiled, dict[FunctionType, CodeType]()
         if form is not None:
@@ -193,7 +193,7 @@ class CodeTrial:
         def prepare(note: Callable[[str], object]) -> Callable[[], dict[str, Any]]:
             def follow() -> dict[str, Any]:
                 into = self._own_namespace(space)
-                changed.clear()  # otherwise, `changed` would keep alive what the code frees
+                changed.clear()  # otherwise, `changed` would keep alive values that the code frees
                 first(into)
                 into[_PASSES] = self._passes(into, note, keep)
                 with ExitStack() as contexts:
@@ -219,7 +219,7 @@ class CodeTrial:
         names, change = keep
         for name in names:  # otherwise, `total += loss` would extend the graph of earlier passes
             space[name] = space[name].detach() if is_tensor(space[name]) else space[name]
-        # Restore the loop variables before each pass: `batch = batch.cuda()` changes `batch`.
+        # Restore loop variables before each pass, because `batch = batch.cuda()` changes `batch`.
         targets = stored(getattr(self._loop, "target", ast.Pass())) & space.keys()
         given = {n: space[n] for n in targets if not getattr(space[n], "is_cuda", False)}
         for number in range(2 if self._loop else 1):
@@ -238,7 +238,7 @@ class CodeTrial:
         yield from _contexts(self._loop, self.frame)
 
     def _own_namespace(self, space: dict[str, Any]) -> dict[str, Any]:
-        """Return `space`, or for a cell the notebook's namespace with the contents of `space`."""
+        """Return `space`; for a cell, the notebook's namespace with the contents of `space`."""
         if not self.frame.at_top:
             return space
         # A second namespace would keep values alive that the code replaces.
@@ -255,14 +255,14 @@ def _compiled(code: list[ast.stmt], frame: FailedFrame) -> CodeType | None:
     """Compile code as the body of a loop over `_PASSES`; None if it cannot run alone."""
     tree = ast.parse(f"for {_PASSES}_ in {_PASSES}: pass")
     tree.body[0].body = code  # type: ignore[attr-defined]
-    with suppress(SyntaxError):  # a `return`, a `yield`, an `await`
+    with suppress(SyntaxError):  # a `return`, `yield` or `await` outside a function
         made = compile(tree, frame.filename, "exec", dont_inherit=True) if code else None
         return made if made is not None and "get_ipython" not in made.co_names else None
     return None
 
 
 def _contexts(start: ast.AST | None, frame: FailedFrame) -> Iterator[Any]:
-    """Recreate torch's context managers around a node, and its function's torch decorators."""
+    """Recreate torch's context managers around a node, and torch's decorators of its function."""
     around = [start, *parents(start)] if start is not None else []
     function = next((n for n, node in enumerate(around) if hasattr(node, "decorator_list")), None)
     for node in reversed(around if function is None else around[: function + 1]):
