@@ -1,4 +1,4 @@
-"""Record and show an out-of-memory error: figures, holders, the reason, and possible changes."""
+"""Record an out-of-memory error and its explanation, and show both as text or HTML."""
 
 from dataclasses import dataclass
 from html import escape
@@ -21,7 +21,7 @@ class Lever:
 
     do: str  # the command to type or the change to make, with code in back-ticks
     gives: int | None = None  # bytes that the change frees or saves; None if unknown
-    fits: bool | None = None  # whether the cell then runs to its end; None if unknown
+    fits: bool | None = None  # whether the cell then fits, after %gpufree; None if unknown
 
 
 @dataclass(frozen=True, repr=False)
@@ -32,17 +32,17 @@ class OutOfMemory(Shown):
     line: int
     label: str  # the expression's cell or file
     wanted: int | None  # the bytes of the failed request
-    device: DeviceMemory  # the GPU's figures at the error, and its holders, the largest first
+    device: DeviceMemory  # the GPU's memory at the error, with the largest holders first
     reason: str  # one sentence: why there was too little memory
-    levers: tuple[Lever, ...]  # the cheapest that let the cell fit; if none, all that help
-    traceback_holds: int  # bytes that only this error's frames hold; `fits` assumes them freed
-    adds: int | None = None  # bytes that each pass of a loop adds; None if no loop adds memory
-    adds_to: str = ""  # the path of the holder that keeps these bytes; empty if unknown
-    stale: tuple[str, ...] = ()  # variables of the failed run; `fits` assumes them freed too
+    levers: tuple[Lever, ...]  # the cheapest changes that let the cell fit, or others that help
+    traceback_holds: int  # bytes that only this error's frames hold; %gpufree frees them
+    adds: int | None = None  # bytes that each pass of a loop keeps; None if no loop adds memory
+    adds_to: str = ""  # the holder that keeps these bytes, such as "losses"; empty if unknown
+    stale: tuple[str, ...] = ()  # variables of the failed run that %gpufree should free too
 
 
 _HOLDERS = 5
-# A traceback is mentioned only if it holds at least this share of the allocated memory.
+# A traceback is mentioned only if it holds more than this share of the allocated memory.
 _LEAST = 0.01
 _FITS = {None: "", True: "then the cell fits", False: "not enough alone"}
 
@@ -89,7 +89,7 @@ def _figures(found: OutOfMemory) -> str:
 
 
 def _holders(found: OutOfMemory, *, html: bool = False) -> list[Column]:
-    """Return columns for the largest holders; one row may show a loop's bytes per pass."""
+    """Return columns for the largest holders, and for the bytes that a loop's last pass added."""
     shown = min(_HOLDERS, folded_rows(found.device))
     columns = holder_columns(found.device, shown, html=html)
     if columns and found.adds and found.adds_to:

@@ -1,8 +1,8 @@
 """List the roots that keep memory alive, in the order in which they are searched.
 
 The order is: the notebook's variables, outputs and errors of finished cells, running functions, the
-user's modules. Objects that no root reaches are found through their referrers: C++ or a library
-holds these objects, or they are in a reference cycle.
+user's modules. An object that no root reaches is found through its referrers. C++ or a library
+holds such an object, or the object is in a reference cycle.
 """
 
 import gc
@@ -48,7 +48,7 @@ def release_errors() -> None:
         for shown in (ipython.InteractiveTB, ipython.SyntaxTB):
             vars(shown).pop("tb", None)
             if getattr(shown, "pdb", None) is not None:
-                shown.pdb = None  # IPython makes another one for the next %debug
+                shown.pdb = None  # IPython makes a new debugger for the next %debug
 
 
 def _place(trace: TracebackType | None) -> str:
@@ -85,7 +85,7 @@ class KeptOutputs:
         return name in self._names
 
     def drop(self, names: list[str]) -> None:
-        """Delete outputs, given by their names in `numbered`, under all their names."""
+        """Delete outputs by their keys in `numbered`, and all other names of these outputs."""
         found = self.numbered()
         gone = {id(found[name]) for name in names}
         spaces = self._namespace, self._out, getattr(self._shell, "user_ns_hidden", {})
@@ -102,7 +102,7 @@ class KeptOutputs:
             self._shell.last_execution_result = None
 
 
-# Module attributes that import sets. They are skipped, because a loader may refer to anything.
+# Module attributes that an import sets. They are skipped, because a loader may refer to anything.
 _IMPORTING = ("__loader__", "__spec__")
 _module_names = vars(ModuleType)["__dict__"].__get__
 
@@ -116,13 +116,13 @@ class Roots:
         modules = [(n, m) for n, m in [*sys.modules.items()] if issubclass(type(m), ModuleType)]
         self._modules = {name: _module_names(module) for name, module in modules}
         innermost = sys._current_frames()
-        # Start at the caller. A frame that is in its own list would form a reference cycle.
+        # Start at the caller, because this frame would form a reference cycle with `self._frames`.
         innermost[threading.get_ident()] = sys._getframe(1)
         every = [frame for each in innermost.values() for frame, _ in walk_stack(each)]
         self._frames = [frame for frame in every if not is_ours(frame.f_code.co_filename)]
 
     def closed(self) -> list[Any]:
-        """Return objects that reach everything, so no path may pass through them."""
+        """Return objects that reach nearly everything. The search does not pass through them."""
         out = self._namespace.get("_oh")
         return [self._namespace, out, sys.modules, *self._modules.values(), *self._frames]
 
@@ -143,7 +143,7 @@ class Roots:
         return names is not None and is_users(names.get("__file__"))
 
     def _variables(self) -> Iterator[list[Root]]:
-        """Yield torch modules and classes, then variables that may use these, then optimizers."""
+        """Yield variables in three groups: torch modules and classes, other values, optimizers."""
         ranks: tuple[list[Root], ...] = ([], [], [])
         hidden = getattr(self._shell, "user_ns_hidden", {})
         outputs = KeptOutputs(self._namespace)
@@ -163,7 +163,7 @@ class Roots:
         return [Root(name, value, OUTPUT) for name, value in found.items()]
 
     def _running(self) -> Iterator[Root]:
-        """Yield variables of the user's running functions. Library frames would reach too much."""
+        """Yield the variables of the user's running functions; library functions are left out."""
         for frame in self._frames:
             code, name = frame.f_code, f"{frame.f_code.co_name}() (running)"
             if code.co_flags & CO_OPTIMIZED and is_users(code.co_filename):  # a function's frame
@@ -215,8 +215,8 @@ CYCLE = "a reference cycle that is not collected yet"
 
 def walk_unreachable(walk: Walk, missing: set[int]) -> None:
     """Search the referrers of tensors that no root reaches; `missing` has the tensors' ids."""
-    # If an object has more references than known referrers, something else holds the object, such
-    # as C++. Objects that are not reachable from objects held like this are in uncollected cycles.
+    # An object with more references than known referrers has an unknown holder, such as C++.
+    # Objects that are not reachable from any such object are in uncollected reference cycles.
     objects = {id(obj): obj for obj in gc.get_objects() if not walk.knows(obj)}
 
     def children(key: int) -> Iterator[int]:
@@ -229,7 +229,7 @@ def walk_unreachable(walk: Walk, missing: set[int]) -> None:
     ours = sys.getrefcount(objects[0])
     elsewhere = [key for key in leading if sys.getrefcount(objects[key]) - ours > len(above[key])]
     below = _inverse(leading, above.__getitem__)
-    # Unlike `Walk`, this search also passes through IPython's own objects, such as cell results.
+    # `Walk` skips IPython's own objects, such as cell results, but this search does not.
     held = _reached(elsewhere, below)
     cycles = [key for key in leading if key not in held]
     for name, kind, keys in ((ELSEWHERE, "", [*held]), (CYCLE, GARBAGE, cycles)):

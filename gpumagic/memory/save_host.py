@@ -1,6 +1,6 @@
 """Report which variables remain usable after a fatal CUDA error, and write them to a file.
 
-Nothing here calls CUDA. Only the device is read from a tensor on a GPU.
+Nothing here calls CUDA. For a tensor on a GPU, only its `device` is read.
 """
 
 import os
@@ -33,7 +33,7 @@ def what_is_left(death: Death) -> str:
 
 
 def save_host(path: str = "rescue.pt") -> None:
-    """Write copies of the notebook's variables on the host to a file that `torch.load` reads.
+    """Write the notebook's variables that are on the host to a file that `torch.load` reads.
 
     This works after a fatal CUDA error. Variables with data on a GPU and variables that cannot be
     pickled are skipped; their names are printed. Raises `GpuError` if there is nothing to write.
@@ -59,7 +59,7 @@ def save_host(path: str = "rescue.pt") -> None:
 
 
 def _sorted() -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the user's variables on the host, and those with tensors or arrays on a GPU."""
+    """Return two dicts: the user's variables on the host, and those with data on a GPU."""
     hidden = getattr(shell(), "user_ns_hidden", {})
     safe, lost = dict[str, Any](), dict[str, Any]()
     for name, value in own_variables(user_namespace()).items():

@@ -1,4 +1,4 @@
-"""Find the largest batch that fits: fewer rows of tensors, or a lower number like `batch_size`."""
+"""Find the largest batch that fits, with fewer rows of tensors or a smaller `batch_size`."""
 
 import ast
 import math
@@ -16,11 +16,12 @@ from gpumagic.usercode.frames import block_of, stored
 from gpumagic.usercode.values import is_module, is_tensor
 from gpumagic.usercode.variables import names_read
 
-# Half a batch must need between these shares of a whole batch's memory. Above, the batch hardly
-# matters. Below, the code combines pairs of samples, so a smaller batch would change the result.
+# Half a batch must need at least the share `_PAIRED` of a whole batch's memory. Code that needs
+# less combines pairs of samples, so a smaller batch would change the result. Half a batch must
+# need at most the share `_DECIDES`, because otherwise a smaller batch hardly saves memory.
 _PAIRED, _DECIDES = 0.4, 0.8
-# The reported number may be this share below the largest number that fits: on a virtual GPU, and on
-# a real GPU. A closer number would need more dry runs, and would depend on fragmentation.
+# The reported number may be this share below the largest number that fits. `_NEAR` is for virtual
+# GPUs, `_NEAR_REAL` is for real GPUs. With smaller shares, the search would need more dry runs.
 _NEAR, _NEAR_REAL = 0.05, 0.1
 # Names of numbers that may be lowered. The second pattern is used only if the code runs a model. In
 # other code, `B` may be a number of samples that affects the result.
@@ -79,7 +80,7 @@ def _largest(
     tried: Callable[[int], Need | None],
     least: float,
 ) -> Iterator[Lever]:
-    """Yield the largest number that fits, unless halving `count` saves too much or too little."""
+    """Yield a lever with the largest number below `count` that fits, or nothing."""
     from gpumagic.fitting.fit_search import largest
 
     @cache
@@ -101,7 +102,7 @@ def _largest(
 
 
 def _batch(s: OutOfMemoryState, trial: CodeTrial) -> list[str]:
-    """Return the names of a model's batch: the largest tensor, and tensors of the same length."""
+    """Return the names of the tensors in a batch: the largest tensor, and those equally long."""
     read = names_read(ast.Module(trial.code, []))
     values: dict[str, Any] = {name: trial.names.get(name) for name in read}
     found = {name: v for name, v in values.items() if is_tensor(v) and v.dim()}
@@ -118,7 +119,7 @@ def _runs_model(s: OutOfMemoryState, trial: CodeTrial) -> bool:
 
 
 def _is_cut(code: list[ast.stmt], names: list[str]) -> bool:
-    """Whether code indexes these tensors, or already cuts batches from any tensor."""
+    """Whether code takes parts of a tensor in `names`, or has a slice with a variable in it."""
     for node in (node for stmt in code for node in ast.walk(stmt)):
         is_part = isinstance(node, ast.Subscript) or getattr(node, "attr", "") in _CUTS
         part = getattr(node, "value" if is_part else "iter", None)

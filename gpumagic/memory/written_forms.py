@@ -1,7 +1,7 @@
 """Find code with a drop-in replacement that needs less memory, such as attention written by hand.
 
-A form is a pattern of code that has a replacement. A name in the code matches like the expression
-assigned to this name, so a form may span several statements. A dry run tests each replacement.
+A form is a pattern of code that has a replacement. A form also matches if earlier statements
+assign parts of the pattern to names. A dry run tests each replacement.
 """
 
 import ast
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from gpumagic.usercode.frames import FailedFrame, RestOfCode, block_of, parents, stored
 from gpumagic.usercode.values import MISSING, is_module, is_tensor
 
-# -- forms: functions, methods and operators share a name; a letter matches any expression
+# -- forms. `matmul` also matches the method and `@`; a letter such as `a` matches any expression.
 _DROP_IN = {
     "matmul(matmul(a, b), c)": "a @ (b @ c)",
     "matmul(float(one_hot(c)), w)": "w[c]",
@@ -68,18 +68,18 @@ _ALIKE = _OPERATORS | {"Pow": "pow", "T": "transpose", "mT": "transpose", "bmm":
 
 
 _PARTS = 8, 64  # numbers of parts to split a batch into
-# Methods that treat each row alone. Methods in `_REDUCED` do so only along the last dimension.
+# Methods that compute each row of the result from the same row of the tensor.
 _EACH = "to", "cuda", "cpu", "float", "half", "detach", "relu", "sigmoid", "tanh", "exp"
 
 
 class Form(NamedTuple):
-    """Describe a replacement: the advice, the new code, and the statements to replace."""
+    """Describe a replacement: the advice, the new code, the replaced statements and their block."""
 
     do: str
     new: str
     old: list[ast.stmt]
     block: list[ast.stmt]
-    uses: dict[ast.expr, ast.expr] = {}  # noqa: RUF012  further replacements; never mutated
+    uses: dict[ast.expr, ast.expr] = {}  # noqa: RUF012  expressions to replace too; never mutated
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -100,14 +100,14 @@ class Form(NamedTuple):
 
 
 def forms(rest: RestOfCode, *, learns: bool) -> Iterator[Form]:
-    """Yield replacements near the failed statement; `learns`: whether a backward pass follows."""
+    """Yield replacements for the failed code; `learns`: whether a backward pass follows."""
     block: list[Any] = block_of(rest.failed) if rest.failed is not None else []
     first = block.index(rest.failed) if block else 0
     kinds = (ast.Assign, ast.Expr, ast.Return)
     simple = [at for at in range(first, len(block)) if isinstance(block[at], kinds)]
     nodes: list[tuple[int, Any]] = [(n, node) for n in simple for node in ast.walk(block[n])]
     for at, node in nodes:
-        # Only the first form that fits: a form below it may take `y.unsqueeze(0)` as its `y`.
+        # Use only the first form that fits. A later form may wrongly take `y.unsqueeze(0)` as `y`.
         tried = ((_Reader(rest.frame, block, at), *each) for each in _PARSED)
         fits = ((reader, new) for reader, form, new in tried if reader.fits(form, node, at))
         reader, new = next(fits, (None, ""))
@@ -165,17 +165,17 @@ def _unsqueezed(node: ast.Subscript) -> tuple[str, list[ast.expr]]:
 
 
 class _Reader:
-    """Match an expression against a form, and write its replacement."""
+    """Match an expression against a form, and write the form's replacement."""
 
     def __init__(self, frame: FailedFrame, block: list[Any], at: int) -> None:
         self._frame, self._block, self._at = frame, block, at
         self.used = {at}
-        # For each letter of the form, an expression and the index of the expression's statement.
+        # For each letter of the form, the matched expression and the index of its statement.
         self._found: dict[str, tuple[ast.expr, int]] = {}
-        self._last = set[str]()  # how the code writes the last dimension
+        self._last = set[str]()  # the code's arguments that matched `-1` in the form
 
     def fits(self, form: Any, node: ast.expr, at: int) -> bool:
-        """Whether an expression in the statement `at` matches a form; record the form's letters."""
+        """Whether an expression in statement `at` matches a form; record what the letters match."""
         if isinstance(form, ast.Name):
             known, _ = self._found.setdefault(form.id, (node, at))
             is_meant = form.id != "i" or _MINUS_INFINITY.search(ast.unparse(node)) is not None
@@ -212,7 +212,7 @@ class _Reader:
         return [*inner[: int(dim)], 1, *inner[int(dim) :]]
 
     def call(self, node: Any, at: int) -> tuple[str, list[ast.expr], int]:
-        """Return an operation's name, its operands, and the index of their statement."""
+        """Return the name, operands and statement index of an operation or a variable's value."""
         if isinstance(node, ast.Name):
             made = next((n for n in reversed(range(at)) if node.id in stored(self._block[n])), at)
             if isinstance(getattr(self._block[made], "targets", [None])[0], ast.Name) and made < at:
@@ -253,7 +253,7 @@ class _Reader:
         return _ALIKE.get(name, name) if is_torchs or value is MISSING else "", given
 
     def in_parts(self, node: Any) -> Iterator[tuple[ast.expr, ast.expr]]:
-        """Yield a module's call and methods on the result, and a version that splits the batch."""
+        """Yield the expression that calls a module, and a new expression that splits the batch."""
         batch: Any = node.args[0] if len(node.args) == 1 else None
         while getattr(getattr(batch, "func", None), "attr", "") in _EACH:
             batch = batch.func.value
@@ -324,7 +324,7 @@ class _Reader:
         return filled
 
     def replaced(self, node: ast.expr, new: ast.expr) -> Iterator[Form]:
-        """Yield the form with `new` in place of `node`, unless a name in `new` is rebound."""
+        """Yield a `Form` that puts `new` in place of `node`, unless a name in `new` was rebound."""
         for read, at in self._found.values():
             names = {each.id for each in ast.walk(read) if isinstance(each, ast.Name)}
             if any(names & stored(self._block[n]) for n in range(at, self._at)):
@@ -365,7 +365,7 @@ class _Reader:
 
 # -- functions that contain the replacement
 def functions_again(frame: FailedFrame) -> dict[FunctionType, CodeType]:
-    """Return the functions that a frame runs, with code recompiled from the changed tree."""
+    """Return the functions with a frame's code, and this code recompiled from the changed tree."""
     code = frame.code
     functions = [f for f in gc.get_referrers(code) if type(f) is FunctionType]
     waiting = [compile(frame.tree or "", frame.filename, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)]

@@ -1,7 +1,7 @@
 """Explain an error about tensors on different devices: find the operands, the cause and the fix.
 
 None of the user's code runs, the exception stays unchanged, and no tensor is kept alive. If the
-error's frames contradict its text, or if the cause is uncertain, there is no explanation.
+frames contradict the error's message, or if the cause is uncertain, there is no explanation.
 """
 
 import ast
@@ -47,7 +47,7 @@ def explain(
     error: BaseException, *, namespace: Mapping[str, Any] | None = None
 ) -> Explanation | None:
     """Explain torch's error in terms of the code that raised it; see `gpumagic.explain`."""
-    # In an except block, an error raised here would hide the user's error.
+    # Record errors of this code. If raised in an except block, they would hide the user's error.
     with faults.kept("explaining an error"), torch._C.DisableTorchFunctionSubclass():
         for each in errors(error):
             if (message := read(each)) and (found := failed_frames(each.__traceback__)):
@@ -75,7 +75,7 @@ def _explain(found: list[FailedFrame], message: Message) -> Explanation | None:
 
 
 def _holder(found: list[FailedFrame], cls: str) -> str:
-    """Return the variable that contains an instance of `cls`, or the words ``"the Net object"``."""
+    """Return the variable that holds an instance of `cls`, or words like ``"the Net object"``."""
     top = next((each for each in found if each.at_top), found[-1])
     for node in ast.walk(statement(top.failed or ast.Pass()) or ast.Pass()):
         module: Any = top.scope.value(node) if isinstance(node, ast.Name) else None
@@ -110,7 +110,7 @@ def _moves_whole(part: Part) -> bool:
 
 
 def _placed(found: list[FailedFrame], choice: fixes.Choice) -> str | None:
-    """Return the `%%ongpu` line that fixes the cell, if an earlier cell had this line, or None."""
+    """Return the `%%ongpu` line of an earlier cell if it would also fix this cell; else None."""
     frame, (gpu, _, number) = found[-1], choice.target.partition(":")
     here = frame.at_top and label(frame.filename) == last_cell()
     home = all(part.device == "cpu" and _follows(part, found[0]) for part in choice.odd)
@@ -190,7 +190,7 @@ def _rows(
     rows: list[Operand] = []
     for _, group in groupby(clash.parts, key=lambda part: id(part.node)):
         parts = list(group)
-        if len(parts) > 2 * _SHOWN:  # a long list: show the first odd items and one other item
+        if len(parts) > 2 * _SHOWN:  # from a long list, show a few items to move and one other
             odd = [part for part in parts if part in choice.odd]
             parts = odd[:_SHOWN] + [part for part in parts if part not in odd][:1]
         for part in parts:
@@ -217,7 +217,7 @@ def _named(part: Part, reader: Reader, odd: bool) -> list[tuple[Part, bool]]:
 
 
 def _is_method(node: ast.Call, reader: Reader) -> bool:
-    """Whether a call is a tensor's method that does not move the tensor."""
+    """Whether a call invokes a tensor's method that does not move the tensor."""
     if not isinstance(node.func, ast.Attribute) or node.func.attr in TRANSFERS:
         return False
     owner = reader.part(node.func.value)
@@ -228,7 +228,7 @@ def _is_method(node: ast.Call, reader: Reader) -> bool:
 def _reason(
     leaves: tuple[Part, ...], frames: list[tuple[FailedFrame, list[Part]]], kind: str, fix: Any
 ) -> str | None:
-    """Return a sentence with the reason, or None; `frames` pairs frames with odd operands."""
+    """Return the reason as a sentence, or None; `frames` pairs frames with operands to move."""
     if kind in ("numpy", "host"):
         return _NUMPY if kind == "numpy" else _HOST
     if told := _brought(leaves):

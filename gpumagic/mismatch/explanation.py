@@ -23,7 +23,7 @@ class Operand:
     about: str  # a description: "float32[3, 2]", "Linear, 2 tensors"
     odd: bool = False  # whether the operand is on the wrong device
     also: str | None = None  # the operand's name in the calling code, if different
-    along: bool = False  # no operand, but later code combines this tensor with the result
+    along: bool = False  # True for a tensor that only later code combines with the result
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Fix:
     filename: str  # name of the file or cell, as in the traceback
     label: str = ""  # display name of the file or cell: "In [3]", "train.py"
     nbytes: int | None = None  # bytes that the fix moves; None if unknown
-    cls: str = ""  # the object to create again after its class was edited; may be empty
+    cls: str = ""  # the object to create again if the fix edits its class; else empty
 
     def apply(self, source: str) -> str:
         """Return the source of `filename` with the fix applied."""
@@ -64,7 +64,7 @@ class Explanation(Shown):
 
 
 def expression(frame: FailedFrame, node: ast.AST) -> tuple[str, int, str, str]:
-    """Return the first fields of an explanation: the expression, its line and its file."""
+    """Return an explanation's first fields: expression, line, filename and label."""
     line, filename = getattr(node, "lineno", frame.line), frame.filename
     return frame.text(node), line, filename, label(filename)
 
@@ -190,7 +190,7 @@ class Edit:
 
 
 def _magic_before(cell: str, line: int, code: str) -> str:
-    """Return the text typed before the code in a cell's line, such as ``"%time "``, or empty."""
+    """Return what the user typed before `code` in a cell's line, such as ``"%time "``; or empty."""
     history = getattr(getattr(shell(), "history_manager", None), "input_hist_raw", [])
     number = int(cell[4:-1]) if cell[4:-1].isdigit() else len(history)
     typed = "".join("".join(history[number : number + 1]).splitlines()[line - 1 : line])

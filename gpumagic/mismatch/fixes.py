@@ -1,9 +1,9 @@
 """Choose the operands to move and their target device, and write the edit.
 
-The target is usually a GPU: a module's GPU, or else the GPU with most bytes of operands. An operand
-that the operation writes to moves only if an edit can create it or assign it again. If a call such
-as `torch.zeros(3)` made an operand, the edit adds a device to the call. Later operations are
-checked too: if only `x` moves, `loss(net(x), y)` fails next.
+The target is usually a GPU: a module's GPU, or else the GPU with most bytes of operands. The
+operation may change an operand in place. This operand moves only if an edit can create it on the
+target or rebind it. If a call such as `torch.zeros(3)` made an operand, the edit adds a device to
+the call. Later operations are checked too, because `loss(net(x), y)` fails if only `x` moves.
 """
 
 import ast
@@ -50,7 +50,7 @@ class Choice:
 
     target: str
     odd: tuple[Part, ...]
-    to_host: bool = False  # the operation needs CPU tensors: copy operands only in its expression
+    to_host: bool = False  # whether the operation needs these operands on the CPU
 
 
 def choose(found: Operation, message: Message, frames: list[FailedFrame]) -> Choice | None:
@@ -70,8 +70,8 @@ def choose(found: Operation, message: Message, frames: list[FailedFrame]) -> Cho
 
 
 def _of_indexed(found: Operation) -> str | None:
-    """Return the target of an indexing: the tensor's device, or the GPU of the indices."""
-    # The GPU, if a call just created the tensor, or if later code needs the indices there.
+    """Return the target for `x[i]`: the device of the tensor `x`, or the GPU of the indices."""
+    # The GPU is the target if a call just created `x`, or if later code needs the indices there.
     indexed, *indices = found.parts
     gpus = [part for part in indices if part.device not in ("cpu", None)]
     there = gpus and indexed.device == "cpu" and indexed is not found.fixed
@@ -89,7 +89,7 @@ def _read_on_host(node: ast.AST, leaves: tuple[Part, ...]) -> tuple[Part, ...]:
 
 
 def _written_on(found: Operation, frames: list[FailedFrame]) -> str | None:
-    """Return the device of the tensor that is written to, or None if the tensor may move."""
+    """Return the device of the operand that is changed in place; None if this operand may move."""
     fixed, frame = found.fixed, found.reader.frame
     if fixed is None:
         return None
@@ -114,7 +114,7 @@ def _heaviest(found: Operation) -> str:
 
     def weight(device: str) -> tuple[bool, int, int]:
         here = [part for part in found.parts if device in part.devices]
-        # A temporary result has the weight of its sources. A module as an operand counts twice.
+        # A temporary result weighs as much as its variables. A module as an operand counts twice.
         named = [each for part in here for each in named_in(part, found.reader) or [part]]
         sizes = {part.key: part.nbytes for part in named}
         model = sum("module" in {part.kind for part in parts} for parts in (here, named))
@@ -140,7 +140,7 @@ class Site:
 
 def climb(site: Site, outer: list[FailedFrame]) -> tuple[Site, dict[str, str]]:
     """Return the site in the outermost caller that passed the operands as arguments."""
-    # Also return a map from an operand's name at `site` to a different name in that caller.
+    # Also return a map from operands at `site` to their names in that caller, if different.
     first = moved = [*site.odd, *site.extra]
     for frame in outer:
         done = operation(frame.failed, Reader(frame)) if frame.failed is not None else None
@@ -175,7 +175,7 @@ def _given(moved: list[Part], frame: FailedFrame, parts: Iterable[Part]) -> list
 
 
 def _argument(part: Part, frame: FailedFrame) -> Part:
-    """Replace a view by its base, and a local `h` by a parameter's attribute such as ``self.h``."""
+    """Return `x` for an operand `x[0]`, and `self.h` for a local name of the tensor `self.h`."""
     named = named_in(part, Reader(frame))
     part = named[0] if len(named) == 1 and named[0].kind == "tensor" else part
     local = part.kind == "tensor" and part.text.isidentifier() and part.text not in frame.parameters
@@ -185,13 +185,13 @@ def _argument(part: Part, frame: FailedFrame) -> Part:
 
 
 def _written_device(site: Site, target: str, line: ast.stmt, *, inside: bool = False) -> str:
-    """Return code for the device, such as ``x.device``, at `line` or `inside` its comprehension."""
+    """Return code that names `target`, such as ``x.device``; `inside`: use in a comprehension."""
     names = [*_DEVICE_NAMES, *(f"{name}.device" for name in _at_hand(site, inside))]
     unknown = _bound_later(line, site)
     if inside:
         within = (node for node in parents(site.at.node) if isinstance(node, ast.expr))
         unknown -= {name for node in within for name in stored(node)}
-    # In a class, use only local names; in a function, also the globals that its code uses.
+    # In a class, use only local names. In a function, also use globals that the function reads.
     in_class = any(isinstance(node, ast.ClassDef) for node in parents(site.at.node))
     if in_class or not site.frame.at_top:
         code = ast.walk(function_of(site.at.node) or line)
@@ -225,7 +225,6 @@ def _bound_later(line: ast.stmt, site: Site) -> set[str]:
     return {n.id for n in bound} - known
 
 
-# -- the edits
 def move_owners(choice: Choice, frames: list[FailedFrame]) -> Fix | None:
     """Return the fix that moves one module, if all operands to move belong to it; else None."""
     owners = [sources.owner_of(part, frames, choice.target) for part in choice.odd]
@@ -255,7 +254,7 @@ def move_global(choice: Choice, frames: list[FailedFrame]) -> Fix | None:
 
 
 def write_fix(site: Site, above: Site, choice: Choice) -> Fix | None:
-    """Return the fix at `site` or, in the outermost caller, at `above`; None if both fail."""
+    """Return the fix at `site`, or at `above` in the outermost caller; None if neither works."""
     if all(part.kind == "module" for part in choice.odd):
         return _move(above, choice)
     if choice.to_host:
@@ -271,7 +270,8 @@ def write_fix(site: Site, above: Site, choice: Choice) -> Fix | None:
 
 
 def _read_above(site: Site, above: Site) -> list[Part]:
-    """Return the caller's operands to copy to the CPU: all on a GPU, or those of `above.odd`."""
+    """Return the operands that the caller must copy to the CPU."""
+    # If all GPU operands at `site` are copied, all GPU operands in the caller are copied too.
     ats = (site.at.parts, above.at.parts)
     here, there = ([p for p in parts if p.devices and p.device != "cpu"] for parts in ats)
     if here == site.odd:
@@ -401,14 +401,14 @@ def _used_once(site: Site) -> bool:
 
 def _stays(part: Part, frame: FailedFrame, stmt: ast.stmt) -> bool:
     """Whether an operand cannot be moved, or moving it may break other code."""
-    if part.kind == "module":  # an earlier call in the loop may need its present device
+    if part.kind == "module":  # an earlier call in the loop may need the module where it is
         earlier = [use for loop in loops_around(stmt) for use in uses(loop, part.text)]
         earlier = [use for use in earlier if use.lineno < stmt.lineno]
         on_both = any(isinstance(next(parents(use), None), ast.Call) for use in earlier)
-        return on_both or bool(own(part.value).get("hf_device_map"))  # accelerate chose devices
+        return on_both or bool(own(part.value).get("hf_device_map"))  # accelerate placed it
     if part.kind == "object":
         return not hasattr(type(part.value), "to")
-    # In an autograd.Function, a gradient must be on its input's device, so parameters stay.
+    # In an autograd.Function, a gradient must be on its input's device, so the arguments stay.
     return frame.parameters[:1] == ("ctx",) and part.text in frame.parameters
 
 

@@ -74,7 +74,8 @@ class Part:
 
     node: ast.expr  # the operand's expression; for an item, the container's expression
     text: str  # as in the user's code
-    kind: str  # tensor, array, module, generator, object, group, made (temporary) or unknown
+    # tensor, array, module, generator, object, group (several tensors), made (temporary), unknown
+    kind: str
     devices: tuple[str, ...] = ()  # a module may have several, most bytes first; empty if unknown
     nbytes: int | None = None
     about: str = ""
@@ -102,7 +103,7 @@ class Part:
 
 # -- values
 def describe(value: Any, node: ast.expr, text: str) -> list[Part]:
-    """Return a value's operands: one, or one per item of a container; none without tensors."""
+    """Return a value's operands: one, or one per item of a container; empty for other values."""
     kind = type(value)
     if issubclass(kind, Tensor):
         where, dtype = full(value.device), str(value.dtype).removeprefix("torch.")
@@ -142,7 +143,7 @@ def _items(value: Any, node: ast.expr, text: str) -> list[Part]:
             for name, each in held.items()
             for part in describe(each, ast.Attribute(node, name, ast.Load()), f"{text}.{name}")
         ]
-        # Private tensors were computed from the parameters: replacing a parameter is not enough.
+        # Private tensors were computed from the parameters, so moving a parameter is not enough.
         private = any(name.startswith("_") for name in held)
         return [replace(part, kind="made", value=None) for part in parts] if private else parts
     parts = []
@@ -240,7 +241,7 @@ class Reader:
         return [_made(node, text, None)]
 
     def _together(self, node: ast.expr, text: str, parts: list[Part]) -> list[Part]:
-        """Return an operation's result. Its device is the only known device of the operands."""
+        """Return an operation's result, on the operands' device if only one device is known."""
         loose = [part for part in parts if not part.scalar]
         if not loose:
             return [Part(node, text, "made", ("cpu",), scalar=True)] if parts else []
@@ -250,7 +251,6 @@ class Reader:
             return [Part(node, text, "made", known, factory=forgot)]
         return [_made(node, text, None)]
 
-    # -- calls
     def _call(self, node: ast.Call, text: str) -> list[Part]:
         function: Any = self.scope.value(node.func)
         if isinstance(node.func, ast.Attribute):
@@ -262,7 +262,7 @@ class Reader:
                 return result
         if is_torch(function):
             return self._torch_call(node, str(values.of_function(function, "__name__")), text)
-        # `len` and `float` return no tensor. `map` is lazy: its arguments are the operands.
+        # `len` and `float` return no tensor. `map` is lazy, so its arguments are the operands.
         if any(function is each for each in (map, len, *values.PLAIN)):
             return self.given(node) if function is map else []
         if issubclass(type(function), type) and issubclass(function, nn.Module):

@@ -113,7 +113,7 @@ class Operation:
     reader: Reader
     node: Any
     parts: tuple[Part, ...]  # the operands
-    fixed: Part | None = None  # the operand that the operation writes to, so it does not move
+    fixed: Part | None = None  # the operand that the operation changes in place
     calls_module: bool = False  # whether a module, or a module's method, is called
 
 
@@ -148,7 +148,7 @@ def _operands(node: Any, writes: bool) -> list[ast.expr]:
 def _call(node: ast.Call, reader: Reader) -> Operation | None:
     owner = reader.part(node.func)
     out = [part for k in node.keywords if k.arg == "out" for part in reader.parts(k.value)]
-    # A called name may be a partial or another object. The object's tensors are operands too.
+    # A called object such as a `functools.partial` may contain tensors, which are operands too.
     called = ("module", "object") if isinstance(node.func, ast.Name) else ("module",)
     if owner is not None and owner.kind in called:
         receiver = [owner]
@@ -173,8 +173,8 @@ def _writes(node: ast.AST) -> bool:
 
 def conflict(frame: FailedFrame, message: Message, *, certain: bool = False) -> Operation | None:
     """Return a frame's failing operation with the operands that explain the message."""
-    # None if uncertain: fewer than two devices are known, or the message names a device without
-    # operands. Unless `certain`, a temporary result is assumed to be on the named device.
+    # Unless `certain`, a temporary result is assumed to be on a named device that has no operand.
+    # Return None if the operands still do not explain the message.
     reader = Reader(frame)
     within = storages(dict(frame.library))
     found = []
@@ -202,8 +202,8 @@ def _evidence(
     done: Operation, message: Message, direct: bool, within: set[Any]
 ) -> tuple[Part, ...]:
     """Return the operands if they are on several devices and agree with the message; else empty."""
-    # `within` has the storages of the local tensors in a library's failing function. Operands with
-    # other storages did not cause the error: the library had copied or created the tensors.
+    # `within` has the storages of the tensors in the library function that failed. An operand with
+    # another storage did not cause the error, because the library failed on other tensors.
     if message.kind == "replicas":
         return tuple(part for part in done.parts if part.kind == "module" and part.devices)
     leaves = [p for p in done.parts if "meta" not in p.devices]  # meta tensors never move
@@ -237,7 +237,7 @@ def _on_a_gpu(parts: list[Part], named: frozenset[str]) -> tuple[Part, ...]:
 
 
 def _with_gone(leaves: list[Part], located: list[Part], named: frozenset[str]) -> tuple[Part, ...]:
-    """Return the operands, assuming temporary results on the only named device without operands."""
+    """Return the operands. Temporary results get the only named device that has no operand."""
     gone = [part for part in leaves if not part.devices and part.value is None]
     if any(part.factory for part in gone):  # a module such as `nn.MSELoss()` has no tensors
         gone = [part for part in gone if part.kind != "module"]
@@ -252,8 +252,8 @@ def _with_gone(leaves: list[Part], located: list[Part], named: frozenset[str]) -
 
 
 def named_in(part: Part, reader: Reader) -> list[Part]:
-    """Return the sources of a result: the named tensors and modules on the same device."""
-    # `self.net(x)` gives `self.net` and `x`, but not `self`. A named tensor gives itself.
+    """Return the tensors and modules in a result's expression, if on the result's device."""
+    # `self.net(x)` gives `self.net` and `x`, but not `self`. A tensor `x` gives `x`.
     if part.kind != "made":
         return [part] if part.kind == "tensor" else []
     found: dict[str, Part] = {}
@@ -268,7 +268,6 @@ def named_in(part: Part, reader: Reader) -> list[Part]:
     return list(found.values())
 
 
-# -- the code around
 def nodes_around(node: ast.AST, kinds: Any) -> list[Any]:
     """Return the nodes of `kinds` in a node's function, but not in nested functions."""
     scope = function_of(node)
@@ -280,7 +279,7 @@ def nodes_around(node: ast.AST, kinds: Any) -> list[Any]:
 def also_needed(frame: FailedFrame, node: ast.AST, odd: Iterable[Part], target: str) -> list[Part]:
     """Return other named tensors that must move because later code combines them with `odd`."""
     odd = list(odd)
-    # Skip a call such as `torch.zeros(3)`: the same call further down creates another tensor.
+    # Skip a call such as `torch.zeros(3)`, because the same call later creates another tensor.
     moved: dict[str, str | None] = {part.key: target for part in odd if not part.factory}
     found: dict[str, Part] = {}
     for reader, clashing in _clashes(frame, node, odd, moved, target):
@@ -312,7 +311,7 @@ def _clashes(
         elif step not in ran and wants_one_device(step, reader):
             leaves = _leaves(step, reader)
             if any(part.device == target for part in leaves):
-                # Later calls such as `torch.zeros(3)` clash only if all `odd` are such calls too.
+                # A later call such as `torch.zeros(3)` clashes only if all of `odd` are such calls.
                 alike = NEAR * all(part.factory for part in odd)
                 made = "cpu" if step.lineno < frame.line + alike else None
                 there = [p for p in leaves if (made if p.factory else p.device) in sources]

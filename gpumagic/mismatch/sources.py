@@ -46,7 +46,7 @@ class Unregistered:
     reason: str  # why `.to()` did not move it, and the code to write
 
     def edit(self, frame: FailedFrame) -> tuple[ast.AST, str] | None:
-        """Return the attribute's only assignment, in `__init__`, and its replacement; else None."""
+        """Return the attribute's only assignment and the new code; None if not in `__init__`."""
         nodes, text = ast.walk(frame.tree) if frame.tree is not None else (), f"self.{self.name}"
         classes = [n for n in nodes if isinstance(n, ast.ClassDef) and n.name == self.cls]
         inner: list[Any] = [node for each in classes for node in ast.walk(each)]
@@ -110,10 +110,10 @@ def register(parts: list[operand.Part], frame: FailedFrame) -> Fix | None:
 def owner_of(
     part: operand.Part, frames: list[FailedFrame], target: str
 ) -> tuple[FailedFrame, operand.Part] | None:
-    """Return the outermost frame that names the operand's module, and the module."""
-    # None if there is no such module, or if `.to(target)` would also move a third device's tensors.
+    """Return the outermost frame that names the operand's owner (a module), and the owner."""
+    # Skip modules with tensors on a third device, because `.to(target)` would move these too.
     named = [part] if part.kind == "module" else named_in(part, operand.Reader(frames[0]))
-    mine = all(each is part or each.kind == "tensor" for each in named)  # not a module's result
+    mine = all(each is part or each.kind == "tensor" for each in named)  # False for module results
     wanted = {memory for each in named for memory in storages(each.value) if mine}
     for frame in reversed(frames if wanted else []):
         # A global module has the same name in a function and in the cell that calls the function.
@@ -148,7 +148,7 @@ def maker_of(part: operand.Part, moved: dict[str, str], at: Operation) -> ast.As
     made = only_assignment(part.text, node)
     call = operand.Reader(frame).part(made.value) if made is not None else None
     always = function_of(node) is getattr(made, "parent", None)
-    # If only some paths assign a parameter, it may still have the caller's value.
+    # If the assignment is conditional, a parameter may still have the caller's value.
     if made is None or call is None or (part.text in frame.parameters and not always):
         return None
     from_numpy = ast.unparse(getattr(made.value, "func", made)).endswith("from_numpy")
@@ -178,7 +178,7 @@ def is_leaf(part: operand.Part) -> bool:
 
 
 def only_assignment(text: str, node: Any) -> ast.Assign | None:
-    """Return the only assignment of `text` in a node's function, if not below the node."""
+    """Return the only assignment of `text` in a node's function; None if it is below the node."""
     # Statements such as `x = x + 1` do not count.
     stmts = [stmt for stmt in nodes_around(node, ast.Assign) if assigns(stmt, text)]
     made = [stmt for stmt in stmts if not uses(stmt.value, text)]

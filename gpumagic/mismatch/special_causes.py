@@ -1,4 +1,4 @@
-"""Explain errors with other causes than operands: optimizers, files, loaders, generators, GPUs."""
+"""Explain device errors due to optimizers, files, data loaders, generators or missing GPUs."""
 
 import ast
 import inspect
@@ -47,7 +47,7 @@ _NUMBERED = (".to", ".cuda", ".device", ".set_device")  # calls that accept a GP
 
 
 def special_cause(found: list[FailedFrame], message: Message) -> Explanation | None:
-    """Explain an error by its kind, or by an optimizer or `sum` in the code; else None."""
+    """Return the explanation if this file has a function for the error's cause; else None."""
     if message.kind == "generator":
         return _for_default_generator(found) or _for_generator(found)
     if message.kind == "worker":
@@ -59,7 +59,7 @@ def special_cause(found: list[FailedFrame], message: Message) -> Explanation | N
 
 
 def _in_statement(frame: FailedFrame, kind: type) -> list[tuple[str, Any]]:
-    """Return the objects of a class in a frame's statement, with their names."""
+    """Return the objects of a class in a frame's failed statement, each with its name."""
     header = _header(frame)
     nodes = ast.walk(header) if header else ()
     values = {frame.text(node): frame.scope.value(node) for node in nodes}
@@ -67,13 +67,13 @@ def _in_statement(frame: FailedFrame, kind: type) -> list[tuple[str, Any]]:
 
 
 def _header(frame: FailedFrame) -> ast.AST | None:
-    """Return a frame's statement; for a loop, only the iterated expression."""
+    """Return a frame's failed statement; for a loop, only the iterated expression."""
     stmt = next(filter(None, map(statement, frame.candidates)), None)
     return stmt.iter if isinstance(stmt, ast.For) else stmt
 
 
 def _outermost(frames: list[FailedFrame], name: str, value: Any) -> tuple[Any, ast.stmt, str]:
-    """Return the outermost frame with a name for an object, its statement, and the name."""
+    """Return the outermost frame that names `value`, the frame's failed statement, and the name."""
     for frame in reversed(frames):
         here = ((text, each) for text, each in _in_statement(frame, type(value)))
         known = [text for text, each in here if each is value]
@@ -113,7 +113,7 @@ def _for_optimizer(frames: list[FailedFrame]) -> Explanation | None:
 
 
 def _away(optimizer: Optimizer, parameters: list[Tensor]) -> list[Tensor]:
-    """Return state tensors that are not on their parameter's device, without step counters."""
+    """Return state tensors that are not on their parameter's device, except step counters."""
     state = ((p, *each) for p in parameters for each in optimizer.state.get(p, {}).items())
     tensors = ((p, t) for p, key, t in state if issubclass(type(t), Tensor) and key != "step")
     return [t for p, t in tensors if t.device != p.device]
@@ -170,7 +170,7 @@ def _renamed(each: ast.expr, node: ast.Call, frame: FailedFrame, value: Any, las
 def _with_argument(
     call: ast.Call, frame: FailedFrame, name: str, value: str, why: str
 ) -> Explanation | None:
-    """Explain a torch call without the argument `name`; None if given, or if not a parameter."""
+    """Explain a torch call that accepts the argument `name` but does not pass it; else None."""
     function, stmt = frame.scope.value(call.func), statement(call)
     known = () if stmt is None or not operand.is_torch(function) else _parameters(function)
     given = [keyword.arg for keyword in call.keywords]
@@ -187,7 +187,7 @@ def _parameters(function: Any) -> tuple[str, ...]:
 
 
 def _for_worker(frames: list[FailedFrame]) -> Explanation:
-    """Explain workers that read tensors on a GPU; the outermost frame names the loader."""
+    """Explain a DataLoader whose workers read tensors on a GPU."""
     file, line, rows, name = frames[0].filename, frames[0].line, list[Operand](), "the loader"
     loaders = (each for frame in reversed(frames) for each in _in_statement(frame, DataLoader))
     for name, loader in loaders:
@@ -246,7 +246,7 @@ def _for_generator(frames: list[FailedFrame]) -> Explanation | None:
 
 
 def _drawn_on(node: Any, reader: operand.Reader, part: operand.Part) -> str | None:
-    """Return the device of the numbers that a call draws."""
+    """Return the device of the numbers that a call draws; None if unknown."""
     for keyword in node.keywords:
         if keyword.arg == "device":
             return reader.device(keyword.value, "")
@@ -259,9 +259,9 @@ def _drawn_on(node: Any, reader: operand.Reader, part: operand.Part) -> str | No
 
 
 def _made_on(part: operand.Part, node: Any, frames: list[FailedFrame], target: str) -> Fix | None:
-    """Return the fix of the call that makes a generator whose numbers are all on `target`."""
+    """Return the fix that makes the generator on `target`, unless it draws for other devices."""
     # If another cell made the generator, a new line makes it again with the same seed. The line is
-    # above all loops: inside a loop, the new generator would draw the same numbers in each pass.
+    # above all loops, because a new generator in each pass would draw the same numbers.
     for frame in frames:
         nodes = ast.walk(frame.tree) if frame.tree is not None else ()
         found = [s for s in nodes if isinstance(s, ast.Assign) and len(s.targets) == 1]
@@ -282,7 +282,7 @@ def _made_on(part: operand.Part, node: Any, frames: list[FailedFrame], target: s
 
 
 def _made_again(part: operand.Part, frame: FailedFrame, target: str) -> Edit | None:
-    """Return a line that makes another cell's generator again, on `target` with the same seed."""
+    """Return the edit that makes another cell's generator on `target`, with the same seed."""
     name = next((t for t, v in _in_statement(frame, torch.Generator) if v is part.value), "")
     at = statement(frame.failed) if frame.failed else None
     if at is None or not name.isidentifier():

@@ -30,12 +30,12 @@ from gpumagic.usercode.values import (
     written,
 )
 
-# Attributes with a module's parts, and the attributes that every module has, such as hooks.
 _MODULE_STATE = ("_parameters", "_buffers", "_modules")
+# Attributes that every module has, such as hooks.
 _EVERY_MODULES = vars(nn.Module()).keys()
 # Limits for objects of libraries: the depth of nesting, and the number of objects per variable.
 _DEPTH, _OBJECTS = 4, 500
-# Containers with at least this many items are first checked for plain data, to skip the search.
+# A container with this many items is searched only if a fast check finds more than plain data.
 _MANY = 1000
 # Attributes that may name an object's device.
 DEVICE_NAMES = ("device", "_device")
@@ -83,16 +83,16 @@ class Held:
 class TensorFinder:
     """Collect each tensor once, under the variable through which it was first found.
 
-    The depth and number of library objects are limited; objects of classes in `module` are not.
+    Limits of depth and number apply to library objects, not to objects of classes in `module`.
     """
 
     def __init__(self, module: str = "__main__") -> None:
         self.found: list[FoundTensor] = []
-        self.left: list[Left] = []  # values that stay as a whole, or could not be searched
+        self.left: list[Left] = []  # values that do not move, or could not be searched
         self.modules: list[nn.Module] = []
         self.staying: list[Held] = []
         self.movable: list[Held] = []  # objects with their own `to`
-        self.naming: list[tuple[Any, str]] = []  # objects with device attributes; their variables
+        self.naming: list[tuple[Any, str]] = []  # objects that name a device, and their variables
         self._module = module
         self._depth = self._objects = 0
         self._seen: dict[int, object] = {}  # keeps visited objects alive, so that ids stay unique
@@ -133,8 +133,8 @@ class TensorFinder:
                 self.value(item, (*steps, step))
 
     def _is_plain(self, values: list[Any]) -> bool:
-        """Whether these containers, and `module`'s objects in them, hold only plain data."""
-        # gc.get_referents follows references in C, level by level: ten times faster than a search.
+        """Whether containers hold only plain data, even in objects of classes in `module`."""
+        # gc.get_referents follows references in C, so this is ten times faster than a search.
         # An object that the collector does not track cannot refer to a tensor.
         seen = set[int]()
         while values := [*filter(gc.is_tracked, values)]:
@@ -157,7 +157,7 @@ class TensorFinder:
         return look is TensorFinder._container or (ours and look is TensorFinder._object)
 
     def _packed(self, packed: PackedSequence, steps: Path) -> None:
-        # batch_sizes stays: pack_padded_sequence requires it on the CPU.
+        # batch_sizes stays, because torch requires it on the CPU.
         for name in ("data", "sorted_indices", "unsorted_indices"):
             self.value(getattr(packed, name), (*steps, (".", name)))
 
@@ -224,8 +224,8 @@ class TensorFinder:
         for part in _MODULE_STATE:
             for name, item in getattr(module, part).items():
                 self.value(item, (*steps, (".", name)))
-        # Also find tensors that are neither parameter nor buffer: Module.to() would not move them.
-        # Skip tensors that the last forward() computed: the next call replaces them.
+        # Also find tensors that are neither parameter nor buffer. Module.to() would not move these.
+        # Skip tensors that the last forward() computed, because the next call replaces them.
         for name, item in list(vars(module).items()):
             if name in _EVERY_MODULES and (name in _MODULE_STATE or not item):
                 continue

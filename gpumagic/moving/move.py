@@ -2,9 +2,9 @@
 
 A tensor keeps its identity, so aliases, containers, modules and optimizers still refer to it.
 Tensors that share memory still share memory. A leaf that requires a gradient stays a leaf. All
-copies are made before the first tensor changes: if memory runs out or the user interrupts, nothing
-moves. Objects of libraries with their own `to` method move last, by `to`; if `to` returns a new
-object, the variable is rebound.
+copies are made before the first tensor changes, so nothing moves if memory runs out or the user
+interrupts. A library's object that has a `to` method moves last, by this method. If the method
+returns a new object, the variable is rebound.
 """
 
 import sys
@@ -30,13 +30,13 @@ from gpumagic.moving.find_tensors import DEVICE_NAMES, FoundTensor, Held, Tensor
 from gpumagic.moving.moved import Left, Moved, Moves, Origin, Origins, all_of, keep_origins
 from gpumagic.usercode.values import CONTAINERS, Step, own, parts_of, walk, written
 
-# Copies start at multiples of this number of bytes, so that tensors' offsets are whole elements.
+# Copied ranges start at multiples of this many bytes, so that they begin at a whole element.
 _ALIGNMENT = 64
 # Minimum number of bytes of a move that shows its progress.
 _MANY = 2**28
-# Containers with more items than this are taken for data, and not searched for optimizers.
+# Containers with more items than this are not searched for optimizers and modules.
 _FEW = 100
-# Overlapping tensors of one storage, after the offsets of their first byte and their end.
+# A range of a storage, as start and end in bytes, and the overlapping tensors in the range.
 _Family = tuple[int, int, list[FoundTensor]]
 T = TypeVar("T")
 
@@ -52,9 +52,9 @@ def move_all(
 ) -> Moves:
     """Move tensors, modules, optimizers, and containers of them, to `device`; or raise `GpuError`.
 
-    The state of optimizers in `namespace` moves with their parameters. Names in `namespace` may be
+    The state of optimizers in `namespace` moves with the parameters. Names in `namespace` may be
     rebound. `origins` receives each moved tensor with its former device. `check_room` checks first
-    that the copies fit in the device's memory. A long move shows its progress with `line`.
+    that the copies fit in the device's memory. `line` creates the progress line of a long move.
     """
     start = time.perf_counter()
     origins = [] if origins is None else origins
@@ -134,7 +134,7 @@ class MovePlan:
     def run(self, namespace: dict[str, Any], check_room: bool, line: Any) -> None:
         """Move all tensors; if they do not fit, raise GpuError with nothing moved."""
         check_room &= self._device.type == "cuda"
-        # Raise the error here, not in `_copy`: a chained exception would keep copies alive.
+        # Raise here and not in `_copy`, because a chained out-of-memory error keeps copies alive.
         full = check_room and self._needed > cuda_state.free_bytes(self._device)
         if full or not self._copy(line):
             raise GpuError(_no_room(self._device, self._finder.tensors))
@@ -204,7 +204,7 @@ class MovePlan:
                 copies[home] = flat.to(home).untyped_storage()
                 copied = end - start
             offset = old.storage_offset() - start // old.element_size()
-            with torch.inference_mode(old.is_inference()):  # `.data = new` copies this property
+            with torch.inference_mode(old.is_inference()):  # `.data = new` also sets this flag
                 new = torch.empty(0, dtype=old.dtype, device=home)
                 new.set_(copies[home], offset if old.numel() else 0, old.size(), old.stride())
             self._add(found, new, copied)
@@ -302,7 +302,7 @@ def immovable(tensor: Tensor) -> str:
 
 
 def has_plain_storage(tensor: Tensor) -> bool:
-    """Whether a tensor is strided, of torch's own class, and not of a kind such as quantized."""
+    """Whether a tensor is a strided `Tensor`, parameter or buffer without a special encoding."""
     return (
         type(tensor) in (Tensor, nn.Parameter, nn.Buffer)
         and tensor.layout is torch.strided
@@ -330,7 +330,7 @@ def _name_devices(naming: Iterable[tuple[Any, str]], device: torch.device) -> Or
 def _name_device(value: Any, device: torch.device) -> dict[str, Any]:
     """Set an object's device attributes, such as `pipe.device`; return their former values."""
     # Attributes are set only if all tensors of the object are on `device`. Objects without tensors
-    # are changed too: TrainingArguments, for example, names the GPU that its library chose.
+    # are changed too. TrainingArguments, for example, names the GPU that its library chose.
     held = own(value)
     found = [value] if issubclass(type(value), nn.Module) else held.values()
     parts = [item for item in found if issubclass(type(item), (Tensor, nn.Module))]
@@ -355,7 +355,7 @@ def _renamed(name: str, value: Any, device: torch.device, has_tensors: bool) -> 
 
 
 def instances_in(namespace: Mapping[str, Any], kind: type[T]) -> Iterator[tuple[str, T]]:
-    """Yield a notebook's objects of a class by name, including those in containers and objects."""
+    """Yield a notebook's instances of `kind` by name, including those in containers and objects."""
     variables = [((name,), value) for name, value in namespace.items()]
     for path, value in walk(variables, _parts_of, depth=1):
         if issubclass(type(value), kind):
@@ -426,7 +426,7 @@ def bring_home(namespace: dict[str, Any], origins: Origins | None = None) -> Mov
     """Move the objects in `origins` back, or by default all objects that cells moved."""
     by_device: dict[torch.device, list[tuple[str, Any]]] = {}
     away = brought_away() if origins is None else origins
-    # Skip gradients and optimizers' state: they move back with their parameters.
+    # Skip gradients and optimizers' state, because they move back with the parameters.
     states = [[*each.state.values()] for _, each in instances_in(namespace, Optimizer)]
     leaves = [each for each, _ in away if isinstance(each, Tensor) and each.is_leaf]
     following = set(map(id, [*tree_leaves(states), *(leaf.grad for leaf in leaves)]))
@@ -437,7 +437,7 @@ def bring_home(namespace: dict[str, Any], origins: Origins | None = None) -> Mov
             own(value).update(origin.named)
         else:
             by_device.setdefault(origin.device, []).append((origin.name, value))
-    # A module goes home whole: methods such as `half()` and `cpu()` replace its buffers.
+    # Move a whole module back, because `half()` or `cpu()` may have replaced moved buffers.
     homes = {id(value): origin.device for value, origin in away}
     for name, module in instances_in(namespace, nn.Module):
         tensors = [*module.parameters(), *module.buffers()]
