@@ -97,10 +97,10 @@ def _reason(s: OutOfMemoryState, t: Trials) -> str:
         most = "".join(f", the most by {row.path} ({size(row.nbytes)})" for row in rows)
         left = f"; {size(s.wanted)} at once is {size(s.short_by)} more than is left"
         return f"{size(s.device.allocated)} are in use{most}{left if s.short_by > 0 else ''}"
-    if trial.grows_much:
+    if trial.grows_much and trial.need.first <= trial.room + trial.grown:
         line, grows = trial.rest.loops[0].lineno, size(trial.need.grows)
         return f"each pass of the loop in line {line} keeps {grows} more"
-    left = f"{size(trial.need.most)} more, but only {size(max(trial.room, 0))} is free"
+    left = f"{size(trial.need.first)} more, but only {size(max(trial.room, 0))} is free"
     if s.optimizer is not None:
         return f"an optimizer makes its state in its first step: the code needs {left}"
     return f"the code needs {left}"
@@ -273,12 +273,14 @@ def _kept(
     """Propose to keep no graphs (now `graphs` bytes) or less GPU memory (now `whole` bytes)."""
     # Names updated from their old values, as in `h = f(h)`, may keep the graphs of all passes.
     added = tuple(sorted(trial.rest.accumulated))
-    without_graph = partial(_each_tensor, lambda x: 0.0 if x.numel() == 1 else x.detach())
     for names in dict.fromkeys(((name,), added)) if graphs else ():
         needed = {_needs_graph(s, trial, each) for each in names if each}
         if needed and True not in needed:
-            do = (_BACKWARD if None in needed else _DETACHED).format("`, `".join(names))
-            if found := [*_helps(trial, do, graphs, whole, keep=(names, without_graph))]:
+            do, by = (_BACKWARD, _backward) if None in needed else (_DETACHED, _without_graph)
+            keep: Any = names, partial(_each_tensor, by)
+            # `trial.room` includes the memory of inner frames, which have no `name` here.
+            freed = whole if name else 0
+            if found := [*_helps(trial, do.format("`, `".join(names)), graphs, freed, keep=keep)]:
                 yield from found
                 break
     if hasattr(trial.frame.scope.name(name), "cache_clear"):
@@ -290,6 +292,16 @@ def _kept(
             for do, by in _KEPT.items()
         )
         yield from next(filter(None, map(list, tried)), ())
+
+
+def _without_graph(tensor: Any) -> Any:
+    return 0.0 if tensor.numel() == 1 else tensor.detach()
+
+
+def _backward(tensor: Any) -> Any:
+    if tensor.numel() == 1 and tensor.requires_grad:
+        tensor.backward(retain_graph=True)  # values of one pass may share a graph
+    return _without_graph(tensor)
 
 
 def _needs_graph(s: OutOfMemoryState, trial: CodeTrial, name: str) -> bool | None:

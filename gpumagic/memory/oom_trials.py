@@ -40,6 +40,11 @@ class Need(NamedTuple):
     grows: int | None = 0  # None if unknown
     whole: bool = True  # False if the dry run ended early: the code needs at least `most`
 
+    @property
+    def first(self) -> int:
+        """The bytes that the first pass needs at least."""
+        return self.most - (self.grows or 0)
+
 
 class Trials:
     """Make the dry runs for one error. There is one trial for each frame of the user."""
@@ -126,6 +131,14 @@ class CodeTrial:
         return room if state.device.virtual else int(room * (1 - _MARGIN))
 
     @cached_property
+    def grown(self) -> int:
+        """Return the bytes of the variable to which earlier passes of the loop have added."""
+        state = self._state
+        path = state.adds_to(self.rest) if self._loop else ""
+        known = path in state.namespace or path in [state.local(self.frame, n) for n in self.names]
+        return state.alone([path], in_frames=path not in state.namespace) if known else 0
+
+    @cached_property
     def need(self) -> Need | None:
         """Return the need of the unchanged code; None if the code cannot be followed."""
         # The need of a `forward` is unknown, because a dry run does not follow its backward pass.
@@ -147,7 +160,8 @@ class CodeTrial:
         if need is None:
             return None
         if need.most > self.room + gives:
-            return None if self.grows_much else False
+            first = need.first - max(gives, self.grown)
+            return None if self.grows_much and first <= self.room else False
         if not need.whole:
             return None
         around = self._trials.around(self)

@@ -220,7 +220,7 @@ SITUATIONS = [
         [f"{PERCEPTRON}total, X = 0, X[:60]"],
         "for n in range(200):\n    total = total + net(X).square().mean()\n"
         "    if n % 100 == 99:\n        total.backward()\n        opt.step()\n        total = 0",
-        "call `.backward()` in each pass",
+        "in each pass, call `.backward()` on the values",
     ),
     Notebook(
         "outputs that a module collects",
