@@ -29,7 +29,7 @@ _TYPED = 'gpus(2, memory="8GiB")'
 _EXAMPLE = "type for example: pytest --virtual-gpus 2 --virtual-gpu-memory 8GiB"
 _HIDE = "set CUDA_VISIBLE_DEVICES= to test on virtual GPUs"
 _MOST_HOLDERS = 3
-_owner = pytest.StashKey[object]()  # virtual GPUs are on for: "run" (all tests), a marker, or None
+_owner = pytest.StashKey[object]()  # why virtual GPUs are on: "run" (all tests), or a marker
 _failed = pytest.StashKey[bool]()
 _ledger = pytest.StashKey["GpuLedger"]()
 _memory = pytest.StashKey["GpuMemory"]()
@@ -48,7 +48,7 @@ class Wanted(NamedTuple):
 
 
 def _gpus_here() -> list[Device]:
-    """Return the GPUs that torch can use, or, without torch, the machine's GPUs."""
+    """Return the GPUs that torch can use; without torch, all GPUs of the machine."""
     if find_spec("torch") is None:
         from gpumagic.device import here as found
     else:
@@ -126,7 +126,7 @@ def _wanted(mark: pytest.Mark) -> Wanted:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Before a marked test and its fixtures, provide the GPUs or skip the test with a reason."""
+    """Before a marked test, turn on virtual GPUs if needed, or skip the test with a reason."""
     mark = item.get_closest_marker("gpus")
     if mark is None or item.config.stash.get(_owner, None) == mark:
         return
@@ -156,7 +156,7 @@ def pytest_runtest_teardown(
     memory = item.stash.get(_memory, None)
     try:
         yield
-        # A failed test is not checked: the traceback keeps the test's variables alive.
+        # A failed test is not checked, because the traceback keeps the test's variables alive.
         if memory and not item.stash.get(_failed, False):
             item.funcargs.clear()  # type: ignore[attr-defined]  # pytest also does this, but later
             memory.check()
@@ -222,7 +222,7 @@ class GpuLedger(NamedTuple):
 
 
 class GpuMemory:
-    """The memory of a test on each CUDA device, as counted by torch's allocator."""
+    """The memory that a test uses on each CUDA device, as counted by torch's allocator."""
 
     may_leave: str | int = 0
     """The maximum number of bytes that the test may leave allocated on each GPU."""
@@ -269,7 +269,7 @@ class GpuMemory:
 
 @pytest.fixture
 def gpu_ledger(request: pytest.FixtureRequest) -> Iterator[GpuLedger]:
-    """Count the copies and waits of a test: ``assert not gpu_ledger.implicit``."""
+    """Count a test's copies and waits, for example to ``assert not gpu_ledger.implicit``."""
     from gpumagic.frameworks.watching import watch
 
     with watch(warn=False) as watching:
@@ -279,6 +279,6 @@ def gpu_ledger(request: pytest.FixtureRequest) -> Iterator[GpuLedger]:
 
 @pytest.fixture
 def gpu_memory(request: pytest.FixtureRequest) -> GpuMemory:
-    """Measure a test's memory: ``gpu_memory.peak("cuda:0") < "1GiB"``; fail if the test leaks."""
+    """Measure a test's memory, as ``gpu_memory.peak("cuda:0")``. A test that leaks memory fails."""
     request.node.stash[_memory] = memory = GpuMemory()
     return memory

@@ -1,4 +1,4 @@
-"""Record moves: moved variables and their origins, and variables that stayed, with reasons."""
+"""Record which variables moved or stayed, and the devices where moved objects were before."""
 
 from collections.abc import Iterable, Mapping, MutableMapping
 from contextlib import suppress
@@ -20,22 +20,22 @@ class Left:
 
 @dataclass(frozen=True)
 class Moved:
-    """The bytes that moved with one variable, and their former devices."""
+    """A variable that moved. `sources` are its former devices."""
 
     name: str
-    nbytes: int  # memory that two variables share counts for the first of them
+    nbytes: int  # memory that two variables share counts only for the first
     sources: tuple[str, ...]
 
 
 @dataclass(frozen=True, repr=False)
 class Moves:
-    """The result of `move`: variables that moved, variables that stayed, and the seconds."""
+    """The result of `move`: variables that moved, variables that stayed, and the time taken."""
 
     moved: tuple[Moved, ...] = ()
     left: tuple[Left, ...] = ()
     seconds: float = 0.0
     value: Any = field(default=None, compare=False)
-    """The moved value itself, or its copy on the device (for JAX's arrays)."""
+    """The moved value; a copy of a value that cannot move in place, such as a JAX array."""
 
     @property
     def nbytes(self) -> int:
@@ -44,7 +44,7 @@ class Moves:
 
     @property
     def back(self) -> str:
-        """The text of a move back: ``"moved back X …"``."""
+        """The text for variables that were moved back: ``"moved back X …"``."""
         return repr(self).replace("moved", "moved back", 1)
 
     def __str__(self) -> str:
@@ -74,27 +74,27 @@ class Origin:
     """The device of an object, or of a variable's arrays, before a cell moved them."""
 
     name: str  # the variable through which the object was found
-    device: Any  # a torch.device for torch's objects, else a name: "cuda:1"
+    device: Any  # a torch.device for torch's objects, else a name such as "cuda:1"
     there: Any  # the device to which the object was moved
-    cell: str = ""  # the cell that moved the object: "In [3]"
-    kind: type | None = None  # type of the variable's value, if the variable was rebound
-    committed: bool = True  # whether JAX's arrays were committed to their device
+    cell: str = ""  # the cell that moved the object, such as "In [3]"
+    kind: type | None = None  # type of the variable's value; None for torch's objects
+    committed: bool = True  # whether a JAX array was committed to `device`
     originals: Mapping[int, tuple[Any, Any]] = field(default_factory=dict, compare=False)
-    """By a copy's id: a weak reference to the copy, and its original until `keep_origins`."""
+    """By a copy's id: a weak reference to the copy, and its original (until `keep_origins`)."""
     named: Mapping[str, object] = field(default_factory=dict)
-    """Former values of attributes that name a device."""
+    """Former values of the object's attributes that name a device, by attribute."""
 
 
 Origins = list[tuple[Any, Origin]]
-"""Moved objects with their origins; for arrays, the names of the framework and the variable."""
+"""Pairs (moved object, origin). For arrays, (framework name, variable name) is the object."""
 
 
 def keep_origins(known: MutableMapping[Any, Origin], origins: Origins, cell: str) -> None:
-    """Store origins in `known`; if several cells moved an object, keep its first origin."""
+    """Store origins in `known`. An object that is moved on to a third device keeps its origin."""
     for moved, origin in origins:
         copies = {key: (copy, None) for key, (copy, _) in origin.originals.items()}
         origin = replace(origin, cell=cell, originals=copies)
-        with suppress(TypeError):  # an object that allows no weak references
+        with suppress(TypeError):  # the object allows no weak references
             first = known.get(moved, origin)
             went_on = first.device != first.there == origin.device and first.kind is origin.kind
             kept = replace(first, there=origin.there) if went_on else origin

@@ -1,12 +1,13 @@
 """Find the operation at which two devices, or two dtypes, diverge: `gpumagic.diff`.
 
-Both runs are recorded, on copies, and their operations are aligned by operator and shapes. Where
-the runs executed different operations, later results may differ, but variables must still agree.
+The code runs once on each side (a device or a dtype), on copies of its variables. Operations of
+the two runs are paired by operator and shapes. Results that depend on an unpaired operation
+may differ, but variables must agree at the end.
 
-Each side may differ from the exact result by torch.testing's tolerance for one operation. The
-tolerance grows with the square root of the number of operations, as rounding errors do (N. J.
-Higham and T. Mary, "A New Approach to Probabilistic Rounding Error Analysis", 2019). The limit is
-ten times. For a sum, the tolerance is relative to the largest term, not to the result.
+For one operation, two results may differ by twice torch.testing's tolerance. For a chain of
+operations, this limit grows with the square root of their number, as rounding errors do (N. J.
+Higham and T. Mary, "A New Approach to Probabilistic Rounding Error Analysis", 2019). The limit
+never exceeds ten tolerances. The tolerance of a sum is relative to the largest term.
 """
 
 import contextvars
@@ -37,53 +38,53 @@ from gpumagic.usercode.program import Program, namespace_of, program
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
 _SHORT = re.compile(r"^fp(?=\d)|(?<=^b)f(?=\d)")  # fp16, bf16
 _TYPE = "two devices or two dtypes are needed; type cpu 1, or float32 bfloat16"
-# Factor by which an error may grow. A condition number of 10 loses one decimal digit (Higham,
-# "Accuracy and Stability of Numerical Algorithms", 1.6).
+# Errors may grow by this factor, so that an operation with a condition number of 10, which loses
+# one decimal digit, is allowed (Higham, "Accuracy and Stability of Numerical Algorithms", 1.6).
 _DIGIT = 10.0
-# Operators that add terms. The terms may cancel each other.
+# Operators that add terms, which may cancel each other.
 _SUMS = ("add.", "sub.", "sum", "mean", "native_batch_norm_b", "native_layer_norm_b")
-# The maximum number of operations to align after the runs diverge: difflib takes quadratic time.
+# Maximum number of operations to pair after the first unequal pair. difflib takes quadratic time.
 _ALIGNED = 2_000
 _MOST_LINES = 4
 
 
 @dataclass(frozen=True)
 class Gap:
-    """Record the largest difference between two results, and the cause if the results diverge."""
+    """The largest difference between the two sides' results of an operation, with its cause."""
 
     rtol: float = 0.0  # torch.testing's tolerance for the least precise dtype so far
-    depth: int = 0  # number of operations in the longest chain to the result
-    inputs: float = 0.0  # how far the inputs differ, relative to their largest magnitude
-    excess: float = 0.0  # the difference divided by the allowed difference
-    largest: float = 0.0  # the difference; infinite if only one of the two values is NaN
-    scale: float = 0.0  # the largest finite magnitude
+    depth: int = 0  # number of operations in the longest chain that ends with the result
+    inputs: float = 0.0  # difference of the inputs, relative to their largest magnitude
+    excess: float = 0.0  # `largest` divided by the allowed difference; above 1, the results diverge
+    largest: float = 0.0  # the largest difference; infinite if only one of the two values is NaN
+    scale: float = 0.0  # the largest finite magnitude in the results
     at: tuple[int, ...] = ()  # the index of the largest difference
-    values: tuple[object, ...] = ()  # the values at `at`, on each side
+    values: tuple[object, ...] = ()  # the values at the index `at`, one for each side
     noise: bool = False  # whether the gap is allowed only because the terms of a sum are large
     choice: bool = False  # whether the operation, such as argmax, chose among nearly equal numbers
     where: str = ""  # "In [3], line 7: `x.softmax(-1)` (aten._softmax)"
     line: int | None = None
-    why: str = ""  # the cause; empty if the operation itself is the cause
+    why: str = ""  # the cause of a divergence; empty if it is the operation itself
 
     @property
     def relative(self) -> float:
-        """The difference relative to the largest magnitude."""
+        """The largest difference, relative to the largest magnitude."""
         return self.largest / self.scale if self.scale else self.largest
 
 
 @dataclass(frozen=True, repr=False)
 class NumericDiff(Shown):
-    """Record where two devices, or two dtypes, diverge."""
+    """The result of `diff`: where two devices, or two dtypes, diverge."""
 
     sides: tuple[str, ...]  # the devices or dtypes
-    found: tuple[Gap, ...]  # in order: results that differ although their inputs agree
-    operations: int  # number of compared operations; others ran on one side only
-    largest: float  # relative difference of the results that agree
+    found: tuple[Gap, ...]  # results that diverge although their inputs agree, in order
+    operations: int  # number of operations whose results were compared
+    largest: float  # the largest relative difference of results that agree
     notes: tuple[str, ...]
 
     @property
     def first(self) -> Gap | None:
-        """The first divergence that is not a choice among equal numbers; else the first choice."""
+        """The first divergence. A choice among equal numbers counts only if there is no other."""
         return min(self.found, key=lambda each: each.choice, default=None)
 
     @property
@@ -106,11 +107,12 @@ def diff(
     code : str or callable
         Code to run once on each side, on copies of the variables that it reads.
     *between : two objects
-        Devices (``"cpu", 1``); or dtypes (``"float32", torch.bfloat16``), to which floating
-        tensors are converted. By default the CPU and the current GPU.
-    namespace, filename, text : optional
-        The variables of the code, by default those of the function or the caller; the file of
-        `code`; the text to show for `code`.
+        Two devices (``"cpu", 1``), by default the CPU and the current GPU. Or two dtypes
+        (``"float32", torch.bfloat16``), to which floating tensors are converted.
+    namespace : dict, optional
+        The variables of the code. By default, the variables of the function or the caller.
+    filename, text : str, optional
+        The file that `code` is from, and the text to show for `code`.
 
     Raises
     ------
@@ -135,7 +137,7 @@ def diff(
             with kept(), Quiet() if runs else nullcontext():
                 runs.append(Recorder(len(runs)))
                 randomness.restore()
-                # In a copied context, the code's changes to context variables do not last.
+                # Use a copied context, so that the code's changes to context variables do not last.
                 said = contextvars.copy_context().run(_run, made, namespace, side, runs[-1])
                 notes |= dict.fromkeys(said)
         except Exception as error:
@@ -145,7 +147,7 @@ def diff(
             cuda_state.collect()
     if not any(run.operations or run.variables for run in runs):
         raise GpuError("nothing to compare: the code ran no operation of torch")
-    base = max(tolerance(name)[0] for name in pair)  # 0 for devices
+    base = max(tolerance(name)[0] for name in pair)  # 0 if the sides are devices
     return _compared(runs, tuple(pair), base, [*notes])
 
 
@@ -163,7 +165,7 @@ def _sides(given: tuple[object, ...]) -> dict[str, Device | torch.dtype]:
 def _run(
     made: Program, namespace: dict[str, Any], side: Device | torch.dtype, recorder: Recorder
 ) -> list[str]:
-    """Record one run of the code on copies; return notes for the user."""
+    """Record one run of the code, on copies of its variables; return notes for the user."""
     trial = Trial(made, as_torch(side) if isinstance(side, Device) else None, namespace, {})
     try:
         trial.set_up()
@@ -197,12 +199,12 @@ def _compared(
     for one, other in _aligned(runs):
         inputs = [*one.inputs, *other.inputs]
         known = [Gap(rtol=base), *(each.gap for each in inputs if each.gap)]
-        # Results are missing if the memory for copies was used up.
+        # An operation has no results if the memory for copies was used up.
         count += bool(one.results and other.results and not one.is_variable)
         gap = _gap(one, other, known)
         instead = next((each.instead for each in inputs if each.instead), None)
         if gap.excess > 1 and instead and not one.is_variable:
-            # The runs executed different operations before this one, so its results may differ.
+            # An input depends on an unpaired operation, so these results may differ.
             one.instead = other.instead = instead
             continue
         one.gap = other.gap = gap
@@ -217,7 +219,7 @@ def _compared(
 
 
 def _aligned(runs: Sequence[Recorder]) -> Iterator[tuple[RecordedOperation, RecordedOperation]]:
-    """Yield matching operations and variables of both runs; set `instead` in other operations."""
+    """Yield pairs of operations, then of variables. `instead` marks unpaired operations."""
     ran = [run.operations for run in runs]
     keys = [[(each.name, each.shapes) for each in run] for run in ran]
     alike = [*(a == b for a, b in zip(*keys, strict=False)), False].index(False)
@@ -235,7 +237,7 @@ def _aligned(runs: Sequence[Recorder]) -> Iterator[tuple[RecordedOperation, Reco
 
 
 def _gap(one: RecordedOperation, other: RecordedOperation, known: list[Gap]) -> Gap:
-    """Return the worst gap of the results; `known` are the inputs' gaps."""
+    """Return the worst gap of an operation's results; `known` has the gaps of the inputs."""
     before = Gap(
         rtol=max(each.rtol for each in known),
         depth=1 + max(each.depth for each in known),
@@ -255,7 +257,7 @@ def _gap(one: RecordedOperation, other: RecordedOperation, known: list[Gap]) -> 
 
 def _difference(one: Tensor, other: Tensor, before: Gap, terms: float) -> Gap:
     """Return the gap of two results; `terms` is the largest term of a sum, else 0."""
-    # Take the smaller tolerance: a lower precision on only one side is a difference to report.
+    # Take the smaller tolerance, so that a lower precision on only one side is reported.
     own, atol = min(tolerance(dtype_of(one)), tolerance(dtype_of(other)))
     gap = replace(before, rtol=max(before.rtol, own))
     if one.shape != other.shape:
@@ -283,7 +285,7 @@ def _names(operations: list[RecordedOperation]) -> str:
 
 
 def _explained(other: RecordedOperation, gap: Gap, instead: Any, sides: tuple[str, ...]) -> Gap:
-    """Return the gap of a diverging operation, with its cause and the line."""
+    """Add the cause and the user's line to the gap of the diverging operation `other`."""
     blamed, why = other, ""
     unwritten = next((each for each in other.inputs if each.empty), None)
     noise = next((each for each in other.inputs if each.gap and each.gap.noise), None)

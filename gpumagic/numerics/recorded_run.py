@@ -1,9 +1,9 @@
-"""Record a run of torch code: each operation, the user's line, and a copy of its results.
+"""Record each operation that torch code runs, with its line and a copy of its results.
 
-A dispatch mode is used because it also sees autograd's operations. Random numbers are drawn by the
+A dispatch mode is used because it also sees the backward pass. Random numbers are drawn by the
 CPU's generator in float32, so that all devices and dtypes get the same numbers. Fused kernels, and
 calls with a GPU's generator, draw their own numbers. Uninitialized memory is filled with a
-different value in each run, so that the results differ if the code reads it.
+different value in each run, so that the results differ if the code reads that memory.
 """
 
 import sys
@@ -25,27 +25,27 @@ from gpumagic.usercode.files import expression, line_at, user_frame
 
 # Maximum bytes of host memory for the results of one run.
 _MOST = 2**29
-# Words in the names of fused kernels, which the CPU does not have.
+# Words in the names of fused kernels, which may not exist on the CPU.
 _FUSED = ("attention", "rnn", "lstm", "gru")
 
 
 @dataclass(eq=False)
 class RecordedOperation:
-    """One operation of a run, or a variable that the code has assigned."""
+    """One operation of a run, or a variable at the end of the run."""
 
     name: str  # "aten.mm", or the name of the variable
-    inputs: list["RecordedOperation"]  # the operations that wrote the inputs
-    shapes: tuple[torch.Size, ...] = ()  # of the inputs
-    # The user's instruction; for a backward operation, the instruction of its forward operation.
+    inputs: list["RecordedOperation"]  # the operations that computed the inputs
+    shapes: tuple[torch.Size, ...] = ()  # shapes of the inputs
+    # The user's code and bytecode offset. A backward operation has those of its forward operation.
     at: tuple[CodeType, int] | None = None
     backward: bool = False
     results: list[Tensor] = field(default_factory=list)  # copies on the host
-    gap: Any = None  # the difference from the same operation of the other run
-    instead: Any = None  # each run's operations, if the runs differ here
+    gap: Any = None  # the difference from the paired operation of the other run
+    instead: Any = None  # unpaired operations of each run, here or earlier; None if all are paired
 
     @property
     def is_variable(self) -> bool:
-        """Whether this is a variable: the name of an operation has a dot."""
+        """Whether this is a variable. Only the name of an operation has a dot."""
         return "." not in self.name
 
     @property
@@ -64,7 +64,7 @@ class RecordedOperation:
 
 
 class Recorder(TorchDispatchMode):
-    """Record a block's operations; fill uninitialized memory with the value `unwritten`."""
+    """Record the operations of a `with` block; fill uninitialized memory with `unwritten`."""
 
     def __init__(self, unwritten: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -72,9 +72,9 @@ class Recorder(TorchDispatchMode):
         self.variables: dict[str, RecordedOperation] = {}
         self.room = _MOST  # bytes left; below 0, results are no longer saved
         self._unwritten = unwritten
-        # The operations that wrote each storage; the weak reference keeps the id unique.
+        # By a storage's id: the operations that wrote it. The weak reference keeps the id unique.
         self._storages: dict[int, tuple[StorageWeakRef, list[RecordedOperation]]] = {}
-        self._forward: dict[int, Any] = {}  # the user's instruction, by autograd's sequence number
+        self._forward: dict[int, Any] = {}  # each forward operation's `at`, by sequence number
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -94,7 +94,7 @@ class Recorder(TorchDispatchMode):
         return result
 
     def add_variables(self, variables: Mapping[str, Any]) -> None:
-        """Record the variables that the code has assigned."""
+        """Record the tensors in variables at the end of the run."""
         for name, value in variables.items():
             if tensors := _tensors(value):
                 self.variables[name] = RecordedOperation(name, self._writers(tensors))
@@ -126,15 +126,15 @@ class Recorder(TorchDispatchMode):
             made.results = [each.detach().to("cpu", copy=True) for each in results]
 
     def _line(self) -> tuple[Any, bool]:
-        """Return the user's instruction, and whether the operation is part of a backward pass."""
+        """Return `at` and `backward` for the operation that is running."""
         frame = user_frame(sys._getframe(3))
         at = None if frame is None else (frame.f_code, frame.f_lasti)
         node: Any = torch._C._current_autograd_node()
         if isinstance(node, torch.autograd.function.BackwardCFunction):
-            return at, False  # the user wrote this backward, so its own line is known
+            return at, False  # the user wrote this `backward`, so `at` is a line in it
         if node is not None:
             return self._forward.get(node._sequence_nr(), at), True
-        # Autograd has just numbered this operation's node, so the counter is one ahead.
+        # Autograd has just given this operation a sequence number, so the counter is one ahead.
         self._forward.setdefault(torch._C._autograd._get_sequence_nr() - 1, at)
         return at, False
 
@@ -154,7 +154,6 @@ def _storage(tensor: Tensor) -> int:
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    """Return the strided tensors that have data."""
     found = (each for each in tree_leaves(value) if isinstance(each, Tensor))
     return [t for t in found if t.layout is torch.strided and not (t.is_meta or t.is_quantized)]
 

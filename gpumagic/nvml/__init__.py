@@ -19,7 +19,7 @@ from typing import Any
 from gpumagic import faults
 from gpumagic.errors import Problem
 
-# The maintained nvidia-ml-py has all these names; other packages with a module pynvml do not.
+# nvidia-ml-py's module pynvml has all these names. Older packages with a module pynvml do not.
 _NEEDED = ("nvmlInitWithFlags", "nvmlMemory_v2", "nvmlDeviceGetMigMode", "NVMLError")
 _ERRORS = (ImportError, OSError, AttributeError, TypeError, ValueError)
 # Codes of errors and events, fixed by NVML's binary interface.
@@ -84,12 +84,12 @@ def _fault(
     return Problem(code, cause.format(who=who, error=error), cure, uuid)
 
 
-Call = tuple[Any, ...]  # the name of an NVML function, and its arguments after the handle
+Call = tuple[Any, ...]  # an NVML function's name, and the arguments that follow the handle
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU or MIG device: the properties that stay constant while the handle is valid."""
+    """Properties of a GPU or MIG device that stay constant while the device's handle is valid."""
 
     index: int  # NVML's index; for a MIG device, the index of its parent
     uuid: str
@@ -100,7 +100,7 @@ class Gpu:
 
 
 class Library:
-    """The functions of NVML, in pynvml or in the module given instead."""
+    """Calls the functions of NVML in pynvml, or in `module` if given."""
 
     def __init__(self, module: Any = None) -> None:
         self.module = module
@@ -178,7 +178,7 @@ class Xids:
         self._set, self._uuids = None, []
 
 
-# Seconds until the GPUs are listed again: normally (they rarely change), and after a fault.
+# Seconds until the GPUs are listed again. `_PAUSE_S` applies after a fault.
 _KEEP_GPUS_S, _PAUSE_S = 10.0, 5.0
 
 
@@ -191,14 +191,14 @@ class Nvml:
         self._clock = clock
         self._lock = threading.RLock()
         self._started = False
-        self.fault: Problem | None = None  # why the GPUs could not be listed at the last attempt
+        self.fault: Problem | None = None  # why the last attempt to list the GPUs failed
         # The next two dicts are replaced, never mutated.
-        self.lost: dict[str, Problem] = {}  # by UUID, or by "index N" if the UUID is unknown
-        self.silent: dict[str, Problem] = {}  # by UUID: GPUs that answer no query
+        self.lost: dict[str, Problem] = {}  # lost GPUs, by UUID or, if unknown, by "index N"
+        self.silent: dict[str, Problem] = {}  # GPUs that answer no query, by UUID
         self._gpus: tuple[Gpu, ...] = ()
         self._seen: dict[int, Gpu] = {}
         self._gpus_until = 0.0
-        # By UUID: the unsupported queries of a GPU, with NVML's error code.
+        # Each GPU's unsupported queries with NVML's error codes, by UUID.
         self._unsupported: dict[str, dict[Call, int | None]] = {}
 
     @property
@@ -229,8 +229,8 @@ class Nvml:
     ) -> dict[str, Any]:
         """Make several queries of a GPU; return the answers by name, None for no answer.
 
-        `alive` means that the GPU has just answered another query. The unsupported queries of a
-        GPU that answers are not repeated. A GPU that does not answer is recorded in ``silent``.
+        `alive` means that the GPU has just answered another query. If the GPU answers a query, its
+        unsupported queries are not repeated later. If not, the GPU is recorded in ``silent``.
         """
         answers: dict[str, Any] = dict.fromkeys(questions)
         known = self._unsupported.setdefault(gpu.uuid, {})
@@ -257,18 +257,18 @@ class Nvml:
         elif failure is not None:
             fault = _fault("gpu-silent", failure, gpu.name, gpu.index, gpu.uuid)
             self.silent = {**self.silent, gpu.uuid: fault}
-            # List the GPUs again: a driver reset or the end of a MIG instance invalidates handles.
+            # List the GPUs again, because a reset or the end of a MIG instance invalidates handles.
             self._gpus_until = 0.0
         return answers
 
     def busy(self, gpu: Gpu, seconds: float) -> dict[int, float | None] | None:
-        """Return GPU use in percent by pid, over the last `seconds`; None if unknown (MIG)."""
+        """Return GPU use in percent by pid, over the last `seconds`; None if unknown, as on MIG."""
         since = int((time.time() - seconds) * 1e6)
         try:
             samples = self._library.make("nvmlDeviceGetProcessUtilization", gpu.handle, since)
         except self._library.errors as error:
             return {} if _code(error) == _NOT_FOUND else None
-        # The newest sample of a pid counts. Drivers may return older samples, and values over 100.
+        # Use each pid's newest sample. Drivers may return samples before `since`, or over 100 %.
         samples = sorted(samples, key=lambda sample: int(sample.timeStamp))
         recent = {int(s.pid): float(s.smUtil) for s in samples if s.timeStamp >= since}
         return {pid: used if used <= 100 else None for pid, used in recent.items()}
@@ -280,7 +280,7 @@ class Nvml:
 
     @property
     def memory_call(self) -> Call:
-        """The memory query, in version 2: version 1 counts reserved memory as used."""
+        """The memory query in version 2, because version 1 counts reserved memory as used."""
         return ("nvmlDeviceGetMemoryInfo", getattr(self._library.module, "nvmlMemory_v2", None))
 
     def memory(self, gpu: Gpu, *, alive: bool = False) -> Any:
@@ -323,7 +323,7 @@ class Nvml:
             self.fault = _fault(_BY_RETURN_CODE.get(_code(error) or 0, "nvml-error"), error)
         if self._started:
             self._xids.close()
-            # Without a shutdown, the next attempt would not see changes of the driver.
+            # Without a shutdown, the next attempt would not notice that the driver was updated.
             self._library.call("nvmlShutdown")
         self._started = False
         self._gpus = ()

@@ -22,17 +22,17 @@ from torch.utils._device import DeviceContext
 class Placement:
     """A device for new tensors in one context, which is a thread or an asyncio task."""
 
-    device: torch.device | None  # None once the placement has ended; a task may outlive its cell
+    device: torch.device | None  # None once the placement has ended
     batches: bool  # whether a `DataLoader`'s batches are copied to the device
     outer: "Placement | None"  # the enclosing placement, in force again after this one
-    modes: int  # number of torch's function modes when the placement began
+    modes: int  # number of active torch function modes when the placement began
     # Keyword arguments that pass the device to torch. They are empty if torch would use the CPU
     # anyway, since torch takes 0.2 µs to parse a keyword.
     keywords: dict[str, torch.device]
     direct: bool = True  # whether the device applies without a check of `overruled`
     previous_index: int | None = None  # index of the CUDA device that was current before
-    delivered: list[list[int]] = field(default_factory=list)  # bytes of copied tensors, by batch
-    taken: dict[str, None] = field(default_factory=dict)  # libraries that got `device` for cuda:0
+    delivered: list[list[int]] = field(default_factory=list)  # per batch, bytes of copied tensors
+    taken: dict[str, None] = field(default_factory=dict)  # libraries that `take` has recorded
 
     def overruled(self) -> bool:
         """Whether a later `with torch.device(...)` of the user overrules this placement."""
@@ -84,7 +84,7 @@ def traced_device() -> torch.device | None:
 
 @contextmanager
 def suspended() -> Iterator[None]:
-    """Suspend placement within the context, for library code whose tensors belong on the host."""
+    """Suspend placement in a `with` block, for library code whose tensors belong on the host."""
     before = in_force.get()
     put_in_force(None)
     try:

@@ -1,9 +1,9 @@
-"""Swap torch's factories for their twins (wrappers) while any placement is in force.
+"""Replace torch's factories with twins (wrappers) while any placement is in force.
 
-A placement is a device for new tensors. A torch function mode would need less code, but would
-double the cost of every operator. A twin adds 0.4 µs to each new tensor; other calls cost nothing.
-When the last placement ends, all names and default arguments are restored: in torch, in libraries,
-in the user's namespace and in modules imported meanwhile.
+A factory is a function that creates tensors; a placement is a device for new tensors. A torch
+function mode would need less code, but would double the cost of every operator. A twin adds 0.4 µs
+to each new tensor; other calls cost nothing. When the last placement ends, every name or default
+argument that refers to a twin gets its original back, also in modules imported meanwhile.
 """
 
 import sys
@@ -38,7 +38,7 @@ _device_constructors()
 def enter(
     device: torch.device, *, batches: bool = True, namespace: dict[str, Any] | None = None
 ) -> Placement:
-    """Begin a placement; swap names also in `namespace`. Pass the result to `leave`."""
+    """Begin a placement, and swap names in `namespace` too. Pass the result to `leave`."""
     outer, modes = in_force.get() and placement(), _len_torch_function_stack()
     implied = device.type == "cpu" and not modes
     keywords = {} if implied else {"device": device}
@@ -80,18 +80,18 @@ _lock = threading.RLock()
 _Swap = tuple[Any, str, Any, Any]  # an owner, a name in it, the old value, the new value
 _in_torch: list[_Swap] = []
 _in_modules: list[_Swap] = []  # swaps in the modules of libraries
-# Namespaces of the user's modules, by name. A reload changes them, so search them at each swap.
+# Namespaces of the user's modules, by name. Each swap searches them, since reloads change them.
 _of_users: dict[str, dict[str, Any]] = {}
-_twin_of: dict[int, Any] = {}  # by the original's id: hashing a user's value could run code
+_twin_of: dict[int, Any] = {}  # by the original's id, since hashing a value could run user code
 _real_of: dict[int, Any] = {}  # by the twin's id
-# Ids of torch's modules, originals and twins. A namespace without any of them has no swaps.
+# Ids of torch's modules, originals and twins. A namespace without these has nothing to swap.
 _ids: set[int] = set()
 _holders = 0  # number of placements that have not ended
 _namespaces: dict[int, dict[str, Any]] = {}  # swapped namespaces by id
 
 
 def find_swaps() -> None:
-    """Find the names to swap in all modules; after such a call, `enter` takes less time."""
+    """Find the names to swap in all modules. An early call makes the next `enter` faster."""
     with _lock:
         if not _in_torch:
             _prepare()
@@ -101,7 +101,7 @@ def find_swaps() -> None:
 
 
 def _install(namespace: dict[str, Any] | None) -> None:
-    """Count one more placement; swap all names if it is the first, and swap `namespace`."""
+    """Count one more placement, and swap names in `namespace`. The first one swaps all names."""
     global _holders
     with _lock:
         find_swaps()
@@ -130,7 +130,7 @@ def _remove() -> None:
         sys.meta_path.remove(_finder)
         _swap_torch(back=True)
         _swap(_in_modules, back=True)
-        # Modules imported during the placement may refer to twins: restore the originals there too.
+        # Modules imported during the placement may refer to twins, so restore the originals there.
         imported = _new_modules()
         for module in imported.values():
             _swap(_held(getattr(module, "__dict__", {}), _real_of))
@@ -157,12 +157,12 @@ _find_builtin: Callable[[Any], str | None] = _builtins._find_builtin
 
 
 def _find_operator(function: Any) -> Any:
-    """Find the operator of a twin by its original: torch.jit.script knows only the originals."""
+    """Find a twin's operator by the original, because torch.jit.script knows only originals."""
     return _find_builtin(_real_of.get(id(function), function))
 
 
 def _swap(swaps: Iterable[_Swap], *, back: bool = False) -> None:
-    # A value that is neither the original nor its twin is the user's own patch: it stays.
+    # Leave values that are neither the original nor the twin, because the user has patched them.
     for owner, name, old, new in swaps:
         if back:
             old, new = new, old
@@ -175,7 +175,7 @@ def _swap(swaps: Iterable[_Swap], *, back: bool = False) -> None:
 
 def _swap_torch(*, back: bool = False) -> None:
     _swap(_in_torch, back=back)
-    for name, method in METHODS.items():  # `Tensor` inherits the originals, so delete twins later
+    for name, method in METHODS.items():  # to restore inherited originals, delete the twins
         if not back and name not in vars(Tensor):
             setattr(Tensor, name, method)
         elif back and vars(Tensor).get(name) is method:
@@ -183,10 +183,10 @@ def _swap_torch(*, back: bool = False) -> None:
 
 
 class _TorchFinder(MetaPathFinder):
-    """Restores the originals while a torch module is imported: the module may store them."""
+    """Restores the originals while a torch module is imported, since the module may store them."""
 
-    # Modules in `IN_LIBRARIES` do not need the originals: swap their functions after the import.
-    importing = 0  # number of torch modules that all threads are importing now
+    # A module in `IN_LIBRARIES` may see twins. Its own functions are swapped after the import.
+    importing = 0  # number of torch modules that are being imported, in all threads
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
         if not (fullname.startswith("torch.") or fullname in IN_LIBRARIES):
@@ -236,7 +236,7 @@ def _held(namespace: dict[str, Any], table: dict[int, Any]) -> Iterator[_Swap]:
         if id(value) in table:
             yield namespace, name, value, table[id(value)]
     for value in values:
-        # type() runs no code of a user's object; isinstance may evaluate a lazy proxy.
+        # Use type(), because isinstance may run code of a user's object, such as a lazy proxy.
         if type(value) is FunctionType:
             yield from _defaults(value, table)
         elif issubclass(type(value), type) and defined_in(value) == namespace.get("__name__"):
@@ -256,7 +256,7 @@ def _defaults(function: Any, table: dict[int, Any]) -> Iterator[_Swap]:
             yield function.__kwdefaults__, name, value, table[id(value)]
 
 
-# Modules that `_new_modules` has returned; a set of ids is not enough, since ids are reused.
+# Modules that `_new_modules` has returned. A set of ids is not enough, since ids are reused.
 _known: WeakValueDictionary[str, Any] = WeakValueDictionary()
 _last_known = ""
 
@@ -266,11 +266,11 @@ def _new_modules() -> dict[str, Any]:
     global _last_known
     name = next(reversed(sys.modules))
     if name == _last_known and _known.get(name) is sys.modules[name]:
-        return {}  # `sys.modules` keeps the order of imports, and its newest module is known
+        return {}  # the last imported module is known, so all modules are known
     modules, _last_known = list(sys.modules.items()), name
     new = {n: m for n, m in modules if _known.get(n) is not m}
     for name, module in new.items():
-        with suppress(TypeError):  # None, which blocks an import, has no weak references
+        with suppress(TypeError):  # None, which blocks an import, allows no weak reference
             _known[name] = module
     return new
 
@@ -291,8 +291,8 @@ def _look_at(modules: dict[str, Any]) -> None:
 
 
 def _fill_dynamos_tables() -> None:
-    # Dynamo finds functions in its tables by identity, and fills the tables at first use. Fill them
-    # with the originals now: dynamo then traces into a twin, and from there to the original.
+    # Dynamo looks functions up in tables by identity, and fills the tables at first use. Fill them
+    # with the originals now, so that dynamo traces through a twin to the original.
     rules = sys.modules.get("torch._dynamo.trace_rules")
     functions = sys.modules.get("torch._dynamo.variables.torch")
     known = getattr(functions, "TorchInGraphFunctionVariable", None)

@@ -10,14 +10,14 @@ from gpumagic.errors import GpuError
 
 
 def devices(*, memory: bool = True) -> list[Device]:
-    """Return the GPUs that torch can use, by ordinal; with `memory`, also their free memory."""
+    """Return the GPUs that torch can use, in order of ordinal; if `memory`, with free memory."""
     tell_cuda_order()
     known, count = names.here(memory=memory), torch.cuda.device_count()
     if any(device.kind == "xpu" for device in known):
         count = torch.xpu.device_count()
     if len(known) == count and all(device.uuid for device in known):
         return known
-    # The driver lists no GPUs (Jetson), or other GPUs than torch: use torch's list.
+    # The driver lists no GPUs (as on a Jetson), or other GPUs than torch does. Use torch's list.
     return [
         Device(
             "cuda",
@@ -45,7 +45,7 @@ def tell_cuda_order() -> None:
 
 
 def _free(ordinal: int) -> int | None:
-    """Return CUDA's free bytes; None without a context, because a query would create a context."""
+    """Return a GPU's free bytes; None without a CUDA context, because a query would create one."""
     return torch.cuda.mem_get_info(ordinal)[0] if ordinal in cuda_state.started() else None
 
 
@@ -75,5 +75,5 @@ def find_several(where: object) -> list[Device]:
 
 @lru_cache
 def as_torch(device: Device) -> torch.device:
-    """Return a `Device` as a `torch.device`, equal to the `.device` of its tensors."""
+    """Return a `Device` as a `torch.device`, equal to the `.device` of tensors on it."""
     return torch.device("mps", 0) if device.kind == "mps" else torch.device(str(device))

@@ -1,10 +1,10 @@
 """Make twins of torch's functions that create tensors, or that take or count devices.
 
-A twin wraps a function and passes the placement (the device for new tensors) to it. If no placement
-is in force, or if the caller gives `device=`, `out=` or `pin_memory=`, the twin changes nothing.
+A twin wraps a function, and makes it use the placement (the device for new tensors). If there is no
+placement, or if the caller gives `device=`, `out=` or `pin_memory=`, the twin changes nothing.
 
-A library that asks for GPU 0 or "cuda:0" gets the placement's GPU, as with CUDA_VISIBLE_DEVICES.
-In code of the user, torch or Python, GPU 0 stays GPU 0. Existing device objects do not change.
+But if a library asks for GPU 0 or "cuda:0", it gets the placement's GPU, as if the placement had
+set CUDA_VISIBLE_DEVICES. In code of the user, torch or Python, GPU 0 stays GPU 0.
 """
 
 import types
@@ -32,8 +32,8 @@ from gpumagic.usercode.files import leave_out_ours, module_of, unseen, user_fram
 Function = Callable[..., Any]
 Args = tuple[Any, ...]
 Adapter = Callable[[Function, Args, dict[str, Any], FrameType | None], Any]
-"""A twin calls its adapter with the original function, args, kwargs, and the frame of the caller.
-The frame is None while dynamo traces."""
+"""A twin calls its adapter with the original function, args, kwargs, and the caller's frame.
+The frame is None while dynamo (torch.compile) traces."""
 
 
 def _twin(function: Function, adapter: Adapter) -> Function:
@@ -50,7 +50,7 @@ def _twin(function: Function, adapter: Adapter) -> Function:
 
 
 # -- libraries that ask for the first GPU
-# Functions of these torch modules, and methods with these names, pass on their caller's device.
+# Functions of these modules, and methods with these names, pass on a device that a caller chose.
 _PASSING_MODULES = ("torch.cuda", "torch.accelerator", "torch.nn.modules.module")
 _PASSING_METHODS = ("to", "cuda")
 _FIRST, _NAMES = "cuda:0", (str, int)
@@ -64,7 +64,7 @@ def _library_of(file: str) -> str:
 
 
 def _library_at(frame: FrameType | None, given: object) -> str:
-    """Return the library that chose the device `given` in this frame; empty if none did."""
+    """Return the library that chose the device `given` in `frame`; empty if no library did."""
     while frame is not None and (
         str(frame.f_globals.get("__name__")).startswith(_PASSING_MODULES)
         or frame.f_code.co_name in _PASSING_METHODS
@@ -75,7 +75,7 @@ def _library_at(frame: FrameType | None, given: object) -> str:
 
 
 def _is_users(given: object, frame: FrameType | None) -> bool:
-    """Whether the string object `given`, ``"cuda:0"``, is from the user's code or variables."""
+    """Whether `given` is ``"cuda:0"``, and is a string object in the user's code or variables."""
     frame = user_frame(frame)
     if frame is None or given != _FIRST:
         return False
@@ -92,7 +92,7 @@ def _on_a_gpu() -> Placement | None:
 
 
 def _first_of(given: object, frame: FrameType | None) -> torch.device | None:
-    """Return the placement's GPU if a library names the first GPU in this frame, else None."""
+    """Return the placement's GPU if a library asks for the first GPU in `frame`, else None."""
     place = _on_a_gpu()
     library = _library_at(frame, given) if place is not None else ""
     return place.take(library) if place is not None and library else None
@@ -115,7 +115,7 @@ def _taking(
 
 
 def _count(count: Function, args: Args, kwargs: dict[str, Any], frame: FrameType | None) -> int:
-    """Adapt `device_count`: while a placement is in force, a library sees one GPU."""
+    """Adapt `device_count`. While a placement on a GPU is in force, a library sees one GPU."""
     found: int = count()
     library = found > 1 and frame is not None and _library_of(frame.f_code.co_filename)
     return 1 if library and _on_a_gpu() is not None else found
@@ -128,7 +128,7 @@ def _annotated(read: Function, args: Args, kwargs: dict[str, Any], _: FrameType 
 
 
 class _DeviceType(type):
-    """Metaclass of the replacement of `torch.device`; torch forbids a subclass of the original."""
+    """Metaclass of the twin of `torch.device`. The original allows no subclasses."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> torch.device:
         try:
@@ -141,7 +141,7 @@ class _DeviceType(type):
             return made
         return _first_of(given, _getframe(1)) or made
 
-    # Equal to the original, because torch looks `torch.device` up in tables and tuples of types.
+    # The twin equals the original, because torch looks `torch.device` up in tables and tuples.
     def __eq__(cls, other: object) -> bool:
         return other is cls or other is _device
 
@@ -179,7 +179,7 @@ _HOST_CODE = (
     "diffusers.schedulers.",
     "fastai.data.",
 )
-# Not host code: the user may call `collate` to place a batch. DataLoaders suspend the placement.
+# No host code, since users may call it to place a batch. DataLoaders suspend the placement.
 _COLLATE = "torch.utils.data._utils.collate"
 
 
@@ -196,7 +196,7 @@ def _is_host_code(module: object) -> bool:
 
 
 def _chosen(frame: FrameType | None = None) -> torch.device | None:
-    """Return the placement's device; None if overruled, or if `frame` runs host code."""
+    """Return the device to use; None if no placement applies, or if `frame` runs host code."""
     if is_dynamo_compiling():
         return traced_device()
     place = placement()
@@ -236,7 +236,7 @@ def _make(make: Function, args: Args, kwargs: dict[str, Any], frame: FrameType |
         return make(*args, **kwargs)
     generator = kwargs.get("generator")
     if generator is not None and generator.device != device:
-        # A generator works only on its own device: make the tensor there, then copy it.
+        # A generator works only on its own device, so make the tensor there and copy it.
         needs_grad = kwargs.pop("requires_grad", False)
         kwargs["device"] = generator.device
         return make(*args, **kwargs).to(device).requires_grad_(needs_grad)
@@ -245,21 +245,21 @@ def _make(make: Function, args: Args, kwargs: dict[str, Any], frame: FrameType |
 
 
 def _normal(make: Function, args: Args, kwargs: dict[str, Any], frame: FrameType | None) -> Any:
-    """Adapt `normal`: a result is placed only if no argument is a tensor."""
+    """Adapt `normal`. If an argument is a tensor, the result is on that tensor's device."""
     follows = any(isinstance(a, Tensor) for a in (*args, *kwargs.values()))
     return make(*args, **kwargs) if follows else _make(make, args, kwargs, frame)
 
 
 def _convert(make: Function, args: Args, kwargs: dict[str, Any], frame: FrameType | None) -> Any:
-    """Adapt `as_tensor` and `asarray`: an existing tensor stays where it is."""
+    """Adapt `as_tensor` and `asarray`, but leave an existing tensor where it is."""
     data = args[0] if args else kwargs.get("data", kwargs.get("obj"))
     if kwargs.get("device") is None and not isinstance(data, Tensor):
-        kwargs["device"] = _chosen(frame)  # without a placement: None, torch's default
+        kwargs["device"] = _chosen(frame)  # None is torch's default
     return make(*args, **kwargs)
 
 
 def _on_host(make: Function, args: Args, kwargs: dict[str, Any], frame: FrameType | None) -> Any:
-    """Adapt `from_numpy` and similar functions: copy their host tensor to the device."""
+    """Adapt `from_numpy` and similar functions. Copy the resulting tensor to the device."""
     made, device = make(*args, **kwargs), _chosen(frame)
     return made if device is None else made.to(device)
 
@@ -271,7 +271,7 @@ def _load(load: Function, args: Args, kwargs: dict[str, Any], _: FrameType | Non
 
 
 def _pin(pin: Function, args: Args, kwargs: dict[str, Any], _: FrameType | None) -> Any:
-    """Adapt a DataLoader's `pin_memory`: tensors on a device need no pinning."""
+    """Adapt a DataLoader's `pin_memory`. Only tensors on the CPU can be pinned."""
     if isinstance(args[0], Tensor) and args[0].device.type != "cpu":
         return args[0]
     return pin(*args, **kwargs)
@@ -282,14 +282,14 @@ def _default(get: Function, args: Args, kwargs: dict[str, Any], _: FrameType | N
 
 
 def _recheck_later(make: Function, args: Args, kwargs: dict[str, Any], _: FrameType | None) -> None:
-    """Adapt `with torch.device(...)`: later calls must check whether it overrules the placement."""
+    """Adapt `with torch.device(...)`. Later calls check whether the placement is overruled."""
     make(*args, **kwargs)
     if place := placement():
         place.direct = False
 
 
 def _new(make: Function, args: Args, kwargs: dict[str, Any], _: FrameType | None) -> Any:
-    """Adapt `torch.Tensor(...)`; do not change its subclasses."""
+    """Adapt `torch.Tensor(...)`, but not the creation of its subclasses."""
     made = make(*args, **kwargs)
     return _fresh(made, args[1:], kwargs) if args[0] is Tensor else made
 
@@ -322,7 +322,7 @@ _TENSOR_TYPE = type(torch.FloatTensor)
 
 # -- functions of libraries
 def _checked(check: Function, args: Args, kwargs: dict[str, Any], _: FrameType | None) -> Any:
-    """Adapt a check of `device_map`. Without accelerate, that check rejects a default device."""
+    """Adapt the check of `device_map`, which rejects a default device if accelerate is missing."""
     try:
         return check(*args, **kwargs)
     except ValueError:
@@ -332,12 +332,12 @@ def _checked(check: Function, args: Args, kwargs: dict[str, Any], _: FrameType |
 
 
 def _spread(find: Function, args: Args, kwargs: dict[str, Any], _: FrameType | None) -> Any:
-    """Replace GPU numbers in a new `device_map`: the threads that use it have no placement."""
+    """Replace GPU numbers in a `device_map` by devices, for threads that have no placement."""
     device_map = find(*args, **kwargs)
     if not isinstance(device_map, dict) or (place := _on_a_gpu()) is None:
         return device_map
     gpus: dict[int, Any] = {n: _device("cuda", n) for n in device_map.values() if type(n) is int}
-    if gpus.keys() == {0}:  # if the map has several GPUs, the user chose them
+    if gpus.keys() == {0}:  # if the map has several GPUs, keep them, because the user chose them
         gpus[0] = place.take(str(find.__module__).partition(".")[0])
     return {part: gpus.get(device, device) for part, device in device_map.items()}
 
@@ -348,11 +348,11 @@ IN_LIBRARIES: dict[str, dict[str, Callable[[Function], Function]]] = {
         "_get_device_map": partial(_twin, adapter=_spread),
     }
 }
-"""By library module and function name: the wrapper that makes the twin."""
+"""By the names of a library's module and function: the wrapper that makes the twin."""
 
 
 # -- all twins
-# The modules of torch that have factories.
+# The modules of torch with functions that create tensors.
 SPACES = (torch, torch.fft, torch.nested)
 _ADAPTED: dict[str, Adapter] = {
     "as_tensor": _convert,

@@ -14,11 +14,11 @@ from gpumagic.display.units import NOT_KNOWN, duration, tick
 from gpumagic.usercode.files import UserLine
 
 Kind = Literal["loader", "copy", "wait", "launch", "python"]
-"""Causes of idle time: a `DataLoader`, a copy, a wait of the host, launches, plain Python."""
+"""Why a GPU is idle: a `DataLoader`, a copy, a wait of the host, launches, or plain Python."""
 
 
 class Operator(NamedTuple):
-    """Record an operator's calls in one line. Seconds exclude the time of inner operators."""
+    """One operator, called from one line of code. Its times exclude the operators that it calls."""
 
     name: str
     calls: int
@@ -27,12 +27,12 @@ class Operator(NamedTuple):
 
     @property
     def cost(self) -> float:
-        """The longer of the host time and the device time."""
+        """The larger of the host time and the device time."""
         return max(self.host, self.device or 0.0)
 
 
 class ProfiledLine(NamedTuple):
-    """Record one line of the user's code; `where` is None for events that belong to no line."""
+    """Totals of one line of the user's code. `where` is None for events that belong to no line."""
 
     where: UserLine | None
     host: float
@@ -44,7 +44,7 @@ class ProfiledLine(NamedTuple):
 
 
 class Cause(NamedTuple):
-    """Record a cause of idle time: its kind, its main line, and its seconds or its count."""
+    """A cause of idle time, and its main line. If `seconds` is None, `times` counts the events."""
 
     kind: Kind
     where: UserLine | None
@@ -53,7 +53,7 @@ class Cause(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """Record one moment: the host's line, whether a kernel or a copy ran, and why no kernel ran."""
+    """One moment: the host's line, and the state of the GPU. `cause` is None if a kernel ran."""
 
     line: UserLine | None
     busy: bool
@@ -63,16 +63,16 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class CellProfile(Shown):
-    """Record where the time of one cell went."""
+    """The profile of one cell: where its time went."""
 
     device: str
     virtual: bool  # whether the device is a virtual GPU, whose time cannot be measured
-    seconds: float  # until the device finished, without the time for tracing lines
+    seconds: float  # until the device finished, without the time that tracing lines took
     busy: float | None  # seconds in which a kernel ran; None if the profiler sees no device
     lines: tuple[ProfiledLine, ...]  # the slowest first
     causes: tuple[Cause, ...]  # the longest first
     moments: tuple[Moment, ...]  # evenly distributed samples, for the timeline
-    added: float = 0.0  # seconds for recording: measured for lines, estimated (2 µs) for events
+    added: float = 0.0  # seconds of overhead: measured for lines, estimated as 2 µs for each event
     saved: str = ""  # the file of the trace
 
 
@@ -91,7 +91,7 @@ _TAKES = ("takes", "take"), ("leaves the GPU idle for", "leave the GPU idle for"
 
 
 def text(profile: CellProfile) -> str:
-    """Return the sentence and the table; each line has its slowest operators below."""
+    """Return the sentence, and the table with the slowest operators below each line."""
     rows = table.lines(_columns(profile), margin="  ", fold=table.Fold(_LINES))
     notes = (f"  {note}" for note in _notes(profile))
     return "\n".join([*table.wrapped(_sentence(profile)), *rows, *notes])

@@ -1,9 +1,9 @@
 """Profile one cell: its operators with torch's profiler, its lines with `sys.settrace`.
 
-A loop in plain Python changes its line ten million times a second. A profiler range for each line
-would need more memory than the operators. So only lines that run for at least `SHORT`, long enough
-for an operator, are logged (32 bytes each). The times of shorter lines are summed up: when the sum
-exceeds `SAMPLE`, the running line gets the whole sum.
+A loop in plain Python may run ten million lines a second. To record each as a profiler range would
+take more memory than the operators. So a line is logged (in 32 bytes) only if it runs for at least
+`SHORT`, in which no operator can finish. The times of shorter lines are added up. When their sum
+exceeds `SAMPLE`, the line that is running gets the whole sum.
 """
 
 import gzip
@@ -38,9 +38,9 @@ _LEVEL = "KINETO_LOG_LEVEL"
 
 
 class CellProfiler:
-    """Profile some code: call `start`, run the code, always call `stop`, then call `result`.
+    """Profile code. Call `start`, run the code, call `stop` even if it raised, then call `result`.
 
-    Raises GpuError if another torch profiler is running, or if the folder of `save` does not exist.
+    Raises GpuError if another torch profiler is running, or if the folder of `save` is missing.
     """
 
     def __init__(self, device: Device, save: str = "") -> None:
@@ -55,7 +55,7 @@ class CellProfiler:
         self._profile: Any = profiler.profile(use_kineto=True, use_device=kind)
         self._thread = self._began = 0
         self.stopping = 0.0
-        """Seconds that the profiler took to stop; not part of the cell's time."""
+        """Seconds that the profiler took to stop, which are not part of the cell's time."""
 
     def start(self) -> None:
         """Start recording."""
@@ -70,7 +70,7 @@ class CellProfiler:
         self._lines.start()
 
     def stop(self) -> None:
-        """Wait for the device, then stop recording; harmless if `start` was not called."""
+        """Wait for the device, then stop recording. Do nothing if `start` was not called."""
         self._lines.stop()
         if not self._profile.entered:
             return
@@ -79,12 +79,12 @@ class CellProfiler:
                 getattr(torch, self._kind).synchronize(self._device.ordinal)
         finally:
             began = perf_counter_ns()
-            self._profile.use_device = None  # otherwise torch adds a wait to the user's waits
+            self._profile.use_device = None  # otherwise, a wait by torch counts as the user's
             self._profile.__exit__(None, None, None)
             self.stopping = (perf_counter_ns() - began) / 1e9
 
     def result(self, ledger: Ledger) -> CellProfile | None:
-        """Save the trace, and return the profile with a ledger's copies and waits."""
+        """Save the trace if asked. Return the profile, with the copies and waits in `ledger`."""
         if self._profile.kineto_results is None:
             return None
         trace, saved = self._trace(), ""
@@ -117,7 +117,7 @@ class CellProfiler:
 
 
 class LineClock:
-    """Log the user's lines in this thread: call `start`, run the code, then always call `stop`.
+    """Log when the user's lines run in this thread. Call `start`, run code, always call `stop`.
 
     Raises GpuError if something else, such as a debugger, traces this thread.
     """
@@ -126,7 +126,7 @@ class LineClock:
         if sys.gettrace() is not None:
             raise GpuError("--profile: a debugger or coverage traces this thread; end it first")
         self._log = array("q")  # four numbers for each period: start, duration, code's id, line
-        self._codes: dict[int, tuple[CodeType, CodeType]] = {}  # by id: code as run, and as typed
+        self._codes: dict[int, tuple[CodeType, CodeType]] = {}  # by id: code as run, code as typed
         self._code = self._line = self._began = self._short = self._bias = 0
         self.ended = 0
         """When the last statement of the cell ended; 0 while a statement runs."""
@@ -171,14 +171,14 @@ class LineClock:
                 self._short = 0
         at = user_frame(frame.f_back) if event == "return" else frame
         if at is None or id(at.f_code) not in self._codes:
-            # Code that is suspended at an `await` stays at its line.
+            # While code is suspended at an `await`, its line gets the time.
             ends = given is None or opcode(frame.f_code, frame.f_lasti).startswith("RETURN")
             at = None if ends else frame
-        if at is None or not at.f_lineno:  # a statement's code begins at line 0
+        if at is None or not at.f_lineno:  # each statement's code begins at line 0
             self.ended = now
         else:
             self._code, self._line = id(at.f_code), at.f_lineno
-        self._began = perf_counter_ns()  # the tracing's own time belongs to no line
+        self._began = perf_counter_ns()  # the time of this function belongs to no line
         return self._changed
 
     def _add(self, start: int, duration: int) -> None:

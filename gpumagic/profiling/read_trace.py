@@ -1,4 +1,4 @@
-"""Compute sums by line, and the causes of idle time, from a trace of torch's profiler.
+"""Compute times by line, and the causes of idle time, from a trace of torch's profiler.
 
 The input is kineto's Chrome trace with two more kinds of events. A `CELL` event is the whole cell.
 A `LINE` event is a period in which one line ran. A host event, on any thread, belongs to the line
@@ -21,11 +21,11 @@ CELL, LINE = "user_cell", "user_line"
 _HOST, _DEVICE = ("cpu_op", "user_annotation"), ("kernel", "gpu_memcpy", "gpu_memset")
 _RUNTIME = ("_runtime", "_driver")  # ends of categories: "cuda_runtime", "xpu_driver"
 _MOMENTS, _GOLDEN = 3000, 0.618
-_FIRST: tuple[Kind, ...] = ("loader", "copy", "wait")  # the first one in progress is the cause
+_FIRST: tuple[Kind, ...] = ("loader", "copy", "wait")  # of several in progress, the first counts
 _COMPUTES = 0.1  # a line whose operators take a smaller share of its host time is plain Python
 _EVENT = 2e-6  # seconds that torch's profiler takes for an event; from benchmarks/profile_cost.py
 Event = dict[str, Any]
-"""An event of the trace; host and device events get the user's line as the key `line`."""
+"""An event of the trace. Host and device events get a key `line`, the user's line."""
 Label = UserLine | None
 
 
@@ -51,7 +51,7 @@ def read_trace(trace: Mapping[str, Any], ledger: Ledger, saved: str = "") -> Cel
 
 # -- the events
 class _Lane:
-    """Periods of time, each with a line. Where periods overlap, the newest period counts."""
+    """Periods of time, each with a line. Where periods overlap, the last one to begin counts."""
 
     def __init__(self, found: Iterable[Event]) -> None:
         self.events = sorted(found, key=lambda e: e["ts"])
@@ -61,7 +61,7 @@ class _Lane:
         self.seconds = sum(map(sub, self._ends, begins)) / 1e6  # total, with overlaps counted once
 
     def last(self, time: float) -> tuple[float, Label]:
-        """Return the latest end of periods that began by `time`, and the newest period's line."""
+        """Return the latest end of the periods that began by `time`, and the line of the newest."""
         n = bisect_right(self._starts, time) - 1
         return (self._ends[n], self.events[n]["line"]) if n >= 0 else (-inf, None)
 
@@ -83,7 +83,7 @@ class _Trace:
         (self.cell,), self.device = cats[CELL], cats["device"]
         # Without CUPTI, or on virtual GPUs, the trace has no calls of the CUDA runtime.
         self.seen = any(e["cat"] not in _HOST for e in cats["host"])
-        # Drop events after the cell: the profiler's own wait, and the display of an error.
+        # Drop events after the cell, such as the profiler's wait and the display of an error.
         self.host = [e for e in cats["host"] if e["ts"] <= _end(self.cell)]
         self.host_seconds: dict[Label, float] = defaultdict(float)
         for e in cats[LINE]:
@@ -99,7 +99,7 @@ class _Trace:
         self.start, self.duration = self.cell["ts"], end - self.cell["ts"]
 
     def _attribute(self) -> None:
-        """Set each event's line, and each host event's `behind`: device seconds that it caused."""
+        """Set each event's `line`, and each host event's `behind`: the device seconds it caused."""
         _subtract_inner(self.host)
         started: dict[tuple[str, Any], Event] = {}
         for e in self.host:
@@ -114,7 +114,7 @@ class _Trace:
             starter["behind"] += e["dur"] / 1e6
 
     def lanes(self) -> dict[str, _Lane]:
-        """Return the lanes by name: for each cause in the cell's thread, and for its device."""
+        """Return lanes by name: the kinds in `_FIRST`, and the kernels and copies of the device."""
         found: dict[str, list[Event]] = defaultdict(list)
         for e in self.host:
             if e["tid"] == self.cell["args"]["thread"]:
@@ -132,7 +132,7 @@ def _end(e: Event) -> float:
 
 
 def _subtract_inner(events: list[Event]) -> None:
-    """Set each event's `calls` and `own`, its seconds without the events inside it."""
+    """Set `own`, the event's seconds without the events inside it, and `calls`, 1 or 0."""
     stack: list[Event] = []
     inner: dict[int, list[Event]] = defaultdict(list)
     for e in sorted(events, key=lambda e: (str(e["tid"]), e["ts"], -e["dur"])):
@@ -144,7 +144,7 @@ def _subtract_inner(events: list[Event]) -> None:
             inner[id(stack[-1])].append(e)
         stack.append(e)
     for e in events:
-        # As in torch's table, a single inner event of the same name is not another call.
+        # As in torch's table, a single inner event of the same name is no separate call.
         if len(only := inner[id(e)]) == 1:
             only[0]["calls"] = int(only[0]["name"] != e["name"])
 
@@ -215,14 +215,15 @@ def _moments(found: _Trace, lanes: dict[str, _Lane]) -> Iterator[Moment]:
 def _causes(
     moments: tuple[Moment, ...], whole: float, waits: _Lane, unseen: tuple[ProfiledLine, ...]
 ) -> tuple[Cause, ...]:
-    """Return each kind of cause with its seconds and its most frequent line, the longest first."""
-    # Copies and waits of `unseen` lines, which have no device times, are counted, not timed.
+    """Return a cause of each kind, with its seconds and most frequent line, the longest first."""
+    # `unseen` lines have no device times, so their copies and waits are counted, not timed.
     counts: dict[Kind, Counter[Label]] = defaultdict(Counter)
     for cause in filter(None, (moment.cause for moment in moments)):
         counts[cause.kind][cause.where] += 1
     seconds: dict[Kind, float] = defaultdict(float)
     seconds |= {kind: whole * lines.total() / len(moments) for kind, lines in counts.items()}
-    # A host that waits launches no operators. So count launch time as waits, up to the time waited.
+    # A host that waits cannot launch operators ahead. So idle time for launches counts as waiting,
+    # up to the time that the host waited while the GPU was busy.
     late = min(seconds["launch"], max(waits.seconds - seconds["wait"], 0.0))
     if late:
         seconds["launch"] -= late

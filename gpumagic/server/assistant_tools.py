@@ -2,7 +2,7 @@
 
 Every local process can call the tools, because the port of jupyter-server-mcp has no token. So the
 tools only read: they execute, free, move and kill nothing. They do not name notebooks or processes
-of other users. Questions use a kernel's control channel, and do not interrupt a running cell.
+of other users. They ask a kernel on its control channel, so no running cell is interrupted.
 """
 
 from collections import Counter
@@ -24,7 +24,7 @@ TOOLS = [
     f"{__name__}:{name}"
     for name in ("gpu_status", "gpu_memory", "gpu_last_report", "gpu_last_error")
 ]
-"""The tools' names, which the entry point in the group ``jupyter_server_mcp.tools`` refers to."""
+"""The tools' names. The entry point in the group ``jupyter_server_mcp.tools`` names this list."""
 
 ANSWER_S = 5.0  # seconds to wait for a kernel's answer
 
@@ -77,7 +77,7 @@ def _hub() -> Hub:
 
 
 def _gpu(gpu: GpuSample, processes: tuple[ProcessSample, ...], hub: Hub) -> dict[str, Any]:
-    held = Counter[str]()  # bytes by notebook of this server; "" for other processes
+    held = Counter[str]()  # bytes by notebook of this server; "" for all other processes
     for process in processes:
         if process.uuid == gpu.uuid and process.memory is not None:
             held[hub.kernels.notebook(process.kernel or "") or ""] += process.memory
@@ -97,7 +97,6 @@ def _gpu(gpu: GpuSample, processes: tuple[ProcessSample, ...], hub: Hub) -> dict
 
 
 async def _ask(notebook: str, about: str) -> dict[str, Any]:
-    """Ask a notebook's kernel on its control channel."""
     hub = _hub()
     await hub.kernels.refresh()
     managers = hub.kernels.managers()
@@ -109,7 +108,7 @@ async def _ask(notebook: str, about: str) -> dict[str, Any]:
         there = ", ".join(names.values()) or "none"
         raise GpuError(f"{len(found)} notebooks match {notebook!r}; open notebooks: {there}")
     name, manager = names[found[0]], managers[found[0]]
-    # A kernel without gpumagic would log an error for an unknown request.
+    # Ask for comms first, because a kernel without gpumagic would log an error for our request.
     loaded = await _reply(name, manager, "comm_info_request", {"target_name": "gpumagic"})
     if not loaded["comms"]:
         raise GpuError(f"{name} has not loaded gpumagic; type %load_ext gpumagic there")
@@ -119,7 +118,7 @@ async def _ask(notebook: str, about: str) -> dict[str, Any]:
 
 async def _reply(name: str, manager: Any, kind: str, content: dict[str, Any]) -> dict[str, Any]:
     """Return the content of a kernel's reply on its control channel."""
-    # `manager.client()` may block. Kernels address replies by session id, so make a new session.
+    # Do not use `manager.client()`, which may block. A new session gets only its own replies.
     session = Session(config=manager.session.config, key=manager.session.key)
     client = AsyncKernelClient(session=session)
     client.load_connection_info(manager.get_connection_info())

@@ -1,6 +1,6 @@
 """Find out why a kernel died, from its exit code, the system's counters and the last samples.
 
-An uncertain cause is marked as such. Exit code 0, or a user's restart or shutdown, is no death.
+An uncertain cause is called probable. Exit code 0, or a user's restart or shutdown, is no death.
 """
 
 import signal
@@ -20,7 +20,7 @@ from gpumagic.telemetry.host import KernelLoads, MemoryGroup, Trail
 from gpumagic.telemetry.snapshot import KernelDeath, Snapshot
 
 _MOST = 20
-# Maximum age in seconds of a kill that may explain a death. Deaths are noticed up to 3 s late.
+# Maximum age in seconds of a reading that explains a death. Deaths are noticed up to 3 s late.
 _RECENT_S = 10.0
 # Seconds in which repeated deaths of a kernel, without a cell in between, count as one death.
 _AGAIN_S = 15.0
@@ -43,7 +43,7 @@ _ADVICE = {
 
 
 class Deaths:
-    """Deaths of this server's kernels. Methods need the event loop if not marked "any thread"."""
+    """Deaths of this server's kernels. Call methods on the event loop, except "Any thread" ones."""
 
     def __init__(
         self, cells: KernelCells, loads: KernelLoads, latest: Callable[[], Snapshot | None]
@@ -137,7 +137,7 @@ class Deaths:
         return "killed", f"was killed (signal {-code})"
 
     def _ram(self, trail: Trail, now: float) -> list[str]:
-        """Return the kernel's RAM at its last measurement, and its growth."""
+        """Return a line about the kernel's last measured RAM and the growth; [] if not measured."""
         if not trail:
             return []
         whose = "this machine's" if self._group.limit() is None else "the container's"
@@ -149,7 +149,7 @@ class Deaths:
         return [f"{now - at:.0f} s before: {part}{trend}"]
 
     def _xids(self, kernel: str, now: float) -> list[str]:
-        """Return the recent critical errors of the GPUs that the kernel used."""
+        """Return a line for each recent critical error of a GPU that the kernel used."""
         snapshot = self._latest() or Snapshot(now)
         used = {process.uuid for process in snapshot.processes if process.kernel == kernel}
         return [

@@ -1,7 +1,7 @@
 """Serve all clients of the server from one sampler.
 
 Each client has a subscription to the sampler, and a task that sends it the newest snapshot. The
-task sends one snapshot at a time: a slow client gets fewer snapshots, not older ones. Each snapshot
+task sends one snapshot at a time, so a slow client gets fewer snapshots, not old ones. A snapshot
 is encoded once for all clients, on the sampler's thread.
 """
 
@@ -108,7 +108,7 @@ T = TypeVar("T")
 
 def aside(function: Callable[[], T]) -> asyncio.Future[T]:
     """Run a blocking function on its own thread; cancelling the future only drops the result."""
-    # An executor's thread is no daemon thread: a stalled driver would keep the server alive.
+    # An executor's thread is no daemon thread, so a stalled driver would keep the server alive.
     future: Future[T] = Future()
     future.set_running_or_notify_cancel()
 
@@ -127,7 +127,7 @@ class Hub:
 
     answer_s = 5.0  # seconds that a request waits for the doctor
     refresh_s = 1.0  # seconds between two refreshes of the kernels
-    idle_refresh_s = 3.0  # the same without clients; recent readings help to explain a death
+    idle_refresh_s = 3.0  # the same if there are no clients
 
     def __init__(
         self, sampler: Sampler, kernels: KernelTable, cells: KernelCells, deaths: Deaths
@@ -158,9 +158,9 @@ class Hub:
         client = Client(self, write)
         self.clients.add(client)
         self.watch()
-        # A recent snapshot is good enough, such as for a page that was reloaded.
+        # A snapshot from the last 2 s is good enough, such as for a reloaded page.
         young = self.sampler.fresh(processes=False, max_age_s=2.0)
-        # `pass_on` may block, so it needs a thread. A callback of `young` may run on the loop.
+        # `pass_on` may block, so it gets a thread. A callback of `young` could run on this thread.
         aside(lambda: self.pass_on(client, young.result()))
         return client
 
@@ -233,8 +233,7 @@ class Hub:
             self._loop.call_soon_threadsafe(client.wake, newest[1])
 
     async def _look_after(self) -> None:
-        """Follow the kernels while there are kernels or clients."""
-        # Before Python 3.12, `wait_for` may lose a cancellation: check `_closed` too.
+        # Before Python 3.12, `wait_for` may lose a cancellation, so check `_closed` too.
         while not self._closed and (self.clients or self.kernels.managers()):
             # A kernel manager of another package may raise anything.
             with faults.kept("looking at this server's kernels"):

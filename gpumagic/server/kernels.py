@@ -1,7 +1,7 @@
 """Follow this server's kernels and their cells, and end their orphaned processes.
 
-A request names a process by pid and start time, since pids are reused. To record cells, separate
-iopub sockets receive the start and end of each cell. Times are read from the kernels' clocks.
+A request to end a process names its pid and its start time, because pids are reused. The start and
+end of each cell arrive on an additional iopub socket, with times from the kernel's clock.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from gpumagic.telemetry.snapshot import ProcessSample, Snapshot
 
 WAIT_S = 3.0  # seconds to wait for the end of a process
 
-# Maximum difference in seconds between equal start times: setting the clock shifts psutil's times.
+# Equal start times may differ by these seconds, because setting the clock shifts psutil's times.
 _SAME_START_S = 1.0
 _PAUSE_S = 0.05
 _NO_ORPHAN = "no orphaned process has this PID and start time; nothing was ended; refresh the list"
@@ -46,7 +46,7 @@ async def terminate(given: Any, snapshot: Snapshot) -> tuple[bool, str]:
     name = f"process {found.pid} ({found.name or 'unknown'})"
     try:
         process = psutil.Process(found.pid)
-        # The pid may have been reused since the snapshot; later calls of psutil check this.
+        # The pid may have been reused since the snapshot. Later, psutil checks this by itself.
         if abs(process.create_time() - float(order["started"])) > _SAME_START_S:
             raise psutil.NoSuchProcess(found.pid)
         process.kill() if order.get("force") is True else process.terminate()
@@ -99,9 +99,9 @@ class KernelTable:
         # If a gateway is unreachable or the server stops, keep the last list of notebooks.
         with suppress(HTTPError, sqlite3.Error, OSError):
             sessions = await ensure_async(self._session_manager.list_sessions())
-            # A console may share a notebook's kernel: notebooks come last and replace consoles.
+            # A console may share a notebook's kernel, so notebooks come last and replace consoles.
             sessions = sorted(sessions, key=lambda session: session["type"] == "notebook")
-            # The path of a console or a new notebook is an id without a suffix: use the name.
+            # The path of a console or a new notebook is an id without a suffix, so use the name.
             self._notebooks = {
                 each["kernel"]["id"]: each["path" if PurePosixPath(each["path"]).suffix else "name"]
                 for each in sessions
@@ -127,7 +127,7 @@ class KernelCells(CellRuns):
         super().__init__(MOST_RUNS)
         self.notebook_of = notebook
         self._open: dict[tuple[str, str], str] = {}
-        self.followed: dict[str, Iopub] = {}  # by kernel, its iopub channel
+        self.followed: dict[str, Iopub] = {}  # each kernel's iopub channel
         self._pids: dict[str, int] = {}
         self._sources: dict[str, str] = {}  # the first characters of each kernel's last cell
         # The processes of each kernel in the last snapshot.
@@ -145,7 +145,7 @@ class KernelCells(CellRuns):
                 self.followed[kernel] = Iopub(manager, partial(self.receive, kernel))
             pid = manager.provisioner.pid
             if self._pids.get(kernel, pid) != pid:
-                # The kernel was restarted: no message will report the end of earlier cells.
+                # The kernel was restarted, so no message will report the end of earlier cells.
                 self._abandon(kernel, started(pid) or time.time())
         self._pids = {kernel: manager.provisioner.pid for kernel, manager in managers.items()}
         for run in self.since():
@@ -166,7 +166,7 @@ class KernelCells(CellRuns):
                 return
             asked = str(parent["msg_id"])
             if kind == "execute_input":
-                # Identify a run by the kernel's message: a client may reuse its request id.
+                # Identify a run by the kernel's message, since a client may reuse its request id.
                 run = str(message["header"]["msg_id"])
                 self._open[kernel, asked] = run
                 self._sources[kernel] = str(content.get("code", ""))[:_SOURCE]
@@ -195,7 +195,7 @@ class KernelCells(CellRuns):
         return [run for run in self.since() if since is None or run.end is None or run.end > since]
 
     def running(self, kernel: str) -> tuple[CellRun | None, str | None]:
-        """Return the cell that a kernel runs, and the beginning of its source; None if unknown."""
+        """Return a kernel's running cell and the start of its source; (None, None) if idle."""
         open_runs = [run for run in self.since() if run.kernel == kernel and run.end is None]
         return (open_runs[-1], self._sources.get(kernel)) if open_runs else (None, None)
 
@@ -222,7 +222,7 @@ class Iopub:
     def __init__(self, manager: Any, listener: Callable[[Mapping[str, Any]], None]) -> None:
         self._listener = listener
         self.address = _address(manager)
-        self._session = manager.session.clone()  # a clone: sessions refuse repeated messages
+        self._session = manager.session.clone()  # sessions refuse messages they have seen
         self._stream = manager.connect_iopub()
         for topic in _TOPICS:
             self._stream.setsockopt(zmq.SUBSCRIBE, topic)

@@ -69,7 +69,7 @@ def prometheus_text(snapshot: Snapshot) -> bytes:
 
 
 def _families(snapshot: Snapshot) -> Iterator[Metric]:
-    """Yield a metric family for each reading, with the GPUs that have it."""
+    """Yield a metric family for each reading, with the GPUs that report the reading."""
     for make, table in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
         for name, about, field, factor in table:
             family = make(f"gpumagic_gpu_{name}", about, labels=("uuid", "name", "index"))
@@ -79,7 +79,7 @@ def _families(snapshot: Snapshot) -> Iterator[Metric]:
                     # Rounded, so that 57 % is 0.57.
                     family.add_metric((gpu.uuid, gpu.name or "", index), round(value * factor, 9))
             yield family
-    # By notebook, not by process: each pid would start a new time series.
+    # By notebook, not by process, because each pid would start a new time series.
     about = "GPU memory held by the processes of a notebook; of all others if the name is empty."
     held = GaugeMetricFamily("gpumagic_notebook_memory_bytes", about, labels=("uuid", "notebook"))
     by_notebook = Counter[tuple[str, str]]()
@@ -99,7 +99,7 @@ def _families(snapshot: Snapshot) -> Iterator[Metric]:
 HUB = "gpumagic_hub"  # the key of the hub in the settings of the web application
 
 _RENDERER = Path(__file__).parents[1] / "static" / "panel.js"
-# Sizes of socket buffers in bytes: small, so that old snapshots do not queue up for slow clients.
+# Bytes in socket buffers. They are small, so that old snapshots do not queue for slow clients.
 _SEND_BUFFER = 32768
 _UNSENT = 16384
 
@@ -147,12 +147,12 @@ class Guard(JupyterHandler):
             raise web.HTTPError(403)
 
     def skip_check_origin(self) -> bool:
-        """Return False: check the origin of requests with a token too, unlike Jupyter."""
+        """Return False, so that requests with a token are checked too, unlike in Jupyter."""
         return False
 
 
 class GetRoute(Guard, APIHandler):
-    """Answers GET with the encoded result of a function and its content type."""
+    """Answers GET with the encoded result of a function."""
 
     def initialize(self, given: _Answer) -> None:
         """Store the function, the encoder and the content type of this route."""
@@ -175,7 +175,7 @@ class GetRoute(Guard, APIHandler):
         raise web.HTTPError(400, f"since={text[:40]}: give seconds of Unix time, or nothing")
 
 
-# A function that takes the route, the encoder of the result, and the content type.
+# The function (it takes the route), the encoder of its result, and the content type.
 _Answer = tuple[Callable[[GetRoute], Any], Callable[[Any], str | bytes], str]
 
 
@@ -209,12 +209,12 @@ class TerminateRoute(Guard, APIHandler):
 class StreamRoute(Guard, WebSocketMixin, WebSocketHandler, JupyterHandler):
     """Sends snapshots by websocket, as often as the client requests."""
 
-    # Seconds. Jupyter's own settings are in milliseconds, and tornado would warn about them.
+    # In seconds. Jupyter's own settings, in milliseconds, would make tornado warn.
     ping_interval = ping_timeout = 30.0
     _client: Client | None = None
 
     def get_compression_options(self) -> dict[str, Any]:
-        """Compress messages: the samples of 64 GPUs repeat much text."""
+        """Compress messages, because the samples of 64 GPUs repeat much text."""
         return {"compression_level": 1, "mem_level": 7}
 
     @ws_authenticated
@@ -248,7 +248,7 @@ class StreamRoute(Guard, WebSocketMixin, WebSocketHandler, JupyterHandler):
             self._client = None
 
 
-# Control messages that Jupyter must not track: their "idle" status is not the running cell's.
+# Messages that Jupyter must not track, since their "idle" status does not end the running cell.
 _ASIDE = ("gpumagic_request", "gpumagic_reply")
 _KERNEL_ACTIONS = "https://events.jupyter.org/jupyter_server/kernel_actions/v1"
 
@@ -278,7 +278,7 @@ class Extension(ExtensionApp):
             logger.add_listener(schema_id=_KERNEL_ACTIONS, listener=self._on_action)
 
     async def _on_action(self, logger: Any, schema_id: str, data: dict[str, Any]) -> None:
-        """Refresh the kernels after the start, restart or shutdown of a kernel."""
+        """Refresh the list of kernels after a kernel starts, restarts or shuts down."""
         self.hub.watch()
 
     def initialize_handlers(self) -> None:
