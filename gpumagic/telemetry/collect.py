@@ -1,7 +1,8 @@
-"""Take a snapshot of this machine from all GPU sources; a failing source does not affect others.
+"""Take a snapshot of this machine from all GPU sources.
 
-A source lists one vendor's GPUs. It caches each slow reading for a refresh interval of seconds.
-``GPUMAGIC_SOURCES`` selects the sources, see docs/vendors.md.
+A source lists the GPUs of one vendor, or the virtual GPUs. It caches a slow reading for the
+reading's refresh interval, which is a few seconds. A failing source does not affect the others.
+The environment variable ``GPUMAGIC_SOURCES`` selects the sources (see docs/vendors.md).
 """
 
 import os
@@ -37,7 +38,7 @@ _THERE_ARE = f"use {', '.join(_KNOWN)} or package.module:callable, then restart"
 def chosen(
     env: Mapping[str, str], platform: str = sys.platform
 ) -> tuple[list[Source], list[Problem]]:
-    """Return the sources that GPUMAGIC_SOURCES names, and a problem for each unknown name."""
+    """Return the sources that GPUMAGIC_SOURCES names, and a problem for each wrong name."""
     default = "nvml,apple" if platform == "darwin" else "nvml,amd,intel"
     asked = env.get("GPUMAGIC_SOURCES", "").strip(", ") or default
     sources: list[Source] = []
@@ -56,7 +57,7 @@ def chosen(
     return sources, problems
 
 
-# Codes that only explain why there is no NVIDIA GPU. They are hidden if any GPU is found.
+# Codes that only explain a missing NVIDIA GPU. Such problems are hidden if there is any GPU.
 _JUST_NO_GPU = ("library-missing", "driver-not-loaded")
 _NO_NVML = Problem(
     "nvml-missing",
@@ -69,7 +70,7 @@ _NONE_VISIBLE = Problem(
 
 
 def explain(gpus: Sequence[GpuSample], problems: Sequence[Problem], named: bool) -> list[Problem]:
-    """Return the problems to show; `named` is False in a server, which needs no usable GPU."""
+    """Return the problems to show. If `named`, it is a problem that this process can use no GPU."""
     if there := [gpu for gpu in gpus if not gpu.lost]:
         found = [problem for problem in problems if problem.code not in _JUST_NO_GPU]
         unnamed = named and all(gpu.ordinal is None for gpu in there)
@@ -79,20 +80,19 @@ def explain(gpus: Sequence[GpuSample], problems: Sequence[Problem], named: bool)
     why = f"{offer} (why: %gpus --doctor)"
     if not problems:
         return [Problem("no-gpu", "no driver finds a GPU on this machine", why)]
-    # Usually the machine just has no GPU. Then offer virtual GPUs instead of a driver's cure.
+    # A problem of _JUST_NO_GPU usually means that there is no GPU, so its cure is virtual GPUs.
     cures = dict.fromkeys(_JUST_NO_GPU, why)
     return [replace(one, cure=cures.get(one.code, f"{one.cure}; or {offer}")) for one in problems]
 
 
 T = TypeVar("T")
-# Seconds between two look-ups of the processes' owners.
-_OWNERS_S = 2.9
+_OWNERS_S = 2.9  # seconds between two look-ups of the processes' owners
 
 
 class Collector:
     """Takes snapshots of `sources`; the default is the sources of this machine.
-    ``here`` lists the GPUs that torch has in this process. ``usable`` is False in a server: the
-    server uses no GPU, so GPUs that it cannot use are no problem."""
+    ``here`` returns the GPUs that torch can use in this process. The Jupyter server passes False
+    for ``usable``, because the server needs no usable GPU."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class Collector:
         self._lock = threading.Lock()
         self._failed: list[Problem] = []
         self._named: dict[str | None, device.Device] = {}
-        self._kept = CachedReadings(monotonic)  # of the processes' owners
+        self._kept = CachedReadings(monotonic)  # caches the processes' owners
         self._pids: set[int] = set()
 
     def take(self, *, processes: bool = True, max_age: float = 0.0) -> Snapshot:
@@ -170,7 +170,7 @@ class Collector:
 
     def _with_ordinals(self, gpus: list[GpuSample]) -> list[GpuSample]:
         known: dict[str | None, device.Device] = {one.uuid: one for one in self._here()}
-        # The loss of a GPU must not shift ordinals: running kernels still use the old ordinals.
+        # If a GPU is lost, keep the old ordinals, because running programs still use them.
         if any(gpu.lost for gpu in gpus):
             known |= self._named
         self._named = known
@@ -210,7 +210,7 @@ def snapshot(*, processes: bool = True) -> Snapshot:
     -------
     Snapshot
         If a driver fails, no error is raised; ``problems`` has the cause and the cure.
-        The call may take seconds if a driver stalls; do not call it on an event loop.
+        The call may take seconds if a driver stalls, so do not call it on an event loop.
     """
     return _collector().take(processes=processes)
 

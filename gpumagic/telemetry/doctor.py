@@ -1,7 +1,7 @@
 """Check every step from the hardware to torch, and give a cure for the first failure.
 
-The doctor changes nothing: it allocates nothing on a GPU and does not import torch. The device
-files, libraries and Unix groups are from the installation guides of ROCm
+The doctor allocates nothing on a GPU and does not import torch. The names of the device files,
+libraries and Unix groups come from the installation guides of ROCm
 (https://rocm.docs.amd.com/projects/install-on-linux) and Intel (https://dgpu-docs.intel.com).
 """
 
@@ -25,7 +25,7 @@ class Check:
     """The result of one check."""
 
     name: str
-    ok: bool | None  # None: only information, or a result of an earlier failure
+    ok: bool | None  # None: only information, or a failure that follows an earlier one
     found: str
     cure: str = ""  # only if `ok` is False
 
@@ -66,13 +66,13 @@ _VENDORS = {
 _NODES = {"/dev/kfd": "dev/kfd", "/dev/dri": "dev/dri/renderD*"}  # patterns of device files
 _BUILDS = "https://pytorch.org/get-started/locally"
 _FOLDERS = ("usr/lib/x86_64-linux-gnu", "usr/lib64", "usr/lib", "usr/local/lib")
-# Codes of faults in which no driver answered: a card missing on the bus is then a failure.
+# Faults in which no driver answered. With them, a PCI bus without an NVIDIA card is a failure.
 _NOT_ASKED = ("library-missing", "driver-not-loaded", "pynvml-clash")
 _Card = tuple[str, str, str | None]  # vendor, PCI address, driver
 
 
 class Doctor:
-    """Checks the machine under ``root``, the driver, the packages and the environment."""
+    """Checks the machine, whose file system is at ``root``, the packages and the environment."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class Doctor:
         others = [check for vendor, its in cards.items() for check in self._of_vendor(vendor, its)]
         apples = self._apple.gpus(Host())
         others += [Check("Apple GPU", True, gpu.name or "unknown model") for gpu in apples]
-        # NVIDIA's checks apply to NVIDIA's GPUs, and to a machine where no GPU was found.
+        # Run NVIDIA's checks if there is an NVIDIA GPU, or if no GPU was found.
         is_nvidia = "nvidia" in cards or bool(self._door.gpus()) or not others
         places = ["a container"] * self._container + ["WSL"] * self._wsl
         return [
@@ -118,7 +118,7 @@ class Doctor:
         """Return the GPUs on the PCI bus by vendor."""
         found: dict[str, list[_Card]] = {}
         for card in drm.pci_gpus(self._root):
-            # Intel's integrated GPUs count only if torch's build can use them.
+            # Intel's integrated GPUs count only if the installed torch supports Intel's GPUs.
             if self._build().xpu or not drm.is_integrated(*card[:2]):
                 found.setdefault(card[0], []).append(card)
         return found

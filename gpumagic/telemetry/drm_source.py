@@ -1,12 +1,13 @@
 """Sample AMD's and Intel's GPUs through Linux's DRM drivers, without waking a sleeping GPU.
 
-AMD's files: https://docs.kernel.org/gpu/amdgpu/thermal.html (sensors, load, clocks),
-driver-misc.html (product name, unique id, memory) and ras.html (ECC). Two files are not read:
-``pcie_bw``, since reading it takes a second, and ``gpu_metrics``, since its layout changes.
+AMD's files are documented in https://docs.kernel.org/gpu/amdgpu/thermal.html (sensors, load,
+clocks), driver-misc.html (product name, unique id, memory) and ras.html (ECC). ``pcie_bw`` is not
+read because reading takes a second, and ``gpu_metrics`` is not read because its layout changes.
 
-Intel's files: Documentation/ABI/testing/sysfs-driver-intel-xe-hwmon and -i915-hwmon, and the
-driver's comment "Xe GT Idle". Utilization is the share of time in which the GPU did not sleep (C6);
-performance counters need privileges. Older drivers report total memory; none reports used memory.
+Intel's files are documented in Linux's Documentation/ABI/testing/sysfs-driver-intel-xe-hwmon and
+-i915-hwmon, and in the comment "Xe GT Idle" of the driver xe. Utilization is computed from the
+time in which the GPU slept (state C6), because performance counters need privileges. Only older
+versions of the drivers report the total memory. No version reports the used memory.
 """
 
 import re
@@ -22,7 +23,7 @@ from gpumagic.device import TorchBuild, torch_build
 from gpumagic.telemetry.snapshot import GpuSample, Host, ProcessSample
 from gpumagic.telemetry.source import CachedReadings, Source
 
-_SLOW_S, _PROCESSES_S = 2.0, 3.0
+_SLOW_S, _PROCESSES_S = 2.0, 3.0  # refresh intervals of `_slow` and `processes`, in seconds
 
 
 class DrmSource(Source):
@@ -40,7 +41,7 @@ class DrmSource(Source):
         self._build = build
         self._kept = CachedReadings(monotonic)
         self._monotonic = monotonic
-        # The last value and time of each counter, by UUID and name.
+        # By GPU's UUID and counter's name: the counter's last value, and when it was read.
         self._counters: dict[tuple[str, str], tuple[float, float]] = {}
         self._cards: list[drm.GraphicsCard] = []
 
@@ -96,7 +97,7 @@ class DrmSource(Source):
 
 
 def _temperatures(sensors: drm.Folder, channels: tuple[int, int]) -> dict[str, float | None]:
-    """Return temperature and throttling limit, in °C, of the first of `channels` that exists."""
+    """Return the temperature and its limit in °C, from the first of `channels` that exists."""
     there = (n for n in channels if sensors.number(f"temp{n}_input") is not None)
     channel = next(there, channels[0])
     return {
@@ -112,7 +113,7 @@ class AmdSource(DrmSource):
     vendor: ClassVar[str] = "amd"
 
     def software(self) -> dict[str, str]:
-        """Return the versions of ROCm, if installed, and of an out-of-tree amdgpu driver."""
+        """Return the versions of ROCm, if installed, and of amdgpu (empty for Linux's driver)."""
         files = drm.Folder(self.root)
         installed = files.text("opt/rocm/.info/version").partition("-")[0]
         rocm = {"ROCm": installed} if installed else {}
@@ -130,11 +131,11 @@ class AmdSource(DrmSource):
         files, sensors = card.device, card.sensors
         # The text "ue: 0\nce: 3" counts uncorrected and corrected errors.
         errors = dict(re.findall(r"(ce|ue): *([0-9]+)\b", files.text("ras/umc_err_count")))
-        # One clock per line; the star marks the current clock: "0: 500Mhz\n1: 2100Mhz *".
+        # The text "0: 500Mhz\n1: 2100Mhz *" has one clock per line. A star marks the current one.
         levels = re.findall(r": *([0-9]{1,9})mhz", files.text("pp_dpm_sclk"), re.I)
         speed, most = sensors.number("fan1_input"), sensors.number("fan1_max")
         return {
-            # Channel 1 is the die's edge. Channel 2 is the die's hottest spot; it always exists.
+            # Channel 1 is at the die's edge. Channel 2 is at the hottest spot, and always exists.
             **_temperatures(sensors, (1, 2)),
             "power": sensors.scaled(1e6, "power1_average", "power1_input"),
             "power_limit": sensors.scaled(1e6, "power1_cap") or None,
@@ -147,13 +148,13 @@ class AmdSource(DrmSource):
         }
 
 
-# For each value, xe's file and i915's file.
+# Each value's file in the driver xe, then the file in the driver i915.
 _IDLE = ("device/tile0/gt0/gtidle/idle_residency_ms", "gt/gt0/rc6_residency_ms")
 _CLOCK = ("device/tile0/gt0/freq0/act_freq", "gt/gt0/rps_act_freq_mhz")
 _CLOCK_LIMIT = ("device/tile0/gt0/freq0/max_freq", "gt/gt0/rps_max_freq_mhz")
-# The largest plausible increase of each counter per second, in milliseconds and in joules.
+# Largest plausible increase per second, of "idle" in milliseconds and of "energy" in joules.
 _MOST = {"idle": 1200.0, "energy": 2000.0}
-# Maximum seconds between two readings of a counter; a mean over a longer time is out of date.
+# Maximum seconds between two readings of a counter. A rate over a longer time is out of date.
 _LONGEST_S = 30.0
 
 
@@ -164,29 +165,29 @@ class IntelSource(DrmSource):
     vendor: ClassVar[str] = "intel"
 
     def software(self) -> dict[str, str]:
-        """Return the drivers' names, without versions: the drivers are part of Linux."""
+        """Return the drivers' names. They have no versions because they are part of Linux."""
         return {card.driver: "" for card in self._cards if card.driver}
 
     def _listed(self) -> list[drm.GraphicsCard]:
-        # Integrated GPUs count only if torch's build can use them.
+        # Integrated GPUs count only if the installed torch supports Intel's GPUs.
         found = super()._listed()
         return [card for card in found if not card.integrated or self._build().xpu is not None]
 
     def _fast(self, card: drm.GraphicsCard) -> dict[str, Any]:
         files = drm.Folder(card.path)
         idle = self._rate(card, "idle", files.number(*_IDLE))
-        # Older versions of xe report the memory of each tile; i915 reports the total.
+        # Older versions of xe report the memory of each tile. i915 reports the total of all tiles.
         tiles = [name for name in card.device.names() if name.startswith("tile")]
         sizes = [card.device.number(f"{tile}/physical_vram_size_bytes") for tile in tiles]
         return {
-            # `idle` is in milliseconds per second; the counter may be slightly ahead of the clock.
+            # `idle` is in ms per second. It may be a little above 1000, because clocks differ.
             "utilization": None if idle is None else min(max(100.0 - idle / 10, 0.0), 100.0),
             "memory_total": sum(filter(None, sizes)) or files.number("lmem_total_bytes"),
         }
 
     def _slow(self, card: drm.GraphicsCard) -> dict[str, Any]:
         files, sensors = drm.Folder(card.path), card.sensors
-        # Channel 1 is the whole card, channel 2 the package. A GPU may have only one of the two.
+        # Channel 1 measures the whole card, channel 2 only the chip. A GPU may lack one of them.
         joules = sensors.scaled(1e6, "energy1_input", "energy2_input")
         return {
             **_temperatures(sensors, (2, 1)),
@@ -197,7 +198,7 @@ class IntelSource(DrmSource):
         }
 
     def _rate(self, card: drm.GraphicsCard, counter: str, value: float | None) -> float | None:
-        """Return a counter's increase per second; None at first, after a reset or a long pause."""
+        """Return a counter's increase per second; None at first, after a reset or after a pause."""
         now, before = self._monotonic(), self._counters.pop((card.uuid, counter), None)
         if value is None:
             return None

@@ -1,4 +1,4 @@
-"""Store the readings of the last minutes, the cells that ran, and this kernel's measurements.
+"""Store recent readings of the GPUs, the cells that ran, and this kernel's measurements.
 
 `History` is thread-safe. A removed GPU stays listed until its last reading is dropped.
 """
@@ -18,13 +18,12 @@ KEPT = 50
 
 
 class Board:
-    """The running and the finished measurements, and their subscribers."""
+    """The running and the finished measurements of this kernel, for the monitor to show."""
 
     def __init__(self) -> None:
         self._listeners: dict[Callable[[], object], None] = {}
-        # As JSON: the running measurement's progress, and the finished measurements, newest first.
-        self.now: dict[str, Any] | None = None
-        self.entries: list[dict[str, Any]] = []
+        self.now: dict[str, Any] | None = None  # the running measurement's progress, as JSON
+        self.entries: list[dict[str, Any]] = []  # finished measurements as JSON, the newest first
 
     def post(self, progress: dict[str, Any] | None) -> None:
         """Set the progress of the running measurement, as JSON; None when the measurement ends."""
@@ -50,7 +49,7 @@ class Board:
 
 
 board = Board()
-# Minimum seconds between two entries; under 1, since a snapshot may be slightly early.
+# Minimum seconds between readings in a `History`: one second, less the sampler's tolerance.
 _LEAST_S = 0.9
 _CHARTED = ("utilization", "memory_used", "power")
 _Readings = tuple[float | None, int | None, float | None]
@@ -59,7 +58,7 @@ _Held = dict[str, dict[str, int]] | None
 
 
 class History:
-    """A ring buffer of readings; snapshots that follow each other too closely are skipped."""
+    """A ring buffer of readings; a snapshot too soon after the last one is skipped."""
 
     def __init__(self, entries: int = 600) -> None:
         self._lock = threading.Lock()
@@ -136,7 +135,7 @@ class CellRuns:
         self._most = most
         self._lock = threading.RLock()
         self._runs: dict[str, tuple[int, CellRun]] = {}
-        # By run id: the memory of the kernel's processes when the run began, by GPU and pid.
+        # By run id, then by GPU and pid: the memory of the kernel's process when the run began.
         self._before: dict[str, dict[tuple[str, int], int | None]] = {}
         self.revision = 0
         self.on_change: Callable[[], None] = lambda: None
@@ -166,8 +165,8 @@ class CellRuns:
         self._before[name] = {(one.uuid, one.pid): one.memory for one in processes}
 
     def use(self, name: str, snapshot: Snapshot, processes: Iterable[ProcessSample]) -> None:
-        """Record each GPU where `processes` compute, or where their memory changed since `start`.
-        If a process's utilization is unknown, the utilization of the whole GPU counts. If both
+        """Record the GPUs where one of `processes` computes or holds other memory than at `start`.
+        If the process's utilization is unknown, the utilization of the whole GPU counts. If both
         are unknown, the GPU is recorded."""
         run = self.get(name)
         if run is None:

@@ -1,6 +1,6 @@
-"""Measure the CPU and RAM use of the host, the container, and kernels with their child processes.
+"""Measure CPU and RAM of the host and of kernels with their child processes, and a container's RAM.
 
-On Linux, the control group limits a container's RAM; ``GPUMAGIC_CGROUP`` names the group's folder.
+On Linux, a control group limits a container's RAM. ``GPUMAGIC_CGROUP`` sets the group's folder.
 """
 
 import os
@@ -18,7 +18,8 @@ from gpumagic import drm
 from gpumagic.telemetry.processes import Kernel
 from gpumagic.telemetry.snapshot import Host, KernelSample
 
-# Names in cgroups v2 and v1: files for limit, use and kills; the page cache's row in memory.stat.
+# Names in control groups of versions 2 and 1: the files with the limit, the use and the number of
+# kills, and the page cache's row in the file memory.stat.
 _VERSIONS = (
     ("memory.max", "memory.current", "memory.events", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.oom_control", "total_inactive_file"),
@@ -27,7 +28,7 @@ _Group = tuple[int, drm.Folder, tuple[str, ...]]  # limit (0 if none), folder, f
 
 
 class MemoryGroup:
-    """The control group with the smallest RAM limit among this process's group and its parents."""
+    """The control group with the smallest RAM limit: this process's group, or a group above it."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root
@@ -37,7 +38,7 @@ class MemoryGroup:
         return next((limit for limit, _, _ in self._limited()), None)
 
     def ram(self) -> tuple[int | None, int | None]:
-        """Return the used and total bytes, of the group if it has a limit, else of the machine."""
+        """Return used and total bytes: of the group if it has a limit, else of the machine."""
         for limit, folder, names in self._limited():
             used = folder.number(names[1])
             cache = _row(folder, "memory.stat", names[3]) or 0
@@ -54,8 +55,8 @@ class MemoryGroup:
         return next((count for count in counts if count is not None), None)
 
     def _limited(self) -> list[_Group]:
-        """Return the group with the smallest limit; empty if there is no limit."""
-        # Control groups of version 1 write a huge number for "no limit".
+        """Return a list of the group with the smallest limit; empty if there is no limit."""
+        # Control groups of version 1 write "no limit" as a number above the machine's RAM.
         total = psutil.virtual_memory().total
         found = [group for group in self._groups() if 0 < group[0] < total]
         return sorted(found, key=lambda group: group[0])[:1]
@@ -114,9 +115,8 @@ def read_host() -> Host:
 
 
 _LIST_S = 2.0  # seconds between two searches for new child processes
-_AGAIN_S = 0.2  # seconds for which samples are reused; CPU use over a shorter time is noise
-# RAM growth is measured over at least this many seconds, or since the first reading.
-_GROWTH_S = 2.5
+_AGAIN_S = 0.2  # seconds for which samples are reused, because CPU use over less time is noise
+_GROWTH_S = 2.5  # growth is measured over at least this many seconds, or since the first reading
 _MOST = 120  # maximum number of readings in a Trail
 
 Trail = Sequence[tuple[float, int]]  # Unix times and bytes of RAM, the oldest first
@@ -131,7 +131,7 @@ class KernelLoads:
         self._families: dict[int, list[psutil.Process]] = {}
         self._listed_at = 0.0
         self._last: tuple[float, Sequence[Kernel], tuple[KernelSample, ...]] | None = None
-        # Processes measured before: psutil's first percentage of a process is meaningless.
+        # The Process object of each measured process, which stores the process's last CPU time.
         self._measured: dict[psutil.Process, psutil.Process] = {}
         self._trails: dict[tuple[str, int], deque[tuple[float, int]]] = {}
 
@@ -149,7 +149,7 @@ class KernelLoads:
             return found
 
     def trail(self, kernel: str, pid: int) -> Trail:
-        """Return the RAM of a kernel's process over time; empty if it was never measured."""
+        """Return the RAM of a kernel and its children over time; empty if never measured."""
         return list(self._trails.get((kernel, pid), ()))
 
     def _list(self, kernels: Sequence[Kernel], now: float) -> None:
@@ -205,7 +205,7 @@ def _memory(family: Sequence[psutil.Process]) -> int | None:
             if process is family[0]:
                 return None
             continue
-        with suppress(psutil.Error):  # another user's child: its USS cannot be read, so use its RSS
+        with suppress(psutil.Error):  # the USS of another user's child cannot be read; use its RSS
             own = own if process is family[0] else process.memory_full_info().uss
         memory += own
     return memory or None  # 0: the kernel has just ended

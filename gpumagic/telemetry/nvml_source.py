@@ -1,6 +1,6 @@
-"""Sample NVIDIA's GPUs through NVML; slow and expensive readings are cached for seconds.
+"""Sample NVIDIA's GPUs through NVML. Slow readings are cached for a few seconds.
 
-``nvmlDeviceGetPcieThroughput`` is not used: it sleeps 20 ms per direction.
+``nvmlDeviceGetPcieThroughput`` is not used, because it sleeps 20 ms per direction.
 """
 
 import time
@@ -13,12 +13,12 @@ from gpumagic.errors import Problem
 from gpumagic.telemetry.snapshot import GpuSample, Host, ProcessSample
 from gpumagic.telemetry.source import CachedReadings
 
-# Values of NVML's enumerations; fixed by its binary interface.
+# Values of NVML's enumerations, which are the same in all versions of NVML.
 _SENSOR_GPU = 0
 _CLOCK_SM, _CLOCK_MEMORY = 1, 2
 _THRESHOLD_SLOWDOWN = 1
 _CORRECTED, _UNCORRECTED, _VOLATILE = 0, 1, 0
-# Throttling reasons; an idle GPU and a requested clock do not count as throttling.
+# Throttling reasons by bit, without NVML's bits for an idle GPU and for a requested clock.
 _THROTTLE = {
     0x004: "power cap",
     0x008: "hardware slowdown",
@@ -46,7 +46,7 @@ _SLOW: Questions = {
     "pcie_generation_limit": ("nvmlDeviceGetMaxPcieLinkGeneration",),
     "pcie_width_limit": ("nvmlDeviceGetMaxPcieLinkWidth",),
 }
-# The most expensive queries: for each, the driver goes through all its clients.
+# The slowest queries, because the driver goes through all of its clients for each query.
 _LISTS: Questions = {
     "compute": ("nvmlDeviceGetComputeRunningProcesses",),
     "graphics": ("nvmlDeviceGetGraphicsRunningProcesses",),
@@ -109,7 +109,7 @@ _OF_PROGRAMS = (13, 31, 43, 45)
 
 
 class NvmlSource:
-    """Samples NVIDIA's GPUs. Each use calls `door`, since a forked child needs a new `Nvml`."""
+    """Samples NVIDIA's GPUs. Each method calls `door`, since a forked child has another `Nvml`."""
 
     name = "nvml"
 
@@ -121,7 +121,7 @@ class NvmlSource:
     ) -> None:
         self._door = door
         self._clock = clock
-        # The time and problem of each Xid error, by UUID and number, the newest last.
+        # By UUID and Xid number, sorted by time: the last time of this error, and its problem.
         self._xids: dict[tuple[str, int], tuple[float, Problem]] = {}
         self._kept = CachedReadings(monotonic)  # keys: UUID, kind of reading
 
@@ -146,14 +146,14 @@ class NvmlSource:
         samples = [self._sample(door, gpu, host, max_age) for gpu in gpus]
         known = {gpu.uuid for gpu in gpus}
         samples += [self._lost(gpu) for gpu in door.gone if gpu.uuid not in known]
-        # The sort is stable: MIG devices stay after their parent.
+        # The sort is stable, so MIG devices stay after their parent.
         return sorted(samples, key=lambda sample: sample.index or 0)
 
     def processes(self, max_age: float = 0.0) -> list[ProcessSample]:
         """Return the processes that hold memory; takes milliseconds per GPU."""
         door, found = self._door(), []
         gpus = door.gpus()
-        # A GPU with MIG devices also lists their processes. Skip the GPU to count them only once.
+        # A GPU also lists the processes of its MIG devices. Skip it to count each process once.
         parents = {gpu.parent for gpu in gpus}
         for gpu in (gpu for gpu in gpus if gpu.uuid not in parents):
             read = partial(_read, door, gpu, _LISTS)
@@ -166,12 +166,12 @@ class NvmlSource:
         return found
 
     def problems(self) -> list[Problem]:
-        """Return problems: an unreachable driver, lost or silent GPUs, recent Xid errors."""
+        """Return problems: no answer of the driver or of a GPU, lost GPUs, recent Xid errors."""
         door = self._door()
         found = [] if door.fault is None else [door.fault]
         found += (door.silent | door.lost).values()
         now = self._clock()
-        # If the clock was set back, an error that now lies in the future counts as expired.
+        # If the clock was set back, an error whose time is now in the future counts as expired.
         return found + [xid for at, xid in self._xids.values() if 0 <= now - at <= _XID_S]
 
     def _sample(self, door: nvml.Nvml, gpu: nvml.Gpu, host: Host, max_age: float) -> GpuSample:

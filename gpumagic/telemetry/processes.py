@@ -1,10 +1,12 @@
 """Look up processes and their owners: user, program, kernel and notebook.
 
-For another user's process, only the user's name is read, even as root: other data may be secret.
+For another user's process, only the user's name is read, because other data may be secret. This
+holds even if gpumagic runs as root.
 
-A kernel owns its process and all descendants. A process is an orphan if a kernel started it, the
-leader of its session has ended, and no living kernel is old enough to have started it. Daemons and
-programs under ``nohup`` are no orphans: they are meant to outlive their kernel.
+A kernel owns its process and all descendants of that process. A process is an orphan if a kernel
+started it, the leader of the process's session has ended, and no living kernel is old enough to
+have started the process. Daemons and programs under ``nohup`` are no orphans, because they are
+meant to outlive their kernel.
 """
 
 import os
@@ -23,18 +25,17 @@ from gpumagic.device import amd_gpus, physical_gpus, visible
 from gpumagic.telemetry.snapshot import ProcessSample
 
 _CONNECTION = re.compile(r"kernel-(?P<id>[^/\\]+)\.json$")
-# The environment variables that select and order a process's GPUs.
+# The environment variables that select a process's GPUs.
 _SELECT = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-_CUDA = (*_SELECT, "CUDA_DEVICE_ORDER")
-# Start times that differ by less, in seconds, are equal: the system counts in hundredths.
+_CUDA = (*_SELECT, "CUDA_DEVICE_ORDER")  # the environment variables that select or order GPUs
+# Start times within this many seconds are equal, because the system counts in hundredths.
 _SAME_S = 0.005
-# Errors of looking up a process that has ended or never existed.
-_GONE = (psutil.Error, ValueError, OverflowError)
+_GONE = (psutil.Error, ValueError, OverflowError)  # errors if a pid belongs to no process
 
 
 @dataclass(frozen=True)
 class Facts:
-    """The constants of a process; fields after ``ours`` are set only for this user's processes."""
+    """Constants of a process. Fields after ``ours`` are set only if this user owns the process."""
 
     pid: int
     started: float
@@ -44,28 +45,27 @@ class Facts:
     notebook: str | None = None  # from JPY_SESSION_NAME, which the Jupyter server sets for a kernel
     server_pid: int | None = None  # from JPY_PARENT_PID: the process that launched the kernel
     kernel: str | None = None  # the id in the command line; forks of a kernel have it too
-    cuda: Mapping[str, str] = field(default_factory=dict)  # the variables of `_CUDA` at its start
+    cuda: Mapping[str, str] = field(default_factory=dict)  # its initial variables of `_CUDA`
 
     @property
     def session(self) -> int | None:
-        """The pid of the present leader of the process's session; None if unknown."""
+        """The pid of the leader of the process's session; None if unknown."""
         with suppress(OSError, AttributeError):  # the process has ended, or Windows has no sessions
             return os.getsid(self.pid)
         return None
 
     @property
     def is_kernel(self) -> bool:
-        """Whether it is the kernel. A fork has the same command line, but leads no session."""
+        """Whether this is a kernel. A fork of it has the same command line but leads no session."""
         if self.kernel is None:
             return False
         return self.session in (self.pid, None) or self.server_pid is None
 
 
 def started(pid: int) -> float | None:
-    """Return the start of a living process in Unix time; None if it has ended."""
+    """Return the Unix time at which a living process started; None if it has ended."""
     try:
         process = psutil.Process(pid)
-        # A zombie has ended.
         ended = process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
         return None if ended else process.create_time()
     except _GONE:
@@ -123,28 +123,28 @@ class Kernel:
 
 
 class Owners:
-    """Looks up owners of processes. A kernel that `kernels` lacks is found by its command line."""
+    """Looks up processes' owners. The command line identifies a kernel that `kernels` lacks."""
 
     def __init__(
         self, kernels: Callable[[], Sequence[Kernel]] = tuple, root: Path | None = None
     ) -> None:
         self._kernels = kernels
         self._root = root  # notebooks' names are relative to this folder
-        # The cache's key includes the start time, since setting the clock changes start times.
+        # Cached by process and start time, because setting the clock changes the start time.
         self._facts = lru_cache(65536)(_facts)
         self._living: list[Facts] | None = None
-        # CUDA's ordinals by UUID, for each process of the last look-up.
+        # By pid, then by GPU's UUID: CUDA's ordinal of the GPU in that process. Set by `look_up`.
         self.ordinals: dict[int, Mapping[str, int]] = {}
 
     def look_up(self, pids: set[int]) -> dict[int, ProcessSample]:
-        """Return a sample of each process, without GPU data; a hidden process has only its pid."""
+        """Return a sample of each process, without GPU data. A hidden process has only a pid."""
         self._living, self.ordinals = None, {}
         kernels = {kernel.pid: kernel for kernel in self._kernels()}
         return {pid: self._owner(pid, kernels) for pid in pids}
 
     def _owner(self, pid: int, kernels: Mapping[int, Kernel]) -> ProcessSample:
         line = self._line(pid)
-        if not line or line[0].pid != pid:  # the process has ended, or is hidden
+        if not line or line[0].pid != pid:  # it has ended, or is hidden
             return ProcessSample("", pid)
         facts = line[0]
         if not facts.ours:
@@ -166,7 +166,7 @@ class Owners:
         )
 
     def _line(self, pid: int) -> list[Facts]:
-        """Return a process and its ancestors; empty if the process has ended."""
+        """Return facts about a process, then about its ancestors; empty if it has ended."""
         with suppress(*_GONE):
             process = psutil.Process(pid)
             return [facts for one in (process, *process.parents()) if (facts := self._look(one))]
@@ -186,9 +186,9 @@ class Owners:
             return False
         for kernel in self._living_kernels(kernels):
             same = (kernel.server_pid, kernel.notebook) == (facts.server_pid, facts.notebook)
-            if same and kernel.started <= facts.started + _SAME_S:  # its kernel may be alive
+            if same and kernel.started <= facts.started + _SAME_S:  # `kernel` may have started it
                 return False
-        # Ignoring SIGHUP is a sign of nohup, unless gpumagic's own process also ignores SIGHUP.
+        # A process that ignores SIGHUP runs under nohup, unless this process ignores SIGHUP too.
         return not ignores_hangup(facts.pid) or ignores_hangup(os.getpid())
 
     def _from_root(self, notebook: str | None) -> str | None:
@@ -199,7 +199,7 @@ class Owners:
         return path.relative_to(self._root).as_posix() if self._root in path.parents else notebook
 
     def _living_kernels(self, kernels: Mapping[int, Kernel]) -> list[Facts]:
-        """Return the living kernels; cached during a look-up, since this walks all processes."""
+        """Return the living kernels. The result is cached, because this walks all processes."""
         if self._living is None:
             every = filter(None, map(self._look, psutil.process_iter()))
             found = (one for one in every if one.is_kernel or one.pid in kernels)
@@ -207,7 +207,7 @@ class Owners:
         return self._living
 
     def _ordinals(self, cuda: Mapping[str, str]) -> dict[str, int]:
-        # If none is set, the notebook may set a variable later; other processes cannot see that.
+        # If no variable selects GPUs at the start, the program may set one later, unseen here.
         if not any(name in cuda for name in _SELECT):
             return {}
         return {
@@ -218,7 +218,7 @@ class Owners:
 
 
 def _kernel_of(line: Sequence[Facts], kernels: Mapping[int, Kernel]) -> Kernel | None:
-    """Return the kernel that owns the first process of `line`; the others are its ancestors."""
+    """Return the kernel that owns a process; `line` is this process, then its ancestors."""
     for facts in line:
         if facts.pid in kernels:
             kernel = kernels[facts.pid]

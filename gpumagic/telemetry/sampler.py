@@ -34,7 +34,7 @@ Listener = Callable[[Snapshot], None]
 class Subscription(AbstractContextManager["Subscription"]):
     """A subscription to a :class:`Sampler`; the end of a ``with`` block closes it."""
 
-    follow: Callable[[], None]
+    follow: Callable[[], None]  # called when the subscription is closed
     listener: Listener | None
     period_s: float  # infinite for a request for one snapshot
     processes: bool
@@ -48,13 +48,13 @@ class Subscription(AbstractContextManager["Subscription"]):
         return math.isinf(self.period_s)
 
     def close(self) -> None:
-        """Unsubscribe. Any thread may call this, more than once, even within the listener."""
+        """Unsubscribe. Any thread may call this, also more than once or in the listener."""
         if not self.closed:
             self.closed = True
             self.follow()
 
     def has_turn(self, at: float, always: bool) -> bool:
-        """Whether the period is over at `at`, or `always` is True; if so, start a new period."""
+        """Whether the period is over at the time `at`, or `always`; if so, start a new period."""
         turn = always or at - self.delivered_at >= self.period_s * (1 - TOLERANCE)
         self.delivered_at = at if turn else self.delivered_at
         return turn
@@ -88,7 +88,7 @@ def stalled(seconds: float) -> Problem:
 
 
 _FAILED = Problem("snapshot-failed", "gpumagic could not take a snapshot", "run %gpus --doctor")
-_MAX_AGE = 0.9  # the `max_age` of each snapshot; under 1, since a snapshot may be early
+_MAX_AGE = 0.9  # the `max_age` of each snapshot; below 1, because a snapshot may be early
 
 
 class Sampler:
@@ -120,7 +120,7 @@ class Sampler:
         self._watching: list[Subscription] = []
         self._called_at: float | None = None  # when the current call of the driver began
         self._stalled = False
-        # The fastest subscriber's period, and the time at which the last period began.
+        # `_period_s` is the fastest subscriber's period. The last period began at `_ticked`.
         self._period_s, self._ticked = math.inf, -math.inf
 
     def subscribe(
@@ -131,13 +131,13 @@ class Sampler:
         return self._add(Subscription(self._follow, listener, checked(period_s), processes))
 
     def latest(self) -> Snapshot | None:
-        """Return the last snapshot without waiting; during a stall, add its age and a Problem."""
+        """Return the last snapshot without waiting; during a stall, with its age and a Problem."""
         with self._changed:
             return self._known(self._monotonic())[0]
 
     def fresh(self, *, processes: bool = True, max_age_s: float = 1.0) -> Future[Snapshot]:
         """Return a future for a snapshot at most ``max_age_s`` seconds old; take one if necessary.
-        The future never fails: if the driver stalls, the future's result is that of `latest`."""
+        The future never fails. If the driver stalls, the future gets the result of `latest`."""
         future: Future[Snapshot] = Future()
         future.set_running_or_notify_cancel()
         since = self._monotonic() - max_age_s
@@ -176,7 +176,7 @@ class Sampler:
             self._period_s = min((one.period_s for one in self._watching), default=math.inf)
             if self._watching and not self._asking:
                 self._asking = True
-                # Not an executor's thread: at exit, Python would wait for a stalled driver.
+                # At exit, Python would wait for an executor's thread, even while the driver stalls.
                 threading.Thread(target=self._ask, name="gpumagic-asker", daemon=True).start()
             self._changed.notify_all()
 
@@ -211,7 +211,6 @@ class Sampler:
                 self._changed.wait(min(self._period_s, self._stalled_s))
 
     def _take(self) -> None:
-        """Take a snapshot and deliver it."""
         with self._changed:
             now = self._called_at = self._monotonic()
             if now >= self._ticked + self._period_s:
@@ -239,7 +238,7 @@ class Sampler:
     def _deliver(
         self, snapshot: Snapshot, at: float, *, always: bool = False, stalls: bool = False
     ) -> None:
-        """Deliver a snapshot to subscribers whose period is over. Needs `_delivering`."""
+        """Deliver a snapshot to subscribers whose period is over. Needs the lock `_delivering`."""
         with self._changed:
             served = [one for one in self._watching if stalls or self._serves(one)]
             turn = [one for one in served if one.has_turn(at, always)]
@@ -248,11 +247,11 @@ class Sampler:
             one.deliver(snapshot)
 
     def _serves(self, one: Subscription) -> bool:
-        """Whether the last snapshot is new and complete enough for `one`. Needs the lock."""
+        """Whether the last snapshot is new and complete enough for `one`. Needs `_changed`."""
         return self._read_at >= one.not_before and (self._has_processes or not one.processes)
 
     def _known(self, now: float) -> tuple[Snapshot | None, bool]:
-        """Return the snapshot of `latest`, and whether the driver stalls. Needs the lock."""
+        """Return the result of `latest`, and whether the driver stalls. Needs `_changed`."""
         waited = 0.0 if self._called_at is None else now - self._called_at
         if waited < self._stalled_s:
             return self._snapshot, False

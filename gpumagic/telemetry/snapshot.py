@@ -1,8 +1,8 @@
-"""Define the records of a snapshot, which kernels, the Jupyter server and the browser exchange.
+"""Define the records that kernels, the Jupyter server and the browser exchange as snapshots.
 
 Units: bytes, percent, degrees Celsius, watts, megahertz, seconds of Unix time. None (null in JSON)
-means "not known", never zero. A host is identified by its name and its boot id together: containers
-of one machine share the boot id, and different machines may share a name.
+never means zero. It means "unknown" unless a comment says otherwise. Only name and boot id together
+identify a host, because two containers may share a boot id and two machines may share a name.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class GpuSample:
     memory_total: int | None = None
     memory_used: int | None = None
     memory_reserved: int | None = None  # bytes that the driver reserves; not part of memory_used
-    utilization: float | None = None  # percent of the last second (or less) in which a kernel ran
+    utilization: float | None = None  # percent of the last second (or less) in which it computed
     memory_utilization: float | None = None  # percent of the time in which memory was accessed
     temperature: float | None = None
     temperature_limit: float | None = None  # the temperature at which the GPU throttles
@@ -91,12 +91,12 @@ _KINDS = {"intel": "xpu", "apple": "mps"}
 class ProcessSample:
     """A process that holds memory on a GPU; few fields are known of other users' processes."""
 
-    uuid: str  # of the GPU or MIG device
+    uuid: str  # the UUID of the GPU or MIG device
     pid: int
     memory: int | None = None
     name: str | None = None  # the program's name; None for another user's process
     user: str | None = None
-    notebook: str | None = None  # the notebook of its Jupyter kernel
+    notebook: str | None = None  # the notebook of the Jupyter kernel
     started: float | None = None
     mine: bool = False  # whether it is the process that took the snapshot
     kernel: str | None = None  # id of the Jupyter kernel, which is this process or its ancestor
@@ -104,8 +104,8 @@ class ProcessSample:
     server: str | None = None  # "process 42" if another Jupyter server runs the kernel
     idle_since: float | None = None  # Unix time at which the kernel became idle
     orphan: bool = False  # the process still runs, but its kernel has ended
-    ordinal: int | None = None  # CUDA's ordinal of the GPU in the process
-    utilization: float | None = None  # percent of the last seconds in which it used the GPU
+    ordinal: int | None = None  # the GPU's CUDA ordinal in this process
+    utilization: float | None = None  # percent of the last seconds in which it computed
 
     @property
     def owner(self) -> str:
@@ -121,7 +121,7 @@ class ProcessSample:
 class KernelSample:
     """The CPU and RAM use of a kernel of the Jupyter server, including its child processes."""
 
-    kernel: str  # its id
+    kernel: str  # the kernel's id
     pid: int
     notebook: str | None = None
     idle_since: float | None = None  # Unix time at which the kernel became idle; None while busy
@@ -159,7 +159,7 @@ class Snapshot:
     processes: tuple[ProcessSample, ...] = ()
     problems: tuple[Problem, ...] = ()
     cuda: str | None = None  # the newest CUDA that the driver supports: "13.0"
-    software: tuple[str, ...] = ()  # other vendors' versions: "ROCm 6.2.4", "amdgpu"
+    software: tuple[str, ...] = ()  # other vendors' software: "ROCm 6.2.4", "amdgpu"
     kernels: tuple[KernelSample, ...] = ()  # of the Jupyter server; () in a kernel's snapshot
     events: tuple[KernelDeath, ...] = ()  # deaths of the server's kernels, the oldest first
 

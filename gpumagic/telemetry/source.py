@@ -27,7 +27,7 @@ class CachedReadings:
         self._kept: dict[Hashable, tuple[float, Any]] = {}
 
     def get(self, key: Hashable, every_s: float, max_age: float, read: Callable[[], T]) -> T:
-        """Return the cached reading; read again if it is `max_age * every_s` seconds old."""
+        """Return the cached reading; read again after `max_age` intervals of `every_s` seconds."""
         now = self._monotonic()
         kept = self._kept.get(key)
         if kept is None or now - kept[0] >= every_s * max_age:
@@ -58,8 +58,7 @@ class Source(Protocol):
         return {}
 
 
-# Seconds between two runs of ``ioreg``, which takes about 20 ms.
-_EVERY_S = 2.0
+_EVERY_S = 2.0  # seconds between two runs of ``ioreg``, which takes about 20 ms
 _COMMAND = ("ioreg", "-a", "-r", "-d", "1", "-c", "AGXAccelerator")
 
 
@@ -71,7 +70,7 @@ def ioreg() -> bytes:
 
 
 class AppleSource(Source):
-    """Samples a Mac's GPU, but no processes: macOS does not report their GPU memory."""
+    """Samples a Mac's GPU, but no processes, because macOS does not report their memory."""
 
     name = "apple"
 

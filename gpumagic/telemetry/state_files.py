@@ -1,8 +1,9 @@
 """Publish virtual GPUs, and processes whose CUDA is dead, to all processes of this user.
 
-In the user's runtime directory, each process with virtual GPUs has a ``.state`` file. A process
-whose CUDA is dead (unusable until a restart) has a ``.dead`` file. Writing a counter to shared
-memory takes 50 ns. Readers ignore incomplete files and files of other versions or ended processes.
+Each process with virtual GPUs has a ``.state`` file in the user's runtime directory. The file has
+counters of memory and work, and is mapped into memory, so that writing a counter takes 50 ns. A
+process whose CUDA is dead (unusable until a restart) has a ``.dead`` file. Readers ignore files
+that are incomplete, files of other versions of gpumagic, and files of processes that have ended.
 """
 
 import atexit
@@ -31,19 +32,18 @@ NAME = "Virtual GPU"  # the model name of every virtual GPU
 
 COUNTERS = 4
 RESERVED, BUSY_NS, WINDOW_END_NS, OTHERS = range(COUNTERS)
-"""Columns of a GPU's row of counters: bytes that torch's allocator reserves; nanoseconds of work in
-the last time window; the end of this window, from ``time.time_ns()``; bytes of other frameworks."""
+"""Columns of a GPU's row of counters. RESERVED: bytes that torch's allocator reserves. BUSY_NS:
+nanoseconds of work in the last time window. WINDOW_END_NS: the end of that window, from
+``time.time_ns()``. OTHERS: bytes of the arrays of other frameworks."""
 
 WINDOW_NS = 1_000_000_000  # length of a window; the utilization is ``BUSY_NS / WINDOW_NS``
 
-# A GPU counts as idle this many nanoseconds after the end of its last window.
-_STALE_NS = 1_500_000_000
-# Bytes of the header (JSON, padded with spaces), and of each row after it.
-_HEADER = 16384
-_ROW = COUNTERS * 8
+_STALE_NS = 1_500_000_000  # a GPU counts as idle this many nanoseconds after its last window
+_HEADER = 16384  # bytes of the header, which is JSON padded with spaces
+_ROW = COUNTERS * 8  # bytes of each GPU's row of counters, after the header
 # Errors that reading an invalid state file raises.
 _MALFORMED = (ValueError, TypeError, LookupError, ArithmeticError, RecursionError, struct.error)
-# Start times that differ by less, in seconds, are equal: setting the clock changes start times.
+# Start times within this many seconds are equal, because setting the clock changes start times.
 _SAME_START_S = 2.0
 T = TypeVar("T")
 
@@ -67,14 +67,14 @@ class VirtualState(NamedTuple):
 class Publisher:
     """Counters of this process's virtual GPUs, readable by all of this user's processes."""
 
-    # Writable rows of int64, one per GPU, indexed by ``RESERVED`` etc.; private in a forked child.
+    # One writable row of int64 per GPU, indexed by ``RESERVED`` etc. A forked child has copies.
     counters: list[memoryview]
 
     def __init__(self, gpus: Sequence[VirtualFacts], folder: Path | None = None) -> None:
         self._pid = os.getpid()
         self._facts = tuple(gpus)
         self.refresh: Callable[[], None] = lambda: None  # called before `states` reads the counters
-        # None if no file could be written; then only this process sees its virtual GPUs.
+        # None if no file could be written. Then only this process sees its virtual GPUs.
         self.path: Path | None = None
         self._shared = mmap.mmap(-1, _HEADER + _ROW * len(gpus))
         facts = [asdict(gpu) for gpu in gpus]
@@ -143,13 +143,13 @@ def state_folder() -> Path:
     from platformdirs import user_runtime_path
 
     with warnings.catch_warnings():
-        # Without XDG_RUNTIME_DIR, platformdirs warns and uses the temporary folder: fine here.
+        # Without XDG_RUNTIME_DIR, platformdirs warns and uses the temporary folder. That is fine.
         warnings.simplefilter("ignore")
         return user_runtime_path("gpumagic") / "virtual"
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write a file atomically: a reader never sees a partial file."""
+    """Write a file atomically, so that no reader sees a partial file."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f"{path.stem}.")
     with os.fdopen(descriptor, "wb") as file:
@@ -168,20 +168,20 @@ def read(folder: Path | None = None) -> list[VirtualState]:
 
 
 def read_file(path: Path) -> list[VirtualState]:
-    """Return the virtual GPUs in one state file; empty if it is invalid."""
+    """Return the virtual GPUs in one state file; empty if it is invalid or its process ended."""
     return _read(path, _virtual) or []
 
 
 def _virtual(header: dict[str, Any], rows: bytes) -> list[VirtualState]:
     every = header["gpus"]
     facts = [VirtualFacts(str(g["uuid"]), str(g["name"]), int(g["memory_total"])) for g in every]
-    if len(rows) != _ROW * len(facts):  # another version's columns differ
+    if len(rows) != _ROW * len(facts):  # gpumagic of another version wrote it
         raise ValueError(f"{len(rows)} bytes of counters for {len(facts)} GPUs")
     return _states(int(header["pid"]), facts, [*struct.iter_unpack(f"<{COUNTERS}q", rows)])
 
 
 def _read(path: Path, parse: Callable[[dict[str, Any], bytes], T]) -> T | None:
-    """Parse a file; return None if it is invalid. Remove the file of a process that has ended."""
+    """Parse a file; return None if it is invalid. Delete the file of a process that has ended."""
     try:
         with path.open("rb") as file:
             header, rows = json.loads(file.read(_HEADER)), file.read()
@@ -227,7 +227,7 @@ def publish_death(death: cuda_state.Death) -> None:
 
 
 def unpublish_death() -> None:
-    """Remove the file of `publish_death`, once the dead virtual GPU is usable again."""
+    """Remove the file that `publish_death` wrote, because the virtual GPU is usable again."""
     with suppress(OSError):
         (state_folder() / f"{os.getpid()}.dead").unlink()
 
@@ -255,7 +255,7 @@ class VirtualSource(Source):
 
     def problems(self) -> list[Problem]:
         """Return a problem for each live process whose CUDA is dead, this process first."""
-        death = cuda_state.death()  # recorded earlier: the sampler must not call CUDA
+        death = cuda_state.death()  # recorded earlier, because the sampler must not call CUDA
         found = [] if death is None else [Problem("cuda-dead", death.said, death.cure)]
         for path in map(state_folder().joinpath, sorted(glob("*.dead", root_dir=state_folder()))):
             if death is None or path.stem != str(os.getpid()):

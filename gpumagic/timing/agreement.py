@@ -1,5 +1,7 @@
 """Compare each device's results with the results of the first device.
 
+A sweep runs the code for several values of a variable. The results are compared for each value.
+
 Integers and bools must be equal, and NaN equals NaN. Floats may differ by torch.testing's tolerance
 for their dtype. The tolerance is relative to the largest number in the tensor, because a sum's
 rounding error is proportional to the terms (Higham, "Accuracy and Stability of Numerical
@@ -30,7 +32,7 @@ from gpumagic.usercode.values import (
     written,
 )
 
-# Relative and absolute tolerances, as in torch.testing, except for float8, which it lacks.
+# Relative and absolute tolerances, as in torch.testing, which has no tolerances for float8.
 _TOLERANCES = {
     "float8": (0.25, 0.02),
     "float16": (1e-3, 1e-5),
@@ -43,10 +45,9 @@ _TOLERANCES = {
 }
 # TF32 has 10 of a float32's 23 mantissa bits (NVIDIA, "TensorFloat-32 in the A100 GPU").
 _TF32 = 2.0**-10
-# Elements compared at a time: a float64 copy of a whole array could take eight times its memory.
+# Elements compared at a time, because a float64 copy may need eight times an array's memory.
 _PART = 2**22
-# Maximum bytes of a device's results to save for the comparison.
-_KEPT = 2**30
+_KEPT = 2**30  # maximum bytes of a device's results to save for the comparison
 _NUMBERS = {bool, int, float, complex}
 
 
@@ -54,14 +55,12 @@ _NUMBERS = {bool, int, float, complex}
 class Agreement:
     """Whether a device's results agree with the first device's, at one value of the sweep."""
 
-    where: str
-    reference: str
+    where: str  # the device
+    reference: str  # the first device
     same: bool | None  # None if the results were not compared
-    # The largest absolute difference, and the name of the result that has it.
-    largest: float | None = None
-    name: str | None = None
-    # Why the results were not compared, or how they differ.
-    reason: str = ""
+    largest: float | None = None  # the largest absolute difference
+    name: str | None = None  # the name of the result with that difference
+    reason: str = ""  # why the results were not compared, or how they differ
     values: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -69,7 +68,7 @@ class AgreementCollector:
     """Compares results with the first device's results, separately for each value of the sweep."""
 
     def __init__(self) -> None:
-        # The sweep value's key, the first device, its results, and `drawn` as in `add`.
+        # The key of the sweep's value, the first device, and that device's `results` and `drawn`.
         self._first: tuple[object, str, dict[str, Any], frozenset[str]] | None = None
         self.found: list[Agreement] = []
 
@@ -120,7 +119,7 @@ def agree(
 
 
 def _difference(one: Any, other: Any, loose: bool) -> tuple[float, str]:
-    """Return the largest difference of two results, and its description; "" if they agree."""
+    """Return the largest difference of two results, and how they differ: "" if they agree."""
     if one is None or other is None:
         return math.inf, "exists on one device only"
     numpy = sys.modules.get("numpy")
@@ -130,7 +129,7 @@ def _difference(one: Any, other: Any, loose: bool) -> tuple[float, str]:
         kinds = f"{dtype_of(b)}{list(b.shape)}, not {dtype_of(a)}{list(a.shape)}"
         return math.inf, f"is {kinds}"
     exact = not any(tolerance(dtype_of(a)))
-    if exact and bool((a == b).all()):  # unequal large integers may be equal as floats
+    if exact and bool((a == b).all()):  # before a conversion to floats rounds large integers
         return 0.0, ""
     apart, most, _ = array_differences(a, b)
     if math.isinf(apart):
@@ -138,7 +137,7 @@ def _difference(one: Any, other: Any, loose: bool) -> tuple[float, str]:
     if exact:
         apart = apart or 1.0
         return apart, f"differs by {apart:.2g}"
-    dtype = dtype_of(a) if hasattr(one, "dtype") else "float32"  # for a Python number
+    dtype = dtype_of(a) if hasattr(one, "dtype") else "float32"  # a Python number has no dtype
     rtol, atol = tolerance(dtype, loose)
     return apart, "" if apart <= atol + rtol * most else f"differs by {apart:.2g}"
 
@@ -149,7 +148,7 @@ def dtype_of(array: Any) -> str:
 
 
 def tolerance(dtype: str, loose: bool = False) -> tuple[float, float]:
-    """Return the relative and absolute tolerance of a dtype; zeros if it is not a float."""
+    """Return the relative and absolute tolerance of a dtype; zeros for integers and bools."""
     known = (found for start, found in _TOLERANCES.items() if dtype.startswith(start))
     rtol, atol = next(known, (0.0, 0.0))
     return (_TF32 if loose and dtype in ("float32", "complex64") else rtol), atol
@@ -166,7 +165,7 @@ def array_differences(one: Any, other: Any) -> tuple[float, float, int]:
         x, y = (library.asarray(each[start : start + _PART], dtype=kind) for each in flat)
         usual = library.isfinite(x) & library.isfinite(y)
         same = (x == y) | (library.isnan(x) & library.isnan(y))
-        # Replace infinities and NaN by zeros, which change neither maximum.
+        # Replace infinities and NaN by zeros, which do not change the maxima below.
         x, y = library.where(usual, x, 0.0), library.where(usual, y, 0.0)
         apart = library.where(usual | same, abs(x - y), math.inf)
         at = int(apart.argmax())
@@ -189,7 +188,7 @@ class _Numbers(NamedTuple):
 def outcome(
     globals: dict[str, Any], assigned: Iterable[str], value: Any, others: FrameworksOn = NO_OTHERS
 ) -> dict[str, Any]:
-    """Return a run's results by name: numbers, and CPU copies of tensors (at most 1 GiB)."""
+    """Return a run's results by name: numbers, and CPU copies of tensors (up to 1 GiB in all)."""
     # Arrays of other frameworks (`others`) become NumPy arrays.
     found, most = dict[str, Any](), _KEPT
     values = {name: globals[name] for name in assigned if name in globals} | {"Out": value}
@@ -244,7 +243,7 @@ def _is_array(value: Any, others: FrameworksOn) -> bool:
 
 def _nbytes(item: Any, others: FrameworksOn) -> int:
     if is_tensor(item):
-        # The dense size, also for a sparse tensor: the copy on the CPU is dense.
+        # The dense size, also for a sparse tensor, because the copy on the CPU is dense.
         return int(item.numel() * item.element_size())
     framework = others.of(item)
     return int(item.nbytes) if framework is None else framework.nbytes(item)

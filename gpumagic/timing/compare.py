@@ -1,7 +1,7 @@
 """Implement `gpumagic.compare`: time the same code on several devices and for several values.
 
-Ctrl-C keeps finished timings, and process-wide settings are restored. The monitor shows the
-progress, and `last_comparison` returns the last result.
+Ctrl-C ends a comparison and keeps the finished timings. The process-wide settings are restored at
+the end. The monitor shows the progress, and `last_comparison` returns the last result.
 """
 
 import contextvars
@@ -74,10 +74,10 @@ def compare(
 ) -> Comparison:
     """Time `code` on each device, on copies of the variables that it reads.
 
-    For each device and each value of the sweep, the variables are copied and `setup` runs. The
-    results of the first run are compared between the devices. The code runs until its time is
-    steady; then timed repeats follow. The repeats end when the 95 % interval of the median is
-    narrower than 1 % of the median, or after `max_time`. A long run is repeated at least once.
+    For each device and each value of `sweep`, the variables are copied, `setup` runs, and then the
+    code runs once. The results of this first run are compared between the devices. Next, the code
+    runs until its time is steady. Timed repeats follow, at least one. They end when the median's
+    95 % confidence interval is narrower than 1 % of the median, or after `max_time`.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ def compare(
     progress : callable, optional
         Called with a `Progress`, at most ten times a second, and never during a timed run.
     filename, text : str, optional
-        The file name of the code in tracebacks, and the text to show instead of generated code.
+        `filename` is the name of the code in tracebacks. `text` is shown in place of the code.
     stopwatch : Stopwatch, optional
         The clock to use, and the frameworks whose devices are synchronized.
 
@@ -116,8 +116,9 @@ def compare(
     GpuError
         No such device, the same device twice, no code, or a wrong sweep.
     Exception
-        An error in the code, with a note that names the device and the line. At later values of a
-        sweep, and if memory runs out, the error is not raised but stored in the timing.
+        An error in the code, with a note that names the device and the line. The timing stores the
+        error instead if the device has finished another value of the sweep. The same holds if
+        memory runs out, unless there is only one timing.
     """
     if namespace is None:
         namespace = namespace_of(code, sys._getframe(1))
@@ -162,7 +163,7 @@ def compare(
     if isinstance(earlier, Comparison):
         result = result.against(earlier)
     _last[:] = [result]
-    # An error in the view must not lose minutes of measuring.
+    # An error in the view must not lose the result of minutes of measuring.
     with faults.kept("drawing a comparison for the monitor"):
         board.keep(repr(result), result.time, **view(result).panel(result))
     return result
@@ -221,7 +222,8 @@ class Comparing(Task):
     timings: list[Timing] = field(default_factory=list)
     interrupted: bool = False
     _reported: float = -math.inf
-    _full: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # by device: too large value
+    # By device: the sweep's value at which memory first ran out.
+    _full: dict[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def run(self) -> None:
         """Measure everything; Ctrl-C ends this early and keeps the finished timings."""
@@ -237,7 +239,7 @@ class Comparing(Task):
                     cuda_state.give_back()
         except KeyboardInterrupt:
             self.interrupted = True
-        if self.interrupted:  # not in the handler: there the traceback still keeps objects alive
+        if self.interrupted:  # not in the handler, where the traceback keeps objects alive
             cuda_state.give_back()
 
     def _is_beyond(self, where: str, values: Mapping[str, Any]) -> bool:
@@ -270,7 +272,7 @@ class Comparing(Task):
                 note(error, f"timed on {where}{at}{line}")
                 raise
         self._add(one, failure)
-        # Outside the handler: the exception's traceback would keep the memory alive.
+        # Outside the handler, because the exception's traceback would keep the memory alive.
         if failure is not None:
             cuda_state.give_back()
 
@@ -302,7 +304,6 @@ class Comparing(Task):
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
-    """Whether the GPU's or the host's memory ran out."""
     known = isinstance(error, MemoryError) or comes_from(type(error), *_ERRORS)
     # torch's CPU allocator and JAX raise a plain RuntimeError.
     return known or any(words in str(error) for words in _MESSAGES)

@@ -1,6 +1,7 @@
 """Record the times that `%%gputime` and `compare` measured, and compare the devices.
 
-Methods accept a device in any usual spelling. The device need not exist on this machine.
+Methods accept a device in any usual spelling, even if this machine has no such device. A sweep is
+the same measurement for several values of a variable.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ def interval(seconds: Sequence[float]) -> tuple[float, float]:
     """Return the 95 % confidence interval of the median, for any distribution.
 
     The ends are the j-th smallest and the j-th largest value (J.-Y. Le Boudec, Performance
-    Evaluation of Computer and Communication Systems, 2010, theorem 2.1). j is an approximation that
-    is never too large. Fewer than six values give their whole range, with less than 95 %.
+    Evaluation of Computer and Communication Systems, 2010, theorem 2.1). The approximation of j
+    never makes the interval too narrow, unless there are fewer than six values.
     """
     ordered, count = sorted(seconds), len(seconds)
     rank = max(math.floor(0.5 * count - 0.98 * math.sqrt(count)), 1)
@@ -48,7 +49,7 @@ class Timing:
     seconds: tuple[float, ...] = ()
     # For each repeat: seconds of one run, until Python continued. A GPU may then still work.
     host: tuple[float, ...] = ()
-    number: int = 1  # runs in each repeat; `seconds` has their mean
+    number: int = 1  # runs in each repeat; `seconds` has the mean of these runs
     values: Mapping[str, Any] = field(default_factory=dict)  # variable and value: {"n": 256}
     name: str | None = None  # the device's model
     virtual: bool = False  # whether it is a virtual GPU; then the times are the CPU's
@@ -60,7 +61,7 @@ class Timing:
     # The copies between devices and the waits for a device in the first run, as text.
     transfers: str = ""
     alone: tuple[float, ...] = ()  # for two devices: seconds if they run one after the other
-    # Why there are no `seconds`: "out of memory", "interrupted" or an exception's line.
+    # Why there are no `seconds`: "out of memory", "interrupted" or the text of an exception.
     error: str | None = None
     items: float | None = None  # items in one run
 
@@ -80,9 +81,9 @@ class Timing:
 
     @cached_property
     def spread(self) -> tuple[float, float] | None:
-        """The range of seconds that covers the quartiles and the median's 95 % interval."""
-        # With thousands of repeats the interval is too narrow: two runs of a program differ by
-        # more. With few repeats the quartiles are too narrow.
+        """The range of seconds that covers the quartiles and the `interval`."""
+        # With thousands of repeats the interval is too narrow, because two runs of a program differ
+        # by more. With few repeats the quartiles are too narrow.
         if self.quartiles is None:
             return None
         low, high = interval(self.seconds)
@@ -118,7 +119,7 @@ class Timing:
 
     @property
     def scaling(self) -> float | None:
-        """How many times faster two devices are together than one after the other, or None."""
+        """How many times faster devices run together than one after the other, or None."""
         return statistics.median(self.alone) / self.median if self.alone and self.median else None
 
     @property
@@ -196,7 +197,7 @@ class Comparison(table.Shown):
         return self._by_point.get((where, sweeping.key(values)))
 
     def disagreement(self, where: str) -> Agreement | None:
-        """Return the first disagreement between a device and the first device, or None."""
+        """Return the first Agreement where this device's results differ, or None."""
         return next((a for a in self.agreements if a.where == where and a.same is False), None)
 
     def _named(self, where: object) -> str:
@@ -279,10 +280,10 @@ class Comparison(table.Shown):
         return tuple(found)
 
     def crossover(self, a: object, b: object) -> float | None:
-        """Return the largest value at which the slower of two devices becomes faster, or None.
+        """Return the largest value at which the faster of the two devices changes, or None.
 
         The value is interpolated between two measured values, on a log-log scale. Differences
-        within the spread do not count. Raises `GpuError` like `speedup`.
+        within the spread do not count. Raises `GpuError` for an unknown or virtual device.
         """
         pair = self._real(a, b)
         return max((c.at for c in self.crossovers if {c.faster, c.slower} == pair), default=None)
@@ -312,7 +313,7 @@ def of_virtual(names: Sequence[str]) -> str:
 def flips(
     xs: Sequence[float], a: Sequence[Timing | None], b: Sequence[Timing | None]
 ) -> list[tuple[float, float, int]]:
-    """Return each change of the faster device: x, seconds, and 0 if `a` becomes faster, else 1."""
+    """Return where the faster device changes: x, seconds, and 0 if `a` is faster then, else 1."""
     # Interpolated on log-log scales; if some x is not positive, the scale of x is linear.
     known = [
         (x, math.log(one.ratio(other)), one.median)

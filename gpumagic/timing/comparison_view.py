@@ -15,14 +15,12 @@ from gpumagic.display.units import NOT_KNOWN, both, duration, fine, many, rate, 
 from gpumagic.timing.comparison import Comparison, Crossover, Timing, of_virtual
 from gpumagic.usercode.sweep import label, number
 
-# Maximum rows of a sweep, as text and as HTML. A notebook saves the HTML, so it must stay small.
-_FOLD = Fold(36, "… {} more; to_pandas() has all")
+_FOLD = Fold(36, "… {} more; to_pandas() has all")  # maximum rows of a sweep as text
+# Maximum rows of a sweep as HTML, which must stay small because a notebook saves it.
 _HTML_FOLD = Fold(200, "{} more; to_pandas() has all")
-# Maximum number of remarks below a table as text; `Comparison.remarks` has all.
-_REMARKS = 3
-# Show the host's time if it is below this fraction of the device's time.
-_SOONER = 0.9
-# Show the time of the first run if it exceeds this many medians, and this many seconds.
+_REMARKS = 3  # maximum number of remarks in the text; `Comparison.remarks` has all
+_SOONER = 0.9  # show the host's time if it is below this fraction of the device's time
+# Show the time of the first run if it exceeds `_SLOW` medians and `_SLOW_S` seconds.
 _SLOW, _SLOW_S = 5, 0.01
 _LEGEND = {
     "host": "host: time until Python continued, with the device still working",
@@ -134,7 +132,7 @@ def _single(comparison: Comparison) -> str:
 
 
 def _pair(comparison: Comparison, first: str, other: str) -> str:
-    """Describe the last crossover of two devices or, if there is none, their speed-up."""
+    """Return a sentence about the last crossover of two devices, or about their speed-up."""
     ((axis, values),) = comparison.sweep.items()
     flips = [c for c in comparison.crossovers if {c.faster, c.slower} == {first, other}]
     if flips:
@@ -227,13 +225,13 @@ def _columns(comparison: Comparison) -> list[Column]:
 
 
 def _iqr(timing: Timing) -> str:
-    """Return the IQR in percent of the median or, if there are few repeats, their number."""
+    """Return the IQR in percent of the median, or the number of repeats if there are few."""
     few = many(len(timing.seconds), "run") if timing.seconds else ""
     return few if timing.iqr is None else _percent(timing.iqr)
 
 
 def _speedup(comparison: Comparison, timing: Timing) -> str:
-    """Return the speed-up over the first device, if both are comparable."""
+    """Return the speed-up over the first device; empty if either is not comparable."""
     known = comparison.comparable
     first = comparison.at(comparison.alone[0], timing.values)
     if len(known) < 2 or first is None or not {first.where, timing.where} <= {*known}:
@@ -317,7 +315,7 @@ def _of_devices(comparison: Comparison) -> list[Column]:
 
 
 def _of_sweep(comparison: Comparison) -> list[Column]:
-    """Return the sweep's values, each device's median, and the fastest device."""
+    """Return columns for the values of the sweep, each device, and the fastest device."""
     points, number = comparison.points, partial(Column, number=True)
     columns = [number(name, [_spelled(p[name]) for p in points]) for name in comparison.sweep]
     for where in comparison.devices:
@@ -357,7 +355,7 @@ def _bar(timing: Timing, longest: float, color: str) -> str:
 
 
 def sweep_figure(comparison: Comparison) -> str:
-    """Return an SVG element with the curves of a sweep."""
+    """Return an SVG element with the curves of a sweep; empty if a value is not a number."""
     ((name, values),) = comparison.sweep.items()
     xs = sorted((x, value) for value in values if (x := number(value)) is not None)
     if len(xs) < len(values):
