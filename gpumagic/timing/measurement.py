@@ -1,4 +1,4 @@
-"""Measure the code on one target, at one value of the sweep's variable.
+"""Time a program on one target, with one value of a variable.
 
 After an error or an interrupt, `Measuring.timing` still returns the results so far.
 """
@@ -49,15 +49,15 @@ class Task:
     namespace: dict[str, Any]
     max_time: float  # maximum seconds of each measurement, without the first run
     stopwatch: Stopwatch
-    items: Mapping[Any, float | None]  # items in one run, by `sweep.key` of the values
-    # The random state at the beginning, from which every device starts.
+    items: Mapping[Any, float | None]  # items that one run processes; keys from `sweep.key`
+    # The random state when the comparison began. Every device starts from it.
     randomness: Randomness = field(default_factory=Randomness)
-    # Receives the result of each first run, before the timing.
+    # Compares the results of the targets' first runs.
     agreeing: AgreementCollector = field(default_factory=AgreementCollector)
 
 
 class Measuring:
-    """One measurement. Call `run` and then `timing`, even if `run` has raised an error."""
+    """One measurement. Call `run`, then `timing`. `timing` also works after an error in `run`."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Measuring:
         self.notes: tuple[str, ...] = ()
 
     def timing(self, error: str | None = None) -> Timing:
-        """Return the result; after an error it has no `seconds`."""
+        """Return the result so far. It has no `seconds` if an `error` is given."""
         repeats = self._repeats
         if error is not None or repeats is None:
             return replace(self._timing, error=error, alone=())
@@ -90,8 +90,8 @@ class Measuring:
         self._timing = replace(self._timing, **found)
 
     def run(self) -> None:
-        """Copy the inputs, set up, run once, warm up, and repeat. Frees the copies at the end."""
-        with ExitStack() as stack:  # closes even if an interrupt prevents `stack.close` below
+        """Copy the inputs, set up, run once, warm up, and repeat. At the end, free the copies."""
+        with ExitStack() as stack:  # closes `stack` even if an interrupt prevents the call below
             try:
                 self._run(stack)
             finally:
@@ -100,7 +100,7 @@ class Measuring:
 
     def _run(self, stack: ExitStack) -> None:
         task, trials = self._task, list[Trial]()
-        task.stopwatch.wait()  # work queued by earlier cells does not count as copying
+        task.stopwatch.wait()  # so that copying does not include the work of earlier cells
         for device in self._target:
             trial = Trial(
                 task.program,
@@ -142,7 +142,7 @@ class Measuring:
                 began = task.stopwatch.clock()
                 with nullcontext() if prints and not n else self.quiet:
                     value = runner.first(n)
-                # Use the model as a GPU's name: GPUs of one model draw the same random numbers.
+                # Name a GPU by its model, because GPUs of one model draw the same random numbers.
                 drawn = frozenset(
                     torch_here().cuda.get_device_name(name) if name.startswith("cuda") else name
                     for name in task.randomness.drawn()
@@ -159,7 +159,7 @@ class Measuring:
 
     @contextmanager
     def _transfers(self) -> Iterator[None]:
-        """Count copies and waits; if the ledger fails, measuring continues."""
+        """Count copies and waits inside the `with` block. If counting fails, the run continues."""
         ledger = watch(warn=False, frameworks=self._task.needed.frameworks)
         with faults.kept(_WATCHING):
             ledger.start()
@@ -200,7 +200,7 @@ def _peak_memory(target: Target, needed: Needed) -> Callable[[], dict[str, int]]
         found = Counter[str]()
         for memory in (memory for stop in stops for memory in stop()):
             found[memory.device] += memory.peak - memory.before
-        # A device without a report has peak 0, if torch is the only framework in use.
+        # If only torch is in use, a GPU without a reported peak has allocated nothing.
         if torch is not None and torch.cuda.is_initialized() and not needed.others:
             found.update({str(device): 0 for device in target if device.kind == "cuda"})
         return dict(found)

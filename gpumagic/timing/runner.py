@@ -2,8 +2,6 @@
 
 A GPU may still be working when the call that started the work has returned. So all streams of every
 initialized device are synchronized before and after each block.
-
-A program runs on copies of the variables that it reads. After `close` no copy remains.
 """
 
 from __future__ import annotations
@@ -36,8 +34,8 @@ _Times = tuple[float, float, float]
 class Lap:
     """Total seconds of a block of runs."""
 
-    total: float  # until every device was done
-    host: float  # until Python continued
+    total: float  # until all devices had finished
+    host: float  # until the last call had returned; a GPU may still have been working
 
 
 @dataclass
@@ -60,12 +58,12 @@ class Stopwatch:
             yield
 
     def times(self, run: _Loop, number: int) -> _Times:
-        """Run the code; return when it began, when Python continued, and when all work was done."""
+        """Run the code; return the times before it, after it, and when all devices had finished."""
         runs = repeat(None, number)
         began = self.clock()
         run(runs)
         went_on = self.clock()
-        self.wait()  # the code may have initialized more devices
+        self.wait()  # also for devices that the code has just initialized
         return began, went_on, self.clock()
 
     def lap(self, run: _Loop, number: int) -> Lap:
@@ -76,12 +74,12 @@ class Stopwatch:
 
 
 class Runner:
-    """One program on one or several devices, each with its own copies."""
+    """Run a program on one or several devices. Each device has copies of the variables."""
 
     def __init__(self, trials: Sequence[Trial], stopwatch: Stopwatch) -> None:
         self.trials = trials
         self._stopwatch = stopwatch
-        # With one device the program runs in this thread: Ctrl-C can interrupt it anywhere.
+        # With one device the program runs in this thread, so that Ctrl-C can interrupt it.
         self._workers = [] if len(trials) == 1 else [Worker(trial.where) for trial in trials]
 
     def set_up(self, n: int) -> None:
@@ -95,7 +93,7 @@ class Runner:
         self._all({n: job})
 
     def first(self, n: int) -> Any:
-        """Run once on the n-th device only, and return the value."""
+        """Run once on the n-th device only; return the value of the last expression."""
         return self._all({n: self.trials[n].first})[0]
 
     def lap(self, number: int) -> Lap:
@@ -122,7 +120,7 @@ class Runner:
         return Lap(total, total)
 
     def close(self) -> None:
-        """Restore the threads' devices and end the threads."""
+        """Restore each thread's default device, and end the threads."""
         try:
             self._all({n: trial.stack.close for n, trial in enumerate(self.trials)})
         finally:
@@ -132,7 +130,7 @@ class Runner:
     def _all(
         self, jobs: Mapping[int, Callable[[], Any]], barrier: threading.Barrier | None = None
     ) -> list[Any]:
-        """Run jobs in their threads and return the results; an interrupt also stops the jobs."""
+        """Run jobs in their devices' threads; return the results. An interrupt stops all jobs."""
         if not self._workers:
             return [job() for job in jobs.values()]
         given: dict[int, Future[Any]] = {}
@@ -151,25 +149,26 @@ class Runner:
         return [future.result() for future in given.values()]
 
 
-# The median is precise if its 95 % interval is narrower than this fraction of the median.
+# Stop when the median's 95 % confidence interval is narrower than this fraction of the median.
 _NARROW = 0.01
-# Blocks are just long enough that the loop's overhead is about a thousandth of their time. Other
-# programs then disturb only some of the blocks, and hardly change the median.
+# A block is just long enough that the loop's overhead is about a thousandth of its time. Because
+# blocks are short, other programs disturb only some of them and hardly change the median.
 _NEGLIGIBLE = 1e-3
 _LEAST_BLOCK_S = 1e-3
 # Times are steady if the last five blocks have a coefficient of variation of at most 2 %
 # (A. Georges, D. Buytaert, L. Eeckhout, Statistically rigorous Java performance evaluation, OOPSLA
 # 2007, section 4.2). Warm up for at least 0.1 s, because a GPU raises its clock in that time.
 _WINDOW, _STEADY, _LEAST_WARM_S = 5, 0.02, 0.1
-# Warm up for at most a fifth of the time, because some machines are never steady.
+# Warm up for at most a fifth of `max_time`, because some machines are never steady.
 _WARM_SHARE = 0.2
-# Minimum seconds to time, as in torch's Timer.blocked_autorange: other programs run in bursts.
+# Time at least 0.2 s, like torch's Timer.blocked_autorange, because other programs run in bursts.
 _LEAST_TIMED_S = 0.2
-_LEAST, _MOST = 10, 10_000  # repeats before precision is first checked; maximum repeats
+# Check the precision after `_LEAST` repeats for the first time. Stop after `_MOST` repeats.
+_LEAST, _MOST = 10, 10_000
 
 
 class Repeats:
-    """Warm up and time repeats of code with `lap`, at least one, for about `max_time` seconds.
+    """Warm up, then call `lap` at least once and for about `max_time` seconds.
 
     The caller has already run the code once.
     """
@@ -187,7 +186,7 @@ class Repeats:
         self._lap, self._told, self._clock = lap, told, clock
         self._max_time, self._least = max_time, min(_LEAST_TIMED_S, max_time / 2)
         self._timed_s = 0.0
-        # Compute the interval next at this number of repeats, because computing it is slow.
+        # The confidence interval is slow to compute. Compute it next after this many repeats.
         self._look_at = _LEAST
 
     @property
@@ -212,7 +211,7 @@ class Repeats:
                 return
             lap = self._lap(1)
         if lap.total < share:
-            # Drop an earlier run that took longer: it did other work, such as compiling.
+            # Drop an earlier run that took longer, because it did other work, such as compiling.
             self.laps.clear()
             self._timed_s = 0.0
             began = self._clock() - lap.total
@@ -230,7 +229,7 @@ class Repeats:
         window: deque[float] = deque(maxlen=_WINDOW)
         while True:
             number = min(math.ceil(block / max(each, 1e-9)), 10 * self.number)
-            # Ignore small increases, or times would never be steady.
+            # Each increase clears the window, so ignore small increases.
             if number > 1.5 * self.number:
                 self.number = number
                 window.clear()
@@ -242,7 +241,7 @@ class Repeats:
                 return
             lap = self._lap(self.number)
             window.append(lap.total)
-            # Use the minimum: a run slowed by other programs must not make the blocks too short.
+            # Use the minimum, so that a run slowed by other programs does not shorten the blocks.
             each = min(each, lap.total / self.number)
             self._told("warm up")
 

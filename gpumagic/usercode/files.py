@@ -43,13 +43,13 @@ _STAND_INS = (
     os.path.join(_OURS, "usercode", "files.py"),
 )
 
-# torch's folder, found without importing torch; the null device if torch is not installed.
+# torch's folder, found without importing torch. Without torch, a path that matches no file.
 _place = getattr(find_spec("torch"), "origin", None)
 _TORCH = os.path.join(os.path.dirname(os.path.abspath(_place)), "") if _place else os.devnull
 _NAMED = re.compile(r"[\\/](site|dist)-packages[\\/]")
 _LIBRARIES = (
     _OURS,
-    _TORCH,  # even if it was built from source
+    _TORCH,  # a torch built from source is not in site-packages
     *(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib")),
     os.path.join(os.path.dirname(os.__file__), ""),
 )
@@ -71,14 +71,14 @@ def is_users(file: str | None) -> bool:
         return _TYPED.match(file) is not None
     if _NAMED.search(file) or (file.endswith(_CYTHON) and not os.path.isabs(file)):
         return False
-    # Test the path as it is first, because making it absolute is slow.
+    # First test the path as given, because making it absolute is slow.
     if file.startswith(_LIBRARIES) or os.path.abspath(file).startswith(_LIBRARIES):
         return False
     return not (os.path.isfile(file) and _is_generated(file))
 
 
 def _is_generated(file: str) -> bool:
-    """Whether a library generated the file: the file is a module of an installed package."""
+    """Whether a file is a loaded module of a library. Libraries can generate modules anywhere."""
     modules = [(name, vars(m)) for name, m in [*sys.modules.items()] if type(m) is ModuleType]
     name = next((name for name, held in modules if held.get("__file__") == file), "")
     package = getattr(sys.modules.get(name.partition(".")[0]), "__file__", None)
@@ -101,7 +101,7 @@ def is_torchs(file: str) -> bool:
 
 
 def module_of(file: str) -> str:
-    """Return the module of a library's file, such as ``torch.optim.lbfgs``; else empty."""
+    """Return the module of a package's file, such as ``torch.optim.lbfgs``; else empty."""
     if is_torchs(file):
         inside = os.path.join("torch", file[len(_TORCH) :])
     elif found := list(_NAMED.finditer(file)):
@@ -132,15 +132,14 @@ def next_cell() -> str:
 
 
 def _typed() -> int:
-    # Counts the history, because IPython versions differ in when `execution_count` changes.
+    # Count the history, because IPython versions differ in when `execution_count` changes.
     return len(getattr(getattr(shell(), "history_manager", None), "input_hist_raw", [""]))
 
 
 # -- lines
 _LONG = 60  # maximum length of a displayed line
-# File names of the code that `%%time` and `%%timeit` run, and the functions that run it.
-_TIMED = ("<timed ", "<magic-timeit")
-_TIMING = ("time", "timeit")
+_TIMED = ("<timed ", "<magic-timeit")  # names of the code that `%%time` and `%%timeit` run
+_TIMING = ("time", "timeit")  # functions of IPython that run this code
 # IPython's Python code for a line magic, such as `%timeit x.sum()`.
 _MAGIC = re.compile(r"""get_ipython\(\)\.run_line_magic\('(\w+)', (['"])(.*)\2\)""")
 
@@ -161,7 +160,7 @@ class UserLine:
 
     @property
     def place(self) -> str:
-        """The line as text; outside the running or last cell: ``"In [5], line 19"``."""
+        """``"line 19"``; ``"In [5], line 19"`` for a line outside the running or last cell."""
         line = f"line {self.line}"
         return line if self.label in ("", last_cell()) else f"{self.label}, {line}"
 
@@ -210,7 +209,7 @@ def in_cell(frame: FrameType, at: int | None = None) -> tuple[CodeType, int]:
     name, ipython = outer.f_code.co_filename, shell()
     if not body and not (line and ipython):
         return outer.f_code, outer.f_lasti
-    if not body:  # `%time` of one line: blank lines above give it the right number
+    if not body:  # `%time` of one line: blank lines above it make its number right
         above = outer.f_lineno - 1
         count = getattr(ipython.compile, "_filename_map", {}).get(name, 0)
         name = ipython.compile.cache("\n" * above + line, count)
@@ -275,8 +274,8 @@ def expression(code: CodeType, at: int) -> str:
 
 
 def executing(code: CodeType, at: int) -> Any:
-    """Look an instruction up with the executing package: its `source`, and `node` or None."""
-    from executing import Source  # imported here: it takes 14 ms, and few magics need it
+    """Look up an instruction with the executing package. The result's `node` may be None."""
+    from executing import Source  # here, because the import takes 14 ms and few magics need it
 
     # This object has all that executing reads. A real frame would keep its variables alive.
     frame: Any = SimpleNamespace(f_code=code, f_lasti=at, f_lineno=line_of(code, at), f_globals={})
@@ -310,7 +309,7 @@ def _columns(code: CodeType, at: int) -> str:
     first, last, start, end = next(islice(code.co_positions(), at // 2, None), (None,) * 4)
     if first is None or last is None:
         return ""
-    # Columns are in bytes of UTF-8.
+    # Columns count bytes of UTF-8.
     rows = [linecache.getline(code.co_filename, n).encode() for n in range(first, last + 1)]
     rows[-1] = rows[-1][:end]
     rows[0] = rows[0][start:]
@@ -334,9 +333,9 @@ def swap_attribute(stack: ExitStack, owner: Any, name: str, ours: Any) -> None:
 
 
 def leave_out_ours(error: BaseException) -> None:
-    """Remove the calling function's frame and gpumagic's frames below it from a traceback.
+    """Remove the calling function's frame, and gpumagic's next frames, from a traceback.
 
-    Call it in an `except` clause that ends with a bare `raise`. From Python 3.11 on, that `raise`
+    Call this in an `except` clause that ends with a bare `raise`. From Python 3.11 on, that `raise`
     adds no frame. `python -X dev` keeps the frames.
     """
     trace = error.__traceback__

@@ -1,6 +1,6 @@
 """Read a traceback: the user's frames, the expression that failed, and the code around it.
 
-Only the traceback of an exception is changed. None of the user's code is run.
+None of the user's code is run.
 """
 
 import ast
@@ -25,7 +25,7 @@ from gpumagic.usercode.files import (
 from gpumagic.usercode.values import Scope
 from gpumagic.usercode.variables import NamesReader, names_read
 
-_FRAMES = 200  # maximum steps of a traceback to read; the deepest steps are read
+_FRAMES = 200  # maximum frames of a traceback to read; the deepest frames are read
 _ERRORS = 20  # maximum exceptions to read, in a chain of causes
 _place = attrgetter("lineno", "end_lineno", "col_offset", "end_col_offset")
 _HIDE = "__tracebackhide__"
@@ -47,8 +47,8 @@ def errors(error: BaseException) -> Iterator[BaseException]:
 
 
 def cut_ours(error: BaseException) -> None:
-    """Remove the frames of gpumagic from an error's tracebacks."""
-    # Below the user's innermost frame, keep all frames except those of patches of torch or Python.
+    """Remove gpumagic's frames from an error's tracebacks."""
+    # Below the user's innermost frame, remove only the frames of patches of torch or Python.
     for each in errors(error):
         chain = steps_of(each.__traceback__)
         files = [tb.tb_frame.f_code.co_filename for tb in chain]
@@ -60,7 +60,7 @@ def cut_ours(error: BaseException) -> None:
 
 
 def _runs(file: str) -> bool:
-    """Whether a file name is of gpumagic's own code, or of a call that gpumagic compiled."""
+    """Whether a file belongs to gpumagic, or is the name of code that gpumagic compiled."""
     return is_ours(file) or file.startswith("<gpumagic.")
 
 
@@ -82,8 +82,8 @@ def libraries_hidden(error: BaseException) -> Iterator[None]:
     try:
         yield
     finally:
-        for frame in hidden:  # so that %debug shows them; Python 3.13 cannot delete the name
-            frame.f_locals[_HIDE] = False
+        for frame in hidden:  # so that %debug shows these frames
+            frame.f_locals[_HIDE] = False  # Python 3.13 cannot delete the name
 
 
 def tracebacks(error: BaseException) -> Iterator[TracebackType]:
@@ -110,8 +110,8 @@ class FailedFrame:
         self.code, at = in_cell(frame, tb.tb_lasti)
         self.filename = self.code.co_filename
         self.line = line_of(self.code, at)
-        self.direct = library is None  # only torch's code is between this frame and the error
-        # The local names of the deepest frame in a library other than torch.
+        self.direct = library is None  # no library except torch is between this frame and the error
+        # Local names of the deepest frame that this frame called in a library other than torch.
         self.library = _names(library) if library is not None else {}
         # Whether this is the code of a cell or file, not of a function.
         self.at_top = not self.code.co_flags & inspect.CO_OPTIMIZED
@@ -148,7 +148,7 @@ class FailedFrame:
     def text(self, node: ast.AST) -> str:
         """Return the source of an expression, on one line."""
         found = self._asttext.get_text(node) if self.tree is not None else ""
-        # Unparse several lines: if they were joined, a comment would hide the code after it.
+        # Unparse several lines, because a comment would hide the code that is joined after it.
         found = ast.unparse(node) if not found or "\n" in found else found
         return " ".join(line.strip() for line in found.splitlines())
 
@@ -175,7 +175,7 @@ def failed_frames(traceback: TracebackType | None) -> list[FailedFrame]:
     for tb in reversed(steps_of(traceback)[-_FRAMES:]):
         filename = tb.tb_frame.f_code.co_filename
         if is_users(filename):
-            # Skip the frame of the `%%time` line: the timed code below is in the same cell.
+            # Skip the frame of the `%%time` line, because the timed code is in the same cell.
             if not (timed and filename == found[-1].filename):
                 found.append(FailedFrame(tb, library=library))
             timed, library = found[-1].filename != filename, None
@@ -220,7 +220,7 @@ def loops_around(node: ast.AST) -> list[ast.stmt]:
 
 
 def stored(tree: ast.AST) -> set[str]:
-    """Return the names that a piece of code binds."""
+    """Return the names that a piece of code assigns or deletes."""
     nodes = ast.walk(tree)
     return {n.id for n in nodes if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
 
@@ -261,7 +261,7 @@ class RestOfCode:
 
     @property
     def read_anywhere(self) -> set[str]:
-        """Return the names that this code reads, including the part that has already run."""
+        """Return the names that the code reads, including the part that has already run."""
         return set(names_read(self.frame.tree)) if self.frame.tree is not None else set()
 
     @property
@@ -292,12 +292,12 @@ class RestOfCode:
 
     @cached_property
     def nodes(self) -> list[ast.AST]:
-        """Return the nodes of the code that has not run yet, including the loops around it."""
+        """Return the nodes of the failed and the later statements, and of the loops around them."""
         return [node for each in self._rest for node in ast.walk(each)]
 
     @cached_property
     def backward(self) -> bool:
-        """Whether a backward pass follows in this code, or in a function called with arguments."""
+        """Whether a backward pass follows, here or in a function that is called with arguments."""
         tree = self.frame.tree or ast.Pass()
         defined = (n for n in ast.walk(tree) if isinstance(n, _FUNCTIONS))
         makers = {n.name for n in defined if any(map(_is_backward, ast.walk(n)))}
@@ -316,7 +316,7 @@ def _named(node: ast.AST) -> str:
 
 
 def _is_backward(node: ast.AST) -> bool:
-    # `fit(x)` without a dot calls a function of the user: the code of this function decides.
+    # `fit(x)` without a dot calls the user's function. `RestOfCode.backward` reads that function.
     return _named(node) in _BACKWARD and getattr(node, "id", "") != "fit"
 
 

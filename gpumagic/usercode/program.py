@@ -1,7 +1,7 @@
 """Compile a cell's code, to run it once or many times in a loop.
 
-As in `timeit`, the loop is part of the compiled code. It is at module level, so the code has the
-same meaning and the same cost as in a cell. Tracebacks show the user's lines and file name.
+As in `timeit`, the loop is part of the compiled code. The loop is at module level, so the code has
+the same meaning and the same cost as in a cell. Tracebacks show the user's lines and file name.
 """
 
 import __future__ as future
@@ -51,7 +51,7 @@ def awaits(node: ast.AST) -> int | None:
     """Return the line of the first `await` outside functions; None if there is none."""
     if isinstance(node, (ast.Await, ast.AsyncFor, ast.AsyncWith)):
         return node.lineno
-    if isinstance(node, _LATER):  # only decorators, defaults and the first iterable run now
+    if isinstance(node, _LATER):  # now run: decorators, defaults, a generator's first iterable
         now = [*getattr(node, "decorator_list", ()), getattr(node, "args", ast.Pass())]
         now += [each.iter for each in getattr(node, "generators", ())[:1]]
         return next(filter(None, map(awaits, now)), None)
@@ -125,7 +125,7 @@ def program(
     text: str | None = None,
     passed: Iterable[str] = (),
 ) -> Program:
-    """Compile code, or a call of a function with `passed` variables; raise GpuError for `await`."""
+    """Compile code, or a call of a function with the arguments `passed`; `await` is an error."""
     named = _remember(setup)
     before = ast.parse(setup, named)
     if awaits(before):
@@ -157,7 +157,7 @@ def program(
         assigned=tuple(assigned),
         function=function,
         _setup=compile(before, named, "exec", dont_inherit=True),
-        # Compiled as a cell first, which refuses `break` and `continue`; a loop would allow them.
+        # `compile_cell` must be first, because it refuses a `break` that `_looped` would allow.
         _once=compile_cell(tree, name),
         _loop=_looped(tree, name),
     )
@@ -189,7 +189,7 @@ def _read_by(function: Any, namespace: dict[str, Any]) -> list[str]:
 
 
 def _remember(code: str) -> str:
-    """Register text without a file, so that tracebacks show its lines; return its name."""
+    """Register code that has no file, so that tracebacks show its lines; return a file name."""
     name = f"<timed {hashlib.sha1(code.encode(), usedforsecurity=False).hexdigest()[:8]}>"
     lines = [f"{line}\n" for line in code.splitlines()]
     linecache.cache[name] = (len(code), None, lines, name)

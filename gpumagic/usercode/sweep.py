@@ -1,4 +1,4 @@
-"""Parse a sweep: one variable and its values; count the items of work at each value.
+"""Parse a sweep (one variable and its values), and count the items of work for each value.
 
 Forms: ``n=64,256``, ``n=1..4096``, ``n=pow2:1..64``. A point is one value: ``{"n": 64}``.
 """
@@ -22,9 +22,9 @@ from gpumagic.usercode.variables import variables_read
 MOST_POINTS = 1000
 _ITEMS = "type a number above 0, or an expression for one, such as len(sentences)"
 TYPE = "type n=64,256,1024, n=100..1000:100 or n=pow2:1..4096"
-# Typed numbers must be below this: torch's sizes have 64 bits.
+# Typed numbers must be below this, because torch's sizes have 64 bits.
 _TOO_LARGE = 2.0**63
-_WHOLE = 2**63  # maximum length that shortens no label
+_WHOLE = 2**63  # a length limit that no label reaches
 _NUMBER = re.compile(r"[-+]?\.?\d[-+.\w]*")
 _RANGE = re.compile(r"(?:pow(\d{1,4}):)?(.+?)\.\.([^:]+)(?::(.+))?")
 
@@ -34,8 +34,8 @@ def parse(
 ) -> dict[str, tuple[Any, ...]]:
     """Parse the values typed for a variable; raise GpuError if they are invalid.
 
-    Forms: ``"n=64,256"``, ``"n=100..1000:100"``, ``"n=pow2:1..64"``, ``"how=mean,sum"``, or several
-    separated by commas. Names such as ``"dtype=torch.float16"`` are looked up in `names`.
+    Forms: ``"n=64,256"``, ``"n=100..1000:100"``, ``"n=pow2:1..64"``, ``"how=mean,sum"``. Commas may
+    also separate ranges. Names such as ``"dtype=torch.float16"`` are looked up in `names`.
     """
     typed = " ".join(typed.split())  # in one line
     text = option + typed
@@ -52,7 +52,7 @@ def range_of(typed: str) -> tuple[str, Sequence[Any]]:
     between = _RANGE.fullmatch(listed)
     if between and not between[1] and name.isidentifier() and not keyword.iskeyword(name):
         first, last, step = (_number(end or "1", typed) for end in between.groups()[1:])
-        whole = all(float(end).is_integer() for end in (first, last, step))  # also 1e9
+        whole = all(float(end).is_integer() for end in (first, last, step))  # 1e9 is whole too
         if whole and step > 0 and last >= first:
             return name, range(int(first), int(last) + 1, int(step))
     ((name, values),) = parse(typed, option="").items()
@@ -75,7 +75,7 @@ def _values(piece: str, text: str, names: Mapping[str, Any]) -> Sequence[Any]:
     owner, _, rest = word.partition(".")
     if not word.replace("-", "_").replace(".", "_").isidentifier():
         raise GpuError(f"{text}: {piece} is not a value; {TYPE}")
-    with suppress(AttributeError, KeyError):  # torch.float16
+    with suppress(AttributeError, KeyError):  # such as torch.float16
         return [attrgetter(rest)(names[owner])]
     return [word]
 
@@ -154,7 +154,7 @@ def key(values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
 
 
 def number(value: Any) -> float | None:
-    """Return a value as a finite float; None if it is not a number."""
+    """Return a value as a float; None if it is not a finite number, or is a bool."""
     if isinstance(value, bool) or not isinstance(value, Real):
         return None
     with suppress(OverflowError, ValueError):
@@ -183,7 +183,7 @@ def unread(
 def items_per_run(
     items: float | str | None, namespace: Mapping[str, Any], points: Sequence[Mapping[str, Any]]
 ) -> list[float | None]:
-    """Return the items per run at each point of a sweep; raise GpuError unless positive."""
+    """Return the items per run at each point of a sweep; raise GpuError if one is not positive."""
     if items is None:
         return [None] * len(points)
     try:

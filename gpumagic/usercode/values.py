@@ -27,7 +27,7 @@ def torch_here() -> Any:
 
 
 def comes_from(kind: type, *names: str) -> bool:
-    """Whether a class is a named class, such as ``"torch.nn.Module"``, or its subclass."""
+    """Whether a class is one of `names`, such as ``"torch.nn.Module"``, or a subclass of one."""
     for name in names:
         module, _, word = name.rpartition(".")
         known = getattr(sys.modules.get(module), word, None)
@@ -46,7 +46,7 @@ def is_module(value: object) -> bool:
     return comes_from(type(value), "torch.nn.Module")
 
 
-# Name, module, bases and members of a class, bypassing its metaclass.
+# Functions that return a class's name, module, bases and members, bypassing its metaclass.
 class_name = vars(type)["__name__"].__get__
 defined_in = vars(type)["__module__"].__get__
 bases_of = vars(type)["__mro__"].__get__
@@ -65,7 +65,7 @@ def own(value: Any) -> Any:
 # -- expressions
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "MISSING"})()
 """The value of a name that cannot be read."""
-# Cheap attributes of tensors of torch's own classes.
+# Attributes that are cheap to read, of tensors of torch's own classes.
 _OF_TENSORS = {"data", "grad", "device"}
 _MODULE_STATE = ("_parameters", "_buffers", "_modules")
 _LISTS_OF_MODULES = tuple(f"torch.nn.{name}" for name in ("Sequential", "ModuleList", "ModuleDict"))
@@ -95,7 +95,7 @@ class Scope:
 
 
 class _TorchEvaluator(Evaluator):
-    """Evaluate expressions, also of torch's modules and tensors, and of container subclasses."""
+    """Evaluate expressions that may contain torch modules, tensors and container subclasses."""
 
     def _handle(self, node: ast.expr) -> Any:
         try:
@@ -142,17 +142,17 @@ Step = tuple[str, Any]
 Path = tuple[Any, ...]
 """The path to a value: the variable's name, then one step per attribute or item."""
 
-# Types whose objects are not searched.
+# Types whose objects are not searched for other objects.
 PLAIN = {int, float, complex, bool, str, bytes, type(None), types.ModuleType}
 _SEQUENCES = (list, tuple, set, frozenset, deque)
-# No other mappings: reading their items may read a file or a database.
+# No other mappings, because reading their items may read a file or a database.
 _MAPPINGS = (dict, UserDict)
 _PARTS: dict[type, tuple[str, ...]] = {
     functools.partial: ("func", "args", "keywords"),
     MethodType: ("__self__",),
 }
 CONTAINERS = (*_SEQUENCES, *_MAPPINGS, *_PARTS)
-# Objects of these libraries are not searched. They include locks, threads and the notebook.
+# Objects of these libraries, such as locks and threads, are not searched.
 _CLOSED = {*sys.stdlib_module_names, "IPython", "ipykernel", "gpumagic"}
 _ITEMS = 2000  # maximum items that `contents` returns
 
@@ -215,7 +215,7 @@ def is_open(kind: type) -> bool:
     """Whether the attributes of a class's objects are searched."""
     if issubclass(kind, types.SimpleNamespace):
         return True
-    # The first base outside Python's library decides, because the class's module may be `abc`.
+    # The first base outside Python's library decides, because `ABCMeta(…)` makes classes in `abc`.
     homes = [str(defined_in(base)).partition(".")[0] for base in bases_of(kind)]
     home = next((name for name in homes if name not in sys.stdlib_module_names), homes[0])
     return home not in _CLOSED and bool(kind.__dictoffset__ or slots_of(kind))
@@ -228,7 +228,7 @@ def walk(
     most: int = sys.maxsize,
     depth: int = sys.maxsize,
 ) -> Iterator[tuple[Path, Any]]:
-    """Yield reachable values once, with paths, breadth first; `into` returns a value's parts."""
+    """Yield each reachable value and its path once, breadth first. `into` returns the parts."""
     seen: dict[int, Any] = {}  # keeps visited values alive, so that their ids stay unique
     todo = deque(values)
     while todo and len(seen) < most:
@@ -252,7 +252,7 @@ def parts_of(value: Any) -> list[tuple[Step, Any]]:
 
 # -- functions, and the global names that they read
 def of_function(function: Any, name: str) -> Any:
-    """Return `__name__` or `__module__` of a C or Python function; None for any other value."""
+    """Return a C or Python function's `__name__` or `__module__`; None for any other value."""
     if type(function) is MethodType:
         function = function.__func__
     if not isinstance(function, (types.BuiltinFunctionType, FunctionType)):
@@ -299,7 +299,7 @@ def functions_in(value: Any, module: str) -> list[FunctionType]:
 
     try:
         found = [each for _, each in walk([((), value)], into, most=2 * _FEW)]
-    except Exception:  # noqa: BLE001  a module whose `__init__` has not run
+    except Exception:  # noqa: BLE001  a torch module whose `__init__` has not run
         return []
     return [each for each in found if type(each) is FunctionType and each.__module__ == module]
 

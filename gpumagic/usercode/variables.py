@@ -1,6 +1,6 @@
 """Find the names that code reads and binds, and their values, without running the code.
 
-A name is read if an expression may use its value from *before* the cell. `x = 1; print(x)` does
+A name is read if an expression may use the value from *before* the cell. `x = 1; print(x)` does
 not read the old `x`, but `if c: x = 1` followed by `print(x)` does. A cell with only `train()`
 reads the names that `train` reads. Reading only a tensor's metadata (`x.shape`) does not count.
 """
@@ -24,7 +24,7 @@ _OPTIONS = re.compile(r"^(\s*-{1,2}\w+(\s*\d+)?(?=\s|$))+")
 # it to create other tensors.
 _METADATA = {"dim", "dtype", "layout", "nbytes", "ndim", "numel", "shape", "size"}
 _METADATA_OF = {"id", "len", "type"}
-# Code that calls one of these may read variables by names in its string constants.
+# Code that calls one of these may read variables that its string constants name.
 _BY_NAME = {"eval", "exec", "globals", "locals", "vars"}
 _WORD = re.compile(r"[^\W\d]\w*")
 _NO_VALUES: Mapping[str, Any] = types.MappingProxyType({})
@@ -102,7 +102,7 @@ class NamesReader(ast.NodeVisitor):
 
     visit_IfExp = visit_If
 
-    # The empty branch is for `break`, which may end the body early and skips `else`.
+    # A loop also has an empty branch, because `break` may end the body early and skip `else`.
     def visit_While(self, node: ast.While) -> None:
         self.visit(node.test)
         self._one_of(node.body, node.orelse, None)
@@ -205,15 +205,15 @@ class NamesReader(ast.NodeVisitor):
         texts = [str(a.value) for a in arguments if isinstance(a, ast.Constant)]
         if len(texts) < max(len(arguments), 2) or texts[0] not in _PYTHON_MAGICS:
             return
-        # The text after the magic's name is also Python: a statement, or the set-up of %%timeit.
+        # The text on the magic's line is Python too: a statement, or the set-up of %%timeit.
         for text in (_OPTIONS.sub("", texts[1]).strip(), *texts[2:]):
             try:
                 self.visit(ast.parse(self._transform(text)))
-            except SyntaxError:  # an option with a value: %lprun -f train train(X)
+            except SyntaxError:  # an option has a value, as in %lprun -f train train(X)
                 self.visit_all([ast.Name(word, ast.Load()) for word in _WORD.findall(text)])
 
 
-# IPython's own names; they do not count as variables.
+# IPython's own names, which do not count as variables.
 NOT_VARIABLES = {"In", "Out", "_ih", "_oh", "_dh", "get_ipython", "exit", "quit"}
 
 
@@ -247,7 +247,7 @@ def names_assigned(tree: ast.AST) -> list[str]:
 def variables_read(
     names: Iterable[str], namespace: Mapping[str, Any], module: str = "__main__"
 ) -> Iterator[tuple[str, Any]]:
-    """Yield `(name, value)` of `names`, and of all names that their functions in `module` read."""
+    """Yield `(name, value)` of `names`, and of the names that functions in these values read."""
     queue = deque(names)
     seen: set[str] = set()
     followed: set[FunctionType] = set()

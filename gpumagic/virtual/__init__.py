@@ -60,13 +60,13 @@ def enable(
         :func:`disable`.
     asserts : bool
         Imitate device-side asserts. After a bad index, the next synchronization raises "device-side
-        assert triggered". Every later call raises it too, until :func:`disable`.
+        assert triggered". Every later operator raises it too, until :func:`disable`.
 
     Raises
     ------
     GpuError
-        If the number is out of range; there is a real GPU (without `force`); this build of PyTorch
-        cannot have virtual GPUs; or a different number or capacity of virtual GPUs is already on.
+        If an argument is out of range, if there is a real GPU (without `force`), if this PyTorch
+        cannot have virtual GPUs, or if another number or capacity of them is already on.
 
     Notes
     -----
@@ -85,7 +85,7 @@ def enable(
 
 
 def _check(force: bool) -> None:
-    """Raise GpuError if virtual GPUs are not possible with this machine or its torch."""
+    """Raise GpuError if this machine or its torch cannot have virtual GPUs."""
     if find_spec("torch") is not None:
         from gpumagic.virtual import gate
 
@@ -99,7 +99,7 @@ def _check(force: bool) -> None:
 
 
 def turn_on(number: int, capacity: int | None) -> None:
-    """Turn on `number` virtual GPUs of `capacity` bytes, without checks."""
+    """Turn on `number` virtual GPUs of `capacity` bytes, without `enable`'s checks."""
     global _on
     each = capacity or part_of_the_host(number)
     uuids = [f"GPU-{uuid.uuid4()}" for _ in range(number)]
@@ -176,7 +176,7 @@ def live_tensors() -> int:
 
 
 def _compare(there: list[Device], number: int, capacity: int | None) -> None:
-    """Raise GpuError if other virtual GPUs than the requested ones are already on."""
+    """Raise GpuError if the virtual GPUs that are already on differ from the requested ones."""
     each = there[0].memory_total or 0
     if len(there) != number or capacity not in (None, each):
         asked = number if capacity is None else f"{number} of {capacity / _GIB:.3g} GiB"

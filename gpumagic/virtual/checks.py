@@ -1,8 +1,8 @@
 """Raise CUDA's errors for tensors on different devices, and imitate device-side asserts.
 
-PyTorch has two rules for devices. Operators built on TensorIterator accept CPU scalars and say
-"found at least two devices". Most other operators check each argument in a generated wrapper, and
-the error names this wrapper. The rules are in torch's ``native_functions.yaml``.
+PyTorch has two rules for devices. Operators built on TensorIterator accept CPU scalars, and their
+error is "found at least two devices". Most other operators check each argument in a generated
+wrapper, which the error names. torch's ``native_functions.yaml`` says which rule applies.
 
 With ``enable(asserts=True)``, an operator with a bad index succeeds and returns wrong
 numbers, as on a GPU. The next synchronization raises CUDA's error. From then on every operator
@@ -87,7 +87,7 @@ def _wrapper(plan: Any, structured: bool, found: Found) -> str:
 
 @cache
 def _rules() -> dict[str, tuple[bool, bool]]:
-    """Return for each operator: checked by TensorIterator or not; structured kernel or not."""
+    """For each operator: whether TensorIterator checks its devices; whether it is structured."""
     path = Path(torch.__file__).parents[1] / "torchgen/packaged/ATen/native/native_functions.yaml"
     try:
         text = path.read_text(encoding="utf-8")
@@ -110,7 +110,7 @@ ASSERT = (
     "For debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
     "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
 )
-# CPU errors for which CUDA fails an assert. Size errors are not included: CUDA raises them too.
+# CPU errors that are failed asserts on CUDA. Size errors are not, because CUDA raises them too.
 _ASSERTED = re.compile(
     r"(?i)(index|target) .*out of (range|bounds)|tried to access index|"
     r"INDICES element is out|not in the valid range|Class values must be|p_in >= 0|"
@@ -119,7 +119,7 @@ _ASSERTED = re.compile(
     r"invalid max index"
 )
 imitated = failed = dead = False
-"""Whether asserts are imitated; whether an assert has failed; whether its error was raised."""
+"""`imitated`: asserts are imitated. `failed`: one has failed. `dead`: its error was raised."""
 
 
 def imitate_asserts(stack: ExitStack) -> None:
@@ -154,7 +154,7 @@ def wait() -> None:
 
 
 def is_assert(error: BaseException) -> bool:
-    """Whether asserts are imitated, and CUDA's kernel would fail one instead of raising `error`."""
+    """Whether asserts are imitated, and `error` would be a failed assert on CUDA."""
     return imitated and _ASSERTED.search(str(error)) is not None
 
 
@@ -163,7 +163,7 @@ def run_on(plan: Any, kernel: Callable[..., Any], args: Any, kwargs: Any) -> Any
     global failed, imitated
     low = [_harmless(x, plan.arguments[n] in plan.written) for n, x in enumerate(args)]
     given = {name: _harmless(x, name in plan.written) for name, x in kwargs.items()}
-    imitated = False  # the kernel's own errors must be raised now
+    imitated = False  # so that `kernel` raises further errors unchanged
     try:
         result = kernel(plan, *low, **given)
     finally:
@@ -173,7 +173,7 @@ def run_on(plan: Any, kernel: Callable[..., Any], args: Any, kwargs: Any) -> Any
 
 
 def _harmless(value: Any, written: bool) -> Any:
-    """Replace a tensor's values by 0, or 0.5 for floats, unless it is written or bool."""
+    """Return a tensor filled with 0, or 0.5 for floats; a written or bool tensor as it is."""
     if isinstance(value, (list, tuple)):
         return type(value)(_harmless(each, written) for each in value)
     if not isinstance(value, Tensor) or written or value.dtype == torch.bool:

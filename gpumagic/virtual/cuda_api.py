@@ -50,7 +50,7 @@ class _Kind(type(C.Generator)):  # type: ignore[misc]
         return isinstance(instance, cls.__base__)
 
 
-_numbers = itertools.count(1)  # 0 is the default stream of each GPU
+_numbers = itertools.count(1)  # ids of new streams; each GPU's default stream has id 0
 
 
 class Stream(C.Stream, metaclass=_Kind):  # type: ignore[misc]
@@ -73,17 +73,17 @@ class Stream(C.Stream, metaclass=_Kind):  # type: ignore[misc]
 
     @unseen
     def query(self) -> bool:
-        """Return True, since no work is pending; raise the error of a failed assert, if any."""
+        """Return True, because no work is pending. Raise the error of a failed assert, if any."""
         checks.wait()
         return True
 
     @unseen
     def synchronize(self) -> None:
-        """Raise the error of a failed device-side assert, if any; no work is pending."""
+        """Raise the error of a failed device-side assert, if any. No work is pending."""
         checks.wait()
 
     def wait_stream(self, other: Any) -> None:
-        """Do nothing: the other stream or event has no pending work."""
+        """Do nothing, because the other stream or event has no pending work."""
 
     wait_event = wait_stream
 
@@ -109,7 +109,7 @@ class Event:
     query, synchronize = Stream.query, Stream.synchronize
 
     def wait(self, stream: Any = None) -> None:
-        """Do nothing: all work before this event is done."""
+        """Do nothing, because all work before this event is done."""
 
     @unseen
     def elapsed_time(self, end_event: Event) -> float:
@@ -136,7 +136,7 @@ class Generator(C.Generator, metaclass=_Kind):  # type: ignore[misc]
         self._device = torch.device(device)
         if self._device.type == "cuda":
             self._device = gpu_of(self._device).device
-            _of_cuda.add(self._cdata)  # C++ may pass it as a torch._C.Generator
+            _of_cuda.add(self._cdata)  # C++ may pass `self` on as a torch._C.Generator
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -204,7 +204,7 @@ def install(stack: ExitStack) -> None:
         torch.cuda,
         _cudart=types.SimpleNamespace(cudaMemGetInfo=memory["_cuda_cudaMemGetInfo"]),
         _exchange_device=_exchange_device,
-        _maybe_exchange_device=lambda index: _exchange_device(index),  # dynamo needs two objects
+        _maybe_exchange_device=lambda index: _exchange_device(index),  # dynamo needs two functions
         _get_device_properties=lambda index: gpu_of(index).properties,
         _device_count_nvml=lambda: len(GPUS),
         _initialized=False,
@@ -356,14 +356,14 @@ def _patch_autograd(stack: ExitStack) -> None:
 
     @unseen
     def backward(*args: Any, **kwargs: Any) -> Any:
-        # Run on the caller's thread, so that tracebacks have the user's frames. The engine has no
-        # threads for virtual GPUs if a backward pass ran before they were turned on.
+        # Run on the caller's thread, so that tracebacks have the user's frames. If a backward pass
+        # ran before virtual GPUs were turned on, the engine has no threads for these GPUs.
         with torch.autograd.set_multithreading_enabled(False):
             return run_backward(*args, **kwargs)
 
     def profile_cpu(self: Any, enabled: bool = True, **options: Any) -> None:
         on_cuda = options.pop("use_cuda", False) or options.get("use_device") == "cuda"
-        if enabled and on_cuda:  # otherwise C++ reports an error for each event
+        if enabled and on_cuda:  # or C++ would report an error for each event
             warnings.warn("virtual GPUs: the profile has only the CPU's times", stacklevel=3)
             options |= {"use_cpu": True, "use_device": None}
         begin(self, enabled, **options)

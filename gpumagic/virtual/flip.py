@@ -38,7 +38,7 @@ _POINTER = _pointer_in_capsule()
 
 
 def flip_plain(tensor: Tensor, code: int = ON_CPU) -> Tensor:
-    """Return a tensor with the same bytes on another device; `code`: its DLDevice as an int64."""
+    """Return a tensor with the same bytes on the device `code`, a DLDevice read as one int64."""
     try:
         capsule = _to_dlpack(tensor)
     except BufferError:
@@ -57,7 +57,7 @@ def flip(tensor: Tensor, code: int = ON_CPU) -> Tensor:
 
 
 def adopt(tensor: Tensor, gpu: VirtualGpu, depth: int = 3) -> Tensor:
-    """Return a new CPU tensor as a tensor on `gpu`, and count its bytes as allocated."""
+    """Turn a new CPU tensor into a tensor on `gpu`, and count its bytes as allocated."""
     nbytes = tensor.untyped_storage().nbytes()
     if nbytes:
         gpu.account.charge(tensor, nbytes, depth)
@@ -70,12 +70,12 @@ KEYS = {
     "SparseCsrCUDA": "SparseCsrCPU",
     "NestedTensorCUDA": "NestedTensorCPU",
 }
-"""Dispatch keys of sparse and nested tensors: each GPU key with the CPU key that replaces it."""
+"""Dispatch keys of sparse and nested tensors: from each GPU key to the matching CPU key."""
 METADATA = {"_nested_tensor_size", "_nested_tensor_storage_offsets", "_nested_tensor_strides"}
 METADATA |= {"_coalesced_", "copy_sparse_to_sparse_", "sparse_resize_", "sparse_resize_and_clear_"}
 """Operators that use only a sparse or nested tensor's structure. Schemas do not show this."""
 CPU_ONLY = frozenset({"_sparse_mm_reduce_impl", "_sparse_mm_reduce_impl_backward"})
-"""Operators that CUDA lacks. Their CPU kernels would crash here: they read requires_grad."""
+"""Operators that CUDA lacks. With their CPU kernels, a backward pass would crash here."""
 _COO = C.DispatchKeySet(C.DispatchKey.SparseCPU)
 
 
@@ -107,7 +107,7 @@ def flip_parts(tensor: Tensor) -> Tensor:
 
 
 def adopt_parts(tensor: Tensor, gpu: VirtualGpu) -> Tensor:
-    """Return a new sparse or nested CPU tensor as a tensor on `gpu`, and count its bytes."""
+    """Turn a new sparse or nested CPU tensor into a tensor on `gpu`, and count its bytes."""
     made: Tensor = _rebuild(tensor, lambda part: adopt(part.detach(), gpu), gpu.device)
     return made
 

@@ -5,19 +5,19 @@ must first pass a trial in a child process. The autograd engine asks two C++ sin
 cuda device exists. If one says no, the engine ends the process. So gpumagic changes both:
 
 * The device guard. ``_ensureCUDADeviceGuardSet`` installs torch's do-nothing cuda guard
-  (``c10::impl::FakeGuardImpl``, eight devices), but only in place of a guard without devices.
+  (``c10::impl::FakeGuardImpl``, eight devices), but only if the current guard finds no device.
   A CPU build has no guard, and a CUDA build's guard may find a real GPU. So gpumagic first
   registers a guard whose ``deviceCount`` returns 0. torch calls no other method of this guard.
-* CUDAHooks. The object gets a copy of its *base* class's virtual table. The base class answers "no
+* CUDAHooks. This object gets a copy of its *base* class's virtual table. The base class answers "no
   cuDNN, no MAGMA, not pinned …", so C++ calls neither cuDNN nor the driver. Four entries of the
   copy are changed: isBuilt, isAvailable and hasPrimaryContext return true, and init does nothing.
-  If torch's header shows the order of the table, pinned memory becomes ordinary CPU memory.
+  If torch's header shows the table's order, a fifth entry makes pinned memory ordinary CPU memory.
 
 gpumagic changes three other private parts of torch. :mod:`gpumagic.virtual.flip` changes the device
 in DLPack capsules, :mod:`gpumagic.virtual.cuda_api` patches attributes, and
-:mod:`gpumagic.virtual.switch` registers kernels. Turning off removes the patches and kernels. It
-turns on torch's warning about gradients accumulated on another stream, even if the user had turned
-the warning off: torch cannot return this setting.
+:mod:`gpumagic.virtual.switch` registers kernels. Turning virtual GPUs off removes the patches and
+kernels. It also turns on torch's warning about gradients accumulated on another stream, even if the
+user had turned the warning off, because torch cannot return this setting.
 """
 
 import ctypes
@@ -46,16 +46,16 @@ YES = ("isBuilt", "isAvailable", "hasPrimaryContext", "init")
 """The first entries of the hooks' table after the destructors, in order."""
 
 _CUDA = 1  # c10::DeviceType::CUDA
-_HEADER_WORDS = 2  # before a table's entries: offset to top, type information
+_HEADER_WORDS = 2  # before a virtual table's entries: offset to top, type information
 _DESTRUCTORS = 2
 _GUARD_WORDS = 64
-_HOOKS_WORDS = 64  # copied words; the table has 49 or 50, the words after it are unused
-_ALLOCATOR_BYTES = 64  # copied bytes; the object has only the address of its virtual table
+_HOOKS_WORDS = 64  # words to copy; the table has 49 or 50 words, the others are unused
+_ALLOCATOR_BYTES = 64  # bytes to copy; the allocator has only the address of its virtual table
 _STORAGE_WORDS = 12  # words of c10::StorageImpl in all versions; one is its allocator's address
 
-# Pairs: which word of a storage has its allocator's address; the pinned allocator's address.
+# Pairs: which word of a storage points to its allocator, and the pinned allocator's address.
 _pinned: list[tuple[int, int]] = []
-# Objects never freed: C++ may use them after Python has ended.
+# Objects that are never freed, because C++ may use them after Python has ended.
 _kept: list[Any] = []
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(_kept))
 
@@ -96,7 +96,7 @@ def _install_guard(stack: ExitStack, c10: ctypes.CDLL) -> None:
     _kept.append((none, table, counts_none))
 
     def put_back() -> None:
-        # Without a real GPU, torch's fake guard stays. `before` may be None or already deleted.
+        # Without a real GPU, the fake guard stays, because `before` may be None or already deleted.
         # Without a guard, using a parameter left on a virtual GPU would end the process.
         if getattr(C, "_cuda_getDeviceCount", int)():
             register(_CUDA, before)
@@ -117,7 +117,7 @@ def _install_hooks(stack: ExitStack, c10: ctypes.CDLL, cpu: ctypes.CDLL) -> None
     base = ctypes.addressof(ctypes.c_char.in_dll(cpu, HOOKS_TABLE))
     table = words(*words.from_address(base))
     first = _HEADER_WORDS + _DESTRUCTORS
-    yes = _address(ctypes.pythonapi.Py_IsInitialized)  # plain C, ignores arguments, returns 1
+    yes = _address(ctypes.pythonapi.Py_IsInitialized)  # a C function that always returns 1
     table[first : first + len(YES)] = [yes] * len(YES)
     order = header_order()[1:]
     if "getPinnedMemoryAllocator" in order and hasattr(c10, CPU_ALLOCATOR):
@@ -129,7 +129,7 @@ def _install_hooks(stack: ExitStack, c10: ctypes.CDLL, cpu: ctypes.CDLL) -> None
 
 
 def _pinned_allocator(c10: ctypes.CDLL) -> Any:
-    """Return a C function that returns a copy of the CPU's allocator, for pinned storages only."""
+    """Return a C function that returns a copy of the CPU's allocator. Pinned storages use it."""
     get = getattr(c10, CPU_ALLOCATOR)
     get.restype = ctypes.c_void_p
     ordinary = get()
@@ -184,8 +184,8 @@ print("verdict: works")
 
 
 def check(*, force: bool = False) -> None:
-    """Raise GpuError if virtual GPUs may not be turned on in this process."""
-    # torch counts with NVML if possible, so that CUDA is not initialized.
+    """Raise GpuError if virtual GPUs cannot be turned on in this process."""
+    # torch counts GPUs with NVML if possible, so that CUDA is not initialized.
     real = torch.cuda.device_count()
     problem = _refusal(real, force) or static_problem()
     released = re.fullmatch(r"\d+\.\d+\.\d+(\+\w+)?", torch.__version__) is not None
@@ -198,7 +198,7 @@ def check(*, force: bool = False) -> None:
 
 
 def _refusal(real: int, force: bool) -> str | None:
-    """Return why this machine or version of torch may not have virtual GPUs, or None."""
+    """Return why this machine or this torch cannot have virtual GPUs; None if they can."""
     if torch.version.hip is not None:
         return f"they imitate CUDA, and this is a ROCm build of PyTorch; {_INSTEAD}"
     if _release() < OLDEST:

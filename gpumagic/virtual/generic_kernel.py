@@ -1,4 +1,4 @@
-"""Run any operator of a virtual GPU with the CPU's kernel.
+"""Run any operator on a virtual GPU with the CPU's kernel.
 
 The CPU's kernel gets CPU tensors that share the arguments' bytes. Its results become tensors on the
 GPU. Most facts about an operator come from its schema. The generic kernel is registered at the
@@ -40,7 +40,7 @@ from gpumagic.virtual.virtual_gpus import GPUS, VirtualGpu, gpu_of
 C: Any = torch._C
 CPU = C.DispatchKeySet(C.DispatchKey.CPU)
 _LARGEST_NUMBER = 8  # bytes per element; complex128 has 16, but is rare
-_LARGE = 4096  # arange, eye … check for room if an argument is above this
+_LARGE = 4096  # check for room before arange, eye … with a number above this
 _TENSOR = ("Tensor", "Optional[Tensor]")
 LAZY = ("Conjugate", "Negative")
 """Dispatch keys of conjugate and negative views."""
@@ -49,13 +49,13 @@ DRAWS = frozenset(["native_dropout", "rrelu_with_noise"])
 """Operators that draw random numbers and take no generator."""
 SHARING = {"_embedding_bag", "_embedding_bag_forward_only", "lu_unpack", "channel_shuffle", "lift"}
 SHARING |= {"native_channel_shuffle", "_slow_conv2d_forward", "slow_conv3d_forward"}
-"""Operators that may return existing tensors, from torchgen's gen_variable_type.py, and operators
+"""Operators that may return existing tensors (see torchgen's gen_variable_type.py), and operators
 that they call. torch's debug builds assert that all other non-composite operators return new
 tensors."""
 PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "_cdist_forward", "_euclidean_dist"})
 _GROWS = {(n, "List[int]") for n in ("repeats", "pad", "output_size", "size", "kernel_size")}
 """Integer arguments that can make a result many times as large as its input."""
-# Operators whose results may be sparse or nested.
+# Operators whose results may not be plain dense tensors.
 _APART = re.compile("sparse|nested|mkldnn|quantize|_embedding_bag_backward")
 _LACKS_TYPE = re.compile(r"not implemented for '|support tensors of type|on CPU does not support")
 NUMBER_AS_TENSOR = frozenset({"add", "sub", "mul", "div", "floor_divide"})
@@ -63,7 +63,7 @@ NUMBER_AS_TENSOR = frozenset({"add", "sub", "mul", "div", "floor_divide"})
 
 
 class KernelPlan:
-    """The facts about an operator that its kernel needs; `read` must be called first."""
+    """The facts about an operator that its kernel needs. Call `read` first."""
 
     def __init__(self, op: Any, dense: bool) -> None:
         self.op = op
@@ -74,7 +74,7 @@ class KernelPlan:
         self.known = False
 
     def read(self) -> "KernelPlan":
-        """Read the schema, at the first call: reading all schemas at registration would be slow."""
+        """Read the schema at the first call, because reading all schemas at once would be slow."""
         arguments, name_of = self.op._schema.arguments, attrgetter("name")
         has_kernel = functools.partial(C._dispatch_has_kernel_for_dispatch_key, self.op.name())
         self.arguments = [*map(name_of, arguments)]
@@ -86,22 +86,22 @@ class KernelPlan:
         self.draws = self.name in DRAWS or "generator" in self.arguments
         self.composite = not has_kernel("CPU")
         self.number_ok = self.name.rstrip("_") in NUMBER_AS_TENSOR
-        # Without LAZY kernels, C++ converts conjugate and negative views to plain tensors first.
+        # Without LAZY kernels, C++ has already converted conjugate and negative views.
         self.flip: Callable[..., Tensor] = flip if any(map(has_kernel, LAZY)) else flip_plain
         self.plain = self.dense and not self.outs  # `self.flip` suffices for each tensor
         self.fresh = self.plain and _makes_all_new(self.op)
         self.pointwise = torch.Tag.pointwise in self.op.tags
         self.grows = [n for n, a in enumerate(arguments) if (a.name, str(a.type)) in _GROWS]
         checked = all((self.fresh, not self.draws, not self.name.startswith("_foreach_")))
-        # Results are checked for room if this factor times each tensor's numel is above SMALL.
+        # Check for room if the product of this factor and all tensors' numel is above SMALL.
         self.factor = checked * max(1, len(self.grows) * (SMALL + 1))
         self.scratch = RULES.get(self.name)
-        self.known = True  # set last: other threads never use an incomplete plan
+        self.known = True  # set last, so that other threads never use an incomplete plan
         return self
 
 
 def _makes_all_new(op: Any) -> bool:
-    """Whether the CPU's kernel always returns new dense tensors, never an argument or its bytes."""
+    """Whether the CPU's kernel always returns new dense tensors that share no input's bytes."""
     name, returns = op._schema.name.removeprefix("aten::"), op._schema.returns
     if C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"):
         return False
@@ -122,14 +122,14 @@ NOT_PINNED = "Only dense CPU tensors can be pinned"
 
 @functools.cache
 def kernel_of(op: Any, dense: bool = True) -> Callable[..., Any]:
-    """Return a kernel that runs `op` for a GPU; `dense`: no tensor is sparse or nested."""
+    """Return a kernel that runs `op` for a GPU. If `dense`, no tensor is sparse or nested."""
     if any(r.alias_info is not None and not writes(r) for r in op._schema.returns):
-        return on_metadata(op, CPU)  # a view: the CPU's kernel works for any device
+        return on_metadata(op, CPU)  # the CPU's kernels that return views work on any device
     return functools.partial(_run, KernelPlan(op, dense))
 
 
 def _run(plan: KernelPlan, /, *args: Any, **kwargs: Any) -> Any:
-    __tracebackhide__ = True  # CUDA's tracebacks have no such frame
+    __tracebackhide__ = True  # on CUDA, tracebacks have no such frame
     try:
         if checks.failed and (checks.dead or plan.waits):
             checks.wait()
@@ -165,7 +165,7 @@ def _run_on_cpu(plan: KernelPlan, args: Any, kwargs: dict[str, Any]) -> Any:
     else:
         result = _lift(plan, result, found, gpu)
     if plan.scratch:
-        given = (*args, kwargs["dim"]) if "dim" in kwargs else args  # a keyword of sort.stable
+        given = (*args, kwargs["dim"]) if "dim" in kwargs else args  # sort.stable's keyword `dim`
         gpu.account.pass_through(temporary_bytes(plan.scratch, gpu.index, given, result))
     return result
 
@@ -185,7 +185,7 @@ def _compute(plan: KernelPlan, call: Any, low: list[Any], kwargs: Any, gpu: Virt
 def _lower_all(
     plan: KernelPlan, args: Any, found: Found, above: list[str]
 ) -> tuple[int, int, list[Any]]:
-    """Return the GPU's ordinal (negative: unknown), a size to compare with SMALL, CPU arguments."""
+    """Return the GPU's ordinal (negative if unknown), a size to check, and the CPU's arguments."""
     low: list[Any] = []
     flip_, plain, at, count = plan.flip, plan.plain, -2, plan.factor
     for lowers, name, x in zip(plan.lowers, plan.arguments, args):  # noqa: B905 (defaults left out)
@@ -230,7 +230,7 @@ def _require_room(plan: KernelPlan, found: Found, args: Any, kwargs: Any, gpu: V
 
 
 def _at_most(plan: KernelPlan, tensors: list[Tensor], args: Any) -> int:
-    """Return a quick estimate of the results' number of elements; it is seldom too low."""
+    """Return a quick estimate of the number of result elements. It is seldom too low."""
     first, *others = tensors
     if plan.name in PRODUCTS:
         x, other = tensors[-2:]
@@ -249,7 +249,7 @@ def _at_most(plan: KernelPlan, tensors: list[Tensor], args: Any) -> int:
 
 
 def _require_results(plan: KernelPlan, args: Any, kwargs: Any, gpu: VirtualGpu) -> None:
-    """Raise if the results do not fit; torch's meta kernel gives their sizes, in up to 1 ms."""
+    """Raise if the results do not fit. torch's meta kernel computes their sizes in up to 1 ms."""
     __tracebackhide__ = True
     given = {**kwargs, "device": "meta"} if "device" in kwargs else kwargs
     try:
@@ -285,7 +285,7 @@ def _lower_tensor(plan: KernelPlan, name: str, x: Tensor, found: Found, above: l
         return flip_parts(x)
     if is_out and (same := [low for _, tensor, low in found if tensor is x]):
         return same[0]
-    # The kernel may resize an `out` tensor, so it gets an empty one; see `_lift_argument`.
+    # The kernel may resize `out`, so it gets an empty tensor. `_lift_argument` stores the result.
     return torch.empty(0, dtype=x.dtype) if is_out else flip(x)
 
 
@@ -314,19 +314,19 @@ def _prepare(
 
 
 def _refuse(plan: KernelPlan, error: RuntimeError, gpu: VirtualGpu) -> None:
-    """Raise a clearer error than the CPU kernel's `error`, or change its text to CUDA's."""
+    """Raise a clearer error than the CPU kernel's `error`, or give `error` the text of CUDA."""
     __tracebackhide__ = True
     refuse_as_cuda(error, gpu.account)
     if _LACKS_TYPE.search(str(error)):
         raise NotImplementedError(
             f"virtual GPUs use the CPU's kernels; {plan.op.name()} on the CPU failed: {error}"
         ) from None
-    # Among common errors, only this error has a different text on CUDA.
+    # Of the common errors, only this one has another text on CUDA.
     error.args = (str(error).replace("expected m1 and m2 to", "expected mat1 and mat2 to"),)
 
 
 def _lift(plan: KernelPlan, result: Any, found: Found, gpu: VirtualGpu) -> Any:
-    """Return a result of the CPU's kernel as a GPU tensor: the argument itself, or a new tensor."""
+    """Turn a CPU kernel's result into a GPU tensor, which is an argument or a new tensor."""
     if isinstance(result, (list, tuple)):
         return type(result)([_lift(plan, each, found, gpu) for each in result])
     if not isinstance(result, Tensor):

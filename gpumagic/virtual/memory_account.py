@@ -107,7 +107,7 @@ class _Scratch:
 metadata = ""
 """Set by ``torch.cuda.memory._set_memory_metadata``; stored with each allocation."""
 observers: list[Callable[[int, int, int, int], object]] = []
-"""Called when memory runs out, with the ordinal, the requested bytes, limit and free bytes."""
+"""Called when memory runs out, with the ordinal, requested bytes, limit and free bytes."""
 
 
 class MemoryAccount:
@@ -120,22 +120,22 @@ class MemoryAccount:
         self.allocator = CachingAllocator()
         self.ooms = self.retries = 0
         self.events: deque[tuple[Any, ...]] | None = None  # None if not recorded
-        self.refusal = ""  # the error of each allocation; empty if allowed
+        self.refusal = ""  # text of the error that each allocation raises; empty if none
         self._row: Any = row
-        self._lock = threading.RLock()  # reentrant: a finalizer may read the numbers
-        # Keeps the weak references alive: a deleted weak reference never calls its callback.
+        self._lock = threading.RLock()  # reentrant, because a finalizer may read the numbers
+        # Keeps the weak references alive, because a deleted one never calls its callback.
         self._live: dict[int, Allocation | _Scratch] = {}
         # Each allocation is logged when it is made, and again when its owner dies. The owner may
         # die on any thread, at any moment. The callback is a C function, because Python drops an
         # interrupt that arrives in a Python callback.
         self._log: deque[Allocation | _Scratch] = deque()
         self._note: Callable[[Any], None] = self._log.append
-        self._room = -1  # bytes to allocate before the log is counted
+        self._room = -1  # bytes that may be allocated before the log is counted
         self._busy = 0
         self._window = perf_counter_ns()
 
     def charge(self, owner: Any, nbytes: int, depth: int = 1) -> None:
-        """Allocate `nbytes` until `owner` dies, or raise; skip `depth` frames to find the line."""
+        """Allocate `nbytes` until `owner` dies, or raise. Skip `depth` frames to find the line."""
         # Kernels leave the processor's caches full, so accesses to memory are slow here. All work
         # that can wait is in `_count`.
         room = self._room - max(nbytes, _LEAST)
@@ -172,7 +172,7 @@ class MemoryAccount:
                 allocator.empty_cache()
                 self.retries += 1
             block = allocator.needs(nbytes)[1]
-        # Unlike a GPU, this does not raise if memory is too fragmented: docs/virtual-gpus.md.
+        # Unlike a GPU, this does not raise if memory is too fragmented (docs/virtual-gpus.md).
         if allocator.bytes.current + block > self.limit:
             raise self.out_of_memory(segment_for(in_blocks(nbytes)))
 
@@ -194,7 +194,7 @@ class MemoryAccount:
             return
         nbytes = count * (dtype or torch.get_default_dtype()).itemsize
         self._make_room(nbytes)
-        self._room = -1  # the tensor's block may be larger: count again when it exists
+        self._room = -1  # count again when the tensor exists, as its block may be larger
         if nbytes >= _TOUCHED and nbytes > host_has():
             raise self.out_of_memory(in_blocks(nbytes), host=True)
 
@@ -207,7 +207,7 @@ class MemoryAccount:
             self._room = -1
 
     def _record(self, action: str, block: Allocation) -> None:
-        """Record an event as plain data; this is fast enough for every operator."""
+        """Record an event as plain data, which is fast enough for every operator."""
         if self.events is not None:
             line = (block.made, block.at) if action == "alloc" else (None, 0)
             where = block.address, block.requested
@@ -242,8 +242,8 @@ class MemoryAccount:
         while log:
             block = log[0]
             key = id(block)
-            if key in live:  # logged a second time: freed
-                # No call is between the writes in `free` and `del`, so no interrupt comes between.
+            if key in live:  # the second entry of a block: it is freed
+                # No interrupt comes between the writes in `free` and `del`, because no call does.
                 allocator.free(*block.place, block.requested)
                 del live[key], log[0]
                 if self.events is not None and isinstance(block, Allocation):
@@ -273,7 +273,7 @@ class MemoryAccount:
             self.ooms = self.retries = 0
 
     def refuse(self, why: str) -> None:
-        """Make all later allocations raise an error with the text `why`; if empty, allow them."""
+        """Make later allocations raise an error with the text `why`. An empty text allows them."""
         self.refusal = why
         self._room = -1
 
@@ -289,7 +289,7 @@ class MemoryAccount:
         return self.capacity - self.reserved().current
 
     def reserved(self) -> MemoryStat:
-        """Return the reserved bytes, at most `capacity`: a fragmented model reserves more."""
+        """Return the reserved bytes, at most `capacity`, even if the allocator model has more."""
         stat, most = self.allocator.reserved, self.capacity
         return replace(stat, current=min(stat.current, most), peak=min(stat.peak, most))
 
@@ -313,7 +313,7 @@ class MemoryAccount:
         self._lock = threading.RLock()
 
     def out_of_memory(self, size: int, *, host: bool = False) -> torch.OutOfMemoryError:
-        """Return the error of CUDA's allocator for `size` bytes; `host`: the host is full."""
+        """Return CUDA's error for `size` bytes. If `host`, the host is full, not the GPU."""
         self.empty_cache()  # as CUDA's allocator does before it gives up
         self.retries += host  # if the GPU is full, `_make_room` has counted the retry
         self.ooms += 1
