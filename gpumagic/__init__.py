@@ -9,7 +9,7 @@ from typing import Any
 
 import lazy_loader
 
-# Only __init__.pyi lists the public names. Type checkers and editors read this file too.
+# The public names are listed only in __init__.pyi, which type checkers and editors also read.
 _import, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
 

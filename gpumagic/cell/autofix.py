@@ -1,4 +1,4 @@
-"""Copy the operands of a failed call to one device and call again, for `%%ongpu … --fix`.
+"""Copy the operands of a failed torch call to one device and call again, for `%%ongpu … --fix`.
 
 The cell's report lists these copies by line. `AutoFix` adds a microsecond to each torch call, so
 only cells with `--fix` use it.
@@ -16,7 +16,7 @@ from gpumagic.placement import FunctionMode
 
 
 class AutoFix(FunctionMode):
-    """Copy operands to one device if a torch call fails because their devices differ."""
+    """If a torch call fails on operands of several devices, repeat it with copies on one device."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class AutoFix(FunctionMode):
             if message is None or message.kind not in ("mixed", "index"):
                 raise
             failed = error
-        # Not within `except`: an error of strict mode would be shown with this one above it.
+        # Outside `except`, so that an error raised below does not show `failed` as its context.
         together = self._together(func, args, kwargs)
         if together is None:
             raise failed

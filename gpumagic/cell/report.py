@@ -1,4 +1,4 @@
-"""Define the report of one cell: one line of text; in HTML, with details folded below it.
+"""Define the report of one cell: a line, and in HTML also details folded below the line.
 
 The line has the device, the time, the peak memory, and at most two clauses on moves or copies.
 """
@@ -37,13 +37,15 @@ class Report(Shown):
     seconds : float
         Time from the cell's first statement until the device finished the cell's work.
     waited : bool
-        False after an interrupt or a device error: then `seconds` lacks the wait for the device.
-    moved, left : tuple of Moved, tuple of Left
-        The variables moved to the device, and the variables not moved.
+        Whether `seconds` includes the wait for the device; False after an interrupt or fault.
+    moved : tuple of Moved
+        The variables that were moved to the device.
+    left : tuple of Left
+        The variables that were not moved, and the reasons.
     move_seconds : float
         The time of the moves, not included in `seconds`.
     returned : Moves or None
-        The moves back to the former devices after the cell, with `--back`; else None.
+        With `--back`: the moves back to the former devices after the cell. Otherwise None.
     results : tuple of str
         With `--back`: the new variables, which stay on the device.
     said : frozenset of str
@@ -67,7 +69,7 @@ class Report(Shown):
     made : bool
         Whether the cell made arrays of a framework whose allocations gpumagic cannot count.
     taken : tuple of str
-        GPUs that `device` replaced in libraries or variables: ``"accelerate's cuda:0"``.
+        GPUs of libraries and variables, replaced by `device`: ``"accelerate's cuda:0"``.
     elsewhere : str
         Where most work ran, if not on `device`: ``"96 % of its allocations were on cuda:0"``.
     error : str or None
@@ -138,14 +140,14 @@ def last_report() -> Report | None:
     return _last[0] if _last else None
 
 
-# The line omits these copies: batches have their own clause, and copies for display matter little.
+# Kinds of copies that the line omits. Batches have a clause; copies for display matter little.
 _OMITTED = ("loader", "display")
 _CLAUSES = 2  # maximum number of clauses in the line; other clauses are folded below
 _ITSELF = "the cell, or a library that it calls, chose that device itself: tell it to use {}"
 
 
 def text(report: Report) -> str:
-    """Return ``cuda:1 · 1.24 s · peak 12.5 MiB · moved X: 1.2 MiB …``, with details below."""
+    """Return the report as text, beginning ``cuda:1 · 1.24 s · peak 12.5 MiB · moved X: …``."""
     clauses, more = _clauses(report)
     lines = [" · ".join([*_head(report), *clauses])]
     if more:
@@ -240,7 +242,7 @@ def _taken(report: Report) -> str:
 
 
 def _left(left: Iterable[Left]) -> Iterator[str]:
-    """Yield a clause for each reason: ``X, y: a dataset stays where it is``."""
+    """Yield a clause for each reason not to move: ``X, y: a dataset stays where it is``."""
     names: dict[str, list[str]] = {}
     for part in left:
         names.setdefault(part.reason, []).append(part.name)

@@ -37,7 +37,7 @@ class _Share:
         self.moves = Moves()
         self.origins: Origins = []  # moved objects and their former devices
         self.placed: Any = None  # value of the framework's `place` context
-        self.taken: list[str] = []  # GPUs that the cell's device replaced: "accelerate's cuda:0"
+        self.taken: list[str] = []  # GPUs replaced by the cell's device: "accelerate's cuda:0"
         self.memory: list[Memory] = []
         self.made: dict[str, Any] = {}  # new arrays, by the variable's name
 
@@ -56,7 +56,7 @@ class _Share:
 
     @property
     def uncounted(self) -> bool:
-        """Whether the cell made arrays, and the framework cannot count allocations."""
+        """Whether the cell made arrays whose allocations the framework does not count."""
         return bool(self.made) and not self.framework.counts_allocations
 
     def remember(self) -> None:
@@ -78,7 +78,7 @@ class _Share:
         return moves
 
     def elsewhere(self, device: Device, every: Sequence[Entry]) -> str | None:
-        """Return where most work ran: "" if on `device`, `_NOTHING` if none, None if unknown."""
+        """Return where most work ran: "" on `device`, `_NOTHING` without work, None if unknown."""
         name = "" if self.framework.name == "torch" else self.framework.name
         entries = [entry for entry in every if entry.framework == name]
         counted = self.framework.counts_allocations and device.kind == "cuda"
@@ -106,8 +106,8 @@ class _Share:
         of = self.framework
         on_cpu = sum(of.nbytes(array) for array in self.made.values() if of.where(array) == "cpu")
         read = sum(entry.nbytes for entry in entries if entry.kind == "copy")
-        # If the cell copied as many bytes as its CPU arrays have, they are copies of results.
-        # Variables that moved may have been changed in place on the device, without an allocation.
+        # If the cell copied as many bytes as its CPU arrays have, these arrays are copied results.
+        # The cell may have changed moved variables in place on the device, without an allocation.
         stayed = self.moves.left and not self.moves.moved
         return "all work was on cpu" if stayed or on_cpu not in (0, read) else ""
 
@@ -130,7 +130,7 @@ class Run:
         said: frozenset[str] = frozenset((FOR_GOOD,)),  # clauses that earlier reports showed
         helpers: Sequence[Any] = (),  # each has `start` and `stop`
         recorder: Any = None,  # has `start()`; `stop(seconds)` returns the report's `peak`
-        profiler: Any = None,  # has `start`, `stop`, `result(ledger)` and `stopping` (seconds)
+        profiler: Any = None,  # has `start`, `stop` (takes `stopping` s), `result(ledger)`
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.device, self._where = device, str(device)
@@ -154,11 +154,11 @@ class Run:
         self._fault: str | None = None
         self.left_out = 0.0  # seconds to subtract from the cell's time
         self._complete = True  # False after an error in `_guarded`
-        self._before: dict[int, Any] = {}  # the arrays before the cell: weak references by id
-        self._bound: dict[str, int] = {}  # ids of values before the cell, for `--back`
+        self._before: dict[int, Any] = {}  # weak references to the arrays before the cell, by id
+        self._bound: dict[str, int] = {}  # ids of the variables' values before the cell
 
     def start(self, line: Callable[[], Any] | None = None) -> None:  # `line` makes a ProgressLine
-        """Move variables to the device, and make it the default for new arrays."""
+        """Move variables to the device, and make the device the default for new arrays."""
         for share in self._shares:
             share.framework.own(self.device)  # raises if the device is unusable, before any move
         read = [*variables_read(self._names, self._namespace)] if self._move else []
@@ -205,7 +205,7 @@ class Run:
     def _during(
         self, undo: ExitStack, doing: str, start: Callable[[], Any], stop: Callable[[], Any]
     ) -> None:
-        """Start an observer, and register `stop` in `undo`. Errors of both are only recorded."""
+        """Register `stop` in `undo`, then call `start`. Errors of both calls are only recorded."""
         undo.callback(self._guarded, doing, stop)
         self._guarded(doing, start)
 
@@ -274,7 +274,7 @@ class Run:
         )
 
     def _ledger(self) -> Ledger:
-        """Return the ledger; empty if torch's device failed: reading would wait for the device."""
+        """Return the ledger; empty if torch's device failed, because reading it would wait."""
         failed = self._fault is not None and any(s.framework.name == "torch" for s in self._shares)
         if failed or not self._tally.counts:
             return Ledger(virtual=self._tally.virtual)
@@ -322,7 +322,7 @@ class Run:
         self.left_out += self._clock() - began
 
     def _wait(self) -> None:
-        """Read the cell's memory use, and wait for the devices that it used."""
+        """Read the cell's memory use, and wait for the devices that the cell used."""
         try:
             for share, stop in zip(self._shares, self._stops, strict=True):
                 share.memory = [*stop()] if stop else []
@@ -388,8 +388,7 @@ def _whose(name: str) -> str:
 def left_alone(
     names: Iterable[str], namespace: Mapping[str, Any], device: Device, unusable: str = ""
 ) -> Iterator[Left]:
-    """Yield the variables that cannot be moved: ``a: CuPy, on cuda:0, 1.2 GiB``."""
-    # Arrays of unsupported libraries on other GPUs; also tensors, if `unusable` is not empty.
+    """Yield arrays of unsupported libraries on other GPUs, and tensors if `unusable` is given."""
     for name in names:
         value = namespace.get(name)
         if unusable and is_tensor(value):

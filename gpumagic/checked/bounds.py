@@ -1,8 +1,8 @@
 """Check the values whose bounds CUDA's kernels assert: indices, labels and probabilities.
 
-After a failed assert in a kernel, the process cannot use CUDA any more. `finders` lists the torch
-functions whose kernels assert bounds. The error names the user's variable, the bad value, its
-position, its bounds and the likely cause.
+After a failed assert in a kernel, the process cannot use CUDA any more. So gpumagic checks the
+values before the kernel runs, and raises an error. The error shows the user's variable, the bad
+value with its position and bounds, and the likely cause.
 """
 
 import ast
@@ -47,7 +47,7 @@ class Bounded(NamedTuple):
     bound: str  # as text: "10 classes: 0 … 9", "numbers from 0 are needed"
     at: Any  # the argument (a tensor, an array or a list); the error shows its name
     of: Any  # the tensor whose size sets the bound, or None
-    ignored: int | None = None  # a value allowed out of bounds, such as `ignore_index`
+    ignored: int | None = None  # a value that is always allowed, such as `ignore_index`
     role: str = "index"  # shown if the argument has no name in the user's code
     part: str = ""  # shown after the name of `at`: "[0]", ".sum(-1)"
 
@@ -57,17 +57,17 @@ Find = Callable[[Any, Any], Iterator[Bounded]]
 
 
 class Indexing(NamedTuple):
-    """Describe torch functions that check the same parameter against the same bounds."""
+    """Describe torch functions that have the same parameter to check, with the same bounds."""
 
     functions: str  # names, separated by spaces
     parameters: str  # names of the functions' first parameters
     at: str  # the parameter to check
     of: str = ""  # the parameter that sets the bound: the indexed tensor or a size
-    unit: str = "elements"  # the noun in the error: "rows"; without `of`, the allowed numbers
+    unit: str = "elements"  # for the error: what the size counts, or which numbers are allowed
     dim: int | None = None  # the indexed dimension, if there is no parameter `dim`
     high: float = math.inf  # the largest allowed number, if nothing is indexed
     wraps: bool = False  # whether negative indices count from the end
-    unless: str = ""  # a parameter that makes the function ignore `at`
+    unless: str = ""  # if this parameter is given, `at` is not checked
 
     def find(self, args: Any, kwargs: Any) -> Iterator[Bounded]:
         """Yield the values to check in one call, with their bounds."""
@@ -77,7 +77,7 @@ class Indexing(NamedTuple):
         # Floating-point targets are probabilities of classes; torch allows any value for these.
         if self.unless in given or (self.of and getattr(values, "is_floating_point", bool)()):
             return
-        if isinstance(of, (tuple, list)):  # a sparse tensor's size, the batch dimensions first
+        if isinstance(of, (tuple, list)):  # a sparse tensor's size, with batch dimensions first
             of = of[values.dim() - 1 + (self.dim or 0)] if isinstance(values, Tensor) else None
         ignored = given.get("ignore_index", -100) if "ignore_index" in names else None
         bounds: tuple[float, float, str] = (0, self.high, f"{self.unit} are needed")
@@ -110,7 +110,6 @@ _LEAST, _LARGEST = 5e-324, torch.finfo(torch.double).max
 _FINITE = "finite numbers from 0"
 _COLUMNS, _ROWS = "col_indices values size", "row_indices values size"
 _BCE, _TO_1, _TARGETS = "F.binary_cross_entropy", "numbers from 0 to 1", "targets from 0 to 1"
-# `wraps` is set if the kernel counts negative indices from the end.
 _TABLE = (
     Indexing("F.embedding F.embedding_bag", "input weight", "input", "weight", "rows", 0),
     Indexing("F.cross_entropy F.nll_loss", _LOSS, "target", "input", "classes", 1),
@@ -171,7 +170,7 @@ def _of_subscript(args: Any, kwargs: Any) -> Iterator[Bounded]:
 
 
 def _of_sums(args: Any, kwargs: Any) -> Iterator[Bounded]:
-    """Yield the sums of the probabilities: `multinomial` divides by these sums."""
+    """Yield the sums of the probabilities, because `multinomial` divides by these sums."""
     of = args[0] if args else kwargs["input"]
     sums, bound = of.sum(-1, dtype=torch.double), "a sum above 0 is needed"
     yield Bounded(sums, _LEAST, math.inf, bound, of, None, role="input", part=".sum(-1)")
@@ -187,7 +186,7 @@ def _of_sparse(args: Any, kwargs: Any) -> Iterator[Bounded]:
 
 
 def _index_item(item: Any) -> tuple[Any, Tensor | None, int]:
-    """Return a subscript's item, its index tensor or None, and the number of indexed dimensions."""
+    """Return the item, its index tensor or None, and the number of dimensions that it indexes."""
     if item is None or item is Ellipsis or type(item) is bool:
         return item, None, 0
     if type(item) is list or type(item).__module__ == "numpy":
@@ -213,7 +212,7 @@ def _described(bounded: Bounded, args: Any, kwargs: Any) -> str:
     values, low, high = bounded.values, bounded.low, bounded.high
     if not readable(values) or values.dtype == torch.bool or values.is_complex():
         return ""
-    # Stack both ends, so the host waits once. If any value is NaN, both ends are NaN.
+    # Stack minimum and maximum, so that the host waits once. Both are NaN if any value is NaN.
     ends = torch.stack(torch.aminmax(values.detach())).tolist()
     if low <= ends[0] and ends[1] <= high:
         return ""
@@ -251,7 +250,7 @@ def _cause(bounded: Bounded, value: float, ends: list[float], *, same: bool) -> 
 
 
 def readable(value: Any) -> bool:
-    """Whether `value` is a plain tensor that can be read: not in `vmap` or a graph capture."""
+    """Whether `value` is a plain tensor whose elements can be read now; False within `vmap`."""
     if type(value) not in (Tensor, nn.Parameter) or value.layout != torch.strided:
         return False
     if value.is_meta or is_functorch_wrapped_tensor(value) or not value.numel():
@@ -260,7 +259,7 @@ def readable(value: Any) -> bool:
 
 
 def first(values: Tensor, wrong: Tensor) -> tuple[str, int, Any]:
-    """Return the first wrong value's position (``"[3, 7]"``), how many are wrong, and the value."""
+    """Return where the first wrong value is (``"[3, 7]"``), how many are wrong, and that value."""
     places = wrong.nonzero()
     place = places[0].tolist()
     return str(place) if place else "", len(places), values[tuple(place)].item()
@@ -268,7 +267,7 @@ def first(values: Tensor, wrong: Tensor) -> tuple[str, int, Any]:
 
 # -- the user's names
 class RunningCall:
-    """Find the user's expression for the running torch call, and its arguments' expressions."""
+    """Find the user's expressions for the running torch call and for the call's arguments."""
 
     def __init__(self, args: Any, kwargs: Any) -> None:
         frame: FrameType | None = sys._getframe(1)
@@ -288,12 +287,12 @@ class RunningCall:
                 self._names |= _subscripts(found, found.failed, args)
 
     def name(self, value: Any) -> str:
-        """Return an argument's expression, ready to add ``[3]``: ``(x + y)``; empty if unknown."""
+        """Return an argument's expression, to which ``[3]`` can be added; empty if unknown."""
         return self._names.get(id(value), "")
 
 
 def _variables(frame: FailedFrame, failed: ast.AST) -> dict[int, str]:
-    """Map ids of an expression's variables, and of the tensors in its modules, to names."""
+    """Map ids to names, for the variables in an expression and the tensors of its modules."""
     names: dict[int, str] = {}
     for node in (node for node in ast.walk(failed) if isinstance(node, NAMED)):
         value = frame.scope.value(node)
@@ -317,11 +316,11 @@ def _subscripts(frame: FailedFrame, failed: ast.AST, args: Any) -> dict[int, str
 def _results(
     frame: FailedFrame, failed: ast.AST, given: list[Any], known: dict[int, str]
 ) -> dict[int, str]:
-    """Map ids of unnamed tensors to expressions of temporary results, if the counts agree."""
+    """Map the ids of unnamed tensors to the expressions that made them; empty if uncertain."""
     done = operation(failed, Reader(frame))
     parts = () if done is None else done.parts
     if any(own(part.value).get("_modules") for part in parts):
-        return {}  # these modules computed the arguments of the torch call
+        return {}  # a submodule, not the user's code, may have made the arguments
     texts = [bracketed(p.node, p.text) for p in parts if p.value is None and p.kind != "module"]
     # An unnamed Parameter is a weight of an unnamed module, not an argument in the user's code.
     given = [g for g in given if isinstance(g, Tensor) and not isinstance(g, nn.Parameter)]

@@ -1,8 +1,8 @@
-"""Check the arguments of torch's functions before they run, and find where NaN is made.
+"""Check the arguments of torch calls before the calls run, and find where NaN is made.
 
-`check` is a torch function mode, which costs a microsecond per call. A dispatch mode costs six. The
-mode does not see calls on autograd's threads. This is harmless: a backward pass reuses the indices
-of its forward pass.
+`check` is a torch function mode. It adds one microsecond to each call; a dispatch mode would add
+six. `check` does not see calls on autograd's threads. Those calls need no check, because a backward
+pass reuses the indices of the forward pass.
 """
 
 import sys
@@ -41,13 +41,13 @@ class check(FunctionMode):
     Parameters
     ----------
     nan : bool, default False
-        Also find the first operation that makes NaN or infinity, forward or backward. Every
-        operation then waits for the device.
+        Also find the first operation that makes NaN or infinity, in the forward or the backward
+        pass. Every operation then waits for the device.
 
     Raises
     ------
     IndexError, ValueError, FloatingPointError
-        For a bad index or label; a bad probability; with `nan`, a new NaN or infinity.
+        For a bad index or label, for a bad probability, and for a new NaN or infinity.
 
     Examples
     --------
@@ -130,7 +130,7 @@ class NanFinder:
         return result
 
     def _watch_backward(self, values: Iterable[Any], *, earlier: bool = False) -> None:
-        """Check the values' backward pass; `earlier` is true if earlier calls made the values."""
+        """Check the backward pass of `values`, which earlier calls made if `earlier` is true."""
         queue = {node for node in _nodes(values) if self not in node.metadata}
         if not queue or (frame := files.user_frame(sys._getframe(2))) is None:
             return
@@ -207,7 +207,7 @@ def _new_flaw(before: set[Flaw], after: set[Flaw]) -> Flaw | None:
 
 
 def _makes(made: Iterable[Any], flaw: Flaw) -> tuple[str, Tensor, str]:
-    """Return ``"makes nan at [3] (2 of 64)"``, the mask of wrong numbers, and ``"[3]"``."""
+    """Return the text ``"makes nan at [3] (2 of 64)"``, a mask of wrong numbers, and ``"[3]"``."""
     result = next(each for each in made if flaw in _flaws([each])).detach().cpu()
     wrong = flaw(result)
     place, count, value = first(result, wrong)

@@ -1,4 +1,7 @@
-"""Run a cell on ranks: send code and variables, show output, stop failed and hanging cells."""
+"""Run a cell on ranks: send code and variables, show output, stop failed and hanging cells.
+
+A rank is a process with one GPU. If variables are split, the cell runs once for each part of them.
+"""
 
 import ast
 import linecache
@@ -26,13 +29,13 @@ from gpumagic.isolation.settings import noted
 from gpumagic.usercode.files import label, shell, user_namespace
 from gpumagic.usercode.variables import names_assigned, names_read, variables_read
 
-# Seconds from an interrupt until a rank that still runs the cell is replaced. The rank measures
-# `GRACE_S`, too slowly if its machine is busy. So this process measures `_LONGEST_S`.
+# A rank is replaced if it still runs the cell `GRACE_S` seconds after an interrupt, counted by the
+# rank. A busy rank counts too slowly, so `_LONGEST_S` seconds by this process's clock also suffice.
 GRACE_S, _LONGEST_S = 5.0, 30.0
-# If all ranks wait idly for this many seconds, they are deadlocked.
+# Ranks that wait at different places for this many seconds are deadlocked.
 HANGS_S = 5.0
 _LOOK_S, _SAY_S = 0.02, 0.25
-_SHOWN = 8  # most ranks that the progress line shows
+_SHOWN = 8  # maximum number of ranks in the progress line
 # The report mentions returned values only if they have more than `_MUCH` bytes.
 _MUCH = 2**16
 _IMPATIENT = 3  # after so many presses of Ctrl-C, the next raises KeyboardInterrupt at once
@@ -50,7 +53,7 @@ class RanksError(Exception):
 
 
 class CellOnRanks:
-    """Run one cell on ranks, for each part of the split variables: call `deliver`, then `run`."""
+    """Run one cell on ranks, once for each part of the variables: call `deliver`, then `run`."""
 
     def __init__(
         self,
@@ -67,7 +70,6 @@ class CellOnRanks:
         self._engines, self._line = engines, line
         self.split = SplitValues(asked, space, len(ranks))
         self._queues = dict(zip(ranks, self.split.queues, strict=True))
-        # The cell and its variables, to send.
         there = sending.file_in_rank(file)
         # Source text of cells by file name, for tracebacks in ranks.
         self._sources = {there: "".join(linecache.getlines(file))}
@@ -83,8 +85,7 @@ class CellOnRanks:
         self.sent = dict.fromkeys(asked.split)  # names of variables, for the report
         self.sent_bytes = 0
         self.kept: dict[str, None] = {}  # variables that changed both here and in ranks
-        # The state of the run.
-        self._running: dict[RankEngine, tuple[int, Any]] = {}  # number of the part, pending reply
+        self._running: dict[RankEngine, tuple[int, Any]] = {}  # the part's number, and the reply
         self.outcomes: dict[int, Outcome] = {}  # by number of the part
         self.failed: tuple[int, ErrorInRank] | None = None  # the rank that failed first
         self.interrupted = False  # by Ctrl-C
@@ -92,10 +93,10 @@ class CellOnRanks:
         self._signaled: float | None = None
         self._presses: list[Any] = []  # presses of Ctrl-C
         self._said = 0.0
-        self._shown = defaultdict[tuple[int, int], Counter[str]](Counter)  # by rank and part
+        self._shown = defaultdict[tuple[int, int], Counter[str]](Counter)  # amount of output shown
 
     def deliver(self) -> None:
-        """Send missing variables to the ranks that have parts; raise `GpuError` or `RanksError`."""
+        """Send missing variables to ranks that have parts; raise `GpuError` or `RanksError`."""
         busy = [rank for rank in self.ranks if self._queues[rank]]
         groups: dict[str, tuple[Wants, list[RankEngine]]] = {}  # ranks that lack the same variables
         if self._fingerprints:
@@ -106,7 +107,6 @@ class CellOnRanks:
             self._send(ranks, wants)
 
     def _send(self, ranks: Sequence[RankEngine], wants: Wants) -> None:
-        """Send the variables in `wants` to ranks."""
         values = {n: value for n, value in self._values.items() if n in wants.names}
         fingerprints = {name: self._fingerprints[name] for name in (*values, *wants.kept)}
         if not fingerprints:
@@ -149,7 +149,7 @@ class CellOnRanks:
                 yield RankTime(f"rank {rank.number}", seconds, peak, len(mine), virtual)
 
     def transfers(self) -> Iterator[str]:
-        """Describe the bytes moved to the ranks' GPUs and the bytes returned."""
+        """Describe the bytes moved to the ranks' GPUs, and the bytes returned to the notebook."""
         done = self.outcomes.values()
         if moved := sum(each.moved for each in done):
             yield f"{size(moved)} moved to their GPUs"
@@ -161,7 +161,7 @@ class CellOnRanks:
         """Whether the process group is unusable after the cell."""
         if self.replaced:
             return False  # the group was recreated with the replacement
-        # The group is unusable if ranks began unequal numbers of collectives, or one was cut.
+        # The group breaks if ranks begin unequal numbers of collectives, or an interrupt ends one.
         outcomes = self.outcomes.values()
         begun = {outcome.rank: outcome.collectives for outcome in outcomes}
         apart = len(self.ranks) == len(self._engines.ranks) and len({*begun.values()}) > 1
@@ -176,7 +176,7 @@ class CellOnRanks:
             given = sending.pack(self.split.part(part)) if self.asked.split else b""
             self.sent_bytes += len(given)
             order = replace(self._order, label=self._label(rank), given=given)
-            with suppress(GpuError):  # the rank has died: `_look` reports the cause
+            with suppress(GpuError):  # the rank has died; `_look` reports why
                 self._running[rank] = part, self._engines.ask(rank, engine.run, order)
 
     def _label(self, rank: RankEngine) -> str:
@@ -198,7 +198,7 @@ class CellOnRanks:
                 self._take(rank, part, asked)
         self._engines.check()
         for rank in [*self._running]:
-            if rank.lost:  # the death may have caused errors in other ranks
+            if rank.lost:  # report this, as it may have caused other ranks' errors
                 del self._running[rank]
                 self._fail(rank.number, "died", rank.lost, "", rank.died)
         if self._signaled is None:
@@ -220,7 +220,7 @@ class CellOnRanks:
             outcome: Outcome = asked.get(0)
         except ipyparallel.error.RemoteError as error:
             if error.ename == "EngineError":
-                return  # the rank has died: `_look` reports the cause
+                return  # the rank has died; `_look` reports why
             lines = "\n".join(error.render_traceback())
             failure = ErrorInRank(str(error.ename), str(error.evalue), "", lines)
             outcome = Outcome(rank.number, error=failure)

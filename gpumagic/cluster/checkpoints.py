@@ -2,7 +2,7 @@
 
 Each checkpoint is a new directory. torch writes the file `.metadata` last, so a directory without
 this file is incomplete. Any number of ranks can load a checkpoint, with or without DDP or
-`fully_shard`. All ranks call `save` or `restore` together. If one rank fails, all ranks stop.
+`fully_shard`. All ranks call `save` or `restore` together. An error on one rank fails all calls.
 """
 
 import warnings
@@ -40,7 +40,7 @@ class Checkpoint(NamedTuple):
 
 
 def find(directory: str) -> Path:
-    """Return the directory if it is a complete checkpoint, else the newest complete one inside."""
+    """Return `directory` if it is a complete checkpoint, else the newest complete one in it."""
     for path in (Path(directory), *reversed(_each(directory))):
         if (path / ".metadata").is_file():
             return path
@@ -66,11 +66,11 @@ class State(NamedTuple):
 
     values: dict[str, Any]
     put: Callable[[dict[str, Any]], object]
-    same: tuple[str, ...] = ()  # paths whose values must be equal in the checkpoint
+    same: tuple[str, ...] = ()  # paths of values that must equal the checkpoint's
 
 
 def _state(name: str, space: dict[str, Any], saved: dict[str, Any]) -> State:
-    """Return a variable's state; if `saved` has entries, with placeholders to load them into."""
+    """Return a variable's state, to save it or to load the checkpoint's entries `saved` into it."""
     whole = saved.get("")
     if whole is not None and not (hasattr(whole, "size") and torch.is_tensor(space.get(name))):
         return _assigned(name, space, _slot(whole))
@@ -106,7 +106,7 @@ def _optimizer(optimizer: Optimizer, saved: dict[str, Any]) -> State:
     mine = [each for group in optimizer.param_groups for each in group["params"]]
     now, parameters = optimizer.state_dict(), dict(enumerate(mine))
     values = {f"{n}/{key}": v for n, held in now["state"].items() for key, v in held.items()}
-    if saved:  # a new optimizer has no state before its first step
+    if saved:  # a new optimizer has no state yet, so take the checkpoint's paths
         numbered = {path: int(path.partition("/")[0]) for path in saved if "/" in path}
         values = {path: _slot(saved[path], parameters.get(n)) for path, n in numbered.items()}
     shapes = [tuple(each.shape) for each in mine]
@@ -123,7 +123,7 @@ def _optimizer(optimizer: Optimizer, saved: dict[str, Any]) -> State:
 
 
 def _slot(at: Any, parameter: Any = None) -> Any:
-    """Return a placeholder: 0 for data, or a tensor, sharded like `parameter` if shapes agree."""
+    """Return a placeholder: 0 for data, else a tensor, sharded as a `parameter` of equal shape."""
     if not hasattr(at, "properties"):
         return 0
     if parameter is not None and parameter.shape == at.size:
@@ -136,13 +136,13 @@ def _on_cpu(value: Any) -> Any:
 
 
 def _fitting(path: Path, space: dict[str, Any]) -> dict[str, State]:
-    """Return the states of a checkpoint's variables; raise `GpuError` if entries are missing."""
+    """Return the states of a checkpoint's variables; raise `GpuError` for entries unknown here."""
     saved: dict[str, dict[str, Any]] = {}
     for key, at in dcp.FileSystemReader(path).read_metadata().state_dict_metadata.items():
         saved.setdefault(key.partition("/")[0], {})[key.partition("/")[2]] = at
     found = {name: _state(name, space, each) for name, each in saved.items()}
     for name, each in saved.items():
-        # torch checks the shapes, and that the checkpoint has all entries of the state.
+        # torch checks only the shapes, and that the checkpoint has every entry of the state.
         if lacking := sorted(each.keys() - found[name].values.keys()):
             raise GpuError(f"{name}: the checkpoint's {lacking[0]} does not exist here")
     return found
@@ -221,7 +221,7 @@ def restore(directory: str) -> Checkpoint:
         path = _on_all(load)[0]
     except GpuError as error:
         return Checkpoint(directory, error=str(error))
-    with deferred():  # otherwise an interrupt could load only some variables
+    with deferred():  # otherwise an interrupt could leave some variables unloaded
         for name, each in found.items():
             each.put({key: read[f"{name}/{key}"] for key in each.values})
     return Checkpoint(str(path), tuple(found))

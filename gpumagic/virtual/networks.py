@@ -1,10 +1,10 @@
 """Run attention, normalization and recurrent networks, for which CUDA has fused kernels.
 
 Attention runs as the CPU's flash attention, or as several operators. Normalization and recurrent
-cells run as several operators. An LSTM, GRU or RNN runs as one operator of the CPU. Like cuDNN's
-operator, it computes all time steps and has no second derivative. In a dry run, results have the
-right shapes and take the same memory, but no data. These networks are decomposed under vmap, for
-other tensor classes, and for other dtypes than float32 and float64. That is 3 to 10 times slower.
+cells run as several operators. A whole LSTM, GRU or RNN runs as one operator of the CPU, which
+computes all time steps and, like cuDNN's operator, has no second derivative. With fake tensors,
+results are allocated but not computed. Under vmap, for tensor subclasses, and for dtypes other than
+float32 and float64, an LSTM, GRU or RNN runs as many operators, which is 3 to 10 times slower.
 """
 
 import weakref
@@ -33,7 +33,7 @@ _FLASH = 1  # at::sdp::SDPBackend::flash_attention
 
 
 def network_kernels() -> dict[str, Callable[..., Any]]:
-    """Return kernels by operator name, for the keys AutogradCUDA and CUDA (inference mode)."""
+    """Return the kernels for the dispatch keys AutogradCUDA and CUDA, by operator name."""
     kernels: dict[str, Callable[..., Any]] = {
         f"{kind}.{variant}": recurrent(getattr(getattr(aten, kind), variant))
         for kind in _SAVED
@@ -52,9 +52,9 @@ def _attention(
             f"{query.device} key.device: {key.device} and value.device: {value.device} instead."
         )
     mask = added(mask, query.dtype)
-    given, chosen = (query, key, value, mask, *rest), 0  # `rest`: dropout_p, is_causal
+    given, chosen = (query, key, value, mask, *rest), 0  # `rest` has dropout_p and is_causal
     if query.dim() == 4 and torch.backends.cuda.math_sdp_enabled():
-        # The choice depends on torch's version. The CPU's kernel makes it without reading bytes.
+        # Ask torch, because the choice depends on torch's version. `_choose` reads no tensor data.
         chosen = _choose(*given, **options)
     if chosen == _FLASH:
         flash = aten._scaled_dot_product_flash_attention_for_cpu
@@ -66,7 +66,7 @@ def _attention(
 
 
 def added(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """Convert a boolean mask to an additive one, as C++ does before it chooses an algorithm."""
+    """Convert a boolean mask to numbers that are added to the attention scores."""
     if mask is None or mask.dtype is not torch.bool:
         return mask
     return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask.logical_not(), -torch.inf)
@@ -78,7 +78,7 @@ def _rms_norm(input: Tensor, shape: Any, weight: Tensor | None, eps: float | Non
 
 
 def _check(op: Any, *args: Any) -> None:
-    """Raise CUDA's error if the arguments of a decomposed operator are on several devices."""
+    """Raise CUDA's error if the tensors in `args` are on several devices."""
     given = zip(op._schema.arguments, args, strict=False)
     found = [(a.name, x, x) for a, x in given if isinstance(x, Tensor)]
     if len({tensor.device for _, tensor, _ in found}) > 1:
@@ -86,7 +86,7 @@ def _check(op: Any, *args: Any) -> None:
 
 
 def _check_cell(op: Any, input: Tensor, hidden: Tensor, *rest: Any) -> None:
-    """Check the devices as C++ does: of two products first, then of one fused operator."""
+    """Check the devices of two matrix products, then of the fused operator, as CUDA's code does."""
     w_ih, w_hh, *biases = rest[-4:]
     if input.is_cuda:
         _check(aten.mm.default, input, w_ih)
@@ -110,8 +110,8 @@ def _gru_cell(
 
 _FUSED = {torch.float32, torch.float64}
 _COMPOSITE = C.DispatchKey.CompositeImplicitAutograd
-# Numbers saved for the backward pass, per time step, row and hidden unit: gates, cell and output.
-# From torch's CUDA code without cuDNN (ATen/native/cuda/RNN.cu). cuDNN does not document its own.
+# For each number of a layer's output, how many numbers CUDA saves for the backward pass.
+# Source: torch's code without cuDNN (ATen/native/cuda/RNN.cu). cuDNN's count is not documented.
 _SAVED = {"lstm": 6, "gru": 6, "rnn_tanh": 1, "rnn_relu": 1}
 
 
@@ -145,7 +145,7 @@ def _autocast(x: Any) -> Any:
 
 
 class _Fused(torch.autograd.Function):
-    """Run the CPU's operator on the same bytes; in a dry run, create results without data."""
+    """Run the CPU's operator on the GPU tensors' bytes; for fake tensors, only allocate results."""
 
     @staticmethod
     def forward(ctx: Any, op: Any, shapes_of: Any, tree: Any, grad: bool, *leaves: Any) -> Any:
@@ -160,7 +160,7 @@ class _Fused(torch.autograd.Function):
             ctx.graph = ctx.run(gpu.generator, leaves)
             found = ctx.graph["found"]
         if any(needed):
-            # Allocate the memory that CUDA saves for the backward pass.
+            # Allocate as much memory as CUDA's operator saves for the backward pass.
             numbers = _SAVED[op._schema.name.partition("::")[2]] * found[0].numel()
             reserve = torch.empty(numbers, dtype=found[0].dtype, device=device)
             # Saving the inputs lets torch detect in-place changes to them.
@@ -176,7 +176,7 @@ class _Fused(torch.autograd.Function):
         """Return the gradients of the inputs."""
         reserve, *given = ctx.saved_tensors  # a second backward pass raises torch's own error
         needed, graph = ctx.needs_input_grad[4:], ctx.graph
-        if ctx.run and not graph:  # a saved-tensor hook freed `reserve`: run again
+        if ctx.run and not graph:  # a saved-tensor hook freed `reserve`, so run the operator again
             leaves = [y if x is None else x for x, y in zip(given, ctx.others, strict=True)]
             graph = ctx.run(ctx.drawn.clone_state(), leaves)
         wanted = [x for x, need in zip(graph.get("low", given), needed, strict=True) if need]
@@ -191,7 +191,7 @@ class _Fused(torch.autograd.Function):
 
 
 def _run(op: Any, tree: Any, needed: list[bool], generator: Any, leaves: Iterable[Any]) -> Any:
-    """Run the CPU's operator; return its inputs, and its results with their autograd graph."""
+    """Run the CPU's operator. Return its inputs as "low" and its results as "found"."""
     low = [
         flip_plain(x.detach()).requires_grad_(need) if isinstance(x, Tensor) and x.is_cuda else x
         for x, need in zip(leaves, needed, strict=True)
@@ -213,5 +213,5 @@ def _shapes(hx: Any, bidirectional: bool, batch_first: bool = False, **given: An
 
 
 def _raised(found: Iterable[Any], gpu: VirtualGpu) -> list[Any]:
-    """Copy the CPU's results to the GPU. A copy is needed because two biases share a gradient."""
+    """Copy CPU results to the GPU. The gradients of two biases may be one tensor, so copy each."""
     return [x if x is None else adopt(x.detach().clone(), gpu) for x in found]

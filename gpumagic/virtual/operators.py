@@ -1,4 +1,4 @@
-"""Provide kernels to create, copy, read, resize and pin tensors, and for collectives."""
+"""Define kernels that create, copy, read, resize and pin tensors, and kernels of collectives."""
 
 from collections.abc import Callable
 from itertools import chain
@@ -38,7 +38,7 @@ _FLOATS_ONLY = {
 
 
 def overload(name: str, space: str = "aten") -> Any:
-    """Return the operator ``space::name``; the overload follows a dot in `name`."""
+    """Return the operator ``space::name``; `name` may have an overload, as in ``fill_.Tensor``."""
     packet, _, variant = name.partition(".")
     return getattr(getattr(getattr(torch.ops, space), packet), variant or "default")
 
@@ -61,7 +61,7 @@ def own_kernels() -> dict[str, Kernel]:
         ),
         "histc": _histc,
         "record_stream": lambda *args: None,
-        # torch's efficient zero tensor has no bytes to share, so create an ordinary one.
+        # torch's efficient zero tensor has no bytes to share, so create ordinary zeros.
         "_efficientzerotensor": torch.zeros,
     }
     for variant in ("source_Storage_storage_offset", "source_Storage", "source_Tensor", ""):
@@ -79,7 +79,7 @@ def own_kernels() -> dict[str, Kernel]:
 
 
 def cpu_kernels() -> dict[str, Kernel]:
-    """Return kernels for the dispatch key CPU: they pin memory, or refuse a GPU's generator."""
+    """Return kernels for the dispatch key CPU, which pin memory or refuse a GPU's generator."""
     named = (aten.randperm, aten.rand, aten.randn, aten.randint)
     ops = [*(packet.generator for packet in named), aten.randint.low_generator]
     return {op.name().removeprefix("aten::"): _on_host(op) for op in ops} | _PINNING
@@ -142,7 +142,7 @@ def _resize_(self: Tensor, size: Any, memory_format: Any = None) -> Tensor:
 
 
 def _index_put(self: Tensor, indices: Any, values: Tensor, *options: bool) -> Tensor:
-    """Assign `values`. Copy indices and a 0-dim value from other devices; refuse larger values."""
+    """Assign `values`. Indices may be on other devices, and so may `values` if it is 0-dim."""
     home = self.device
     if not fills(indices, values, *options):
         if values.dim() and values.device != home:
@@ -157,7 +157,7 @@ def _index_put(self: Tensor, indices: Any, values: Tensor, *options: bool) -> Te
 
 
 def _brought(index: Tensor | None, home: torch.device) -> list[Tensor | None]:
-    """Copy an index from another GPU to `home`; a mask becomes the positions of its True values."""
+    """Copy an index from another GPU to `home`; copy a mask as the positions of its True values."""
     if index is None or index.device in (home, HOST):
         return [index]
     if index.dtype in (torch.bool, torch.uint8):
@@ -166,7 +166,7 @@ def _brought(index: Tensor | None, home: torch.device) -> list[Tensor | None]:
 
 
 def _convolution(input: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Any:
-    """Check devices as C++ does with cuDNN, then convolve; for a CPU input, C++ checks them."""
+    """Convolve. For a GPU input, check the devices as torch does with cuDNN."""
     if not input.is_cuda:
         return _convolve_mixed(input, weight, bias, *rest)
     for name, other in (("weight", weight), ("bias", bias)):
@@ -214,7 +214,7 @@ def _pin_memory(self: Tensor, device: Any = None) -> Tensor:
 
 _PINNING: dict[str, Kernel] = {"_pin_memory": _pin_memory, "is_pinned": _is_pinned}
 _ANY_DEVICE = C.DispatchKeySet(C.DispatchKey.IPU)
-"""A dispatch key of unused hardware, to call the kernels that torch has for all devices."""
+"""torch has no kernels for IPU hardware, so this key selects the kernels for all devices."""
 
 
 def _on_host(op: Any) -> Callable[..., Tensor]:
@@ -227,9 +227,9 @@ def _on_host(op: Any) -> Callable[..., Tensor]:
     return kernel
 
 
-# -- collectives: the CPU's backend works on the tensors' bytes without a copy
+# -- collectives, which the CPU's backend runs on the bytes of GPU tensors
 def collective(operator: Any) -> Kernel:
-    """Return the kernel of a c10d operator."""
+    """Return the kernel of an operator of `torch.distributed`."""
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         loan = _Loan()
@@ -240,7 +240,7 @@ def collective(operator: Any) -> Kernel:
 
 
 class _Loan:
-    """Map a collective's CPU tensors to the GPU tensors; closures would form a reference cycle."""
+    """Give a collective CPU tensors that share the GPU tensors' bytes, and map results back."""
 
     def __init__(self) -> None:
         self._lent: dict[int, tuple[Tensor, Tensor]] = {}
@@ -258,7 +258,7 @@ class _Loan:
         return self._lent[id(x)][0] if id(x) in self._lent else x
 
 
-# Collectives in flight, kept alive here because C++ keeps only their C++ parts.
+# Collectives in flight. C++ refers only to the C++ part of each, so the Python part is kept here.
 _running: set[Any] = set()
 _Work: Any = getattr(torch.distributed, "Work", object)  # some builds of torch have no `Work`
 

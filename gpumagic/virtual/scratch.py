@@ -1,9 +1,9 @@
-"""Compute the temporary memory that CUDA's operators take: partial sums, sorted copies.
+"""Compute the temporary memory that CUDA's operators allocate, such as for partial sums.
 
-A rule gets the GPU's properties, the operator's arguments and its result. It returns the sizes of
-temporary buffers, which all exist at the same time. The rules follow torch's CUDA sources. Sums
-follow ATen/native/cuda/Reduce.cuh (``setReduceConfig``): several thread blocks combine partial sums
-through global memory. ``tests/cuda`` compares the rules with torch's allocator.
+A rule is a function of the GPU's properties, an operator's arguments and the operator's result. The
+rule returns the bytes of each temporary buffer. All buffers exist at the same time. Rules follow
+torch's CUDA sources. The rule for sums follows ``setReduceConfig`` in ATen/native/cuda/Reduce.cuh.
+``tests/cuda`` compares the rules with torch's allocator.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,11 +22,11 @@ Rule = Callable[[Any, tuple[Any, ...], Any], list[int]]
 IN_PARTS = {"_unsafe_masked_index", "_unsafe_masked_index_put_accumulate", "_safe_softmax", "isinf"}
 IN_PARTS |= {"masked_scatter_backward", "binary_cross_entropy_with_logits", "linalg_pinv"}
 IN_PARTS.add("_trilinear")
-"""Composite operators that must be decomposed, because on CUDA their inner operators allocate."""
+"""Composite operators that must be decomposed, to count what their inner operators allocate."""
 
 
 def temporary_bytes(rule: Rule, device: Any, args: tuple[Any, ...], result: Any) -> list[int]:
-    """Return a rule's buffer sizes. A failing rule gives []; `%gpus --doctor` reports its error."""
+    """Return a rule's buffer sizes; if it fails, return [] and let `%gpus --doctor` report why."""
     try:
         return rule(gpu_of(device).properties, args, result)
     except Exception as error:  # noqa: BLE001  a rule's bug must not stop the user's operator
@@ -37,14 +37,14 @@ def temporary_bytes(rule: Rule, device: Any, args: tuple[Any, ...], result: Any)
 # -- sums
 _THREADS, _WARP, _VECTOR = 512, 32, 4
 _FEW, _MANY = 16, 256
-"""Minimum and maximum number of values per thread; the number of blocks follows from them."""
+"""Minimum and maximum number of values that one thread adds."""
 _LEAST = 2**15
-"""A sum of fewer elements needs only one block of threads per output."""
+"""A sum of fewer elements than this needs only one block of threads per output."""
 _HALVES = (torch.float16, torch.bfloat16)
 
 
 def _sum(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
-    """Return a sum's buffers: a converted copy of the input, and partial sums of >= 32 bits."""
+    """Return the bytes of a sum's buffers: a converted copy of the input, and the partial sums."""
     x, out = args[0], result.dtype
     halves = x.dtype in _HALVES and out in (x.dtype, torch.float32)
     copy = [] if x.dtype is out or halves else [x.numel() * out.itemsize]
@@ -68,7 +68,7 @@ def _over(args: tuple[Any, ...]) -> tuple[int, ...]:
 def _partial_sums(
     shape: Ints, strides: Ints, offset: int, dims: Ints, size: int, card: Any
 ) -> list[int]:
-    """Return the bytes of each buffer for partial sums of `size` bytes each."""
+    """Return the bytes of the buffers for partial sums; one partial sum has `size` bytes."""
     others = [dim for dim in range(len(shape)) if dim not in dims]
     of_output = {dim: prod(shape[d] for d in others if d > dim) for dim in others}
     reduced = _merged([(shape[dim], strides[dim]) for dim in dims])
@@ -80,7 +80,7 @@ def _of_merged(
     reduced: list[tuple[int, ...]], kept: list[tuple[int, ...]], offset: int, size: int, card: Any
 ) -> list[int]:
     inputs, outputs = prod(dim[0] for dim in reduced), prod(dim[0] for dim in kept)
-    if not kept or reduced[0][1] < kept[0][1]:  # neighboring threads share an output
+    if not kept or reduced[0][1] < kept[0][1]:  # neighboring threads compute the same output
         adjacent = len(reduced) == reduced[0][1] == 1 and inputs > 128
         width = inputs // _VECTOR if adjacent else inputs
         return _shared((width, outputs), inputs, outputs, size, card, across=1)
@@ -114,7 +114,7 @@ def _shared(
 
 
 def _merged(dims: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Return the dims (size, then strides) sorted by stride; contiguous dims are merged."""
+    """Sort dims, each a size and strides, by the first stride; merge contiguous dims."""
     found: list[tuple[int, ...]] = []
     for size, *steps in sorted((dim for dim in dims if dim[0] > 1), key=lambda dim: dim[1]):
         if found and [found[-1][0] * step for step in found[-1][1:]] == steps:
@@ -126,7 +126,7 @@ def _merged(dims: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
 
 # -- sorts, and indexing
 _SORTED_IN_A_BLOCK = 4096
-"""One block of threads sorts a row of at most this many elements without temporary memory."""
+"""A row of at most this many elements is sorted by one block of threads."""
 
 
 def _aligned(nbytes: int) -> int:
@@ -134,7 +134,7 @@ def _aligned(nbytes: int) -> int:
 
 
 def _radix_sort(count: int, key: int, value: int, bits: int = 0) -> int:
-    """Return the bytes that cub's sort takes, given the number and sizes of keys and values."""
+    """Return the bytes that CUDA's sort of `count` keys and values allocates, given their sizes."""
     if count <= _SORTED_IN_A_BLOCK:
         return 1
     tile, passes = 384 * (12 if key == 8 else 14), -(-(bits or 8 * key) // 8)
@@ -158,7 +158,7 @@ def _sort(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
 
 
 def _indices(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
-    """Return the bytes for the masks' positions (8 per dim), and for sorting the indices."""
+    """Return the bytes of the True positions in masks, and of the buffers that sort indices."""
     x, dims, plain, masks = args[0], 0, [], []
     for index in args[1]:
         of_mask = isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8)
@@ -172,7 +172,7 @@ def _indices(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
     if values is not result and values.numel() == 1 and masks:
         return []  # runs as a masked_fill
     taken = [8 * count * n for n in masks]
-    if any(args[3:4]) and count:  # equal indices are found by sorting
+    if any(args[3:4]) and count:  # to accumulate, CUDA sorts the indices
         taken += [*[8 * count] * 4, _radix_sort(count, 8, 8, max(x.numel(), 1).bit_length())]
     return taken
 
@@ -180,12 +180,12 @@ def _indices(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
 def _masked_scatter(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
     x, mask = args[0], args[1]
     expanded = [] if mask.shape == x.shape else [x.numel()]
-    tiles = 32 + -(-x.numel() // (128 * 7))  # tiles of cub's scan
+    tiles = 32 + -(-x.numel() // (128 * 7))  # tiles of CUDA's prefix sum
     return [*expanded, 8 * x.numel(), _aligned(2 * 8 * tiles) + 511]
 
 
 def _loss(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
-    """Return the bytes of the losses of all elements, and of the partial sums of their mean."""
+    """Return the bytes of the elements' losses, and of the partial sums for the mean loss."""
     x, target = args[0], args[1]
     if result.numel() == x.numel() > 1 or (result.dim() and x.dim()):
         return []
@@ -222,4 +222,4 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("_index_put_impl_", "_unsafe_index_put"), _indices),
     **dict.fromkeys(("masked_scatter", "masked_scatter_"), _masked_scatter),
 }
-"""The rules by operator name, without overload; other operators take no temporary memory."""
+"""The rules by operator name, without overload. Other operators need no temporary memory."""

@@ -1,4 +1,4 @@
-"""Install virtual GPUs in torch by registering kernels; an error leaves no kernel registered."""
+"""Install virtual GPUs in torch by registering kernels; if that fails, remove all kernels."""
 
 import functools
 import uuid
@@ -27,11 +27,12 @@ from gpumagic.virtual.virtual_gpus import GPUS, Properties, VirtualGpu, in_bad_f
 
 C: Any = torch._C
 Kernel = Callable[..., Any]
-# `_register_others` skips aten, symm_mem (between processes), and _native (torch recreates it).
+# Namespaces that `_register_others` skips. `_register_dense` registers aten, torch itself registers
+# _native, and the operators of symm_mem need memory that processes share.
 _LEFT_ALONE = {"aten", "symm_mem", "_native"}
-_SHARE = {"_lazy_clone", "_unsafe_view", "unsafe_split"}  # share bytes; the schemas do not say so
+_SHARE = {"_lazy_clone", "_unsafe_view", "unsafe_split"}  # the schemas hide that bytes are shared
 _DECOMPOSED = _SHARE | {"copy_", "linalg_lstsq", "masked_fill", "index_fill"}
-"""Composite operators to decompose: they share or copy bytes, or read a number or the device."""
+"""Composite operators to decompose, which share or copy bytes, or read a value or the device."""
 
 kernels: dict[str, Kernel] = {}
 """Kernels of aten at the dispatch key CUDA, by name, while virtual GPUs are on."""
@@ -50,7 +51,7 @@ def register(stack: ExitStack) -> None:
             _put(aten, name, kernel, "CUDA")  # inference mode skips AutogradCUDA
         _register_parts(aten)
         _register_others(stack)
-    # TorchScript's fuser would compile GPU code, and call the driver.
+    # Turn off TorchScript's fuser, which would compile GPU code and call the driver.
     stack.callback(C._jit_override_can_fuse_on_gpu, C._jit_can_fuse_on_gpu())
     C._jit_override_can_fuse_on_gpu(False)
     rest = torch.library.Library("_", "IMPL", "CUDA")
@@ -59,16 +60,16 @@ def register(stack: ExitStack) -> None:
 
 
 def _register_dense(aten: Any) -> None:
-    """Register kernels at the dispatch key CUDA, and those of `cpu_kernels` at CPU."""
+    """Register aten's kernels: the kernels of `cpu_kernels` at the key CPU, all others at CUDA."""
     kernels.update(own_kernels())
-    # Run a composite operator as a whole on the CPU: for a GPU's tensors, its C++ code may call
-    # CUDA's stubs.
+    # Run a composite operator as a whole on the CPU. For GPU tensors, the operator's C++ code may
+    # call functions that only a CUDA build has.
     explicit = "CompositeExplicitAutograd"
     named = _names(explicit) | _names(f"{explicit}NonFunctional")
     whole = {n for n in named if not n.endswith("out") and _is_whole(overload(n))}
-    # `_pack_padded_sequence` is not run as a whole: it must raise if its lengths are on a GPU.
+    # Run as a whole, `_pack_padded_sequence` would accept lengths on a GPU, which CUDA refuses.
     not_whole = {"_fused_rms_norm", "_pack_padded_sequence", *cpu_kernels()}
-    # Replace a CUDA build's real CUDA kernels: they must never access a virtual GPU's bytes.
+    # Replace a CUDA build's real CUDA kernels, which must never access a virtual GPU's bytes.
     run_here = _names("CPU") | whole
     for name in run_here | _names("CUDA"):
         if name not in kernels and name not in not_whole and name.partition(".")[0] not in IN_PARTS:
@@ -99,7 +100,7 @@ def _register_parts(aten: Any) -> None:
 
 
 def _register_others(stack: ExitStack) -> None:
-    """Register kernels for collectives and other libraries (torchvision …), now and when loaded."""
+    """Register kernels of collectives, and of libraries (torchvision …) loaded now or later."""
     known: set[str] = set()
     libraries = stack.enter_context(ExitStack())  # open until `stack` is closed
 
@@ -134,7 +135,7 @@ def _register_others(stack: ExitStack) -> None:
 
 
 def _put(owner: Any, name: str, kernel: Kernel, key: str) -> None:
-    python = isinstance(kernel, FunctionType)  # not the generic kernel, not a C++ kernel
+    python = isinstance(kernel, FunctionType)  # False for the generic kernel and C++ kernels
     owner.impl(name, unseen(kernel) if python else kernel, key, allow_override=True)
 
 
@@ -161,7 +162,7 @@ def _is_whole(op: Any) -> bool:
 
 
 def _depends_on_device(op: Any) -> bool:
-    """Whether an operator moves tensors, reshapes in place, or draws without a generator."""
+    """Whether an operator can move tensors, reshape in place, or draw without a generator."""
     kinds = {argument.name: str(argument.type) for argument in op._schema.arguments}
     moves = "device" in kinds and any("Tensor" in kind for kind in kinds.values())
     draws = torch.Tag.nondeterministic_seeded in op.tags and "generator" not in kinds
@@ -195,12 +196,11 @@ def install(stack: ExitStack, facts: Sequence[VirtualFacts], rows: Sequence[Any]
     cuda_api.install(stack)
     register(stack)
     torch.cuda.init()
-    # In the child of a fork, C++ would raise an error, and there is nothing to restore.
+    # Make GPU 0 current, but not in the child of a fork, where the call would raise an error.
     stack.callback(lambda: in_bad_fork() or C._accelerator_setDeviceIndex(0))
 
 
 def _add(properties: Properties, row: Any) -> MemoryAccount:
-    """Add a virtual GPU; return its account."""
     account = MemoryAccount(len(GPUS), properties.total_memory, row)
     GPUS.append(VirtualGpu(len(GPUS), account, properties))
     return account
@@ -213,7 +213,7 @@ def stand_in(gpus: Iterable[tuple[Any, int]]) -> None:
     for real, allocated in gpus:
         facts: dict[str, Any] = {"uuid": uuid.uuid4()}
         for field in fields(Properties):
-            # A build may lack a field. Reading a clock asks the driver, which may fail.
+            # A build of torch may lack a field. Reading a clock rate asks the driver, and may fail.
             with suppress(AttributeError, RuntimeError):
                 facts[field.name] = getattr(real, field.name)
         _add(Properties(**facts), [0] * COUNTERS).allocator.allocate(allocated)

@@ -1,9 +1,9 @@
 """Define the virtual GPUs of this process, and the memory functions that ``torch.cuda`` calls.
 
-As on a GPU, ``torch.cuda.memory._record_memory_history`` starts the recording of events. The stack
-of an event is one line of the user's code. Frees are counted later, so their lines are unknown.
-Snapshots have torch's layout. A virtual GPU's blocks have arbitrary addresses in the host's memory,
-so each block is its own segment. The reserved memory outside all blocks is one inactive segment.
+As on a real GPU, ``torch.cuda.memory._record_memory_history`` starts recording allocations and
+frees. An allocation is recorded with one line of the user's code, a free without a line. Snapshots
+have torch's layout. A virtual GPU's blocks are scattered over the host's memory, so a snapshot has
+one segment for each block. One more segment is the reserved memory outside all blocks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ GPUS: list[VirtualGpu] = []
 
 @dataclass(frozen=True)
 class Properties:
-    """Properties in bytes and kHz. Defaults: an H100 SXM, from the CUDA programming guide."""
+    """A GPU's properties, with sizes in bytes and clock rates in kHz. Defaults: an H100 SXM."""
 
     name: str
     total_memory: int
@@ -79,7 +79,7 @@ _Device = torch.device  # torch's class, even while gpumagic replaces `torch.dev
 
 
 def gpu_of(device: torch.device | str | int | None = None) -> VirtualGpu:
-    """Return the GPU of a device or an ordinal; the current GPU if there is no ordinal."""
+    """Return the GPU for a device or ordinal; the current GPU if `device` has no ordinal."""
     if isinstance(device, str):
         device = torch.device(device)
     if isinstance(device, _Device):
@@ -98,7 +98,7 @@ _FORKED = (
 
 
 def in_bad_fork() -> bool:
-    """Whether this process is the child of a fork, which cannot use CUDA."""
+    """Whether this process is the child of a fork and may not use its virtual GPUs."""
     return any(gpu.account.refusal == _FORKED for gpu in GPUS)
 
 
@@ -127,7 +127,7 @@ _POOL = (0, 0)
 
 
 def memory_functions(stack: ExitStack) -> dict[str, Any]:
-    """Return replacements for functions of ``torch._C``; closing `stack` resets their settings."""
+    """Return replacements for functions of ``torch._C``; closing `stack` clears stored metadata."""
     set_metadata = partial(setattr, memory_account, "metadata")
     stack.callback(set_metadata, "")
     stack.callback(memory_account.observers.clear)
@@ -184,7 +184,7 @@ def _stats(account: MemoryAccount) -> dict[str, Any]:
         "reserved_bytes": account.reserved(),
         "segment": allocator.segments,
     }
-    pools: dict[str, Any] = {  # the only pool is reported as the large one
+    pools: dict[str, Any] = {  # report everything in the large pool
         name: {"all": {**vars(stat)}, "large_pool": {**vars(stat)}, "small_pool": vars(none)}
         for name, stat in stats.items()
     }
@@ -209,7 +209,7 @@ def _record(
         gpu.account.record_events(None if enabled is None else count)
 
 
-# The file is part of the key: code objects of two cells may be equal.
+# The cache's key includes the file, because code objects of two cells may be equal.
 _line = lru_cache(maxsize=4096)(lambda code, at, file: line_of(code, at))
 
 

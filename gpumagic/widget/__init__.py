@@ -17,10 +17,10 @@ __all__ = ["monitor"]
 
 
 def monitor(period: float = 1.0) -> MonitorWidget | None:
-    """Show the GPUs live: utilization, the owners of memory, and the memory of each cell.
+    """Show the GPUs live: their utilization, the owners of their memory, and which cells ran.
 
-    The monitor also updates while a cell runs, and pauses while it is not visible. It ends with
-    ``close()`` or with the kernel. Its last state stays in the notebook as a table.
+    The monitor updates even while a cell runs. The monitor pauses while it is not visible, and ends
+    with ``close()`` or with the kernel. Its last state stays in the notebook as a table.
 
     Parameters
     ----------

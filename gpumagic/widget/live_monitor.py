@@ -1,7 +1,8 @@
 """Show the live monitor as an anywidget, with snapshots from this kernel's sampler.
 
 The widget has two outputs in the notebook: a live view, and a table as text and HTML. The table is
-updated after each cell. The live view hides it. A saved notebook shows the table without a kernel.
+updated after each cell. A visible live view hides the table. A saved notebook that is opened
+without a kernel shows the table.
 """
 
 import atexit
@@ -26,9 +27,9 @@ from gpumagic.telemetry.snapshot import Snapshot
 from gpumagic.widget.notebook_watch import Audience, ShellCells, held_now
 
 SCRIPT = Path(__file__).parents[1] / "static" / "widget.js"
-_FIRST_S = 3.0  # seconds to wait for the first table
-_SENT = 20  # maximum number of cell runs that are sent after a cell
-# CSS that hides JupyterLab's message about a missing widget model, below the table.
+_FIRST_S = 3.0  # seconds to wait for the first snapshot
+_SENT = 20  # maximum number of cell runs to send when a cell starts or ends
+# Without a kernel, JupyterLab shows an error below the table. This CSS hides the error.
 _NO_MODEL = (
     ".jp-OutputArea-child:has(.{}) + .jp-OutputArea-child:has(.jupyter-widgets)"
     ":not(:has(.gpumagic-monitor)) {{ display: none }}"
@@ -45,22 +46,21 @@ class MonitorWidget(anywidget.AnyWidget):
     history = Dict().tag(sync=True)
     cells: List[Any] = List().tag(sync=True)
     results: List[Any] = List().tag(sync=True)
-    # The running and finished measurements of this kernel.
-    timing = Dict().tag(sync=True)
-    timings: List[Any] = List().tag(sync=True)
-    # This notebook's variables on GPUs, when a view last requested them.
+    timing = Dict().tag(sync=True)  # the running measurement of this kernel
+    timings: List[Any] = List().tag(sync=True)  # the finished measurements of this kernel
+    # This notebook's variables on GPUs, read when a view last requested them.
     variables = Dict().tag(sync=True)
     # The CSS class of the table that the view hides.
     table = Unicode().tag(sync=True)
 
-    # ipywidgets calls close() even on a widget whose creation failed.
+    # ipywidgets calls `close` even if `__init__` failed. Then `close` must do nothing.
     _closed = True
 
     def __init__(self, period: float = 1.0) -> None:
         checked(period)
         self._sampler = shared_sampler()
         self._audience = Audience()
-        # For each display of the widget: the display ids of its table and its view.
+        # For each time the widget was displayed, the ids of the table's and the view's output.
         self._shown: list[tuple[str, str]] = []
         self._due = False
         self._guard = threading.RLock()
@@ -72,7 +72,7 @@ class MonitorWidget(anywidget.AnyWidget):
             self._last: Snapshot = first.result(_FIRST_S)
         except NotYet:
             self._last = self._sampler.latest() or Snapshot(time=time.time())
-        # Text, because for a Path anywidget would watch the file and keep this widget alive.
+        # Not a Path, because anywidget would watch the file and so keep this widget alive.
         self._esm = SCRIPT.read_text("utf-8")
         super().__init__(
             period=period, snapshot=self._last.to_dict(), table=f"gpumagic-table-{uuid4().hex}"
@@ -120,13 +120,12 @@ class MonitorWidget(anywidget.AnyWidget):
         return {"text/plain": f"{shown!r}\n\nAs of {at}.", "text/html": html}
 
     def _save_table(self) -> None:
-        """Update the table in the notebook."""
         self._due = False
         for table, _ in self._shown:
             update_display(self._table(), raw=True, display_id=table)
 
     def _exit(self) -> None:
-        """Stop at the kernel's exit; closing the widget would confuse a front end."""
+        """Stop sampling and save the table when the kernel exits."""
         self._closed = True
         self._subscription.close()
         self._save_table()
@@ -160,13 +159,13 @@ class MonitorWidget(anywidget.AnyWidget):
         self.timing, self.timings = {}, []
 
     def _measured(self) -> None:
-        """Send the measurements to the views; called on the thread that measures."""
+        """Send the running and the finished measurements to the views."""
         if self._running:
             self.timing = board.now or {}
             self.timings = board.entries
 
     def _tick(self, snapshot: Snapshot, ended: str = "") -> None:
-        """Handle a new snapshot, on the sampler's thread; `ended`: id of a run that has ended."""
+        """Handle a snapshot on the sampler's thread; `ended` is the id of a run that has ended."""
         if self._closed or not self._running:
             return
         if not ended and not self._audience.anyone():
@@ -185,17 +184,17 @@ class MonitorWidget(anywidget.AnyWidget):
         if self._closed:
             return
         self._audience.receives(not self._log.busy)
-        # Update the table: after a cell, the notebook has to be saved anyway.
+        # Let the next tick update the table. The cell has changed the notebook file anyway.
         self._due = True
-        # An open view has the earlier runs already; a new view gets all runs.
+        # Send only the latest runs, because an open view already has the earlier runs.
         self.cells = self._log.runs()[-_SENT:]
         if not self._log.busy:
-            # A cell ended. Take a snapshot now: the next cell may begin before the next tick.
+            # A cell ended. Take a snapshot now, as the next cell may begin before the next tick.
             future, ended = self._sampler.fresh(processes=True, max_age_s=0), self._log.ended
             future.add_done_callback(lambda done: self._tick(done.result(), ended))
 
     def receive(self, _: Any, content: Any, buffers: Any) -> None:
-        """Handle a view's message: a heartbeat, a request for the variables, or its closing."""
+        """Handle a view's message: a heartbeat, a request for the variables, or "I have closed"."""
         message = content if isinstance(content, dict) else {}
         view, kind = str(message.get("id"))[:64], message.get("type")
         if kind == "alive":

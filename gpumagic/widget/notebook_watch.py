@@ -1,7 +1,7 @@
-"""Follow a monitor's notebook: its open views, its cells, and its variables on the GPUs.
+"""Track a monitor's open views, and the notebook's cells and variables on GPUs.
 
-Variables are read only between cells, while JupyterLab's panel or the widget shows them. A view
-without a heartbeat counts as closed, except during a cell, when the kernel gets no messages.
+Variables are read between cells, while JupyterLab's panel or the widget shows them. A view without
+heartbeats counts as closed. During a cell, the kernel gets no messages, so a view counts as open.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def panel() -> JSON:
 
 
 def held_now() -> dict[str, Any]:
-    """Return the rows of `%gpumem` by GPU UUID, as JSON; empty if torch is not imported."""
+    """Return the rows of `%gpumem` by GPU UUID, as JSON; no rows if torch is not imported."""
     # Between two cells, `execution_count` is the number of the next cell.
     cell = get_ipython().execution_count - 1
     if "torch" not in sys.modules:
@@ -64,7 +64,7 @@ def _rows(device: DeviceMemory) -> dict[str, Any]:
 
 # Seconds until a silent view counts as closed. Browsers run a hidden page's timers once a minute.
 MAX_SILENCE_S = 90.0
-KEPT = 200  # maximum number of cell runs
+KEPT = 200  # maximum number of stored cell runs
 
 
 class Audience:
@@ -84,7 +84,7 @@ class Audience:
             return new
 
     def leave(self, view: str) -> bool:
-        """Remove a view; return whether it was the last."""
+        """Remove a view; return whether it was the last open view."""
         with self._lock:
             return self._looked.pop(view, None) is not None and not self._looked
 
@@ -97,7 +97,7 @@ class Audience:
                 self._receives_since = time.monotonic()
 
     def anyone(self) -> bool:
-        """Whether a view is open, or may be open."""
+        """Whether a view is open. True also if the kernel could not receive heartbeats."""
         with self._lock:
             if (since := self._receives_since) is None:
                 return True
@@ -113,7 +113,7 @@ class ShellCells:
         self._shell = shell
         self._changed = changed
         self._runs = CellRuns(KEPT)
-        # Run ids, by `id` of the ExecutionInfo: the same object at a cell's start and end.
+        # Run ids by `id(info)`. IPython passes the same `info` at a cell's start and end.
         self._running: dict[int, str] = {}
         self.ended = ""  # the id of the run that ended last
         self._held: list[ProcessSample] = []
@@ -125,7 +125,7 @@ class ShellCells:
         return bool(self._running)
 
     def install(self) -> None:
-        """Start listening; record a running cell as if it began now."""
+        """Start to observe cells. If a cell is running, record it as if it began now."""
         self._shell.events.register("pre_run_cell", self._began)
         self._shell.events.register("post_run_cell", self._ended)
         result = getattr(self._shell.displayhook, "exec_result", None)
@@ -133,7 +133,7 @@ class ShellCells:
             self._began(result.info)
 
     def uninstall(self) -> None:
-        """Stop listening, and drop running cells."""
+        """Stop observing cells, and drop the runs that have not ended."""
         self._shell.events.unregister("pre_run_cell", self._began)
         self._shell.events.unregister("post_run_cell", self._ended)
         running = set(self._running.values())
@@ -151,7 +151,7 @@ class ShellCells:
         return [{**vars(run), "gpus": list(run.gpus)} for run in self._runs.since()]
 
     def _began(self, info: Any) -> None:
-        # Count the history, which lacks this cell: IPython may have increased execution_count.
+        # A starting cell's number is the history's length. `execution_count` may be one higher.
         count = len(self._shell.history_manager.input_hist_parsed) if info.store_history else None
         name = uuid4().hex
         self._runs.start(name, self._held)
