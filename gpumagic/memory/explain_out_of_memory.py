@@ -279,7 +279,7 @@ def _kept(
             do, by = (_BACKWARD, _backward) if None in needed else (_DETACHED, _without_graph)
             keep: Any = names, partial(_each_tensor, by)
             # `trial.room` includes the memory of inner frames, which have no `name` here.
-            freed = whole if name else 0
+            freed = whole * bool(name)
             if found := [*_helps(trial, do.format("`, `".join(names)), graphs, freed, keep=keep)]:
                 yield from found
                 break

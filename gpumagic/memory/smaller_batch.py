@@ -13,7 +13,7 @@ from gpumagic.memory.oom_trials import CodeTrial, Need, Trials
 from gpumagic.memory.out_of_memory import Lever
 from gpumagic.memory.written_forms import Form
 from gpumagic.usercode.frames import block_of, stored
-from gpumagic.usercode.values import is_module, is_tensor
+from gpumagic.usercode.values import is_module, is_tensor, torch_here
 from gpumagic.usercode.variables import names_read
 
 # Half a batch must need at least the share `_PAIRED` of a whole batch's memory. Code that needs
@@ -105,7 +105,8 @@ def _batch(s: OutOfMemoryState, trial: CodeTrial) -> list[str]:
     """Return the names of the tensors in a batch: the largest tensor, and those equally long."""
     read = names_read(ast.Module(trial.code, []))
     values: dict[str, Any] = {name: trial.names.get(name) for name in read}
-    found = {name: v for name, v in values.items() if is_tensor(v) and v.dim()}
+    strided = torch_here().strided  # the bytes of a sparse tensor are not defined
+    found = {n: v for n, v in values.items() if is_tensor(v) and v.layout is strided and v.dim()}
     names = sorted(found, key=lambda name: -found[name].nbytes)
     alike = [name for name in names if len(found[name]) == len(found[names[0]]) > 1]
     return alike if _runs_model(s, trial) and not _is_cut(trial.code, alike) else []
@@ -118,15 +119,25 @@ def _runs_model(s: OutOfMemoryState, trial: CodeTrial) -> bool:
     return any(is_module(every.get(n)) for n in read) or any(rest.backward for rest in s.rests)
 
 
+def _computed_from(names: list[str], code: list[ast.stmt]) -> set[str]:
+    """Return `names` and the names of values that code computes from them."""
+    found = {*names}
+    for stmt in code:
+        found |= stored(stmt) if found & {*names_read(stmt)} else set()
+    return found
+
+
 def _is_cut(code: list[ast.stmt], names: list[str]) -> bool:
     """Whether code takes parts of a tensor in `names`, or has a slice with a variable in it."""
+    results = _computed_from(names, code)
     for node in (node for stmt in code for node in ast.walk(stmt)):
-        is_part = isinstance(node, ast.Subscript) or getattr(node, "attr", "") in _CUTS
+        is_cut = getattr(node, "attr", "") in _CUTS
+        is_part = is_cut or isinstance(node, ast.Subscript)
         part = getattr(node, "value" if is_part else "iter", None)
         cut = getattr(node, "slice", None)
         sliced = isinstance(cut, ast.Slice) and names_read(ast.Expression(cut))
         # `x[:, 1:]` contains all rows.
         rows = not isinstance(cut, ast.Tuple) or [*map(ast.unparse, cut.elts)][:1] != [":"]
-        if sliced or (rows and getattr(part, "id", "") in names):
+        if sliced or (rows and getattr(part, "id", "") in (results if is_cut else names)):
             return True
     return False

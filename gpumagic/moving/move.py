@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from operator import length_hint
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +38,6 @@ _MANY = 2**28
 _FEW = 100
 # A range of a storage, as start and end in bytes, and the overlapping tensors in the range.
 _Family = tuple[int, int, list[FoundTensor]]
-T = TypeVar("T")
 
 
 def move_all(
@@ -354,7 +353,7 @@ def _renamed(name: str, value: Any, device: torch.device, has_tensors: bool) -> 
     return 1 if name == "_n_gpu" and kind is int and value > 1 else None
 
 
-def instances_in(namespace: Mapping[str, Any], kind: type[T]) -> Iterator[tuple[str, T]]:
+def instances_in(namespace: Mapping[str, Any], kind: type) -> Iterator[tuple[str, Any]]:
     """Yield a notebook's instances of `kind` by name, including those in containers and objects."""
     variables = [((name,), value) for name, value in namespace.items()]
     for path, value in walk(variables, _parts_of, depth=1):
@@ -412,14 +411,19 @@ def origin_of(value: object) -> Origin | None:
     return None if moved_since else found
 
 
-def forget_origins() -> None:
-    """Forget all origins, so that no moved object is moved back."""
-    _origins.clear()
-
-
 def brought_away() -> Origins:
     """Return all live objects that are still where a cell moved them, with their origins."""
     return [(value, origin) for value in list(_origins) if (origin := origin_of(value))]
+
+
+def _add_whole_modules(by_device: Any, namespace: dict[str, Any], away: Origins) -> None:
+    """Add modules as a whole, because `half()` or `cpu()` may have replaced moved buffers."""
+    homes = {id(value): origin.device for value, origin in away}
+    for name, module in instances_in(namespace, nn.Module):
+        tensors = [*module.parameters(), *module.buffers()]
+        home = {homes[id(tensor)] for tensor in tensors if id(tensor) in homes}
+        if len(home) == len({tensor.device for tensor in tensors}) == 1:
+            by_device.setdefault(home.pop(), []).append((name, module))
 
 
 def bring_home(namespace: dict[str, Any], origins: Origins | None = None) -> Moves:
@@ -437,13 +441,7 @@ def bring_home(namespace: dict[str, Any], origins: Origins | None = None) -> Mov
             own(value).update(origin.named)
         else:
             by_device.setdefault(origin.device, []).append((origin.name, value))
-    # Move a whole module back, because `half()` or `cpu()` may have replaced moved buffers.
-    homes = {id(value): origin.device for value, origin in away}
-    for name, module in instances_in(namespace, nn.Module):
-        tensors = [*module.parameters(), *module.buffers()]
-        home = {homes[id(tensor)] for tensor in tensors if id(tensor) in homes}
-        if len(home) == len({tensor.device for tensor in tensors}) == 1:
-            by_device[home.pop()].append((name, module))
+    _add_whole_modules(by_device, namespace, away)
     made = [move_all(values, device, namespace) for device, values in by_device.items()]
     for value, _ in away if origins is None else ():
         _origins.pop(value, None)

@@ -114,9 +114,8 @@ def _answer(comparison: Comparison) -> list[str]:
         alike = f"{both(real)} do not differ by more than the spread"
         said = [f"{fastest} is {by} faster than {slowest}" if by else alike]
     if comparison.virtual:
-        said.append(of_virtual(comparison.virtual))
-    scaled = {t.where: t.scaling for t in comparison.timings if t.scaling and not t.virtual}
-    for where, scale in scaled.items():
+        return [*said, of_virtual(comparison.virtual)]
+    for where, scale in {t.where: t.scaling for t in comparison.timings if t.scaling}.items():
         by, names = times(scale).removesuffix(" ×"), where.replace("+", " + ")
         said.append(f"{names} at the same time: {by} times as fast as one after the other")
     return said

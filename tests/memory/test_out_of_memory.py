@@ -232,6 +232,19 @@ def test_no_loss_is_to_be_detached_whose_sum_has_a_backward_pass(small, shown):
     assert "in each pass, call `.backward()` on the values added to `losses`" in repr(found.levers)
 
 
+def test_a_sparse_tensor_is_no_batch(small, shown):
+    small.run(START + "A = torch.eye(9000).to_sparse()\nw = torch.ones(1, device='cuda')")
+    small.run("w.requires_grad_()\nB = A.to_dense().cuda()\n(B * w).sum().backward()")
+    assert "310 MiB at once is more than" in shown.pop().reason
+    assert faults.all_kept() == []
+
+
+def test_data_that_is_made_and_then_split_is_no_batch(small, shown):
+    small.run(START + "X, net = torch.ones(500, 3, 64, 64, device='cuda'), nn.Flatten()")
+    small.run("up = F.interpolate(X, size=96)\ny = [net(part) for part in up.split(50)]")
+    assert [lever for lever in shown.pop().levers if "a batch" in lever.do] == []
+
+
 def test_what_this_very_cell_made_is_not_deleted_before(small, shown):
     small.run(START)
     small.run("a = mib(30)\nb = mib(40)\na = 1")
