@@ -65,24 +65,28 @@ def _explain(found: list[FailedFrame], message: Message) -> Explanation | None:
         if not on_host and (call := _module_call(found[at], found[at - 1], message)):
             clash, outer, message = call, found[at + 1 :], replace(message, kind="mixed")
             break
+    if clash is None:
+        clash, outer = _call_of_torch(outer, message)
     choice = fixes.choose(clash, message, [frame, *outer]) if clash else None
     if clash is None or choice is None:
         return None
     explanation = _mismatch(clash, choice, outer, message.kind)
-    fix = explanation.fix and replace(explanation.fix, cls=_holder(found, explanation.fix.cls))
+    fix = explanation.fix
     lasts = fix is not None and fix.nbytes == 0 and fix.label != last_cell()
-    return replace(explanation, fix=fix, first=None if lasts else _placed(found, choice))
+    return replace(explanation, first=None if lasts else _placed(found, choice))
 
 
-def _holder(found: list[FailedFrame], cls: str) -> str:
-    """Return the variable that holds an instance of `cls`, or words like ``"the Net object"``."""
-    top = next((each for each in found if each.at_top), found[-1])
-    for node in ast.walk(statement(top.failed or ast.Pass()) or ast.Pass()):
-        module: Any = top.scope.value(node) if isinstance(node, ast.Name) else None
-        parts = nn.Module.modules(module) if issubclass(type(module), nn.Module) else ()
-        if cls in [type(part).__name__ for part in parts]:
-            return ast.unparse(node)
-    return cls and f"the {cls} object"
+def _call_of_torch(
+    found: list[FailedFrame], message: Message
+) -> tuple[Operation | None, list[FailedFrame]]:
+    """Return the call of a torch function that ran the user's code, such as `jvp`, or None."""
+    for at, frame in enumerate(found, 1):
+        call = conflict(frame, message)
+        is_call = call and isinstance(call.node, ast.Call)
+        function = frame.scope.value(call.node.func) if call and is_call else None
+        if (getattr(function, "__module__", None) or "").startswith("torch."):
+            return call, found[at:]
+    return None, found
 
 
 def _module_call(frame: FailedFrame, within: FailedFrame, message: Message) -> Operation | None:

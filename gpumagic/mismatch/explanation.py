@@ -39,7 +39,7 @@ class Fix:
     filename: str  # name of the file or cell, as in the traceback
     label: str = ""  # display name of the file or cell: "In [3]", "train.py"
     nbytes: int | None = None  # bytes that the fix moves; None if unknown
-    cls: str = ""  # the object to create again if the fix edits its class; else empty
+    cls: str = ""  # the class if the fix edits one: its objects keep the old code; else empty
 
     def apply(self, source: str) -> str:
         """Return the source of `filename` with the fix applied."""
@@ -141,7 +141,8 @@ def _where(fix: Fix) -> str:
 
 
 def _cost(fix: Fix) -> str:
-    again = f", then create {fix.cls} again" if fix.cls else ""
+    # More than the object: an optimizer, for example, refers to the old object's parameters.
+    again = ", then run that cell and all below it again" if fix.cls else ""
     if fix.nbytes is None:
         return again
     return f" (moves {size(fix.nbytes)}){again}" if fix.nbytes else f" (moves nothing){again}"

@@ -132,16 +132,22 @@ def test_what_a_class_moves_itself_is_not_blamed_on_the_call(trained):
     assert ".to(dev)" not in told  # a variable of the notebook, in a class
 
 
+def test_a_tangent_on_another_device_is_named_where_torch_is_called(trained):
+    trained.run(
+        "def slope(f, x):\n    v = torch.ones(x.shape)\n    return torch.func.jvp(f, (x,), (v,))"
+    )
+    told = explained(trained.run("slope(model, X)[1]"))
+    assert "line 3: torch.func.jvp(f, (x,), (v,))" in told
+    assert "v = torch.ones(x.shape, device=x.device)" in told
+
+
 def test_a_fix_in_a_class_says_that_its_objects_keep_the_old_code(ip):
     ip.run(
         "class Shift(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
         "        self.by = torch.ones(2)\n    def forward(self, x):\n        return x + self.by"
     )
     told = explained(ip.run("Shift().cuda()(torch.ones(2, device='cuda'))"))
-    assert "with (moves nothing), then create the Shift object again" in told
-    # Whoever holds the object is what the notebook has made.
-    ip.run("net = nn.Sequential(nn.Linear(2, 2), Shift()).cuda()")
-    assert "then create net again" in explained(ip.run("net(torch.ones(2, device='cuda'))"))
+    assert "with (moves nothing), then run that cell and all below it again" in told
     assert "permanently" not in told
 
 
