@@ -31,11 +31,8 @@ from gpumagic.isolation.settings import deferred
 from gpumagic.telemetry.host import MemoryGroup, host_name
 
 _dist: Any = torch.distributed  # Any, because torch's annotations lack TCPStore
-# Milliseconds between heartbeats. The controller registers a new engine at the next heartbeat.
-_BEAT_MS = 500
 _START_S = 120.0
 _LOOK_S = 0.02
-_ANSWER_S = 2.0
 # Maximum seconds to wait for the cause of an engine's death.
 _CAUSE_S = 0.5
 _GONE = "an engine has ended; %gpucluster shows which"
@@ -132,7 +129,8 @@ class Engines:
             send_engines_connection_env=not self.plan.local,
             controller_args=[
                 "--IPController.use_threads=True",
-                f"--HeartMonitor.period={_BEAT_MS}",
+                # Milliseconds. The controller registers a new engine at the next heartbeat.
+                "--HeartMonitor.period=500",
                 f"--IPController.enable_curve={not self.plan.local}",
             ],
             shutdown_atexit=False,
@@ -239,7 +237,7 @@ class Engines:
         for rank in self.ranks:
             about, state = {**rank.about, "used": None}, "idle"
             try:
-                about = self.answer(self.ask(rank, engine.about), _ANSWER_S)
+                about = self.answer(self.ask(rank, engine.about), timeout_s=2.0)
             except (GpuError, TimeoutError):
                 self.check()
                 state = f"gone: {rank.lost}" if rank.lost else "does not answer"

@@ -21,8 +21,6 @@ from gpumagic.usercode.files import shell
 if TYPE_CHECKING:
     from gpumagic.cluster.checkpoints import Checkpoint
 
-_REWRAP = "the process group was recreated: wrap modules in DDP or fully_shard again"
-
 
 class GpuCluster(AbstractContextManager["GpuCluster"]):
     """A running cluster of ranks, started by `gpumagic.cluster`.
@@ -162,7 +160,7 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
         lost = "did not end and was replaced; its variables are lost"
         notes = [f"rank {rank.number} {lost}" for rank in cell.replaced]
         if self._broken or cell.replaced:
-            notes.append(_REWRAP)
+            notes += ["the process group was recreated: wrap modules in DDP or fully_shard again"]
         if kept := cell.kept:
             cure = (
                 f"the ranks use theirs; del {next(iter(kept))} in the ranks to send the notebook's"
@@ -215,8 +213,7 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
             If one of the variables exists on no rank.
         """
         found = self._engines.answers(self._ranks("@all"), engine.pull, list(names))
-        missing = [name for name in names if not any(name in each for each in found)]
-        if missing:
+        if missing := [name for name in names if not any(name in each for each in found)]:
             raise GpuError(f"no rank has {some(missing)}; assign it in a cell of %%ongpu @all")
         return {n: [sending.unpack(each[n]) for each in found if n in each] for n in names}
 

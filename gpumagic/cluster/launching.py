@@ -32,7 +32,6 @@ _LOOPBACK = "127.0.0.1"
 _ENGINE = ["-m", "gpumagic.cluster.launching"]
 # Timeouts in seconds. They are long because an engine may be slow on a busy machine.
 _ENGINE += ["--IPEngine.wait_for_url_file=60", "--IPEngine.timeout=30"]
-_MOST_VIRTUAL = 64
 
 # For each launcher, the environment variable of the rank, mapped to the variable of the local rank.
 # The local rank selects the GPU. Variables of other launchers, such as torchrun, are ignored.
@@ -109,7 +108,7 @@ def _command(python: str = sys.executable) -> dict[str, Any]:
 def local(asked: str) -> Plan:
     """Plan an engine for each requested GPU; without GPUs, each engine gets a virtual GPU."""
     gpus = [gpu for gpu in device.here(memory=False) if gpu.kind == "cuda" and not gpu.virtual]
-    most, kind = (len(gpus), "GPU") if gpus else (_MOST_VIRTUAL, "virtual GPU")
+    most, kind = (len(gpus), "GPU") if gpus else (64, "virtual GPU")
     if asked.isdecimal() and not 0 < int(asked) <= most:
         there = f"there can be {many(most, 'engine')} at most, one for each {kind}"
         raise GpuError(f"{asked} engines: {there}; type %gpucluster start")

@@ -19,12 +19,10 @@ _BAR = 40  # maximum characters of a shortened progress bar
 
 
 class WholeLines:
-    """A stream that writes only whole lines, with a label before each line.
+    """A stream that writes only whole lines, with a label before each line."""
 
-    If `label` returns None, text passes unchanged. With `bars`, progress bars pass unchanged too.
-    After `most` characters, lines are counted but not written.
-    """
-
+    # If `label` returns None, text passes unchanged. With `bars`, progress bars pass unchanged too.
+    # After `most` characters, lines are counted but not written.
     def __init__(
         self, stream: Any, label: Callable[[], str | None], most: float, *, bars: bool = False
     ) -> None:

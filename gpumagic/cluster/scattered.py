@@ -80,11 +80,6 @@ def _join_arrays(parts: Sequence[Any]) -> Any:
     return (numpy.ma if masked else numpy).concatenate(parts)
 
 
-def _join_frames(parts: Sequence[Any]) -> Any:
-    # Leave out empty parts, because pandas warns about the dtypes of empty parts.
-    return sys.modules["pandas"].concat([part for part in parts if len(part)] or [parts[0]])
-
-
 def _take_columns(value: Any, items: slice) -> Any:
     made = copy.copy(value)  # keeps the class without calling its constructor
     for name, column in value.items():
@@ -122,7 +117,9 @@ _KINDS = {
     ("builtins.dict", "collections.UserDict"): _COLUMNS,
     ("numpy.ndarray",): Kind(_take_array, _join_arrays),
     ("pandas.DataFrame", "pandas.Series"): Kind(
-        lambda value, items: value.iloc[items].copy(), _join_frames
+        lambda value, items: value.iloc[items].copy(),
+        # Leave out empty parts, because pandas warns about the dtypes of empty parts.
+        lambda parts: sys.modules["pandas"].concat([p for p in parts if len(p)] or [parts[0]]),
     ),
     ("datasets.Dataset",): Kind(
         lambda value, items: value.select(range(items.start, items.stop)),
@@ -236,11 +233,8 @@ HOW = (*_NUMBERS, "last")
 
 
 def reduce(parts: Sequence[Any], how: str) -> Any:
-    """Return the mean, sum, min or max of parts, which are numbers, tensors or arrays.
-
-    All parts have the same weight, whatever their numbers of items.
-    ``"last"`` returns the last part, of any type.
-    """
+    """Return the mean, sum, min or max of numbers, tensors or arrays; or the last of any parts."""
+    # All parts have the same weight, whatever their numbers of items.
     if how == "last":
         return parts[-1]
     try:

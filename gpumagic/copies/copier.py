@@ -64,18 +64,14 @@ _WHOLE = (
 
 
 class Copier(cloudpickle.Pickler):  # type: ignore[misc]
-    """Copy values in two steps: `write` pickles the originals, `read` makes the copies.
-
-    `storages` copies tensors and arrays between the two steps. `fresh` becomes the globals of the
-    notebook's copied functions. `stays` returns True for additional objects to share.
-    """
+    """Copy values in two steps: `write` pickles the originals, `read` makes the copies."""
 
     def __init__(
         self,
         namespace: dict[str, Any],
-        fresh: dict[str, Any],
-        storages: StorageCopier,
-        stays: Callable[[Any], bool] | None = None,
+        fresh: dict[str, Any],  # becomes the globals of the notebook's copied functions
+        storages: StorageCopier,  # copies tensors and arrays between the two steps
+        stays: Callable[[Any], bool] | None = None,  # returns True for additional objects to share
     ) -> None:
         self._stream = io.BytesIO()
         super().__init__(self._stream, protocol=5)

@@ -30,11 +30,7 @@ _FUNCTION = "(function)"
 
 
 class CopiedVariables:
-    """Copy to one device the variables that a piece of code reads.
-
-    Variables that the notebook's functions read are copied too. `stays` returns True for objects to
-    share. If copying raises GpuError or OutOfMemoryError, no copy remains.
-    """
+    """Copy to one device the variables that code reads, and those that its functions read."""
 
     def __init__(
         self,
@@ -44,7 +40,7 @@ class CopiedVariables:
         *,
         others: FrameworksOn = NO_OTHERS,
         function: Callable[..., Any] | None = None,
-        stays: Callable[[Any], bool] | None = None,
+        stays: Callable[[Any], bool] | None = None,  # returns True for objects to share
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.seconds = 0.0  # time of copying, including synchronization

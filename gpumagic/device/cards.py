@@ -115,12 +115,9 @@ def bytes_in(text: str) -> int | None:
     return round(float(found[1]) * _UNITS[found[2]]) if found and found[2] in _UNITS else None
 
 
-# Words to ignore in product names.
-_BESIDES = re.compile(r"nvidia|geforce|tesla|quadro|generation|rtx|gtx|sxm\d?|pcie?|hbm\d\w?|gpu")
-
-
 def _plain(name: str) -> str:
     """Normalize a name for comparison: ``"NVIDIA A100-SXM4-80GB"`` becomes ``"a10080"``."""
-    words = re.sub(r"\b(\d+)\s*g(i?b)?\b", r"\1", _BESIDES.sub(" ", name.lower()))
+    besides = r"nvidia|geforce|tesla|quadro|generation|rtx|gtx|sxm\d?|pcie?|hbm\d\w?|gpu"
+    words = re.sub(r"\b(\d+)\s*g(i?b)?\b", r"\1", re.sub(besides, " ", name.lower()))
     # "Ada" and "PRO" are not ignored, because "6000 Ada", "PRO 6000" and "A6000" are three cards.
     return re.sub(r"[^a-z0-9]", "", words)

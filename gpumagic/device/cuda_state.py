@@ -57,7 +57,6 @@ _NO_GPU = {
     "JAX": r"Unknown backend:? '?(?:gpu|cuda)\b",
     "TensorFlow": "Could not satisfy device specification '/job:localhost",
 }
-_BAD_INDEX = r"index out of range in self|Target -?\d+ is out of bounds"
 _ON_CPU = 'device="cpu" works; "cuda" if torch.cuda.is_available() else "cpu" works anywhere'
 _SAID = re.compile(r"(?:CUDA|HIP)(?: driver| runtime)? error: *(.+)")
 
@@ -103,8 +102,7 @@ def death() -> Death | None:
 def live_cuda() -> Any:
     """Return ``torch.cuda`` if it is initialized and CUDA is not dead, else None."""
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
-    started = getattr(cuda, "is_initialized", bool)()
-    return cuda if started and _death is None else None
+    return cuda if getattr(cuda, "is_initialized", bool)() and _death is None else None
 
 
 def started() -> list[int]:
@@ -163,7 +161,7 @@ def advice(error: BaseException) -> str:
     if _said(error) == "invalid device ordinal":
         return there_is(here(memory=False))
     said = faults.in_words(error)
-    if re.search(_BAD_INDEX, said):
+    if re.search(r"index out of range in self|Target -?\d+ is out of bounds", said):
         return _CHECK
     found = next((name for name, texts in _NO_GPU.items() if re.search(texts, said)), "")
     cuda = getattr(sys.modules.get("torch"), "cuda", None)

@@ -81,8 +81,7 @@ def complete(prefix: str, devices: Sequence[Device] | None = None) -> list[str]:
         offers += [f"gpu:{number}" for number in numbers]
         offers += [device.uuid or "" for device in devices]
     taken = {part.strip() for part in head.split(",")} | {""}
-    fit = (o for o in offers if o.lower().startswith(start.lower()) and o not in taken)
-    return [before + each for each in fit]
+    return [before + o for o in offers if o.lower().startswith(start.lower()) and o not in taken]
 
 
 def _spell(where: object) -> str:

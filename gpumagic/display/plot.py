@@ -133,8 +133,7 @@ class Curve(NamedTuple):
 
 
 class Plot:
-    """Draw curves with axes. `words` maps ascending x values to labels. The axes are
-    logarithmic, but the x axis is linear if an x value is zero or negative."""
+    """Draw curves with axes. `words` maps ascending x values to labels."""
 
     def __init__(self, words: Mapping[float, str], curves: Sequence[Curve]) -> None:
         self._words, self._curves = words, curves
@@ -145,7 +144,7 @@ class Plot:
         air = max((high / low) ** 0.06, 1.08)
         self._y = Scale(low / air, high * air, FOOT, _TOP)
         first, last = min(words), max(words)
-        self._x = Scale(first, last, _LEFT + 12, self._end - 12, first > 0)
+        self._x = Scale(first, last, _LEFT + 12, self._end - 12, log=first > 0)
         # Labels placed so far: (left x, right x, y).
         self._taken: list[tuple[float, float, float]] = []
 

@@ -16,8 +16,6 @@ from typing import Any
 from gpumagic.display.table import block, short, tag
 
 SHOW_AFTER_S = 2.0
-# An empty output for a notebook.
-_NOTHING = {"text/plain": "", "text/html": ""}
 
 
 def _bar(now: object) -> dict[str, str]:
@@ -101,7 +99,7 @@ class ProgressLine(AbstractContextManager["ProgressLine"]):
             if result is not None:
                 display(result)
         elif result is None:
-            self._output.update(_NOTHING, raw=True)
+            self._output.update({"text/plain": "", "text/html": ""}, raw=True)
         else:
             # Replace the bar's output, so that no empty output stays above the result.
             self._output.update(result)

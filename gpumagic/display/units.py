@@ -4,6 +4,8 @@ from collections.abc import Iterable
 
 NOT_KNOWN = "N/A"
 _SIZES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_SECONDS = ((1.0, ""), (1e-3, "m"), (1e-6, "µ"), (1e-9, "n"))
+_MANY = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 _GIB = 2**30
 _NAMES_SHOWN = 4
 
@@ -102,10 +104,6 @@ def times(ratio: float | None) -> str:
         return f"{ratio:,.0f} ×"
     near = 0.9 <= ratio < 1.095 and round(ratio, 3) != 1
     return f"{ratio:.{1 if ratio >= 9.995 else 3 if near else 2}f} ×"
-
-
-_SECONDS = ((1.0, ""), (1e-3, "m"), (1e-6, "µ"), (1e-9, "n"))
-_MANY = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 
 
 def _scaled(value: float, scales: tuple[tuple[float, str], ...]) -> tuple[float, str]:

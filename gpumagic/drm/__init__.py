@@ -232,10 +232,6 @@ def _texts(process: Folder) -> Iterator[str]:
                     yield process.text(os.path.join("fdinfo", file.name))
 
 
-# The host's pid namespace: PROC_PID_INIT_INO in include/linux/proc_ns.h.
-_FIRST_NAMESPACE = "pid:[4026531836]"
-
-
 def kfd_gpus(root: Path) -> dict[str, int]:
     """Return KFD's ids of the GPUs that ROCm can use, by PCI address, in ROCm's order."""
     nodes = Folder(root / "sys/class/kfd/kfd/topology/nodes")
@@ -252,8 +248,8 @@ def kfd_gpus(root: Path) -> dict[str, int]:
 
 def kfd_memory(root: Path) -> dict[tuple[int, str], int]:
     """Return bytes of GPU memory by pid and PCI address; empty in a container with its own pids."""
-    namespace = Folder(root / "proc/self/ns").link("pid")
-    if namespace not in (None, _FIRST_NAMESPACE):
+    # The number is the host's pid namespace, PROC_PID_INIT_INO in include/linux/proc_ns.h.
+    if Folder(root / "proc/self/ns").link("pid") not in (None, "pid:[4026531836]"):
         return {}
     processes, gpus = Folder(root / "sys/class/kfd/kfd/proc"), kfd_gpus(root)
     return {

@@ -240,25 +240,22 @@ def _named(device: Any) -> str:
     return f"cuda:{torch.cuda._utils._get_device_index(device, optional=True)}"
 
 
-# Maximum number of samples to read for a batch; a larger batch repeats them.
-_SAMPLES = 64
-
-
 def _in_this_process(loader: Any) -> Any:
     """Return an iterator over a DataLoader that reads only some samples of each batch."""
     vars(loader).update(num_workers=0, pin_memory=False, prefetch_factor=None, timeout=0)
     iterator = _SingleProcessDataLoaderIter(loader)
     fetcher: Any = iterator._dataset_fetcher
     collate, fetch = fetcher.collate_fn, fetcher.fetch
+    most = 64  # samples to read for a batch; a larger batch repeats them
 
     def fetch_some(indices: Any) -> Any:
         def fill(samples: list[Any]) -> Any:
             # A collate function may modify its samples, so repeated samples are copies.
-            again = (samples[n % _SAMPLES] for n in range(_SAMPLES, len(indices)))
+            again = (samples[n % most] for n in range(most, len(indices)))
             return collate([*samples, *(s if isinstance(s, Tensor) else copy(s) for s in again)])
 
         fetcher.collate_fn = fill
-        return fetch(indices[:_SAMPLES])
+        return fetch(indices[:most])
 
     if isinstance(fetcher, _MapDatasetFetcher) and fetcher.auto_collation:
         vars(fetcher).update(fetch=fetch_some)

@@ -19,6 +19,7 @@ import torch
 # `suspended` needs this module and may run during other imports, so this module is imported now.
 import torch._subclasses.schema_check_mode
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import _disable_current_modes
@@ -53,14 +54,11 @@ def refusing(reason: str) -> Callable[..., Any]:
     return refuse
 
 
-# Error messages of libc and SQLite for a write that the kernel refused.
-_REFUSED = (os.strerror(errno.EACCES), "disk I/O error")
-
-
 def is_refusal(error: BaseException) -> bool:
     """Whether an error arose because the kernel refused a write by C or C++ code."""
     number = error.errno if isinstance(error, OSError) else None
-    told = any(words in str(error) for words in _REFUSED)
+    # Messages of libc and SQLite for a write that the kernel refused.
+    told = any(words in str(error) for words in (os.strerror(errno.EACCES), "disk I/O error"))
     if number not in (errno.EACCES, errno.EBADF, errno.ENOTSOCK) and not told:
         return False
     path = getattr(error, "filename", None)
@@ -90,12 +88,9 @@ def host_value(frame: FrameType | None) -> float | None:
 
 
 class NotKnown:
-    """Represent a number that depends on data, such as ``loss.item()``.
+    """Represent a number that depends on data, such as ``loss.item()``."""
 
-    Arithmetic with it returns another unknown number. `torch` accepts it wherever a number only
-    scales values. A comparison, a conversion or a use as a size ends the dry run.
-    """
-
+    # `torch` accepts it wherever a number only scales values. A use as a size ends the dry run.
     __slots__ = ("what", "whole")
 
     def __init__(self, what: str = "a value of a tensor", *, whole: bool | None = False) -> None:
@@ -173,9 +168,6 @@ def describe(name: str, value: Any) -> Assigned:
         kind += f", {many(len(tensors), 'tensor')}"
     devices = ", ".join(dict.fromkeys(str(t.device) for t in tensors))
     return Assigned(name, kind, devices, sum(map(bytes_of, tensors)))
-
-
-_functorch: Any = torch._C._functorch
 
 
 class Fakes(FakeTensorMode):
@@ -270,8 +262,7 @@ def suspended() -> Iterator[None]:
 
 def is_real(tensor: Tensor) -> bool:
     """Whether a tensor has data. A tensor that `vmap` or `grad` wraps counts as a fake."""
-    wrapped = _functorch.is_functorch_wrapped_tensor(tensor)
-    return not (wrapped or isinstance(tensor, FakeTensor))
+    return not (is_functorch_wrapped_tensor(tensor) or isinstance(tensor, FakeTensor))
 
 
 def _is_a_number(tensor: Tensor) -> bool:

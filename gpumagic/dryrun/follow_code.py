@@ -145,8 +145,7 @@ class _Following:
         with calls, mode, self._operators:
             if not confinement.begin():
                 self.note(
-                    "C++ code may write files or send data: no Landlock or no seccomp",
-                    BEFORE,
+                    "C++ code may write files or send data: no Landlock or no seccomp", BEFORE
                 )
             with self._caught():
                 if self._target is not None:

@@ -29,7 +29,6 @@ from gpumagic.device.cuda_state import no_collections
 from gpumagic.errors import GpuError
 from gpumagic.isolation.settings import deferred
 
-_DIES_WITH_PARENT = 1  # prctl's PR_SET_PDEATHSIG
 _SHARED = re.compile(r"([0-9a-f]+)-([0-9a-f]+) rw.s ([0-9a-f]+) \S+ \d+\s*(.*)")
 _PRIVATE_FIXED = mmap.MAP_PRIVATE | 0x10 if hasattr(mmap, "MAP_PRIVATE") else 0  # MAP_FIXED
 
@@ -79,7 +78,7 @@ def _work_in_child(work: Callable[[], Any], sender: Connection) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C, the parent kills this process
         os.setpgid(0, 0)  # a signal to the child's group must not reach the parent
         if sys.platform == "linux":
-            ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGKILL)
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: die with the parent
         with no_collections():  # garbage collection could unmap memory that `_detach` replaces
             _detach(keep=sender.fileno())
             # Keep inherited objects from being freed, because a torch process group would wait for

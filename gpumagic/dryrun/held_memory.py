@@ -70,11 +70,9 @@ class HeldMemory:
     def add(
         self, tensor: Any, replaced: tuple[Any, bool] | None = None, *, existing: bool = False
     ) -> None:
-        """Count the storage of a fake once, until the storage is freed.
-
-        `replaced` is a tensor whose memory a real run may reuse, and whether the reuse is certain.
-        `existing` means that the memory was allocated before the dry run.
-        """
+        """Count the storage of a fake once, until the storage is freed."""
+        # `replaced` is a tensor whose memory a real run may reuse, and whether that is certain.
+        # `existing` means that the memory was allocated before the dry run.
         if tensor.layout is not torch.strided:
             return  # a sparse tensor has no storage
         storage = tensor.untyped_storage()
@@ -126,8 +124,7 @@ class HeldMemory:
 
     def _give(self, storage: _Storage) -> None:
         if storage.address >= 0:
-            allocator = self._allocators[storage.device]
-            allocator.free(storage.address, storage.size, storage.requested)
+            self._allocators[storage.device].free(storage.address, storage.size, storage.requested)
         self.now[storage.device] -= storage.size
         storage.address, storage.size = -1, 0
 
@@ -221,6 +218,5 @@ def target_of(on: object) -> tuple[Device | None, tuple[Card, ...]]:
 def on_card(held: HeldMemory, card: Card) -> OnCard:
     """Compare the highest peak of all GPUs with a card; find the first line that does not fit."""
     device = max(held.most.keys() - {"cpu", "meta"}, key=held.most.__getitem__, default="")
-    rises = held.rises.get(device, [])
-    at = next((line for nbytes, line in rises if nbytes > card.usable), None)
+    at = next((line for nbytes, line in held.rises.get(device, []) if nbytes > card.usable), None)
     return OnCard(card, held.most.get(device, 0), at)

@@ -16,6 +16,9 @@ from gpumagic.usercode.files import UserLine
 
 LIMIT_S = 60.0
 """Seconds after which a dry run stops and returns its result so far."""
+CARD_DEVICE = "cuda:0"
+"""Name of the device that simulates an absent card in a dry run."""
+_FOLD = table.Fold(12)
 
 
 @dataclass(frozen=True)
@@ -47,10 +50,6 @@ class Peak:
     def fits(self) -> bool | None:
         """Whether the free memory suffices now; None if unknown."""
         return None if self.free is None else self.needed <= self.free
-
-
-CARD_DEVICE = "cuda:0"
-"""Name of the device that simulates an absent card in a dry run."""
 
 
 @dataclass(frozen=True)
@@ -128,16 +127,12 @@ class DryRun(Shown):
     @property
     def complete(self) -> bool:
         """Whether the dry run reached the end of the code."""
-        ended = any(unknown.ended for unknown in self.unknown)
-        return not (ended or self.mismatches or self.error)
+        return not (any(unknown.ended for unknown in self.unknown) or self.mismatches or self.error)
 
     def needed(self, device: str) -> int | None:
         """Return the bytes that a device needs at least; None if the dry run ended early."""
         peak = self.peak.get(device)
         return (0 if peak is None else peak.needed) if self.complete else None
-
-
-_FOLD = table.Fold(12)
 
 
 def text(run: DryRun) -> str:
@@ -239,11 +234,9 @@ def _tables(run: DryRun) -> Iterator[tuple[str, list[table.Column]]]:
     """Yield the tables of assigned and of moved variables, each with its title."""
     card = run.device if run.cards else CARD_DEVICE
     assigned = [(a.name, a.kind, a.device.replace(CARD_DEVICE, card)) for a in run.assigned]
-    to = f" → {run.device}"
-    moved = [(m.name, size(m.nbytes), ", ".join(m.sources) + to) for m in run.moved]
+    moved = [(m.name, size(m.nbytes), ", ".join(m.sources) + f" → {run.device}") for m in run.moved]
     for title, rows in (("assigns", assigned), ("moves", moved)):
         if rows:
             first, middle, last = zip(*rows, strict=True)
-            names = table.Column("", first, css="gm-code")
             devices = table.Column("", last, fit="cut", css="gm-code gm-dim")
-            yield title, [names, table.Column("", middle), devices]
+            yield title, [table.Column("", first, css="gm-code"), table.Column("", middle), devices]

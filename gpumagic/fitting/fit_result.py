@@ -76,8 +76,7 @@ class Fit(Shown):
 
 def text(fit: Fit) -> str:
     """Return the text for terminals."""
-    answers = [_answer(fit, found) for found in fit.largest]
-    lines = [*answers, "", *table.lines(_columns(fit), "  ")]
+    lines = [*(_answer(fit, found) for found in fit.largest), "", *table.lines(_columns(fit), "  ")]
     return "\n".join([*lines, *(f"  {note}" for note in _notes(fit))])
 
 

@@ -279,13 +279,10 @@ class Search:
 def largest(
     values: Sequence[float], need: Need, limit: float, *, near: float = 0, from_below: bool = False
 ) -> float | None:
-    """Return the largest of `values` with `need(value) <= limit`; None if there is none.
-
-    `values` are positive and ascending. `need` must not decrease, and may be infinite. The search
-    calls `need` until the exact answer is known, four times if `need` is affine. After six calls,
-    the search may return a value that is too small by less than the fraction `near`. With
-    `from_below`, the search first doubles the value until `need` exceeds `limit`.
-    """
+    """Return the largest of `values` with `need(value) <= limit`; None if there is none."""
+    # `values` are positive and ascending. `need` must not decrease, and may be infinite; an affine
+    # `need` is called four times. After six calls, the result may be too small by less than the
+    # fraction `near`. `from_below` first doubles the value until `need` exceeds `limit`.
     if need(values[0]) > limit:
         return None
     low, high = _doubled(values, need, limit) if from_below else (0, len(values) - 1)

@@ -94,11 +94,11 @@ _COMPILING = {"_array_mlir_constant_handler", "shard_const_args"}  # copy a prog
 _PUTTING = {"device_put", "device_get", "to_device", "copy_to_host_async"}  # copy explicitly
 _READING = {"array", "asarray", "ascontiguousarray", "copyto", "save", "savez", "stack"}
 
-_WORD = ctypes.sizeof(ctypes.c_void_p)
 # Offset of `tp_as_buffer` in CPython's type objects, after a header, `ob_size` and 17 words.
-_BUFFER_SLOT = object.__basicsize__ + 18 * _WORD
+_BUFFER_SLOT = object.__basicsize__ + 18 * ctypes.sizeof(ctypes.c_void_p)
 
 ADVISERS["JAX"] = advise
+_After = Callable[[Any, float], None]
 
 
 class _Copy(NamedTuple):
@@ -108,9 +108,6 @@ class _Copy(NamedTuple):
     destination: Any
     nbytes: int
     array: Any
-
-
-_After = Callable[[Any, float], None]
 
 
 class JaxCopies(CopyCounting):
@@ -165,10 +162,9 @@ class JaxCopies(CopyCounting):
             return None
 
         swap_attribute(stack, pjit, "_get_fastpath_data", keep)
-        tables = pjit._cpp_pjit_cache_fun_only, pjit._cpp_pjit_cache_explicit_attributes
 
         def clear() -> None:
-            for table in tables:
+            for table in (pjit._cpp_pjit_cache_fun_only, pjit._cpp_pjit_cache_explicit_attributes):
                 table.clear()
             _jax.PjitFunctionCache.clear_all()
 
@@ -265,12 +261,9 @@ class JaxCopies(CopyCounting):
         return f"copy it there first: {put_call(count.destination, count.names)}"
 
 
-_NAMED = 4  # maximum number of copies at one line whose variables are looked up
-
-
 def _name(count: Count, array: Any, user: FrameType | None) -> None:
     """Record the name of the user's variable that contains the array, for the first copies."""
-    if array is None or user is None or count.calls > _NAMED:
+    if array is None or user is None or count.calls > 4:
         return
 
     def holds(value: Any) -> bool:

@@ -26,7 +26,6 @@ from gpumagic.usercode.values import defined_in, of_function
 if TYPE_CHECKING:
     import torch
 
-
 _CLASSES = {"torch": "Torch", "jax": "Jax", "tensorflow": "TensorFlow", "cupy": "CuPy"}  # adapters
 # Packages that use each framework other than torch.
 _PACKAGES = {

@@ -111,8 +111,7 @@ def where(value: object) -> str:
     >>> gpumagic.where({"net": net, "batch": numpy_array})
     'cuda:0 and cpu'
     """
-    found = _device(value)
-    if found is not None:
+    if (found := _device(value)) is not None:
         return found
     within: set[str] = set()
 
@@ -238,9 +237,6 @@ def explain(
     return None
 
 
-_EXPLAINED = "_gpumagic_explanation"
-
-
 @contextmanager
 def explained_at_once() -> Iterator[None]:
     """Explain an error in this context immediately, while the variables still exist."""
@@ -251,6 +247,7 @@ def explained_at_once() -> Iterator[None]:
         raise
 
 
+_EXPLAINED = "_gpumagic_explanation"
 _LATER = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _entered: ContextVar[tuple[tuple["on", ExitStack], ...]] = ContextVar("gpumagic_on", default=())
 """`on` objects that this thread or task has entered, each with its `ExitStack`."""

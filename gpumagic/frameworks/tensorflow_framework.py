@@ -150,10 +150,9 @@ class TensorFlow(ArrayFramework):
     @contextmanager
     def place(self, device: Device, **options: Any) -> Iterator[None]:
         """Place this thread's new tensors on `device`, unless the code names a device."""
-        name = self._own(device)
         now = context.context()
         before = now.device_name, now.device_spec
-        tf.device(name).__enter__()
+        tf.device(self._own(device)).__enter__()
         try:
             yield
         finally:

@@ -61,8 +61,7 @@ def split(
 def holders(
     gpus: Sequence[GpuSample], processes: Iterable[ProcessSample], *, each: bool
 ) -> list[Holder]:
-    """Return a holder for each process if `each`, otherwise for each notebook and program.
-    This kernel comes first and the system last; all others are sorted by memory."""
+    """Return a holder for each process if `each`, otherwise for each notebook and program."""
     shown = {gpu.uuid for gpu in gpus}
     groups: dict[tuple[object, ...], list[ProcessSample]] = {}
     for process in processes:

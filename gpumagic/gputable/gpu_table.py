@@ -16,8 +16,6 @@ from gpumagic.telemetry.snapshot import GpuSample, Snapshot
 _BAR, _SHORTEST_BAR = 14, 6
 _NUMBERED = {"nvidia": "the number in nvidia-smi", "amd": "the number in amd-smi"}
 _VENDORS = {"amd": "AMD ", "intel": "Intel ", "apple": "Apple "}
-# Maximum number of GPUs listed in a holder's row. A holder on more GPUs shows only the sum.
-_LISTED = 4
 
 
 class _Cell(NamedTuple):
@@ -133,7 +131,7 @@ def _held(holder: Holder, gpus: Sequence[GpuSample]) -> list[str]:
     """Return a holder's memory: ``["cuda:0 10 GiB", "cuda:1 3 GiB"]`` or ``["21 GPUs 9 TiB"]``."""
     used = [gpu for gpu in gpus if gpu.uuid in holder.memory]
     elsewhere = all(gpu.virtual and gpu.ordinal is None for gpu in used)
-    if elsewhere or len(used) > _LISTED:
+    if elsewhere or len(used) > 4:  # on more GPUs, show only the sum
         which = f"its {many(len(used), 'virtual GPU')}" if elsewhere else f"{len(used)} GPUs"
         return [f"{which} {size(holder.total)}"]
     return [f"{label(gpu)} {size(holder.memory[gpu.uuid])}" for gpu in used]
@@ -267,9 +265,6 @@ def _caption(snapshot: Snapshot, gpus: Sequence[GpuSample]) -> str:
     return " · ".join(filter(None, parts))
 
 
-_MARKS = {True: ("✓", "gm-ok"), False: ("✗", "gm-bad"), None: ("·", "gm-dim")}
-
-
 class DoctorTable:
     """Show the doctor's checks in the given order, as text and HTML."""
 
@@ -286,7 +281,8 @@ class DoctorTable:
         return {table.JSON: {"record": "Checks", "checks": list(map(asdict, self.checks))}}
 
     def _columns(self) -> list[Column]:
-        marks = [(*_MARKS[check.ok], check) for check in self.checks]
+        signs = {True: ("✓", "gm-ok"), False: ("✗", "gm-bad"), None: ("·", "gm-dim")}
+        marks = [(*signs[check.ok], check) for check in self.checks]
         names = [
             tag("span", mark, f"gm-mark {css}") + escape(check.name) for mark, css, check in marks
         ]

@@ -15,8 +15,6 @@ from gpumagic.gputable.gpu_table import GpuTable
 from gpumagic.telemetry.sampler import Sampler
 from gpumagic.telemetry.snapshot import Snapshot
 
-# Milliseconds to wait for a key before looking for a new snapshot.
-_WAIT_MS = 100
 _NARROWEST = 40  # minimum width of the table, in characters
 
 
@@ -61,7 +59,7 @@ class _Screen:
         """Redraw after each snapshot, key press and resize, until q is pressed."""
         with suppress(curses.error):  # not every terminal can hide its cursor
             curses.curs_set(0)
-        window.timeout(_WAIT_MS)
+        window.timeout(100)  # milliseconds to wait for a key before looking for a new snapshot
         key, drawn = curses.KEY_RESIZE, None
         while key != ord("q"):
             snapshot = self._latest()

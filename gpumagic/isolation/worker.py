@@ -13,12 +13,7 @@ from typing import Any
 
 from gpumagic.usercode.files import shell
 
-# Name prefix of threads that run timed code.
-_THREADS = "gputime"
-# Output methods of streams and of IPython's display publisher.
-_SHOWING = ("write", "writelines", "publish", "clear_output")
-# Seconds between checks for Ctrl-C.
-_LOOK_S = 0.5
+_THREADS = "gputime"  # name prefix of threads that run timed code
 
 
 class Quiet:
@@ -72,7 +67,8 @@ class _Dropping:
 
     def __getattr__(self, name: str) -> Any:
         real = getattr(self._target, name)
-        if name not in _SHOWING:
+        # Output methods of streams and of IPython's display publisher.
+        if name not in ("write", "writelines", "publish", "clear_output"):
             return real
 
         def unless_dropped(*args: Any, **options: Any) -> Any:
@@ -89,8 +85,7 @@ class Worker:
     def __init__(self, name: str) -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix=f"{_THREADS} {name}")
         self._lock = threading.Lock()
-        # The thread's ident while a job runs.
-        self._ident: int | None = None
+        self._ident: int | None = None  # the thread's ident while a job runs
         self._interrupted = False
         self._last: Future[Any] | None = None
 
@@ -154,6 +149,6 @@ def wait_for_all(futures: Collection[Future[Any]], until: str = "ALL_COMPLETED")
     # Wait in short steps, because a Ctrl-C just before a wait is handled only after that wait.
     left: Collection[Future[Any]] = futures
     while left:
-        done, left = wait(futures, _LOOK_S, until)
+        done, left = wait(futures, timeout=0.5, return_when=until)
         if until == "FIRST_EXCEPTION" and any(future.exception() for future in done):
             return

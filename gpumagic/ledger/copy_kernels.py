@@ -71,7 +71,6 @@ class CopyTimer:
 TIMER = CopyTimer()
 before_reading.append(TIMER.read_all)
 
-
 COUNT = 4
 """Bytes that the host reads to learn the size of an operator's result."""
 WAITS = (

@@ -123,17 +123,15 @@ def merged(entries: Iterable[Entry]) -> tuple[Entry, ...]:
     return tuple(sorted(found.values(), key=lambda e: (e.file or "~", e.line or 0)))
 
 
-_SUMMED = ("count", "nbytes", "calls", "repeats", "blocking")
-
-
 def _sum(a: Entry, b: Entry) -> Entry:
+    summed = ("count", "nbytes", "calls", "repeats", "blocking")
     return replace(
         a if a.count >= b.count else b,
         seconds=None if a.seconds is None or b.seconds is None else a.seconds + b.seconds,
         unsized=a.unsized or b.unsized,
         pinned=a.pinned if a.pinned == b.pinned else None,
         names=tuple(dict.fromkeys((*a.names, *b.names))),
-        **{name: getattr(a, name) + getattr(b, name) for name in _SUMMED},
+        **{name: getattr(a, name) + getattr(b, name) for name in summed},
     )
 
 
