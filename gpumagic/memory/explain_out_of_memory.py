@@ -7,7 +7,7 @@ The exception is not changed. The result refers to no tensor and no frame.
 
 import ast
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from itertools import chain, permutations
 from operator import methodcaller
@@ -163,9 +163,7 @@ def free_kept(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
         yield Lever("`%gpufree` frees what outputs and earlier errors hold", s.kept, fits)
     held = s.alone([s.handled], in_frames=True)
     if s.worth(held):
-        yield Lever(
-            "retry after the `except` block: inside it, the error holds its variables", held
-        )
+        yield Lever("retry after the `except` block, which holds the error's variables", held)
 
 
 def delete(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
@@ -244,7 +242,7 @@ _KEPT: dict[str, Callable[[Any], Any]] = {
     "store `.cpu()` of the tensors in `{}`, if RAM has room": methodcaller("cpu"),
     "store `.detach().cpu()` of the tensors in `{}`": lambda tensor: tensor.detach().cpu(),
 }
-_BACKWARD = "in each pass, call `.backward()` on the values added to `{}`"
+_BACKWARD = "in each pass, call `.backward()` on the values added to `{}`, instead of later"
 
 
 def keep_less(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
@@ -286,7 +284,7 @@ def _kept(
     if hasattr(trial.frame.scope.name(name), "cache_clear"):
         keep = (name,), lambda cached: cached.cache_clear() or cached
         yield from _helps(trial, f"`{name}.cache_clear()` after each pass", whole, whole, keep=keep)
-    elif name and not _needs_graph(s, trial, name):
+    elif name and _needs_graph(s, trial, name) is False:
         tried = (
             _helps(trial, do.format(name), grown=whole, keep=((name,), partial(_each_tensor, by)))
             for do, by in _KEPT.items()
@@ -300,7 +298,8 @@ def _without_graph(tensor: Any) -> Any:
 
 def _backward(tensor: Any) -> Any:
     if tensor.numel() == 1 and tensor.requires_grad:
-        tensor.backward(retain_graph=True)  # values of one pass may share a graph
+        with suppress(RuntimeError):  # another value of this pass has freed a shared graph
+            tensor.backward()
     return _without_graph(tensor)
 
 
@@ -405,11 +404,9 @@ def frozen(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose `requires_grad_(False)` for a model that no optimizer trains."""
     if t.best is None:
         return
-    from torch.optim import Optimizer
-
     from gpumagic.moving.move import instances_in
 
-    optimizers = [each for _, each in instances_in(s.namespace, Optimizer)]
+    optimizers = [each for _, each in instances_in(s.namespace, torch_here().optim.Optimizer)]
     trained = {id(p) for each in optimizers for group in each.param_groups for p in group["params"]}
     for name in sorted(s.read | s.rests[-1].read_anywhere) if trained else ():
         model: Any = s.namespace.get(name)
@@ -425,8 +422,7 @@ def no_graph(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose `torch.no_grad()` if no backward pass follows."""
     if t.best is not None and not any(rest.backward for rest in s.rests):
         do = "`with torch.no_grad():` around the code: no backward pass follows"
-        path = s.adds_to(t.loop.rest) if t.loop is not None else ""
-        grown = next((row.nbytes for row in s.device.holders if row.path == path), 0)
+        grown = t.loop.grown if t.loop is not None else 0
         yield from _helps(t.best, do, grown=grown, within=torch_here().no_grad)
 
 

@@ -377,9 +377,7 @@ class OutOfMemoryState:
         loop, cells = rest.loops[0], {label(frame.filename) for frame in self.frames}
         inside = loop.lineno <= (made.line or 0) <= (loop.end_lineno or loop.lineno)
         here = made.cell == label(rest.frame.filename) and inside
-        called = (each.frame for each in self.rests[: self.rests.index(rest)])
-        lines = {(label(f.filename), line) for f in called for *_, line in f.code.co_lines()}
-        return here or (made.cell, made.line) in lines or made.ran_in.partition(",")[0] in cells
+        return here or made.ran_in.partition(",")[0] in cells
 
     def let_go(self) -> None:
         """Clear the error's frames and incomplete optimizer state; call this only in a fork."""

@@ -136,7 +136,7 @@ class CodeTrial:
         state = self._state
         path = state.adds_to(self.rest) if self._loop else ""
         known = path in state.namespace or path in [state.local(self.frame, n) for n in self.names]
-        return state.alone([path], in_frames=path not in state.namespace) if known else 0
+        return sum(row.nbytes for row in state.device.holders if known and row.path == path)
 
     @cached_property
     def need(self) -> Need | None:

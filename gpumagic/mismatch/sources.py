@@ -76,7 +76,7 @@ def unregistered(part: operand.Part, frame: FailedFrame) -> Unregistered | None:
                 kind = "attribute" if a_tensor else type(held).__name__
                 does = "moves parameters and buffers only" if a_tensor else "skips its contents"
                 why = f"{owner}.{name} is a plain {kind}, and .to() {does}"
-                why += f"{PERMANENTLY}write {code} in __init__, then create module and optimizer again"
+                why += f"{PERMANENTLY}write {code} in __init__, then run from that cell again"
                 return Unregistered(type(module).__name__, name, better, why)
     return None
 

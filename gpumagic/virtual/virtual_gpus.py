@@ -209,16 +209,17 @@ def _record(
         gpu.account.record_events(None if enabled is None else count)
 
 
-# The cache's key includes the file, because code objects of two cells may be equal.
-_line = lru_cache(maxsize=4096)(lambda code, at, file: line_of(code, at))
+@lru_cache(maxsize=4096)
+def _shared_frames(code: CodeType | None, at: int, file: str) -> list[dict[str, Any]]:
+    """Return a line as torch's list of frames; blocks of one line share the list, as in torch."""
+    if code is None:
+        return []
+    return [{"name": code.co_name, "filename": file, "line": line_of(code, at)}]
 
 
 def _frames(code: CodeType | None, at: int) -> list[dict[str, Any]]:
-    """Return a line as torch's list of frames; empty if the line is unknown."""
-    if code is None:
-        return []
-    file = code.co_filename
-    return [{"name": code.co_name, "filename": file, "line": _line(code, at, file)}]
+    # The cache's key includes the file, because code objects of two cells may be equal.
+    return _shared_frames(code, at, getattr(code, "co_filename", ""))
 
 
 def _snapshot(*pool: Any) -> dict[str, Any]:

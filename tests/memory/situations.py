@@ -246,7 +246,7 @@ SITUATIONS = [
     Notebook(
         "float64 of pairs",
         ["x = torch.ones(1500, 8, dtype=torch.float64, device='cuda')"],
-        "d = (x[:, None] - x[None]).square().sum(-1)\nk = torch.exp(-d)",
+        "d = (x[:, None] - x[None]).sin().sum(-1)\nk = torch.exp(-d)",
         "`x = x.float()` first",
     ),
     Notebook(
@@ -292,13 +292,13 @@ SITUATIONS = [
     Notebook(
         "a sum of losses with one backward pass after the loop",
         [
-            "net = nn.Sequential(nn.Linear(64, 1024), nn.Tanh()).cuda()",
+            "net = nn.Sequential(nn.Linear(64, 512), nn.Tanh()).cuda()",
             "data = mib(1).view(-1, 64)",
         ],
         "loss = 0\nfor n in range(9):\n    loss = loss + net(data).square().mean()\n"
         "loss.backward()",
         "in each pass, call `.backward()` on the values added to `loss`",
-        why="each pass of the loop in line 2 keeps 16.0 MiB",
+        why="each pass of the loop in line 2 keeps 8.0 MiB",
     ),
     # -- what collects, and is not named where it fills
     Notebook(
