@@ -142,6 +142,8 @@ def ssh(hosts: str, ip: str | None, python: str | None) -> Plan:
         host, _, number = part.strip().partition(":")
         if not host or (number and not (number.isdecimal() and int(number))):
             raise GpuError(f"--ssh {hosts}: hosts are needed; type --ssh host1,host2:4")
+        if host.rpartition("@")[2] in names:
+            raise GpuError(f"--ssh {hosts}: {host} is given twice; type --ssh {host}:2")
         names.append(host.rpartition("@")[2])
         there = python or sys.executable
         options = {"engines": {host: 1}, "remote_python": there, **_command(there)}

@@ -116,8 +116,8 @@ class CopiedVariables:
                 copier.clear()
         name = name if name != _FUNCTION else getattr(self.function, "__name__", "the function")
         return GpuError(
-            f"{name} cannot be copied ({first_line(error)}), so each run would change it; make it "
-            "in the cell"
+            f"{name} cannot be copied ({first_line(error)}), so each run would change it; create "
+            "it in the cell"
         )
 
 

@@ -64,7 +64,7 @@ def run_forked(work: Callable[[], Any], limit: float) -> Any:
                 status = os.waitpid(pid, 0)[1]
     if answer is None:
         how = f"ended by signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else "exited"
-        raise GpuError(f"the dry run's process {how}; nothing of yours has changed")
+        raise GpuError(f"the dry run's process {how}; your variables have not changed")
     done, value, kept = answer
     for doing, error in kept:
         faults.keep(doing, RuntimeError(error))

@@ -93,7 +93,7 @@ def test_what_does_not_fit_is_refused_by_name_and_nothing_is_written_or_changed(
     assert "items is a generator, which cannot be saved" in refused(f"checkpoint x,items {to}")
     assert "no variable y; read or assign it in a cell" in refused(f"checkpoint x,y {to}")
     assert "odd: the shapes are not the same on all ranks" in refused(f"checkpoint odd {to}")
-    assert "and a directory: checkpoint net --to runs/cats" in refused("checkpoint net")
+    assert "and a directory; type %gpucluster checkpoint net --to" in refused("checkpoint net")
     assert not (tmp_path / "no").exists()
     assert "there is no complete checkpoint" in refused(f"restore {tmp_path}")
 

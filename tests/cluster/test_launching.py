@@ -91,6 +91,7 @@ def test_each_way_to_start_has_a_plan(monkeypatch):
         lambda: launching.slurm("8", None, None),
         lambda: launching.ssh("host:x", None, None),
         lambda: launching.ssh("host:0", None, None),
+        lambda: launching.ssh("host,me@host", None, None),
         lambda: launching.mpi("0", None),
     ):
         with pytest.raises(GpuError, match="; type --"):

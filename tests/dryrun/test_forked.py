@@ -206,7 +206,7 @@ def test_a_limit_that_somebody_else_has_set_is_theirs():
 
 
 def test_a_crash_is_said_in_a_line():
-    with pytest.raises(GpuError, match="ended by signal 11; nothing of yours has changed"):
+    with pytest.raises(GpuError, match="ended by signal 11; your variables have not changed"):
         dry_run(lambda: ctypes.string_at(0))
     with pytest.raises(GpuError, match="process exited; your variables have not changed"):
         dry_run(lambda: os._exit(3))
