@@ -49,7 +49,7 @@ BAD_INDICES = [
     (
         "F.cross_entropy(net(images), from_one)",
         "from_one[7] = 10, but net(images) has 10 classes: …. They are 1 to 10: if the first class "
-        "from 1, subtract 1",
+        "is 1, subtract 1",
     ),
     (
         "F.cross_entropy(net(images), labels - 1)",
@@ -214,8 +214,8 @@ MADE_NAN = [
     ("torch.exp(x * 100).sum()", "torch.exp(x * 100): makes inf at [0, 1] (11 of 12)"),
     (
         "norm = weights.pow(2).sum().sqrt()\nloss = (norm - 1) ** 2\nloss.backward()",
-        "weights.pow(2).sum().sqrt() (line 2): its backward pass makes -inf of a gradient, from "
-        "finite gradients",
+        "weights.pow(2).sum().sqrt() (line 2): from finite gradients, its backward pass makes -inf "
+        "of a gradient",
     ),
     (
         "loss = torch.where(weights > 0, weights.log(), weights).sum()\nloss.backward()",
@@ -223,6 +223,7 @@ MADE_NAN = [
     ),
     (
         "y = weights.abs() ** 0.5\ny.sum().backward()",
-        "weights.abs() ** 0.5 (line 2): its backward pass makes inf at [0] (3 of 3) of a gradient",
+        "weights.abs() ** 0.5 (line 2): from finite gradients, its backward pass makes inf at [0] "
+        "(3 of 3) of a gradient",
     ),
 ]
