@@ -171,12 +171,12 @@ MadeNanError: batch.var(0, unbiased=False).log(): makes -inf at [0] (5 of 5), fr
 batch = torch.randn(1, 5)
 entropy = batch.var(0, unbiased=False).log().mean()
 
-MadeNanError: v.sqrt() (line 3): from finite gradients, its backward pass makes nan at [0] of a gradient
+MadeNanError: v.sqrt() (line 3): from finite gradients, its backward pass makes nan at [0]
 v = torch.tensor([0.0, 1.0], requires_grad=True)
 y = torch.where(v > 0, v.sqrt(), torch.zeros_like(v))
 y.sum().backward()
 
-MadeNanError: SafeBackward before Safe.apply(s).sum() (line 11): from finite gradients, its backward pass makes inf at [0]
+MadeNanError: SafeBackward before Safe.apply(s).sum() (line 11): from finite gradients, its …
 class Safe(torch.autograd.Function):
     @staticmethod
     def forward(ctx, a):
