@@ -85,7 +85,7 @@ class Engines:
         self._cleanup = contextlib.ExitStack()  # resources to release at the end
         self._group = MemoryGroup()
         self.stopped = False
-        self.pulled: dict[str, list[Any]] = {}  # by name, lists that are never sent to the ranks
+        self.pulled: dict[str, list[Any]] = {}  # lists pulled from ranks, not sent back
 
     # -- starting
     def start(self, say: Callable[[str], object]) -> None:

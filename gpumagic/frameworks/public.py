@@ -194,7 +194,7 @@ def bring_home(namespace: dict[str, Any], *, created: bool = False) -> tuple[Mov
     # The variables that are still on GPUs were created there.
     for framework in frameworks if created else ():
         outputs = {f"Out[{number}]": value for number, value in namespace.get("Out", {}).items()}
-        held = {**own_variables(namespace), **outputs}
+        held = own_variables(namespace) | (outputs if framework.name == "torch" else {})
         there = [(name, held[name]) for name in framework.away(held)]
         home.append(framework.move(there, CPU, namespace, []))
     held = own_variables(namespace)

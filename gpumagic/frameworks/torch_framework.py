@@ -117,7 +117,7 @@ class Torch(Framework):
 
 
 def _with_context() -> list[str]:
-    """Return the GPUs that have a context; to synchronize others would create one of 0.5 GiB."""
+    """Return the GPUs that have a context; synchronizing others would create one."""
     if torch.cuda.is_initialized():
         return [f"cuda:{ordinal}" for ordinal in cuda_state.started()]
     if torch.xpu.is_initialized():

@@ -6,7 +6,7 @@ from pathlib import PurePath
 
 from gpumagic.telemetry.snapshot import GpuSample, ProcessSample
 
-SYSTEM = "system"  # holder of memory of no visible process, such as the driver's
+SYSTEM = "system"  # holds memory of no visible process, such as the driver
 
 # (character, label) by owner, in the order of bar segments, as in js/src/monitor/bars.ts.
 OWNERS = {
@@ -16,7 +16,7 @@ OWNERS = {
     "left": ("×", "orphaned"),
     "system": ("░", SYSTEM),
 }
-# List the system only if it holds more bytes. Fewer are rounding errors and driver memory.
+# List the system only if it holds more bytes than this: rounding and the driver explain fewer.
 _MUCH = 32 * 2**20
 
 
@@ -42,7 +42,7 @@ class Holder:
 def split(
     gpu: GpuSample, processes: Iterable[ProcessSample], gpus: Iterable[GpuSample] = ()
 ) -> dict[str, int] | None:
-    """Return a GPU's used bytes by owner, with its MIG devices in `gpus`; None if unknown."""
+    """Return used bytes by owner, also on the GPU's MIG devices in `gpus`; None if unknown."""
     if gpu.memory_total is None or gpu.memory_used is None:
         return None
     parts = dict.fromkeys(OWNERS, 0)

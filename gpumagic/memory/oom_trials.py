@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 # One dry run takes at most `_LIMIT_S` seconds, all dry runs of an error at most `_PATIENCE_S`.
 _LIMIT_S, _PATIENCE_S = 8.0, 60.0
 _MARGIN = 0.05
-# Memory grows if a pass keeps more than this share of the need. A list of losses keeps less.
+# Memory grows if a pass keeps more than this share of the need. A pass that only appends one
+# number to a list keeps less.
 _GROWS = 0.01
 _HELD = "held after a pass: "
 _PASSES = "_gpumagic_passes"
@@ -42,7 +43,7 @@ class Need(NamedTuple):
 
     @property
     def first(self) -> int:
-        """The bytes that the first pass needs at least."""
+        """A lower bound of the bytes that the first pass needs."""
         return self.most - (self.grows or 0)
 
 
@@ -242,7 +243,7 @@ class CodeTrial:
             for name in names:
                 space[name] = change(space[name])
             note(f"{_HELD}{number} {torch_here().cuda.memory_allocated(self._state.name)}")
-            # Increase integer loop variables, because an integer may be the key of a cache.
+            # Increase integer loop variables: with equal keys, a cache would not grow.
             given = {n: v + 1 if type(v) is int else v for n, v in given.items()}
 
     def _contexts(self) -> Iterator[Any]:

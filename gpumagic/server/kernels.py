@@ -28,7 +28,7 @@ from gpumagic.telemetry.snapshot import ProcessSample, Snapshot
 
 WAIT_S = 3.0  # seconds to wait for the end of a process
 
-# Equal start times may differ by these seconds, because setting the clock shifts psutil's times.
+# Two readings of one start time may differ by this much if the clock was set between them.
 _SAME_START_S = 1.0
 _PAUSE_S = 0.05
 _NO_ORPHAN = "no orphaned process has this PID and start time; nothing was ended; refresh the list"
@@ -238,7 +238,7 @@ class Iopub:
             _, parts = self._session.feed_identities(frames)
             message = self._session.deserialize(parts)
         except (ValueError, TypeError, KeyError, IndexError):
-            # The frames are unsigned or no message, such as the socket's welcome.
+            # The frames are not signed or not a message, such as the socket's welcome.
             return
         self._listener(message)
 

@@ -243,7 +243,7 @@ class MemoryAccount:
             block = log[0]
             key = id(block)
             if key in live:  # the second entry of a block: it is freed
-                # No interrupt comes between the writes in `free` and `del`, because no call does.
+                # Interrupts are handled at calls. There is none from the writes in `free` to `del`.
                 allocator.free(*block.place, block.requested)
                 del live[key], log[0]
                 if self.events is not None and isinstance(block, Allocation):

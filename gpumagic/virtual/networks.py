@@ -110,7 +110,7 @@ def _gru_cell(
 
 _FUSED = {torch.float32, torch.float64}
 _COMPOSITE = C.DispatchKey.CompositeImplicitAutograd
-# For each number of a layer's output, how many numbers CUDA saves for the backward pass.
+# How many elements CUDA saves for the backward pass, for each element of a layer's output.
 # Source: torch's code without cuDNN (ATen/native/cuda/RNN.cu). cuDNN's count is not documented.
 _SAVED = {"lstm": 6, "gru": 6, "rnn_tanh": 1, "rnn_relu": 1}
 

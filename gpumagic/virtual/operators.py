@@ -214,7 +214,7 @@ def _pin_memory(self: Tensor, device: Any = None) -> Tensor:
 
 _PINNING: dict[str, Kernel] = {"_pin_memory": _pin_memory, "is_pinned": _is_pinned}
 _ANY_DEVICE = C.DispatchKeySet(C.DispatchKey.IPU)
-"""torch has no kernels for IPU hardware, so this key selects the kernels for all devices."""
+"""torch has no kernels for this key, so a call with it runs the kernel for all devices."""
 
 
 def _on_host(op: Any) -> Callable[..., Tensor]:
