@@ -66,7 +66,7 @@ class Subject:
     move: bool  # whether variables that the code reads are moved to `device`
     limit: float  # seconds
     cards: tuple[Card, ...] = ()  # cards that are not here; `device` simulates the first card
-    guesses: bool = False  # whether `float()` of a tensor returns 1 (only memory matters)
+    guesses: bool = False  # whether `float()` of a tensor returns 1, to measure memory only
 
     @property
     def where(self) -> str:

@@ -1,4 +1,4 @@
-"""Run `%%ongpu` cells on a device, and in all other ways like cells without `%%ongpu`.
+"""Run `%%ongpu` cells on a device; in every other way they behave like ordinary cells.
 
 A call replaces the `%%ongpu` line, and IPython runs the cell. So all other lines keep their
 numbers, and `await`, `Out[n]` and other magics work. After the cell, gpumagic shows a report.

@@ -2,7 +2,7 @@
 
 A lever is a proposed change, such as to delete a variable. If possible, a lever is tried in a dry
 run, which executes code on tensors without data in a fork. The user's code runs only in dry runs.
-The exception is not changed. The result refers to no tensor and no frame.
+The caught error is not changed. The result refers to no tensor and no frame.
 """
 
 import ast
@@ -276,7 +276,7 @@ def _kept(
         if needed and True not in needed:
             do, by = (_BACKWARD, _backward) if None in needed else (_DETACHED, _without_graph)
             keep: Any = names, partial(_each_tensor, by)
-            # `trial.room` includes the memory of inner frames, which have no `name` here.
+            # Without a `name`, an inner frame holds this memory: `trial.room` counts it already.
             freed = whole * bool(name)
             if found := [*_helps(trial, do.format("`, `".join(names)), graphs, freed, keep=keep)]:
                 yield from found
@@ -329,7 +329,7 @@ def _each_tensor(change: Callable[[Any], Any], value: Any) -> Any:
     from torch.utils._pytree import tree_map_only
 
     torch = torch_here()
-    # Change modules in a container, such as copies of a model, but not an object's own modules.
+    # In a container, also change modules, such as a list of models. In an object, only tensors.
     kinds = torch.Tensor if own(value) else (torch.Tensor, torch.nn.Module)
     changed = partial(tree_map_only, kinds, change)
     if is_tensor(value) or not own(value):

@@ -133,7 +133,7 @@ class TensorFinder:
                 self.value(item, (*steps, step))
 
     def _is_plain(self, values: list[Any]) -> bool:
-        """Whether containers hold only plain data, even in objects of classes in `module`."""
+        """Whether containers, and objects of the notebook's classes, hold only plain data."""
         # gc.get_referents follows references in C, so this is ten times faster than a search.
         # An object that the collector does not track cannot refer to a tensor.
         seen = set[int]()

@@ -247,7 +247,7 @@ def names_assigned(tree: ast.AST) -> list[str]:
 def variables_read(
     names: Iterable[str], namespace: Mapping[str, Any], module: str = "__main__"
 ) -> Iterator[tuple[str, Any]]:
-    """Yield `(name, value)` of `names`, and of the names that functions in these values read."""
+    """Yield `(name, value)` of `names`, and of variables that these values' functions read."""
     queue = deque(names)
     seen: set[str] = set()
     followed: set[FunctionType] = set()
