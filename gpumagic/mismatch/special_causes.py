@@ -241,20 +241,8 @@ def _for_generator(frames: list[FailedFrame]) -> Explanation | None:
         why = f"without device=, this draws on the CPU; {why}"
         replaced = [with_keyword(node, frame, f"device={part.text}.device")]
         fix = Edit(frame, stmt, replaced=replaced).fix(0) if part.text.isidentifier() else None
-    fix = fix or _drawn_on_cpu(part, node, frame)
     why += "" if fix else f': give it one made by torch.Generator("{target}")'
     return Explanation(*expression(frame, node), (*rows, row(part, True)), fix, why)
-
-
-def _drawn_on_cpu(part: operand.Part, node: Any, frame: FailedFrame) -> Fix | None:
-    """Return the fix that draws on the CPU, as the generator does, and moves the numbers."""
-    devices = [keyword for keyword in node.keywords if keyword.arg == "device"]
-    stmt = statement(node)
-    if part.device != "cpu" or not devices or stmt is None:
-        return None
-    drawn = ast.Call(node.func, node.args, [k for k in node.keywords if k not in devices])
-    code = f"{ast.unparse(drawn)}.to({ast.unparse(devices[0].value)})"
-    return Edit(frame, stmt, replaced=[(node, code)]).fix(None)
 
 
 def _drawn_on(node: Any, reader: operand.Reader, part: operand.Part) -> str | None:
