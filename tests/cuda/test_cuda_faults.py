@@ -51,7 +51,7 @@ STAYS = {
 }
 DEAD = re.compile(
     r"CUDA in this kernel is dead \((.+)\): (restart the .+)\. On the host and safe: "
-    r'X, history(?:, \w+)?; `gpumagic\.save_host\("rescue\.pt"\)` writes copies\. '
+    r'X, history(?:, \w+)?; `import gpumagic; gpumagic\.save_host\("rescue\.pt"\)` writes copies\. '
     r"Lost: net, optimizer, z, event"
 )
 
