@@ -142,7 +142,7 @@ def test_the_sentence_encoder(tmp_path):
     assert re.search(r"cuda:0 \(virtual\) .* [\d.]+ k?/s .* same", shown)
     assert re.search(r"cuda:0 +128 ", shown)
     assert "device(type='cpu')" in shown
-    assert "2 ranks: 2 virtual GPUs of this machine; each sees its own as cuda:0" in shown
+    assert "2 ranks: 2 virtual GPUs of this machine; in each rank, its GPU is cuda:0" in shown
     assert "16 sentences: 8 + 8 · sent sentences: " in shown  # the encoder is there already
     shape, apart = re.search(r"\(torch\.Size\(\[(.*)\]\), (.*)\)", shown).groups()
     assert shape == "16, 384"

@@ -226,8 +226,8 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
     def status(self) -> RanksTable:
         """Return the table of ranks: host, GPU, memory, process and state."""
         rows = self._engines.rows()
-        alike = self.size > 1 and all(row.get("device") == "cuda:0" for row in rows)
-        return RanksTable(f"{self!r}" + "; each sees its own as cuda:0" * alike, rows)
+        first = self.size > 1 and all(row.get("device") == "cuda:0" for row in rows)
+        return RanksTable(f"{self!r}" + "; in each rank, its GPU is cuda:0" * first, rows)
 
     def restart(self, *numbers: int) -> None:
         """Replace ranks by new engines; all other ranks keep their variables.

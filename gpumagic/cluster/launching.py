@@ -142,9 +142,9 @@ def ssh(hosts: str, ip: str | None, python: str | None) -> Plan:
         host, _, number = part.strip().partition(":")
         if not host or (number and not (number.isdecimal() and int(number))):
             raise GpuError(f"--ssh {hosts}: hosts are needed; type --ssh host1,host2:4")
-        if host.rpartition("@")[2] in names:
-            raise GpuError(f"--ssh {hosts}: {host} is given twice; type --ssh {host}:2")
         names.append(host.rpartition("@")[2])
+        if names[-1] in names[:-1]:
+            raise GpuError(f"--ssh {hosts}: {host} is given twice; type --ssh {host}:NUMBER")
         there = python or sys.executable
         options = {"engines": {host: 1}, "remote_python": there, **_command(there)}
         for local_rank in range(int(number or 1)):

@@ -30,7 +30,7 @@ _FUNCTION = "(function)"
 
 
 class CopiedVariables:
-    """Copy to one device the variables that code reads, and those that its functions read."""
+    """Copy the variables that code and its functions read, to one device."""
 
     def __init__(
         self,

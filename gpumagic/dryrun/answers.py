@@ -134,7 +134,7 @@ class Calls(TorchFunctionMode):
         if tensor.requires_grad and not force:
             with suspended():
                 torch.empty(0, requires_grad=True).numpy()  # raises torch's own error
-        raise Stopped("an array of a tensor's values is data")
+        raise Stopped("a NumPy array of a tensor depends on data")
 
     def wait(self, device: Any = None) -> None:
         """Count a wait in place of `torch.cuda.synchronize`."""

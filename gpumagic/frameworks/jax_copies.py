@@ -262,7 +262,7 @@ class JaxCopies(CopyCounting):
 
 
 def _name(count: Count, array: Any, user: FrameType | None) -> None:
-    """Record the name of the user's variable that contains the array, for the first copies."""
+    """Record the name of the user's variable that contains the array, for four copies at most."""
     if array is None or user is None or count.calls > 4:
         return
 

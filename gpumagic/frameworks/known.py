@@ -61,7 +61,7 @@ def torch_itself() -> Framework:
 
 
 def needed_by(named: set[str], namespace: Mapping[str, Any]) -> list[Framework]:
-    """Import the frameworks of packages `named`; return them, and those that `namespace` uses."""
+    """Import the frameworks in `named`; return these and the frameworks that `namespace` uses."""
     # Omit frameworks that only a library uses, because starting them would take memory.
     for module, packages in _PACKAGES.items():
         if named & packages:

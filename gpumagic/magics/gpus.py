@@ -107,8 +107,8 @@ def virtual_off(cells: Any, *, force: bool = False) -> None:
     ended = f"; %ongpu {cells.standing.where} has ended" if cells.standing else ""
     cells.end_all()
     virtual.disable()
-    lost = f"; {many(alive, 'tensor')} on them cannot be used until they are on again"
-    print(f"virtual GPUs are off{ended}{lost * bool(alive)}")
+    lost = f"; unusable until you turn them on again: {many(alive, 'tensor')}" if alive else ""
+    print(f"virtual GPUs are off{ended}{lost}")
 
 
 def move_back(namespace: dict[str, Any]) -> str:

@@ -248,12 +248,10 @@ _BACKWARD = "in each pass, call `.backward()` on the values added to `{}`, inste
 def keep_less(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose that each pass of a loop keeps its results without graphs, or on the CPU."""
     trial = t.loop
-    path = s.adds_to(trial.rest) if trial is not None else ""
+    path, name = trial.adds_to if trial is not None else ("", "")
     if trial is None or not path:
         return
     in_frames = path not in s.namespace
-    local = (name for name in trial.frame.scope.local if s.local(trial.frame, name) == path)
-    name = next(local, "" if in_frames else path)
     # Other names that each pass binds may hold the same graphs.
     made = {s.local(trial.frame, n) for n in stored(trial.rest.loops[0])} | {path}
     graphs = s.alone(made, in_frames=in_frames, graph_of=path)
@@ -276,8 +274,7 @@ def _kept(
         if needed and True not in needed:
             do, by = (_BACKWARD, _backward) if None in needed else (_DETACHED, _without_graph)
             keep: Any = names, partial(_each_tensor, by)
-            # Without a `name`, an inner frame holds this memory: `trial.room` counts it already.
-            freed = whole * bool(name)
+            freed = whole * trial.adds_beyond_room
             if found := [*_helps(trial, do.format("`, `".join(names)), graphs, freed, keep=keep)]:
                 yield from found
                 break

@@ -99,7 +99,7 @@ def free_memory(*what: object, grads: bool = False) -> Freed:
     found, outputs = find(namespace), KeptOutputs(namespace)
     skipped = _skipped(names, namespace, outputs, found)
     if grads:  # first, so that `spare` includes gradients that only an exception still holds
-        _release_gradients({n: namespace[n] for n in names if n in namespace} or namespace)
+        _release_gradients({n: namespace.get(n) for n in names} if names else namespace)
         meter.take("gradients")
         found, names = find(namespace), []
     gone = [n for n in names if n in namespace and n not in skipped and not outputs.has(n)]

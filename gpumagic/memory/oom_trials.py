@@ -132,12 +132,25 @@ class CodeTrial:
         return room if state.device.virtual else int(room * (1 - _MARGIN))
 
     @cached_property
-    def grown(self) -> int:
-        """Return the bytes of the variable to which earlier passes of the loop have added."""
+    def adds_to(self) -> tuple[str, str]:
+        """Return the holder to which a loop adds memory, and its name in this frame; or empty."""
         state = self._state
         path = state.adds_to(self.rest) if self._loop else ""
-        known = path in state.namespace or path in [state.local(self.frame, n) for n in self.names]
-        return sum(row.nbytes for row in state.device.holders if known and row.path == path)
+        local = (name for name in self.frame.scope.local if state.local(self.frame, name) == path)
+        return path, next(local, path if path in state.namespace else "")
+
+    @property
+    def adds_beyond_room(self) -> bool:
+        """Whether `room` leaves out the holder: it includes inner frames and stale variables."""
+        _, name = self.adds_to
+        return bool(name) and name not in self.stale
+
+    @cached_property
+    def grown(self) -> int:
+        """Return the bytes of a holder outside `room`, to which earlier passes have added."""
+        path, _ = self.adds_to
+        rows = [row for row in self._state.device.holders if row.path == path]
+        return sum(row.nbytes for row in rows) * self.adds_beyond_room
 
     @cached_property
     def need(self) -> Need | None:

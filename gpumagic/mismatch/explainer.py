@@ -65,8 +65,6 @@ def _explain(found: list[FailedFrame], message: Message) -> Explanation | None:
         if not on_host and (call := _module_call(found[at], found[at - 1], message)):
             clash, outer, message = call, found[at + 1 :], replace(message, kind="mixed")
             break
-    if clash is None:
-        clash, outer = _call_of_torch(outer, message)
     choice = fixes.choose(clash, message, [frame, *outer]) if clash else None
     if clash is None or choice is None:
         return None
@@ -74,19 +72,6 @@ def _explain(found: list[FailedFrame], message: Message) -> Explanation | None:
     fix = explanation.fix
     lasts = fix is not None and fix.nbytes == 0 and fix.label != last_cell()
     return replace(explanation, first=None if lasts else _placed(found, choice))
-
-
-def _call_of_torch(
-    found: list[FailedFrame], message: Message
-) -> tuple[Operation | None, list[FailedFrame]]:
-    """Return the call of a torch function that ran the user's code, such as `jvp`, or None."""
-    for at, frame in enumerate(found, 1):
-        call = conflict(frame, message)
-        is_call = call and isinstance(call.node, ast.Call)
-        function = frame.scope.value(call.node.func) if call and is_call else None
-        if (getattr(function, "__module__", None) or "").startswith("torch."):
-            return call, found[at:]
-    return None, found
 
 
 def _module_call(frame: FailedFrame, within: FailedFrame, message: Message) -> Operation | None:

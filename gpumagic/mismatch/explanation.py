@@ -140,9 +140,12 @@ def _where(fix: Fix) -> str:
     return f"{label}replace {lines} with"
 
 
+# Not only the object: an optimizer, for example, refers to the old object's parameters.
+RERUN = "then run that cell and all below it again"
+
+
 def _cost(fix: Fix) -> str:
-    # More than the object: an optimizer, for example, refers to the old object's parameters.
-    again = ", then run that cell and all below it again" if fix.cls else ""
+    again = f", {RERUN}" if fix.cls else ""
     if fix.nbytes is None:
         return again
     return f" (moves {size(fix.nbytes)}){again}" if fix.nbytes else f" (moves nothing){again}"

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from gpumagic.mismatch import operand
-from gpumagic.mismatch.explanation import Fix, Operand, around, bracketed, can_precede
+from gpumagic.mismatch.explanation import RERUN, Fix, Operand, around, bracketed, can_precede
 from gpumagic.mismatch.operation import Operation, meets, named_in, nodes_around, storages
 from gpumagic.usercode.frames import (
     FailedFrame,
@@ -76,7 +76,7 @@ def unregistered(part: operand.Part, frame: FailedFrame) -> Unregistered | None:
                 kind = "attribute" if a_tensor else type(held).__name__
                 does = "moves parameters and buffers only" if a_tensor else "skips its contents"
                 why = f"{owner}.{name} is a plain {kind}, and .to() {does}"
-                why += f"{PERMANENTLY}write {code} in __init__, then run from that cell again"
+                why += f"{PERMANENTLY}write {code} in __init__, {RERUN}"
                 return Unregistered(type(module).__name__, name, better, why)
     return None
 

@@ -387,7 +387,7 @@ def _no_room(device: torch.device, tensors: list[FoundTensor]) -> str:
     return (
         f"{device} has {free} free, and the cell's variables need {size(sum(needed.values()))} "
         f"({names}); nothing was moved; {as_typed('%gpufree')} frees what errors and outputs hold; "
-        f"with --no-move, the cell's own code can copy parts: {largest[0][0]}[:64].to('{device}')"
+        f"or add --no-move, and copy only the rows that the cell needs: .to('{device}')"
     )
 
 

@@ -21,7 +21,7 @@ ENDS = {
     "k = X[: y[0].item()]": "the value of .item() depends on data",
     "k = X[y[0].item()]": "__getitem__ with .item() depends on data",
     "k = float(X.sum())": "float() of a tensor depends on data",
-    "k = X.cpu().numpy()": "an array of a tensor's values is data",
+    "k = X.cpu().numpy()": "a NumPy array of a tensor depends on data",
     "k = {v: 1 for v in y.tolist()}": "the hash of an element of a list depends on data",
     "k = open('file', 'w')": "writing to 'file': a dry run writes no file",
     "import subprocess; subprocess.run(['ls'])": "starting a program is not allowed in a dry run",

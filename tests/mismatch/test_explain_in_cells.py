@@ -1,7 +1,6 @@
 """Errors between devices after a `%%ongpu` cell: fixes for the cell, in the names typed there."""
 
 import pytest
-import torch
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 CLASSES = """
@@ -131,16 +130,6 @@ def test_what_a_class_moves_itself_is_not_blamed_on_the_call(trained):
     told = explained(trained.run("Moving().cuda(1)(Xte)"))
     assert "self.scale[0]" in told
     assert ".to(dev)" not in told  # a variable of the notebook, in a class
-
-
-@pytest.mark.skipif(torch.version.cuda is not None, reason="not explained on a CUDA build yet")
-def test_a_tangent_on_another_device_is_named_where_torch_is_called(trained):
-    trained.run(
-        "def slope(f, x):\n    v = torch.ones(x.shape)\n    return torch.func.jvp(f, (x,), (v,))"
-    )
-    told = explained(trained.run("slope(model, X)[1]"))
-    assert "line 3: torch.func.jvp(f, (x,), (v,))" in told
-    assert "v = torch.ones(x.shape, device=x.device)" in told
 
 
 def test_a_fix_in_a_class_says_that_its_objects_keep_the_old_code(ip):
