@@ -60,10 +60,16 @@ class CachingAllocator:
     def allocate(self, nbytes: int) -> tuple[int, int]:
         """Allocate a block; return its address and its size, which may exceed `nbytes`."""
         size = -(-nbytes // BLOCK) * BLOCK or BLOCK
-        free, place, whole, split = self._fit(size)
-        new = place == len(free)
-        address = self._hole(whole) if new else free[place][1]
+        least, free = (BLOCK, self._free[0]) if size <= _SMALL else (_SMALL + 1, self._free[1])
+        place = bisect_left(free, (size,))
+        reserved = 0
+        if place < len(free):
+            whole, address = free[place]
+        else:
+            whole = reserved = segment_for(size)
+            address = self._hole(whole)
         left = whole - size
+        split = left >= least
         if split:
             rest = (left, address + size)
             into = bisect_left(free, rest, 0, place)
@@ -71,7 +77,7 @@ class CachingAllocator:
             size = whole
         bytes_, blocks, requested = self.bytes, self.blocks, self.requested
         # No function calls from here on, so that an interrupt cannot come between two writes.
-        if new:
+        if reserved:
             self._segments[address] = whole
             stat = self.reserved
             stat.current += whole
@@ -140,16 +146,12 @@ class CachingAllocator:
     def needs(self, nbytes: int) -> tuple[int, int]:
         """Return the bytes that an allocation of `nbytes` would reserve now, and its block's."""
         size = in_blocks(nbytes)
-        free, place, whole, split = self._fit(size)
-        return whole if place == len(free) else 0, size if split else whole
-
-    def _fit(self, size: int) -> tuple[list[tuple[int, int]], int, int, bool]:
-        """Return free blocks, the place of the first that fits, its bytes, and if it is split."""
-        # If no block fits, the place is the end of the list, and the bytes are a new segment's.
+        # As in `allocate`, which runs for every allocation and therefore calls no shared function.
         least, free = (BLOCK, self._free[0]) if size <= _SMALL else (_SMALL + 1, self._free[1])
         place = bisect_left(free, (size,))
-        whole = free[place][0] if place < len(free) else segment_for(size)
-        return free, place, whole, whole - size >= least
+        reserved = 0 if place < len(free) else segment_for(size)
+        whole = reserved or free[place][0]
+        return reserved, size if whole - size >= least else whole
 
     def empty_cache(self) -> None:
         """Release each segment without an allocated block, as ``torch.cuda.empty_cache`` does."""
