@@ -47,7 +47,7 @@ from gpumagic.usercode.files import BEFORE, UserLine, innermost, innermost_of
 from gpumagic.usercode.program import compile_cell
 from gpumagic.usercode.variables import names_read, variables_read
 from gpumagic.virtual import switch
-from gpumagic.virtual.virtual_gpus import keep_after_fork
+from gpumagic.virtual.virtual_gpus import GPUS, keep_after_fork
 
 _GRACE_S = 5.0  # seconds after the limit in which the child may still send a result
 _following = False
@@ -111,6 +111,23 @@ def dry(subject: Subject) -> DryRun:
     end = Unknown(None, f"{limit}, in code that cannot be interrupted", True)
     seconds = time.monotonic() - before.time
     return DryRun(subject.where, unknown=(end,), seconds=seconds, virtual=subject.virtual)
+
+
+def apart(work: Callable[[], Any], limit: float) -> Any:
+    """Return the result of `work()` in a forked child whose GPUs are virtual, without a limit."""
+    before = measure(None)
+
+    def run() -> Any:
+        if before.real:
+            switch.stand_in([(gpu, 0) for gpu, _ in before.real])
+        keep_after_fork()
+        for gpu in GPUS:
+            gpu.account.limit = sys.maxsize
+        let_backward_run()
+        Confinement().begin()
+        return work()
+
+    return run_forked(run, limit)
 
 
 class _Following:

@@ -22,6 +22,7 @@ from gpumagic.memory.oom_state import TORCH, OutOfMemoryState, read
 from gpumagic.memory.oom_trials import CodeTrial, Trials
 from gpumagic.memory.out_of_memory import Lever, OutOfMemory
 from gpumagic.memory.smaller_batch import smaller
+from gpumagic.memory.split_rows import split
 from gpumagic.memory.written_forms import forms
 from gpumagic.usercode.files import UserLine, innermost_of, shell, user_namespace
 from gpumagic.usercode.frames import RestOfCode, failed_frames, stored
@@ -211,7 +212,8 @@ def _unread(s: OutOfMemoryState, rest: RestOfCode, lacking: int) -> list[str]:
     chosen: list[str] = []
     # Memory that several variables hold is freed only if all of them are deleted.
     known = s.namespace if at_top else {}
-    rows = [[row.path, *(a for a in row.aliases if a in known)] for row in s.device.holders]
+    every = [[row.path, *(a for a in row.aliases if a in known)] for row in s.device.holders]
+    rows = [[row.path] for row in s.device.holders if row.aliases] + every
     for paths in sorted(rows, key=gives, reverse=True):
         more = list(dict.fromkeys([*chosen, *paths]))
         is_free = free.keys() >= {*paths} and gives(chosen) < max(lacking, 1)
@@ -341,14 +343,18 @@ def _each_tensor(change: Callable[[Any], Any], value: Any) -> Any:
 # -- the same result in another way
 def other_form(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose code that computes the same with less memory."""
-    learns = any(rest.backward for rest in s.rests)
-    for form in chain.from_iterable(forms(rest, learns=learns) for rest in s.rests):
-        # Dry runs do not count tensors that `torch.load` reads, so `t.best` may be None by mistake.
-        if t.best is not None or "map_location" in form.new:
-            for lever in _helps(t.best or t.every[-1], form.do, form=form):
+    # Dry runs do not count tensors that `torch.load` reads, so `t.best` may be None by mistake.
+    trial = t.best or t.every[-1]
+    for form in chain.from_iterable(map(forms, s.rests)):
+        for lever in _helps(trial, form.do, form=form):
+            if t.best is not None or "map_location" in form.new:
                 yield lever
                 if lever.fits is not False:
                     return
+    for form in chain.from_iterable(split(rest, t) for rest in s.rests if t.best is not None):
+        if fitting := [x for x in _helps(trial, form.do, form=form) if x.fits is not False]:
+            yield from fitting
+            return
 
 
 def other_values(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
@@ -430,7 +436,8 @@ def no_state(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
         groups = [{"params": g["params"], "lr": g["lr"]} for g in s.optimizer.param_groups]
         kind = type(s.optimizer).__name__
         do = f"`{name} = torch.optim.SGD(…)`: {kind} keeps a state for each parameter, SGD none"
-        yield from _helps(t.best, do, names={name: torch_here().optim.SGD(groups)})
+        sgd = {name: torch_here().optim.SGD(groups)}
+        yield from _helps(t.best, do, freed=s.alone([name]), names=sgd)
 
 
 def narrower(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:

@@ -108,7 +108,8 @@ def free_memory(*what: object, grads: bool = False) -> Freed:
     skipped |= (stays := _still_held(gone, found, spare))
     gone = [name for name in gone if name not in stays]
     meter.due = spare
-    _release_kept([each for each in spare if not gpus or each.device in gpus], outputs, meter)
+    here = [each for each in found if not gpus or each.device in gpus]
+    _release_kept(here, [each for each in spare if each in here], outputs, meter)
     for name in gone:
         del namespace[name]
         meter.take(name, {name})
@@ -129,13 +130,17 @@ def _clear_backward_queue() -> None:
             torch.ones((), device="cpu", requires_grad=True).backward()
 
 
-def _release_kept(spare: list[FoundStorage], outputs: KeptOutputs, meter: "_Meter") -> None:
-    """Release the exceptions and the outputs that hold the memory in `spare`."""
-    ways = {way for each in spare for way in each.ways}
-    if errors := {way.root for way in ways if way.kind == EXCEPTION}:
+def _release_kept(
+    found: list[FoundStorage], spare: list[FoundStorage], outputs: KeptOutputs, meter: "_Meter"
+) -> None:
+    """Release the exceptions that hold memory in `found`, and the outputs that hold `spare`."""
+    # Also release an exception whose memory a variable holds too: the next cell may rebind it.
+    if any(way.kind == EXCEPTION for each in found for way in each.ways):
         release_errors()
-        meter.take(", ".join(sorted(errors)), errors)
+    ways = {way for each in spare for way in each.ways}
     held = {way.root for way in ways}
+    if errors := {way.root for way in ways if way.kind == EXCEPTION}:
+        meter.take(", ".join(sorted(errors)), errors)
     if dropped := [name for name in outputs.numbered() if name in held]:
         outputs.drop(dropped)
         meter.take(", ".join(dropped), {way.root for way in ways if way.kind == OUTPUT})

@@ -79,11 +79,22 @@ class Trials:
         """Make a dry run; return None without `fork`, after Ctrl-C, or after the time limit."""
         from gpumagic.dryrun.follow_code import Subject, dry
 
+        subject = Subject(space, [], prepare, None, False, _LIMIT_S, guesses=True)
+        run: DryRun | None = self._in_time(lambda: dry(subject))
+        return run
+
+    def apart(self, work: Callable[[], Any]) -> Any:
+        """Return the result of `work()` in a fork with virtual GPUs; None as for `follow`."""
+        from gpumagic.dryrun.follow_code import apart
+
+        return self._in_time(lambda: apart(work, _LIMIT_S))
+
+    def _in_time(self, run: Callable[[], Any]) -> Any:
         if time.monotonic() > self._until:
             return None
         try:
             self._line.update("looking for what would help; Ctrl-C ends it")
-            return dry(Subject(space, [], prepare, None, False, _LIMIT_S, guesses=True))
+            return run()
         except GpuError:
             return None
         except KeyboardInterrupt:  # no further dry runs

@@ -13,7 +13,7 @@ from itertools import product
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
-from gpumagic.usercode.frames import FailedFrame, RestOfCode, block_of, parents, stored
+from gpumagic.usercode.frames import FailedFrame, RestOfCode, block_of, stored
 from gpumagic.usercode.values import MISSING, is_module, is_tensor
 
 # -- forms. `matmul` also matches the method and `@`; a letter such as `a` matches any expression.
@@ -37,9 +37,6 @@ _DIFFERENCES = "sub(unsqueeze(x, 1), unsqueeze(y, 0))", "sub(unsqueeze(x, 1), y)
 _SCALES = {"{}": "1.0", "mul({}, s)": "s", "div({}, s)": "1 / s"}
 _MASKS = {"{}": "", "masked_fill({}, m, i)": ", attn_mask=~m", "add({}, m)": ", attn_mask=m"}
 _DROPS = {"{}": "", "dropout({}, p)": ", dropout_p=p"}
-# Each row of these results depends on a single row of `x`, so `x` can be split.
-_PAIRS = {"cdist(x, y)": "torch.cdist(rows, y)", "matmul(x, y)": "(rows @ y)"}
-_REDUCED = "argmin", "argmax", "amin", "amax", "sum", "mean"
 
 
 def _forms() -> Iterator[tuple[str, str]]:
@@ -54,9 +51,6 @@ def _forms() -> Iterator[tuple[str, str]]:
         given = f"q, k, v{mask}{drop}, scale={scale}"
         form = f"matmul({dropped.format(f'softmax({scores}, -1)')}, v)"
         yield form, f"F.scaled_dot_product_attention({given})"
-    for (pair, some), name, dim in product(_PAIRS.items(), _REDUCED, ("1", "-1")):
-        new = f"torch.cat([{some}.{name}({dim}) for rows in x.split(PART)])"
-        yield f"{name}({pair}, {dim})", new
 
 
 _PARSED = [(ast.parse(form, mode="eval").body, new) for form, new in _forms()]
@@ -65,11 +59,6 @@ _MORE = {"load": 'map_location="cpu"', "vmap": "chunk_size=16", "jacrev": "chunk
 _MINUS_INFINITY = re.compile(r"inf|-1e|\.min$")
 _OPERATORS = {"MatMult": "matmul", "Add": "add", "Sub": "sub", "Mult": "mul", "Div": "div"}
 _ALIKE = _OPERATORS | {"Pow": "pow", "T": "transpose", "mT": "transpose", "bmm": "matmul"}
-
-
-_PARTS = 8, 64  # numbers of parts to split a batch into
-# Methods that compute each row of the result from the same row of the tensor.
-_EACH = "to", "cuda", "cpu", "float", "half", "detach", "relu", "sigmoid", "tanh", "exp"
 
 
 class Form(NamedTuple):
@@ -86,7 +75,7 @@ class Form(NamedTuple):
         """Put the replacement into the tree for the duration of a `with` block."""
         before, last = [*self.block], self.old[-1]
         for each in before:
-            _Swap(self.uses.get).visit(each)
+            Swap(self.uses.get).visit(each)
         new = ast.copy_location(ast.parse(self.new).body[0], last)
         kept = (each for each in before if each is last or each not in self.old)
         self.block[:] = [new if each is last else each for each in kept]
@@ -96,11 +85,11 @@ class Form(NamedTuple):
             self.block[:] = before
             back = {new: old for old, new in self.uses.items()}
             for each in before:
-                _Swap(back.get).visit(each)
+                Swap(back.get).visit(each)
 
 
-def forms(rest: RestOfCode, *, learns: bool) -> Iterator[Form]:
-    """Yield replacements for the failed code; `learns`: whether a backward pass follows."""
+def forms(rest: RestOfCode) -> Iterator[Form]:
+    """Yield replacements for the failed code."""
     block: list[Any] = block_of(rest.failed) if rest.failed is not None else []
     first = block.index(rest.failed) if block else 0
     kinds = (ast.Assign, ast.Expr, ast.Return)
@@ -112,28 +101,22 @@ def forms(rest: RestOfCode, *, learns: bool) -> Iterator[Form]:
         fits = ((reader, new) for reader, form, new in tried if reader.fits(form, node, at))
         reader, new = next(fits, (None, ""))
         if reader and first in reader.used and reader.is_same(new):
-            for rows in reader.row_counts() if "PART" in new else (0,):
-                made = reader.filled(new.replace("PART", str(rows)))
-                yield from reader.replaced(node, made)
+            yield from reader.replaced(node, reader.filled(new))
         reader = _Reader(rest.frame, block, at)
         if isinstance(node, ast.Call) and (more := _MORE.get(reader.call(node, at)[0])):
-            (new,) = _expression(f"f({more})").keywords
+            (new,) = expression(f"f({more})").keywords
             given = [word for word in node.keywords if word.arg != new.arg]
             yield from reader.replaced(node, ast.Call(node.func, node.args, [*given, new]))
-        if isinstance(node, ast.Call) and not learns and rest.frame.code.co_name != "forward":
-            for whole, part in reader.in_parts(node):
-                yield from reader.replaced(whole, part)
-    if block:
-        yield from _Reader(rest.frame, block, first).by_rows()
     if block and rest.loops:
         yield from _Reader(rest.frame, block, first).collected(rest.loops[0])
 
 
-def _expression(text: str) -> Any:
+def expression(text: str) -> Any:
+    """Return the tree of an expression."""
     return ast.parse(text, mode="eval").body
 
 
-class _Swap(ast.NodeTransformer):
+class Swap(ast.NodeTransformer):
     """Replace the nodes for which `change` returns a node."""
 
     def __init__(self, change: Callable[[Any], ast.AST | None]) -> None:
@@ -145,14 +128,7 @@ class _Swap(ast.NodeTransformer):
 
 def _put(new: ast.AST, old: ast.AST, tree: ast.AST) -> Any:
     """Replace one node of a tree; return the tree."""
-    return _Swap(lambda each: new if each is old else None).visit(tree)
-
-
-def _of_rows(layer: Any) -> bool:
-    """Whether each row of a layer's result depends only on the same row of the batch."""
-    if hasattr(layer, "running_mean") and layer.training:
-        return False
-    return getattr(layer, "batch_first", True) and getattr(layer, "dim", -1) != 0
+    return Swap(lambda each: new if each is old else None).visit(tree)
 
 
 def _unsqueezed(node: ast.Subscript) -> tuple[str, list[ast.expr]]:
@@ -237,7 +213,7 @@ class _Reader:
         if is_module(value):
             dropped = "{0}.p * {0}.training".format(ast.unparse(node.func))
             setting = dropped if name == "dropout" else str(getattr(value, "dim", None))
-            return name, [*given, _expression(setting)]
+            return name, [*given, expression(setting)]
         name = getattr(node.func, "attr", getattr(node.func, "id", ""))
         if owner is not None and not isinstance(self._frame.scope.value(owner), ModuleType):
             given.insert(0, owner)
@@ -252,66 +228,6 @@ class _Reader:
         is_torchs = (getattr(value, "__module__", None) or "torch").startswith("torch")
         return _ALIKE.get(name, name) if is_torchs or value is MISSING else "", given
 
-    def in_parts(self, node: Any) -> Iterator[tuple[ast.expr, ast.expr]]:
-        """Yield the expression that calls a module, and a new expression that splits the batch."""
-        batch: Any = node.args[0] if len(node.args) == 1 else None
-        while getattr(getattr(batch, "func", None), "attr", "") in _EACH:
-            batch = batch.func.value
-        model, x = map(self._frame.scope.value, (node.func, batch or node))
-        if not is_module(model) or not is_tensor(x) or x.dim() < 2:
-            return
-        while getattr(node.parent, "attr", "") in (*_EACH, *_REDUCED):
-            call = node.parent.parent
-            if not isinstance(call, ast.Call) or call.func != node.parent:
-                break
-            given = [*map(ast.unparse, (*call.args, *(key.value for key in call.keywords)))]
-            if node.parent.attr in _REDUCED and given[:1] not in (["1"], ["-1"]):
-                break
-            node = call
-        part = ast.Name("rows")
-        text = ast.unparse(_put(part, batch, node))
-        _put(batch, part, node)
-        self._found["x"] = batch, self._at
-        for rows in self.row_counts() if all(map(_of_rows, model.modules())) else ():
-            split = f"{ast.unparse(batch)}.split({rows})"
-            yield node, _expression(f"torch.cat([{text} for rows in {split}])")
-
-    def by_rows(self) -> Iterator[Form]:
-        """Turn `x = y.to(device)` into `x = y`, and each `x[rows]` into `x[rows].to(device)`."""
-        made = self._block[self._at]
-        value: Any = getattr(made, "value", None)
-        inner, bound = value, getattr(made, "targets", [None])[0]
-        while isinstance(inner, ast.Call):
-            name, args, _ = self.call(inner, self._at)
-            inner = args[0] if args and name in (*_EACH, "one_hot") else None
-        named = isinstance(inner, ast.Name) and isinstance(bound, ast.Name)
-        if not named or inner is value or not is_tensor(self._frame.scope.value(inner)):
-            return
-        after = self._block[self._at + 1 :]
-        names = [n for each in after for n in ast.walk(each) if isinstance(n, ast.Name)]
-        uses: dict[ast.expr, ast.expr] = {}
-        for node in (node for node in names if node.id == bound.id):
-            row: Any = next(parents(node))
-            of_rows = isinstance(row, ast.Subscript) and not isinstance(row.slice, ast.Tuple)
-            if of_rows and isinstance(row.ctx, ast.Load):
-                text = ast.unparse(_put(row, inner, value))
-                _put(inner, row, value)
-                uses[row] = _expression(text)
-            elif ast.unparse(row) != f"len({bound.id})":
-                return
-        if uses and not {bound.id, inner.id} & {n for each in after for n in stored(each)}:
-            some = {ast.unparse(row): ast.unparse(new) for row, new in uses.items()}
-            new = f"{bound.id} = {inner.id}"
-            do = f"`{new}` for line {made.lineno}"
-            do += "".join(f", and `{new}` for `{row}`" for row, new in some.items())
-            yield Form(do, new, [made], self._block, uses)
-
-    def row_counts(self) -> list[int]:
-        """Return how many rows of `x` a part may have, the largest number first."""
-        x = self._frame.scope.value(self._found["x"][0])
-        count = len(x) if is_tensor(x) and x.dim() else 0
-        return [2 ** (count // parts).bit_length() // 2 for parts in _PARTS if count >= parts]
-
     def filled(self, new: str) -> ast.expr:
         """Return a replacement with expressions in place of its letters."""
         known = {letter: node for letter, (node, _) in self._found.items()}
@@ -320,7 +236,7 @@ class _Reader:
         query = self._frame.scope.value(known.get("q", ast.Pass()))
         if is_tensor(query) and query.dim() == 3:  # fused attention kernels require four dimensions
             text = text.replace("(q, k, v", "(q[None], k[None], v[None]") + "[0]"
-        filled: ast.expr = _Swap(lambda n: known.get(getattr(n, "id", ""))).visit(_expression(text))
+        filled: ast.expr = Swap(lambda n: known.get(getattr(n, "id", ""))).visit(expression(text))
         return filled
 
     def replaced(self, node: ast.expr, new: ast.expr) -> Iterator[Form]:
@@ -356,7 +272,7 @@ class _Reader:
         is_own = len(parts) == 2 and stored(made) == {getattr(parts[0], "id", "")}
         if is_own and not self._is_read(made, [made], loop):
             new = ast.unparse(ast.Call(ast.Attribute(parts[1], "cpu"), [], []))
-            old, every = parts[0].id, _expression(f"[{parts[0].id}.cpu(), *parts]")
+            old, every = parts[0].id, expression(f"[{parts[0].id}.cpu(), *parts]")
             joined = ast.unparse(ast.Call(call.func, [every, *call.args[1:]], call.keywords))
             do = f"`parts.append({new})` for line {made.lineno}"
             do = f"{do}, and `{old} = {joined}` after the loop (before it `parts = []`)"

@@ -80,6 +80,23 @@ CASES = {
         "x, y = torch.randn(400, 300, device=D), torch.randn(400, 200, device=D)",
         "outer = x[:, :, None] * y.unsqueeze(1)\nout = outer.mean(dim=0)",
     ),
+    "a chain whose rows do not meet": (
+        "x = torch.randn(4000, 2000, device=D)",
+        "a = x.abs() * 2\nb = a.cumsum(1).exp().log()\nout = b.mean(dim=1) - 1",
+    ),
+    "a chain that ends in one number": (
+        "x, y = torch.randn(2, 2500, 2000, device=D)",
+        "a = (x - y) ** 2\nout = a.sum(1).max()",
+    ),
+    "values and their places": (
+        "x = torch.randn(6000, 8, device=D)",
+        "out, places = (x @ x.T).topk(3, dim=1)",
+    ),
+    "images that are read in batches": (
+        "x = torch.randn(300, 3, 8, 8, device=D)",
+        "up = F.interpolate(x, size=160)\n"
+        "out = torch.stack([b.square().mean() for b in up.split(20)])",
+    ),
     "copies of rows": (MATRICES, "z = x.repeat(1, 1, 1)\nout = x[None].repeat(900, 1, 1)[-1]"),
     "parts of a result": (
         MATRICES,
@@ -145,6 +162,23 @@ def test_other_code_has_none(small, shown, cell):
     small.run(cell)
     told = [lever.do for lever in shown.pop().levers]
     assert not re.search("scaled_dot|cdist|expand", " ".join(told))
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "a = x.abs().softmax(0)\nout = a.sum(1)",
+        "a = x - x.abs().max()\nout = a.abs().sum(1)",
+        "out = norm(x).abs().sum(1)",
+        "out = F.dropout(x).abs().sum(1)",
+        "a = x.abs() + 1\nout = a.sum(1) / len(a)",
+    ],
+)
+def test_rows_that_depend_on_other_rows_stay_together(small, shown, cell):
+    small.run(f"{START}\nx = torch.randn(4000, 3000, device='cuda')")
+    small.run("norm = nn.BatchNorm1d(3000).cuda()")
+    small.run(cell)
+    assert "split" not in str(shown.pop())
 
 
 @pytest.mark.parametrize("cell", ["f = net(x).float", "with torch.no_grad():\n    y = net(x[()])"])

@@ -1,0 +1,211 @@
+"""Split code by rows of a tensor, if the result stays the same and needs less memory.
+
+The code is the failed statement, or this statement and others next to it. Each row of its result
+must depend on one row of the tensor only. A fork of this process tests this: there, the code runs
+on a few rows of random numbers, once on all rows together and once on parts of them.
+"""
+
+import ast
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from itertools import islice
+from typing import Any, NamedTuple
+
+from gpumagic.memory.oom_trials import Trials
+from gpumagic.memory.written_forms import Form, Swap, expression
+from gpumagic.usercode.frames import (
+    FailedFrame,
+    RestOfCode,
+    block_of,
+    function_of,
+    in_own_scope,
+    parents,
+    statement,
+    stored,
+    uses,
+)
+from gpumagic.usercode.values import is_module, is_tensor, torch_here
+from gpumagic.usercode.variables import names_read
+
+_PARTS = 8, 64  # numbers of parts to split a tensor into
+_ROWS, _PART = 5, 2  # rows of a test, and rows of its parts
+_MOST = 2**30  # bytes of random numbers in a test
+_CANDIDATES = 100
+# Results of a test: a tuple, a tensor with one row for each row of the operand, or another tensor.
+_SEVERAL, _EACH_ROW, _OTHER = "several", "rows", "other"
+_NAMED = (ast.Name, ast.Attribute, ast.Subscript)
+
+
+class _Split(NamedTuple):
+    """Describe code to split: statements, the value of their last, and the part to split."""
+
+    old: list[Any]
+    whole: ast.expr  # with the values of the other statements in place of their names
+    part: ast.expr  # `whole`, or an expression in it
+    texts: tuple[str, ...]  # the tensors to split, as the code writes them
+    once: bool = False  # whether only the first use is split, as in ``x @ x.T``
+
+    def in_parts(self, rows: int, several: bool) -> ast.expr:
+        """Return code that computes the part by `rows` rows; `several`: its value is a tuple."""
+        names = ["rows", *(f"rows{n + 1}" for n in range(1, len(self.texts)))]
+        each = self.part
+        for text, name in zip(self.texts, names, strict=True):
+            each = _renamed(each, text, name, 1 if self.once else None)
+        cuts = ", ".join(f"{text}.split({rows})" for text in self.texts)
+        cuts = cuts if len(self.texts) == 1 else f"zip({cuts})"
+        parts = f"[{ast.unparse(each)} for {', '.join(names)} in {cuts}]"
+        text = f"map(torch.cat, zip(*{parts}))" if several else f"torch.cat({parts})"
+        code: ast.expr = expression(text)
+        return code
+
+
+def split(rest: RestOfCode, t: Trials) -> Iterator[Form]:
+    """Yield the failed code, split by rows in each way that gives the same result."""
+    # Not in a `forward`, because the code that calls the module can be split instead.
+    here = rest.failed is not None and rest.frame.code.co_name != "forward"
+    block = block_of(rest.failed) if here else []
+    found = list(islice(_candidates(rest, block), _CANDIDATES)) if block else []
+    results = t.apart(partial(_results, rest.frame, found)) if found else None
+    done = set[tuple[int, tuple[str, ...]]]()
+    for each, result in zip(found, results or (), strict=False):
+        key, is_whole, last = (len(each.old), each.texts), each.part is each.whole, each.old[-1]
+        bound = getattr(last, "targets", [None])[0]
+        unpacked = is_whole and isinstance(bound, ast.Tuple)
+        if not result or key in done or (result == _SEVERAL and not unpacked):
+            continue
+        done.add(key)
+        start = f"{ast.unparse(bound)} = " if bound else "return "
+        count = len(rest.frame.scope.value(expression(each.texts[0])))
+        for rows in (2 ** (count // parts).bit_length() // 2 for parts in _PARTS if count >= parts):
+            new = each.in_parts(rows, result == _SEVERAL)
+            text = start + ast.unparse(Swap({each.part: new}.get).visit(each.whole))
+            Swap({new: each.part}.get).visit(each.whole)
+            lines = ", ".join(str(stmt.lineno) for stmt in each.old)
+            do = f"`{text}` for line{'s' * (len(each.old) > 1)} {lines}"
+            yield Form(do, text, each.old, block)
+        if result == _EACH_ROW and is_whole and each.old == [rest.failed] and len(each.texts) == 1:
+            yield from _later(each, block)
+
+
+def _later(each: _Split, block: list[Any]) -> Iterator[Form]:
+    """Compute each row where later code reads it: `x = y`, and ``f(y[n])`` instead of ``x[n]``."""
+    made, (inner,) = each.old[0], each.texts
+    bound, after = getattr(made, "targets", [None])[0], block[block.index(made) + 1 :]
+    uses_of = dict[ast.expr, ast.expr]()
+    for node in uses(ast.Module(after, []), bound.id) if isinstance(bound, ast.Name) else ():
+        row: Any = next(parents(node))
+        call: Any = next(parents(row))
+        if isinstance(row, ast.Subscript) and not isinstance(row.slice, ast.Tuple):
+            new = ast.unparse(_renamed(each.whole, inner, f"{inner}[{ast.unparse(row.slice)}]"))
+        elif getattr(row, "attr", "") == "split" and isinstance(call, ast.Call):
+            cut = ast.unparse(_renamed(call, bound.id, inner))
+            new = f"({ast.unparse(_renamed(each.whole, inner, 'rows'))} for rows in {cut})"
+            row = call
+        elif ast.unparse(row) == f"len({bound.id})":
+            continue
+        else:
+            return
+        uses_of[row] = expression(new)
+    changed = {n for stmt in after for n in stored(stmt)}
+    if uses_of and inner.isidentifier() and not {bound.id, inner} & changed:
+        some = {ast.unparse(row): ast.unparse(new) for row, new in uses_of.items()}
+        new = f"{bound.id} = {inner}"
+        do = f"`{new}` for line {made.lineno}"
+        do += "".join(f", and `{new}` for `{row}`" for row, new in some.items())
+        yield Form(do, new, [made], block, uses_of)
+
+
+def _candidates(rest: RestOfCode, block: list[Any]) -> Iterator[_Split]:
+    for old, whole in _chains(rest, block):
+        tensors = _tensors(whole, rest.frame)
+        lengths = {text: len(value) for text, value in tensors.items() if value.dim()}
+        for text in sorted(lengths, key=lengths.__getitem__, reverse=True):
+            alike = tuple(each for each in lengths if lengths[each] == lengths[text])
+            for texts in dict.fromkeys([(text,), alike]) if lengths[text] >= min(_PARTS) else ():
+                for part in ast.walk(whole):
+                    used = [len(uses(part, each)) for each in texts]
+                    if isinstance(part, (ast.Call, ast.BinOp)) and all(used):
+                        yield _Split(old, whole, part, texts)
+                        if used[0] > 1 == len(used):
+                            yield _Split(old, whole, part, texts, once=True)
+
+
+def _chains(rest: RestOfCode, block: list[Any]) -> Iterator[tuple[list[Any], ast.expr]]:
+    """Yield statements that compute one value, and the value; each time one statement more."""
+    last: Any = rest.failed
+    old, whole, name = list[Any](), None, ""
+    while isinstance(last, (ast.Assign, ast.Return)) and last.value is not None:
+        value = expression(ast.unparse(last.value))
+        if whole is not None:
+            value = _renamed(value, name, f"({ast.unparse(whole)})")
+        old, whole = [*old, last], value
+        yield old, whole
+        name = getattr(getattr(last, "targets", [None])[0], "id", "")
+        at = block.index(last) + 1
+        used = uses(function_of(last) or last, name) if name else []
+        used = [node for node in used if node.lineno > last.lineno]
+        last = statement(used[0]) if len(used) == 1 and not in_own_scope(used[0]) else None
+        if last not in block:
+            return
+        between = {n for stmt in block[at : block.index(last)] for n in stored(stmt)}
+        if between & {*names_read(ast.Expression(whole))}:
+            return
+
+
+def _tensors(tree: ast.AST, frame: FailedFrame) -> dict[str, Any]:
+    """Return the tensors that code reads, by their text: ``x`` in ``x.T``, ``d["x"]``."""
+    found = dict[str, Any]()
+    nodes = [n for n in ast.walk(tree) if isinstance(n, _NAMED) and isinstance(n.ctx, ast.Load)]
+    for node in nodes:
+        value, owner = frame.scope.value(node), getattr(node, "value", None)
+        if is_tensor(value) and not (owner and is_tensor(frame.scope.value(owner))):
+            found[ast.unparse(node)] = value
+    return found
+
+
+def _renamed(tree: ast.expr, text: str, new: str, most: int | None = None) -> ast.expr:
+    """Return a copy of code that reads `new` instead of `text`, at the first `most` places."""
+    tree = expression(ast.unparse(tree))
+    places = {id(node) for node in islice(uses(tree, text), most)}
+    renamed: ast.expr = Swap(lambda n: expression(new) if id(n) in places else None).visit(tree)
+    return renamed
+
+
+# -- in the fork
+def _results(frame: FailedFrame, found: list[_Split]) -> list[str]:
+    """Return what each candidate computes; an empty text if its rows depend on other rows."""
+    space = {**frame.scope.outer, **frame.scope.local, "torch": torch_here()}
+    read = {n for each in found for n in names_read(ast.Expression(each.whole))}
+    torch_here().__future__.set_overwrite_module_params_on_conversion(True)
+    for module in (space[name] for name in read if is_module(space.get(name))):
+        module._apply(_random)
+    results = list[str]()
+    for each in found:
+        results.append("")
+        with suppress(Exception):
+            results[-1] = _result(each, frame, dict(space))
+    return results
+
+
+def _result(each: _Split, frame: FailedFrame, space: dict[str, Any]) -> str:
+    part, texts = each.part, each.texts
+    for n, (text, value) in enumerate(_tensors(part, frame).items()):
+        name = f"gpumagic_{n}"
+        part, texts = _renamed(part, text, name), tuple(name if e == text else e for e in texts)
+        space[name] = _random(value[:_ROWS] if name in texts else value)
+    whole = eval(ast.unparse(part), space)
+    several = isinstance(whole, tuple)
+    parts = eval(ast.unparse(each._replace(part=part, texts=texts).in_parts(_PART, several)), space)
+    close = torch_here().testing.assert_close
+    close(tuple(parts) if several else parts, whole, equal_nan=True)
+    return _SEVERAL if several else _EACH_ROW if len(whole) == _ROWS else _OTHER
+
+
+def _random(tensor: Any) -> Any:
+    """Return random numbers of a tensor's shape, dtype and device."""
+    if tensor.nbytes > _MOST:
+        raise MemoryError
+    if tensor.is_floating_point() or tensor.is_complex():
+        return torch_here().randn(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    return torch_here().randint(2, tensor.shape, device=tensor.device).to(tensor.dtype)
