@@ -1,4 +1,4 @@
-"""Define the magics: each parses its line, calls the library, and shows the result."""
+"""Define the magics. Each magic parses its line, calls gpumagic, and shows the result."""
 
 import inspect
 from argparse import Namespace
@@ -26,9 +26,9 @@ from gpumagic.magics.options import options
 def magic(kind: Callable[[Any], Any], *, parsed: bool = True) -> Callable[[Any], Any]:
     """Make a method a magic; `kind` is IPython's `line_magic`, `cell_magic` or `line_cell_magic`.
 
-    If `parsed`, the method gets the parsed line, and a GpuError is shown as one line. For `-h`,
-    `--help` and `help`, the magic prints the method's docstring. In this docstring, the list of
-    options replaces ``{options}``.
+    If `parsed`, the method gets the parsed line, and a GpuError is shown as one line. The list of
+    the magic's options replaces ``{options}`` in the method's docstring. The magic prints this
+    docstring for `-h`, `--help` and `help`.
     """
 
     def decorate(method: Any) -> Any:
@@ -64,7 +64,7 @@ class GpuMagics(Magics):
     def __init__(self, shell: Any, cells: CellHooks, once: DisplayOnce) -> None:
         super().__init__(shell)
         self.cells, self.once = cells, once
-        self._last_memory: Any = None  # the last report, with which `--since` compares
+        self._last_memory: Any = None  # the last report of all holders, for `--since`
 
     @magic(line_magic)
     def gpus(self, asked: Namespace) -> Any:
@@ -77,8 +77,8 @@ class GpuMagics(Magics):
 
             {options}
 
-        `%gpus` returns a gpumagic.telemetry.Snapshot. Virtual GPUs have the same device names,
-        errors and memory limits as real GPUs. The CPU computes their results, at its own speed.
+        `%gpus` returns a gpumagic.telemetry.Snapshot. Virtual GPUs have device names, errors
+        and a memory limit, as real GPUs have. The CPU computes the results, at the CPU's speed.
 
         Examples::
 
@@ -141,8 +141,8 @@ class GpuMagics(Magics):
             %%ongpu free --profile                 # which line takes the time
             train(net, loader)
 
-        A copy or wait is implicit if the code names no device, as in .item(), print, a mask or an
-        index on the CPU. `gpumagic.last_report()` returns the last report. In a program:
+        A copy or a wait is implicit if the code names no device. Examples are .item(), print, and a
+        mask or an index on the CPU. `gpumagic.last_report()` returns the last report. In a program:
         `with gpumagic.on(1):`.
         """
         return self.cells.stand(line) if cell is None else self.cells.run(line, cell)
@@ -159,8 +159,8 @@ class GpuMagics(Magics):
 
             {options}
 
-        A copy or wait is implicit if the code names no device, as in .item(), print, a mask or an
-        index on the CPU. `%%ongpu` cells are always watched. In a program:
+        A copy or a wait is implicit if the code names no device. Examples are .item(), print, and a
+        mask or an index on the CPU. `%%ongpu` cells are always watched. In a program:
         `with gpumagic.watch() as w:`, and for --check `with gpumagic.check():`.
         """
         on = self.cells.watching is not None
@@ -180,10 +180,10 @@ class GpuMagics(Magics):
     def gputime(self, line: str, cell: str | None = None, local_ns: Any = None) -> None:
         """Time code on several devices under the same conditions, and compare the times.
 
-        Each device gets its own copy of the variables that the code reads, is warmed up, and is
-        synchronized. The code repeats until the median is certain or the time limit is reached.
-        The results of the devices are compared too. Your variables and the random state do not
-        change. Variables that the code assigns are discarded, as after %%timeit.
+        Each device gets its own copy of the variables that the code reads. After a warm-up, the
+        code repeats until the median is certain or the time limit is reached. The devices are
+        synchronized for each measurement, and their results are compared. Your variables and the
+        random state do not change. Assigned variables are discarded, as after %%timeit.
 
         Usage::
 
@@ -195,8 +195,8 @@ class GpuMagics(Magics):
 
             {options}
 
-            --sweep n=pow2:64..8192  powers of two; words work too: how=mean,sum
-            --against NAME           the result of an earlier -o NAME
+            --sweep n=pow2:64..8192  powers of two from 64 to 8192; also words: how=mean,sum
+            --against NAME           compare with the result of an earlier -o NAME
 
         Examples::
 
@@ -219,7 +219,7 @@ class GpuMagics(Magics):
     def gpudiff(self, line: str, cell: str | None = None, local_ns: Any = None) -> None:
         """Find the first operation at which two devices, or two dtypes, give different numbers.
 
-        The code runs once for each device or dtype, on copies of its variables, with the same
+        The code runs once for each device or dtype, on copies of your variables, with the same
         random numbers. An operation is shown if its inputs agree, but its results differ by more
         than rounding errors. A backward operation is shown at the line of the forward pass.
 
@@ -270,7 +270,7 @@ class GpuMagics(Magics):
 
             {options}
 
-        --record takes about 2 µs for each allocation on a real GPU. Virtual GPUs always record.
+        --record takes about 2 µs per allocation on a real GPU. Virtual GPUs always record lines.
 
         Examples::
 
@@ -299,16 +299,16 @@ class GpuMagics(Magics):
     def gpufree(self, asked: Namespace) -> None:
         """Free the GPU memory that no variable holds, and print the amount in one line.
 
-        An exception keeps the tensors of the functions in its traceback. IPython keeps the results
-        of cells. Exceptions and results that hold GPU memory are released; `%debug` then no longer
-        works for the error. Garbage is collected and torch's cache is emptied. Variables keep their
-        values, even if a value is also a cell's result.
+        An exception keeps the variables of the functions in its traceback. IPython keeps the
+        results of cells. Exceptions and results that hold GPU memory are released, so `%debug` no
+        longer works for these exceptions. Garbage is collected and torch's cache is emptied.
+        Variables keep their values, even if a value is also a cell's result.
 
         Usage::
 
             %gpufree                 release exceptions and results (Out, _, __, ___, _5)
-            %gpufree 1               only exceptions and results that hold memory of GPU 1
-            %gpufree batch net       these variables too
+            %gpufree 1               release only exceptions and results that hold memory of GPU 1
+            %gpufree batch net       also delete the variables batch and net
 
             {options}
 
@@ -348,8 +348,8 @@ class GpuMagics(Magics):
             F.cross_entropy(net(X), y).backward()
             optimizer.step()
 
-        For training, include the backward pass: it needs memory too.
-        Ctrl-C keeps results so far. In a program: `gpumagic.fit(step, 0, batch=range(1, 4097))`.
+        For training, include the backward pass, because it needs memory too.
+        Ctrl-C keeps finished results. In a program: `gpumagic.fit(step, 0, batch=range(1, 4097))`.
         """
         from gpumagic.magics.run_elsewhere import fit_cell
 

@@ -2,8 +2,8 @@
 
 The control thread must not wait, so a sampler reads the GPUs on other threads. The sampler runs
 only while a JupyterLab page sends requests. If the driver stalls, pages get the last snapshot.
-Variables are read on the main thread, between two cells. A request never runs code or changes
-variables. No answer names other users' processes or notebooks.
+Holders of memory are listed on the main thread, between two cells. A request never runs user
+code or changes variables. No answer names a program or notebook of another user.
 """
 
 from __future__ import annotations
@@ -28,10 +28,8 @@ if TYPE_CHECKING:
 REQUEST, REPLY = "gpumagic_request", "gpumagic_reply"
 TARGET = "gpumagic"
 _PERIOD_S = 1.0
-# Seconds from a page's last request until sampling ends.
-_IDLE_S = 5.0
-# Maximum number of memory holders (variables, outputs, …) per GPU in an assistant's text.
-_NAMED = 3
+_IDLE_S = 5.0  # seconds from a page's last request until sampling ends
+_NAMED = 3  # maximum number of memory holders per GPU in the text for an assistant
 _RUNNING = "a cell is running; ask gpu_memory after it, or gpu_status for the totals now"
 
 
@@ -98,7 +96,7 @@ class ControlChannel:
         sampler.fresh(processes=True, max_age_s=_PERIOD_S).add_done_callback(taken)
 
     def _answer_memory(self, reply: Callable[[dict[str, Any]], None]) -> None:
-        """Send the holders of GPU memory; while a cell runs, send a line that says so."""
+        """Send the holders of GPU memory. While a cell runs, send the text `_RUNNING` instead."""
 
         def read() -> None:
             with faults.kept("listing the holders of memory"):
@@ -153,7 +151,7 @@ def _holders() -> dict[str, Any]:
 
 
 def _record(record: Any, without: str) -> dict[str, Any]:
-    """Return a record as JSON, with a short text. Without a record, the text is `without`."""
+    """Return a record as JSON, with a short text. If `record` is None, the text is `without`."""
     from gpumagic.display.table import as_json
 
     if record is None:

@@ -62,7 +62,7 @@ def virtual_on(
     quiet: bool = False,
     asserts: bool = False,
 ) -> None:
-    """Turn `number` virtual GPUs on."""
+    """Turn on `number` virtual GPUs."""
     from gpumagic import virtual
     from gpumagic.frameworks.known import too_late
 
@@ -79,7 +79,7 @@ def virtual_on(
 def virtual_off(cells: Any, *, force: bool = False) -> None:
     """Move variables back to where they were before cells moved them; turn virtual GPUs off.
 
-    With `force`, also move other variables to the CPU. Else raise GpuError if tensors stay there.
+    Raise GpuError if tensors stay on a GPU. With `force`, move all variables to the CPU instead.
     """
     from gpumagic import virtual
     from gpumagic.frameworks.public import bring_home
@@ -186,7 +186,7 @@ def drive_cluster(shell: Any, asked: Namespace) -> None:
 
 
 def _check_arguments(verb: str, what: Sequence[str]) -> None:
-    """Raise GpuError for too many or too few arguments of a verb."""
+    """Raise GpuError if a verb has too many or too few arguments, or a rank is not a number."""
     many_allowed = verb in ("restart", "pull", "checkpoint")
     most = 0 if verb in ("status", "stop") else len(what) if many_allowed else 1
     if len(what) > most:

@@ -135,7 +135,7 @@ class Explaining:
         self._shown = 0
 
     def report_death(self, where: str) -> None:
-        """If CUDA died, report it once, here and in JupyterLab; `where` names the ended cell."""
+        """If CUDA died, report it once to the user and JupyterLab; `where` names the ended cell."""
         state = cuda_state()
         if state is None:
             return
@@ -182,7 +182,7 @@ class Explaining:
             cell.run.left_out += time.perf_counter() - start
 
 
-# Module and name of a class. Loading the extension must not import this module.
+# Module and name of the class Snapshot, which loading the extension must not import.
 _SNAPSHOT = ("gpumagic.telemetry.snapshot", "Snapshot")
 
 
@@ -207,7 +207,7 @@ class DisplayOnce:
 
     def show(self, value: Any, **how: Any) -> Any:
         """Display a value now and return it; `how` has options for the table of a Snapshot."""
-        self._formatter.for_type(type(value), self._display)  # values may be of many classes
+        self._formatter.for_type(type(value), self._display)
         _publish(value, **how)
         self._shown = value, self._cell()
         return value

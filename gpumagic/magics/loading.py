@@ -119,7 +119,7 @@ def forget() -> None:
 
 
 def load(shell: Any) -> None:
-    """Install all magics and hooks in `shell`, or none if one fails; do nothing if installed."""
+    """Install all magics and hooks in `shell`, or none if one fails. A second call does nothing."""
     if shell in _loaded:
         return
     with ExitStack() as installed:
@@ -163,7 +163,7 @@ def disable() -> str:
 
 
 def _update(names: Mapping[str, str | None]) -> Path | None:
-    """Set each magic's extension in the profile; None removes it. Return the changed file."""
+    """Write each magic's extension to the profile (None removes it). Return the changed file."""
     started = InteractiveShell.initialized() and InteractiveShell.instance().profile_dir
     profile = started or ProfileDir.create_profile_dir_by_name(get_ipython_dir(), "default")
     manager = BaseJSONConfigManager(config_dir=profile.location)

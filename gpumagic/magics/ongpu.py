@@ -2,7 +2,7 @@
 
 A call replaces the `%%ongpu` line, and IPython runs the cell. So all other lines keep their
 numbers, and `await`, `Out[n]` and other magics work. After the cell, gpumagic shows a report.
-While `%gpuwatch` is on, a ledger counts the copies and waits of every cell.
+While `%gpuwatch` is on, a ledger counts each cell's copies between devices and waits for devices.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ transform.has_side_effects = True  # type: ignore[attr-defined]
 
 
 def _line_of(body: list[ast.stmt]) -> str | None:
-    """Return a cell's `%%ongpu` line, read from the call that replaced the line; else None."""
+    """Read a cell's `%%ongpu` line from the call that replaced the line; None without this call."""
     call = body[0].value if body and isinstance(body[0], ast.Expr) else None
     if isinstance(call, ast.Call) and getattr(call.func, "attr", "") == BEGIN:
         return str(ast.literal_eval(call.args[0]))
@@ -73,7 +73,7 @@ def _line_of(body: list[ast.stmt]) -> str | None:
 
 
 def _begin_standing(body: list[ast.stmt]) -> None:
-    """Insert the call for an `%ongpu` that holds for all cells, after `__future__` imports."""
+    """Insert the call that applies `%ongpu` to a cell, below the cell's `__future__` imports."""
     call = ast.parse(_begin("")).body[0]
     for node in ast.walk(call):
         ast.copy_location(node, body[0])
@@ -107,7 +107,7 @@ class RunningCell:
     report: Any = None  # the report to show after a cell that ran `elsewhere`
     reported = False  # whether a run in this cell has ended
     watch: watch | None = None  # the counter of `%gpuwatch`
-    stamp: tuple[str, str] | None = None  # the stamp on torch's allocations, and the one before it
+    stamp: tuple[str, str] | None = None  # the new stamp on torch's allocations, and the old stamp
 
 
 class CellHooks:
@@ -116,7 +116,7 @@ class CellHooks:
     def __init__(self, shell: Any) -> None:
         self.shell = shell
         self.explaining = Explaining(shell, self.current)
-        self.standing: Namespace | None = None
+        self.standing: Namespace | None = None  # the parsed line of `%ongpu 1`
         self.standing_on = ""
         self.watching: Namespace | None = None  # the parsed line of `%gpuwatch on`
         self._said: frozenset[str] = frozenset()  # remarks already shown, which are not shown again
@@ -132,7 +132,7 @@ class CellHooks:
         return self.stack[-1] if self.stack else None
 
     def running(self) -> RunningCell:
-        """Return the innermost running cell; a new one if this cell loaded the extension."""
+        """Return the innermost RunningCell; create one for the cell that loaded the extension."""
         if not self.stack:
             self.stack.append(RunningCell())
         return self.stack[-1]
@@ -326,7 +326,7 @@ class CellHooks:
             print(f"cells run on {self.standing_on} from now on; %ongpu off ends it")
 
     def end_all(self) -> None:
-        """End the standing `%ongpu` and the runs of this thread's cells."""
+        """Turn `%ongpu` off, and end the runs of this thread's cells."""
         self.standing = None
         for cell in reversed(self.stack):
             self.finish(cell, None)

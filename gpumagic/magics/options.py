@@ -1,4 +1,4 @@
-"""Define the arguments and options of the magics, and which of them conflict.
+"""Define the arguments and options of the magics, and which options conflict.
 
 The parser, `%magic?`, Tab completion and the table in docs/magics.md use `MAGICS` and `OPTIONS`.
 """
@@ -41,7 +41,7 @@ class Option(NamedTuple):
 
     @property
     def flag(self) -> str:
-        """The long spelling."""
+        """The long spelling of the option."""
         return self.flags[-1]
 
     @property

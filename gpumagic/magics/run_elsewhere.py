@@ -159,7 +159,7 @@ def _names(shell: Any, scope: Any) -> dict[str, Any]:
 
 
 def _earlier(named: str, names: Mapping[str, Any]) -> Any:
-    """Return the result in the variable `named`, or the word "last"; GpuError without a result."""
+    """Return the result in variable `named`, or "last" as it is; GpuError if there is no result."""
     from gpumagic.timing import last_comparison
     from gpumagic.timing.comparison import Comparison
 
@@ -217,8 +217,8 @@ def _compiled_name(shell: Any, text: str, magic: str) -> tuple[str, str]:
         raise GpuError(f"the cell says {line} too; leave that line out")
     shown = code
     if magic:
-        # An empty first line keeps the cell's line numbers. Tracebacks read `shown`, which begins
-        # with the magic as a string, because they omit empty lines before the first statement.
+        # An empty first line takes the place of the magic, so that line numbers match the cell.
+        # Tracebacks would omit this line, so they read `shown`, which has the magic as a string.
         code, raw, shown = f"\n{code}", f"{magic}\n{text}", f"{magic!r}\n{code}"
     running = getattr(shell.displayhook, "exec_result", None)
     count = getattr(running, "execution_count", None) or shell.execution_count

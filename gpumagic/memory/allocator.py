@@ -1,9 +1,9 @@
 """Read torch's allocator: the block of a tensor, the line that allocated the block, memory peaks.
 
-The size of a tensor is the size of its block, so that the sizes add up to torch's total. Virtual
-GPUs always record the line of each allocation. On a real GPU, `record` turns this recording on.
-All runs of a cell share one file name, so each allocation also has a stamp: the running cell's
-name (``In [4]``). Allocations on autograd's threads have no stamp.
+Here, the size of a tensor is the size of its block, so that the sizes add up to torch's total.
+Virtual GPUs always record the line of each allocation. On a real GPU, `record` turns this recording
+on. All runs of a cell share one file name. To distinguish the runs, each allocation also has a
+stamp, the running cell's name (``In [4]``). Allocations on autograd's threads have no stamp.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ _data_address = _C._data_address
 
 
 def is_native() -> bool:
-    """Whether torch uses its own allocator. CUDA's asynchronous allocator reports less."""
+    """Whether torch uses its own allocator. CUDA's asynchronous allocator has fewer figures."""
     backend = getattr(_C, "_cuda_getAllocatorBackend", lambda: "native")
     return bool(backend() == "native")
 
 
 class Allocator:
-    """Find tensors' blocks in a snapshot; if torch lists none, each storage counts as a block."""
+    """Find tensors' blocks in a snapshot. Without a snapshot, each storage counts as a block."""
 
     def __init__(self) -> None:
         segments = _segments()
@@ -60,7 +60,7 @@ class Allocator:
                 if each["state"] == "active_allocated":
                     blocks[each["address"]] = each
         self._starts = {number: sorted(blocks) for number, blocks in self._blocks.items()}
-        # Known allocation sites, by the id of a block's list of frames and by the block's stamp.
+        # Cached allocation sites. A key is the id of a block's list of frames, and a stamp.
         self._made: dict[tuple[int, str], Made | None] = {}
 
     @property
@@ -153,7 +153,7 @@ def _segments() -> list[Any] | None:
 # -- allocation sites
 RING = 10_000
 """Number of latest events that `record` keeps in torch's trace, which `_stamps` reads."""
-_recording = False  # whether `record` turned torch's record on
+_recording = False  # whether `record` turned torch's recording on
 
 
 def users(frames: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
@@ -162,7 +162,7 @@ def users(frames: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
 
 
 def _made(frames: Iterable[Mapping[str, Any]], stamp: str) -> Made | None:
-    """Return the user's innermost line; if it is not in the running cell, add this cell."""
+    """Return the user's innermost line. If another cell ran the line, `ran_in` names that cell."""
     frame = users(frames)
     if frame is None or frame["filename"].startswith("<timed "):  # `%%time` renumbers lines
         return Made(stamp) if stamp else None
@@ -183,9 +183,9 @@ def _is_cell(frame: Mapping[str, Any]) -> bool:
 
 
 def record(on: bool) -> str:
-    """Turn torch's record of allocations on or off; return a line about the new state.
+    """Turn torch's recording of allocations on or off; return a line about the new state.
 
-    A record that the user's code turned on stays on. Raises GpuError without a CUDA GPU.
+    A recording that the user's code turned on stays on. Raises GpuError without a CUDA GPU.
     """
     global _recording
     if has_virtual():
@@ -233,7 +233,7 @@ class MemoryPeak(Shown):
     lines: tuple[tuple[str, int], ...]
     complete: bool = True  # False if events are missing from the record
     saved: str = ""  # file of torch's snapshot; empty if not saved
-    added_seconds: float = 0.0  # to read the record, without the time in which torch wrote it
+    added_seconds: float = 0.0  # time to read the record; torch's time to write it is not included
 
 
 def replay(
@@ -247,7 +247,8 @@ def replay(
     live = {each["address"]: (each["size"], BEFORE) for each in before}
     now = most = sum(nbytes for nbytes, _ in live.values())
     at, at_line = start_us, BEFORE
-    # `held` has each line's bytes now. `freed` has each line's net bytes freed since the peak.
+    # `held`: bytes that each line's allocations hold now.
+    # `freed`: bytes of each line freed since the peak, minus bytes allocated since the peak.
     held, freed = Counter({BEFORE: now}), Counter[str]()
     for entry in sorted(trace, key=itemgetter("time_us")):
         if entry["action"] == "alloc":
@@ -310,7 +311,7 @@ class PeakRecorder:
         missing = abs(now - torch.cuda.memory_allocated(self._index))
         return replace(
             peak,
-            # Old events are dropped first, so an event from before the cell means none is missing.
+            # Torch drops the oldest events. If one from before the cell is left, none is missing.
             complete=len(trace) < max(len(whole), PEAK_RING) and missing <= _ROUNDED * peak.nbytes,
             saved=self._save or "",
             added_seconds=perf_counter() - began,

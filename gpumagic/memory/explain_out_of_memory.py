@@ -1,8 +1,8 @@
 """Explain an out-of-memory error of any framework, and propose changes.
 
 A lever is a proposed change, such as to delete a variable. If possible, a lever is tried in a dry
-run, which executes code on tensors without data in a fork. The user's code runs only in dry runs.
-The caught error is not changed. The result refers to no tensor and no frame.
+run. A dry run executes code in a forked process, on tensors without data. Only dry runs execute the
+user's code. The caught error is not changed. The result refers to no tensor and no frame.
 """
 
 import ast
@@ -108,7 +108,7 @@ def _reason(s: OutOfMemoryState, t: Trials) -> str:
 
 
 def by_figures(s: OutOfMemoryState, t: Trials) -> tuple[str, list[Lever]] | None:
-    """Return a reason that follows from the GPU's figures alone, and levers for it; else None."""
+    """Return the reason and levers if the GPU's figures alone explain the error; else None."""
     if s.device.total is not None and s.wanted > s.device.total:
         most = f"more than the {size(s.device.total)} that {s.name} has in all"
         return f"{size(s.wanted)} at once is {most}", levers(s, t)
@@ -158,7 +158,7 @@ def _helps(
 
 # -- memory that is no longer needed
 def free_kept(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Propose to free earlier outputs and errors, and the error that an `except` block handles."""
+    """Propose to free outputs and earlier errors, and to retry after the current `except` block."""
     if s.worth(s.kept):
         fits = t.whole.fits(t.whole.need, s.kept) if t.whole else None
         yield Lever("`%gpufree` frees what outputs and earlier errors hold", s.kept, fits)
@@ -205,7 +205,7 @@ def small_views(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 def _unread(s: OutOfMemoryState, rest: RestOfCode, lacking: int) -> list[str]:
     """Return a frame's variables that the rest of the code does not read, the largest first."""
     at_top = rest.frame.at_top
-    # Do not delete variables that this code made, unless the failed statement assigns them again.
+    # Do not delete variables that the failed code made, unless the failed statement assigns them.
     needed = (s.read if at_top else rest.read) | (rest.made_before - rest.made_now)
     free = {s.local(rest.frame, n): n for n in rest.frame.scope.local if n not in needed}
     gives = partial(s.alone, in_frames=not at_top)
@@ -229,7 +229,7 @@ def other_gpu(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     if trial is not None and trial.need is not None:
         moved = (each.nbytes for each in s.storages if each.roots & s.read)
         needed = trial.need.most + sum(moved)
-    for gpu in holders_by_name.figures():  # not `mem_get_info`, which creates a context
+    for gpu in holders_by_name.figures():  # `mem_get_info` would create a CUDA context
         free, ordinal = gpu.free or 0, gpu.device.partition(":")[2]
         if gpu.device not in (s.name, "mps:0") and free >= max(needed, 1):
             fits = trial.fits(trial.need, free) if trial else None
@@ -297,13 +297,13 @@ def _without_graph(tensor: Any) -> Any:
 
 def _backward(tensor: Any) -> Any:
     if tensor.numel() == 1 and tensor.requires_grad:
-        with suppress(RuntimeError):  # another value of this pass has freed a shared graph
+        with suppress(RuntimeError):  # an earlier `.backward()` may have freed the graph
             tensor.backward()
     return _without_graph(tensor)
 
 
 def _needs_graph(s: OutOfMemoryState, trial: CodeTrial, name: str) -> bool | None:
-    """Whether each pass needs `name`'s graph; None if `.backward()` is conditional or later."""
+    """Whether passes need `name`'s graph. None if `.backward()` is in an `if` or after the loop."""
     at = s.rests.index(trial.rest)
     loop = trial.rest.loops[0]
     in_loop = _backward_of(ast.walk(loop))
@@ -328,7 +328,7 @@ def _each_tensor(change: Callable[[Any], Any], value: Any) -> Any:
     from torch.utils._pytree import tree_map_only
 
     torch = torch_here()
-    # In a container, also change modules, such as a list of models. In an object, only tensors.
+    # Change modules in a container, such as a list of models, but not in an object's attributes.
     kinds = torch.Tensor if own(value) else (torch.Tensor, torch.nn.Module)
     changed = partial(tree_map_only, kinds, change)
     if is_tensor(value) or not own(value):

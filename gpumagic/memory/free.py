@@ -68,11 +68,11 @@ def free_memory(*what: object, grads: bool = False) -> Freed:
     ----------
     *what : str, int, torch.device or Device
         Names of variables to delete too. A variable that cannot be deleted, or whose memory has
-        another holder, is listed in `skipped`. With GPUs (``0``, ``"cuda:1"``), only exceptions and
-        outputs that hold memory on these GPUs are released.
+        another holder, is listed in `skipped`. If GPUs are given, such as ``0`` or ``"cuda:1"``,
+        only exceptions and outputs that hold memory on these GPUs are released.
     grads : bool
-        Whether gradients are released too: those of the named variables, which are not deleted, or
-        without names those of all parameters in the notebook.
+        Whether the gradients of all parameters are released too. If variables are named, only the
+        gradients of these variables are released, and the variables are not deleted.
 
     Returns
     -------
@@ -82,7 +82,7 @@ def free_memory(*what: object, grads: bool = False) -> Freed:
     Raises
     ------
     GpuError
-        None of the names is a variable with memory on a GPU; there is no such GPU; CUDA is dead.
+        No named variable has memory on a GPU; a named GPU does not exist; or CUDA is dead.
 
     Examples
     --------
@@ -215,7 +215,7 @@ class _Meter:
         self._before = allocated()
 
     def take(self, cause: str, holders: Collection[str] = (), *, always: bool = True) -> None:
-        """Record the bytes that a release freed; collect garbage if this is less than expected."""
+        """Record the bytes that a release freed; collect garbage if fewer than expected."""
         self._gone.update(holders)
         due = sum(each.nbytes for each in self.due if each.roots <= self._gone)
         self.due = [each for each in self.due if not each.roots <= self._gone]

@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 
 # -- every storage
 class FoundStorage(NamedTuple):
-    """Describe a storage on a GPU and its holders. The bytes count for the first holder only."""
+    """Describe a storage on a GPU, and its holders. The bytes count only for the first holder."""
 
     device: str
     address: int  # as in torch.cuda.memory_snapshot()
     nbytes: int
-    ways: tuple[Way, ...]
-    path: tuple[str, ...] = ()  # the holder's name, then steps; empty without `find(paths=True)`
+    ways: tuple[Way, ...]  # one for each holder
+    path: tuple[str, ...] = ()  # path from the first holder; empty without `find(paths=True)`
     parameter: tuple[str, ...] = ()  # parameter to which a gradient, state or saved tensor belongs
     is_of_other_library: bool = False  # torch did not allocate the storage
 
@@ -73,8 +73,8 @@ def find(
 ) -> list[FoundStorage]:
     """List every storage on a GPU that this process holds, the largest first.
 
-    `before` and `after` are roots to visit before and after the notebook's roots. No path passes
-    through the objects in `closed`. With `paths`, which takes longer, each storage gets its path.
+    The walk visits the roots in `before`, the notebook's roots, and the roots in `after`, in this
+    order. No path passes through the objects in `closed`. If `paths`, each storage gets a path.
     """
     torch = torch_here()
     # Torch functions are disabled so that no `__torch_function__` of the user's code runs.
@@ -94,7 +94,7 @@ def find(
 
 
 def _visited(walk: Walk, allocator: "Allocator | None") -> dict[Place, list[int]]:
-    """Return the numbers of the tensors that `walk` visited, by their place in torch's memory."""
+    """Map each place in torch's memory to the visited tensors, as indices of `walk.objects`."""
     found: dict[Place, list[int]] = {}
     if allocator is not None:
         kinds = {id(kind) for kind in walk.kinds if comes_from(kind, "torch.Tensor")}
@@ -105,7 +105,7 @@ def _visited(walk: Walk, allocator: "Allocator | None") -> dict[Place, list[int]
 
 
 def _missing(allocator: "Allocator", visited: Mapping[Place, Any]) -> set[int]:
-    """Return the ids of live tensors whose GPU memory was not visited."""
+    """Return the ids of live tensors whose places are not in `visited`."""
     if sum(place.nbytes for place in visited) == allocator.total:
         return set()
     kind = torch_here().Tensor
@@ -116,7 +116,7 @@ def _missing(allocator: "Allocator", visited: Mapping[Place, Any]) -> set[int]:
 def _add_arrays(
     walk: Walk, visited: dict[Place, list[int]], allocator: "Allocator | None"
 ) -> dict[Place, str]:
-    """Add other libraries' arrays to `visited`; map each place that is not torch's to a library."""
+    """Add non-torch arrays to `visited`; return the libraries of places outside torch's memory."""
     library = dict[Place, str]()
     kinds = {id(kind) for kind in walk.kinds if is_other_array(kind)}
     for array, place in array_places(obj for obj in walk.objects if id(type(obj)) in kinds):
@@ -275,7 +275,7 @@ def memory(*what: object) -> MemoryReport:
     Raises
     ------
     GpuError
-        There is no such GPU or variable; CUDA is dead.
+        There is no such GPU or variable, or CUDA is dead.
     """
     cuda_state.check()
     start = perf_counter()

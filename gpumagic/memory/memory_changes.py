@@ -12,7 +12,7 @@ from gpumagic.memory.memory_report import MemoryHolder, MemoryReport
 class MemoryChange:
     """Record a holder whose bytes on a GPU changed."""
 
-    holder: MemoryHolder  # from the later report, or from the earlier one if gone
+    holder: MemoryHolder  # from the later report; if gone, from the earlier report
     before: int  # 0 if the holder is new
     after: int  # 0 if the holder is gone
 
@@ -23,7 +23,7 @@ class MemoryChanges(Shown):
 
     allocated: tuple[tuple[str, int, int], ...]  # GPU, bytes before, bytes after
     changes: tuple[MemoryChange, ...]  # the largest first
-    unchanged: int  # number of holders with equal bytes
+    unchanged: int  # number of holders whose bytes did not change
 
 
 def changes(before: MemoryReport, after: MemoryReport) -> MemoryChanges:

@@ -49,7 +49,7 @@ class Made:
 class MemoryHolder:
     """Record a holder of memory on one GPU.
 
-    A storage counts only for its first holder. Its size is the size of the allocator's block.
+    A storage counts only for its first holder. Sizes are those of the allocator's blocks.
     """
 
     path: str  # Python expression, or a description: "net", "the exception of In [4]"
@@ -76,7 +76,7 @@ class DeviceMemory:
     allocated: int | None
     reserved: int | None  # by the allocators of torch and other libraries
     fragmented: int | None = None  # free bytes between allocated blocks, part of `reserved`
-    other_in_process: int | None = None  # CUDA's context and other libraries
+    other_in_process: int | None = None  # memory of CUDA's context and other libraries
     others: int | None = None  # memory of other processes
     holders: tuple[MemoryHolder, ...] = ()  # the largest first
     # Bytes by owner: a notebook, another program of the user, another user, or "system".
@@ -125,7 +125,7 @@ _ROWS = 12
 # The first `_ALWAYS` holders are shown at any size, others only if their share reaches `_LEAST`.
 _ALWAYS, _LEAST = 3, 0.005
 _ALIASES = 15  # maximum length of the text in "also held by", in characters
-_UNFOLDED = 200  # maximum number of rows to unfold, because a notebook's file stores all of them
+_UNFOLDED = 200  # maximum number of folded rows; a notebook's file stores these rows too
 _WORTH = 2**20  # %gpufree is suggested if it frees at least this much
 _CSS = {UNREACHED: "gm-dim"}  # CSS class of a holder's name, by kind
 _COUNTED = ("parameter", "buffer", "gradient", "tensor", "output", "exception")
