@@ -1,7 +1,7 @@
-"""Show the GPU memory of one variable by part: a module's layers, or the items of other values.
+"""Show the GPU memory of one variable, for each layer of a module or each item of a container.
 
-A layer's row includes the optimizer state of its parameters, and the tensors that autograd saved
-for the layer. This memory is held by optimizers and autograd graphs, not by the layer.
+A layer's row includes the optimizer state of the layer's parameters, and the tensors that autograd
+saved for the layer. Optimizers and autograd graphs hold this memory, not the layer.
 """
 
 from collections import Counter
@@ -23,7 +23,7 @@ from gpumagic.usercode.frames import first_name
 from gpumagic.usercode.values import is_module, own
 
 _OF_LAYER = {"parameter", "buffer", "gradient", STATE, SAVED}
-"""Kinds shown as columns in the row of their module; any other kind gets a separate row."""
+"""Kinds of tensors that a module's row shows in columns. A tensor of another kind gets a row."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class MemoryBranch:
     path: str  # Python expression: "net.encoder[0]"
     label: str  # last step of the path: "encoder", "[0]"
     depth: int  # 0 for the variable
-    nbytes: dict[str, int]  # bytes by kind; the tree counts a shared storage only once
-    alike: int = 1  # number of equal adjacent branches that this branch sums up
+    nbytes: dict[str, int]  # bytes by kind, such as "parameter"
+    alike: int = 1  # number of adjacent equal branches that share this row
 
     @property
     def total(self) -> int:
@@ -49,10 +49,10 @@ class MemoryTree(Shown):
     name: str
     devices: tuple[str, ...]
     branches: tuple[MemoryBranch, ...]  # parents before their children
-    # Bytes in `branches` that other objects hold, by kind: optimizer state and saved tensors.
+    # The bytes in `branches`, by kind, that optimizers and autograd hold for the variable.
     held_for_it: dict[str, int] = field(default_factory=dict)
     made: Made | None = None  # where most bytes were allocated
-    aliases: tuple[str, ...] = ()  # other holders of parts of this memory
+    aliases: tuple[str, ...] = ()  # other variables and objects that hold part of this memory
 
 
 @dataclass
@@ -71,7 +71,7 @@ class _Node:
     def add(self, path: tuple[str, ...], kind: str, nbytes: int) -> None:
         """Add the bytes of a storage to the row of its layer, or to a separate row."""
         first, *steps = path
-        if rest := first.removeprefix(self.path):  # as in "utils.table", a global of `utils`
+        if rest := first.removeprefix(self.path):  # ".table" if `first` is "utils.table"
             steps.insert(0, rest)
         self.at(steps[:-1] if kind in _OF_LAYER else steps).held[kind] += nbytes
 
@@ -84,7 +84,7 @@ class _Node:
 
 
 def tree(name: str, namespace: Mapping[str, Any]) -> MemoryTree:
-    """Return the GPU memory of a variable or a part of one, such as ``net.encoder[0]``.
+    """Return the GPU memory of a variable, or of a part such as ``net.encoder[0]``.
 
     Raises
     ------
@@ -123,7 +123,7 @@ def tree(name: str, namespace: Mapping[str, Any]) -> MemoryTree:
         branches=tuple(_branches(root, is_module(value))),
         held_for_it=dict(held_for_it),
         made=allocator.made_in(most, addresses.get(most, ())) if allocator is not None else None,
-        # Leave out roots that are parts of this variable, as `Out[5]` is a part of `Out`.
+        # A part of the variable is no alias. For example, `Out[5]` is a part of `Out`.
         aliases=tuple(root for root in aliases if first_name(root) != first),
     )
 
@@ -154,7 +154,7 @@ def _branches(
 _HEADS = {each: f"{each}s" for each in ("parameter", "buffer", "gradient")}
 _HEADS |= {STATE: "optimizer", SAVED: "saved"}
 _WHO = {STATE: "optimizers", SAVED: "autograd"}
-_LEVELS, _ROWS = 2, 40  # at most this many levels and rows are shown unfolded
+_LEVELS, _ROWS = 2, 40  # maximum depth and number of rows before unfolding
 _FOLD = Fold(_ROWS)
 _UNFOLDED = Fold(400)
 
@@ -164,7 +164,7 @@ def text(tree: MemoryTree) -> str:
     rows = [branch for branch in tree.branches if branch.depth <= _LEVELS]
     lines = [*table.wrapped(_head(tree)), *table.lines(_columns(rows), margin="  ", fold=_FOLD)]
     if len(rows) < len(tree.branches):
-        # The branch before the first hidden branch is its parent.
+        # The first hidden branch directly follows its parent.
         hidden = next(n for n, each in enumerate(tree.branches) if each.depth > _LEVELS)
         lines.append(f"  {as_typed('%gpumem')} {tree.branches[hidden - 1].path} opens more")
     return "\n".join(lines)

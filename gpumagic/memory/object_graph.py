@@ -1,12 +1,12 @@
-"""Visit the objects reachable from roots, breadth first; find each object's kind, path and holders.
+"""Visit all objects reachable from roots, and find each object's kind, path and holders.
 
-References come from the garbage collector and from torch's C code. The parent of an object is the
-first referrer that the search visits. Paths from a root are computed on demand.
+A root is a named object where the search starts, such as a variable. References come from the
+garbage collector and from torch's C code. An object's parent is the first referrer visited.
 
-Within a group of roots, optimizers and autograd graphs are searched last, because most objects to
-which they refer belong to other holders. No path passes through Python modules or libraries'
-classes, because these reach the whole process. No property, method or hook of the user runs,
-because only fields defined in C are read, and saved tensors are not unpacked.
+Optimizers and autograd graphs are searched last, because most objects to which they refer belong
+to other holders. No path passes through Python modules or libraries' classes, because these reach
+the whole process. The search reads only fields defined in C and does not unpack saved tensors, so
+that no property, method or hook of the user runs.
 """
 
 import gc
@@ -33,63 +33,63 @@ from gpumagic.usercode.values import (
 
 GRAPH = ".grad_fn"
 """The step from a tensor to its autograd graph."""
-# When to follow an object's references: never, at once, or after those of all other objects.
+# When to follow an object's references: never, at once, or after all objects with `_AT_ONCE`.
 _NEVER, _AT_ONCE, _INDIRECT = range(-1, 2)
 _CLOSED = -1  # the number of every object that no path may pass through
-# Py_TPFLAGS_HAVE_GC: the collector sees no references of objects whose class lacks this flag.
+# Py_TPFLAGS_HAVE_GC. For objects whose class lacks this flag, `gc` returns no references.
 _COLLECTED = 1 << 14
 _flags = vars(type)["__flags__"].__get__
 _EXCHANGES = ("__dlpack_device__", "__cuda_array_interface__")
 _PLAIN_KEYS = {id(kind) for kind in (str, int, float, bool, bytes, type(None))}
 _MODULE_STATE = {"_parameters": "", "_buffers": "buffer", "_modules": ""}
 _SPARSE = ("_indices", "_values", "crow_indices", "ccol_indices", "col_indices", "row_indices")
-# Maximum number of graph nodes to search for a leaf.
+# Maximum number of autograd nodes to search for a leaf tensor.
 _NODES = 500
 _LEAF, _RAW = "AccumulateGrad", "_raw_saved_"
 
 
 class Root(NamedTuple):
-    """Describe an object where a walk starts: its name in paths, and its row in the report."""
+    """Describe an object where a walk starts."""
 
-    name: str
+    name: str  # first part of every path that starts here
     value: Any
     kind: str = ""  # overrides the kinds of all objects reached from the root
-    holder: str = ""  # name of the row in the report; empty if equal to `name`
+    holder: str = ""  # name of the holder in the report; empty if it is `name`
 
 
 class Way(NamedTuple):
-    """Name a holder that reaches an object, and the object's kind for this holder."""
+    """Record that an object is reachable from a holder."""
 
-    root: str
-    kind: str
+    root: str  # name of the holder
+    kind: str  # kind of the object, which may differ between holders
 
 
 class Edge(NamedTuple):
-    """Describe a reference: the step to a child, and the child's kind if the step implies it."""
+    """Describe a reference from an object to another object, the child."""
 
     child: Any
-    step: str
-    kind: str = ""
-    kept_for: Any = None  # the parameter, if the child is a gradient or optimizer state
+    step: str  # text that the reference adds to a path, such as ".weight"
+    kind: str = ""  # kind of the child, if the reference determines it
+    kept_for: Any = None  # the parameter to which a gradient or optimizer state belongs
 
 
 class Walk:
-    """Visit and number objects; no path passes through the objects in `closed`."""
+    """Visit and number objects, but do not pass through the objects in `closed`."""
 
     def __init__(self, closed: Iterable[Any], is_users_class: Callable[[Any], bool]) -> None:
         self.roots: list[Root] = []
         self.objects: list[Any] = []
         self.parents: list[int] = []
-        """Number of each object's parent; -1 is the first root, -2 the second root, …"""
+        """Number of each object's parent. The roots have the numbers -1, -2, …"""
         self.others: dict[int, list[int]] = {}
-        """Numbers of each object's referrers, which are objects or roots, except its parent."""
+        """For an object with several referrers, the numbers of all referrers except the parent."""
         self._is_users_class = is_users_class
         self.kinds: list[type] = []
         self._kept = list(closed)  # keep these objects alive, so that their ids stay unique
-        # The keys are ids, because a hash could run the user's code.
+        # The keys are ids, because hashing an object could run the user's code.
         self._numbers = dict.fromkeys(map(id, self._kept), _CLOSED)
         self._rules = _rules()
-        # The keys are the ids of classes, so that the lookup for each reference is fast.
+        # The rule of each class, by the id of the class.
         self.rules: dict[int, _Rule] = {}
         self._turns: dict[int, int] = {}
         self._queues: tuple[list[int], ...] = ([], [])
@@ -100,11 +100,11 @@ class Walk:
         return None if found == _CLOSED else found
 
     def knows(self, obj: Any) -> bool:
-        """Whether an object was visited, is closed to all paths, or is a class."""
+        """Whether an object was visited, must not be visited, or is a class."""
         return id(obj) in self._numbers or issubclass(type(obj), type)
 
     def walk(self, roots: Iterable[Root], within: Collection[int] | None = None) -> None:
-        """Visit everything reachable from the roots, or only the ids in `within`."""
+        """Visit all objects reachable from roots. With `within`, skip objects with other ids."""
         for root in roots:
             self.roots.append(root)
             self._visit([(-len(self.roots), [root.value])])
@@ -114,7 +114,7 @@ class Walk:
             self._visit(self._children(some, within))
 
     def _learn(self, kind: type) -> "_Rule":
-        """Find the rule for objects of a class, and store it."""
+        """Find and store the rule for objects of a class."""
         self.kinds.append(kind)
         rule = self.rules[id(kind)] = next(rule for rule in self._rules if rule.fits(kind))
         self._turns[id(kind)] = rule.turn
@@ -133,8 +133,8 @@ class Walk:
             yield number, held
 
     def _visit(self, found: Iterable[tuple[int, list[Any]]]) -> None:
-        """Number the children that are new, and add them to the queues."""
-        # This loop sees a million objects, so it avoids calls.
+        """Number each child that was not visited before, and add it to a queue."""
+        # This loop may run for a million objects, so it avoids function calls.
         turns, numbers, here = self._turns, self._numbers, len(self.objects)
         for parent, children in found:
             for obj in children:
@@ -157,12 +157,12 @@ class Walk:
 
 
 class Paths:
-    """Find the holder, kind and path of each object of a finished walk, by number."""
+    """Find the holders, the kind and the path of an object that a finished walk has numbered."""
 
     def __init__(self, walk: Walk) -> None:
         self._walk = walk
         objects, count = walk.objects, len(walk.roots)
-        # Parents precede their children. Each list ends with the roots, at the indices -1, -2, ….
+        # Parents have smaller numbers than children. Both lists end with the roots, at -1, -2, ….
         self._first = first = [0] * len(objects) + [*reversed(range(count))]
         self._below = below = [""] * (len(objects) + count)
         kinds = {kind: rule.below for kind, rule in walk.rules.items()}
@@ -176,7 +176,7 @@ class Paths:
         self._named: dict[int, dict[int, Edge]] = {}
 
     def ways(self, number: int, kind: str = "") -> tuple[Way, ...]:
-        """Return a `Way` for each holder of an object; the object's path starts at the first."""
+        """Return a `Way` for each holder of an object. The path starts at the first holder."""
         first, reached, kind = self._first[number], self._reached[number], kind or self.kind(number)
         if (key := (first, reached, kind)) not in self._ways:
             every = [n for n in range(reached.bit_length()) if reached >> n & 1]
@@ -186,12 +186,12 @@ class Paths:
         return self._ways[key]
 
     def plain_first(self, numbers: list[int]) -> list[int]:
-        """Put objects of the first object's root first; in both groups, put saved tensors last."""
+        """Put objects from the first object's root first, and saved tensors last in both groups."""
         first = self._first[numbers[0]]
         return sorted(numbers, key=lambda n: (self._first[n] != first, self.kind(n) == SAVED))
 
     def kind(self, number: int) -> str:
-        """Return the kind of an object: a parameter, a gradient, a saved tensor …"""
+        """Return the kind of an object, such as ``"parameter"`` or ``"gradient"``."""
         obj, parent = self._walk.objects[number], self._walk.parents[number]
         if id(type(obj)) in self._parameters:
             return "parameter"
@@ -201,7 +201,7 @@ class Paths:
         return known or self._below[number] or "tensor"
 
     def path(self, number: int) -> tuple[str, ...]:
-        """Return the path to an object: the name of its root, and the steps from there."""
+        """Return the name of an object's root, and the steps from this root to the object."""
         edges = []
         while (parent := self._walk.parents[number]) >= 0:
             edges.append(self._edge(parent, self._walk.objects[number]))
@@ -209,7 +209,7 @@ class Paths:
         found = [self._walk.roots[-parent - 1].name]
         start = 1
         for edge in reversed(edges):
-            if edge.step.startswith(": "):  # of adjacent graph nodes, a path names only the last
+            if edge.step.startswith(": "):  # a path names only the last of adjacent nodes
                 found[start:] = [edge.step]
             elif edge.step:
                 found.append(edge.step)
@@ -227,7 +227,7 @@ class Paths:
         return () if found is None else self.path(found)
 
     def _edge(self, parent: int, child: Any) -> Edge:
-        """Return the edge between two objects; if there are several, the first named one."""
+        """Return the first edge from parent to child, or an edge named after the child's class."""
         if parent not in self._named:
             found = self._named[parent] = dict[int, Edge]()
             for edge in self._edges(parent):
@@ -247,19 +247,19 @@ class Paths:
         else:
             yield from (Edge(value, f"[{_key(key)}]") for key, value in _items(obj))
         yield from (Edge(value, f".{name}") for name, value in _items(attributes))
-        # Slots, and members defined in C, such as a method's `__self__` or a closure.
+        # Slots, and members defined in C, such as `__self__` of a method.
         for base in bases_of(type(obj)):
             for name, member in members_of(base).items():
                 if type(member) is types.MemberDescriptorType:
-                    with suppress(AttributeError):  # not set
+                    with suppress(AttributeError):  # the slot is not set
                         yield Edge(member.__get__(obj), f".{name}")
 
 
 def _reached(walk: Walk) -> list[int]:
-    """Return an integer for each object; the set bits are the roots that reach the object."""
+    """Return a bit mask for each object. Bit n is set if root n reaches the object."""
     parents, others, order = walk.parents, walk.others, range(len(walk.objects))
     found = [0] * len(order) + [1 << root for root in reversed(range(len(walk.roots)))]
-    # Most references go to later objects, so two passes usually suffice. The direction alternates,
+    # Most references go to higher numbers, so two passes usually suffice. The direction alternates,
     # so that a doubly linked list needs only one pass in each direction.
     changed = True
     while changed:
@@ -275,7 +275,7 @@ def _reached(walk: Walk) -> list[int]:
 
 
 def _items(held: Any) -> Iterable[tuple[Any, Any]]:
-    """Return the keys and values of a container, bypassing a subclass's methods."""
+    """Return the keys and values of a container without calling a subclass's methods."""
     kind = type(held)
     if issubclass(kind, dict):
         return dict.items(held)
@@ -289,12 +289,12 @@ def _key(key: Any) -> str:
 
 # -- references by class, and in torch's C objects
 class _Rule(NamedTuple):
-    """Define when to follow references of matching objects, and how to name these references."""
+    """Define how to follow the references of objects of certain classes."""
 
-    fits: Callable[[type], bool]
-    turn: int
-    edges: Callable[[Any], list[Edge]] | None = None
-    below: str | None = None  # kind of all objects reached from here; None for the parent's
+    fits: Callable[[type], bool]  # whether the rule is for a class
+    turn: int  # `_NEVER`, `_AT_ONCE` or `_INDIRECT`
+    edges: Callable[[Any], list[Edge]] | None = None  # lists references and their steps
+    below: str | None = None  # kind of all objects reached from here; None to inherit it
 
 
 def _rules() -> list[_Rule]:
@@ -349,23 +349,23 @@ def _of_optimizer(optimizer: Any) -> list[Edge]:
 
 
 def _of_tensor(torch: Any, readable: bool) -> Callable[[Any], list[Edge]]:
-    """Return a function that lists a tensor's sparse parts, its graph and its gradient."""
+    """Return a function that lists edges to a tensor's sparse parts, graph and gradient."""
     # A subclass may override these attributes, so they are read through torch's C class.
     base, strided, no_grad = torch._C.TensorBase, torch.strided, torch.no_grad
     names = "layout", "grad_fn", "retains_grad", "grad"
     layout, grad_fn, retains, grad = (vars(base)[name].__get__ for name in names)
-    parts = dict[int, list[Edge]]()  # cached, because each call creates new sparse parts
+    parts = dict[int, list[Edge]]()  # cached, because each call returns new tensors
 
     def edges(tensor: Any) -> list[Edge]:
         found = [*parts.get(id(tensor), ())]
         if layout(tensor) is not strided and not found:
             for name in (*_SPARSE, "values"):
-                with no_grad(), suppress(RuntimeError):  # this layout has no such part
+                with no_grad(), suppress(RuntimeError):  # the layout has no such part
                     found.append(Edge(getattr(base, name)(tensor), f".{name}()"))
             parts[id(tensor)] = [*found]
         try:
             function = grad_fn(tensor)
-        except RuntimeError:  # a view whose base was changed in a way that autograd forbids
+        except RuntimeError:  # a view that autograd rejects after an in-place change
             return found
         if function is not None and readable:
             found.append(Edge(function, GRAPH))
@@ -384,7 +384,7 @@ def is_node(kind: type) -> bool:
 
 
 def _of_node(node: Any) -> list[Edge]:
-    """Return a graph node's references: next nodes, the leaf if there is one, and saved tensors."""
+    """Return edges from an autograd node to its next nodes, its leaf and its saved tensors."""
     functions = [function for function, _ in node.next_functions if function is not None]
     found = [Edge(each, f": {class_name(type(each))}") for each in functions]
     if type(node).__name__ == _LEAF:
@@ -403,7 +403,7 @@ def _of_node(node: Any) -> list[Edge]:
 
 
 def nearest_leaf(node: Any) -> Any:
-    """Return the leaf nearest to a node, usually a layer's parameter; None after `_NODES` nodes."""
+    """Return the leaf tensor nearest to an autograd node, usually a parameter; None if too far."""
     waiting, seen = deque([node]), {id(node): node}
     while waiting and len(seen) < _NODES:
         node = waiting.popleft()
@@ -424,7 +424,7 @@ def _graphs_can_be_read(torch: Any) -> bool:
 
 
 def is_other_array(kind: type) -> bool:
-    """Whether a class is an array type that may use a GPU, from a library other than torch."""
+    """Whether a class is an array type of a library other than torch and may use a GPU."""
     members = [members_of(base) for base in bases_of(kind)]
     if not any(name in held for name in _EXCHANGES for held in members):
         return False

@@ -1,10 +1,10 @@
-"""Gather a GPU's figures and holders while the frames of an out-of-memory error are alive.
+"""Describe a GPU's memory after an out-of-memory error, while the error's frames are still alive.
 
-torch's message has all figures, but rounded. The messages of JAX, TensorFlow and CuPy have the
-requested bytes. If they do not name the GPU, an operand's GPU or the default GPU is assumed.
+torch's message has rounded figures. Messages of JAX, TensorFlow and CuPy have only the requested
+bytes. If such a message names no GPU, an operand's GPU is assumed, or else the default GPU.
 
 Memory that only the error's frames hold is listed under the variables of these frames. This memory
-counts as free, because it is released with the frames. None of the user's code runs.
+counts as free, because it is freed together with the frames. None of the user's code runs.
 """
 
 import ast
@@ -56,11 +56,11 @@ ROUNDED = 0.01
 
 @dataclass(frozen=True)
 class Shortage:
-    """Record the figures of a failed allocation, in bytes; None if unknown."""
+    """Record the figures of a failed allocation. Sizes are in bytes, and None if unknown."""
 
-    ordinal: int
-    wanted: int | None = None
-    total: int | None = None
+    ordinal: int  # the GPU's number
+    wanted: int | None = None  # size of the request
+    total: int | None = None  # size of the GPU's memory, or torch's limit if it has one
     free: int | None = None
     allocated: int | None = None
     reserved: int | None = None
@@ -95,7 +95,7 @@ _ORDINAL = re.compile(r"(?:device ordinal |GPU[:_])(\d+)")
 
 
 def read(error: BaseException) -> tuple[BaseException, Shortage] | None:
-    """Find the out-of-memory error in a chain of causes; return it and its figures, or None."""
+    """Return the out-of-memory error among an error and its causes, and the figures; or None."""
     names = {framework.name for framework in imported()}
     for each in errors(error):
         text, library, torch = str(each), library_of(each), torch_here()
@@ -156,12 +156,12 @@ _NO_POOL = {
 }
 # Name of the row for memory that was allocated at the error, but has been freed since.
 _TEMPORARIES = "unnamed results"
-# Savings below this share of the capacity are shown only if they are enough for the request.
+# Smaller savings than this share of the capacity are shown only if they let the request fit.
 _WORTH = 0.05
 
 
 class OutOfMemoryState:
-    """Describe a failed allocation: the figures, the user's frames, and the holders."""
+    """Describe a failed allocation by its figures, the user's frames, and the holders of memory."""
 
     def __init__(
         self,
@@ -170,7 +170,7 @@ class OutOfMemoryState:
         error: BaseException,  # the error that reached the user; `said` may be its cause
         frames: list[FailedFrame],
         namespace: dict[str, Any],
-        earlier: Iterable[BaseException],
+        earlier: Iterable[BaseException],  # earlier exceptions that still held memory
     ) -> None:
         self.shortage, self.frames, self.namespace = shortage, frames, namespace
         self.name = f"cuda:{shortage.ordinal}"
@@ -200,7 +200,7 @@ class OutOfMemoryState:
         return [each for each in found if each.device == self.name]
 
     def _locals(self) -> Iterator[Root]:
-        """Yield roots for variables of the user's functions, library frames and handled errors."""
+        """Yield roots for variables in frames of user functions, libraries and handled errors."""
         for frame in self.frames:
             for name, value in frame.scope.local.items() if not frame.at_top else ():
                 yield Root(self.local(frame, name), value, EXCEPTION)
@@ -208,7 +208,7 @@ class OutOfMemoryState:
             yield Root(path, [dict(frame.f_locals) for frame in frames], EXCEPTION)
 
     def local(self, frame: FailedFrame, name: str) -> str:
-        """Return a variable's name in the table: ``"x"``, or ``"x in f()"`` if it is local."""
+        """Return a variable's name in the table: ``"x"``, or ``"x in f()"`` if local to `f`."""
         return name if frame.at_top else f"{name} in {frame.code.co_name}()"
 
     @cached_property
@@ -245,7 +245,7 @@ class OutOfMemoryState:
 
     @property
     def optimizer(self) -> Any:
-        """Return the optimizer that was creating its state in its first step, or None."""
+        """Return the optimizer whose first step failed while creating the state, or None."""
         begun = (f for f in self._libraries if f.f_code.co_name == "_init_group")
         return next((frame.f_locals.get("self") for frame in begun), None)
 
@@ -257,14 +257,14 @@ class OutOfMemoryState:
 
     @cached_property
     def limit(self) -> int | None:
-        """Return the framework's limit in this process, in bytes; None if unknown."""
+        """Return the bytes that the error's framework may take in this process; None if unknown."""
         library, pools = self.shortage.library, self.device.pools
         own = (pool.limit for pool in pools if pool.framework == library)
         return self.shortage.total if library == TORCH else next(own, None)
 
     @property
     def capacity(self) -> int:
-        """Return the bytes available to the error's framework, including bytes in use."""
+        """Return the bytes that the error's framework may use, including those already in use."""
         return self.most if self.limit is None else min(self.most, self.limit)
 
     @cached_property
@@ -273,7 +273,7 @@ class OutOfMemoryState:
         return self.wanted - (self.capacity - (self.device.allocated or 0))
 
     def unavailable(self) -> Iterator[tuple[int, str, str]]:
-        """Yield the bytes of memory that the request cannot use, the reason, and the advice."""
+        """Yield each part of memory that the request cannot use, as bytes, reason and advice."""
         yield from self._limited()
         yield from self._fragmented()
         device, library = self.device, self.shortage.library
@@ -289,7 +289,7 @@ class OutOfMemoryState:
 
     def _fragmented(self) -> Iterator[tuple[int, str, str]]:
         device, library = self.device, self.shortage.library
-        # Enough memory is unallocated, but in small pieces. The margin allows for rounded figures.
+        # If enough memory is unallocated by the rounded figures, its pieces must be too small.
         if library == TORCH and self.wanted and self.short_by <= -ROUNDED * self.capacity:
             unused = (device.reserved or 0) - (device.allocated or 0)
             pieces = f"in pieces too small for {size(self.wanted)} at once"
@@ -302,13 +302,13 @@ class OutOfMemoryState:
         if self.limit is None:
             return
         who, total = self.shortage.library, self.device.total or 0
-        if who == TORCH:  # if the driver reports the limit as the GPU's memory, it set the limit
+        if who == TORCH:  # a driver that reports the limit as the GPU's memory has set the limit
             of_driver = torch_here().cuda.mem_get_info(self.shortage.ordinal)[1]
             who = TORCH if of_driver > (1 + ROUNDED) * self.limit else _DRIVER
         why = f"{who} may take {size(self.limit)} of the {size(total)} that {self.name} has"
         beyond, least = self.most - self.limit, ROUNDED
         if who == _DRIVER:  # `most` never exceeds a driver's limit, so compare with `total`
-            beyond, least = total - self.limit, 0.1  # a T4's driver reserves 3 % in any case
+            beyond, least = total - self.limit, 0.1  # above the 3 % that a T4's driver takes
             why = why.replace(f"{who} may take", "this process may have")
             why = f"{why}, by a limit of MPS, of its container or of the vGPU"
         if beyond > least * self.limit:
@@ -338,7 +338,7 @@ class OutOfMemoryState:
     def alone(self, names: Collection[str], *, in_frames: bool = False, graph_of: str = "") -> int:
         """Return the bytes that only `names` hold, or only those in the graphs of `graph_of`."""
         by = set(names)
-        # Ignore all frames of the error as holders. With `in_frames`, ignore only library frames.
+        # The error's frames may hold the bytes too. With `in_frames`, only library frames may.
         every = by | ({self._exception} if in_frames else self._frames)
         found = [each for each in self.storages if by & each.roots and each.roots <= every]
         if graph_of:
@@ -347,7 +347,7 @@ class OutOfMemoryState:
 
     @cached_property
     def read(self) -> set[str]:
-        """Return the variables that the remaining code reads, directly or in functions."""
+        """Return the variables that the remaining code reads, also in functions that it calls."""
         names = set[str]()
         for rest in self.rests:  # a function's local variables are not the notebook's
             own = () if rest.frame.at_top else rest.frame.scope.local
@@ -364,7 +364,7 @@ class OutOfMemoryState:
         by_name = {self.local(rest.frame, name) for name in made | stored(rest.loops[0])}
         nameless = self._exception, self.handled, _TEMPORARIES
         named = [row for row in self.device.holders if row.path not in nameless]
-        # Prefer containers, because they keep all passes' values. Other names keep only the last.
+        # Prefer containers, which keep the values of all passes. A variable keeps only the last.
         keeps = {self.local(rest.frame, name) for name in made | rest.accumulated}
         named.sort(key=lambda row: not (row.path in keeps and self._ran_in(rest, row.made)))
         rows = (row.path for row in named if row.path in by_name or self._ran_in(rest, row.made))
@@ -380,13 +380,13 @@ class OutOfMemoryState:
         return here or made.ran_in.partition(",")[0] in cells
 
     def let_go(self) -> None:
-        """Clear the error's frames and incomplete optimizer state; call this only in a fork."""
+        """Clear the error's frames and incomplete optimizer state. Call this only in a fork."""
         if self.optimizer is not None:  # with incomplete state, the next step would fail
             self.optimizer.state.clear()
         for frame in _frames_of(self._chain):
             with suppress(RuntimeError):  # the frame still runs
                 frame.clear()
-                frame.f_locals  # noqa: B018  before Python 3.13, this frees the copied locals
+                frame.f_locals  # noqa: B018  before Python 3.13, reading this frees old locals
 
 
 def _without(errors: Iterable[BaseException], others: list[BaseException]) -> list[BaseException]:

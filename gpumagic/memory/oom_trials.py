@@ -1,8 +1,8 @@
-"""Repeat the failed code in dry runs, from the state after an out-of-memory error.
+"""Repeat the failed code in dry runs, to measure how much memory it needs.
 
 A dry run executes code on tensors without data, in a fork of this process. The code is two passes
-of the innermost loop around the failing statement, or the whole cell if there is no loop. The peak
-of a dry run is the code's need. Each pass is assumed to keep as much as the second pass adds.
+of the innermost loop around the failing statement, or the whole cell if there is no loop. The need
+of the code is its peak memory. Every pass is assumed to keep as many bytes as the second pass.
 """
 
 import ast
@@ -24,22 +24,22 @@ from gpumagic.usercode.variables import names_read
 if TYPE_CHECKING:
     from gpumagic.dryrun.result import DryRun
 
-# One dry run takes at most `_LIMIT_S` seconds, all dry runs of an error at most `_PATIENCE_S`.
+# A dry run takes at most `_LIMIT_S` seconds. After `_PATIENCE_S` seconds, none is started.
 _LIMIT_S, _PATIENCE_S = 8.0, 60.0
 _MARGIN = 0.05
-# Memory grows if a pass keeps more than this share of the need. A pass that only appends one
-# number to a list keeps less.
+# Memory counts as growing if a pass keeps more than this share of the need. A pass that only
+# appends a number to a list keeps less.
 _GROWS = 0.01
 _HELD = "held after a pass: "
 _PASSES = "_gpumagic_passes"
 
 
 class Need(NamedTuple):
-    """Record the bytes that a dry run needed, and the bytes that each pass of the loop keeps."""
+    """Record how much memory a dry run needed."""
 
-    most: int
-    grows: int | None = 0  # None if unknown
-    whole: bool = True  # False if the dry run ended early: the code needs at least `most`
+    most: int  # peak, in bytes
+    grows: int | None = 0  # bytes that each pass of the loop keeps; None if unknown
+    whole: bool = True  # False if the dry run ended early, so that the code may need more
 
     @property
     def first(self) -> int:
@@ -48,7 +48,7 @@ class Need(NamedTuple):
 
 
 class Trials:
-    """Make the dry runs for one error. There is one trial for each frame of the user."""
+    """Make the dry runs for one error, with a `CodeTrial` for each frame of the user's code."""
 
     def __init__(self, state: OutOfMemoryState, line: ProgressLine) -> None:
         self.state, self._line = state, line
@@ -67,16 +67,16 @@ class Trials:
         return next((trial for trial in self.every if trial.grows_much), None)
 
     def around(self, trial: "CodeTrial") -> "list[CodeTrial]":
-        """Return the trials of a trial's calling frames, the innermost first."""
+        """Return the trials of all frames outside the frame of `trial`, the innermost first."""
         return self.every[self.every.index(trial) + 1 :]
 
     @property
     def best(self) -> "CodeTrial | None":
-        """Return the trial that changes are tested on; None if no trial runs out of memory."""
+        """Return the trial in which to test changes; None if no trial grows or lacks memory."""
         return self.loop or self.whole
 
     def follow(self, space: dict[str, Any], prepare: Any) -> "DryRun | None":
-        """Make a dry run; return None without `fork`, after Ctrl-C, or after the time limit."""
+        """Make a dry run; return None if impossible, after Ctrl-C, or after the time limit."""
         from gpumagic.dryrun.follow_code import Subject, dry
 
         subject = Subject(space, [], prepare, None, False, _LIMIT_S, guesses=True)
@@ -111,7 +111,7 @@ class CodeTrial:
         loops = [loop for loop in rest.loops if not isinstance(loop, ast.While)]
         self._loop: Any = loops[0] if loops else None
         whole = self.frame.tree if self.frame.at_top and rest.failed is not None else None
-        # Do not copy this list, because a replacement in the frame's tree must change the list too.
+        # Use the tree's list, not a copy, because `Form.in_place` replaces statements in the tree.
         self.code: list[ast.stmt] = getattr(self._loop or whole, "body", [])
         """The statements that a dry run follows."""
         # A dry run can only follow torch code.
@@ -121,7 +121,7 @@ class CodeTrial:
     @cached_property
     def stale(self) -> set[str]:
         """Names whose values are not needed, because a rerun binds them before it reads them."""
-        if not self.frame.at_top:  # a dry run does not assign the loop's variables
+        if not self.frame.at_top:  # the loop's variables are needed, as a dry run does not set them
             return self.rest.overwritten - stored(getattr(self._loop, "target", ast.Pass()))
         return (self.rest.made_before & bound(self.code)) - {*names_read(ast.Module(self.code, []))}
 
@@ -137,14 +137,14 @@ class CodeTrial:
         room = state.capacity - state.held
         if self.frame.at_top:
             room += state.alone(self.stale)
-        else:  # the code needs its frame's variables, but `held` leaves them out
+        else:  # `held` does not count the frame's variables, which the code needs
             room -= state.alone([state.local(self.frame, name) for name in self.names])
         # On a real GPU, workspaces and fragmentation take some of this memory.
         return room if state.device.virtual else int(room * (1 - _MARGIN))
 
     @cached_property
     def adds_to(self) -> tuple[str, str]:
-        """Return the holder to which a loop adds memory, and its name in this frame; or empty."""
+        """Return the path and the name of the holder to which the loop adds memory, if known."""
         state = self._state
         path = state.adds_to(self.rest) if self._loop else ""
         local = (name for name in self.frame.scope.local if state.local(self.frame, name) == path)
@@ -152,21 +152,21 @@ class CodeTrial:
 
     @property
     def adds_beyond_room(self) -> bool:
-        """Whether `room` leaves out the holder: it includes inner frames and stale variables."""
+        """Whether `room` excludes the memory of the holder in `adds_to`."""
         _, name = self.adds_to
         return bool(name) and name not in self.stale
 
     @cached_property
     def grown(self) -> int:
-        """Return the bytes of a holder outside `room`, to which earlier passes have added."""
+        """Return the bytes of the holder in `adds_to`; 0 if `room` includes them."""
         path, _ = self.adds_to
         rows = [row for row in self._state.device.holders if row.path == path]
         return sum(row.nbytes for row in rows) * self.adds_beyond_room
 
     @cached_property
     def need(self) -> Need | None:
-        """Return the need of the unchanged code; None if the code cannot be followed."""
-        # The need of a `forward` is unknown, because a dry run does not follow its backward pass.
+        """Return the need of the unchanged code; None if unknown."""
+        # The need of a `forward` is unknown, because a dry run of it has no backward pass.
         around = (self, *self._trials.around(self))
         return None if any(t.frame.code.co_name == "forward" for t in around) else self.tried()
 
@@ -177,7 +177,7 @@ class CodeTrial:
 
     @property
     def grows_much(self) -> bool:
-        """Whether each pass of a loop keeps too much for a smaller batch to help."""
+        """Whether each pass of the loop keeps more than the share `_GROWS` of the need."""
         return bool(self.need and self.need.grows and self.need.grows > _GROWS * self.need.most)
 
     def fits(self, need: Need | None, gives: int = 0) -> bool | None:
@@ -194,7 +194,7 @@ class CodeTrial:
         return steady or None
 
     def _is_steady(self, need: Need | None) -> bool:
-        """Whether memory certainly stays constant over passes; False if loops are nested."""
+        """Whether all passes are known to need the same memory; False for nested loops."""
         loops = self.rest.loops
         if len(loops) > 1 or any(map(in_own_scope, self.frame.candidates)):
             return False
@@ -211,9 +211,9 @@ class CodeTrial:
     ) -> Need | None:
         """Return the need of the changed code; None if the code cannot be followed.
 
-        Each parameter is one kind of change. `names` maps variables to new values. `first` changes
-        variables before the code runs. `keep` has names, and a function that changes their values
-        after each pass. `within` creates a context manager. `form` replaces statements.
+        `names` maps variables to new values. `first` changes variables before the code runs. `keep`
+        has names of variables, and a function that returns their new values after each pass.
+        `within` returns a context manager for the code to run in. `form` replaces statements.
         """
         compiled, functions = self._compiled, dict[FunctionType, CodeType]()
         if form is not None:
@@ -225,14 +225,14 @@ class CodeTrial:
             return None
         changed = names or {}
         space = {**self.frame.scope.outer, **self.names, **changed}
-        if self.frame.at_top:  # for a cell, `outer` contains the stale names too
+        if self.frame.at_top:  # `outer` of a cell contains the stale names too
             for name in self.stale - changed.keys():
                 space.pop(name, None)
 
         def prepare(note: Callable[[str], object]) -> Callable[[], dict[str, Any]]:
             def follow() -> dict[str, Any]:
                 into = self._own_namespace(space)
-                changed.clear()  # otherwise, `changed` would keep alive values that the code frees
+                changed.clear()  # because `changed` would keep alive values that the code frees
                 first(into)
                 into[_PASSES] = self._passes(into, note, keep)
                 with ExitStack() as contexts:
@@ -254,7 +254,7 @@ class CodeTrial:
         return Need(most, grows if self._loop else 0, run.complete)
 
     def _passes(self, space: dict[str, Any], note: Any, keep: Any) -> Iterator[None]:
-        """Yield once per pass, and give `note` the bytes allocated after each pass."""
+        """Yield before each pass. After each pass, give `note` the allocated bytes."""
         names, change = keep
         for name in names:  # otherwise, `total += loss` would extend the graph of earlier passes
             space[name] = space[name].detach() if is_tensor(space[name]) else space[name]
@@ -267,7 +267,7 @@ class CodeTrial:
             for name in names:
                 space[name] = change(space[name])
             note(f"{_HELD}{number} {torch_here().cuda.memory_allocated(self._state.name)}")
-            # Increase integer loop variables: with equal keys, a cache would not grow.
+            # Increase integer loop variables, so that a cache with these keys grows in each pass.
             given = {n: v + 1 if type(v) is int else v for n, v in given.items()}
 
     def _contexts(self) -> Iterator[Any]:
@@ -277,7 +277,7 @@ class CodeTrial:
         yield from _contexts(self._loop, self.frame)
 
     def _own_namespace(self, space: dict[str, Any]) -> dict[str, Any]:
-        """Return `space`; for a cell, the notebook's namespace with the contents of `space`."""
+        """Return `space`, or for a cell the notebook's namespace with only the items of `space`."""
         if not self.frame.at_top:
             return space
         # A second namespace would keep values alive that the code replaces.
@@ -291,7 +291,7 @@ class CodeTrial:
 
 
 def _compiled(code: list[ast.stmt], frame: FailedFrame) -> CodeType | None:
-    """Compile code as the body of a loop over `_PASSES`; None if it cannot run alone."""
+    """Compile code as the body of a loop over the name `_PASSES`; None if it cannot run alone."""
     tree = ast.parse(f"for {_PASSES}_ in {_PASSES}: pass")
     tree.body[0].body = code  # type: ignore[attr-defined]
     with suppress(SyntaxError):  # a `return`, `yield` or `await` outside a function
@@ -301,7 +301,7 @@ def _compiled(code: list[ast.stmt], frame: FailedFrame) -> CodeType | None:
 
 
 def _contexts(start: ast.AST | None, frame: FailedFrame) -> Iterator[Any]:
-    """Recreate torch's context managers around a node, and torch's decorators of its function."""
+    """Recreate torch's context managers and function decorators around a node."""
     around = [start, *parents(start)] if start is not None else []
     function = next((n for n, node in enumerate(around) if hasattr(node, "decorator_list")), None)
     for node in reversed(around if function is None else around[: function + 1]):

@@ -17,11 +17,11 @@ from gpumagic.memory.memory_report import (
 
 @dataclass(frozen=True)
 class Lever:
-    """Describe a change that would help."""
+    """Describe a change that would save or free GPU memory."""
 
     do: str  # the command to type or the change to make, with code in back-ticks
     gives: int | None = None  # bytes that the change frees or saves; None if unknown
-    fits: bool | None = None  # whether the cell then fits, after %gpufree; None if unknown
+    fits: bool | None = None  # whether the cell fits after %gpufree and the change; None if unknown
 
 
 @dataclass(frozen=True, repr=False)
@@ -33,12 +33,12 @@ class OutOfMemory(Shown):
     label: str  # the expression's cell or file
     wanted: int | None  # the bytes of the failed request
     device: DeviceMemory  # the GPU's memory at the error, with the largest holders first
-    reason: str  # one sentence: why there was too little memory
-    levers: tuple[Lever, ...]  # the cheapest changes that let the cell fit, or others that help
+    reason: str  # why there was too little memory, in one sentence
+    levers: tuple[Lever, ...]  # the cheapest changes that let the cell fit; if none, any that help
     traceback_holds: int  # bytes that only this error's frames hold; %gpufree frees them
     adds: int | None = None  # bytes that each pass of a loop keeps; None if no loop adds memory
     adds_to: str = ""  # the holder that keeps these bytes, such as "losses"; empty if unknown
-    stale: tuple[str, ...] = ()  # variables of the failed run that %gpufree should free too
+    stale: tuple[str, ...] = ()  # variables to free with %gpufree, because a rerun assigns them
 
 
 _HOLDERS = 5
@@ -114,7 +114,7 @@ def _plain(text: str) -> str:
 
 
 def _title(found: OutOfMemory) -> str:
-    """Return the line above the levers; without levers, a line that says so."""
+    """Return the line above the levers, or a line that says that no change was found."""
     held = found.traceback_holds > _LEAST * (found.device.allocated or 0)
     holds = f" (the traceback holds {size(found.traceback_holds)})" if held else ""
     after = f"`{' '.join(('%gpufree', *found.stale))}`{holds}" if held or found.stale else ""

@@ -1,8 +1,8 @@
-"""List the roots that keep memory alive, in the order in which they are searched.
+"""List the roots of the search for GPU memory, which are named objects such as variables.
 
-The order is: the notebook's variables, outputs and errors of finished cells, running functions, the
-user's modules. An object that no root reaches is found through its referrers. C++ or a library
-holds such an object, or the object is in a reference cycle.
+Roots are searched in this order: the notebook's variables, outputs of cells, errors of cells,
+running functions, the user's modules. An object that no root reaches is found through its
+referrers. C++, a library or running code holds such an object, or it is in a reference cycle.
 """
 
 import gc
@@ -60,7 +60,7 @@ def _place(trace: TracebackType | None) -> str:
 
 
 class KeptOutputs:
-    """Find the results of cells among a notebook's variables: `Out[5]`, `_5` and `_`."""
+    """Find the names under which IPython keeps results of cells: `Out[5]`, `_5` and `_`."""
 
     def __init__(self, namespace: Mapping[str, Any]) -> None:
         self._namespace: Any = namespace
@@ -69,12 +69,12 @@ class KeptOutputs:
         hook = getattr(self._shell, "displayhook", None)
         kept = {f"_{number}": value for number, value in self._out.items()}
         kept |= {name: getattr(hook, name, None) for name in _UNDERSCORES}
-        # If the user has assigned `_` or `_5`, it is an ordinary variable.
+        # If the user has assigned a value to `_` or `_5`, this name is an ordinary variable.
         ours = {name for name, value in kept.items() if namespace.get(name, self) is value}
         self._names = ours | {"_oh", "Out"}
 
     def numbered(self) -> dict[str, Any]:
-        """Return outputs by name: ``"Out[5]"``, or ``"_"`` to ``"___"`` if not in `Out`."""
+        """Return outputs by name: ``"Out[5]"``, and ``"_"`` to ``"___"`` if not in `Out`."""
         found = {f"Out[{number}]": value for number, value in self._out.items()}
         for name in _UNDERSCORES:
             value = self._namespace.get(name)
@@ -87,7 +87,7 @@ class KeptOutputs:
         return name in self._names
 
     def drop(self, names: list[str]) -> None:
-        """Delete outputs by their keys in `numbered`, and all other names of these outputs."""
+        """Delete outputs, given as keys of `numbered`, and all of IPython's names for them."""
         found = self.numbered()
         gone = {id(found[name]) for name in names}
         spaces = self._namespace, self._out, getattr(self._shell, "user_ns_hidden", {})
@@ -165,7 +165,7 @@ class Roots:
         return [Root(name, value, OUTPUT) for name, value in found.items()]
 
     def _running(self) -> Iterator[Root]:
-        """Yield the variables of the user's running functions; library functions are left out."""
+        """Yield roots for the variables of the user's running functions."""
         for frame in self._frames:
             code, name = frame.f_code, f"{frame.f_code.co_name}() (running)"
             if code.co_flags & CO_OPTIMIZED and is_users(code.co_filename):  # a function's frame
@@ -181,7 +181,7 @@ class Roots:
 
 
 def _local_variables(frame: FrameType) -> dict[str, Any]:
-    """Return the variables of a function's frame; leave no new references in the frame."""
+    """Return the variables of a function's frame without leaving a copy of them in the frame."""
     seen = frame.f_locals
     names = dict(seen)
     # Before Python 3.13, a frame keeps the dictionary that `f_locals` returned. The user may
@@ -205,7 +205,7 @@ def _exceptions(ipython: Any) -> Iterator[Root]:
 
 # -- objects that no root reaches
 def walk_errors(walk: Walk, _: object) -> None:
-    """Walk the errors of earlier cells, which IPython leaves in uncollected reference cycles."""
+    """Visit the errors of earlier cells. IPython leaves them in uncollected reference cycles."""
     every = [each for each in gc.get_objects() if issubclass(type(each), BaseException)]
     places = [(each, _place(each.__traceback__)) for each in every]
     walk.walk(Root(f"the exception of {at}", each, EXCEPTION) for each, at in places if at)
@@ -216,9 +216,9 @@ CYCLE = "a reference cycle that is not collected yet"
 
 
 def walk_unreachable(walk: Walk, missing: set[int]) -> None:
-    """Search the referrers of tensors that no root reaches; `missing` has the tensors' ids."""
+    """Visit the holders of tensors that no root reaches. `missing` has the ids of the tensors."""
     # An object with more references than known referrers has an unknown holder, such as C++.
-    # Objects that are not reachable from any such object are in uncollected reference cycles.
+    # Objects that no such object reaches are in reference cycles that are not collected yet.
     objects = {id(obj): obj for obj in gc.get_objects() if not walk.knows(obj)}
 
     def children(key: int) -> Iterator[int]:
@@ -226,12 +226,12 @@ def walk_unreachable(walk: Walk, missing: set[int]) -> None:
 
     above = _inverse(objects, children)  # the referrers of each object
     leading = _reached(missing, above)
-    # Measure on a new object how many references this search itself holds.
+    # Count on a new object how many references this search itself holds.
     objects[0] = []
     ours = sys.getrefcount(objects[0])
     elsewhere = [key for key in leading if sys.getrefcount(objects[key]) - ours > len(above[key])]
     below = _inverse(leading, above.__getitem__)
-    # `Walk` skips IPython's own objects, such as cell results, but this search does not.
+    # `Walk` is not used here, because it skips IPython's own objects, such as cell results.
     held = _reached(elsewhere, below)
     cycles = [key for key in leading if key not in held]
     for name, kind, keys in ((ELSEWHERE, "", [*held]), (CYCLE, GARBAGE, cycles)):
@@ -240,7 +240,7 @@ def walk_unreachable(walk: Walk, missing: set[int]) -> None:
 
 
 def _inverse(keys: Iterable[int], edges: Callable[[int], Iterable[int]]) -> dict[int, list[int]]:
-    """Reverse the edges: return, for each key, the keys that have an edge to this key."""
+    """Return the reversed edges: for each key, the keys that have an edge to this key."""
     found = defaultdict[int, list[int]](list)
     for key in keys:
         for other in edges(key):

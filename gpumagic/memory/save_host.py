@@ -1,6 +1,6 @@
-"""Report which variables remain usable after a fatal CUDA error, and write them to a file.
+"""Report which variables remain usable after a fatal CUDA error, and save these variables.
 
-Nothing here calls CUDA. For a tensor on a GPU, only its `device` is read.
+No code here calls CUDA. Only the `device` of a tensor on a GPU is read.
 """
 
 import os
@@ -23,7 +23,7 @@ _CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, 
 
 
 def what_is_left(death: Death) -> str:
-    """Return one line: why CUDA failed, and which variables are safe or lost."""
+    """Return a line that says why CUDA failed, and which variables are safe or lost."""
     safe, lost = _sorted()
     parts = [f"{death}"]
     if safe:
@@ -36,7 +36,7 @@ def save_host(path: str = "rescue.pt") -> None:
     """Write the notebook's variables that are on the host to a file that `torch.load` reads.
 
     This works after a fatal CUDA error. Variables with data on a GPU and variables that cannot be
-    pickled are skipped; their names are printed. Raises `GpuError` if there is nothing to write.
+    pickled are skipped. Their names are printed. Raises `GpuError` if there is nothing to write.
     """
     with library_needed("torch", "save_host()", '"gpumagic[torch]"'):
         import torch
@@ -48,7 +48,7 @@ def save_host(path: str = "rescue.pt") -> None:
             writable[name] = value
     if not writable:
         raise GpuError("no variable on the host can be pickled; nothing was written")
-    whole = f"{path}.incomplete"  # `path` is replaced only by a complete file
+    whole = f"{path}.incomplete"  # only a complete file may replace `path`
     torch.save(writable, whole, pickle_module=cloudpickle)
     os.replace(whole, path)
     print(f"{some(writable)}: {size(os.path.getsize(path))} written to {path}; in the new kernel")

@@ -1,4 +1,4 @@
-"""Find the largest batch that fits, with fewer rows of tensors or a smaller `batch_size`."""
+"""Find the largest batch that fits, by shortening tensors or lowering numbers like `batch_size`."""
 
 import ast
 import math
@@ -16,9 +16,9 @@ from gpumagic.usercode.frames import block_of, stored
 from gpumagic.usercode.values import is_module, is_tensor, torch_here
 from gpumagic.usercode.variables import names_read
 
-# Half a batch must need at least the share `_PAIRED` of a whole batch's memory. Code that needs
-# less combines pairs of samples, so a smaller batch would change the result. Half a batch must
-# need at most the share `_DECIDES`, because otherwise a smaller batch hardly saves memory.
+# A smaller batch is proposed only if the memory of half a batch is between these shares of a whole
+# batch's memory. Below the first share, the code combines pairs of samples, so that a smaller batch
+# changes the result. Above the second share, a smaller batch hardly saves memory.
 _PAIRED, _DECIDES = 0.4, 0.8
 # The reported number may be this share below the largest number that fits. `_NEAR` is for virtual
 # GPUs, `_NEAR_REAL` is for real GPUs. With smaller shares, the search would need more dry runs.
@@ -43,7 +43,7 @@ def _fewer_rows(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[Lever]:
     if not (names := _batch(s, trial)):
         return
     count = len(trial.names[names[0]])
-    # Numbers equal to the batch's size may need the same cut, as in `torch.zeros(batch_size)`.
+    # Numbers equal to the batch size may need lowering too, as in `torch.zeros(batch_size)`.
     sizes = [name for name, value in trial.names.items() if type(value) is int and value == count]
 
     def tried(number: int) -> Need | None:
@@ -92,7 +92,7 @@ def _largest(
     if need is None or not least <= needed(count // 2) / max(need.most, 1) <= _DECIDES:
         return
     near = _NEAR if s.device.virtual else _NEAR_REAL
-    # A layer that normalizes over samples raises an error for a batch of one.
+    # Start at 2 if a batch of one fails, as in a layer that normalizes over samples.
     values = range(1 if math.isfinite(needed(1)) else 2, count)
     fits = largest(values, needed, trial.room, near=near / 2)
     if fits is not None:
@@ -102,7 +102,7 @@ def _largest(
 
 
 def _batch(s: OutOfMemoryState, trial: CodeTrial) -> list[str]:
-    """Return the names of the tensors in a batch: the largest tensor, and those equally long."""
+    """Return the names of the batch's tensors: the largest one, and all of the same length."""
     read = names_read(ast.Module(trial.code, []))
     values: dict[str, Any] = {name: trial.names.get(name) for name in read}
     strided = torch_here().strided  # the bytes of a sparse tensor are not defined
@@ -113,14 +113,14 @@ def _batch(s: OutOfMemoryState, trial: CodeTrial) -> list[str]:
 
 
 def _runs_model(s: OutOfMemoryState, trial: CodeTrial) -> bool:
-    """Whether the code reads a model, or a backward pass follows."""
+    """Whether the code reads a model or a backward pass follows."""
     every = {**s.namespace, **trial.names}
     read = s.read.union(names_read(ast.Module(trial.code, [])))
     return any(is_module(every.get(n)) for n in read) or any(rest.backward for rest in s.rests)
 
 
 def _computed_from(names: list[str], code: list[ast.stmt]) -> set[str]:
-    """Return `names` and the names of values that code computes from them."""
+    """Return `names`, and the names to which code assigns values computed from `names`."""
     found = {*names}
     for stmt in code:
         found |= stored(stmt) if found & {*names_read(stmt)} else set()
@@ -128,7 +128,7 @@ def _computed_from(names: list[str], code: list[ast.stmt]) -> set[str]:
 
 
 def _is_cut(code: list[ast.stmt], names: list[str]) -> bool:
-    """Whether code takes parts of a tensor in `names`, or has a slice with a variable in it."""
+    """Whether code takes parts of a tensor in `names`, or has a slice such as `[i : i + n]`."""
     results = _computed_from(names, code)
     for node in (node for stmt in code for node in ast.walk(stmt)):
         is_cut = getattr(node, "attr", "") in _CUTS
@@ -136,7 +136,7 @@ def _is_cut(code: list[ast.stmt], names: list[str]) -> bool:
         part = getattr(node, "value" if is_part else "iter", None)
         cut = getattr(node, "slice", None)
         sliced = isinstance(cut, ast.Slice) and names_read(ast.Expression(cut))
-        # `x[:, 1:]` contains all rows.
+        # An index such as `[:, 1:]` keeps all rows.
         rows = not isinstance(cut, ast.Tuple) or [*map(ast.unparse, cut.elts)][:1] != [":"]
         if sliced or (rows and getattr(part, "id", "") in (results if is_cut else names)):
             return True

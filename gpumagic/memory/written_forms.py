@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from gpumagic.usercode.frames import FailedFrame, RestOfCode, block_of, stored
 from gpumagic.usercode.values import MISSING, is_module, is_tensor
 
-# -- forms. `matmul` also matches the method and `@`; a letter such as `a` matches any expression.
+# -- forms. `matmul` also matches the method and `@`. A letter such as `a` matches any expression.
 _DROP_IN = {
     "matmul(matmul(a, b), c)": "a @ (b @ c)",
     "matmul(float(one_hot(c)), w)": "w[c]",
@@ -62,17 +62,17 @@ _ALIKE = _OPERATORS | {"Pow": "pow", "T": "transpose", "mT": "transpose", "bmm":
 
 
 class Form(NamedTuple):
-    """Describe a replacement: the advice, the new code, the replaced statements and their block."""
+    """Describe a replacement of statements in the user's code."""
 
-    do: str
-    new: str
-    old: list[ast.stmt]
-    block: list[ast.stmt]
-    uses: dict[ast.expr, ast.expr] = {}  # noqa: RUF012  expressions to replace too; never mutated
+    do: str  # advice for the user
+    new: str  # code of the new statement
+    old: list[ast.stmt]  # statements to replace
+    block: list[ast.stmt]  # the list in the syntax tree that contains `old`
+    uses: dict[ast.expr, ast.expr] = {}  # noqa: RUF012  maps further expressions to new ones
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Put the replacement into the tree for the duration of a `with` block."""
+        """Put the replacement into the syntax tree for the duration of a `with` block."""
         before, last = [*self.block], self.old[-1]
         for each in before:
             Swap(self.uses.get).visit(each)
@@ -96,7 +96,7 @@ def forms(rest: RestOfCode) -> Iterator[Form]:
     simple = [at for at in range(first, len(block)) if isinstance(block[at], kinds)]
     nodes: list[tuple[int, Any]] = [(n, node) for n in simple for node in ast.walk(block[n])]
     for at, node in nodes:
-        # Use only the first form that fits. A later form may wrongly take `y.unsqueeze(0)` as `y`.
+        # Use only the first form that fits. A later form may mistake `y.unsqueeze(0)` for `y`.
         tried = ((_Reader(rest.frame, block, at), *each) for each in _PARSED)
         fits = ((reader, new) for reader, form, new in tried if reader.fits(form, node, at))
         reader, new = next(fits, (None, ""))
@@ -127,12 +127,12 @@ class Swap(ast.NodeTransformer):
 
 
 def _put(new: ast.AST, old: ast.AST, tree: ast.AST) -> Any:
-    """Replace one node of a tree; return the tree."""
+    """Replace a node in a tree, and return the tree."""
     return Swap(lambda each: new if each is old else None).visit(tree)
 
 
 def _unsqueezed(node: ast.Subscript) -> tuple[str, list[ast.expr]]:
-    """Return the name `unsqueeze` and its operands for `x[:, None]`; else an empty name."""
+    """Return ``"unsqueeze"`` and its operands for code such as `x[:, None]`; else ``""``."""
     index = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
     written = [ast.unparse(each) for each in index]
     if {*written} <= {"None", ":"} and written.count("None") == 1:
@@ -148,10 +148,10 @@ class _Reader:
         self.used = {at}
         # For each letter of the form, the matched expression and the index of its statement.
         self._found: dict[str, tuple[ast.expr, int]] = {}
-        self._last = set[str]()  # the code's arguments that matched `-1` in the form
+        self._last = set[str]()  # arguments in the code that matched `-1` in the form
 
     def fits(self, form: Any, node: ast.expr, at: int) -> bool:
-        """Whether an expression in statement `at` matches a form; record what the letters match."""
+        """Whether an expression in statement `at` matches a form. Record what the letters match."""
         if isinstance(form, ast.Name):
             known, _ = self._found.setdefault(form.id, (node, at))
             is_meant = form.id != "i" or _MINUS_INFINITY.search(ast.unparse(node)) is not None
@@ -171,7 +171,7 @@ class _Reader:
             after = new.partition("n,")[2].count("-1") + 1
             return [1, 1, 1, *self._shape(*self._found["x"])][-after] == 1
         if "attn_mask=m" in new and not ("m" in tensors and tensors["m"].is_floating_point()):
-            return False  # a boolean `attn_mask` is not added to the scores: it selects them
+            return False  # a boolean `attn_mask` selects scores, and is not added to them
         dims = {letter: tensor.dim() for letter, tensor in tensors.items()}
         last = 2 if "cdist" in new else dims.get("q", 0) - 1
         of_rows = {dims.get("x", 2), dims.get("y", 2)} == {2}
@@ -188,7 +188,7 @@ class _Reader:
         return [*inner[: int(dim)], 1, *inner[int(dim) :]]
 
     def call(self, node: Any, at: int) -> tuple[str, list[ast.expr], int]:
-        """Return the name, operands and statement index of an operation or a variable's value."""
+        """Return an operation's name, operands and statement index; look up a variable's value."""
         if isinstance(node, ast.Name):
             made = next((n for n in reversed(range(at)) if node.id in stored(self._block[n])), at)
             if isinstance(getattr(self._block[made], "targets", [None])[0], ast.Name) and made < at:
@@ -205,7 +205,7 @@ class _Reader:
         return "", [], at
 
     def _called(self, node: ast.Call) -> tuple[str, list[ast.expr]]:
-        """Return a function's name and arguments; a method's object is the first argument."""
+        """Return a function's name and arguments. The object of a method is the first argument."""
         training = [key.value for key in node.keywords if key.arg == "training"]
         given = [*node.args, *(key.value for key in node.keywords if key.arg != "training")]
         value, owner = self._frame.scope.value(node.func), getattr(node.func, "value", None)
@@ -229,7 +229,7 @@ class _Reader:
         return _ALIKE.get(name, name) if is_torchs or value is MISSING else "", given
 
     def filled(self, new: str) -> ast.expr:
-        """Return a replacement with expressions in place of its letters."""
+        """Return the replacement `new` with the matched expressions in place of the letters."""
         known = {letter: node for letter, (node, _) in self._found.items()}
         is_there = getattr(self._frame.scope.name("F"), "__name__", "") == "torch.nn.functional"
         text = new if is_there else new.replace("F.", "torch.nn.functional.")
@@ -240,7 +240,7 @@ class _Reader:
         return filled
 
     def replaced(self, node: ast.expr, new: ast.expr) -> Iterator[Form]:
-        """Yield a `Form` that puts `new` in place of `node`, unless a name in `new` was rebound."""
+        """Yield a `Form` that replaces `node` by `new`, unless a matched name was rebound since."""
         for read, at in self._found.values():
             names = {each.id for each in ast.walk(read) if isinstance(each, ast.Name)}
             if any(names & stored(self._block[n]) for n in range(at, self._at)):
@@ -264,7 +264,7 @@ class _Reader:
         )
 
     def collected(self, loop: ast.stmt) -> Iterator[Form]:
-        """Replace `x = torch.cat([x, y])` by a list, unless the loop also reads `x` elsewhere."""
+        """Replace `x = torch.cat([x, y])` by a list, unless the loop reads `x` in other code."""
         made = self._block[self._at]
         call: Any = getattr(made, "value", None)
         name, args, _ = self.call(call, self._at)
@@ -281,7 +281,7 @@ class _Reader:
 
 # -- functions that contain the replacement
 def functions_again(frame: FailedFrame) -> dict[FunctionType, CodeType]:
-    """Return the functions with a frame's code, and this code recompiled from the changed tree."""
+    """Map each function that runs a frame's code to this code, compiled from the changed tree."""
     code = frame.code
     functions = [f for f in gc.get_referrers(code) if type(f) is FunctionType]
     waiting = [compile(frame.tree or "", frame.filename, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)]
@@ -294,7 +294,7 @@ def functions_again(frame: FailedFrame) -> dict[FunctionType, CodeType]:
 
 @contextmanager
 def swapped(functions: dict[FunctionType, CodeType]) -> Iterator[None]:
-    """Replace the code of functions for good, so use this only in a dry run's process."""
+    """Replace the code of functions and never restore it. Use this only in a dry run."""
     for function, code in functions.items():
         function.__code__ = code
     yield

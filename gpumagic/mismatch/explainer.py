@@ -1,7 +1,7 @@
-"""Explain an error about tensors on different devices: find the operands, the cause and the fix.
+"""Explain an error about tensors on different devices by its operands, its cause and a fix.
 
-None of the user's code runs, the exception stays unchanged, and no tensor is kept alive. If the
-frames contradict the error's message, or if the cause is uncertain, there is no explanation.
+None of the user's code runs, the exception stays unchanged, and no tensor is kept alive. There is
+no explanation if the frames contradict the error's message, or if the cause is uncertain.
 """
 
 import ast
@@ -46,8 +46,8 @@ _DICT = "a dict does not move with the model: move each of its tensors"
 def explain(
     error: BaseException, *, namespace: Mapping[str, Any] | None = None
 ) -> Explanation | None:
-    """Explain torch's error in terms of the code that raised it; see `gpumagic.explain`."""
-    # Record errors of this code. If raised in an except block, they would hide the user's error.
+    """Return the explanation of torch's error, or None. `gpumagic.explain` calls this."""
+    # `faults.kept` catches errors of this code, because they would hide the user's error.
     with faults.kept("explaining an error"), torch._C.DisableTorchFunctionSubclass():
         for each in errors(error):
             if (message := read(each)) and (found := failed_frames(each.__traceback__)):
@@ -75,7 +75,7 @@ def _explain(found: list[FailedFrame], message: Message) -> Explanation | None:
 
 
 def _module_call(frame: FailedFrame, within: FailedFrame, message: Message) -> Operation | None:
-    """Return a frame's call of a module with data on another device; None if uncertain."""
+    """Return a frame's call of a module whose input is on another device; None if uncertain."""
     call = conflict(frame, message, certain=True)
     if call is None or not call.calls_module or call.parts[0].node is not call.node.func:
         return None
@@ -88,7 +88,7 @@ def _module_call(frame: FailedFrame, within: FailedFrame, message: Message) -> O
 
 
 def _moves_whole(part: Part) -> bool:
-    """Whether an operand is on one device and `.to()` moves all of it."""
+    """Whether an operand is on a single device, and `.to()` moves all its tensors."""
     if len(part.devices) > 1:
         return False
     if part.kind != "module" or part.value is None:
@@ -99,7 +99,7 @@ def _moves_whole(part: Part) -> bool:
 
 
 def _placed(found: list[FailedFrame], choice: fixes.Choice) -> str | None:
-    """Return the `%%ongpu` line of an earlier cell if it would also fix this cell; else None."""
+    """Return the `%%ongpu` line of an earlier cell if this line also fixes the last cell."""
     frame, (gpu, _, number) = found[-1], choice.target.partition(":")
     here = frame.at_top and label(frame.filename) == last_cell()
     home = all(part.device == "cpu" and _follows(part, found[0]) for part in choice.odd)
@@ -133,7 +133,7 @@ def _mismatch(
     extra += _also_read(clash) if kind == "numpy" else []
     site = fixes.Site(clash, odd, extra)
     above, names = fixes.climb(site, outer)
-    # A comprehension may have its own frame, so also try the frame of the enclosing function.
+    # A comprehension may have a separate frame, so also try the frame of the enclosing function.
     around = outer[:1] if frame.code.co_name.endswith(("comp>", "expr>")) else []
     places = [(each, odd) for each in [frame, *around]] + [(above.frame, above.odd)]
     tried = [*((each, [*moved, *extra]) for each, moved in places), *places]
@@ -154,7 +154,7 @@ def _mismatch(
 
 
 def _also_read(clash: Operation) -> list[Part]:
-    """Return other tensors on a GPU whose `.numpy()` is called in the statement."""
+    """Return other tensors on a GPU whose `.numpy()` is called in the failing statement."""
     nodes: list[Any] = [*ast.walk(statement(clash.node) or clash.node)]
     called = [
         n.func.value for n in nodes if getattr(getattr(n, "func", None), "attr", "") == "numpy"
@@ -164,7 +164,7 @@ def _also_read(clash: Operation) -> list[Part]:
 
 
 def _fails_next(fix: Fix, caller: list[FailedFrame], odd: list[Part], target: str) -> bool:
-    """Whether the result of the fixed function would clash with tensors in the caller."""
+    """Whether the fixed function's result would clash with tensors in the calling function."""
     calls = [
         (each, each.failed) for each in caller if each.failed and each.filename == fix.filename
     ]
@@ -217,7 +217,7 @@ def _is_method(node: ast.Call, reader: Reader) -> bool:
 def _reason(
     leaves: tuple[Part, ...], frames: list[tuple[FailedFrame, list[Part]]], kind: str, fix: Any
 ) -> str | None:
-    """Return the reason as a sentence, or None; `frames` pairs frames with operands to move."""
+    """Return the reason, or None. `frames` has pairs of a frame and its operands to move."""
     if kind in ("numpy", "host"):
         return _NUMPY if kind == "numpy" else _HOST
     if told := _brought(leaves):
@@ -225,7 +225,7 @@ def _reason(
     for frame, odd in frames:
         for part in odd:
             if left := sources.unregistered(part, frame):
-                # A fix that registers the attribute already shows the code to write.
+                # Leave out the advice to register the attribute if the fix does so already.
                 return left.reason.partition(sources.PERMANENTLY)[0] if fix else left.reason
     if any(part.text.endswith('"]') for _, odd in frames for part in odd):
         return _DICT

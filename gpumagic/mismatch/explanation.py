@@ -1,4 +1,4 @@
-"""Record and show an error about tensors on different devices: operands, reason and fix."""
+"""Record an error about tensors on different devices, and show its operands, reason and fix."""
 
 import ast
 from collections.abc import Iterable, Iterator
@@ -18,7 +18,7 @@ class Operand:
     """Describe an operand of the failing expression, such as a tensor or a module."""
 
     name: str
-    devices: tuple[str, ...]  # the device with the most bytes first; a module may have several
+    devices: tuple[str, ...]  # several for some modules; the one with most bytes is first
     nbytes: int | None  # None if unknown, because the value no longer exists
     about: str  # a description: "float32[3, 2]", "Linear, 2 tensors"
     odd: bool = False  # whether the operand is on the wrong device
@@ -30,8 +30,8 @@ class Operand:
 class Fix:
     """Describe code to paste into the user's cell or file."""
 
-    # `where` is "before" (put `code` before line `line`) or "replace" (replace the lines `line` to
-    # `end_line`). Lines count from 1. The code is indented as in the source.
+    # If `where` is "before", insert `code` before `line`. If "replace", replace the lines `line` to
+    # `end_line` by `code`. Lines count from 1. The code is indented as in the source.
     code: str
     where: str
     line: int
@@ -39,7 +39,7 @@ class Fix:
     filename: str  # name of the file or cell, as in the traceback
     label: str = ""  # display name of the file or cell: "In [3]", "train.py"
     nbytes: int | None = None  # bytes that the fix moves; None if unknown
-    cls: str = ""  # the class if the fix edits one: its objects keep the old code; else empty
+    cls: str = ""  # the edited class, if its objects keep the old code; else empty
 
     def apply(self, source: str) -> str:
         """Return the source of `filename` with the fix applied."""
@@ -59,8 +59,8 @@ class Explanation(Shown):
     label: str  # the file's display name
     operands: tuple[Operand, ...]
     fix: Fix | None
-    reason: str | None  # one sentence; None if no common cause was found
-    first: str | None = None  # the `%%ongpu` line that fixes the cell without an edit
+    reason: str | None  # the cause, in one sentence; None if unknown
+    first: str | None = None  # the `%%ongpu` line that fixes the cell instead of `fix`
 
 
 def expression(frame: FailedFrame, node: ast.AST) -> tuple[str, int, str, str]:
@@ -70,7 +70,7 @@ def expression(frame: FailedFrame, node: ast.AST) -> tuple[str, int, str, str]:
 
 
 def total(counts: Iterable[int | None]) -> int | None:
-    """Return the sum of byte counts; None if any of them is unknown."""
+    """Return the sum of byte counts; None if one is unknown."""
     found = list(counts)
     return None if None in found else sum(count or 0 for count in found)
 
@@ -140,7 +140,7 @@ def _where(fix: Fix) -> str:
     return f"{label}replace {lines} with"
 
 
-# Not only the object: an optimizer, for example, refers to the old object's parameters.
+# All later cells must run too, because an optimizer, for example, refers to old parameters.
 RERUN = "then run that cell and all below it again"
 
 
@@ -166,7 +166,7 @@ NEAR = 12  # maximum number of lines that one edit may span
 
 @dataclass
 class Edit:
-    """Collect lines to insert before a statement, and expressions to replace in or near it."""
+    """Collect lines to insert before a statement, and expressions to replace nearby."""
 
     frame: FailedFrame
     stmt: ast.stmt
@@ -194,7 +194,7 @@ class Edit:
 
 
 def _magic_before(cell: str, line: int, code: str) -> str:
-    """Return what the user typed before `code` in a cell's line, such as ``"%time "``; or empty."""
+    """Return the text before `code` in a line that the user typed, such as ``"%time "``."""
     history = getattr(getattr(shell(), "history_manager", None), "input_hist_raw", [])
     number = int(cell[4:-1]) if cell[4:-1].isdigit() else len(history)
     typed = "".join("".join(history[number : number + 1]).splitlines()[line - 1 : line])
@@ -210,7 +210,7 @@ def around(frame: FailedFrame, edits: list[tuple[ast.AST, str]]) -> Edit | None:
 
 
 def can_precede(frame: FailedFrame, stmt: ast.stmt) -> bool:
-    """Whether a line inserted before `stmt` runs each time immediately before it."""
+    """Whether a line inserted above `stmt` always runs immediately before `stmt`."""
     line = frame.source.splitlines()[stmt.lineno - 1]
     if line.encode()[: stmt.col_offset].strip() or line.lstrip().startswith("elif"):
         return False  # as in `if ready: y = net(x)` or `a; b`
@@ -231,7 +231,7 @@ def before_loops(frame: FailedFrame, stmt: ast.stmt, texts: list[str]) -> ast.st
 
 
 def _edited(lines: list[str], first: int, edits: list[tuple[ast.AST, str]]) -> list[str]:
-    """Return lines with expressions replaced; `first` is the first line's number."""
+    """Return lines after replacing expressions. `first` is the number of the first line."""
     text = "\n".join(lines).encode()  # columns count bytes of UTF-8
     starts = [0]
     for line in lines:

@@ -1,9 +1,9 @@
 """Choose the operands to move and their target device, and write the edit.
 
-The target is usually a GPU: a module's GPU, or else the GPU with most bytes of operands. The
-operation may change an operand in place. This operand moves only if an edit can create it on the
-target or rebind it. If a call such as `torch.zeros(3)` made an operand, the edit adds a device to
-the call. Later operations are checked too, because `loss(net(x), y)` fails if only `x` moves.
+The target is usually a module's GPU, or else the GPU with most bytes of operands. An operand that
+the operation changes in place moves only if an edit can create it on the target or rebind it. If a
+call such as `torch.zeros(3)` made an operand, the edit adds a device to the call. Later operations
+are checked too. For example, if `x` moves, then `y` must also move for `loss(net(x), y)`.
 """
 
 import ast
@@ -46,10 +46,10 @@ _DEVICE_NAMES = ("device", "dev", "DEVICE", "self.device", "self.cfg.device", "a
 # -- the operands that move
 @dataclass(frozen=True)
 class Choice:
-    """The operands to move (`odd`), and their target device."""
+    """Record which operands to move to which device."""
 
-    target: str
-    odd: tuple[Part, ...]
+    target: str  # the device
+    odd: tuple[Part, ...]  # the operands to move
     to_host: bool = False  # whether the operation needs these operands on the CPU
 
 
@@ -71,7 +71,7 @@ def choose(found: Operation, message: Message, frames: list[FailedFrame]) -> Cho
 
 def _of_indexed(found: Operation) -> str | None:
     """Return the target for `x[i]`: the device of the tensor `x`, or the GPU of the indices."""
-    # The GPU is the target if a call just created `x`, or if later code needs the indices there.
+    # This GPU is the target if a call just created `x`, or if later code needs the indices there.
     indexed, *indices = found.parts
     gpus = [part for part in indices if part.device not in ("cpu", None)]
     there = gpus and indexed.device == "cpu" and indexed is not found.fixed
@@ -81,7 +81,7 @@ def _of_indexed(found: Operation) -> str | None:
 
 
 def _read_on_host(node: ast.AST, leaves: tuple[Part, ...]) -> tuple[Part, ...]:
-    """Return the operands that must be on the host; for `pack_padded_sequence` only the lengths."""
+    """Return the operands that must be on the host; for `pack_padded_sequence`, the lengths."""
     if not isinstance(node, ast.Call) or "pack" not in ast.unparse(node.func):
         return leaves
     lengths = [word.value for word in node.keywords if word.arg == "lengths"] or node.args[1:2]
@@ -110,11 +110,11 @@ def _written_on(found: Operation, frames: list[FailedFrame]) -> str | None:
 
 
 def _heaviest(found: Operation) -> str:
-    """Return the best target: GPUs come before the CPU, and modules count more than bytes."""
+    """Return the best target. Prefer GPUs, then devices with modules, then with most bytes."""
 
     def weight(device: str) -> tuple[bool, int, int]:
         here = [part for part in found.parts if device in part.devices]
-        # A temporary result weighs as much as its variables. A module as an operand counts twice.
+        # A result has the bytes of the variables in its expression. A module operand counts twice.
         named = [each for part in here for each in named_in(part, found.reader) or [part]]
         sizes = {part.key: part.nbytes for part in named}
         model = sum("module" in {part.kind for part in parts} for parts in (here, named))
@@ -126,11 +126,11 @@ def _heaviest(found: Operation) -> str:
 # -- where a fix goes, and how it names the device
 @dataclass(frozen=True)
 class Site:
-    """The failing operation and the operands to move, as one frame's code names them."""
+    """Record an operation and the operands to move, as written in the code of one frame."""
 
     at: Operation
     odd: list[Part]
-    extra: list[Part]  # values that later code combines with the result; they move too
+    extra: list[Part]  # other values to move, which later code combines with the result
 
     @property
     def frame(self) -> FailedFrame:
@@ -154,7 +154,7 @@ def climb(site: Site, outer: list[FailedFrame]) -> tuple[Site, dict[str, str]]:
 
 
 def _given(moved: list[Part], frame: FailedFrame, parts: Iterable[Part]) -> list[Part] | None:
-    """Return the caller's expressions for the operands `moved`; None if any was not passed."""
+    """Return the caller's expressions for the operands `moved`; None if one was not passed."""
     above = {id(part.value): part for part in reversed([*parts])}
     found: list[Part] = []
     for part in moved:
@@ -175,7 +175,7 @@ def _given(moved: list[Part], frame: FailedFrame, parts: Iterable[Part]) -> list
 
 
 def _argument(part: Part, frame: FailedFrame) -> Part:
-    """Return `x` for an operand `x[0]`, and `self.h` for a local name of the tensor `self.h`."""
+    """Return `x` for the operand `x[0]`, and `self.h` for a local variable with this tensor."""
     named = named_in(part, Reader(frame))
     part = named[0] if len(named) == 1 and named[0].kind == "tensor" else part
     local = part.kind == "tensor" and part.text.isidentifier() and part.text not in frame.parameters
@@ -185,7 +185,7 @@ def _argument(part: Part, frame: FailedFrame) -> Part:
 
 
 def _written_device(site: Site, target: str, line: ast.stmt, *, inside: bool = False) -> str:
-    """Return code that names `target`, such as ``x.device``; `inside`: use in a comprehension."""
+    """Return code for `target`, such as ``x.device``. `inside` allows a comprehension's names."""
     names = [*_DEVICE_NAMES, *(f"{name}.device" for name in _at_hand(site, inside))]
     unknown = _bound_later(line, site)
     if inside:
@@ -206,7 +206,7 @@ def _written_device(site: Site, target: str, line: ast.stmt, *, inside: bool = F
 
 
 def _at_hand(site: Site, inside: bool) -> list[str]:
-    """Return names whose `.device` may be the target: operands, parameters, layers' weights."""
+    """Return names of values whose `.device` may be the target, such as operands."""
     nodes = [n for part in [*site.at.parts, *site.odd] for n in ast.walk(part.node)]
     kinds = (ast.Name, ast.Attribute)
     nodes = [n for n in nodes if isinstance(n, kinds) and (inside or not in_own_scope(n))]
@@ -238,7 +238,7 @@ def move_owners(choice: Choice, frames: list[FailedFrame]) -> Fix | None:
 
 
 def move_global(choice: Choice, frames: list[FailedFrame]) -> Fix | None:
-    """Return the fix that moves a global tensor once, if a function uses it again; else None."""
+    """Return the fix that moves a global tensor above the call of a function that reuses it."""
     frame, top = frames[0], next((each for each in frames if each.at_top), frames[0])
     named = {part.text: part for odd in choice.odd for part in named_in(odd, Reader(frame))}
     if frame is top or top.failed is None or len(named) != 1:
@@ -324,7 +324,7 @@ def _move(site: Site, choice: Choice) -> Fix | None:
     in_place = not above or not in_own_scope(site.at.node)
     device = device if to_host or not in_place else _loop_module_device(site) or device
     edits = [(part, _moved(part, site, device, choice)) for part in standing]
-    # An operand without edits is used only in later lines. It is not counted as moved.
+    # An operand without edits is used only in later lines, so its bytes are not counted.
     moved = [*above, *(part for part, found in edits if found)]
     nbytes = {part.key: part.to_move(choice.target) for part in moved}
     edit = Edit(frame, stmt, _lines(above, device), [e for _, found in edits for e in found])
@@ -350,7 +350,7 @@ def _loop_module_device(site: Site) -> str | None:
 
 
 def _before(site: Site, *, once: bool) -> ast.stmt | None:
-    """Return the statement before which to move the operands; None if no place is right."""
+    """Return the statement above which a line can move the operands, or None."""
     stmt, moved = statement(site.at.node), [*site.odd, *site.extra]
     if stmt is None or any(_stays(part, site.frame, stmt) for part in site.odd):
         return None
@@ -382,7 +382,7 @@ def _split(site: Site, stmt: ast.stmt, *, to_host: bool) -> tuple[list[Part], li
 
 
 def _lines(above: list[Part], device: str) -> list[str]:
-    """Return lines that move the operands: a line for each module or leaf, one for the others."""
+    """Return lines that move operands: one for each module or leaf tensor, one for all others."""
     above = [*{part.key: part for part in above}.values()]  # `attention(x, x, x)` moves x once
     lines = [sources.moving(part.text, device) for part in above if part.kind == "module"]
     leaves = [f"{part.text}.data" for part in above if sources.is_leaf(part)]
@@ -405,7 +405,7 @@ def _stays(part: Part, frame: FailedFrame, stmt: ast.stmt) -> bool:
         earlier = [use for loop in loops_around(stmt) for use in uses(loop, part.text)]
         earlier = [use for use in earlier if use.lineno < stmt.lineno]
         on_both = any(isinstance(next(parents(use), None), ast.Call) for use in earlier)
-        return on_both or bool(own(part.value).get("hf_device_map"))  # accelerate placed it
+        return on_both or bool(own(part.value).get("hf_device_map"))  # placed by accelerate
     if part.kind == "object":
         return not hasattr(type(part.value), "to")
     # In an autograd.Function, a gradient must be on its input's device, so the arguments stay.

@@ -1,8 +1,8 @@
 """Describe values and expressions as operands, with their devices.
 
 Names, attributes and items are read from the frame. A container is described by its items. The
-result of a call or an operator no longer exists, so its device is derived: if all operands were on
-one device, so was the result; otherwise the device is unknown.
+result of a call or an operator no longer exists, so its device is derived from the operands. If all
+operands were on one device, the result was there too. Otherwise, the device is unknown.
 """
 
 import ast
@@ -18,7 +18,7 @@ from torch.distributions import Distribution
 from gpumagic.usercode import values
 from gpumagic.usercode.frames import FailedFrame
 
-_DEEP, _MOST = 5, 500  # maximum depth and number of objects in a search
+_DEEP, _MOST = 5, 500  # maximum depth of a search, and maximum number of objects
 _STATE = ("_parameters", "_buffers", "_modules")
 
 
@@ -36,14 +36,14 @@ TRANSFERS = words("to cuda cpu")
 _NO_TENSOR = words(
     "item tolist numpy size dim numel shape stride device dtype ndim is_cuda requires_grad backward"
 )
-_DEVICE = type(torch.get_default_device())  # the original class: `torch.device` may be patched
+_DEVICE = type(torch.get_default_device())  # the original class, as `torch.device` may be patched
 _PART_OF = words("T mT H mH real imag data grad values indices")
 NAMED = (ast.Name, ast.Attribute, ast.Subscript)
 """Expressions that read an existing value."""
 
 
 def device_of(value: Any) -> torch.device | None:
-    """Return the device that a `torch.device`, a string or a number names; None for others."""
+    """Return the device that a `torch.device`, a string or a number names; None for all others."""
     if type(value) is _DEVICE:
         return value
     try:
@@ -76,11 +76,11 @@ class Part:
     text: str  # as in the user's code
     # tensor, array, module, generator, object, group (several tensors), made (temporary), unknown
     kind: str
-    devices: tuple[str, ...] = ()  # a module may have several, most bytes first; empty if unknown
+    devices: tuple[str, ...] = ()  # most bytes first, if a module is on several; empty if unknown
     nbytes: int | None = None
     about: str = ""
-    scalar: bool = False  # a 0-dim CPU tensor; operations accept it together with GPU tensors
-    factory: bool = False  # made by a call such as `torch.zeros(3)`, without a `device` argument
+    scalar: bool = False  # whether it is a 0-dim CPU tensor, which may be mixed with GPU tensors
+    factory: bool = False  # made by a call without a `device` argument, such as `torch.zeros(3)`
     value: Any = field(default=None, repr=False, compare=False)
 
     @property
@@ -103,7 +103,7 @@ class Part:
 
 # -- values
 def describe(value: Any, node: ast.expr, text: str) -> list[Part]:
-    """Return a value's operands: one, or one per item of a container; empty for other values."""
+    """Return a value as operands: one for a tensor or module, one for each item of a container."""
     kind = type(value)
     if issubclass(kind, Tensor):
         where, dtype = full(value.device), str(value.dtype).removeprefix("torch.")
@@ -187,11 +187,11 @@ class Reader:
 
     def __init__(self, frame: FailedFrame, moved: Mapping[str, str | None] | None = None) -> None:
         self.frame, self.scope, self.text = frame, frame.scope, frame.text
-        # Expressions that a fix would move, with their new devices; None if unknown.
+        # New device of each expression that a fix would move; None if unknown.
         self.moved = moved if moved is not None else {}
 
     def part(self, node: ast.expr) -> Part | None:
-        """Return an expression as one operand, even a container; None if it has no tensors."""
+        """Return an expression, even a container, as one operand; None if it has no tensors."""
         parts = self.parts(node)
         if len(parts) < 2:
             return parts[0] if parts else None
@@ -273,7 +273,7 @@ class Reader:
         called = self.part(node.func)
         if called is None or called.kind != "module" or called.value is None:
             return [_made(node, text, None)]
-        if not called.devices:  # without weights, a module's result is on the arguments' device
+        if not called.devices:  # a module without weights keeps the device of its arguments
             return self._together(node, text, self.given(node))
         return [_made(node, text, called.device)]
 
@@ -310,7 +310,7 @@ class Reader:
         return self._together(node, text, self.given(node)) or [_made(node, text, None)]
 
     def device(self, node: ast.expr | None, without: str) -> str | None:
-        """Return the device that an argument names; `without` if it names none; None if unknown."""
+        """Return the device in an argument, or `without` if there is none; None if unknown."""
         if node is None:
             return without
         value = self.scope.value(node)

@@ -1,4 +1,4 @@
-"""Parse a device error: its message, the failed operation, and the operations that follow.
+"""Parse the message of a device error, the failed operation, and the operations after it.
 
 The patterns match messages of PyTorch 2.6 to 2.15. A message gives the type of error and often the
 devices, but never the operand to move.
@@ -66,7 +66,7 @@ def read(error: BaseException) -> Message | None:
         return None
     try:
         text = str(error)
-    except Exception:  # noqa: BLE001  the user's own exception may raise anything
+    except Exception:  # noqa: BLE001  a user's `__str__` may raise anything
         return None
     if _WORKER.search(text):
         return Message("worker")
@@ -141,7 +141,7 @@ def _operands(node: Any, writes: bool) -> list[ast.expr]:
         return [node.value, *(each for each in index if not isinstance(each, ast.Slice)), *values]
     if isinstance(node, ast.Attribute) and writes:
         return [node.value, *values]
-    # A plain name is the iterated expression of a loop, as in `for x in loader`.
+    # A lone name or attribute is an operand if a loop iterates over it, as in `for x in loader`.
     return [node] * (isinstance(node, (ast.Name, ast.Attribute)) and not writes)
 
 
@@ -173,8 +173,8 @@ def _writes(node: ast.AST) -> bool:
 
 def conflict(frame: FailedFrame, message: Message, *, certain: bool = False) -> Operation | None:
     """Return a frame's failing operation with the operands that explain the message."""
-    # Unless `certain`, a temporary result is assumed to be on a named device that has no operand.
-    # Return None if the operands still do not explain the message.
+    # Unless `certain`, assume that a temporary result is on a device which the message names and on
+    # which no other operand is. Return None if the operands still do not explain the message.
     reader = Reader(frame)
     within = storages(dict(frame.library))
     found = []
@@ -184,7 +184,7 @@ def conflict(frame: FailedFrame, message: Message, *, certain: bool = False) -> 
         parts = _evidence(done, message, direct, within) if done else ()
         if done and parts:
             found.append(replace(done, parts=parts))
-    # If only the line is known, there may be several candidates; exactly one must match.
+    # If only the line is known, there may be several candidates. Exactly one must match.
     return found[0] if len(found) == 1 else None
 
 
@@ -225,7 +225,7 @@ def _devices(parts: Iterable[Part]) -> frozenset[str]:
 
 
 def _on_a_gpu(parts: list[Part], named: frozenset[str]) -> tuple[Part, ...]:
-    """Return the GPU operands if they match the named devices; a container is one operand."""
+    """Return the GPU operands if they match the named devices. A container is one operand."""
     found: list[Part] = []
     for node, group in groupby(parts, key=lambda part: part.node):
         items, text = list(group), ast.unparse(node)
@@ -237,12 +237,12 @@ def _on_a_gpu(parts: list[Part], named: frozenset[str]) -> tuple[Part, ...]:
 
 
 def _with_gone(leaves: list[Part], located: list[Part], named: frozenset[str]) -> tuple[Part, ...]:
-    """Return the operands. Temporary results get the only named device that has no operand."""
+    """Return the operands, with temporary results on the only named device that has no operand."""
     gone = [part for part in leaves if not part.devices and part.value is None]
     if any(part.factory for part in gone):  # a module such as `nn.MSELoss()` has no tensors
         gone = [part for part in gone if part.kind != "module"]
     rest = tuple(d for d in named if not agree(frozenset([d]), _devices(located)))
-    alike = len(gone) == 1 or all(part.factory for part in gone)  # created without a device
+    alike = len(gone) == 1 or all(part.factory for part in gone)  # created without `device=`
     if not (located and gone and alike and len(rest) == 1):
         return ()
     kinds = ["module" if part.kind == "module" else "made" for part in gone]
@@ -252,7 +252,7 @@ def _with_gone(leaves: list[Part], located: list[Part], named: frozenset[str]) -
 
 
 def named_in(part: Part, reader: Reader) -> list[Part]:
-    """Return the tensors and modules in a result's expression, if on the result's device."""
+    """Return the tensors and modules in a result's expression that are on the result's device."""
     # `self.net(x)` gives `self.net` and `x`, but not `self`. A tensor `x` gives `x`.
     if part.kind != "made":
         return [part] if part.kind == "tensor" else []
@@ -301,7 +301,7 @@ def meets(
 def _clashes(
     frame: FailedFrame, node: ast.AST, odd: list[Part], moved: dict[str, str | None], target: str
 ) -> Iterator[tuple[Reader, list[Part]]]:
-    """Yield, for each later operation on `target`, its operands on the former device of `odd`."""
+    """Yield the operands on the former device of `odd`, for each later operation on `target`."""
     sources = {part.device for part in odd} - {target}
     reader, ran = Reader(frame, moved), set(ast.walk(node)) - {node}
     for step in _steps(node):
@@ -324,7 +324,7 @@ def _targets(stmt: ast.Assign) -> list[str]:
 
 
 def _leaves(step: ast.AST, reader: Reader) -> list[Part]:
-    """Return the operands that must be on one device: all but CPU scalars."""
+    """Return the operands that must be on one device, which are all except CPU scalars."""
     done = operation(step, reader)
     return [part for part in done.parts if not part.scalar] if done else []
 
