@@ -1,7 +1,7 @@
-"""Find the code that made an operand, and write the edit there.
+"""Find the code that made an operand of a failed operation, and edit the code there.
 
-There are three cases: a statement made the operand, a module that was not moved owns the operand,
-or the operand is a module's attribute that `.to()` does not move.
+There are three cases: an assignment made the operand, the operand belongs to a module that was not
+moved, or the operand is an attribute of a module that `.to()` does not move.
 """
 
 import ast
@@ -27,10 +27,10 @@ from gpumagic.usercode.frames import (
 )
 from gpumagic.usercode.values import MISSING, contents, of_function, own
 
-# Statements that register a value, so that `.to()` moves it. Fields: module, name, value.
-# Buffers are not persistent, so that checkpoints do not change.
+# Statements that register a value with a module. Their fields are the module, the name, the value.
+# The buffer is not persistent, so that checkpoints do not change.
 _BUFFER = '{}.register_buffer("{}", {}, persistent=False)'
-_REGISTERED = "{}.{} = nn.%s({})"
+_REGISTERED = "{}.{} = nn.%s({})"  # %s is a class such as Parameter or ModuleList
 PERMANENTLY = "; to fix it permanently, "
 _PARAMETER = re.compile(r"[\w.]*\bParameter(?=\()")
 
@@ -43,10 +43,10 @@ class Unregistered:
     cls: str
     name: str
     registered: str
-    reason: str  # why `.to()` did not move it, and the code to write
+    reason: str  # why `.to()` did not move the attribute, and the code to write
 
     def edit(self, frame: FailedFrame) -> tuple[ast.AST, str] | None:
-        """Return the attribute's only assignment and the new code; None if not in `__init__`."""
+        """Return the assignment and its new code; None unless the only one is in `__init__`."""
         nodes, text = ast.walk(frame.tree) if frame.tree is not None else (), f"self.{self.name}"
         classes = [n for n in nodes if isinstance(n, ast.ClassDef) and n.name == self.cls]
         inner: list[Any] = [node for each in classes for node in ast.walk(each)]
@@ -56,7 +56,7 @@ class Unregistered:
         if where != ["__init__"] or isinstance(made[0].value, ast.Constant):
             return None
         value = ast.get_source_segment(frame.source, made[0].value) or ""
-        if self.registered == _REGISTERED % "Parameter":  # write `nn.Parameter` only once
+        if self.registered == _REGISTERED % "Parameter":  # the value may call Parameter already
             value = ast.unparse(ast.parse(_PARAMETER.sub("", value), mode="eval"))
         return made[0], self.registered.format("self", self.name, value)
 
@@ -82,14 +82,14 @@ def unregistered(part: operand.Part, frame: FailedFrame) -> Unregistered | None:
 
 
 def _registered(held: Any, odd: set[int]) -> str | None:
-    """Return the statement that registers `held`, if its id or an item's id is in `odd`."""
+    """Return the statement that registers `held`, if `odd` has the id of `held` or of an item."""
     if issubclass(type(held), Tensor):
         better = _REGISTERED % "Parameter" if held.requires_grad else _BUFFER
         return better if id(held) in odd else None
     items = contents(held)
     if not any(id(item) in odd for _, item in items):
         return None
-    # Keys become the names of modules, which must not contain a dot.
+    # Keys become names of submodules or parameters. Such names must not contain a dot.
     named = type(held) is not dict or all(str(key).isidentifier() for key, _ in items)
     for kind in (nn.Module, nn.Parameter):
         if named and all(issubclass(type(item), kind) for _, item in items):
@@ -111,12 +111,12 @@ def owner_of(
     part: operand.Part, frames: list[FailedFrame], target: str
 ) -> tuple[FailedFrame, operand.Part] | None:
     """Return the outermost frame that names the operand's owner (a module), and the owner."""
-    # Skip modules with tensors on a third device, because `.to(target)` would move these too.
+    # Skip modules with tensors on a third device, because `.to(target)` would move those too.
     named = [part] if part.kind == "module" else named_in(part, operand.Reader(frames[0]))
-    mine = all(each is part or each.kind == "tensor" for each in named)  # False for module results
+    mine = all(each is part or each.kind == "tensor" for each in named)  # False for module outputs
     wanted = {memory for each in named for memory in storages(each.value) if mine}
     for frame in reversed(frames if wanted else []):
-        # A global module has the same name in a function and in the cell that calls the function.
+        # Also look up the name of `part`, because the calling cell knows a global module by it.
         name = [ast.Name(part.text, ast.Load())] if part.kind == "module" else []
         for node in [*_names_around(frame), *(n for n in name if n.id.isidentifier())]:
             module = frame.scope.value(node)
@@ -128,7 +128,7 @@ def owner_of(
 
 
 def _names_around(frame: FailedFrame) -> list[ast.expr]:
-    """Return the names in the failed statement, and in the iterables of the loops around it."""
+    """Return the names in the failed statement, and in the iterables of its enclosing loops."""
     failed = frame.failed or ast.Pass()
     loops = [loop.iter for loop in loops_around(failed) if isinstance(loop, ast.For)]
     trees: list[ast.AST] = [statement(failed) or failed, *loops]
@@ -142,13 +142,13 @@ def moving_tensors(module: nn.Module) -> list[Tensor]:
 
 # -- the statement that made an operand
 def maker_of(part: operand.Part, moved: dict[str, str], at: Operation) -> ast.Assign | None:
-    """Return the statement that creates an operand, if the edit belongs there; else None."""
-    # Keys of `moved` are the operands that the fix moves; values are their new devices.
+    """Return the assignment that created an operand, if the fix can edit it; else None."""
+    # `moved` has the new device of each operand that the fix moves, by the operand's `key`.
     node, frame, target = at.node, at.reader.frame, moved[part.key]
     made = only_assignment(part.text, node)
     call = operand.Reader(frame).part(made.value) if made is not None else None
     always = function_of(node) is getattr(made, "parent", None)
-    # If the assignment is conditional, a parameter may still have the caller's value.
+    # If the assignment is conditional, a function's parameter may still have the caller's value.
     if made is None or call is None or (part.text in frame.parameters and not always):
         return None
     from_numpy = ast.unparse(getattr(made.value, "func", made)).endswith("from_numpy")
@@ -173,12 +173,12 @@ def before_transfer(node: ast.AST, reader: operand.Reader, target: str | None) -
 
 
 def is_leaf(part: operand.Part) -> bool:
-    """Whether an operand is a leaf that requires a gradient; a moved copy would be no leaf."""
+    """Whether an operand is a leaf that requires a gradient. A moved copy would not be a leaf."""
     return part.kind == "tensor" and part.value.requires_grad and part.value.is_leaf
 
 
 def only_assignment(text: str, node: Any) -> ast.Assign | None:
-    """Return the only assignment of `text` in a node's function; None if it is below the node."""
+    """Return the only assignment to `text` in a node's function, if it is not below the node."""
     # Statements such as `x = x + 1` do not count.
     stmts = [stmt for stmt in nodes_around(node, ast.Assign) if assigns(stmt, text)]
     made = [stmt for stmt in stmts if not uses(stmt.value, text)]
@@ -191,11 +191,11 @@ def assigns(stmt: ast.AST | None, text: str) -> bool:
 
 
 def with_device(node: ast.AST, frame: FailedFrame, device: str) -> list[tuple[ast.AST, str]]:
-    """Return edits that add `device` to an expression's outermost calls that create tensors."""
+    """Return edits that add `device` to the outermost calls that create tensors or generators."""
     function = frame.scope.value(node.func) if isinstance(node, ast.Call) else None
     name = (
         str(of_function(function, "__name__")) if operand.is_torch(function) else ""
-    )  # not NumPy's
+    )  # NumPy has functions of the same names
     given = {keyword.arg for keyword in getattr(node, "keywords", ())}
     makes = function is torch.Generator or name in operand.FACTORIES or name.endswith("_like")
     if not isinstance(node, ast.Call) or "device" in given or not makes:
@@ -256,7 +256,7 @@ def moving(text: str, device: str) -> str:
 
 
 def moving_each(node: ast.expr, owner: Any, frame: FailedFrame, device: str, detached: str) -> str:
-    """Return the code that moves each tensor of a container."""
+    """Return the code that moves a container's tensors; `detached` is ``".detach()"`` or empty."""
     whole, mapping = frame.text(node), type(owner) not in (list, tuple)
     if type(owner) is not dict and hasattr(type(owner), "to"):
         return moving(whole, device)

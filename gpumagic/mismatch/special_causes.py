@@ -1,4 +1,4 @@
-"""Explain device errors due to optimizers, files, data loaders, generators or missing GPUs."""
+"""Explain device errors of optimizers, sums, files, data loaders, generators and missing GPUs."""
 
 import ast
 import inspect
@@ -47,7 +47,7 @@ _NUMBERED = (".to", ".cuda", ".device", ".set_device")  # calls that accept a GP
 
 
 def special_cause(found: list[FailedFrame], message: Message) -> Explanation | None:
-    """Return the explanation if this file has a function for the error's cause; else None."""
+    """Explain an error that has one of the causes in this file; return None for other errors."""
     if message.kind == "generator":
         return _for_default_generator(found) or _for_generator(found)
     if message.kind == "worker":
@@ -59,7 +59,7 @@ def special_cause(found: list[FailedFrame], message: Message) -> Explanation | N
 
 
 def _in_statement(frame: FailedFrame, kind: type) -> list[tuple[str, Any]]:
-    """Return the objects of a class in a frame's failed statement, each with its name."""
+    """Return the name and value of each object of class `kind` in a frame's failed statement."""
     header = _header(frame)
     nodes = ast.walk(header) if header else ()
     values = {frame.text(node): frame.scope.value(node) for node in nodes}
@@ -67,13 +67,13 @@ def _in_statement(frame: FailedFrame, kind: type) -> list[tuple[str, Any]]:
 
 
 def _header(frame: FailedFrame) -> ast.AST | None:
-    """Return a frame's failed statement; for a loop, only the iterated expression."""
+    """Return a frame's failed statement. For a `for` loop, return only the iterated expression."""
     stmt = next(filter(None, map(statement, frame.candidates)), None)
     return stmt.iter if isinstance(stmt, ast.For) else stmt
 
 
 def _outermost(frames: list[FailedFrame], name: str, value: Any) -> tuple[Any, ast.stmt, str]:
-    """Return the outermost frame that names `value`, the frame's failed statement, and the name."""
+    """Return (frame, failed statement, name) for the outermost frame that names `value`."""
     for frame in reversed(frames):
         here = ((text, each) for text, each in _in_statement(frame, type(value)))
         known = [text for text, each in here if each is value]
@@ -85,7 +85,7 @@ def _outermost(frames: list[FailedFrame], name: str, value: Any) -> tuple[Any, a
 
 
 def _for_optimizer(frames: list[FailedFrame]) -> Explanation | None:
-    """Explain an optimizer whose state is on another device than its parameters."""
+    """Explain an optimizer whose state is not on the device of the parameters."""
     frame, found = frames[0], _in_statement(frames[0], Optimizer)
     node = frame.failed
     if node is None or statement(node) is None or len(found) != 1:
@@ -113,7 +113,7 @@ def _for_optimizer(frames: list[FailedFrame]) -> Explanation | None:
 
 
 def _away(optimizer: Optimizer, parameters: list[Tensor]) -> list[Tensor]:
-    """Return state tensors that are not on their parameter's device, except step counters."""
+    """Return the state tensors, except step counters, that are not on their parameter's device."""
     state = ((p, *each) for p in parameters for each in optimizer.state.get(p, {}).items())
     tensors = ((p, t) for p, key, t in state if issubclass(type(t), Tensor) and key != "step")
     return [t for p, t in tensors if t.device != p.device]
@@ -134,7 +134,7 @@ def _for_sum(frame: FailedFrame, message: Message) -> Explanation | None:
 
 
 def _for_missing(frame: FailedFrame, kind: str) -> Explanation | None:
-    """Explain a missing GPU: the fix names the last existing GPU, or loads a file to the CPU."""
+    """Explain a missing GPU. The fix names the last existing GPU, or loads a file to the CPU."""
     node, last = frame.failed, torch.cuda.device_count() - 1
     if not isinstance(node, ast.Call):
         return None
@@ -154,7 +154,7 @@ def _for_missing(frame: FailedFrame, kind: str) -> Explanation | None:
 
 
 def _renamed(each: ast.expr, node: ast.Call, frame: FailedFrame, value: Any, last: int) -> Any:
-    """Return the edit that replaces `each`, or the value assigned to it, by the last GPU."""
+    """Return the edit that replaces `each`, or the value assigned to `each`, by the last GPU."""
     there = {int: f"{last}", str: f'"cuda:{last}"'}
     new = there.get(type(value), f'torch.device("cuda:{last}")')
     made = only_assignment(frame.text(each), node)
@@ -170,7 +170,7 @@ def _renamed(each: ast.expr, node: ast.Call, frame: FailedFrame, value: Any, las
 def _with_argument(
     call: ast.Call, frame: FailedFrame, name: str, value: str, why: str
 ) -> Explanation | None:
-    """Explain a torch call that accepts the argument `name` but does not pass it; else None."""
+    """Explain a torch call that should pass the argument `name`. Return None for other calls."""
     function, stmt = frame.scope.value(call.func), statement(call)
     known = () if stmt is None or not operand.is_torch(function) else _parameters(function)
     given = [keyword.arg for keyword in call.keywords]
@@ -213,7 +213,7 @@ def _for_default_generator(frames: list[FailedFrame]) -> Explanation | None:
         outer, stmt, name = _outermost(frames, name, loader)
         start = before_loops(outer, stmt, [name])
         fix: Any = Edit(outer, start, [f"{name}.sampler.generator = {made}"]).fix(0)
-        if not outer.at_top:  # a new generator in each call would repeat the same order
+        if not outer.at_top:  # in a function, each call would shuffle in the same order
             fix, why = None, f"{why}: make {name} with generator={made}"
         row_of = Operand(name, ("cpu",), None, "DataLoader", odd=True)
         return Explanation(*expression(frame, header), (row_of,), fix, why)
@@ -259,9 +259,9 @@ def _drawn_on(node: Any, reader: operand.Reader, part: operand.Part) -> str | No
 
 
 def _made_on(part: operand.Part, node: Any, frames: list[FailedFrame], target: str) -> Fix | None:
-    """Return the fix that makes the generator on `target`, unless it draws for other devices."""
-    # If another cell made the generator, a new line makes it again with the same seed. The line is
-    # above all loops, because a new generator in each pass would draw the same numbers.
+    """Return the fix that makes the generator on `target`; None if other devices need it too."""
+    # If another cell made the generator, a new line makes it again with the same seed. This line is
+    # above all loops, because a new generator in each pass would draw the same numbers again.
     for frame in frames:
         nodes = ast.walk(frame.tree) if frame.tree is not None else ()
         found = [s for s in nodes if isinstance(s, ast.Assign) and len(s.targets) == 1]
@@ -302,7 +302,7 @@ def _draws_elsewhere(
         by_name = any(keyword.arg == "generator" for keyword in call.keywords)
         given = text in [ast.unparse(argument) for argument in operand.arguments(call)]
         of_torch = by_name or operand.is_torch(frame.scope.value(call.func))
-        # A user's function that got the generator in an earlier cell may draw on any device.
+        # In an earlier cell, a user's function that takes the generator may draw on any device.
         if given and (_drawn_on(call, reader, part) != target if of_torch else earlier):
             return True
     return False

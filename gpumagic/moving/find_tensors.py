@@ -45,11 +45,11 @@ NUMPY_STAYS = "its library uses NumPy, which reads only tensors on the CPU"
 
 @dataclass(frozen=True)
 class FoundTensor:
-    """A tensor, its path from a variable, and the device that it must stay on, if any."""
+    """A tensor, and the path from a variable to the tensor."""
 
     tensor: Tensor
     steps: Path
-    home: torch.device | None = None  # the CPU for an optimizer's step counters
+    home: torch.device | None = None  # the CPU for an optimizer's step counter, else None
 
     @property
     def root(self) -> str:
@@ -68,7 +68,7 @@ class FoundTensor:
 
 @dataclass(frozen=True)
 class Held:
-    """A library's object, its path, its tensors, and the reason if the tensors stay."""
+    """A library's object or a dataset, its path and tensors, and the reason if the tensors stay."""
 
     value: Any
     steps: Path
@@ -83,7 +83,7 @@ class Held:
 class TensorFinder:
     """Collect each tensor once, under the variable through which it was first found.
 
-    Limits of depth and number apply to library objects, not to objects of classes in `module`.
+    The limits `_DEPTH` and `_OBJECTS` do not apply to objects of classes in `module`.
     """
 
     def __init__(self, module: str = "__main__") -> None:
@@ -184,7 +184,7 @@ class TensorFinder:
             return
         for name, item in attributes(value).items():
             if name.endswith("dataset") and issubclass(type(item), CONTAINERS):
-                self._first_time(item)  # not searched: the container stays, like a Dataset
+                self._first_time(item)  # skip this container, because a dataset stays
         stays = _uses_numpy(type(value))
         held = self._attributes(value, steps, tensors=not stays)
         if stays:
@@ -219,12 +219,12 @@ class TensorFinder:
             self.left.append(Left(written(steps), reason))
             return
         self.modules.append(module)
-        if "_device" in vars(module):  # an attribute of Lightning's modules and torchmetrics
+        if "_device" in vars(module):  # Lightning's modules and torchmetrics have this
             self.naming.append((module, str(steps[0])))
         for part in _MODULE_STATE:
             for name, item in getattr(module, part).items():
                 self.value(item, (*steps, (".", name)))
-        # Also find tensors that are neither parameter nor buffer. Module.to() would not move these.
+        # Also find tensors that are neither parameter nor buffer, which Module.to() would not move.
         # Skip tensors that the last forward() computed, because the next call replaces them.
         for name, item in list(vars(module).items()):
             if name in _EVERY_MODULES and (name in _MODULE_STATE or not item):
@@ -255,13 +255,13 @@ class TensorFinder:
 
 
 def nbytes_held(variables: Iterable[tuple[str, Any]], device: str) -> int:
-    """Return the bytes of the variables' storages on `device`, each counted once."""
+    """Return the bytes of the variables' storages on `device`. Each storage counts once."""
     finder = TensorFinder()
     finder.variables(variables)
     storages = {}
     for found in finder.tensors:
         if str(found.tensor.device) == device:
-            with suppress(RuntimeError, NotImplementedError):  # sparse: several storages
+            with suppress(RuntimeError, NotImplementedError):  # a sparse tensor has no storage
                 storage = found.tensor.untyped_storage()
                 storages[storage._cdata] = storage.nbytes()
     return sum(storages.values())
@@ -287,7 +287,7 @@ class _LookInto(dict[type, _Look | None]):
     def __missing__(self, kind: type) -> _Look | None:
         looks = TensorFinder._object if issubclass(kind, type) or is_open(kind) else None
         look = next((look for look, kinds in _LOOKS if issubclass(kind, kinds)), looks)
-        if defined_in(kind) != "__main__":  # do not cache a cell's class: it may be redefined
+        if defined_in(kind) != "__main__":  # a cell's class may be redefined, so do not cache
             self[kind] = look
         return look
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.cuda import synchronize  # the original: torch.cuda.synchronize may be patched later
+from torch.cuda import synchronize  # torch.cuda.synchronize may be patched later
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
@@ -32,11 +32,11 @@ from gpumagic.usercode.values import CONTAINERS, Step, own, parts_of, walk, writ
 
 # Copied ranges start at multiples of this many bytes, so that they begin at a whole element.
 _ALIGNMENT = 64
-# Minimum number of bytes of a move that shows its progress.
+# A move of at least this many bytes shows its progress.
 _MANY = 2**28
 # Containers with more items than this are not searched for optimizers and modules.
 _FEW = 100
-# A range of a storage, as start and end in bytes, and the overlapping tensors in the range.
+# The start and end of a range of a storage, in bytes, and the overlapping tensors in the range.
 _Family = tuple[int, int, list[FoundTensor]]
 
 
@@ -49,7 +49,7 @@ def move_all(
     check_room: bool = True,
     line: Any = None,
 ) -> Moves:
-    """Move tensors, modules, optimizers, and containers of them, to `device`; or raise `GpuError`.
+    """Move tensors, modules, optimizers and containers; raise `GpuError` if they do not fit.
 
     The state of optimizers in `namespace` moves with the parameters. Names in `namespace` may be
     rebound. `origins` receives each moved tensor with its former device. `check_room` checks first
@@ -67,7 +67,7 @@ def move_all(
     left = [*finder.left, *(Left(written(held.steps), held.reason) for held in staying)]
     moved: tuple[Moved, ...] = ()
     if moving:
-        # The plan fills `origins` as it moves, so that an interrupt loses no origin.
+        # The plan adds to `origins` while tensors move, so that an interrupt loses no origin.
         plan = MovePlan(device, finder, origins)
         plan.run(namespace, check_room, line)
         left += plan.left
@@ -131,9 +131,9 @@ class MovePlan:
                     self.left.append(Left(name, reason))
 
     def run(self, namespace: dict[str, Any], check_room: bool, line: Any) -> None:
-        """Move all tensors; if they do not fit, raise GpuError with nothing moved."""
+        """Move all tensors; if they do not fit, move nothing and raise GpuError."""
         check_room &= self._device.type == "cuda"
-        # Raise here and not in `_copy`, because a chained out-of-memory error keeps copies alive.
+        # Raise outside `_copy`, because chaining its out-of-memory error would keep copies alive.
         full = check_room and self._needed > cuda_state.free_bytes(self._device)
         if full or not self._copy(line):
             raise GpuError(_no_room(self._device, self._finder.tensors))
@@ -175,7 +175,7 @@ class MovePlan:
         return True
 
     def _copy_alone(self, found: FoundTensor) -> None:
-        """Copy a tensor of a subclass, or of a layout without strides, by its own `to`."""
+        """Copy a tensor without plain storage, such as a sparse tensor, with the tensor's `to`."""
         try:
             data = found.tensor.data
             with torch.inference_mode(data.is_inference()):
@@ -203,7 +203,7 @@ class MovePlan:
                 copies[home] = flat.to(home).untyped_storage()
                 copied = end - start
             offset = old.storage_offset() - start // old.element_size()
-            with torch.inference_mode(old.is_inference()):  # `.data = new` also sets this flag
+            with torch.inference_mode(old.is_inference()):  # `old.data = new` copies this flag
                 new = torch.empty(0, dtype=old.dtype, device=home)
                 new.set_(copies[home], offset if old.numel() else 0, old.size(), old.stride())
             self._add(found, new, copied)
@@ -235,7 +235,7 @@ class MovePlan:
             raise
 
     def _bring(self, held: Held, namespace: dict[str, Any]) -> None:
-        """Move an object by its own `to`. If `to` returns a new object, rebind the variable."""
+        """Move an object with its `to`. If `to` returns a new object, rebind the variable."""
         name, device = str(held.steps[0]), self._device
         moving = [found.tensor for found in held.tensors if found.must_move(device)]
         sources = [str(tensor.device) for tensor in moving]
@@ -252,7 +252,7 @@ class MovePlan:
                 reason = f".to({str(device)!r}) returns a new object: assign it where it is used"
         if reason:
             self.left.append(Left(written(held.steps), reason))
-        elif moving:  # otherwise, all its tensors moved with another variable
+        elif moving:  # otherwise, the tensors moved with another variable
             self._count(name, sum(map(bytes_of, moving)), sources)
             self._origins.append((brought, Origin(name, moving[0].device, device)))
 
@@ -280,7 +280,7 @@ def _span(tensor: Tensor) -> tuple[int, int]:
 
 
 def _addresses(value: Any) -> tuple[int, int] | None:
-    """Return the first and the end address of a tensor or NumPy array; None if unknown."""
+    """Return the start and end address of a tensor or NumPy array; None if unknown."""
     if type(value) is Tensor and has_plain_storage(value) and value.numel():
         base, (first, stop) = value.untyped_storage().data_ptr(), _span(value)
         return base + first, base + stop
@@ -317,7 +317,7 @@ def bytes_of(tensor: Tensor) -> int:
 
 
 def _name_devices(naming: Iterable[tuple[Any, str]], device: torch.device) -> Origins:
-    """Set the device attributes of objects to `device`; return the changed objects' origins."""
+    """Set the device attributes of objects to `device`; return the origins of changed objects."""
     origins: Origins = []
     for value, name in naming:
         if named := _name_device(value, device):
@@ -354,7 +354,7 @@ def _renamed(name: str, value: Any, device: torch.device, has_tensors: bool) -> 
 
 
 def instances_in(namespace: Mapping[str, Any], kind: type) -> Iterator[tuple[str, Any]]:
-    """Yield a notebook's instances of `kind` by name, including those in containers and objects."""
+    """Yield the name and value of each instance of `kind`, also in containers and objects."""
     variables = [((name,), value) for name, value in namespace.items()]
     for path, value in walk(variables, _parts_of, depth=1):
         if issubclass(type(value), kind):
@@ -397,7 +397,7 @@ forget_origins = _origins.clear  # moved objects then stay where they are
 
 
 def remember(origins: Origins, cell: str) -> None:
-    """Store the origins of objects that `cell` moved; an object keeps its first origin."""
+    """Store the origins of objects that `cell` moved."""
     keep_origins(_origins, origins, cell)
 
 
@@ -407,7 +407,7 @@ def origin_of(value: object) -> Origin | None:
         found: Origin | None = _origins.get(value)
     except TypeError:  # the value allows no weak references
         return None
-    # The user may have moved a tensor since. Other objects are not checked.
+    # The user may have moved a tensor since then. Other objects are not checked.
     moved_since = isinstance(value, Tensor) and found and value.device != found.there
     return None if moved_since else found
 
@@ -418,7 +418,7 @@ def brought_away() -> Origins:
 
 
 def _add_whole_modules(by_device: Any, namespace: dict[str, Any], away: Origins) -> None:
-    """Add modules as a whole, because `half()` or `cpu()` may have replaced moved buffers."""
+    """Add whole modules to `by_device`, because `half()` may have replaced moved buffers."""
     homes = {id(value): origin.device for value, origin in away}
     for name, module in instances_in(namespace, nn.Module):
         tensors = [*module.parameters(), *module.buffers()]
@@ -428,7 +428,7 @@ def _add_whole_modules(by_device: Any, namespace: dict[str, Any], away: Origins)
 
 
 def bring_home(namespace: dict[str, Any], origins: Origins | None = None) -> Moves:
-    """Move the objects in `origins` back, or by default all objects that cells moved."""
+    """Move the objects in `origins` back; by default, all objects that cells moved."""
     by_device: dict[torch.device, list[tuple[str, Any]]] = {}
     away = brought_away() if origins is None else origins
     # Skip gradients and optimizers' state, because they move back with the parameters.

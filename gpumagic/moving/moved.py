@@ -35,7 +35,7 @@ class Moves:
     left: tuple[Left, ...] = ()
     seconds: float = 0.0
     value: Any = field(default=None, compare=False)
-    """The moved value; a copy of a value that cannot move in place, such as a JAX array."""
+    """The moved value. It is a copy if the value cannot move in place, as with a JAX array."""
 
     @property
     def nbytes(self) -> int:
@@ -80,17 +80,17 @@ class Origin:
     kind: type | None = None  # type of the variable's value; None for torch's objects
     committed: bool = True  # whether a JAX array was committed to `device`
     originals: Mapping[int, tuple[Any, Any]] = field(default_factory=dict, compare=False)
-    """By a copy's id: a weak reference to the copy, and its original (until `keep_origins`)."""
+    """By copy id: a weak reference to the copy, and the original, which `keep_origins` drops."""
     named: Mapping[str, object] = field(default_factory=dict)
-    """Former values of the object's attributes that name a device, by attribute."""
+    """Former values of the attributes in which the object names a device, by attribute."""
 
 
 Origins = list[tuple[Any, Origin]]
-"""Pairs (moved object, origin). For arrays, (framework name, variable name) is the object."""
+"""Pairs (moved object, origin). For arrays, the first item is (framework name, variable name)."""
 
 
 def keep_origins(known: MutableMapping[Any, Origin], origins: Origins, cell: str) -> None:
-    """Store origins in `known`. An object that is moved on to a third device keeps its origin."""
+    """Store origins in `known`. An object that goes on to a third device keeps its first origin."""
     for moved, origin in origins:
         copies = {key: (copy, None) for key, (copy, _) in origin.originals.items()}
         origin = replace(origin, cell=cell, originals=copies)

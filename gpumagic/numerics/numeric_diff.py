@@ -5,9 +5,9 @@ the two runs are paired by operator and shapes. Results that depend on an unpair
 may differ, but variables must agree at the end.
 
 For one operation, two results may differ by twice torch.testing's tolerance. For a chain of
-operations, this limit grows with the square root of their number, as rounding errors do (N. J.
-Higham and T. Mary, "A New Approach to Probabilistic Rounding Error Analysis", 2019). The limit
-never exceeds ten tolerances. The tolerance of a sum is relative to the largest term.
+operations, this limit grows with the square root of the chain's length, as rounding errors do
+(N. J. Higham and T. Mary, "A New Approach to Probabilistic Rounding Error Analysis", 2019). The
+limit never exceeds ten tolerances. The tolerance of a sum is relative to the largest term.
 """
 
 import contextvars
@@ -36,35 +36,35 @@ from gpumagic.timing.agreement import array_differences, dtype_of, tolerance
 from gpumagic.usercode.program import Program, namespace_of, program
 
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
-_SHORT = re.compile(r"^fp(?=\d)|(?<=^b)f(?=\d)")  # fp16, bf16
+_SHORT = re.compile(r"^fp(?=\d)|(?<=^b)f(?=\d)")  # to read fp16 as float16, bf16 as bfloat16
 _TYPE = "two devices or two dtypes are needed; type cpu 1, or float32 bfloat16"
 # Errors may grow by this factor, so that an operation with a condition number of 10, which loses
 # one decimal digit, is allowed (Higham, "Accuracy and Stability of Numerical Algorithms", 1.6).
 _DIGIT = 10.0
-# Operators that add terms, which may cancel each other.
+# Operators that add terms. Large terms may cancel each other.
 _SUMS = ("add.", "sub.", "sum", "mean", "native_batch_norm_b", "native_layer_norm_b")
-# Maximum number of operations to pair after the first unequal pair. difflib takes quadratic time.
+# Maximum operations to pair after the runs first differ, because difflib takes quadratic time.
 _ALIGNED = 2_000
 _MOST_LINES = 4
 
 
 @dataclass(frozen=True)
 class Gap:
-    """The largest difference between the two sides' results of an operation, with its cause."""
+    """The largest difference between the two sides' results of an operation, and the cause."""
 
-    rtol: float = 0.0  # torch.testing's tolerance for the least precise dtype so far
-    depth: int = 0  # number of operations in the longest chain that ends with the result
-    inputs: float = 0.0  # difference of the inputs, relative to their largest magnitude
+    rtol: float = 0.0  # torch.testing's tolerance for the chain's least precise dtype
+    depth: int = 0  # number of operations in the longest chain that ends here
+    inputs: float = 0.0  # the largest relative difference of the operation's inputs
     excess: float = 0.0  # `largest` divided by the allowed difference; above 1, the results diverge
-    largest: float = 0.0  # the largest difference; infinite if only one of the two values is NaN
+    largest: float = 0.0  # the largest difference; infinite if a NaN or an infinity differs
     scale: float = 0.0  # the largest finite magnitude in the results
     at: tuple[int, ...] = ()  # the index of the largest difference
-    values: tuple[object, ...] = ()  # the values at the index `at`, one for each side
+    values: tuple[object, ...] = ()  # the two values at the index `at`, or two unequal shapes
     noise: bool = False  # whether the gap is allowed only because the terms of a sum are large
     choice: bool = False  # whether the operation, such as argmax, chose among nearly equal numbers
     where: str = ""  # "In [3], line 7: `x.softmax(-1)` (aten._softmax)"
     line: int | None = None
-    why: str = ""  # the cause of a divergence; empty if it is the operation itself
+    why: str = ""  # the cause of a divergence; empty if the operation is the cause
 
     @property
     def relative(self) -> float:
@@ -84,7 +84,7 @@ class NumericDiff(Shown):
 
     @property
     def first(self) -> Gap | None:
-        """The first divergence. A choice among equal numbers counts only if there is no other."""
+        """The first divergence, or a choice among equal numbers if there is no other divergence."""
         return min(self.found, key=lambda each: each.choice, default=None)
 
     @property
@@ -152,7 +152,7 @@ def diff(
 
 
 def _sides(given: tuple[object, ...]) -> dict[str, Device | torch.dtype]:
-    """Resolve two devices or two dtypes; return them by name."""
+    """Return the two devices, or the two dtypes, by name."""
     words = [_SHORT.sub("float", str(each).removeprefix("torch.")) for each in given]
     found: dict[str, Any] = {word: getattr(torch, word) for word in words if word in _DTYPES}
     found = found or {str(device): device for device in map(find, given)}
@@ -212,14 +212,14 @@ def _compared(
             largest = max(largest, gap.relative)
         elif all(each.excess <= 1 for each in known):
             gap = _explained(other, gap, instead, sides)
-            found.setdefault(gap.where, gap)  # a loop may repeat the operation
+            found.setdefault(gap.where, gap)  # report a loop's operation only once
     ran = max(len(run.operations) for run in runs)
     said = f"{count:,} of {many(ran, 'operation')} compared, on copies"
     return NumericDiff(sides, tuple(found.values()), count, largest, (*notes, said))
 
 
 def _aligned(runs: Sequence[Recorder]) -> Iterator[tuple[RecordedOperation, RecordedOperation]]:
-    """Yield pairs of operations, then of variables. `instead` marks unpaired operations."""
+    """Yield pairs of operations, then pairs of variables. Set `instead` of unpaired operations."""
     ran = [run.operations for run in runs]
     keys = [[(each.name, each.shapes) for each in run] for run in ran]
     alike = [*(a == b for a, b in zip(*keys, strict=False)), False].index(False)
@@ -256,7 +256,7 @@ def _gap(one: RecordedOperation, other: RecordedOperation, known: list[Gap]) -> 
 
 
 def _difference(one: Tensor, other: Tensor, before: Gap, terms: float) -> Gap:
-    """Return the gap of two results; `terms` is the largest term of a sum, else 0."""
+    """Return the gap of two results; `terms` is the magnitude of a sum's largest term, else 0."""
     # Take the smaller tolerance, so that a lower precision on only one side is reported.
     own, atol = min(tolerance(dtype_of(one)), tolerance(dtype_of(other)))
     gap = replace(before, rtol=max(before.rtol, own))

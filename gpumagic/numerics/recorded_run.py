@@ -41,7 +41,7 @@ class RecordedOperation:
     backward: bool = False
     results: list[Tensor] = field(default_factory=list)  # copies on the host
     gap: Any = None  # the difference from the paired operation of the other run
-    instead: Any = None  # unpaired operations of each run, here or earlier; None if all are paired
+    instead: Any = None  # each run's unpaired operations, if this or an input is unpaired
 
     @property
     def is_variable(self) -> bool:
@@ -70,9 +70,9 @@ class Recorder(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.operations: list[RecordedOperation] = []
         self.variables: dict[str, RecordedOperation] = {}
-        self.room = _MOST  # bytes left; below 0, results are no longer saved
+        self.room = _MOST  # bytes left for results; below 0, no more results are saved
         self._unwritten = unwritten
-        # By a storage's id: the operations that wrote it. The weak reference keeps the id unique.
+        # By storage id: a weak reference (keeps the id unique), and the operations that wrote it.
         self._storages: dict[int, tuple[StorageWeakRef, list[RecordedOperation]]] = {}
         self._forward: dict[int, Any] = {}  # each forward operation's `at`, by sequence number
 
@@ -159,7 +159,7 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 def _draw(func: Any, args: Any, kwargs: Any) -> Any:
-    """Run an operation, and replace its random numbers by numbers that the CPU draws in float32."""
+    """Run an operation, then overwrite its random numbers with float32 numbers from the CPU."""
     generator = kwargs.get("generator") or torch.default_generator
     if generator.device.type != "cpu":
         return func(*args, **kwargs)

@@ -104,7 +104,7 @@ class Library:
 
     def __init__(self, module: Any = None) -> None:
         self.module = module
-        # Exceptions that a call may raise, even with a wrong pynvml. `load` adds NVMLError.
+        # Exceptions that a call may raise, even in another package's pynvml. `load` adds NVMLError.
         self.errors: tuple[type[Exception], ...] = _ERRORS
 
     def load(self) -> None:
@@ -220,7 +220,7 @@ class Nvml:
             self._gpus_until = 0.0
 
     def system(self, function: str) -> Any:
-        """Call a function without arguments: ``"nvmlSystemGetDriverVersion"``. None if it fails."""
+        """Call a function such as ``"nvmlSystemGetDriverVersion"``; return None if it fails."""
         with self._lock:
             return self._library.call(function)
 
@@ -229,8 +229,8 @@ class Nvml:
     ) -> dict[str, Any]:
         """Make several queries of a GPU; return the answers by name, None for no answer.
 
-        `alive` means that the GPU has just answered another query. If the GPU answers a query, its
-        unsupported queries are not repeated later. If not, the GPU is recorded in ``silent``.
+        `alive` means that the GPU has just answered another query. After an answer, the GPU's
+        unsupported queries are not repeated. Without an answer, ``silent`` lists the GPU.
         """
         answers: dict[str, Any] = dict.fromkeys(questions)
         known = self._unsupported.setdefault(gpu.uuid, {})
@@ -268,7 +268,7 @@ class Nvml:
             samples = self._library.make("nvmlDeviceGetProcessUtilization", gpu.handle, since)
         except self._library.errors as error:
             return {} if _code(error) == _NOT_FOUND else None
-        # Use each pid's newest sample. Drivers may return samples before `since`, or over 100 %.
+        # Use each pid's newest sample. Drivers may also return older samples, or values over 100 %.
         samples = sorted(samples, key=lambda sample: int(sample.timeStamp))
         recent = {int(s.pid): float(s.smUtil) for s in samples if s.timeStamp >= since}
         return {pid: used if used <= 100 else None for pid, used in recent.items()}

@@ -30,8 +30,8 @@ class Placement:
     # anyway, since torch takes 0.2 µs to parse a keyword.
     keywords: dict[str, torch.device]
     direct: bool = True  # whether the device applies without a check of `overruled`
-    previous_index: int | None = None  # index of the CUDA device that was current before
-    delivered: list[list[int]] = field(default_factory=list)  # per batch, bytes of copied tensors
+    previous_index: int | None = None  # the current CUDA device's index before the placement
+    delivered: list[list[int]] = field(default_factory=list)  # for each batch, each tensor's bytes
     taken: dict[str, None] = field(default_factory=dict)  # libraries that `take` has recorded
 
     def overruled(self) -> bool:
@@ -73,7 +73,7 @@ def put_in_force(place: Placement | None) -> None:
 
 
 def traced_device() -> torch.device | None:
-    """Return the device in force in this thread; dynamo can trace this function."""
+    """Return the device for new tensors in this thread. Dynamo can trace this function."""
     device = getattr(_traced, "device", None)
     if device is not None:
         for mode in _get_current_function_mode_stack()[_traced.modes :]:
@@ -94,7 +94,7 @@ def suspended() -> Iterator[None]:
 
 
 if hasattr(os, "register_at_fork"):
-    # A forked worker of a DataLoader must not touch CUDA.
+    # A forked worker of a DataLoader must not use CUDA, so a forked child has no placement.
     os.register_at_fork(after_in_child=lambda: put_in_force(None))
 
 

@@ -53,7 +53,7 @@ def _copy_leaf(device: torch.device, copied: list[int], item: Any) -> Any:
         data, *indices = _copy_batch(device, copied, (item[0], *item[2:]))
         return PackedSequence(data, item.batch_sizes, *indices)
     if hasattr(item, "to") and (isinstance(item, Mapping) or hasattr(item, "pin_memory")):
-        # A batch of tokens or graphs. `tree_map` does not look inside, so call the batch's `to`.
+        # A batch of tokens or graphs. `tree_map` does not search it, so call the batch's `to`.
         held = item if isinstance(item, Mapping) else vars(item)
         copied += [value.nbytes for value in held.values() if isinstance(value, torch.Tensor)]
         return item.to(device)

@@ -2,8 +2,8 @@
 
 A factory is a function that creates tensors; a placement is a device for new tensors. A torch
 function mode would need less code, but would double the cost of every operator. A twin adds 0.4 µs
-to each new tensor; other calls cost nothing. When the last placement ends, every name or default
-argument that refers to a twin gets its original back, also in modules imported meanwhile.
+to each new tensor; other calls cost nothing. When the last placement ends, every name and default
+argument that refers to a twin is set to the original again, also in modules imported meanwhile.
 """
 
 import sys
@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 import torch
 import torch.overrides
 from torch import Tensor
-from torch._C import _len_torch_function_stack  # torch.utils._device uses the same count
+from torch._C import _len_torch_function_stack  # torch.utils._device imports this too
 from torch.jit import _builtins, _recursive
 from torch.utils._device import _device_constructors
 
@@ -84,7 +84,7 @@ _in_modules: list[_Swap] = []  # swaps in the modules of libraries
 _of_users: dict[str, dict[str, Any]] = {}
 _twin_of: dict[int, Any] = {}  # by the original's id, since hashing a value could run user code
 _real_of: dict[int, Any] = {}  # by the twin's id
-# Ids of torch's modules, originals and twins. A namespace without these has nothing to swap.
+# Ids of torch's modules, of originals and of twins. Without these, a namespace needs no swap.
 _ids: set[int] = set()
 _holders = 0  # number of placements that have not ended
 _namespaces: dict[int, dict[str, Any]] = {}  # swapped namespaces by id
@@ -101,7 +101,7 @@ def find_swaps() -> None:
 
 
 def _install(namespace: dict[str, Any] | None) -> None:
-    """Count one more placement, and swap names in `namespace`. The first one swaps all names."""
+    """Count a placement, and swap names in `namespace`. The first placement swaps all names."""
     global _holders
     with _lock:
         find_swaps()
@@ -157,12 +157,12 @@ _find_builtin: Callable[[Any], str | None] = _builtins._find_builtin
 
 
 def _find_operator(function: Any) -> Any:
-    """Find a twin's operator by the original, because torch.jit.script knows only originals."""
+    """Find a function's operator. For a twin, find that of the original, which torch knows."""
     return _find_builtin(_real_of.get(id(function), function))
 
 
 def _swap(swaps: Iterable[_Swap], *, back: bool = False) -> None:
-    # Leave values that are neither the original nor the twin, because the user has patched them.
+    # Skip a name whose value is neither the original nor the twin, because the user patched it.
     for owner, name, old, new in swaps:
         if back:
             old, new = new, old
@@ -175,7 +175,7 @@ def _swap(swaps: Iterable[_Swap], *, back: bool = False) -> None:
 
 def _swap_torch(*, back: bool = False) -> None:
     _swap(_in_torch, back=back)
-    for name, method in METHODS.items():  # to restore inherited originals, delete the twins
+    for name, method in METHODS.items():  # deleting a twin restores the inherited original
         if not back and name not in vars(Tensor):
             setattr(Tensor, name, method)
         elif back and vars(Tensor).get(name) is method:
@@ -185,7 +185,7 @@ def _swap_torch(*, back: bool = False) -> None:
 class _TorchFinder(MetaPathFinder):
     """Restores the originals while a torch module is imported, since the module may store them."""
 
-    # A module in `IN_LIBRARIES` may see twins. Its own functions are swapped after the import.
+    # A module in `IN_LIBRARIES` may see twins during its import. Its functions are swapped later.
     importing = 0  # number of torch modules that are being imported, in all threads
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
@@ -270,7 +270,7 @@ def _new_modules() -> dict[str, Any]:
     modules, _last_known = list(sys.modules.items()), name
     new = {n: m for n, m in modules if _known.get(n) is not m}
     for name, module in new.items():
-        with suppress(TypeError):  # None, which blocks an import, allows no weak reference
+        with suppress(TypeError):  # a value None, which blocks an import, allows no weak reference
             _known[name] = module
     return new
 

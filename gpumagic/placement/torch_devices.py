@@ -10,14 +10,14 @@ from gpumagic.errors import GpuError
 
 
 def devices(*, memory: bool = True) -> list[Device]:
-    """Return the GPUs that torch can use, in order of ordinal; if `memory`, with free memory."""
+    """Return the GPUs that torch can use, ordered by ordinal; if `memory`, with free memory."""
     tell_cuda_order()
     known, count = names.here(memory=memory), torch.cuda.device_count()
     if any(device.kind == "xpu" for device in known):
         count = torch.xpu.device_count()
     if len(known) == count and all(device.uuid for device in known):
         return known
-    # The driver lists no GPUs (as on a Jetson), or other GPUs than torch does. Use torch's list.
+    # Use torch's list, because the driver's list is empty (as on a Jetson) or has other GPUs.
     return [
         Device(
             "cuda",

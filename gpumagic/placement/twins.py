@@ -3,8 +3,8 @@
 A twin wraps a function, and makes it use the placement (the device for new tensors). If there is no
 placement, or if the caller gives `device=`, `out=` or `pin_memory=`, the twin changes nothing.
 
-But if a library asks for GPU 0 or "cuda:0", it gets the placement's GPU, as if the placement had
-set CUDA_VISIBLE_DEVICES. In code of the user, torch or Python, GPU 0 stays GPU 0.
+There is one exception: a library that asks for GPU 0 or "cuda:0" gets the placement's GPU, as if
+CUDA_VISIBLE_DEVICES named only this GPU. In code of the user, torch or Python, GPU 0 stays GPU 0.
 """
 
 import types
@@ -75,7 +75,7 @@ def _library_at(frame: FrameType | None, given: object) -> str:
 
 
 def _is_users(given: object, frame: FrameType | None) -> bool:
-    """Whether `given` is ``"cuda:0"``, and is a string object in the user's code or variables."""
+    """Whether `given` is ``"cuda:0"``, and the user's code or variables hold this string object."""
     frame = user_frame(frame)
     if frame is None or given != _FIRST:
         return False
@@ -166,8 +166,8 @@ _device_twin: Any = _DeviceType("device", (), {"__module__": "torch", "__doc__":
 
 
 # -- functions that create tensors
-# Host code: modules whose small tensors belong on the host, such as optimizers' step counters,
-# samplers' seeds, and NumPy values of schedulers. No placement applies in these modules.
+# Modules of "host code", whose small tensors belong on the host. No placement applies in them.
+# Examples are step counters of optimizers, seeds of samplers and NumPy values of schedulers.
 _HOST_CODE = (
     "torch.optim",
     "torch.utils.",
@@ -179,7 +179,7 @@ _HOST_CODE = (
     "diffusers.schedulers.",
     "fastai.data.",
 )
-# No host code, since users may call it to place a batch. DataLoaders suspend the placement.
+# Not host code, because users may call it to place a batch. In a DataLoader, no placement applies.
 _COLLATE = "torch.utils.data._utils.collate"
 
 
@@ -282,14 +282,14 @@ def _default(get: Function, args: Args, kwargs: dict[str, Any], _: FrameType | N
 
 
 def _recheck_later(make: Function, args: Args, kwargs: dict[str, Any], _: FrameType | None) -> None:
-    """Adapt `with torch.device(...)`. Later calls check whether the placement is overruled."""
+    """Adapt `with torch.device(...)`, so that later factory calls check `overruled`."""
     make(*args, **kwargs)
     if place := placement():
         place.direct = False
 
 
 def _new(make: Function, args: Args, kwargs: dict[str, Any], _: FrameType | None) -> Any:
-    """Adapt `torch.Tensor(...)`, but not the creation of its subclasses."""
+    """Adapt `torch.Tensor(...)`, but not calls of its subclasses."""
     made = make(*args, **kwargs)
     return _fresh(made, args[1:], kwargs) if args[0] is Tensor else made
 
@@ -322,7 +322,7 @@ _TENSOR_TYPE = type(torch.FloatTensor)
 
 # -- functions of libraries
 def _checked(check: Function, args: Args, kwargs: dict[str, Any], _: FrameType | None) -> Any:
-    """Adapt the check of `device_map`, which rejects a default device if accelerate is missing."""
+    """Adapt a check of `device_map` that rejects a default device if accelerate is missing."""
     try:
         return check(*args, **kwargs)
     except ValueError:
@@ -337,7 +337,7 @@ def _spread(find: Function, args: Args, kwargs: dict[str, Any], _: FrameType | N
     if not isinstance(device_map, dict) or (place := _on_a_gpu()) is None:
         return device_map
     gpus: dict[int, Any] = {n: _device("cuda", n) for n in device_map.values() if type(n) is int}
-    if gpus.keys() == {0}:  # if the map has several GPUs, keep them, because the user chose them
+    if gpus.keys() == {0}:  # if the map has other GPUs, keep them, because the user chose them
         gpus[0] = place.take(str(find.__module__).partition(".")[0])
     return {part: gpus.get(device, device) for part, device in device_map.items()}
 

@@ -14,16 +14,16 @@ from gpumagic.display.units import NOT_KNOWN, duration, tick
 from gpumagic.usercode.files import UserLine
 
 Kind = Literal["loader", "copy", "wait", "launch", "python"]
-"""Why a GPU is idle: a `DataLoader`, a copy, a wait of the host, launches, or plain Python."""
+"""Why a GPU is idle: a `DataLoader`, a copy, a wait of the host, operator launches, or Python."""
 
 
 class Operator(NamedTuple):
-    """One operator, called from one line of code. Its times exclude the operators that it calls."""
+    """All calls of one operator from one line. Times exclude the operators that it calls."""
 
     name: str
     calls: int
-    host: float
-    device: float | None
+    host: float  # seconds
+    device: float | None  # seconds; None if the profiler does not see the device
 
     @property
     def cost(self) -> float:
@@ -35,8 +35,8 @@ class ProfiledLine(NamedTuple):
     """Totals of one line of the user's code. `where` is None for events that belong to no line."""
 
     where: UserLine | None
-    host: float
-    device: float | None  # None if the profiler does not see the device
+    host: float  # seconds
+    device: float | None  # seconds; None if the profiler does not see the device
     launches: int | None  # None if `device` is None
     copies: int
     waits: int
@@ -53,7 +53,7 @@ class Cause(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """One moment: the host's line, and the state of the GPU. `cause` is None if a kernel ran."""
+    """A sample: the host's line, and the state of the GPU. `cause` is None if a kernel ran."""
 
     line: UserLine | None
     busy: bool
@@ -67,12 +67,12 @@ class CellProfile(Shown):
 
     device: str
     virtual: bool  # whether the device is a virtual GPU, whose time cannot be measured
-    seconds: float  # until the device finished, without the time that tracing lines took
+    seconds: float  # until the device finished, without the overhead of tracing lines
     busy: float | None  # seconds in which a kernel ran; None if the profiler sees no device
     lines: tuple[ProfiledLine, ...]  # the slowest first
     causes: tuple[Cause, ...]  # the longest first
     moments: tuple[Moment, ...]  # evenly distributed samples, for the timeline
-    added: float = 0.0  # seconds of overhead: measured for lines, estimated as 2 µs for each event
+    added: float = 0.0  # seconds of overhead: measured for lines, 2 µs for each event
     saved: str = ""  # the file of the trace
 
 

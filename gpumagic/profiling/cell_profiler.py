@@ -2,8 +2,8 @@
 
 A loop in plain Python may run ten million lines a second. To record each as a profiler range would
 take more memory than the operators. So a line is logged (in 32 bytes) only if it runs for at least
-`SHORT`, in which no operator can finish. The times of shorter lines are added up. When their sum
-exceeds `SAMPLE`, the line that is running gets the whole sum.
+`SHORT`. No operator finishes in less time. The times of shorter lines are added up. When their sum
+exceeds `SAMPLE`, the line that has just run gets the whole sum.
 """
 
 import gzip
@@ -79,7 +79,7 @@ class CellProfiler:
                 getattr(torch, self._kind).synchronize(self._device.ordinal)
         finally:
             began = perf_counter_ns()
-            self._profile.use_device = None  # otherwise, a wait by torch counts as the user's
+            self._profile.use_device = None  # otherwise, `__exit__` would record one more wait
             self._profile.__exit__(None, None, None)
             self.stopping = (perf_counter_ns() - began) / 1e9
 
@@ -117,7 +117,7 @@ class CellProfiler:
 
 
 class LineClock:
-    """Log when the user's lines run in this thread. Call `start`, run code, always call `stop`.
+    """Log when the user's lines run in this thread. Call `start`, run code, and always call `stop`.
 
     Raises GpuError if something else, such as a debugger, traces this thread.
     """
@@ -171,10 +171,10 @@ class LineClock:
                 self._short = 0
         at = user_frame(frame.f_back) if event == "return" else frame
         if at is None or id(at.f_code) not in self._codes:
-            # While code is suspended at an `await`, its line gets the time.
+            # While code is suspended at an `await`, the line of the `await` gets the time.
             ends = given is None or opcode(frame.f_code, frame.f_lasti).startswith("RETURN")
             at = None if ends else frame
-        if at is None or not at.f_lineno:  # each statement's code begins at line 0
+        if at is None or not at.f_lineno:  # line 0 is the start of another statement
             self.ended = now
         else:
             self._code, self._line = id(at.f_code), at.f_lineno

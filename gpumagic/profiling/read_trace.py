@@ -19,9 +19,9 @@ from gpumagic.usercode.files import UserLine
 
 CELL, LINE = "user_cell", "user_line"
 _HOST, _DEVICE = ("cpu_op", "user_annotation"), ("kernel", "gpu_memcpy", "gpu_memset")
-_RUNTIME = ("_runtime", "_driver")  # ends of categories: "cuda_runtime", "xpu_driver"
+_RUNTIME = ("_runtime", "_driver")  # suffixes of categories: "cuda_runtime", "xpu_driver"
 _MOMENTS, _GOLDEN = 3000, 0.618
-_FIRST: tuple[Kind, ...] = ("loader", "copy", "wait")  # of several in progress, the first counts
+_FIRST: tuple[Kind, ...] = ("loader", "copy", "wait")  # if kinds overlap, the first counts
 _COMPUTES = 0.1  # a line whose operators take a smaller share of its host time is plain Python
 _EVENT = 2e-6  # seconds that torch's profiler takes for an event; from benchmarks/profile_cost.py
 Event = dict[str, Any]
@@ -61,7 +61,7 @@ class _Lane:
         self.seconds = sum(map(sub, self._ends, begins)) / 1e6  # total, with overlaps counted once
 
     def last(self, time: float) -> tuple[float, Label]:
-        """Return the latest end of the periods that began by `time`, and the line of the newest."""
+        """Return the latest end of the periods that began by `time`, and the last period's line."""
         n = bisect_right(self._starts, time) - 1
         return (self._ends[n], self.events[n]["line"]) if n >= 0 else (-inf, None)
 
@@ -99,7 +99,7 @@ class _Trace:
         self.start, self.duration = self.cell["ts"], end - self.cell["ts"]
 
     def _attribute(self) -> None:
-        """Set each event's `line`, and each host event's `behind`: the device seconds it caused."""
+        """Set each event's `line`. Set a host event's `behind` to the device seconds it caused."""
         _subtract_inner(self.host)
         started: dict[tuple[str, Any], Event] = {}
         for e in self.host:
@@ -132,7 +132,7 @@ def _end(e: Event) -> float:
 
 
 def _subtract_inner(events: list[Event]) -> None:
-    """Set `own`, the event's seconds without the events inside it, and `calls`, 1 or 0."""
+    """Set each event's `own` (seconds without the events inside it) and `calls` (1 or 0)."""
     stack: list[Event] = []
     inner: dict[int, list[Event]] = defaultdict(list)
     for e in sorted(events, key=lambda e: (str(e["tid"]), e["ts"], -e["dur"])):
@@ -215,8 +215,8 @@ def _moments(found: _Trace, lanes: dict[str, _Lane]) -> Iterator[Moment]:
 def _causes(
     moments: tuple[Moment, ...], whole: float, waits: _Lane, unseen: tuple[ProfiledLine, ...]
 ) -> tuple[Cause, ...]:
-    """Return a cause of each kind, with its seconds and most frequent line, the longest first."""
-    # `unseen` lines have no device times, so their copies and waits are counted, not timed.
+    """Return a cause of each kind, with its seconds and its most frequent line."""
+    # Lines in `unseen` have no device times, so frequent copies and waits there are counted.
     counts: dict[Kind, Counter[Label]] = defaultdict(Counter)
     for cause in filter(None, (moment.cause for moment in moments)):
         counts[cause.kind][cause.where] += 1
