@@ -44,12 +44,12 @@ def unload_ipython_extension(shell: Any) -> None:
 
 
 def _jupyter_labextension_paths() -> list[dict[str, str]]:
-    """Return the labextension's folder and name, for JupyterLab."""
+    """Return the folder and the name of gpumagic's JupyterLab extension."""
     return [{"src": "labextension", "dest": "gpumagic"}]
 
 
 def _jupyter_server_extension_points() -> list[dict[str, Any]]:
-    """Return the server extension; only the Jupyter server calls this."""
+    """Return gpumagic's extension of the Jupyter server, which calls this function."""
     from gpumagic.server.routes import Extension
 
     return [{"module": "gpumagic.server", "app": Extension}]

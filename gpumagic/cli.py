@@ -78,7 +78,7 @@ def _demo(args: argparse.Namespace) -> int:
 
 
 def seconds(text: str) -> float:
-    """Parse a number of seconds. The errors of argparse show this function's name."""
+    """Parse a number of seconds. argparse shows this function's name: ``invalid seconds value``."""
     found = float(text)
     if not 0 < found <= 86400:
         raise argparse.ArgumentTypeError(f"{text} s is not between 0 and 86400 s; type --watch 2")

@@ -1,7 +1,7 @@
-"""Copy the operands of a failed torch call to one device and call again, for `%%ongpu … --fix`.
+"""Copy the operands of a failed torch call to one device and repeat the call, for `--fix`.
 
-The cell's report lists these copies by line. `AutoFix` adds a microsecond to each torch call, so
-only cells with `--fix` use it.
+The cell's report lists the lines that needed these copies. `AutoFix` adds a microsecond to each
+torch call, so only cells of `%%ongpu … --fix` use it.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from gpumagic.placement import FunctionMode
 
 
 class AutoFix(FunctionMode):
-    """If a torch call fails on operands of several devices, repeat it with copies on one device."""
+    """If a torch call mixes devices and fails, repeat it with all operands on one device."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -46,12 +46,12 @@ class AutoFix(FunctionMode):
         return func(*args, **kwargs)
 
     def _together(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        """Return the arguments on one device; None if they need no copies, or cannot be copied."""
+        """Return the arguments copied to one device; None if unnecessary or impossible."""
         leaves, spec = tree_flatten((args, kwargs))
         tensors = [x for x in leaves if isinstance(x, Tensor)]
         if len({tensor.device for tensor in tensors}) < 2:
             return None
-        # A tensor that the call writes to cannot be replaced by a copy.
+        # Use the device of a tensor that the call writes to, because a copy cannot replace it.
         first = (args[:1] or tensors[:1]) if _writes(func) else ()
         written = tree_leaves((kwargs.get("out"), first))
         homes = {x.device for x in written if isinstance(x, Tensor)} or {self._device}

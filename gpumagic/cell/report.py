@@ -1,4 +1,4 @@
-"""Define the report of one cell: a line, and in HTML also details folded below the line.
+"""Define the report of one cell: one line and, in HTML, a table that opens on a click.
 
 The line has the device, the time, the peak memory, and at most two clauses on moves or copies.
 """
@@ -37,7 +37,7 @@ class Report(Shown):
     seconds : float
         Time from the cell's first statement until the device finished the cell's work.
     waited : bool
-        Whether `seconds` includes the wait for the device; False after an interrupt or fault.
+        Whether `seconds` includes the wait for the device. False after an interrupt or a `fault`.
     moved : tuple of Moved
         The variables that were moved to the device.
     left : tuple of Left
@@ -49,19 +49,19 @@ class Report(Shown):
     results : tuple of str
         With `--back`: the new variables, which stay on the device.
     said : frozenset of str
-        Clauses omitted here, because earlier reports of the notebook showed them.
+        Clauses that this report omits, because earlier reports of the notebook showed them.
     batches : Batches
         The batches that loaders copied to the device while the cell ran.
     memory : tuple of Memory
-        For each device on which the cell allocated: peak bytes, and bytes before and after.
+        For each device on which the cell allocated: bytes in use before, at the peak, and after.
     peak : MemoryPeak or None
         With `--memory`: the lines that allocated the memory in use at the peak.
     profile : CellProfile or None
-        The cell's times, with `--profile`.
+        With `--profile`: the profile of the cell.
     energy : float or None
-        The whole board's energy in joules, by NVML; None if unknown or the cell took under 1 s.
+        Joules that the GPU's whole board used. None if unknown, or if the cell took under 1 s.
     ledger : Ledger
-        All copies between devices, batches included, and all waits while the cell ran.
+        All copies between devices, including batches, and all waits for a device.
     ledger_complete : bool
         False if an internal error of gpumagic may have left copies or waits uncounted.
     table : bool
@@ -69,7 +69,7 @@ class Report(Shown):
     made : bool
         Whether the cell made arrays of a framework whose allocations gpumagic cannot count.
     taken : tuple of str
-        GPUs of libraries and variables, replaced by `device`: ``"accelerate's cuda:0"``.
+        The GPUs that `device` replaced, with the library or object: ``"accelerate's cuda:0"``.
     elsewhere : str
         Where most work ran, if not on `device`: ``"96 % of its allocations were on cuda:0"``.
     error : str or None
@@ -124,7 +124,7 @@ _last: list[Report] = []
 
 
 def keep_last(report: Report) -> None:
-    """Make a report the result of `last_report`."""
+    """Store the report that `last_report` returns."""
     _last[:] = [report]
 
 
@@ -140,7 +140,7 @@ def last_report() -> Report | None:
     return _last[0] if _last else None
 
 
-# Kinds of copies that the line omits. Batches have a clause; copies for display matter little.
+# Kinds of copies that the line omits. Another clause shows batches, and displays copy little.
 _OMITTED = ("loader", "display")
 _CLAUSES = 2  # maximum number of clauses in the line; other clauses are folded below
 _ITSELF = "the cell, or a library that it calls, chose that device itself: tell it to use {}"
@@ -160,7 +160,7 @@ def text(report: Report) -> str:
 
 
 def html(report: Report) -> str:
-    """Return the line as HTML, with more clauses, moved bytes and memory folded below the line."""
+    """Return the line as HTML. A click on it shows other clauses, moved bytes and memory."""
     (head, *rest), (clauses, behind) = _head(report), _clauses(report)
     bad = " gm-bad" if report.error or report.fault or report.elsewhere else ""
     first = f'<b class="gm-where{bad}">{escape(head)}</b>'
@@ -179,7 +179,7 @@ def html(report: Report) -> str:
 
 
 def _hints(report: Report) -> list[str]:
-    """Return advice for the cell; omit the ledger's advice if the ledger's table shows it."""
+    """Return advice for the cell, without the ledger's advice if the ledger's table is shown."""
     itself = "cuda" in report.elsewhere and "--no-move" not in report.elsewhere
     first = [_ITSELF.format(report.device)] if itself else []
     shown = report.table or not report.ledger.entries
@@ -187,7 +187,7 @@ def _hints(report: Report) -> list[str]:
 
 
 def _head(report: Report) -> list[str]:
-    """Return the device, the time, how the cell ended, and the peak memory of each device."""
+    """Return the device, the time, any error, and the peak memory of each device."""
     device, took = report.device, duration(report.seconds)
     named = str(device)
     where = f"asked for {named}; {report.elsewhere}" if report.elsewhere else device.label
@@ -242,7 +242,7 @@ def _taken(report: Report) -> str:
 
 
 def _left(left: Iterable[Left]) -> Iterator[str]:
-    """Yield a clause for each reason not to move: ``X, y: a dataset stays where it is``."""
+    """Yield a clause for each reason why variables stayed: ``X, y: a dataset stays …``."""
     names: dict[str, list[str]] = {}
     for part in left:
         names.setdefault(part.reason, []).append(part.name)

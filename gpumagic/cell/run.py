@@ -36,8 +36,8 @@ class _Share:
         self.framework = framework
         self.moves = Moves()
         self.origins: Origins = []  # moved objects and their former devices
-        self.placed: Any = None  # value of the framework's `place` context
-        self.taken: list[str] = []  # GPUs replaced by the cell's device: "accelerate's cuda:0"
+        self.placed: Any = None  # value of the context manager `framework.place`
+        self.taken: list[str] = []  # GPUs that the device replaced: "trainer's cuda:0"
         self.memory: list[Memory] = []
         self.made: dict[str, Any] = {}  # new arrays, by the variable's name
 
@@ -51,7 +51,7 @@ class _Share:
 
     @property
     def batches(self) -> list[list[int]]:
-        """For each batch that a loader copied, a list of the tensors' bytes."""
+        """For each batch that a loader copied, the bytes of each tensor."""
         return getattr(self.placed, "delivered", [])
 
     @property
@@ -78,7 +78,7 @@ class _Share:
         return moves
 
     def elsewhere(self, device: Device, every: Sequence[Entry]) -> str | None:
-        """Return where most work ran: "" on `device`, `_NOTHING` without work, None if unknown."""
+        """Return where most work ran: "" if on `device`, `_NOTHING` if nowhere, None if unknown."""
         name = "" if self.framework.name == "torch" else self.framework.name
         entries = [entry for entry in every if entry.framework == name]
         counted = self.framework.counts_allocations and device.kind == "cuda"
@@ -106,8 +106,8 @@ class _Share:
         of = self.framework
         on_cpu = sum(of.nbytes(array) for array in self.made.values() if of.where(array) == "cpu")
         read = sum(entry.nbytes for entry in entries if entry.kind == "copy")
-        # If the cell copied as many bytes as its CPU arrays have, these arrays are copied results.
-        # The cell may have changed moved variables in place on the device, without an allocation.
+        # New CPU arrays with as many bytes as the cell copied are copies of results.
+        # If variables moved, the cell may have changed them in place, without an allocation.
         stayed = self.moves.left and not self.moves.moved
         return "all work was on cpu" if stayed or on_cpu not in (0, read) else ""
 
@@ -129,8 +129,8 @@ class Run:
         back: bool = False,
         said: frozenset[str] = frozenset((FOR_GOOD,)),  # clauses that earlier reports showed
         helpers: Sequence[Any] = (),  # each has `start` and `stop`
-        recorder: Any = None,  # has `start()`; `stop(seconds)` returns the report's `peak`
-        profiler: Any = None,  # has `start`, `stop` (takes `stopping` s), `result(ledger)`
+        recorder: Any = None,  # has `start()`, and `stop(seconds)`, which returns `peak`
+        profiler: Any = None,  # `stopping` is the time that `stop` took, in seconds
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.device, self._where = device, str(device)
@@ -274,7 +274,7 @@ class Run:
         )
 
     def _ledger(self) -> Ledger:
-        """Return the ledger; empty if torch's device failed, because reading it would wait."""
+        """Return the ledger. If torch's device failed, return an empty ledger without a wait."""
         failed = self._fault is not None and any(s.framework.name == "torch" for s in self._shares)
         if failed or not self._tally.counts:
             return Ledger(virtual=self._tally.virtual)
@@ -282,7 +282,7 @@ class Run:
         return Ledger() if ledger is None else ledger
 
     def _stayed(self, returned: Moves | None, batches: bool) -> Iterator[Left]:
-        """Yield the variables that were not moved; omit datasets if batches were copied."""
+        """Yield the variables that were not moved, without datasets if a loader copied batches."""
         yield from self._left
         for share in self._shares:
             yield from (x for x in share.moves.left if not (batches and x.reason == DATASET_STAYS))
@@ -331,7 +331,7 @@ class Run:
                     touched = (memory.device for memory in share.memory)
                     share.framework.wait(*dict.fromkeys((self._where, *touched)))
         except Exception as failed:  # noqa: BLE001
-            # Waiting raises errors of the device's earlier work, and raises if the device is lost.
+            # The wait raises if earlier work on the device failed, or if the device is lost.
             self._fault = first_line(failed)
         finally:
             self._seconds = self._clock() - self._started - self.left_out
@@ -375,7 +375,7 @@ class Run:
         return found[0] + left if found and all(found) else ""
 
     def _reads_there(self) -> bool:
-        """Whether the cell reads data on its device, so that in-place changes are possible."""
+        """Whether the cell reads data on the device. It may then have changed the data in place."""
         read = dict(variables_read(self._names, self._namespace))
         away = [share.framework.away(read) for share in self._shares]
         return any(self._where in devices for each in away for devices in each.values())
@@ -388,7 +388,7 @@ def _whose(name: str) -> str:
 def left_alone(
     names: Iterable[str], namespace: Mapping[str, Any], device: Device, unusable: str = ""
 ) -> Iterator[Left]:
-    """Yield arrays of unsupported libraries on other GPUs, and tensors if `unusable` is given."""
+    """Yield unsupported libraries' arrays on other GPUs, and all tensors if `unusable` is given."""
     for name in names:
         value = namespace.get(name)
         if unusable and is_tensor(value):

@@ -1,4 +1,4 @@
-"""Check the values whose bounds CUDA's kernels assert: indices, labels and probabilities.
+"""Check indices, labels and probabilities, because CUDA's kernels assert that these are in bounds.
 
 After a failed assert in a kernel, the process cannot use CUDA any more. So gpumagic checks the
 values before the kernel runs, and raises an error. The error shows the user's variable, the bad
@@ -44,8 +44,8 @@ class Bounded(NamedTuple):
     values: Any  # a tensor
     low: float
     high: float  # the largest allowed value; infinity without a limit
-    bound: str  # as text: "10 classes: 0 … 9", "numbers from 0 are needed"
-    at: Any  # the argument (a tensor, an array or a list); the error shows its name
+    bound: str  # the bounds as text: "10 classes: 0 … 9", "numbers from 0 are needed"
+    at: Any  # the argument, which the error names: a tensor, an array or a list
     of: Any  # the tensor whose size sets the bound, or None
     ignored: int | None = None  # a value that is always allowed, such as `ignore_index`
     role: str = "index"  # shown if the argument has no name in the user's code
@@ -57,7 +57,7 @@ Find = Callable[[Any, Any], Iterator[Bounded]]
 
 
 class Indexing(NamedTuple):
-    """Describe torch functions that have the same parameter to check, with the same bounds."""
+    """Describe torch functions in which the same parameter is checked, with the same bounds."""
 
     functions: str  # names, separated by spaces
     parameters: str  # names of the functions' first parameters
@@ -74,7 +74,7 @@ class Indexing(NamedTuple):
         names = self.parameters.split()
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         values, of, dim = given.get(self.at), given.get(self.of), given.get("dim", self.dim)
-        # Floating-point targets are probabilities of classes; torch allows any value for these.
+        # A floating-point target has class probabilities, for which torch allows any value.
         if self.unless in given or (self.of and getattr(values, "is_floating_point", bool)()):
             return
         if isinstance(of, (tuple, list)):  # a sparse tensor's size, with batch dimensions first
@@ -93,7 +93,7 @@ class Indexing(NamedTuple):
 def _along(
     of: Tensor, dim: int | None, unit: str = "elements", *, wraps: bool = True
 ) -> tuple[float, float, str]:
-    """Return the lowest and highest index along `dim` (None: all elements), and both as text."""
+    """Return the lowest and highest index along `dim` (all elements if None), and both as text."""
     size = of.numel() if dim is None or not of.dim() else of.shape[dim]
     text, low, high = f"{size} {unit}", -size if wraps else 0, size - 1
     if dim is not None and of.dim() > 1 and unit == "elements":
@@ -177,7 +177,7 @@ def _of_sums(args: Any, kwargs: Any) -> Iterator[Bounded]:
 
 
 def _of_sparse(args: Any, kwargs: Any) -> Iterator[Bounded]:
-    """Yield a sparse tensor's indices by dimension; torch itself does not check them."""
+    """Yield the indices of a sparse tensor by dimension, because torch does not check them."""
     given = dict(zip(("indices", "values", "size"), args, strict=False)) | kwargs
     of = given.get("indices", ())
     for dim, (row, size) in enumerate(zip(of, given.get("size", ()), strict=False)):
@@ -186,7 +186,7 @@ def _of_sparse(args: Any, kwargs: Any) -> Iterator[Bounded]:
 
 
 def _index_item(item: Any) -> tuple[Any, Tensor | None, int]:
-    """Return the item, its index tensor or None, and the number of dimensions that it indexes."""
+    """Return the item, its index tensor or None, and the number of indexed dimensions."""
     if item is None or item is Ellipsis or type(item) is bool:
         return item, None, 0
     if type(item) is list or type(item).__module__ == "numpy":
@@ -208,7 +208,7 @@ def find_bad_value(finds: list[Find], args: Any, kwargs: Any) -> Exception | Non
 
 
 def _described(bounded: Bounded, args: Any, kwargs: Any) -> str:
-    """Return the error text for the first value out of bounds; empty without such a value."""
+    """Return the error text for the first value out of bounds; empty if there is none."""
     values, low, high = bounded.values, bounded.low, bounded.high
     if not readable(values) or values.dtype == torch.bool or values.is_complex():
         return ""
@@ -234,7 +234,7 @@ def _described(bounded: Bounded, args: Any, kwargs: Any) -> str:
 
 
 def _cause(bounded: Bounded, value: float, ends: list[float], *, same: bool) -> str:
-    """Return the likely cause, or empty text; `same` is true if all bad values equal `value`."""
+    """Return the likely cause, or "". `same` tells whether all bad values equal `value`."""
     index, above = not bounded.values.is_floating_point(), value - bounded.high
     indexed = index and bounded.of is not None and " classes: " not in bounded.bound
     causes = (
@@ -259,7 +259,7 @@ def readable(value: Any) -> bool:
 
 
 def first(values: Tensor, wrong: Tensor) -> tuple[str, int, Any]:
-    """Return where the first wrong value is (``"[3, 7]"``), how many are wrong, and that value."""
+    """Return the first wrong value's position ``"[3, 7]"``, how many are wrong, and the value."""
     places = wrong.nonzero()
     place = places[0].tolist()
     return str(place) if place else "", len(places), values[tuple(place)].item()
@@ -287,12 +287,12 @@ class RunningCall:
                 self._names |= _subscripts(found, found.failed, args)
 
     def name(self, value: Any) -> str:
-        """Return an argument's expression, to which ``[3]`` can be added; empty if unknown."""
+        """Return the user's expression for an argument; empty if unknown."""
         return self._names.get(id(value), "")
 
 
 def _variables(frame: FailedFrame, failed: ast.AST) -> dict[int, str]:
-    """Map ids to names, for the variables in an expression and the tensors of its modules."""
+    """Map ids to names, for the variables in an expression and the tensors of modules in it."""
     names: dict[int, str] = {}
     for node in (node for node in ast.walk(failed) if isinstance(node, NAMED)):
         value = frame.scope.value(node)

@@ -1,6 +1,6 @@
 """Check the arguments of torch calls before the calls run, and find where NaN is made.
 
-`check` is a torch function mode. It adds one microsecond to each call; a dispatch mode would add
+`check` is a torch function mode. It adds one microsecond to each call. A dispatch mode would add
 six. `check` does not see calls on autograd's threads. Those calls need no check, because a backward
 pass reuses the indices of the forward pass.
 """
@@ -92,7 +92,7 @@ class check(FunctionMode):
 
 # -- NaN
 class NanFinder:
-    """Find the operation that makes NaN or infinity; allow infinity made in a library's code."""
+    """Find the operation that makes NaN or infinity. Infinity made in a library is no error."""
 
     def __init__(self, mode: FunctionMode) -> None:
         self._mode = mode
@@ -130,7 +130,7 @@ class NanFinder:
         return result
 
     def _watch_backward(self, values: Iterable[Any], *, earlier: bool = False) -> None:
-        """Check the backward pass of `values`, which earlier calls made if `earlier` is true."""
+        """Check the backward pass of `values`. With `earlier`, earlier calls made the values."""
         queue = {node for node in _nodes(values) if self not in node.metadata}
         if not queue or (frame := files.user_frame(sys._getframe(2))) is None:
             return
@@ -200,14 +200,14 @@ def _library(frame: FrameType | None) -> FrameType | None:
 
 
 def _new_flaw(before: set[Flaw], after: set[Flaw]) -> Flaw | None:
-    """Return the flaw that a call added: NaN without NaN inputs, infinity from finite inputs."""
+    """Return the flaw that a call added: NaN if no input had NaN, infinity if all were finite."""
     if _NAN in after - before:
         return _NAN
     return _INFINITY if _INFINITY in after and not before else None
 
 
 def _makes(made: Iterable[Any], flaw: Flaw) -> tuple[str, Tensor, str]:
-    """Return the text ``"makes nan at [3] (2 of 64)"``, a mask of wrong numbers, and ``"[3]"``."""
+    """Return the text ``"makes nan at [3] (2 of 64)"``, a mask of wrong numbers, and a position."""
     result = next(each for each in made if flaw in _flaws([each])).detach().cpu()
     wrong = flaw(result)
     place, count, value = first(result, wrong)

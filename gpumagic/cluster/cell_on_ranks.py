@@ -1,6 +1,6 @@
 """Run a cell on ranks: send code and variables, show output, stop failed and hanging cells.
 
-A rank is a process with one GPU. If variables are split, the cell runs once for each part of them.
+A rank is a process with one GPU. If variables are split into parts, the cell runs once per part.
 """
 
 import ast
@@ -29,8 +29,8 @@ from gpumagic.isolation.settings import noted
 from gpumagic.usercode.files import label, shell, user_namespace
 from gpumagic.usercode.variables import names_assigned, names_read, variables_read
 
-# A rank is replaced if it still runs the cell `GRACE_S` seconds after an interrupt, counted by the
-# rank. A busy rank counts too slowly, so `_LONGEST_S` seconds by this process's clock also suffice.
+# A rank is replaced if it reports that the cell still runs `GRACE_S` seconds after an interrupt. A
+# busy rank may report late, so a rank is replaced after `_LONGEST_S` seconds in any case.
 GRACE_S, _LONGEST_S = 5.0, 30.0
 # Ranks that wait at different places for this many seconds are deadlocked.
 HANGS_S = 5.0
@@ -38,7 +38,7 @@ _LOOK_S, _SAY_S = 0.02, 0.25
 _SHOWN = 8  # maximum number of ranks in the progress line
 # The report mentions returned values only if they have more than `_MUCH` bytes.
 _MUCH = 2**16
-_IMPATIENT = 3  # after so many presses of Ctrl-C, the next raises KeyboardInterrupt at once
+_IMPATIENT = 3  # after this many presses of Ctrl-C, the next raises KeyboardInterrupt at once
 
 
 class RanksError(Exception):
@@ -53,7 +53,7 @@ class RanksError(Exception):
 
 
 class CellOnRanks:
-    """Run one cell on ranks, once for each part of the variables: call `deliver`, then `run`."""
+    """Run one cell on ranks, once per part of the split variables. Call `deliver`, then `run`."""
 
     def __init__(
         self,
@@ -82,11 +82,11 @@ class CellOnRanks:
         )
         assigned = sending.fingerprints_here(names_assigned(tree))
         self._order = CellOrder(uuid4().hex, tree, there, self._sources, asked.made, assigned)
-        self.sent = dict.fromkeys(asked.split)  # names of variables, for the report
+        self.sent = dict.fromkeys(asked.split)  # names of the sent variables, for the report
         self.sent_bytes = 0
-        self.kept: dict[str, None] = {}  # variables that changed both here and in ranks
-        self._running: dict[RankEngine, tuple[int, Any]] = {}  # the part's number, and the reply
-        self.outcomes: dict[int, Outcome] = {}  # by number of the part
+        self.kept: dict[str, None] = {}  # variables changed in the notebook and in ranks
+        self._running: dict[RankEngine, tuple[int, Any]] = {}  # number of the part, and reply
+        self.outcomes: dict[int, Outcome] = {}  # by the part's number
         self.failed: tuple[int, ErrorInRank] | None = None  # the rank that failed first
         self.interrupted = False  # by Ctrl-C
         self.replaced: list[RankEngine] = []  # ranks that did not end the cell in time
@@ -96,7 +96,7 @@ class CellOnRanks:
         self._shown = defaultdict[tuple[int, int], Counter[str]](Counter)  # amount of output shown
 
     def deliver(self) -> None:
-        """Send missing variables to ranks that have parts; raise `GpuError` or `RanksError`."""
+        """Send missing variables to ranks that run a part; raise `GpuError` or `RanksError`."""
         busy = [rank for rank in self.ranks if self._queues[rank]]
         groups: dict[str, tuple[Wants, list[RankEngine]]] = {}  # ranks that lack the same variables
         if self._fingerprints:
@@ -161,14 +161,14 @@ class CellOnRanks:
         """Whether the process group is unusable after the cell."""
         if self.replaced:
             return False  # the group was recreated with the replacement
-        # The group breaks if ranks begin unequal numbers of collectives, or an interrupt ends one.
+        # The group breaks if ranks begin unequal numbers of collectives, or if one is interrupted.
         outcomes = self.outcomes.values()
         begun = {outcome.rank: outcome.collectives for outcome in outcomes}
         apart = len(self.ranks) == len(self._engines.ranks) and len({*begun.values()}) > 1
         return apart or any(outcome.cut for outcome in outcomes)
 
     def _next(self, rank: RankEngine) -> None:
-        """Start the next part on a rank, if any is left."""
+        """Start the next part on a rank, if any part is left."""
         queue = self._queues[rank]
         if queue and self._signaled is None:
             part = queue.popleft()
@@ -191,14 +191,14 @@ class CellOnRanks:
             self._signal()
         for rank in pending:
             part, asked = self._running[rank]
-            # The answer may come before the last output.
+            # The answer may arrive before the last output.
             over = asked.ready() and asked.wait_for_output(1)
             show_new(asked.metadata, self._shown[rank.number, part], self._label(rank))
             if over:
                 self._take(rank, part, asked)
         self._engines.check()
         for rank in [*self._running]:
-            if rank.lost:  # report this, as it may have caused other ranks' errors
+            if rank.lost:  # report this death, which may have caused other errors
                 del self._running[rank]
                 self._fail(rank.number, "died", rank.lost, "", rank.died)
         if self._signaled is None:
@@ -245,7 +245,7 @@ class CellOnRanks:
             self._engines.interrupt(self._order.cell)
 
     def _end_a_deadlock(self) -> None:
-        """Fail the cell if all its ranks wait, but at different places, and report the places."""
+        """Fail the cell if all running ranks wait, and not all ranks are at one place."""
         waits = {rank.number: self._engines.pulse(rank, self._order.cell) for rank in self._running}
         hang = (where and where["call"] and where["idle"] >= HANGS_S for where in waits.values())
         if not waits or not all(hang):

@@ -2,7 +2,7 @@
 
 Each checkpoint is a new directory. torch writes the file `.metadata` last, so a directory without
 this file is incomplete. Any number of ranks can load a checkpoint, with or without DDP or
-`fully_shard`. All ranks call `save` or `restore` together. An error on one rank fails all calls.
+`fully_shard`. All ranks call `save` or `restore` together. If one call fails, all calls fail.
 """
 
 import warnings
@@ -62,7 +62,7 @@ def _each(directory: str) -> list[Path]:
 
 # -- the state of variables
 class State(NamedTuple):
-    """A variable's tensors and data by path; `put` loads other values into the variable."""
+    """A variable's tensors and data by path. `put` loads new values into the variable."""
 
     values: dict[str, Any]
     put: Callable[[dict[str, Any]], object]
@@ -70,7 +70,7 @@ class State(NamedTuple):
 
 
 def _state(name: str, space: dict[str, Any], saved: dict[str, Any]) -> State:
-    """Return a variable's state, to save it or to load the checkpoint's entries `saved` into it."""
+    """Return a variable's state. `saved` has the checkpoint's entries to load; empty to save."""
     whole = saved.get("")
     if whole is not None and not (hasattr(whole, "size") and torch.is_tensor(space.get(name))):
         return _assigned(name, space, _slot(whole))
@@ -102,7 +102,7 @@ def _assigned(name: str, space: dict[str, Any], value: Any) -> State:
 
 
 def _optimizer(optimizer: Optimizer, saved: dict[str, Any]) -> State:
-    """Return an optimizer's state; paths begin with a parameter's number: ``"0/exp_avg"``."""
+    """Return an optimizer's state; paths begin with the parameter's number: ``"0/exp_avg"``."""
     mine = [each for group in optimizer.param_groups for each in group["params"]]
     now, parameters = optimizer.state_dict(), dict(enumerate(mine))
     values = {f"{n}/{key}": v for n, held in now["state"].items() for key, v in held.items()}
@@ -123,7 +123,7 @@ def _optimizer(optimizer: Optimizer, saved: dict[str, Any]) -> State:
 
 
 def _slot(at: Any, parameter: Any = None) -> Any:
-    """Return a placeholder: 0 for data, else a tensor, sharded as a `parameter` of equal shape."""
+    """Return 0 for data, else a tensor to load into, sharded like `parameter` if shapes agree."""
     if not hasattr(at, "properties"):
         return 0
     if parameter is not None and parameter.shape == at.size:
@@ -136,13 +136,13 @@ def _on_cpu(value: Any) -> Any:
 
 
 def _fitting(path: Path, space: dict[str, Any]) -> dict[str, State]:
-    """Return the states of a checkpoint's variables; raise `GpuError` for entries unknown here."""
+    """Return the states of a checkpoint's variables; raise `GpuError` if a state lacks an entry."""
     saved: dict[str, dict[str, Any]] = {}
     for key, at in dcp.FileSystemReader(path).read_metadata().state_dict_metadata.items():
         saved.setdefault(key.partition("/")[0], {})[key.partition("/")[2]] = at
     found = {name: _state(name, space, each) for name, each in saved.items()}
     for name, each in saved.items():
-        # torch checks only the shapes, and that the checkpoint has every entry of the state.
+        # torch checks that the checkpoint has all entries of the state, but not the reverse.
         if lacking := sorted(each.keys() - found[name].values.keys()):
             raise GpuError(f"{name}: the checkpoint's {lacking[0]} does not exist here")
     return found

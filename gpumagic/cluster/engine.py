@@ -2,8 +2,8 @@
 
 The notebook's process calls these functions through ipyparallel. A collective waits in C++, where
 Ctrl-C has no effect. To end a collective, a thread closes the process group's connections. The
-collective then raises an error, and the rank keeps its variables. The notebook's `TCPStore` has a
-key for each cell that must end, so that a late interrupt cannot end the next cell.
+collective then raises an error, and the rank keeps its variables. To end a cell, the notebook sets
+a key with the cell's id in its `TCPStore`, so that a late interrupt cannot end the next cell.
 """
 
 import ast
@@ -46,7 +46,7 @@ from gpumagic.usercode.variables import names_assigned, names_read
 
 _dist: Any = dist  # Any, because torch's annotations lack TCPStore and PrefixStore
 _PULSE_S = 0.5  # seconds between reports of the current line
-# An interrupted cell that still runs after this many reports is waiting in a collective.
+# An interrupted cell that still runs after this many reports must be waiting in a collective.
 _FREE = 3
 
 orphaned: list[Callable[[], None]] = []
@@ -98,14 +98,14 @@ def join(generation: int) -> None:
     distributed_c10d._new_process_group_helper = _make_and_note
     dist.init_process_group = distributed_c10d.init_process_group = _init_once
     real = not _this.device.virtual and dist.is_nccl_available()
-    # The group needs its own connection, because a connection that waits serves no other request.
+    # The group needs another connection to the store, because a connection that waits is blocked.
     store = _dist.PrefixStore(f"generation-{generation}", _dist.TCPStore(*_this.at))
     backend, ranks = "cpu:gloo,cuda:nccl" if real else "gloo", int(os.environ["WORLD_SIZE"])
     _init(backend, store=store, rank=_this.rank, world_size=ranks)
 
 
 def _cut() -> bool:
-    """Close the group's connections, so that collectives fail; False if no connection exists."""
+    """Close the group's connections, so that collectives fail; return False if there are none."""
     if not dist.is_initialized():
         return False
     if "nccl" in dist.get_backend_config():
@@ -127,7 +127,7 @@ def _collectives() -> int:
 
 
 def _place_of(thread: int) -> tuple[str, int, str]:
-    """Return the user's file and line where a thread is, and any `torch.distributed` call there."""
+    """Return the user's file and line where a thread is, and its `torch.distributed` call or ""."""
     call = ""
     frame: FrameType | None = sys._current_frames().get(thread)
     while frame is not None:
@@ -172,10 +172,10 @@ class ThisRank:
         return bool(cell) and bool(self._call("check", [ENDING.format(cell)]))
 
     def _call(self, method: str, *args: Any) -> Any:
-        """Call the notebook's store; end this engine if the notebook is gone."""
+        """Call the notebook's store; end this process if the notebook is gone."""
         try:
             return getattr(self.store, method)(*args)
-        except RuntimeError:  # the notebook is gone; its watch process cannot end remote engines
+        except RuntimeError:  # the notebook is gone, and its watch process cannot reach other hosts
             for end_children in orphaned:
                 end_children()
             os._exit(1)
@@ -193,7 +193,7 @@ class ThisRank:
             time.sleep(_PULSE_S)
             cell, said = self._running, dict[str, Any]()
             ending_for = ending_for + 1 if self._is_to_end(cell) else 0
-            # Repeat at each report, because an interrupt before the user's code has no effect.
+            # Repeat, because an interrupt has no effect before the user's code runs.
             if ending_for and self._running == cell:
                 signal.pthread_kill(self._main, signal.SIGINT)
             if ending_for >= _FREE and self._running == cell:
@@ -248,7 +248,7 @@ class CellOrder:
     file: str
     sources: dict[str, str]  # cells' source text by file name, for tracebacks
     keep: tuple[str, ...]  # names of the variables to return
-    assigned: dict[str, Fingerprint]  # the notebook's values of variables that the cell assigns
+    assigned: dict[str, Fingerprint]  # fingerprints of assigned variables in the notebook
     label: str = ""  # printed before each line of output
     given: bytes = b""  # this rank's parts of the split variables, pickled
 
@@ -297,7 +297,7 @@ def run(order: CellOrder) -> Outcome:
     outcome, space = Outcome(_this.rank), shell().user_ns
     with _this.runs(order.cell, order.label):
         parts = sending.unpack(order.given) or {}
-        # After the cell, restore the whole value of each split variable that it did not assign.
+        # After the cell, restore the whole values of split variables that the cell did not assign.
         split = parts.keys() & space.keys() - {*names_assigned(order.tree)}
         whole = {name: space[name] for name in split}
         space.update(parts)

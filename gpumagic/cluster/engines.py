@@ -1,6 +1,6 @@
 """Start the engines of a cluster, replace them, and explain how they ended.
 
-ipyparallel starts and connects the engines. Each engine requests its rank plus an offset as its id.
+ipyparallel starts an engine (a process) for each rank. An engine's id is its rank plus an offset.
 Each start has a new offset, so that an engine of an aborted start never gets a current engine's id.
 """
 
@@ -85,7 +85,7 @@ class Engines:
         self._cleanup = contextlib.ExitStack()  # resources to release at the end
         self._group = MemoryGroup()
         self.stopped = False
-        self.pulled: dict[str, list[Any]] = {}  # lists pulled from ranks, not sent back
+        self.pulled: dict[str, list[Any]] = {}  # lists pulled from ranks, and never sent back
 
     # -- starting
     def start(self, say: Callable[[str], object]) -> None:
@@ -125,11 +125,11 @@ class Engines:
             cluster_file="",
             log_level=50,
             controller_ip=self.plan.address,
-            # Local engines start before the controller has an address, and read it from a file.
+            # Local engines start before the controller has an address, so they read it from a file.
             send_engines_connection_env=not self.plan.local,
             controller_args=[
                 "--IPController.use_threads=True",
-                # Milliseconds. The controller registers a new engine at the next heartbeat.
+                # In milliseconds. The controller registers a new engine at the next heartbeat.
                 "--HeartMonitor.period=500",
                 f"--IPController.enable_curve={not self.plan.local}",
             ],
@@ -262,7 +262,7 @@ class Engines:
             cause = "" if rank.lost else self._ended(rank, 0.0 if connected else _CAUSE_S)
             if not rank.lost and (cause or not connected):
                 rank.lost = cause or "its connection was lost"
-                launching.end(rank.mark)  # the rank's child processes
+                launching.end(rank.mark)  # kills the rank's child processes
 
     def _ended(self, rank: RankEngine, patience_s: float = 0.0) -> str:
         """Return how a rank's process ended; empty if the process runs, or if unknown."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class GpuCluster(AbstractContextManager["GpuCluster"]):
-    """A running cluster of ranks, started by `gpumagic.cluster`.
+    """A running cluster of ranks (processes with one GPU each), started by `gpumagic.cluster`.
 
     The end of a `with` block stops the cluster.
 
@@ -74,14 +74,14 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
         file : str
             The code's file name in tracebacks.
         asked : Sharing, optional
-            Variables to split between the ranks, and to gather or reduce.
+            The variables to split between the ranks, to gather, and to reduce.
         quiet : bool
             Whether to hide the progress line.
 
         Returns
         -------
         values : list or None
-            The last expression's value on each rank, or for each chunk of the split variables.
+            The last expression's value on each rank, or for each chunk if `asked` has a chunk size.
             None if all values are None. Tensors are on the CPU.
         made : dict
             The gathered and reduced variables, by name.
@@ -184,7 +184,7 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
         return self._of_checkpoints("save", to, [*names]).path
 
     def restore(self, directory: str) -> "Checkpoint":
-        """Load a checkpoint into the variables of all ranks. The number of ranks may have changed.
+        """Load a checkpoint into the variables of all ranks. Any number of ranks can have saved it.
 
         Loads `directory` if it is a complete checkpoint, else the newest complete checkpoint in it.
         Raises `GpuError` and loads nothing if a module or optimizer is missing or differs in shape.
@@ -258,7 +258,7 @@ def cluster(
     ip: str | None = None,
     python: str | None = None,
 ) -> GpuCluster:
-    """Start an engine for each GPU, all in one process group.
+    """Start an engine (a process) for each GPU, and join all engines in one process group.
 
     Parameters
     ----------

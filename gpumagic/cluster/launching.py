@@ -1,11 +1,11 @@
 """Plan and run a cluster's engines, and end them when the notebook's process ends.
 
-An engine runs ``python -m gpumagic.cluster.launching`` with ipyparallel's engine options. Before an
-engine imports torch, it sets the rank and the GPU in its environment.
+An engine is a process ``python -m gpumagic.cluster.launching`` with options of ipyparallel. An
+engine sets its rank and its GPU in its environment before it imports torch.
 
 ``python -m gpumagic.cluster.launching --watch PID MARK DIRECTORY`` waits until the process PID has
-ended. Then it kills all processes of the cluster and removes DIRECTORY. The environment of each of
-these processes has a mark that begins with MARK. Child processes inherit the mark.
+ended. Then it kills all processes of the cluster and removes DIRECTORY. The environment of each
+process of the cluster has a mark that begins with MARK. Child processes inherit the mark.
 """
 
 import contextlib
@@ -33,8 +33,8 @@ _ENGINE = ["-m", "gpumagic.cluster.launching"]
 # Timeouts in seconds. They are long because an engine may be slow on a busy machine.
 _ENGINE += ["--IPEngine.wait_for_url_file=60", "--IPEngine.timeout=30"]
 
-# For each launcher, the environment variable of the rank, mapped to the variable of the local rank.
-# The local rank selects the GPU. Variables of other launchers, such as torchrun, are ignored.
+# For each launcher, the environment variable of the rank, mapped to that of the local rank. The
+# local rank selects the GPU. Variables of other launchers, such as torchrun, are ignored.
 _LAUNCHER, _LOCAL = "GPUMAGIC_LAUNCHER", "GPUMAGIC_LOCAL_RANK"
 _RANKS = {
     "local": {"RANK": ""},
@@ -48,7 +48,7 @@ _SIZES = (_HERE, "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "WORLD_SIZE")
 FIRST = "GPUMAGIC_FIRST_ENGINE"
 """The environment variable with ipyparallel's id for rank 0. Rank n has this id plus n."""
 MARK = "GPUMAGIC_CLUSTER"
-"""The environment variable with the mark."""
+"""The environment variable with the mark of a cluster's processes."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def _command(python: str = sys.executable) -> dict[str, Any]:
 
 
 def local(asked: str) -> Plan:
-    """Plan an engine for each requested GPU; without GPUs, each engine gets a virtual GPU."""
+    """Plan an engine for each requested GPU, or virtual GPU if the machine has no GPU."""
     gpus = [gpu for gpu in device.here(memory=False) if gpu.kind == "cuda" and not gpu.virtual]
     most, kind = (len(gpus), "GPU") if gpus else (64, "virtual GPU")
     if asked.isdecimal() and not 0 < int(asked) <= most:
@@ -196,7 +196,7 @@ def _address(hosts: Sequence[str]) -> str:
 
 
 async def stop_elsewhere(cluster: Any) -> None:
-    """End a cluster's engines, and remove the profile directories on SSH hosts."""
+    """End a cluster's engines, and remove ipyparallel's profile directories on SSH hosts."""
     sets = cluster.engines.values()
     hosts = {each.location: each for one in sets for each in getattr(one, "launchers", {}).values()}
     await cluster.stop_cluster()
@@ -226,8 +226,8 @@ def main() -> None:
     sys.argv[:] = [each for each in sys.argv if each != "--mpi"]
     number = int(os.environ.pop(FIRST, "0")) + int(os.environ["RANK"])
     sys.argv.append(f"--IPEngine.id={number}")
-    # Import torch now, so that the first cell need not wait. Import tqdm before IPython, so that
-    # tqdm draws text, because a rank cannot show widgets.
+    # Import torch now, so that the first cell need not wait. A rank cannot show widgets. Import
+    # tqdm before IPython, so that tqdm draws text.
     import torch  # noqa: F401
     import tqdm.auto  # noqa: F401
     from ipyparallel.engine import app
@@ -253,7 +253,7 @@ def start_watch(mark: str, directory: str) -> subprocess.Popen[bytes]:
 
 
 def marked(mark: str) -> list[psutil.Process]:
-    """Return this machine's other processes whose mark begins with `mark`."""
+    """Return the processes on this host, except this process, whose mark begins with `mark`."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):

@@ -122,9 +122,9 @@ class RanksReport(Shown):
     Attributes
     ----------
     ranks : tuple of RankTime
-        The ranks that completed the cell, or all devices.
+        The ranks that completed the cell, or all requested devices of this process.
     seconds : float
-        Time from sending the cell to the last reply.
+        Wall time of the cell. On ranks, this includes the time to send code and variables.
     said : tuple of str
         Phrases about variables: how they were split, sent, moved or gathered.
     notes : tuple of str
@@ -155,7 +155,7 @@ class RanksTable(Shown):
 
 
 def text(record: RanksReport | RanksTable) -> str:
-    """Return the text of a report, `2 ranks · 3.20 s (slowest: rank 1, …)`, or of a table."""
+    """Return a report, ``2 ranks · 3.20 s (slowest: rank 1, …)``, or a table as text."""
     if isinstance(record, RanksTable):
         return "\n".join([record.title, *table.lines(_columns(record), "  ")])
     return "\n".join([" · ".join(_parts(record)), *(f"  → {note}" for note in record.notes)])

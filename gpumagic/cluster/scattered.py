@@ -1,9 +1,9 @@
-"""Split the items of values into parts for ranks or threads, and join the results.
+"""Split variables into parts for ranks or threads, and join the results.
 
-Parts have the sizes of `torch.tensor_split`. Parts of tensors and arrays are copies, not views. A
-view would be sent with its whole storage, and writing to a view would change the notebook's value.
-Gathered tensors are on the CPU, without an autograd graph. If results cannot be joined, a list of
-the results is returned, so that no work is lost.
+Parts are as large as those of `torch.tensor_split`, unless a chunk size is given. Parts of tensors
+and arrays are copies. A view would be sent with its whole storage, and a write to a view would
+change the notebook's value. Gathered tensors are on the CPU, without an autograd graph. If results
+cannot be joined, a list of the results is returned, so that no work is lost.
 """
 
 import ast
@@ -233,8 +233,8 @@ HOW = (*_NUMBERS, "last")
 
 
 def reduce(parts: Sequence[Any], how: str) -> Any:
-    """Return the mean, sum, min or max of numbers, tensors or arrays; or the last of any parts."""
-    # All parts have the same weight, whatever their numbers of items.
+    """Return the mean, sum, min or max of numbers, tensors or arrays, or the last of the parts."""
+    # All parts have the same weight in a mean, even if one part has more items.
     if how == "last":
         return parts[-1]
     try:

@@ -1,10 +1,10 @@
 """Send to the ranks the variables and functions that a cell reads.
 
-A rank gets a variable that it lacks, and gets it again after the notebook assigns or changes it. If
-both the notebook and the rank changed an object, the rank's value stays. Each tensor has a number.
-If a rank has a tensor already, only the number is sent. So an optimizer that is sent later refers
-to the rank's parameters. A function that was sent reads the rank's variables. Each rank records the
-values that it has received, so that a replaced rank gets all values again.
+A rank gets the variables that it lacks or that the notebook has changed since they were sent. If
+both the notebook and the rank changed an object, the rank keeps its value. Each tensor has a
+number. If a rank has a tensor already, only the number is sent. So an optimizer that is sent after
+its module refers to the rank's parameters. A sent function reads the rank's variables. Each rank
+records the values that it has received. A new rank has no records, so it gets all values.
 """
 
 import hashlib
@@ -55,7 +55,7 @@ def _state(tensor: torch.Tensor) -> State:
 
 
 def file_in_rank(file: str) -> str:
-    """Return a file's name in ranks; a cell is ``<ipython-input-NUMBER-CHECKSUM>``."""
+    """Return a file's name in ranks: for a cell, ``<ipython-input-NUMBER-CHECKSUM>``."""
     number = re.match(r"In \[(\d+)\]", label(file))
     if number is None and not file.startswith("<"):
         return file
@@ -185,7 +185,7 @@ def unpack(data: bytes) -> Any:
 _known: WeakValueDictionary[int, torch.Tensor] = WeakValueDictionary()
 """The tensors that this rank has received, by number (see `_number`)."""
 _states: dict[int, State] = {}
-"""The state of each received tensor in the notebook when the tensor was sent, by number."""
+"""For each received tensor, by number: its state in the notebook when it was sent."""
 _sent: dict[str, Fingerprint] = {}
 """Fingerprints of the notebook's variables when this rank received or assigned them."""
 _received: dict[str, bytes] = {}
@@ -247,7 +247,7 @@ def receive(variables: bytes, fingerprints: dict[str, Fingerprint]) -> str:
 
 
 def note_received() -> None:
-    """Hash received variables after they moved to the GPU, so that the move counts as no change."""
+    """Hash received variables after their move to the GPU, so that the move is not a change."""
     _received.update(_fingerprints_now(_unread))
     _unread.clear()
 
