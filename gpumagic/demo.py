@@ -47,7 +47,7 @@ def run(notebook: Path | None, output: Path) -> int:
 
 
 class _Show:
-    """Print the number and first line of each code cell, then its outputs."""
+    """Print each code cell's number and first line, and then the cell's outputs."""
 
     def __init__(self, book: Any) -> None:
         self._code = [n for n, cell in enumerate(book.cells) if cell.cell_type == "code"]

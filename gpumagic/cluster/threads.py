@@ -1,9 +1,9 @@
 """Run a cell on several devices of this process at once, with one thread for each device.
 
-Each thread has its own parts of split variables, copies of values with tensors, and variables that
-the cell assigns. All other variables are shared with the notebook. With `--chunk`, a thread runs
-the cell for several parts, one after another. If a thread fails or the user interrupts the cell,
-all threads end, and no variable is gathered.
+A split variable is divided into parts, and each thread gets different parts. With `--chunk`, a
+thread runs the cell for several parts, one after another. Each thread has its own variables for the
+names that the cell assigns. `_shared` chooses the values that threads do not copy. If a thread
+fails or the user interrupts the cell, all threads end, and no variable is gathered.
 """
 
 import ast
@@ -37,10 +37,10 @@ from gpumagic.usercode.program import compile_cell, own_code
 from gpumagic.usercode.variables import names_assigned, variables_read
 
 _MAGICS = ("run_line_magic", "run_cell_magic")
-# Held while a thread copies, because two threads cannot copy an object with a lock at once.
+# Lets only one thread copy at a time, because several parts may refer to the same object.
 _copying = threading.Lock()
 _label: ContextVar[str | None] = ContextVar("gpumagic_label", default=None)
-"""The label of a thread's output: the device in a `DeviceThread`, None in other threads."""
+"""The label of this thread's output: the name of a `DeviceThread`'s device, or None."""
 
 
 def _shared(
@@ -74,8 +74,8 @@ class DeviceThread:
         self.device, self.target = device, as_torch(device)
         self._namespace = namespace
         self.worker = Worker(str(device))
-        self.seconds, self.parts = 0.0, 0  # `seconds`: time in the cell's code
-        self.number = 0  # number of the current or last part
+        self.seconds, self.parts = 0.0, 0  # seconds in the cell's code, number of parts run
+        self.number = 0  # number of the part that runs or ran last
         self.copies = CopiedVariables(
             namespace,
             names,
@@ -98,7 +98,7 @@ class DeviceThread:
         return value, space
 
     def _brought(self, part: dict[str, Any]) -> dict[str, Any]:
-        """Return a copy of a part on the device; the part itself if it has no tensors."""
+        """Return the part's variables, copied to the device if there are tensors in them."""
         finder = TensorFinder(self._namespace.get("__name__", "__main__"))
         finder.variables(part.items())
         if not finder.tensors:
@@ -115,9 +115,9 @@ class DeviceThread:
         return {name: copies.globals[name] for name in part}
 
     def close(self, *, failed: bool) -> None:
-        """End the thread. If not `failed`, functions that were gathered keep their variables."""
+        """End the thread. If not `failed`, functions that the cell gathers keep their globals."""
         self.worker.close()
-        # If the cell failed, empty the variables, because the error's frames keep them alive.
+        # After a failure, delete the variables, because the error's frames keep the globals alive.
         self.copies.close(emptied=failed)
 
 
@@ -147,12 +147,12 @@ class CellOnDevices:
         assigned = names_assigned(tree)
         self._own = {*assigned, *asked.split}
         self._lost = [] if asked.made else [n for n in assigned if n not in asked.split]
-        self._came: dict[int, tuple[Any, dict[str, Any]]] = {}  # (value, variables) by part
+        self._came: dict[int, tuple[Any, dict[str, Any]]] = {}  # (value, variables) by part number
         self._threads: list[DeviceThread] = []
         self._failed = True  # until all threads have succeeded
 
     def run(self, progress: Callable[[str], object] = lambda step: None) -> Any:
-        """Run the cell and gather variables; return each part's value, or None if all are None."""
+        """Run the cell and gather variables. Return the parts' values, or None if all are None."""
         meter = MemoryMeter()
         with ExitStack() as stack:
             stack.callback(self._close)
@@ -179,7 +179,7 @@ class CellOnDevices:
     def _run_all(self, work: Callable[[DeviceThread, "deque[int]"], None]) -> None:
         futures: dict[Future[Any], DeviceThread] = {}
         try:
-            with deferred():  # first start all threads, so that an interrupt reaches all threads
+            with deferred():  # delay an interrupt until `futures` has all threads
                 for thread, queue in zip(self._threads, self._split.queues, strict=True):
                     # ipykernel uses the copied context to show output under the right cell.
                     job = partial(copy_context().run, work, thread, queue)
@@ -202,7 +202,7 @@ class CellOnDevices:
         thread: DeviceThread,
         queue: "deque[int]",
     ) -> None:
-        """Run the cell for the parts in `queue`, with the caller's torch and NumPy modes."""
+        """Run the cell for the parts in `queue`; `modes` sets the modes of torch and NumPy."""
         _label.set(str(thread.device))
         where = some(str(device) for device in self._devices)
         codes = [None if code is None else own_code(code) for code in self._codes]
@@ -228,7 +228,7 @@ class CellOnDevices:
         wait_for_all(futures)
 
     def _place(self, error: BaseException, thread: DeviceThread) -> str:
-        """Describe an error's origin: the device, the line, and the part's items."""
+        """Describe where an error arose: the device, the line, and the items of a chunk."""
         line = innermost_of(error.__traceback__)
         where = [f"on {thread.device}", line.place if line else ""]
         if self._asked.chunk:

@@ -1,4 +1,4 @@
-"""Copy objects of a notebook together with the references between them.
+"""Copy a notebook's objects, with the references between the objects.
 
 All objects are written to one pickle and read back, so that each object has exactly one copy.
 Immutable and process-wide objects are not copied but shared. The pickle contains a number for each
@@ -27,10 +27,10 @@ from gpumagic.usercode.program import own_code
 from gpumagic.usercode.values import attributes, comes_from, globals_of, is_tensor, own, slots_of
 
 _CACHED = type(functools.lru_cache(str))
-# The bit Py_TPFLAGS_HEAPTYPE, which is set in the `__flags__` of classes made in Python.
+# Py_TPFLAGS_HEAPTYPE, a bit that is set in the `__flags__` of classes made in Python.
 _MADE_IN_PYTHON = 1 << 9
 
-# Types that pickle saves directly, at C speed.
+# Types whose values are pickled, not shared.
 _INLINE = frozenset(
     {int, float, bool, complex, str, bytes, type(None), tuple, list, dict, set, frozenset}
 )
@@ -43,7 +43,7 @@ _SHARED_KINDS = frozenset(
         contextvars.ContextVar,
     )
 )
-# Objects of these packages and classes are shared, because they are immutable or process-wide.
+# Share objects of these packages and classes, which are immutable or process-wide.
 _SHARED = (
     *("datetime", "decimal", "fractions", "uuid", "pathlib", "re"),
     *("builtins.range", "builtins.slice"),
@@ -55,7 +55,7 @@ _SHARED = (
     *("torch.layout", "torch.memory_format", "torch.Size", "torch.finfo", "torch.iinfo"),
     *("jaxlib._jax.Device", "jaxlib._jax.Sharding"),
 )
-# Objects of these classes are copied attribute by attribute, not by the class's own pickling.
+# Objects of these classes are copied attribute by attribute, not by the class's pickling methods.
 _WHOLE = (
     *("torch.nn.Module", "torch.optim.Optimizer", "torch.optim.lr_scheduler.LRScheduler"),
     *("torch.amp.GradScaler", "torch.utils.data.DataLoader", "jax.custom_jvp", "jax.custom_vjp"),
@@ -70,13 +70,13 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
         self,
         namespace: dict[str, Any],
         fresh: dict[str, Any],  # becomes the globals of the notebook's copied functions
-        storages: StorageCopier,  # copies tensors and arrays between the two steps
+        storages: StorageCopier,  # copies tensors and arrays after `write`
         stays: Callable[[Any], bool] | None = None,  # returns True for additional objects to share
     ) -> None:
         self._stream = io.BytesIO()
         super().__init__(self._stream, protocol=5)
         self._namespace, self._storages, self._stays = namespace, storages, stays
-        self.read_by_functions: dict[str, Any] = {}  # variables that copied functions read, by name
+        self.read_by_functions: dict[str, Any] = {}  # values that copied functions read, by name
         self.finishing: list[Callable[[], Any]] = []  # functions to call when all copies exist
         self.alive: list[Any] = []  # keeps the targets of copied weak references alive
         self._modules = {"__main__", namespace.get("__name__", "__main__")} - {"builtins"}
@@ -85,7 +85,7 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
         self._originals: list[Any] = []  # shared and recreated objects, by number
         self._copies: dict[int, Any] = {}  # copies of recreated objects, by number
         self._ours: dict[type, bool] = {}  # results of `is_ours`
-        self._kinds: dict[type, tuple[bool, bool, frozenset[int]]] = {}  # see `_shares`
+        self._kinds: dict[type, tuple[bool, bool, frozenset[int]]] = {}  # cache of `_shares`
 
     def write(self, values: Any) -> None:
         """Pickle the originals; raise pickle's error if an object cannot be pickled."""
@@ -95,7 +95,7 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
             self.dump(values)
 
     def read(self) -> Any:
-        """Make the copies; call `StorageCopier.copy` first."""
+        """Make and return the copies. The caller must first call `StorageCopier.copy`."""
         self._stream.seek(0)
         reader: Any = pickle.Unpickler(self._stream)
         reader.persistent_load = self._originals.__getitem__
@@ -114,7 +114,7 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
 
     # -- pickle's hooks
     def persistent_id(self, value: Any) -> int | None:
-        """Return the number of a shared object, else None. pickle calls this for every object."""
+        """Return the number of a shared object, else None; pickle calls this for each object."""
         if self._stays is not None and self._stays(value):
             return self._number(value)
         if type(value) in _INLINE:
@@ -124,7 +124,7 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
         return self._number(value) if self._shares(value) else None
 
     def reducer_override(self, value: Any) -> Any:
-        """Return how an object is recreated, as `object.__reduce__` does."""
+        """Return how pickle recreates an object, in the format of `object.__reduce__`."""
         kind = type(value)
         if is_tensor(value):
             return self._storages.reduce_tensor(value)
@@ -142,7 +142,7 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
         return Copier.copied, (self, self._number(original), make, *args)
 
     def copied(self, number: int, make: Callable[..., Any], *args: Any) -> Any:
-        """Return the copy, made at the first call. For an object in a cycle, pickle calls twice."""
+        """Return the copy; the first call makes it. pickle calls twice for an object in a cycle."""
         if number not in self._copies:
             self._copies[number] = make(self._originals[number], *args)
         return self._copies[number]
@@ -171,7 +171,7 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
     def is_ours(self, kind: type) -> bool:
         """Whether a class or one of its bases is defined in the notebook."""
         if kind not in self._ours:
-            # Share enums, which are compared by identity, and ctypes' classes, which are made in C.
+            # Enums are compared by identity, and ctypes classes cannot be recreated. Share both.
             stays = comes_from(kind, "enum.Enum", "_ctypes.Structure", "_ctypes.Array")
             ours = not (stays or self._storages.others.know(kind))
             self._ours[kind] = ours and any(map(self._is_from_here, kind.__mro__))
@@ -218,7 +218,7 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
         return not copied and (shared or id(value) in of_module)
 
     def _is_of_library(self, function: Any) -> bool:
-        """Whether a library defines this function, not a user's wrapper of the same name."""
+        """Whether a library defines this very function. A user's wrapper may have its name."""
         found: Any = sys.modules.get(function.__module__ or "")
         for name in function.__qualname__.split("."):
             found = getattr(found, name, None)
@@ -241,7 +241,7 @@ def _is_shared_kind(kind: type) -> bool:
 
 
 def _of_its_module(kind: type) -> frozenset[int]:
-    """Return the ids of the objects in a class's module, for example of sentinels."""
+    """Return the ids of the module-level objects of a class's module, such as sentinels."""
     name = kind.__module__
     if name in ("__main__", "builtins") or name not in sys.modules:
         return frozenset()
@@ -309,7 +309,7 @@ def _reduce_class(copier: Copier, kind: type) -> Any:
         name: item
         for name, item in vars(kind).items()
         if name not in ("__module__", "__qualname__", "__slots__", "_abc_impl")
-        and getattr(item, "__objclass__", None) is not kind  # type.__new__ adds these
+        and getattr(item, "__objclass__", None) is not kind  # type.__new__ adds these descriptors
     }
     made = copier.recreate(kind, _new_class, copier, type(kind), kind.__bases__)
     return *made, (copier, held), None, None, _set_class
@@ -349,7 +349,7 @@ def _reduce_instance(copier: Copier, value: Any, kind: type) -> Any:
 
 
 def _is_plain(kind: type) -> bool:
-    """Whether `object.__new__` can create instances, because no base of the class is made in C."""
+    """Whether the class and its bases are made in Python, so that `object.__new__` works."""
     return all(
         base.__flags__ & _MADE_IN_PYTHON
         and type(vars(base).get("__new__")) is not types.BuiltinFunctionType
@@ -358,7 +358,7 @@ def _is_plain(kind: type) -> bool:
 
 
 def _pickles_by_default(copier: Copier, kind: Any) -> bool:
-    """Whether a class is the notebook's and has Python's default pickling."""
+    """Whether a class is defined in the notebook and has Python's default pickling."""
     ways = ("__reduce_ex__", "__reduce__", "__getstate__", "__setstate__")
     default = all(getattr(kind, way, None) is getattr(object, way, None) for way in ways)
     return default and copier.is_ours(kind)
@@ -367,7 +367,7 @@ def _pickles_by_default(copier: Copier, kind: Any) -> bool:
 def _new_instance(old: Any, copier: Copier, kind: type) -> Any:
     made: Any = object.__new__(kind)
     if comes_from(kind, "torch.nn.RNNBase"):
-        # Flatten as Module.to does, because cuDNN needs a recurrent layer's weights in one block.
+        # cuDNN needs a recurrent layer's weights in one block. `Module.to` flattens them too.
         copier.finishing.append(made.flatten_parameters)
     return made
 
@@ -400,7 +400,7 @@ def _new_reference(old: Any, copier: Copier, target: Any, *args: Any) -> Any:
 
 def _refuse(copier: Copier, value: Any) -> Any:
     kind = "a memoryview" if type(value) is memoryview else "an open file"
-    raise TypeError(f"cannot copy {kind}")  # cloudpickle would copy the contents
+    raise TypeError(f"cannot copy {kind}")  # otherwise cloudpickle copies the contents
 
 
 _REDUCERS: dict[type, Callable[[Copier, Any], Any]] = {

@@ -2,8 +2,8 @@
 
 If tensors and NumPy arrays overlap in memory (views, `from_numpy`, tied weights), their copies
 overlap too, with the same strides. The originals are only read. A copy to another device takes no
-memory on the original's device. Each array of another framework gets a separate copy, so that JAX
-may donate this copy. torch is used only if the notebook has imported it.
+memory on the original's device. Arrays of other frameworks are copied separately, so that JAX can
+take over the memory of one copy (donation). torch is used only if the notebook has imported it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ALIGNMENT = 64
 class Stretch:
     """The memory of a tensor or array."""
 
-    index: int  # number of the tensor or array in `StorageCopier`
+    index: int  # index in `StorageCopier._sources`
     source: Any
     first: int  # address of the first element
     start: int  # lowest address to copy
@@ -50,12 +50,12 @@ class StorageCopier:
         self._numbers: dict[int, int] = {}
         self._made: dict[int, Any] = {}
         self._finished: dict[int, Any] = {}
-        self._token: Any = None  # the input from which `_rooted` makes copies that are not leaves
+        self._token: Any = None  # first input of `_rooted`, whose outputs are not leaves
 
     def has(self, value: Any, kind: type) -> bool:
         """Whether a value is an array that this class can copy."""
         if comes_from(kind, "numpy.ndarray") and not value.dtype.hasobject:
-            # pickle copies subclasses that define their own pickling, such as masked arrays.
+            # Leave subclasses with their own pickling, such as masked arrays, to pickle.
             return bool(kind.__reduce__ is kind.__mro__[-2].__reduce__)
         return self.others.of(value) is not None
 
@@ -118,7 +118,7 @@ class StorageCopier:
             held.clear()
 
     def _piece(self, index: int, source: Any, homes: Mapping[int, Any]) -> Stretch | None:
-        """Return the memory to copy; None if this method has made the copy already."""
+        """Return the memory to copy, or make the copy here and return None."""
         if is_tensor(source):
             home = homes.get(id(source), source.device)
             if _lies_plainly(source):
@@ -144,7 +144,7 @@ class StorageCopier:
         if len(family) == 1 and not is_tensor(source) and source.flags.owndata:
             import numpy
 
-            made = numpy.array(source, order="K", subok=False)  # owns memory and can be resized
+            made = numpy.array(source, order="K", subok=False)  # owns its memory, for `resize`
             made.flags.writeable = source.flags.writeable
             self._made[family[0].index] = made
             self._count(source.nbytes, sent=False)
@@ -190,7 +190,7 @@ def _families(pieces: Iterable[Stretch]) -> list[list[Stretch]]:
 
 
 def _reach(shape: tuple[int, ...], size: int, steps: Iterable[int]) -> tuple[int, int]:
-    """Return the offsets of the lowest byte and of the end from the first element, in bytes."""
+    """Return where the memory begins and ends, as byte offsets from the first element."""
     if not math.prod(shape):
         return 0, 0
     ends = [(n - 1) * step for n, step in zip(shape, steps, strict=True)]
@@ -209,7 +209,7 @@ def _filled(piece: Stretch, family: list[Stretch], start: int, stop: int) -> Any
     if torch is None:
         import numpy
 
-        buffer = numpy.empty(lead + stop - start, numpy.uint8)  # NumPy's alignment is enough
+        buffer = numpy.empty(lead + stop - start, numpy.uint8)  # aligned for every dtype
         buffer[lead:] = numpy.frombuffer(_memory(start, stop), numpy.uint8)
         return buffer
     pinned = (
@@ -264,7 +264,7 @@ def _of_tensor(index: int, source: torch.Tensor, home: Any) -> Stretch:
 
 
 def _tensor_in(piece: Stretch, buffer: Any, offset: int) -> torch.Tensor:
-    """Return a tensor with the source's layout in a buffer; without a buffer, an empty tensor."""
+    """Return a tensor with the source's layout: in the buffer, or empty if there is no buffer."""
     source = piece.source
     new: torch.Tensor = torch_here().empty(0, dtype=source.dtype, device=piece.home)
     empty = buffer is None or not source.numel()
@@ -291,7 +291,7 @@ def _bytes_between(start: int, stop: int, family: list[Stretch]) -> Any:
         if base <= start and stop <= base + storage.nbytes():
             flat = torch.empty(0, dtype=torch.uint8, device=source.device)
             return flat.set_(storage, start - base, (stop - start,), (1,))
-    # No storage contains all bytes, for example if `from_numpy` made tensors of an array's slices.
+    # No storage contains all bytes. This happens if `from_numpy` got slices of one array.
     return torch.frombuffer(_memory(start, stop), dtype=torch.uint8)
 
 

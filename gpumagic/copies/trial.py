@@ -1,6 +1,6 @@
 """Run code on copies of variables, so that the user's variables do not change.
 
-The objects in the variables, and the autograd graphs of tensors, do not change either. Copied
+The user's objects, and the autograd graphs of tensors, do not change either. Copied
 functions and classes of the notebook use the copied variables. Two threads can use two sets of
 copies at the same time. After `close`, an error or an interrupt, no copy remains.
 """
@@ -77,7 +77,7 @@ class CopiedVariables:
                 del space[name]
         del space
         if any(reference() is not None for reference in made):
-            # Functions, classes and hooks form cycles. Only the garbage collector frees cycles.
+            # Functions, classes and hooks form cycles, which only the garbage collector frees.
             cuda_state.collect()
 
     def _copy(self, values: dict[str, Any], device: torch.device | None) -> None:
@@ -124,7 +124,7 @@ class CopiedVariables:
 def _homes(
     namespace: Mapping[str, Any], values: Mapping[str, Any], device: torch.device | None
 ) -> tuple[dict[int, torch.device], list[str]]:
-    """Return the device of each tensor's copy, by the tensor's id, and notes on autograd graphs."""
+    """Return the device of each tensor's copy, by tensor id, and notes on lost autograd graphs."""
     if device is None:
         return {}, []
     from gpumagic.moving.find_tensors import TensorFinder
@@ -149,9 +149,9 @@ def place(stack: ExitStack, device: torch.device, space: dict[str, Any]) -> None
 
 
 class Trial:
-    """Run a program on one device, with copies of variables, or with the values in `values`."""
+    """Run a program on one device, with `values` and copies of other variables that it reads."""
 
-    # Set by `set_up`: runs the code once for each item of an iterable.
+    # `set_up` sets this function, which runs the code once for each item of an iterable.
     loop: Callable[[Iterable[None]], object]
 
     def __init__(
@@ -169,7 +169,7 @@ class Trial:
         self._others = others
         self._program, self._values = program, values
         self.stack = ExitStack()  # close it on the thread that ran `set_up`
-        # Copy last, because `close` is not called if this method is interrupted.
+        # Copy last, because nobody calls `close` if an interrupt ends this method after the copy.
         self.copies = CopiedVariables(
             namespace,
             [name for name in program.reads if name not in values],

@@ -1,8 +1,8 @@
-"""Model torch's caching allocator for CUDA: the block of each request, and the reserved memory.
+"""Model the blocks and the reserved memory of torch's caching allocator for CUDA.
 
 The rules are those of c10/cuda/CUDACachingAllocator.cpp, for default settings and one stream.
 ``tests/cuda/test_memory_model.py`` compares the model with the real allocator. Python handles
-interrupts at function calls, so each method first reads and then writes without function calls.
+interrupts at function calls, so each method calls functions first and changes the model afterwards.
 """
 
 from bisect import bisect_left
@@ -41,13 +41,13 @@ class MemoryStat:
 
 
 class CachingAllocator:
-    """Model the blocks of one device. A block is an address and a size; addresses begin at 0."""
+    """Model the blocks of one device. A block has an address, counted from 0, and a size."""
 
     def __init__(self) -> None:
         self.bytes, self.blocks, self.requested = MemoryStat(), MemoryStat(), MemoryStat()
         self.reserved, self.segments = MemoryStat(), MemoryStat()
-        self._segments: dict[int, int] = {}  # sizes, by address
-        # Free blocks as (size, address) in two sorted lists, for small and for large blocks.
+        self._segments: dict[int, int] = {}  # sizes of segments, by address
+        # Free blocks as (size, address): a sorted list of small blocks, and one of large blocks.
         self._free: tuple[list[tuple[int, int]], ...] = ([], [])
         self._sizes: dict[int, int] = {}  # sizes of free blocks, by address
         self._starts: dict[int, int] = {}  # addresses of free blocks, by end address
@@ -124,7 +124,7 @@ class CachingAllocator:
         stat, blocks, requested = self.bytes, self.blocks, self.requested
         # No function calls from here on, so that an interrupt cannot come between two writes.
         free[place:place] = ((end - start, start),)
-        if after > before:  # both indices are still right, because the merged block is larger
+        if after > before:  # the merged block is larger, so it was inserted after both
             del free[after]
         if before >= 0:
             del free[before]
@@ -144,9 +144,9 @@ class CachingAllocator:
         blocks.freed += 1
 
     def needs(self, nbytes: int) -> tuple[int, int]:
-        """Return the bytes that an allocation of `nbytes` would reserve now, and its block's."""
+        """Return the bytes to reserve for an allocation of `nbytes` now, and the block's size."""
         size = in_blocks(nbytes)
-        # As in `allocate`, which runs for every allocation and therefore calls no shared function.
+        # `allocate` has a copy of these lines, because a call would make each allocation slower.
         least, free = (BLOCK, self._free[0]) if size <= _SMALL else (_SMALL + 1, self._free[1])
         place = bisect_left(free, (size,))
         reserved = 0 if place < len(free) else segment_for(size)

@@ -1,7 +1,7 @@
 """Look up the memory of a card by its name.
 
 A card's memory is the smallest total that torch printed for the card in public texts of 2020 to
-2026 (``torch.cuda.get_device_properties``, or the total capacity in an out-of-memory error). If no
+2026. torch prints totals in ``torch.cuda.get_device_properties`` and in out-of-memory errors. If no
 text was found, the maker's figure is used.
 """
 
@@ -18,7 +18,7 @@ CONTEXT = 512 * 2**20
 _WORKSPACE, _WORKSPACE_HOPPER = ":4096:2:16:8", ":4096:8"
 _HOPPER = (9, 0)
 
-# Cards by CUDA capability: name, maker's size, and after "=" the total MiB that torch reports.
+# Cards by CUDA capability. "L4 24GB=22558" is an L4 of which torch reports 22558 MiB in total.
 _KNOWN = {
     (12, 0): """RTX PRO 6000 96GB=97250, RTX 5090 32GB=32089, RTX 5060 Ti 16GB=15841,
         RTX 5080 16GB, RTX 5070 Ti 16GB, RTX 5070 12GB, RTX 5060 8GB""",

@@ -1,7 +1,7 @@
 """Check whether CUDA still works in this process, and say what to do if it does not.
 
 After some CUDA errors, each later call fails with the same error, and only a new process can use
-the GPUs again. The check calls CUDA, because an exception may describe another process's error.
+the GPUs again. `look` calls CUDA to check, because an exception may come from another process.
 """
 
 import ctypes
@@ -49,8 +49,8 @@ _WHERE_BUSY = (
     "the GPU is busy or unavailable: another process may have exclusive use of it (compute mode "
     "Exclusive_Process); `%gpus` shows who holds it; run the cell again, or on another GPU"
 )
-# Patterns of errors that frameworks raise if they find no GPU. PyTorch's first three errors come
-# from builds without CUDA. The third error is raised after virtual GPUs were turned off.
+# Patterns of errors that frameworks raise if they find no GPU. torch without CUDA raises PyTorch's
+# first three errors. It raises the third error only after virtual GPUs were turned off.
 _NO_GPU = {
     "PyTorch": r"Torch not compiled with CUDA|not linked with support for cuda|'CUDA' backend"
     r"|Found no NVIDIA driver|No CUDA GPUs are available|torch\.cuda\.is_available\(\) is False",
@@ -106,7 +106,7 @@ def live_cuda() -> Any:
 
 
 def started() -> list[int]:
-    """Return the ordinals of GPUs that have a CUDA context. Using another GPU would create one."""
+    """Return the ordinals of GPUs with a CUDA context. Using other GPUs would create contexts."""
     if (cuda := live_cuda()) is None:
         return []
     # CPU builds of torch lack this function. In a CPU build, all virtual GPUs count as started.
@@ -115,7 +115,7 @@ def started() -> list[int]:
 
 
 def look(where: str = "", error: BaseException | None = None) -> Death | None:
-    """Check CUDA without waiting; return its death or None. `error` was raised at `where`."""
+    """Check CUDA without waiting; return CUDA's death or None. `error` was raised at `where`."""
     global _death
     if (cuda := live_cuda()) is not None:
         said = _asked(cuda)
@@ -131,9 +131,9 @@ def look(where: str = "", error: BaseException | None = None) -> Death | None:
 def _asked(cuda: Any) -> str:
     """Return the error that CUDA reports for its GPUs; empty if there is none."""
     try:
-        if not cuda.is_current_stream_capturing():  # a query would end the capture
+        if not cuda.is_current_stream_capturing():  # a query would invalidate the capture
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # torch's warning about the same error
+                warnings.simplefilter("ignore")  # hide torch's warning about the same error
                 for ordinal in started():
                     cuda.current_stream(ordinal).query()
     except RuntimeError as error:
@@ -155,7 +155,7 @@ def is_death(error: BaseException) -> bool:
 
 
 def advice(error: BaseException) -> str:
-    """Return advice on a bad index, a missing GPU or a temporary CUDA error; else empty."""
+    """Return advice on a bad index, a missing GPU or a temporary CUDA error; empty for others."""
     if _said(error) == _BUSY:
         return _WHERE_BUSY
     if _said(error) == "invalid device ordinal":
@@ -196,7 +196,7 @@ def no_collections() -> Iterator[None]:
 
 
 def collect() -> None:
-    """Collect garbage, unless CUDA is dead and destroying a CUDA event would end the process."""
+    """Collect garbage if CUDA is not dead. On a dead CUDA, freeing an event ends the process."""
     if look() is None:
         gc.collect()
 
@@ -205,7 +205,7 @@ def give_back() -> None:
     """Collect garbage, and return the unused memory in torch's cache to the driver."""
     collect()
     if (cuda := live_cuda()) is not None:
-        with suppress(RuntimeError):  # a GPU has failed; the user's own error says more
+        with suppress(RuntimeError):  # a GPU has failed, and the user's error says more
             cuda.empty_cache()
 
 

@@ -60,7 +60,7 @@ class Device:
     kind: Kind  # torch's name, which is "cuda" also for AMD GPUs
     ordinal: int | None = None  # number in this process: the 1 of cuda:1 or xpu:1
     uuid: str | None = None  # "GPU-…" or "MIG-…"; "PCI-…" if the GPU has no UUID
-    # NVIDIA: GPU number in nvidia-smi, also for MIG devices. AMD, Intel: position by PCI address.
+    # NVIDIA: the GPU's number in nvidia-smi. AMD and Intel: the position by PCI address.
     index: int | None = None
     name: str | None = None
     memory_total: int | None = None  # bytes
@@ -92,7 +92,7 @@ devices_changed: list[Callable[[], None]] = []
 def set_virtual(devices: Callable[[], Sequence[Device]] | None) -> None:
     """Register a function that lists this process's virtual GPUs; None removes it."""
     global _virtual, _cuda_order
-    _cuda_order = None  # it listed the old devices
+    _cuda_order = None  # the order listed the old devices
     _virtual = devices
     for forget in devices_changed:
         forget()
@@ -106,14 +106,14 @@ def has_virtual() -> bool:
 def set_cuda_order(
     devices: Sequence[Device] | None, free: Callable[[int], int | None] | None = None
 ) -> None:
-    """Set CUDA's devices in CUDA's order; `free` returns the free bytes of an ordinal."""
+    """Set CUDA's devices in CUDA's order; `free` takes an ordinal and returns free bytes."""
     # Once CUDA has started, changes of the environment no longer change CUDA's order.
     global _cuda_order, _cuda_free
     _cuda_order, _cuda_free = None if devices is None else tuple(devices), free
 
 
 def physical_gpus(door: nvml.Nvml | None = None) -> list[Device]:
-    """Return all GPUs in NVML's order, each followed by its MIG devices; may call the driver."""
+    """Return NVIDIA's GPUs in NVML's order, each followed by its MIG devices."""
     return [
         Device("cuda", None, gpu.uuid, gpu.index, gpu.name, gpu.memory_total)
         for gpu in (door or nvml.shared_nvml()).gpus()
@@ -218,7 +218,7 @@ def _is_mig(device: Device) -> bool:
 
 
 def _one_mig(chosen: Sequence[Device], physical: Sequence[Device]) -> Sequence[Device]:
-    """Return only one MIG device if a chosen GPU has MIG devices, as CUDA does; else `chosen`."""
+    """Return `chosen`. If a chosen GPU has MIG devices, return only one of them, as CUDA does."""
     for device in chosen:
         its = [other for other in physical if _is_mig(other) and other.index == device.index]
         if its:

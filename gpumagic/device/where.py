@@ -70,14 +70,14 @@ def resolve_one(
 
 
 def complete(prefix: str, devices: Sequence[Device] | None = None) -> list[str]:
-    """Complete the last device of an unfinished WHERE; return likely completions first."""
+    """Complete the last device of an unfinished WHERE. Likely completions come first."""
     devices = here(memory=False) if devices is None else devices
     head, _, last = prefix.rpartition(",")
     start = last.lstrip()
     before = prefix[: len(prefix) - len(start)]
     numbers = [str(device.ordinal) for device in devices]
     offers = [*numbers, *map(str, devices), "cpu", *(("free", "all") if devices else ())]
-    if start:  # longer names, offered only after a first letter
+    if start:  # offer longer names only after a first letter
         offers += [f"gpu:{number}" for number in numbers]
         offers += [device.uuid or "" for device in devices]
     taken = {part.strip() for part in head.split(",")} | {""}
@@ -188,7 +188,7 @@ def _list(devices: Sequence[Device]) -> str:
 
 
 def there_is(devices: Sequence[Device]) -> str:
-    """Return ``there are cuda:0 and cuda:1``, or that there is no GPU."""
+    """Return the devices in words, such as ``there are cuda:0 and cuda:1``; or `NO_GPU`."""
     if not devices:
         return NO_GPU
     return f"there {'is only' if len(devices) == 1 else 'are'} {_list(devices)}"

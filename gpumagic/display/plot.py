@@ -11,8 +11,8 @@ from html import escape
 from itertools import count
 from typing import NamedTuple
 
-# Contrast with white and with #111 is at least 3 : 1 (WCAG 2.1, 1.4.11). Orange and red are for
-# problems. js/src/monitor/overview.ts has the same colors.
+# Contrast with white and with #111 is at least 3 : 1 (WCAG 2.1, 1.4.11). No color is orange or red,
+# because these mark problems. js/src/monitor/overview.ts has the same colors.
 COLORS = ("#2f80ed", "#55a144", "#ba2997", "#8f5c2f", "#c07e9d", "#127a6b", "#685f99", "#a876f2")
 _CPU = "#7d8590"
 _DASHES = ("", "7 3", "2 3", "9 3 2 3")
@@ -20,7 +20,7 @@ LETTER = 6.3  # average width of a letter in pixels, for a font of 11 px
 
 
 class Look(NamedTuple):
-    """The color and dashes of a device."""
+    """The color and dashes of a device's curve."""
 
     color: str
     dash: str
@@ -39,7 +39,7 @@ def looks(devices: Sequence[str]) -> dict[str, Look]:
 
 
 def text(x: float, y: float, words: str, anchor: str = "start", css: str = "") -> str:
-    """Return an SVG element with escaped `words`; `anchor` is its text-anchor."""
+    """Return an SVG element with escaped `words`; `anchor` is the element's text-anchor."""
     kind = f' class="{css}"' if css else ""
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{kind}>{escape(words)}</text>'
 
@@ -76,7 +76,7 @@ class Scale:
 
 
 def ticks(low: float, high: float) -> list[float]:
-    """Return round values for a logarithmic axis: powers of ten, and more if fewer than 3 fit."""
+    """Return round values for a logarithmic axis: powers of ten, and others if fewer than 3 fit."""
     decades = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
     for digits in ((1,), (1, 3), (1, 2, 5)):
         found = [d * 10.0**k for k in decades for d in digits if low <= d * 10.0**k <= high]
@@ -140,7 +140,7 @@ class Plot:
         self._end = _WIDTH - _RIGHT - LETTER * max(len(c.name) for c in curves)
         heights = [e for c in curves for p in c.points for e in (p.y, p.low, p.high) if e]
         low, high = min(heights), max(heights)
-        # Leave space above and below the curves, also if they are flat.
+        # Leave space above and below the curves, even if all curves are flat.
         air = max((high / low) ** 0.06, 1.08)
         self._y = Scale(low / air, high * air, FOOT, _TOP)
         first, last = min(words), max(words)
@@ -151,8 +151,8 @@ class Plot:
     def svg(
         self, name: str, tick: Callable[[float], str], crossings: Iterable[Point], label: str
     ) -> str:
-        """Return the SVG element: `name` labels the x axis, `label` is for screen readers."""
-        # Place the curves' names first; labels of crossings and missing values use the room left.
+        """Return the SVG element. `name` labels the x axis, and `label` is for screen readers."""
+        # The names of curves get room before the labels of crossings and of missing values.
         parts = [*self._axes(name, tick), *self._names()]
         parts += [part for crossing in crossings for part in self._crossing(crossing)]
         parts += [part for curve in self._curves for part in self._curve(curve)]
@@ -170,7 +170,7 @@ class Plot:
             yield line(_LEFT, y, self._end, y, "gm-grid")
             yield text(_LEFT - 8, y + 4, tick(value), "end")
         yield line(_LEFT, FOOT, self._end, FOOT, "gm-axis")
-        for value, words in reversed([*self._words.items()]):  # the largest is always shown
+        for value, words in reversed([*self._words.items()]):  # the largest value is placed first
             x, half = self._x(value), LETTER * len(words) / 2
             if self._free(x - half, x + half, FOOT + 17):
                 yield line(x, FOOT, x, FOOT + 4, "gm-axis")

@@ -48,7 +48,7 @@ class ProgressLine(AbstractContextManager["ProgressLine"]):
         self.close()
 
     def update(self, now: object) -> None:
-        """Set the text to ``str(now)``, and the bar's length to ``now.share`` (0 to 1), if any."""
+        """Set the text to ``str(now)``. If `now` has a `share` (0 to 1), set the bar's length."""
         self._latest = now
         if self._due:
             self._write()
@@ -79,7 +79,7 @@ class ProgressLine(AbstractContextManager["ProgressLine"]):
             return
 
         class Line(tqdm):  # type: ignore[misc]
-            monitor_interval = 0  # tqdm's monitor thread would not end
+            monitor_interval = 0  # without tqdm's monitor thread, which would not end
 
         # `disable=None` shows nothing if stderr is not a terminal.
         self._line = Line(

@@ -1,8 +1,8 @@
 """Show records (dataclasses with results) as text, HTML and JSON; lay out tables.
 
 A view is a module with functions `text` and `html` that format a record. Each package registers
-its views; a view is imported when first needed. JSON keys include units. The JSON never names other
-users, processes or notebooks. Text in HTML is always escaped.
+its views; a view is imported when first needed. The JSON never names other users, processes or
+notebooks. Text in HTML is always escaped.
 """
 
 import re
@@ -24,7 +24,7 @@ _views: dict[str, str] = {}
 
 
 def register(record: str, module: str) -> None:
-    """Register the view `module` for the class name `record`: ``"gpumagic.package.file.Class"``."""
+    """Register `module` as the view of the class `record`, ``"gpumagic.package.file.Class"``."""
     _views[record] = module
 
 
@@ -41,7 +41,7 @@ _BYTES = re.compile(
     r"|total|traceback_holds|used|wanted"
 )
 _LEFT_OUT = {"file", "filename", "html", "others_by_name", "processes", "uuid"}
-_MOST_ITEMS = 10  # maximum length of a list, so that a notebook's file stays small
+_MOST_ITEMS = 10  # longest list in the JSON, so that a notebook's file stays small
 
 
 def as_json(record: object) -> dict[str, Any]:
@@ -246,7 +246,7 @@ def _total(widths: Sequence[int]) -> int:
 
 def _widths(columns: Sequence[Column], room: int) -> list[int]:
     widths = [column.width for column in columns]
-    # Narrow columns by wrapping before cutting others, because wrapping loses no text.
+    # Wrap columns before cutting other columns, because wrapping loses no text.
     for fit in ("wrap", "cut"):
         for n, column in enumerate(columns):
             if column.fit == fit:

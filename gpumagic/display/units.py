@@ -34,7 +34,7 @@ def size(count: float | None) -> str:
         return NOT_KNOWN
     value = float(count)
     for unit in _SIZES:
-        # 1023.5 KiB would be rounded to 1024 KiB.
+        # From 1023.5 KiB on, use MiB, because the number would be rounded to 1024.
         if abs(value) < 1023.5 or unit == _SIZES[-1]:
             break
         value /= 1024
@@ -107,7 +107,7 @@ def times(ratio: float | None) -> str:
 
 
 def _scaled(value: float, scales: tuple[tuple[float, str], ...]) -> tuple[float, str]:
-    # 999.5 ms would be rounded to 1000 ms.
+    # From 999.5 ms on, use seconds, because the number would be rounded to 1000.
     scale, prefix = next((s for s in scales if abs(value) >= 0.9995 * s[0]), scales[-1])
     return value / scale, prefix
 

@@ -1,16 +1,16 @@
 """Read AMD's and Intel's GPUs, and the processes on them, from /sys and /proc; never raise.
 
-Cards: the UUID is ROCm's if the driver provides a ``unique_id``, as described in
-https://docs.kernel.org/gpu/amdgpu/driver-misc.html. Otherwise the UUID consists of the
-PCI address and the start of the boot id.
+A card's UUID contains the driver's ``unique_id``, as in ROCm
+(https://docs.kernel.org/gpu/amdgpu/driver-misc.html). If there is no ``unique_id``, the UUID
+consists of the PCI address and the start of the boot id.
 
-Processes: for each open file of ``/dev/dri``, Linux provides ``/proc/PID/fdinfo/FD``, described in
-https://docs.kernel.org/gpu/drm-usage-stats.html. Duplicated and inherited descriptors share
+For each open file of ``/dev/dri``, Linux provides a file ``/proc/PID/fdinfo/FD``
+(https://docs.kernel.org/gpu/drm-usage-stats.html). Duplicated and inherited descriptors share
 a ``drm-client-id`` and count once, for the lowest pid. Only root can read other users' files.
 
-KFD is the kernel's driver for ROCm (drivers/gpu/drm/amd/amdkfd). ``/sys/class/kfd/kfd`` lists GPUs
-in ``topology/nodes``. It lists the memory of all users' processes in ``proc/PID/vram_GPU``; every
-user can read these files. The pids are the host's, even inside a container.
+KFD is the kernel's driver for ROCm (drivers/gpu/drm/amd/amdkfd). In ``/sys/class/kfd/kfd``,
+``topology/nodes`` lists the GPUs, and ``proc/PID/vram_GPU`` contains the GPU memory of a process.
+Every user can read these files for all processes. The pids are the host's, even inside a container.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-# Maximum bytes that `Folder` reads from a file. The files that it reads are shorter.
+# `Folder` reads at most this many bytes of a file. The files used here are shorter.
 _LONGEST = 65536
 
 
@@ -54,7 +54,7 @@ class Folder:
         return None if value is None else value / divisor
 
     def percent(self, name: str) -> float | None:
-        """Return a file's number; None if it is above 100, as some drivers write invalid values."""
+        """Return a file's number; None above 100, because some drivers write invalid values."""
         value = self.number(name)
         return None if value is None or value > 100 else float(value)
 
@@ -248,7 +248,7 @@ def kfd_gpus(root: Path) -> dict[str, int]:
 
 def kfd_memory(root: Path) -> dict[tuple[int, str], int]:
     """Return bytes of GPU memory by pid and PCI address; empty in a container with its own pids."""
-    # The number is the host's pid namespace, PROC_PID_INIT_INO in include/linux/proc_ns.h.
+    # 4026531836 is the host's pid namespace, PROC_PID_INIT_INO in include/linux/proc_ns.h.
     if Folder(root / "proc/self/ns").link("pid") not in (None, "pid:[4026531836]"):
         return {}
     processes, gpus = Folder(root / "sys/class/kfd/kfd/proc"), kfd_gpus(root)

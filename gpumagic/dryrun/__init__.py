@@ -2,7 +2,7 @@
 
 The code runs in a forked copy of the process, on torch's fake tensors, which have no data. Shapes,
 dtypes, devices, copies, waits and memory are those of a real run. Code that depends on data ends
-the dry run; the result then describes the code up to that line.
+the dry run. The result then describes the code before that line.
 """
 
 import inspect
@@ -41,11 +41,11 @@ def dry_run(
     function : callable
         A function, a method or a module, to be called with `args` and `kwargs`.
     on : str, int, torch.device, Card or list, optional
-        A device to place the call on, as with ``%%ongpu``: ``1``, ``"cuda:1"``, ``"free"`` … Or
-        cards that this machine lacks, by name or size: ``"H100 80GB"``, ``"24GiB"``. By default
+        A device to place the call on, as in ``%%ongpu``: ``1``, ``"cuda:1"``, ``"free"`` … Cards
+        that this machine lacks are given by name or size: ``"H100 80GB"``, ``"24GiB"``. By default
         nothing is placed or moved.
     move : bool
-        Whether to move the arguments, and variables that the call reads, to `on` first.
+        Whether to move the arguments, and the variables that the call reads, to `on` first.
     limit : float
         Seconds after which the dry run stops and returns its result so far.
 

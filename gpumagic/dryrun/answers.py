@@ -33,7 +33,7 @@ from gpumagic.ledger.entry import PRINT
 
 
 class Calls(TorchFunctionMode):
-    """Answer calls that need data; `fake` turns a real tensor into a fake."""
+    """Answer calls that need data; `fake` turns a real tensor into a fake, in place."""
 
     # With `guesses`, `float()` and `int()` of a tensor return 1 instead of ending the dry run.
 
@@ -50,7 +50,7 @@ class Calls(TorchFunctionMode):
         answer = _ANSWERS.get(func)
         if answer is not None and args and isinstance(args[0], FakeTensor):
             return answer(self, func, args, kwargs, sys._getframe(1))
-        # Suspend fakes in calls on a storage, because these calls may need real tensors.
+        # A method of a storage may need real tensors, so suspend fakes during the call.
         of_storage = bool(args) and isinstance(args[0], torch.UntypedStorage)
         with suspended() if of_storage else nullcontext():
             out = func(*args, **kwargs)
@@ -109,7 +109,7 @@ class Calls(TorchFunctionMode):
         if tensor.constant is not None:
             with torch._C.DisableTorchFunction():
                 return tensor.constant.tolist()
-        if host_value(frame) is not None:  # a sampler may use any order
+        if host_value(frame) is not None:  # a data loader's sampler may use any order
             return list(range(tensor.numel()))
         return _nested(tensor.shape)
 
@@ -166,7 +166,7 @@ def _nested(shape: Any) -> Any:
 
 
 def _set_data(tensor: Any, new: Any) -> None:
-    """Run `tensor.data = new` for fakes; torch would not change the fake's device."""
+    """Run `tensor.data = new` for fakes; torch itself would keep the old device."""
     with torch._C.DisableTorchFunction():
         torch.Tensor.data.__set__(tensor, new)  # type: ignore[attr-defined]
         tensor.fake_device = new.fake_device

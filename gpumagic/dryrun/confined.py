@@ -2,9 +2,9 @@
 
 A refused action ends the dry run at the user's line. Printed and displayed output is captured.
 Nothing here can be undone, so this module is only for a forked child that will exit. Python's
-audit hook does not see all actions, so the kernel refuses the others. Landlock refuses `os.mkfifo`,
-shared memory, and writes by C code. A seccomp filter refuses chmod and connections from C code, and
-signals to other processes.
+audit hook does not see all actions, so the Linux kernel refuses the others. Landlock refuses
+`os.mkfifo`, shared memory, and writes by C code. A seccomp filter refuses chmod and connections
+by C code, and signals to other processes.
 """
 
 import builtins
@@ -55,7 +55,7 @@ class Confinement:
         self.printed = io.StringIO()
         self._importing = 0
         for name, sink in (("stdout", self.printed), ("stderr", io.StringIO())):
-            with suppress(TypeError):  # redirect the old stream too, as logging may use it
+            with suppress(TypeError):  # redirect the old stream too, because logging may use it
                 vars(getattr(sys, name)).update(write=sink.write, flush=sink.flush)
             setattr(sys, name, sink)
         warnings.simplefilter("ignore")
@@ -65,7 +65,7 @@ class Confinement:
             ipython.display_pub = CapturingDisplayPublisher()
 
     def begin(self) -> bool:
-        """Start to refuse actions; return whether the kernel refuses all of them in C++ code."""
+        """Start to refuse actions; return whether the kernel refuses actions of C++ code."""
         sys.dont_write_bytecode = True
         bars: Any = sys.modules.get("tqdm.std")
         if bars is not None:  # tqdm's progress bars start a thread
@@ -131,7 +131,7 @@ def _asked_by_user(frame: FrameType | None) -> bool:
 
 
 def held_by_the_kernel() -> bool:
-    """Make Linux refuse actions that the audit hook misses; return whether it refuses them all."""
+    """Make Linux refuse actions that the audit hook misses; return whether this succeeded."""
     if sys.platform != "linux":
         return False
     libc = ctypes.CDLL(None, use_errno=True)
@@ -170,9 +170,9 @@ def _no_file_written(libc: Any) -> bool:
 _NO_NEW_PRIVILEGES, _SECCOMP, _FILTER = 38, 22, 2
 _LOAD, _IS, _RETURN = 0x20, 0x15, 0x06
 _ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | errno.EACCES
-# By architecture: the architecture's number, then two groups of system calls. The first group is
-# always refused: it changes files or priorities, sends data, starts or accesses other processes.
-# Calls of the second group are refused if their first argument is another process.
+# By architecture: the architecture's number, then two groups of system calls. Calls of the first
+# group change files or priorities, send data, or start or access processes. They are always
+# refused. Calls of the second group are refused if the first argument is another process.
 _CALLS: dict[str, tuple[int, tuple[int, ...], tuple[int, ...]]] = {
     "x86_64": (
         0xC000003E,
@@ -198,7 +198,7 @@ def _filter(machine: str) -> bytes:
     """Return the BPF program that the kernel runs before each system call."""
 
     def step(does: int, value: int, then: int = 0, otherwise: int = 0) -> bytes:
-        return struct.pack("=HBBI", does, then, otherwise, value)  # then, otherwise: steps to skip
+        return struct.pack("=HBBI", does, then, otherwise, value)  # steps to skip: then, otherwise
 
     allow, refuse = step(_RETURN, _ALLOW), step(_RETURN, _REFUSE)
     if machine not in _CALLS:
