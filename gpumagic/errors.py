@@ -53,7 +53,7 @@ def as_typed(magic: str) -> str:
 
 
 def meant(given: str, known: Iterable[str]) -> str:
-    """Return ``"did you mean cuda:1? "`` with the closest known word; empty if none is close."""
+    """Return a question such as ``"did you mean cuda:1? "``; empty if no known word is close."""
     from difflib import get_close_matches
 
     words, known = re.findall(r"[\w:-]+", given.lower()), list(known)
@@ -88,7 +88,7 @@ class CrossDeviceWarning(UserWarning):
 
 
 class ImplicitCopyError(CrossDeviceWarning, RuntimeError):
-    """Raised with ``--strict`` for an implicit copy between devices or an implicit wait.
+    """Raised in strict mode (``--strict``) for an implicit copy between devices or implicit wait.
 
     The class derives from `CrossDeviceWarning`, because earlier versions raised that class.
     """

@@ -26,10 +26,10 @@ class Fault:
 
 
 _MOST = 64  # maximum number of kinds of fault
-# Reentrant, because a finalizer may run while this thread holds the lock, and record a fault.
+# Reentrant, because a finalizer that runs while this thread holds the lock may record a fault.
 _lock = threading.RLock()
 unreported: list[Fault] = []  # faults that no cell has reported yet
-not_ours: list[Callable[[BaseException], bool]] = []  # `keep` ignores an error if any returns True
+not_ours: list[Callable[[BaseException], bool]] = []  # if any returns True, `keep` does nothing
 _faults: dict[tuple[str, str, str], Fault] = {}
 
 
@@ -70,7 +70,7 @@ def in_words(error: BaseException) -> str:
 
 @contextmanager
 def kept(doing: str) -> Iterator[None]:
-    """Catch an error that is raised in this context, and record it as a fault."""
+    """Catch an error that is raised in the block, and record it as a fault."""
     try:
         yield
     except Exception as error:  # noqa: BLE001  recorded for `%gpus --doctor`

@@ -1,9 +1,9 @@
-"""Count the memory and the copies of operators, in a torch dispatch mode of a dry run.
+"""Count the memory that operators allocate and the copies that they make, in a dry run.
 
-Copies between devices are counted by line, as in a real run's ledger, but without times. Composite
-operators are decomposed as on CUDA. Some fake results (tensors without data) have another size in
-memory than real results, for example reduced losses. Then the real size is counted. An operator
-whose result depends on data ends the dry run.
+Copies between devices are counted by line, as `%gpuwatch` does, but without times. Composite
+operators are decomposed as on CUDA. A dry run uses fakes (tensors without data). Some fake results,
+for example reduced losses, have another size in memory than real results. The real size is counted.
+An operator that must read a tensor's data ends the dry run.
 """
 
 import re
@@ -48,7 +48,7 @@ _READABLE = {
 
 
 class Crossings:
-    """Count the copies and waits that operators on fakes would make, as `%gpuwatch` does."""
+    """Count the copies and waits that operators would make in a real run."""
 
     def __init__(self) -> None:
         self.counts: dict[tuple[Any, ...], Count] = {}
@@ -56,7 +56,7 @@ class Crossings:
     def note(
         self, copy: bool, operator: str, source: str, destination: str, nbytes: int, how: Any = None
     ) -> None:
-        """Count a copy (or a wait) for the user's line; `how` is the cause, as in `Entry.via`."""
+        """Count a copy, or else a wait, for the user's line; `how` is as in `Entry.via`."""
         nothing = source == destination or "meta" in (source, destination)
         if nothing or (copy and not nbytes):
             return
@@ -77,14 +77,14 @@ class Crossings:
 
 
 class Operators(TorchDispatchMode):
-    """Count operators, the memory that they allocate, and their copies."""
+    """Count operators, the memory that they allocate, and the copies that they make."""
 
     def __init__(self, held: HeldMemory, crossings: Crossings) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.count = 0
         self.backward = False  # whether a backward pass has run
         self._held, self._crossings = held, crossings
-        self._at_node: tuple[str, int] | None = None  # running autograd node: name, number
+        self._at_node: tuple[str, int] | None = None  # the running autograd node's name and number
         self._began = 0  # number of storages created before that node began
 
     def __torch_dispatch__(
@@ -161,14 +161,14 @@ class Operators(TorchDispatchMode):
         return None if whole else partial(func._op_dk, _COMPOSITE)
 
     def _replaced(self, func: Any, name: str, args: Any) -> tuple[Tensor, bool] | None:
-        """Return the tensor whose memory a real run would reuse, and whether that is certain."""
+        """Return the argument whose memory the result would reuse, and whether that is certain."""
         node = C._current_autograd_node()
-        # Store the node's name and number, because the node itself would keep tensors alive.
+        # Store the autograd node's name and number. The node itself would keep tensors alive.
         number = None if node is None else (node.name(), node._sequence_nr())
         if number != self._at_node:
             self._at_node, self._began = number, self._held.made
             self.backward |= number is not None
-        # Under a mode, torch's C++ allocates a new tensor where it would otherwise write in place.
+        # In a dispatch mode, some C++ code of torch allocates a tensor instead of writing in place.
         first: Any = next(iter(args), None)
         # A sparse tensor has no storage.
         if number is None or not isinstance(first, Tensor) or first.layout is not torch.strided:
@@ -177,8 +177,8 @@ class Operators(TorchDispatchMode):
         for nodes, names, certain in _IN_PLACE if of_node else ():
             if {name, overload} & names and nodes.match(number[0]):
                 return first, certain
-        # Autograd's engine sums a tensor's gradients in the memory of the first gradient, which
-        # another node made. If that gradient is a view or expanded, the sum gets new memory.
+        # Autograd's engine adds a tensor's gradients to the first gradient in place. Another node
+        # made the first gradient. If it is a view or expanded, the sum gets new memory.
         if overload != "add.Tensor" or of_node or torch.is_grad_enabled() or first._is_view():
             return None
         return (first, False) if first.nbytes == first.untyped_storage().nbytes() else None
@@ -186,8 +186,8 @@ class Operators(TorchDispatchMode):
 
 _WRITES = ("scatter", "scatter_add", "index_add", "index_fill", "index_put", "_unsafe_index_put")
 _SUMS = ("add.Tensor", "sub.Tensor", "mul.Tensor")
-# Autograd nodes, and the operators with which they write into tensors that they made. With True,
-# the memory is certainly reused, even while the node keeps the old tensor alive.
+# Autograd nodes, and the operators that write into a tensor that the same node made. True means
+# that the memory is certainly reused, even while the node keeps the old tensor alive.
 _IN_PLACE: tuple[tuple[re.Pattern[str], frozenset[str], bool], ...] = (
     (re.compile(r".*Backward\d"), frozenset((*_WRITES, "put", "masked_fill")), False),
     (re.compile(r"(Max|Min|Median|Nanmedian)Backward\d"), frozenset(("logical_and",)), True),
@@ -196,12 +196,12 @@ _IN_PLACE: tuple[tuple[re.Pattern[str], frozenset[str], bool], ...] = (
 _has_kernel = C._dispatch_has_kernel_for_dispatch_key
 _COMPOSITE = C.DispatchKey.CompositeImplicitAutograd
 _CUDA = C.DispatchKeySet(C.DispatchKey.CUDA)
-# Kernels that decompose the operators in `IN_PARTS`, so that temporary memory is counted.
+# Dispatch keys of the kernels that decompose the operators in `IN_PARTS`.
 _EXPLICIT = (
     C.DispatchKey.CompositeExplicitAutograd,
     C.DispatchKey.CompositeExplicitAutogradNonFunctional,
 )
-# Virtual GPUs have their own kernels for these operators.
+# Composite operators for which virtual GPUs register CUDA kernels.
 _NETWORKS = frozenset(
     ("lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell", "scaled_dot_product_attention")
 )
@@ -231,7 +231,7 @@ def _mismatch(text: str) -> str:
 
 
 def _caller(frame: FrameType | None) -> FrameType | None:
-    """Return the frame that called the operator, skipping the frames of the torch modes."""
+    """Return the frame that called the operator, skipping this package and torch's modes."""
     while frame is not None and str(frame.f_globals.get("__name__")).startswith(_BETWEEN):
         frame = frame.f_back
     return frame
@@ -239,7 +239,7 @@ def _caller(frame: FrameType | None) -> FrameType | None:
 
 # -- results of a different size
 def _own(func: Any, name: str, args: Any) -> _Function | None:
-    """Return a replacement of `func`; None if the fake result already has the real size."""
+    """Return a replacement for `func`; None if the fake result already has the real size."""
     if (make := _RESULTS.get(name)) is not None:
         return lambda *args, **kwargs: make(**_bound(func, args, kwargs))
     # Fused optimizers write into their arguments and return nothing.
@@ -297,7 +297,7 @@ _RESULTS: dict[str, _Function] = {
 # -- attention
 def attend_as_cuda() -> torch.library.Library:
     """Make attention allocate as on CUDA, while the returned library is alive."""
-    # torch's own code would act as on the CPU, or query the driver, which a forked child must not.
+    # torch's own function may query the driver, and a forked child must not do that.
     library = torch.library.Library("aten", "IMPL")
     for key in ("AutogradCUDA", "CUDA"):  # inference mode skips AutogradCUDA
         library.impl("scaled_dot_product_attention", _attention, key, allow_override=True)
@@ -326,7 +326,7 @@ def _attention(
         )[0]
     if mask is not None:
         mask = mask.expand(*query.shape[:-1], key.shape[-2])
-    # In half precision, torch may choose another kernel, which allocates as much as this one.
+    # In half precision, torch may choose a different kernel, which allocates the same memory.
     learns = torch.is_grad_enabled() and any(t.requires_grad for t in given)
     return aten._scaled_dot_product_efficient_attention(
         *given, mask, learns, dropout_p, is_causal, scale=scale

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-# `suspended` needs this module and may run during other imports, so this module is imported now.
+# Import this now. Otherwise, `suspended` would import it, perhaps during another import.
 import torch._subclasses.schema_check_mode
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
@@ -36,7 +36,7 @@ raised: list["Stopped"] = []
 
 
 class Stopped(BaseException):
-    """End a dry run. Not an `Exception`, so that the user's code does not handle it as an error."""
+    """End a dry run. It is no `Exception`, so the user's `except Exception` does not catch it."""
 
     def __init__(self, reason: str, where: UserLine | None = None) -> None:
         super().__init__(reason)
@@ -55,9 +55,9 @@ def refusing(reason: str) -> Callable[..., Any]:
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether an error arose because the kernel refused a write by C or C++ code."""
+    """Whether an error arose because Linux refused a write by C or C++ code."""
     number = error.errno if isinstance(error, OSError) else None
-    # Messages of libc and SQLite for a write that the kernel refused.
+    # Messages of libc and SQLite for a refused write.
     told = any(words in str(error) for words in (os.strerror(errno.EACCES), "disk I/O error"))
     if number not in (errno.EACCES, errno.EBADF, errno.ENOTSOCK) and not told:
         return False
@@ -68,16 +68,16 @@ def is_refusal(error: BaseException) -> bool:
     return os.access(path if os.path.lexists(path) else os.path.dirname(path) or ".", os.W_OK)
 
 
-# Made-up values for libraries that read a tensor, by the start of the module's name.
+# Made-up values of the tensors that a library reads, by the start of the library's module name.
 _HOSTS: tuple[tuple[str, float | None], ...] = (
-    ("torch.optim.lbfgs", None),  # the data decide how often it iterates
-    ("torch.optim", 2.0),  # a step count or NAdam's product; 1 would divide by zero
-    ("torch.nn.modules.transformer", 1.0),  # whether a mask is the causal one
+    ("torch.optim.lbfgs", None),  # no value, because the data decide when LBFGS stops
+    ("torch.optim", 2.0),  # a step count or NAdam's mu_product; with 1, torch would divide by 0
+    ("torch.nn.modules.transformer", 1.0),  # a mask is causal
     ("torch.amp", 0.0),
     ("torch.cuda.amp", 0.0),
     ("torch.utils.data", 0),
-    ("transformers.trainer", 0.0),  # whether a loss is not finite
-    ("torch.distributions", 1.0),  # validation of arguments
+    ("transformers.trainer", 0.0),  # a loss is finite
+    ("torch.distributions", 1.0),  # arguments are valid
 )
 
 
@@ -90,12 +90,12 @@ def host_value(frame: FrameType | None) -> float | None:
 class NotKnown:
     """Represent a number that depends on data, such as ``loss.item()``."""
 
-    # `torch` accepts it wherever a number only scales values. A use as a size ends the dry run.
+    # torch accepts it where a number scales or fills tensors. Its use as a size ends the dry run.
     __slots__ = ("what", "whole")
 
     def __init__(self, what: str = "a value of a tensor", *, whole: bool | None = False) -> None:
         self.what = what
-        self.whole = whole  # whether it is an integer, for type promotion; None if unknown
+        self.whole = whole  # whether it is an integer; None if it may not be a number
 
     def __repr__(self) -> str:
         return "?"
@@ -175,7 +175,7 @@ class Fakes(FakeTensorMode):
 
     def __init__(self, count: Callable[[Any], None], tracked: Callable[[], None]) -> None:
         super().__init__(allow_fallback_kernels=False, allow_non_fake_inputs=True)
-        # `count` gets each new fake. `tracked` is called if a backward pass reaches a `_Cut`.
+        # `count` is called with each new fake, `tracked` when a backward pass reaches a `_Cut`.
         self._count, self._tracked = count, tracked
         # Keeps the real tensors alive, because freeing GPU memory would call the driver.
         self._kept: list[Tensor] = []
@@ -201,10 +201,10 @@ class Fakes(FakeTensorMode):
             if is_real(found.tensor):
                 self._convert(found.tensor)
         for module, name, tensor in scripted:
-            module.setattr(name, tensor)  # else C++ would use the real tensor
+            module.setattr(name, tensor)  # otherwise, C++ code would use the real tensor
 
     def fake(self, tensor: Tensor) -> None:
-        """Turn a tensor that the code uses into a fake; raise `Stopped` if torch cannot."""
+        """Turn a tensor that the code uses into a fake; raise `Stopped` if that is impossible."""
         if id(tensor) not in self._without:
             self._convert(tensor)
         if id(tensor) in self._without:
@@ -266,7 +266,7 @@ def is_real(tensor: Tensor) -> bool:
 
 
 def _is_a_number(tensor: Tensor) -> bool:
-    """Whether a tensor is one number on the host; its fake stores the value."""
+    """Whether a tensor is one number on the host. The fake of such a tensor stores the number."""
     return (
         type(tensor) is Tensor
         and tensor.device.type == "cpu"

@@ -49,7 +49,7 @@ from gpumagic.usercode.variables import names_read, variables_read
 from gpumagic.virtual import switch
 from gpumagic.virtual.virtual_gpus import GPUS, keep_after_fork
 
-_GRACE_S = 5.0  # seconds after the limit in which the child may still send a result
+_GRACE_S = 5.0  # seconds that the child has after the limit to send its result
 _following = False
 Note = Callable[[str], object]
 
@@ -59,23 +59,23 @@ class Subject:
     """Describe the code of a dry run."""
 
     namespace: dict[str, Any]
-    reads: list[tuple[str, Any]]  # names and values of variables and arguments
+    reads: list[tuple[str, Any]]  # names and values that the code reads
     # Takes a function that reports skipped code, and returns a function that runs the code.
     prepare: Callable[[Note], Callable[[], dict[str, Any]]]
     device: Device | None  # where new tensors are placed
     move: bool  # whether variables that the code reads are moved to `device`
     limit: float  # seconds
-    cards: tuple[Card, ...] = ()  # cards that are not here; `device` simulates the first card
-    guesses: bool = False  # whether `float()` of a tensor returns 1, to measure memory only
+    cards: tuple[Card, ...] = ()  # cards not in this machine; `device` simulates the first
+    guesses: bool = False  # whether `float()` of a tensor returns 1 instead of ending the run
 
     @property
     def where(self) -> str:
-        """The name of the device or card; empty if nothing is placed."""
+        """The name of the first card, or of the device; empty if there is neither."""
         return self.cards[0].name if self.cards else str(self.device or "")
 
     @property
     def virtual(self) -> bool:
-        """Whether the code would be placed on a virtual GPU."""
+        """Whether `device` is a virtual GPU."""
         return self.device is not None and self.device.virtual
 
 
@@ -171,7 +171,7 @@ class _Following:
                 variables = _Variables(subject.namespace)
                 self._timed = True
                 signal.signal(signal.SIGALRM, self._time_is_up)
-                # The signal repeats, because Python ignores an exception in a finalizer.
+                # The signal repeats, because Python ignores an exception that a finalizer raises.
                 signal.setitimer(signal.ITIMER_REAL, subject.limit, 0.2)
                 named = go()
             new = [*variables.assigned(), *((n, v) for n, v in named.items() if v is not None)]
@@ -315,7 +315,7 @@ def leave_out_magics(
     transform: Callable[[str], str],
     flags: int = 0,
 ) -> Callable[[ast.Module], Any]:
-    """Make `get_ipython()` skip magics, in a forked child; return a function that runs code."""
+    """Make `get_ipython()` skip magics; return a function that runs code. For a forked child."""
 
     def execute(part: ast.Module) -> Any:
         value = None
@@ -332,7 +332,7 @@ def leave_out_magics(
 
 @dataclass(frozen=True)
 class _DryShell:
-    """Replace IPython's shell in a dry run: skip and report magics and shell commands."""
+    """Replace IPython's shell in a dry run; skip and report shell commands and most magics."""
 
     _note: Note
     _file: str
@@ -344,7 +344,7 @@ class _DryShell:
 
     def run_cell_magic(self, name: str, line: str, cell: str) -> Any:
         number = sys._getframe(1).f_lineno
-        # If gpumagic has removed its `%%ongpu` line, the number is too low by one.
+        # If gpumagic has removed the line `%%ongpu`, the line number is too low by one.
         below = "%%ongpu" in linecache.getline(self._file, number)
         return self._magic(name, "%%", cell, number + below)
 

@@ -1,9 +1,9 @@
 """Run a function in a forked copy of this process, and return its result.
 
-This process, its open files and its terminal do not change. The child has ended when
-`run_forked` returns, even after Ctrl-C or a timeout. On Linux the child has its own positions in
-open files, and cannot write to these files. All other descriptors (terminal, pipe, socket, GPU)
-become the null device, and shared memory becomes a private copy.
+The child has ended when `run_forked` returns, even after Ctrl-C or a timeout. On Linux, the child
+can read the open files without moving the parent's position in them, but cannot write to them. The
+child's other descriptors (terminal, pipe, socket, GPU) become the null device, and its shared
+memory becomes a private copy.
 """
 
 import ctypes
@@ -43,7 +43,7 @@ def run_forked(work: Callable[[], Any], limit: float) -> Any:
     try:
         # Without `deferred`, Ctrl-C here could leave the child running, or be raised in the child.
         with deferred(), warnings.catch_warnings():
-            # Python warns that the child may deadlock. The child would then end at the time limit.
+            # Python warns that the child may deadlock. A deadlock would end at the time limit.
             warnings.filterwarnings("ignore", ".*multi-?threaded.*fork", DeprecationWarning)
             warnings.filterwarnings("ignore", ".*JAX is multithreaded", RuntimeWarning)
             pid = os.fork()
@@ -81,13 +81,13 @@ def _work_in_child(work: Callable[[], Any], sender: Connection) -> None:
             ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: die with the parent
         with no_collections():  # garbage collection could unmap memory that `_detach` replaces
             _detach(keep=sender.fileno())
-            # Keep inherited objects from being freed, because a torch process group would wait for
-            # its threads, which a fork does not copy.
+            # Never garbage-collect inherited objects, because torch's process groups would wait for
+            # threads that a fork does not copy.
             gc.freeze()
         faults.forget()  # only the child's faults are sent to the parent
         try:
             done, value = True, work()
-        except BaseException as error:  # noqa: BLE001  the parent raises it
+        except BaseException as error:  # noqa: BLE001  the parent raises a GpuError
             done, value = False, None
             faults.keep("following the code of a dry run", error)
         sender.send((done, value, [(f.doing, _where(f)) for f in faults.all_kept()]))
@@ -117,7 +117,7 @@ def _detach(keep: int) -> None:
             os.lseek(own, os.lseek(descriptor, 0, os.SEEK_CUR), os.SEEK_SET)
             os.dup2(own, descriptor, inheritable=False)
             os.close(own)
-        except OSError:  # an unreadable file, or the closed descriptor of `listdir`
+        except OSError:  # an unreadable file, or the descriptor that `listdir` has closed
             os.dup2(nowhere, descriptor, inheritable=False)
     _unshare_memory()
 
@@ -153,18 +153,18 @@ def _make_private(start: int, size: int, offset: int, path: str) -> None:
 
 
 # After a backward pass on a GPU, torch's engine refuses backward passes in forked children, because
-# the engine's threads are gone. A dry run does not need these threads, because it runs backward
-# passes on the thread that calls them. The refusal is caused by a variable of libtorch_cpu, which a
-# fork sets and torch cannot reset. The function `_READER` reads this variable before anything else,
-# so its machine code shows the variable's address.
+# a fork does not copy the engine's threads. A dry run does not need these threads, because it runs
+# backward passes on the calling thread. A fork sets a flag in libtorch_cpu. While the flag is set,
+# the engine refuses. torch cannot reset the flag, so `let_backward_run` does. torch's function
+# `_READER` reads the flag first, so the function's machine code contains the flag's address.
 _READER = "_ZN5torch8autograd6Engine30initialize_device_threads_poolEv"
 _COMPARE = re.compile(rb"\x80\x3d(.{4})\0", re.DOTALL)  # x86-64: cmpb $0, distance(%rip)
 _ADRP, _LDRB = (0x9F000000, 0x90000000), (0xFFC00000, 0x39400000)  # AArch64: mask, opcode
 
 
 def let_backward_run() -> None:
-    """Let backward passes run in the child, on the thread that calls them."""
-    # Create torch's thread pool now. Autograd's threads would otherwise all create it, and fail.
+    """Let backward passes run in a forked child, on the calling thread."""
+    # Create torch's thread pool now. Otherwise, several threads would create it at once and fail.
     torch.set_num_threads(torch.get_num_threads())
     torch.autograd.set_multithreading_enabled(False)
     flag = refusal()
@@ -173,7 +173,7 @@ def let_backward_run() -> None:
 
 
 def refusal() -> ctypes.c_ubyte | None:
-    """Return the variable that makes torch's engine refuse backward passes; None if unknown."""
+    """Return the flag that makes torch's engine refuse backward passes; None if not found."""
     try:
         reader = getattr(ctypes.CDLL(torch._C.__file__), _READER)
     except (AttributeError, OSError):
@@ -184,7 +184,7 @@ def refusal() -> ctypes.c_ubyte | None:
 
 
 def operand_of(code: bytes, start: int) -> int | None:
-    """Return the address of the first byte that machine code of x86-64 or AArch64 reads."""
+    """Return the address of the first byte that machine code reads (x86-64 or AArch64); or None."""
     if found := _COMPARE.search(code):
         return start + found.end() + int.from_bytes(found[1], "little", signed=True)
     pages: dict[int, int] = {}  # page addresses, by register

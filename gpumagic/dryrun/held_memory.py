@@ -1,7 +1,7 @@
-"""Count the memory that a run would allocate on each device, and compare peaks with cards.
+"""Count the memory that a run would allocate on each device, and test whether a card has enough.
 
-A storage counts once, from its creation until nothing refers to it. Sizes are rounded as on CUDA.
-Libraries' workspaces are not counted, so a peak is a lower bound. An absent card starts empty.
+A storage counts once, until nothing refers to it. Sizes are rounded as on CUDA. Workspaces of
+libraries are not counted, so a peak is a lower bound. A card that is not here is empty at first.
 """
 
 import sys
@@ -49,8 +49,8 @@ class HeldMemory:
         self._known: dict[int, _Storage] = {}
         self._allocators: defaultdict[str, CachingAllocator] = defaultdict(CachingAllocator)
         self._begun = False
-        self.made = 0  # number of storages so far
-        self._leaving: int | None = None  # key of a storage whose memory the newest may reuse
+        self.made = 0  # number of storages created so far
+        self._leaving: int | None = None  # key of a storage that the newest storage may replace
 
     def age(self, tensor: Any) -> int:
         """Return the creation number of a tensor's storage; the latest number if unknown."""
@@ -58,12 +58,12 @@ class HeldMemory:
         return self.made if known is None else known.order
 
     def begin(self) -> None:
-        """Begin to count: record the present memory as the start, and reset the peak."""
+        """Record the present memory as the start, and reset the peak."""
         self.start, self._begun = dict(self.now), True
         self.reset_peak()
 
     def reset_peak(self) -> None:
-        """Reset the peak to the present memory, as the report of a real cell does."""
+        """Reset the peak to the present memory."""
         self.most = dict(self.now)
         self.rises = {device: [(nbytes, None)] for device, nbytes in self.now.items()}
 
@@ -99,7 +99,7 @@ class HeldMemory:
         if nbytes and device.startswith("cuda"):
             new.address, new.size = self._allocators[device].allocate(nbytes)
         self.now[device] = self.now.get(device, 0) + new.size
-        # On the CPU, the dry run itself may have created an `existing` tensor, so it counts as new.
+        # An `existing` tensor on the CPU counts as new, because the dry run may have created it.
         if existing and self._begun and device != "cpu":
             self.start[device] = self.start.get(device, 0) + new.size
             self.most[device] = self.most.get(device, 0) + new.size
@@ -114,7 +114,7 @@ class HeldMemory:
         allocator = self._allocators[device]
         taken = [(*allocator.allocate(nbytes), nbytes) for nbytes in sizes if nbytes]
         if taken:
-            # The result may reuse the memory of `old`, so leave `old` out.
+            # Do not count the storage `old`, because the operator's result may reuse its memory.
             old = self._known.get(self._leaving or 0)
             self.now[device] = allocator.bytes.current - (0 if old is None else old.size)
             self._raise(device)
@@ -170,7 +170,7 @@ def measure(target: torch.device | None, card: Card | None = None) -> Before:
     virtual = any(device.virtual for device in gpus.values())
     if target is not None and target.type == "cuda":
         torch.cuda.init()
-    started = cuda_state.started()  # for other GPUs, torch would create a context (0.5 GiB)
+    started = cuda_state.started()  # querying another GPU would create a context (0.5 GiB)
     for index in range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ():
         allocated, gpu = torch.cuda.memory_allocated(index), gpus.get(index)
         unused = gpu.memory_free if gpu is not None else None
@@ -196,7 +196,7 @@ def peaks(held: HeldMemory, before: Before) -> dict[str, Peak]:
 
 
 def target_of(on: object) -> tuple[Device | None, tuple[Card, ...]]:
-    """Return a device and cards. If `on` names cards, the device simulates the first card."""
+    """Return the device and the cards in `on`; with cards, the device simulates the first card."""
     if on is None:
         return None, ()
     chosen: tuple[Card, ...] = ()

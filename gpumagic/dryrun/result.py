@@ -27,10 +27,10 @@ class Assigned:
 
     name: str
     kind: str  # "float32[128, 10]" for a tensor, "Sequential, 4 tensors" for a module
-    device: str = ""  # several devices are joined by commas; empty without tensors
-    nbytes: int = 0  # bytes of its tensors
-    shape: tuple[int, ...] | None = None  # None if it is not a tensor
-    dtype: Any = None  # None if it is not a tensor
+    device: str = ""  # comma-separated if several; empty if there are no tensors
+    nbytes: int = 0  # bytes of the variable's tensors
+    shape: tuple[int, ...] | None = None  # None if the variable is not a tensor
+    dtype: Any = None  # None if the variable is not a tensor
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class OnCard:
 
     card: Card
     needed: int  # bytes that the code needs at least
-    at: UserLine | None  # first line that does not fit; None if unknown or if all lines fit
+    at: UserLine | None  # first line that does not fit; None if unknown or if the code fits
 
     @property
     def left(self) -> int:
@@ -73,7 +73,7 @@ class OnCard:
 
 @dataclass(frozen=True)
 class Unknown:
-    """Record why something is unknown or was skipped, and whether the dry run ended there."""
+    """Record why something is unknown or was skipped, and whether this ended the dry run."""
 
     where: UserLine | None
     reason: str
@@ -82,7 +82,7 @@ class Unknown:
     def __str__(self) -> str:
         if self.where is None:
             return self.reason
-        # Omit the source of a magic, because it is IPython's translation.
+        # Omit a magic's source, because it is IPython's translation of what the user typed.
         typed = self.where.line and "get_ipython()" not in self.where.source
         source = f" · {self.where.source}" if typed and self.where.source else ""
         return f"{replace(self.where, source='')}: {self.reason}{source}"
@@ -103,16 +103,16 @@ class Mismatch:
 
 @dataclass(frozen=True, repr=False)
 class DryRun(Shown):
-    """Record what a cell or a function would do. Comments in the source describe attributes."""
+    """Record what a cell or a function would do. Comments in the source describe the attributes."""
 
-    device: str  # the device or the first card; empty if nothing is placed
-    # Variables that the code assigns; "return" for a function's result.
+    device: str  # name of the device or of the first card; empty if neither is given
+    # Variables that the code assigns. A function's result is named "return".
     assigned: tuple[Assigned, ...] = ()
     peak: dict[str, Peak] = field(default_factory=dict)  # by device; the first card is "cuda:0"
     moved: tuple[Moved, ...] = ()  # variables that `%%ongpu` would move to the device first
     # Copies between devices and waits of the host, by line, without their times.
     ledger: Ledger = field(default_factory=Ledger)
-    # Everything unknown or skipped; the last entry may be where the dry run ended.
+    # Everything unknown or skipped. If the dry run ended early, the last entry may say why.
     unknown: tuple[Unknown, ...] = ()
     mismatches: tuple[Mismatch, ...] = ()  # at most one operation between devices that would fail
     error: str | None = None  # another error that the code would raise
@@ -130,7 +130,7 @@ class DryRun(Shown):
         return not (any(unknown.ended for unknown in self.unknown) or self.mismatches or self.error)
 
     def needed(self, device: str) -> int | None:
-        """Return the bytes that a device needs at least; None if the dry run ended early."""
+        """Return the bytes that the code needs on a device; None if the dry run ended early."""
         peak = self.peak.get(device)
         return (0 if peak is None else peak.needed) if self.complete else None
 
@@ -171,7 +171,7 @@ def html(run: DryRun) -> str:
 
 
 def _head(run: DryRun) -> str:
-    """Return ``dry run on cuda:1 (virtual): nothing was computed · 85 ms``."""
+    """Return a heading: ``dry run on cuda:1 (virtual): nothing was computed · 85 ms``."""
     place = " (not here)" if run.cards else " (virtual)" * run.virtual
     printed = run.printed.count("\n")
     parts = [
@@ -184,7 +184,7 @@ def _head(run: DryRun) -> str:
 
 
 def _on_cards(run: DryRun) -> Iterator[str]:
-    """Yield ``needs 61.3 GiB; fits on H100 80GB (17.3 GiB left)``, and a line for each card."""
+    """Yield ``needs 61.3 GiB; fits on H100 80GB (17.3 GiB left)``, then a line for each card."""
     if not run.cards:
         return
     at_least = "" if run.complete else "at least "
@@ -205,7 +205,7 @@ def _on_card(on: OnCard) -> str:
 
 
 def _peaks(run: DryRun) -> list[Peak]:
-    """Return the peaks of GPUs, or of the CPU if no GPU is used; empty for absent cards."""
+    """Return the peaks of GPUs, or of the CPU if no GPU is used; empty if cards are given."""
     if run.cards:
         return []
     gpus = [p for device, p in run.peak.items() if device != "cpu" and (p.needed or p.peak)]
@@ -223,7 +223,7 @@ def _memory(peak: Peak) -> str:
 
 
 def _ends(run: DryRun) -> Iterator[str]:
-    """Yield the error, and what is unknown or skipped; the cause of an early end is last."""
+    """Yield the error, then everything unknown or skipped. The reason for an early end is last."""
     if run.error:
         yield f"would fail{f' at {run.error_at}' * bool(run.error_at)}: {run.error}"
     for unknown in sorted(run.unknown, key=lambda u: u.ended):
@@ -231,7 +231,7 @@ def _ends(run: DryRun) -> Iterator[str]:
 
 
 def _tables(run: DryRun) -> Iterator[tuple[str, list[table.Column]]]:
-    """Yield the tables of assigned and of moved variables, each with its title."""
+    """Yield a title and a table for the assigned variables, then for the moved variables."""
     card = run.device if run.cards else CARD_DEVICE
     assigned = [(a.name, a.kind, a.device.replace(CARD_DEVICE, card)) for a in run.assigned]
     moved = [(m.name, size(m.nbytes), ", ".join(m.sources) + f" → {run.device}") for m in run.moved]

@@ -48,10 +48,10 @@ def fit(
         The GPU; the current GPU if None. For cards that this machine does not have
         (``"H100 80GB"``, ``["RTX 4090", "24GiB"]``), results are predicted without running `code`.
     margin : float
-        The fraction of the free memory to leave free. After six dry runs, the search accepts a
-        value that is too small by at most the fraction `margin` / 2.
+        The fraction of the free memory to leave free. After six dry runs, the search ends when the
+        result is too small by at most the fraction `margin` / 2.
     dry : bool
-        Whether to only predict the result, without running the code.
+        Whether to predict the result by dry runs alone, without running the code.
     namespace : dict, optional
         The variables that the code uses; if None, the globals of the function or of the caller.
     progress : callable, optional

@@ -1,4 +1,4 @@
-"""Record and show the result of `fit`: the largest value first, then the memory of each value."""
+"""Record and show the result of `fit`: the largest value, and the memory that each value needs."""
 
 import math
 from bisect import bisect_left
@@ -12,7 +12,7 @@ from gpumagic.display.units import duration, many, size
 
 @dataclass(frozen=True)
 class Tried:
-    """Record one tried value, and the bytes it needs in addition to those already allocated."""
+    """Record one tried value, and the bytes that the code allocates with this value."""
 
     value: float
     predicted: int | None = None  # bytes, by a dry run
@@ -44,7 +44,7 @@ class Fit(Shown):
     code: str
     name: str  # the variable's name
     largest: tuple[Largest, ...]  # one for the GPU, or one for each named card
-    tried: tuple[Tried, ...]  # the bytes that each tried value needs, in ascending order of values
+    tried: tuple[Tried, ...]  # the tried values in ascending order
     trains: bool | None  # whether the code runs a backward pass; None if unknown
     margin: float  # the fraction of the free memory to leave free
     notes: tuple[str, ...] = ()  # remarks on how the value was found, one line each
@@ -97,7 +97,7 @@ def panel(fit: Fit) -> dict[str, object]:
 
 
 def _answer(fit: Fit, found: Largest) -> str:
-    """Return the answer: ``batch = 384 is the largest that fits on cuda:0: it needs …``."""
+    """Return a sentence: ``batch = 384 is the largest that fits on cuda:0: it needs …``."""
     where = f"{found.where} (virtual)" if found.virtual else found.where
     spare = f"of {size(found.free)} free"
     if not fit.tried:

@@ -32,7 +32,7 @@ from gpumagic.usercode.variables import variables_read
 
 _FAR_S = 20.0
 _MAX_RUNS = 8  # maximum number of runs in a search
-# After `_FEW` calls of `need`, `largest` accepts a close value. After `_MANY`, it bisects.
+# After `_FEW` tries, `largest` accepts a value near the largest. After `_MANY` tries, it bisects.
 _FEW, _MANY = 6, 7
 Need = Callable[[float], float]
 
@@ -53,7 +53,7 @@ class Search:
     stopped: str = ""  # why larger values may fit too; empty if the search was complete
     notes: dict[str, None] = field(default_factory=dict)
     _predicted: dict[float, int] = field(default_factory=dict)
-    _ended: dict[float, str] = field(default_factory=dict)  # by value, why its dry run ended early
+    _ended: dict[float, str] = field(default_factory=dict)  # why a value's dry run ended early
     _raises: set[float] = field(default_factory=set)  # values for which the code raises an error
     _measured: dict[float, float] = field(default_factory=dict)  # bytes; infinite if out of memory
     _error: Exception | None = None  # the error that the code raised in a run
@@ -107,7 +107,7 @@ class Search:
     def _confirm(self) -> None:
         """Run the code with the predicted value, then correct the value by the measured bytes."""
         ((free, room),) = self._rooms.values()
-        rest = min(room, free - self._copied)  # the copied variables take memory too
+        rest = min(room, free - self._copied)  # copies of variables take memory too
         for _ in range(_MAX_RUNS):
             largest(self.values, self._estimate, rest, near=self._near)
             value, ran = self._best(rest)
@@ -126,7 +126,7 @@ class Search:
             ] = None
 
     def _estimate(self, value: float) -> float:
-        """Estimate the bytes for a value; infinite if it or a smaller one ran out of memory."""
+        """Estimate the bytes for a value; infinite if this or a smaller value ran out of memory."""
         if value in self._measured:
             return self._measured[value]
         if any(math.isinf(need) and value >= most for most, need in self._measured.items()):
@@ -178,7 +178,7 @@ class Search:
             raised += [run.error] if run.error else []
             self._ended[value] = [*raised, *(str(each) for each in run.unknown if each.ended)][0]
             self._raises |= {value} if raised else set()
-        # Limit the next dry run to 3 times this one's time, at least `_FAR_S`, at most `LIMIT_S`.
+        # The next dry run may take 3 times as long, but at least `_FAR_S` and at most `LIMIT_S`.
         self._limit = min(LIMIT_S, max(_FAR_S, 3 * run.seconds))
 
     def _subject(self, value: float) -> Subject:
@@ -220,7 +220,7 @@ class Search:
             note(error, f"with {self.name} = {value}, in a run on copies")
             raise
         finally:
-            cuda_state.give_back()  # not in `except`, where the traceback keeps tensors alive
+            cuda_state.give_back()  # after `except`, in which the traceback keeps tensors alive
         return math.inf
 
     def _peak(self, value: float) -> int:
@@ -280,8 +280,8 @@ def largest(
     values: Sequence[float], need: Need, limit: float, *, near: float = 0, from_below: bool = False
 ) -> float | None:
     """Return the largest of `values` with `need(value) <= limit`; None if there is none."""
-    # `values` are positive and ascending. `need` must not decrease, and may be infinite; an affine
-    # `need` is called four times. After six calls, the result may be too small by less than the
+    # `values` are positive and ascending. `need` must not decrease, and may be infinite. Four tries
+    # are enough if `need` is affine. After six tries, the result may be too small by less than the
     # fraction `near`. `from_below` first doubles the value until `need` exceeds `limit`.
     if need(values[0]) > limit:
         return None
@@ -292,7 +292,7 @@ def largest(
     while high - low > 1 and (asked < _FEW or values[high] > values[low] * (1 + near)):
         if asked >= _MANY:
             value = math.sqrt(values[high] * values[low])
-        elif asked >= _FEW - 2 and asked % 2 == 0:  # try close to the end that moved last
+        elif asked >= _FEW - 2 and asked % 2 == 0:  # stay close to the bound that changed last
             value = values[low] * (1 + near) if fits else values[high] / (1 + near)
         else:
             value = _interpolate(values, low, high, need, limit)
@@ -304,7 +304,7 @@ def largest(
 
 
 def _doubled(values: Sequence[float], need: Need, limit: float) -> tuple[int, int]:
-    """Double the value while it fits and is not the last; return the last two indices."""
+    """Double the value until it is the last or does not fit; return the last two indices."""
     low = high = 0
     while high < len(values) - 1 and need(values[high]) <= limit:
         low, high = high, max(bisect_right(values, 2 * values[high]) - 1, high + 1)
@@ -317,7 +317,7 @@ def _interpolate(values: Sequence[float], low: int, high: int, need: Need, limit
     at_low, at_high = need(values[low]) - least, need(values[high]) - least
     if math.isinf(at_high) or at_high <= at_low * (1 + 1e-9):
         return math.sqrt(values[low] * values[high])
-    if at_low <= 0:  # no power can be computed: interpolate linearly
+    if at_low <= 0:  # a power cannot be computed, so interpolate linearly
         return values[low] + (limit - least) * (values[high] - values[low]) / at_high
     power = math.log(at_high / at_low) / math.log((values[high] - first) / (values[low] - first))
     return first + (values[low] - first) * math.pow((limit - least) / at_low, 1 / power)

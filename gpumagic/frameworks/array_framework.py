@@ -1,6 +1,6 @@
 """Move arrays by replacing them with copies, and find the operands of a failed expression.
 
-One copy replaces an array in all variables that are moved together, so variables and containers
+One copy replaces an array in all variables that are moved together. So variables and containers
 that shared the array share the copy. Lists, dicts and objects are changed in place. No variable
 changes before all copies are made.
 """
@@ -33,7 +33,7 @@ _CAPTURED = "a function captures it: pass it as an argument, or create it in thi
 _LITERALS = (ast.List, ast.Tuple, ast.Dict)
 
 _origins: dict[tuple[str, str], Origin] = {}
-"""Origins of the variables that cells moved. A key is (framework's name, variable's name)."""
+"""Where moved variables came from. A key is (framework's name, variable's name)."""
 
 
 def forget_origins() -> None:
@@ -90,7 +90,7 @@ class ArrayFramework(Framework):
         origins: Origins,
         line: Any = None,
     ) -> Moves:
-        """Copy the arrays of these variables to `device`, and rebind their names in `namespace`."""
+        """Copy the arrays of these variables to `device`; rebind the variables in `namespace`."""
         moving, there = _Moving(self, namespace), str(device)
         for name, value in variables:
             arrays = moving.copy(name, value, there, lambda array: self.bring(array, device))
@@ -111,7 +111,7 @@ class ArrayFramework(Framework):
         keep_origins(_origins, origins, cell)
 
     def home(self, namespace: dict[str, Any], origins: Origins | None = None) -> Moves:
-        """Move back the arrays that cells moved, also where other variables contain the copies."""
+        """Move back the arrays that cells moved, also in other variables that contain copies."""
         devices = {str(device): device for device in [CPU, *devices_here(memory=False)]}
         moving = _Moving(self, namespace)
         if origins is None:
@@ -159,7 +159,7 @@ class _Moving:
         self._copies: dict[int, tuple[Any, Any]] = {}  # each array and its copy, by the array's id
 
     def copy(self, name: str, value: Any, there: str, bring: Callable[[Any], Any]) -> Sequence[Any]:
-        """Copy a variable's arrays to `there`; return the original arrays, or () on failure."""
+        """Copy a variable's arrays to device `there`; return the originals, or () on failure."""
         arrays = arrays_in(value, self._framework, there)
         if not arrays:
             return ()
@@ -187,7 +187,7 @@ class _Moving:
         return {id(copy): (weakref.ref(copy), array) for array, copy in pairs}
 
     def finish(self) -> Moves:
-        """Replace the arrays in the variables by their copies, and wait for the copies."""
+        """Replace the arrays in the variables by the copies; wait until the copies are complete."""
         if not self._copies:
             return Moves(left=tuple(self._left))
         seen: dict[int, Any] = {}
@@ -242,7 +242,7 @@ def _replaced(
 
 
 def _split(value: Any) -> Split | None:
-    """Return the parts and the builder of a tuple or `functools.partial`; else None."""
+    """Split a tuple or a `functools.partial`; None for any other value."""
     kind: Any = type(value)
     if issubclass(kind, tuple):
         return value, getattr(kind, "_make", kind)
@@ -253,7 +253,7 @@ def _split(value: Any) -> Split | None:
 
 
 def _changeable(value: Any) -> Any:
-    """Return what can change in place: a list, a dict, or a user object's attributes; else ()."""
+    """Return a list, a dict or a user object's attributes, to change in place; else return ()."""
     kind = type(value)
     if kind in _IN_PLACE:
         return value
@@ -266,7 +266,7 @@ def _changeable(value: Any) -> Any:
 def failures(
     error: BaseException, namespace: Mapping[str, Any], pattern: re.Pattern[str]
 ) -> Iterator[tuple[re.Match[str], FailedFrame, ast.AST]]:
-    """Yield (match, user's frame, failed expression) for `error` and its causes, if they match."""
+    """Yield (match, user's frame, failed expression) for each matching error, including causes."""
     for each in errors(error):
         said = pattern.search(str(each))
         frames = failed_frames(each.__traceback__) if said else []
@@ -289,7 +289,7 @@ def operands(
             yield child, arrays
             continue
         inner = [*operands(child, frame, held)]
-        # The value of `x[0]` no longer exists. Use the arrays of `x`, which are on the same device.
+        # The value of `x[0]` is gone. Use the arrays of `x`, which are on the same device.
         if isinstance(child, ast.Subscript) and [part for part, _ in inner] == [child.value]:
             inner = [(child, inner[0][1])]
         yield from inner

@@ -18,7 +18,7 @@ class CuPy(ArrayFramework):
 
     def __init__(self) -> None:
         super().__init__()
-        # Ordinals of the GPUs that gpumagic has used. Querying another would allocate 500 MiB.
+        # Ordinals of the GPUs that gpumagic has used. Querying another GPU would allocate 500 MiB.
         self._used: set[int] = set()
 
     def started(self) -> bool:

@@ -57,12 +57,12 @@ class Pool:
     framework: str  # in official spelling: "JAX"
     used: int | None  # allocated now for arrays and temporary data
     peak: int | None
-    taken: int | None  # obtained from the driver: allocated or free
+    taken: int | None  # obtained from the driver, both allocated and free
     limit: int | None  # maximum that the allocator obtains from the driver
 
 
 def device_of(value: Any) -> str | None:
-    """Return an array's device: ``"cuda:1"``, ``"cuda"`` (ordinal unknown); None if unknown."""
+    """Return an array's device: ``"cuda:1"``, or ``"cuda"`` if the ordinal is unknown; or None."""
     kind = type(value)  # test the class, because a mock object has every attribute
     if hasattr(kind, "__dlpack_device__"):
         try:
@@ -90,7 +90,7 @@ def nbytes_of(value: Any) -> int:
 
 def place_of(value: Any) -> Place | None:
     """Return an array's device, address and size; None if the device or size is unknown."""
-    device, address = device_of(value), id(value)  # if the address is unknown, use the id
+    device, address = device_of(value), id(value)  # the id is used if the address is unknown
     if device is None or not (nbytes := nbytes_of(value)):
         return None
     if hasattr(type(value), "__cuda_array_interface__"):
@@ -191,7 +191,7 @@ class Framework(Protocol):
         return None
 
     def knows(self, kind: type) -> bool:
-        """Whether this class is registered in the framework, and a copied class would not be."""
+        """Whether a class is registered in the framework, and a copy of the class would not be."""
         return False
 
     def wait(self, *devices: str) -> None:

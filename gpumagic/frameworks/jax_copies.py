@@ -87,14 +87,14 @@ def _leaves(value: Any) -> list[Any]:
         return []
 
 
-# Functions of JAX and NumPy. Those in `_READING` read an array.
+# Names of functions of JAX and NumPy. Functions in `_READING` read an array on the host.
 _MAKING = {"array", "asarray", "from_dlpack", "frombuffer"}  # convert data to an array
 _MAKING |= {"make_array_from_callback", "make_array_from_process_local_data"}
 _COMPILING = {"_array_mlir_constant_handler", "shard_const_args"}  # copy a program's constants
 _PUTTING = {"device_put", "device_get", "to_device", "copy_to_host_async"}  # copy explicitly
 _READING = {"array", "asarray", "ascontiguousarray", "copyto", "save", "savez", "stack"}
 
-# Offset of `tp_as_buffer` in CPython's type objects, after a header, `ob_size` and 17 words.
+# In CPython's type objects, the slot `tp_as_buffer` lies 18 words after the object header.
 _BUFFER_SLOT = object.__basicsize__ + 18 * ctypes.sizeof(ctypes.c_void_p)
 
 ADVISERS["JAX"] = advise
@@ -102,7 +102,7 @@ _After = Callable[[Any, float], None]
 
 
 class _Copy(NamedTuple):
-    """Describe a copy from one device to another."""
+    """Describe a copy from one device to another, or a wait for the device `source`."""
 
     source: Any  # JAX's device; None for the host
     destination: Any
@@ -169,7 +169,7 @@ class JaxCopies(CopyCounting):
             _jax.PjitFunctionCache.clear_all()
 
         clear()  # calls that are already cached would bypass Python
-        # Clear again at the end, because otherwise JAX would never cache the calls in `refused`.
+        # Clear again at the end. Otherwise, JAX would never cache the calls that `keep` refused.
         stack.callback(lambda: clear() if refused else None)
         stack.callback(self._read.clear)
 
@@ -235,9 +235,9 @@ class JaxCopies(CopyCounting):
     def _counted(
         self, kind: str, operator: str, call: Call, copies: Sequence[_Copy], explicit: bool
     ) -> _After | None:
-        """Return a function to call after the copies; if a watch is strict, raise an error now."""
+        """Return a function that counts the copies after they ran; a strict watch may raise now."""
         __tracebackhide__ = True
-        # Operands and explicit copies count for the user, the rest for the library that called JAX.
+        # Count operands and explicit copies for the user, others for the library that called JAX.
         asked = operator == "operand" or (explicit and kind == "copy")
         about = {"implicit": not explicit, "within": "" if asked else call.library}
         found: list[tuple[Count, _Copy]] = []
@@ -262,7 +262,7 @@ class JaxCopies(CopyCounting):
 
 
 def _name(count: Count, array: Any, user: FrameType | None) -> None:
-    """Record the name of the user's variable that contains the array, for four copies at most."""
+    """Record the name of the user's variable that contains the array, for the first copies."""
     if array is None or user is None or count.calls > 4:
         return
 
@@ -326,9 +326,9 @@ def _moves(arg: Any, sharding: Any) -> bool:
 
 
 def _read_as_on_gpus(array: Any, stack: ExitStack) -> None:
-    """Until `stack` is closed, make NumPy ask JAX for copies, as it does for arrays on GPUs."""
+    """Make NumPy call an array's `__array__`, as for arrays on GPUs, until `stack` is closed."""
     slots = ctypes.c_void_p.from_address(id(array) + _BUFFER_SLOT).value or 0
-    # If the offset is right, the slots are inside the class. Otherwise, change nothing.
+    # If the offset is right, the buffer slots are inside the class. Otherwise, change nothing.
     if not 0 < slots - id(array) < type(array).__basicsize__:
         return
     get = ctypes.c_void_p.from_address(slots)

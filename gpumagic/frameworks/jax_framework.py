@@ -35,7 +35,7 @@ from gpumagic.usercode.values import MISSING
 _GPU = ("gpu", "cuda", "rocm")
 # Functions of `jax` that list or count devices, and the position of their argument `backend`.
 _ASKED = {"devices": 0, "local_devices": 1, "device_count": 0, "local_device_count": 0}
-# `parts` does not split these types. Callers split the containers; the others have no parts.
+# `parts` does not split these types. Its callers split containers. The other types have no parts.
 _PLAIN = (list, tuple, dict, set, str, int, float, type(None))
 _INCOMPATIBLE = re.compile(r"^Received incompatible devices for jitted computation.*", re.DOTALL)
 _DEVICES = re.compile(r"with device ids \[([\d, ]+)\] on platform (\w+)")
@@ -54,7 +54,7 @@ class Jax(ArrayFramework):
         super().__init__()
         self._bump = jax.jit(lambda mark: mark + 1)
         self._marks: dict[Any, Any] = {}  # inputs of the computations that `wait` queues, by device
-        self._failed = weakref.WeakValueDictionary[int, Any]()  # arrays with a failed computation
+        self._failed = weakref.WeakValueDictionary[int, Any]()  # arrays whose computation failed
         self.copies = JaxCopies(self)
 
     def started(self) -> bool:
@@ -75,7 +75,7 @@ class Jax(ArrayFramework):
         raise self.missing(device, len(gpus) + 1, "'jax[cuda13]'")
 
     def _gpus(self) -> dict[int, Any]:
-        """Map ordinals to JAX's device objects: of virtual GPUs if there are any, else of GPUs."""
+        """Map ordinals to JAX's devices, which are the virtual GPUs if there are any."""
         if self.virtual:
             return dict(enumerate(jax.local_devices(backend="cpu")[1 : self.virtual + 1]))
         try:
@@ -122,7 +122,7 @@ class Jax(ArrayFramework):
 
     def place(self, device: Device, **options: Any) -> AbstractContextManager[object]:
         own = self.own(device)
-        # `own` is the default anyway, and JAX's calls are faster if no default device is set.
+        # JAX uses `own` by default, and JAX's calls are faster if no default device is set.
         if jax.config.jax_default_device is None and own == jax.local_devices()[0]:
             return nullcontext()
         held: AbstractContextManager[object] = jax.default_device(own)
@@ -135,7 +135,7 @@ class Jax(ArrayFramework):
         return not value.is_deleted()
 
     def where(self, array: Any) -> str:
-        """Return the device that an array is on; ``"cuda:0 + cuda:1"`` if sharded over two."""
+        """Return an array's device; ``"cuda:0 + cuda:1"`` if it is sharded over two devices."""
         on_host = (array.sharding.memory_kind or "").endswith("_host")
         own = sorted(array.sharding.device_set, key=lambda device: device.id)
         if on_host and own[0].platform != "cpu":
@@ -143,7 +143,7 @@ class Jax(ArrayFramework):
         return " + ".join(map(self.name_of, own))
 
     def bring(self, array: Any, device: Device, *, committed: bool = True) -> Any:
-        """Return a copy on `device`, or `array` if it is there. JAX moves no committed copy."""
+        """Return `array` if it is on `device`, else a copy. JAX never moves a committed copy."""
         if array.sharding.num_devices > 1:
             raise GpuError(
                 f"it is sharded over {self.where(array)}, and stays so; "
@@ -176,7 +176,7 @@ class Jax(ArrayFramework):
 
     def knows(self, kind: type) -> bool:
         """Whether a class is a registered pytree, but a copy of the class would not be."""
-        # Flax NNX also registers copies of a class.
+        # Flax NNX registers a copy of a class too, so the answer is False.
         if issubclass(kind, getattr(sys.modules.get("flax.nnx"), "Pytree", ())):
             return False
         try:
@@ -187,7 +187,7 @@ class Jax(ArrayFramework):
             return True
 
     def wait(self, *devices: str) -> None:
-        """Wait for all live arrays, and for this thread's results that nothing refers to."""
+        """Wait for all live arrays, and for unreferenced results of this thread."""
         given = []
         # `jax.local_devices` would take 10 times as long, and timings include this wait.
         clients = xla_bridge.backends().values()
@@ -259,7 +259,7 @@ class Jax(ArrayFramework):
         return None
 
     def _committed(self, value: Any) -> list[Any]:
-        """Return the committed arrays in a value; for a tracer, in the value that it holds."""
+        """Return the committed arrays in a value, or in a tracer's value."""
         while isinstance(value, jax.core.Tracer):  # tracers of `jax.jit` have no value
             value = getattr(value, "primal", getattr(value, "val", None))
         return [array for array in arrays_in(value, self) if array.committed]

@@ -61,11 +61,11 @@ def torch_itself() -> Framework:
 
 
 def needed_by(named: set[str], namespace: Mapping[str, Any]) -> list[Framework]:
-    """Import the frameworks in `named`; return these and the frameworks that `namespace` uses."""
+    """Import the frameworks of packages in `named`; also return frameworks used in `namespace`."""
     # Omit frameworks that only a library uses, because starting them would take memory.
     for module, packages in _PACKAGES.items():
         if named & packages:
-            with suppress(Exception):  # the cell's own import shows the library's error
+            with suppress(Exception):  # the cell's own import raises the same error
                 importlib.import_module(module)
     ready = {module: packages for module, packages in _PACKAGES.items() if _is_imported(module)}
     return [_made(m) for m in ready if named & ready[m] or holds(namespace, ready[m])]
@@ -158,7 +158,7 @@ def _made(module: str) -> Framework:
     return framework
 
 
-# A cache of devices by name: `cpu`, and numbered GPUs after CUDA has started.
+# A cache of devices by name. It contains `cpu`, and numbered GPUs after CUDA has started.
 _found: dict[str, Device] = {}
 devices_changed.append(_found.clear)
 
