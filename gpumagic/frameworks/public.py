@@ -1,6 +1,6 @@
 """Define gpumagic's public functions for all frameworks: `where`, `move`, `on`, `explain` …
 
-`cpu`, `gpu` and `on` return device objects of the caller's framework, by default torch's.
+`cpu()` and `gpu()` return a device object of the first framework that the caller's code uses.
 """
 
 import functools
@@ -27,7 +27,7 @@ from gpumagic.usercode.variables import own_variables
 
 
 def devices(*, memory: bool = True) -> list[Device]:
-    """Return the GPUs that the caller's framework can use; `memory` adds their free bytes."""
+    """Return the GPUs that the caller's framework can use, with free bytes if `memory` is true."""
     return needed_in(sys._getframe(1).f_globals, "gpumagic.devices").devices(memory)
 
 
@@ -37,9 +37,9 @@ def cpu() -> Any:
 
 
 def gpu(i: object = 0) -> Any:
-    """Return GPU `i`; `i` is any spelling of one GPU.
+    """Return GPU `i`: a number, or any other spelling of one GPU, such as ``"cuda:1"``.
 
-    For a number, torch returns ``device(type='cuda', index=i)`` even if there is no such GPU.
+    In torch, a number gives ``device(type='cuda', index=i)`` even if there is no such GPU.
     """
     framework = _framework("gpu")
     if isinstance(i, int):
@@ -53,7 +53,7 @@ def num_gpus() -> int:
 
 
 def try_gpu(i: object = 0) -> Any:
-    """Return GPU `i` if it exists, else the CPU; `i` is any spelling of one GPU."""
+    """Return GPU `i` if there is one, else the CPU; `i` is any spelling of one GPU."""
     framework = _framework("try_gpu")
     return framework.own(resolve_one(f"{i}?", framework.devices()))
 
@@ -65,7 +65,7 @@ def try_all_gpus() -> list[Any]:
 
 
 def needed_in(namespace: dict[str, Any], what: str) -> Needed:
-    """Return the frameworks that code with this namespace uses; GpuError if there is none."""
+    """Return the frameworks that code with this namespace uses; GpuError if it uses none."""
     needed = Needed(None, namespace)
     if needed.others and not holds(namespace, {"torch"}):
         needed.torch = False  # torch was imported by other code, such as gpumagic's virtual GPUs
@@ -82,8 +82,8 @@ def _framework(name: str) -> Framework:
 def where(value: object) -> str:
     """Return the device of an array, or the devices of the arrays in a container.
 
-    Arrays may be from torch, JAX, TensorFlow or CuPy, or from a library with DLPack's or CUDA's
-    array interface, such as MLX, Numba or cuDF. Virtual GPUs are named like real GPUs.
+    Arrays may be from torch, JAX, TensorFlow or CuPy, or from a library that supports DLPack or
+    CUDA's array interface, such as MLX, Numba or cuDF. Virtual GPUs are named like real GPUs.
 
     Parameters
     ----------
@@ -93,9 +93,9 @@ def where(value: object) -> str:
     Returns
     -------
     str
-        The device: ``"cuda:1"``, ``"cpu"``; ``"cuda"`` if the GPU's ordinal is unknown. For an
-        array that is sharded over several devices: ``"cuda:0 + cuda:1"``. For a container with
-        arrays on several devices: ``"cuda:0 and cpu"``, GPUs first.
+        The device, such as ``"cuda:1"`` or ``"cpu"``; ``"cuda"`` if the GPU's number is unknown.
+        ``"cuda:0 + cuda:1"`` for an array that is sharded over two devices. ``"cuda:0 and cpu"``
+        for a container with arrays on two devices; GPUs come first.
 
     Raises
     ------
@@ -146,12 +146,12 @@ def move(value: object, where: object) -> Moves:
     """Move `value` to a device, in place where possible.
 
     Arrays of JAX, TensorFlow and CuPy cannot move in place, so copies replace them in lists, dicts
-    and objects. If `value` is an array, a tuple or a pytree, use the result's ``.value``.
+    and objects. If `value` itself is an array, a tuple or a pytree, use the result's ``.value``.
 
     Parameters
     ----------
     value : torch.Tensor, torch.nn.Module, torch.optim.Optimizer, array, or a container of them
-        Lists, tuples, named tuples, dicts and dataclasses are followed to any depth.
+        Lists, tuples, named tuples, dicts and dataclasses are searched to any depth.
     where : str, int or torch.device
         Any spelling of one device: ``1``, ``"cuda:1"``, ``"cpu"``, ``"free"`` …
 
@@ -187,11 +187,11 @@ def move(value: object, where: object) -> Moves:
 
 
 def bring_home(namespace: dict[str, Any], *, created: bool = False) -> tuple[Moves, list[str]]:
-    """Move back what cells moved; return the moves, and the names of variables still on a GPU."""
+    """Undo the cells' moves; return a report, and the names of variables still on a GPU."""
     cuda_state.check()
     frameworks = known.in_use()
     home = [framework.home(namespace) for framework in frameworks]
-    # The variables that are still on GPUs were created there.
+    # Variables that are still on a GPU were created there. If `created`, move them to the CPU.
     for framework in frameworks if created else ():
         outputs = {f"Out[{number}]": value for number, value in namespace.get("Out", {}).items()}
         held = own_variables(namespace) | (outputs if framework.name == "torch" else {})
@@ -211,13 +211,13 @@ def explain(
     error : BaseException
         An error of torch, JAX or TensorFlow, with its traceback.
     namespace : mapping, optional
-        Variables that the failed code could read, in addition to those in its frames.
+        Variables that the failed code could read, in addition to those in the traceback's frames.
 
     Returns
     -------
     Explanation or None
-        None for any other error, or if the cause is uncertain. `str()` returns text, IPython shows
-        HTML, and `.fix` is code to paste. The explanation keeps no array and no frame alive.
+        None if the error is not about devices, or if the cause is uncertain. `print` shows text,
+        IPython shows HTML, and `.fix` is code to paste. An explanation keeps no array alive.
 
     Examples
     --------
@@ -226,7 +226,7 @@ def explain(
     ... except RuntimeError as error:  # JAX: ValueError
     ...     print(gpumagic.explain(error))
     """
-    # Users call this in `except` blocks, where an error in gpumagic would hide their error.
+    # Users call `explain` in `except` blocks, where gpumagic's own error would hide theirs.
     with faults.kept("explaining an error"):
         made: Explanation | None = own(error).get(_EXPLAINED)
         if made is not None:
@@ -239,7 +239,7 @@ def explain(
 
 @contextmanager
 def explained_at_once() -> Iterator[None]:
-    """Explain an error in this context immediately, while the variables still exist."""
+    """If the block raises an error, explain the error while the variables still exist."""
     try:
         yield
     except Exception as error:
@@ -250,7 +250,7 @@ def explained_at_once() -> Iterator[None]:
 _EXPLAINED = "_gpumagic_explanation"
 _LATER = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _entered: ContextVar[tuple[tuple["on", ExitStack], ...]] = ContextVar("gpumagic_on", default=())
-"""`on` objects that this thread or task has entered, each with its `ExitStack`."""
+"""The `on` objects that this thread or task has entered, each with the stack that exits it."""
 
 
 class on:
@@ -260,8 +260,8 @@ class on:
     ``torch.from_numpy``, ``torch.load``, new modules, and the batches of a `DataLoader`. A bare
     ``"cuda"`` means this GPU. An explicit ``device=`` or an inner ``with torch.device(...)`` has
     priority. Existing tensors stay where they are; `gpumagic.move` moves them. `on` also applies to
-    new arrays of JAX, TensorFlow and CuPy, if the caller's variables use these frameworks. Other
-    threads and tasks are not affected.
+    new arrays of JAX, TensorFlow and CuPy, if the calling code uses these frameworks. Other threads
+    and tasks are not affected.
 
     Parameters
     ----------
@@ -309,7 +309,7 @@ class on:
     def __exit__(self, *exc: object) -> None:
         if not self._running:
             raise RuntimeError("this placement was not entered")
-        # Other threads and tasks may have entered this object too. Exit only the current context.
+        # Other threads and tasks may have entered this object too. Prefer this thread's stack.
         mine = [stack for one, stack in _entered.get() if one is self and stack in self._running]
         stack = (mine or self._running)[-1]
         self._running.remove(stack)
@@ -317,7 +317,7 @@ class on:
         stack.close()
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        # The body of a generator or coroutine would run after the call, outside of the context.
+        # The body of a generator or coroutine would run after the call, when the context has ended.
         flags = getattr(getattr(function, "__code__", None), "co_flags", 0)
         if isinstance(function, (type, classmethod, staticmethod)) or flags & _LATER:
             raise TypeError(

@@ -1,10 +1,10 @@
-"""Count TensorFlow's waits, and its copies between devices, by the user's line.
+"""Count TensorFlow's copies between devices, and the host's waits, at each line of the user's code.
 
-TensorFlow silently copies an operand from another device, and caches the copy. So each tensor
-counts only once for each device. A copy is implicit if TensorFlow's device policy "explicit" would
-refuse the copy, or if an operator converts a NumPy array. `tf.identity` and batches of `tf.data`
-are explicit copies. A `tf.function` copies operands and captured variables from other devices at
-each call. docs/frameworks.md lists the copies that are not counted.
+TensorFlow silently copies an operand from another device, and caches the copy. So each tensor is
+counted once for each device to which it is copied. A copy is implicit if TensorFlow's device policy
+"explicit" would refuse the copy, or if an operator converts a NumPy array. Copies by `tf.identity`
+and copies of `tf.data` batches are explicit. A `tf.function` copies operands and captured variables
+from other devices at each call. docs/frameworks.md lists the copies that are not counted.
 """
 
 import sys
@@ -54,10 +54,10 @@ def own(device: str) -> str:
 
 
 def size_of(tensor: Any) -> int | None:
-    """Return the bytes of a tensor, or of the variable behind a handle; None if unknown."""
+    """Return the bytes of a tensor, or of the variable whose handle is given; None if unknown."""
     shape, dtype = tensor.shape, tensor.dtype
     if dtype == tf.resource:
-        # An iterator's handle has no data.
+        # A variable's handle has one shape. An iterator's handle has none.
         held: Any = getattr(tensor._handle_data, "shape_and_type", ())
         if len(held) != 1:
             return None
@@ -71,14 +71,14 @@ _READING = {"__float__", "__int__", "__bool__", "__index__", "__complex__"}
 _OWN = PRINTING | _READING | {"numpy", "__array__"}  # all methods of tensors that read data
 # Functions that convert an array explicitly, so that the copy is not counted.
 _ASKED = {"constant", "convert_to_tensor_v2_with_dispatch", "from_tensors", "from_tensor_slices"}
-_VARIABLES = {"_init_from_args"}  # the same for functions that create a variable
+_VARIABLES = {"_init_from_args"}  # creates a variable, which is an explicit conversion too
 _NO_DATA = (tf.resource, tf.variant, tf.string)
 
 ADVISERS["TensorFlow"] = advise
 
 
 class TensorFlowCopies(CopyCounting):
-    """Count copies and waits in threads that began a watch. `name` is `TensorFlow.name_of`."""
+    """Count copies and waits in threads that began a watch. `name` translates a device's name."""
 
     framework = "TensorFlow"
     inside = staticmethod(inside_of(tf, "tensorflow_"))
@@ -101,7 +101,7 @@ class TensorFlowCopies(CopyCounting):
             yield
 
     def patch(self, stack: ExitStack) -> None:
-        """Patch functions that read or convert arrays, or run operations, until `stack` closes."""
+        """Until `stack` is closed, patch functions that read, convert or compute tensors."""
         for owner, name, ask in (
             (tf.__internal__.EagerTensor.__mro__[1], "_numpy", self._read),
             (constant_op, "convert_to_eager_tensor", self._convert),
@@ -119,7 +119,7 @@ class TensorFlowCopies(CopyCounting):
         asked = call.function
         name = asked.strip("_") if asked in _READING else "numpy"
         kind = "copy" if tensor.shape.rank else "wait"
-        # The library or TensorFlow function that reads the tensor; empty if user code reads it.
+        # The library or TensorFlow function that reads the tensor; empty if the user's code does.
         within = call.library or ("" if asked in _OWN else f"tensorflow.{asked}")
         about = {"implicit": asked not in ("numpy", "__array__"), "within": within}
         about["seconds"] = 0.0 if kind == "wait" or name == "numpy" else None
@@ -222,16 +222,16 @@ class TensorFlowCopies(CopyCounting):
         return found
 
     def _is_data(self, dtype: Any) -> bool:
-        """Whether GPUs store tensors of this type; TensorFlow keeps int32 in host memory."""
+        """Whether a GPU can store tensors of this type. TensorFlow keeps int32 in host memory."""
         return dtype not in (*_NO_DATA, tf.int32)
 
     def _asked(self, ran_on: str, operands: Sequence[Any]) -> str:
-        """Return the requested device, if another device ran the operation; else empty."""
+        """Return the device that the code named if another one ran the operation; else empty."""
         asked = context.context().device_spec
         if asked is None or asked.device_type is None or asked.device_index is None:
             return ""
         wanted = f"{asked.device_type}:{asked.device_index}"
-        # An operation on a variable or pipeline runs on the device of the variable or pipeline.
+        # An operation on a variable or on a `tf.data` pipeline must run on that object's device.
         bound = any(operand.dtype in (tf.resource, tf.variant) for operand in operands)
         return "" if bound or ran_on.endswith(wanted) else wanted
 
@@ -246,7 +246,7 @@ class TensorFlowCopies(CopyCounting):
 
 
 def _held_on(operand: Any) -> str:
-    """Return TensorFlow's name for the device of a tensor, or of the variable behind a handle."""
+    """Return TensorFlow's name for the device that stores a tensor, or a handle's variable."""
     return str(operand.device if operand.dtype == tf.resource else operand.backing_device)
 
 
@@ -257,7 +257,7 @@ def _is_variable(operand: Any) -> bool:
 
 
 def _ran_on(operands: Sequence[Any], results: Sequence[Any]) -> str:
-    """Return the device that ran an operation: the device of its result, else of its variable."""
+    """Return TensorFlow's name for the device that ran an operation; empty if unknown."""
     if results:
         return str(results[0].device)
     bound = next((each for each in operands if each.dtype == tf.resource), None)

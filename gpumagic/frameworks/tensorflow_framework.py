@@ -1,7 +1,7 @@
 """Support TensorFlow: its devices, its tensors and variables, and Keras's models.
 
 Virtual GPU k is logical device k + 1 of the CPU. TensorFlow does not know virtual GPUs, so
-`tf.device` and the functions of `tf.config` that list devices are patched while there are any.
+`tf.device` and the functions of `tf.config` that list devices are patched while virtual GPUs exist.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ _WHY = (
     "XLA, which Keras uses by default, ran it on {ran} and cannot use variables on other devices: "
     "run it in a cell of %%ongpu {there}, or without XLA: compile(…, jit_compile=False)"
 )
-# TensorFlow hides addresses. `places` uses shifted ids, so that no two places overlap.
+# TensorFlow hides addresses. `places` shifts ids by this many bits, so that no ranges overlap.
 _APART = 48
 # Keep TensorFlow's original function, because `patch` replaces it in `tf.config`.
 _physical_devices = tf.config.list_physical_devices
 _GPU = re.compile(r"(?:^|(?<=/)|(?<=:))(?:device:)?gpu(?::(\d+))?$", re.IGNORECASE)
 _DEVICE = re.compile(r"(CPU|GPU):(\d+)$", re.IGNORECASE)
-# Keras modules that must not see virtual GPUs, because they would choose GPU-only kernels.
+# Keras modules that must not see virtual GPUs, because these modules would use GPU-only kernels.
 _CHOOSE_KERNELS = {f"keras.src.backend.tensorflow.{part}" for part in ("rnn", "nn")}
 
 
 class TensorFlow(ArrayFramework):
-    """Adapt TensorFlow, and Keras if imported; the first placement starts TensorFlow."""
+    """Implement the `Framework` protocol for TensorFlow, and for Keras if it is imported."""
 
     name = "TensorFlow"
 
@@ -65,13 +65,13 @@ class TensorFlow(ArrayFramework):
         return tf.device(self._own(device))
 
     def _count(self) -> int:
-        """Return the number of virtual GPUs, or else of real GPUs; never starts TensorFlow."""
+        """Return the number of virtual GPUs, or of real ones if none are virtual."""
         if self.virtual:
             return min(self.virtual, _logical_cpus() - 1)
         return len(_physical_devices("GPU"))
 
     def _own(self, device: Device) -> str:
-        """Return TensorFlow's name for a device, ``"/GPU:1"``; GpuError if there is none."""
+        """Return TensorFlow's name, such as ``"/GPU:1"``; GpuError if there is no such device."""
         if device.kind == "cpu":
             return "/CPU:0"
         number = device.ordinal
@@ -80,7 +80,7 @@ class TensorFlow(ArrayFramework):
         raise self.missing(device, _logical_cpus(), "'tensorflow[and-cuda]'")
 
     def name_of(self, own: str) -> str:
-        """Return gpumagic's name, ``"cuda:1"``, for TensorFlow's full name of a device."""
+        """Translate TensorFlow's full name of a device to gpumagic's, such as ``"cuda:1"``."""
         found = _DEVICE.search(own)
         if found is None:
             return own
@@ -125,7 +125,7 @@ class TensorFlow(ArrayFramework):
         swap_attribute(stack, config.experimental, "set_memory_growth", set_memory_growth)
 
     def _translated(self, given: Any) -> Any:
-        """Return the logical CPU device for a virtual GPU's name; any other name unchanged."""
+        """Replace a virtual GPU's name by its logical CPU device; return other names unchanged."""
         name = getattr(given, "name", given)  # `given` may be a logical device
         found = _GPU.search(name) if isinstance(name, str) else None
         number = int(found[1] or 0) if found else 0
@@ -156,7 +156,7 @@ class TensorFlow(ArrayFramework):
         try:
             yield
         finally:
-            # Exiting the scope of `tf.device` would raise an error if the cell left another open.
+            # `tf.device`'s own exit would raise an error if the cell left another scope open.
             now._set_device(*before)
 
     def is_array(self, value: object) -> bool:
@@ -166,7 +166,7 @@ class TensorFlow(ArrayFramework):
         return isinstance(value, tf.Variable) or bool(_variables(value))
 
     def where(self, array: Any) -> str:
-        """Return the device of the operation that made a tensor, or of a model's variables."""
+        """Return the device of the operation that made a tensor, or the devices of a model."""
         names = {self.name_of(each.device) for each in _variables(array) or [array]}
         return " + ".join(sorted(names))
 
@@ -175,7 +175,7 @@ class TensorFlow(ArrayFramework):
         return sum(size_of(each) or 0 for each in _variables(array) or [array])
 
     def bring(self, array: Any, device: Device, *, committed: bool = True) -> Any:
-        """Return a tensor or its copy on `device`; GpuError for a variable, which cannot move."""
+        """Return `array` if it is on `device`, else a copy; GpuError if a variable has to move."""
         if self.where(array) == str(device):
             return array
         if not isinstance(array, self._tensor):
@@ -219,7 +219,7 @@ class TensorFlow(ArrayFramework):
         return super().allocated(device)
 
     def places(self, array: Any) -> list[Place]:
-        """Return the memory of a tensor, or of a model's variables."""
+        """Return the memory range of a tensor, or of each variable of a model."""
         return [
             Place(self.name_of(at or each.device), id(each) << _APART, nbytes)
             for each in _variables(array) or [array]
@@ -235,7 +235,7 @@ class TensorFlow(ArrayFramework):
         return [each for each in gc.get_objects() if issubclass(type(each), kinds)]
 
     def pool(self, device: Device) -> Pool | None:
-        """Return TensorFlow's bytes on a GPU; None for virtual or unused GPUs."""
+        """Return TensorFlow's bytes on a GPU; None if the GPU is virtual or not in use."""
         if device.virtual or not self.started():
             return None
         if (device.ordinal or 0) >= len(tf.config.list_logical_devices("GPU")):
@@ -269,7 +269,7 @@ def _variables(value: object) -> list[tf.Variable]:
 
 
 def _way_to_copy(value: Any) -> str:
-    """Return code to copy a variable or a Keras model; empty for a user's module."""
+    """Return advice with code to copy a variable or a Keras model; empty for other objects."""
     keras = sys.modules.get("keras")
     if keras is not None and isinstance(value, keras.Model):
         return _COPIED.format(_MODEL)

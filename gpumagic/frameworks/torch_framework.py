@@ -1,4 +1,4 @@
-"""Implement the `Framework` protocol for torch by calls to other packages of gpumagic.
+"""Implement the `Framework` protocol for torch.
 
 This is the only file of `gpumagic.frameworks` that imports torch.
 """
@@ -56,7 +56,7 @@ class Torch(Framework):
         return issubclass(type(value), Tensor)
 
     def arrays(self, namespace: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
-        """Return the variables of exactly class `Tensor` whose names do not begin with "_"."""
+        """Return the variables of class `Tensor` itself whose names do not begin with "_"."""
         return [(n, v) for n, v in [*namespace.items()] if type(v) is Tensor and n[:1] != "_"]
 
     def where(self, array: Tensor) -> str:
@@ -98,7 +98,7 @@ class Torch(Framework):
             move.wait_for(torch.device(name))
 
     def peak(self, device: Device) -> Callable[[], Iterable[Memory]]:
-        """Start measuring memory; return a function that stops and returns each GPU's peak."""
+        """Start a measurement; return a function that ends it and returns each GPU's peak."""
         meter = MemoryMeter()
         meter.start()
         return meter.stop
@@ -117,7 +117,7 @@ class Torch(Framework):
 
 
 def _with_context() -> list[str]:
-    """Return the GPUs that have a context; synchronizing others would create one."""
+    """Return the GPUs that have a context. Synchronizing another GPU would create a context."""
     if torch.cuda.is_initialized():
         return [f"cuda:{ordinal}" for ordinal in cuda_state.started()]
     if torch.xpu.is_initialized():

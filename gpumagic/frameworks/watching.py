@@ -1,7 +1,7 @@
 """Define `gpumagic.watch()`, and the base class that counts the copies of JAX or TensorFlow.
 
-The framework is patched while a watch is running. A patched function finds the user's line on the
-stack, and counts the call at that line.
+JAX and TensorFlow are patched while a watch is running. A patched function finds the user's line on
+the stack, and counts the call at that line.
 """
 
 import os
@@ -29,7 +29,7 @@ class watch:
     """Count copies between devices, and waits for a device: ``with gpumagic.watch() as w:``.
 
     A watch counts calls of torch, JAX and TensorFlow, but not of CuPy. Calls in an inner watch also
-    count in the outer one. All watches count calls of torch and JAX in threads without a watch.
+    count in the outer one. If a thread has no watch, all watches count its torch and JAX calls.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ class watch:
     ) -> None:
         self._strict, self._warn, self._frameworks = strict, warn, frameworks
         self._counting: ExitStack | None = None
-        self.checks: AbstractContextManager[Any] | None = None  # active while the watch runs
+        self.checks: AbstractContextManager[Any] | None = None  # entered while the watch runs
         self._tally = Tally()
 
     def start(self) -> "watch":
@@ -109,43 +109,43 @@ PRINTING = {"__repr__", "__str__", "__format__"}
 
 
 def inside_of(framework: ModuleType, ours: str) -> Callable[[str], bool]:
-    """Return a function that tests whether a file belongs to the framework or to its patches."""
+    """Return a test whether a file belongs to the framework, or to gpumagic's patches of it."""
     its, here = (os.path.abspath(os.path.dirname(str(f))) for f in (framework.__file__, __file__))
     starts = os.path.join(its, ""), os.path.join(here, ours), os.path.abspath(__file__)
     return lru_cache(maxsize=4096)(lambda file: file.startswith(starts))
 
 
 class Call(NamedTuple):
-    """Record the caller of a framework's function."""
+    """Record who called a function of the framework, and the function's name."""
 
-    user: FrameType | None
+    user: FrameType | None  # the innermost frame of the user's code
     inner: FrameType | None  # the innermost frame outside the framework
-    via: str  # see `Entry.via`
+    via: str  # the cause of an indirect call, such as "print"; else empty
     function: str  # name of the called function
 
     @property
     def library(self) -> str:
-        """The library module that made the call; empty if the user's code made it."""
+        """The library module that made the call; empty for the user's code, or if `via` is set."""
         file = "" if self.inner is None else self.inner.f_code.co_filename
         return "" if self.via else module_of(file)
 
 
 @dataclass(eq=False)
 class Counter:
-    """Record a running watch's tally, and the thread that began the watch."""
+    """Record the state of a running watch."""
 
     tally: Tally
     strict: bool
-    thread: int
+    thread: int  # ident of the thread that began the watch
 
 
 class CopyCounting:
-    """Count a framework's copies and waits by the user's line, in all running watches."""
+    """Count a framework's copies and waits at each line of the user's code."""
 
     framework: str
     inside: Callable[[str], bool]
     around: Collection[str] = ()
-    """Names of the framework's internal wrappers, which `Call.function` skips."""
+    """Names of the framework's internal wrappers; `Call.function` is never one of these."""
     all_threads = False
     """Whether all running watches count the calls of a thread that began no watch."""
 
@@ -181,7 +181,7 @@ class CopyCounting:
                     self._patches.close()
 
     def wrapped(self, real: Callable[..., Any], ask: Callable[..., Any]) -> Any:
-        """Wrap `real`: call `ask`, then `real`, then the function that `ask` returned, if any."""
+        """Return a function that calls `ask`, `real`, and the function that `ask` returned."""
 
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             __tracebackhide__ = True
@@ -211,7 +211,7 @@ class CopyCounting:
         return mine or (self._running if self.all_threads else ())
 
     def called_from(self, frame: FrameType | None, never: Collection[str] = ()) -> Call | None:
-        """Return the caller; None if gpumagic or a function named in `never` made the call."""
+        """Return the call; None if gpumagic or a function in `never` made it, or no watch runs."""
         if not self.counters():
             return None
         function, printing = "", False
@@ -230,7 +230,7 @@ class CopyCounting:
     def counts(
         self, call: Call, kind: str, operator: str, ends: tuple[str, str], **about: Any
     ) -> list[Count]:
-        """Return the call's count in each tally; `about` has further fields of a new count."""
+        """Return the call's count in each tally; `about` sets other fields of a new count."""
         frames = call.user, call.inner
         at = [None if frame is None else (id(frame.f_code), frame.f_lasti) for frame in frames]
         key = ((kind, operator, *ends), *at, call.via, threading.get_ident())

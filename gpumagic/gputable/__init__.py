@@ -6,9 +6,9 @@ from pathlib import PurePath
 
 from gpumagic.telemetry.snapshot import GpuSample, ProcessSample
 
-SYSTEM = "system"  # holds memory of no visible process, such as the driver
+SYSTEM = "system"  # holder of the memory that belongs to no visible process
 
-# (character, label) by owner, in the order of bar segments, as in js/src/monitor/bars.ts.
+# Character and label of each owner. Bars have the same order, also in js/src/monitor/bars.ts.
 OWNERS = {
     "mine": ("█", "this notebook"),
     "books": ("▓", "my other notebooks"),
@@ -16,7 +16,7 @@ OWNERS = {
     "left": ("×", "orphaned"),
     "system": ("░", SYSTEM),
 }
-# List the system only if it holds more bytes than this: rounding and the driver explain fewer.
+# List the system only if it holds more than these bytes. Rounding and the driver explain fewer.
 _MUCH = 32 * 2**20
 
 
@@ -42,7 +42,7 @@ class Holder:
 def split(
     gpu: GpuSample, processes: Iterable[ProcessSample], gpus: Iterable[GpuSample] = ()
 ) -> dict[str, int] | None:
-    """Return used bytes by owner, also on the GPU's MIG devices in `gpus`; None if unknown."""
+    """Return a GPU's used bytes by owner, including its MIG devices' bytes; None if unknown."""
     if gpu.memory_total is None or gpu.memory_used is None:
         return None
     parts = dict.fromkeys(OWNERS, 0)
@@ -61,7 +61,7 @@ def split(
 def holders(
     gpus: Sequence[GpuSample], processes: Iterable[ProcessSample], *, each: bool
 ) -> list[Holder]:
-    """Return a holder for each process if `each`, otherwise for each notebook and program."""
+    """Return a holder for each process if `each`, else for each notebook and each program."""
     shown = {gpu.uuid for gpu in gpus}
     groups: dict[tuple[object, ...], list[ProcessSample]] = {}
     for process in processes:
@@ -97,7 +97,7 @@ def _holder(group: Sequence[ProcessSample], each: bool) -> Holder:
 
 
 def _holder_name(process: ProcessSample, pids: Sequence[int]) -> str:
-    """Return the name of the notebook, or if unknown, of the program or the user."""
+    """Return the notebook's name; if it is unknown, the program's or the user's name."""
     name = PurePath(process.notebook).name if process.notebook else None
     if process.mine:
         return f"this notebook ({name})" if name else "this process"
@@ -108,7 +108,7 @@ def _holder_name(process: ProcessSample, pids: Sequence[int]) -> str:
 
 
 def _of_no_process(gpus: Sequence[GpuSample], holders: Sequence[Holder]) -> dict[str, int | None]:
-    """Return the bytes that no visible process holds, by GPU; skip unknown and small numbers."""
+    """Return the bytes by GPU that no visible process holds; omit unknown and small numbers."""
     # Skip GPUs with MIG devices, because their memory includes the memory of the MIG devices.
     parents = {gpu.mig for gpu in gpus}
     found: dict[str, int | None] = {}

@@ -24,7 +24,7 @@ class _Cell(NamedTuple):
     css: str = ""
 
 
-# Column "GPU" shows a GPU's number in the driver if torch's number differs.
+# Column "GPU" shows the driver's number of a GPU if torch's number differs.
 _HEADS = ("device", "GPU", "name", "memory", "", "util", "temp", "power")
 _TEXTS = ("device", "name", "memory")  # left-aligned columns
 
@@ -44,7 +44,7 @@ def _gpu_columns(
         how, fit = head not in _TEXTS, "cut" if head == "name" else ""
         columns.append(Column(head, text, how, fit, least=7, html=html, css=css))
     if all(gpu.virtual for gpu in gpus):
-        del columns[-2:]  # a virtual GPU has no temperature and power
+        del columns[-2:]  # virtual GPUs have neither temperature nor power
     return [column for column in columns if column.head != "GPU" or any(column.cells)]
 
 
@@ -89,7 +89,7 @@ def text_bar(parts: dict[str, int] | None, total: int | None, length: int = _BAR
     drawn, seen = "", 0
     for name, (ink, _) in OWNERS.items():
         seen = min(seen + parts[name], total)
-        # A part of more than 1 % gets at least one character.
+        # An owner of more than 1 % of the memory gets at least one character.
         least = 1 if parts[name] > total / 100 else 0
         drawn += ink * max(round(seen / total * length) - len(drawn), least)
     return drawn[:length].ljust(length, "·")
@@ -112,7 +112,7 @@ def device(gpu: GpuSample) -> str:
 
 def _name(gpu: GpuSample) -> str:
     name = (gpu.name or "GPU of unknown model").removeprefix("NVIDIA ")
-    # Omit "H100 80GB HBM3" from a MIG device's name, because the row above shows it.
+    # Omit the model from a MIG device's name, because the row above shows the model.
     return name if gpu.mig is None else f"└ MIG {name.rpartition('MIG ')[2]}"
 
 
@@ -122,7 +122,7 @@ def label(gpu: GpuSample) -> str:
         return gpu.called(gpu.ordinal) + (" (virtual)" if gpu.virtual else "")
     if gpu.virtual:
         return "virtual GPU"
-    # Each vendor's driver counts from 0, so the vendor is shown too.
+    # Each vendor's driver numbers its GPUs from 0, so add the vendor.
     vendor, unnumbered = _VENDORS.get(gpu.vendor or "", ""), gpu.mig or gpu.index is None
     return _name(gpu).removeprefix("└ ") if unnumbered else f"{vendor}GPU {gpu.index}"
 
@@ -131,7 +131,7 @@ def _held(holder: Holder, gpus: Sequence[GpuSample]) -> list[str]:
     """Return a holder's memory: ``["cuda:0 10 GiB", "cuda:1 3 GiB"]`` or ``["21 GPUs 9 TiB"]``."""
     used = [gpu for gpu in gpus if gpu.uuid in holder.memory]
     elsewhere = all(gpu.virtual and gpu.ordinal is None for gpu in used)
-    if elsewhere or len(used) > 4:  # on more GPUs, show only the sum
+    if elsewhere or len(used) > 4:  # show only the sum
         which = f"its {many(len(used), 'virtual GPU')}" if elsewhere else f"{len(used)} GPUs"
         return [f"{which} {size(holder.total)}"]
     return [f"{label(gpu)} {size(holder.memory[gpu.uuid])}" for gpu in used]
@@ -154,7 +154,7 @@ class GpuTable:
 
     def __init__(self, snapshot: Snapshot, processes: bool = False, width: int = 80) -> None:
         self.snapshot, self.processes, self.width = snapshot, processes, width
-        # Leave out other kernels' virtual GPUs. The other kernel's row shows how many it has.
+        # Leave out the virtual GPUs of other kernels. The table of holders shows their number.
         self.gpus = [gpu for gpu in snapshot.gpus if not gpu.virtual or gpu.ordinal is not None]
         self.splits = [split(gpu, snapshot.processes, self.gpus) for gpu in self.gpus]
         self.holders = holders(snapshot.gpus, snapshot.processes, each=processes)
@@ -172,7 +172,7 @@ class GpuTable:
         return "\n\n".join("\n".join(filter(None, lines)) for lines in blocks if lines)
 
     def _gpu_lines(self) -> list[str]:
-        """Return the lines of the GPU table. If they are too long, shorten bars, then names."""
+        """Return the lines of the GPU table. If lines are too long, shorten bars, then names."""
         columns = _gpu_columns(self.gpus, self.splits)
         over = sum(column.width + 2 for column in columns) - 2 - self.width
         if over > 0:
@@ -197,7 +197,7 @@ class GpuTable:
         return {table.JSON: table.as_json(self.snapshot)}
 
     def _holder_columns(self) -> list[Column]:
-        """Return the columns of the holder table: name, process columns if shown, memory."""
+        """Return the columns of the table of holders."""
         more = _process_columns(self.holders, self.snapshot.time) if self.processes else []
         parts = [_held(holder, self.snapshot.gpus) for holder in self.holders]
         looks = {True: "gm-name gm-this", False: "gm-name"}
@@ -221,7 +221,7 @@ class GpuTable:
         ]
 
     def _legend(self) -> list[tuple[str, str, str]]:
-        """Return (name, character, label) of all owners in the bars; empty if there is only one."""
+        """Return (name, character, label) of each owner in the bars; empty if only one is there."""
         there = {name for parts in self.splits for name, count in (parts or {}).items() if count}
         return [(name, *OWNERS[name]) for name in OWNERS if name in there and len(there) > 1]
 

@@ -23,7 +23,7 @@ def top(period_s: float = 1.0) -> int:
     instead = "type gpumagic snapshot --watch 2"
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise GpuError(f"top needs a terminal; {instead}")
-    for fixed in ("LINES", "COLUMNS"):  # curses ignores a resize if these are set
+    for fixed in ("LINES", "COLUMNS"):  # curses ignores a resize if these variables are set
         os.environ.pop(fixed, None)
     sampler = Sampler()  # reads on other threads, so that a stalled driver does not block keys
     try:
@@ -99,6 +99,6 @@ class _Screen:
         if snapshot is None:
             return ["Waiting for the driver…"]
         table = GpuTable(snapshot, processes=self._processes, width=max(width, _NARROWEST))
-        # Memory that belongs to no visible process has a row without PIDs, which comes last.
+        # The last row has no PIDs. It shows the memory that belongs to no visible process.
         table.holders.sort(key=lambda one: (not one.pids, _SORTS[self._sort](one)))
         return str(table).splitlines()

@@ -1,7 +1,7 @@
 """Restore the settings and the random state that code changed.
 
-The list has the settings that 1,668 public notebooks change, and others that affect results or
-speed. If restoring a setting fails, the error is recorded, and the other settings are restored.
+The settings are those that 1,668 public notebooks change, and others that affect results or speed.
+If restoring a setting fails, the error is recorded, and the other settings are restored.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class Setting(NamedTuple):
 
 
 def _named(owner: Any, names: str) -> Iterator[Setting]:
-    """Yield settings of `owner`: attributes, and pairs of functions written ``"read/write"``."""
+    """Yield the settings of `owner` in `names`: an attribute, or two functions ``"read/write"``."""
     for name in names.split():
         read, _, write = name.partition("/")
         if not write:
             yield Setting(name, partial(getattr, owner, name), partial(setattr, owner, name))
-        elif hasattr(owner, read) and hasattr(owner, write):  # not in every version
+        elif hasattr(owner, read) and hasattr(owner, write):  # some versions lack them
             yield Setting(write, getattr(owner, read), getattr(owner, write))
 
 
@@ -158,7 +158,7 @@ def kept() -> Iterator[None]:
 
 
 def thread_modes() -> Callable[[ExitStack], None]:
-    """Return a function that gives another thread this thread's torch and numpy modes."""
+    """Return a function that another thread calls to get this thread's torch and numpy modes."""
     torch = torch_here()
     inference = torch is not None and torch.is_inference_mode_enabled()
     here = _now(_of_a_thread())
@@ -174,9 +174,9 @@ def thread_modes() -> Callable[[ExitStack], None]:
 
 @contextmanager
 def noted(note: Callable[[int, Any], object], most: int = 1) -> Iterator[None]:
-    """Call `note` for the first `most` interrupts in the block; later interrupts raise as usual."""
+    """Call `note` for the first `most` interrupts in the block; raise later ones as usual."""
     before: Any = signal.getsignal(signal.SIGINT)
-    # Only the main thread gets signals. Without a Python handler, `before` cannot be called.
+    # Only the main thread gets signals, and only a Python handler can be called later.
     if threading.current_thread() is not threading.main_thread() or not callable(before):
         yield
         return
@@ -237,7 +237,7 @@ class Randomness:
         self._start = self._devices
 
     def same_start(self, devices: Iterable[torch.device]) -> None:
-        """Restore all states. Then give these CUDA devices equal states, and TensorFlow a seed."""
+        """Restore all states. Then make these CUDA devices' states equal, and seed TensorFlow."""
         self.restore()
         here = [str(d) for d in devices if d.type == "cuda"]
         if here:
@@ -251,7 +251,7 @@ class Randomness:
             _tensorflow()._set_global_seed(1 if seed is None else seed)
 
     def drawn(self) -> set[str]:
-        """Return the devices where torch drew random numbers since the states were saved or set."""
+        """Return the devices where torch drew random numbers since the last save or restore."""
         return {
             name
             for name, state in _states().items()
@@ -260,14 +260,14 @@ class Randomness:
 
 
 def _tensorflow() -> Any:
-    """Return TensorFlow's context, which has the global seed; None if unavailable."""
+    """Return TensorFlow's context, which holds the global seed; None if unavailable."""
     module: Any = sys.modules.get("tensorflow.python.eager.context")
     found = module.context() if hasattr(module, "context") else None
     return found if hasattr(found, "_set_global_seed") and hasattr(found, "_seed") else None
 
 
 def _tensorflow_state() -> tuple[int | None, Any] | None:
-    """Return TensorFlow's global seed, and the state of the generator of operation seeds."""
+    """Return TensorFlow's global seed, and the state of its generator for operation seeds."""
     found = _tensorflow()
     if found is None:
         return None

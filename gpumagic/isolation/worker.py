@@ -20,7 +20,7 @@ class Quiet:
     """Discard the output of timed code within the block, but not the output of other threads."""
 
     def __init__(self) -> None:
-        self.dropped = False  # whether anything was dropped
+        self.dropped = False  # whether any output was discarded
         self._lifted = False
         self._thread = threading.get_ident()
         self._replaced: list[tuple[Any, str, Any, Any]] = []
@@ -28,7 +28,7 @@ class Quiet:
     def __enter__(self) -> None:
         places: list[tuple[Any, str]] = [(sys, "stdout"), (sys, "stderr")]
         if (ipython := shell()) is not None:
-            places.append((ipython, "display_pub"))  # as IPython's own capture_output does
+            places.append((ipython, "display_pub"))  # IPython's capture_output replaces it too
         for owner, name in places:
             before = getattr(owner, name)
             sink = _Dropping(before, self)
@@ -38,7 +38,7 @@ class Quiet:
     def __exit__(self, *error: object) -> None:
         while self._replaced:
             owner, name, before, sink = self._replaced.pop()
-            # Keep a stream that the timed code has installed in place of ours.
+            # If the timed code has installed another stream, keep that stream.
             if getattr(owner, name) is sink:
                 setattr(owner, name, before)
 
@@ -60,7 +60,7 @@ class Quiet:
 
 
 class _Dropping:
-    """A replacement for a stream, or for the notebook's display publisher."""
+    """Replace a stream or IPython's display publisher; pass on output that is not discarded."""
 
     def __init__(self, target: Any, quiet: Quiet) -> None:
         self._target, self._quiet = target, quiet
@@ -95,7 +95,7 @@ class Worker:
         return self._last
 
     def interrupt(self) -> None:
-        """Raise KeyboardInterrupt once in the running job, at its next bytecode."""
+        """Raise KeyboardInterrupt once in the running job, at its next bytecode instruction."""
         with self._lock:
             if self._ident is not None and not self._interrupted:
                 self._interrupted = True
@@ -125,13 +125,13 @@ class Worker:
 
 
 class _TakenBack(BaseException):
-    """Raised and caught in place of an interrupt that came after the job had ended."""
+    """Raised and caught in place of an interrupt that is still pending when its job ends."""
 
 
 def _take_back() -> None:
     """Replace this thread's pending interrupt with `_TakenBack`, and catch `_TakenBack`."""
-    # Clearing the interrupt is not enough, because Python 3.11 would still look for an exception at
-    # each step. Under a profiler or debugger, the next function would then hang.
+    # Clearing the interrupt alone is not enough. Python 3.11 would then check for an exception at
+    # every instruction. Under a profiler or debugger, this check makes the next function hang.
     try:
         _raise_in(threading.get_ident(), _TakenBack)
         while True:

@@ -1,7 +1,7 @@
-"""Count copies between devices and waits for a GPU, for each line of the user's code.
+"""Count the copies between devices, and the host's waits, at each line of the user's code.
 
 Call `counts(what, tensor)` before a copy or wait, and pass the result to `add` afterwards. A watch
-is a context that counts, such as `with gpumagic.watch()` or a `%%ongpu` cell.
+is a context whose calls are counted, such as `with gpumagic.watch()` or a `%%ongpu` cell.
 """
 
 import itertools
@@ -22,22 +22,22 @@ from gpumagic.usercode.files import in_cell, line_at, line_of, module_of
 
 _getframe, _ident = sys._getframe, threading.get_ident
 HOST = -1
-"""The result of `Tensor.get_device` for the CPU."""
+"""The result of `Tensor.get_device` for a tensor on the CPU."""
 What = tuple[str, str, int, int, bool]
-"""Kind ("copy" or "wait"), operator, source ordinal, destination ordinal, `non_blocking`."""
+"""A call's kind ("copy" or "wait"), operator, source and destination ordinal, `non_blocking`."""
 # Modules that define tensor methods. Copies inside these methods count as the user's copies.
 _METHODS = ("torch._tensor", "torch.functional")
 
 
 @dataclass(eq=False)
 class ActiveWatch:
-    """The state of a running watch, which the wrapped operators use."""
+    """The state of a running watch."""
 
     tally: entry.Tally
-    # Warns of copies and waits before they run. In strict mode, it may raise `ImplicitCopyError`.
+    # Warns of a copy or a wait before the call runs. A strict alarm raises `ImplicitCopyError`.
     alarm: "Alarm | None" = None
     outer: "ActiveWatch | None" = None  # the enclosing watch, which counts the same calls
-    live: bool = True  # False after the watch has ended; threads started in it may still run
+    live: bool = True  # False after the watch has ended; threads that it watched may still run
     thread: int = field(default_factory=_ident)  # the thread that began the watch
 
 
@@ -50,10 +50,10 @@ running: tuple[ActiveWatch, ...] = ()
 
 class _Here(threading.local):
     copies = 0  # copies counted on this thread
-    reads = 0  # reads by the host counted on this thread
-    within = ""  # the running operator; waits inside that operator get its name
-    serial = 0  # number of the running call if it may wait often, such as a print; else 0
-    counted = 0  # the last `serial` that was counted
+    reads = 0  # reads of GPU memory by the host, counted on this thread
+    within = ""  # name of the running operator, given to the waits inside that operator
+    serial = 0  # number of the running call that may wait several times, such as a print; else 0
+    counted = 0  # the last `serial` that `add` counted
 
 
 here = _Here()
@@ -88,10 +88,10 @@ def watches() -> tuple[ActiveWatch, ...]:
 
 
 def counts(what: What, tensor: Any) -> Sequence[entry.Count]:
-    """Call the alarms, which may raise. Then return the call's `Count` in each watch."""
+    """Call each watch's alarm, which may raise errors. Return the call's `Count` in each watch."""
     __tracebackhide__ = True
     watch = _current()
-    # The usual case comes first and is inlined, because every copy and wait runs this code.
+    # The usual case of a single watch is inlined, because every copy and wait runs this code.
     if watch is not None and watch.outer is None and watch.live:
         watching: tuple[ActiveWatch, ...] = (watch,)
     elif not (watching := watches()):
@@ -101,7 +101,7 @@ def counts(what: What, tensor: Any) -> Sequence[entry.Count]:
     while inner is not None and (kind := entry.kinds[inner.f_code.co_filename]) == entry.IN_FRONT:
         inner = inner.f_back
     # The key has ids, because hashing a code object costs more than this whole function.
-    # The key has the thread's ident. So only one thread changes a count, which needs no lock.
+    # The key has the thread's ident, so that each thread changes its own counts without a lock.
     key: tuple[Any, ...]
     user: FrameType | None
     if inner is not None and kind == entry.USER:
@@ -184,7 +184,7 @@ def _subscripts(code: CodeType | None, at: int) -> bool:
 
 
 def add(found: Sequence[entry.Count], nbytes: int, seconds: float, blocking: bool) -> None:
-    """Add one successful call to the counts that `counts` returned."""
+    """Add one successful copy or wait to the counts that `counts` returned."""
     for count in found:
         count.count += 1
         count.nbytes += nbytes
@@ -214,7 +214,7 @@ class Alarm:
             index = f"move the index first: index.to('{count.destination}')"
             named = "name the device: x.cpu() or x.to(...) first"
             raise refusal(count, {"index": index}.get(count.operator, named))
-        # Do not warn of a library's copies or of explicit copies to a GPU, which are intended.
+        # Do not warn of a library's calls, or of explicit copies to a GPU.
         if count.within or not (implicit or (count.destination == "cpu" and not count.via)):
             count.warned = True
         elif _is_time(count):
@@ -229,7 +229,7 @@ class Alarm:
         if place in self._lines:
             return
         self._lines.add(place)
-        # Python's own registry would hide an equal warning at the same line of a later cell.
+        # Python's registry of past warnings would hide an equal warning in a later cell.
         advice = advise(count.entry(at_least=2))
         said = words(count) + " again and again" * bool(count.count)
         said += f"; {advice.text}" if advice else ""
@@ -245,7 +245,7 @@ def _is_time(count: entry.Count) -> bool:
 
 
 def words(count: entry.Count) -> str:
-    """Describe the counted operation."""
+    """Describe the counted copy, wait or placement."""
     code = count.entry().code
     where = f"`{code}` " if code else ""
     if count.kind == "copy":
@@ -257,6 +257,6 @@ def words(count: entry.Count) -> str:
 
 
 def refusal(count: entry.Count, instead: str) -> ImplicitCopyError:
-    """Return the error that strict mode raises for a copy or wait at the user's line."""
+    """Return the error that a strict watch raises for an implicit copy or wait."""
     line = "" if count.at is None else f"{line_at(*count.at).place}: "
     return ImplicitCopyError(f"{line}{words(count)}, which strict mode forbids; {instead}")

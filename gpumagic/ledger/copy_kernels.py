@@ -1,8 +1,8 @@
 """Wrap torch's kernels that copy or wait, to count their bytes and time.
 
-Each wrapper calls the replaced kernel exactly once and returns its result. Without a running watch,
-a wrapper does nothing else. Some CUDA operators copy data internally. The operators of a virtual
-GPU do not, so these bytes are computed here. `tests/cuda` compares all bytes with CUDA's own log.
+Each wrapper calls the replaced kernel exactly once and returns the result. Without a running watch,
+a wrapper does nothing else. Some CUDA operators copy data internally. A virtual GPU's operators do
+not, so the bytes are computed here. `tests/cuda` compares the computed bytes with CUDA's own log.
 """
 
 import threading
@@ -33,7 +33,7 @@ class CopyTimer:
         self._lock = threading.RLock()
 
     def begin(self, count: int, device: torch.device) -> tuple[Any, Any] | None:
-        """Record an event before a copy. Return the event and its stream; None if not timed."""
+        """Record an event before a copy. Return the event and its stream, or None if not timed."""
         skipped = count >= _TIMED_FIRST and count % _TIMED_EVERY
         if device.type != "cuda" or skipped or torch.cuda.is_current_stream_capturing():
             return None  # an event cannot be queried during a graph capture
@@ -77,7 +77,7 @@ WAITS = (
     *("_unique2", "bincount", "equal", "histc", "masked_select", "nonzero", "repeat_interleave"),
     *("unique_consecutive", "unique_dim"),
 )
-"""Operators for which the host may wait, because a value or a shape depends on the data."""
+"""Operators that may make the host wait for a value, or for a size that depends on the data."""
 INDEXING = (
     *("index", "_unsafe_index", "index_put_", "index_put", "_index_put_impl_"),
     "_unsafe_index_put",
@@ -90,7 +90,7 @@ def crossing(target: Any, source: Any, non_blocking: bool) -> int:
     nbytes: int = target.nbytes
     if target.dtype is source.dtype:
         return nbytes
-    # The host converts the dtype in blocking copies; a GPU converts in all other copies.
+    # In a blocking copy, the host converts the dtype. In any other copy, a GPU converts the dtype.
     here, there = source.get_device() == HOST, target.get_device() == HOST
     if (here or there) and here is bool(non_blocking):
         nbytes = target.numel() * source.element_size()
@@ -98,7 +98,7 @@ def crossing(target: Any, source: Any, non_blocking: bool) -> int:
 
 
 def reads(operator: str, self: Any, *args: Any, output_size: Any = None, **_: Any) -> list[int]:
-    """Return the bytes of each read for which the host waits; empty if it does not wait."""
+    """Return the bytes of each read for which the host waits; empty if the host does not wait."""
     if operator in INDEXING:
         return _reads_of_masks(operator, *args)
     if operator == "equal":
@@ -114,7 +114,7 @@ def reads(operator: str, self: Any, *args: Any, output_size: Any = None, **_: An
 
 
 def copies_to_gpu(operator: str, indices: Any, *values: Any) -> list[tuple[Any, str, int, bool]]:
-    """List copies to the indexed tensor's GPU: tensor, operator, bytes, whether the host waits."""
+    """List copies to the indexed tensor's GPU, each as (tensor, operator, bytes, blocking)."""
     # The other operators in INDEXING call one of these three if devices are mixed.
     if operator not in ("index", "_unsafe_index", "_index_put_impl_"):
         return []
@@ -139,7 +139,7 @@ def _reads_of_masks(operator: str, indices: Any, *values: Any) -> list[int]:
 
 
 def fills(indices: Any, value: Any = None, accumulate: bool = False, *_: Any) -> bool:
-    """Whether one mask assigns one number, which torch does by `masked_fill_`, without a read."""
+    """Whether a mask assigns one number. torch does this by `masked_fill_`, without a read."""
     given = [index for index in indices if index is not None]
     if value is None or accumulate or value.numel() != 1 or value.get_device() != HOST:
         return False
@@ -166,8 +166,8 @@ _FIRST, _EVERY = 8, 64
 def counted(base: Kernel, before: Callable[..., After | None], *, within: str = "") -> Kernel:
     """Return a wrapper that runs `base`, and counts the call if a watch is running."""
 
-    # `before` gets the same arguments and may raise `ImplicitCopyError`. If it returns a function,
-    # the wrapper calls this function after `base`. Waits inside `base` are counted as `within`.
+    # `before` gets the same arguments and may raise `ImplicitCopyError`. If `before` returns a
+    # function, the wrapper calls that function after `base`. Waits inside `base` count as `within`.
     def kernel(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         try:
@@ -189,7 +189,7 @@ def counted(base: Kernel, before: Callable[..., After | None], *, within: str = 
                 if within:
                     here.within, here.serial = outer
             return result
-        except BaseException as error:  # as the decorator `unseen` does, without its Python call
+        except BaseException as error:  # the decorator `unseen` would add a Python call
             leave_out_ours(error)
             raise
 

@@ -32,7 +32,7 @@ def patch_synchronizing(stack: ExitStack) -> None:
     owners = (torch.cuda, torch.cuda.Stream, torch.cuda.Event)
     for owner in (*owners, getattr(torch, "accelerator", None)):
         if "synchronize" in getattr(owner, "__dict__", {}):
-            # torch.accelerator's function may call torch.cuda's. `within` avoids a second count.
+            # torch.accelerator's function may call torch.cuda's. `within` prevents a second count.
             wrap = functools.partial(counted, before=_before, within="synchronize")
             _swap(stack, owner, "synchronize", wrap)
 
@@ -72,9 +72,9 @@ def _before(*args: Any, **kwargs: Any) -> After | None:
 
 C: Any = torch._C
 aten: Any = torch.ops.aten
-# Operators that read a size in their own code. The others in WAITS call one that reads.
+# Operators that read a size themselves. The other operators in WAITS call one that reads.
 _SIZED = ("nonzero", "_unique2", "unique_consecutive", "unique_dim")
-# Whether torch can call a kernel that another one replaced. It can since torch 2.9.
+# Whether a replaced kernel can still be called, as in torch 2.9 and later.
 _CAN_CALL_REPLACED = hasattr(torch.library, "get_kernel")
 # Keep the last removed kernels alive, because another thread may still run them.
 _retired: deque[list[Any]] = deque(maxlen=8)
@@ -128,7 +128,7 @@ class Hooks:
     def _copy(self) -> Kernel:
         if self.virtual:
             return self._replaced("copy_")
-        # All devices share torch's kernel of `copy_`. The unused IPU key skips our wrapper.
+        # torch has one `copy_` for all devices. The unused key IPU reaches it without our wrapper.
         anyones = C.DispatchKeySet(C.DispatchKey.IPU)
         run = aten.copy_.default.redispatch
         return lambda self, src, *rest: run(anyones, self, copy_kernels.as_tensor(src), *rest)
@@ -160,7 +160,7 @@ class Hooks:
         self._library._destroy()
         self._library._op_impls.clear()  # the finalizer must not remove the kernels again
         if self.virtual == _virtual():
-            # `_destroy` also removed the entries of the virtual GPUs' kernels. Restore them.
+            # `_destroy` also removed the virtual GPUs' kernels from torch's list. Add them again.
             torch.library._impls.update(ours & self._known)
 
 
@@ -240,7 +240,7 @@ class MemoryMeter:
     def start(self) -> None:
         """Start measuring every device that CUDA has initialized."""
         for index, (allocated, peak, allocations) in _read_memory():
-            for meter in meters:  # running meters need the peak that the reset erases
+            for meter in meters:  # save the peak, because the reset below erases it
                 meter._peaks[index] = max(meter._peaks.get(index, 0), peak)
             torch.cuda.reset_peak_memory_stats(index)
             self._before[index] = allocated, allocations
@@ -268,8 +268,8 @@ meters: list[MemoryMeter] = []
 
 
 def _read_memory() -> list[tuple[int, tuple[int, int, int]]]:
-    """Return allocated bytes, their peak and the total number of allocations, by ordinal."""
-    # Do not initialize CUDA, because that costs seconds and hundreds of MiB on each device.
+    """Return each device's ordinal, allocated bytes, peak bytes and total number of allocations."""
+    # Do not initialize CUDA, which would take seconds and hundreds of MiB on each device.
     if not torch.cuda.is_initialized():
         return []
     read = []

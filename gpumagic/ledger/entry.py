@@ -1,6 +1,6 @@
 """Record and count each copy and each wait by line, operator and devices.
 
-Entries are plain data; a dry run's entries have no times. Repeated calls share one count, so the
+Entries are plain data. Entries of a dry run have no times. Repeated calls share one count, so the
 size of a ledger does not grow with the number of calls.
 """
 
@@ -18,7 +18,7 @@ from gpumagic.display.table import Shown
 from gpumagic.usercode import files
 
 OFTEN = 16
-"""Minimum number of calls at one line for a warning. One call per epoch, say, is fine."""
+"""Minimum number of calls at one line for a warning. Fewer calls, say one per epoch, are fine."""
 
 
 @dataclass(slots=True)
@@ -33,8 +33,8 @@ class Entry:
     destination: str
     count: int = 0  # number of copies or waits
     nbytes: int = 0  # total; waits read few bytes, such as one element
-    # For copies on a real GPU, the time between two events of the stream. For other copies, the
-    # time of the call. For waits, the time that the host was blocked. None if unknown.
+    # For torch's copies on a real GPU, the time between two CUDA events. For other copies, the time
+    # of the call. For waits, the time that the host was blocked. None if unknown.
     seconds: float | None = 0.0
     # Whether the code named no device, as in `.item()`, `print`, a mask or an index on the CPU.
     # `.to`, `.cpu`, `copy_`, `device=` and `synchronize()` are explicit.
@@ -46,9 +46,9 @@ class Entry:
     via: str = ""
     within: str = ""  # the library's module that made the call, such as "torch.optim.lbfgs"
     calls: int = 0  # number of calls; one call, such as a print, may wait several times
-    repeats: int = 0  # copies that sent the same unchanged tensor as the copy before
+    repeats: int = 0  # copies that sent the same unchanged tensor as the previous copy
     blocking: int = 0  # copies and waits that blocked the host
-    # Whether the host's memory was pinned; None if copies differed, or did not involve the host.
+    # Whether the host's memory was pinned. None if it varied, or if the host took no part.
     pinned: bool | None = None
     names: tuple[str, ...] = ()  # the variables that were copied or contained the copied arrays
     framework: str = ""  # "JAX" for JAX's arrays; empty for torch's tensors
@@ -78,7 +78,7 @@ class Ledger(Shown):
 
     entries: tuple[Entry, ...] = ()  # sorted by file and line
     virtual: bool = False  # whether the GPUs were virtual; times then say nothing about real GPUs
-    predicted: bool = False  # whether from a dry run; there are then no times
+    predicted: bool = False  # whether the ledger is from a dry run, which has no times
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self.entries)
@@ -113,7 +113,7 @@ class Ledger(Shown):
 
 
 def merged(entries: Iterable[Entry]) -> tuple[Entry, ...]:
-    """Merge entries with equal expression, operator, `via` and devices; sort them by line."""
+    """Merge entries of equal expression, operator, `via` and devices; sort the result by line."""
     found: dict[tuple[object, ...], Entry] = {}
     for e in entries:
         place = e.where and (e.where.file, e.where.line, e.code)
@@ -135,8 +135,8 @@ def _sum(a: Entry, b: Entry) -> Entry:
     )
 
 
-# Kinds of frame. IN_FRONT frames run code of gpumagic or torch/_ops.py. LIBRARY and USER frames run
-# code of a library or of the user. The other kinds are causes, as in `Entry.via`.
+# Kinds of frame. IN_FRONT frames run code of gpumagic or torch/_ops.py. LIBRARY frames run a
+# library's code, USER frames the user's code. The other kinds are causes, as in `Entry.via`.
 IN_FRONT, LIBRARY, USER = "in front", "library", "user"
 PRINT, LOADER, DISPLAY, ENGINE = "print", "loader", "display", "backward"
 _SPECIAL = {
@@ -175,8 +175,8 @@ kinds = _Kinds()
 
 
 def locate(frame: FrameType | None, watches: Iterable[Any] = ()) -> tuple[FrameType | None, str]:
-    """Return the user's innermost frame, from `frame` outwards, and the cause (`Entry.via`)."""
-    # A library's thread has no user frame. Then use the user's frame on a watch's thread.
+    """Search outwards from `frame`; return the user's innermost frame, and the cause for `via`."""
+    # A thread of a library has no frame of the user. Then use a frame of a watch's thread.
     via, first = "", frame
     while frame is not None:
         kind = kinds[frame.f_code.co_filename]
@@ -205,8 +205,8 @@ def opcode(code: CodeType | None, at: int) -> str:
     return dis.opname[code.co_code[at]] if code and 0 <= at < len(code.co_code) else ""
 
 
-# A watch counts this many instructions separately, and all further ones by line. Without a limit,
-# code that a loop recompiles would add a count in each iteration.
+# A watch counts this many instructions separately, and all further instructions by line. Without
+# this limit, code that a loop recompiles would add a count in each iteration.
 _MOST = 4096
 before_reading: list[Callable[[], None]] = []
 """Functions to call before counts are read; they wait for pending measurements."""
@@ -214,7 +214,7 @@ before_reading: list[Callable[[], None]] = []
 
 @dataclass(slots=True, eq=False)
 class Count(Entry):
-    """Count the calls of one instruction; `entry` looks up the line and the expression."""
+    """Count the calls of one bytecode instruction; `entry` finds the line and the expression."""
 
     at: tuple[CodeType, int] | None = None  # the user's code object, and the instruction's offset
     # The code objects whose ids are in this count's key. While they live, the ids stay unique.
@@ -266,11 +266,11 @@ class Tally:
     virtual: bool = False  # whether the devices are virtual
     # Counts by operator, devices and instruction.
     counts: dict[tuple[Any, ...], Count] = field(default_factory=dict)
-    # Reentrant, because a finalizer that runs while the lock is held may copy too.
+    # Reentrant, because a finalizer that runs while the lock is held may copy a tensor.
     _lock: Any = field(default_factory=threading.RLock)
 
     def add(self, key: tuple[Any, ...], new: Count) -> Count:
-        """Return the count under `key`; if there is none, add `new` and return it."""
+        """Return the count under `key`; if there is none, add and return `new`."""
         with self._lock:
             if len(self.counts) >= _MOST and new.at is not None:
                 key = (key[0], new.at[0].co_filename, files.line_of(*new.at), key[-1])

@@ -1,6 +1,6 @@
 """Show the ledger as one line, or as a table with advice on repeated copies and waits.
 
-The table has advice on each entry that can be improved. Below the line, advice is given only on
+The table gives advice on each entry that can be improved. The line is followed by advice only on
 frequent copies and waits, and on results that are on the wrong device.
 """
 
@@ -21,17 +21,17 @@ _CODE = 60  # maximum number of characters shown of a source line or expression
 _HINTS = 3  # maximum lines of advice if no table is shown
 _LONG = 40  # maximum characters of an expression in a sentence
 
-# Minimum number of explicit copies to the host at one line that get advice even if the table is not
+# If one line makes this many explicit copies to the host, it gets advice even if the table is not
 # shown. So many copies mean that the code reads values one by one.
 EXPLICIT = 100
 _SILENT = ("index", "operand", "tf.function")  # operators that copy silently in each call
-_SCALAR = 16  # maximum bytes of a number
+_SCALAR = 16  # maximum bytes of a single number
 _SMALL = 16 * 1024  # bytes; the time of smaller copies does not depend on their size
 
 
 @dataclass(frozen=True)
 class Advice:
-    """Advice on an entry, and the number of its copies or waits that the advice saves."""
+    """Advice on an entry, and the number of copies or waits that the advice saves."""
 
     text: str
     saved: int = 0
@@ -56,7 +56,7 @@ def advise(entry: Entry) -> Advice | None:
     adviser: Callable[[Entry], Advice | None] = ADVISERS.get(entry.framework, lambda entry: None)
     if (advice := adviser(entry)) is not None:
         return advice
-    # A TensorFlow call or an explicit JAX call may copy many arrays, so advise only if frequent.
+    # One TensorFlow call or explicit JAX call may count several times, so ignore small numbers.
     often = not entry.framework or (entry.framework == "JAX" and entry.implicit)
     if entry.calls < OFTEN and not often:
         return None
@@ -153,7 +153,7 @@ def _tensor_of(code: str) -> str:
 
 # -- the line and the table
 def line(ledger: Ledger, *, without: tuple[str, ...] = ()) -> str:
-    """Return ``3 transfers: 12.0 MiB to cuda:1``; skip entries whose `via` is in `without`."""
+    """Return ``3 transfers: 12.0 MiB to cuda:1``; omit entries whose `via` is in `without`."""
     kinds: dict[str, list[Entry]] = {"copy": [], "wait": [], PRINT: [], "placement": []}
     for entry in ledger.entries:
         if entry.via not in without:
@@ -201,7 +201,7 @@ def _count(count: int, word: str) -> str:
 
 
 def _at(entries: list[Entry], total: int, *, calls: bool = False) -> str:
-    """Return the line with the most calls: ``" at line 4: `loss.item()`"``; may be empty."""
+    """Return the most frequent line, as in ``" at line 4: `loss.item()`"``; may be empty."""
     lines: dict[tuple[str, str], int] = {}
     for e in entries:
         if e.where is not None:
@@ -210,7 +210,7 @@ def _at(entries: list[Entry], total: int, *, calls: bool = False) -> str:
     if not lines:
         return ""
     (place, code), most = max(lines.items(), key=lambda item: item[1])
-    # For a single copy, show the line only if the copy is silent.
+    # Omit a line with less than half of the copies, or with a single copy that is not silent.
     few = most < 2 and entries[0].operator not in _SILENT
     if entries[0].kind == "copy" and (few or (len(lines) > 1 and most < total / 2)):
         return ""
@@ -219,7 +219,7 @@ def _at(entries: list[Entry], total: int, *, calls: bool = False) -> str:
 
 
 def hints(ledger: Ledger) -> list[str]:
-    """Return advice for the lines that copy or wait most often, the worst first."""
+    """Return advice for the lines that copy or wait most often, the most frequent first."""
     found: dict[str, int] = {}
     for e in filter(_is_crawl, ledger.entries):
         if (advice := advise(e)) is not None:
@@ -287,7 +287,7 @@ def _what(e: Entry) -> str:
 
 
 def _advice(e: Entry, ledger: Ledger) -> str:
-    """Return the advice, with the number of calls and, on a real GPU, the time that it saves."""
+    """Return the advice, the copies or waits that it saves, and on a real GPU the saved time."""
     advice = advise(e)
     if advice is None:
         return ""
@@ -306,7 +306,7 @@ def _note(ledger: Ledger) -> str:
 
 
 def bundle(ledger: Ledger) -> dict[str, object]:
-    """Return a MIME bundle with the ledger's line and hints; empty if there is no line."""
+    """Return a MIME bundle of the ledger's line and hints; empty if there is no line."""
     said = line(ledger, without=(DISPLAY,))
     lines = [said, *(f"→ {hint}" for hint in hints(ledger))]
     html = block("".join(f'<div class="gm-note">{coded(line)}</div>' for line in lines))

@@ -1,6 +1,6 @@
 """Parse the lines of the magics, check which options combine, and complete lines on Tab.
 
-Parsers, checks and completions are made from options.py. Bad input raises a one-line UsageError.
+The definitions of the options are in options.py. Bad input raises a one-line UsageError.
 """
 
 import argparse
@@ -34,11 +34,11 @@ from gpumagic.magics.options import (
 from gpumagic.usercode.files import user_namespace
 
 _QUOTED = r"'[^']*'|\"(?:\\.|[^\"\\])*\""
-# Matches the text before `--`, if `--` is unquoted and has blanks around it.
+# The text before an unquoted `--` that has blanks around it.
 _BEFORE_CODE = re.compile(rf"""((?:[^\s'"]|{_QUOTED}|\s)*?)(?<!\S)--(?:\s+|$)""")
-# Matches an unquoted comma, plus or equals sign, with the blanks around it.
+# Quoted text; or a comma, plus or equals sign with the blanks around it.
 _BLANKS = re.compile(rf"({_QUOTED})|\s*([,+=])(?:\s+(?!--))?")
-# Matches an unquoted variable in braces.
+# Quoted text; or a variable in braces.
 _BRACED = re.compile(rf"{_QUOTED}|(?<!\$)\{{([^\W\d]\w*)\}}")
 _NAMES = re.compile(rf"(?:{_QUOTED}|[^\s'\"])+")
 _TRACES = (".json", ".json.gz")
@@ -108,13 +108,13 @@ def parse(magic: str, line: str) -> Namespace:
         if magic.endswith("gpumem"):  # a name may have quotes and blanks, as in data["my net"]
             return parser.parse_args(_NAMES.findall(line))
         line = _BLANKS.sub(lambda found: found[1] or found[2], line)
-        # shlex does not split "/gpu:1" or "0,1".
+        # `shlex.split` splits only at blanks, so "/gpu:1" and "0,1" stay whole.
         words = shlex.split(line, comments=True)
         for option in options(magic.lstrip("%")):
             if option.optional and option.flag in words[:-1]:
                 at = words.index(option.flag)
                 if words[at + 1] not in option.examples and not words[at + 1].endswith(_TRACES):
-                    words.append(words.pop(at))  # in `--check 1`, 1 is WHERE
+                    words.append(words.pop(at))  # in `--check 1`, "1" is the device
         return parser.parse_intermixed_args(words)
     except ValueError as error:
         raise UsageError(f"{magic}: {error} in {line.strip()}; {parser.usage}") from None
@@ -136,7 +136,7 @@ def checked(magic: str, line: str) -> Namespace:
 
 
 def _mistakes(typed: str, found: Namespace) -> Iterator[str]:
-    """Yield an error for each missing option, and for each pair that conflicts."""
+    """Yield an error for each missing option, and for each pair of options that conflict."""
     magic = MAGICS[typed.lstrip("%")]
     known = {option.flag: option for option in options(typed.lstrip("%"))}
     given = [flag for flag, option in known.items() if option.given(found)]
@@ -170,7 +170,7 @@ def _device_mistakes(typed: str, where: str, given: list[str]) -> Iterator[str]:
 
 
 def on_cluster(where: str) -> bool:
-    """Whether a `%%ongpu` line names engines: `@all`, `@0,1`, `@1`."""
+    """Whether a `%%ongpu` line names ipyparallel engines: `@all`, `@0,1`, `@1`."""
     return where.startswith("@")
 
 
@@ -213,7 +213,7 @@ _TYPED = re.compile(rf"\s*(%{{1,2}}(?:{'|'.join(MAGICS)}))\s+(.*?)(\S*)$")
 
 
 def completions(context: Any) -> dict[str, Any]:
-    """Complete an argument of gpumagic's magics; return nothing for all other lines."""
+    """Complete an argument of gpumagic's magics; return no completions for other lines."""
     match = _TYPED.match(context.text_until_cursor)
     words = match[2].split() if match else []
     if match is None or "--" in words or words[-1:] == ["restore"]:
@@ -225,14 +225,14 @@ def completions(context: Any) -> dict[str, Any]:
     if option is not None and option.type is file:
         return {"completions": []}
     fit = _offers(typed, words, option, last)
-    # IPython's token may be only the end of `last`, such as "1" of "cuda:1". Return only that end.
+    # IPython replaces only its token, which may be the end of `last`, such as "1" of "cuda:1".
     skip = len(last) - len(context.token)
     found = [SimpleCompletion(text=text[skip:], type="device") for text in fit]
     return {"completions": found, "suppress": True}
 
 
 def _offers(typed: str, words: list[str], option: Option | None, last: str) -> list[str]:
-    """Complete `last` with values of `option`; if it is None, with options and arguments."""
+    """Complete `last` with values of `option`; if `option` is None, with options and arguments."""
     before = last[: max(last.rfind(","), last.rfind("+")) + 1]  # up to the last item: "x," of "x,y"
     prefix, used = last.removeprefix(before), before.split(",") if before else words
     if option is None:
