@@ -29,7 +29,7 @@ _TYPED = 'gpus(2, memory="8GiB")'
 _EXAMPLE = "type for example: pytest --virtual-gpus 2 --virtual-gpu-memory 8GiB"
 _HIDE = "set CUDA_VISIBLE_DEVICES= to test on virtual GPUs"
 _MOST_HOLDERS = 3
-_owner = pytest.StashKey[object]()  # why virtual GPUs are on: "run" (all tests), or a marker
+_owner = pytest.StashKey[object]()  # what turned virtual GPUs on: "run" (the options) or a marker
 _failed = pytest.StashKey[bool]()
 _ledger = pytest.StashKey["GpuLedger"]()
 _memory = pytest.StashKey["GpuMemory"]()
@@ -105,7 +105,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declare the marker; turn virtual GPUs on if the hook above did not run."""
+    """Declare the marker; turn virtual GPUs on if `pytest_load_initial_conftests` did not."""
     config.addinivalue_line("markers", _MARKER)
     config.add_cleanup(lambda: _turn_off(config))
     _start(config, config.option)
@@ -152,7 +152,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_teardown(
     item: pytest.Item, nextitem: pytest.Item | None
 ) -> Generator[None, None, None]:
-    """After all fixtures end, check for leaks; turn off virtual GPUs that are no longer needed."""
+    """After all fixtures end, check for leaks; turn virtual GPUs off if no longer needed."""
     memory = item.stash.get(_memory, None)
     try:
         yield
@@ -170,7 +170,7 @@ def pytest_runtest_teardown(
 def pytest_runtest_makereport(
     item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Show the lines of implicit copies and waits below a failed test."""
+    """Add the implicit copies and waits, such as `.item()`, to the report of a failed test."""
     report = yield
     item.stash[_failed] = item.stash.get(_failed, False) or report.failed
     ledger = item.stash.get(_ledger, None)
@@ -279,6 +279,6 @@ def gpu_ledger(request: pytest.FixtureRequest) -> Iterator[GpuLedger]:
 
 @pytest.fixture
 def gpu_memory(request: pytest.FixtureRequest) -> GpuMemory:
-    """Measure a test's memory, as ``gpu_memory.peak("cuda:0")``. A test that leaks memory fails."""
+    """Measure a test's memory; a test that leaks fails. Example: ``gpu_memory.peak("cuda:0")``."""
     request.node.stash[_memory] = memory = GpuMemory()
     return memory

@@ -1,8 +1,8 @@
-"""Answer AI assistants' questions about the GPUs: tools for jupyter-server-mcp.
+"""Define tools for jupyter-server-mcp, so that AI assistants can ask about the GPUs.
 
-Every local process can call the tools, because the port of jupyter-server-mcp has no token. So the
-tools only read: they execute, free, move and kill nothing. They do not name notebooks or processes
-of other users. They ask a kernel on its control channel, so no running cell is interrupted.
+Every local process can call the tools, because the port of jupyter-server-mcp has no token. For
+this reason the tools only read. They also do not name notebooks or processes of other users. The
+tools use a kernel's control channel, so that they do not interrupt a running cell.
 """
 
 from collections import Counter
@@ -24,7 +24,7 @@ TOOLS = [
     f"{__name__}:{name}"
     for name in ("gpu_status", "gpu_memory", "gpu_last_report", "gpu_last_error")
 ]
-"""The tools' names. The entry point in the group ``jupyter_server_mcp.tools`` names this list."""
+"""Paths of the tools. The entry point in the group ``jupyter_server_mcp.tools`` is this list."""
 
 ANSWER_S = 5.0  # seconds to wait for a kernel's answer
 
@@ -61,8 +61,8 @@ async def gpu_last_report(notebook: str = "") -> dict[str, Any]:
 
 
 async def gpu_last_error(notebook: str = "") -> dict[str, Any]:
-    """Explain the last GPU error of a notebook: tensors on different devices, or out of memory,
-    with a fix. `notebook` is as for gpu_memory. Read-only."""
+    """Explain the last GPU error of a notebook (tensors on different devices, or out of memory)
+    and suggest a fix. `notebook` is as for gpu_memory. Read-only."""
     return await _ask(notebook, "error")
 
 
@@ -108,7 +108,7 @@ async def _ask(notebook: str, about: str) -> dict[str, Any]:
         there = ", ".join(names.values()) or "none"
         raise GpuError(f"{len(found)} notebooks match {notebook!r}; open notebooks: {there}")
     name, manager = names[found[0]], managers[found[0]]
-    # Ask for comms first, because a kernel without gpumagic would log an error for our request.
+    # Ask for comms first, because a kernel without gpumagic logs an error for "gpumagic_request".
     loaded = await _reply(name, manager, "comm_info_request", {"target_name": "gpumagic"})
     if not loaded["comms"]:
         raise GpuError(f"{name} has not loaded gpumagic; type %load_ext gpumagic there")
@@ -118,7 +118,7 @@ async def _ask(notebook: str, about: str) -> dict[str, Any]:
 
 async def _reply(name: str, manager: Any, kind: str, content: dict[str, Any]) -> dict[str, Any]:
     """Return the content of a kernel's reply on its control channel."""
-    # Do not use `manager.client()`, which may block. A new session gets only its own replies.
+    # `manager.client()` may block. A new session receives only the replies to its own requests.
     session = Session(config=manager.session.config, key=manager.session.key)
     client = AsyncKernelClient(session=session)
     client.load_connection_info(manager.get_connection_info())

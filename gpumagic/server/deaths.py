@@ -1,6 +1,6 @@
-"""Find out why a kernel died, from its exit code, the system's counters and the last samples.
+"""Find out why a kernel died, from its exit code, kill counters, and readings of RAM and GPUs.
 
-An uncertain cause is called probable. Exit code 0, or a user's restart or shutdown, is no death.
+An uncertain cause is called probable. Exit code 0 and a user's restart or shutdown are no deaths.
 """
 
 import signal
@@ -22,7 +22,7 @@ from gpumagic.telemetry.snapshot import KernelDeath, Snapshot
 _MOST = 20
 # Maximum age in seconds of a reading that explains a death. Deaths are noticed up to 3 s late.
 _RECENT_S = 10.0
-# Seconds in which repeated deaths of a kernel, without a cell in between, count as one death.
+# Ignore a kernel's second death within this many seconds, unless a new cell was running.
 _AGAIN_S = 15.0
 _FULL = 0.95
 _TREND_S = 8.0
@@ -43,7 +43,7 @@ _ADVICE = {
 
 
 class Deaths:
-    """Deaths of this server's kernels. Call methods on the event loop, except "Any thread" ones."""
+    """Records kernels' deaths. Call methods on the event loop, unless documented "Any thread"."""
 
     def __init__(
         self, cells: KernelCells, loads: KernelLoads, latest: Callable[[], Snapshot | None]
@@ -54,7 +54,7 @@ class Deaths:
         self._group = MemoryGroup()
         self._lock = threading.Lock()
         self._kills: int | None = None
-        # The times at which out-of-memory kills were noticed; each kill explains one death.
+        # When out-of-memory kills were noticed. A kill that explains a death is removed.
         self._killed: list[float] = []
         self._filled: deque[tuple[float, float]] = deque(maxlen=30)  # time, used share of RAM
         self._followed: dict[str, Any] = {}
@@ -72,7 +72,7 @@ class Deaths:
         self._followed = dict(managers)
 
     def look(self, measure: bool = False) -> None:
-        """Read used RAM, out-of-memory kills and, if `measure`, each kernel's RAM. Any thread."""
+        """Read used RAM and out-of-memory kills; if `measure`, also kernels' RAM. Any thread."""
         if measure:
             self._loads.samples()
         now, kills, (used, total) = time.time(), self._group.kills(), self._group.ram()
@@ -137,7 +137,7 @@ class Deaths:
         return "killed", f"was killed (signal {-code})"
 
     def _ram(self, trail: Trail, now: float) -> list[str]:
-        """Return a line about the kernel's last measured RAM and the growth; [] if not measured."""
+        """Return a line with the kernel's last RAM reading and the RAM's growth; [] if unknown."""
         if not trail:
             return []
         whose = "this machine's" if self._group.limit() is None else "the container's"

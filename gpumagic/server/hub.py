@@ -1,8 +1,8 @@
 """Serve all clients of the server from one sampler.
 
-Each client has a subscription to the sampler, and a task that sends it the newest snapshot. The
-task sends one snapshot at a time, so a slow client gets fewer snapshots, not old ones. A snapshot
-is encoded once for all clients, on the sampler's thread.
+Each client has a subscription to the sampler, and a task that sends the newest snapshot. The task
+sends one snapshot at a time, so a slow client gets fewer snapshots, not old ones. A snapshot is
+encoded once for all clients, and not on the event loop.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Want:
 
 
 def parse_want(text: str | bytes, before: Want) -> Want | None:
-    """Parse a client's message; None if malformed. Missing fields are taken from `before`."""
+    """Parse a client's message; None if malformed. `before` gives the values of missing fields."""
     try:
         message = json.loads(text)
         period_s = float(message.get("period", before.period_s))
@@ -82,7 +82,7 @@ class Client:
             self.subscription.close()
 
     def wake(self, newest: bytes = b"") -> None:
-        """Send anything new when the previous message has been sent."""
+        """Make the task send `newest`, if given, and everything else that is new."""
         self._newest = newest or self._newest
         self._woken.set()
 
@@ -107,8 +107,8 @@ T = TypeVar("T")
 
 
 def aside(function: Callable[[], T]) -> asyncio.Future[T]:
-    """Run a blocking function on its own thread; cancelling the future only drops the result."""
-    # An executor's thread is no daemon thread, so a stalled driver would keep the server alive.
+    """Run a blocking function on a new thread; cancelling the future does not stop the function."""
+    # At exit, Python would wait for an executor's thread, even while the driver stalls.
     future: Future[T] = Future()
     future.set_running_or_notify_cancel()
 
@@ -127,7 +127,7 @@ class Hub:
 
     answer_s = 5.0  # seconds that a request waits for the doctor
     refresh_s = 1.0  # seconds between two refreshes of the kernels
-    idle_refresh_s = 3.0  # the same if there are no clients
+    idle_refresh_s = 3.0  # seconds between two refreshes without clients
 
     def __init__(
         self, sampler: Sampler, kernels: KernelTable, cells: KernelCells, deaths: Deaths
@@ -147,7 +147,7 @@ class Hub:
 
     @property
     def tasks(self) -> list[asyncio.Task[None]]:
-        """The running tasks. Empty some time after the last client and kernel are gone."""
+        """The clients' tasks, and the task that refreshes the kernels if it runs."""
         return [*(client.task for client in self.clients), *([self._watch] if self._watch else [])]
 
     def join(self, write: Callable[[bytes], Awaitable[None]]) -> Client | None:
@@ -158,9 +158,9 @@ class Hub:
         client = Client(self, write)
         self.clients.add(client)
         self.watch()
-        # A snapshot from the last 2 s is good enough, such as for a reloaded page.
+        # Accept a snapshot up to 2 s old, so that reloading a page does not query the driver.
         young = self.sampler.fresh(processes=False, max_age_s=2.0)
-        # `pass_on` may block, so it gets a thread. A callback of `young` could run on this thread.
+        # `pass_on` may block, so it gets a thread. A callback of `young` may run on the event loop.
         aside(lambda: self.pass_on(client, young.result()))
         return client
 
@@ -194,7 +194,7 @@ class Hub:
         return await aside(encoded)
 
     async def checks(self) -> list[dict[str, Any]]:
-        """Return the doctor's checks and internal errors. Concurrent requests share the checks."""
+        """Return the doctor's checks and gpumagic's own errors. Concurrent requests share them."""
         if self._checks is None or self._checks.done():
             self._checks = aside(self.doctor)
         done, _ = await asyncio.wait((self._checks,), timeout=self.answer_s)
@@ -223,7 +223,7 @@ class Hub:
 
     def pass_on(self, client: Client, snapshot: Snapshot) -> None:
         """Send a snapshot to a client. This may block, so do not call it on the event loop."""
-        with suppress(RuntimeError):  # the loop is closed, because the server is stopping
+        with suppress(RuntimeError):  # RuntimeError: the stopping server has closed the loop
             newest = self._newest
             if newest is None or newest[0] is not snapshot:
                 text = self.deaths.add_to(snapshot).to_json()

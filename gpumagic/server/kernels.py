@@ -1,7 +1,7 @@
-"""Follow this server's kernels and their cells, and end their orphaned processes.
+"""Follow the cells of this server's kernels, and end orphans: processes whose kernel has ended.
 
-A request to end a process names its pid and its start time, because pids are reused. The start and
-end of each cell arrive on an additional iopub socket, with times from the kernel's clock.
+A request to end a process gives its pid and its start time, because pids are reused. The start and
+end of each cell are known from the messages on an additional iopub socket to the kernel.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from gpumagic.telemetry.snapshot import ProcessSample, Snapshot
 
 WAIT_S = 3.0  # seconds to wait for the end of a process
 
-# Two readings of one start time may differ by this much if the clock was set between them.
+# Two readings of a process's start time may differ by this much, if the clock was set meanwhile.
 _SAME_START_S = 1.0
 _PAUSE_S = 0.05
 _NO_ORPHAN = "no orphaned process has this PID and start time; nothing was ended; refresh the list"
@@ -46,14 +46,15 @@ async def terminate(given: Any, snapshot: Snapshot) -> tuple[bool, str]:
     name = f"process {found.pid} ({found.name or 'unknown'})"
     try:
         process = psutil.Process(found.pid)
-        # The pid may have been reused since the snapshot. Later, psutil checks this by itself.
+        # The pid may have been reused since the snapshot. psutil itself detects a later reuse.
         if abs(process.create_time() - float(order["started"])) > _SAME_START_S:
             raise psutil.NoSuchProcess(found.pid)
         process.kill() if order.get("force") is True else process.terminate()
     except psutil.NoSuchProcess:
         return True, f"{name} has ended by itself"
     for _ in range(round(WAIT_S / _PAUSE_S)):
-        if not is_alive(found.pid):  # a zombie has ended; containers without init keep zombies
+        # A zombie counts as ended, because a container without an init process keeps zombies.
+        if not is_alive(found.pid):
             return True, f"{name} has ended"
         await asyncio.sleep(_PAUSE_S)
     cure = 'ask again with "force": true to kill it'
@@ -65,9 +66,9 @@ KEPT_S = 600.0  # seconds from a cell run's end until the run is dropped
 MOST_RUNS = 2000
 # Maximum length of a recorded source, which is enough to recognize the cell.
 _SOURCE = 200
-# A process list up to this many seconds after a run's end still counts for the run.
+# A snapshot up to this many seconds after a run's end can still add GPUs to the run.
 _SETTLED_S = 4.0
-# Prefixes of the topics to receive, such as "kernel.<id>.status". Outputs have other topics.
+# Prefixes of the topics to receive, such as "kernel.<id>.status". Outputs are not received.
 _TOPICS = (b"kernel", b"status", b"execute_input")
 
 
@@ -99,7 +100,7 @@ class KernelTable:
         # If a gateway is unreachable or the server stops, keep the last list of notebooks.
         with suppress(HTTPError, sqlite3.Error, OSError):
             sessions = await ensure_async(self._session_manager.list_sessions())
-            # A console may share a notebook's kernel, so notebooks come last and replace consoles.
+            # A console may share a notebook's kernel. Notebooks come last and replace consoles.
             sessions = sorted(sessions, key=lambda session: session["type"] == "notebook")
             # The path of a console or a new notebook is an id without a suffix, so use the name.
             self._notebooks = {
@@ -166,7 +167,7 @@ class KernelCells(CellRuns):
                 return
             asked = str(parent["msg_id"])
             if kind == "execute_input":
-                # Identify a run by the kernel's message, since a client may reuse its request id.
+                # The kernel's message id identifies a run, because a client may reuse a request id.
                 run = str(message["header"]["msg_id"])
                 self._open[kernel, asked] = run
                 self._sources[kernel] = str(content.get("code", ""))[:_SOURCE]
@@ -181,7 +182,7 @@ class KernelCells(CellRuns):
     def see(self, snapshot: Snapshot) -> None:
         """Record which GPUs the current and recent runs use."""
         if not snapshot.processes:
-            return  # perhaps no subscriber asked for processes
+            return  # the sampler lists processes only on request
         self._held = defaultdict(list)
         for process in snapshot.processes:
             self._held[process.kernel].append(process)
@@ -190,7 +191,7 @@ class KernelCells(CellRuns):
                 self.use(run.id, snapshot, self._held[run.kernel])
 
     def runs(self, since: float | None = None) -> list[CellRun]:
-        """Return the runs that had not ended at the time `since`; all if None."""
+        """Return the runs that had not ended at the time `since`; all runs if it is None."""
         self._forget()
         return [run for run in self.since() if since is None or run.end is None or run.end > since]
 
@@ -205,7 +206,7 @@ class KernelCells(CellRuns):
         return json.dumps({"type": "cells", "cells": runs}, ensure_ascii=False).encode()
 
     def _abandon(self, kernel: str, when: float) -> None:
-        """End the runs of a kernel that ended or restarted at the time `when`."""
+        """End the runs that a kernel had begun before it ended or restarted, at the time `when`."""
         for asked, run in list(self._open.items()):
             known = self.get(run)
             if asked[0] == kernel and (known is None or known.start <= when):
@@ -217,12 +218,12 @@ class KernelCells(CellRuns):
 
 
 class Iopub:
-    """Passes correctly signed messages to a listener on the event loop, until `close`."""
+    """Calls a listener on the event loop with each correctly signed message of a kernel."""
 
     def __init__(self, manager: Any, listener: Callable[[Mapping[str, Any]], None]) -> None:
         self._listener = listener
         self.address = _address(manager)
-        self._session = manager.session.clone()  # sessions refuse messages they have seen
+        self._session = manager.session.clone()  # a session refuses a message that it saw before
         self._stream = manager.connect_iopub()
         for topic in _TOPICS:
             self._stream.setsockopt(zmq.SUBSCRIBE, topic)
@@ -238,7 +239,7 @@ class Iopub:
             _, parts = self._session.feed_identities(frames)
             message = self._session.deserialize(parts)
         except (ValueError, TypeError, KeyError, IndexError):
-            # The frames are not signed or not a message, such as the socket's welcome.
+            # The frames are not a signed message. An example is the welcome of a new socket.
             return
         self._listener(message)
 

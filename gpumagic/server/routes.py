@@ -69,17 +69,17 @@ def prometheus_text(snapshot: Snapshot) -> bytes:
 
 
 def _families(snapshot: Snapshot) -> Iterator[Metric]:
-    """Yield a metric family for each reading, with the GPUs that report the reading."""
+    """Yield a metric family for each reading of GPUs, and for notebooks and problems."""
     for make, table in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
         for name, about, field, factor in table:
             family = make(f"gpumagic_gpu_{name}", about, labels=("uuid", "name", "index"))
             for gpu in snapshot.gpus:
                 if (value := getattr(gpu, field)) is not None:
                     index = "" if gpu.index is None else str(gpu.index)
-                    # Rounded, so that 57 % is 0.57.
+                    # Round, so that 57 % is 0.57.
                     family.add_metric((gpu.uuid, gpu.name or "", index), round(value * factor, 9))
             yield family
-    # By notebook, not by process, because each pid would start a new time series.
+    # Count memory by notebook, because counting by process would start a time series per pid.
     about = "GPU memory held by the processes of a notebook; of all others if the name is empty."
     held = GaugeMetricFamily("gpumagic_notebook_memory_bytes", about, labels=("uuid", "notebook"))
     by_notebook = Counter[tuple[str, str]]()
@@ -99,13 +99,13 @@ def _families(snapshot: Snapshot) -> Iterator[Metric]:
 HUB = "gpumagic_hub"  # the key of the hub in the settings of the web application
 
 _RENDERER = Path(__file__).parents[1] / "static" / "panel.js"
-# Bytes in socket buffers. They are small, so that old snapshots do not queue for slow clients.
-_SEND_BUFFER = 32768
-_UNSENT = 16384
+# Small socket buffers, so that old snapshots do not queue for slow clients.
+_SEND_BUFFER = 32768  # bytes of the send buffer
+_UNSENT = 16384  # the system accepts more data while fewer bytes than this are unsent
 
 
 def routes() -> list[tuple[Any, ...]]:
-    """Return each path with its handler and argument."""
+    """Return the path, the handler and the arguments of each route."""
     encode = partial(json.dumps, ensure_ascii=False)
     answers: dict[str, _Answer] = {
         "snapshot": (lambda route: route.hub.fresh(), Snapshot.to_json, _JSON),
@@ -124,12 +124,12 @@ def routes() -> list[tuple[Any, ...]]:
 
 
 class Guard(JupyterHandler):
-    """Base class of the handlers; refuses requests without a login. Pages from other origins are
-    refused even with the token, unless the server's ``allow_origin`` names the origin."""
+    """Base class of the handlers; refuses requests without a login. Requests from pages of other
+    origins are refused even with the token, unless the server's ``allow_origin`` allows them."""
 
     # The name of the resource that the server's authorizer checks.
     auth_resource = "gpumagic"
-    # A monitor that is left open does not keep an idle server alive.
+    # Requests do not count as activity, so an open monitor does not keep an idle server alive.
     _track_activity = False
 
     @property
@@ -141,13 +141,13 @@ class Guard(JupyterHandler):
     async def prepare(self, **options: Any) -> None:
         """Refuse a request without a login, before its method is checked."""
         await super().prepare(**options)
-        # A browser's preflight request has no credentials.
+        # Allow a browser's preflight request, which never has credentials.
         preflight = "Access-Control-Request-Method" in self.request.headers
         if self.current_user is None and not (self.request.method == "OPTIONS" and preflight):
             raise web.HTTPError(403)
 
     def skip_check_origin(self) -> bool:
-        """Return False, so that requests with a token are checked too, unlike in Jupyter."""
+        """Return False, so that the origin is checked even for a request with a token."""
         return False
 
 
@@ -175,7 +175,7 @@ class GetRoute(Guard, APIHandler):
         raise web.HTTPError(400, f"since={text[:40]}: give seconds of Unix time, or nothing")
 
 
-# The function (it takes the route), the encoder of its result, and the content type.
+# A function of the route, the encoder of the function's result, and the content type.
 _Answer = tuple[Callable[[GetRoute], Any], Callable[[Any], str | bytes], str]
 
 
@@ -209,7 +209,7 @@ class TerminateRoute(Guard, APIHandler):
 class StreamRoute(Guard, WebSocketMixin, WebSocketHandler, JupyterHandler):
     """Sends snapshots by websocket, as often as the client requests."""
 
-    # In seconds. Jupyter's own settings, in milliseconds, would make tornado warn.
+    # These are seconds. Jupyter's own values are milliseconds, which make tornado warn.
     ping_interval = ping_timeout = 30.0
     _client: Client | None = None
 
@@ -226,7 +226,7 @@ class StreamRoute(Guard, WebSocketMixin, WebSocketHandler, JupyterHandler):
         await super().get(*args, **kwargs)
 
     def open(self, *args: Any, **kwargs: Any) -> None:
-        """Add a client."""
+        """Add this websocket to the hub's clients."""
         self.set_nodelay(True)
         link: Any = getattr(getattr(self.ws_connection, "stream", None), "socket", None)
         # These options fail for a Unix socket, or are missing on some systems.
@@ -242,13 +242,13 @@ class StreamRoute(Guard, WebSocketMixin, WebSocketHandler, JupyterHandler):
             client.ask(want)
 
     def on_close(self) -> None:
-        """Remove a client."""
+        """Remove this websocket from the hub's clients."""
         if self._client is not None:
             self.hub.leave(self._client)
             self._client = None
 
 
-# Messages that Jupyter must not track, since their "idle" status does not end the running cell.
+# Jupyter must not track the "idle" status after these messages, because a cell may still run.
 _ASIDE = ("gpumagic_request", "gpumagic_reply")
 _KERNEL_ACTIONS = "https://events.jupyter.org/jupyter_server/kernel_actions/v1"
 
@@ -259,7 +259,7 @@ class Extension(ExtensionApp):
     name = "gpumagic"
 
     def initialize_settings(self) -> None:
-        """Create the hub, which is idle until a request."""
+        """Create the hub, which is idle until a request or the start of a kernel."""
         server = self.serverapp
         assert server is not None
         manager = server.kernel_manager
@@ -282,7 +282,7 @@ class Extension(ExtensionApp):
         self.hub.watch()
 
     def initialize_handlers(self) -> None:
-        """Add the routes; the server prefixes its base_url."""
+        """Add the routes. The server adds its ``base_url`` to their paths."""
         self.handlers.extend(routes())
 
     async def stop_extension(self) -> None:

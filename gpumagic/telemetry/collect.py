@@ -57,7 +57,7 @@ def chosen(
     return sources, problems
 
 
-# Codes that only explain a missing NVIDIA GPU. Such problems are hidden if there is any GPU.
+# Codes of problems that only mean that no NVIDIA GPU is there. If there is any GPU, hide them.
 _JUST_NO_GPU = ("library-missing", "driver-not-loaded")
 _NO_NVML = Problem(
     "nvml-missing",
@@ -70,7 +70,7 @@ _NONE_VISIBLE = Problem(
 
 
 def explain(gpus: Sequence[GpuSample], problems: Sequence[Problem], named: bool) -> list[Problem]:
-    """Return the problems to show. If `named`, it is a problem that this process can use no GPU."""
+    """Return the problems to show. If `named`, add a problem if this process can use no GPU."""
     if there := [gpu for gpu in gpus if not gpu.lost]:
         found = [problem for problem in problems if problem.code not in _JUST_NO_GPU]
         unnamed = named and all(gpu.ordinal is None for gpu in there)
@@ -80,7 +80,7 @@ def explain(gpus: Sequence[GpuSample], problems: Sequence[Problem], named: bool)
     why = f"{offer} (why: %gpus --doctor)"
     if not problems:
         return [Problem("no-gpu", "no driver finds a GPU on this machine", why)]
-    # A problem of _JUST_NO_GPU usually means that there is no GPU, so its cure is virtual GPUs.
+    # A problem of _JUST_NO_GPU usually means that there is no GPU, so the cure is virtual GPUs.
     cures = dict.fromkeys(_JUST_NO_GPU, why)
     return [replace(one, cure=cures.get(one.code, f"{one.cure}; or {offer}")) for one in problems]
 
@@ -90,9 +90,9 @@ _OWNERS_S = 2.9  # seconds between two look-ups of the processes' owners
 
 
 class Collector:
-    """Takes snapshots of `sources`; the default is the sources of this machine.
-    ``here`` returns the GPUs that torch can use in this process. The Jupyter server passes False
-    for ``usable``, because the server needs no usable GPU."""
+    """Takes snapshots of `sources`; the default is the sources of this machine. ``here`` returns
+    the GPUs that torch can use in this process. If ``usable``, it is a problem that this process
+    can use no GPU. The Jupyter server passes False, because the server itself needs no GPU."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class Collector:
         self._pids: set[int] = set()
 
     def take(self, *, processes: bool = True, max_age: float = 0.0) -> Snapshot:
-        """Return a snapshot; `max_age` limits the age of cached readings, in refresh intervals."""
+        """Return a snapshot; cached readings may be up to `max_age` refresh intervals old."""
         with self._lock:
             self._failed = []
             now, host, problems = self._clock(), self._host(), list(self._misnamed)

@@ -12,7 +12,7 @@ _LONGEST = 65536
 _MOST_FRAMES = 6
 _FRAME = re.compile(r'  File "(.+)", line (\d+) in (.+)')
 _CELL = re.compile(r"ipykernel_\d+[/\\]\d+\.py$|^<ipython-input")
-# The IPython file that runs cells. All later frames in the list are IPython's or ipykernel's.
+# IPython's file that runs cells. Frames listed after it belong to IPython or ipykernel.
 _SHELL = "interactiveshell.py"
 
 
@@ -46,7 +46,7 @@ class CrashFile:
 
 def frames_of_crash(connection_file: str) -> tuple[str, ...]:
     """Return the frames of a crash, the innermost first, as ``"a cell, line 3"``; () if unknown.
-    Delete the crash file, because a kernel without gpumagic may crash later and writes no file."""
+    Delete the crash file, so that it cannot explain a later crash of a kernel without gpumagic."""
     path = _path(connection_file)
     try:
         with path.open("rb") as file:
@@ -55,7 +55,7 @@ def frames_of_crash(connection_file: str) -> tuple[str, ...]:
     except OSError:
         return ()
     frames = []
-    # Forked children that crash write to the same file. The crash of the kernel is the last one.
+    # Forked children that crash write to the same file. The kernel's crash is the last in it.
     for source, line, function in _FRAME.findall(text.rpartition("Fatal Python error")[2]):
         if source.endswith(_SHELL):
             break

@@ -25,7 +25,7 @@ class Check:
     """The result of one check."""
 
     name: str
-    ok: bool | None  # None: only information, or a failure that follows an earlier one
+    ok: bool | None  # None: only information, or a failure after the first failure
     found: str
     cure: str = ""  # only if `ok` is False
 
@@ -66,13 +66,13 @@ _VENDORS = {
 _NODES = {"/dev/kfd": "dev/kfd", "/dev/dri": "dev/dri/renderD*"}  # patterns of device files
 _BUILDS = "https://pytorch.org/get-started/locally"
 _FOLDERS = ("usr/lib/x86_64-linux-gnu", "usr/lib64", "usr/lib", "usr/local/lib")
-# Faults in which no driver answered. With them, a PCI bus without an NVIDIA card is a failure.
+# Codes of NVML's faults in which no driver answered. Then a missing NVIDIA card is a failure.
 _NOT_ASKED = ("library-missing", "driver-not-loaded", "pynvml-clash")
 _Card = tuple[str, str, str | None]  # vendor, PCI address, driver
 
 
 class Doctor:
-    """Checks the machine, whose file system is at ``root``, the packages and the environment."""
+    """Checks a machine's files below ``root``, its packages and its environment variables."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class Doctor:
         answers = fault is None or fault.code not in _NOT_ASKED
         if not self._wsl:  # WSL shows no PCI bus
             cure = f"{as_typed('%gpus --virtual 2')} makes two virtual ones"
-            # A container or a virtual machine may hide a card that works.
+            # A container or virtual machine may hide a card on the bus. Then NVML's answer counts.
             ok = cards > 0 or (None if answers else False)
             yield Check("NVIDIA card", ok, f"{cards or 'none'} on the PCI bus", cure)
         driver = self._door.system("nvmlSystemGetDriverVersion") or "of unknown version"
@@ -196,7 +196,7 @@ class Doctor:
         return Check("Level Zero", True, " and ".join(needs.libraries))
 
     def _leaves(self, name: str, left: int, every: int) -> Check:
-        """Check an environment variable that selects GPUs."""
+        """Check that an environment variable selects at least one GPU."""
         cure = "correct or unset it, then restart the kernel"
         ok = bool(left) if every else None
         return Check(name, ok, f"{self._env[name]!r} selects {left} of {every} GPUs", cure)

@@ -2,7 +2,7 @@
 
 AMD's files are documented in https://docs.kernel.org/gpu/amdgpu/thermal.html (sensors, load,
 clocks), driver-misc.html (product name, unique id, memory) and ras.html (ECC). ``pcie_bw`` is not
-read because reading takes a second, and ``gpu_metrics`` is not read because its layout changes.
+read because reading it takes a second, and ``gpu_metrics`` is not read because its layout changes.
 
 Intel's files are documented in Linux's Documentation/ABI/testing/sysfs-driver-intel-xe-hwmon and
 -i915-hwmon, and in the comment "Xe GT Idle" of the driver xe. Utilization is computed from the
@@ -41,7 +41,7 @@ class DrmSource(Source):
         self._build = build
         self._kept = CachedReadings(monotonic)
         self._monotonic = monotonic
-        # By GPU's UUID and counter's name: the counter's last value, and when it was read.
+        # The last value of each counter and the time of its reading, by UUID and counter's name.
         self._counters: dict[tuple[str, str], tuple[float, float]] = {}
         self._cards: list[drm.GraphicsCard] = []
 
@@ -54,7 +54,7 @@ class DrmSource(Source):
         """Return the other fields of a GpuSample, which change slowly and are cached."""
 
     def gpus(self, host: Host, max_age: float = 0.0) -> list[GpuSample]:
-        """Return all GPUs; `max_age` limits the age of cached readings, in refresh intervals."""
+        """Return all GPUs; cached readings may be up to `max_age` refresh intervals old."""
         self._cards = self._kept.get("cards", _SLOW_S, max_age, self._listed)
         return [self._sample(n, card, host, max_age) for n, card in enumerate(self._cards)]
 
@@ -113,7 +113,7 @@ class AmdSource(DrmSource):
     vendor: ClassVar[str] = "amd"
 
     def software(self) -> dict[str, str]:
-        """Return the versions of ROCm, if installed, and of amdgpu (empty for Linux's driver)."""
+        """Return the versions of ROCm (if installed) and amdgpu ("" for the one in Linux)."""
         files = drm.Folder(self.root)
         installed = files.text("opt/rocm/.info/version").partition("-")[0]
         rocm = {"ROCm": installed} if installed else {}
@@ -129,13 +129,13 @@ class AmdSource(DrmSource):
 
     def _slow(self, card: drm.GraphicsCard) -> dict[str, Any]:
         files, sensors = card.device, card.sensors
-        # The text "ue: 0\nce: 3" counts uncorrected and corrected errors.
+        # The file has the text "ue: 0\nce: 3" for no uncorrected and three corrected errors.
         errors = dict(re.findall(r"(ce|ue): *([0-9]+)\b", files.text("ras/umc_err_count")))
-        # The text "0: 500Mhz\n1: 2100Mhz *" has one clock per line. A star marks the current one.
+        # The file has one clock per line, such as "1: 2100Mhz *". A star marks the current clock.
         levels = re.findall(r": *([0-9]{1,9})mhz", files.text("pp_dpm_sclk"), re.I)
         speed, most = sensors.number("fan1_input"), sensors.number("fan1_max")
         return {
-            # Channel 1 is at the die's edge. Channel 2 is at the hottest spot, and always exists.
+            # Channel 1 measures the die's edge. Some GPUs have only channel 2, the hottest spot.
             **_temperatures(sensors, (1, 2)),
             "power": sensors.scaled(1e6, "power1_average", "power1_input"),
             "power_limit": sensors.scaled(1e6, "power1_cap") or None,
@@ -148,11 +148,11 @@ class AmdSource(DrmSource):
         }
 
 
-# Each value's file in the driver xe, then the file in the driver i915.
+# Two paths for each value: the file of the driver xe, and the file of the driver i915.
 _IDLE = ("device/tile0/gt0/gtidle/idle_residency_ms", "gt/gt0/rc6_residency_ms")
 _CLOCK = ("device/tile0/gt0/freq0/act_freq", "gt/gt0/rps_act_freq_mhz")
 _CLOCK_LIMIT = ("device/tile0/gt0/freq0/max_freq", "gt/gt0/rps_max_freq_mhz")
-# Largest plausible increase per second, of "idle" in milliseconds and of "energy" in joules.
+# Each counter's largest plausible increase per second: "idle" in ms, "energy" in joules.
 _MOST = {"idle": 1200.0, "energy": 2000.0}
 # Maximum seconds between two readings of a counter. A rate over a longer time is out of date.
 _LONGEST_S = 30.0
@@ -165,7 +165,7 @@ class IntelSource(DrmSource):
     vendor: ClassVar[str] = "intel"
 
     def software(self) -> dict[str, str]:
-        """Return the drivers' names. They have no versions because they are part of Linux."""
+        """Return the drivers' names, without versions, because these drivers are part of Linux."""
         return {card.driver: "" for card in self._cards if card.driver}
 
     def _listed(self) -> list[drm.GraphicsCard]:

@@ -31,7 +31,7 @@ class Board:
         self._tell()
 
     def keep(self, text: str, time: float, title: str, bars: list[dict[str, Any]]) -> None:
-        """Add a result; each bar has ``where``, ``share`` (of the slowest time) and ``text``."""
+        """Add a result; each bar has ``where``, ``share`` (of the longest time) and ``text``."""
         made = {"id": uuid4().hex, "title": title, "text": text, "bars": bars, "time": time}
         self.entries = [made, *self.entries][:KEPT]
         self._tell()
@@ -49,11 +49,11 @@ class Board:
 
 
 board = Board()
-# Minimum seconds between readings in a `History`: one second, less the sampler's tolerance.
+# Minimum seconds between two readings in a `History`. Below 1, because a snapshot may be early.
 _LEAST_S = 0.9
 _CHARTED = ("utilization", "memory_used", "power")
 _Readings = tuple[float | None, int | None, float | None]
-# Bytes by GPU and holder (kernel, notebook or owner); None if the snapshot lists no process.
+# Bytes by GPU, then by holder (kernel, notebook or owner); None if no process is listed.
 _Held = dict[str, dict[str, int]] | None
 
 
@@ -135,7 +135,7 @@ class CellRuns:
         self._most = most
         self._lock = threading.RLock()
         self._runs: dict[str, tuple[int, CellRun]] = {}
-        # By run id, then by GPU and pid: the memory of the kernel's process when the run began.
+        # Memory of the kernel's processes when a run began: by run id, then by GPU's UUID and pid.
         self._before: dict[str, dict[tuple[str, int], int | None]] = {}
         self.revision = 0
         self.on_change: Callable[[], None] = lambda: None
@@ -165,7 +165,7 @@ class CellRuns:
         self._before[name] = {(one.uuid, one.pid): one.memory for one in processes}
 
     def use(self, name: str, snapshot: Snapshot, processes: Iterable[ProcessSample]) -> None:
-        """Record the GPUs where one of `processes` computes or holds other memory than at `start`.
+        """Record the GPUs on which a process computes or holds more or less memory than at `start`.
         If the process's utilization is unknown, the utilization of the whole GPU counts. If both
         are unknown, the GPU is recorded."""
         run = self.get(name)

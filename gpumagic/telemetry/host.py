@@ -1,6 +1,7 @@
-"""Measure CPU and RAM of the host and of kernels with their child processes, and a container's RAM.
+"""Measure the CPU and RAM use of the host and of kernels, and a container's RAM.
 
-On Linux, a control group limits a container's RAM. ``GPUMAGIC_CGROUP`` sets the group's folder.
+A kernel's use includes its child processes. On Linux, a control group limits a container's RAM.
+``GPUMAGIC_CGROUP`` sets the group's folder.
 """
 
 import os
@@ -18,8 +19,8 @@ from gpumagic import drm
 from gpumagic.telemetry.processes import Kernel
 from gpumagic.telemetry.snapshot import Host, KernelSample
 
-# Names in control groups of versions 2 and 1: the files with the limit, the use and the number of
-# kills, and the page cache's row in the file memory.stat.
+# Names in a control group of version 2, then of version 1: the files with the RAM limit, the used
+# RAM and the number of kills; then the page cache's row in the file memory.stat.
 _VERSIONS = (
     ("memory.max", "memory.current", "memory.events", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.oom_control", "total_inactive_file"),
@@ -38,7 +39,7 @@ class MemoryGroup:
         return next((limit for limit, _, _ in self._limited()), None)
 
     def ram(self) -> tuple[int | None, int | None]:
-        """Return used and total bytes: of the group if it has a limit, else of the machine."""
+        """Return the used and total RAM, of the group if it has a limit, else of the machine."""
         for limit, folder, names in self._limited():
             used = folder.number(names[1])
             cache = _row(folder, "memory.stat", names[3]) or 0
@@ -55,7 +56,7 @@ class MemoryGroup:
         return next((count for count in counts if count is not None), None)
 
     def _limited(self) -> list[_Group]:
-        """Return a list of the group with the smallest limit; empty if there is no limit."""
+        """Return the group with the smallest limit, in a list; [] if there is no limit."""
         # Control groups of version 1 write "no limit" as a number above the machine's RAM.
         total = psutil.virtual_memory().total
         found = [group for group in self._groups() if 0 < group[0] < total]
@@ -131,7 +132,7 @@ class KernelLoads:
         self._families: dict[int, list[psutil.Process]] = {}
         self._listed_at = 0.0
         self._last: tuple[float, Sequence[Kernel], tuple[KernelSample, ...]] | None = None
-        # The Process object of each measured process, which stores the process's last CPU time.
+        # psutil's object of each measured process. The object stores the process's last CPU time.
         self._measured: dict[psutil.Process, psutil.Process] = {}
         self._trails: dict[tuple[str, int], deque[tuple[float, int]]] = {}
 
@@ -188,7 +189,7 @@ class KernelLoads:
 
 
 def _family(pid: int) -> list[psutil.Process]:
-    """Return a process and its descendants; empty if it has ended."""
+    """Return a process and its descendants; empty if the process has ended."""
     with suppress(psutil.Error):
         process = psutil.Process(pid)
         return [process, *process.children(recursive=True)]
@@ -205,7 +206,7 @@ def _memory(family: Sequence[psutil.Process]) -> int | None:
             if process is family[0]:
                 return None
             continue
-        with suppress(psutil.Error):  # the USS of another user's child cannot be read; use its RSS
+        with suppress(psutil.Error):  # count a child's whole RAM if its unshared part is unreadable
             own = own if process is family[0] else process.memory_full_info().uss
         memory += own
     return memory or None  # 0: the kernel has just ended

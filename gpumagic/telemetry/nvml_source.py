@@ -46,7 +46,7 @@ _SLOW: Questions = {
     "pcie_generation_limit": ("nvmlDeviceGetMaxPcieLinkGeneration",),
     "pcie_width_limit": ("nvmlDeviceGetMaxPcieLinkWidth",),
 }
-# The slowest queries, because the driver goes through all of its clients for each query.
+# The slowest queries. For each, the driver goes through all processes that use it.
 _LISTS: Questions = {
     "compute": ("nvmlDeviceGetComputeRunningProcesses",),
     "graphics": ("nvmlDeviceGetGraphicsRunningProcesses",),
@@ -91,7 +91,7 @@ def _merged(
 
 
 def _percent(value: float | None) -> float | None:
-    # Drivers may answer 4294967295 for unknown.
+    # Drivers may answer 4294967295 if the value is unknown.
     return None if value is None or not 0 <= value <= 100.5 else min(float(value), 100.0)
 
 
@@ -109,7 +109,7 @@ _OF_PROGRAMS = (13, 31, 43, 45)
 
 
 class NvmlSource:
-    """Samples NVIDIA's GPUs. Each method calls `door`, since a forked child has another `Nvml`."""
+    """Samples NVIDIA's GPUs. Call `door` in each method, because a fork needs another `Nvml`."""
 
     name = "nvml"
 
@@ -121,7 +121,7 @@ class NvmlSource:
     ) -> None:
         self._door = door
         self._clock = clock
-        # By UUID and Xid number, sorted by time: the last time of this error, and its problem.
+        # An error's last time and its Problem, by GPU's UUID and Xid number; the newest is last.
         self._xids: dict[tuple[str, int], tuple[float, Problem]] = {}
         self._kept = CachedReadings(monotonic)  # keys: UUID, kind of reading
 
@@ -166,7 +166,7 @@ class NvmlSource:
         return found
 
     def problems(self) -> list[Problem]:
-        """Return problems: no answer of the driver or of a GPU, lost GPUs, recent Xid errors."""
+        """Return the problems: a driver or GPU without an answer, lost GPUs, recent Xid errors."""
         door = self._door()
         found = [] if door.fault is None else [door.fault]
         found += (door.silent | door.lost).values()

@@ -4,9 +4,8 @@ For another user's process, only the user's name is read, because other data may
 holds even if gpumagic runs as root.
 
 A kernel owns its process and all descendants of that process. A process is an orphan if a kernel
-started it, the leader of the process's session has ended, and no living kernel is old enough to
-have started the process. Daemons and programs under ``nohup`` are no orphans, because they are
-meant to outlive their kernel.
+started it, the leader of its session has ended, and no living kernel can have started it. Daemons
+and programs under ``nohup`` are no orphans, because they are meant to outlive their kernel.
 """
 
 import os
@@ -28,9 +27,9 @@ _CONNECTION = re.compile(r"kernel-(?P<id>[^/\\]+)\.json$")
 # The environment variables that select a process's GPUs.
 _SELECT = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 _CUDA = (*_SELECT, "CUDA_DEVICE_ORDER")  # the environment variables that select or order GPUs
-# Start times within this many seconds are equal, because the system counts in hundredths.
+# Start times at most this many seconds apart are equal, because the system rounds to 0.01 s.
 _SAME_S = 0.005
-_GONE = (psutil.Error, ValueError, OverflowError)  # errors if a pid belongs to no process
+_GONE = (psutil.Error, ValueError, OverflowError)  # for a pid without a readable process
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class Facts:
     notebook: str | None = None  # from JPY_SESSION_NAME, which the Jupyter server sets for a kernel
     server_pid: int | None = None  # from JPY_PARENT_PID: the process that launched the kernel
     kernel: str | None = None  # the id in the command line; forks of a kernel have it too
-    cuda: Mapping[str, str] = field(default_factory=dict)  # its initial variables of `_CUDA`
+    cuda: Mapping[str, str] = field(default_factory=dict)  # `_CUDA` variables at process start
 
     @property
     def session(self) -> int | None:
@@ -56,7 +55,7 @@ class Facts:
 
     @property
     def is_kernel(self) -> bool:
-        """Whether this is a kernel. A fork of it has the same command line but leads no session."""
+        """Whether this is a kernel. A fork has a kernel's command line, but leads no session."""
         if self.kernel is None:
             return False
         return self.session in (self.pid, None) or self.server_pid is None
@@ -78,7 +77,7 @@ def is_alive(pid: int) -> bool:
 
 
 def ignores_hangup(pid: int) -> bool:
-    """Whether the process ignores SIGHUP, as under ``nohup``; only on Linux, elsewhere False."""
+    """Whether the process ignores SIGHUP, as under ``nohup``; False if not on Linux."""
     ignored = re.search(r"^SigIgn:\s*([0-9a-f]+)$", drm.Folder(f"/proc/{pid}").text("status"), re.M)
     return bool(ignored and int(ignored[1], 16) >> (signal.SIGHUP - 1) & 1)
 
@@ -123,28 +122,28 @@ class Kernel:
 
 
 class Owners:
-    """Looks up processes' owners. The command line identifies a kernel that `kernels` lacks."""
+    """Looks up processes' owners. Kernels that `kernels` lacks are found by command line."""
 
     def __init__(
         self, kernels: Callable[[], Sequence[Kernel]] = tuple, root: Path | None = None
     ) -> None:
         self._kernels = kernels
         self._root = root  # notebooks' names are relative to this folder
-        # Cached by process and start time, because setting the clock changes the start time.
+        # The start time is part of the cache's key, because setting the clock changes it.
         self._facts = lru_cache(65536)(_facts)
         self._living: list[Facts] | None = None
-        # By pid, then by GPU's UUID: CUDA's ordinal of the GPU in that process. Set by `look_up`.
+        # CUDA's ordinal of each GPU in each process: by pid, then by UUID. `look_up` sets this.
         self.ordinals: dict[int, Mapping[str, int]] = {}
 
     def look_up(self, pids: set[int]) -> dict[int, ProcessSample]:
-        """Return a sample of each process, without GPU data. A hidden process has only a pid."""
+        """Return a sample of each process, without GPU data; only the pid of a hidden process."""
         self._living, self.ordinals = None, {}
         kernels = {kernel.pid: kernel for kernel in self._kernels()}
         return {pid: self._owner(pid, kernels) for pid in pids}
 
     def _owner(self, pid: int, kernels: Mapping[int, Kernel]) -> ProcessSample:
         line = self._line(pid)
-        if not line or line[0].pid != pid:  # it has ended, or is hidden
+        if not line or line[0].pid != pid:  # the process has ended or is hidden
             return ProcessSample("", pid)
         facts = line[0]
         if not facts.ours:
@@ -166,7 +165,7 @@ class Owners:
         )
 
     def _line(self, pid: int) -> list[Facts]:
-        """Return facts about a process, then about its ancestors; empty if it has ended."""
+        """Return facts about a process, then about its ancestors; [] if the process has ended."""
         with suppress(*_GONE):
             process = psutil.Process(pid)
             return [facts for one in (process, *process.parents()) if (facts := self._look(one))]
@@ -186,9 +185,9 @@ class Owners:
             return False
         for kernel in self._living_kernels(kernels):
             same = (kernel.server_pid, kernel.notebook) == (facts.server_pid, facts.notebook)
-            if same and kernel.started <= facts.started + _SAME_S:  # `kernel` may have started it
+            if same and kernel.started <= facts.started + _SAME_S:  # perhaps this is its kernel
                 return False
-        # A process that ignores SIGHUP runs under nohup, unless this process ignores SIGHUP too.
+        # A process that ignores SIGHUP is under nohup. If this process does too, both inherited it.
         return not ignores_hangup(facts.pid) or ignores_hangup(os.getpid())
 
     def _from_root(self, notebook: str | None) -> str | None:
@@ -199,7 +198,7 @@ class Owners:
         return path.relative_to(self._root).as_posix() if self._root in path.parents else notebook
 
     def _living_kernels(self, kernels: Mapping[int, Kernel]) -> list[Facts]:
-        """Return the living kernels. The result is cached, because this walks all processes."""
+        """Return the living kernels. Cache the result, because the search walks all processes."""
         if self._living is None:
             every = filter(None, map(self._look, psutil.process_iter()))
             found = (one for one in every if one.is_kernel or one.pid in kernels)
@@ -207,7 +206,7 @@ class Owners:
         return self._living
 
     def _ordinals(self, cuda: Mapping[str, str]) -> dict[str, int]:
-        # If no variable selects GPUs at the start, the program may set one later, unseen here.
+        # If no variable selected GPUs at the start, the program may have set one later, unseen.
         if not any(name in cuda for name in _SELECT):
             return {}
         return {

@@ -38,7 +38,7 @@ class Subscription(AbstractContextManager["Subscription"]):
     listener: Listener | None
     period_s: float  # infinite for a request for one snapshot
     processes: bool
-    not_before: float = -math.inf  # older snapshots do not count
+    not_before: float = -math.inf  # snapshots from before this time are not delivered
     closed: bool = False
     delivered_at: float = -math.inf
 
@@ -54,7 +54,7 @@ class Subscription(AbstractContextManager["Subscription"]):
             self.follow()
 
     def has_turn(self, at: float, always: bool) -> bool:
-        """Whether the period is over at the time `at`, or `always`; if so, start a new period."""
+        """Return True and start a new period if `always`, or if the period is over at time `at`."""
         turn = always or at - self.delivered_at >= self.period_s * (1 - TOLERANCE)
         self.delivered_at = at if turn else self.delivered_at
         return turn
@@ -88,7 +88,7 @@ def stalled(seconds: float) -> Problem:
 
 
 _FAILED = Problem("snapshot-failed", "gpumagic could not take a snapshot", "run %gpus --doctor")
-_MAX_AGE = 0.9  # the `max_age` of each snapshot; below 1, because a snapshot may be early
+_MAX_AGE = 0.9  # of cached readings, in refresh intervals; below 1, because a snapshot may be early
 
 
 class Sampler:
@@ -160,7 +160,7 @@ class Sampler:
                 one.deliver(self._snapshot or Snapshot(self._clock()))
             one.closed = True
 
-    # Methods that need the lock `_changed` say so. Listeners and sources run without this lock.
+    # "Needs" names a lock that the caller must hold. Listeners and sources run without `_changed`.
 
     def _add(self, made: Subscription) -> Subscription:
         with self._changed:
@@ -181,12 +181,12 @@ class Sampler:
             self._changed.notify_all()
 
     def _pause(self) -> float:
-        """Return the seconds to wait before the next snapshot."""
+        """Return the seconds to wait before the next snapshot. Needs `_changed`."""
         once = any(one.once for one in self._watching)
         return 0.0 if once else max(self._ticked + self._period_s - self._monotonic(), 0.0)
 
     def _ask(self) -> None:
-        """Run the thread: take a snapshot in each period, until no subscriber is left."""
+        """Take a snapshot in each period, until no subscriber is left; runs on the thread."""
         while True:
             with self._changed:
                 if not self._watching:
@@ -238,7 +238,7 @@ class Sampler:
     def _deliver(
         self, snapshot: Snapshot, at: float, *, always: bool = False, stalls: bool = False
     ) -> None:
-        """Deliver a snapshot to subscribers whose period is over. Needs the lock `_delivering`."""
+        """Deliver a snapshot to subscribers whose period is over. Needs `_delivering`."""
         with self._changed:
             served = [one for one in self._watching if stalls or self._serves(one)]
             turn = [one for one in served if one.has_turn(at, always)]

@@ -25,7 +25,7 @@ class Host:
     memory_used: int | None = None
     boot: str | None = None  # Linux's id of this boot, unique to the machine
     memory_limit: int | None = None  # bytes; None if this container has no limit
-    limit_used: int | None = None  # bytes that count against the limit
+    limit_used: int | None = None  # used bytes that count towards the limit
 
     @property
     def ram(self) -> tuple[int | None, int | None]:
@@ -43,14 +43,14 @@ class GpuSample:
     name: str | None = None
     index: int | None = None  # the driver's index, as in nvidia-smi; for MIG, the parent's index
     ordinal: int | None = None  # torch's ordinal in the process that took the snapshot
-    ordinal_certain: bool = True  # False if CUDA's order is unknown
+    ordinal_certain: bool = True  # False if the order of CUDA's devices is unknown
     virtual: bool = False
     mig: str | None = None  # for a MIG device, the UUID of its parent
     unified: bool = False  # the GPU uses the host's memory, and memory_total is the host's
     memory_total: int | None = None
     memory_used: int | None = None
     memory_reserved: int | None = None  # bytes that the driver reserves; not part of memory_used
-    utilization: float | None = None  # percent of the last second (or less) in which it computed
+    utilization: float | None = None  # percent of the last second (or less) with computation
     memory_utilization: float | None = None  # percent of the time in which memory was accessed
     temperature: float | None = None
     temperature_limit: float | None = None  # the temperature at which the GPU throttles
@@ -59,7 +59,7 @@ class GpuSample:
     sm_clock: int | None = None
     memory_clock: int | None = None
     throttle: tuple[str, ...] | None = None  # throttling reasons; () if none
-    sm_clock_limit: int | None = None  # the maximum clock
+    sm_clock_limit: int | None = None  # the maximum of sm_clock
     fan: float | None = None  # percent of the fan's maximum speed
     pcie_generation: int | None = None  # of the current link
     pcie_width: int | None = None  # lanes
@@ -105,7 +105,7 @@ class ProcessSample:
     idle_since: float | None = None  # Unix time at which the kernel became idle
     orphan: bool = False  # the process still runs, but its kernel has ended
     ordinal: int | None = None  # the GPU's CUDA ordinal in this process
-    utilization: float | None = None  # percent of the last seconds in which it computed
+    utilization: float | None = None  # percent of the last seconds with computation
 
     @property
     def owner(self) -> str:
@@ -165,7 +165,7 @@ class Snapshot:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the snapshot as plain dicts, lists, tuples, numbers, strings and None."""
-        # ``asdict`` copies each value and is ten times slower.
+        # ``asdict`` would copy each value, which takes ten times as long.
         many = {name: [dict(vars(one)) for one in getattr(self, name)] for name in _RECORDS}
         return {**vars(self), "host": dict(vars(self.host)), **many}
 

@@ -37,7 +37,7 @@ class CachedReadings:
 
 
 class Source(Protocol):
-    """A source of GPUs; `max_age` limits the age of cached readings, in refresh intervals."""
+    """A source of GPUs; cached readings may be up to `max_age` refresh intervals old."""
 
     name: str
 
@@ -54,7 +54,7 @@ class Source(Protocol):
         return []
 
     def software(self) -> Mapping[str, str]:
-        """Return the versions of the drivers by name."""
+        """Return the versions of drivers and other software, by name."""
         return {}
 
 
@@ -83,7 +83,7 @@ class AppleSource(Source):
         return {"macOS": mac_ver()[0]}
 
     def gpus(self, host: Host, max_age: float = 0.0) -> list[GpuSample]:
-        """Return the GPU; `max_age` limits the age of its cached reading, in refresh intervals."""
+        """Return the GPU; its cached reading may be up to `max_age` refresh intervals old."""
         plist = self._kept.get("ioreg", _EVERY_S, max_age, self._read)
         if not plist:
             return []

@@ -38,12 +38,12 @@ nanoseconds of work in the last time window. WINDOW_END_NS: the end of that wind
 
 WINDOW_NS = 1_000_000_000  # length of a window; the utilization is ``BUSY_NS / WINDOW_NS``
 
-_STALE_NS = 1_500_000_000  # a GPU counts as idle this many nanoseconds after its last window
+_STALE_NS = 1_500_000_000  # a GPU counts as idle this long after the end of its last window
 _HEADER = 16384  # bytes of the header, which is JSON padded with spaces
 _ROW = COUNTERS * 8  # bytes of each GPU's row of counters, after the header
 # Errors that reading an invalid state file raises.
 _MALFORMED = (ValueError, TypeError, LookupError, ArithmeticError, RecursionError, struct.error)
-# Start times within this many seconds are equal, because setting the clock changes start times.
+# Start times at most this many seconds apart are equal, because setting the clock changes them.
 _SAME_START_S = 2.0
 T = TypeVar("T")
 
@@ -125,7 +125,7 @@ def count_others(allocated: Callable[[int], int]) -> None:
 
 
 def _after_fork() -> None:
-    for publisher in list(_live):  # files and GPUs belong to the parent
+    for publisher in list(_live):  # the files and the GPUs belong to the parent
         publisher.path = None
         publisher._cut_rows(bytearray(publisher._shared[:]))
     _live.clear()
@@ -143,7 +143,7 @@ def state_folder() -> Path:
     from platformdirs import user_runtime_path
 
     with warnings.catch_warnings():
-        # Without XDG_RUNTIME_DIR, platformdirs warns and uses the temporary folder. That is fine.
+        # Without XDG_RUNTIME_DIR, platformdirs warns and uses the temporary folder, which is fine.
         warnings.simplefilter("ignore")
         return user_runtime_path("gpumagic") / "virtual"
 
@@ -168,14 +168,14 @@ def read(folder: Path | None = None) -> list[VirtualState]:
 
 
 def read_file(path: Path) -> list[VirtualState]:
-    """Return the virtual GPUs in one state file; empty if it is invalid or its process ended."""
+    """Return the virtual GPUs in a state file; [] if the file is invalid or its process ended."""
     return _read(path, _virtual) or []
 
 
 def _virtual(header: dict[str, Any], rows: bytes) -> list[VirtualState]:
     every = header["gpus"]
     facts = [VirtualFacts(str(g["uuid"]), str(g["name"]), int(g["memory_total"])) for g in every]
-    if len(rows) != _ROW * len(facts):  # gpumagic of another version wrote it
+    if len(rows) != _ROW * len(facts):  # another version of gpumagic wrote the file
         raise ValueError(f"{len(rows)} bytes of counters for {len(facts)} GPUs")
     return _states(int(header["pid"]), facts, [*struct.iter_unpack(f"<{COUNTERS}q", rows)])
 
@@ -247,7 +247,7 @@ class VirtualSource(Source):
         return [state.sample for state in self._states]
 
     def processes(self, max_age: float = 0.0) -> list[ProcessSample]:
-        """Return the process of each virtual GPU, with all of the GPU's used memory."""
+        """Return each virtual GPU's process, which holds all of the GPU's used memory."""
         return [
             ProcessSample(state.sample.uuid, state.pid, state.sample.memory_used)
             for state in self._states

@@ -1,7 +1,6 @@
 """Compare each device's results with the results of the first device.
 
 A sweep runs the code for several values of a variable. The results are compared for each value.
-
 Integers and bools must be equal, and NaN equals NaN. Floats may differ by torch.testing's tolerance
 for their dtype. The tolerance is relative to the largest number in the tensor, because a sum's
 rounding error is proportional to the terms (Higham, "Accuracy and Stability of Numerical
@@ -32,7 +31,7 @@ from gpumagic.usercode.values import (
     written,
 )
 
-# Relative and absolute tolerances, as in torch.testing, which has no tolerances for float8.
+# Relative and absolute tolerances. All except float8's are those of torch.testing.
 _TOLERANCES = {
     "float8": (0.25, 0.02),
     "float16": (1e-3, 1e-5),
@@ -45,7 +44,7 @@ _TOLERANCES = {
 }
 # TF32 has 10 of a float32's 23 mantissa bits (NVIDIA, "TensorFloat-32 in the A100 GPU").
 _TF32 = 2.0**-10
-# Elements compared at a time, because a float64 copy may need eight times an array's memory.
+# Elements compared at a time. A float64 copy of a whole array may need eight times its memory.
 _PART = 2**22
 _KEPT = 2**30  # maximum bytes of a device's results to save for the comparison
 _NUMBERS = {bool, int, float, complex}
@@ -92,9 +91,9 @@ class AgreementCollector:
 def agree(
     reference: str, expected: Mapping[str, Any], where: str, found: Mapping[str, Any], drawn: bool
 ) -> Agreement:
-    """Compare two devices' results; if `drawn`, random numbers may explain the differences."""
+    """Compare two devices' results. `drawn`: the runs drew random numbers on different devices."""
     nothing = Agreement(where, reference, None)
-    # cuDNN, JAX and TensorFlow use TF32 by default.
+    # cuDNN, JAX and TensorFlow use TF32 by default, so its tolerance applies on real GPUs.
     loose = "cuda" in f"{reference} {where}" and not any(gpu.virtual for gpu in here(memory=False))
     differences, large = [], []
     try:
