@@ -1,7 +1,7 @@
 """Implement `gpumagic.compare`: time the same code on several devices and for several values.
 
-Ctrl-C ends a comparison and keeps the finished timings. The process-wide settings are restored at
-the end. The monitor shows the progress, and `last_comparison` returns the last result.
+Ctrl-C ends a comparison and keeps the finished timings. The process's settings are restored after
+each measurement. The monitor shows the progress. `last_comparison` returns the last result.
 """
 
 import contextvars
@@ -42,7 +42,7 @@ class Progress:
     """The progress of a comparison."""
 
     title: str  # the first line of the code
-    where: str  # the device being measured
+    where: str  # the measured device, or devices: "cuda:0+cuda:1"
     values: Mapping[str, Any] = field(default_factory=dict)  # the sweep's variable: {"n": 64}
     stage: str = _BEGIN  # then "warm up", "timing"
     done: int = 0  # finished measurements, each of one device at one value
@@ -114,11 +114,11 @@ def compare(
     Raises
     ------
     GpuError
-        No such device, the same device twice, no code, or a wrong sweep.
+        If an argument is invalid, or a device does not exist or is given twice.
     Exception
-        An error in the code, with a note that names the device and the line. The timing stores the
-        error instead if the device has finished another value of the sweep. The same holds if
-        memory runs out, unless there is only one timing.
+        An error in the code, with a note that names the device and the line. If the device has
+        finished another value of the sweep, the error is not raised, but stored in the timing. An
+        out-of-memory error is raised only if there is one device and one value.
     """
     if namespace is None:
         namespace = namespace_of(code, sys._getframe(1))
@@ -144,7 +144,7 @@ def compare(
         notes=dict.fromkeys(d.note for target in wanted for d in target if d.note),
     )
     try:
-        contextvars.copy_context().run(comparing.run)  # discards the code's context variables
+        contextvars.copy_context().run(comparing.run)  # discards changes to context variables
     finally:
         board.post(None)
     nothing = f"there is no GPU to compare with; {as_typed('%gpus --virtual 2')} makes two"
@@ -170,7 +170,7 @@ def compare(
 
 
 def targets(given: Iterable[object] | str | None, needed: Needed) -> tuple[Target, ...]:
-    """Return the targets that `given` names; if None, the CPU and every GPU."""
+    """Return the tuples of devices that `given` names; if None, the CPU and every GPU."""
     if given is None:
         return tuple((device,) for device in [needed.find("cpu"), *needed.devices()])
     if isinstance(given, str) or not isinstance(given, Iterable):
@@ -305,12 +305,12 @@ class Comparing(Task):
 
 def _is_out_of_memory(error: BaseException) -> bool:
     known = isinstance(error, MemoryError) or comes_from(type(error), *_ERRORS)
-    # torch's CPU allocator and JAX raise a plain RuntimeError.
+    # The errors of torch's CPU allocator and of JAX can be recognized only by the message.
     return known or any(words in str(error) for words in _MESSAGES)
 
 
 def _line_of(error: BaseException, filename: str) -> str:
-    """Return the last line of the user's code in the traceback: ``", line 3"``."""
+    """Return the innermost line of `filename` in the error's traceback: ``", line 3"``."""
     trace = traceback.walk_tb(error.__traceback__)
     lines = [line for frame, line in trace if frame.f_code.co_filename == filename]
     return f", line {lines[-1]}" if lines else ""

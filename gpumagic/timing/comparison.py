@@ -32,8 +32,8 @@ def interval(seconds: Sequence[float]) -> tuple[float, float]:
     """Return the 95 % confidence interval of the median, for any distribution.
 
     The ends are the j-th smallest and the j-th largest value (J.-Y. Le Boudec, Performance
-    Evaluation of Computer and Communication Systems, 2010, theorem 2.1). The approximation of j
-    never makes the interval too narrow, unless there are fewer than six values.
+    Evaluation of Computer and Communication Systems, 2010, theorem 2.1). The formula
+    for j is an approximation. With six values or more, the interval is never too narrow.
     """
     ordered, count = sorted(seconds), len(seconds)
     rank = max(math.floor(0.5 * count - 0.98 * math.sqrt(count)), 1)
@@ -52,18 +52,19 @@ class Timing:
     number: int = 1  # runs in each repeat; `seconds` has the mean of these runs
     values: Mapping[str, Any] = field(default_factory=dict)  # variable and value: {"n": 256}
     name: str | None = None  # the device's model
-    virtual: bool = False  # whether it is a virtual GPU; then the times are the CPU's
+    virtual: bool = False  # whether a device is a virtual GPU; then the times are the CPU's
     copied: int = 0  # bytes of the inputs, which are copied once before the first run
     copy_seconds: float = 0.0  # seconds of copying the inputs; not part of `seconds`
     first: float | None = None  # seconds of the first run, which may include compiling
-    # By device: peak of allocated bytes, minus bytes allocated before; no entry if unknown.
+    # By device, if known: peak of allocated bytes, minus the bytes allocated before the set-up.
     peak: Mapping[str, int] = field(default_factory=dict)
     # The copies between devices and the waits for a device in the first run, as text.
     transfers: str = ""
-    alone: tuple[float, ...] = ()  # for two devices: seconds if they run one after the other
+    # For several devices, in each repeat: seconds of one run on each device, one after the other.
+    alone: tuple[float, ...] = ()
     # Why there are no `seconds`: "out of memory", "interrupted" or the text of an exception.
     error: str | None = None
-    items: float | None = None  # items in one run
+    items: float | None = None  # items that one run processes; None if unknown
 
     @cached_property
     def median(self) -> float | None:
@@ -82,8 +83,8 @@ class Timing:
     @cached_property
     def spread(self) -> tuple[float, float] | None:
         """The range of seconds that covers the quartiles and the `interval`."""
-        # With thousands of repeats the interval is too narrow, because two runs of a program differ
-        # by more. With few repeats the quartiles are too narrow.
+        # With thousands of repeats the interval is too narrow, because two measurements of the same
+        # code differ by more. With few repeats the quartiles are too narrow.
         if self.quartiles is None:
             return None
         low, high = interval(self.seconds)
@@ -114,12 +115,12 @@ class Timing:
 
     @property
     def host_median(self) -> float | None:
-        """Seconds until Python continued; None if unknown."""
+        """Median of `host`; None if unknown."""
         return statistics.median(self.host) if self.host else None
 
     @property
     def scaling(self) -> float | None:
-        """How many times faster devices run together than one after the other, or None."""
+        """How many times faster several devices run together than one after the other, or None."""
         return statistics.median(self.alone) / self.median if self.alone and self.median else None
 
     @property
@@ -179,7 +180,7 @@ class Comparison(table.Shown):
 
     @cached_property
     def comparable(self) -> tuple[str, ...]:
-        """The real devices that were timed alone and whose results did not differ."""
+        """The real devices in `alone` that were timed and whose results did not differ."""
         timed = {t.where for t in self.timings if t.median and not t.virtual}
         return tuple(w for w in self.alone if w in timed and not self.disagreement(w))
 
@@ -193,11 +194,11 @@ class Comparison(table.Shown):
         return {(t.where, sweeping.key(t.values)): t for t in self.timings}
 
     def at(self, where: str, values: Mapping[str, Any]) -> Timing | None:
-        """Return the timing of a device at one point; None if it was not measured."""
+        """Return the timing of a device at one point, or None."""
         return self._by_point.get((where, sweeping.key(values)))
 
     def disagreement(self, where: str) -> Agreement | None:
-        """Return the first Agreement where this device's results differ, or None."""
+        """Return the first `Agreement` that found different results on a device, or None."""
         return next((a for a in self.agreements if a.where == where and a.same is False), None)
 
     def _named(self, where: object) -> str:
@@ -237,7 +238,7 @@ class Comparison(table.Shown):
         return found.median
 
     def speedup(self, where: object, reference: object, **values: Any) -> float:
-        """Return how many times faster `where` is than `reference`; GpuError for a virtual GPU."""
+        """Return how many times faster `where` is than `reference`; both must be real."""
         self._real(where, reference)
         return self.median(reference, **values) / self.median(where, **values)
 
@@ -253,8 +254,8 @@ class Comparison(table.Shown):
     def best(self) -> str:
         """The fastest device; in a sweep, the device that is fastest at the most values.
 
-        Devices whose results differ, and devices that ran together, are left out. Raises
-        `GpuError` if nothing was measured.
+        Only devices in `alone` whose results did not differ can be the fastest. Raises `GpuError`
+        if none of them was measured.
         """
         right = [where for where in self.alone if not self.disagreement(where)]
         timed = ([self.at(where, point) for where in right] for point in self.points)
@@ -266,7 +267,7 @@ class Comparison(table.Shown):
 
     @cached_property
     def crossovers(self) -> tuple[Crossover, ...]:
-        """The crossovers of all pairs of `comparable` devices; empty if a value is not a number."""
+        """The crossovers of `comparable` devices; empty if a value of the sweep is not a number."""
         found = []
         for name, values in self.sweep.items():
             known = [(x, value) for value in values if (x := sweeping.number(value)) is not None]
@@ -280,7 +281,7 @@ class Comparison(table.Shown):
         return tuple(found)
 
     def crossover(self, a: object, b: object) -> float | None:
-        """Return the largest value at which the faster of the two devices changes, or None.
+        """Return the largest value at which the other device becomes the faster one, or None.
 
         The value is interpolated between two measured values, on a log-log scale. Differences
         within the spread do not count. Raises `GpuError` for an unknown or virtual device.
@@ -313,8 +314,8 @@ def of_virtual(names: Sequence[str]) -> str:
 def flips(
     xs: Sequence[float], a: Sequence[Timing | None], b: Sequence[Timing | None]
 ) -> list[tuple[float, float, int]]:
-    """Return where the faster device changes: x, seconds, and 0 if `a` is faster then, else 1."""
-    # Interpolated on log-log scales; if some x is not positive, the scale of x is linear.
+    """Return `(x, seconds, n)` of each crossover; from x on, `a` is faster if n is 0, else `b`."""
+    # Interpolate on log-log scales. If some x is not positive, use a linear scale for x.
     known = [
         (x, math.log(one.ratio(other)), one.median)
         for x, one, other in zip(xs, a, b, strict=True)

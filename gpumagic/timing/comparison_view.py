@@ -68,7 +68,7 @@ def panel(comparison: Comparison) -> dict[str, Any]:
 
 
 def bars(medians: Sequence[tuple[str, float | None, str]]) -> list[dict[str, Any]]:
-    """Return a bar for each device: its share of the slowest median, and the text next to it."""
+    """Return a bar for each device: a name, the median as a share of the slowest, and a text."""
     slowest = max((seconds for _, seconds, _ in medians if seconds), default=0.0)
     return [
         {
@@ -101,7 +101,7 @@ def _wrong(comparison: Comparison) -> list[str]:
 
 
 def _answer(comparison: Comparison) -> list[str]:
-    """Return the answer in a few sentences, the most important first."""
+    """Return the sentences of the headline, the most important first."""
     real, said = comparison.comparable, []
     if _is_line(comparison):
         return [_single(comparison)]
@@ -169,7 +169,7 @@ def remarks(comparison: Comparison) -> list[str]:
         for t in comparison.timings
         if t.name and t.where.startswith("cuda") and not t.virtual
     }
-    # In a sweep, only the timing that copied the most bytes is shown.
+    # In a sweep, show only the timing that copied the most bytes to each device.
     most = {t.where: t for t in sorted(comparison.timings, key=lambda t: t.copied) if t.copied}
     each = [f"{size(t.copied)} to {w} in {duration(t.copy_seconds)}" for w, t in most.items()]
     copies = [f"not timed: copying the inputs ({', '.join(each)})"] * bool(each)
@@ -224,7 +224,7 @@ def _columns(comparison: Comparison) -> list[Column]:
 
 
 def _iqr(timing: Timing) -> str:
-    """Return the IQR in percent of the median, or the number of repeats if there are few."""
+    """Return the IQR in percent of the median; for fewer than four repeats, their number."""
     few = many(len(timing.seconds), "run") if timing.seconds else ""
     return few if timing.iqr is None else _percent(timing.iqr)
 

@@ -1,4 +1,4 @@
-"""Time a program on one target, with one value of a variable.
+"""Time a program on one device, or on several at the same time, with one value of a variable.
 
 After an error or an interrupt, `Measuring.timing` still returns the results so far.
 """
@@ -57,7 +57,7 @@ class Task:
 
 
 class Measuring:
-    """One measurement. Call `run`, then `timing`. `timing` also works after an error in `run`."""
+    """One measurement: call `run`, then `timing`."""
 
     def __init__(
         self,
@@ -90,8 +90,8 @@ class Measuring:
         self._timing = replace(self._timing, **found)
 
     def run(self) -> None:
-        """Copy the inputs, set up, run once, warm up, and repeat. At the end, free the copies."""
-        with ExitStack() as stack:  # closes `stack` even if an interrupt prevents the call below
+        """Copy the inputs, run the set-up, run once, warm up, and repeat. Then free the copies."""
+        with ExitStack() as stack:  # closes `stack` even if an interrupt prevents the close below
             try:
                 self._run(stack)
             finally:
@@ -191,7 +191,7 @@ class Measuring:
 
 
 def _peak_memory(target: Target, needed: Needed) -> Callable[[], dict[str, int]]:
-    """Start measuring memory; return a function that stops it and returns each device's peak."""
+    """Start measuring memory; return a function that ends the measurement and returns the peaks."""
     torch = torch_here()
     stops = [] if torch is None else [torch_itself().peak(target[0])]
     stops += [each.peak(device) for each in needed.others for device in target]

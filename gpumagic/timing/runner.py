@@ -113,7 +113,7 @@ class Runner:
         return Lap(max(done) - min(began), max(went_on) - min(began))
 
     def alone(self, number: int) -> Lap:
-        """Time a block on one device after the other, in the same threads as `lap`."""
+        """Time a block on each device, one after the other, in the same threads as `lap`."""
         total = 0.0
         for n, trial in enumerate(self.trials):
             total += self._all({n: partial(self._stopwatch.lap, trial.loop, number)})[0].total
@@ -168,7 +168,7 @@ _LEAST, _MOST = 10, 10_000
 
 
 class Repeats:
-    """Warm up, then call `lap` at least once and for about `max_time` seconds.
+    """Warm up, then call `lap` at least once and for at most about `max_time` seconds.
 
     The caller has already run the code once.
     """
@@ -211,7 +211,7 @@ class Repeats:
                 return
             lap = self._lap(1)
         if lap.total < share:
-            # Drop an earlier run that took longer, because it did other work, such as compiling.
+            # If an earlier run took longer, it did other work, such as compiling. Drop that run.
             self.laps.clear()
             self._timed_s = 0.0
             began = self._clock() - lap.total

@@ -43,7 +43,7 @@ _STAND_INS = (
     os.path.join(_OURS, "usercode", "files.py"),
 )
 
-# torch's folder, found without importing torch. Without torch, a path that matches no file.
+# torch's folder, found without importing torch. Without torch, `os.devnull` matches no file.
 _place = getattr(find_spec("torch"), "origin", None)
 _TORCH = os.path.join(os.path.dirname(os.path.abspath(_place)), "") if _place else os.devnull
 _NAMED = re.compile(r"[\\/](site|dist)-packages[\\/]")
@@ -53,7 +53,7 @@ _LIBRARIES = (
     *(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib")),
     os.path.join(os.path.dirname(os.__file__), ""),
 )
-# Code without a file has a name such as `<stdin>`. This pattern matches typed code.
+# Code without a file has a name such as `<stdin>`. This pattern matches code that the user typed.
 _TYPED = re.compile(
     r"<(ipython-input|python-input|input|stdin|doctest |timed |magic-timeit|command-|pyshell#)"
 )
@@ -78,7 +78,7 @@ def is_users(file: str | None) -> bool:
 
 
 def _is_generated(file: str) -> bool:
-    """Whether a file is a loaded module of a library. Libraries can generate modules anywhere."""
+    """Whether a file is a loaded module of a library's package. Libraries generate such files."""
     modules = [(name, vars(m)) for name, m in [*sys.modules.items()] if type(m) is ModuleType]
     name = next((name for name, held in modules if held.get("__file__") == file), "")
     package = getattr(sys.modules.get(name.partition(".")[0]), "__file__", None)
@@ -101,7 +101,7 @@ def is_torchs(file: str) -> bool:
 
 
 def module_of(file: str) -> str:
-    """Return the module of a package's file, such as ``torch.optim.lbfgs``; else empty."""
+    """Return the module of a package's file, such as ``torch.optim.lbfgs``; empty for others."""
     if is_torchs(file):
         inside = os.path.join("torch", file[len(_TORCH) :])
     elif found := list(_NAMED.finditer(file)):
@@ -139,7 +139,7 @@ def _typed() -> int:
 # -- lines
 _LONG = 60  # maximum length of a displayed line
 _TIMED = ("<timed ", "<magic-timeit")  # names of the code that `%%time` and `%%timeit` run
-_TIMING = ("time", "timeit")  # functions of IPython that run this code
+_TIMING = ("time", "timeit")  # IPython's functions that run this code
 # IPython's Python code for a line magic, such as `%timeit x.sum()`.
 _MAGIC = re.compile(r"""get_ipython\(\)\.run_line_magic\('(\w+)', (['"])(.*)\2\)""")
 
@@ -176,14 +176,14 @@ BEFORE = UserLine(0, "before the cell")
 
 
 def user_frame(frame: FrameType | None) -> FrameType | None:
-    """Return the user's innermost frame at or above `frame`."""
+    """Return the user's innermost frame among `frame` and its callers."""
     while frame is not None and not is_users(frame.f_code.co_filename):
         frame = frame.f_back
     return frame
 
 
 def innermost(frame: FrameType | None = None) -> UserLine | None:
-    """Return the user's innermost line at or above `frame`, by default the caller's."""
+    """Return the user's innermost line in `frame` and its callers; by default, in the callers."""
     found = user_frame(frame or sys._getframe(1))
     return None if found is None else line_at(*in_cell(found))
 
@@ -199,7 +199,7 @@ def innermost_of(traceback: TracebackType | None) -> UserLine | None:
 
 
 def in_cell(frame: FrameType, at: int | None = None) -> tuple[CodeType, int]:
-    """Return a frame's code and instruction; under `%%time`, with the cell's line numbers."""
+    """Return a frame's code and instruction; for `%%time`, the code has the cell's line numbers."""
     code, at = frame.f_code, frame.f_lasti if at is None else at
     if not code.co_filename.startswith(_TIMED):
         return code, at
@@ -209,7 +209,7 @@ def in_cell(frame: FrameType, at: int | None = None) -> tuple[CodeType, int]:
     name, ipython = outer.f_code.co_filename, shell()
     if not body and not (line and ipython):
         return outer.f_code, outer.f_lasti
-    if not body:  # `%time` of one line: blank lines above it make its number right
+    if not body:  # `%time` of one line: add blank lines above, for the right line number
         above = outer.f_lineno - 1
         count = getattr(ipython.compile, "_filename_map", {}).get(name, 0)
         name = ipython.compile.cache("\n" * above + line, count)
@@ -275,9 +275,9 @@ def expression(code: CodeType, at: int) -> str:
 
 def executing(code: CodeType, at: int) -> Any:
     """Look up an instruction with the executing package. The result's `node` may be None."""
-    from executing import Source  # here, because the import takes 14 ms and few magics need it
+    from executing import Source  # imported here, because it takes 14 ms and few magics need it
 
-    # This object has all that executing reads. A real frame would keep its variables alive.
+    # This object has all attributes the package reads. A real frame would keep variables alive.
     frame: Any = SimpleNamespace(f_code=code, f_lasti=at, f_lineno=line_of(code, at), f_globals={})
     return Source.executing(frame)
 
@@ -333,10 +333,10 @@ def swap_attribute(stack: ExitStack, owner: Any, name: str, ours: Any) -> None:
 
 
 def leave_out_ours(error: BaseException) -> None:
-    """Remove the calling function's frame, and gpumagic's next frames, from a traceback.
+    """Remove the calling function's frame, and gpumagic's frames right below it, from a traceback.
 
     Call this in an `except` clause that ends with a bare `raise`. From Python 3.11 on, that `raise`
-    adds no frame. `python -X dev` keeps the frames.
+    does not add the frame again. With `python -X dev`, the frames stay.
     """
     trace = error.__traceback__
     while trace is not None and stands_in(trace.tb_frame.f_code.co_filename):

@@ -48,7 +48,7 @@ def errors(error: BaseException) -> Iterator[BaseException]:
 
 def cut_ours(error: BaseException) -> None:
     """Remove gpumagic's frames from an error's tracebacks."""
-    # Below the user's innermost frame, remove only the frames of patches of torch or Python.
+    # Below the user's innermost frame, remove only replacements of torch's or Python's functions.
     for each in errors(error):
         chain = steps_of(each.__traceback__)
         files = [tb.tb_frame.f_code.co_filename for tb in chain]
@@ -60,7 +60,7 @@ def cut_ours(error: BaseException) -> None:
 
 
 def _runs(file: str) -> bool:
-    """Whether a file belongs to gpumagic, or is the name of code that gpumagic compiled."""
+    """Whether `file` belongs to gpumagic, or names code that gpumagic compiled."""
     return is_ours(file) or file.startswith("<gpumagic.")
 
 
@@ -111,13 +111,13 @@ class FailedFrame:
         self.filename = self.code.co_filename
         self.line = line_of(self.code, at)
         self.direct = library is None  # no library except torch is between this frame and the error
-        # Local names of the deepest frame that this frame called in a library other than torch.
+        # Local variables of the deepest frame that this frame called in a library other than torch.
         self.library = _names(library) if library is not None else {}
         # Whether this is the code of a cell or file, not of a function.
         self.at_top = not self.code.co_flags & inspect.CO_OPTIMIZED
         found = executing(self.code, at)
         self.source: str = found.source.text
-        # None without source text. The executing package gives each node a `parent`.
+        # None if there is no source text. The executing package gives each node a `parent`.
         self.tree: ast.Module | None = found.source.tree
         self._node = found.node
         self._asttext = found.source.asttext()
@@ -148,13 +148,13 @@ class FailedFrame:
     def text(self, node: ast.AST) -> str:
         """Return the source of an expression, on one line."""
         found = self._asttext.get_text(node) if self.tree is not None else ""
-        # Unparse several lines, because a comment would hide the code that is joined after it.
+        # Unparse several lines, because a comment in a line would hide the lines joined after it.
         found = ast.unparse(node) if not found or "\n" in found else found
         return " ".join(line.strip() for line in found.splitlines())
 
 
 def _names(frame: FrameType) -> Mapping[str, Any]:
-    """Return a frame's local names."""
+    """Return a frame's local variables."""
     local = frame.f_locals
     if local is frame.f_globals or type(local) is not dict:
         return local
@@ -238,7 +238,7 @@ def uses(node: ast.AST, text: str) -> list[ast.expr]:
 
 
 # -- the code that has not run yet
-# Functions and modules for a backward pass, in torch and in libraries that train torch models.
+# Functions and modules that run a backward pass, in torch and in libraries that train models.
 _BACKWARD = ("backward", "autograd", "fit")
 _BLOCKS = ("body", "orelse", "finalbody")
 _SCOPES = (*_FUNCTIONS, ast.ClassDef, ast.Lambda)
@@ -292,7 +292,7 @@ class RestOfCode:
 
     @cached_property
     def nodes(self) -> list[ast.AST]:
-        """Return the nodes of the failed and the later statements, and of the loops around them."""
+        """Return all nodes of the statements that have not run yet."""
         return [node for each in self._rest for node in ast.walk(each)]
 
     @cached_property
@@ -321,7 +321,7 @@ def _is_backward(node: ast.AST) -> bool:
 
 
 def _rest(failed: ast.stmt) -> Iterator[ast.stmt]:
-    """Yield a statement, the later statements of its function, and the loops around it."""
+    """Yield a statement, the loops around it, and the later statements of its function."""
     yield failed
     inner: ast.AST = failed
     for outer in parents(failed):

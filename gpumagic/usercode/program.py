@@ -51,7 +51,7 @@ def awaits(node: ast.AST) -> int | None:
     """Return the line of the first `await` outside functions; None if there is none."""
     if isinstance(node, (ast.Await, ast.AsyncFor, ast.AsyncWith)):
         return node.lineno
-    if isinstance(node, _LATER):  # now run: decorators, defaults, a generator's first iterable
+    if isinstance(node, _LATER):  # decorators, defaults and a generator's first iterable run now
         now = [*getattr(node, "decorator_list", ()), getattr(node, "args", ast.Pass())]
         now += [each.iter for each in getattr(node, "generators", ())[:1]]
         return next(filter(None, map(awaits, now)), None)
@@ -86,7 +86,7 @@ class Program:
     filename: str  # as shown in tracebacks
     reads: tuple[str, ...]  # variables that the code or the set-up reads
     assigned: tuple[str, ...]  # variables that the code binds
-    function: Callable[[], Any] | None  # the function, which is called as `FUNCTION`; None for text
+    function: Callable[[], Any] | None  # the function, called as `FUNCTION`; None if code is text
     _setup: CodeType
     _once: tuple[CodeType, CodeType | None]
     _loop: CodeType
@@ -125,7 +125,7 @@ def program(
     text: str | None = None,
     passed: Iterable[str] = (),
 ) -> Program:
-    """Compile code, or a call of a function with the arguments `passed`; `await` is an error."""
+    """Compile code, or a function's call with arguments `passed`; raise GpuError for an `await`."""
     named = _remember(setup)
     before = ast.parse(setup, named)
     if awaits(before):
@@ -157,7 +157,6 @@ def program(
         assigned=tuple(assigned),
         function=function,
         _setup=compile(before, named, "exec", dont_inherit=True),
-        # `compile_cell` must be first, because it refuses a `break` that `_looped` would allow.
         _once=compile_cell(tree, name),
         _loop=_looped(tree, name),
     )
@@ -170,7 +169,7 @@ def namespace_of(code: object, caller: FrameType) -> dict[str, Any]:
 
 
 def _run(code: CodeType, space: dict[str, Any]) -> Any:
-    # Not `exec`, which would add `__builtins__` to the variables.
+    # Do not use `exec`, because it would add `__builtins__` to the variables.
     return FunctionType(own_code(code), space)()
 
 

@@ -22,7 +22,7 @@ from gpumagic.usercode.variables import variables_read
 MOST_POINTS = 1000
 _ITEMS = "type a number above 0, or an expression for one, such as len(sentences)"
 TYPE = "type n=64,256,1024, n=100..1000:100 or n=pow2:1..4096"
-# Typed numbers must be below this, because torch's sizes have 64 bits.
+# Typed numbers must be below this limit, because torch's sizes have 64 bits.
 _TOO_LARGE = 2.0**63
 _WHOLE = 2**63  # a length limit that no label reaches
 _NUMBER = re.compile(r"[-+]?\.?\d[-+.\w]*")
@@ -35,7 +35,7 @@ def parse(
     """Parse the values typed for a variable; raise GpuError if they are invalid.
 
     Forms: ``"n=64,256"``, ``"n=100..1000:100"``, ``"n=pow2:1..64"``, ``"how=mean,sum"``. Commas may
-    also separate ranges. Names such as ``"dtype=torch.float16"`` are looked up in `names`.
+    also separate ranges. Names, as in ``"dtype=torch.float16"``, are looked up in `names`.
     """
     typed = " ".join(typed.split())  # in one line
     text = option + typed
@@ -140,7 +140,7 @@ def points(sweep: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
 
 def label(value: Any, most: int = 40) -> str:
     """Return a short text of a value: ``"4096"``, ``"0.001"``, ``"float16"``."""
-    # The repr of NumPy's numbers includes their type.
+    # Convert NumPy's numbers to Python's, because NumPy's repr includes the type.
     if number(value) is not None:
         value = int(value) if isinstance(value, Integral) else float(value)
     words = value if isinstance(value, str) else repr(value)
@@ -183,7 +183,7 @@ def unread(
 def items_per_run(
     items: float | str | None, namespace: Mapping[str, Any], points: Sequence[Mapping[str, Any]]
 ) -> list[float | None]:
-    """Return the items per run at each point of a sweep; raise GpuError if one is not positive."""
+    """Return the items per run at each point of a sweep; raise GpuError if any is 0 or less."""
     if items is None:
         return [None] * len(points)
     try:

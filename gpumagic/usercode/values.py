@@ -20,7 +20,7 @@ from typing import Any
 from pure_eval import CannotEval, Evaluator
 
 
-# -- by the type of a value
+# -- checks by the type of a value
 def torch_here() -> Any:
     """Return the module `torch` if this process has imported it, else None."""
     return sys.modules.get("torch")
@@ -65,7 +65,7 @@ def own(value: Any) -> Any:
 # -- expressions
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "MISSING"})()
 """The value of a name that cannot be read."""
-# Attributes that are cheap to read, of tensors of torch's own classes.
+# Attributes that are cheap to read from tensors of torch's own classes.
 _OF_TENSORS = {"data", "grad", "device"}
 _MODULE_STATE = ("_parameters", "_buffers", "_modules")
 _LISTS_OF_MODULES = tuple(f"torch.nn.{name}" for name in ("Sequential", "ModuleList", "ModuleDict"))
@@ -163,13 +163,13 @@ def written(path: Path) -> str:
     for kind, key in path[1:]:
         try:
             text += f".{key}" if kind == "." else f"[{key!r}]"
-        except Exception:  # noqa: BLE001  the repr of a user's key
+        except Exception:  # noqa: BLE001  the repr of a user's key raised
             text += "[…]"
     return text
 
 
 def items(value: Any, most: int | None = None) -> list[tuple[Step, Any]]:
-    """Return the first `most` items of a container; empty if all are of `PLAIN` types."""
+    """Return the first `most` items of a container; empty if all items are of `PLAIN` types."""
     kind = type(value)
     if kind in _PARTS:
         return [((".", name), getattr(value, name)) for name in _PARTS[kind]]
@@ -188,7 +188,7 @@ def items(value: Any, most: int | None = None) -> list[tuple[Step, Any]]:
 
 
 def contents(value: Any) -> list[tuple[Any, Any]]:
-    """Return the first 2000 ``(key or index, item)`` pairs; empty if all items are plain."""
+    """Return the first 2000 ``(key or index, item)`` pairs; empty if all are of `PLAIN` types."""
     if not issubclass(type(value), (list, tuple, deque, dict, UserDict)):
         return []
     found = enumerate(items(value, _ITEMS))
@@ -215,7 +215,7 @@ def is_open(kind: type) -> bool:
     """Whether the attributes of a class's objects are searched."""
     if issubclass(kind, types.SimpleNamespace):
         return True
-    # The first base outside Python's library decides, because `ABCMeta(…)` makes classes in `abc`.
+    # Look at the bases too, because a class made by a call of `ABCMeta` has the module `abc`.
     homes = [str(defined_in(base)).partition(".")[0] for base in bases_of(kind)]
     home = next((name for name in homes if name not in sys.stdlib_module_names), homes[0])
     return home not in _CLOSED and bool(kind.__dictoffset__ or slots_of(kind))
@@ -228,7 +228,7 @@ def walk(
     most: int = sys.maxsize,
     depth: int = sys.maxsize,
 ) -> Iterator[tuple[Path, Any]]:
-    """Yield each reachable value and its path once, breadth first. `into` returns the parts."""
+    """Yield each reachable value and its path once, breadth first; `into` finds a value's parts."""
     seen: dict[int, Any] = {}  # keeps visited values alive, so that their ids stay unique
     todo = deque(values)
     while todo and len(seen) < most:
@@ -242,7 +242,7 @@ def walk(
 
 
 def parts_of(value: Any) -> list[tuple[Step, Any]]:
-    """Return a value's items if it is a container, and its attributes if `is_open` allows it."""
+    """Return a value's items if it is a container, and its attributes if its class `is_open`."""
     kind = type(value)
     found = items(value) if issubclass(kind, CONTAINERS) else []
     if not issubclass(kind, type) and is_open(kind):
@@ -282,7 +282,7 @@ def _methods(kind: type, module: str) -> list[Any]:
 
 
 def functions_in(value: Any, module: str) -> list[FunctionType]:
-    """Return the functions of `module` in a value, its items and attributes, and its class."""
+    """Search a value, its items, attributes and class for functions that `module` defines."""
 
     def into(value: Any) -> list[tuple[Step, Any]]:
         kind = type(value)

@@ -24,7 +24,7 @@ _OPTIONS = re.compile(r"^(\s*-{1,2}\w+(\s*\d+)?(?=\s|$))+")
 # it to create other tensors.
 _METADATA = {"dim", "dtype", "layout", "nbytes", "ndim", "numel", "shape", "size"}
 _METADATA_OF = {"id", "len", "type"}
-# Code that calls one of these may read variables that its string constants name.
+# Code that calls one of these functions may read variables that are named in strings.
 _BY_NAME = {"eval", "exec", "globals", "locals", "vars"}
 _WORD = re.compile(r"[^\W\d]\w*")
 _NO_VALUES: Mapping[str, Any] = types.MappingProxyType({})
@@ -165,7 +165,7 @@ class NamesReader(ast.NodeVisitor):
         inner.bound, inner._seen_inside = {*seen, *(params or ())}, seen if of_class else None
         inner.visit_all(body)
         local = set() if params is None else (inner.bound | inner._sometimes) - inner._declared
-        # The body may run before the cell binds these names, so they count as read.
+        # Count these names as read, because the body may run before the cell binds them.
         self.read.update(dict.fromkeys(name for name in inner.read if name not in local))
 
     def visit_Global(self, node: ast.Global | ast.Nonlocal) -> None:
@@ -200,7 +200,7 @@ class NamesReader(ast.NodeVisitor):
         if getattr(node.func, "attr", "") in ("run_line_magic", "run_cell_magic"):
             self._nested_magic(*node.args)
 
-    # -- nested magics: their Python code is a string in the tree
+    # -- nested magics, whose Python code is a string in the tree
     def _nested_magic(self, *arguments: ast.expr) -> None:
         texts = [str(a.value) for a in arguments if isinstance(a, ast.Constant)]
         if len(texts) < max(len(arguments), 2) or texts[0] not in _PYTHON_MAGICS:
@@ -247,7 +247,7 @@ def names_assigned(tree: ast.AST) -> list[str]:
 def variables_read(
     names: Iterable[str], namespace: Mapping[str, Any], module: str = "__main__"
 ) -> Iterator[tuple[str, Any]]:
-    """Yield `(name, value)` of `names`, and of variables that these values' functions read."""
+    """Yield `(name, value)` for `names`, and for variables that functions in these values read."""
     queue = deque(names)
     seen: set[str] = set()
     followed: set[FunctionType] = set()

@@ -31,7 +31,7 @@ from gpumagic.telemetry.host import MemoryGroup
 __all__ = ["disable", "enable", "enabled", "live_tensors"]
 
 _GIB = 2**30
-MOST = 8  # number of devices of torch's fake device guard, c10::impl::FakeGuardImpl
+MOST = 8  # the limit of torch's fake device guard, c10::impl::FakeGuardImpl
 LARGEST = 16 * _GIB  # default capacity, if the host has enough memory
 
 _on = ExitStack()
@@ -66,7 +66,7 @@ def enable(
     ------
     GpuError
         If an argument is out of range, if there is a real GPU (without `force`), if this PyTorch
-        cannot have virtual GPUs, or if another number or capacity of them is already on.
+        cannot have virtual GPUs, or if virtual GPUs of another number or capacity are on.
 
     Notes
     -----
@@ -149,7 +149,7 @@ def enabled() -> bool:
 
 
 def refresh(*, others: bool = True) -> None:
-    """Publish the bytes in use on virtual GPUs: torch's and, with `others`, other frameworks'."""
+    """Publish torch's bytes on virtual GPUs and, with `others`, the bytes of other frameworks."""
     if gpus := sys.modules.get(f"{__name__}.virtual_gpus"):
         for gpu in gpus.GPUS:
             gpu.account.refresh()
@@ -161,7 +161,7 @@ def refresh(*, others: bool = True) -> None:
 
 
 def _held(framework: Framework, device: Device) -> int:
-    """Return the bytes of a framework's arrays on `device`; 0 if it does not have the device."""
+    """Return a framework's bytes on `device`; 0 if the framework does not have the device."""
     try:
         return framework.allocated(device)[0]
     except GpuError:

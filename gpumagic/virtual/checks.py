@@ -87,7 +87,7 @@ def _wrapper(plan: Any, structured: bool, found: Found) -> str:
 
 @cache
 def _rules() -> dict[str, tuple[bool, bool]]:
-    """For each operator: whether TensorIterator checks its devices; whether it is structured."""
+    """Map operators to booleans: TensorIterator checks the devices; the kernel is structured."""
     path = Path(torch.__file__).parents[1] / "torchgen/packaged/ATen/native/native_functions.yaml"
     try:
         text = path.read_text(encoding="utf-8")
@@ -110,7 +110,7 @@ ASSERT = (
     "For debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
     "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
 )
-# CPU errors that are failed asserts on CUDA. Size errors are not, because CUDA raises them too.
+# CPU errors that are failed asserts on CUDA. No size errors, because CUDA raises them too.
 _ASSERTED = re.compile(
     r"(?i)(index|target) .*out of (range|bounds)|tried to access index|"
     r"INDICES element is out|not in the valid range|Class values must be|p_in >= 0|"
@@ -119,7 +119,7 @@ _ASSERTED = re.compile(
     r"invalid max index"
 )
 imitated = failed = dead = False
-"""`imitated`: asserts are imitated. `failed`: one has failed. `dead`: its error was raised."""
+"""`imitated`: asserts are imitated. `failed`: an assert failed. `dead`: CUDA's error was raised."""
 
 
 def imitate_asserts(stack: ExitStack) -> None:
@@ -173,7 +173,7 @@ def run_on(plan: Any, kernel: Callable[..., Any], args: Any, kwargs: Any) -> Any
 
 
 def _harmless(value: Any, written: bool) -> Any:
-    """Return a tensor filled with 0, or 0.5 for floats; a written or bool tensor as it is."""
+    """Return zeros like a tensor, or 0.5 for floats. Return written and bool tensors unchanged."""
     if isinstance(value, (list, tuple)):
         return type(value)(_harmless(each, written) for each in value)
     if not isinstance(value, Tensor) or written or value.dtype == torch.bool:

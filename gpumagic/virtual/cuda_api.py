@@ -317,7 +317,7 @@ def _broadcast_coalesced(
     return [list(on_device) for on_device in zip(*copies, strict=True)]
 
 
-# -- storages, autograd and the profiler, the compiler
+# -- storages, autograd and the profiler
 def _patch_storages(stack: ExitStack) -> None:
     base, storage = torch.storage._StorageBase, torch.UntypedStorage
     original: Any = torch._utils._to
@@ -357,13 +357,13 @@ def _patch_autograd(stack: ExitStack) -> None:
     @unseen
     def backward(*args: Any, **kwargs: Any) -> Any:
         # Run on the caller's thread, so that tracebacks have the user's frames. If a backward pass
-        # ran before virtual GPUs were turned on, the engine has no threads for these GPUs.
+        # ran before virtual GPUs were turned on, autograd has no threads for these GPUs.
         with torch.autograd.set_multithreading_enabled(False):
             return run_backward(*args, **kwargs)
 
     def profile_cpu(self: Any, enabled: bool = True, **options: Any) -> None:
         on_cuda = options.pop("use_cuda", False) or options.get("use_device") == "cuda"
-        if enabled and on_cuda:  # or C++ would report an error for each event
+        if enabled and on_cuda:  # without this, C++ reports an error for each event
             warnings.warn("virtual GPUs: the profile has only the CPU's times", stacklevel=3)
             options |= {"use_cpu": True, "use_device": None}
         begin(self, enabled, **options)
