@@ -1,8 +1,8 @@
-"""Create a tensor on another device that shares the bytes of an existing tensor.
+"""Create tensors that share an existing tensor's bytes, but are on another device.
 
 A dense tensor is exported as a DLPack capsule, the capsule's device is changed, and the capsule is
-imported again. This takes about 1.5 µs. Strides and dtypes stay the same. The new tensor keeps the
-original tensor alive. A sparse or nested tensor is rebuilt from its dense parts.
+imported again. These steps take about 1.5 µs. The new tensor has the same strides and dtype, and
+keeps the original tensor alive. A sparse or nested tensor is rebuilt from its dense parts.
 """
 
 import ctypes
@@ -20,8 +20,8 @@ ON_CPU = 1
 _DEVICE = 1
 """Offset of the DLDevice in DLManagedTensor, in words of eight bytes."""
 _to_dlpack, _from_dlpack = C._to_dlpack, C._from_dlpack
-# The memory of the whole process, as words of eight bytes. The index is the address >> 3.
-# A write through this view is ten times as fast as creating a ctypes object at an address.
+# The memory of the whole process, as words of eight bytes. A word's index is its address >> 3.
+# A write through this view is ten times as fast as a write through a new ctypes object.
 _memory = memoryview((ctypes.c_int64 * 2**59).from_address(0)).cast("B").cast("q")
 
 
@@ -38,7 +38,7 @@ _POINTER = _pointer_in_capsule()
 
 
 def flip_plain(tensor: Tensor, code: int = ON_CPU) -> Tensor:
-    """Return a tensor with the same bytes on the device `code`, a DLDevice read as one int64."""
+    """Return a tensor with the same bytes on the device `code`, which is a DLDevice as an int64."""
     try:
         capsule = _to_dlpack(tensor)
     except BufferError:
@@ -57,7 +57,7 @@ def flip(tensor: Tensor, code: int = ON_CPU) -> Tensor:
 
 
 def adopt(tensor: Tensor, gpu: VirtualGpu, depth: int = 3) -> Tensor:
-    """Turn a new CPU tensor into a tensor on `gpu`, and count its bytes as allocated."""
+    """Turn a new CPU tensor into a tensor on `gpu`, and count the bytes as allocated."""
     nbytes = tensor.untyped_storage().nbytes()
     if nbytes:
         gpu.account.charge(tensor, nbytes, depth)
@@ -70,24 +70,24 @@ KEYS = {
     "SparseCsrCUDA": "SparseCsrCPU",
     "NestedTensorCUDA": "NestedTensorCPU",
 }
-"""Dispatch keys of sparse and nested tensors: from each GPU key to the matching CPU key."""
+"""The CPU's dispatch key for each GPU dispatch key of sparse and nested tensors."""
 METADATA = {"_nested_tensor_size", "_nested_tensor_storage_offsets", "_nested_tensor_strides"}
 METADATA |= {"_coalesced_", "copy_sparse_to_sparse_", "sparse_resize_", "sparse_resize_and_clear_"}
-"""Operators that use only a sparse or nested tensor's structure. Schemas do not show this."""
+"""Operators whose C++ code uses a sparse or nested tensor's structure, but reads no elements."""
 CPU_ONLY = frozenset({"_sparse_mm_reduce_impl", "_sparse_mm_reduce_impl_backward"})
-"""Operators that CUDA lacks. With their CPU kernels, a backward pass would crash here."""
+"""Operators that CUDA lacks. Their CPU kernels would crash in a virtual GPU's backward pass."""
 _COO = C.DispatchKeySet(C.DispatchKey.SparseCPU)
 
 
 def makers() -> dict[str, Callable[..., Tensor]]:
-    """Return the kernels that create COO tensors on a GPU, by operator name."""
+    """Return the kernels that create sparse COO tensors on a GPU, by operator name."""
     names = "_sparse_coo_tensor_with_dims", "_sparse_coo_tensor_with_dims_and_tensors"
     return {name: _made_there(getattr(aten, name).default) for name in names}
 
 
 def _made_there(op: Any) -> Callable[..., Tensor]:
     def kernel(*args: Any, device: torch.device, **options: Any) -> Tensor:
-        # C++ first creates empty parts on the current device, so make the result's device current.
+        # C++ creates empty dense parts on the current device, so make the result's device current.
         with torch.cuda.device(gpu_of(device).index):
             made: Tensor = op.redispatch(_COO, *args, device=device, **options)
         return made
@@ -107,7 +107,7 @@ def flip_parts(tensor: Tensor) -> Tensor:
 
 
 def adopt_parts(tensor: Tensor, gpu: VirtualGpu) -> Tensor:
-    """Turn a new sparse or nested CPU tensor into a tensor on `gpu`, and count its bytes."""
+    """Do the same as `adopt` for a sparse or nested tensor."""
     made: Tensor = _rebuild(tensor, lambda part: adopt(part.detach(), gpu), gpu.device)
     return made
 
@@ -148,5 +148,5 @@ def _rebuild(tensor: Tensor, part: Any, device: torch.device) -> Any:
 
 
 def writes(argument: Any) -> bool:
-    """Whether an operator's schema marks an argument or return value as written."""
+    """Whether an operator's schema marks an argument or return value as written in place."""
     return argument.alias_info is not None and argument.alias_info.is_write

@@ -2,22 +2,22 @@
 
 A wrong assumption about torch's C++ code can crash the interpreter. So an untested version of torch
 must first pass a trial in a child process. The autograd engine asks two C++ singletons whether a
-cuda device exists. If one says no, the engine ends the process. So gpumagic changes both:
+cuda device exists. If one answers no, the engine ends the process. So gpumagic changes both:
 
 * The device guard. ``_ensureCUDADeviceGuardSet`` installs torch's do-nothing cuda guard
-  (``c10::impl::FakeGuardImpl``, eight devices), but only if the current guard finds no device.
+  (``c10::impl::FakeGuardImpl``, eight devices), but only in place of a guard that finds no device.
   A CPU build has no guard, and a CUDA build's guard may find a real GPU. So gpumagic first
   registers a guard whose ``deviceCount`` returns 0. torch calls no other method of this guard.
 * CUDAHooks. This object gets a copy of its *base* class's virtual table. The base class answers "no
   cuDNN, no MAGMA, not pinned …", so C++ calls neither cuDNN nor the driver. Four entries of the
-  copy are changed: isBuilt, isAvailable and hasPrimaryContext return true, and init does nothing.
+  copy are changed. isBuilt, isAvailable and hasPrimaryContext return true, and init does nothing.
   If torch's header shows the table's order, a fifth entry makes pinned memory ordinary CPU memory.
 
 gpumagic changes three other private parts of torch. :mod:`gpumagic.virtual.flip` changes the device
 in DLPack capsules, :mod:`gpumagic.virtual.cuda_api` patches attributes, and
 :mod:`gpumagic.virtual.switch` registers kernels. Turning virtual GPUs off removes the patches and
-kernels. It also turns on torch's warning about gradients accumulated on another stream, even if the
-user had turned the warning off, because torch cannot return this setting.
+kernels. It also turns on torch's warning about gradients accumulated on another stream. torch has
+no function that reads this setting, so a user who had turned the warning off will see it again.
 """
 
 import ctypes
@@ -43,17 +43,17 @@ GET_HOOKS = "_ZN2at6detail12getCUDAHooksEv"
 HOOKS_TABLE = "_ZTVN2at18CUDAHooksInterfaceE"
 CPU_ALLOCATOR = "_ZN3c1015GetCPUAllocatorEv"
 YES = ("isBuilt", "isAvailable", "hasPrimaryContext", "init")
-"""The first entries of the hooks' table after the destructors, in order."""
+"""The first functions after the destructors in CUDAHooks' virtual table, in order."""
 
 _CUDA = 1  # c10::DeviceType::CUDA
-_HEADER_WORDS = 2  # before a virtual table's entries: offset to top, type information
+_HEADER_WORDS = 2  # the two words before a virtual table's first entry
 _DESTRUCTORS = 2
 _GUARD_WORDS = 64
-_HOOKS_WORDS = 64  # words to copy; the table has 49 or 50 words, the others are unused
-_ALLOCATOR_BYTES = 64  # bytes to copy; the allocator has only the address of its virtual table
-_STORAGE_WORDS = 12  # words of c10::StorageImpl in all versions; one is its allocator's address
+_HOOKS_WORDS = 64  # words to copy from the table, which itself has 49 or 50 words
+_ALLOCATOR_BYTES = 64  # bytes to copy from the allocator, which itself has 8 bytes
+_STORAGE_WORDS = 12  # words to read from a c10::StorageImpl; one has the allocator's address
 
-# Pairs: which word of a storage points to its allocator, and the pinned allocator's address.
+# Pairs (index, address): the word at `index` of a pinned storage is the allocator's `address`.
 _pinned: list[tuple[int, int]] = []
 # Objects that are never freed, because C++ may use them after Python has ended.
 _kept: list[Any] = []
@@ -61,7 +61,7 @@ ctypes.pythonapi.Py_IncRef(ctypes.py_object(_kept))
 
 
 def libraries() -> tuple[ctypes.CDLL, ctypes.CDLL]:
-    """Return libc10 and libtorch_cpu from torch's wheel; raise OSError if absent."""
+    """Return libc10 and libtorch_cpu from torch's wheel; raise OSError if one is missing."""
     folder = Path(torch.__file__).parent / "lib"
     suffix = "dylib" if sys.platform == "darwin" else "so"
     c10, cpu = (ctypes.CDLL(str(folder / f"lib{name}.{suffix}")) for name in ("c10", "torch_cpu"))
@@ -69,7 +69,7 @@ def libraries() -> tuple[ctypes.CDLL, ctypes.CDLL]:
 
 
 def header_order() -> list[str]:
-    """Return AcceleratorHooksInterface's virtual functions in order; [] without the headers."""
+    """Return AcceleratorHooksInterface's virtual functions in order; [] if torch has no headers."""
     path = Path(torch.__file__).parent / "include/ATen/detail/AcceleratorHooksInterface.h"
     try:
         text = path.read_text(encoding="utf-8")
@@ -79,7 +79,7 @@ def header_order() -> list[str]:
 
 
 def install(stack: ExitStack) -> None:
-    """Make the device guard and CUDAHooks report a cuda device; closing `stack` restores them."""
+    """Make the guard and CUDAHooks report a cuda device. Closing `stack` restores CUDAHooks."""
     c10, cpu = libraries()
     _install_guard(stack, c10)
     _install_hooks(stack, c10, cpu)
@@ -96,8 +96,8 @@ def _install_guard(stack: ExitStack, c10: ctypes.CDLL) -> None:
     _kept.append((none, table, counts_none))
 
     def put_back() -> None:
-        # Without a real GPU, the fake guard stays, because `before` may be None or already deleted.
-        # Without a guard, using a parameter left on a virtual GPU would end the process.
+        # Without a real GPU, keep the fake guard, because `before` may be None or a deleted guard.
+        # If there were no guard, a parameter that is still on a virtual GPU could end the process.
         if getattr(C, "_cuda_getDeviceCount", int)():
             register(_CUDA, before)
 
@@ -129,7 +129,7 @@ def _install_hooks(stack: ExitStack, c10: ctypes.CDLL, cpu: ctypes.CDLL) -> None
 
 
 def _pinned_allocator(c10: ctypes.CDLL) -> Any:
-    """Return a C function that returns a copy of the CPU's allocator. Pinned storages use it."""
+    """Return a C function that returns the allocator of pinned storages, a copy of the CPU's."""
     get = getattr(c10, CPU_ALLOCATOR)
     get.restype = ctypes.c_void_p
     ordinary = get()
@@ -158,7 +158,7 @@ def _address(function: Any) -> int | None:
 # -- may virtual GPUs be turned on?
 OLDEST = (2, 10)
 NEWEST = (2, 15)
-"""The whole test suite has passed on both releases and one in between, on Linux x86-64."""
+"""The test suite has passed with both torch releases and one in between, on Linux x86-64."""
 TIMEOUT_S = 180.0
 _INSTEAD = "the CPU works without them"
 _TRIAL = """
@@ -185,7 +185,7 @@ print("verdict: works")
 
 def check(*, force: bool = False) -> None:
     """Raise GpuError if virtual GPUs cannot be turned on in this process."""
-    # torch counts GPUs with NVML if possible, so that CUDA is not initialized.
+    # torch counts GPUs with NVML if possible, because NVML does not initialize CUDA.
     real = torch.cuda.device_count()
     problem = _refusal(real, force) or static_problem()
     released = re.fullmatch(r"\d+\.\d+\.\d+(\+\w+)?", torch.__version__) is not None
@@ -198,7 +198,7 @@ def check(*, force: bool = False) -> None:
 
 
 def _refusal(real: int, force: bool) -> str | None:
-    """Return why this machine or this torch cannot have virtual GPUs; None if they can."""
+    """Return why this process cannot have virtual GPUs; None if it can."""
     if torch.version.hip is not None:
         return f"they imitate CUDA, and this is a ROCm build of PyTorch; {_INSTEAD}"
     if _release() < OLDEST:
@@ -212,7 +212,7 @@ def _refusal(real: int, force: bool) -> str | None:
 
 
 def static_problem() -> str | None:
-    """Return how torch's libraries differ from the expected layout, or None; change nothing."""
+    """Return how torch's libraries differ from the layout assumed here; None if they match."""
     try:
         c10, cpu = libraries()
         for library, symbols in ((c10, (REGISTER, GUARDS)), (cpu, (GET_HOOKS, HOOKS_TABLE))):
@@ -231,7 +231,7 @@ def static_problem() -> str | None:
 
 @functools.cache
 def trial(code: str | None = None) -> str | None:
-    """Run `code` in a child process; return its error, or None if it prints ``verdict: works``."""
+    """Run `code` in a child process. Return None if it prints ``verdict: works``, else an error."""
     code = code or _TRIAL.format(str(Path(__file__).parents[2]))
     with tempfile.TemporaryDirectory() as runtime:
         env = os.environ | {"OMP_NUM_THREADS": "1", "GPUMAGIC_RUNTIME_DIR": runtime}

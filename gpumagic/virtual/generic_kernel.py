@@ -1,8 +1,8 @@
 """Run any operator on a virtual GPU with the CPU's kernel.
 
-The CPU's kernel gets CPU tensors that share the arguments' bytes. Its results become tensors on the
-GPU. Most facts about an operator come from its schema. The generic kernel is registered at the
-dispatch key CUDA. Autograd, autocast and vmap run before this key, so they work as usual.
+The generic kernel calls the CPU's kernel with CPU tensors that share the arguments' bytes, and
+turns the results into tensors on the GPU. The generic kernel is registered at the dispatch key
+CUDA. Autograd, autocast and vmap run before this key, so they work as usual.
 """
 
 import functools
@@ -39,8 +39,8 @@ from gpumagic.virtual.virtual_gpus import GPUS, VirtualGpu, gpu_of
 
 C: Any = torch._C
 CPU = C.DispatchKeySet(C.DispatchKey.CPU)
-_LARGEST_NUMBER = 8  # bytes per element; complex128 has 16, but is rare
-_LARGE = 4096  # check for room before arange, eye … with a number above this
+_LARGEST_NUMBER = 8  # assumed bytes per element; complex128 has 16, but is rare
+_LARGE = 4096  # if arange, eye … get a larger number, first check that the result fits
 _TENSOR = ("Tensor", "Optional[Tensor]")
 LAZY = ("Conjugate", "Negative")
 """Dispatch keys of conjugate and negative views."""
@@ -49,21 +49,20 @@ DRAWS = frozenset(["native_dropout", "rrelu_with_noise"])
 """Operators that draw random numbers and take no generator."""
 SHARING = {"_embedding_bag", "_embedding_bag_forward_only", "lu_unpack", "channel_shuffle", "lift"}
 SHARING |= {"native_channel_shuffle", "_slow_conv2d_forward", "slow_conv3d_forward"}
-"""Operators that may return existing tensors (see torchgen's gen_variable_type.py), and operators
-that they call. torch's debug builds assert that all other non-composite operators return new
-tensors."""
+"""Operators that may return an existing tensor. The list follows torchgen's gen_variable_type.py.
+torch's debug builds assert that all other non-composite operators return new tensors."""
 PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "_cdist_forward", "_euclidean_dist"})
 _GROWS = {(n, "List[int]") for n in ("repeats", "pad", "output_size", "size", "kernel_size")}
-"""Integer arguments that can make a result many times as large as its input."""
-# Operators whose results may not be plain dense tensors.
+"""Names and types of arguments that can make a result many times as large as the input."""
+# Operators that may return a sparse, nested or quantized tensor.
 _APART = re.compile("sparse|nested|mkldnn|quantize|_embedding_bag_backward")
 _LACKS_TYPE = re.compile(r"not implemented for '|support tensors of type|on CPU does not support")
 NUMBER_AS_TENSOR = frozenset({"add", "sub", "mul", "div", "floor_divide"})
-"""The only operators that accept a number in ``torch.ops`` where the schema says Tensor."""
+"""The only operators of ``torch.ops`` that accept a number where the schema says Tensor."""
 
 
 class KernelPlan:
-    """The facts about an operator that its kernel needs. Call `read` first."""
+    """The facts that the generic kernel needs about one operator. `read` finds most of them."""
 
     def __init__(self, op: Any, dense: bool) -> None:
         self.op = op
@@ -74,7 +73,7 @@ class KernelPlan:
         self.known = False
 
     def read(self) -> "KernelPlan":
-        """Read the schema at the first call, because reading all schemas at once would be slow."""
+        """Read the operator's schema. Reading all operators' schemas at once would be slow."""
         arguments, name_of = self.op._schema.arguments, attrgetter("name")
         has_kernel = functools.partial(C._dispatch_has_kernel_for_dispatch_key, self.op.name())
         self.arguments = [*map(name_of, arguments)]
@@ -86,14 +85,14 @@ class KernelPlan:
         self.draws = self.name in DRAWS or "generator" in self.arguments
         self.composite = not has_kernel("CPU")
         self.number_ok = self.name.rstrip("_") in NUMBER_AS_TENSOR
-        # Without LAZY kernels, C++ has already converted conjugate and negative views.
+        # If an operator has no kernel at a LAZY key, torch has already resolved such views.
         self.flip: Callable[..., Tensor] = flip if any(map(has_kernel, LAZY)) else flip_plain
-        self.plain = self.dense and not self.outs  # `self.flip` suffices for each tensor
+        self.plain = self.dense and not self.outs  # whether `self.flip` suffices for each tensor
         self.fresh = self.plain and _makes_all_new(self.op)
         self.pointwise = torch.Tag.pointwise in self.op.tags
         self.grows = [n for n, a in enumerate(arguments) if (a.name, str(a.type)) in _GROWS]
         checked = all((self.fresh, not self.draws, not self.name.startswith("_foreach_")))
-        # Check for room if the product of this factor and all tensors' numel is above SMALL.
+        # If the product of this factor and all tensors' numel exceeds SMALL, check the free memory.
         self.factor = checked * max(1, len(self.grows) * (SMALL + 1))
         self.scratch = RULES.get(self.name)
         self.known = True  # set last, so that other threads never use an incomplete plan
@@ -101,7 +100,7 @@ class KernelPlan:
 
 
 def _makes_all_new(op: Any) -> bool:
-    """Whether the CPU's kernel always returns new dense tensors that share no input's bytes."""
+    """Whether the CPU's kernel always returns new dense tensors that share no bytes with inputs."""
     name, returns = op._schema.name.removeprefix("aten::"), op._schema.returns
     if C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"):
         return False
@@ -122,14 +121,14 @@ NOT_PINNED = "Only dense CPU tensors can be pinned"
 
 @functools.cache
 def kernel_of(op: Any, dense: bool = True) -> Callable[..., Any]:
-    """Return a kernel that runs `op` for a GPU. If `dense`, no tensor is sparse or nested."""
+    """Return a kernel that runs `op` for GPU tensors; dense=False allows sparse and nested ones."""
     if any(r.alias_info is not None and not writes(r) for r in op._schema.returns):
-        return on_metadata(op, CPU)  # the CPU's kernels that return views work on any device
+        return on_metadata(op, CPU)  # the CPU's kernels for views also accept GPU tensors
     return functools.partial(_run, KernelPlan(op, dense))
 
 
 def _run(plan: KernelPlan, /, *args: Any, **kwargs: Any) -> Any:
-    __tracebackhide__ = True  # on CUDA, tracebacks have no such frame
+    __tracebackhide__ = True  # with a real GPU, a traceback has no such frame
     try:
         if checks.failed and (checks.dead or plan.waits):
             checks.wait()
@@ -145,14 +144,14 @@ def _run(plan: KernelPlan, /, *args: Any, **kwargs: Any) -> Any:
 
 def _run_on_cpu(plan: KernelPlan, args: Any, kwargs: dict[str, Any]) -> Any:
     __tracebackhide__ = True
-    # After a kernel, the processor's caches are full, so accesses to memory are slow here. For
-    # common arguments, this function and `adopt` access as little memory as possible.
+    # Kernels fill the processor's caches with tensor data, so accesses to other memory are slow.
+    # For common arguments, this function and `adopt` therefore access little memory.
     found: Found = []
     above: list[str] = []  # names of arguments that need the operator's full dispatch
     at, count, low = _lower_all(plan, args, found, above)
     low_kwargs = {name: _lower(plan, name, x, found, above) for name, x in kwargs.items()}
     gpu = _gpu_for(plan, found, args, kwargs) if at < 0 or kwargs else GPUS[at]
-    if gpu is None:  # the inner operators of this composite operator check the devices
+    if gpu is None:  # the composite operator's inner operators will check the devices
         return plan.cpu(*args, **kwargs)
     call = plan.cpu
     if above or kwargs or plan.draws:
@@ -165,7 +164,7 @@ def _run_on_cpu(plan: KernelPlan, args: Any, kwargs: dict[str, Any]) -> Any:
     else:
         result = _lift(plan, result, found, gpu)
     if plan.scratch:
-        given = (*args, kwargs["dim"]) if "dim" in kwargs else args  # sort.stable's keyword `dim`
+        given = (*args, kwargs["dim"]) if "dim" in kwargs else args  # `dim` is from sort.stable
         gpu.account.pass_through(temporary_bytes(plan.scratch, gpu.index, given, result))
     return result
 
@@ -185,7 +184,9 @@ def _compute(plan: KernelPlan, call: Any, low: list[Any], kwargs: Any, gpu: Virt
 def _lower_all(
     plan: KernelPlan, args: Any, found: Found, above: list[str]
 ) -> tuple[int, int, list[Any]]:
-    """Return the GPU's ordinal (negative if unknown), a size to check, and the CPU's arguments."""
+    """Return `at`, `count` and the arguments for the CPU's kernel."""
+    # `at` is the GPU's ordinal, or negative if unknown.
+    # `count` exceeds SMALL if the free memory must be checked.
     low: list[Any] = []
     flip_, plain, at, count = plan.flip, plan.plain, -2, plan.factor
     for lowers, name, x in zip(plan.lowers, plan.arguments, args):  # noqa: B905 (defaults left out)
@@ -204,7 +205,7 @@ def _lower_all(
 
 
 def _gpu_for(plan: KernelPlan, found: Found, args: Any, kwargs: Any) -> VirtualGpu | None:
-    """Return the GPU to run on; None if a composite operator's inner operators must choose it."""
+    """Return the GPU to run on; None if a composite operator must run its inner operators."""
     __tracebackhide__ = True
     if found:
         first, *others = {tensor.get_device() for _, tensor, _ in found}
@@ -230,7 +231,7 @@ def _require_room(plan: KernelPlan, found: Found, args: Any, kwargs: Any, gpu: V
 
 
 def _at_most(plan: KernelPlan, tensors: list[Tensor], args: Any) -> int:
-    """Return a quick estimate of the number of result elements. It is seldom too low."""
+    """Quickly estimate the number of elements in the results. The estimate is seldom too low."""
     first, *others = tensors
     if plan.name in PRODUCTS:
         x, other = tensors[-2:]
@@ -241,7 +242,7 @@ def _at_most(plan: KernelPlan, tensors: list[Tensor], args: Any) -> int:
         most = prod(map(max, zip_longest(*(x.shape[::-1] for x in tensors), fillvalue=1)))
     else:
         most = sum(map(Tensor.numel, tensors))
-        if any(x.shape != first.shape for x in others):  # each index may select a row
+        if any(x.shape != first.shape for x in others):  # `others` may be indices of rows
             rows = max(map(Tensor.numel, others))
             most = max(most, first.numel() * rows // max((1, *first.shape[:1])))
     numbers = chain.from_iterable(args[at] or () for at in plan.grows if at < len(args))
@@ -249,7 +250,7 @@ def _at_most(plan: KernelPlan, tensors: list[Tensor], args: Any) -> int:
 
 
 def _require_results(plan: KernelPlan, args: Any, kwargs: Any, gpu: VirtualGpu) -> None:
-    """Raise if the results do not fit. torch's meta kernel computes their sizes in up to 1 ms."""
+    """Raise if the results do not fit. torch's meta kernel takes up to 1 ms to find the sizes."""
     __tracebackhide__ = True
     given = {**kwargs, "device": "meta"} if "device" in kwargs else kwargs
     try:
@@ -263,7 +264,7 @@ def _require_results(plan: KernelPlan, args: Any, kwargs: Any, gpu: VirtualGpu) 
 
 
 def _lower(plan: KernelPlan, name: str, x: Any, found: Found, above: list[str]) -> Any:
-    """Return an argument as the CPU's kernel needs it."""
+    """Convert an argument for the CPU's kernel."""
     if isinstance(x, Tensor):
         low = _lower_tensor(plan, name, x, found, above) if x.get_device() >= 0 else x
         found.append((name, x, low))
@@ -285,14 +286,14 @@ def _lower_tensor(plan: KernelPlan, name: str, x: Tensor, found: Found, above: l
         return flip_parts(x)
     if is_out and (same := [low for _, tensor, low in found if tensor is x]):
         return same[0]
-    # The kernel may resize `out`, so it gets an empty tensor. `_lift_argument` stores the result.
+    # The kernel may resize `out`, so pass an empty tensor. `_lift_argument` then updates `out`.
     return torch.empty(0, dtype=x.dtype) if is_out else flip(x)
 
 
 def _prepare(
     plan: KernelPlan, low: list[Any], kwargs: Any, found: Found, above: list[str], gpu: VirtualGpu
 ) -> Callable[..., Any]:
-    """Return the function to call with `low` and `kwargs`, after changing both in place."""
+    """Change `low` and `kwargs` in place, and return the function to call with them."""
     if "device" in kwargs:
         if kwargs.get("pin_memory"):
             raise RuntimeError(NOT_PINNED)
@@ -314,7 +315,7 @@ def _prepare(
 
 
 def _refuse(plan: KernelPlan, error: RuntimeError, gpu: VirtualGpu) -> None:
-    """Raise a clearer error than the CPU kernel's `error`, or give `error` the text of CUDA."""
+    """Raise a clearer error if there is one. Otherwise give `error` the text of CUDA's error."""
     __tracebackhide__ = True
     refuse_as_cuda(error, gpu.account)
     if _LACKS_TYPE.search(str(error)):
@@ -326,7 +327,7 @@ def _refuse(plan: KernelPlan, error: RuntimeError, gpu: VirtualGpu) -> None:
 
 
 def _lift(plan: KernelPlan, result: Any, found: Found, gpu: VirtualGpu) -> Any:
-    """Turn a CPU kernel's result into a GPU tensor, which is an argument or a new tensor."""
+    """Return the GPU tensor for a CPU kernel's result, either an argument or a new tensor."""
     if isinstance(result, (list, tuple)):
         return type(result)([_lift(plan, each, found, gpu) for each in result])
     if not isinstance(result, Tensor):
@@ -348,7 +349,7 @@ def _shares_bytes(plan: KernelPlan, result: Tensor, found: Found) -> bool:
 
 
 def _lift_argument(plan: KernelPlan, tensor: Tensor, low: Tensor, gpu: VirtualGpu) -> Tensor:
-    """Give the written argument `tensor` the shape and bytes of `low`, and return it."""
+    """Give the written argument `tensor` the shape and bytes of `low`, and return `tensor`."""
     if not plan.dense and low.layout is not torch.strided:
         return replace_sparse(tensor, adopt_parts(low.clone(), gpu))
     if not plan.dense and low.is_nested:

@@ -2,10 +2,10 @@
 
 The numbers are right even if several threads allocate and free, or if a garbage collection frees
 memory during an allocation. Allocations and frees are first appended to a log. The numbers are
-updated from the log at each reading, when the GPU could be full, and after every few MiB. Other
-processes can then read the new numbers. Errors have the text of CUDA's allocator.
+updated from the log at each reading, when the GPU could be full, and after every few MiB. `refresh`
+also publishes the numbers for other processes. Errors have the text of CUDA's allocator.
 
-Each allocation stores the innermost line of the user's code, as a code object and an instruction.
+Each allocation stores the user's innermost line, as a code object and an instruction's offset.
 """
 
 import re
@@ -31,12 +31,12 @@ from gpumagic.telemetry.host import MemoryGroup
 from gpumagic.usercode.files import in_cell, is_users
 
 SMALL = 2**17
-"""Tensors of at most this many elements are created without a check for room."""
+"""Tensors of at most this many elements are created without a check of the free memory."""
 _TOUCHED = 64 * 2**20
-"""For tensors of at least this size, the host's free memory is checked too, in about 10 µs."""
+"""For tensors of at least this many bytes, also check the host's memory, in about 10 µs."""
 _UNCOUNTED, _LEAST = 16 * 2**20, 64 * 2**10
-"""The log is counted after `_UNCOUNTED` allocated bytes. Each allocation counts as at least
-`_LEAST` bytes, so the log stays short."""
+"""After `_UNCOUNTED` allocated bytes, the numbers are updated from the log. To keep the log short,
+each allocation counts as at least `_LEAST` bytes here."""
 _getframe = sys._getframe
 
 
@@ -58,13 +58,13 @@ _timed: tuple[CodeType, CodeType] | None = None
 
 
 def _outer_line(frame: FrameType | None) -> tuple[CodeType | None, int]:
-    """Search outward from `frame` for the user's code; return the code and its instruction."""
+    """Search outward from `frame` for the user's code; return the code and instruction offset."""
     global _timed
     while frame is not None:
         code = frame.f_code
         if owner := _owner_of[code.co_filename]:
             if owner == _TIMED:
-                if _timed is None or _timed[0] is not code:  # look up the cell only for new code
+                if _timed is None or _timed[0] is not code:  # the last look-up was for other code
                     _timed = code, in_cell(frame)[0]
                 code = _timed[1]
             return code, frame.f_lasti
@@ -77,15 +77,15 @@ class Allocation(weakref.ref[Any]):
 
     __slots__ = ("address", "at", "made", "metadata", "place", "requested")
     requested: int  # bytes
-    made: CodeType | None  # the user's code that allocates; None if there is none on the stack
-    at: int  # the instruction in that code
-    metadata: str  # the module's `metadata` at the allocation
+    made: CodeType | None  # the user's code that allocates; None if the stack has no user code
+    at: int  # offset of the instruction in `made`
+    metadata: str  # this module's `metadata` at the time of the allocation
     place: tuple[int, int]  # address and size of the block in the model of CUDA's allocator
     # Set while the owner lives, because the address of a dead tensor cannot be read.
     address: int
 
     def find_address(self) -> int:
-        """Return the address in the host's memory; 0 if the owner has just died."""
+        """Return the bytes' address in the host's memory; 0 if the owner has just died."""
         if not getattr(self, "address", 0):
             owner: Any = self()
             if hasattr(owner, "_fix_weakref"):
@@ -95,7 +95,7 @@ class Allocation(weakref.ref[Any]):
 
 
 class _Scratch:
-    """Temporary memory of a CUDA operator, beyond its results."""
+    """Temporary memory that a CUDA operator would allocate while it runs."""
 
     __slots__ = ("place", "requested")
     place: tuple[int, int]
@@ -111,7 +111,7 @@ observers: list[Callable[[int, int, int, int], object]] = []
 
 
 class MemoryAccount:
-    """Account for the memory of one virtual GPU; `row` is its published row of counters."""
+    """Account for the memory of one virtual GPU. Other processes read the counters in `row`."""
 
     def __init__(self, ordinal: int, capacity: int, row: Any) -> None:
         self.ordinal = ordinal
@@ -119,37 +119,37 @@ class MemoryAccount:
         self.limit = capacity
         self.allocator = CachingAllocator()
         self.ooms = self.retries = 0
-        self.events: deque[tuple[Any, ...]] | None = None  # None if not recorded
-        self.refusal = ""  # text of the error that each allocation raises; empty if none
+        self.events: deque[tuple[Any, ...]] | None = None  # None while recording is off
+        self.refusal = ""  # if not empty, each allocation raises an error with this text
         self._row: Any = row
         self._lock = threading.RLock()  # reentrant, because a finalizer may read the numbers
-        # Keeps the weak references alive, because a deleted one never calls its callback.
+        # Keeps the weak references alive. A deleted weak reference never calls its callback.
         self._live: dict[int, Allocation | _Scratch] = {}
         # Each allocation is logged when it is made, and again when its owner dies. The owner may
-        # die on any thread, at any moment. The callback is a C function, because Python drops an
-        # interrupt that arrives in a Python callback.
+        # die on any thread, at any moment. The weak reference's callback is a C function, because
+        # Python drops an interrupt that arrives in a Python callback.
         self._log: deque[Allocation | _Scratch] = deque()
         self._note: Callable[[Any], None] = self._log.append
-        self._room = -1  # bytes that may be allocated before the log is counted
+        self._room = -1  # bytes that may be allocated before the log must be counted
         self._busy = 0
         self._window = perf_counter_ns()
 
     def charge(self, owner: Any, nbytes: int, depth: int = 1) -> None:
         """Allocate `nbytes` until `owner` dies, or raise. Skip `depth` frames to find the line."""
-        # Kernels leave the processor's caches full, so accesses to memory are slow here. All work
-        # that can wait is in `_count`.
+        # Kernels fill the processor's caches with tensor data, so accesses to other memory are
+        # slow. `_count` does all work that can wait.
         room = self._room - max(nbytes, _LEAST)
         if room < 0:
             self._make_room(nbytes)
         try:
             frame = _getframe(depth)
-        except ValueError:  # a C++ thread has too few Python frames
+        except ValueError:  # a C++ thread may have fewer than `depth` Python frames
             made, at = None, 0
         else:
             made, at = frame.f_code, frame.f_lasti
             if _owner_of[made.co_filename] != _USERS:
                 made, at = _outer_line(frame)
-        # An interrupt between this line and `self._note(block)` would lose the block.
+        # If an interrupt came before `self._note(block)`, the block would not be counted.
         block = Allocation(owner, self._note)
         block.requested, block.made, block.at = nbytes, made, at
         block.metadata = metadata
@@ -172,7 +172,7 @@ class MemoryAccount:
                 allocator.empty_cache()
                 self.retries += 1
             block = allocator.needs(nbytes)[1]
-        # Unlike a GPU, this does not raise if memory is too fragmented (docs/virtual-gpus.md).
+        # Fragmented memory raises no error, unlike on a real GPU (docs/virtual-gpus.md).
         if allocator.bytes.current + block > self.limit:
             raise self.out_of_memory(segment_for(in_blocks(nbytes)))
 
@@ -194,12 +194,12 @@ class MemoryAccount:
             return
         nbytes = count * (dtype or torch.get_default_dtype()).itemsize
         self._make_room(nbytes)
-        self._room = -1  # count again when the tensor exists, as its block may be larger
+        self._room = -1  # check again in `charge`, because the block may exceed `nbytes`
         if nbytes >= _TOUCHED and nbytes > host_has():
             raise self.out_of_memory(in_blocks(nbytes), host=True)
 
     def record_events(self, most: int | None) -> None:
-        """Record events from now on, and keep the last `most`; None stops the recording."""
+        """Record events from now on, and keep the last `most` events. None stops the recording."""
         with self._counted():
             for block in self._owned():
                 block.find_address()
@@ -207,7 +207,7 @@ class MemoryAccount:
             self._room = -1
 
     def _record(self, action: str, block: Allocation) -> None:
-        """Record an event as plain data, which is fast enough for every operator."""
+        """Append an allocation or a free to the recorded events, as a tuple of plain data."""
         if self.events is not None:
             line = (block.made, block.at) if action == "alloc" else (None, 0)
             where = block.address, block.requested
@@ -230,7 +230,7 @@ class MemoryAccount:
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
-        """Take the lock and count the log; publish the numbers at the end of the context."""
+        """Hold the lock. Count the log first, and publish the reserved bytes at the end."""
         with self._lock:
             self._count()
             yield
@@ -242,8 +242,8 @@ class MemoryAccount:
         while log:
             block = log[0]
             key = id(block)
-            if key in live:  # the second entry of a block: it is freed
-                # Interrupts are handled at calls. There is none from the writes in `free` to `del`.
+            if key in live:  # the block's second entry in the log, so the block is freed
+                # No call, and so no interrupt, lies between the writes in `free` and the `del`.
                 allocator.free(*block.place, block.requested)
                 del live[key], log[0]
                 if self.events is not None and isinstance(block, Allocation):
@@ -273,7 +273,7 @@ class MemoryAccount:
             self.ooms = self.retries = 0
 
     def refuse(self, why: str) -> None:
-        """Make later allocations raise an error with the text `why`. An empty text allows them."""
+        """Make later allocations raise an error with the text `why`, or succeed if it is empty."""
         self.refusal = why
         self._room = -1
 
@@ -289,12 +289,12 @@ class MemoryAccount:
         return self.capacity - self.reserved().current
 
     def reserved(self) -> MemoryStat:
-        """Return the reserved bytes, at most `capacity`, even if the allocator model has more."""
+        """Return the allocator's reserved bytes, but at most `capacity`."""
         stat, most = self.allocator.reserved, self.capacity
         return replace(stat, current=min(stat.current, most), peak=min(stat.peak, most))
 
     def worked(self, since: int) -> None:
-        """Add the time since `since` (``perf_counter_ns``) to the GPU's busy time."""
+        """Add the time from `since` (``perf_counter_ns``) to now to the GPU's busy time."""
         now = perf_counter_ns()
         self._busy += now - since
         if now - self._window < published.WINDOW_NS:
@@ -308,12 +308,12 @@ class MemoryAccount:
                 self._busy, self._window = 0, now
 
     def unpublish(self) -> None:
-        """Stop publishing the counts; replace the lock, which a fork may have left locked."""
+        """Stop publishing the counts. Replace the lock, because a fork may have left it locked."""
         self._row = [0] * published.COUNTERS
         self._lock = threading.RLock()
 
     def out_of_memory(self, size: int, *, host: bool = False) -> torch.OutOfMemoryError:
-        """Return CUDA's error for `size` bytes. If `host`, the host is full, not the GPU."""
+        """Return CUDA's error for `size` bytes. `host` says that the host is full, not the GPU."""
         self.empty_cache()  # as CUDA's allocator does before it gives up
         self.retries += host  # if the GPU is full, `_make_room` has counted the retry
         self.ooms += 1
@@ -351,7 +351,7 @@ def _readable(nbytes: int) -> str:
 
 
 def host_has() -> int:
-    """Return the available bytes of the host, or of its container if they are fewer."""
+    """Return the host's available bytes, or the container's if these are fewer."""
     used, total = MemoryGroup().ram()
     available = psutil.virtual_memory().available
     return available if used is None or total is None else min(available, total - used)

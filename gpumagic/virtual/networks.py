@@ -1,10 +1,10 @@
 """Run attention, normalization and recurrent networks, for which CUDA has fused kernels.
 
 Attention runs as the CPU's flash attention, or as several operators. Normalization and recurrent
-cells run as several operators. A whole LSTM, GRU or RNN runs as one operator of the CPU, which
-computes all time steps and, like cuDNN's operator, has no second derivative. With fake tensors,
-results are allocated but not computed. Under vmap, for tensor subclasses, and for dtypes other than
-float32 and float64, an LSTM, GRU or RNN runs as many operators, which is 3 to 10 times slower.
+cells run as several operators. A whole LSTM, GRU or RNN runs as one CPU operator for all time
+steps. As with cuDNN, this operator has no second derivative. With fake tensors, its results are
+allocated but not computed. Under vmap, for tensor subclasses, and for dtypes other than float32 and
+float64, an LSTM, GRU or RNN runs as many operators, which is 3 to 10 times slower.
 """
 
 import weakref
@@ -54,7 +54,7 @@ def _attention(
     mask = added(mask, query.dtype)
     given, chosen = (query, key, value, mask, *rest), 0  # `rest` has dropout_p and is_causal
     if query.dim() == 4 and torch.backends.cuda.math_sdp_enabled():
-        # Ask torch, because the choice depends on torch's version. `_choose` reads no tensor data.
+        # Let torch choose, because each version has other rules. `_choose` reads no tensor data.
         chosen = _choose(*given, **options)
     if chosen == _FLASH:
         flash = aten._scaled_dot_product_flash_attention_for_cpu
@@ -86,7 +86,7 @@ def _check(op: Any, *args: Any) -> None:
 
 
 def _check_cell(op: Any, input: Tensor, hidden: Tensor, *rest: Any) -> None:
-    """Check the devices of two matrix products, then of the fused operator, as CUDA's code does."""
+    """Check devices as CUDA does, first for two matrix products, then for the fused operator."""
     w_ih, w_hh, *biases = rest[-4:]
     if input.is_cuda:
         _check(aten.mm.default, input, w_ih)
@@ -110,8 +110,8 @@ def _gru_cell(
 
 _FUSED = {torch.float32, torch.float64}
 _COMPOSITE = C.DispatchKey.CompositeImplicitAutograd
-# How many elements CUDA saves for the backward pass, for each element of a layer's output.
-# Source: torch's code without cuDNN (ATen/native/cuda/RNN.cu). cuDNN's count is not documented.
+# Number of elements that CUDA saves for the backward pass, per element of the output. The numbers
+# are from torch's code without cuDNN (ATen/native/cuda/RNN.cu). cuDNN documents no numbers.
 _SAVED = {"lstm": 6, "gru": 6, "rnn_tanh": 1, "rnn_relu": 1}
 
 
@@ -149,7 +149,7 @@ class _Fused(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, op: Any, shapes_of: Any, tree: Any, grad: bool, *leaves: Any) -> Any:
-        """Return the results on the GPU of the first tensor."""
+        """Return the results on the GPU of the first input."""
         needed, device = [grad and need for need in ctx.needs_input_grad[4:]], leaves[0].device
         ctx.graph, ctx.run = {}, None
         if shapes_of:
@@ -191,7 +191,7 @@ class _Fused(torch.autograd.Function):
 
 
 def _run(op: Any, tree: Any, needed: list[bool], generator: Any, leaves: Iterable[Any]) -> Any:
-    """Run the CPU's operator. Return its inputs as "low" and its results as "found"."""
+    """Run the CPU's operator. Return the CPU inputs as "low" and the results as "found"."""
     low = [
         flip_plain(x.detach()).requires_grad_(need) if isinstance(x, Tensor) and x.is_cuda else x
         for x, need in zip(leaves, needed, strict=True)
@@ -213,5 +213,5 @@ def _shapes(hx: Any, bidirectional: bool, batch_first: bool = False, **given: An
 
 
 def _raised(found: Iterable[Any], gpu: VirtualGpu) -> list[Any]:
-    """Copy CPU results to the GPU. The gradients of two biases may be one tensor, so copy each."""
+    """Copy each result to the GPU, because the gradients of two biases may be one tensor."""
     return [x if x is None else adopt(x.detach().clone(), gpu) for x in found]

@@ -28,7 +28,7 @@ _convolve_mixed = on_metadata(aten.convolution.default, CPU)
 _put = kernel_of(aten._index_put_impl_.default)
 _count = kernel_of(aten.histc.default)
 
-# Matrix products that CUDA lacks for integers, by the kernel's name in CUDA's error.
+# Matrix products that CUDA lacks for integers. The keys are the names that CUDA's errors show.
 _FLOATS_ONLY = {
     "addmm_cuda": "mm addmm addmm_",
     "baddbmm_cuda": "bmm baddbmm baddbmm_",
@@ -79,7 +79,7 @@ def own_kernels() -> dict[str, Kernel]:
 
 
 def cpu_kernels() -> dict[str, Kernel]:
-    """Return kernels for the dispatch key CPU, which pin memory or refuse a GPU's generator."""
+    """Return the kernels at the dispatch key CPU that pin memory or refuse a GPU's generator."""
     named = (aten.randperm, aten.rand, aten.randn, aten.randint)
     ops = [*(packet.generator for packet in named), aten.randint.low_generator]
     return {op.name().removeprefix("aten::"): _on_host(op) for op in ops} | _PINNING
@@ -112,7 +112,7 @@ def _copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
     return self
 
 
-# As in C++, the host first reads a 0-dim value that is on another device.
+# As in torch's C++ code, a 0-dim value on another device is read as a number first.
 def _fill_(self: Tensor, value: Tensor) -> Tensor:
     read = self.device != value.device and not value.dim()
     return self.fill_(value.item()) if read else _fill_by_tensor(self, value)
@@ -142,7 +142,7 @@ def _resize_(self: Tensor, size: Any, memory_format: Any = None) -> Tensor:
 
 
 def _index_put(self: Tensor, indices: Any, values: Tensor, *options: bool) -> Tensor:
-    """Assign `values`. Indices may be on other devices, and so may `values` if it is 0-dim."""
+    """Assign `values`. Indices, and 0-dim `values`, may be on another device than `self`."""
     home = self.device
     if not fills(indices, values, *options):
         if values.dim() and values.device != home:
@@ -157,7 +157,7 @@ def _index_put(self: Tensor, indices: Any, values: Tensor, *options: bool) -> Te
 
 
 def _brought(index: Tensor | None, home: torch.device) -> list[Tensor | None]:
-    """Copy an index from another GPU to `home`; copy a mask as the positions of its True values."""
+    """Copy an index from another GPU to `home`. Convert a mask to its True positions first."""
     if index is None or index.device in (home, HOST):
         return [index]
     if index.dtype in (torch.bool, torch.uint8):
@@ -214,7 +214,7 @@ def _pin_memory(self: Tensor, device: Any = None) -> Tensor:
 
 _PINNING: dict[str, Kernel] = {"_pin_memory": _pin_memory, "is_pinned": _is_pinned}
 _ANY_DEVICE = C.DispatchKeySet(C.DispatchKey.IPU)
-"""torch has no kernels for this key, so a call with it runs the kernel for all devices."""
+"""torch has no kernels at this key, so a call at this key runs the kernel for all devices."""
 
 
 def _on_host(op: Any) -> Callable[..., Tensor]:
@@ -229,7 +229,7 @@ def _on_host(op: Any) -> Callable[..., Tensor]:
 
 # -- collectives, which the CPU's backend runs on the bytes of GPU tensors
 def collective(operator: Any) -> Kernel:
-    """Return the kernel of an operator of `torch.distributed`."""
+    """Return the kernel for an operator of `torch.distributed`."""
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         loan = _Loan()
@@ -240,7 +240,7 @@ def collective(operator: Any) -> Kernel:
 
 
 class _Loan:
-    """Give a collective CPU tensors that share the GPU tensors' bytes, and map results back."""
+    """Convert GPU tensors to CPU tensors with the same bytes for a collective, and back."""
 
     def __init__(self) -> None:
         self._lent: dict[int, tuple[Tensor, Tensor]] = {}
@@ -258,7 +258,7 @@ class _Loan:
         return self._lent[id(x)][0] if id(x) in self._lent else x
 
 
-# Collectives in flight. C++ refers only to the C++ part of each, so the Python part is kept here.
+# Collectives in flight. C++ refers only to their C++ objects, so keep the Python objects here.
 _running: set[Any] = set()
 _Work: Any = getattr(torch.distributed, "Work", object)  # some builds of torch have no `Work`
 

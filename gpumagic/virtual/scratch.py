@@ -3,7 +3,7 @@
 A rule is a function of the GPU's properties, an operator's arguments and the operator's result. The
 rule returns the bytes of each temporary buffer. All buffers exist at the same time. Rules follow
 torch's CUDA sources. The rule for sums follows ``setReduceConfig`` in ATen/native/cuda/Reduce.cuh.
-``tests/cuda`` compares the rules with torch's allocator.
+``tests/cuda`` compares the results with the numbers of torch's allocator on a real GPU.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,11 +22,11 @@ Rule = Callable[[Any, tuple[Any, ...], Any], list[int]]
 IN_PARTS = {"_unsafe_masked_index", "_unsafe_masked_index_put_accumulate", "_safe_softmax", "isinf"}
 IN_PARTS |= {"masked_scatter_backward", "binary_cross_entropy_with_logits", "linalg_pinv"}
 IN_PARTS.add("_trilinear")
-"""Composite operators that must be decomposed, to count what their inner operators allocate."""
+"""Composite operators to decompose, so that their inner operators' memory is counted."""
 
 
 def temporary_bytes(rule: Rule, device: Any, args: tuple[Any, ...], result: Any) -> list[int]:
-    """Return a rule's buffer sizes; if it fails, return [] and let `%gpus --doctor` report why."""
+    """Return a rule's buffer sizes. If the rule fails, return []; `%gpus --doctor` reports why."""
     try:
         return rule(gpu_of(device).properties, args, result)
     except Exception as error:  # noqa: BLE001  a rule's bug must not stop the user's operator
@@ -44,7 +44,7 @@ _HALVES = (torch.float16, torch.bfloat16)
 
 
 def _sum(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
-    """Return the bytes of a sum's buffers: a converted copy of the input, and the partial sums."""
+    """Return the bytes of the input's converted copy, if there is one, and of the partial sums."""
     x, out = args[0], result.dtype
     halves = x.dtype in _HALVES and out in (x.dtype, torch.float32)
     copy = [] if x.dtype is out or halves else [x.numel() * out.itemsize]
@@ -57,7 +57,7 @@ def _sum(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
 
 
 def _over(args: tuple[Any, ...]) -> tuple[int, ...]:
-    """Return the dims in an operator's second argument; empty for all dims."""
+    """Return the dims in an operator's second argument; empty if it names no dims."""
     dims = args[1] if len(args) > 1 else None
     if dims is None or isinstance(dims, (bool, torch.dtype)):
         return ()
@@ -93,7 +93,7 @@ def _of_merged(
 def _shared(
     sides: Ints, inputs: int, outputs: int, size: int, card: Any, vector: int = 1, across: int = 0
 ) -> list[int]:
-    """Return the buffers' bytes if several thread blocks compute one output, otherwise []."""
+    """Return the buffers' bytes if several thread blocks share one output, otherwise []."""
     most = _THREADS // vector
     # Round each side down to a power of two, at most `most`.
     wide, high = (min(1 << max(side, 1).bit_length() - 1, most) for side in sides)
@@ -114,7 +114,7 @@ def _shared(
 
 
 def _merged(dims: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Sort dims, each a size and strides, by the first stride; merge contiguous dims."""
+    """Sort dims by their first stride, and merge contiguous dims. A dim is (size, *strides)."""
     found: list[tuple[int, ...]] = []
     for size, *steps in sorted((dim for dim in dims if dim[0] > 1), key=lambda dim: dim[1]):
         if found and [found[-1][0] * step for step in found[-1][1:]] == steps:
@@ -134,7 +134,7 @@ def _aligned(nbytes: int) -> int:
 
 
 def _radix_sort(count: int, key: int, value: int, bits: int = 0) -> int:
-    """Return the bytes that CUDA's sort of `count` keys and values allocates, given their sizes."""
+    """Return the bytes for sorting `count` keys of `key` bytes, with values of `value` bytes."""
     if count <= _SORTED_IN_A_BLOCK:
         return 1
     tile, passes = 384 * (12 if key == 8 else 14), -(-(bits or 8 * key) // 8)
@@ -158,7 +158,7 @@ def _sort(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
 
 
 def _indices(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
-    """Return the bytes of the True positions in masks, and of the buffers that sort indices."""
+    """Return the bytes of the masks' True positions, and of the buffers for sorting indices."""
     x, dims, plain, masks = args[0], 0, [], []
     for index in args[1]:
         of_mask = isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8)
@@ -170,7 +170,7 @@ def _indices(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
     values = args[2] if len(args) > 2 else result  # only `index_put` gets values
     count = values.numel() // max(prod(plain) * prod(x.shape[dims:]), 1)
     if values is not result and values.numel() == 1 and masks:
-        return []  # runs as a masked_fill
+        return []  # torch runs this call as a masked_fill
     taken = [8 * count * n for n in masks]
     if any(args[3:4]) and count:  # to accumulate, CUDA sorts the indices
         taken += [*[8 * count] * 4, _radix_sort(count, 8, 8, max(x.numel(), 1).bit_length())]
@@ -185,7 +185,7 @@ def _masked_scatter(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
 
 
 def _loss(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
-    """Return the bytes of the elements' losses, and of the partial sums for the mean loss."""
+    """Return the bytes of the elements' losses and of the partial sums; [] without a reduction."""
     x, target = args[0], args[1]
     if result.numel() == x.numel() > 1 or (result.dim() and x.dim()):
         return []
@@ -222,4 +222,4 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("_index_put_impl_", "_unsafe_index_put"), _indices),
     **dict.fromkeys(("masked_scatter", "masked_scatter_"), _masked_scatter),
 }
-"""The rules by operator name, without overload. Other operators need no temporary memory."""
+"""The rules by operator name, without overload. For other operators, no memory is counted."""

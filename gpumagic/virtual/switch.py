@@ -1,4 +1,4 @@
-"""Install virtual GPUs in torch by registering kernels; if that fails, remove all kernels."""
+"""Install virtual GPUs in torch, and remove them when an ExitStack closes."""
 
 import functools
 import uuid
@@ -27,21 +27,21 @@ from gpumagic.virtual.virtual_gpus import GPUS, Properties, VirtualGpu, in_bad_f
 
 C: Any = torch._C
 Kernel = Callable[..., Any]
-# Namespaces that `_register_others` skips. `_register_dense` registers aten, torch itself registers
-# _native, and the operators of symm_mem need memory that processes share.
+# Namespaces that `_register_others` skips. `_register_dense` handles aten. torch itself registers
+# kernels of _native. Operators of symm_mem need memory that several processes share.
 _LEFT_ALONE = {"aten", "symm_mem", "_native"}
-_SHARE = {"_lazy_clone", "_unsafe_view", "unsafe_split"}  # the schemas hide that bytes are shared
+_SHARE = {"_lazy_clone", "_unsafe_view", "unsafe_split"}  # share bytes, but not in the schemas
 _DECOMPOSED = _SHARE | {"copy_", "linalg_lstsq", "masked_fill", "index_fill"}
-"""Composite operators to decompose, which share or copy bytes, or read a value or the device."""
+"""Composite operators to decompose, because they share or copy bytes, or read a value or device."""
 
 kernels: dict[str, Kernel] = {}
-"""Kernels of aten at the dispatch key CUDA, by name, while virtual GPUs are on."""
+"""Kernels of aten at the dispatch key CUDA, by name. Empty while virtual GPUs are off."""
 
 
 def register(stack: ExitStack) -> None:
     """Register all kernels; closing `stack` removes them."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # "overriding a previously registered kernel": on purpose
+        warnings.simplefilter("ignore")  # "overriding a previously registered kernel" is intended
         aten = torch.library.Library("aten", "IMPL")
         stack.callback(aten._destroy)
         stack.callback(kernels.clear)
@@ -62,14 +62,13 @@ def register(stack: ExitStack) -> None:
 def _register_dense(aten: Any) -> None:
     """Register aten's kernels: the kernels of `cpu_kernels` at the key CPU, all others at CUDA."""
     kernels.update(own_kernels())
-    # Run a composite operator as a whole on the CPU. For GPU tensors, the operator's C++ code may
-    # call functions that only a CUDA build has.
+    # Run composite operators as a whole, because their C++ code may need CUDA for GPU tensors.
     explicit = "CompositeExplicitAutograd"
     named = _names(explicit) | _names(f"{explicit}NonFunctional")
     whole = {n for n in named if not n.endswith("out") and _is_whole(overload(n))}
-    # Run as a whole, `_pack_padded_sequence` would accept lengths on a GPU, which CUDA refuses.
+    # As a whole, `_pack_padded_sequence` would accept lengths on a GPU, but CUDA refuses them.
     not_whole = {"_fused_rms_norm", "_pack_padded_sequence", *cpu_kernels()}
-    # Replace a CUDA build's real CUDA kernels, which must never access a virtual GPU's bytes.
+    # Also replace a CUDA build's real CUDA kernels, which must never get a virtual GPU's bytes.
     run_here = _names("CPU") | whole
     for name in run_here | _names("CUDA"):
         if name not in kernels and name not in not_whole and name.partition(".")[0] not in IN_PARTS:
@@ -100,9 +99,9 @@ def _register_parts(aten: Any) -> None:
 
 
 def _register_others(stack: ExitStack) -> None:
-    """Register kernels of collectives, and of libraries (torchvision …) loaded now or later."""
+    """Register kernels for collectives and for libraries (torchvision …), loaded now or later."""
     known: set[str] = set()
-    libraries = stack.enter_context(ExitStack())  # open until `stack` is closed
+    libraries = stack.enter_context(ExitStack())
 
     def register_new() -> None:
         new = _all_names("CUDA") - known
@@ -144,13 +143,13 @@ def _all_names(key: str) -> set[str]:
 
 
 def _names(key: str) -> set[str]:
-    """Return the operators of aten that have a kernel at `key`, without ``aten::``."""
+    """Return the names of aten's operators with a kernel at `key`. The names lack ``aten::``."""
     return {n.removeprefix("aten::") for n in _all_names(key) if n.startswith("aten::")}
 
 
 @functools.cache
 def _is_whole(op: Any) -> bool:
-    """Whether a composite operator can run as a whole on the CPU in place of a GPU."""
+    """Whether a composite operator for GPU tensors can run as a whole on the CPU."""
     schema = op._schema
     if schema.name[6:] in _DECOMPOSED or _depends_on_device(op):
         return False
@@ -162,7 +161,7 @@ def _is_whole(op: Any) -> bool:
 
 
 def _depends_on_device(op: Any) -> bool:
-    """Whether an operator can move tensors, reshape in place, or draw without a generator."""
+    """Whether an operator moves tensors, reshapes in place, or draws without a generator."""
     kinds = {argument.name: str(argument.type) for argument in op._schema.arguments}
     moves = "device" in kinds and any("Tensor" in kind for kind in kinds.values())
     draws = torch.Tag.nondeterministic_seeded in op.tags and "generator" not in kinds
@@ -187,7 +186,7 @@ def _refusal(full: str) -> Kernel:
 
 
 def install(stack: ExitStack, facts: Sequence[VirtualFacts], rows: Sequence[Any]) -> None:
-    """Give torch these virtual GPUs until `stack` closes; write their counters to `rows`."""
+    """Install the virtual GPUs in `facts` until `stack` closes. Write their counters to `rows`."""
     stack.callback(GPUS.clear)
     for each, row in zip(facts, rows, strict=True):
         number = uuid.UUID(each.uuid.removeprefix("GPU-"))
@@ -196,7 +195,7 @@ def install(stack: ExitStack, facts: Sequence[VirtualFacts], rows: Sequence[Any]
     cuda_api.install(stack)
     register(stack)
     torch.cuda.init()
-    # Make GPU 0 current, but not in the child of a fork, where the call would raise an error.
+    # At the end, make GPU 0 current, except in a forked child, where the call would raise an error.
     stack.callback(lambda: in_bad_fork() or C._accelerator_setDeviceIndex(0))
 
 
@@ -207,7 +206,7 @@ def _add(properties: Properties, row: Any) -> MemoryAccount:
 
 
 def stand_in(gpus: Iterable[tuple[Any, int]]) -> None:
-    """Replace a forked child's GPUs by virtual GPUs with equal properties and allocated bytes."""
+    """In a forked child, replace GPUs by virtual GPUs of equal properties and allocated bytes."""
     on = bool(GPUS)  # whether virtual GPUs are on and will be replaced
     GPUS.clear()
     for real, allocated in gpus:
@@ -217,7 +216,7 @@ def stand_in(gpus: Iterable[tuple[Any, int]]) -> None:
             with suppress(AttributeError, RuntimeError):
                 facts[field.name] = getattr(real, field.name)
         _add(Properties(**facts), [0] * COUNTERS).allocator.allocate(allocated)
-    stack = ExitStack()  # never closed: the patches last until the child ends
+    stack = ExitStack()  # never closed, so that the patches last until the child ends
     if on:
         patch(stack, torch.cuda, default_generators=cuda_api.equipped())
     else:

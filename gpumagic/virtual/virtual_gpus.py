@@ -1,9 +1,9 @@
 """Define the virtual GPUs of this process, and the memory functions that ``torch.cuda`` calls.
 
 As on a real GPU, ``torch.cuda.memory._record_memory_history`` starts recording allocations and
-frees. An allocation is recorded with one line of the user's code, a free without a line. Snapshots
-have torch's layout. A virtual GPU's blocks are scattered over the host's memory, so a snapshot has
-one segment for each block. One more segment is the reserved memory outside all blocks.
+frees. An allocation is recorded with one line of the user's code, and a free without a line.
+Snapshots have torch's layout. A virtual GPU's blocks are scattered over the host's memory, so a
+snapshot has one segment for each block. One more segment is the reserved memory outside all blocks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ GPUS: list[VirtualGpu] = []
 
 @dataclass(frozen=True)
 class Properties:
-    """A GPU's properties, with sizes in bytes and clock rates in kHz. Defaults: an H100 SXM."""
+    """A GPU's properties. Sizes are in bytes, clock rates in kHz. Defaults are from an H100 SXM."""
 
     name: str
     total_memory: int
@@ -127,7 +127,7 @@ _POOL = (0, 0)
 
 
 def memory_functions(stack: ExitStack) -> dict[str, Any]:
-    """Return replacements for functions of ``torch._C``; closing `stack` clears stored metadata."""
+    """Return replacements for functions of ``torch._C``, by the functions' names."""
     set_metadata = partial(setattr, memory_account, "metadata")
     stack.callback(set_metadata, "")
     stack.callback(memory_account.observers.clear)
@@ -211,7 +211,7 @@ def _record(
 
 @lru_cache(maxsize=4096)
 def _shared_frames(code: CodeType | None, at: int, file: str) -> list[dict[str, Any]]:
-    """Return a line as torch's list of frames; blocks of one line share the list, as in torch."""
+    """Return torch's list of frames for a line. As in torch, a line's blocks share one list."""
     if code is None:
         return []
     return [{"name": code.co_name, "filename": file, "line": line_of(code, at)}]

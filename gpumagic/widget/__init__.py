@@ -1,6 +1,6 @@
 """Show the live monitor in a notebook: ``gpumagic.monitor()``.
 
-Importing this module does not import ipywidgets or anywidget. A terminal does not need them.
+Importing this module does not import ipywidgets or anywidget, which a terminal does not need.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ __all__ = ["monitor"]
 
 
 def monitor(period: float = 1.0) -> MonitorWidget | None:
-    """Show the GPUs live: their utilization, the owners of their memory, and which cells ran.
+    """Show a live view of the GPUs' utilization, the owners of GPU memory, and the cells that ran.
 
-    The monitor updates even while a cell runs. The monitor pauses while it is not visible, and ends
-    with ``close()`` or with the kernel. Its last state stays in the notebook as a table.
+    The monitor updates even while a cell runs. It pauses while it is not visible, and ends with
+    ``close()`` or with the kernel. Its last state stays in the notebook as a table.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ def monitor(period: float = 1.0) -> MonitorWidget | None:
     """
     from IPython import get_ipython
 
-    # Only a kernel may have a front end that shows widgets.
+    # Only a shell in a Jupyter kernel may have a front end that shows widgets.
     if not hasattr(get_ipython(), "kernel"):
         from gpumagic.telemetry.collect import snapshot
 

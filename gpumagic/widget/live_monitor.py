@@ -1,4 +1,4 @@
-"""Show the live monitor as an anywidget, with snapshots from this kernel's sampler.
+"""Show the live monitor as a widget, with snapshots from this kernel's sampler.
 
 The widget has two outputs in the notebook: a live view, and a table as text and HTML. The table is
 updated after each cell. A visible live view hides the table. A saved notebook that is opened
@@ -60,7 +60,7 @@ class MonitorWidget(anywidget.AnyWidget):
         checked(period)
         self._sampler = shared_sampler()
         self._audience = Audience()
-        # For each time the widget was displayed, the ids of the table's and the view's output.
+        # One pair for each display of the widget: the table's display id and the view's display id.
         self._shown: list[tuple[str, str]] = []
         self._due = False
         self._guard = threading.RLock()
@@ -72,7 +72,7 @@ class MonitorWidget(anywidget.AnyWidget):
             self._last: Snapshot = first.result(_FIRST_S)
         except NotYet:
             self._last = self._sampler.latest() or Snapshot(time=time.time())
-        # Not a Path, because anywidget would watch the file and so keep this widget alive.
+        # Do not pass a Path, because anywidget would watch the file and so keep this widget alive.
         self._esm = SCRIPT.read_text("utf-8")
         super().__init__(
             period=period, snapshot=self._last.to_dict(), table=f"gpumagic-table-{uuid4().hex}"
@@ -84,7 +84,7 @@ class MonitorWidget(anywidget.AnyWidget):
         self._start()
 
     def show(self, result: Any, title: str | None = None) -> None:
-        """Show an object's text below the GPUs, newest first; only the last 50 texts stay."""
+        """Show an object's text below the GPUs, newest first. Only the last 50 texts stay."""
         name = str(title or getattr(result, "title", None) or type(result).__name__)
         made = {"id": uuid4().hex, "title": name, "time": time.time(), "text": str(result)}
         self.results = [{**made, "bars": []}, *self.results][:KEPT]
@@ -146,7 +146,7 @@ class MonitorWidget(anywidget.AnyWidget):
         self._measured()
 
     def _stop(self) -> None:
-        """Stop sampling and drop the data; `_start` resumes when a view is visible again."""
+        """Stop sampling and drop the data. `_start` resumes when a view is visible again."""
         with self._guard:
             if not self._running:
                 return
@@ -165,7 +165,7 @@ class MonitorWidget(anywidget.AnyWidget):
             self.timings = board.entries
 
     def _tick(self, snapshot: Snapshot, ended: str = "") -> None:
-        """Handle a snapshot on the sampler's thread; `ended` is the id of a run that has ended."""
+        """Handle a snapshot on the sampler's thread. `ended` is the id of a cell run that ended."""
         if self._closed or not self._running:
             return
         if not ended and not self._audience.anyone():
@@ -184,17 +184,16 @@ class MonitorWidget(anywidget.AnyWidget):
         if self._closed:
             return
         self._audience.receives(not self._log.busy)
-        # Let the next tick update the table. The cell has changed the notebook file anyway.
-        self._due = True
-        # Send only the latest runs, because an open view already has the earlier runs.
+        self._due = True  # the next tick updates the table
+        # Send only the latest cell runs, because an open view already has the earlier runs.
         self.cells = self._log.runs()[-_SENT:]
         if not self._log.busy:
-            # A cell ended. Take a snapshot now, as the next cell may begin before the next tick.
+            # A cell ended. Take a snapshot now, because a new cell may begin before the next tick.
             future, ended = self._sampler.fresh(processes=True, max_age_s=0), self._log.ended
             future.add_done_callback(lambda done: self._tick(done.result(), ended))
 
     def receive(self, _: Any, content: Any, buffers: Any) -> None:
-        """Handle a view's message: a heartbeat, a request for the variables, or "I have closed"."""
+        """Handle a view's message: a heartbeat, a request for variables, or that it has closed."""
         message = content if isinstance(content, dict) else {}
         view, kind = str(message.get("id"))[:64], message.get("type")
         if kind == "alive":

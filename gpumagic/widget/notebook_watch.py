@@ -1,7 +1,7 @@
-"""Track a monitor's open views, and the notebook's cells and variables on GPUs.
+"""Track a monitor's open views, the notebook's cell runs, and the variables on GPUs.
 
 Variables are read between cells, while JupyterLab's panel or the widget shows them. A view without
-heartbeats counts as closed. During a cell, the kernel gets no messages, so a view counts as open.
+heartbeats counts as closed. During a cell, the kernel gets no heartbeats, so views count as open.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def panel() -> JSON:
 
 
 def held_now() -> dict[str, Any]:
-    """Return the rows of `%gpumem` by GPU UUID, as JSON; no rows if torch is not imported."""
+    """Return the rows of `%gpumem` by GPU UUID, as JSON. No rows if torch is not imported."""
     # Between two cells, `execution_count` is the number of the next cell.
     cell = get_ipython().execution_count - 1
     if "torch" not in sys.modules:
@@ -62,18 +62,19 @@ def _rows(device: DeviceMemory) -> dict[str, Any]:
     return {"allocated": device.allocated, "rows": rows, "more": len(rest), "left": left}
 
 
-# Seconds until a silent view counts as closed. Browsers run a hidden page's timers once a minute.
+# Seconds without a heartbeat until a view counts as closed. The number is above 60 because browsers
+# may run a hidden page's timers only once a minute.
 MAX_SILENCE_S = 90.0
 KEPT = 200  # maximum number of stored cell runs
 
 
 class Audience:
-    """The views of one monitor; a view may be silent for `MAX_SILENCE_S`. Thread-safe."""
+    """The open views of one monitor. The methods are thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._looked: dict[str, float] = {}
-        # The time since which the kernel can receive messages; None while a cell runs.
+        # The time at which the kernel began to receive messages; None while a cell runs.
         self._receives_since: float | None = time.monotonic()
 
     def look(self, view: str) -> bool:
@@ -97,7 +98,7 @@ class Audience:
                 self._receives_since = time.monotonic()
 
     def anyone(self) -> bool:
-        """Whether a view is open. True also if the kernel could not receive heartbeats."""
+        """Whether a view is open, or may be open because the kernel could not get heartbeats."""
         with self._lock:
             if (since := self._receives_since) is None:
                 return True
@@ -107,13 +108,13 @@ class Audience:
 
 
 class ShellCells:
-    """The cells of this shell; ``changed`` is called when a cell starts or ends."""
+    """The runs of a shell's cells. `changed` is called when a cell starts or ends."""
 
     def __init__(self, shell: Any, changed: Callable[[], None]) -> None:
         self._shell = shell
         self._changed = changed
         self._runs = CellRuns(KEPT)
-        # Run ids by `id(info)`. IPython passes the same `info` at a cell's start and end.
+        # Ids of runs by `id(info)`, because IPython passes one `info` at a cell's start and end.
         self._running: dict[int, str] = {}
         self.ended = ""  # the id of the run that ended last
         self._held: list[ProcessSample] = []
@@ -141,7 +142,7 @@ class ShellCells:
         self._running.clear()
 
     def see(self, snapshot: Snapshot, ended: str = "") -> None:
-        """Record which GPUs are used by the running cells and by the run with the id `ended`."""
+        """Record the GPUs that the running cells and the run with the id `ended` use."""
         self._held = [process for process in snapshot.processes if process.mine]
         for name in {*self._running.values(), ended}:
             self._runs.use(name, snapshot, self._held)
@@ -151,7 +152,7 @@ class ShellCells:
         return [{**vars(run), "gpus": list(run.gpus)} for run in self._runs.since()]
 
     def _began(self, info: Any) -> None:
-        # A starting cell's number is the history's length. `execution_count` may be one higher.
+        # Do not use `execution_count`, which may be one higher than the starting cell's number.
         count = len(self._shell.history_manager.input_hist_parsed) if info.store_history else None
         name = uuid4().hex
         self._runs.start(name, self._held)
