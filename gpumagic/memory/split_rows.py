@@ -64,7 +64,7 @@ def split(rest: RestOfCode, t: Trials) -> Iterator[Form]:
     """Yield the failed code, split by rows in each way that gives the same result."""
     # Not in a `forward`, because the code that calls the module can be split instead.
     here = rest.failed is not None and rest.frame.code.co_name != "forward"
-    block = block_of(rest.failed) if here else []
+    block = block_of(rest.failed or ast.Pass()) if here else []
     found = list(islice(_candidates(rest, block), _CANDIDATES)) if block else []
     results = t.apart(partial(_results, rest.frame, found)) if found else None
     done = set[tuple[int, tuple[str, ...]]]()
