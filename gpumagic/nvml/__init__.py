@@ -209,8 +209,7 @@ class Nvml:
     def gpus(self) -> tuple[Gpu, ...]:
         """Return all GPUs, each followed by its MIG devices. Empty after a fault."""
         with self._lock:
-            now = self._clock()
-            if now >= self._gpus_until:
+            if (now := self._clock()) >= self._gpus_until:
                 self._enumerate(now)
             return self._gpus
 

@@ -38,10 +38,7 @@ _LEVEL = "KINETO_LOG_LEVEL"
 
 
 class CellProfiler:
-    """Profile code. Call `start`, run the code, call `stop` even if it raised, then call `result`.
-
-    Raises GpuError if another torch profiler is running, or if the folder of `save` is missing.
-    """
+    """Profile code. Call `start`, run it, call `stop` even if it raised, then call `result`."""
 
     def __init__(self, device: Device, save: str = "") -> None:
         if torch._C._autograd._profiler_enabled():

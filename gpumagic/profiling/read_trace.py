@@ -224,8 +224,7 @@ def _causes(
     seconds |= {kind: whole * lines.total() / len(moments) for kind, lines in counts.items()}
     # A host that waits cannot launch operators ahead. So idle time for launches counts as waiting,
     # up to the time that the host waited while the GPU was busy.
-    late = min(seconds["launch"], max(waits.seconds - seconds["wait"], 0.0))
-    if late:
+    if late := min(seconds["launch"], max(waits.seconds - seconds["wait"], 0.0)):
         seconds["launch"] -= late
         seconds["wait"] += late
         counts["wait"] = Counter(e["line"] for e in waits.events)

@@ -35,8 +35,7 @@ _NO_ORPHAN = "no orphaned process has this PID and start time; nothing was ended
 
 
 async def terminate(given: Any, snapshot: Snapshot) -> tuple[bool, str]:
-    """End the orphaned process with the given ``pid`` and ``started``; kill it if ``force`` is
-    true. Return whether the process has ended, and a message."""
+    """End the orphan that `given` names, or kill it; return whether it ended, and a message."""
     order = given if isinstance(given, dict) else {}
     named = (order.get("pid"), order.get("started"))
     orphans = [process for process in snapshot.processes if process.orphan and process.started]
@@ -57,8 +56,7 @@ async def terminate(given: Any, snapshot: Snapshot) -> tuple[bool, str]:
         if not is_alive(found.pid):
             return True, f"{name} has ended"
         await asyncio.sleep(_PAUSE_S)
-    cure = 'ask again with "force": true to kill it'
-    return False, f"{name} still runs after {WAIT_S:.0f} s; {cure}"
+    return False, f'{name} still runs after {WAIT_S:.0f} s; ask again with "force": true to kill it'
 
 
 KEPT_S = 600.0  # seconds from a cell run's end until the run is dropped
@@ -151,17 +149,14 @@ class KernelCells(CellRuns):
         self._pids = {kernel: manager.provisioner.pid for kernel, manager in managers.items()}
         for run in self.since():
             # A new kernel may run a cell before its notebook is known.
-            name = run.notebook or self.notebook_of(run.kernel or "")
-            if name != run.notebook:
+            if (name := run.notebook or self.notebook_of(run.kernel or "")) != run.notebook:
                 self.keep(replace(run, notebook=name))
 
     def receive(self, kernel: str, message: Mapping[str, Any]) -> None:
         """Handle a kernel's message."""
         with suppress(KeyError, TypeError, AttributeError):  # a malformed message
-            parent = message["parent_header"]
-            kind = message["header"]["msg_type"]
-            content = message["content"]
-            date = message["header"]["date"]
+            header, parent = message["header"], message["parent_header"]
+            kind, content, date = header["msg_type"], message["content"], header["date"]
             when = date.timestamp() if isinstance(date, datetime) else time.time()
             if parent["msg_type"] != "execute_request":
                 return

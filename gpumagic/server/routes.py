@@ -89,8 +89,7 @@ def _families(snapshot: Snapshot) -> Iterator[Metric]:
     for labels, size in by_notebook.items():
         held.add_metric(labels, size)
     yield held
-    about = "1 for each problem."
-    wrong = GaugeMetricFamily("gpumagic_problem", about, labels=("code", "uuid"))
+    wrong = GaugeMetricFamily("gpumagic_problem", "1 for each problem.", labels=("code", "uuid"))
     for labels in dict.fromkeys((one.code, one.uuid or "") for one in snapshot.problems):
         wrong.add_metric(labels, 1)
     yield wrong
@@ -166,8 +165,7 @@ class GetRoute(Guard, APIHandler):
 
     def since(self) -> float | None:
         """Return the argument ``since``, in Unix time; None if it is missing."""
-        text = self.get_query_argument("since", "")
-        if text in ("", "null"):
+        if (text := self.get_query_argument("since", "")) in ("", "null"):
             return None
         with suppress(ValueError):
             if math.isfinite(since := float(text)):

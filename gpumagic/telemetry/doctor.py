@@ -143,8 +143,7 @@ class Doctor:
 
     def _of_vendor(self, vendor: str, cards: Sequence[_Card]) -> list[Check]:
         """Return the checks of AMD's or Intel's GPUs."""
-        needs = _VENDORS.get(vendor)
-        if needs is None:
+        if (needs := _VENDORS.get(vendor)) is None:
             return []
         models = {card.name or "unknown model" for card in drm.graphics_cards(self._root, vendor)}
         names = f": {', '.join(sorted(models))}" if models else ""

@@ -163,8 +163,7 @@ class KernelLoads:
 
     def _sample(self, kernel: Kernel, now: float) -> KernelSample:
         family = self._families[kernel.pid]
-        percents = [self._percent(process) for process in family]
-        known = [percent for percent in percents if percent is not None]
+        known = [each for process in family if (each := self._percent(process)) is not None]
         memory = _memory(family)
         trail = self._trails.setdefault((kernel.id, kernel.pid), deque(maxlen=_MOST))
         if memory is not None:

@@ -77,8 +77,7 @@ class Publisher:
         # None if no file could be written. Then only this process sees its virtual GPUs.
         self.path: Path | None = None
         self._shared = mmap.mmap(-1, _HEADER + _ROW * len(gpus))
-        facts = [asdict(gpu) for gpu in gpus]
-        header = {"pid": self._pid, "started": started(self._pid), "gpus": facts}
+        header = {"pid": self._pid, "started": started(self._pid), "gpus": [*map(asdict, gpus)]}
         self._shared[:_HEADER] = json.dumps(header).encode().ljust(_HEADER)
         with suppress(OSError):
             path = (folder or state_folder()) / f"{self._pid}.state"
@@ -137,8 +136,7 @@ if hasattr(os, "register_at_fork"):
 
 def state_folder() -> Path:
     """Return the folder of this user's state files; ``GPUMAGIC_RUNTIME_DIR`` overrides it."""
-    chosen = os.environ.get("GPUMAGIC_RUNTIME_DIR")
-    if chosen:
+    if chosen := os.environ.get("GPUMAGIC_RUNTIME_DIR"):
         return Path(chosen) / "virtual"
     from platformdirs import user_runtime_path
 
@@ -190,8 +188,7 @@ def _read(path: Path, parse: Callable[[dict[str, Any], bytes], T]) -> T | None:
         return None
     if path.stem != str(pid):
         return None
-    begun = started(pid)
-    if begun is not None and abs(begun - start) <= _SAME_START_S:
+    if (begun := started(pid)) is not None and abs(begun - start) <= _SAME_START_S:
         return found
     with suppress(OSError):
         path.unlink()

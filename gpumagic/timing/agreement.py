@@ -125,8 +125,7 @@ def _difference(one: Any, other: Any, loose: bool) -> tuple[float, str]:
     library = torch_here() if numpy is None or any(map(is_tensor, (one, other))) else numpy
     a, b = library.asarray(one), library.asarray(other)
     if (dtype_of(a), a.shape) != (dtype_of(b), b.shape):
-        kinds = f"{dtype_of(b)}{list(b.shape)}, not {dtype_of(a)}{list(a.shape)}"
-        return math.inf, f"is {kinds}"
+        return math.inf, f"is {dtype_of(b)}{list(b.shape)}, not {dtype_of(a)}{list(a.shape)}"
     exact = not any(tolerance(dtype_of(a)))
     if exact and bool((a == b).all()):  # before a conversion to floats rounds large integers
         return 0.0, ""

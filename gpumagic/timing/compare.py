@@ -177,8 +177,7 @@ def targets(given: Iterable[object] | str | None, needed: Needed) -> tuple[Targe
         given = [given]
     found: dict[str, Target] = {}
     for target in (target for one in given for target in _named(one, needed)):
-        where = where_of(target)
-        if where in found:
+        if (where := where_of(target)) in found:
             raise GpuError(f"{where} is named twice; type it once")
         found[where] = target
     if not found:
@@ -280,8 +279,7 @@ class Comparing(Task):
         self, where: str, values: Mapping[str, Any], stage: str, repeats: Repeats | None = None
     ) -> None:
         """Report the progress, at most ten times a second."""
-        now = self.stopwatch.clock()
-        if now - self._reported < _PERIOD_S:
+        if (now := self.stopwatch.clock()) - self._reported < _PERIOD_S:
             return
         self._reported = now
         wheres = map(where_of, self.targets)

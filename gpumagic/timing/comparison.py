@@ -232,8 +232,7 @@ class Comparison(table.Shown):
 
     def median(self, where: object, **values: Any) -> float:
         """Return the median seconds of one run; raise GpuError if there is no time."""
-        found = self.timing(where, **values)
-        if found.median is None:
+        if (found := self.timing(where, **values)).median is None:
             raise GpuError(f"{found.where} has no time: {found.error or 'it was not measured'}")
         return found.median
 

@@ -133,12 +133,10 @@ def _single(comparison: Comparison) -> str:
 def _pair(comparison: Comparison, first: str, other: str) -> str:
     """Return a sentence about the last crossover of two devices, or about their speed-up."""
     ((axis, values),) = comparison.sweep.items()
-    flips = [c for c in comparison.crossovers if {c.faster, c.slower} == {first, other}]
-    if flips:
+    if flips := [c for c in comparison.crossovers if {c.faster, c.slower} == {first, other}]:
         return _crossing(axis, flips[-1]).tip
     pairs = [[comparison.at(where, {axis: v}) for where in (first, other)] for v in values]
-    apart = [(a, b) for a, b in pairs if a and b and a.differs(b)]
-    if not apart:
+    if not (apart := [(a, b) for a, b in pairs if a and b and a.differs(b)]):
         return f"{first} and {other} do not differ by more than the spread"
     fast, slow = sorted(apart[-1], key=lambda t: t.median or 0.0)
     return f"{fast.where} is {times(slow.ratio(fast))} faster than {slow.where}{_at(fast.values)}"
@@ -243,8 +241,7 @@ def _change(comparison: Comparison, timing: Timing | None) -> str:
     earlier = comparison.earlier
     if earlier is None or timing is None or not timing.median:
         return ""
-    before = earlier.at(timing.where, timing.values)
-    if before is None or not before.median:
+    if (before := earlier.at(timing.where, timing.values)) is None or not before.median:
         return "new"
     if not timing.differs(before):
         return "same"
@@ -361,8 +358,7 @@ def sweep_figure(comparison: Comparison) -> str:
         return ""
     looks = plot.looks(comparison.devices)
     curves = [_curve(comparison, where, look, xs) for where, look in looks.items()]
-    drawn = [curve for curve in curves if curve.heights]
-    if not drawn:
+    if not (drawn := [curve for curve in curves if curve.heights]):
         return ""  # nothing was measured
     ends = [f"{c.name} from {fine(c.heights[0])} to {fine(c.heights[-1])}" for c in drawn]
     crossings = [_crossing(name, crossover) for crossover in comparison.crossovers]
@@ -383,8 +379,7 @@ def _curve(
     points: list[Point] = []
     (name,) = comparison.sweep
     for x, value in xs:
-        timing = comparison.at(where, {name: value})
-        if timing is None:
+        if (timing := comparison.at(where, {name: value})) is None:
             continue
         tip = f"{where}{_at(timing.values, ' · ')}"
         if timing.median:

@@ -251,8 +251,7 @@ class Repeats:
         self._told("timing")
 
     def _enough(self, spent: float) -> bool:
-        count = len(self.laps)
-        if not count:
+        if not (count := len(self.laps)):
             return False
         if self._timed_s >= self._least and count >= self._look_at:
             self._look_at = max(count + 1, int(1.05 * count))

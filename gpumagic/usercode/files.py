@@ -220,8 +220,7 @@ def in_cell(frame: FrameType, at: int | None = None) -> tuple[CodeType, int]:
     if len(known) <= before:
         # IPython stores the cell as one line. Tracebacks need the typed lines too.
         known += ["\n"] * (before - len(known)) + [f"{line}\n" for line in body.splitlines()]
-    code = code.replace(co_filename=name, co_firstlineno=code.co_firstlineno + before)
-    return code, at
+    return code.replace(co_filename=name, co_firstlineno=code.co_firstlineno + before), at
 
 
 def _timed_in(frame: FrameType) -> tuple[str, str, FrameType | None]:

@@ -36,8 +36,7 @@ def errors(error: BaseException) -> Iterator[BaseException]:
     seen: list[BaseException] = []
     queue: list[BaseException | None] = [error]
     while queue and len(seen) < _ERRORS:
-        current = queue.pop(0)
-        if current is None or any(current is e for e in seen):
+        if (current := queue.pop(0)) is None or any(current is e for e in seen):
             continue
         seen.append(current)
         yield current
@@ -127,8 +126,7 @@ class FailedFrame:
     @property
     def parameters(self) -> tuple[str, ...]:
         """Return the names of the function's arguments."""
-        code = self.code
-        return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        return self.code.co_varnames[: self.code.co_argcount + self.code.co_kwonlyargcount]
 
     @property
     def failed(self) -> ast.AST | None:
@@ -281,9 +279,8 @@ class RestOfCode:
     @property
     def accumulated(self) -> set[str]:
         """Return the names that the outermost enclosing loop updates, as in `x = x + 1`."""
-        nodes = ast.walk(self.loops[-1]) if self.loops else ()
         found = set[str]()
-        for node in nodes:
+        for node in ast.walk(self.loops[-1]) if self.loops else ():
             if isinstance(node, ast.AugAssign):
                 found |= stored(node.target)
             elif isinstance(node, ast.Assign):
@@ -298,8 +295,7 @@ class RestOfCode:
     @cached_property
     def backward(self) -> bool:
         """Whether a backward pass follows, here or in a function that is called with arguments."""
-        tree = self.frame.tree or ast.Pass()
-        defined = (n for n in ast.walk(tree) if isinstance(n, _FUNCTIONS))
+        defined = (n for n in ast.walk(self.frame.tree or ast.Pass()) if isinstance(n, _FUNCTIONS))
         makers = {n.name for n in defined if any(map(_is_backward, ast.walk(n)))}
         for node in self.nodes:
             if _is_backward(node):

@@ -41,9 +41,8 @@ def compile_cell(
 def _compiled(
     tree: ast.Module | ast.Expression, filename: str, mode: str, flags: int = 0
 ) -> CodeType:
-    made: CodeType = compile(
-        tree, filename, mode, ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | flags, dont_inherit=True
-    )
+    flags |= ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    made: CodeType = compile(tree, filename, mode, flags, dont_inherit=True)
     return made
 
 
@@ -127,8 +126,7 @@ def program(
 ) -> Program:
     """Compile code, or a function's call with arguments `passed`; raise GpuError for an `await`."""
     named = _remember(setup)
-    before = ast.parse(setup, named)
-    if awaits(before):
+    if awaits(before := ast.parse(setup, named)):
         raise GpuError("the set-up awaits; await that in an earlier cell, and use the result")
     if isinstance(code, str):
         name, function = filename or _remember(code), None

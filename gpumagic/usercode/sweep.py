@@ -40,8 +40,7 @@ def parse(
     typed = " ".join(typed.split())  # in one line
     text = option + typed
     name, _, listed = (part.strip() for part in typed.partition("="))
-    pieces = [piece.strip() for piece in listed.split(",")]
-    if not all(pieces):
+    if not all(pieces := [piece.strip() for piece in listed.split(",")]):
         raise GpuError(f"{text}: a value is missing; {TYPE}")
     return check({name: [value for each in pieces for value in _values(each, text, names or {})]})
 

@@ -252,16 +252,14 @@ def variables_read(
     seen: set[str] = set()
     followed: set[FunctionType] = set()
     while queue:
-        name = queue.popleft()
-        if name in seen or name not in namespace:
+        if (name := queue.popleft()) in seen or name not in namespace:
             continue
         seen.add(name)
         value = namespace[name]
         yield name, value
         functions = deque([] if _is_array(value) else functions_in(value, module))
         while functions:
-            function = functions.popleft()
-            if function in followed:
+            if (function := functions.popleft()) in followed:
                 continue
             followed.add(function)
             queue.extend(globals_of(function.__code__))

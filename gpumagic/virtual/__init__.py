@@ -153,8 +153,7 @@ def refresh(*, others: bool = True) -> None:
     if gpus := sys.modules.get(f"{__name__}.virtual_gpus"):
         for gpu in gpus.GPUS:
             gpu.account.refresh()
-    started = known.started() if others else []
-    if started and has_virtual():
+    if others and has_virtual() and (started := known.started()):
         devices = here(memory=False)
         with faults.kept("counting what other frameworks hold on virtual GPUs"):
             published.count_others(lambda n: sum(_held(other, devices[n]) for other in started))

@@ -44,8 +44,7 @@ def mixed(plan: Any, found: Found) -> VirtualGpu:
         if any(tensor.is_cuda and tensor.device != home for _, tensor, _ in found[1:]):
             where = f"either on cpu or on the same device as the indexed tensor ({home})"
             raise RuntimeError(f"indices should be {where}")
-    elif plan.name == "masked_fill_" and found[1][1].device != home:
-        mask = found[1][1].device
+    elif plan.name == "masked_fill_" and (mask := found[1][1].device) != home:
         raise RuntimeError(
             "expected self and mask to be on the same device, but got mask on "
             f"{mask} and self on {home}"

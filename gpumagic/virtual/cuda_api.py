@@ -321,7 +321,6 @@ def _broadcast_coalesced(
 def _patch_storages(stack: ExitStack) -> None:
     base, storage = torch.storage._StorageBase, torch.UntypedStorage
     original: Any = torch._utils._to
-    resize, share = storage.resize_, storage._share_cuda_
 
     def copied(self: Any, device: torch.device) -> Any:
         made = torch.empty(self.nbytes(), dtype=torch.uint8, device=device)
@@ -334,8 +333,8 @@ def _patch_storages(stack: ExitStack) -> None:
 
     patch(stack, torch.storage, _to=to)  # called by `UntypedStorage.cuda` and `torch.load`
     patch(stack, base, clone=lambda self: copied(self, self.device))  # for `copy.deepcopy`
-    patch(stack, storage, resize_=_refused_for_cuda(resize, _NO_RESIZING))
-    patch(stack, storage, _share_cuda_=_refused_for_cuda(share, _NO_SHARING))
+    patch(stack, storage, resize_=_refused_for_cuda(storage.resize_, _NO_RESIZING))
+    patch(stack, storage, _share_cuda_=_refused_for_cuda(storage._share_cuda_, _NO_SHARING))
 
 
 def _refused_for_cuda(method: Any, why: str) -> Any:

@@ -213,8 +213,7 @@ def _gpu_for(plan: KernelPlan, found: Found, args: Any, kwargs: Any) -> VirtualG
             return GPUS[first]
         return None if plan.composite else mixed(plan, found)
     gpu = gpu_of(kwargs.get("device"))
-    size = next((x for x in args if isinstance(x, (list, tuple))), None)
-    if size is not None:
+    if (size := next((x for x in args if isinstance(x, (list, tuple))), None)) is not None:
         gpu.account.require(size, kwargs.get("dtype"))
     elif any(isinstance(x, (int, float)) and x > _LARGE for x in args):  # arange, eye, linspace
         _require_results(plan, args, kwargs, gpu)

@@ -301,9 +301,8 @@ class MemoryAccount:
             return
         with self._counted():
             if (elapsed := now - self._window) >= published.WINDOW_NS:
-                self._row[published.BUSY_NS] = min(
-                    self._busy * published.WINDOW_NS // elapsed, published.WINDOW_NS
-                )
+                busy = self._busy * published.WINDOW_NS // elapsed
+                self._row[published.BUSY_NS] = min(busy, published.WINDOW_NS)
                 self._row[published.WINDOW_END_NS] = time_ns()
                 self._busy, self._window = 0, now
 

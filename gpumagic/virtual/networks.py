@@ -45,7 +45,7 @@ def network_kernels() -> dict[str, Callable[..., Any]]:
 
 def _attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Any = None, *rest: Any, **options: Any
-) -> Tensor:
+) -> Any:
     if not query.device == key.device == value.device:
         raise RuntimeError(
             "Expected query, key, and value to have the same device type, but got query.device: "
@@ -58,11 +58,8 @@ def _attention(
         chosen = _choose(*given, **options)
     if chosen == _FLASH:
         flash = aten._scaled_dot_product_flash_attention_for_cpu
-        scale = options.get("scale")
-        result: Tensor = flash(query, key, value, *rest, attn_mask=mask, scale=scale)[0]
-    else:
-        result = aten._scaled_dot_product_attention_math(*given, **options)[0]
-    return result
+        return flash(query, key, value, *rest, attn_mask=mask, scale=options.get("scale"))[0]
+    return aten._scaled_dot_product_attention_math(*given, **options)[0]
 
 
 def added(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:

@@ -104,9 +104,8 @@ def _shared(
         return []  # each row of threads computes its own outputs
     each = -(-inputs // (block_y * in_row))
     grid = -(-(outputs // vector) // per_block)
-    fill = card.multi_processor_count * (
-        card.max_threads_per_multi_processor // (block_x * block_y)
-    )
+    resident = card.max_threads_per_multi_processor // (block_x * block_y)
+    fill = card.multi_processor_count * resident
     if each < _MANY or grid > fill:
         return []
     blocks = max(min(-(-fill // grid), -(-each // _FEW)), -(-each // _MANY))
@@ -144,8 +143,7 @@ def _radix_sort(count: int, key: int, value: int, bits: int = 0) -> int:
 
 def _sort(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
     x = args[0]
-    numbers = [each for each in args[1:] if isinstance(each, int) and not isinstance(each, bool)]
-    dim = numbers[0] if numbers else -1
+    dim = next((n for n in args[1:] if isinstance(n, int) and not isinstance(n, bool)), -1)
     count, size, length = x.numel(), x.element_size(), x.shape[dim] if x.dim() else 1
     if count <= 1:
         return []

@@ -128,9 +128,8 @@ def _register_others(stack: ExitStack) -> None:
         return load_and_register
 
     register_new()
-    loader, ops = ExtensionFileLoader, type(torch.ops)
-    patch(stack, loader, exec_module=after(loader.exec_module))
-    patch(stack, ops, load_library=after(ops.load_library))
+    patch(stack, ExtensionFileLoader, exec_module=after(ExtensionFileLoader.exec_module))
+    patch(stack, type(torch.ops), load_library=after(type(torch.ops).load_library))
 
 
 def _put(owner: Any, name: str, kernel: Kernel, key: str) -> None:

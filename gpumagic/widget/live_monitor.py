@@ -67,9 +67,8 @@ class MonitorWidget(anywidget.AnyWidget):
         self._running = False
         self._subscription: Any = None
         # Take a new snapshot, because the latest snapshot may be from before this cell.
-        first = self._sampler.fresh(processes=True, max_age_s=0)
         try:
-            self._last: Snapshot = first.result(_FIRST_S)
+            self._last: Snapshot = self._sampler.fresh(processes=True, max_age_s=0).result(_FIRST_S)
         except NotYet:
             self._last = self._sampler.latest() or Snapshot(time=time.time())
         # Do not pass a Path, because anywidget would watch the file and so keep this widget alive.
