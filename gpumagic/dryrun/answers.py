@@ -35,7 +35,8 @@ from gpumagic.ledger.entry import PRINT
 class Calls(TorchFunctionMode):
     """Answer calls that need data; `fake` turns a real tensor into a fake, in place."""
 
-    # With `guesses`, `float()` and `int()` of a tensor return 1 instead of ending the dry run.
+    # With `guesses`, `float()`, `int()` and `numpy()` of a tensor return ones, and do not end the
+    # dry run.
 
     def __init__(
         self, fake: Callable[[Tensor], object], crossings: Crossings, guesses: bool
@@ -134,6 +135,9 @@ class Calls(TorchFunctionMode):
         if tensor.requires_grad and not force:
             with suspended():
                 torch.empty(0, requires_grad=True).numpy()  # raises torch's own error
+        if self._guesses:
+            with suspended():  # one element for all positions takes no memory
+                return torch.ones((), dtype=tensor.dtype).expand(tensor.shape).numpy()
         raise Stopped("a NumPy array of a tensor depends on data")
 
     def wait(self, device: Any = None) -> None:

@@ -66,7 +66,7 @@ class Subject:
     move: bool  # whether variables that the code reads are moved to `device`
     limit: float  # seconds
     cards: tuple[Card, ...] = ()  # cards not in this machine; `device` simulates the first
-    guesses: bool = False  # whether `float()` of a tensor returns 1 instead of ending the run
+    guesses: bool = False  # whether `float()` and `numpy()` of a tensor return ones, not an end
 
     @property
     def where(self) -> str:
@@ -255,7 +255,7 @@ class _Following:
         text = faults.in_words(error)
         if explanation is None:
             return (Mismatch(self._error_at, text),) if "same device" in text else ()
-        return (Mismatch(self._error_at, text, str(explanation), explanation._repr_html_()),)
+        return (Mismatch(self._error_at, text, explanation),)
 
 
 class _Variables:

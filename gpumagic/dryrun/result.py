@@ -11,6 +11,7 @@ from gpumagic.display.table import Shown, block, folded, tag
 from gpumagic.display.units import duration, many, size
 from gpumagic.ledger import ledger_view
 from gpumagic.ledger.entry import Ledger
+from gpumagic.mismatch.explanation import Explanation
 from gpumagic.moving.moved import Moved
 from gpumagic.usercode.files import UserLine
 
@@ -94,11 +95,10 @@ class Mismatch:
 
     where: UserLine | None
     error: str
-    explanation: str | None = None
-    html: str | None = None
+    explanation: Explanation | None = None
 
     def __str__(self) -> str:
-        return self.error if self.explanation is None else self.explanation
+        return self.error if self.explanation is None else str(self.explanation)
 
 
 @dataclass(frozen=True, repr=False)
@@ -159,7 +159,8 @@ def html(run: DryRun) -> str:
     ]
     for mismatch in run.mismatches:
         parts.append(tag("div", f"would fail at {mismatch.where}", "gm-problem"))
-        parts.append(mismatch.html or tag("pre", mismatch))
+        found = mismatch.explanation
+        parts.append(found._repr_html_() if found is not None else tag("pre", mismatch))
     parts += [tag("div", words, "gm-problem" if run.error else "gm-note") for words in _ends(run)]
     for title, columns in _tables(run):
         shown = table.html(columns, title=title, css="gm-section")

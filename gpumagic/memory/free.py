@@ -134,13 +134,17 @@ def _release_kept(
     found: list[FoundStorage], spare: list[FoundStorage], outputs: KeptOutputs, meter: "_Meter"
 ) -> None:
     """Release the exceptions that hold memory in `found`, and the outputs that hold `spare`."""
-    # Also release an exception whose memory a variable holds too: the next cell may rebind it.
-    if any(way.kind == EXCEPTION for each in found for way in each.ways):
-        release_errors()
     ways = {way for each in spare for way in each.ways}
     held = {way.root for way in ways}
-    if errors := {way.root for way in ways if way.kind == EXCEPTION}:
+    every = {way.root for each in found for way in each.ways if way.kind == EXCEPTION}
+    if every:
+        release_errors()
+    if errors := held & every:
         meter.take(", ".join(sorted(errors)), errors)
+    elif every:
+        # A variable holds the memory too, but the next cell may rebind it. The exception and a
+        # frame of IPython refer to each other.
+        gc.collect()
     if dropped := [name for name in outputs.numbered() if name in held]:
         outputs.drop(dropped)
         meter.take(", ".join(dropped), {way.root for way in ways if way.kind == OUTPUT})

@@ -33,11 +33,9 @@ def kept_errors() -> list[BaseException]:
 
 
 def release_errors() -> None:
-    """Release the kept exceptions, and clear their frames and those of the handled exception."""
+    """Release the kept exceptions, and clear the frames of the exception being handled."""
     handled, ipython = sys.exc_info()[1], shell()
-    # A frame of IPython and the exception refer to each other, so clear the frames.
-    errors = kept_errors() + ([] if handled is None else [handled])
-    for trace in (trace for error in errors for trace in tracebacks(error)):
+    for trace in tracebacks(handled) if handled is not None else ():
         try:
             trace.tb_frame.clear()
         except RuntimeError:  # the frame is running

@@ -5,7 +5,6 @@ no explanation if the frames contradict the error's message, or if the cause is 
 """
 
 import ast
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import groupby
@@ -16,27 +15,23 @@ from torch import Tensor, nn
 
 from gpumagic import faults
 from gpumagic.mismatch import fixes, sources
-from gpumagic.mismatch.explanation import Explanation, Fix, Operand, expression
+from gpumagic.mismatch.explanation import Explanation, Operand, expression
 from gpumagic.mismatch.operand import TRANSFERS, Part, Reader, full, tensors_of
 from gpumagic.mismatch.operation import (
     Message,
     Operation,
     also_needed,
     conflict,
-    meets,
     named_in,
     ran_mixed,
     read,
 )
 from gpumagic.mismatch.special_causes import special_cause
 from gpumagic.moving.move import origin_of
-from gpumagic.usercode.files import label, last_cell, shell
-from gpumagic.usercode.frames import FailedFrame, errors, failed_frames, statement
+from gpumagic.usercode.files import last_cell
+from gpumagic.usercode.frames import FailedFrame, errors, failed_frames
 
 _SHOWN = 3
-_PLACED = re.compile(r"\s*%%ongpu\b\s*(?:cuda:|/?gpu:)?([^\s?]*)")
-_PLACES_ITSELF = re.compile(r"^\s*%%?(?:ongpu|gpu\w+)\b", re.MULTILINE)
-_SAYS_CPU = re.compile(r"""\.cpu\(|["']cpu["']""")
 _NUMPY = "NumPy works in the host's memory only, so the values must be copied there"
 _HOST = "this argument must be on the CPU, where it is read"
 _INDEX = "an index must be on the CPU or on the same device as what it indexes"
@@ -68,10 +63,7 @@ def _explain(found: list[FailedFrame], message: Message) -> Explanation | None:
     choice = fixes.choose(clash, message, [frame, *outer]) if clash else None
     if clash is None or choice is None:
         return None
-    explanation = _mismatch(clash, choice, outer, message.kind)
-    fix = explanation.fix
-    lasts = fix is not None and fix.nbytes == 0 and fix.label != last_cell()
-    return replace(explanation, first=None if lasts else _placed(found, choice))
+    return _mismatch(clash, choice, outer, message.kind)
 
 
 def _module_call(frame: FailedFrame, within: FailedFrame, message: Message) -> Operation | None:
@@ -98,39 +90,11 @@ def _moves_whole(part: Part) -> bool:
     )
 
 
-def _placed(found: list[FailedFrame], choice: fixes.Choice) -> str | None:
-    """Return the `%%ongpu` line of an earlier cell if this line also fixes the last cell."""
-    frame, (gpu, _, number) = found[-1], choice.target.partition(":")
-    here = frame.at_top and label(frame.filename) == last_cell()
-    home = all(part.device == "cpu" and _follows(part, found[0]) for part in choice.odd)
-    # `%%ongpu` does not move tensors that the cell's own code puts on the CPU.
-    stays = any(_SAYS_CPU.search(_so_far(each)) for each in found)
-    if stays or not (here and home and gpu == "cuda"):
-        return None
-    *earlier, now = getattr(getattr(shell(), "history_manager", None), "input_hist_raw", [""])
-    places = {match[1] for match in map(_PLACED.match, earlier) if match}
-    alone = not _PLACES_ITSELF.search(now)
-    return f"%%ongpu {number}" if number in places and alone else None
-
-
-def _so_far(frame: FailedFrame) -> str:
-    """Return the text of the failed expression and of all code above it."""
-    above = frame.source.splitlines()[: frame.line - 1]
-    return "\n".join([*above, *map(frame.text, frame.candidates)])
-
-
-def _follows(part: Part, frame: FailedFrame) -> bool:
-    """Whether `%%ongpu` would move this operand, or create it on the GPU."""
-    made = [node for node, _ in sources.with_device(part.node, frame, "")]
-    return bool(part.value is not None or named_in(part, Reader(frame)) or made == [part.node])
-
-
 def _mismatch(
     clash: Operation, choice: fixes.Choice, outer: list[FailedFrame], kind: str
 ) -> Explanation:
     frame, node, odd = clash.reader.frame, clash.node, list(choice.odd)
     extra = also_needed(frame, node, odd, choice.target)
-    extra += _also_read(clash) if kind == "numpy" else []
     site = fixes.Site(clash, odd, extra)
     above, names = fixes.climb(site, outer)
     # A comprehension may have a separate frame, so also try the frame of the enclosing function.
@@ -147,28 +111,8 @@ def _mismatch(
         or fixes.move_global(choice, [frame, *outer])
         or fixes.write_fix(site, site if an_index else above, choice)
     )
-    if fix and kind != "host" and _fails_next(fix, outer[:1], odd, choice.target):
-        fix = None
     why = _reason(clash.parts, places, kind, registered)
     return Explanation(*expression(frame, node), _rows(clash, choice, site, names), fix, why)
-
-
-def _also_read(clash: Operation) -> list[Part]:
-    """Return other tensors on a GPU whose `.numpy()` is called in the failing statement."""
-    nodes: list[Any] = [*ast.walk(statement(clash.node) or clash.node)]
-    called = [
-        n.func.value for n in nodes if getattr(getattr(n, "func", None), "attr", "") == "numpy"
-    ]
-    parts = [clash.reader.part(node) for node in called if node is not clash.parts[0].node]
-    return [part for part in parts if part and part.device not in (None, "cpu")]
-
-
-def _fails_next(fix: Fix, caller: list[FailedFrame], odd: list[Part], target: str) -> bool:
-    """Whether the fixed function's result would clash with tensors in the calling function."""
-    calls = [
-        (each, each.failed) for each in caller if each.failed and each.filename == fix.filename
-    ]
-    return any(meets(each, at, odd, {ast.unparse(at): target}, target) for each, at in calls)
 
 
 # -- the rows

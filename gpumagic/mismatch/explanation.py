@@ -61,6 +61,7 @@ class Explanation(Shown):
     fix: Fix | None
     reason: str | None  # the cause, in one sentence; None if unknown
     first: str | None = None  # the `%%ongpu` line that fixes the cell instead of `fix`
+    more: tuple[Fix, ...] = ()  # further edits that the fix needs elsewhere
 
 
 def expression(frame: FailedFrame, node: ast.AST) -> tuple[str, int, str, str]:
@@ -79,10 +80,9 @@ def text(explanation: Explanation) -> str:
     """Return the expression, a line for each operand, the reason and the fix."""
     lines = [f"{_head(explanation)}: {table.short(explanation.expression, table.WIDTH)}"]
     lines += table.lines(_columns(explanation.operands), "  ")
-    for word, do, cost in _advice(explanation):
+    for word, do, cost, code in _advice(explanation):
         lines += table.wrapped(f"{word} {do}{cost}", "  ", "       ")
-    if explanation.fix:
-        lines.append(indent(dedent(explanation.fix.code), "      "))
+        lines += [indent(dedent(code), "      ")] if code else []
     return "\n".join(lines)
 
 
@@ -92,22 +92,22 @@ def html(explanation: Explanation) -> str:
     body = f"<div>{escape(_head(explanation))}: {code}</div>"
     if explanation.operands:
         body += table.html(_columns(explanation.operands))
-    for word, do, cost in _advice(explanation):
+    for word, do, cost, code in _advice(explanation):
         more = tag("span", cost, "gm-dim") if cost else ""
         body += f"<div>{tag('span', word, 'gm-dim')} {escape(do)}{more}</div>"
-    if explanation.fix:
-        body += tag("pre", dedent(explanation.fix.code))
+        body += tag("pre", dedent(code)) if code else ""
     return block(body, "explanation", css="gpumagic gm-why")
 
 
-def _advice(explanation: Explanation) -> Iterator[tuple[str, str, str]]:
-    """Yield the reason, the `%%ongpu` line and the fix, each as a label, a text and a cost."""
+def _advice(explanation: Explanation) -> Iterator[tuple[str, str, str, str]]:
+    """Yield the reason, the `%%ongpu` line and the edits: a label, a text, a cost and the code."""
     if explanation.reason:
-        yield "why:", explanation.reason, ""
+        yield "why:", explanation.reason, "", ""
     if explanation.first:
-        yield "fix:", f"put {explanation.first} on top of this cell", ""
-    if fix := explanation.fix:
-        yield "or:" if explanation.first else "fix:", _where(fix), _cost(fix)
+        yield "fix:", f"put {explanation.first} on top of this cell", "", ""
+    word = "or:" if explanation.first else "fix:"
+    for n, fix in enumerate([explanation.fix, *explanation.more] if explanation.fix else []):
+        yield "and:" if n else word, _where(fix), "" if n else _cost(fix), fix.code
 
 
 def _head(explanation: Explanation) -> str:

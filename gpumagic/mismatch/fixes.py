@@ -15,17 +15,15 @@ from typing import Any
 from torch import Tensor
 
 from gpumagic.mismatch import sources
-from gpumagic.mismatch.explanation import NEAR, Edit, Fix, around, before_loops, bracketed, total
+from gpumagic.mismatch.explanation import Edit, Fix, around, before_loops, bracketed, total
 from gpumagic.mismatch.operand import Part, Reader, device_of, full
 from gpumagic.mismatch.operation import (
-    OPERATIONS,
     Message,
     Operation,
     also_needed,
     named_in,
     operation,
     ran_mixed,
-    wants_one_device,
 )
 from gpumagic.usercode.frames import (
     FailedFrame,
@@ -413,14 +411,11 @@ def _stays(part: Part, frame: FailedFrame, stmt: ast.stmt) -> bool:
 
 
 def _moved(part: Part, site: Site, device: str, choice: Choice) -> list[tuple[ast.AST, str]]:
-    """Return the edits that move an operand in the failing expression and in the next lines."""
-    is_odd, again = part in site.odd, part.kind in ("tensor", "made") and not choice.to_host
-    near = _uses_near(part, site, device) if again and (is_odd or not part.factory) else []
-    within = statement(site.at.node) if choice.to_host else site.at.node
-    if not (is_odd or part.factory or part.node in ast.walk(within or site.at.node)):
-        return near
+    """Return the edits that move an operand in the failing expression."""
+    if not (part in site.odd or part.factory or part.node in ast.walk(site.at.node)):
+        return []
     if part.factory:
-        return near + sources.with_device(part.node, site.frame, device)
+        return sources.with_device(part.node, site.frame, device)
     owner = site.frame.scope.value(part.node)
     made_of = [each.value for each in named_in(part, site.at.reader)]
     tracked = any(not issubclass(type(t), Tensor) or t.requires_grad for t in made_of or [None])
@@ -433,17 +428,4 @@ def _moved(part: Part, site: Site, device: str, choice: Choice) -> list[tuple[as
         text = text or sources.moving(bracketed(part.node, part.text) + detached, device)
     if any(each.kind == "array" for each in site.at.parts):
         text += ".numpy()"
-    return [*near, (part.node, text)]
-
-
-def _uses_near(part: Part, site: Site, device: str) -> list[tuple[ast.AST, str]]:
-    """Return edits that move a tensor at its uses in the next few lines."""
-    stmt: Any = statement(site.at.node)
-    itself = {id(n) for n in ast.walk(part.node)} if part in site.odd else set()
-    lines, found = range(stmt.lineno, stmt.end_lineno + NEAR + 1), list[ast.expr]()
-    for use in uses(function_of(stmt) or stmt, part.key):
-        parent = next(p for p in parents(use) if not isinstance(p, (ast.keyword, ast.Subscript)))
-        clashes = isinstance(parent, OPERATIONS) and wants_one_device(parent, Reader(site.frame))
-        if clashes and use.lineno in lines and id(use) not in itself:
-            found.append(use)
-    return [(use, sources.moving(part.text, device)) for use in found]
+    return [(part.node, text)]

@@ -263,7 +263,7 @@ def moving_each(node: ast.expr, owner: Any, frame: FailedFrame, device: str, det
     name = "v" if mapping else "t"
     text = moving(name + detached, device)
     all_tensors = all(issubclass(type(each), Tensor) for _, each in contents(owner))
-    if whole in frame.parameters or not all_tensors:
+    if not all_tensors:
         text = f'{text} if hasattr({name}, "to") else {name}'
     if mapping:
         return f"{{k: {text} for k, v in {whole}.items()}}"

@@ -3,6 +3,7 @@
 import ast
 import inspect
 from contextlib import suppress
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -41,7 +42,7 @@ _WORKERS = (
     "then make it in a cell without %%ongpu"
 )
 _DEFAULT = "the default device is {}, but torch's CPU generator draws these numbers"
-_ITEMS = "these items are on several devices, and a sum needs all of them on one"
+_ITEMS = "these items are on several devices, and {} needs all of them on one"
 _SHOWN = 3
 _NUMBERED = (".to", ".cuda", ".device", ".set_device")  # calls that accept a GPU's number
 
@@ -55,7 +56,7 @@ def special_cause(found: list[FailedFrame], message: Message) -> Explanation | N
     missing = message.kind in ("load", "ordinal")
     if missing:
         return _for_missing(found[0], message.kind)
-    return _for_optimizer(found) or _for_sum(found[0], message)
+    return _for_optimizer(found) or _for_items(found[0], message)
 
 
 def _in_statement(frame: FailedFrame, kind: type) -> list[tuple[str, Any]]:
@@ -119,18 +120,22 @@ def _away(optimizer: Optimizer, parameters: list[Tensor]) -> list[Tensor]:
     return [t for p, t in tensors if t.device != p.device]
 
 
-def _for_sum(frame: FailedFrame, message: Message) -> Explanation | None:
-    """Explain `sum` of a comprehension whose items are on several devices."""
+def _for_items(frame: FailedFrame, message: Message) -> Explanation | None:
+    """Explain a call of `sum` or torch with a comprehension whose items are on several devices."""
     node, devices = frame.failed, tuple(sorted(message.devices))
     if len(devices) < 2 or not isinstance(node, ast.Call) or not node.args:
         return None
-    items, a_sum = node.args[0], frame.scope.value(node.func) is sum
-    if not a_sum or not isinstance(items, (ast.GeneratorExp, ast.ListComp)):
+    items, function = node.args[0], frame.scope.value(node.func)
+    others = [
+        part for each in operand.arguments(node)[1:] for part in operand.Reader(frame).parts(each)
+    ]
+    joins = (function is sum or operand.is_torch(function)) and not others
+    if not joins or not isinstance(items, (ast.GeneratorExp, ast.ListComp)):
         return None
     text = frame.text(items.elt)
     edit = around(frame, [(items.elt, moving(bracketed(items.elt, text), f'"{devices[-1]}"'))])
-    rows = (Operand(text, devices, None, "the items"),)
-    return Explanation(*expression(frame, node), rows, edit.fix(None) if edit else None, _ITEMS)
+    rows, why = (Operand(text, devices, None, "the items"),), _ITEMS.format(frame.text(node.func))
+    return Explanation(*expression(frame, node), rows, edit.fix(None) if edit else None, why)
 
 
 def _for_missing(frame: FailedFrame, kind: str) -> Explanation | None:
@@ -301,7 +306,8 @@ def _draws_elsewhere(
     for call in (node for node in nodes if isinstance(node, ast.Call)):
         by_name = any(keyword.arg == "generator" for keyword in call.keywords)
         given = text in [ast.unparse(argument) for argument in operand.arguments(call)]
-        of_torch = by_name or operand.is_torch(frame.scope.value(call.func))
+        function = frame.scope.value(call.func)
+        of_torch = operand.is_torch(function) or (by_name and type(function) is not FunctionType)
         # In an earlier cell, a user's function that takes the generator may draw on any device.
         if given and (_drawn_on(call, reader, part) != target if of_torch else earlier):
             return True

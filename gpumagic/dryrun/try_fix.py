@@ -1,0 +1,144 @@
+"""Try the fix of a device error in dry runs of the failed cell, and complete the fix.
+
+The dry run starts at the statement that failed, or at the first one that the fix changes. If the
+changed code fails between devices again, the fix of that error is added and tried too. Also try an
+earlier cell's `%%ongpu` line on top of the whole cell.
+"""
+
+import ast
+import gc
+import linecache
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from difflib import SequenceMatcher
+from itertools import chain
+from types import CodeType, FunctionType
+from typing import Any
+
+from gpumagic.display.progress_line import ProgressLine
+from gpumagic.dryrun.follow_code import Note, Subject, dry, leave_out_magics
+from gpumagic.dryrun.held_memory import target_of
+from gpumagic.dryrun.result import DryRun
+from gpumagic.errors import GpuError
+from gpumagic.mismatch.explanation import NEAR, Explanation, Fix, total
+from gpumagic.mismatch.operation import read
+from gpumagic.usercode.files import label, last_cell
+from gpumagic.usercode.frames import FailedFrame, errors, failed_frames
+from gpumagic.usercode.variables import names_read, variables_read
+
+_LIMIT_S = 2.0  # for each dry run
+_MOST = 4  # edits that are tried one after the other
+_PLACED = re.compile(r"\s*%%ongpu\b\s*(?:cuda:|/?gpu:)?([^\s?]*)")
+_PLACES_ITSELF = re.compile(r"^\s*%%?(?:ongpu|gpu\w+)\b", re.MULTILINE)
+
+
+def tried(error: BaseException, found: Explanation, shell: Any) -> Explanation:
+    """Return an explanation with a completed fix, and with `%%ongpu` if that fixes the cell."""
+    said = next(filter(read, errors(error)), None)  # None if the error is not torch's
+    frames = failed_frames(said.__traceback__) if said is not None else []
+    if not frames or not frames[-1].at_top or label(frames[-1].filename) != last_cell():
+        return found
+    with ProgressLine(shell) as line:
+        line.update("trying the fix; Ctrl-C ends it")
+        try:
+            trial = _Trial(shell, frames)
+            return trial.completed(trial.placed(found))
+        except (GpuError, SyntaxError, KeyboardInterrupt):
+            return found
+
+
+class _Trial:
+    def __init__(self, shell: Any, frames: list[FailedFrame]) -> None:
+        self._shell, self._frames, self._top = shell, frames, frames[-1]
+
+    def placed(self, found: Explanation) -> Explanation:
+        """Offer an earlier cell's `%%ongpu` line if the whole cell then runs."""
+        *earlier, now = getattr(self._shell.history_manager, "input_hist_raw", [""])
+        used = {match[1] for match in map(_PLACED.match, earlier) if match}
+        gpus = {d.partition(":")[2] for o in found.operands for d in o.devices if d != "cpu"}
+        tree, fix = self._top.tree, found.fix
+        # A fix that moves nothing, in another cell, mends the code for good.
+        lasts = fix is not None and fix.nbytes == 0 and fix.label != last_cell()
+        if lasts or len(gpus & used) != 1 or tree is None or _PLACES_ITSELF.search(now):
+            return found
+        (number,) = gpus & used
+        run = self._dry(tree.body, {}, number)
+        return found if run.mismatches or run.error else replace(found, first=f"%%ongpu {number}")
+
+    def completed(self, found: Explanation) -> Explanation:
+        """Add the fixes of the errors that follow; the same explanation if the code then fails."""
+        every = [found.fix] if found.fix is not None and not found.fix.cls else []
+        texts = {frame.filename: frame.source for frame in self._frames}
+        before = dict(texts)
+        for fix in every:
+            texts[fix.filename] = fix.apply(texts[fix.filename])
+            run = self._dry(self._from_change(texts), texts)
+            if run.error:
+                return found
+            if not run.mismatches:
+                changes = (_changes(before[name], texts[name], every, name) for name in texts)
+                first, *others = chain.from_iterable(changes)
+                return replace(found, fix=first, more=tuple(others)) if every[1:] else found
+            later = run.mismatches[0].explanation
+            then = later.fix if later is not None else None
+            if then is None or then.cls or then.filename not in texts or len(every) == _MOST:
+                return found
+            every.append(then)
+        return found
+
+    def _from_change(self, texts: dict[str, str]) -> list[ast.stmt]:
+        """Return the cell's statements from the failed or the first changed one on."""
+        old = ast.parse(self._top.source).body
+        new = ast.parse(texts[self._top.filename]).body
+        alike = (ast.dump(a) == ast.dump(b) for a, b in zip(old, new, strict=False))
+        ran = sum((stmt.end_lineno or 0) < self._top.line for stmt in old)
+        return new[min(ran, next((n for n, same in enumerate(alike) if not same), len(old))) :]
+
+    def _dry(self, code: list[ast.stmt], texts: dict[str, str], number: str = "") -> DryRun:
+        shell, file, tree = self._shell, self._top.filename, ast.Module(code, [])
+        namespace = shell.user_ns
+        reads = variables_read(names_read(tree, shell.transform_cell), namespace) if number else ()
+
+        def prepare(note: Note) -> Callable[[], dict[str, Any]]:
+            execute = leave_out_magics(namespace, note, file, shell.transform_cell)
+            for name, text in texts.items():
+                linecache.cache[name] = len(text), None, text.splitlines(keepends=True), name
+            for function, code in changed.items():
+                function.__code__ = code
+            return lambda: {"Out": execute(tree)}
+
+        changed = dict[FunctionType, CodeType]()
+        for frame in self._frames[:-1]:
+            if frame.source != texts.get(frame.filename, frame.source):
+                changed |= _compiled(frame.code, texts[frame.filename])
+        device, _ = target_of(f"cuda:{number}" if number else None)
+        return dry(
+            Subject(namespace, [*reads], prepare, device, bool(number), _LIMIT_S, guesses=True)
+        )
+
+
+def _compiled(old: CodeType, text: str) -> dict[FunctionType, CodeType]:
+    """Return the functions with an old code object, and their code in a changed source."""
+    waiting = [compile(text, old.co_filename, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)]
+    for each in waiting:
+        if (each.co_name, each.co_firstlineno) == (old.co_name, old.co_firstlineno):
+            return {f: each for f in gc.get_referrers(old) if type(f) is FunctionType}
+        waiting += [const for const in each.co_consts if isinstance(const, CodeType)]
+    return {}
+
+
+def _changes(before: str, after: str, fixes: list[Fix], filename: str) -> list[Fix]:
+    """Return the edits that turn one text into another. Near edits are joined."""
+    old, new = before.splitlines(), after.splitlines()
+    found = list[list[int]]()
+    for tag, *span in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        if tag != "equal" and found and span[0] - found[-1][1] <= NEAR // 4:
+            found[-1][1::2] = span[1], span[3]
+        elif tag != "equal":
+            found.append(span)
+    nbytes, made = total(fix.nbytes for fix in fixes), list[Fix]()
+    for a, b, c, d in found:
+        where, code = "before" if a == b else "replace", "\n".join(new[c:d])
+        made.append(Fix(code, where, a + 1, max(b, a + 1), filename, label(filename), nbytes))
+    return made
