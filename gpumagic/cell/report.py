@@ -110,8 +110,7 @@ class Report(Shown):
     def says_once(self) -> frozenset[str]:
         """Clauses of this report that later reports of the notebook can omit."""
         said = [*_left(self.left), *([_taken(self)] if self.taken else [])]
-        stays = self.moved and self.returned is None
-        return frozenset([*said, FOR_GOOD] if stays else said)
+        return frozenset([*said, FOR_GOOD] if self.moved and self.returned is None else said)
 
     @property
     def touched(self) -> bool:
@@ -164,8 +163,7 @@ def html(report: Report) -> str:
     (head, *rest), (clauses, behind) = _head(report), _clauses(report)
     bad = " gm-bad" if report.error or report.fault or report.elsewhere else ""
     first = f'<b class="gm-where{bad}">{escape(head)}</b>'
-    parts = map(coded, (*rest, *clauses))
-    line = ' <span class="gm-dim">·</span> '.join([first, *parts])
+    line = ' <span class="gm-dim">·</span> '.join([first, *map(coded, (*rest, *clauses))])
     more = "".join(f"<div>{coded(clause)}</div>" for clause in behind)
     details = _details(report)
     if details or more:
@@ -174,8 +172,7 @@ def html(report: Report) -> str:
     body = line + "".join(f"<div>→ {coded(hint)}</div>" for hint in _hints(report))
     shown = block(body, "report", css="gpumagic gm-report")
     shown += ledger_view.html(report.ledger, with_line=False) if report.table else ""
-    below = (report.profile, report.peak)
-    return shown + "".join(each._repr_html_() for each in below if each)
+    return shown + "".join(each._repr_html_() for each in (report.profile, report.peak) if each)
 
 
 def _hints(report: Report) -> list[str]:
@@ -258,5 +255,4 @@ def _details(report: Report) -> list[table.Column]:
         (m.device, f"peak {size(m.peak)}", f"{size(m.before)} before, {size(m.allocated)} after")
         for m in report.memory
     ]
-    rows = zip(*moved, *left, *memory, strict=True)
-    return [table.Column("", cells) for cells in rows]
+    return [table.Column("", cells) for cells in zip(*moved, *left, *memory, strict=True)]

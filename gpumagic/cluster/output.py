@@ -182,8 +182,7 @@ def html(record: RanksReport | RanksTable) -> str:
 
 def _parts(report: RanksReport) -> list[str]:
     names = [each.name for each in report.ranks]
-    several = len(names) > 1 and names[0].startswith("rank")
-    head = f"{len(names)} ranks" if several else some(names)
+    head = f"{len(names)} ranks" if len(names) > 1 and names[0].startswith("rank") else some(names)
     virtual = " (virtual)" if any(each.virtual for each in report.ranks) else ""
     peaks = {size(each.peak): each for each in report.ranks if each.peak is not None}
     parts = [head + virtual, _times(report), *filter(None, report.said)]

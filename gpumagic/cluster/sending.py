@@ -50,8 +50,7 @@ def _number(tensor: torch.Tensor) -> int:
 
 def _state(tensor: torch.Tensor) -> State:
     """Return a tensor's state. An inference tensor has no version and always counts as changed."""
-    version = next(_numbers) if tensor.is_inference() else tensor._version
-    return version, tensor.requires_grad
+    return (next(_numbers) if tensor.is_inference() else tensor._version), tensor.requires_grad
 
 
 def file_in_rank(file: str) -> str:

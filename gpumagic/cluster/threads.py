@@ -185,12 +185,11 @@ class CellOnDevices:
                     job = partial(copy_context().run, work, thread, queue)
                     futures[thread.worker.submit(job)] = thread
             wait_for_all(futures, "FIRST_EXCEPTION")
-            failed = [(f, error) for f in futures if f.done() and (error := f.exception())]
-            if failed:
-                self._end(futures)
-                future, error = failed[0]
-                note(error, self._place(error, futures[future]))
-                raise error
+            for future, thread in futures.items():
+                if future.done() and (error := future.exception()):
+                    self._end(futures)
+                    note(error, self._place(error, thread))
+                    raise error
         except KeyboardInterrupt:
             self._end(futures)
             raise KeyboardInterrupt("nothing was gathered") from None

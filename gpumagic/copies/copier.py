@@ -31,18 +31,12 @@ _CACHED = type(functools.lru_cache(str))
 _MADE_IN_PYTHON = 1 << 9
 
 # Types whose values are pickled, not shared.
-_INLINE = frozenset(
-    {int, float, bool, complex, str, bytes, type(None), tuple, list, dict, set, frozenset}
-)
-
-_SHARED_KINDS = frozenset(
-    (
-        *(object, type(Ellipsis), type(NotImplemented), types.CodeType),
-        *(types.GetSetDescriptorType, types.MemberDescriptorType, types.MethodDescriptorType),
-        *(types.WrapperDescriptorType, types.ClassMethodDescriptorType),
-        contextvars.ContextVar,
-    )
-)
+_INLINE = {int, float, bool, complex, str, bytes, type(None), tuple, list, dict, set, frozenset}
+_SHARED_KINDS = {
+    *(object, type(Ellipsis), type(NotImplemented), types.CodeType, contextvars.ContextVar),
+    *(types.GetSetDescriptorType, types.MemberDescriptorType, types.MethodDescriptorType),
+    *(types.WrapperDescriptorType, types.ClassMethodDescriptorType),
+}
 # Share objects of these packages and classes, which are immutable or process-wide.
 _SHARED = (
     *("datetime", "decimal", "fractions", "uuid", "pathlib", "re"),

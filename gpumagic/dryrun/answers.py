@@ -150,17 +150,15 @@ class Calls(TorchFunctionMode):
 
 _KINDS = {"int": int, "index": int, "bool": bool, "float": float}
 # Functions that use a number only to scale or fill a tensor, not as a size or an index.
-_SCALES = frozenset(
-    (
-        *("add", "sub", "rsub", "mul", "div", "true_divide", "floor_divide", "remainder", "fmod"),
-        *("pow", "radd", "iadd", "isub", "rmul", "imul", "truediv", "rtruediv", "idiv", "itruediv"),
-        *("floordiv", "rdiv", "mod", "rpow", "ipow", "lt", "le", "gt", "ge", "eq", "ne", "fill"),
-        *("rfloordiv", "ifloordiv", "rmod", "imod"),
-        *("clamp", "clip", "clamp_min", "clamp_max", "where", "masked_fill", "lerp", "addcmul"),
-        *("addcdiv", "tensor", "as_tensor", "full_like", "maximum", "minimum", "setitem"),
-        *("multiply", "divide", "subtract", "add_scalar", "atan2", "copysign", "xlogy"),
-    )
-)
+_SCALES = {
+    *("add", "sub", "rsub", "mul", "div", "true_divide", "floor_divide", "remainder", "fmod"),
+    *("pow", "radd", "iadd", "isub", "rmul", "imul", "truediv", "rtruediv", "idiv", "itruediv"),
+    *("floordiv", "rdiv", "mod", "rpow", "ipow", "lt", "le", "gt", "ge", "eq", "ne", "fill"),
+    *("rfloordiv", "ifloordiv", "rmod", "imod"),
+    *("clamp", "clip", "clamp_min", "clamp_max", "where", "masked_fill", "lerp", "addcmul"),
+    *("addcdiv", "tensor", "as_tensor", "full_like", "maximum", "minimum", "setitem"),
+    *("multiply", "divide", "subtract", "add_scalar", "atan2", "copysign", "xlogy"),
+}
 
 
 def _nested(shape: Any) -> Any:

@@ -57,8 +57,7 @@ class Crossings:
         self, copy: bool, operator: str, source: str, destination: str, nbytes: int, how: Any = None
     ) -> None:
         """Count a copy, or else a wait, for the user's line; `how` is as in `Entry.via`."""
-        nothing = source == destination or "meta" in (source, destination)
-        if nothing or (copy and not nbytes):
+        if source == destination or "meta" in (source, destination) or (copy and not nbytes):
             return
         inner = _caller(sys._getframe(1))
         user, found = locate(inner)
@@ -72,8 +71,7 @@ class Crossings:
 
     def ledger(self, virtual: bool) -> Ledger:
         """Return the counted copies and waits."""
-        entries = merged(count.entry() for count in self.counts.values())
-        return Ledger(entries, virtual, predicted=True)
+        return Ledger(merged(c.entry() for c in self.counts.values()), virtual, predicted=True)
 
 
 class Operators(TorchDispatchMode):
@@ -249,8 +247,7 @@ def _own(func: Any, name: str, args: Any) -> _Function | None:
 
 def _bound(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     given = {a.name: a.default_value for a in func._schema.arguments if a.has_default_value()}
-    names = (a.name for a in func._schema.arguments)
-    return given | dict(zip(names, args, strict=False)) | kwargs
+    return given | dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
 
 
 def _layer(

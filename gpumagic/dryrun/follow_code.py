@@ -84,8 +84,7 @@ def dry(subject: Subject) -> DryRun:
     if _following:
         raise GpuError("a dry run is under way and cannot start another; call the function itself")
     device = subject.device
-    target = None if device is None else as_torch(device)
-    before = measure(target, next(iter(subject.cards), None))
+    before = measure(None if device is None else as_torch(device), next(iter(subject.cards), None))
     with deferred():  # an interrupt would leave the import incomplete
         importlib.import_module("torch._dynamo")  # imported once here, not in every child
     outer = placement()

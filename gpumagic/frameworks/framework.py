@@ -17,12 +17,8 @@ if TYPE_CHECKING:
 
 # Device types in DLPack's header, dlpack.h. Pinned host memory is "cpu". CUDA's managed memory and
 # ROCm are "cuda", as in torch.
-_KINDS = {
-    **dict.fromkeys((1, 3, 11), "cpu"),
-    **dict.fromkeys((2, 10, 13), "cuda"),
-    8: "mps",
-    14: "xpu",
-}
+_KINDS = dict.fromkeys((1, 3, 11), "cpu") | dict.fromkeys((2, 10, 13), "cuda")
+_KINDS |= {8: "mps", 14: "xpu"}
 # Devices by table library, because tables and some columns support no array protocol.
 _TABLES = {"cudf": "cuda", "pandas": "cpu", "polars": "cpu", "pyarrow": "cpu"}
 _NAMES = {
@@ -144,7 +140,6 @@ class Framework(Protocol):
         self, device: Device, *, batches: bool = True, namespace: dict[str, Any] | None = None
     ) -> AbstractContextManager[Any]:
         """Return a context that places new arrays on `device` unless the code names a device.
-
         With `batches`, batches of data loaders are copied to `device`. The framework's functions in
         `namespace` also use `device`. The context's value may have the attributes `delivered`
         (bytes of the batches) and `taken` (libraries that got `device` instead of the first GPU).
@@ -224,10 +219,8 @@ class Framework(Protocol):
 
     def count(self, tally: Tally, strict: bool, *, warn: bool = False) -> Counting:
         """Return a context that counts waits, and copies between devices, by the user's line.
-
         With `strict`, an implicit copy or wait raises `ImplicitCopyError`. With `warn`, torch's
-        adapter gives a `CrossDeviceWarning` for a line that repeats copies or waits.
-        """
+        adapter gives a `CrossDeviceWarning` for a line that repeats copies or waits."""
 
     def explain(self, error: BaseException, namespace: Mapping[str, Any]) -> Explanation | None:
         """Explain an error about arrays on several devices; None for other errors, or if unsure."""

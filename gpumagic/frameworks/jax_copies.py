@@ -206,8 +206,7 @@ class JaxCopies(CopyCounting):
     def _value(self, array: Any) -> _After | None:
         """Count the first read of an array by the host."""
         __tracebackhide__ = True
-        known = array._npy_value is not None or self._read.get(id(array)) is array
-        if known or array.is_deleted():
+        if array._npy_value is not None or self._read.get(id(array)) is array or array.is_deleted():
             return None
         self._read[id(array)] = array
         call = self.called_from(sys._getframe(), _COMPILING)

@@ -219,10 +219,9 @@ class Jax(ArrayFramework):
             return []
         # For one shard, avoid `shard.data`, because it would create another live array.
         one = array.sharding.num_devices == 1
-        pieces = [array] if one else [shard.data for shard in array.addressable_shards]
         return [
             Place(self.where(data), data.unsafe_buffer_pointer(), data.nbytes)
-            for data in pieces
+            for data in ([array] if one else (shard.data for shard in array.addressable_shards))
             if data.nbytes
         ]
 

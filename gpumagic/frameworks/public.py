@@ -126,10 +126,9 @@ def where(value: object) -> str:
         pass
     devices = sorted(within, key=lambda each: (each == "cpu", len(each), each))
     if not devices:
-        kind = class_name(type(value))
         raise GpuError(
-            f"where: this {kind} contains no array; give an array, or a list, dict or module that "
-            "contains arrays"
+            f"where: this {class_name(type(value))} contains no array; give an array, or a list, "
+            "dict or module that contains arrays"
         )
     return both(devices)
 

@@ -126,8 +126,7 @@ class Call(NamedTuple):
     @property
     def library(self) -> str:
         """The library module that made the call; empty for the user's code, or if `via` is set."""
-        file = "" if self.inner is None else self.inner.f_code.co_filename
-        return "" if self.via else module_of(file)
+        return "" if self.via or self.inner is None else module_of(self.inner.f_code.co_filename)
 
 
 @dataclass(eq=False)
@@ -206,8 +205,7 @@ class CopyCounting:
 
     def counters(self) -> Sequence[Counter]:
         """Return the running watches that count this thread's calls."""
-        me = threading.get_ident()
-        mine = [one for one in self._running if one.thread == me]
+        mine = [one for one in self._running if one.thread == threading.get_ident()]
         return mine or (self._running if self.all_threads else ())
 
     def called_from(self, frame: FrameType | None, never: Collection[str] = ()) -> Call | None:

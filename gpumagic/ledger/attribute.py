@@ -82,8 +82,7 @@ def watches() -> tuple[ActiveWatch, ...]:
         watch = watch.outer
     if not found and running:
         # No watch began in this thread. Watched code or autograd may have started the thread.
-        me = _ident()
-        found = [w for w in running if w.thread != me]
+        found = [w for w in running if w.thread != _ident()]
     return tuple(found)
 
 

@@ -180,9 +180,8 @@ def counted(base: Kernel, before: Callable[..., After | None], *, within: str = 
             try:
                 start = perf_counter()
                 result = base(*args, **kwargs)
-                seconds = perf_counter() - start
                 try:
-                    after(seconds)
+                    after(perf_counter() - start)
                 except Exception as error:  # noqa: BLE001
                     keep(_DOING, error)
             finally:

@@ -29,9 +29,8 @@ from gpumagic.usercode.files import is_ours, swap_attribute, unseen
 
 def patch_synchronizing(stack: ExitStack) -> None:
     """Count the calls of torch's `synchronize` functions, until `stack` is closed."""
-    owners = (torch.cuda, torch.cuda.Stream, torch.cuda.Event)
-    for owner in (*owners, getattr(torch, "accelerator", None)):
-        if "synchronize" in getattr(owner, "__dict__", {}):
+    for owner in (torch.cuda, torch.cuda.Stream, torch.cuda.Event, torch.accelerator):
+        if "synchronize" in vars(owner):
             # torch.accelerator's function may call torch.cuda's. `within` prevents a second count.
             wrap = functools.partial(counted, before=_before, within="synchronize")
             _swap(stack, owner, "synchronize", wrap)
@@ -61,9 +60,8 @@ def _before(*args: Any, **kwargs: Any) -> After | None:
     if here.within or is_ours(sys._getframe(3).f_code.co_filename):
         return None
     thing = next(iter((*args, *kwargs.values())), None)
-    device = getattr(thing, "device", thing)
     try:
-        index = torch.cuda._utils._get_device_index(device, optional=True)
+        index = torch.cuda._utils._get_device_index(getattr(thing, "device", thing), optional=True)
     except (ValueError, RuntimeError, AttributeError):
         return None
     found = counts(("wait", "synchronize", index, HOST, False), None)
@@ -274,8 +272,7 @@ def _read_memory() -> list[tuple[int, tuple[int, int, int]]]:
         return []
     read = []
     for index in range(device_count()):
-        stats = torch.cuda.memory_stats_as_nested_dict(index)
-        if stats:
+        if stats := torch.cuda.memory_stats_as_nested_dict(index):
             used = stats["allocated_bytes"]["all"]
             count = stats["allocation"]["all"]["allocated"]
             read.append((index, (used["current"], used["peak"], count)))

@@ -249,8 +249,7 @@ def _offers(typed: str, words: list[str], option: Option | None, last: str) -> l
 def _arguments(typed: str, words: list[str], before: str, prefix: str) -> list[str]:
     """Return the arguments that may be typed here, without options."""
     magic = MAGICS[typed.lstrip("%")]
-    one_word = magic.number == "?" and any(not word.startswith("-") for word in words)
-    if magic.verbs or one_word:
+    if magic.verbs or (magic.number == "?" and any(not word.startswith("-") for word in words)):
         return [*magic.verbs] if not words else []
     found = ["home", "off"] * (typed == "%ongpu")
     if typed == "%%ongpu" and not before:

@@ -25,11 +25,8 @@ from gpumagic.magics.options import options
 
 def magic(kind: Callable[[Any], Any], *, parsed: bool = True) -> Callable[[Any], Any]:
     """Make a method a magic; `kind` is IPython's `line_magic`, `cell_magic` or `line_cell_magic`.
-
     If `parsed`, the method gets the parsed line, and a GpuError is shown as one line. The list of
-    the magic's options replaces ``{options}`` in the method's docstring. The magic prints this
-    docstring for `-h`, `--help` and `help`.
-    """
+    the magic's options replaces ``{options}`` in the method's docstring, which `-h` prints."""
 
     def decorate(method: Any) -> Any:
         name = method.__name__

@@ -77,10 +77,8 @@ def virtual_on(
 
 
 def virtual_off(cells: Any, *, force: bool = False) -> None:
-    """Move variables back to where they were before cells moved them; turn virtual GPUs off.
-
-    Raise GpuError if tensors stay on a GPU. With `force`, move all variables to the CPU instead.
-    """
+    """Move variables back, and turn virtual GPUs off; GpuError if tensors stay on a GPU.
+    With `force`, move all variables to the CPU instead."""
     from gpumagic import virtual
     from gpumagic.frameworks.public import bring_home
 

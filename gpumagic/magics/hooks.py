@@ -18,8 +18,6 @@ from IPython.display import display
 from gpumagic import faults
 from gpumagic.errors import CrossDeviceWarning, GpuError
 
-_FRAMEWORKS = ("torch", "jax", "tensorflow", "cupy")
-
 
 @contextmanager
 def in_one_line(magic: str) -> Iterator[None]:
@@ -125,7 +123,7 @@ class Explaining:
             return self._original(exc_tuple, *args, **kwargs)
 
     def _explains(self, error: BaseException | None) -> bool:
-        in_use = not sys.modules.keys().isdisjoint(_FRAMEWORKS)
+        in_use = not sys.modules.keys().isdisjoint(("torch", "jax", "tensorflow", "cupy"))
         return self._active and error is not None and in_use
 
     def explain_unshown(self, error: BaseException) -> None:

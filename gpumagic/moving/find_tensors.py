@@ -82,9 +82,7 @@ class Held:
 
 class TensorFinder:
     """Collect each tensor once, under the variable through which it was first found.
-
-    The limits `_DEPTH` and `_OBJECTS` do not apply to objects of classes in `module`.
-    """
+    The limits `_DEPTH` and `_OBJECTS` do not apply to objects of classes in `module`."""
 
     def __init__(self, module: str = "__main__") -> None:
         self.found: list[FoundTensor] = []
@@ -190,8 +188,7 @@ class TensorFinder:
         if stays:
             tensors = [FoundTensor(t, steps) for t in held.values() if issubclass(type(t), Tensor)]
             self.staying.append(Held(value, steps, tensors, NUMPY_STAYS))
-        kinds = map(type, held.values())
-        if torch.device in kinds or not held.keys().isdisjoint(DEVICE_NAMES):
+        if torch.device in map(type, held.values()) or not held.keys().isdisjoint(DEVICE_NAMES):
             self.naming.append((value, str(steps[0])))
 
     def _dataset(self, dataset: Any, steps: Path) -> None:

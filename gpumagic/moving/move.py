@@ -50,11 +50,9 @@ def move_all(
     line: Any = None,
 ) -> Moves:
     """Move tensors, modules, optimizers and containers; raise `GpuError` if they do not fit.
-
     The state of optimizers in `namespace` moves with the parameters. Names in `namespace` may be
     rebound. `origins` receives each moved tensor with its former device. `check_room` checks first
-    that the copies fit in the device's memory. `line` creates the progress line of a long move.
-    """
+    that the copies fit in the device's memory. `line` creates the progress line of a long move."""
     start = time.perf_counter()
     origins = [] if origins is None else origins
     namespace = {} if namespace is None else namespace
@@ -127,8 +125,7 @@ class MovePlan:
             for start, stop, family in self._families:
                 base = family[0].tensor.untyped_storage().data_ptr()
                 if bytes_[0] < base + stop and base + start < bytes_[1]:
-                    reason = f"memory no longer shared with {family[0].path}"
-                    self.left.append(Left(name, reason))
+                    self.left.append(Left(name, f"memory no longer shared with {family[0].path}"))
 
     def run(self, namespace: dict[str, Any], check_room: bool, line: Any) -> None:
         """Move all tensors; if they do not fit, move nothing and raise GpuError."""
@@ -408,8 +405,7 @@ def origin_of(value: object) -> Origin | None:
     except TypeError:  # the value allows no weak references
         return None
     # The user may have moved a tensor since then. Other objects are not checked.
-    moved_since = isinstance(value, Tensor) and found and value.device != found.there
-    return None if moved_since else found
+    return None if isinstance(value, Tensor) and found and value.device != found.there else found
 
 
 def brought_away() -> Origins:

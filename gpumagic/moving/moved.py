@@ -99,5 +99,4 @@ def keep_origins(known: MutableMapping[Any, Origin], origins: Origins, cell: str
             went_on = first.device != first.there == origin.device and first.kind is origin.kind
             kept = replace(first, there=origin.there) if went_on else origin
             copies = {**first.originals, **copies}
-            named = {**origin.named, **first.named}
-            known[moved] = replace(kept, named=named, originals=copies)
+            known[moved] = replace(kept, named={**origin.named, **first.named}, originals=copies)

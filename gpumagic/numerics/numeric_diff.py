@@ -45,7 +45,6 @@ _DIGIT = 10.0
 _SUMS = ("add.", "sub.", "sum", "mean", "native_batch_norm_b", "native_layer_norm_b")
 # Maximum operations to pair after the runs first differ, because difflib takes quadratic time.
 _ALIGNED = 2_000
-_MOST_LINES = 4
 
 
 @dataclass(frozen=True)
@@ -147,8 +146,7 @@ def diff(
             cuda_state.collect()
     if not any(run.operations or run.variables for run in runs):
         raise GpuError("nothing to compare: the code ran no operation of torch")
-    base = max(tolerance(name)[0] for name in pair)  # 0 if the sides are devices
-    return _compared(runs, tuple(pair), base, [*notes])
+    return _compared(runs, tuple(pair), max(tolerance(name)[0] for name in pair), [*notes])
 
 
 def _sides(given: tuple[object, ...]) -> dict[str, Device | torch.dtype]:
@@ -194,7 +192,7 @@ def _run(
 def _compared(
     runs: Sequence[Recorder], sides: tuple[str, ...], base: float, notes: list[str]
 ) -> NumericDiff:
-    """Compare two runs; `base` is the relative tolerance if the sides are dtypes."""
+    """Compare two runs; `base` is the relative tolerance if the sides are dtypes, else 0."""
     found, count, largest = dict[str, Gap](), 0, 0.0
     for one, other in _aligned(runs):
         inputs = [*one.inputs, *other.inputs]
@@ -333,5 +331,5 @@ def _lines(diff: NumericDiff) -> list[str]:
     inputs = f"inputs agreed to {found.inputs:.0e}" if found.inputs else "inputs were equal"
     how = "agree, except for a choice" if diff.agree else "differ"
     answer = "; ".join(filter(None, [found.why, numbers, inputs]))
-    also = [f"also at {each.where}" for each in diff.found if each is not found][:_MOST_LINES]
+    also = [f"also at {each.where}" for each in diff.found if each is not found][:4]
     return [f"{sides} {how} at {found.where}", answer, *also, *diff.notes]

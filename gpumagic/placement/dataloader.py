@@ -44,8 +44,7 @@ def _copy_batch(device: torch.device, copied: list[int], batch: Any) -> Any:
 
 def _copy_leaf(device: torch.device, copied: list[int], item: Any) -> Any:
     if isinstance(item, torch.Tensor):
-        coo = item.layout is torch.sparse_coo
-        parts = (item._indices(), item._values()) if coo else (item,)
+        parts = (item._indices(), item._values()) if item.layout is torch.sparse_coo else (item,)
         if item.device != device:
             copied.append(sum(part.nbytes for part in parts))
         return item.to(device, non_blocking=item.is_pinned())

@@ -41,8 +41,7 @@ def enter(
     """Begin a placement, and swap names in `namespace` too. Pass the result to `leave`."""
     outer, modes = in_force.get() and placement(), _len_torch_function_stack()
     implied = device.type == "cpu" and not modes
-    keywords = {} if implied else {"device": device}
-    place = Placement(device, batches, outer, modes, keywords)
+    place = Placement(device, batches, outer, modes, {} if implied else {"device": device})
     if not implied and device.type == "cuda":
         # "cuda" without an index and torch.cuda.current_device() then mean this GPU.
         place.previous_index = torch.cuda.current_device()

@@ -40,8 +40,7 @@ def _twin(function: Function, adapter: Adapter) -> Function:
     @wraps(function)
     def twin(*args: Any, **kwargs: Any) -> Any:
         try:
-            frame = None if is_dynamo_compiling() else _getframe(1)
-            return adapter(function, args, kwargs, frame)
+            return adapter(function, args, kwargs, None if is_dynamo_compiling() else _getframe(1))
         except BaseException as error:
             leave_out_ours(error)
             raise
@@ -169,27 +168,17 @@ _device_twin: Any = _DeviceType("device", (), {"__module__": "torch", "__doc__":
 # Modules of "host code", whose small tensors belong on the host. No placement applies in them.
 # Examples are step counters of optimizers, seeds of samplers and NumPy values of schedulers.
 _HOST_CODE = (
-    "torch.optim",
-    "torch.utils.",
-    "torch.distributed.",
-    "torch.nn.utils.rnn",
-    "torch._tensor",
-    "torch._utils",
-    "gpumagic.",
-    "diffusers.schedulers.",
-    "fastai.data.",
+    *("torch.optim", "torch.utils.", "torch.distributed.", "torch.nn.utils.rnn"),
+    *("torch._tensor", "torch._utils", "gpumagic.", "diffusers.schedulers.", "fastai.data."),
 )
-# Not host code, because users may call it to place a batch. In a DataLoader, no placement applies.
-_COLLATE = "torch.utils.data._utils.collate"
-
-
 _others: set[object] = set()  # names of modules that were checked and are not host code
 
 
 def _is_host_code(module: object) -> bool:
     """Whether small tensors that this module creates belong on the host."""
     name = str(module)
-    if name.startswith(_HOST_CODE) and name != _COLLATE:
+    # Users may call `collate` to place a batch. In a DataLoader, no placement applies anyway.
+    if name.startswith(_HOST_CODE) and name != "torch.utils.data._utils.collate":
         return True
     _others.add(module)
     return False
@@ -217,8 +206,7 @@ def _factory(make: Function) -> Function:
             if place is None:
                 return _make(make, args, kwargs, None)
             frame = get_frame(1)
-            known = frame.f_globals.get("__name__") in others
-            if known and not kwargs and place.direct:
+            if frame.f_globals.get("__name__") in others and not kwargs and place.direct:
                 return make(*args, **place.keywords)
             return _make(make, args, kwargs, frame)
         except BaseException as error:
@@ -277,10 +265,6 @@ def _pin(pin: Function, args: Args, kwargs: dict[str, Any], _: FrameType | None)
     return pin(*args, **kwargs)
 
 
-def _default(get: Function, args: Args, kwargs: dict[str, Any], _: FrameType | None) -> Any:
-    return _chosen() or get()
-
-
 def _recheck_later(make: Function, args: Args, kwargs: dict[str, Any], _: FrameType | None) -> None:
     """Adapt `with torch.device(...)`, so that later factory calls check `overruled`."""
     make(*args, **kwargs)
@@ -315,9 +299,6 @@ class _LegacyType(type):
 
     def __getattr__(cls, name: str) -> Any:
         return getattr(type.__getattribute__(cls, "real"), name)
-
-
-_TENSOR_TYPE = type(torch.FloatTensor)
 
 
 # -- functions of libraries
@@ -360,7 +341,7 @@ _ADAPTED: dict[str, Adapter] = {
     "from_file": _on_host,
     "from_numpy": _on_host,
     "frombuffer": _on_host,
-    "get_default_device": _default,
+    "get_default_device": lambda get, *_: _chosen() or get(),
     "load": _load,
     "normal": _normal,
 }
@@ -397,14 +378,13 @@ def twins() -> Iterator[tuple[Any, str, Any, Any]]:
                     made[value] = _twin(value, adapter) if adapter else _factory(value)
                 yield owner, name, value, made[value]
     for name, value in list(vars(torch).items()):
-        if type(value) is _TENSOR_TYPE:
+        if type(value) is type(torch.FloatTensor):
             # `Tensor.type(cls)` needs the full name, "torch.FloatTensor".
             kind = f"torch.{value.__name__.rsplit('.', 1)[-1]}"
             yield torch, name, value, _LegacyType(kind, (), {"real": value})
     yield torch, "device", _device, _device_twin
     # A DataLoader's seeds, samplers and shared memory belong on the host.
-    iterate = DataLoader.__iter__
-    yield DataLoader, "__iter__", iterate, suspended()(iterate)
+    yield DataLoader, "__iter__", DataLoader.__iter__, suspended()(DataLoader.__iter__)
     for owner, name, adapter in _OTHERS:
         value = vars(owner)[name]
         yield owner, name, value, _twin(value, adapter)

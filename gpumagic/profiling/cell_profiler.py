@@ -114,10 +114,7 @@ class CellProfiler:
 
 
 class LineClock:
-    """Log when the user's lines run in this thread. Call `start`, run code, and always call `stop`.
-
-    Raises GpuError if something else, such as a debugger, traces this thread.
-    """
+    """Log when the user's lines run in this thread. Call `start`, run code, always call `stop`."""
 
     def __init__(self) -> None:
         if sys.gettrace() is not None:

@@ -112,8 +112,7 @@ async def _ask(notebook: str, about: str) -> dict[str, Any]:
     loaded = await _reply(name, manager, "comm_info_request", {"target_name": "gpumagic"})
     if not loaded["comms"]:
         raise GpuError(f"{name} has not loaded gpumagic; type %load_ext gpumagic there")
-    answer = await _reply(name, manager, "gpumagic_request", {"about": about})
-    return {"notebook": name, **answer}
+    return {"notebook": name, **await _reply(name, manager, "gpumagic_request", {"about": about})}
 
 
 async def _reply(name: str, manager: Any, kind: str, content: dict[str, Any]) -> dict[str, Any]:

@@ -28,7 +28,6 @@ _FULL = 0.95
 _TREND_S = 8.0
 _OLD_S = 30.0
 _XID_S = 60.0
-_KILL = 9
 _CRASHES = {
     getattr(signal, name, None) for name in ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL")
 }
@@ -126,7 +125,7 @@ class Deaths:
         if -code in _CRASHES:
             words = (signal.strsignal(-code) or "").lower()
             return "crashed", f"crashed ({words}, signal {-code})"
-        if -code == _KILL:
+        if -code == 9:  # SIGKILL, which Windows' `signal` lacks
             with self._lock:
                 if self._killed:
                     self._killed.pop()

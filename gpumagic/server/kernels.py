@@ -60,7 +60,6 @@ async def terminate(given: Any, snapshot: Snapshot) -> tuple[bool, str]:
 
 
 KEPT_S = 600.0  # seconds from a cell run's end until the run is dropped
-
 MOST_RUNS = 2000
 # Maximum length of a recorded source, which is enough to recognize the cell.
 _SOURCE = 200

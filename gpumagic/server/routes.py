@@ -97,7 +97,6 @@ def _families(snapshot: Snapshot) -> Iterator[Metric]:
 
 HUB = "gpumagic_hub"  # the key of the hub in the settings of the web application
 
-_RENDERER = Path(__file__).parents[1] / "static" / "panel.js"
 # Small socket buffers, so that old snapshots do not queue for slow clients.
 _SEND_BUFFER = 32768  # bytes of the send buffer
 _UNSENT = 16384  # the system accepts more data while fewer bytes than this are unsent
@@ -123,8 +122,7 @@ def routes() -> list[tuple[Any, ...]]:
 
 
 class Guard(JupyterHandler):
-    """Base class of the handlers; refuses requests without a login. Requests from pages of other
-    origins are refused even with the token, unless the server's ``allow_origin`` allows them."""
+    """Base class of the handlers; refuses requests without a login or from other origins."""
 
     # The name of the resource that the server's authorizer checks.
     auth_resource = "gpumagic"
@@ -146,7 +144,7 @@ class Guard(JupyterHandler):
             raise web.HTTPError(403)
 
     def skip_check_origin(self) -> bool:
-        """Return False, so that the origin is checked even for a request with a token."""
+        """Return False, so that ``allow_origin`` must allow even a request with a token."""
         return False
 
 
@@ -180,7 +178,7 @@ _Answer = tuple[Callable[[GetRoute], Any], Callable[[Any], str | bytes], str]
 def _renderer(route: GetRoute) -> bytes:
     """Return the renderer's JavaScript. Browsers must revalidate their cached copy."""
     route.set_header("Cache-Control", "no-cache")
-    return _RENDERER.read_bytes()
+    return (Path(__file__).parents[1] / "static" / "panel.js").read_bytes()
 
 
 def _tour(route: GetRoute) -> str:

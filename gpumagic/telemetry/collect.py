@@ -90,9 +90,7 @@ _OWNERS_S = 2.9  # seconds between two look-ups of the processes' owners
 
 
 class Collector:
-    """Takes snapshots of `sources`; the default is the sources of this machine. ``here`` returns
-    the GPUs that torch can use in this process. If ``usable``, it is a problem that this process
-    can use no GPU. The Jupyter server passes False, because the server itself needs no GPU."""
+    """Takes snapshots of `sources`; the default is the sources of this machine."""
 
     def __init__(
         self,
@@ -102,7 +100,7 @@ class Collector:
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
         host: Callable[[], Host] | None = None,
-        usable: bool = True,
+        usable: bool = True,  # False if this process needs no GPU, as the Jupyter server
     ) -> None:
         found, self._misnamed = chosen(os.environ) if sources is None else (sources, [])
         self._sources = [*found, VirtualSource()] if sources is None else list(sources)

@@ -9,11 +9,8 @@ from pathlib import Path
 from typing import IO
 
 _LONGEST = 65536
-_MOST_FRAMES = 6
 _FRAME = re.compile(r'  File "(.+)", line (\d+) in (.+)')
 _CELL = re.compile(r"ipykernel_\d+[/\\]\d+\.py$|^<ipython-input")
-# IPython's file that runs cells. Frames listed after it belong to IPython or ipykernel.
-_SHELL = "interactiveshell.py"
 
 
 class CrashFile:
@@ -45,24 +42,23 @@ class CrashFile:
 
 
 def frames_of_crash(connection_file: str) -> tuple[str, ...]:
-    """Return the frames of a crash, the innermost first, as ``"a cell, line 3"``; () if unknown.
-    Delete the crash file, so that it cannot explain a later crash of a kernel without gpumagic."""
+    """Return a crash's frames, innermost first: ``"a cell, line 3"``; () if unknown."""
     path = _path(connection_file)
     try:
         with path.open("rb") as file:
             text = file.read(_LONGEST).decode(errors="replace")
-        path.unlink()
+        path.unlink()  # so that it cannot explain a later crash of a kernel without gpumagic
     except OSError:
         return ()
     frames = []
     # Forked children that crash write to the same file. The kernel's crash is the last in it.
     for source, line, function in _FRAME.findall(text.rpartition("Fatal Python error")[2]):
-        if source.endswith(_SHELL):
+        if source.endswith("interactiveshell.py"):  # later frames belong to IPython or ipykernel
             break
         where = "a cell" if _CELL.search(source) else "/".join(Path(source).parts[-2:])
         inside = "" if function.startswith("<") else f", in {function}"
         frames.append(f"{where}, line {line}{inside}")
-    return tuple(frames[:_MOST_FRAMES])
+    return tuple(frames[:6])
 
 
 def _path(connection_file: str) -> Path:

@@ -166,8 +166,7 @@ class CellRuns:
 
     def use(self, name: str, snapshot: Snapshot, processes: Iterable[ProcessSample]) -> None:
         """Record the GPUs on which a process computes or holds more or less memory than at `start`.
-        If the process's utilization is unknown, the utilization of the whole GPU counts. If both
-        are unknown, the GPU is recorded."""
+        If its utilization is unknown, the whole GPU's counts; if both are, the GPU is recorded."""
         run = self.get(name)
         if run is None:
             return

@@ -74,8 +74,7 @@ class AgreementCollector:
     def add(
         self, where: str, values: Mapping[str, Any], results: dict[str, Any], drawn: frozenset[str]
     ) -> None:
-        """Save the first device's results, or compare the results of another device.
-        `drawn`: the devices on which the run drew random numbers."""
+        """Save or compare a device's results; `drawn`: the devices that drew random numbers."""
         if self._first is None or self._first[0] != key(values):
             self._first = key(values), where, results, drawn
             return

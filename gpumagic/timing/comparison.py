@@ -30,11 +30,9 @@ if TYPE_CHECKING:
 
 def interval(seconds: Sequence[float]) -> tuple[float, float]:
     """Return the 95 % confidence interval of the median, for any distribution.
-
     The ends are the j-th smallest and the j-th largest value (J.-Y. Le Boudec, Performance
     Evaluation of Computer and Communication Systems, 2010, theorem 2.1). The formula
-    for j is an approximation. With six values or more, the interval is never too narrow.
-    """
+    for j is an approximation. With six values or more, the interval is never too narrow."""
     ordered, count = sorted(seconds), len(seconds)
     rank = max(math.floor(0.5 * count - 0.98 * math.sqrt(count)), 1)
     return ordered[rank - 1], ordered[-rank]

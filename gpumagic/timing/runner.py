@@ -168,10 +168,7 @@ _LEAST, _MOST = 10, 10_000
 
 
 class Repeats:
-    """Warm up, then call `lap` at least once and for at most about `max_time` seconds.
-
-    The caller has already run the code once.
-    """
+    """After a first run: warm up, then call `lap` at least once, for at most about `max_time`."""
 
     def __init__(
         self,

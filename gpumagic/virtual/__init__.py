@@ -39,11 +39,7 @@ _lock = threading.RLock()
 
 
 def enable(
-    devices: int = 2,
-    memory: str | int | None = None,
-    *,
-    force: bool = False,
-    asserts: bool = False,
+    devices: int = 2, memory: str | int | None = None, *, force: bool = False, asserts: bool = False
 ) -> None:
     """Give this process `devices` virtual GPUs of `memory` each; ``torch.cuda`` then reports them.
 

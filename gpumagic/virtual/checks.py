@@ -110,7 +110,7 @@ ASSERT = (
     "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
 )
 # CPU errors that are failed asserts on CUDA. No size errors, because CUDA raises them too.
-_ASSERTED = re.compile(
+ASSERTED = re.compile(
     r"(?i)(index|target) .*out of (range|bounds)|tried to access index|"
     r"INDICES element is out|not in the valid range|Class values must be|p_in >= 0|"
     r"elements of (input|target) should be between 0 and 1|probability tensor contains|"
@@ -150,11 +150,6 @@ def wait() -> None:
         for gpu in GPUS:
             gpu.account.refuse(ASSERT)
         raise torch.AcceleratorError(ASSERT)
-
-
-def is_assert(error: BaseException) -> bool:
-    """Whether asserts are imitated, and `error` would be a failed assert on CUDA."""
-    return imitated and _ASSERTED.search(str(error)) is not None
 
 
 def run_on(plan: Any, kernel: Callable[..., Any], args: Any, kwargs: Any) -> Any:

@@ -65,11 +65,7 @@ def adopt(tensor: Tensor, gpu: VirtualGpu, depth: int = 3) -> Tensor:
 
 
 aten: Any = torch.ops.aten
-KEYS = {
-    "SparseCUDA": "SparseCPU",
-    "SparseCsrCUDA": "SparseCsrCPU",
-    "NestedTensorCUDA": "NestedTensorCPU",
-}
+KEYS = {f"{kind}CUDA": f"{kind}CPU" for kind in ("Sparse", "SparseCsr", "NestedTensor")}
 """The CPU's dispatch key for each GPU dispatch key of sparse and nested tensors."""
 METADATA = {"_nested_tensor_size", "_nested_tensor_storage_offsets", "_nested_tensor_strides"}
 METADATA |= {"_coalesced_", "copy_sparse_to_sparse_", "sparse_resize_", "sparse_resize_and_clear_"}

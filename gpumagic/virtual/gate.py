@@ -121,8 +121,7 @@ def _install_hooks(stack: ExitStack, c10: ctypes.CDLL, cpu: ctypes.CDLL) -> None
     table[first : first + len(YES)] = [yes] * len(YES)
     order = header_order()[1:]
     if "getPinnedMemoryAllocator" in order and hasattr(c10, CPU_ALLOCATOR):
-        at = first + order.index("getPinnedMemoryAllocator")
-        table[at] = _address(_pinned_allocator(c10))
+        table[first + order.index("getPinnedMemoryAllocator")] = _address(_pinned_allocator(c10))
     _kept.append(table)
     stack.callback(setattr, pointer, "value", pointer.value)
     pointer.value = ctypes.addressof(table) + _HEADER_WORDS * ctypes.sizeof(ctypes.c_void_p)

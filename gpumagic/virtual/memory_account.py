@@ -253,8 +253,7 @@ class MemoryAccount:
             block.place = allocator.allocate(block.requested)
             live[key] = block
             del log[0]
-        counts_each = self.events is not None or self.refusal
-        self._room = -1 if counts_each else min(self.room, _UNCOUNTED)
+        self._room = -1 if self.events is not None or self.refusal else min(self.room, _UNCOUNTED)
 
     def empty_cache(self) -> None:
         """Release the reserved memory that is not allocated."""

@@ -56,9 +56,7 @@ def own_kernels() -> dict[str, Kernel]:
         "convolution": _convolution,
         "_index_put_impl_": _index_put,
         "masked_fill_.Tensor": _masked_fill,
-        "index_fill_.int_Tensor": lambda x, dim, index, value: x.index_fill_(
-            dim, index, value.item()
-        ),
+        "index_fill_.int_Tensor": lambda x, dim, at, value: x.index_fill_(dim, at, value.item()),
         "histc": _histc,
         "record_stream": lambda *args: None,
         # torch's efficient zero tensor has no bytes to share, so create ordinary zeros.
@@ -121,8 +119,7 @@ def _fill_(self: Tensor, value: Tensor) -> Tensor:
 def _masked_fill(self: Tensor, mask: Tensor, value: Tensor) -> Tensor:
     if not self.is_cuda:
         raise RuntimeError("masked_fill_: Expected inputs to be on same device")
-    read = not value.dim()
-    return self.masked_fill_(mask, value.item()) if read else _fill_mask(self, mask, value)
+    return _fill_mask(self, mask, value) if value.dim() else self.masked_fill_(mask, value.item())
 
 
 def _item(self: Tensor) -> Any:
@@ -179,8 +176,7 @@ def _convolution(input: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any)
 
 def _histc(self: Tensor, *options: Any) -> Any:
     # CUDA has a kernel for integers, but the CPU has none.
-    numbers = self if self.is_floating_point() else self.double()
-    return _count(numbers, *options).to(self.dtype)
+    return _count(self if self.is_floating_point() else self.double(), *options).to(self.dtype)
 
 
 def _floats_only(multiply: Kernel, said: str) -> Kernel:

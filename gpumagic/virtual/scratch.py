@@ -52,8 +52,7 @@ def _sum(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
         return copy
     dims = [dim % max(x.dim(), 1) for dim in _over(args)] or range(x.dim())
     layout = tuple(x.shape), x.stride(), x.storage_offset(), tuple(sorted(dims))
-    size = 4 if out in _HALVES else out.itemsize
-    return copy + _partial_sums(*layout, size, card)
+    return copy + _partial_sums(*layout, 4 if out in _HALVES else out.itemsize, card)
 
 
 def _over(args: tuple[Any, ...]) -> tuple[int, ...]:
