@@ -10,6 +10,7 @@ import gc
 import linecache
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from difflib import SequenceMatcher
 from itertools import chain
@@ -33,24 +34,30 @@ _PLACED = re.compile(r"\s*%%ongpu\b\s*(?:cuda:|/?gpu:)?([^\s?]*)")
 _PLACES_ITSELF = re.compile(r"^\s*%%?(?:ongpu|gpu\w+)\b", re.MULTILINE)
 
 
-def tried(error: BaseException, found: Explanation, shell: Any) -> Explanation:
+def tried(error: BaseException, found: Explanation, shell: Any = None) -> Explanation:
     """Return an explanation with a completed fix, and with `%%ongpu` if that fixes the cell."""
     said = next(filter(read, errors(error)), None)  # None if the error is not torch's
-    frames = failed_frames(said.__traceback__) if said is not None else []
-    if not frames or not frames[-1].at_top or label(frames[-1].filename) != last_cell():
+    every = failed_frames(said.__traceback__) if said is not None else []
+    top = next((n for n, frame in enumerate(every) if frame.at_top), None)
+    if top is None:
         return found
+    frames = every[: top + 1]
     with ProgressLine(shell) as line:
         line.update("trying the fix; Ctrl-C ends it")
-        try:
+        # A fix that contains a magic is no Python code, and is not tried.
+        with suppress(GpuError, SyntaxError, KeyboardInterrupt):
             trial = _Trial(shell, frames)
-            return trial.completed(trial.placed(found))
-        except (GpuError, SyntaxError, KeyboardInterrupt):
-            return found
+            if shell is not None and label(frames[-1].filename) == last_cell():
+                found = trial.placed(found)
+            found = trial.completed(found)
+    return found
 
 
 class _Trial:
     def __init__(self, shell: Any, frames: list[FailedFrame]) -> None:
         self._shell, self._frames, self._top = shell, frames, frames[-1]
+        self._transform = str if shell is None else shell.transform_cell
+        self._namespace: Any = frames[-1].scope.outer
 
     def placed(self, found: Explanation) -> Explanation:
         """Offer an earlier cell's `%%ongpu` line if the whole cell then runs."""
@@ -96,12 +103,11 @@ class _Trial:
         return new[min(ran, next((n for n, same in enumerate(alike) if not same), len(old))) :]
 
     def _dry(self, code: list[ast.stmt], texts: dict[str, str], number: str = "") -> DryRun:
-        shell, file, tree = self._shell, self._top.filename, ast.Module(code, [])
-        namespace = shell.user_ns
-        reads = variables_read(names_read(tree, shell.transform_cell), namespace) if number else ()
+        file, tree, namespace = self._top.filename, ast.Module(code, []), self._namespace
+        reads = variables_read(names_read(tree, self._transform), namespace) if number else ()
 
         def prepare(note: Note) -> Callable[[], dict[str, Any]]:
-            execute = leave_out_magics(namespace, note, file, shell.transform_cell)
+            execute = leave_out_magics(namespace, note, file, self._transform)
             for name, text in texts.items():
                 linecache.cache[name] = len(text), None, text.splitlines(keepends=True), name
             for function, code in changed.items():

@@ -111,8 +111,9 @@ class _TorchEvaluator(Evaluator):
 def _attribute(owner: Any, name: str) -> Any:
     """Return `owner.name` of a tensor, a torch module or a named tuple."""
     kind, held = type(owner), own(owner)
-    torch = torch_here()
-    if torch and kind in (torch.Tensor, torch.nn.Parameter) and name in _OF_TENSORS:
+    torch, fakes = torch_here(), sys.modules.get("torch._subclasses.fake_tensor")  # of dry runs
+    of_torch = torch and (torch.Tensor, torch.nn.Parameter, getattr(fakes, "FakeTensor", None))
+    if of_torch and kind in of_torch and name in _OF_TENSORS:
         return getattr(owner, name)
     if is_module(owner):
         return ChainMap(*(held[part] for part in _MODULE_STATE))[name]

@@ -4,6 +4,7 @@ from collections import defaultdict
 
 from snippets import names_told, read, run
 
+from gpumagic.dryrun.try_fix import tried
 from gpumagic.mismatch.explainer import explain
 
 WRITTEN_ALONG = "cross_device.txt"
@@ -46,14 +47,24 @@ def score(files):
         result.note("the error is left alone", _state(error) == before, snippet)
         _note_words(result, explanation, snippet)
         fix = explanation.fix if explanation is not None else None
+        fixed = fix is not None and run(fix.apply(snippet.code), "fixed.py") is None
+        if fix is not None and not fixed:  # completed, as below a cell
+            fixed = run(applied(tried(error, explanation), snippet.code), "fixed.py") is None
         if snippet.withheld:
-            result.note("rightly withheld", fix is None, snippet)
+            result.note("rightly withheld", fix is None or fixed, snippet)
         else:
-            fixed = fix is not None and run(fix.apply(snippet.code)) is None
             result.note("fix runs", fixed, snippet)
         if fix is not None and snippet.at:
             result.note("fix is at the line", fix.line == snippet.at, snippet)
     return result
+
+
+def applied(explanation, code):
+    """The code with all edits of an explanation, the last line first."""
+    edits = [explanation.fix, *explanation.more]
+    for fix in sorted(edits, key=lambda fix: -fix.line):
+        code = fix.apply(code)
+    return code
 
 
 def _note_words(result, explanation, snippet):

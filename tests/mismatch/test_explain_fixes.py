@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+from corpus_score import applied
 from snippets import names_told, run
 
 import gpumagic
+from gpumagic.dryrun.try_fix import tried
 
 pytestmark = [pytest.mark.usefixtures("gpus"), pytest.mark.filterwarnings("ignore")]
 
@@ -66,11 +68,14 @@ y = g(torch.ones(3, device="cuda"))
 """
 
 
-@pytest.mark.parametrize(("other", "sure"), [("other", False), ("other.cuda()", True)])
-def test_no_fix_is_proposed_that_surely_brings_the_next_error(other, sure):
-    explanation = gpumagic.explain(run(NEXT.replace("{other}", other)))
+@pytest.mark.parametrize(("other", "follows"), [("other", True), ("other.cuda()", False)])
+def test_a_fix_that_brings_the_next_error_has_the_edit_for_it_too(other, follows):
+    code = NEXT.replace("{other}", other)
+    error = run(code)
+    explanation = tried(error, gpumagic.explain(error))
     assert names_told(explanation)["s"].devices == ("cpu",)
-    assert (explanation.fix is not None) is sure
+    assert ("other.to(x.device)" in explanation.fix.code) is follows
+    assert run(applied(explanation, code)) is None
 
 
 def test_what_is_made_later_and_fails_next_is_explained_in_its_turn():

@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+from corpus_score import applied
 from snippets import names_told, run
 
 import gpumagic
+from gpumagic.dryrun.try_fix import tried
 
 pytestmark = [pytest.mark.usefixtures("gpus"), pytest.mark.filterwarnings("ignore")]
 
@@ -202,9 +204,11 @@ torch.set_rng_state(state["rng"])
     ],
 )
 def test_the_fix_runs_and_is_where_it_lasts(code, fixed):
-    explanation = gpumagic.explain(run(code))
-    assert fixed in explanation.fix.code
-    assert run(explanation.fix.apply(code)) is None
+    error = run(code)
+    explanation = tried(error, gpumagic.explain(error))
+    edits = [explanation.fix, *explanation.more]
+    assert fixed in "\n".join(edit.code for edit in edits)
+    assert run(applied(explanation, code)) is None
 
 
 def test_a_tensor_that_is_written_twice_in_a_row_is_named_itself():
