@@ -39,6 +39,7 @@ _DEVICE: Any = torch.ops.prim.device.default
 _BETWEEN = (__package__, "torch._dynamo", "torch._compile", "torch._subclasses", "torch.utils._")
 _COLLECTIVES = ("c10d", "_c10d_functional", "_dtensor")
 _READS = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"}
+_INDEX = "indices should be either on cpu or on the same device as the indexed tensor ({})"
 _READABLE = {
     "_local_scalar_dense": "the value of a tensor",
     "index": "an index of booleans",
@@ -134,10 +135,13 @@ class Operators(TorchDispatchMode):
             raise Stopped(f"{name.strip('_')} in a process group: a dry run sends nothing")
         if name == "copy_":
             self._note(args[1], args[0])
-        elif name in _READS and args[0].device.type != "cpu":
+        elif name in _READS:
+            home = args[0].device
             for index in tree_leaves(args[1]):
-                if isinstance(index, Tensor) and index.device.type == "cpu":
-                    self._crossings.note(True, name, "cpu", str(args[0].device), index.nbytes)
+                if isinstance(index, Tensor) and index.device != home:
+                    if index.device.type != "cpu":  # fakes allow this, but torch does not
+                        raise RuntimeError(_INDEX.format(home))
+                    self._crossings.note(True, name, "cpu", str(home), index.nbytes)
 
     def _note(self, source: Any, target: Tensor) -> None:
         # In torch.func, the source may be a number.

@@ -6,7 +6,6 @@ earlier cell's `%%ongpu` line on top of the whole cell.
 """
 
 import ast
-import gc
 import linecache
 import re
 from collections.abc import Callable
@@ -25,7 +24,7 @@ from gpumagic.errors import GpuError
 from gpumagic.mismatch.explanation import NEAR, Explanation, Fix, total
 from gpumagic.mismatch.operation import read
 from gpumagic.usercode.files import label, last_cell
-from gpumagic.usercode.frames import FailedFrame, errors, failed_frames
+from gpumagic.usercode.frames import FailedFrame, errors, failed_frames, functions_again
 from gpumagic.usercode.variables import names_read, variables_read
 
 _LIMIT_S = 2.0  # for each dry run
@@ -38,10 +37,10 @@ def tried(error: BaseException, found: Explanation, shell: Any = None) -> Explan
     """Return an explanation with a completed fix, and with `%%ongpu` if that fixes the cell."""
     said = next(filter(read, errors(error)), None)  # None if the error is not torch's
     every = failed_frames(said.__traceback__) if said is not None else []
-    top = next((n for n, frame in enumerate(every) if frame.at_top), None)
-    if top is None:
+    at_top = [n for n, frame in enumerate(every) if frame.at_top and frame.tree is not None]
+    if not at_top:
         return found
-    frames = every[: top + 1]
+    frames = every[: at_top[0] + 1]
     with ProgressLine(shell) as line:
         line.update("trying the fix; Ctrl-C ends it")
         # A fix that contains a magic is no Python code, and is not tried.
@@ -61,37 +60,40 @@ class _Trial:
 
     def placed(self, found: Explanation) -> Explanation:
         """Offer an earlier cell's `%%ongpu` line if the whole cell then runs."""
+        if not (number := self._gpu_of_earlier(found)):
+            return found
+        run = self._dry(ast.parse(self._top.source).body, {}, number)
+        ends = (each.where for each in run.unknown if each.ended and each.where is not None)
+        early = any(at.label == last_cell() and at.line < self._top.line for at in ends)
+        fails = early or run.mismatches or run.error
+        return found if fails else replace(found, first=f"%%ongpu {number}")
+
+    def _gpu_of_earlier(self, found: Explanation) -> str:
+        """Return the number of an operand's GPU that earlier cells used; empty if uncertain."""
         *earlier, now = getattr(self._shell.history_manager, "input_hist_raw", [""])
         used = {match[1] for match in map(_PLACED.match, earlier) if match}
         gpus = {d.partition(":")[2] for o in found.operands for d in o.devices if d != "cpu"}
-        tree, fix = self._top.tree, found.fix
         # A fix that moves nothing, in another cell, mends the code for good.
-        lasts = fix is not None and fix.nbytes == 0 and fix.label != last_cell()
-        if lasts or len(gpus & used) != 1 or tree is None or _PLACES_ITSELF.search(now):
-            return found
-        (number,) = gpus & used
-        run = self._dry(tree.body, {}, number)
-        return found if run.mismatches or run.error else replace(found, first=f"%%ongpu {number}")
+        lasts = found.fix is not None and found.fix.nbytes == 0 and found.fix.label != last_cell()
+        alone = len(gpus & used) == 1 and not lasts and not _PLACES_ITSELF.search(now)
+        return (gpus & used).pop() if alone else ""
 
     def completed(self, found: Explanation) -> Explanation:
         """Add the fixes of the errors that follow; the same explanation if the code then fails."""
-        every = [found.fix] if found.fix is not None and not found.fix.cls else []
-        texts = {frame.filename: frame.source for frame in self._frames}
-        before = dict(texts)
-        for fix in every:
+        before = {frame.filename: frame.source for frame in self._frames}
+        texts, every, fix = dict(before), list[Fix](), found.fix
+        while fix is not None and not fix.cls and fix.filename in texts and len(every) < _MOST:
+            every.append(fix)
             texts[fix.filename] = fix.apply(texts[fix.filename])
             run = self._dry(self._from_change(texts), texts)
             if run.error:
-                return found
+                break
             if not run.mismatches:
                 changes = (_changes(before[name], texts[name], every, name) for name in texts)
                 first, *others = chain.from_iterable(changes)
                 return replace(found, fix=first, more=tuple(others)) if every[1:] else found
             later = run.mismatches[0].explanation
-            then = later.fix if later is not None else None
-            if then is None or then.cls or then.filename not in texts or len(every) == _MOST:
-                return found
-            every.append(then)
+            fix = later.fix if later is not None else None
         return found
 
     def _from_change(self, texts: dict[str, str]) -> list[ast.stmt]:
@@ -117,21 +119,11 @@ class _Trial:
         changed = dict[FunctionType, CodeType]()
         for frame in self._frames[:-1]:
             if frame.source != texts.get(frame.filename, frame.source):
-                changed |= _compiled(frame.code, texts[frame.filename])
+                changed |= functions_again(frame.code, texts[frame.filename])
         device, _ = target_of(f"cuda:{number}" if number else None)
         return dry(
             Subject(namespace, [*reads], prepare, device, bool(number), _LIMIT_S, guesses=True)
         )
-
-
-def _compiled(old: CodeType, text: str) -> dict[FunctionType, CodeType]:
-    """Return the functions with an old code object, and their code in a changed source."""
-    waiting = [compile(text, old.co_filename, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)]
-    for each in waiting:
-        if (each.co_name, each.co_firstlineno) == (old.co_name, old.co_firstlineno):
-            return {f: each for f in gc.get_referrers(old) if type(f) is FunctionType}
-        waiting += [const for const in each.co_consts if isinstance(const, CodeType)]
-    return {}
 
 
 def _changes(before: str, after: str, fixes: list[Fix], filename: str) -> list[Fix]:

@@ -161,7 +161,10 @@ class Explaining:
         with self._not_timed():
             from gpumagic.memory.explain_out_of_memory import explain_out_of_memory
 
-            found = self._completed(error, found)
+            if found and "torch" in sys.modules:
+                from gpumagic.dryrun.try_fix import tried
+
+                found = tried(error, found, self.shell)
             if not found and (line := cuda_advice(error)):
                 self.last = line
                 self._death_shown = (state := cuda_state()) and state.death() is not None
@@ -169,13 +172,6 @@ class Explaining:
             elif found := found or explain_out_of_memory(error, earlier=earlier):
                 self.last = found
                 display(found)
-
-    def _completed(self, error: Any, found: Any) -> Any:
-        if "torch" not in sys.modules or not found:
-            return found
-        from gpumagic.dryrun.try_fix import tried
-
-        return tried(error, found, self.shell)
 
     @contextmanager
     def _not_timed(self) -> Iterator[None]:

@@ -184,9 +184,7 @@ def _is_cell(frame: Mapping[str, Any]) -> bool:
 
 def record(on: bool) -> str:
     """Turn torch's recording of allocations on or off; return a line about the new state.
-
-    A recording that the user's code turned on stays on. Raises GpuError without a CUDA GPU.
-    """
+    A recording that the user's code turned on stays on. Raises GpuError without a CUDA GPU."""
     global _recording
     if has_virtual():
         return "virtual GPUs always know the line; there is nothing to record"
@@ -271,9 +269,7 @@ def replay(
 
 class PeakRecorder:
     """Record the memory peak of code. Call `start`, run the code, call `stop` even after an error.
-
-    If the user's code already records memory history, that recording is used and stays on.
-    """
+    If the user's code already records memory history, that recording is used and stays on."""
 
     def __init__(self, device: torch.device, save: str | None = None) -> None:
         if device.type != "cuda" or not hasattr(_C, "_cuda_memorySnapshot"):

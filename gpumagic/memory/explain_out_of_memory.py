@@ -39,20 +39,8 @@ _LEFT = 0.75
 def explain_out_of_memory(
     error: BaseException, *, earlier: Iterable[BaseException] = ()
 ) -> OutOfMemory | None:
-    """Explain an out-of-memory error of a GPU, and propose changes.
-
-    Parameters
-    ----------
-    error : BaseException
-        The caught error of torch, JAX, TensorFlow or CuPy, with its traceback.
-    earlier : iterable of BaseException
-        Earlier exceptions that held memory when the error was raised.
-
-    Returns
-    -------
-    OutOfMemory or None
-        None for any other error.
-    """
+    """Explain a caught error of torch, JAX, TensorFlow or CuPy; None if memory was not short.
+    `earlier` are exceptions that held memory when the error was raised."""
     # An error in this code must not hide the user's error.
     with faults.kept("explaining an out-of-memory error"):
         found = read(error)

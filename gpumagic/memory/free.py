@@ -32,24 +32,12 @@ class Released:
 
 @dataclass(frozen=True, repr=False)
 class Freed(Shown):
-    """Record the result of `%gpufree`.
+    """Record the result of `%gpufree`. Comments in the source describe the attributes."""
 
-    Attributes
-    ----------
-    released : tuple of Released
-        The released holders, in the order of release; some may have freed nothing.
-    allocated : dict of str to int
-        Bytes still allocated, by device.
-    holders : tuple of MemoryHolder
-        The remaining holders, the largest first.
-    skipped : tuple of str
-        Names that could not be deleted, each with the reason.
-    """
-
-    released: tuple[Released, ...]
-    allocated: dict[str, int]
-    holders: tuple[MemoryHolder, ...]
-    skipped: tuple[str, ...] = ()
+    released: tuple[Released, ...]  # in the order of release; some may have freed nothing
+    allocated: dict[str, int]  # bytes still allocated, by device
+    holders: tuple[MemoryHolder, ...]  # the remaining holders, the largest first
+    skipped: tuple[str, ...] = ()  # names that could not be deleted, each with the reason
 
     @property
     def nbytes(self) -> int:

@@ -72,10 +72,8 @@ def find(
     paths: bool = False,
 ) -> list[FoundStorage]:
     """List every storage on a GPU that this process holds, the largest first.
-
     The walk visits the roots in `before`, the notebook's roots, and the roots in `after`, in this
-    order. No path passes through the objects in `closed`. If `paths`, each storage gets a path.
-    """
+    order. No path passes through the objects in `closed`. If `paths`, each storage gets a path."""
     torch = torch_here()
     # Torch functions are disabled so that no `__torch_function__` of the user's code runs.
     with cuda_state.no_collections(), torch._C.DisableTorchFunction() if torch else nullcontext():

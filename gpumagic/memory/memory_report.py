@@ -27,10 +27,8 @@ KEPT = (OUTPUT, EXCEPTION, GARBAGE)
 @dataclass(frozen=True)
 class Made:
     """Name the code that allocated memory: its cell or file, and its line.
-
     If another cell called this code, `ran_in` names the calling cell. If torch recorded the whole
-    stack, `ran_in` includes the line of the call: ``"In [5], line 1"``.
-    """
+    stack, `ran_in` includes the line of the call: ``"In [5], line 1"``."""
 
     cell: str
     line: int | None = None
@@ -48,9 +46,7 @@ class Made:
 @dataclass(frozen=True)
 class MemoryHolder:
     """Record a holder of memory on one GPU.
-
-    A storage counts only for its first holder. Sizes are those of the allocator's blocks.
-    """
+    A storage counts only for its first holder. Sizes are those of the allocator's blocks."""
 
     path: str  # Python expression, or a description: "net", "the exception of In [4]"
     # Kind with the most bytes: "parameter", "JAX array", …, or one of the constants above.

@@ -16,8 +16,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gpumagic.display.progress_line import ProgressLine
 from gpumagic.errors import GpuError
 from gpumagic.memory.oom_state import TORCH, OutOfMemoryState
-from gpumagic.memory.written_forms import Form, functions_again, swapped
-from gpumagic.usercode.frames import FailedFrame, RestOfCode, bound, in_own_scope, parents, stored
+from gpumagic.memory.written_forms import Form, swapped
+from gpumagic.usercode.frames import (
+    FailedFrame,
+    RestOfCode,
+    bound,
+    functions_again,
+    in_own_scope,
+    parents,
+    stored,
+)
 from gpumagic.usercode.values import is_tensor, torch_here
 from gpumagic.usercode.variables import names_read
 
@@ -210,17 +218,15 @@ class CodeTrial:
         form: Form | None = None,
     ) -> Need | None:
         """Return the need of the changed code; None if the code cannot be followed.
-
         `names` maps variables to new values. `first` changes variables before the code runs. `keep`
         has names of variables, and a function that returns their new values after each pass.
-        `within` returns a context manager for the code to run in. `form` replaces statements.
-        """
+        `within` returns a context manager for the code to run in. `form` replaces statements."""
         compiled, functions = self._compiled, dict[FunctionType, CodeType]()
         if form is not None:
             with form.in_place():
                 compiled = _compiled(self.code, self.frame)
                 for frame in self._state.frames:
-                    functions |= functions_again(frame)
+                    functions |= functions_again(frame.code, frame.tree or "")
         if compiled is None:
             return None
         changed = names or {}

@@ -34,10 +34,8 @@ def what_is_left(death: Death) -> str:
 
 def save_host(path: str = "rescue.pt") -> None:
     """Write the notebook's variables that are on the host to a file that `torch.load` reads.
-
     This works after a fatal CUDA error. Variables with data on a GPU and variables that cannot be
-    pickled are skipped. Their names are printed. Raises `GpuError` if there is nothing to write.
-    """
+    pickled are skipped. Their names are printed. Raises `GpuError` if there is nothing to write."""
     with library_needed("torch", "save_host()", '"gpumagic[torch]"'):
         import torch
     safe, lost = _sorted()

@@ -9,7 +9,7 @@ import ast
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
-from itertools import islice
+from itertools import islice, product
 from typing import Any, NamedTuple
 
 from gpumagic.memory.oom_trials import Trials
@@ -46,7 +46,7 @@ class _Split(NamedTuple):
     texts: tuple[str, ...]  # the tensors to split, as the code writes them
     once: bool = False  # whether only the first use is split, as in ``x @ x.T``
 
-    def in_parts(self, rows: int, several: bool) -> ast.expr:
+    def in_parts(self, rows: int, several: bool) -> Any:
         """Return code that computes the part by `rows` rows; `several`: its value is a tuple."""
         names = ["rows", *(f"rows{n + 1}" for n in range(1, len(self.texts)))]
         each = self.part
@@ -55,9 +55,7 @@ class _Split(NamedTuple):
         cuts = ", ".join(f"{text}.split({rows})" for text in self.texts)
         cuts = cuts if len(self.texts) == 1 else f"zip({cuts})"
         parts = f"[{ast.unparse(each)} for {', '.join(names)} in {cuts}]"
-        text = f"map(torch.cat, zip(*{parts}))" if several else f"torch.cat({parts})"
-        code: ast.expr = expression(text)
-        return code
+        return expression(f"map(torch.cat, zip(*{parts}))" if several else f"torch.cat({parts})")
 
 
 def split(rest: RestOfCode, t: Trials) -> Iterator[Form]:
@@ -118,39 +116,38 @@ def _later(each: _Split, block: list[Any]) -> Iterator[Form]:
 
 def _candidates(rest: RestOfCode, block: list[Any]) -> Iterator[_Split]:
     for old, whole in _chains(rest, block):
-        tensors = _tensors(whole, rest.frame)
-        lengths = {text: len(value) for text, value in tensors.items() if value.dim()}
-        for text in sorted(lengths, key=lengths.__getitem__, reverse=True):
-            alike = tuple(each for each in lengths if lengths[each] == lengths[text])
-            for texts in dict.fromkeys([(text,), alike]) if lengths[text] >= min(_PARTS) else ():
-                for part in ast.walk(whole):
-                    used = [len(uses(part, each)) for each in texts]
-                    if isinstance(part, (ast.Call, ast.BinOp)) and all(used):
-                        yield _Split(old, whole, part, texts)
-                        if used[0] > 1 == len(used):
-                            yield _Split(old, whole, part, texts, once=True)
+        values = _tensors(whole, rest.frame).items()
+        long = {text: len(x) for text, x in values if x.dim() and len(x) >= min(_PARTS)}
+        parts = [n for n in ast.walk(whole) if isinstance(n, (ast.Call, ast.BinOp))]
+        for text in sorted(long, key=long.__getitem__, reverse=True):
+            alike = tuple(each for each in long if long[each] == long[text])
+            for texts, part in product(dict.fromkeys([(text,), alike]), parts):
+                used = [len(uses(part, each)) for each in texts]
+                for once in (False, True)[: all(used) + (used[0] > 1 == len(used))]:
+                    yield _Split(old, whole, part, texts, once)
 
 
 def _chains(rest: RestOfCode, block: list[Any]) -> Iterator[tuple[list[Any], ast.expr]]:
     """Yield statements that compute one value, and the value; each time one statement more."""
     last: Any = rest.failed
-    old, whole, name = list[Any](), None, ""
-    while isinstance(last, (ast.Assign, ast.Return)) and last.value is not None:
+    old, whole, name = list[Any](), expression("_"), "_"
+    while last in block and isinstance(last, (ast.Assign, ast.Return)) and last.value is not None:
         value = expression(ast.unparse(last.value))
-        if whole is not None:
-            value = _renamed(value, name, f"({ast.unparse(whole)})")
-        old, whole = [*old, last], value
+        whole = _renamed(value, name, f"({ast.unparse(whole)})") if old else value
+        ran = block[block.index(rest.failed) : block.index(last)]
+        between = [stmt for stmt in ran if stmt not in old]
+        if stored(ast.Module(between, [])) & {*names_read(ast.Expression(whole))}:
+            return
+        old = [*old, last]
         yield old, whole
         name = getattr(getattr(last, "targets", [None])[0], "id", "")
-        at = block.index(last) + 1
-        used = uses(function_of(last) or last, name) if name else []
-        used = [node for node in used if node.lineno > last.lineno]
-        last = statement(used[0]) if len(used) == 1 and not in_own_scope(used[0]) else None
-        if last not in block:
-            return
-        between = {n for stmt in block[at : block.index(last)] for n in stored(stmt)}
-        if between & {*names_read(ast.Expression(whole))}:
-            return
+        last = _only_reader(name, last) if name else None
+
+
+def _only_reader(name: str, made: ast.stmt) -> ast.stmt | None:
+    """Return the only statement below `made` that reads a name, and reads it once; or None."""
+    found = [n for n in uses(function_of(made) or made, name) if n.lineno > made.lineno]
+    return statement(found[0]) if len(found) == 1 and not in_own_scope(found[0]) else None
 
 
 def _tensors(tree: ast.AST, frame: FailedFrame) -> dict[str, Any]:
@@ -164,12 +161,11 @@ def _tensors(tree: ast.AST, frame: FailedFrame) -> dict[str, Any]:
     return found
 
 
-def _renamed(tree: ast.expr, text: str, new: str, most: int | None = None) -> ast.expr:
+def _renamed(tree: ast.expr, text: str, new: str, most: int | None = None) -> Any:
     """Return a copy of code that reads `new` instead of `text`, at the first `most` places."""
     tree = expression(ast.unparse(tree))
     places = {id(node) for node in islice(uses(tree, text), most)}
-    renamed: ast.expr = Swap(lambda n: expression(new) if id(n) in places else None).visit(tree)
-    return renamed
+    return Swap(lambda n: expression(new) if id(n) in places else None).visit(tree)
 
 
 # -- in the fork

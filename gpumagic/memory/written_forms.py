@@ -5,7 +5,6 @@ assign parts of the pattern to names. A dry run tests each replacement.
 """
 
 import ast
-import gc
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -126,11 +125,6 @@ class Swap(ast.NodeTransformer):
         return self._change(node) or self.generic_visit(node)
 
 
-def _put(new: ast.AST, old: ast.AST, tree: ast.AST) -> Any:
-    """Replace a node in a tree, and return the tree."""
-    return Swap(lambda each: new if each is old else None).visit(tree)
-
-
 def _unsqueezed(node: ast.Subscript) -> tuple[str, list[ast.expr]]:
     """Return ``"unsqueeze"`` and its operands for code such as `x[:, None]`; else ``""``."""
     index = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
@@ -246,8 +240,8 @@ class _Reader:
             if any(names & stored(self._block[n]) for n in range(at, self._at)):
                 return
         statement = self._block[self._at]
-        text = ast.unparse(_put(new, node, statement))
-        _put(node, new, statement)
+        text = ast.unparse(Swap({node: new}.get).visit(statement))
+        Swap({new: node}.get).visit(statement)
         used = [self._block[n] for n in sorted(self.used)]
         tree = self._frame.tree or statement
         old = [each for each in used if each is statement or not self._is_read(each, used, tree)]
@@ -280,18 +274,6 @@ class _Reader:
 
 
 # -- functions that contain the replacement
-def functions_again(frame: FailedFrame) -> dict[FunctionType, CodeType]:
-    """Map each function that runs a frame's code to this code, compiled from the changed tree."""
-    code = frame.code
-    functions = [f for f in gc.get_referrers(code) if type(f) is FunctionType]
-    waiting = [compile(frame.tree or "", frame.filename, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)]
-    for each in waiting:
-        if (each.co_name, each.co_firstlineno) == (code.co_name, code.co_firstlineno):
-            return dict.fromkeys(functions, each)
-        waiting += [const for const in each.co_consts if isinstance(const, CodeType)]
-    return {}
-
-
 @contextmanager
 def swapped(functions: dict[FunctionType, CodeType]) -> Iterator[None]:
     """Replace the code of functions and never restore it. Use this only in a dry run."""

@@ -108,7 +108,6 @@ def _mismatch(
     fix = (
         fix
         or fixes.move_owners(choice, [frame, *outer])
-        or fixes.move_global(choice, [frame, *outer])
         or fixes.write_fix(site, site if an_index else above, choice)
     )
     why = _reason(clash.parts, places, kind, registered)

@@ -97,9 +97,8 @@ def _written_on(found: Operation, frames: list[FailedFrame]) -> str | None:
         return fixed.device
     lasts = frame.at_top or isinstance(fixed.node, (ast.Attribute, ast.Subscript))
     made = [fixed, *also_needed(frame, found.node, [fixed], gpu)]
-    moved = {part.key: gpu for part in made}
     if (
-        all(sources.maker_of(part, moved, found) for part in made)
+        all(sources.maker_of(part, found) for part in made)
         or sources.owner_of(fixed, frames, gpu)
         or (lasts and stmt is not None and sources.can_be_bound(fixed, frame, stmt, True))
     ):
@@ -235,22 +234,6 @@ def move_owners(choice: Choice, frames: list[FailedFrame]) -> Fix | None:
     return _move(Site(at, [part], []), choice)
 
 
-def move_global(choice: Choice, frames: list[FailedFrame]) -> Fix | None:
-    """Return the fix that moves a global tensor above the call of a function that reuses it."""
-    frame, top = frames[0], next((each for each in frames if each.at_top), frames[0])
-    named = {part.text: part for odd in choice.odd for part in named_in(odd, Reader(frame))}
-    if frame is top or top.failed is None or len(named) != 1:
-        return None
-    ((name, part),) = named.items()
-    lines = [use.lineno for use in uses(function_of(part.node) or part.node, name)]
-    again = len(lines) > 1 and min(lines) >= frame.line and name not in frame.scope.local
-    if choice.target == "cpu" or not again or top.scope.name(name) is not part.value:
-        return None
-    part = replace(part, node=ast.Name(name, ast.Load()))
-    at = operation(top.failed, Reader(top)) or Operation(Reader(top), top.failed, (part,))
-    return _move(Site(at, [part], []), choice)
-
-
 def write_fix(site: Site, above: Site, choice: Choice) -> Fix | None:
     """Return the fix at `site`, or at `above` in the outermost caller; None if neither works."""
     if all(part.kind == "module" for part in choice.odd):
@@ -289,8 +272,7 @@ def _make_each(odd: list[Part], site: Site, target: str) -> Fix | None:
     if any(len(parts) != 1 for parts in named):
         return None
     parts = {part.key: part for (part,) in named}
-    moved = dict.fromkeys(parts, target)
-    made = [sources.maker_of(part, moved, site.at) for part in parts.values()]
+    made = [sources.maker_of(part, site.at) for part in parts.values()]
     stmts = sorted(filter(None, made), key=lambda stmt: stmt.lineno)
     if len(stmts) < len(made):
         return None

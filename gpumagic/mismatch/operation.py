@@ -291,13 +291,6 @@ def also_needed(frame: FailedFrame, node: ast.AST, odd: Iterable[Part], target: 
     return list(found.values())
 
 
-def meets(
-    frame: FailedFrame, node: ast.AST, odd: list[Part], moved: dict[str, str | None], target: str
-) -> bool:
-    """Whether later code combines `moved` values with tensors on the former device of `odd`."""
-    return any(clashing for _, clashing in _clashes(frame, node, odd, moved, target))
-
-
 def _clashes(
     frame: FailedFrame, node: ast.AST, odd: list[Part], moved: dict[str, str | None], target: str
 ) -> Iterator[tuple[Reader, list[Part]]]:

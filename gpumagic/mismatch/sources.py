@@ -6,7 +6,7 @@ moved, or the operand is an attribute of a module that `.to()` does not move.
 
 import ast
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from gpumagic.mismatch import operand
 from gpumagic.mismatch.explanation import RERUN, Fix, Operand, around, bracketed, can_precede
-from gpumagic.mismatch.operation import Operation, meets, named_in, nodes_around, storages
+from gpumagic.mismatch.operation import Operation, named_in, nodes_around, storages
 from gpumagic.usercode.frames import (
     FailedFrame,
     function_of,
@@ -141,10 +141,9 @@ def moving_tensors(module: nn.Module) -> list[Tensor]:
 
 
 # -- the statement that made an operand
-def maker_of(part: operand.Part, moved: dict[str, str], at: Operation) -> ast.Assign | None:
+def maker_of(part: operand.Part, at: Operation) -> ast.Assign | None:
     """Return the assignment that created an operand, if the fix can edit it; else None."""
-    # `moved` has the new device of each operand that the fix moves, by the operand's `key`.
-    node, frame, target = at.node, at.reader.frame, moved[part.key]
+    node, frame = at.node, at.reader.frame
     made = only_assignment(part.text, node)
     call = operand.Reader(frame).part(made.value) if made is not None else None
     always = function_of(node) is getattr(made, "parent", None)
@@ -152,13 +151,8 @@ def maker_of(part: operand.Part, moved: dict[str, str], at: Operation) -> ast.As
     if made is None or call is None or (part.text in frame.parameters and not always):
         return None
     from_numpy = ast.unparse(getattr(made.value, "func", made)).endswith("from_numpy")
-    if not (call.factory or from_numpy or (is_leaf(part) and with_device(made.value, frame, ""))):
-        return None
-    starts = ((call.node, replace(call, devices=part.devices)), (node, part))
-    clashes = any(
-        meets(frame, start, [odd], {**moved, odd.key: target}, target) for start, odd in starts
-    )
-    return None if clashes else made
+    new = call.factory or from_numpy or (is_leaf(part) and with_device(made.value, frame, ""))
+    return made if new else None
 
 
 def before_transfer(node: ast.AST, reader: operand.Reader, target: str | None) -> str:

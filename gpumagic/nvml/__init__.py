@@ -227,10 +227,8 @@ class Nvml:
         self, gpu: Gpu, questions: Mapping[str, Call], *, alive: bool = False
     ) -> dict[str, Any]:
         """Make several queries of a GPU; return the answers by name, None for no answer.
-
         `alive` means that the GPU has just answered another query. After an answer, the GPU's
-        unsupported queries are not repeated. Without an answer, ``silent`` lists the GPU.
-        """
+        unsupported queries are not repeated. Without an answer, ``silent`` lists the GPU."""
         answers: dict[str, Any] = dict.fromkeys(questions)
         known = self._unsupported.setdefault(gpu.uuid, {})
         unsupported: dict[Call, int | None] = {}

@@ -4,13 +4,14 @@ None of the user's code is run.
 """
 
 import ast
+import gc
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import islice, takewhile
 from operator import attrgetter
-from types import FrameType, TracebackType
+from types import CodeType, FrameType, FunctionType, TracebackType
 from typing import Any
 
 from gpumagic.usercode.files import (
@@ -180,6 +181,17 @@ def failed_frames(traceback: TracebackType | None) -> list[FailedFrame]:
         elif not is_torchs(filename) and not is_ours(filename):
             library = library or tb.tb_frame
     return found
+
+
+def functions_again(code: CodeType, source: Any) -> dict[FunctionType, CodeType]:
+    """Return the functions with a code object, and their code in a changed source or tree."""
+    functions = [each for each in gc.get_referrers(code) if type(each) is FunctionType]
+    waiting = [compile(source, code.co_filename, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)]
+    for each in waiting:
+        if (each.co_name, each.co_firstlineno) == (code.co_name, code.co_firstlineno):
+            return dict.fromkeys(functions, each)
+        waiting += [const for const in each.co_consts if isinstance(const, CodeType)]
+    return {}
 
 
 # -- nodes that enclose a node

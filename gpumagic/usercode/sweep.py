@@ -33,10 +33,8 @@ def parse(
     typed: str, names: Mapping[str, Any] | None = None, option: str = "--sweep "
 ) -> dict[str, tuple[Any, ...]]:
     """Parse the values typed for a variable; raise GpuError if they are invalid.
-
     Forms: ``"n=64,256"``, ``"n=100..1000:100"``, ``"n=pow2:1..64"``, ``"how=mean,sum"``. Commas may
-    also separate ranges. Names, as in ``"dtype=torch.float16"``, are looked up in `names`.
-    """
+    also separate ranges. Names, as in ``"dtype=torch.float16"``, are looked up in `names`."""
     typed = " ".join(typed.split())  # in one line
     text = option + typed
     name, _, listed = (part.strip() for part in typed.partition("="))

@@ -93,7 +93,8 @@ def test_what_exists_and_fails_next_moves_along():
         'a, w = torch.ones(2, device="cuda"), torch.arange(2)\nm = torch.zeros(2).bool()\n'
         "b = a.masked_fill(m, 0)\nc = b * w\n"
     )
-    assert run(gpumagic.explain(run(code)).fix.apply(code)) is None
+    error = run(code)
+    assert run(applied(tried(error, gpumagic.explain(error)), code)) is None
 
 
 def test_a_module_that_a_loop_needs_on_both_devices_is_not_moved():
