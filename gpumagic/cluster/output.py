@@ -117,27 +117,13 @@ class RankTime:
 
 @dataclass(frozen=True, repr=False)
 class RanksReport(Shown):
-    """The report of one cell on the ranks of a cluster, or on several devices of this process.
+    """The report of one cell on the ranks of a cluster, or on several devices of this process."""
 
-    Attributes
-    ----------
-    ranks : tuple of RankTime
-        The ranks that completed the cell, or all requested devices of this process.
-    seconds : float
-        Wall time of the cell. On ranks, this includes the time to send code and variables.
-    said : tuple of str
-        Phrases about variables: how they were split, sent, moved or gathered.
-    notes : tuple of str
-        Warnings, such as a replaced rank or an autograd graph that was not copied.
-    wrong : tuple of str
-        For each variable that could not be gathered or reduced, the reason.
-    """
-
-    ranks: tuple[RankTime, ...]
-    seconds: float
-    said: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    wrong: tuple[str, ...] = ()
+    ranks: tuple[RankTime, ...]  # that completed the cell, or all requested devices of this process
+    seconds: float  # wall time of the cell; on ranks, with the time to send code and variables
+    said: tuple[str, ...] = ()  # how variables were split, sent, moved or gathered, in words
+    notes: tuple[str, ...] = ()  # warnings, such as a replaced rank or a graph that was not copied
+    wrong: tuple[str, ...] = ()  # why a variable could not be gathered or reduced
 
 
 def sent_in_words(names: Iterable[str], nbytes: int, seconds: float) -> str:

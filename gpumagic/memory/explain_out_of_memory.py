@@ -21,7 +21,7 @@ from gpumagic.memory.memory_report import EXCEPTION, TEMPORARY
 from gpumagic.memory.oom_state import TORCH, OutOfMemoryState, read
 from gpumagic.memory.oom_trials import CodeTrial, Trials
 from gpumagic.memory.out_of_memory import Lever, OutOfMemory
-from gpumagic.memory.smaller_batch import smaller
+from gpumagic.memory.smaller_batch import computed_from, smaller
 from gpumagic.memory.split_rows import split
 from gpumagic.memory.written_forms import forms
 from gpumagic.usercode.files import UserLine, innermost_of, shell, user_namespace
@@ -300,7 +300,8 @@ def _needs_graph(s: OutOfMemoryState, trial: CodeTrial, name: str) -> bool | Non
         return None
     if in_loop or any(rest.backward for rest in s.rests[:at]):  # or in code that the loop calls
         return name in in_loop
-    if name in _backward_of(trial.rest.nodes):
+    later = [node for node in trial.rest.nodes if isinstance(node, ast.stmt)]
+    if computed_from([name], later) & _backward_of(trial.rest.nodes):
         return None
     return any(rest.backward for rest in s.rests)
 

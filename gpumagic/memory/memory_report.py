@@ -83,18 +83,10 @@ class DeviceMemory:
 
 @dataclass(frozen=True, repr=False)
 class MemoryReport(Shown):
-    """Record the holders of each GPU's memory at one moment.
+    """Record the holders of each GPU's memory at one moment."""
 
-    Attributes
-    ----------
-    devices : tuple of DeviceMemory
-        The GPUs that this process can use, by ordinal.
-    seconds : float
-        Duration of the search for holders.
-    """
-
-    devices: tuple[DeviceMemory, ...]
-    seconds: float = 0.0
+    devices: tuple[DeviceMemory, ...]  # the GPUs that this process can use, by ordinal
+    seconds: float = 0.0  # duration of the search for holders
 
     @property
     def holders(self) -> tuple[MemoryHolder, ...]:

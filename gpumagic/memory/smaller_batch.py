@@ -43,15 +43,20 @@ def _fewer_rows(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[Lever]:
     if not (names := _batch(s, trial)):
         return
     count = len(trial.names[names[0]])
-    # Numbers equal to the batch size may need lowering too, as in `torch.zeros(batch_size)`.
+
+    def cut(number: int) -> dict[str, Any]:
+        return {name: trial.names[name][:number] for name in names}
+
+    # Numbers equal to the batch's size may need the same cut, as in `torch.zeros(batch_size)`.
     sizes = [name for name, value in trial.names.items() if type(value) is int and value == count]
+    sizes = sizes if trial.tried(cut(count // 2)) is None else []
 
     def tried(number: int) -> Need | None:
-        cut = {name: trial.names[name][:number] for name in names}
-        return trial.tried(cut) or trial.tried(cut | dict.fromkeys(sizes, number))
+        return trial.tried(cut(number) | dict.fromkeys(sizes, number))
 
     added = ", accumulating the gradients of {}" if any(rest.backward for rest in s.rests) else ""
-    do = f"{some(f'`{name}`' for name in names)}: a batch of {{:,}} instead of {count:,}{added}"
+    cuts = some(f"`{name}`" for name in (*names, *sizes))
+    do = f"{cuts}: a batch of {{:,}} instead of {count:,}{added}"
     yield from _largest(s, trial, do, count, tried, _PAIRED)
 
 
@@ -119,7 +124,7 @@ def _runs_model(s: OutOfMemoryState, trial: CodeTrial) -> bool:
     return any(is_module(every.get(n)) for n in read) or any(rest.backward for rest in s.rests)
 
 
-def _computed_from(names: list[str], code: list[ast.stmt]) -> set[str]:
+def computed_from(names: list[str], code: list[ast.stmt]) -> set[str]:
     """Return `names`, and the names to which code assigns values computed from `names`."""
     found = {*names}
     for stmt in code:
@@ -129,7 +134,7 @@ def _computed_from(names: list[str], code: list[ast.stmt]) -> set[str]:
 
 def _is_cut(code: list[ast.stmt], names: list[str]) -> bool:
     """Whether code takes parts of a tensor in `names`, or has a slice such as `[i : i + n]`."""
-    results = _computed_from(names, code)
+    results = computed_from(names, code)
     for node in (node for stmt in code for node in ast.walk(stmt)):
         is_cut = getattr(node, "attr", "") in _CUTS
         is_part = is_cut or isinstance(node, ast.Subscript)

@@ -32,27 +32,31 @@ _DISTANCES = {
     "sum(abs({}), -1)": "torch.cdist(x, y, p=1)",
     "norm({}, -1)": "torch.cdist(x, y)",
 }
-_DIFFERENCES = "sub(unsqueeze(x, 1), unsqueeze(y, 0))", "sub(unsqueeze(x, 1), y)"
+_DIFFERENCES = {  # with the number of dimensions of `x` and `y`
+    "sub(unsqueeze(x, 1), unsqueeze(y, 0))": 2,
+    "sub(unsqueeze(x, 1), y)": 2,
+    "sub(unsqueeze(x, 2), unsqueeze(y, 1))": 3,
+}
 _SCALES = {"{}": "1.0", "mul({}, s)": "s", "div({}, s)": "1 / s"}
 _MASKS = {"{}": "", "masked_fill({}, m, i)": ", attn_mask=~m", "add({}, m)": ", attn_mask=m"}
 _DROPS = {"{}": "", "dropout({}, p)": ", dropout_p=p"}
 
 
-def _forms() -> Iterator[tuple[str, str]]:
-    """Yield each form, with a replacement that needs less memory for the same result."""
-    yield from _DROP_IN.items()
-    for (distance, new), difference in product(_DISTANCES.items(), _DIFFERENCES):
-        yield distance.format(difference), new
+def _forms() -> Iterator[tuple[str, str, int]]:
+    """Yield each form, a replacement that needs less memory, and the dimensions of `x` and `y`."""
+    yield from ((form, new, 2) for form, new in _DROP_IN.items())
+    for (distance, new), (difference, dims) in product(_DISTANCES.items(), _DIFFERENCES.items()):
+        yield distance.format(difference), new, dims
     for (scaled, scale), (masked, mask), (dropped, drop) in product(
         _SCALES.items(), _MASKS.items(), _DROPS.items()
     ):
         scores = masked.format(scaled.format("matmul(q, transpose(k))"))
         given = f"q, k, v{mask}{drop}, scale={scale}"
         form = f"matmul({dropped.format(f'softmax({scores}, -1)')}, v)"
-        yield form, f"F.scaled_dot_product_attention({given})"
+        yield form, f"F.scaled_dot_product_attention({given})", 2
 
 
-_PARSED = [(ast.parse(form, mode="eval").body, new) for form, new in _forms()]
+_PARSED = [(ast.parse(form, mode="eval").body, new, dims) for form, new, dims in _forms()]
 _MORE = {"load": 'map_location="cpu"', "vmap": "chunk_size=16", "jacrev": "chunk_size=16"}
 """Arguments that lower the memory of a call, by the name of the called function."""
 _MINUS_INFINITY = re.compile(r"inf|-1e|\.min$")
@@ -97,15 +101,17 @@ def forms(rest: RestOfCode) -> Iterator[Form]:
     for at, node in nodes:
         # Use only the first form that fits. A later form may mistake `y.unsqueeze(0)` for `y`.
         tried = ((_Reader(rest.frame, block, at), *each) for each in _PARSED)
-        fits = ((reader, new) for reader, form, new in tried if reader.fits(form, node, at))
-        reader, new = next(fits, (None, ""))
-        if reader and first in reader.used and reader.is_same(new):
+        fits = ((r, new, dims) for r, form, new, dims in tried if r.fits(form, node, at))
+        reader, new, dims = next(fits, (None, "", 0))
+        if reader and first in reader.used and reader.is_same(new, dims):
             yield from reader.replaced(node, reader.filled(new))
         reader = _Reader(rest.frame, block, at)
         if isinstance(node, ast.Call) and (more := _MORE.get(reader.call(node, at)[0])):
             (new,) = expression(f"f({more})").keywords
             given = [word for word in node.keywords if word.arg != new.arg]
             yield from reader.replaced(node, ast.Call(node.func, node.args, [*given, new]))
+        if (copied := reader.copied(node)) is not None:
+            yield from reader.replaced(node.args[0], copied)
     if block and rest.loops:
         yield from _Reader(rest.frame, block, first).collected(rest.loops[0])
 
@@ -157,7 +163,7 @@ class _Reader:
         alike = name == getattr(form.func, "id", "") and len(args) == len(form.args)
         return alike and all(self.fits(*each, at) for each in zip(form.args, args, strict=True))
 
-    def is_same(self, new: str) -> bool:
+    def is_same(self, new: str, of_rows: int) -> bool:
         """Whether a replacement gives the same result for the operands' shapes and dtypes."""
         known = {letter: self._frame.scope.value(node) for letter, (node, _) in self._found.items()}
         tensors = {letter: value for letter, value in known.items() if is_tensor(value)}
@@ -167,9 +173,9 @@ class _Reader:
         if "attn_mask=m" in new and not ("m" in tensors and tensors["m"].is_floating_point()):
             return False  # a boolean `attn_mask` selects scores, and is not added to them
         dims = {letter: tensor.dim() for letter, tensor in tensors.items()}
-        last = 2 if "cdist" in new else dims.get("q", 0) - 1
-        of_rows = {dims.get("x", 2), dims.get("y", 2)} == {2}
-        return of_rows and self._last <= {"-1", str(last)}
+        last = of_rows if "cdist" in new else dims.get("q", 0) - 1
+        alike = {dims.get("x", of_rows), dims.get("y", of_rows)} == {of_rows}
+        return alike and self._last <= {"-1", str(last)}
 
     def _shape(self, node: ast.expr, at: int) -> list[int]:
         """Return the shape of a tensor or of an `unsqueeze` call; [0, 0, 0] if unknown."""
@@ -222,7 +228,7 @@ class _Reader:
         is_torchs = (getattr(value, "__module__", None) or "torch").startswith("torch")
         return _ALIKE.get(name, name) if is_torchs or value is MISSING else "", given
 
-    def filled(self, new: str) -> ast.expr:
+    def filled(self, new: str) -> Any:
         """Return the replacement `new` with the matched expressions in place of the letters."""
         known = {letter: node for letter, (node, _) in self._found.items()}
         is_there = getattr(self._frame.scope.name("F"), "__name__", "") == "torch.nn.functional"
@@ -230,8 +236,10 @@ class _Reader:
         query = self._frame.scope.value(known.get("q", ast.Pass()))
         if is_tensor(query) and query.dim() == 3:  # fused attention kernels require four dimensions
             text = text.replace("(q, k, v", "(q[None], k[None], v[None]") + "[0]"
-        filled: ast.expr = Swap(lambda n: known.get(getattr(n, "id", ""))).visit(expression(text))
-        return filled
+        filled = ast.unparse(
+            Swap(lambda n: known.get(getattr(n, "id", ""))).visit(expression(text))
+        )
+        return expression(filled.replace("~~", ""))
 
     def replaced(self, node: ast.expr, new: ast.expr) -> Iterator[Form]:
         """Yield a `Form` that replaces `node` by `new`, unless a matched name was rebound since."""
@@ -256,6 +264,13 @@ class _Reader:
         return any(
             n.id in names and isinstance(n.ctx, ast.Load) and id(n) not in inside for n in read
         )
+
+    def copied(self, node: Any) -> Any:
+        """Return code that joins a list of GPU tensors on the CPU, for `torch.cat(x)`; or None."""
+        name, args, _ = self.call(node, self._at)
+        parts = self._frame.scope.value(args[0]) if args and name in ("cat", "stack") else None
+        on_gpu = isinstance(parts, list) and all(getattr(part, "is_cuda", False) for part in parts)
+        return expression(f"[part.cpu() for part in {ast.unparse(args[0])}]") if on_gpu else None
 
     def collected(self, loop: ast.stmt) -> Iterator[Form]:
         """Replace `x = torch.cat([x, y])` by a list, unless the loop reads `x` in other code."""
