@@ -1,5 +1,6 @@
 """`%%ongpu 1 --dry-run` in a shell: nothing runs, nothing changes, and the result is the cell's."""
 
+import pytest
 from dry_runs import assigned, dry, ended
 
 import gpumagic
@@ -106,6 +107,14 @@ def test_a_mismatch_is_explained(notebook):
     assert "X" in str(mismatch)
     assert assigned(result) == {"far": ("float32[64, 20]", "cuda:0")}
     assert not result.complete
+
+
+@pytest.mark.parametrize("cell", ["b = a[i]", "a[i] = 1.0"])
+def test_an_index_on_a_gpu_of_a_tensor_on_the_cpu_fails_as_it_does(notebook, cell):
+    made = "a, i = torch.ones(4, 3, device='cpu'), torch.arange(2)"
+    (mismatch,) = dry(notebook, f"{made}\n{cell}").mismatches
+    assert "indices should be either on cpu or on the same device" in mismatch.error
+    assert "i.to(a.device)" in str(mismatch)
 
 
 def test_a_mismatch_that_the_cell_catches_is_none(notebook):

@@ -99,6 +99,14 @@ def test_an_error_that_holds_nothing_is_left_for_debug(held):
     assert isinstance(sys.last_value, ZeroDivisionError)
 
 
+def test_an_optimizer_of_the_error_goes_once_its_name_is_another_ones(held):
+    held.run("import torch\nclass Keeps:\n    def step(self):\n        self.x = x\n        1 / 0")
+    held.run("opt = Keeps()\nopt.step()")
+    held.run("%gpufree")
+    held.run("opt = None\ndel x")
+    assert allocated() == 0
+
+
 def test_an_error_that_a_variable_holds_keeps_its_frames(held):
     held.run(NESTED)
     held.run("try:\n    outer(x)\nexcept torch.OutOfMemoryError as error:\n    err = error")

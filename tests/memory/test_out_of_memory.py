@@ -276,6 +276,34 @@ def test_pairs_of_samples_and_data_cut_in_a_loop_are_no_batch(small, shown, cell
     assert [lever for lever in shown.pop().levers if "batch" in lever.do] == []
 
 
+def test_what_a_needed_variable_shares_does_not_keep_another_from_being_deleted(small, shown):
+    small.run(START)
+    small.run("every = {'a': mib(10), 'b': mib(30)}\nkept = [every['a']]")
+    small.run("first = every['b'].sum()\nmore = mib(45) + kept[0].sum()")
+    assert "`del every` before line 2" in [lever.do for lever in shown.pop().levers]
+
+
+def test_losses_in_a_list_are_followed_to_their_backward_pass(small, shown):
+    small.run(
+        f"{START}\nnet = nn.Linear(64, 8000).cuda()\nx = torch.randn(2500, 64, device='cuda')"
+    )
+    small.run(
+        "losses = []\nfor part in x.split(100):\n    y = net(part).sigmoid()\n"
+        "    losses.append(y.square().mean())\n"
+        "loss = torch.stack(losses).mean()\nloss.backward()"
+    )
+    assert "call `.backward()` on the values added to `losses`" in shown.pop().levers[0].do
+
+
+def test_a_batch_whose_size_has_a_name_that_must_follow_names_it_too(small, shown):
+    small.run(f"{START}\nnet, n = nn.Linear(64, 5000).cuda(), 900")
+    small.run("X = torch.randn(n, 64, device='cuda')")
+    small.run(
+        "y = net(X).sigmoid().view(n, 50, 100)\nloss = (y**2).sum((1, 2)).mean()\nloss.backward()"
+    )
+    assert "`X`, `n`: a batch of" in shown.pop().levers[0].do
+
+
 def test_a_batch_in_capitals_is_lowered_too(small, shown):
     small.run(START + "net = nn.Sequential(*[nn.Linear(256, 256), nn.ReLU()] * 9).cuda()")
     small.run("X = torch.ones(9000, 256)\nBATCH = 9000")

@@ -1,6 +1,10 @@
 """Errors between devices after a `%%ongpu` cell: fixes for the cell, in the names typed there."""
 
+from dataclasses import replace
+
 import pytest
+
+from gpumagic.mismatch.explanation import Explanation, Fix
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 CLASSES = """
@@ -239,3 +243,35 @@ def test_the_magic_before_the_code_stays_and_a_magic_that_places_is_not_placed(t
         told = explained(trained.run(f"{magic}model(x)"))
         assert f"\n      {magic}model(x.to(" in told
         assert (PUT in told) == (magic[:5] == "%time")
+
+
+def test_a_placed_line_is_offered_only_where_the_whole_cell_then_runs(trained):
+    cell = "best = Xte.cpu()\npred = model(best)\nacc = pred.argmax(1) == yte"
+    told = explained(trained.run(cell))
+    assert PUT not in told
+    assert "best, yte = best.to(dev), yte.to(dev)" in told
+    assert PUT in explained(trained.run(cell.replace(".cpu()", ".clone()")))
+
+
+FAR = """def nearest(q, bank, labels):
+    place = (q @ bank.T).argmax(1)
+    votes = labels[place]
+    return torch.zeros(len(q), device=q.device).add_(votes)
+"""
+
+
+def test_a_fix_has_the_edits_for_the_errors_that_follow_it(trained):
+    trained.run(FAR)
+    trained.run("labels, on = torch.arange(6), 'cuda:0'")
+    trained.run("q, bank = torch.rand(6, 4, device=on), torch.rand(6, 4, device=on)")
+    cell = "near = nearest(q, bank, labels)\nright = near == torch.arange(6)"
+    told = explained(trained.run(cell))
+    assert "near = nearest(q, bank, labels.to(q.device))" in told
+    assert "right = near == torch.arange(6, device=near.device)" in told
+
+
+def test_the_edits_of_a_fix_stand_in_html_one_below_the_other(gpus):
+    fix = Fix("a = 1", "replace", 1, 1, "f", "In [2]", 8)
+    explanation = Explanation("a", 1, "f", "In [2]", (), fix, None, more=(replace(fix, line=4),))
+    assert explanation._repr_html_().count("<pre") == 2
+    assert "and:" in str(explanation)
