@@ -1,7 +1,7 @@
 """Count the memory that a run would allocate on each device, and test whether a card has enough.
 
 A storage counts once, until nothing refers to it. Sizes are rounded as on CUDA. Workspaces of
-libraries are not counted, so a peak is a lower bound. A card that is not here is empty at first.
+libraries are not counted, so a peak is a lower bound. A card that this machine lacks starts empty.
 """
 
 import sys
@@ -99,7 +99,7 @@ class HeldMemory:
         if nbytes and device.startswith("cuda"):
             new.address, new.size = self._allocators[device].allocate(nbytes)
         self.now[device] = self.now.get(device, 0) + new.size
-        # An `existing` tensor on the CPU counts as new, because the dry run may have created it.
+        # On the CPU, `existing` is ignored, because callers also set it for the dry run's tensors.
         if existing and self._begun and device != "cpu":
             self.start[device] = self.start.get(device, 0) + new.size
             self.most[device] = self.most.get(device, 0) + new.size

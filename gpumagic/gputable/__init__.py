@@ -16,7 +16,7 @@ OWNERS = {
     "left": ("×", "orphaned"),
     "system": ("░", SYSTEM),
 }
-# List the system only if it holds more than these bytes. Rounding and the driver explain fewer.
+# List the system only if it holds more bytes. Less may come from rounding and from the driver.
 _MUCH = 32 * 2**20
 
 

@@ -307,7 +307,7 @@ class PeakRecorder:
         missing = abs(now - torch.cuda.memory_allocated(self._index))
         return replace(
             peak,
-            # Torch drops the oldest events. If one from before the cell is left, none is missing.
+            # Torch drops the oldest events first. The trace is complete if an older event is left.
             complete=len(trace) < max(len(whole), PEAK_RING) and missing <= _ROUNDED * peak.nbytes,
             saved=self._save or "",
             added_seconds=perf_counter() - began,

@@ -47,7 +47,7 @@ def frames_of_crash(connection_file: str) -> tuple[str, ...]:
     try:
         with path.open("rb") as file:
             text = file.read(_LONGEST).decode(errors="replace")
-        path.unlink()  # so that it cannot explain a later crash of a kernel without gpumagic
+        path.unlink()  # a later crash must not show this old stack
     except OSError:
         return ()
     frames = []

@@ -88,7 +88,8 @@ def stalled(seconds: float) -> Problem:
 
 
 _FAILED = Problem("snapshot-failed", "gpumagic could not take a snapshot", "run %gpus --doctor")
-_MAX_AGE = 0.9  # of cached readings, in refresh intervals; below 1, because a snapshot may be early
+# Maximum age of a cached reading, in refresh intervals. Below 1, because a snapshot may be early.
+_MAX_AGE = 0.9
 
 
 class Sampler:
@@ -160,7 +161,7 @@ class Sampler:
                 one.deliver(self._snapshot or Snapshot(self._clock()))
             one.closed = True
 
-    # "Needs" names a lock that the caller must hold. Listeners and sources run without `_changed`.
+    # "Needs `x`" below: the caller must hold the lock `x`. Listeners run without locks.
 
     def _add(self, made: Subscription) -> Subscription:
         with self._changed:

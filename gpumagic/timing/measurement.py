@@ -49,7 +49,7 @@ class Task:
     namespace: dict[str, Any]
     max_time: float  # maximum seconds of each measurement, without the first run
     stopwatch: Stopwatch
-    items: Mapping[Any, float | None]  # items that one run processes; keys from `sweep.key`
+    items: Mapping[Any, float | None]  # how many items one run processes, by `sweep.key`
     # The random state when the comparison began. Every device starts from it.
     randomness: Randomness = field(default_factory=Randomness)
     # Compares the results of the targets' first runs.

@@ -149,7 +149,7 @@ class MemoryAccount:
             made, at = frame.f_code, frame.f_lasti
             if _owner_of[made.co_filename] != _USERS:
                 made, at = _outer_line(frame)
-        # If an interrupt came before `self._note(block)`, the block would not be counted.
+        # Until `self._note(block)`, make no call: an interrupt there would leave the block uncounted.
         block = Allocation(owner, self._note)
         block.requested, block.made, block.at = nbytes, made, at
         block.metadata = metadata
