@@ -227,12 +227,13 @@ def other_gpu(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 
 # -- memory that each pass of a loop keeps
 _DETACHED = "store `.item()` of a number or `.detach()` in `{}`: results keep their graphs alive"
+_ROOM = "if RAM has room, and move back what is read"
 _KEPT: dict[str, Callable[[Any], Any]] = {
     "store `.clone()` in `{}`: a view keeps its whole base tensor alive": methodcaller("clone"),
-    "store `.cpu()` of the tensors in `{}`, if RAM has room": methodcaller("cpu"),
-    "store `.detach().cpu()` of the tensors in `{}`": lambda tensor: tensor.detach().cpu(),
+    f"store `.cpu()` of the tensors in `{{}}`, {_ROOM}": methodcaller("cpu"),
+    f"store `.detach().cpu()` of the tensors in `{{}}`, {_ROOM}": lambda x: x.detach().cpu(),
 }
-_BACKWARD = "in each pass, call `.backward()` on the values added to `{}`, instead of later"
+_BACKWARD = "in each pass, call `.backward()` on the values added to `{}`, scaled as in the result"
 
 
 def keep_less(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
@@ -424,7 +425,9 @@ def no_state(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     for name in (name for name, value in named.items() if value is s.optimizer):
         groups = [{"params": g["params"], "lr": g["lr"]} for g in s.optimizer.param_groups]
         kind = type(s.optimizer).__name__
-        do = f"`{name} = torch.optim.SGD(…)`: {kind} keeps a state for each parameter, SGD none"
+        do = (
+            f"`{name} = torch.optim.SGD(…)` alone, after `%gpufree`: {kind} keeps a state, SGD none"
+        )
         sgd = {name: torch_here().optim.SGD(groups)}
         yield from _helps(t.best, do, freed=s.alone([name]), names=sgd)
 

@@ -149,7 +149,7 @@ class MemoryAccount:
             made, at = frame.f_code, frame.f_lasti
             if _owner_of[made.co_filename] != _USERS:
                 made, at = _outer_line(frame)
-        # Until `self._note(block)`, make no call: an interrupt there would leave the block uncounted.
+        # Until `self._note(block)`, make no call: after an interrupt, the block would not count.
         block = Allocation(owner, self._note)
         block.requested, block.made, block.at = nbytes, made, at
         block.metadata = metadata
