@@ -16,6 +16,7 @@ from itertools import chain
 from types import CodeType, FunctionType
 from typing import Any
 
+from gpumagic import faults
 from gpumagic.display.progress_line import ProgressLine
 from gpumagic.dryrun.follow_code import Note, Subject, dry, leave_out_magics
 from gpumagic.dryrun.held_memory import target_of
@@ -27,8 +28,7 @@ from gpumagic.usercode.files import label, last_cell
 from gpumagic.usercode.frames import FailedFrame, errors, failed_frames, functions_again
 from gpumagic.usercode.variables import names_read, variables_read
 
-_LIMIT_S = 2.0  # for each dry run
-_MOST = 4  # edits that are tried one after the other
+_LIMIT_S, _MOST = 2.0, 4  # seconds of each dry run, and number of edits that are tried
 _PLACED = re.compile(r"\s*%%ongpu\b\s*(?:cuda:|/?gpu:)?([^\s?]*)")
 _PLACES_ITSELF = re.compile(r"^\s*%%?(?:ongpu|gpu\w+)\b", re.MULTILINE)
 
@@ -40,15 +40,13 @@ def tried(error: BaseException, found: Explanation, shell: Any = None) -> Explan
     at_top = [n for n, frame in enumerate(every) if frame.at_top and frame.tree is not None]
     if not at_top:
         return found
-    frames = every[: at_top[0] + 1]
-    with ProgressLine(shell) as line:
+    # A fix that contains a magic is no Python code, and is not tried.
+    ends = suppress(GpuError, SyntaxError, KeyboardInterrupt)
+    with ProgressLine(shell) as line, faults.kept("trying a fix"), ends:
         line.update("trying the fix; Ctrl-C ends it")
-        # A fix that contains a magic is no Python code, and is not tried.
-        with suppress(GpuError, SyntaxError, KeyboardInterrupt):
-            trial = _Trial(shell, frames)
-            if shell is not None and label(frames[-1].filename) == last_cell():
-                found = trial.placed(found)
-            found = trial.completed(found)
+        trial = _Trial(shell, every[: at_top[0] + 1])
+        found = trial.placed(found)
+        return trial.completed(found)
     return found
 
 
@@ -60,7 +58,8 @@ class _Trial:
 
     def placed(self, found: Explanation) -> Explanation:
         """Offer an earlier cell's `%%ongpu` line if the whole cell then runs."""
-        if not (number := self._gpu_of_earlier(found)):
+        here = self._shell is not None and label(self._top.filename) == last_cell()
+        if not (number := here and self._gpu_of_earlier(found)):
             return found
         run = self._dry(ast.parse(self._top.source).body, {}, number)
         ends = (each.where for each in run.unknown if each.ended and each.where is not None)
@@ -89,9 +88,9 @@ class _Trial:
             if run.error:
                 break
             if not run.mismatches:
-                changes = (_changes(before[name], texts[name], every, name) for name in texts)
-                first, *others = chain.from_iterable(changes)
-                return replace(found, fix=first, more=tuple(others)) if every[1:] else found
+                made = [_changes(before[name], texts[name], every, name) for name in texts]
+                edits = [*chain.from_iterable(made)] if every[1:] else []
+                return replace(found, fix=edits[0], more=tuple(edits[1:])) if edits else found
             later = run.mismatches[0].explanation
             fix = later.fix if later is not None else None
         return found

@@ -183,7 +183,7 @@ torch.set_rng_state(state["rng"])
         (AVERAGE, "self.shadow[k] = self.shadow[k].to(v.device)"),
         (PENALTY, "weight[n].to(p.device) * (p - old[n].to(p.device)) ** 2"),
         (TEXT, 'batch["text"]["ids"].to(self.words.weight.device)'),
-        (FOCAL, "SHARE.to(target.device), 1 - SHARE"),
+        (FOCAL, "SHARE.to(target.device), (1 - SHARE).to("),
         (CODEBOOK, "book.t().to(z.device)"),
         (ONE_HOT, "hot = torch.eye(3, device=y.device)[y]"),
         (ACTIONS, "act = torch.from_numpy(chosen).to(seen.device)"),
