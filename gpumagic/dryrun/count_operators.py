@@ -25,8 +25,10 @@ from gpumagic.dryrun.fakes import Stopped, host_value
 from gpumagic.dryrun.held_memory import HeldMemory
 from gpumagic.faults import first_line
 from gpumagic.ledger.attribute import count_for
+from gpumagic.ledger.copy_kernels import INDEXING
 from gpumagic.ledger.entry import Count, Ledger, locate, merged
 from gpumagic.usercode.files import in_cell
+from gpumagic.virtual.checks import INDEX
 from gpumagic.virtual.networks import added
 from gpumagic.virtual.scratch import IN_PARTS, RULES, temporary_bytes
 
@@ -38,8 +40,6 @@ _UNSUPPORTED = (fake.UnsupportedOperatorException, fake.UnsupportedFakeTensorExc
 _DEVICE: Any = torch.ops.prim.device.default
 _BETWEEN = (__package__, "torch._dynamo", "torch._compile", "torch._subclasses", "torch.utils._")
 _COLLECTIVES = ("c10d", "_c10d_functional", "_dtensor")
-_READS = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"}
-_INDEX = "indices should be either on cpu or on the same device as the indexed tensor ({})"
 _READABLE = {
     "_local_scalar_dense": "the value of a tensor",
     "index": "an index of booleans",
@@ -135,12 +135,12 @@ class Operators(TorchDispatchMode):
             raise Stopped(f"{name.strip('_')} in a process group: a dry run sends nothing")
         if name == "copy_":
             self._note(args[1], args[0])
-        elif name in _READS:
+        elif name in INDEXING:
             home = args[0].device
             for index in tree_leaves(args[1]):
                 if isinstance(index, Tensor) and index.device != home:
                     if index.device.type != "cpu":  # fakes allow this, but torch does not
-                        raise RuntimeError(_INDEX.format(home))
+                        raise RuntimeError(INDEX.format(home))
                     self._crossings.note(True, name, "cpu", str(home), index.nbytes)
 
     def _note(self, source: Any, target: Tensor) -> None:

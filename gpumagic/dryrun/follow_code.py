@@ -40,7 +40,7 @@ from gpumagic.mismatch.explainer import explain
 from gpumagic.moving.find_tensors import TensorFinder
 from gpumagic.moving.move import move_all
 from gpumagic.moving.moved import Moved
-from gpumagic.placement import placement, put_in_force
+from gpumagic.placement import Placement, placement, put_in_force
 from gpumagic.placement.swap import enter, find_swaps
 from gpumagic.placement.torch_devices import as_torch
 from gpumagic.usercode.files import BEFORE, UserLine, innermost, innermost_of
@@ -96,11 +96,7 @@ def dry(subject: Subject) -> DryRun:
     def work() -> DryRun:
         global _following
         _following = True
-        if before.real:
-            switch.stand_in(before.real)
-        let_backward_run()
-        if outer is not None:
-            put_in_force(outer)  # a fork resets the placement
+        _prepare_fork(before, outer)
         return _Following(subject).run(before, finders)
 
     result: DryRun | None = run_forked(work, subject.limit + _GRACE_S)
@@ -112,21 +108,28 @@ def dry(subject: Subject) -> DryRun:
     return DryRun(subject.where, unknown=(end,), seconds=seconds, virtual=subject.virtual)
 
 
-def apart(work: Callable[[], Any], limit: float) -> Any:
+def in_fork(work: Callable[[], Any], limit: float) -> Any:
     """Return the result of `work()` in a forked child whose GPUs are virtual, without a limit."""
-    before = measure(None)
+    before, outer = measure(None), placement()
 
     def run() -> Any:
-        if before.real:
-            switch.stand_in([(gpu, 0) for gpu, _ in before.real])
+        _prepare_fork(before, outer)
         keep_after_fork()
         for gpu in GPUS:
             gpu.account.limit = sys.maxsize
-        let_backward_run()
         Confinement().begin()
         return work()
 
     return run_forked(run, limit)
+
+
+def _prepare_fork(before: Before, outer: Placement | None) -> None:
+    """In a forked child, replace real GPUs by virtual ones and put the placement in force again."""
+    if before.real:
+        switch.stand_in(before.real)
+    let_backward_run()
+    if outer is not None:
+        put_in_force(outer)
 
 
 class _Following:

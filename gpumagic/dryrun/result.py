@@ -83,7 +83,7 @@ class Unknown:
     def __str__(self) -> str:
         if self.where is None:
             return self.reason
-        # Omit a magic's source, because it is IPython's translation of what the user typed.
+        # A magic's source is code that IPython made. The user did not type it, so it is left out.
         typed = self.where.line and "get_ipython()" not in self.where.source
         source = f" · {self.where.source}" if typed and self.where.source else ""
         return f"{replace(self.where, source='')}: {self.reason}{source}"

@@ -33,7 +33,7 @@ _PLACED = re.compile(r"\s*%%ongpu\b\s*(?:cuda:|/?gpu:)?([^\s?]*)")
 _PLACES_ITSELF = re.compile(r"^\s*%%?(?:ongpu|gpu\w+)\b", re.MULTILINE)
 
 
-def tried(error: BaseException, found: Explanation, shell: Any = None) -> Explanation:
+def try_fix(error: BaseException, found: Explanation, shell: Any = None) -> Explanation:
     """Return an explanation with a completed fix, and with `%%ongpu` if that fixes the cell."""
     said = next(filter(read, errors(error)), None)  # None if the error is not torch's
     every = failed_frames(said.__traceback__) if said is not None else []
@@ -106,19 +106,20 @@ class _Trial:
     def _dry(self, code: list[ast.stmt], texts: dict[str, str], number: str = "") -> DryRun:
         file, tree, namespace = self._top.filename, ast.Module(code, []), self._namespace
         reads = variables_read(names_read(tree, self._transform), namespace) if number else ()
+        # Before the fork, which hides functions from the search for them.
+        changed = dict[FunctionType, CodeType]()
+        for frame in self._frames[:-1]:
+            if frame.source != texts.get(frame.filename, frame.source):
+                changed |= functions_again(frame.code, texts[frame.filename])
 
         def prepare(note: Note) -> Callable[[], dict[str, Any]]:
             execute = leave_out_magics(namespace, note, file, self._transform)
             for name, text in texts.items():
                 linecache.cache[name] = len(text), None, text.splitlines(keepends=True), name
-            for function, code in changed.items():
-                function.__code__ = code
+            for function, new in changed.items():
+                function.__code__ = new
             return lambda: {"Out": execute(tree)}
 
-        changed = dict[FunctionType, CodeType]()
-        for frame in self._frames[:-1]:
-            if frame.source != texts.get(frame.filename, frame.source):
-                changed |= functions_again(frame.code, texts[frame.filename])
         device, _ = target_of(f"cuda:{number}" if number else None)
         return dry(
             Subject(namespace, [*reads], prepare, device, bool(number), _LIMIT_S, guesses=True)

@@ -219,11 +219,8 @@ class Jax(ArrayFramework):
             return []
         # For one shard, avoid `shard.data`, because it would create another live array.
         one = array.sharding.num_devices == 1
-        return [
-            Place(self.where(data), data.unsafe_buffer_pointer(), data.nbytes)
-            for data in ([array] if one else (shard.data for shard in array.addressable_shards))
-            if data.nbytes
-        ]
+        data = [array] if one else [shard.data for shard in array.addressable_shards]
+        return [Place(self.where(x), x.unsafe_buffer_pointer(), x.nbytes) for x in data if x.nbytes]
 
     def live(self) -> list[Any]:
         """List all live arrays, including JAX's internal arrays but not gpumagic's."""

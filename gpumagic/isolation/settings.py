@@ -1,6 +1,6 @@
 """Restore the settings and the random state that code changed.
 
-The settings are those that 1,668 public notebooks change, and others that affect results or speed.
+These are the settings that 1,668 public notebooks change, and others that affect results or speed.
 If restoring a setting fails, the error is recorded, and the other settings are restored.
 """
 

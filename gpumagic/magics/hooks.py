@@ -162,9 +162,9 @@ class Explaining:
             from gpumagic.memory.explain_out_of_memory import explain_out_of_memory
 
             if found and "torch" in sys.modules:
-                from gpumagic.dryrun.try_fix import tried
+                from gpumagic.dryrun.try_fix import try_fix
 
-                found = tried(error, found, self.shell)
+                found = try_fix(error, found, self.shell)
             if not found and (line := cuda_advice(error)):
                 self.last = line
                 self._death_shown = (state := cuda_state()) and state.death() is not None

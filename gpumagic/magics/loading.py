@@ -57,7 +57,7 @@ def hooks(shell: Any) -> tuple[Any, ...]:
         *_called(cells, "pre_execute", "pre_run_cell", "post_execute", "post_run_cell"),
         once,  # changes shell.display_formatter
         *of_kernel,
-        _appended(shell.Completer.custom_matchers, _complete),
+        _appended(shell.Completer.custom_matchers, _matcher),
         _Change(lambda: None, lambda: cells.watch(None)),
         _Change(lambda: None, cells.end_all),
     )
@@ -92,11 +92,13 @@ def _called(hook: Any, *events: str) -> list[_Change]:
     ]
 
 
-@context_matcher()  # type: ignore[untyped-decorator]
 def _complete(context: Any) -> dict[str, Any]:
     from gpumagic.magics.arguments import completions
 
     return completions(context)
+
+
+_matcher: Any = context_matcher()(_complete)
 
 
 FORGET = (

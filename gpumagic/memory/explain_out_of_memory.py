@@ -227,13 +227,13 @@ def other_gpu(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 
 # -- memory that each pass of a loop keeps
 _DETACHED = "store `.item()` of a number or `.detach()` in `{}`: results keep their graphs alive"
-_ROOM = "if RAM has room, and move back what is read"
+_ROOM = "if RAM has room, and move what is read back to the GPU"
 _KEPT: dict[str, Callable[[Any], Any]] = {
     "store `.clone()` in `{}`: a view keeps its whole base tensor alive": methodcaller("clone"),
     f"store `.cpu()` of the tensors in `{{}}`, {_ROOM}": methodcaller("cpu"),
     f"store `.detach().cpu()` of the tensors in `{{}}`, {_ROOM}": lambda x: x.detach().cpu(),
 }
-_BACKWARD = "in each pass, call `.backward()` on the values added to `{}`, scaled as in the result"
+_BACKWARD = "in each pass, call `.backward()` on the values added to `{}`, scaled as the final loss"
 
 
 def keep_less(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:

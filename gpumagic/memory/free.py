@@ -96,8 +96,8 @@ def free_memory(*what: object, grads: bool = False) -> Freed:
     skipped |= (stays := _still_held(gone, found, spare))
     gone = [name for name in gone if name not in stays]
     meter.due = spare
-    here = [each for each in found if not gpus or each.device in gpus]
-    _release_kept(here, [each for each in spare if each in here], outputs, meter)
+    every, alone = ([e for e in each if not gpus or e.device in gpus] for each in (found, spare))
+    _release_kept(every, alone, outputs, meter)
     for name in gone:
         del namespace[name]
         meter.take(name, {name})

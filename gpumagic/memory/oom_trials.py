@@ -91,11 +91,11 @@ class Trials:
         run: DryRun | None = self._in_time(lambda: dry(subject))
         return run
 
-    def apart(self, work: Callable[[], Any]) -> Any:
+    def in_fork(self, work: Callable[[], Any]) -> Any:
         """Return the result of `work()` in a fork with virtual GPUs; None as for `follow`."""
-        from gpumagic.dryrun.follow_code import apart
+        from gpumagic.dryrun.follow_code import in_fork
 
-        return self._in_time(lambda: apart(work, _LIMIT_S))
+        return self._in_time(lambda: in_fork(work, _LIMIT_S))
 
     def _in_time(self, run: Callable[[], Any]) -> Any:
         if time.monotonic() > self._until:

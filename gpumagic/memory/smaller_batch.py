@@ -43,21 +43,18 @@ def _fewer_rows(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[Lever]:
     if not (names := _batch(s, trial)):
         return
     count = len(trial.names[names[0]])
-
-    def cut(number: int) -> dict[str, Any]:
-        return {name: trial.names[name][:number] for name in names}
-
-    # Numbers equal to the batch's size may need the same cut, as in `torch.zeros(batch_size)`.
+    # Numbers equal to the batch size may need lowering too, as in `torch.zeros(batch_size)`.
     sizes = [name for name, value in trial.names.items() if type(value) is int and value == count]
-    sizes = sizes if trial.tried(cut(count // 2)) is None else []
 
-    def tried(number: int) -> Need | None:
-        return trial.tried(cut(number) | dict.fromkeys(sizes, number))
+    def tried(number: int, also: list[str]) -> Need | None:
+        cut = {name: trial.names[name][:number] for name in names}
+        return trial.tried(cut | dict.fromkeys(also, number))
 
+    sizes = sizes if tried(count // 2, []) is None else []
     added = ", accumulating the gradients of {}" if any(rest.backward for rest in s.rests) else ""
     cuts = some(f"`{name}`" for name in (*names, *sizes))
     do = f"{cuts}: a batch of {{:,}} instead of {count:,}{added}"
-    yield from _largest(s, trial, do, count, tried, _PAIRED)
+    yield from _largest(s, trial, do, count, partial(tried, also=sizes), _PAIRED)
 
 
 def _lower_number(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[Lever]:

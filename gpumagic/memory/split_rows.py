@@ -30,8 +30,7 @@ from gpumagic.usercode.variables import names_read
 
 _PARTS = 8, 64  # numbers of parts to split a tensor into
 _ROWS, _PART = 5, 2  # rows of a test, and rows of its parts
-_MOST = 2**30  # bytes of random numbers in a test
-_CANDIDATES = 100
+_MOST = 2**30  # bytes of a tensor of random numbers
 # Results of a test: a tuple, a tensor with one row for each row of the operand, or another tensor.
 _SEVERAL, _EACH_ROW, _OTHER = "several", "rows", "other"
 _NAMED = (ast.Name, ast.Attribute, ast.Subscript)
@@ -63,8 +62,8 @@ def split(rest: RestOfCode, t: Trials) -> Iterator[Form]:
     # Not in a `forward`, because the code that calls the module can be split instead.
     here = rest.failed is not None and rest.frame.code.co_name != "forward"
     block = block_of(rest.failed or ast.Pass()) if here else []
-    found = list(islice(_candidates(rest, block), _CANDIDATES)) if block else []
-    results = t.apart(partial(_results, rest.frame, found)) if found else None
+    found = [*_candidates(rest, block)] if block else []
+    results = t.in_fork(partial(_results, rest.frame, found)) if found else None
     done = set[tuple[int, tuple[str, ...]]]()
     for each, result in zip(found, results or (), strict=False):
         key, is_whole, last = (len(each.old), each.texts), each.part is each.whole, each.old[-1]
@@ -116,15 +115,18 @@ def _later(each: _Split, block: list[Any]) -> Iterator[Form]:
 
 def _candidates(rest: RestOfCode, block: list[Any]) -> Iterator[_Split]:
     for old, whole in _chains(rest, block):
-        values = _tensors(whole, rest.frame).items()
-        long = {text: len(x) for text, x in values if x.dim() and len(x) >= min(_PARTS)}
+        lengths = {text: (*x.shape, 0)[0] for text, x in _tensors(whole, rest.frame).items()}
         parts = [n for n in ast.walk(whole) if isinstance(n, (ast.Call, ast.BinOp))]
-        for text in sorted(long, key=long.__getitem__, reverse=True):
-            alike = tuple(each for each in long if long[each] == long[text])
+        for text in sorted(lengths, key=lengths.__getitem__, reverse=True):
+            if lengths[text] < min(_PARTS):
+                break
+            alike = tuple(each for each in lengths if lengths[each] == lengths[text])
             for texts, part in product(dict.fromkeys([(text,), alike]), parts):
                 used = [len(uses(part, each)) for each in texts]
-                for once in (False, True)[: all(used) + (used[0] > 1 == len(used))]:
-                    yield _Split(old, whole, part, texts, once)
+                if 0 not in used:
+                    yield _Split(old, whole, part, texts)
+                if used[0] > 1 == len(used):
+                    yield _Split(old, whole, part, texts, once=True)
 
 
 def _chains(rest: RestOfCode, block: list[Any]) -> Iterator[tuple[list[Any], ast.expr]]:

@@ -126,9 +126,7 @@ def _for_items(frame: FailedFrame, message: Message) -> Explanation | None:
     if len(devices) < 2 or not isinstance(node, ast.Call) or not node.args:
         return None
     items, function = node.args[0], frame.scope.value(node.func)
-    others = [
-        part for each in operand.arguments(node)[1:] for part in operand.Reader(frame).parts(each)
-    ]
+    others = operand.Reader(frame).given(ast.Call(node.func, node.args[1:], node.keywords))
     joins = (function is sum or operand.is_torch(function)) and not others
     if not joins or not isinstance(items, (ast.GeneratorExp, ast.ListComp)):
         return None

@@ -31,6 +31,7 @@ TAKEN_FROM_CPU = frozenset(
     ["cpu_nested_shape_example", "input_lengths", "lengths", "lr", "target_lengths"]
 )
 """Arguments that CUDA's kernels read on the host."""
+INDEX = "indices should be either on cpu or on the same device as the indexed tensor ({})"
 SAME = "Expected all tensors to be on the same device, but"
 
 
@@ -42,8 +43,7 @@ def mixed(plan: Any, found: Found) -> VirtualGpu:
     home = found[0][1].device
     if plan.name in INDEXING:
         if any(tensor.is_cuda and tensor.device != home for _, tensor, _ in found[1:]):
-            where = f"either on cpu or on the same device as the indexed tensor ({home})"
-            raise RuntimeError(f"indices should be {where}")
+            raise RuntimeError(INDEX.format(home))
     elif plan.name == "masked_fill_" and (mask := found[1][1].device) != home:
         raise RuntimeError(
             "expected self and mask to be on the same device, but got mask on "

@@ -172,6 +172,15 @@ def test_other_code_has_none(small, shown, cell):
     assert not re.search("scaled_dot|cdist|expand", " ".join(told))
 
 
+def test_rows_are_split_where_a_placed_cell_makes_tensors_too(small, shown):
+    small.run(f"{START}\nx = torch.randn(3000, 8)\nx.cuda()")
+    cell = "d = (x[:, None] * torch.ones(2000, 8)).tanh().sum(-1)\nout = d.amin(1)"
+    small.run(f"%%ongpu 0\n{cell}")
+    lever = shown.pop().levers[0]
+    assert "for rows in x.split(" in lever.do
+    assert lever.fits
+
+
 @pytest.mark.parametrize(
     "cell",
     [

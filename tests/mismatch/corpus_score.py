@@ -4,7 +4,7 @@ from collections import defaultdict
 
 from snippets import names_told, read, run
 
-from gpumagic.dryrun.try_fix import tried
+from gpumagic.dryrun.try_fix import try_fix
 from gpumagic.mismatch.explainer import explain
 
 WRITTEN_ALONG = "cross_device.txt"
@@ -49,7 +49,7 @@ def score(files):
         fix = explanation.fix if explanation is not None else None
         fixed = fix is not None and run(fix.apply(snippet.code), "fixed.py") is None
         if fix is not None and not fixed:  # completed, as below a cell
-            fixed = run(applied(tried(error, explanation), snippet.code), "fixed.py") is None
+            fixed = run(applied(try_fix(error, explanation), snippet.code), "fixed.py") is None
         if snippet.withheld:
             result.note("rightly withheld", fix is None or fixed, snippet)
         else:

@@ -6,7 +6,7 @@ from corpus_score import applied
 from snippets import names_told, run
 
 import gpumagic
-from gpumagic.dryrun.try_fix import tried
+from gpumagic.dryrun.try_fix import try_fix
 
 pytestmark = [pytest.mark.usefixtures("gpus"), pytest.mark.filterwarnings("ignore")]
 
@@ -72,7 +72,7 @@ y = g(torch.ones(3, device="cuda"))
 def test_a_fix_that_brings_the_next_error_has_the_edit_for_it_too(other, follows):
     code = NEXT.replace("{other}", other)
     error = run(code)
-    explanation = tried(error, gpumagic.explain(error))
+    explanation = try_fix(error, gpumagic.explain(error))
     assert names_told(explanation)["s"].devices == ("cpu",)
     assert ("other.to(x.device)" in explanation.fix.code) is follows
     assert run(applied(explanation, code)) is None
@@ -94,7 +94,7 @@ def test_what_exists_and_fails_next_moves_along():
         "b = a.masked_fill(m, 0)\nc = b * w\n"
     )
     error = run(code)
-    assert run(applied(tried(error, gpumagic.explain(error)), code)) is None
+    assert run(applied(try_fix(error, gpumagic.explain(error)), code)) is None
 
 
 def test_a_module_that_a_loop_needs_on_both_devices_is_not_moved():

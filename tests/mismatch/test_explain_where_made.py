@@ -6,7 +6,7 @@ from corpus_score import applied
 from snippets import names_told, run
 
 import gpumagic
-from gpumagic.dryrun.try_fix import tried
+from gpumagic.dryrun.try_fix import try_fix
 
 pytestmark = [pytest.mark.usefixtures("gpus"), pytest.mark.filterwarnings("ignore")]
 
@@ -205,7 +205,7 @@ torch.set_rng_state(state["rng"])
 )
 def test_the_fix_runs_and_is_where_it_lasts(code, fixed):
     error = run(code)
-    explanation = tried(error, gpumagic.explain(error))
+    explanation = try_fix(error, gpumagic.explain(error))
     edits = [explanation.fix, *explanation.more]
     assert fixed in "\n".join(edit.code for edit in edits)
     assert run(applied(explanation, code)) is None
