@@ -83,7 +83,7 @@ class _Share:
         entries = [entry for entry in every if entry.framework == name]
         counted = self.framework.counts_allocations and device.kind == "cuda"
         said = self._by_allocations(device, entries) if counted else ""
-        if not self.framework.counts_allocations:
+        if not self.framework.counts_allocations or device.kind == "cpu":
             said = self._by_arrays(str(device))
         used = (self.moves.moved, self.moves.left, entries, self.memory, self.uncounted)
         return said if said or any(used) else _NOTHING if counted else None

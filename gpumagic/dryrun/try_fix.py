@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from difflib import SequenceMatcher
-from itertools import chain
+from itertools import chain, product
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -22,6 +22,7 @@ from gpumagic.dryrun.follow_code import Note, Subject, dry, leave_out_magics
 from gpumagic.dryrun.held_memory import target_of
 from gpumagic.dryrun.result import DryRun
 from gpumagic.errors import GpuError
+from gpumagic.mismatch.explainer import explain
 from gpumagic.mismatch.explanation import NEAR, Explanation, Fix, total
 from gpumagic.mismatch.operation import read
 from gpumagic.usercode.files import label, last_cell
@@ -46,7 +47,7 @@ def try_fix(error: BaseException, found: Explanation, shell: Any = None) -> Expl
         line.update("trying the fix; Ctrl-C ends it")
         trial = _Trial(shell, every[: at_top[0] + 1])
         found = trial.placed(found)
-        return trial.completed(found)
+        return trial.with_fewest_edits(found, said)
     return found
 
 
@@ -77,11 +78,26 @@ class _Trial:
         alone = len(gpus & used) == 1 and not lasts and not _PLACES_ITSELF.search(now)
         return (gpus & used).pop() if alone else ""
 
-    def completed(self, found: Explanation) -> Explanation:
-        """Add the fixes of the errors that follow; the same explanation if the code then fails."""
+    def with_fewest_edits(self, found: Explanation, error: Any) -> Explanation:
+        """Return the completed fix; or one for another GPU or function that needs fewer edits."""
+        best, count = self._completed(found)
+        gpus = {device for each in found.operands for device in each.devices} - {"cpu"}
+        known = {found.fix.code} if found.fix else set()
+        for here, gpu in product((False, True), ("", *sorted(gpus))):
+            if count < 2:
+                break
+            other = explain(error, namespace=self._namespace, target=gpu, here=here)
+            if other and other.fix and other.fix.code not in known:
+                known.add(other.fix.code)
+                done, fewer = self._completed(replace(other, first=found.first))
+                best, count = (done, fewer) if fewer < count else (best, count)
+        return best
+
+    def _completed(self, found: Explanation) -> tuple[Explanation, int]:
+        """Add the fixes of the errors that follow. Also return the number of edits."""
         before = {frame.filename: frame.source for frame in self._frames}
         texts, every, fix = dict(before), list[Fix](), found.fix
-        while fix is not None and not fix.cls and fix.filename in texts and len(every) < _MOST:
+        while fix is not None and len(every) < _MOST and self._takes_effect(fix, texts):
             every.append(fix)
             texts[fix.filename] = fix.apply(texts[fix.filename])
             run = self._dry(self._from_change(texts), texts)
@@ -89,11 +105,23 @@ class _Trial:
                 break
             if not run.mismatches:
                 made = [_changes(before[name], texts[name], every, name) for name in texts]
-                edits = [*chain.from_iterable(made)] if every[1:] else []
-                return replace(found, fix=edits[0], more=tuple(edits[1:])) if edits else found
+                edits = [*chain.from_iterable(made)]
+                if not edits:  # the last fix undid the first
+                    break
+                more = replace(found, fix=edits[0], more=tuple(edits[1:]))
+                return (more if every[1:] else found), len(edits)
             later = run.mismatches[0].explanation
             fix = later.fix if later is not None else None
-        return found
+        return found, _MOST + 1  # the code still fails
+
+    def _takes_effect(self, fix: Fix, texts: dict[str, str]) -> bool:
+        """Whether a dry run executes an edit: it is in the cell, or in a function other than
+        `__init__`."""
+        tree = ast.parse(texts.get(fix.filename, ""))
+        kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+        functions = [node for node in ast.walk(tree) if isinstance(node, kinds)]
+        around = [f.name for f in functions if f.lineno < fix.line <= (f.end_lineno or 0)]
+        return fix.filename in texts and (not fix.cls or bool(around and around[-1] != "__init__"))
 
     def _from_change(self, texts: dict[str, str]) -> list[ast.stmt]:
         """Return the cell's statements from the failed or the first changed one on."""
@@ -108,9 +136,9 @@ class _Trial:
         reads = variables_read(names_read(tree, self._transform), namespace) if number else ()
         # Before the fork, which hides functions from the search for them.
         changed = dict[FunctionType, CodeType]()
-        for frame in self._frames[:-1]:
-            if frame.source != texts.get(frame.filename, frame.source):
-                changed |= functions_again(frame.code, texts[frame.filename])
+        before = {frame.filename: frame.source for frame in self._frames}
+        for name in (name for name, text in texts.items() if text != before[name]):
+            changed |= functions_again(name, before[name], texts[name])
 
         def prepare(note: Note) -> Callable[[], dict[str, Any]]:
             execute = leave_out_magics(namespace, note, file, self._transform)
@@ -138,5 +166,6 @@ def _changes(before: str, after: str, fixes: list[Fix], filename: str) -> list[F
     nbytes, made = total(fix.nbytes for fix in fixes), list[Fix]()
     for a, b, c, d in found:
         where, code = "before" if a == b else "replace", "\n".join(new[c:d])
-        made.append(Fix(code, where, a + 1, max(b, a + 1), filename, label(filename), nbytes))
+        end, cls = max(b, a + 1), next((f.cls for f in fixes if f.filename == filename), "")
+        made.append(Fix(code, where, a + 1, end, filename, label(filename), nbytes, cls))
     return made

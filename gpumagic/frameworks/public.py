@@ -20,8 +20,8 @@ from gpumagic.frameworks import known
 from gpumagic.frameworks.framework import Framework, FrameworksOn, device_of
 from gpumagic.frameworks.known import Needed, holds, imported
 from gpumagic.mismatch.explanation import Explanation
-from gpumagic.moving.moved import Moves, all_of
-from gpumagic.usercode.files import P, R, name_in, unseen
+from gpumagic.moving.moved import Moves, Origins, all_of
+from gpumagic.usercode.files import P, R, last_cell, name_in, unseen
 from gpumagic.usercode.values import Step, class_name, is_tensor, own, parts_of, walk
 from gpumagic.usercode.variables import own_variables
 
@@ -185,8 +185,11 @@ def move(value: object, where: object) -> Moves:
     return replace(moves, value=names[name])
 
 
-def bring_home(namespace: dict[str, Any], *, created: bool = False) -> tuple[Moves, list[str]]:
-    """Undo the cells' moves; return a report, and the names of variables still on a GPU."""
+def bring_home(
+    namespace: dict[str, Any], *, created: bool = False, whole: bool = False
+) -> tuple[Moves, list[str]]:
+    """Undo the cells' moves; return a report, and the names of variables still on a GPU.
+    With `whole`, nothing moves if any variable would still be on a GPU."""
     cuda_state.check()
     frameworks = known.in_use()
     home = [framework.home(namespace) for framework in frameworks]
@@ -197,7 +200,14 @@ def bring_home(namespace: dict[str, Any], *, created: bool = False) -> tuple[Mov
         there = [(name, held[name]) for name in framework.away(held)]
         home.append(framework.move(there, CPU, namespace, []))
     held = own_variables(namespace)
-    return all_of(home), [name for framework in frameworks for name in framework.away(held)]
+    left = [name for framework in frameworks for name in framework.away(held)]
+    for framework, moves in zip(frameworks, home, strict=False) if whole and left else ():
+        for moved in moves.moved:
+            origins: Origins = []
+            back = resolve_one(moved.sources[0], framework.devices())
+            framework.move([(moved.name, namespace.get(moved.name))], back, namespace, origins)
+            framework.remember(origins, last_cell())
+    return Moves() if whole and left else all_of(home), left
 
 
 def explain(

@@ -81,15 +81,19 @@ def virtual_off(cells: Any, *, force: bool = False) -> None:
     With `force`, move all variables to the CPU instead."""
     from gpumagic import virtual
     from gpumagic.frameworks.public import bring_home
+    from gpumagic.moving.move import bring_results
+    from gpumagic.usercode.variables import own_variables
 
     if not virtual.enabled():
         print("virtual GPUs were not on")
         return
     if checks := sys.modules.get("gpumagic.virtual.checks"):
         checks.revive()
-    home, made = bring_home(cells.shell.user_ns, created=force)
+    names = cells.shell.user_ns
+    home, made = bring_home(names, created=force, whole=not force)
     if home.moved:
         print(home if force else home.back)
+    results = bring_results(own_variables(names) | {"Out": names.get("Out")}) if force else []
     alive = virtual.live_tensors()
     if alive and not force:
         if made:
@@ -105,7 +109,9 @@ def virtual_off(cells: Any, *, force: bool = False) -> None:
     ended = f"; %ongpu {cells.standing.where} has ended" if cells.standing else ""
     cells.end_all()
     virtual.disable()
-    lost = f"; unusable until you turn them on again: {many(alive, 'tensor')}" if alive else ""
+    lost = f"; moved without their graphs: {some(results)}" if results else ""
+    if alive:
+        lost += f"; unusable until you turn them on again: {many(alive, 'tensor')}"
     print(f"virtual GPUs are off{ended}{lost}")
 
 

@@ -181,6 +181,8 @@ def fit_cell(shell: Any, asked: Namespace, magic: str, text: str) -> None:
     with torch_needed("%%gpufit"):
         from gpumagic.device.cards import cards
         from gpumagic.fitting.fit import fit
+        from gpumagic.memory.holders_by_name import memory
+        from gpumagic.memory.memory_report import hints
 
     if len(ranges) != 1:
         raise GpuError("one variable with its values is needed; type batch=1..4096")
@@ -205,6 +207,8 @@ def fit_cell(shell: Any, asked: Namespace, magic: str, text: str) -> None:
             **{variable: values},
         )
     _give(shell, asked, line, made)
+    for hint in [] if asked.on or asked.quiet else hints(memory()):
+        print(hint)
 
 
 def _compiled_name(shell: Any, text: str, magic: str) -> tuple[str, str]:

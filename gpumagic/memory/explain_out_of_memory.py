@@ -115,7 +115,7 @@ def levers(s: OutOfMemoryState, t: Trials) -> list[Lever]:
     # If each pass of a loop keeps memory, freeing other memory only delays the error.
     first = (free, less) if t.loop is None else (less, free)
     found, enough = list[Lever](), list[Lever]()
-    for group in (*first, (smaller, other_gpu, no_state, narrower)):
+    for group in (*first, (by_rows,), (smaller, other_gpu, no_state, narrower)):
         for lever in chain.from_iterable(find(s, t) for find in group):
             found.append(lever)
             if lever.fits or (lever.fits is None and (lever.gives or 0) >= s.short_by):
@@ -135,6 +135,8 @@ def _helps(
     if trial is None or trial.need is None or (then := trial.tried(**change)) is None:
         return
     need, fits = trial.need, trial.fits(then, freed)
+    if need.whole > then.whole:  # nothing is known of the changed code's end
+        return
     if trial.grows_much:  # only the growth per pass matters
         left = 1.0 if then.grows is None else then.grows / (need.grows or 1)
         helps, gives = left <= _LEFT, gives or int(grown * (1 - left))
@@ -341,6 +343,11 @@ def other_form(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
                 yield lever
                 if lever.fits is not False:
                     return
+
+
+def by_rows(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
+    """Propose to compute the failed code by rows."""
+    trial = t.best or t.every[-1]
     for form in chain.from_iterable(split(rest, t) for rest in s.rests if t.best is not None):
         if fitting := [x for x in _helps(trial, form.do, form=form) if x.fits is not False]:
             yield from fitting

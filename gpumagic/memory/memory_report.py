@@ -126,13 +126,13 @@ def text(report: MemoryReport) -> str:
         figures = " · ".join(words for words, _, _ in _figures(device))
         lines += table.wrapped(f"{label(device)}: {figures}")
         lines += table.lines(holder_columns(device, folded_rows(device)), margin="  ")
-    return "\n".join([*lines, *_hints(report)])
+    return "\n".join([*lines, *hints(report)])
 
 
 def html(report: MemoryReport) -> str:
     """Return the content of `text` as HTML tables, with a bar for each GPU."""
     parts = [*map(_device_html, report.devices)] or [tag("div", _nothing(), "gm-note")]
-    parts += [f'<div class="gm-note">{coded(hint)}</div>' for hint in _hints(report)]
+    parts += [f'<div class="gm-note">{coded(hint)}</div>' for hint in hints(report)]
     return block("".join(parts))
 
 
@@ -140,7 +140,7 @@ def _nothing() -> str:
     return f"No GPU in this process; {as_typed('%gpus --virtual 2')} makes virtual ones."
 
 
-def _hints(report: MemoryReport) -> list[str]:
+def hints(report: MemoryReport) -> list[str]:
     """Return the advice to type `%gpufree`; empty if `%gpufree` would free little."""
     back = sum(row.nbytes for row in report.holders if row.kind in KEPT)
     if back < _WORTH:

@@ -129,9 +129,11 @@ class CodeTrial:
     @cached_property
     def stale(self) -> set[str]:
         """Names whose values are not needed, because a rerun binds them before it reads them."""
+        made = bound(self.code) - {*names_read(ast.Module(self.code, []))}
         if not self.frame.at_top:  # the loop's variables are needed, as a dry run does not set them
-            return self.rest.overwritten - stored(getattr(self._loop, "target", ast.Pass()))
-        return (self.rest.made_before & bound(self.code)) - {*names_read(ast.Module(self.code, []))}
+            targets = stored(getattr(self._loop, "target", ast.Pass()))
+            return (self.rest.overwritten | made) - targets
+        return self.rest.made_before & made
 
     @property
     def names(self) -> dict[str, Any]:
@@ -226,7 +228,7 @@ class CodeTrial:
             with form.in_place():
                 compiled = _compiled(self.code, self.frame)
                 for frame in self._state.frames:
-                    functions |= functions_again(frame.code, frame.tree or "")
+                    functions |= functions_again(frame.filename, frame.source, frame.tree or "")
         if compiled is None:
             return None
         changed = names or {}

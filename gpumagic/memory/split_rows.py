@@ -1,15 +1,15 @@
 """Split code by rows of a tensor, if the result stays the same and needs less memory.
 
-The code is the failed statement, or this statement and others next to it. Each row of its result
-must depend on one row of the tensor only. A fork of this process tests this: there, the code runs
-on a few rows of random numbers, once on all rows together and once on parts of them.
+The code is the failed statement, or this statement and others next to it. Its result must be the
+joined rows, the sum or the mean of the parts' results. A fork of this process tests this: there,
+the code runs on a few rows of random numbers, once on all rows together and once on parts of them.
 """
 
 import ast
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
-from itertools import islice, product
+from itertools import groupby, islice, product
 from typing import Any, NamedTuple
 
 from gpumagic.memory.oom_trials import Trials
@@ -31,8 +31,16 @@ from gpumagic.usercode.variables import names_read
 _PARTS = 8, 64  # numbers of parts to split a tensor into
 _ROWS, _PART = 5, 2  # rows of a test, and rows of its parts
 _MOST = 2**30  # bytes of a tensor of random numbers
-# Results of a test: a tuple, a tensor with one row for each row of the operand, or another tensor.
-_SEVERAL, _EACH_ROW, _OTHER = "several", "rows", "other"
+# Results of a test, and the code that joins the parts' results: a tuple, a tensor with one row for
+# each row of the operand, another tensor of rows, the sum over all rows, or their mean.
+_SEVERAL, _EACH_ROW = "several", "rows"
+_JOINED = {
+    _SEVERAL: "map(torch.cat, zip(*[{each} {loop}]))",
+    _EACH_ROW: "torch.cat([{each} {loop}])",
+    "other": "torch.cat([{each} {loop}])",
+    "sum": "sum({each} {loop})",
+    "mean": "sum(len(rows) * {each} {loop}) / len({text})",
+}
 _NAMED = (ast.Name, ast.Attribute, ast.Subscript)
 
 
@@ -45,16 +53,26 @@ class _Split(NamedTuple):
     texts: tuple[str, ...]  # the tensors to split, as the code writes them
     once: bool = False  # whether only the first use is split, as in ``x @ x.T``
 
-    def in_parts(self, rows: int, several: bool) -> Any:
-        """Return code that computes the part by `rows` rows; `several`: its value is a tuple."""
+    def can_be(self, result: str) -> bool:
+        """Whether the part can be split; a tuple only if the statement unpacks it."""
+        bound = getattr(self.old[-1], "targets", [None])[0]
+        unpacked = self.part is self.whole and isinstance(bound, ast.Tuple)
+        return bool(result) and (result != _SEVERAL or unpacked)
+
+    def in_parts(self, rows: int, result: str) -> str:
+        """Return code that computes the part by `rows` rows; `result` is a key of `_JOINED`."""
         names = ["rows", *(f"rows{n + 1}" for n in range(1, len(self.texts)))]
         each = self.part
         for text, name in zip(self.texts, names, strict=True):
             each = _renamed(each, text, name, 1 if self.once else None)
         cuts = ", ".join(f"{text}.split({rows})" for text in self.texts)
         cuts = cuts if len(self.texts) == 1 else f"zip({cuts})"
-        parts = f"[{ast.unparse(each)} for {', '.join(names)} in {cuts}]"
-        return expression(f"map(torch.cat, zip(*{parts}))" if several else f"torch.cat({parts})")
+        loop, text = f"for {', '.join(names)} in {cuts}", self.texts[0]
+        code = ast.unparse(each)
+        if result == "mean" and isinstance(each, ast.BinOp):
+            code = f"({code})"
+        code = _JOINED[result].format(each=code, loop=loop, text=text)
+        return f"({code})" if result == "mean" and self.part is not self.whole else code
 
 
 def split(rest: RestOfCode, t: Trials) -> Iterator[Form]:
@@ -64,25 +82,49 @@ def split(rest: RestOfCode, t: Trials) -> Iterator[Form]:
     block = block_of(rest.failed or ast.Pass()) if here else []
     found = [*_candidates(rest, block)] if block else []
     results = t.in_fork(partial(_results, rest.frame, found)) if found else None
-    done = set[tuple[int, tuple[str, ...]]]()
-    for each, result in zip(found, results or (), strict=False):
-        key, is_whole, last = (len(each.old), each.texts), each.part is each.whole, each.old[-1]
-        bound = getattr(last, "targets", [None])[0]
-        unpacked = is_whole and isinstance(bound, ast.Tuple)
-        if not result or key in done or (result == _SEVERAL and not unpacked):
-            continue
-        done.add(key)
-        start = f"{ast.unparse(bound)} = " if bound else "return "
-        count = len(rest.frame.scope.value(expression(each.texts[0])))
-        for rows in (2 ** (count // parts).bit_length() // 2 for parts in _PARTS if count >= parts):
-            new = each.in_parts(rows, result == _SEVERAL)
-            text = start + ast.unparse(Swap({each.part: new}.get).visit(each.whole))
-            Swap({new: each.part}.get).visit(each.whole)
-            lines = ", ".join(str(stmt.lineno) for stmt in each.old)
-            do = f"`{text}` for line{'s' * (len(each.old) > 1)} {lines}"
-            yield Form(do, text, each.old, block)
-        if result == _EACH_ROW and is_whole and each.old == [rest.failed] and len(each.texts) == 1:
-            yield from _later(each, block)
+    for _, group in groupby(zip(found, results or (), strict=False), lambda pair: pair[0].whole):
+        same = [pair for pair in group if pair[0].can_be(pair[1])]
+        for n, (each, result) in enumerate(same):
+            if any(other.texts == each.texts for other, _ in same[:n]):
+                continue
+            yield from _forms([(each, result)], rest.frame, block)
+            at_once = each.part is each.whole and each.old == [rest.failed] and not each.texts[1:]
+            if result == _EACH_ROW and at_once:
+                yield from _later(each, block)
+        outer = list[tuple[_Split, str]]()
+        for pair in sorted(same, key=lambda pair: [*ast.walk(pair[0].whole)].index(pair[0].part)):
+            within = (node for each, _ in outer for node in ast.walk(each.part))
+            outer += [] if pair[0].part in within else [pair]
+        if outer[1:]:
+            yield from _forms(outer, rest.frame, block)
+
+
+def _forms(
+    split_at: list[tuple[_Split, str]], frame: FailedFrame, block: list[Any]
+) -> Iterator[Form]:
+    """Yield one statement in which all these parts are split, for each of `_PARTS`."""
+    first, _ = split_at[0]
+    bound = getattr(first.old[-1], "targets", [None])[0]
+    start = f"{ast.unparse(bound)} = " if bound else "return "
+    counts = [len(frame.scope.value(expression(each.texts[0]))) for each, _ in split_at]
+    for parts in _PARTS:
+        if min(counts) < parts:
+            break
+        rows = [2 ** (count // parts).bit_length() // 2 for count in counts]
+        new = {each.part: each.in_parts(n, how) for n, (each, how) in zip(rows, split_at)}
+        text = start + _with_texts(first.whole, new)
+        lines = ", ".join(str(stmt.lineno) for stmt in first.old)
+        yield Form(f"`{text}` for line{'s' * (len(first.old) > 1)} {lines}", text, first.old, block)
+
+
+def _with_texts(tree: ast.expr, new: dict[ast.expr, str]) -> str:
+    """Return an expression's code with other code for some of its nodes."""
+    names = {node: ast.Name(f"gpumagic_{n}_") for n, node in enumerate(new)}
+    text = ast.unparse(Swap(names.get).visit(tree))
+    Swap({name: node for node, name in names.items()}.get).visit(tree)
+    for node, name in names.items():
+        text = text.replace(name.id, new[node])
+    return text
 
 
 def _later(each: _Split, block: list[Any]) -> Iterator[Form]:
@@ -147,9 +189,10 @@ def _chains(rest: RestOfCode, block: list[Any]) -> Iterator[tuple[list[Any], ast
 
 
 def _only_reader(name: str, made: ast.stmt) -> ast.stmt | None:
-    """Return the only statement below `made` that reads a name, and reads it once; or None."""
+    """Return the only statement below `made` that reads a name; or None."""
     found = [n for n in uses(function_of(made) or made, name) if n.lineno > made.lineno]
-    return statement(found[0]) if len(found) == 1 and not in_own_scope(found[0]) else None
+    readers = {statement(node) for node in found}
+    return readers.pop() if len(readers) == 1 and not any(map(in_own_scope, found)) else None
 
 
 def _tensors(tree: ast.AST, frame: FailedFrame) -> dict[str, Any]:
@@ -194,10 +237,24 @@ def _result(each: _Split, frame: FailedFrame, space: dict[str, Any]) -> str:
         space[name] = _random(value[:_ROWS] if name in texts else value)
     whole = eval(ast.unparse(part), space)
     several = isinstance(whole, tuple)
-    parts = eval(ast.unparse(each._replace(part=part, texts=texts).in_parts(_PART, several)), space)
-    close = torch_here().testing.assert_close
-    close(tuple(parts) if several else parts, whole, equal_nan=True)
-    return _SEVERAL if several else _EACH_ROW if len(whole) == _ROWS else _OTHER
+    for result in (_SEVERAL,) if several else ("other", "sum", "mean"):
+        with suppress(Exception):  # an error or a wrong result
+            code = each._replace(part=part, texts=texts).in_parts(_PART, result)
+            parts = eval(code, space)
+            for one, two in zip(parts, whole, strict=True) if several else [(parts, whole)]:
+                _check_equal(one, two)
+            if result == "other" and len(whole) == _ROWS:
+                return _EACH_ROW
+            if several or result == "other" or whole.any():  # sums of zeros prove nothing
+                return result
+    return ""
+
+
+def _check_equal(one: Any, two: Any) -> None:
+    """Raise an error if two tensors differ by more than the rounding of their usual values."""
+    torch = torch_here()
+    usual = float(two.detach().to(torch.complex128).abs().nanmedian())
+    torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5 * usual, equal_nan=True)
 
 
 def _random(tensor: Any) -> Any:

@@ -39,31 +39,38 @@ _DICT = "a dict does not move with the model: move each of its tensors"
 
 
 def explain(
-    error: BaseException, *, namespace: Mapping[str, Any] | None = None
+    error: BaseException,
+    *,
+    namespace: Mapping[str, Any] | None = None,
+    target: str = "",
+    here: bool = False,
 ) -> Explanation | None:
-    """Return the explanation of torch's error, or None. `gpumagic.explain` calls this."""
+    """Return the explanation of torch's error, or None. `gpumagic.explain` calls this.
+    A fix moves values to `target`, if given. If `here`, it edits the failed function itself."""
     # `faults.kept` catches errors of this code, because they would hide the user's error.
     with faults.kept("explaining an error"), torch._C.DisableTorchFunctionSubclass():
         for each in errors(error):
             if (message := read(each)) and (found := failed_frames(each.__traceback__)):
                 found[0].scope.outer = {**(namespace or {}), **found[0].scope.outer}
-                return _explain(found, message)
+                return _explain(found, message, target, here)
     return None
 
 
-def _explain(found: list[FailedFrame], message: Message) -> Explanation | None:
+def _explain(
+    found: list[FailedFrame], message: Message, target: str, here: bool
+) -> Explanation | None:
     frame, outer = found[0], found[1:]
-    if (special := special_cause(found, message)) or message.kind in ("generator", "ordinal"):
+    if (special := special_cause(found, message, target)) or message.kind in ("generator", "ordinal"):
         return special
     clash, on_host = conflict(frame, message), message.kind in ("numpy", "host")
     for at in range(len(outer), 0, -1):
         if not on_host and (call := _module_call(found[at], found[at - 1], message)):
             clash, outer, message = call, found[at + 1 :], replace(message, kind="mixed")
             break
-    choice = fixes.choose(clash, message, [frame, *outer]) if clash else None
+    choice = fixes.choose(clash, message, [frame, *outer], target) if clash else None
     if clash is None or choice is None:
         return None
-    return _mismatch(clash, choice, outer, message.kind)
+    return _mismatch(clash, choice, [] if here else outer, message.kind)
 
 
 def _module_call(frame: FailedFrame, within: FailedFrame, message: Message) -> Operation | None:
@@ -94,7 +101,8 @@ def _mismatch(
     clash: Operation, choice: fixes.Choice, outer: list[FailedFrame], kind: str
 ) -> Explanation:
     frame, node, odd = clash.reader.frame, clash.node, list(choice.odd)
-    extra = also_needed(frame, node, odd, choice.target)
+    # Only this call needs its argument on the CPU.
+    extra = also_needed(frame, node, odd, choice.target) if kind != "host" else []
     site = fixes.Site(clash, odd, extra)
     above, names = fixes.climb(site, outer)
     # A comprehension may have a separate frame, so also try the frame of the enclosing function.
@@ -129,8 +137,8 @@ def _rows(
             for shown, is_odd in _named(part, clash.reader, part in choice.odd):
                 rows.append(replace(sources.row(shown, is_odd), also=names.get(part.key)))
     known = {operand.name for operand in rows}
-    for part in site.extra:
-        if part.text not in known:
+    for _, group in groupby(site.extra, key=lambda part: id(part.node)):
+        for part in [part for part in group if part.text not in known][:_SHOWN]:
             rows.append(replace(sources.row(part, False), also=names.get(part.key), along=True))
     return tuple(dict.fromkeys(rows))
 

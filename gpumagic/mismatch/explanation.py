@@ -2,7 +2,7 @@
 
 import ast
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from textwrap import dedent, indent
 
@@ -107,7 +107,8 @@ def _advice(explanation: Explanation) -> Iterator[tuple[str, str, str, str]]:
         yield "fix:", f"put {explanation.first} on top of this cell", "", ""
     word = "or:" if explanation.first else "fix:"
     for n, fix in enumerate([explanation.fix, *explanation.more] if explanation.fix else []):
-        yield "and:" if n else word, _where(fix), "" if n else _cost(fix), fix.code
+        cost = _cost(replace(fix, nbytes=None) if n else fix)
+        yield "and:" if n else word, _where(fix), cost, fix.code
 
 
 def _head(explanation: Explanation) -> str:

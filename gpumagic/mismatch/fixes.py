@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from gpumagic.mismatch import sources
 from gpumagic.mismatch.explanation import Edit, Fix, around, before_loops, bracketed, total
@@ -51,8 +51,10 @@ class Choice:
     to_host: bool = False  # whether the operation needs these operands on the CPU
 
 
-def choose(found: Operation, message: Message, frames: list[FailedFrame]) -> Choice | None:
-    """Return the operands to move and their target device; None if uncertain."""
+def choose(
+    found: Operation, message: Message, frames: list[FailedFrame], target: str
+) -> Choice | None:
+    """Return the operands to move, and `target` or else the best device; None if uncertain."""
     leaves, indexed = found.parts, message.kind == "index"
     tensors = tuple(part for part in leaves if part.kind != "array")
     if message.kind in ("numpy", "host") or tensors != leaves:
@@ -60,7 +62,7 @@ def choose(found: Operation, message: Message, frames: list[FailedFrame]) -> Cho
         return Choice("cpu", read, to_host=True) if read else None
     first = f"cuda:{leaves[0].value.device_ids[0]}" if message.kind == "replicas" else None
     first = _of_indexed(found) if indexed else first
-    target = first or _written_on(found, frames) or _heaviest(found)
+    target = target or first or _written_on(found, frames) or _heaviest(found)
     odd = [part for part in leaves if part.devices != (target,)]
     if indexed:  # an index on the CPU is always allowed
         odd = [part for part in odd if part is leaves[0] or part.device != "cpu"]
@@ -114,10 +116,17 @@ def _heaviest(found: Operation) -> str:
         # A result has the bytes of the variables in its expression. A module operand counts twice.
         named = [each for part in here for each in named_in(part, found.reader) or [part]]
         sizes = {part.key: part.nbytes for part in named}
-        model = sum("module" in {part.kind for part in parts} for parts in (here, named))
+        model = sum(any(map(_learns, parts)) for parts in (here, named))
         return device != "cpu", model, total(sizes.values()) or 0
 
     return max((device for part in found.parts for device in part.devices), key=weight)
+
+
+def _learns(part: Part) -> bool:
+    """Whether an operand is a module with parameters. A loss function may only have weights."""
+    if part.kind != "module" or part.value is None:
+        return part.kind == "module"
+    return next(nn.Module.parameters(part.value), None) is not None
 
 
 # -- where a fix goes, and how it names the device
@@ -141,13 +150,20 @@ def climb(site: Site, outer: list[FailedFrame]) -> tuple[Site, dict[str, str]]:
     first = moved = [*site.odd, *site.extra]
     for frame in outer:
         done = operation(frame.failed, Reader(frame)) if frame.failed is not None else None
-        above = _given(moved, site.frame, done.parts if done else ())
+        above = _given(moved, site.frame, [*done.parts, *_called_on(frame)] if done else ())
         if done is None or above is None:
             break
         moved, count = above, len(site.odd)
         site = Site(done, moved[:count], moved[count:])
     names = {a.key: b.text for a, b in zip(first, moved, strict=True) if a.text != b.text}
     return site, names
+
+
+def _called_on(frame: FailedFrame) -> list[Part]:
+    """Return `x` for the failed call of a method, ``x.f()``."""
+    node = getattr(getattr(frame.failed, "func", None), "value", None)
+    value = frame.scope.value(node) if node is not None else None
+    return [Part(node, frame.text(node), "object", value=value)] if node is not None else []
 
 
 def _given(moved: list[Part], frame: FailedFrame, parts: Iterable[Part]) -> list[Part] | None:
@@ -231,7 +247,8 @@ def move_owners(choice: Choice, frames: list[FailedFrame]) -> Fix | None:
     ((frame, part),) = found.values()
     at = operation(frame.failed, Reader(frame)) if frame.failed else None
     at = at or Operation(Reader(frame), frame.failed, (part,))
-    return _move(Site(at, [part], []), choice)
+    above, _ = climb(Site(at, [part], []), frames[frames.index(frame) + 1 :])
+    return _move(above, choice)
 
 
 def write_fix(site: Site, above: Site, choice: Choice) -> Fix | None:
@@ -241,6 +258,8 @@ def write_fix(site: Site, above: Site, choice: Choice) -> Fix | None:
     if choice.to_host:
         given = _read_above(site, above)
         climbed = above is not site and all(part in given for part in above.odd)
+        # The function may need its argument on the GPU in other lines.
+        climbed = climbed and _used_once(site)
         return _move(replace(above, odd=given) if climbed else site, choice)
     fix = _make_there(site, choice.target)
     if fix is None and above is not site:

@@ -7,7 +7,7 @@ from types import FunctionType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
@@ -30,6 +30,7 @@ from gpumagic.mismatch.operation import Message, named_in, nodes_around
 from gpumagic.mismatch.sources import moving, only_assignment, row, with_device, with_keyword
 from gpumagic.usercode.files import label, source_of
 from gpumagic.usercode.frames import FailedFrame, statement
+from gpumagic.usercode.values import contents
 
 _STATE = (
     "the optimizer's state was created before the model moved, and did not move; loading its own "
@@ -47,7 +48,9 @@ _SHOWN = 3
 _NUMBERED = (".to", ".cuda", ".device", ".set_device")  # calls that accept a GPU's number
 
 
-def special_cause(found: list[FailedFrame], message: Message) -> Explanation | None:
+def special_cause(
+    found: list[FailedFrame], message: Message, target: str
+) -> Explanation | None:
     """Explain an error that has one of the causes in this file; return None for other errors."""
     if message.kind == "generator":
         return _for_default_generator(found) or _for_generator(found)
@@ -56,7 +59,7 @@ def special_cause(found: list[FailedFrame], message: Message) -> Explanation | N
     missing = message.kind in ("load", "ordinal")
     if missing:
         return _for_missing(found[0], message.kind)
-    return _for_optimizer(found) or _for_items(found[0], message)
+    return _for_optimizer(found) or _for_items(found[0], message, target)
 
 
 def _in_statement(frame: FailedFrame, kind: type) -> list[tuple[str, Any]]:
@@ -120,18 +123,25 @@ def _away(optimizer: Optimizer, parameters: list[Tensor]) -> list[Tensor]:
     return [t for p, t in tensors if t.device != p.device]
 
 
-def _for_items(frame: FailedFrame, message: Message) -> Explanation | None:
-    """Explain a call of `sum` or torch with a comprehension whose items are on several devices."""
+def _for_items(frame: FailedFrame, message: Message, target: str) -> Explanation | None:
+    """Explain a call of `sum` or torch with a comprehension or modules on several devices."""
     node, devices = frame.failed, tuple(sorted(message.devices))
     if len(devices) < 2 or not isinstance(node, ast.Call) or not node.args:
         return None
     items, function = node.args[0], frame.scope.value(node.func)
     others = operand.Reader(frame).given(ast.Call(node.func, node.args[1:], node.keywords))
-    joins = (function is sum or operand.is_torch(function)) and not others
-    if not joins or not isinstance(items, (ast.GeneratorExp, ast.ListComp)):
+    if not (function is sum or operand.is_torch(function)) or others:
         return None
-    text = frame.text(items.elt)
-    edit = around(frame, [(items.elt, moving(bracketed(items.elt, text), f'"{devices[-1]}"'))])
+    text, to = frame.text(items), f'"{target or devices[-1]}"'
+    held = [each for _, each in contents(frame.scope.value(items))]
+    if isinstance(items, (ast.GeneratorExp, ast.ListComp)):
+        items, text = items.elt, frame.text(items.elt)
+        new = moving(bracketed(items, text), to)
+    elif held and all(issubclass(type(each), nn.Module) for each in held):
+        new = f'[m.to("{target or str(next(held[0].parameters()).device)}") for m in {text}]'
+    else:
+        return None
+    edit = around(frame, [(items, new)])
     rows, why = (Operand(text, devices, None, "the items"),), _ITEMS.format(frame.text(node.func))
     return Explanation(*expression(frame, node), rows, edit.fix(None) if edit else None, why)
 

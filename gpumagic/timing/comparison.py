@@ -89,6 +89,13 @@ class Timing:
         return min(low, self.quartiles[0]), max(high, self.quartiles[1])
 
     @property
+    def elsewhere(self) -> str:
+        """The devices that the code itself chose; empty if it used the timed device's memory."""
+        used = {device for device, nbytes in self.peak.items() if nbytes}
+        mine = {*self.where.split("+")}
+        return "" if used & mine else ", ".join(sorted(used - mine))
+
+    @property
     def iqr(self) -> float | None:
         """The interquartile range relative to the median; None for fewer than four repeats."""
         if len(self.seconds) < 4 or not (self.quartiles and self.median):
@@ -178,8 +185,8 @@ class Comparison(table.Shown):
 
     @cached_property
     def comparable(self) -> tuple[str, ...]:
-        """The real devices in `alone` that were timed and whose results did not differ."""
-        timed = {t.where for t in self.timings if t.median and not t.virtual}
+        """The real devices in `alone` that were used and timed and whose results did not differ."""
+        timed = {t.where for t in self.timings if t.median and not (t.virtual or t.elsewhere)}
         return tuple(w for w in self.alone if w in timed and not self.disagreement(w))
 
     @cached_property

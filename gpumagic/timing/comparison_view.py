@@ -89,8 +89,13 @@ def _is_line(comparison: Comparison) -> bool:
 
 
 def _wrong(comparison: Comparison) -> list[str]:
-    """Return warnings about results that differ between devices, and about an interrupt."""
+    """Return warnings about devices not used, results that differ, and an interrupt."""
+    elsewhere = {t.where: t.elsewhere for t in comparison.timings if t.elsewhere}
     said = [
+        f"{where}: the code ran on {used}, which it names itself in `device=` or `.to()`"
+        for where, used in elsewhere.items()
+    ]
+    said += [
         f"{f.where} gives different numbers from {f.reference}{_at(f.values)}: {f.reason}"
         for f in filter(None, map(comparison.disagreement, comparison.devices))
     ]

@@ -6,6 +6,7 @@ None of the user's code is run.
 import ast
 import gc
 import inspect
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
@@ -183,15 +184,27 @@ def failed_frames(traceback: TracebackType | None) -> list[FailedFrame]:
     return found
 
 
-def functions_again(code: CodeType, source: Any) -> dict[FunctionType, CodeType]:
-    """Return the functions with a code object, and their code in a changed source or tree."""
-    functions = [each for each in gc.get_referrers(code) if type(each) is FunctionType]
-    waiting = [compile(source, code.co_filename, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)]
+def functions_again(filename: str, before: Any, after: Any) -> dict[FunctionType, CodeType]:
+    """Return the functions of a file, and their code in its changed source or tree."""
+    new = {key: code for code, key in _codes(after, filename).items()}
+    old = {(c.co_name, c.co_firstlineno): key for c, key in _codes(before, filename).items()}
+    functions = (each for each in gc.get_objects() if type(each) is FunctionType)
+    mine = ((each, each.__code__) for each in functions if each.__code__.co_filename == filename)
+    keys = ((each, old.get((code.co_name, code.co_firstlineno))) for each, code in mine)
+    found = ((each, new[key]) for each, key in keys if key in new)
+    # Python refuses code with more or fewer variables of the enclosing function.
+    return {f: code for f, code in found if len(code.co_freevars) == len(f.__code__.co_freevars)}
+
+
+def _codes(source: Any, filename: str) -> dict[CodeType, tuple[str, int]]:
+    """Return the code objects of a source or tree, each with its name and a count."""
+    waiting, counts = [compile(source, filename, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)], Counter[str]()
+    found = dict[CodeType, tuple[str, int]]()
     for each in waiting:
-        if (each.co_name, each.co_firstlineno) == (code.co_name, code.co_firstlineno):
-            return dict.fromkeys(functions, each)
+        found[each] = each.co_name, counts[each.co_name]
+        counts[each.co_name] += 1
         waiting += [const for const in each.co_consts if isinstance(const, CodeType)]
-    return {}
+    return found
 
 
 # -- nodes that enclose a node
