@@ -108,15 +108,15 @@ def dry(subject: Subject) -> DryRun:
     return DryRun(subject.where, unknown=(end,), seconds=seconds, virtual=subject.virtual)
 
 
-def in_fork(work: Callable[[], Any], limit: float) -> Any:
-    """Return the result of `work()` in a forked child whose GPUs are virtual, without a limit."""
+def in_fork(work: Callable[[], Any], limit: float, room: int) -> Any:
+    """Return the result of `work()` in a forked child whose virtual GPUs have `room` bytes free."""
     before, outer = measure(None), placement()
 
     def run() -> Any:
         _prepare_fork(before, outer)
         keep_after_fork()
         for gpu in GPUS:
-            gpu.account.limit = sys.maxsize
+            gpu.account.limit = gpu.account.allocator.bytes.current + room
         Confinement().begin()
         return work()
 

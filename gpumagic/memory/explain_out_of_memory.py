@@ -21,9 +21,9 @@ from gpumagic.memory.memory_report import EXCEPTION, TEMPORARY
 from gpumagic.memory.oom_state import TORCH, OutOfMemoryState, read
 from gpumagic.memory.oom_trials import CodeTrial, Trials
 from gpumagic.memory.out_of_memory import Lever, OutOfMemory
-from gpumagic.memory.smaller_batch import computed_from, smaller
+from gpumagic.memory.smaller_batch import computed_from, runs_model, smaller
 from gpumagic.memory.split_rows import split
-from gpumagic.memory.written_forms import forms
+from gpumagic.memory.written_forms import checkpointed, forms
 from gpumagic.usercode.files import UserLine, innermost_of, shell, user_namespace
 from gpumagic.usercode.frames import RestOfCode, failed_frames, stored
 from gpumagic.usercode.values import is_module, is_tensor, own, torch_here
@@ -115,7 +115,7 @@ def levers(s: OutOfMemoryState, t: Trials) -> list[Lever]:
     # If each pass of a loop keeps memory, freeing other memory only delays the error.
     first = (free, less) if t.loop is None else (less, free)
     found, enough = list[Lever](), list[Lever]()
-    for group in (*first, (by_rows,), (smaller, other_gpu, no_state, narrower)):
+    for group in (*first, (by_rows,), (recomputed, smaller, other_gpu, no_state, narrower)):
         for lever in chain.from_iterable(find(s, t) for find in group):
             found.append(lever)
             if lever.fits or (lever.fits is None and (lever.gives or 0) >= s.short_by):
@@ -240,20 +240,21 @@ _BACKWARD = "in each pass, call `.backward()` on the values added to `{}`, scale
 
 def keep_less(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose that each pass of a loop keeps its results without graphs, or on the CPU."""
-    trial = t.loop
-    path, name = trial.adds_to if trial is not None else ("", "")
-    if trial is None or not path:
-        return
+    for trial in (each for each in t.every if each.grows_much):
+        path, name = trial.adds_to
+        for lever in _kept_in(s, trial, path, name) if path else ():
+            yield lever
+            if lever.fits:
+                return
+
+
+def _kept_in(s: OutOfMemoryState, trial: CodeTrial, path: str, name: str) -> Iterator[Lever]:
     in_frames = path not in s.namespace
     # Other names that each pass binds may hold the same graphs.
     made = {s.local(trial.frame, n) for n in stored(trial.rest.loops[0])} | {path}
     graphs = s.alone(made, in_frames=in_frames, graph_of=path)
     row = next(row for row in s.device.holders if row.path == path)
-    whole = s.alone([path], in_frames=in_frames) or row.nbytes
-    for lever in _kept(s, trial, name, graphs, whole):
-        yield lever
-        if lever.fits:
-            return
+    yield from _kept(s, trial, name, graphs, s.alone([path], in_frames=in_frames) or row.nbytes)
 
 
 def _kept(
@@ -270,7 +271,7 @@ def _kept(
             freed = whole * trial.adds_beyond_room
             if found := [*_helps(trial, do.format("`, `".join(names)), graphs, freed, keep=keep)]:
                 yield from found
-                break
+                return
     if hasattr(trial.frame.scope.name(name), "cache_clear"):
         keep = (name,), lambda cached: cached.cache_clear() or cached
         yield from _helps(trial, f"`{name}.cache_clear()` after each pass", whole, whole, keep=keep)
@@ -301,12 +302,16 @@ def _needs_graph(s: OutOfMemoryState, trial: CodeTrial, name: str) -> bool | Non
     some = [n for each in ast.walk(loop) if isinstance(each, ast.If) for n in ast.walk(each)]
     if name in _backward_of(some):  # not called in each pass
         return None
+    end = loop.end_lineno or 0
+    later = [node for node in trial.rest.nodes if getattr(node, "lineno", 0) > end]
+    stmts = [node for node in later if isinstance(node, ast.stmt)]
+    if computed_from([name], stmts) & _backward_of(later):
+        return None
     if in_loop or any(rest.backward for rest in s.rests[:at]):  # or in code that the loop calls
         return name in in_loop
-    later = [node for node in trial.rest.nodes if isinstance(node, ast.stmt)]
-    if computed_from([name], later) & _backward_of(trial.rest.nodes):
-        return None
-    return any(rest.backward for rest in s.rests)
+    # A caller that discards this function's result calls no `.backward()` on it.
+    discarded = any(isinstance(rest.failed, ast.Expr) for rest in s.rests[at + 1 : at + 2])
+    return not discarded and any(rest.backward for rest in s.rests)
 
 
 def _backward_of(nodes: Iterable[ast.AST]) -> set[str]:
@@ -440,14 +445,20 @@ def no_state(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 
 
 def narrower(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Propose 16-bit numbers."""
-    if t.whole is not None and t.loop is None:
+    """Propose 16-bit numbers to code that runs a model."""
+    if t.whole is not None and t.loop is None and runs_model(s, t.whole):
         torch = torch_here()
         autocast = partial(torch.autocast, "cuda", dtype=torch.bfloat16)
         do = '`with torch.autocast("cuda", torch.bfloat16):` around the code'
         yield from _helps(t.whole, do, within=autocast)
-        do = "create the tensors with `dtype=torch.bfloat16`, or call "
-        do += "`torch.set_default_dtype(torch.bfloat16)` first"
-        # A dry run has its own process, so nothing needs to be restored.
-        made = lambda: nullcontext(torch.set_default_dtype(torch.bfloat16))  # noqa: E731
-        yield from _helps(t.whole, do, within=made)
+
+
+def recomputed(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
+    """Propose to compute the failed call again in the backward pass, and to keep less for it."""
+    trial = t.whole or t.best
+    for rest in s.rests if any(rest.backward for rest in s.rests) else ():
+        for form in checkpointed(rest):
+            for lever in _helps(trial, f"{form.do}: slower, and keeps less", form=form):
+                yield lever
+                if lever.fits:
+                    return

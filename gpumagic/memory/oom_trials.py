@@ -91,11 +91,11 @@ class Trials:
         run: DryRun | None = self._in_time(lambda: dry(subject))
         return run
 
-    def in_fork(self, work: Callable[[], Any]) -> Any:
+    def in_fork(self, work: Callable[[], Any], room: int) -> Any:
         """Return the result of `work()` in a fork with virtual GPUs; None as for `follow`."""
         from gpumagic.dryrun.follow_code import in_fork
 
-        return self._in_time(lambda: in_fork(work, _LIMIT_S))
+        return self._in_time(lambda: in_fork(work, _LIMIT_S, room))
 
     def _in_time(self, run: Callable[[], Any]) -> Any:
         if time.monotonic() > self._until:
@@ -259,7 +259,11 @@ class CodeTrial:
         held = [int(note.split()[-1]) for note in notes]
         grows = max(held[1] - held[0], 0) if len(held) > 1 else None
         most = 0 if peak is None else peak.needed
-        return Need(most, grows if self._loop else 0, run.complete)
+        # If the unchanged code keeps nothing after a pass, one complete pass is enough.
+        known = self.__dict__.get("need")
+        steady = bool(held) and known is not None and known.grows == 0
+        grows = 0 if steady and grows is None else grows
+        return Need(most, grows if self._loop else 0, run.complete or steady)
 
     def _passes(self, space: dict[str, Any], note: Any, keep: Any) -> Iterator[None]:
         """Yield before each pass. After each pass, give `note` the allocated bytes."""

@@ -59,7 +59,7 @@ def _fewer_rows(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[Lever]:
 
 def _lower_number(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[Lever]:
     made = {name: each for each in trial.code for name in stored(each)}
-    pattern = _SIZE_OF_MODELS if _runs_model(s, trial) else _SIZE
+    pattern = _SIZE_OF_MODELS if runs_model(s, trial) else _SIZE
     for name in dict.fromkeys((*names_read(ast.Module(trial.code, [])), *made)):
         value = trial.names.get(name, getattr(getattr(made.get(name), "value", None), "value", 0))
         if pattern.search(name) and type(value) is int and value > 1:
@@ -111,10 +111,10 @@ def _batch(s: OutOfMemoryState, trial: CodeTrial) -> list[str]:
     found = {n: v for n, v in values.items() if is_tensor(v) and v.layout is strided and v.dim()}
     names = sorted(found, key=lambda name: -found[name].nbytes)
     alike = [name for name in names if len(found[name]) == len(found[names[0]]) > 1]
-    return alike if _runs_model(s, trial) and not _is_cut(trial.code, alike) else []
+    return alike if runs_model(s, trial) and not _is_cut(trial.code, alike) else []
 
 
-def _runs_model(s: OutOfMemoryState, trial: CodeTrial) -> bool:
+def runs_model(s: OutOfMemoryState, trial: CodeTrial) -> bool:
     """Whether the code reads a model or a backward pass follows."""
     every = {**s.namespace, **trial.names}
     read = s.read.union(names_read(ast.Module(trial.code, [])))

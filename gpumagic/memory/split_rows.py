@@ -6,6 +6,7 @@ the code runs on a few rows of random numbers, once on all rows together and onc
 """
 
 import ast
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
@@ -30,7 +31,8 @@ from gpumagic.usercode.variables import names_read
 
 _PARTS = 8, 64  # numbers of parts to split a tensor into
 _ROWS, _PART = 5, 2  # rows of a test, and rows of its parts
-_MOST = 2**30  # bytes of a tensor of random numbers
+_TESTS_S = 4.0  # seconds, after which no test is started
+_MOST, _ROOM = 2**30, 2**27  # bytes: of a tensor of random numbers, and of all that a test makes
 # Results of a test, and the code that joins the parts' results: a tuple, a tensor with one row for
 # each row of the operand, another tensor of rows, the sum over all rows, or their mean.
 _SEVERAL, _EACH_ROW = "several", "rows"
@@ -38,8 +40,9 @@ _JOINED = {
     _SEVERAL: "map(torch.cat, zip(*[{each} {loop}]))",
     _EACH_ROW: "torch.cat([{each} {loop}])",
     "other": "torch.cat([{each} {loop}])",
+    "last": "torch.cat([{each} {loop}], -1)",
     "sum": "sum({each} {loop})",
-    "mean": "sum(len(rows) * {each} {loop}) / len({text})",
+    "mean": "sum(rows.shape[{dim}] * {each} {loop}) / {text}.shape[{dim}]",
 }
 _NAMED = (ast.Name, ast.Attribute, ast.Subscript)
 
@@ -52,6 +55,7 @@ class _Split(NamedTuple):
     part: ast.expr  # `whole`, or an expression in it
     texts: tuple[str, ...]  # the tensors to split, as the code writes them
     once: bool = False  # whether only the first use is split, as in ``x @ x.T``
+    dim: int = 0  # the dimension to split: the rows, or -1 for the last one
 
     def can_be(self, result: str) -> bool:
         """Whether the part can be split; a tuple only if the statement unpacks it."""
@@ -65,13 +69,14 @@ class _Split(NamedTuple):
         each = self.part
         for text, name in zip(self.texts, names, strict=True):
             each = _renamed(each, text, name, 1 if self.once else None)
-        cuts = ", ".join(f"{text}.split({rows})" for text in self.texts)
+        size = f"{rows}, -1" if self.dim else f"{rows}"
+        cuts = ", ".join(f"{text}.split({size})" for text in self.texts)
         cuts = cuts if len(self.texts) == 1 else f"zip({cuts})"
         loop, text = f"for {', '.join(names)} in {cuts}", self.texts[0]
         code = ast.unparse(each)
         if result == "mean" and isinstance(each, ast.BinOp):
             code = f"({code})"
-        code = _JOINED[result].format(each=code, loop=loop, text=text)
+        code = _JOINED[result].format(each=code, loop=loop, text=text, dim=self.dim)
         return f"({code})" if result == "mean" and self.part is not self.whole else code
 
 
@@ -81,14 +86,15 @@ def split(rest: RestOfCode, t: Trials) -> Iterator[Form]:
     here = rest.failed is not None and rest.frame.code.co_name != "forward"
     block = block_of(rest.failed or ast.Pass()) if here else []
     found = [*_candidates(rest, block)] if block else []
-    results = t.in_fork(partial(_results, rest.frame, found)) if found else None
+    results = t.in_fork(partial(_results, rest.frame, found), _ROOM) if found else None
     for _, group in groupby(zip(found, results or (), strict=False), lambda pair: pair[0].whole):
         same = [pair for pair in group if pair[0].can_be(pair[1])]
         for n, (each, result) in enumerate(same):
-            if any(other.texts == each.texts for other, _ in same[:n]):
+            if any(o.texts == each.texts and o.dim == each.dim for o, _ in same[:n]):
                 continue
             yield from _forms([(each, result)], rest.frame, block)
-            at_once = each.part is each.whole and each.old == [rest.failed] and not each.texts[1:]
+            alone = each.old == [rest.failed] and not (each.texts[1:] or each.dim)
+            at_once = each.part is each.whole and alone
             if result == _EACH_ROW and at_once:
                 yield from _later(each, block)
         outer = list[tuple[_Split, str]]()
@@ -106,12 +112,15 @@ def _forms(
     first, _ = split_at[0]
     bound = getattr(first.old[-1], "targets", [None])[0]
     start = f"{ast.unparse(bound)} = " if bound else "return "
-    counts = [len(frame.scope.value(expression(each.texts[0]))) for each, _ in split_at]
+    tensors = [(frame.scope.value(expression(each.texts[0])), each.dim) for each, _ in split_at]
+    counts = [tensor.shape[dim] for tensor, dim in tensors]
     for parts in _PARTS:
         if min(counts) < parts:
             break
         rows = [2 ** (count // parts).bit_length() // 2 for count in counts]
-        new = {each.part: each.in_parts(n, how) for n, (each, how) in zip(rows, split_at)}
+        new = {
+            each.part: each.in_parts(n, how) for n, (each, how) in zip(rows, split_at, strict=True)
+        }
         text = start + _with_texts(first.whole, new)
         lines = ", ".join(str(stmt.lineno) for stmt in first.old)
         yield Form(f"`{text}` for line{'s' * (len(first.old) > 1)} {lines}", text, first.old, block)
@@ -156,8 +165,9 @@ def _later(each: _Split, block: list[Any]) -> Iterator[Form]:
 
 
 def _candidates(rest: RestOfCode, block: list[Any]) -> Iterator[_Split]:
-    for old, whole in _chains(rest, block):
-        lengths = {text: (*x.shape, 0)[0] for text, x in _tensors(whole, rest.frame).items()}
+    for dim, (old, whole) in product((0, -1), _chains(rest, block)):
+        tensors = _tensors(whole, rest.frame)
+        lengths = {text: x.shape[dim] for text, x in tensors.items() if x.dim() > -dim}
         parts = [n for n in ast.walk(whole) if isinstance(n, (ast.Call, ast.BinOp))]
         for text in sorted(lengths, key=lengths.__getitem__, reverse=True):
             if lengths[text] < min(_PARTS):
@@ -166,9 +176,9 @@ def _candidates(rest: RestOfCode, block: list[Any]) -> Iterator[_Split]:
             for texts, part in product(dict.fromkeys([(text,), alike]), parts):
                 used = [len(uses(part, each)) for each in texts]
                 if 0 not in used:
-                    yield _Split(old, whole, part, texts)
+                    yield _Split(old, whole, part, texts, dim=dim)
                 if used[0] > 1 == len(used):
-                    yield _Split(old, whole, part, texts, once=True)
+                    yield _Split(old, whole, part, texts, once=True, dim=dim)
 
 
 def _chains(rest: RestOfCode, block: list[Any]) -> Iterator[tuple[list[Any], ast.expr]]:
@@ -221,8 +231,10 @@ def _results(frame: FailedFrame, found: list[_Split]) -> list[str]:
     torch_here().__future__.set_overwrite_module_params_on_conversion(True)
     for module in (space[name] for name in read if is_module(space.get(name))):
         module._apply(_random)
-    results = list[str]()
+    results, until = list[str](), time.monotonic() + _TESTS_S
     for each in found:
+        if time.monotonic() > until:
+            break
         results.append("")
         with suppress(Exception):
             results[-1] = _result(each, frame, dict(space))
@@ -234,10 +246,11 @@ def _result(each: _Split, frame: FailedFrame, space: dict[str, Any]) -> str:
     for n, (text, value) in enumerate(_tensors(part, frame).items()):
         name = f"gpumagic_{n}"
         part, texts = _renamed(part, text, name), tuple(name if e == text else e for e in texts)
-        space[name] = _random(value[:_ROWS] if name in texts else value)
+        length = min(value.shape[each.dim], _ROWS) if name in texts else 0
+        space[name] = _random(value.narrow(each.dim, 0, length) if length else value)
     whole = eval(ast.unparse(part), space)
     several = isinstance(whole, tuple)
-    for result in (_SEVERAL,) if several else ("other", "sum", "mean"):
+    for result in (_SEVERAL,) if several else ("other", "last", "sum", "mean"):
         with suppress(Exception):  # an error or a wrong result
             code = each._replace(part=part, texts=texts).in_parts(_PART, result)
             parts = eval(code, space)
@@ -245,7 +258,8 @@ def _result(each: _Split, frame: FailedFrame, space: dict[str, Any]) -> str:
                 _check_equal(one, two)
             if result == "other" and len(whole) == _ROWS:
                 return _EACH_ROW
-            if several or result == "other" or whole.any():  # sums of zeros prove nothing
+            joined = several or result in ("other", "last")
+            if joined or whole.any():  # sums of zeros prove nothing
                 return result
     return ""
 

@@ -59,6 +59,7 @@ def _forms() -> Iterator[tuple[str, str, int]]:
 _PARSED = [(ast.parse(form, mode="eval").body, new, dims) for form, new, dims in _forms()]
 _MORE = {"load": 'map_location="cpu"', "vmap": "chunk_size=16", "jacrev": "chunk_size=16"}
 """Arguments that lower the memory of a call, by the name of the called function."""
+_SHORTER = {"double": "float", "float64": "float32"}  # as in ``x.double()``, ``torch.float64``
 _MINUS_INFINITY = re.compile(r"inf|-1e|\.min$")
 _OPERATORS = {"MatMult": "matmul", "Add": "add", "Sub": "sub", "Mult": "mul", "Div": "div"}
 _ALIKE = _OPERATORS | {"Pow": "pow", "T": "transpose", "mT": "transpose", "bmm": "matmul"}
@@ -110,10 +111,25 @@ def forms(rest: RestOfCode) -> Iterator[Form]:
             (new,) = expression(f"f({more})").keywords
             given = [word for word in node.keywords if word.arg != new.arg]
             yield from reader.replaced(node, ast.Call(node.func, node.args, [*given, new]))
+        if getattr(node, "attr", "") in _SHORTER:
+            yield from reader.replaced(node, ast.Attribute(node.value, _SHORTER[node.attr]))
         if (copied := reader.copied(node)) is not None:
             yield from reader.replaced(node.args[0], copied)
     if block and rest.loops:
         yield from _Reader(rest.frame, block, first).collected(rest.loops[0])
+
+
+def checkpointed(rest: RestOfCode) -> Iterator[Form]:
+    """Yield the failed call of a module or of the user's function, with a checkpoint around it."""
+    node: Any = rest.frame.failed
+    block: list[Any] = block_of(rest.failed) if rest.failed is not None else []
+    called = rest.frame.scope.value(node.func) if isinstance(node, ast.Call) and block else None
+    if is_module(called) or isinstance(called, FunctionType):
+        given = [node.func, *node.args]
+        how = ast.keyword("use_reentrant", ast.Constant(False))
+        name = expression("torch.utils.checkpoint.checkpoint")
+        new = ast.Call(name, given, [*node.keywords, how])
+        yield from _Reader(rest.frame, block, block.index(rest.failed)).replaced(node, new)
 
 
 def expression(text: str) -> Any:

@@ -48,9 +48,7 @@ _SHOWN = 3
 _NUMBERED = (".to", ".cuda", ".device", ".set_device")  # calls that accept a GPU's number
 
 
-def special_cause(
-    found: list[FailedFrame], message: Message, target: str
-) -> Explanation | None:
+def special_cause(found: list[FailedFrame], message: Message, target: str) -> Explanation | None:
     """Explain an error that has one of the causes in this file; return None for other errors."""
     if message.kind == "generator":
         return _for_default_generator(found) or _for_generator(found)

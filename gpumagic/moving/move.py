@@ -385,7 +385,7 @@ def _no_room(device: torch.device, tensors: list[FoundTensor]) -> str:
     return (
         f"{device} has {free} free, and the cell's variables need {size(sum(needed.values()))} "
         f"({names}); nothing was moved; {as_typed('%gpufree')} frees what errors and outputs hold; "
-        f"or add --no-move, and in the cell copy some rows of {largest[0][0]}{also}: .to('{device}')"
+        f"or add --no-move, and copy in the cell: rows of {largest[0][0]}{also}, .to('{device}')"
     )
 
 

@@ -195,7 +195,7 @@ def test_rows_that_depend_on_other_rows_stay_together(small, shown, cell):
     small.run(f"{START}\nx = torch.randn(4000, 3000, device='cuda')")
     small.run("norm = nn.BatchNorm1d(3000).cuda()")
     small.run(cell)
-    assert "split" not in str(shown.pop())
+    assert not re.search(r"split\(\d+\)", str(shown.pop()))  # columns may be split
 
 
 @pytest.mark.parametrize("cell", ["f = net(x).float", "with torch.no_grad():\n    y = net(x[()])"])
