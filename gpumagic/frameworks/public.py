@@ -201,13 +201,20 @@ def bring_home(
         home.append(framework.move(there, CPU, namespace, []))
     held = own_variables(namespace)
     left = [name for framework in frameworks for name in framework.away(held)]
-    for framework, moves in zip(frameworks, home, strict=False) if whole and left else ():
-        for moved in moves.moved:
-            origins: Origins = []
-            back = resolve_one(moved.sources[0], framework.devices())
-            framework.move([(moved.name, namespace.get(moved.name))], back, namespace, origins)
-            framework.remember(origins, last_cell())
-    return Moves() if whole and left else all_of(home), left
+    if whole and left:
+        for framework, moves in zip(frameworks, home, strict=True):
+            _undo(framework, moves, namespace)
+        return Moves(), left
+    return all_of(home), left
+
+
+def _undo(framework: Framework, moves: Moves, namespace: dict[str, Any]) -> None:
+    """Move variables back to the GPUs from which they were moved home."""
+    for moved in moves.moved:
+        origins: Origins = []
+        gpu = resolve_one(moved.sources[0], framework.devices())
+        framework.move([(moved.name, namespace.get(moved.name))], gpu, namespace, origins)
+        framework.remember(origins, last_cell())
 
 
 def explain(

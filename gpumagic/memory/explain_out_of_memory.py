@@ -23,8 +23,8 @@ from gpumagic.memory.oom_trials import CodeTrial, Trials
 from gpumagic.memory.out_of_memory import Lever, OutOfMemory
 from gpumagic.memory.smaller_batch import computed_from, runs_model, smaller
 from gpumagic.memory.split_rows import split
-from gpumagic.memory.written_forms import checkpointed, forms
-from gpumagic.usercode.files import UserLine, innermost_of, shell, user_namespace
+from gpumagic.memory.written_forms import Form, checkpointed, forms
+from gpumagic.usercode.files import UserLine, innermost_of, label, shell, user_namespace
 from gpumagic.usercode.frames import RestOfCode, failed_frames, stored
 from gpumagic.usercode.values import is_module, is_tensor, own, torch_here
 from gpumagic.usercode.variables import names_read
@@ -86,7 +86,7 @@ def _reason(s: OutOfMemoryState, t: Trials) -> str:
         most = "".join(f", the most by {row.path} ({size(row.nbytes)})" for row in rows)
         left = f"; {size(s.wanted)} at once is {size(s.short_by)} more than is left"
         return f"{size(s.device.allocated)} are in use{most}{left if s.short_by > 0 else ''}"
-    if trial.grows_much and trial.need.first <= trial.room + trial.grown:
+    if trial.grows_much and trial.need.first <= trial.room + trial.holds:
         line, grows = trial.rest.loops[0].lineno, size(trial.need.grows)
         return f"each pass of the loop in line {line} keeps {grows} more"
     left = f"{size(trial.need.first)} more, but only {size(max(trial.room, 0))} is free"
@@ -122,9 +122,9 @@ def levers(s: OutOfMemoryState, t: Trials) -> list[Lever]:
                 enough.append(lever)
             # Stop after one lever that frees memory, or after two other levers.
             if len(enough) == (1 if group is free else 2):
-                return enough
+                break
         if enough:
-            return enough
+            return sorted(enough, key=lambda lever: not lever.fits)
     return found[:_MOST]
 
 
@@ -184,7 +184,9 @@ def _deleted(
 def small_views(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose to clone each variable that is a small view of a larger tensor's memory."""
     for name, value in [*s.namespace.items()]:
-        if is_tensor(value) and value.layout is torch_here().strided and value._is_view():
+        strided = is_tensor(value) and value.layout is torch_here().strided
+        # With a graph, the graph keeps the whole tensor.
+        if strided and value._is_view() and value.grad_fn is None:
             gives = s.alone([name]) - value.nbytes
             if gives > value.nbytes and s.worth(gives):
                 do = f"`{name} = {name}.clone()`: it is a view of {size(value.nbytes)}, and keeps "
@@ -302,16 +304,20 @@ def _needs_graph(s: OutOfMemoryState, trial: CodeTrial, name: str) -> bool | Non
     some = [n for each in ast.walk(loop) if isinstance(each, ast.If) for n in ast.walk(each)]
     if name in _backward_of(some):  # not called in each pass
         return None
-    end = loop.end_lineno or 0
-    later = [node for node in trial.rest.nodes if getattr(node, "lineno", 0) > end]
-    stmts = [node for node in later if isinstance(node, ast.stmt)]
-    if computed_from([name], stmts) & _backward_of(later):
+    if _has_backward_below(name, loop, trial.rest):
         return None
     if in_loop or any(rest.backward for rest in s.rests[:at]):  # or in code that the loop calls
         return name in in_loop
     # A caller that discards this function's result calls no `.backward()` on it.
     discarded = any(isinstance(rest.failed, ast.Expr) for rest in s.rests[at + 1 : at + 2])
     return not discarded and any(rest.backward for rest in s.rests)
+
+
+def _has_backward_below(name: str, loop: ast.stmt, rest: RestOfCode) -> bool:
+    """Whether code below a loop calls `.backward()` on a value computed from `name`."""
+    below = [n for n in rest.nodes if getattr(n, "lineno", 0) > (loop.end_lineno or 0)]
+    stmts = [node for node in below if isinstance(node, ast.stmt)]
+    return bool(computed_from([name], stmts) & _backward_of(below))
 
 
 def _backward_of(nodes: Iterable[ast.AST]) -> set[str]:
@@ -342,8 +348,8 @@ def other_form(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose code that computes the same with less memory."""
     # Dry runs do not count tensors that `torch.load` reads, so `t.best` may be None by mistake.
     trial = t.best or t.every[-1]
-    for form in chain.from_iterable(map(forms, s.rests)):
-        for lever in _helps(trial, form.do, form=form):
+    for rest, form in ((each, form) for each in s.rests for form in forms(each)):
+        for lever in _helps(trial, _named(s, rest, form), form=form):
             if t.best is not None or "map_location" in form.new:
                 yield lever
                 if lever.fits is not False:
@@ -351,12 +357,20 @@ def other_form(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 
 
 def by_rows(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Propose to compute the failed code by rows."""
-    trial = t.best or t.every[-1]
-    for form in chain.from_iterable(split(rest, t) for rest in s.rests if t.best is not None):
-        if fitting := [x for x in _helps(trial, form.do, form=form) if x.fits is not False]:
-            yield from fitting
-            return
+    """Propose to compute the failed code by rows, in the outermost frame where this helps."""
+    for rest in reversed(s.rests if t.best is not None else []):
+        for form in split(rest, t):
+            levers = _helps(t.best, _named(s, rest, form), form=form)
+            if fitting := [lever for lever in levers if lever.fits is not False]:
+                yield from fitting
+                return
+
+
+def _named(s: OutOfMemoryState, rest: RestOfCode, form: Form) -> str:
+    """Return the advice of a form, with the name of the cell if it is not the failed one."""
+    here = rest.frame.filename == s.frames[0].filename
+    there = f" for {label(rest.frame.filename)}, line"
+    return form.do if here else form.do.replace(" for line", there, 1)
 
 
 def other_values(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
@@ -458,7 +472,8 @@ def recomputed(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     trial = t.whole or t.best
     for rest in s.rests if any(rest.backward for rest in s.rests) else ():
         for form in checkpointed(rest):
-            for lever in _helps(trial, f"{form.do}: slower, and keeps less", form=form):
+            do = f"{_named(s, rest, form)}: slower, and keeps less"
+            for lever in _helps(trial, do, form=form):
                 yield lever
                 if lever.fits:
                     return

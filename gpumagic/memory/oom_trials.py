@@ -71,8 +71,9 @@ class Trials:
 
     @cached_property
     def loop(self) -> "CodeTrial | None":
-        """The innermost trial whose memory grows with each pass of its loop, or None."""
-        return next((trial for trial in self.every if trial.grows_much), None)
+        """The trial whose loop has kept the most memory, a part in each pass; or None."""
+        grow = (trial for trial in self.every if trial.grows_much)
+        return max(grow, key=lambda trial: trial.holds, default=None)
 
     def around(self, trial: "CodeTrial") -> "list[CodeTrial]":
         """Return the trials of all frames outside the frame of `trial`, the innermost first."""
@@ -166,12 +167,16 @@ class CodeTrial:
         _, name = self.adds_to
         return bool(name) and name not in self.stale
 
-    @cached_property
+    @property
+    def holds(self) -> int:
+        """Return the bytes of the holder in `adds_to`."""
+        path, _ = self.adds_to
+        return sum(row.nbytes for row in self._state.device.holders if row.path == path)
+
+    @property
     def grown(self) -> int:
         """Return the bytes of the holder in `adds_to`; 0 if `room` includes them."""
-        path, _ = self.adds_to
-        rows = [row for row in self._state.device.holders if row.path == path]
-        return sum(row.nbytes for row in rows) * self.adds_beyond_room
+        return self.holds * self.adds_beyond_room
 
     @cached_property
     def need(self) -> Need | None:

@@ -175,10 +175,8 @@ def _candidates(rest: RestOfCode, block: list[Any]) -> Iterator[_Split]:
             alike = tuple(each for each in lengths if lengths[each] == lengths[text])
             for texts, part in product(dict.fromkeys([(text,), alike]), parts):
                 used = [len(uses(part, each)) for each in texts]
-                if 0 not in used:
-                    yield _Split(old, whole, part, texts, dim=dim)
-                if used[0] > 1 == len(used):
-                    yield _Split(old, whole, part, texts, once=True, dim=dim)
+                once = [False] * (0 not in used) + [True] * (used[0] > 1 == len(used))
+                yield from (_Split(old, whole, part, texts, each, dim) for each in once)
 
 
 def _chains(rest: RestOfCode, block: list[Any]) -> Iterator[tuple[list[Any], ast.expr]]:
@@ -254,8 +252,7 @@ def _result(each: _Split, frame: FailedFrame, space: dict[str, Any]) -> str:
         with suppress(Exception):  # an error or a wrong result
             code = each._replace(part=part, texts=texts).in_parts(_PART, result)
             parts = eval(code, space)
-            for one, two in zip(parts, whole, strict=True) if several else [(parts, whole)]:
-                _check_equal(one, two)
+            _check_equal(parts, whole)
             if result == "other" and len(whole) == _ROWS:
                 return _EACH_ROW
             joined = several or result in ("other", "last")
@@ -267,6 +264,10 @@ def _result(each: _Split, frame: FailedFrame, space: dict[str, Any]) -> str:
 def _check_equal(one: Any, two: Any) -> None:
     """Raise an error if two tensors differ by more than the rounding of their usual values."""
     torch = torch_here()
+    if isinstance(two, tuple):
+        for pair in zip(one, two, strict=True):
+            _check_equal(*pair)
+        return
     usual = float(two.detach().to(torch.complex128).abs().nanmedian())
     torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5 * usual, equal_nan=True)
 

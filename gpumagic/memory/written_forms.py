@@ -59,6 +59,7 @@ def _forms() -> Iterator[tuple[str, str, int]]:
 _PARSED = [(ast.parse(form, mode="eval").body, new, dims) for form, new, dims in _forms()]
 _MORE = {"load": 'map_location="cpu"', "vmap": "chunk_size=16", "jacrev": "chunk_size=16"}
 """Arguments that lower the memory of a call, by the name of the called function."""
+_SIGNS = {"Add": "+", "Sub": "-", "Mult": "*", "Div": "/"}
 _SHORTER = {"double": "float", "float64": "float32"}  # as in ``x.double()``, ``torch.float64``
 _MINUS_INFINITY = re.compile(r"inf|-1e|\.min$")
 _OPERATORS = {"MatMult": "matmul", "Add": "add", "Sub": "sub", "Mult": "mul", "Div": "div"}
@@ -111,12 +112,28 @@ def forms(rest: RestOfCode) -> Iterator[Form]:
             (new,) = expression(f"f({more})").keywords
             given = [word for word in node.keywords if word.arg != new.arg]
             yield from reader.replaced(node, ast.Call(node.func, node.args, [*given, new]))
+        if text := _in_place(node, rest.frame):
+            yield Form(f"`{text}` for line {node.lineno}", text, [node], block)
         if getattr(node, "attr", "") in _SHORTER:
             yield from reader.replaced(node, ast.Attribute(node.value, _SHORTER[node.attr]))
-        if (copied := reader.copied(node)) is not None:
+        if isinstance(node, ast.Call) and (copied := reader.copied(node)) is not None:
             yield from reader.replaced(node.args[0], copied)
     if block and rest.loops:
         yield from _Reader(rest.frame, block, first).collected(rest.loops[0])
+
+
+def _in_place(node: Any, frame: FailedFrame) -> str:
+    """Return ``x /= y`` for ``x = x / y``; empty if `x` shares its memory or has a graph."""
+    value = getattr(node, "value", None)
+    if not isinstance(node, ast.Assign) or not isinstance(value, ast.BinOp):
+        return ""
+    name, sign = ast.unparse(node.targets[0]), _SIGNS.get(type(value.op).__name__)
+    x = frame.scope.name(name)
+    known = [*frame.scope.outer.values(), *frame.scope.local.values()]
+    views = (each for each in known if is_tensor(each) and each._is_view())
+    fits = sign and ast.unparse(value.left) == name and is_tensor(x) and not x.requires_grad
+    alone = fits and not x._is_view() and all(view._base is not x for view in views)
+    return f"{name} {sign}= {ast.unparse(value.right)}" if alone else ""
 
 
 def checkpointed(rest: RestOfCode) -> Iterator[Form]:

@@ -140,8 +140,8 @@ def _rows(
             for shown, is_odd in _named(part, clash.reader, part in choice.odd):
                 rows.append(replace(sources.row(shown, is_odd), also=names.get(part.key)))
     known = {operand.name for operand in rows}
-    for _, group in groupby(site.extra, key=lambda part: id(part.node)):
-        for part in [part for part in group if part.text not in known][:_SHOWN]:
+    for part in site.extra[: 2 * _SHOWN]:
+        if part.text not in known:
             rows.append(replace(sources.row(part, False), also=names.get(part.key), along=True))
     return tuple(dict.fromkeys(rows))
 

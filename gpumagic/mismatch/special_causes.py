@@ -126,22 +126,29 @@ def _for_items(frame: FailedFrame, message: Message, target: str) -> Explanation
     node, devices = frame.failed, tuple(sorted(message.devices))
     if len(devices) < 2 or not isinstance(node, ast.Call) or not node.args:
         return None
-    items, function = node.args[0], frame.scope.value(node.func)
+    items: Any = node.args[0]
+    function = frame.scope.value(node.func)
     others = operand.Reader(frame).given(ast.Call(node.func, node.args[1:], node.keywords))
     if not (function is sum or operand.is_torch(function)) or others:
         return None
-    text, to = frame.text(items), f'"{target or devices[-1]}"'
-    held = [each for _, each in contents(frame.scope.value(items))]
     if isinstance(items, (ast.GeneratorExp, ast.ListComp)):
-        items, text = items.elt, frame.text(items.elt)
-        new = moving(bracketed(items, text), to)
-    elif held and all(issubclass(type(each), nn.Module) for each in held):
-        new = f'[m.to("{target or str(next(held[0].parameters()).device)}") for m in {text}]'
+        items = items.elt
+        new = moving(bracketed(items, frame.text(items)), f'"{target or devices[-1]}"')
+    elif found := _first_module(frame.scope.value(items)):
+        there = target or str(next(found.parameters()).device)
+        new = f'[m.to("{there}") for m in {frame.text(items)}]'
     else:
         return None
+    text = frame.text(items)
     edit = around(frame, [(items, new)])
     rows, why = (Operand(text, devices, None, "the items"),), _ITEMS.format(frame.text(node.func))
     return Explanation(*expression(frame, node), rows, edit.fix(None) if edit else None, why)
+
+
+def _first_module(value: Any) -> nn.Module | None:
+    """Return the first item of a list of modules; None for other values."""
+    held = [each for _, each in contents(value)]
+    return held[0] if held and all(issubclass(type(each), nn.Module) for each in held) else None
 
 
 def _for_missing(frame: FailedFrame, kind: str) -> Explanation | None:

@@ -567,7 +567,7 @@ SITUATIONS = [
         "an embedding",
         [],
         "emb = nn.Embedding(30_000, 1024, device='cuda')",
-        "create the tensors with `dtype=torch.bfloat16`",
+        "",
         often=True,
         why="in all",
     ),
