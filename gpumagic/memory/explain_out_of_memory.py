@@ -305,7 +305,7 @@ def _needs_graph(s: OutOfMemoryState, trial: CodeTrial, name: str) -> bool | Non
     if name in _backward_of(some):  # not called in each pass
         return None
     if _has_backward_below(name, loop, trial.rest):
-        return None
+        return _is_chained(name, loop) or None
     if in_loop or any(rest.backward for rest in s.rests[:at]):  # or in code that the loop calls
         return name in in_loop
     # A caller that discards this function's result calls no `.backward()` on it.
@@ -318,6 +318,13 @@ def _has_backward_below(name: str, loop: ast.stmt, rest: RestOfCode) -> bool:
     below = [n for n in rest.nodes if getattr(n, "lineno", 0) > (loop.end_lineno or 0)]
     stmts = [node for node in below if isinstance(node, ast.stmt)]
     return bool(computed_from([name], stmts) & _backward_of(below))
+
+
+def _is_chained(name: str, loop: ast.stmt) -> bool:
+    """Whether a loop computes `name` from its last value, other than by an addition."""
+    made = [n for n in ast.walk(loop) if isinstance(n, ast.Assign) and name in stored(n)]
+    chained = (n.value for n in made if name in names_read(n.value))
+    return any(not isinstance(getattr(value, "op", None), ast.Add) for value in chained)
 
 
 def _backward_of(nodes: Iterable[ast.AST]) -> set[str]:

@@ -87,10 +87,11 @@ def split(rest: RestOfCode, t: Trials) -> Iterator[Form]:
     block = block_of(rest.failed or ast.Pass()) if here else []
     found = [*_candidates(rest, block)] if block else []
     results = t.in_fork(partial(_results, rest.frame, found), _ROOM) if found else None
-    for _, group in groupby(zip(found, results or (), strict=False), lambda pair: pair[0].whole):
+    tested = zip(found, results or (), strict=False)
+    for _, group in groupby(tested, lambda pair: (pair[0].whole, pair[0].dim)):
         same = [pair for pair in group if pair[0].can_be(pair[1])]
         for n, (each, result) in enumerate(same):
-            if any(o.texts == each.texts and o.dim == each.dim for o, _ in same[:n]):
+            if any(other.texts == each.texts for other, _ in same[:n]):
                 continue
             yield from _forms([(each, result)], rest.frame, block)
             alone = each.old == [rest.failed] and not (each.texts[1:] or each.dim)

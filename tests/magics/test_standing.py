@@ -1,5 +1,7 @@
 """`%ongpu`: all cells from now on, until it ends."""
 
+import pytest
+import torch
 from IPython.core.error import UsageError
 
 import gpumagic
@@ -56,13 +58,12 @@ def test_virtual_gpus_turned_off_in_the_middle_end_what_holds(ip):
     ip.run("%gpus --virtual 2")
     ip.run("back = torch.ones(2)\nmoved = back")
     done = ip.run("%%ongpu 1\nkept = zeros(1) + moved.sum()\n%gpus --virtual off")
-    assert "moved back" in done.text
-    assert ip.ns["moved"] is ip.ns["back"]
-    assert ip.ns["moved"].device.type == "cpu"
     assert "would leave no GPU for kept; to move all to the CPU first, type" in done.text
+    assert ip.ns["moved"] is ip.ns["back"]
+    assert ip.ns["moved"].device.type == "cuda"  # what is refused moves nothing
     done = ip.run("%ongpu 1\n%gpus --virtual off --force\nx = torch.zeros(1) + kept.sum()")
     assert done.success, done.text
-    assert "moved kept: 4 B from cuda:1" in done.text
+    assert "moved moved, kept: 12 B from cuda:1" in done.text
     assert "virtual GPUs are off; %ongpu 1 has ended\n" in done.text
     ip.run("%gpus --virtual 2")
     hidden = "def hidden():\n    x = torch.ones(1, device='cuda')\n    yield x\nhere = hidden()"
@@ -76,6 +77,19 @@ def test_virtual_gpus_turned_off_in_the_middle_end_what_holds(ip):
     done = ip.run("%gpus --virtual off --force")
     assert f"moved a, {shown}: 20 B" in done.text
     assert done.text.endswith("virtual GPUs are off\n")
+    ip.run("%gpus --virtual 2")
+
+
+def test_results_with_a_graph_are_moved_without_it_when_virtual_gpus_are_forced_off(ip):
+    ip.run("%ongpu off\nnet, b = torch.nn.Linear(3, 3), torch.ones(2, 3)")
+    ip.run("%%ongpu 1\nout = net(b)\nlosses = [out.sum()]")
+    expected = ip.run("[out.detach().cpu(), losses[0].item()]").result
+    assert "out, losses; to move all" in ip.run("%gpus --virtual off").text
+    assert ip.run("net(b).device.type").result == "cuda"
+    done = ip.run("%gpus --virtual off --force")
+    assert "moved without their graphs: out, losses" in done.text
+    assert ip.run("losses[0].item()").result == pytest.approx(expected[1])
+    torch.testing.assert_close(ip.ns["out"].detach(), expected[0])
     ip.run("%gpus --virtual 2")
 
 

@@ -217,6 +217,49 @@ def test_no_result_is_to_be_detached_before_its_backward_pass(small, shown):
     assert [r for r in shown.pop().levers if "detach" in r.do] == []
 
 
+def test_losses_that_a_callback_sums_are_detached_whatever_its_caller_trains(small, shown):
+    small.run(START + ADDING)
+    small.run(
+        "class Check:\n    def __call__(self, net):\n        total = 0\n        for x in loader:\n"
+        "            total = total + net(x.cuda()).sum()\n        self.last = total"
+    )
+    small.run("check = Check()\nnet(torch.ones(2, 256).cuda()).sum().backward()\ncheck(net)")
+    assert (
+        shown.pop().levers[0].do.startswith("store `.item()` of a number or `.detach()` in `total`")
+    )
+
+
+def test_losses_of_tasks_have_a_backward_pass_each_although_a_task_has_its_own_loop(small, shown):
+    small.run(START + "net = nn.Sequential(*[nn.Linear(256, 256), nn.Tanh()] * 3).cuda()")
+    small.run(
+        "def adapt(x):\n    for _ in range(3):\n        loss = net(x).square().mean()\n"
+        "        grads = torch.autograd.grad(loss, [*net.parameters()], create_graph=True)\n"
+        "        x = x - grads[0].sum()\n    return x"
+    )
+    small.run(
+        "loss = 0\nfor _ in range(40):\n"
+        "    loss = loss + net(adapt(torch.ones(200, 256, device='cuda'))).mean()\nloss.backward()"
+    )
+    found = shown.pop()
+    assert found.reason.startswith("each pass of the loop in line 2 keeps")
+    assert found.levers[0].do.startswith("in each pass, call `.backward()` on the values added to")
+
+
+def test_what_a_function_makes_anew_in_each_pass_is_no_reason_for_a_smaller_batch(small, shown):
+    small.run(START + "net = nn.Linear(512, 64).cuda()")
+    small.run(
+        "def train(bs):\n    for _ in range(2):\n        x = torch.randn(bs, 512, device='cuda')\n"
+        "        net(x).tanh().sum().backward()"
+    )
+    small.run("train(60_000)")
+    lever = shown.pop().levers[0]
+    small.run("%gpufree")
+    number = int(re.search(r"bs = (\d+)", lever.do)[1])
+    assert small.run(f"train({number})").error is None
+    small.run("%gpufree")
+    assert small.run(f"train({int(number * 1.2)})").error is not None
+
+
 def test_no_loss_is_to_be_detached_whose_sum_has_a_backward_pass(small, shown):
     small.run(
         START + "net = nn.Sequential(nn.Linear(64, 512), nn.Tanh(), nn.Linear(512, 1)).cuda()"

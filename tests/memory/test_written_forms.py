@@ -92,6 +92,19 @@ CASES = {
         "x = torch.randn(6000, 8, device=D)",
         "out, places = (x @ x.T).topk(3, dim=1)",
     ),
+    "sums of classes": (
+        "x, y = torch.randn(60000, 8, device=D), torch.arange(60000, device=D) % 150",
+        "hot = F.one_hot(y, 150).float()\nout = hot.T @ x / hot.sum(0)[:, None]",
+    ),
+    "a sum over the last dimension": (
+        "m, v = torch.randn(300, 1, 1, device=D), torch.randn(1500, device=D)",
+        "out = (m - v * torch.ones(40, 1, device=D)).square().sum(-1)",
+    ),
+    "a mean over pairs": (MATRICES, "out = (x[:, None] - y).square().sum(-1).neg().exp().mean()"),
+    "twice the digits": (
+        "x = (torch.arange(6_000_000, device=D) % 200).to(torch.uint8)",
+        "a = x.double() / 255\nout = torch.stack([a.mean(), a.std()]).float()",
+    ),
     "images that are read in batches": (
         "x = torch.randn(300, 3, 8, 8, device=D)",
         "up = F.interpolate(x, size=160)\n"
@@ -170,6 +183,50 @@ def test_other_code_has_none(small, shown, cell):
     small.run(cell)
     told = [lever.do for lever in shown.pop().levers]
     assert not re.search("scaled_dot|cdist|expand", " ".join(told))
+
+
+def test_steps_of_a_long_graph_are_computed_again_in_the_backward_pass(small, shown):
+    small.run(f"{START}\nw = torch.eye(64, device='cuda', requires_grad=True)")
+    small.run("def step(x):\n    return (x @ w).tanh().exp().sigmoid()")
+    small.run("x = torch.ones(4000, 64, device='cuda')")
+    steps = "def steps(y):\n    for _ in range(24):\n        y = step(y)\n    return y"
+    small.run(steps)
+    small.run("steps(x).sum().backward()")
+    lever = shown.pop().levers[0]
+    assert lever.do.startswith(
+        "`y = torch.utils.checkpoint.checkpoint(step, y, use_reentrant=False)`"
+    )
+    assert lever.fits
+    small.run("%gpufree")
+    new = "y = torch.utils.checkpoint.checkpoint(step, y, use_reentrant=False)"
+    small.run(steps.replace("y = step(y)", new))
+    assert small.run("steps(x).sum().backward()").error is None
+
+
+def test_columns_are_split_whose_rows_depend_on_each_other(small, shown):
+    small.run(f"{START}\nx = torch.randn(60, 90000, device='cuda') * 0.1")
+    small.run("a = x * 0.5 + 1\nb = a.cumsum(0).abs() + 1\nout = b.sqrt().mean(0) - x[0]")
+    lever = shown.pop().levers[0]
+    assert "rows2.cumsum(0)" in lever.do
+    assert "a.split(8192, -1)" in lever.do
+    assert lever.fits
+
+
+def test_a_product_may_be_in_place_unless_another_variable_shares_its_memory(small, shown):
+    small.run(f"{START}\nx = torch.randn(3000, 8, device='cuda')")
+    small.run("y = x @ x.T\ny = y * 2")
+    lever = shown.pop().levers[0]
+    assert (lever.do, lever.fits) == ("`y *= 2` for line 2", True)
+    small.run("%gpufree y\ny = x @ x.T\nrow = y[0]")
+    small.run("y = y * 2")
+    assert "*=" not in str(shown.pop())
+
+
+def test_the_call_in_the_failed_cell_is_split_before_the_function(small, shown):
+    small.run(f"{START}\n{MATRICES.replace('device=D', 'device=' + repr('cuda'))}")
+    small.run("def nearest(a, b):\n    d = (a[:, None] * b).tanh().sum(-1)\n    return d.amin(1)")
+    small.run("near = nearest(x, y)")
+    assert "near = torch.cat([nearest(rows, y) for rows in x.split(" in shown.pop().levers[0].do
 
 
 def test_rows_are_split_where_a_placed_cell_makes_tensors_too(small, shown):

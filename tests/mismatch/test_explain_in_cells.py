@@ -270,6 +270,75 @@ def test_a_fix_has_the_edits_for_the_errors_that_follow_it(trained):
     assert "right = near == torch.arange(6, device=near.device)" in told
 
 
+MEAN = """class Mean:
+    def __init__(self, net):
+        self.net = copy.deepcopy(net)
+    def update(self, net):
+        for a, b in zip(self.net.parameters(), net.parameters()):
+            a.data.mul_(0.9).add_(b.data, alpha=0.1)
+"""
+LOSS = """class Loss(nn.Module):
+    def forward(self, z):
+        same = torch.eye(len(z), dtype=torch.bool)
+        scores = (z @ z.T).masked_fill(same, -1e9)
+        return nn.functional.cross_entropy(scores, torch.arange(len(z)))
+"""
+
+
+def test_of_several_fixes_the_one_with_the_fewest_edits_is_told(ip):
+    ip.run("def rows(a, t):\n    part = a[t]\n    return part[:, None]")
+    ip.run("def noise(x, t):\n    return rows(small, t) * x + rows(large, t)")
+    ip.run("small, large = torch.rand(2, 9)\nx = torch.rand(4, 3, device='cuda')")
+    told = explained(ip.run("y = noise(x, torch.arange(4, device=x.device))"))
+    assert "part = a.to(t.device)[t]" in told
+    assert "and:" not in told
+
+
+def test_a_fix_in_a_class_is_tried_and_completed_too(ip):
+    ip.run(LOSS)
+    told = explained(ip.run("loss = Loss()(torch.rand(4, 3, device='cuda'))"))
+    assert "replace lines 3 to 5 with" in told
+    assert "same = torch.eye(len(z), dtype=torch.bool, device=z.device)" in told
+    assert "torch.arange(len(z), device=scores.device)" in told
+    assert "then run that cell and all below it again" in " ".join(told.split())
+
+
+def test_a_module_in_an_object_is_moved_by_the_cell_that_calls_the_object(ip):
+    ip.run(f"import copy\n{MEAN}")
+    ip.run("net = nn.Linear(2, 2)\nmean = Mean(net)\nnet.cuda()")
+    assert '\n      mean.net.to("cuda:0")' in explained(ip.run("mean.update(net)"))
+
+
+def test_a_loss_that_only_has_weights_is_moved_to_the_model_and_not_the_model_to_it(ip):
+    ip.run("loss = nn.CrossEntropyLoss(weight=torch.ones(3, device='cuda:1'))")
+    ip.run("net, x = nn.Linear(4, 3, device='cuda:0'), torch.rand(8, 4, device='cuda:0')")
+    told = explained(ip.run("out = loss(net(x), torch.ones(8, dtype=torch.long, device='cuda:0'))"))
+    assert "\n      loss.to(" in told
+
+
+def test_models_on_several_gpus_are_moved_where_they_are_stacked(ip):
+    ip.run("nets = [nn.Linear(2, 2, device=f'cuda:{n % 2}') for n in range(3)]")
+    told = explained(ip.run("weights, buffers = torch.func.stack_module_state(nets)"))
+    assert 'torch.func.stack_module_state([m.to("cuda:0") for m in nets])' in told
+
+
+def test_an_argument_that_one_call_needs_on_the_cpu_stays_on_the_gpu_for_the_others(ip):
+    ip.run(
+        "def pack(x, n):\n    packed = nn.utils.rnn.pack_padded_sequence(x, n, batch_first=True)\n"
+        "    return packed.data.sum() + (torch.arange(4, device=x.device) < n[:, None]).sum()"
+    )
+    ip.run("x, n = torch.ones(2, 4, 3, device='cuda'), torch.tensor([3, 2], device='cuda')")
+    told = explained(ip.run("total = pack(x, n)"))
+    assert "packed = nn.utils.rnn.pack_padded_sequence(x, n.cpu(), batch_first=True)" in told
+
+
+def test_a_long_list_of_what_is_also_to_be_moved_is_cut(ip):
+    ip.run("def both(a, b):\n    return torch.stack(a) + torch.stack(b)")
+    ip.run("a, b = ([torch.ones(2, device=d) for d in ('cuda', *['cpu'] * 40)] for _ in 'ab')")
+    told = explained(ip.run("c = both(a, b)"))
+    assert told.count("also to move") <= 6
+
+
 def test_the_edits_of_a_fix_stand_in_html_one_below_the_other(gpus):
     fix = Fix("a = 1", "replace", 1, 1, "f", "In [2]", 8)
     explanation = Explanation("a", 1, "f", "In [2]", (), fix, None, more=(replace(fix, line=4),))
