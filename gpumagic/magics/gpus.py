@@ -81,12 +81,13 @@ def virtual_off(cells: Any, *, force: bool = False) -> None:
     With `force`, move all variables to the CPU instead."""
     from gpumagic import virtual
     from gpumagic.frameworks.public import bring_home
-    from gpumagic.moving.move import bring_results
     from gpumagic.usercode.variables import own_variables
 
     if not virtual.enabled():
         print("virtual GPUs were not on")
         return
+    from gpumagic.moving.move import bring_results
+
     if checks := sys.modules.get("gpumagic.virtual.checks"):
         checks.revive()
     names = cells.shell.user_ns

@@ -31,7 +31,7 @@ from gpumagic.usercode.variables import names_read
 
 _PARTS = 8, 64  # numbers of parts to split a tensor into
 _ROWS, _PART = 5, 2  # rows of a test, and rows of its parts
-_TESTS_S = 4.0  # seconds, after which no test is started
+_TESTS_S = 6.0  # seconds, after which no test is started
 _MOST, _ROOM = 2**30, 2**27  # bytes: of a tensor of random numbers, and of all that a test makes
 # Results of a test, and the code that joins the parts' results: a tuple, a tensor with one row for
 # each row of the operand, another tensor of rows, the sum over all rows, or their mean.

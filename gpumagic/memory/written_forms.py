@@ -141,7 +141,8 @@ def checkpointed(rest: RestOfCode) -> Iterator[Form]:
     node: Any = rest.frame.failed
     block: list[Any] = block_of(rest.failed) if rest.failed is not None else []
     called = rest.frame.scope.value(node.func) if isinstance(node, ast.Call) and block else None
-    if is_module(called) or isinstance(called, FunctionType):
+    theirs = isinstance(called, FunctionType) and not called.__module__.startswith("torch")
+    if is_module(called) or theirs:
         given = [node.func, *node.args]
         how = ast.keyword("use_reentrant", ast.Constant(False))
         name = expression("torch.utils.checkpoint.checkpoint")
