@@ -14,8 +14,6 @@ from gpumagic.errors import GpuError
 
 CONTEXT = 512 * 2**20
 """Estimated bytes that CUDA uses before the first tensor; real GPUs use 300 to 600 MiB."""
-# torch's default cuBLAS workspaces, as :KiB:count pairs (aten/src/ATen/cuda/CublasHandlePool.cpp).
-_WORKSPACE, _WORKSPACE_HOPPER = ":4096:2:16:8", ":4096:8"
 _HOPPER = (9, 0)
 
 # Cards by CUDA capability. "L4 24GB=22558" is an L4 of which torch reports 22558 MiB in total.
@@ -54,7 +52,8 @@ class Card:
     @property
     def workspace(self) -> int:
         """Estimated bytes of one cuBLAS workspace of torch. Each thread has one for each stream."""
-        default = _WORKSPACE_HOPPER if self.capability >= _HOPPER else _WORKSPACE
+        # torch's defaults, as :KiB:count pairs (aten/src/ATen/cuda/CublasHandlePool.cpp).
+        default = ":4096:8" if self.capability >= _HOPPER else ":4096:2:16:8"
         asked = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "")
         pairs = re.findall(r":(\d+):(\d+)", asked) or re.findall(r":(\d+):(\d+)", default)
         return sum(int(kib) * int(count) for kib, count in pairs) * 1024
@@ -79,8 +78,7 @@ CARDS = tuple(
 def card(given: str) -> Card:
     """Return the card for a name, or for a size such as ``24GiB``; GpuError for unknown names."""
     given = given.strip()
-    size = bytes_in(given)
-    if size is not None:
+    if (size := bytes_in(given)) is not None:
         return Card(given, size)
     wanted = _plain(given)
     known: dict[str, list[Card]] = {}

@@ -220,8 +220,7 @@ def _is_mig(device: Device) -> bool:
 def _one_mig(chosen: Sequence[Device], physical: Sequence[Device]) -> Sequence[Device]:
     """Return `chosen`. If a chosen GPU has MIG devices, return only one of them, as CUDA does."""
     for device in chosen:
-        its = [other for other in physical if _is_mig(other) and other.index == device.index]
-        if its:
+        if its := [other for other in physical if _is_mig(other) and other.index == device.index]:
             return [device if _is_mig(device) else its[0]]
     return chosen
 
@@ -253,8 +252,7 @@ def _by_uuid(text: str, candidates: Sequence[Device]) -> list[Device]:
 
 LEAST_S = 1.0
 """Minimum duration, in seconds, of cells whose energy is reported. The power reading changes about
-every 100 ms, so the energy used in one second is 10 % uncertain (Z. Yang, K. Adamek, W. Armour,
-Part-time power measurements: nvidia-smi's lack of attention, SC24, arXiv:2312.02741)."""
+every 100 ms, so the energy used in one second is 10 % uncertain (SC24, arXiv:2312.02741)."""
 
 
 def joules(device: Device) -> float | None:

@@ -195,8 +195,7 @@ def there_is(devices: Sequence[Device]) -> str:
 
 
 def _choices(devices: Sequence[Device], cpu: bool = True) -> str:
-    ordinals = ", ".join(str(d.ordinal) for d in devices)
-    return " or ".join(filter(None, [ordinals, "cpu" * cpu]))
+    return " or ".join(filter(None, [", ".join(str(d.ordinal) for d in devices), "cpu" * cpu]))
 
 
 def _cure(asked: str, devices: Sequence[Device], cpu: bool) -> str:

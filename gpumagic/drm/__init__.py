@@ -24,9 +24,6 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-# `Folder` reads at most this many bytes of a file. The files used here are shorter.
-_LONGEST = 65536
-
 
 class Folder:
     """Read the files of a folder by their relative names; an unreadable file counts as empty."""
@@ -40,7 +37,7 @@ class Folder:
     def text(self, name: str) -> str:
         """Return a file's text, stripped."""
         with suppress(OSError), open(os.path.join(self.path, name), "rb") as file:
-            return file.read(_LONGEST).decode(errors="replace").strip()
+            return file.read(65536).decode(errors="replace").strip()  # no file here is longer
         return ""
 
     def number(self, *names: str, unit: int = 1) -> int | None:

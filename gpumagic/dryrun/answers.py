@@ -35,8 +35,7 @@ from gpumagic.ledger.entry import PRINT
 class Calls(TorchFunctionMode):
     """Answer calls that need data; `fake` turns a real tensor into a fake, in place."""
 
-    # With `guesses`, `float()`, `int()` and `numpy()` of a tensor return ones, and do not end the
-    # dry run.
+    # With `guesses`, `float()`, `int()` and `numpy()` of a tensor return ones; the run goes on.
 
     def __init__(
         self, fake: Callable[[Tensor], object], crossings: Crossings, guesses: bool
@@ -48,8 +47,7 @@ class Calls(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         args, kwargs = self._ready(func, (args, kwargs or {}))
-        answer = _ANSWERS.get(func)
-        if answer is not None and args and isinstance(args[0], FakeTensor):
+        if (answer := _ANSWERS.get(func)) and args and isinstance(args[0], FakeTensor):
             return answer(self, func, args, kwargs, sys._getframe(1))
         # A method of a storage may need real tensors, so suspend fakes during the call.
         of_storage = bool(args) and isinstance(args[0], torch.UntypedStorage)

@@ -67,8 +67,7 @@ class Confinement:
     def begin(self) -> bool:
         """Start to refuse actions; return whether the kernel refuses actions of C++ code."""
         sys.dont_write_bytecode = True
-        bars: Any = sys.modules.get("tqdm.std")
-        if bars is not None:  # tqdm's progress bars start a thread
+        if bars := sys.modules.get("tqdm.std"):  # tqdm's progress bars start a thread
             bars.tqdm.monitor_interval = 0
         setattr(threading.Thread, "start", refusing("starting threads is not allowed in a dry run"))  # noqa: B010
         setattr(ThreadPoolExecutor, "submit", _at_once)  # noqa: B010

@@ -35,11 +35,8 @@ from gpumagic.virtual.scratch import IN_PARTS, RULES, temporary_bytes
 C: Any = torch._C
 aten: Any = torch.ops.aten
 _Function = Callable[..., Any]
-_DEPENDS = (fake.DataDependentOutputException, fake.DynamicOutputShapeException)
-_UNSUPPORTED = (fake.UnsupportedOperatorException, fake.UnsupportedFakeTensorException)
 _DEVICE: Any = torch.ops.prim.device.default
 _BETWEEN = (__package__, "torch._dynamo", "torch._compile", "torch._subclasses", "torch.utils._")
-_COLLECTIVES = ("c10d", "_c10d_functional", "_dtensor")
 _READABLE = {
     "_local_scalar_dense": "the value of a tensor",
     "index": "an index of booleans",
@@ -94,8 +91,7 @@ class Operators(TorchDispatchMode):
         self.count += 1
         name = func.overloadpacket.__name__ if hasattr(func, "overloadpacket") else str(func)
         with C.DisableTorchFunction():
-            parts = self._parts(func, name, args)
-            if parts is not None:
+            if (parts := self._parts(func, name, args)) is not None:
                 with self:
                     return parts(*args, **(kwargs or {}))
             return self._one(func, name, args, kwargs or {})
@@ -118,12 +114,12 @@ class Operators(TorchDispatchMode):
     def _run(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
             return (_own(func, name, args) or func)(*args, **kwargs)
-        except _DEPENDS:
+        except (fake.DataDependentOutputException, fake.DynamicOutputShapeException):
             value = host_value(_caller(sys._getframe(1)))
             if value is not None and name == "_local_scalar_dense":
                 return value if args[0].is_floating_point() else int(value)
             raise Stopped(f"{_READABLE.get(name, name)} depends on data") from None
-        except _UNSUPPORTED as error:
+        except (fake.UnsupportedOperatorException, fake.UnsupportedFakeTensorException) as error:
             raise Stopped(_unsupported(name, (args, kwargs), error)) from None
         except RuntimeError as error:
             if "found two different devices" in str(error):
@@ -131,7 +127,7 @@ class Operators(TorchDispatchMode):
             raise
 
     def _before(self, func: Any, name: str, args: tuple[Any, ...]) -> None:
-        if getattr(func, "namespace", None) in _COLLECTIVES:
+        if getattr(func, "namespace", None) in ("c10d", "_c10d_functional", "_dtensor"):
             raise Stopped(f"{name.strip('_')} in a process group: a dry run sends nothing")
         if name == "copy_":
             self._note(args[1], args[0])
@@ -158,7 +154,7 @@ class Operators(TorchDispatchMode):
             return None
         on_cuda = _has_kernel(func.name(), "CUDA")
         if on_cuda and name in _NETWORKS and args[0].device.type == "cuda":
-            return partial(func.redispatch, _CUDA)
+            return partial(func.redispatch, C.DispatchKeySet(C.DispatchKey.CUDA))
         whole = on_cuda or _has_kernel(func.name(), "CPU")
         return None if whole else partial(func._op_dk, _COMPOSITE)
 
@@ -197,7 +193,6 @@ _IN_PLACE: tuple[tuple[re.Pattern[str], frozenset[str], bool], ...] = (
 )
 _has_kernel = C._dispatch_has_kernel_for_dispatch_key
 _COMPOSITE = C.DispatchKey.CompositeImplicitAutograd
-_CUDA = C.DispatchKeySet(C.DispatchKey.CUDA)
 # Dispatch keys of the kernels that decompose the operators in `IN_PARTS`.
 _EXPLICIT = (
     C.DispatchKey.CompositeExplicitAutograd,
@@ -218,9 +213,8 @@ def _is_composite(func: Any) -> bool:
 def _unsupported(name: str, given: Any, error: Exception) -> str:
     tensors = (t for t in tree_leaves(given) if isinstance(t, Tensor))
     odd = next((t for t in tensors if t.layout is not torch.strided), None)
-    if odd is not None:
-        return f"a dry run cannot follow {_READABLE.get(name, name)} of a tensor of {odd.layout}"
-    return f"a dry run cannot follow {_READABLE.get(name, name)} ({first_line(error)})"
+    why = f"({first_line(error)})" if odd is None else f"of a tensor of {odd.layout}"
+    return f"a dry run cannot follow {_READABLE.get(name, name)} {why}"
 
 
 def _mismatch(text: str) -> str:
@@ -287,9 +281,8 @@ def _log_sigmoid(self: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
 _RESULTS: dict[str, _Function] = {
     "_transformer_encoder_layer_fwd": lambda src, **_: torch.empty_like(src),
     "_native_multi_head_attention": _layer,
-    **dict.fromkeys(
-        ("binary_cross_entropy", "mse_loss", "smooth_l1_loss", "soft_margin_loss"), _loss
-    ),
+    **dict.fromkeys(("binary_cross_entropy", "soft_margin_loss"), _loss),
+    **dict.fromkeys(("mse_loss", "smooth_l1_loss"), _loss),
     "log_sigmoid_forward": _log_sigmoid,
     "record_stream": lambda **_: None,
 }

@@ -104,10 +104,9 @@ def _where(fault: faults.Fault) -> str:
 def _detach(keep: int) -> None:
     """Stop sharing files and memory with the parent, except the descriptor `keep`."""
     nowhere = os.open(os.devnull, os.O_RDWR)
-    try:
+    descriptors = {0, 1, 2}
+    with suppress(OSError):  # not on Linux, so detach only the standard streams
         descriptors = {int(name) for name in os.listdir("/proc/self/fd")}
-    except OSError:  # not on Linux, so detach only the standard streams
-        descriptors = {0, 1, 2}
     for descriptor in descriptors - {keep, nowhere}:
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -124,11 +123,9 @@ def _detach(keep: int) -> None:
 
 def _unshare_memory() -> None:
     """Replace memory that is shared with other processes by private copies."""
-    try:
-        with open("/proc/self/maps") as file:
-            shared = [found for line in file if (found := _SHARED.match(line))]
-    except OSError:  # not on Linux
-        return
+    shared: list[re.Match[str]] = []
+    with suppress(OSError), open("/proc/self/maps") as file:  # this file exists only on Linux
+        shared = [found for line in file if (found := _SHARED.match(line))]
     for found in shared:
         start, end, offset = (int(number, 16) for number in found.groups()[:3])
         path = found[4]
@@ -158,7 +155,6 @@ def _make_private(start: int, size: int, offset: int, path: str) -> None:
 # the engine refuses. torch cannot reset the flag, so `let_backward_run` does. torch's function
 # `_READER` reads the flag first, so the function's machine code contains the flag's address.
 _READER = "_ZN5torch8autograd6Engine30initialize_device_threads_poolEv"
-_COMPARE = re.compile(rb"\x80\x3d(.{4})\0", re.DOTALL)  # x86-64: cmpb $0, distance(%rip)
 _ADRP, _LDRB = (0x9F000000, 0x90000000), (0xFFC00000, 0x39400000)  # AArch64: mask, opcode
 
 
@@ -167,8 +163,7 @@ def let_backward_run() -> None:
     # Create torch's thread pool now. Otherwise, several threads would create it at once and fail.
     torch.set_num_threads(torch.get_num_threads())
     torch.autograd.set_multithreading_enabled(False)
-    flag = refusal()
-    if flag is not None and flag.value == 1:  # the value that a fork sets
+    if (flag := refusal()) is not None and flag.value == 1:  # the value that a fork sets
         flag.value = 0
 
 
@@ -185,7 +180,7 @@ def refusal() -> ctypes.c_ubyte | None:
 
 def operand_of(code: bytes, start: int) -> int | None:
     """Return the address of the first byte that machine code reads (x86-64 or AArch64); or None."""
-    if found := _COMPARE.search(code):
+    if found := re.search(rb"\x80\x3d(.{4})\0", code, re.DOTALL):  # x86-64: cmpb $0, distance(%rip)
         return start + found.end() + int.from_bytes(found[1], "little", signed=True)
     pages: dict[int, int] = {}  # page addresses, by register
     for n, (word,) in enumerate(struct.iter_unpack("<I", code)):

@@ -151,12 +151,10 @@ def text(run: DryRun) -> str:
 def html(run: DryRun) -> str:
     """Return the HTML for notebooks."""
     parts = [tag("div", _head(run), "gm-caption")]
-    parts += [
-        tag("div", words, "gm-dim" if n else "gm-this") for n, words in enumerate(_on_cards(run))
-    ]
-    parts += [
-        tag("div", _memory(p), "gm-bad" if p.fits is False else "gm-this") for p in _peaks(run)
-    ]
+    for n, words in enumerate(_on_cards(run)):
+        parts.append(tag("div", words, "gm-dim" if n else "gm-this"))
+    for peak in _peaks(run):
+        parts.append(tag("div", _memory(peak), "gm-bad" if peak.fits is False else "gm-this"))
     for mismatch in run.mismatches:
         parts.append(tag("div", f"would fail at {mismatch.where}", "gm-problem"))
         found = mismatch.explanation

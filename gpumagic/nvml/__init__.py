@@ -26,8 +26,6 @@ _ERRORS = (ImportError, OSError, AttributeError, TypeError, ValueError)
 _NOT_SUPPORTED, _NOT_FOUND, _TIMEOUT, _FUNCTION_NOT_FOUND, _GPU_IS_LOST = 3, 6, 10, 13, 15
 _UNSUPPORTED = (_NOT_SUPPORTED, _FUNCTION_NOT_FOUND)
 _XID_ERROR = 0x8
-# Maximum number of Xid errors that one call of `Xids.poll` reads.
-_MOST_XIDS = 64
 
 # Cause and cure of each fault. `{who}` names a GPU; `{error}` is the text of an error.
 _FAULTS = {
@@ -145,7 +143,7 @@ class Xids:
         if self._uuids != [gpu.uuid for gpu in gpus]:
             self._watch(gpus)
         found: list[tuple[Gpu, int]] = []
-        while self._set is not None and len(found) < _MOST_XIDS:
+        while self._set is not None and len(found) < 64:  # read no more at once
             try:
                 event = self._library.make("nvmlEventSetWait_v2", self._set, 0)
             except self._library.errors as error:
@@ -226,9 +224,8 @@ class Nvml:
     def ask(
         self, gpu: Gpu, questions: Mapping[str, Call], *, alive: bool = False
     ) -> dict[str, Any]:
-        """Make several queries of a GPU; return the answers by name, None for no answer.
-        `alive` means that the GPU has just answered another query. After an answer, the GPU's
-        unsupported queries are not repeated. Without an answer, ``silent`` lists the GPU."""
+        """Make several queries of a GPU; return the answers by name, None for no answer."""
+        # `alive`: the GPU has just answered another query, so do not repeat unsupported queries.
         answers: dict[str, Any] = dict.fromkeys(questions)
         known = self._unsupported.setdefault(gpu.uuid, {})
         unsupported: dict[Call, int | None] = {}

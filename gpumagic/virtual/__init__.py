@@ -13,7 +13,7 @@ private parts of torch that are changed.
 import sys
 import threading
 import uuid
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from importlib.util import find_spec
 
@@ -32,7 +32,6 @@ __all__ = ["disable", "enable", "enabled", "live_tensors"]
 
 _GIB = 2**30
 MOST = 8  # the limit of torch's fake device guard, c10::impl::FakeGuardImpl
-LARGEST = 16 * _GIB  # default capacity, if the host has enough memory
 
 _on = ExitStack()
 _lock = threading.RLock()
@@ -128,7 +127,7 @@ def turn_on(number: int, capacity: int | None) -> None:
 def part_of_the_host(number: int) -> int:
     """Return each GPU's default capacity: an equal part of the host's memory, at most 16 GiB."""
     part = (MemoryGroup().limit() or psutil.virtual_memory().total) // number
-    return min(LARGEST, part // _GIB * _GIB or part)
+    return min(16 * _GIB, part // _GIB * _GIB or part)
 
 
 def disable() -> None:
@@ -157,10 +156,9 @@ def refresh(*, others: bool = True) -> None:
 
 def _held(framework: Framework, device: Device) -> int:
     """Return a framework's bytes on `device`; 0 if the framework does not have the device."""
-    try:
+    with suppress(GpuError):
         return framework.allocated(device)[0]
-    except GpuError:
-        return 0
+    return 0
 
 
 def live_tensors() -> int:

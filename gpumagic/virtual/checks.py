@@ -11,7 +11,7 @@ raises it, until the virtual GPUs are turned off.
 
 import re
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,9 +27,7 @@ from gpumagic.virtual.virtual_gpus import GPUS, VirtualGpu
 Found = list[tuple[str, Tensor, Tensor]]
 """For each tensor argument, in order: its name, the tensor, and the CPU tensor used instead."""
 
-TAKEN_FROM_CPU = frozenset(
-    ["cpu_nested_shape_example", "input_lengths", "lengths", "lr", "target_lengths"]
-)
+TAKEN_FROM_CPU = {"cpu_nested_shape_example", "input_lengths", "lengths", "lr", "target_lengths"}
 """Arguments that CUDA's kernels read on the host."""
 INDEX = "indices should be either on cpu or on the same device as the indexed tensor ({})"
 SAME = "Expected all tensors to be on the same device, but"
@@ -88,10 +86,9 @@ def _wrapper(plan: Any, structured: bool, found: Found) -> str:
 def _rules() -> dict[str, tuple[bool, bool]]:
     """Map operators to booleans: TensorIterator checks the devices; the kernel is structured."""
     path = Path(torch.__file__).parents[1] / "torchgen/packaged/ATen/native/native_functions.yaml"
-    try:
+    text = ""
+    with suppress(OSError):
         text = path.read_text(encoding="utf-8")
-    except OSError:
-        return {}
     return {
         entry.split("(", 1)[0]: (
             "device_check: NoCheck" in entry,

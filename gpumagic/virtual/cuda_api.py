@@ -27,7 +27,6 @@ from gpumagic.virtual import checks
 from gpumagic.virtual.virtual_gpus import GPUS, gpu_of, in_bad_fork, memory_functions
 
 C: Any = torch._C
-_CUDA = 1  # c10::DeviceType::CUDA
 
 
 def patch(stack: ExitStack, owner: Any, **values: Any) -> None:
@@ -67,7 +66,7 @@ class Stream(C.Stream, metaclass=_Kind):  # type: ignore[misc]
             return C.Stream(device)
         number = next(_numbers) if stream_id is None else stream_id
         index = gpu_of(device).index
-        return super().__new__(cls, stream_id=number, device_index=index, device_type=_CUDA)
+        return super().__new__(cls, stream_id=number, device_index=index, device_type=1)  # 1: CUDA
 
     cuda_stream = property(lambda self: self.stream_id)
 

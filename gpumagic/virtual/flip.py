@@ -82,11 +82,10 @@ def makers() -> dict[str, Callable[..., Tensor]]:
 
 
 def _made_there(op: Any) -> Callable[..., Tensor]:
-    def kernel(*args: Any, device: torch.device, **options: Any) -> Tensor:
+    def kernel(*args: Any, device: torch.device, **options: Any) -> Any:
         # C++ creates empty dense parts on the current device, so make the result's device current.
         with torch.cuda.device(gpu_of(device).index):
-            made: Tensor = op.redispatch(_COO, *args, device=device, **options)
-        return made
+            return op.redispatch(_COO, *args, device=device, **options)
 
     return kernel
 

@@ -28,7 +28,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +47,6 @@ YES = ("isBuilt", "isAvailable", "hasPrimaryContext", "init")
 
 _CUDA = 1  # c10::DeviceType::CUDA
 _HEADER_WORDS = 2  # the two words before a virtual table's first entry
-_DESTRUCTORS = 2
-_GUARD_WORDS = 64
-_HOOKS_WORDS = 64  # words to copy from the table, which itself has 49 or 50 words
-_ALLOCATOR_BYTES = 64  # bytes to copy from the allocator, which itself has 8 bytes
-_STORAGE_WORDS = 12  # words to read from a c10::StorageImpl; one has the allocator's address
 
 # Pairs (index, address): the word at `index` of a pinned storage is the allocator's `address`.
 _pinned: list[tuple[int, int]] = []
@@ -71,11 +66,9 @@ def libraries() -> tuple[ctypes.CDLL, ctypes.CDLL]:
 def header_order() -> list[str]:
     """Return AcceleratorHooksInterface's virtual functions in order; [] if torch has no headers."""
     path = Path(torch.__file__).parent / "include/ATen/detail/AcceleratorHooksInterface.h"
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError:
-        return []
-    return re.findall(r"^\s*virtual\s[^;{}()]*?(~?\w+)\(", text, re.M)
+    with suppress(OSError):
+        return re.findall(r"^\s*virtual\s[^;{}()]*?(~?\w+)\(", path.read_text("utf-8"), re.M)
+    return []
 
 
 def install(stack: ExitStack) -> None:
@@ -91,7 +84,7 @@ def _install_guard(stack: ExitStack, c10: ctypes.CDLL) -> None:
     guards = (ctypes.c_void_p * (_CUDA + 1)).in_dll(c10, GUARDS)
     before = guards[_CUDA]
     none = ctypes.CFUNCTYPE(ctypes.c_int8, ctypes.c_void_p)(lambda self: 0)
-    table = (ctypes.c_void_p * _GUARD_WORDS)(*[_address(none)] * _GUARD_WORDS)
+    table = (ctypes.c_void_p * 64)(*[_address(none)] * 64)
     counts_none = ctypes.c_void_p(ctypes.addressof(table))
     _kept.append((none, table, counts_none))
 
@@ -113,10 +106,10 @@ def _install_hooks(stack: ExitStack, c10: ctypes.CDLL, cpu: ctypes.CDLL) -> None
     get_hooks.restype = ctypes.c_void_p
     # An object begins with the address of its virtual table's first entry.
     pointer = ctypes.c_void_p.from_address(get_hooks())
-    words = ctypes.c_void_p * _HOOKS_WORDS
+    words = ctypes.c_void_p * 64  # the table itself has 49 or 50 words
     base = ctypes.addressof(ctypes.c_char.in_dll(cpu, HOOKS_TABLE))
     table = words(*words.from_address(base))
-    first = _HEADER_WORDS + _DESTRUCTORS
+    first = _HEADER_WORDS + 2  # after the two destructors
     yes = _address(ctypes.pythonapi.Py_IsInitialized)  # a C function that always returns 1
     table[first : first + len(YES)] = [yes] * len(YES)
     order = header_order()[1:]
@@ -132,7 +125,7 @@ def _pinned_allocator(c10: ctypes.CDLL) -> Any:
     get = getattr(c10, CPU_ALLOCATOR)
     get.restype = ctypes.c_void_p
     ordinary = get()
-    twin = ctypes.create_string_buffer(ctypes.string_at(ordinary, _ALLOCATOR_BYTES))
+    twin = ctypes.create_string_buffer(ctypes.string_at(ordinary, 64))  # it has 8 bytes
     give = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(lambda self: ctypes.addressof(twin))
     words = _words_of(torch.empty(1).untyped_storage())
     if ordinary in words:
@@ -147,7 +140,8 @@ def is_pinned(storage: torch.UntypedStorage) -> bool:
 
 
 def _words_of(storage: torch.UntypedStorage) -> list[int | None]:
-    return list((ctypes.c_void_p * _STORAGE_WORDS).from_address(storage._cdata))
+    """Return the first words of a c10::StorageImpl; one of them is the allocator's address."""
+    return list((ctypes.c_void_p * 12).from_address(storage._cdata))
 
 
 def _address(function: Any) -> int | None:
@@ -214,13 +208,11 @@ def static_problem() -> str | None:
     """Return how torch's libraries differ from the layout assumed here; None if they match."""
     try:
         c10, cpu = libraries()
-        for library, symbols in ((c10, (REGISTER, GUARDS)), (cpu, (GET_HOOKS, HOOKS_TABLE))):
-            for symbol in symbols:
-                ctypes.c_char.in_dll(library, symbol)
+        for library, name in ((c10, REGISTER), (c10, GUARDS), (cpu, GET_HOOKS), (cpu, HOOKS_TABLE)):
+            ctypes.c_char.in_dll(library, name)
     except (OSError, ValueError) as error:
         return f"this build of PyTorch lacks what they need ({error}); {_INSTEAD}"
-    order = header_order()
-    if order and order[1 : 1 + len(YES)] != list(YES):
+    if (order := header_order()) and order[1 : 1 + len(YES)] != list(YES):
         return (
             f"PyTorch {torch.__version__} lays its CUDA hooks out differently "
             f"({', '.join(order[:5])}); {_INSTEAD}"
@@ -243,8 +235,7 @@ def trial(code: str | None = None) -> str | None:
     if not done.returncode and b"verdict: works" in done.stdout:
         return None
     said = [b"no output", *done.stderr.strip().splitlines()][-1]
-    status = done.returncode
-    how = f"signal {-status}" if status < 0 else f"exit code {status}"
+    how = f"signal {-done.returncode}" if done.returncode < 0 else f"exit code {done.returncode}"
     return f"{how}: {said[:200].decode(errors='replace')}"
 
 

@@ -40,8 +40,6 @@ from gpumagic.virtual.virtual_gpus import GPUS, VirtualGpu, gpu_of
 C: Any = torch._C
 CPU = C.DispatchKeySet(C.DispatchKey.CPU)
 _LARGEST_NUMBER = 8  # assumed bytes per element; complex128 has 16, but is rare
-_LARGE = 4096  # if arange, eye … get a larger number, first check that the result fits
-_TENSOR = ("Tensor", "Optional[Tensor]")
 LAZY = ("Conjugate", "Negative")
 """Dispatch keys of conjugate and negative views."""
 
@@ -79,7 +77,7 @@ class KernelPlan:
         self.arguments = [*map(name_of, arguments)]
         self.lowers = ["Tensor" in str(a.type) for a in arguments if not a.kwarg_only]
         written = [*filter(writes, arguments)]
-        self.tensors = {a.name for a in arguments if str(a.type) in _TENSOR}
+        self.tensors = {a.name for a in arguments if str(a.type) in ("Tensor", "Optional[Tensor]")}
         self.written = {*map(name_of, written)}
         self.outs = {a.name for a in written if a.kwarg_only}
         self.draws = self.name in DRAWS or "generator" in self.arguments
@@ -215,7 +213,7 @@ def _gpu_for(plan: KernelPlan, found: Found, args: Any, kwargs: Any) -> VirtualG
     gpu = gpu_of(kwargs.get("device"))
     if (size := next((x for x in args if isinstance(x, (list, tuple))), None)) is not None:
         gpu.account.require(size, kwargs.get("dtype"))
-    elif any(isinstance(x, (int, float)) and x > _LARGE for x in args):  # arange, eye, linspace
+    elif any(isinstance(x, (int, float)) and x > 4096 for x in args):  # arange, eye, linspace
         _require_results(plan, args, kwargs, gpu)
     return gpu
 

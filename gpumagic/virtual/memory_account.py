@@ -19,7 +19,7 @@ from dataclasses import replace
 from math import prod
 from operator import attrgetter
 from time import perf_counter_ns, time_ns
-from types import CodeType, FrameType
+from types import CodeType, FrameType, SimpleNamespace
 from typing import Any
 
 import psutil
@@ -32,8 +32,6 @@ from gpumagic.usercode.files import in_cell, is_users
 
 SMALL = 2**17
 """Tensors of at most this many elements are created without a check of the free memory."""
-_TOUCHED = 64 * 2**20
-"""For tensors of at least this many bytes, also check the host's memory, in about 10 µs."""
 _UNCOUNTED, _LEAST = 16 * 2**20, 64 * 2**10
 """After `_UNCOUNTED` allocated bytes, the numbers are updated from the log. To keep the log short,
 each allocation counts as at least `_LEAST` bytes here."""
@@ -94,16 +92,6 @@ class Allocation(weakref.ref[Any]):
         return self.address
 
 
-class _Scratch:
-    """Temporary memory that a CUDA operator would allocate while it runs."""
-
-    __slots__ = ("place", "requested")
-    place: tuple[int, int]
-
-    def __init__(self, nbytes: int) -> None:
-        self.requested = nbytes
-
-
 metadata = ""
 """Set by ``torch.cuda.memory._set_memory_metadata``; stored with each allocation."""
 observers: list[Callable[[int, int, int, int], object]] = []
@@ -124,11 +112,11 @@ class MemoryAccount:
         self._row: Any = row
         self._lock = threading.RLock()  # reentrant, because a finalizer may read the numbers
         # Keeps the weak references alive. A deleted weak reference never calls its callback.
-        self._live: dict[int, Allocation | _Scratch] = {}
+        self._live: dict[int, Allocation | SimpleNamespace] = {}
         # Each allocation is logged when it is made, and again when its owner dies. The owner may
         # die on any thread, at any moment. The weak reference's callback is a C function, because
         # Python drops an interrupt that arrives in a Python callback.
-        self._log: deque[Allocation | _Scratch] = deque()
+        self._log: deque[Allocation | SimpleNamespace] = deque()
         self._note: Callable[[Any], None] = self._log.append
         self._room = -1  # bytes that may be allocated before the log must be counted
         self._busy = 0
@@ -184,7 +172,7 @@ class MemoryAccount:
             if self._room < 0:
                 self._make_room(sum(sizes))
                 self._room = -1
-            taken = [_Scratch(nbytes) for nbytes in sizes if nbytes]
+            taken = [SimpleNamespace(requested=nbytes) for nbytes in sizes if nbytes]
             self._log.extend(taken + taken)
 
     def require(self, size: Iterable[int], dtype: torch.dtype | None) -> None:
@@ -195,7 +183,7 @@ class MemoryAccount:
         nbytes = count * (dtype or torch.get_default_dtype()).itemsize
         self._make_room(nbytes)
         self._room = -1  # check again in `charge`, because the block may exceed `nbytes`
-        if nbytes >= _TOUCHED and nbytes > host_has():
+        if nbytes >= 64 * 2**20 and nbytes > host_has():  # `host_has` takes about 10 µs
             raise self.out_of_memory(in_blocks(nbytes), host=True)
 
     def record_events(self, most: int | None) -> None:
@@ -243,8 +231,9 @@ class MemoryAccount:
             block = log[0]
             key = id(block)
             if key in live:  # the block's second entry in the log, so the block is freed
+                address, size = block.place
                 # No call, and so no interrupt, lies between the writes in `free` and the `del`.
-                allocator.free(*block.place, block.requested)
+                allocator.free(address, size, block.requested)
                 del live[key], log[0]
                 if self.events is not None and isinstance(block, Allocation):
                     self._record("free_requested", block)
@@ -337,7 +326,6 @@ _OUT_OF_MEMORY = (
     "PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation for "
     "Memory Management  (https://pytorch.org/docs/stable/notes/cuda.html#environment-variables)"
 )
-_HOST_REFUSES = re.compile(r"DefaultCPUAllocator: .*you tried to allocate (\d+) bytes")
 
 
 def _readable(nbytes: int) -> str:
@@ -358,5 +346,5 @@ def host_has() -> int:
 def refuse_as_cuda(error: RuntimeError, account: MemoryAccount) -> None:
     """Raise ``torch.OutOfMemoryError`` if `error` is from the host's allocator."""
     __tracebackhide__ = True
-    if found := _HOST_REFUSES.search(str(error)):
+    if found := re.search(r"DefaultCPUAllocator: .*you tried to allocate (\d+) bytes", str(error)):
         raise account.out_of_memory(int(found[1]), host=True) from None

@@ -29,7 +29,6 @@ from gpumagic.virtual.virtual_gpus import VirtualGpu, gpu_of
 C: Any = torch._C
 aten: Any = torch.ops.aten
 _choose = on_metadata(aten._fused_sdp_choice.default, CPU)
-_FLASH = 1  # at::sdp::SDPBackend::flash_attention
 
 
 def network_kernels() -> dict[str, Callable[..., Any]]:
@@ -56,7 +55,7 @@ def _attention(
     if query.dim() == 4 and torch.backends.cuda.math_sdp_enabled():
         # Let torch choose, because each version has other rules. `_choose` reads no tensor data.
         chosen = _choose(*given, **options)
-    if chosen == _FLASH:
+    if chosen == 1:  # at::sdp::SDPBackend::flash_attention
         flash = aten._scaled_dot_product_flash_attention_for_cpu
         return flash(query, key, value, *rest, attn_mask=mask, scale=options.get("scale"))[0]
     return aten._scaled_dot_product_attention_math(*given, **options)[0]
@@ -106,7 +105,6 @@ def _gru_cell(
 
 
 _FUSED = {torch.float32, torch.float64}
-_COMPOSITE = C.DispatchKey.CompositeImplicitAutograd
 # Number of elements that CUDA saves for the backward pass, per element of the output. The numbers
 # are from torch's code without cuDNN (ATen/native/cuda/RNN.cu). cuDNN documents no numbers.
 _SAVED = {"lstm": 6, "gru": 6, "rnn_tanh": 1, "rnn_relu": 1}
@@ -121,7 +119,7 @@ def recurrent(op: Any) -> Callable[..., Any]:
         if torch.is_autocast_enabled("cuda"):
             given = tree_map(_autocast, given)
         if len({x.device for x in tree_leaves((args[0], given["hx"], given["params"]))}) > 1:
-            return op._op_dk(_COMPOSITE, *args)  # raises torch's own error
+            return op._op_dk(C.DispatchKey.CompositeImplicitAutograd, *args)  # raises torch's error
         leaves, shape = tree_flatten(list(given.values()))
         tensors = [x for x in leaves if isinstance(x, Tensor)]
         fake = any(isinstance(x, FakeTensor) for x in tensors)

@@ -24,7 +24,6 @@ _copy_on_cpu = on_metadata(aten.copy_.default, CPU)
 _fill_by_tensor: Kernel = kernel_of(aten.fill_.Tensor)
 _fill_mask: Kernel = kernel_of(aten.masked_fill_.Tensor)
 _convolve = kernel_of(aten.convolution.default)
-_convolve_mixed = on_metadata(aten.convolution.default, CPU)
 _put = kernel_of(aten._index_put_impl_.default)
 _count = kernel_of(aten.histc.default)
 
@@ -62,9 +61,8 @@ def own_kernels() -> dict[str, Kernel]:
         # torch's efficient zero tensor has no bytes to share, so create ordinary zeros.
         "_efficientzerotensor": torch.zeros,
     }
-    for variant in ("source_Storage_storage_offset", "source_Storage", "source_Tensor", ""):
-        name = f"set_.{variant}".rstrip(".")
-        kernels[name] = on_metadata(overload(name), CPU)
+    for variant in (".source_Storage_storage_offset", ".source_Storage", ".source_Tensor", ""):
+        kernels[f"set_{variant}"] = on_metadata(overload(f"set_{variant}"), CPU)
     for name in ("_use_cudnn_ctc_loss", "_use_miopen_ctc_loss"):
         kernels[name] = kernels[f"{name}.Tensor"] = lambda *args, **kwargs: False
     for said, names in _FLOATS_ONLY.items():
@@ -138,7 +136,7 @@ def _resize_(self: Tensor, size: Any, memory_format: Any = None) -> Tensor:
     return self.set_(storage, offset, size, shape.stride())
 
 
-def _index_put(self: Tensor, indices: Any, values: Tensor, *options: bool) -> Tensor:
+def _index_put(self: Tensor, indices: Any, values: Tensor, *options: bool) -> Any:
     """Assign `values`. Indices, and 0-dim `values`, may be on another device than `self`."""
     home = self.device
     if not fills(indices, values, *options):
@@ -149,8 +147,7 @@ def _index_put(self: Tensor, indices: Any, values: Tensor, *options: bool) -> Te
             values = values.to(home)
     brought = [*chain.from_iterable(_brought(index, home) for index in indices)]
     put = _put if self.is_cuda else aten._index_put_impl_
-    done: Tensor = put(self, brought, values, *options)
-    return done
+    return put(self, brought, values, *options)
 
 
 def _brought(index: Tensor | None, home: torch.device) -> list[Tensor | None]:
@@ -165,7 +162,7 @@ def _brought(index: Tensor | None, home: torch.device) -> list[Tensor | None]:
 def _convolution(input: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Any:
     """Convolve. For a GPU input, check the devices as torch does with cuDNN."""
     if not input.is_cuda:
-        return _convolve_mixed(input, weight, bias, *rest)
+        return aten.convolution.default.redispatch(CPU, input, weight, bias, *rest)
     for name, other in (("weight", weight), ("bias", bias)):
         if other is not None and not other.is_cuda:
             raise RuntimeError(
@@ -198,27 +195,25 @@ def _softmax_backward(backward: Kernel) -> Kernel:
     return lambda grad, out, dim, dtype: backward(grad, out, dim, out.dtype).to(dtype)
 
 
-def _is_pinned(self: Tensor, device: Any = None) -> bool:
-    return not self.is_cuda and gate.is_pinned(self.untyped_storage())
-
-
 def _pin_memory(self: Tensor, device: Any = None) -> Tensor:
     if self.is_cuda:
         raise RuntimeError(f"cannot pin '{self.type()}' only dense CPU tensors can be pinned")
     return torch.empty_like(self, pin_memory=True).copy_(self)
 
 
-_PINNING: dict[str, Kernel] = {"_pin_memory": _pin_memory, "is_pinned": _is_pinned}
+_PINNING: dict[str, Kernel] = {
+    "_pin_memory": _pin_memory,
+    "is_pinned": lambda x, device=None: not x.is_cuda and gate.is_pinned(x.untyped_storage()),
+}
 _ANY_DEVICE = C.DispatchKeySet(C.DispatchKey.IPU)
 """torch has no kernels at this key, so a call at this key runs the kernel for all devices."""
 
 
 def _on_host(op: Any) -> Callable[..., Tensor]:
-    def kernel(*args: Any, generator: Any, **options: Any) -> Tensor:
+    def kernel(*args: Any, generator: Any, **options: Any) -> Any:
         if generator is not None and belongs_to_cuda(generator):
             raise RuntimeError("Expected a 'cpu' device type for generator but found 'cuda'")
-        drawn: Tensor = op.redispatch(_ANY_DEVICE, *args, generator=generator, **options)
-        return drawn
+        return op.redispatch(_ANY_DEVICE, *args, generator=generator, **options)
 
     return kernel
 

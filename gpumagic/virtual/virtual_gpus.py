@@ -120,9 +120,6 @@ if hasattr(os, "register_at_fork"):
 
 
 # -- functions that torch.cuda.memory calls
-_LARGE_SEGMENT = 2**20
-_NOWHERE = 2**12
-"""An address that is never allocated."""
 _POOL = (0, 0)
 
 
@@ -212,9 +209,7 @@ def _record(
 @lru_cache(maxsize=4096)
 def _shared_frames(code: CodeType | None, at: int, file: str) -> list[dict[str, Any]]:
     """Return torch's list of frames for a line. As in torch, a line's blocks share one list."""
-    if code is None:
-        return []
-    return [{"name": code.co_name, "filename": file, "line": line_of(code, at)}]
+    return [{"name": code.co_name, "filename": file, "line": line_of(code, at)}] if code else []
 
 
 def _frames(code: CodeType | None, at: int) -> list[dict[str, Any]]:
@@ -247,7 +242,7 @@ def _segments(gpu: VirtualGpu) -> list[dict[str, Any]]:
     ]
     unused = gpu.account.allocator.reserved.current - sum(block["size"] for block in blocks)
     if unused > 0:
-        end = blocks[-1]["address"] + blocks[-1]["size"] if blocks else _NOWHERE
+        end = blocks[-1]["address"] + blocks[-1]["size"] if blocks else 2**12  # never allocated
         rest = {"address": end, "size": unused, "requested_size": 0, "state": "inactive"}
         blocks.append(rest | {"frames": [], "user_metadata": ""})
     return [
@@ -259,7 +254,7 @@ def _segments(gpu: VirtualGpu) -> list[dict[str, Any]]:
             "active_size": block["size"] if block["requested_size"] else 0,
             "requested_size": block["requested_size"],
             "stream": 0,
-            "segment_type": "large" if block["size"] > _LARGE_SEGMENT else "small",
+            "segment_type": "large" if block["size"] > 2**20 else "small",
             "segment_pool_id": _POOL,
             "is_expandable": False,
             "frames": [],
