@@ -35,9 +35,6 @@ GRACE_S, _LONGEST_S = 5.0, 30.0
 # Ranks that wait at different places for this many seconds are deadlocked.
 HANGS_S = 5.0
 _LOOK_S, _SAY_S = 0.02, 0.25
-_SHOWN = 8  # maximum number of ranks in the progress line
-# The report mentions returned values only if they have more than `_MUCH` bytes.
-_MUCH = 2**16
 _IMPATIENT = 3  # after this many presses of Ctrl-C, the next raises KeyboardInterrupt at once
 
 
@@ -154,7 +151,7 @@ class CellOnRanks:
         if moved := sum(each.moved for each in done):
             yield f"{size(moved)} moved to their GPUs"
         back = sum(len(each.value) + sum(map(len, each.kept.values())) for each in done)
-        if back > _MUCH:
+        if back > 2**16:
             yield f"{size(back)} returned"
 
     def broke_the_group(self) -> bool:
@@ -183,8 +180,7 @@ class CellOnRanks:
         return str(rank.number) if len(self.ranks) > 1 else ""
 
     def _look(self) -> None:
-        pending = [rank for rank, (_, asked) in self._running.items() if asked]
-        if pending:
+        if pending := [rank for rank, (_, asked) in self._running.items() if asked]:
             self._running[pending[0]][1].wait(_LOOK_S)
         if self._presses:
             self.interrupted = True
@@ -264,7 +260,7 @@ class CellOnRanks:
             return
         self._said = seconds
         parts = [f"{len(self.outcomes)} of {self.split.total} parts"] if self.asked.chunk else []
-        for rank in [rank for rank in self.ranks if rank in self._running][:_SHOWN]:
+        for rank in [rank for rank in self.ranks if rank in self._running][:8]:
             where = self._engines.pulse(rank, self._order.cell)
             at = f"line {where['line']} {where['bar']}" if where and where["line"] else "runs"
             parts.append(f"rank {rank.number} {at}".rstrip())

@@ -46,8 +46,6 @@ from gpumagic.usercode.variables import names_assigned, names_read
 
 _dist: Any = dist  # Any, because torch's annotations lack TCPStore and PrefixStore
 _PULSE_S = 0.5  # seconds between reports of the current line
-# An interrupted cell that still runs after this many reports must be waiting in a collective.
-_FREE = 3
 
 orphaned: list[Callable[[], None]] = []
 """Functions to call when the notebook is gone, before this process exits."""
@@ -196,7 +194,7 @@ class ThisRank:
             # Repeat, because an interrupt has no effect before the user's code runs.
             if ending_for and self._running == cell:
                 signal.pthread_kill(self._main, signal.SIGINT)
-            if ending_for >= _FREE and self._running == cell:
+            if ending_for >= 3 and self._running == cell:  # it must be waiting in a collective
                 self.cut |= _cut()
             if cell:
                 now, busy = time.monotonic(), time.process_time()

@@ -266,8 +266,7 @@ class Engines:
 
     def _ended(self, rank: RankEngine, patience_s: float = 0.0) -> str:
         """Return how a rank's process ended; empty if the process runs, or if unknown."""
-        launcher = self._launchers.get(rank.engine_set.key)
-        if launcher is None:
+        if (launcher := self._launchers.get(rank.engine_set.key)) is None:
             return ""
         # ipyparallel's thread waits for the process, and only this thread gets the exit code.
         launcher._wait_thread.join(patience_s)

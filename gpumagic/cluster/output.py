@@ -15,7 +15,6 @@ from gpumagic.display.units import duration, many, share, size, some
 
 MOST = 2**18
 """Maximum number of characters that a rank sends per cell and stream."""
-_BAR = 40  # maximum characters of a shortened progress bar
 
 
 class WholeLines:
@@ -48,8 +47,8 @@ class WholeLines:
             self.write(line)
 
     def unfinished(self) -> str:
-        """Return the unfinished line, such as a progress bar, shortened."""
-        return table.short("".join(self._begun.values()).strip(), _BAR)
+        """Return the unfinished line, such as a progress bar, shortened to 40 characters."""
+        return table.short("".join(self._begun.values()).strip(), 40)
 
     def end(self) -> None:
         """Write unfinished lines, and the number of lines that were not written."""

@@ -135,9 +135,8 @@ def _kind_of(value: Any) -> Kind | None:
     """Return the kind of a value, or None if the value cannot be split."""
     kind = type(value)
     named_tuple = issubclass(kind, tuple) and kind is not tuple
-    if named_tuple or comes_from(kind, "torch.utils.data.IterableDataset"):
-        return None
-    if getattr(value, "ndim", 1) == 0:
+    without_length = comes_from(kind, "torch.utils.data.IterableDataset")
+    if named_tuple or without_length or getattr(value, "ndim", 1) == 0:
         return None
     return next((found for names, found in _KINDS.items() if comes_from(kind, *names)), None)
 

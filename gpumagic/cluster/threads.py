@@ -238,21 +238,20 @@ class CellOnDevices:
     def _reported(
         self, seconds: float, peaks: dict[str, int], made: dict[str, Any], wrong: list[str]
     ) -> RanksReport:
-        threads = self._threads
-        sent = dict.fromkeys([*self._sent, *(name for each in threads for name in each.sent)])
-        nbytes = sum(each.copied_bytes for each in threads)
+        sent = dict.fromkeys([*self._sent, *(name for each in self._threads for name in each.sent)])
+        nbytes = sum(each.copied_bytes for each in self._threads)
         notes = [f"{device}: {device.note}" for device in self._devices if device.note]
-        notes += dict.fromkeys(line for each in threads for line in each.copies.notes)
+        notes += dict.fromkeys(line for each in self._threads for line in each.copies.notes)
         said = [
             str(self._split),
-            sent_in_words(sent, nbytes, sum(each.copy_seconds for each in threads)),
+            sent_in_words(sent, nbytes, sum(each.copy_seconds for each in self._threads)),
             *sharing_in_words(self._asked, made, len(self._came)),
         ]
         if lost := self._lost:
             said.append(f"not gathered: {some(lost)} (add --gather {','.join(lost)})")
         times = [
             RankTime(name, each.seconds, peaks.get(name), each.parts, each.device.virtual)
-            for name, each in zip(map(str, self._devices), threads, strict=True)
+            for name, each in zip(map(str, self._devices), self._threads, strict=True)
         ]
         return RanksReport(tuple(times), seconds, tuple(said), tuple(notes), tuple(wrong))
 

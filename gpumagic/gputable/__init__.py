@@ -16,8 +16,6 @@ OWNERS = {
     "left": ("×", "orphaned"),
     "system": ("░", SYSTEM),
 }
-# List the system only if it holds more bytes. Less may come from rounding and from the driver.
-_MUCH = 32 * 2**20
 
 
 @dataclass(frozen=True)
@@ -117,6 +115,6 @@ def _of_no_process(gpus: Sequence[GpuSample], holders: Sequence[Holder]) -> dict
             continue
         held = [holder.memory.get(gpu.uuid, 0) for holder in holders]
         rest = gpu.memory_used - sum(count or 0 for count in held)
-        if None not in held and rest > _MUCH:
+        if None not in held and rest > 32 * 2**20:  # less may come from rounding or the driver
             found[gpu.uuid] = rest
     return found

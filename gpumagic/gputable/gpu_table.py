@@ -26,7 +26,6 @@ class _Cell(NamedTuple):
 
 # Column "GPU" shows the driver's number of a GPU if torch's number differs.
 _HEADS = ("device", "GPU", "name", "memory", "", "util", "temp", "power")
-_TEXTS = ("device", "name", "memory")  # left-aligned columns
 
 
 def _gpu_columns(
@@ -41,7 +40,7 @@ def _gpu_columns(
     columns = []
     for head, cells in zip(_HEADS, zip(*rows, strict=True), strict=True):
         text, html, css = map(list, zip(*cells, strict=True))
-        how, fit = head not in _TEXTS, "cut" if head == "name" else ""
+        how, fit = head not in ("device", "name", "memory"), "cut" if head == "name" else ""
         columns.append(Column(head, text, how, fit, least=7, html=html, css=css))
     if all(gpu.virtual for gpu in gpus):
         del columns[-2:]  # virtual GPUs have neither temperature nor power
@@ -198,7 +197,6 @@ class GpuTable:
 
     def _holder_columns(self) -> list[Column]:
         """Return the columns of the table of holders."""
-        more = _process_columns(self.holders, self.snapshot.time) if self.processes else []
         parts = [_held(holder, self.snapshot.gpus) for holder in self.holders]
         looks = {True: "gm-name gm-this", False: "gm-name"}
         return [
@@ -209,7 +207,7 @@ class GpuTable:
                 css=[looks[h.mine] if h.pids else "gm-name gm-dim" for h in self.holders],
                 html=[tag("span", h.name, title=h.name) for h in self.holders],
             ),
-            *more,
+            *(_process_columns(self.holders, self.snapshot.time) if self.processes else []),
             Column(
                 "memory",
                 [" · ".join(part.replace(" ", GLUE) for part in each) for each in parts],

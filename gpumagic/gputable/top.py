@@ -15,8 +15,6 @@ from gpumagic.gputable.gpu_table import GpuTable
 from gpumagic.telemetry.sampler import Sampler
 from gpumagic.telemetry.snapshot import Snapshot
 
-_NARROWEST = 40  # minimum width of the table, in characters
-
 
 def top(period_s: float = 1.0) -> int:
     """Show the GPUs and the holders of their memory until the user quits; return 0."""
@@ -98,7 +96,7 @@ class _Screen:
     def _lines(self, snapshot: Snapshot | None, width: int) -> list[str]:
         if snapshot is None:
             return ["Waiting for the driver…"]
-        table = GpuTable(snapshot, processes=self._processes, width=max(width, _NARROWEST))
+        table = GpuTable(snapshot, processes=self._processes, width=max(width, 40))
         # The last row has no PIDs. It shows the memory that belongs to no visible process.
         table.holders.sort(key=lambda one: (not one.pids, _SORTS[self._sort](one)))
         return str(table).splitlines()

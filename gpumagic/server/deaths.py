@@ -22,12 +22,6 @@ from gpumagic.telemetry.snapshot import KernelDeath, Snapshot
 _MOST = 20
 # Maximum age in seconds of a reading that explains a death. Deaths are noticed up to 3 s late.
 _RECENT_S = 10.0
-# Ignore a kernel's second death within this many seconds, unless a new cell was running.
-_AGAIN_S = 15.0
-_FULL = 0.95
-_TREND_S = 8.0
-_OLD_S = 30.0
-_XID_S = 60.0
 _CRASHES = {
     getattr(signal, name, None) for name in ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL")
 }
@@ -90,7 +84,8 @@ class Deaths:
             code = getattr(getattr(manager.provisioner, "process", None), "returncode", None)
             now, (run, _) = time.time(), self._cells.running(kernel)
             before = max((e.time for e in self.events if e.kernel == kernel), default=0.0)
-            again = now - before < _AGAIN_S and (run is None or run.start < before)
+            # Ignore a second death within a few seconds, unless a new cell was running.
+            again = now - before < 15.0 and (run is None or run.start < before)
             if code and not again and self._followed.get(kernel) is manager:
                 self.look()
                 self.events = (*self.events, self._explain(kernel, manager, code, now))[-_MOST:]
@@ -102,7 +97,7 @@ class Deaths:
         name = (notebook or "a notebook").rpartition("/")[2]
         during = f" while In [{run.count or ' '}] ran" if run else ""
         frames = frames_of_crash(manager.connection_file) if cause == "crashed" else ()
-        trail = [one for one in self._loads.trail(kernel, pid) if now - one[0] < _OLD_S]
+        trail = [one for one in self._loads.trail(kernel, pid) if now - one[0] < 30.0]
         known = (*self._ram(trail, now), *frames, *self._xids(kernel, now))
         return KernelDeath(
             id=f"{kernel} {pid}",
@@ -130,7 +125,7 @@ class Deaths:
                 if self._killed:
                     self._killed.pop()
                     return "out-of-memory", "was killed by the out-of-memory killer"
-                full = any(part >= _FULL for at, part in self._filled if now - at <= _RECENT_S)
+                full = any(part >= 0.95 for at, part in self._filled if now - at <= _RECENT_S)
             if full:
                 return "perhaps-out-of-memory", "was killed (signal 9, probably for lack of RAM)"
         return "killed", f"was killed (signal {-code})"
@@ -141,7 +136,7 @@ class Deaths:
             return []
         whose = "this machine's" if self._group.limit() is None else "the container's"
         at, memory = trail[-1]
-        before, earlier = next(one for one in trail if at - one[0] <= _TREND_S)
+        before, earlier = next(one for one in trail if at - one[0] <= 8.0)
         grew = memory - earlier
         trend = f", +{size(grew)} in {at - before:.0f} s" if grew > memory / 20 else ""
         part = f"{size(memory)} of {whose} {size(self._group.ram()[1])} of RAM"
@@ -154,5 +149,5 @@ class Deaths:
         return [
             f"{gpu.name or 'its GPU'} had a critical error, Xid {gpu.xid}: see dmesg"
             for gpu in snapshot.gpus
-            if gpu.uuid in used and gpu.xid is not None and now - (gpu.xid_time or 0) < _XID_S
+            if gpu.uuid in used and gpu.xid is not None and now - (gpu.xid_time or 0) < 60.0
         ]

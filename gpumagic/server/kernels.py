@@ -27,9 +27,6 @@ from gpumagic.telemetry.processes import Kernel, is_alive, started
 from gpumagic.telemetry.snapshot import ProcessSample, Snapshot
 
 WAIT_S = 3.0  # seconds to wait for the end of a process
-
-# Two readings of a process's start time may differ by this much, if the clock was set meanwhile.
-_SAME_START_S = 1.0
 _PAUSE_S = 0.05
 _NO_ORPHAN = "no orphaned process has this PID and start time; nothing was ended; refresh the list"
 
@@ -46,7 +43,8 @@ async def terminate(given: Any, snapshot: Snapshot) -> tuple[bool, str]:
     try:
         process = psutil.Process(found.pid)
         # The pid may have been reused since the snapshot. psutil itself detects a later reuse.
-        if abs(process.create_time() - float(order["started"])) > _SAME_START_S:
+        # If the clock was set meanwhile, the two start times of one process may differ a little.
+        if abs(process.create_time() - float(order["started"])) > 1.0:
             raise psutil.NoSuchProcess(found.pid)
         process.kill() if order.get("force") is True else process.terminate()
     except psutil.NoSuchProcess:
@@ -57,16 +55,6 @@ async def terminate(given: Any, snapshot: Snapshot) -> tuple[bool, str]:
             return True, f"{name} has ended"
         await asyncio.sleep(_PAUSE_S)
     return False, f'{name} still runs after {WAIT_S:.0f} s; ask again with "force": true to kill it'
-
-
-KEPT_S = 600.0  # seconds from a cell run's end until the run is dropped
-MOST_RUNS = 2000
-# Maximum length of a recorded source, which is enough to recognize the cell.
-_SOURCE = 200
-# A snapshot up to this many seconds after a run's end can still add GPUs to the run.
-_SETTLED_S = 4.0
-# Prefixes of the topics to receive, such as "kernel.<id>.status". Outputs are not received.
-_TOPICS = (b"kernel", b"status", b"execute_input")
 
 
 class KernelTable:
@@ -122,7 +110,7 @@ class KernelCells(CellRuns):
     """The recent cell runs in this server's kernels; for use on the event loop only."""
 
     def __init__(self, notebook: Callable[[str], str | None]) -> None:
-        super().__init__(MOST_RUNS)
+        super().__init__(most=2000)
         self.notebook_of = notebook
         self._open: dict[tuple[str, str], str] = {}
         self.followed: dict[str, Iopub] = {}  # each kernel's iopub channel
@@ -164,7 +152,7 @@ class KernelCells(CellRuns):
                 # The kernel's message id identifies a run, because a client may reuse a request id.
                 run = str(message["header"]["msg_id"])
                 self._open[kernel, asked] = run
-                self._sources[kernel] = str(content.get("code", ""))[:_SOURCE]
+                self._sources[kernel] = str(content.get("code", ""))[:200]  # to recognize the cell
                 count = content.get("execution_count")
                 number = count if isinstance(count, int) else None
                 self.start(run, self._held[kernel])
@@ -181,7 +169,8 @@ class KernelCells(CellRuns):
         for process in snapshot.processes:
             self._held[process.kernel].append(process)
         for run in self.since():
-            if run.end is None or run.end >= snapshot.time - _SETTLED_S:
+            # A snapshot soon after a run's end can still add GPUs to the run.
+            if run.end is None or run.end >= snapshot.time - 4.0:
                 self.use(run.id, snapshot, self._held[run.kernel])
 
     def runs(self, since: float | None = None) -> list[CellRun]:
@@ -208,7 +197,7 @@ class KernelCells(CellRuns):
                 self.end(run, when)
 
     def _forget(self) -> None:
-        self.forget(lambda run: run.end is not None and run.end < time.time() - KEPT_S)
+        self.forget(lambda run: run.end is not None and run.end < time.time() - 600.0)
 
 
 class Iopub:
@@ -219,7 +208,8 @@ class Iopub:
         self.address = _address(manager)
         self._session = manager.session.clone()  # a session refuses a message that it saw before
         self._stream = manager.connect_iopub()
-        for topic in _TOPICS:
+        # Topics begin with these words, as in "kernel.<id>.status". Outputs are not received.
+        for topic in (b"kernel", b"status", b"execute_input"):
             self._stream.setsockopt(zmq.SUBSCRIBE, topic)
         self._stream.setsockopt(zmq.UNSUBSCRIBE, b"")
         self._stream.on_recv(self._receive)

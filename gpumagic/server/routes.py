@@ -97,10 +97,6 @@ def _families(snapshot: Snapshot) -> Iterator[Metric]:
 
 HUB = "gpumagic_hub"  # the key of the hub in the settings of the web application
 
-# Small socket buffers, so that old snapshots do not queue for slow clients.
-_SEND_BUFFER = 32768  # bytes of the send buffer
-_UNSENT = 16384  # the system accepts more data while fewer bytes than this are unsent
-
 
 def routes() -> list[tuple[Any, ...]]:
     """Return the path, the handler and the arguments of each route."""
@@ -225,17 +221,17 @@ class StreamRoute(Guard, WebSocketMixin, WebSocketHandler, JupyterHandler):
         """Add this websocket to the hub's clients."""
         self.set_nodelay(True)
         link: Any = getattr(getattr(self.ws_connection, "stream", None), "socket", None)
+        # Small buffers, so that old snapshots do not queue for slow clients.
         # These options fail for a Unix socket, or are missing on some systems.
         with suppress(OSError, AttributeError):
-            link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
-            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT)
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 32768)
+            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, 16384)
         self._client = self.hub.join(self.write_message)
 
     def on_message(self, message: str | bytes) -> None:
         """Handle a client's message; ignore a malformed one."""
-        client = self._client
-        if client is not None and (want := parse_want(message, client.want)) is not None:
-            client.ask(want)
+        if self._client and (want := parse_want(message, self._client.want)):
+            self._client.ask(want)
 
     def on_close(self) -> None:
         """Remove this websocket from the hub's clients."""

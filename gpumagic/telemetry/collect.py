@@ -86,7 +86,6 @@ def explain(gpus: Sequence[GpuSample], problems: Sequence[Problem], named: bool)
 
 
 T = TypeVar("T")
-_OWNERS_S = 2.9  # seconds between two look-ups of the processes' owners
 
 
 class Collector:
@@ -182,7 +181,7 @@ class Collector:
             found += self._ask(source, lambda one: one.processes(max_age)) or ()
         pids = {holder.pid for holder in found}
         max_age, self._pids = max_age if pids == self._pids else 0.0, pids
-        owners = self._kept.get("owners", _OWNERS_S, max_age, lambda: self._owners.look_up(pids))
+        owners = self._kept.get("owners", 2.9, max_age, lambda: self._owners.look_up(pids))
         return [
             replace(
                 owners[holder.pid],

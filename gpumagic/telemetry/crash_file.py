@@ -8,7 +8,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-_LONGEST = 65536
 _FRAME = re.compile(r'  File "(.+)", line (\d+) in (.+)')
 _CELL = re.compile(r"ipykernel_\d+[/\\]\d+\.py$|^<ipython-input")
 
@@ -46,7 +45,7 @@ def frames_of_crash(connection_file: str) -> tuple[str, ...]:
     path = _path(connection_file)
     try:
         with path.open("rb") as file:
-            text = file.read(_LONGEST).decode(errors="replace")
+            text = file.read(65536).decode(errors="replace")
         path.unlink()  # a later crash must not show this old stack
     except OSError:
         return ()

@@ -186,9 +186,8 @@ class Doctor:
         return Check(name, bool(nodes), paths or f"no /{_NODES[name]}", cure)
 
     def _level_zero(self, needs: _Vendor) -> Check:
-        cure = (
-            "install it: sudo apt install libze1 libze-intel-gpu1 (other distributions: level-zero)"
-        )
+        ubuntu = "libze1 libze-intel-gpu1"
+        cure = f"install it: sudo apt install {ubuntu} (other distributions: level-zero)"
         for library in needs.libraries:
             if not any((self._root / folder / library).exists() for folder in _FOLDERS):
                 return Check("Level Zero", False, f"no {library}", cure)

@@ -154,8 +154,6 @@ _CLOCK = ("device/tile0/gt0/freq0/act_freq", "gt/gt0/rps_act_freq_mhz")
 _CLOCK_LIMIT = ("device/tile0/gt0/freq0/max_freq", "gt/gt0/rps_max_freq_mhz")
 # Each counter's largest plausible increase per second: "idle" in ms, "energy" in joules.
 _MOST = {"idle": 1200.0, "energy": 2000.0}
-# Maximum seconds between two readings of a counter. A rate over a longer time is out of date.
-_LONGEST_S = 30.0
 
 
 class IntelSource(DrmSource):
@@ -206,5 +204,6 @@ class IntelSource(DrmSource):
         if before is None:
             return None
         grown, passed = value - before[0], now - before[1]
-        plausible = 0 < passed <= _LONGEST_S and 0 <= grown <= _MOST[counter] * passed
+        # A rate over more than 30 s is out of date.
+        plausible = 0 < passed <= 30.0 and 0 <= grown <= _MOST[counter] * passed
         return grown / passed if plausible else None

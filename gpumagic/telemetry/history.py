@@ -49,8 +49,6 @@ class Board:
 
 
 board = Board()
-# Minimum seconds between two readings in a `History`. Below 1, because a snapshot may be early.
-_LEAST_S = 0.9
 _CHARTED = ("utilization", "memory_used", "power")
 _Readings = tuple[float | None, int | None, float | None]
 # Bytes by GPU, then by holder (kernel, notebook or owner); None if no process is listed.
@@ -72,15 +70,15 @@ class History:
             # If the clock was set back, drop readings that now lie in the future.
             while self._moments and self._moments[-1][0] > time:
                 self._moments.pop()
-            if self._moments and time - self._moments[-1][0] < _LEAST_S:
+            # Keep one reading per second. Below 1, because a snapshot may be early.
+            if self._moments and time - self._moments[-1][0] < 0.9:
                 return False
             self._moments.append((time, readings, _held(snapshot)))
             return True
 
     def since(self, time: float | None = None) -> dict[str, Any]:
-        """Return the readings after `time` (None: all readings), ready for JSON:
-        ``{"time": […], "gpus": {uuid: {"utilization": […], "memory_used": […], "power": […],
-        "held": {holder: […]}}}}``."""
+        """Return the readings after `time` (None: all readings), ready for JSON."""
+        # {"time": […], "gpus": {uuid: {"utilization": […], …, "held": {holder: […]}}}}
         with self._lock:
             kept = list(self._moments)
         moments = [moment for moment in kept if time is None or moment[0] > time]
@@ -156,8 +154,7 @@ class CellRuns:
 
     def end(self, name: str, when: float) -> None:
         """Record the end of a run."""
-        run = self.get(name)
-        if run is not None and run.end is None:
+        if (run := self.get(name)) and run.end is None:
             self.keep(replace(run, end=when))
 
     def start(self, name: str, processes: Iterable[ProcessSample]) -> None:
@@ -165,15 +162,14 @@ class CellRuns:
         self._before[name] = {(one.uuid, one.pid): one.memory for one in processes}
 
     def use(self, name: str, snapshot: Snapshot, processes: Iterable[ProcessSample]) -> None:
-        """Record the GPUs on which a process computes or holds more or less memory than at `start`.
-        If its utilization is unknown, the whole GPU's counts; if both are, the GPU is recorded."""
-        run = self.get(name)
-        if run is None:
+        """Record the GPUs on which a process computes, or holds other memory than at `start`."""
+        if (run := self.get(name)) is None:
             return
         load = {gpu.uuid: gpu.utilization for gpu in snapshot.gpus}
         before = self._before.get(name, {})
         used = set(run.gpus)
         for one in processes:
+            # If its utilization is unknown, the GPU's counts; if both are, the GPU is recorded.
             busy = load.get(one.uuid) if one.utilization is None else one.utilization
             if busy is None or busy > 0 or one.memory != before.get((one.uuid, one.pid)):
                 used.add(one.uuid)

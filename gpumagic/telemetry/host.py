@@ -115,11 +115,6 @@ def read_host() -> Host:
     )
 
 
-_LIST_S = 2.0  # seconds between two searches for new child processes
-_AGAIN_S = 0.2  # seconds for which samples are reused, because CPU use over less time is noise
-_GROWTH_S = 2.5  # growth is measured over at least this many seconds, or since the first reading
-_MOST = 120  # maximum number of readings in a Trail
-
 Trail = Sequence[tuple[float, int]]  # Unix times and bytes of RAM, the oldest first
 
 
@@ -140,10 +135,10 @@ class KernelLoads:
         """Return a sample of each kernel, at most 0.2 s old; takes about 0.1 ms per process."""
         with self._lock:
             kernels, now = self._kernels(), time.time()
-            if self._last and abs(now - self._last[0]) < _AGAIN_S and self._last[1] == kernels:
-                return self._last[2]
+            if self._last and abs(now - self._last[0]) < 0.2 and self._last[1] == kernels:
+                return self._last[2]  # CPU use over less time is noise
             known = {kernel.pid for kernel in kernels} == self._families.keys()
-            if not known or abs(now - self._listed_at) >= _LIST_S:
+            if not known or abs(now - self._listed_at) >= 2.0:  # there may be new child processes
                 self._list(kernels, now)
             found = tuple(self._sample(kernel, now) for kernel in kernels)
             self._last = now, tuple(kernels), found
@@ -165,7 +160,7 @@ class KernelLoads:
         family = self._families[kernel.pid]
         known = [each for process in family if (each := self._percent(process)) is not None]
         memory = _memory(family)
-        trail = self._trails.setdefault((kernel.id, kernel.pid), deque(maxlen=_MOST))
+        trail = self._trails.setdefault((kernel.id, kernel.pid), deque(maxlen=120))
         if memory is not None:
             trail.append((now, memory))
         return KernelSample(
@@ -212,10 +207,10 @@ def _memory(family: Sequence[psutil.Process]) -> int | None:
 
 
 def _growth(trail: Trail) -> float | None:
-    """Return the RAM growth in bytes per second; None if the trail is shorter than 0.5 s."""
+    """Return the bytes per second over 2.5 s, or since the first reading; None below 0.5 s."""
     if not trail:
         return None
     now, memory = trail[-1]
-    earlier = [one for one in trail if now - one[0] >= _GROWTH_S]
+    earlier = [one for one in trail if now - one[0] >= 2.5]
     at, before = earlier[-1] if earlier else trail[0]
     return round((memory - before) / (now - at)) if now - at >= 0.5 else None

@@ -14,9 +14,8 @@ from gpumagic.telemetry.snapshot import GpuSample, Host, ProcessSample
 from gpumagic.telemetry.source import CachedReadings
 
 # Values of NVML's enumerations, which are the same in all versions of NVML.
-_SENSOR_GPU = 0
 _CLOCK_SM, _CLOCK_MEMORY = 1, 2
-_THRESHOLD_SLOWDOWN = 1
+_SENSOR_GPU, _THRESHOLD_SLOWDOWN = 0, 1
 _CORRECTED, _UNCORRECTED, _VOLATILE = 0, 1, 0
 # Throttling reasons by bit, without NVML's bits for an idle GPU and for a requested clock.
 _THROTTLE = {
@@ -103,9 +102,6 @@ _CONVERT: dict[str, Callable[[int], Any]] = {
 }
 
 _XID_CURE = "see dmesg, and the number in https://docs.nvidia.com/deploy/xid-errors"
-_XID_S = 600.0  # seconds for which an Xid error is reported as a problem
-# Xid numbers of errors in programs; all other numbers are faults of the GPU or its driver.
-_OF_PROGRAMS = (13, 31, 43, 45)
 
 
 class NvmlSource:
@@ -138,7 +134,7 @@ class NvmlSource:
         door = self._door()
         gpus = door.gpus()
         for gpu, number in door.xids() if max_age else ():
-            whose = "a program on it" if number in _OF_PROGRAMS else "the GPU or its driver"
+            whose = "a program on it" if number in (13, 31, 43, 45) else "the GPU or its driver"
             who = f"{gpu.name or 'a GPU'} (NVML {gpu.index})"
             cause = f"{who} reported Xid {number}: an error of {whose}"
             self._xids.pop((gpu.uuid, number), None)  # the next line inserts it as the newest
@@ -172,7 +168,7 @@ class NvmlSource:
         found += (door.silent | door.lost).values()
         now = self._clock()
         # If the clock was set back, an error whose time is now in the future counts as expired.
-        return found + [xid for at, xid in self._xids.values() if 0 <= now - at <= _XID_S]
+        return found + [xid for at, xid in self._xids.values() if 0 <= now - at <= 600.0]
 
     def _sample(self, door: nvml.Nvml, gpu: nvml.Gpu, host: Host, max_age: float) -> GpuSample:
         values = _fast(door, gpu)
@@ -181,8 +177,7 @@ class NvmlSource:
         if any(value is not None for value in values.values()):  # the GPU has just answered
             read = partial(_read, door, gpu, _SLOW)
             values |= self._kept.get((gpu.uuid, "slow"), _SLOW_S, max_age, read)
-        unified = gpu.parent is None and door.shares_memory(gpu)
-        if unified:
+        if unified := gpu.parent is None and door.shares_memory(gpu):
             values |= {"memory_total": host.memory_total, "memory_used": host.memory_used}
         values |= {"index": gpu.index, "mig": gpu.parent, "unified": unified}
         return GpuSample(gpu.uuid, gpu.name, **values, **self._last_xid(gpu))

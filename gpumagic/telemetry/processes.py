@@ -27,8 +27,6 @@ _CONNECTION = re.compile(r"kernel-(?P<id>[^/\\]+)\.json$")
 # The environment variables that select a process's GPUs.
 _SELECT = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 _CUDA = (*_SELECT, "CUDA_DEVICE_ORDER")  # the environment variables that select or order GPUs
-# Start times at most this many seconds apart are equal, because the system rounds to 0.01 s.
-_SAME_S = 0.005
 _GONE = (psutil.Error, ValueError, OverflowError)  # for a pid without a readable process
 
 
@@ -185,7 +183,8 @@ class Owners:
             return False
         for kernel in self._living_kernels(kernels):
             same = (kernel.server_pid, kernel.notebook) == (facts.server_pid, facts.notebook)
-            if same and kernel.started <= facts.started + _SAME_S:  # perhaps this is its kernel
+            # Perhaps this is its kernel. The system rounds start times to 0.01 s.
+            if same and kernel.started <= facts.started + 0.005:
                 return False
         # A process that ignores SIGHUP is under nohup. If this process does too, both inherited it.
         return not ignores_hangup(facts.pid) or ignores_hangup(os.getpid())

@@ -25,7 +25,6 @@ from gpumagic.telemetry.history import History
 from gpumagic.telemetry.snapshot import Snapshot
 
 PERIODS_S = (0.25, 60.0)  # the shortest and the longest period of a subscription, in seconds
-TOLERANCE = 0.1  # the share of a period by which a snapshot may be early
 
 Listener = Callable[[Snapshot], None]
 
@@ -55,7 +54,7 @@ class Subscription(AbstractContextManager["Subscription"]):
 
     def has_turn(self, at: float, always: bool) -> bool:
         """Return True and start a new period if `always`, or if the period is over at time `at`."""
-        turn = always or at - self.delivered_at >= self.period_s * (1 - TOLERANCE)
+        turn = always or at - self.delivered_at >= 0.9 * self.period_s  # it may be early
         self.delivered_at = at if turn else self.delivered_at
         return turn
 
@@ -88,8 +87,6 @@ def stalled(seconds: float) -> Problem:
 
 
 _FAILED = Problem("snapshot-failed", "gpumagic could not take a snapshot", "run %gpus --doctor")
-# Maximum age of a cached reading, in refresh intervals. Below 1, because a snapshot may be early.
-_MAX_AGE = 0.9
 
 
 class Sampler:
@@ -221,7 +218,8 @@ class Sampler:
         watch.name, watch.daemon = "gpumagic-sampler", True
         watch.start()
         try:
-            snapshot = self._source.take(processes=processes, max_age=_MAX_AGE)
+            # In refresh intervals. Below 1, because a snapshot may be early.
+            snapshot = self._source.take(processes=processes, max_age=0.9)
         except Exception as error:  # noqa: BLE001  recorded and shown; the thread must go on
             faults.keep("taking a snapshot of the GPUs", error)
             snapshot = Snapshot(self._clock(), problems=(_FAILED,))

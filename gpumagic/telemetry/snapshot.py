@@ -77,14 +77,11 @@ class GpuSample:
     @property
     def kind(self) -> str:
         """torch's device type: "cuda" (AMD too), "xpu" or "mps"."""
-        return _KINDS.get(self.vendor or "", "cuda")
+        return {"intel": "xpu", "apple": "mps"}.get(self.vendor or "", "cuda")
 
     def called(self, ordinal: int) -> str:
         """Return torch's name of the device: "cuda:1", "xpu:1", or "mps"."""
         return self.kind if self.kind == "mps" else f"{self.kind}:{ordinal}"
-
-
-_KINDS = {"intel": "xpu", "apple": "mps"}
 
 
 @dataclass(frozen=True)
@@ -165,13 +162,11 @@ class Snapshot:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the snapshot as plain dicts, lists, tuples, numbers, strings and None."""
+        records = ("gpus", "processes", "problems", "kernels", "events")
         # ``asdict`` would copy each value, which takes ten times as long.
-        many = {name: [dict(vars(one)) for one in getattr(self, name)] for name in _RECORDS}
+        many = {name: [dict(vars(one)) for one in getattr(self, name)] for name in records}
         return {**vars(self), "host": dict(vars(self.host)), **many}
 
     def to_json(self) -> str:
         """Return the snapshot as one line of JSON."""
         return json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False)
-
-
-_RECORDS = ("gpus", "processes", "problems", "kernels", "events")

@@ -58,7 +58,6 @@ class Source(Protocol):
         return {}
 
 
-_EVERY_S = 2.0  # seconds between two runs of ``ioreg``, which takes about 20 ms
 _COMMAND = ("ioreg", "-a", "-r", "-d", "1", "-c", "AGXAccelerator")
 
 
@@ -84,8 +83,7 @@ class AppleSource(Source):
 
     def gpus(self, host: Host, max_age: float = 0.0) -> list[GpuSample]:
         """Return the GPU; its cached reading may be up to `max_age` refresh intervals old."""
-        plist = self._kept.get("ioreg", _EVERY_S, max_age, self._read)
-        if not plist:
+        if not (plist := self._kept.get("ioreg", 2.0, max_age, self._read)):  # takes 20 ms
             return []
         entry = plistlib.loads(plist)[0]
         known, model = entry.get("PerformanceStatistics", {}), entry.get("model")

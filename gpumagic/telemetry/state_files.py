@@ -43,8 +43,6 @@ _HEADER = 16384  # bytes of the header, which is JSON padded with spaces
 _ROW = COUNTERS * 8  # bytes of each GPU's row of counters, after the header
 # Errors that reading an invalid state file raises.
 _MALFORMED = (ValueError, TypeError, LookupError, ArithmeticError, RecursionError, struct.error)
-# Start times at most this many seconds apart are equal, because setting the clock changes them.
-_SAME_START_S = 2.0
 T = TypeVar("T")
 
 
@@ -188,7 +186,8 @@ def _read(path: Path, parse: Callable[[dict[str, Any], bytes], T]) -> T | None:
         return None
     if path.stem != str(pid):
         return None
-    if (begun := started(pid)) is not None and abs(begun - start) <= _SAME_START_S:
+    # Setting the clock changes start times a little.
+    if (begun := started(pid)) is not None and abs(begun - start) <= 2.0:
         return found
     with suppress(OSError):
         path.unlink()

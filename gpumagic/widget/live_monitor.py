@@ -27,7 +27,6 @@ from gpumagic.telemetry.snapshot import Snapshot
 from gpumagic.widget.notebook_watch import Audience, ShellCells, held_now
 
 SCRIPT = Path(__file__).parents[1] / "static" / "widget.js"
-_FIRST_S = 3.0  # seconds to wait for the first snapshot
 _SENT = 20  # maximum number of cell runs to send when a cell starts or ends
 # Without a kernel, JupyterLab shows an error below the table. This CSS hides the error.
 _NO_MODEL = (
@@ -68,7 +67,7 @@ class MonitorWidget(anywidget.AnyWidget):
         self._subscription: Any = None
         # Take a new snapshot, because the latest snapshot may be from before this cell.
         try:
-            self._last: Snapshot = self._sampler.fresh(processes=True, max_age_s=0).result(_FIRST_S)
+            self._last: Snapshot = self._sampler.fresh(processes=True, max_age_s=0).result(3.0)
         except NotYet:
             self._last = self._sampler.latest() or Snapshot(time=time.time())
         # Do not pass a Path, because anywidget would watch the file and so keep this widget alive.

@@ -62,9 +62,6 @@ def _rows(device: DeviceMemory) -> dict[str, Any]:
     return {"allocated": device.allocated, "rows": rows, "more": len(rest), "left": left}
 
 
-# Seconds without a heartbeat until a view counts as closed. The number is above 60 because browsers
-# may run a hidden page's timers only once a minute.
-MAX_SILENCE_S = 90.0
 KEPT = 200  # maximum number of stored cell runs
 
 
@@ -102,7 +99,8 @@ class Audience:
         with self._lock:
             if (since := self._receives_since) is None:
                 return True
-            oldest = time.monotonic() - MAX_SILENCE_S
+            # Above 60 s, because browsers may run a hidden page's timers only once a minute.
+            oldest = time.monotonic() - 90.0
             self._looked = {v: at for v, at in self._looked.items() if max(at, since) >= oldest}
             return bool(self._looked) or since >= oldest
 
@@ -137,8 +135,7 @@ class ShellCells:
         """Stop observing cells, and drop the runs that have not ended."""
         self._shell.events.unregister("pre_run_cell", self._began)
         self._shell.events.unregister("post_run_cell", self._ended)
-        running = set(self._running.values())
-        self._runs.forget(lambda run: run.id in running)
+        self._runs.forget(lambda run: run.id in self._running.values())
         self._running.clear()
 
     def see(self, snapshot: Snapshot, ended: str = "") -> None:
@@ -161,8 +158,7 @@ class ShellCells:
         self._changed()
 
     def _ended(self, result: Any) -> None:
-        run = self._runs.get(self._running.pop(id(result.info), ""))
-        if run is not None:
+        if run := self._runs.get(self._running.pop(id(result.info), "")):
             self.ended = run.id
             count = result.execution_count if result.info.store_history else None
             self._runs.keep(replace(run, count=count, end=time.time()))
