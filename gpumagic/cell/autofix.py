@@ -39,8 +39,7 @@ class AutoFix(FunctionMode):
                 raise
             failed = error
         # Outside `except`, so that an error raised below does not show `failed` as its context.
-        together = self._together(func, args, kwargs)
-        if together is None:
+        if (together := self._together(func, args, kwargs)) is None:
             raise failed
         args, kwargs = together
         return func(*args, **kwargs)
@@ -59,8 +58,7 @@ class AutoFix(FunctionMode):
             return None
         home = homes.pop()
         copies = {id(tensor): tensor.to(home) for tensor in tensors}
-        together: tuple[Any, Any] = tree_unflatten([copies.get(id(x), x) for x in leaves], spec)
-        return together
+        return tree_unflatten([copies.get(id(x), x) for x in leaves], spec)  # type: ignore[no-any-return]
 
 
 def _writes(func: Any) -> bool:

@@ -165,8 +165,7 @@ def html(report: Report) -> str:
     first = f'<b class="gm-where{bad}">{escape(head)}</b>'
     line = ' <span class="gm-dim">·</span> '.join([first, *map(coded, (*rest, *clauses))])
     more = "".join(f"<div>{coded(clause)}</div>" for clause in behind)
-    details = _details(report)
-    if details or more:
+    if (details := _details(report)) or more:
         more += table.html(details) if details else ""
         line = f"<details><summary>{line}</summary>{more}</details>"
     body = line + "".join(f"<div>→ {coded(hint)}</div>" for hint in _hints(report))

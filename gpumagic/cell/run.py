@@ -296,11 +296,10 @@ class Run:
         self.left_out += self._profiler.stopping
 
     def _profile(self, ledger: Ledger) -> Shown | None:
-        profile: Shown | None = None
         if self._profiler is not None:
             with faults.kept("reading the profile of a cell"):
-                profile = self._profiler.result(ledger)
-        return profile
+                return self._profiler.result(ledger)  # type: ignore[no-any-return]
+        return None
 
     def _read_joules(self) -> float | None:
         if not self.device.virtual:

@@ -236,8 +236,7 @@ def _is_shared_kind(kind: type) -> bool:
 
 def _of_its_module(kind: type) -> frozenset[int]:
     """Return the ids of the module-level objects of a class's module, such as sentinels."""
-    name = kind.__module__
-    if name in ("__main__", "builtins") or name not in sys.modules:
+    if (name := kind.__module__) in ("__main__", "builtins") or name not in sys.modules:
         return frozenset()
     return frozenset(id(item) for item in list(vars(sys.modules[name]).values()))
 
@@ -262,8 +261,7 @@ def _new_function(old: types.FunctionType, copier: Copier, cells: Any) -> Any:
 def _set_function(function: types.FunctionType, state: Any) -> None:
     function.__defaults__, function.__kwdefaults__, held, read = state
     vars(function).update(held)
-    if read:
-        function.__globals__.update(read)
+    function.__globals__.update(read)
 
 
 def _reduce_cell(copier: Copier, cell: types.CellType) -> Any:

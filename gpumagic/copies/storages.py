@@ -74,9 +74,8 @@ class StorageCopier:
             for name in ("grad", "_backward_hooks", "_post_accumulate_grad_hooks"):
                 if source.is_leaf and (item := getattr(source, name, None)) is not None:
                     held[name] = item
-        kind = None if type(source) is torch.Tensor else type(source)
         state = held, own(source) or None
-        args = self._add(source), kind
+        args = self._add(source), None if type(source) is torch.Tensor else type(source)
         return (self.copied, args, *((state, None, None, _set_tensor) if any(state) else ()))
 
     def _add(self, source: Any) -> int:
@@ -205,8 +204,7 @@ def _memory(start: int, stop: int) -> Any:
 def _filled(piece: Stretch, family: list[Stretch], start: int, stop: int) -> Any:
     """Return a buffer with the bytes from `start` to `stop`, aligned like the source."""
     lead = start % _ALIGNMENT
-    torch = torch_here()
-    if torch is None:
+    if (torch := torch_here()) is None:
         import numpy
 
         buffer = numpy.empty(lead + stop - start, numpy.uint8)  # aligned for every dtype

@@ -23,14 +23,12 @@ from gpumagic.telemetry.history import board
 from gpumagic.usercode import sweep as sweeping
 from gpumagic.usercode.program import Program, namespace_of, program
 
-MARGIN = 0.05
-
 
 def fit(
     code: str | Callable[..., Any],
     on: object = None,
     *,
-    margin: float = MARGIN,
+    margin: float = 0.05,
     dry: bool = False,
     namespace: dict[str, Any] | None = None,
     progress: Callable[[str], object] | None = None,

@@ -165,8 +165,7 @@ def _verdict(tried: Tried, found: Largest) -> str:
 def _notes(fit: Fit) -> Iterator[str]:
     yield from [fit.stopped] * bool(fit.stopped)
     yield from fit.notes
-    ran = [f"{t.value}" for t in fit.tried if t.ran is not None]
-    if ran:
+    if ran := [f"{t.value}" for t in fit.tried if t.ran is not None]:
         times = "once" if len(ran) == 1 else f"{len(ran)} times"
         written = "files it wrote remain; --dry only predicts"
         yield f"the cell ran {times} ({fit.name} = {', '.join(ran)}): {written}"

@@ -139,10 +139,9 @@ class Search:
         """Record the error that ended the search; return False if the error must be raised."""
         if error is self._error or not self.tried():
             return False
-        ours = "" if isinstance(error, GpuError) else "a bug in gpumagic: "
-        self.stopped = (
-            f"stopped at {self.name} = {self._last}: {ours}{faults.in_words(error)}; results so far"
-        )
+        said = faults.in_words(error)
+        said = said if isinstance(error, GpuError) else f"a bug in gpumagic: {said}"
+        self.stopped = f"stopped at {self.name} = {self._last}: {said}; results so far"
         return True
 
     def _say_what_is_open(self, best: float | None) -> None:
@@ -168,8 +167,7 @@ class Search:
         return self._predicted.get(value, math.inf)
 
     def _learn(self, value: float, run: DryRun) -> None:
-        needed = run.needed(str(self.device))
-        if needed is not None:
+        if (needed := run.needed(str(self.device))) is not None:
             self._predicted[value] = needed
             self.trains = bool(self.trains) or run.backward
             self.notes |= dict.fromkeys(str(each) for each in run.unknown if not each.ended)

@@ -93,8 +93,7 @@ class ArrayFramework(Framework):
         """Copy the arrays of these variables to `device`; rebind the variables in `namespace`."""
         moving, there = _Moving(self, namespace), str(device)
         for name, value in variables:
-            arrays = moving.copy(name, value, there, lambda array: self.bring(array, device))
-            if arrays:
+            if arrays := moving.copy(name, value, there, lambda array: self.bring(array, device)):
                 committed = any(getattr(array, "committed", True) for array in arrays)
                 originals, home = moving.originals(arrays), self.where(arrays[0])
                 origin = Origin(name, home, there, "", type(value), committed, originals)
@@ -130,8 +129,7 @@ class ArrayFramework(Framework):
             return self.bring(array, devices[moved.device], committed=moved.committed)
 
         for origin in known:
-            value = namespace.get(origin.name)
-            if type(value) is origin.kind:
+            if type(value := namespace.get(origin.name)) is origin.kind:
                 moving.copy(origin.name, value, origin.device, partial(bring, origin=origin))
         for name, value in [*namespace.items()] if copies else ():
             if any(id(array) in copies for array in arrays_in(value, self)):
@@ -160,8 +158,7 @@ class _Moving:
 
     def copy(self, name: str, value: Any, there: str, bring: Callable[[Any], Any]) -> Sequence[Any]:
         """Copy a variable's arrays to device `there`; return the originals, or () on failure."""
-        arrays = arrays_in(value, self._framework, there)
-        if not arrays:
+        if not (arrays := arrays_in(value, self._framework, there)):
             return ()
         if name not in self._namespace:
             self._left.append(Left(name, _CAPTURED))
@@ -192,8 +189,7 @@ class _Moving:
             return Moves(left=tuple(self._left))
         seen: dict[int, Any] = {}
         for name, value in self._variables:
-            made = _replaced(value, self._framework, self._copied, seen)
-            if made is not value:
+            if (made := _replaced(value, self._framework, self._copied, seen)) is not value:
                 self._namespace[name] = made
         self._framework.wait()
         return Moves(tuple(self._moved), tuple(self._left), time.perf_counter() - self._start)
@@ -257,10 +253,8 @@ def _changeable(value: Any) -> Any:
     kind = type(value)
     if kind in _IN_PLACE:
         return value
-    is_open = kind is SimpleNamespace or (
-        defined_in(kind) == "__main__" and not issubclass(kind, type)
-    )
-    return own(value) if is_open else ()
+    of_user = defined_in(kind) == "__main__" and not issubclass(kind, type)
+    return own(value) if of_user or kind is SimpleNamespace else ()
 
 
 def failures(

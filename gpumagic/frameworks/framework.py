@@ -73,9 +73,7 @@ def device_of(value: Any) -> str | None:
         by_number = getattr(own, "id", own)
         named = f"cuda:{by_number}" if isinstance(by_number, int) else str(own)
         return named if named.startswith("cuda") else "cuda"
-    if hasattr(kind, "__array_interface__"):
-        return "cpu"
-    return _TABLES.get(_root(kind))
+    return "cpu" if hasattr(kind, "__array_interface__") else _TABLES.get(_root(kind))
 
 
 def nbytes_of(value: Any) -> int:
@@ -139,11 +137,8 @@ class Framework(Protocol):
     def place(
         self, device: Device, *, batches: bool = True, namespace: dict[str, Any] | None = None
     ) -> AbstractContextManager[Any]:
-        """Return a context that places new arrays on `device` unless the code names a device.
-        With `batches`, batches of data loaders are copied to `device`. The framework's functions in
-        `namespace` also use `device`. The context's value may have the attributes `delivered`
-        (bytes of the batches) and `taken` (libraries that got `device` instead of the first GPU).
-        """
+        """Return a context that places new arrays on `device` unless the code names a device."""
+        # `batches`: also the batches of data loaders. The context's value may be a `Placement`.
 
     def is_array(self, value: object) -> bool:
         """Whether a value is an array of this framework with data on a device."""
@@ -218,9 +213,7 @@ class Framework(Protocol):
         """Return the allocator's figures for a GPU; None if unknown, or if the GPU is unused."""
 
     def count(self, tally: Tally, strict: bool, *, warn: bool = False) -> Counting:
-        """Return a context that counts waits, and copies between devices, by the user's line.
-        With `strict`, an implicit copy or wait raises `ImplicitCopyError`. With `warn`, torch's
-        adapter gives a `CrossDeviceWarning` for a line that repeats copies or waits."""
+        """Return a context that counts waits and copies by line; see `watch` for the options."""
 
     def explain(self, error: BaseException, namespace: Mapping[str, Any]) -> Explanation | None:
         """Explain an error about arrays on several devices; None for other errors, or if unsure."""
@@ -250,8 +243,7 @@ class FrameworksOn:
 
     def parts(self, value: object) -> Split | None:
         """Split a container of one of the frameworks; None for any other value."""
-        found = (framework.parts(value) for framework in self.frameworks)
-        return next((split for split in found if split is not None), None)
+        return next(filter(None, (framework.parts(value) for framework in self.frameworks)), None)
 
     def of(self, value: object) -> Framework | None:
         """Return the framework that an array belongs to; None for any other value."""

@@ -94,9 +94,6 @@ _COMPILING = {"_array_mlir_constant_handler", "shard_const_args"}  # copy a prog
 _PUTTING = {"device_put", "device_get", "to_device", "copy_to_host_async"}  # copy explicitly
 _READING = {"array", "asarray", "ascontiguousarray", "copyto", "save", "savez", "stack"}
 
-# In CPython's type objects, the slot `tp_as_buffer` lies 18 words after the object header.
-_BUFFER_SLOT = object.__basicsize__ + 18 * ctypes.sizeof(ctypes.c_void_p)
-
 ADVISERS["JAX"] = advise
 _After = Callable[[Any, float], None]
 
@@ -224,8 +221,7 @@ class JaxCopies(CopyCounting):
 
     def _blocked(self, arrays: Sequence[Any]) -> _After | None:
         """Count one wait for each device of the arrays."""
-        call = self.called_from(sys._getframe())
-        if call is None:
+        if (call := self.called_from(sys._getframe())) is None:
             return None
         held = [array.sharding.device_set for array in arrays if isinstance(array, jax.Array)]
         waits = [_Copy(device, None, 0, None) for device in set().union(*held)]
@@ -326,7 +322,9 @@ def _moves(arg: Any, sharding: Any) -> bool:
 
 def _read_as_on_gpus(array: Any, stack: ExitStack) -> None:
     """Make NumPy call an array's `__array__`, as for arrays on GPUs, until `stack` is closed."""
-    slots = ctypes.c_void_p.from_address(id(array) + _BUFFER_SLOT).value or 0
+    # In CPython's type objects, the slot `tp_as_buffer` lies 18 words after the object header.
+    slot = id(array) + object.__basicsize__ + 18 * ctypes.sizeof(ctypes.c_void_p)
+    slots = ctypes.c_void_p.from_address(slot).value or 0
     # If the offset is right, the buffer slots are inside the class. Otherwise, change nothing.
     if not 0 < slots - id(array) < type(array).__basicsize__:
         return

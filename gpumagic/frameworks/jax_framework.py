@@ -125,8 +125,7 @@ class Jax(ArrayFramework):
         # JAX uses `own` by default, and JAX's calls are faster if no default device is set.
         if jax.config.jax_default_device is None and own == jax.local_devices()[0]:
             return nullcontext()
-        held: AbstractContextManager[object] = jax.default_device(own)
-        return held
+        return jax.default_device(own)  # type: ignore[no-any-return]
 
     def is_array(self, value: object) -> bool:
         """Whether a value is an array with data: not a tracer, and not deleted or donated."""
@@ -138,9 +137,7 @@ class Jax(ArrayFramework):
         """Return an array's device; ``"cuda:0 + cuda:1"`` if it is sharded over two devices."""
         on_host = (array.sharding.memory_kind or "").endswith("_host")
         own = sorted(array.sharding.device_set, key=lambda device: device.id)
-        if on_host and own[0].platform != "cpu":
-            return "cpu"
-        return " + ".join(map(self.name_of, own))
+        return "cpu" if on_host and own[0].platform != "cpu" else " + ".join(map(self.name_of, own))
 
     def bring(self, array: Any, device: Device, *, committed: bool = True) -> Any:
         """Return `array` if it is on `device`, else a copy. JAX never moves a committed copy."""

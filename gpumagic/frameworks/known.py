@@ -154,8 +154,7 @@ def jax_here() -> Any:
 @cache
 def _made(module: str) -> Framework:
     adapter = importlib.import_module(f"gpumagic.frameworks.{module}_framework")
-    framework: Framework = getattr(adapter, _CLASSES[module])()
-    return framework
+    return getattr(adapter, _CLASSES[module])()  # type: ignore[no-any-return]
 
 
 # A cache of devices by name. It contains `cpu`, and numbered GPUs after CUDA has started.

@@ -198,7 +198,9 @@ class TensorFlowCopies(CopyCounting):
         """Count a copied operand, unless TensorFlow used a cached copy."""
         ends = self._name(_held_on(operand)), there
         if op_def_registry.get(operation) is None:  # a call of a tf.function
-            if not (_is_variable(operand) or self._is_data(operand.dtype)):
+            # The handle of a variable has a shape, that of an iterator or a table has none.
+            held = getattr(operand, "_handle_data", None) if operand.dtype == tf.resource else None
+            if not (getattr(held, "shape_and_type", ()) or self._is_data(operand.dtype)):
                 return []
             operator = "tf.function"
         else:
@@ -248,12 +250,6 @@ class TensorFlowCopies(CopyCounting):
 def _held_on(operand: Any) -> str:
     """Return TensorFlow's name for the device that stores a tensor, or a handle's variable."""
     return str(operand.device if operand.dtype == tf.resource else operand.backing_device)
-
-
-def _is_variable(operand: Any) -> bool:
-    """Whether an operand is the handle of a variable, not of an iterator or a table."""
-    held = getattr(operand, "_handle_data", None) if operand.dtype == tf.resource else None
-    return held is not None and bool(held.shape_and_type)
 
 
 def _ran_on(operands: Sequence[Any], results: Sequence[Any]) -> str:

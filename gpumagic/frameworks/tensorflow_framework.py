@@ -81,8 +81,7 @@ class TensorFlow(ArrayFramework):
 
     def name_of(self, own: str) -> str:
         """Translate TensorFlow's full name of a device to gpumagic's, such as ``"cuda:1"``."""
-        found = _DEVICE.search(own)
-        if found is None:
+        if (found := _DEVICE.search(own)) is None:
             return own
         kind, number = found[1].upper(), int(found[2])
         if kind == "GPU":
@@ -102,13 +101,12 @@ class TensorFlow(ArrayFramework):
 
     def patch(self, stack: ExitStack) -> None:
         config = tf.config
-        listings = (
+        for name, kind, word in (
             ("list_physical_devices", config.PhysicalDevice, "physical_"),
             ("get_visible_devices", config.PhysicalDevice, "physical_"),
             ("list_logical_devices", config.LogicalDevice, ""),
-        )
-        for owner in (config, config.experimental):
-            for name, kind, word in listings:
+        ):
+            for owner in (config, config.experimental):
                 swap_attribute(stack, owner, name, self._listing(getattr(owner, name), kind, word))
         on, grow = tf.device, config.experimental.set_memory_growth
 
@@ -212,8 +210,7 @@ class TensorFlow(ArrayFramework):
         tf.test.experimental.sync_devices()
 
     def allocated(self, device: Device) -> tuple[int, int | None]:
-        own = self._own(device)
-        if own.startswith("/GPU"):
+        if (own := self._own(device)).startswith("/GPU"):
             info = tf.config.experimental.get_memory_info(own.removeprefix("/"))
             return info["current"], info["peak"]
         return super().allocated(device)
@@ -270,7 +267,6 @@ def _variables(value: object) -> list[tf.Variable]:
 
 def _way_to_copy(value: Any) -> str:
     """Return advice with code to copy a variable or a Keras model; empty for other objects."""
-    keras = sys.modules.get("keras")
-    if keras is not None and isinstance(value, keras.Model):
+    if (keras := sys.modules.get("keras")) is not None and isinstance(value, keras.Model):
         return _COPIED.format(_MODEL)
     return _COPIED.format("v = tf.Variable(v)") if isinstance(value, tf.Variable) else ""

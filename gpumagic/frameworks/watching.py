@@ -184,8 +184,7 @@ class CopyCounting:
 
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             __tracebackhide__ = True
-            after = self.guarded(ask, *args, **kwargs)
-            if after is None:
+            if (after := self.guarded(ask, *args, **kwargs)) is None:
                 return real(*args, **kwargs)
             start = time.perf_counter()
             result = real(*args, **kwargs)
@@ -214,8 +213,7 @@ class CopyCounting:
             return None
         function, printing = "", False
         while frame is not None and self.inside(frame.f_code.co_filename):
-            name = frame.f_code.co_name
-            if name in never:
+            if (name := frame.f_code.co_name) in never:
                 return None
             printing = printing or name in PRINTING
             function = function if name in self.around else name
@@ -234,8 +232,7 @@ class CopyCounting:
         key = ((kind, operator, *ends), *at, call.via, threading.get_ident())
         found = []
         for one in self.counters():
-            count = one.tally.counts.get(key)
-            if count is None:
+            if (count := one.tally.counts.get(key)) is None:
                 place = None if call.user is None else in_cell(call.user)
                 # Keep the code of both frames alive, so that the ids in the key stay unique.
                 kept = [None if frame is None else frame.f_code for frame in frames]

@@ -101,11 +101,10 @@ def counts(what: What, tensor: Any) -> Sequence[entry.Count]:
         inner = inner.f_back
     # The key has ids, because hashing a code object costs more than this whole function.
     # The key has the thread's ident, so that each thread changes its own counts without a lock.
-    key: tuple[Any, ...]
     user: FrameType | None
     if inner is not None and kind == entry.USER:
         user, via = inner, ""
-        key = (what, id(inner.f_code), inner.f_lasti, _ident())
+        key: tuple[Any, ...] = (what, id(inner.f_code), inner.f_lasti, _ident())
     else:
         user, via = entry.locate(inner, watching)
         via = entry.ENGINE if inner is None else via  # on a C++ thread, such as autograd's
@@ -131,8 +130,7 @@ def _alarmed(
     __tracebackhide__ = True
     found = []
     for watch in watching:
-        count = watch.tally.counts.get(key)
-        if count is None:
+        if (count := watch.tally.counts.get(key)) is None:
             count = watch.tally.add(key, new())
         found.append(count)
         alarm = watch.alarm
@@ -245,8 +243,7 @@ def _is_time(count: entry.Count) -> bool:
 
 def words(count: entry.Count) -> str:
     """Describe the counted copy, wait or placement."""
-    code = count.entry().code
-    where = f"`{code}` " if code else ""
+    where = f"`{code}` " if (code := count.entry().code) else ""
     if count.kind == "copy":
         what = "its index" if count.operator == "index" else "data"
         return f"{where}copies {what} from {count.source} to {count.destination}"

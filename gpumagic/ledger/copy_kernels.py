@@ -79,8 +79,7 @@ WAITS = (
 )
 """Operators that may make the host wait for a value, or for a size that depends on the data."""
 INDEXING = (
-    *("index", "_unsafe_index", "index_put_", "index_put", "_index_put_impl_"),
-    "_unsafe_index_put",
+    *("index", "_unsafe_index", "index_put_", "index_put", "_index_put_impl_", "_unsafe_index_put"),
 )
 _MASKS = (torch.bool, torch.uint8)
 
@@ -230,8 +229,7 @@ def copying(base: Kernel, virtual: bool) -> Kernel:
             return None
         if here.within and destination == HOST:
             return reading(src)
-        found = counts(("copy", "copy_", source, destination, non_blocking), src)
-        if not found:
+        if not (found := counts(("copy", "copy_", source, destination, non_blocking), src)):
             return None
         host = self if destination == HOST else src
         blocking = not non_blocking and (source == HOST or destination == HOST)

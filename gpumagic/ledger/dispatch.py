@@ -142,8 +142,7 @@ class Hooks:
         virtuals = sys.modules.get("gpumagic.virtual.switch") if self.virtual else None
         stands = C._dispatch_dump(f"aten::{name}")
         if virtuals is not None and f"\nCUDA: registered at {virtuals.__file__}:" in stands:
-            kernel_of_virtual: Kernel = virtuals.kernels[name]
-            return kernel_of_virtual
+            return virtuals.kernels[name]  # type: ignore[no-any-return]
         kernel = torch.library.get_kernel(f"aten::{name}", self.key)
         # A kernel at a device's own key ignores all other keys, so this key is enough.
         keys = C.DispatchKeySet(getattr(C.DispatchKey, self.key))

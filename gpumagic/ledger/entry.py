@@ -179,8 +179,7 @@ def locate(frame: FrameType | None, watches: Iterable[Any] = ()) -> tuple[FrameT
     # A thread of a library has no frame of the user. Then use a frame of a watch's thread.
     via, first = "", frame
     while frame is not None:
-        kind = kinds[frame.f_code.co_filename]
-        if kind == USER:
+        if (kind := kinds[frame.f_code.co_filename]) == USER:
             return frame, via
         if kind not in (IN_FRONT, LIBRARY) and (kind != ENGINE or frame is first):
             via = kind

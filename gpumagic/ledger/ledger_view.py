@@ -288,8 +288,7 @@ def _what(e: Entry) -> str:
 
 def _advice(e: Entry, ledger: Ledger) -> str:
     """Return the advice, the copies or waits that it saves, and on a real GPU the saved time."""
-    advice = advise(e)
-    if advice is None:
+    if (advice := advise(e)) is None:
         return ""
     if not advice.saved:
         return f"→ {advice.text}"
@@ -300,9 +299,7 @@ def _advice(e: Entry, ledger: Ledger) -> str:
 
 
 def _note(ledger: Ledger) -> str:
-    if ledger.predicted:
-        return _PREDICTED
-    return _VIRTUAL if ledger.virtual else _REAL
+    return _PREDICTED if ledger.predicted else _VIRTUAL if ledger.virtual else _REAL
 
 
 def bundle(ledger: Ledger) -> dict[str, object]:

@@ -200,8 +200,7 @@ def timing_request(line: str, cell: str | None, name: str) -> tuple[Namespace, s
     """Parse a %gputime or %gpudiff line or cell; return the parsed line and the code to run."""
     if cell is not None:
         return checked(f"%%{name}", line), cell
-    split = _BEFORE_CODE.match(line)
-    if split is None:
+    if (split := _BEFORE_CODE.match(line)) is None:
         raise UsageError(
             f"%{name}: no code; put it after --, as in %{name} cpu 0 -- torch.mm(a, a),"
             f" or below a line %%{name}"

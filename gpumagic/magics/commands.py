@@ -24,9 +24,7 @@ from gpumagic.magics.options import options
 
 
 def magic(kind: Callable[[Any], Any], *, parsed: bool = True) -> Callable[[Any], Any]:
-    """Make a method a magic; `kind` is IPython's `line_magic`, `cell_magic` or `line_cell_magic`.
-    If `parsed`, the method gets the parsed line, and a GpuError is shown as one line. The list of
-    the magic's options replaces ``{options}`` in the method's docstring, which `-h` prints."""
+    """Make a method a magic; if `parsed`, it gets the parsed line and may raise GpuError."""
 
     def decorate(method: Any) -> Any:
         name = method.__name__

@@ -68,8 +68,7 @@ class ControlChannel:
             stream.io_loop.add_callback(send, stream, REPLY, content, parent=parent, ident=ident)
 
         with faults.kept("answering on the control channel"):
-            about = parent["content"].get("about")
-            if not about:
+            if not (about := parent["content"].get("about")):
                 self._answer_page(reply)
             elif about == "report":
                 reports = sys.modules.get("gpumagic.cell.report")

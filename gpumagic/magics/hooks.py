@@ -134,11 +134,9 @@ class Explaining:
 
     def report_death(self, where: str) -> None:
         """If CUDA died, report it once to the user and JupyterLab; `where` names the ended cell."""
-        state = cuda_state()
-        if state is None:
+        if (state := cuda_state()) is None:
             return
-        death = state.look(where)
-        if death is None:  # CUDA never died, or a virtual GPU works again
+        if (death := state.look(where)) is None:  # CUDA never died, or a virtual GPU works again
             self._death_shown = self._death_published = False
         elif not self._death_published:
             self._death_published = True
@@ -179,8 +177,7 @@ class Explaining:
         start = time.perf_counter()
         with suppress(KeyboardInterrupt), faults.kept("explaining an error"):
             yield
-        cell = self._cell()
-        if cell and cell.run:
+        if (cell := self._cell()) and cell.run:
             cell.run.left_out += time.perf_counter() - start
 
 

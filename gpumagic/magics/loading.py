@@ -170,8 +170,7 @@ def _update(names: Mapping[str, str | None]) -> Path | None:
     path = Path(profile.location) / f"{_CONFIG}.json"
     try:
         written = manager.get(_CONFIG).get("MagicsManager", {}).get("lazy_magics", {})
-        ours = {n: to for n, to in names.items() if to or written.get(n) == _EXTENSION}
-        if not ours:
+        if not (ours := {n: to for n, to in names.items() if to or written.get(n) == _EXTENSION}):
             return None
         manager.update(_CONFIG, {"MagicsManager": {"lazy_magics": ours}})
     except (OSError, ValueError) as error:

@@ -124,8 +124,7 @@ class CellHooks:
 
     @property
     def stack(self) -> list[RunningCell]:
-        stack: list[RunningCell] = self._threads.__dict__.setdefault("stack", [])
-        return stack
+        return self._threads.__dict__.setdefault("stack", [])  # type: ignore[no-any-return]
 
     def current(self) -> RunningCell | None:
         """Return the innermost running cell of this thread."""
@@ -175,8 +174,7 @@ class CellHooks:
         raw = getattr(getattr(result, "info", None), "raw_cell", None)
         if (raw is not None and not raw.strip()) or not self.stack:
             return  # IPython announces the end of an empty cell, but not its start
-        error = getattr(result, "error_in_exec", None)
-        if error is not None:
+        if (error := getattr(result, "error_in_exec", None)) is not None:
             self.explaining.explain_unshown(error)
         cell = self.stack.pop()
         self._end(cell, error or getattr(result, "error_before_exec", None))
@@ -198,8 +196,7 @@ class CellHooks:
     # -- %%ongpu
     def begin(self, text: str) -> Any:
         """Set the device for the rest of the calling cell, or run the cell and return its value."""
-        cell = self.current()
-        if cell is None or cell.silent:
+        if (cell := self.current()) is None or cell.silent:
             raise UsageError("%%ongpu: IPython runs this code silently; type it in a cell")
         file = sys._getframe(1).f_code.co_filename
         _show_as_typed(file)
@@ -209,8 +206,7 @@ class CellHooks:
         try:
             return self._begin(cell, asked, file)
         except (GpuError, RuntimeError) as error:
-            text = one_line("%ongpu" if asked.standing else "%%ongpu", error)
-            if not text:
+            if not (text := one_line("%ongpu" if asked.standing else "%%ongpu", error)):
                 raise
             if asked.standing and cell.gone:
                 # Otherwise no cell could run any more, not even `%ongpu off`.
@@ -308,8 +304,7 @@ class CellHooks:
             print("cells run where their code says; type %ongpu 1 to run all of them on GPU 1")
         elif words == ["off"]:
             held, self.standing = self.standing, None
-            cell = self.current()
-            if cell and cell.request and cell.request.standing:
+            if (cell := self.current()) and cell.request and cell.request.standing:
                 self.finish(cell, None)
             print(f"cells no longer run on {self.standing_on}" if held else "%ongpu was not on")
         elif words == ["home"]:

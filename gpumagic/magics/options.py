@@ -188,8 +188,7 @@ OPTIONS = (
     Option("ongpu gpuwatch", "--report", "show copies and waits by line, with advice"),
     Option("ongpu gpuwatch", "--strict", "raise an error at the first implicit copy or wait"),
     Option(
-        *("ongpu gpuwatch", "--check [nan]", "fail at a bad index or label; nan: also at a NaN"),
-        *(_nan,),
+        "ongpu gpuwatch", "--check [nan]", "fail at a bad index or label; nan: also at a NaN", _nan
     ),
     Option("ongpu", "--fix", "copy operands from other devices here; report the lines"),
     Option("ongpu", "--memory", "show which lines allocated the peak memory"),

@@ -74,8 +74,7 @@ def put_in_force(place: Placement | None) -> None:
 
 def traced_device() -> torch.device | None:
     """Return the device for new tensors in this thread. Dynamo can trace this function."""
-    device = getattr(_traced, "device", None)
-    if device is not None:
+    if (device := getattr(_traced, "device", None)) is not None:
         for mode in _get_current_function_mode_stack()[_traced.modes :]:
             if isinstance(mode, DeviceContext):  # `with torch.device(...)`; the innermost is last
                 device = mode.device

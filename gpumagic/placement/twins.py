@@ -32,8 +32,7 @@ from gpumagic.usercode.files import leave_out_ours, module_of, unseen, user_fram
 Function = Callable[..., Any]
 Args = tuple[Any, ...]
 Adapter = Callable[[Function, Args, dict[str, Any], FrameType | None], Any]
-"""A twin calls its adapter with the original function, args, kwargs, and the caller's frame.
-The frame is None while dynamo (torch.compile) traces."""
+"""Gets the original function, args, kwargs, and the caller's frame (None while dynamo traces)."""
 
 
 def _twin(function: Function, adapter: Adapter) -> Function:
@@ -75,8 +74,7 @@ def _library_at(frame: FrameType | None, given: object) -> str:
 
 def _is_users(given: object, frame: FrameType | None) -> bool:
     """Whether `given` is ``"cuda:0"``, and the user's code or variables hold this string object."""
-    frame = user_frame(frame)
-    if frame is None or given != _FIRST:
+    if (frame := user_frame(frame)) is None or given != _FIRST:
         return False
     held = (*frame.f_code.co_consts, *frame.f_locals.values(), *frame.f_globals.values())
     return any(value is given for value in held)
@@ -188,8 +186,7 @@ def _chosen(frame: FrameType | None = None) -> torch.device | None:
     """Return the device to use; None if no placement applies, or if `frame` runs host code."""
     if is_dynamo_compiling():
         return traced_device()
-    place = placement()
-    if place is None or place.overruled():
+    if (place := placement()) is None or place.overruled():
         return None
     host = frame is not None and _is_host_code(frame.f_globals.get("__name__"))
     return None if host else place.device
