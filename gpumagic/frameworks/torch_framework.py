@@ -123,3 +123,13 @@ def _with_context() -> list[str]:
     if torch.xpu.is_initialized():
         return [f"xpu:{ordinal}" for ordinal in range(torch.xpu.device_count())]
     return ["mps:0"] if torch.backends.mps.is_available() else []
+
+
+def bring_results(namespace: dict[str, Any]) -> list[str]:
+    """Move the data of results that have a graph to the CPU; return the variables' names."""
+    finder = TensorFinder()
+    finder.variables(namespace.items())
+    results = [each for each in finder.tensors if each.tensor.grad_fn is not None]
+    for each in results:
+        each.tensor.data = each.tensor.data.cpu()
+    return [each.root for each in results]

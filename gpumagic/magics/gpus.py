@@ -86,7 +86,7 @@ def virtual_off(cells: Any, *, force: bool = False) -> None:
     if not virtual.enabled():
         print("virtual GPUs were not on")
         return
-    from gpumagic.moving.move import bring_results
+    from gpumagic.frameworks.torch_framework import bring_results
 
     if checks := sys.modules.get("gpumagic.virtual.checks"):
         checks.revive()

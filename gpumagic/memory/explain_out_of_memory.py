@@ -7,7 +7,7 @@ user's code. The caught error is not changed. The result refers to no tensor and
 
 import ast
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from functools import partial
 from itertools import chain, permutations
 from operator import methodcaller
@@ -19,15 +19,21 @@ from gpumagic.display.units import size
 from gpumagic.memory import holders_by_name
 from gpumagic.memory.memory_report import EXCEPTION, TEMPORARY
 from gpumagic.memory.oom_state import TORCH, OutOfMemoryState, read
-from gpumagic.memory.oom_trials import CodeTrial, Trials
+from gpumagic.memory.oom_trials import CodeTrial, Trials, backward, each_tensor, without_graph
 from gpumagic.memory.out_of_memory import Lever, OutOfMemory
-from gpumagic.memory.smaller_batch import computed_from, runs_model, smaller
+from gpumagic.memory.smaller_batch import runs_model, smaller
 from gpumagic.memory.split_rows import split
 from gpumagic.memory.written_forms import Form, checkpointed, forms
 from gpumagic.usercode.files import UserLine, innermost_of, label, shell, user_namespace
-from gpumagic.usercode.frames import RestOfCode, failed_frames, stored
-from gpumagic.usercode.values import is_module, is_tensor, own, torch_here
-from gpumagic.usercode.variables import names_read
+from gpumagic.usercode.frames import (
+    RestOfCode,
+    backward_of,
+    failed_frames,
+    has_backward_below,
+    is_chained,
+    stored,
+)
+from gpumagic.usercode.values import is_module, is_tensor, torch_here
 
 _MOST = 4  # maximum number of levers to show if none lets the cell fit
 # A change that does not make the cell fit must save this share of the needed memory.
@@ -115,7 +121,7 @@ def levers(s: OutOfMemoryState, t: Trials) -> list[Lever]:
     # If each pass of a loop keeps memory, freeing other memory only delays the error.
     first = (free, less) if t.loop is None else (less, free)
     found, enough = list[Lever](), list[Lever]()
-    for group in (*first, (by_rows,), (recomputed, smaller, other_gpu, no_state, narrower)):
+    for group in (*first, (by_rows,), (recomputed, smaller, other_gpu, narrower)):
         for lever in chain.from_iterable(find(s, t) for find in group):
             found.append(lever)
             if lever.fits or (lever.fits is None and (lever.gives or 0) >= s.short_by):
@@ -268,8 +274,8 @@ def _kept(
     for names in dict.fromkeys(((name,), added)) if graphs else ():
         needed = {_needs_graph(s, trial, each) for each in names if each}
         if needed and True not in needed:
-            do, by = (_BACKWARD, _backward) if None in needed else (_DETACHED, _without_graph)
-            keep: Any = names, partial(_each_tensor, by)
+            do, by = (_BACKWARD, backward) if None in needed else (_DETACHED, without_graph)
+            keep: Any = names, partial(each_tensor, by)
             freed = whole * trial.adds_beyond_room
             if found := [*_helps(trial, do.format("`, `".join(names)), graphs, freed, keep=keep)]:
                 yield from found
@@ -279,75 +285,27 @@ def _kept(
         yield from _helps(trial, f"`{name}.cache_clear()` after each pass", whole, whole, keep=keep)
     elif name and _needs_graph(s, trial, name) is False:
         tried = (
-            _helps(trial, do.format(name), grown=whole, keep=((name,), partial(_each_tensor, by)))
+            _helps(trial, do.format(name), grown=whole, keep=((name,), partial(each_tensor, by)))
             for do, by in _KEPT.items()
         )
         yield from next(filter(None, map(list, tried)), ())
-
-
-def _without_graph(tensor: Any) -> Any:
-    return 0.0 if tensor.numel() == 1 else tensor.detach()
-
-
-def _backward(tensor: Any) -> Any:
-    if tensor.numel() == 1 and tensor.requires_grad:
-        with suppress(RuntimeError):  # an earlier `.backward()` may have freed the graph
-            tensor.backward()
-    return _without_graph(tensor)
 
 
 def _needs_graph(s: OutOfMemoryState, trial: CodeTrial, name: str) -> bool | None:
     """Whether passes need `name`'s graph. None if `.backward()` is in an `if` or after the loop."""
     at = s.rests.index(trial.rest)
     loop = trial.rest.loops[0]
-    in_loop = _backward_of(ast.walk(loop))
+    in_loop = backward_of(ast.walk(loop))
     some = [n for each in ast.walk(loop) if isinstance(each, ast.If) for n in ast.walk(each)]
-    if name in _backward_of(some):  # not called in each pass
+    if name in backward_of(some):  # not called in each pass
         return None
-    if _has_backward_below(name, loop, trial.rest):
-        return _is_chained(name, loop) or None
+    if has_backward_below(name, loop, trial.rest):
+        return is_chained(name, loop) or None
     if in_loop or any(rest.backward for rest in s.rests[:at]):  # or in code that the loop calls
         return name in in_loop
     # A caller that discards this function's result calls no `.backward()` on it.
     discarded = any(isinstance(rest.failed, ast.Expr) for rest in s.rests[at + 1 : at + 2])
     return not discarded and any(rest.backward for rest in s.rests)
-
-
-def _has_backward_below(name: str, loop: ast.stmt, rest: RestOfCode) -> bool:
-    """Whether code below a loop calls `.backward()` on a value computed from `name`."""
-    below = [n for n in rest.nodes if getattr(n, "lineno", 0) > (loop.end_lineno or 0)]
-    stmts = [node for node in below if isinstance(node, ast.stmt)]
-    return bool(computed_from([name], stmts) & _backward_of(below))
-
-
-def _is_chained(name: str, loop: ast.stmt) -> bool:
-    """Whether a loop computes `name` from its last value, other than by an addition."""
-    made = [n for n in ast.walk(loop) if isinstance(n, ast.Assign) and name in stored(n)]
-    chained = (n.value for n in made if name in names_read(n.value))
-    return any(not isinstance(getattr(value, "op", None), ast.Add) for value in chained)
-
-
-def _backward_of(nodes: Iterable[ast.AST]) -> set[str]:
-    """Return the names in expressions whose `.backward()` is called."""
-    calls = [n for n in nodes if isinstance(n, ast.Attribute) and n.attr == "backward"]
-    return {name for call in calls for name in names_read(ast.Expression(call.value))}
-
-
-def _each_tensor(change: Callable[[Any], Any], value: Any) -> Any:
-    """Return a value with its tensors changed; an object's attributes are changed in place."""
-    from torch.utils._pytree import tree_map_only
-
-    torch = torch_here()
-    # Change modules in a container, such as a list of models, but not in an object's attributes.
-    kinds = torch.Tensor if own(value) else (torch.Tensor, torch.nn.Module)
-    changed = partial(tree_map_only, kinds, change)
-    if is_tensor(value) or not own(value):
-        return changed(value)
-    for name, held in [*own(value).items()]:
-        # Skip a module's private attributes, such as `_parameters` and `_modules`.
-        if not (is_module(value) and name[0] == "_") and (new := changed(held)) is not held:
-            setattr(value, name, new)
-    return value
 
 
 # -- the same result in another way
@@ -450,19 +408,6 @@ def no_graph(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
         do = "`with torch.no_grad():` around the code: no backward pass follows"
         grown = t.loop.grown if t.loop is not None else 0
         yield from _helps(t.best, do, grown=grown, within=torch_here().no_grad)
-
-
-def no_state(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Propose SGD, which keeps no state, if an optimizer's first step runs out of memory."""
-    named = t.best.names if t.best is not None and s.optimizer is not None else {}
-    for name in (name for name, value in named.items() if value is s.optimizer):
-        groups = [{"params": g["params"], "lr": g["lr"]} for g in s.optimizer.param_groups]
-        kind = type(s.optimizer).__name__
-        do = (
-            f"`{name} = torch.optim.SGD(…)` alone, after `%gpufree`: {kind} keeps a state, SGD none"
-        )
-        sgd = {name: torch_here().optim.SGD(groups)}
-        yield from _helps(t.best, do, freed=s.alone([name]), names=sgd)
 
 
 def narrower(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:

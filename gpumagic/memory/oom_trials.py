@@ -9,7 +9,7 @@ import ast
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
-from functools import cached_property
+from functools import cached_property, partial
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,7 +26,7 @@ from gpumagic.usercode.frames import (
     parents,
     stored,
 )
-from gpumagic.usercode.values import is_tensor, torch_here
+from gpumagic.usercode.values import is_module, is_tensor, own, torch_here
 from gpumagic.usercode.variables import names_read
 
 if TYPE_CHECKING:
@@ -328,3 +328,34 @@ def _contexts(start: ast.AST | None, frame: FailedFrame) -> Iterator[Any]:
             if getattr(made_by, "__module__", "").startswith("torch"):
                 made = eval(ast.unparse(expression), {**frame.scope.outer, **frame.scope.local})
                 yield made() if isinstance(made, type) else made
+
+
+# -- what a pass may keep
+def without_graph(tensor: Any) -> Any:
+    """Return a detached tensor, or a number for a tensor with one element."""
+    return 0.0 if tensor.numel() == 1 else tensor.detach()
+
+
+def backward(tensor: Any) -> Any:
+    """Call `.backward()` if possible; return the tensor without its graph."""
+    if tensor.numel() == 1 and tensor.requires_grad:
+        with suppress(RuntimeError):  # an earlier `.backward()` may have freed the graph
+            tensor.backward()
+    return without_graph(tensor)
+
+
+def each_tensor(change: Callable[[Any], Any], value: Any) -> Any:
+    """Return a value with its tensors changed; an object's attributes are changed in place."""
+    from torch.utils._pytree import tree_map_only
+
+    torch = torch_here()
+    # Change modules in a container, such as a list of models, but not in an object's attributes.
+    kinds = torch.Tensor if own(value) else (torch.Tensor, torch.nn.Module)
+    changed = partial(tree_map_only, kinds, change)
+    if is_tensor(value) or not own(value):
+        return changed(value)
+    for name, held in [*own(value).items()]:
+        # Skip a module's private attributes, such as `_parameters` and `_modules`.
+        if not (is_module(value) and name[0] == "_") and (new := changed(held)) is not held:
+            setattr(value, name, new)
+    return value

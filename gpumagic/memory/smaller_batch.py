@@ -12,7 +12,7 @@ from gpumagic.memory.oom_state import OutOfMemoryState
 from gpumagic.memory.oom_trials import CodeTrial, Need, Trials
 from gpumagic.memory.out_of_memory import Lever
 from gpumagic.memory.written_forms import Form
-from gpumagic.usercode.frames import block_of, stored
+from gpumagic.usercode.frames import block_of, computed_from, stored
 from gpumagic.usercode.values import is_module, is_tensor, torch_here
 from gpumagic.usercode.variables import names_read
 
@@ -119,14 +119,6 @@ def runs_model(s: OutOfMemoryState, trial: CodeTrial) -> bool:
     every = {**s.namespace, **trial.names}
     read = s.read.union(names_read(ast.Module(trial.code, [])))
     return any(is_module(every.get(n)) for n in read) or any(rest.backward for rest in s.rests)
-
-
-def computed_from(names: list[str], code: list[ast.stmt]) -> set[str]:
-    """Return `names`, and the names to which code assigns values computed from `names`."""
-    found = {*names}
-    for stmt in code:
-        found |= stored(stmt) if found & {*names_read(stmt)} else set()
-    return found
 
 
 def _is_cut(code: list[ast.stmt], names: list[str]) -> bool:

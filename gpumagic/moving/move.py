@@ -381,11 +381,10 @@ def _no_room(device: torch.device, tensors: list[FoundTensor]) -> str:
     largest = sorted(needed.items(), key=lambda item: -item[1])[:3]
     names = ", ".join(f"{name} {size(nbytes)}" for name, nbytes in largest)
     free = size(cuda_state.free_bytes(device)) if device.type == "cuda" else "too little"
-    also = "".join(f", and {name}" for name, _ in largest[1:])
     return (
         f"{device} has {free} free, and the cell's variables need {size(sum(needed.values()))} "
         f"({names}); nothing was moved; {as_typed('%gpufree')} frees what errors and outputs hold; "
-        f"or add --no-move, and copy in the cell: rows of {largest[0][0]}{also}, .to('{device}')"
+        f"or add --no-move, and copy in the cell, some rows of the largest only: .to('{device}')"
     )
 
 
@@ -412,17 +411,6 @@ def origin_of(value: object) -> Origin | None:
 def brought_away() -> Origins:
     """Return all live objects that are still where a cell moved them, with their origins."""
     return [(value, origin) for value in list(_origins) if (origin := origin_of(value))]
-
-
-def bring_results(namespace: dict[str, Any]) -> list[str]:
-    """Move the data of results that have a graph to the CPU; return the variables' names."""
-    finder = TensorFinder()
-    finder.variables(namespace.items())
-    there = [each for each in finder.tensors if each.tensor.device.type != "cpu"]
-    results = [each for each in there if each.tensor.grad_fn is not None]
-    for each in results:
-        each.tensor.data = each.tensor.data.cpu()
-    return [each.root for each in results]
 
 
 def _add_whole_modules(by_device: Any, namespace: dict[str, Any], away: Origins) -> None:

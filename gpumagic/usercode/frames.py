@@ -369,3 +369,32 @@ def bound(block: Iterable[ast.stmt]) -> set[str]:
     reader = NamesReader()
     reader.visit_all(*block)
     return reader.bound
+
+
+# -- what code computes from a name
+def computed_from(names: list[str], code: list[ast.stmt]) -> set[str]:
+    """Return `names`, and the names to which code assigns values computed from `names`."""
+    found = {*names}
+    for stmt in code:
+        found |= stored(stmt) if found & {*names_read(stmt)} else set()
+    return found
+
+
+def has_backward_below(name: str, loop: ast.stmt, rest: RestOfCode) -> bool:
+    """Whether code below a loop calls `.backward()` on a value computed from `name`."""
+    below = [n for n in rest.nodes if getattr(n, "lineno", 0) > (loop.end_lineno or 0)]
+    stmts = [node for node in below if isinstance(node, ast.stmt)]
+    return bool(computed_from([name], stmts) & backward_of(below))
+
+
+def is_chained(name: str, loop: ast.stmt) -> bool:
+    """Whether a loop computes `name` from its last value, other than by an addition."""
+    made = [n for n in ast.walk(loop) if isinstance(n, ast.Assign) and name in stored(n)]
+    chained = (n.value for n in made if name in names_read(n.value))
+    return any(not isinstance(getattr(value, "op", None), ast.Add) for value in chained)
+
+
+def backward_of(nodes: Iterable[ast.AST]) -> set[str]:
+    """Return the names in expressions whose `.backward()` is called."""
+    calls = [n for n in nodes if isinstance(n, ast.Attribute) and n.attr == "backward"]
+    return {name for call in calls for name in names_read(ast.Expression(call.value))}
