@@ -10,7 +10,8 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
-from types import FrameType, TracebackType
+from traceback import walk_stack
+from types import TracebackType
 from typing import Any, NamedTuple
 
 import torch
@@ -52,8 +53,7 @@ class Bounded(NamedTuple):
     part: str = ""  # shown after the name of `at`: "[0]", ".sum(-1)"
 
 
-Find = Callable[[Any, Any], Iterator[Bounded]]
-"""A function that yields the values to check, given a call's `args` and `kwargs`."""
+Find = Callable[[Any, Any], Iterator[Bounded]]  # yields the values to check in `args` and `kwargs`
 
 
 class Indexing(NamedTuple):
@@ -270,11 +270,9 @@ class RunningCall:
     """Find the user's expressions for the running torch call and for the call's arguments."""
 
     def __init__(self, args: Any, kwargs: Any) -> None:
-        frame: FrameType | None = sys._getframe(1)
         trace: TracebackType | None = None
-        while frame is not None:
-            trace = TracebackType(trace, frame, frame.f_lasti, frame.f_lineno)
-            frame = frame.f_back
+        for frame, line in walk_stack(sys._getframe(1)):
+            trace = TracebackType(trace, frame, frame.f_lasti, line)
         found = next(iter(failed_frames(trace)), None)
         self.expression, self._names = "", dict[int, str]()
         if found is not None and found.failed is not None:

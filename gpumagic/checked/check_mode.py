@@ -25,8 +25,7 @@ from gpumagic.usercode import files
 # Functions that return existing values or None, so they cannot make NaN.
 _EXEMPT = ("__get__", "__set__", "__setitem__", "__deepcopy__", "backward", "set_", "detach")
 _NAN, _INFINITY = Tensor.isnan, Tensor.isinf
-Flaw = Callable[[Tensor], Tensor]
-"""`Tensor.isnan` or `Tensor.isinf`: the test for one kind of wrong number."""
+Flaw = Callable[[Tensor], Tensor]  # `Tensor.isnan` or `Tensor.isinf`
 
 
 class MadeNanError(FloatingPointError):

@@ -92,8 +92,7 @@ def even_ticks(low: float, high: float) -> list[float]:
     rough = (high - low) / 5
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * d for d in (1, 2, 2.5, 5, 10) if power * d >= rough * (1 - 1e-9))
-    first = math.ceil(low / step - 1e-9)
-    last = math.floor(high / step + 1e-9)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [float(f"{n * step:.12g}") for n in range(first, last + 1)]
 
 
@@ -102,10 +101,8 @@ _WIDTH, _HEIGHT = 680.0, 320.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58.0, 26.0, 26.0, 42.0
 FOOT = _HEIGHT - _BOTTOM
 _LINE_HEIGHT = 15.0
-# Minimum width of a plot; on a narrower page the plot scrolls.
-_LEAST = 0.6 * _WIDTH
-# Curves with more points than this have smaller dots.
-_FEW = 24
+_LEAST = 0.6 * _WIDTH  # minimum width of a plot; on a narrower page the plot scrolls
+_FEW = 24  # curves with more points than this have smaller dots
 
 
 class Point(NamedTuple):
@@ -145,8 +142,7 @@ class Plot:
         self._y = Scale(low / air, high * air, FOOT, _TOP)
         first, last = min(words), max(words)
         self._x = Scale(first, last, _LEFT + 12, self._end - 12, log=first > 0)
-        # Labels placed so far: (left x, right x, y).
-        self._taken: list[tuple[float, float, float]] = []
+        self._taken: list[tuple[float, float, float]] = []  # labels so far: left x, right x, y
 
     def svg(
         self, name: str, tick: Callable[[float], str], crossings: Iterable[Point], label: str
@@ -214,9 +210,8 @@ class Plot:
             band, dash = _path([*upper, *lower[::-1]]), f'stroke-dasharray="{curve.look.dash}"'
             yield f'<polygon points="{band}" fill="{color}" opacity=".18"/>'
             yield f'<polyline points="{_path(middle)}" stroke="{color}" {dash}/>'
-        size = 3.6 if len(known) <= _FEW else 1.8
         for (x, y), point in zip(middle, known, strict=True):
-            yield _dot(x, y, size, f'fill="{color}"', point.tip)
+            yield _dot(x, y, 3.6 if len(known) <= _FEW else 1.8, f'fill="{color}"', point.tip)
         for point in curve.points:
             if point.y is None:
                 before = [y for x, y in middle if x < self._x(point.x)]

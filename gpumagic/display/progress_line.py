@@ -4,8 +4,6 @@ A terminal shows a line of tqdm; a notebook shows a progress bar. Nothing is sho
 or if the output is a pipe or a file.
 """
 
-from __future__ import annotations
-
 import sys
 import threading
 from contextlib import AbstractContextManager

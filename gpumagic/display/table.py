@@ -150,12 +150,9 @@ class Column:
     # How to narrow cells if a text table is too wide: "cut", "wrap", or "" for not at all.
     fit: str = ""
     least: int = 20  # minimum width of a narrowed column
-    # A note for each row, shown below the row and starting at this column; "" for no note.
-    notes: Sequence[str] = ()
-    # CSS classes: one string for all cells, or a list with a string for each cell.
-    css: str | Sequence[str] = ""
-    # The cells as HTML; if empty, `cells` are escaped and used.
-    html: Sequence[str] = ()
+    notes: Sequence[str] = ()  # for each row, shown below it from this column on; "" for no note
+    css: str | Sequence[str] = ""  # classes: a string for all cells, or a list with one for each
+    html: Sequence[str] = ()  # the cells as HTML; if empty, `cells` are escaped and used
 
     @property
     def width(self) -> int:

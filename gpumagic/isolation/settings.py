@@ -30,8 +30,7 @@ class Setting(NamedTuple):
     """One setting to restore."""
 
     name: str
-    # Returns the value, or a copy if code can change the value in place.
-    read: Callable[[], Any]
+    read: Callable[[], Any]  # returns the value, or a copy if code can change the value in place
     write: Callable[[Any], object]
 
 

@@ -147,8 +147,7 @@ def _raise_in(ident: int, kind: type[BaseException]) -> None:
 def wait_for_all(futures: Collection[Future[Any]], until: str = "ALL_COMPLETED") -> None:
     """Wait for all jobs. If `until` is "FIRST_EXCEPTION", stop waiting when a job fails."""
     # Wait in short steps, because a Ctrl-C just before a wait is handled only after that wait.
-    left: Collection[Future[Any]] = futures
-    while left:
-        done, left = wait(futures, timeout=0.5, return_when=until)
+    while futures:
+        done, futures = wait(futures, timeout=0.5, return_when=until)
         if until == "FIRST_EXCEPTION" and any(future.exception() for future in done):
             return

@@ -6,8 +6,6 @@ on. All runs of a cell share one file name. To distinguish the runs, each alloca
 stamp, the running cell's name (``In [4]``). Allocations on autograd's threads have no stamp.
 """
 
-from __future__ import annotations
-
 import pickle
 from bisect import bisect_right
 from collections import Counter
@@ -141,8 +139,7 @@ def clear_workspaces() -> None:
 
 
 def _segments() -> list[Any] | None:
-    there = torch.cuda.is_initialized() and hasattr(_C, "_cuda_memorySnapshot")
-    if not there or not is_native():
+    if not (torch.cuda.is_initialized() and hasattr(_C, "_cuda_memorySnapshot") and is_native()):
         return None
     snapshot: Any = torch.cuda.memory_snapshot
     # Newer versions of torch can leave out the history of all allocations.
@@ -151,8 +148,7 @@ def _segments() -> list[Any] | None:
 
 
 # -- allocation sites
-RING = 10_000
-"""Number of latest events that `record` keeps in torch's trace, which `_stamps` reads."""
+RING = 10_000  # number of latest events that `record` keeps in torch's trace, for `_stamps`
 _recording = False  # whether `record` turned torch's recording on
 
 
@@ -183,8 +179,7 @@ def _is_cell(frame: Mapping[str, Any]) -> bool:
 
 
 def record(on: bool) -> str:
-    """Turn torch's recording of allocations on or off; return a line about the new state.
-    A recording that the user's code turned on stays on. Raises GpuError without a CUDA GPU."""
+    """Turn torch's recording of allocations on or off; return a line about the new state."""
     global _recording
     if has_virtual():
         return "virtual GPUs always know the line; there is nothing to record"
@@ -213,8 +208,7 @@ def forget() -> None:
 BEFORE = "before the cell"
 UNKNOWN = "line not known"
 PEAK_RING = 100_000  # maximum number of events recorded for a peak
-_ROUNDED = 0.05
-"""A replay may differ from torch's figure by this share of the peak, because sizes are rounded."""
+_ROUNDED = 0.05  # a replay may differ from torch's figure by this share, as sizes are rounded
 _GRAPHS = (torch.autograd, torch.autograd.graph)  # modules with the function that `_RUN` names
 _RUN = "_engine_run_backward"
 
@@ -268,8 +262,7 @@ def replay(
 
 
 class PeakRecorder:
-    """Record the memory peak of code. Call `start`, run the code, call `stop` even after an error.
-    If the user's code already records memory history, that recording is used and stays on."""
+    """Record the memory peak of code. Call `start`, run it, and call `stop` even after an error."""
 
     def __init__(self, device: torch.device, save: str | None = None) -> None:
         if device.type != "cuda" or not hasattr(_C, "_cuda_memorySnapshot"):
@@ -331,8 +324,7 @@ class PeakRecorder:
             file, line, name = frame["filename"], frame["line"], frame["name"]
             function = "" if name.startswith("<") else name
             return _written(UserLine(line, source_of(file, line), function, file))
-        when = entry["time_us"]
-        return next((line for a, b, line in self._backwards if a <= when <= b), UNKNOWN)
+        return next((line for a, b, line in self._backwards if a <= entry["time_us"] <= b), UNKNOWN)
 
 
 def _written(line: UserLine | None) -> str:

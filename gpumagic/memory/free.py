@@ -222,9 +222,6 @@ class _Meter:
         self._before = now
 
 
-_HOLDERS = 3
-
-
 def text(freed: Freed) -> str:
     """Return `freed 3.2 GiB (…) · 512 MiB on cuda:0 still allocated, most by net (400 MiB)`."""
     gave = [each for each in freed.released if any(each.nbytes.values())]
@@ -233,7 +230,7 @@ def text(freed: Freed) -> str:
     head = "; ".join(["nothing was freed", *nothing]) if nothing else "there was nothing to free"
     if gave:
         head = f"freed {size(freed.nbytes)} ({'; '.join([causes, *nothing])})"
-    most = ", ".join(f"{row.path} ({size(row.nbytes)})" for row in freed.holders[:_HOLDERS])
+    most = ", ".join(f"{row.path} ({size(row.nbytes)})" for row in freed.holders[:3])
     left = f"{_sizes(freed.allocated)} still allocated" + f", most by {most}" * bool(most)
     if not any(freed.allocated.values()):
         left = "no tensor is left on a GPU"

@@ -67,13 +67,11 @@ def find(
     *,
     before: Iterable[Root] = (),
     after: Iterable[Root] = (),
-    closed: Iterable[Any] = (),
+    closed: Iterable[Any] = (),  # objects that no path passes through
     allocator: "Allocator | None" = None,
     paths: bool = False,
 ) -> list[FoundStorage]:
-    """List every storage on a GPU that this process holds, the largest first.
-    The walk visits the roots in `before`, the notebook's roots, and the roots in `after`, in this
-    order. No path passes through the objects in `closed`. If `paths`, each storage gets a path."""
+    """List every storage on a GPU, the largest first; roots: `before`, the notebook's, `after`."""
     torch = torch_here()
     # Torch functions are disabled so that no `__torch_function__` of the user's code runs.
     with cuda_state.no_collections(), torch._C.DisableTorchFunction() if torch else nullcontext():
@@ -250,8 +248,6 @@ def with_other_libraries(device: DeviceMemory, here: Iterable[FoundStorage]) -> 
 
 
 # -- the report
-_REST = "held by cuBLAS or C++ code"
-"""Name of the row for allocated memory whose holder was not found."""
 _STEP = r"\.\w+|\[(?:'[^']*'|\"[^\"]*\"|[^\]'\"])*\]"
 _NAMED = re.compile(rf"[^\W\d]\w*(?:{_STEP})*")
 
@@ -340,7 +336,7 @@ def with_holders(
     rows = grouped(here, allocator)
     rest = (device.allocated or 0) - sum(row.nbytes for row in rows)
     if rest > 0 and not names:
-        rows.append(MemoryHolder(_REST, UNREACHED, device.device, rest))
+        rows.append(MemoryHolder("held by cuBLAS or C++ code", UNREACHED, device.device, rest))
     return replace(device, holders=tuple(sorted(rows, key=lambda row: -row.nbytes)))
 
 

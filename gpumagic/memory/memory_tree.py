@@ -84,13 +84,7 @@ class _Node:
 
 
 def tree(name: str, namespace: Mapping[str, Any]) -> MemoryTree:
-    """Return the GPU memory of a variable, or of a part such as ``net.encoder[0]``.
-
-    Raises
-    ------
-    GpuError
-        If the variable does not exist or has no data on a GPU, or if CUDA has failed.
-    """
+    """Return the GPU memory of a variable or a part (``net.encoder[0]``); GpuError if none."""
     cuda_state.check()
     value, first, allocator = value_of(name, namespace), first_name(name), allocations()
     # Visit this value first, so that the paths to all its parts begin with `name`.
@@ -156,7 +150,6 @@ _HEADS |= {STATE: "optimizer", SAVED: "saved"}
 _WHO = {STATE: "optimizers", SAVED: "autograd"}
 _LEVELS, _ROWS = 2, 40  # maximum depth and number of rows before unfolding
 _FOLD = Fold(_ROWS)
-_UNFOLDED = Fold(400)
 
 
 def text(tree: MemoryTree) -> str:
@@ -175,7 +168,7 @@ def html(tree: MemoryTree) -> str:
     rows = [branch for branch in tree.branches if branch.depth <= _LEVELS]
     found = tag("div", _head(tree)) + table.html(_columns(rows), css="gm-titled", fold=_FOLD)
     if len(rows) < len(tree.branches) or len(rows) > _ROWS:
-        every = table.html(_columns(tree.branches), fold=_UNFOLDED)
+        every = table.html(_columns(tree.branches), fold=Fold(400))
         found += folded(f"all {len(tree.branches):,} rows", every)
     return block(found)
 

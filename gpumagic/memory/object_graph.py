@@ -31,8 +31,7 @@ from gpumagic.usercode.values import (
     torch_here,
 )
 
-GRAPH = ".grad_fn"
-"""The step from a tensor to its autograd graph."""
+GRAPH = ".grad_fn"  # the step from a tensor to its autograd graph
 # When to follow an object's references: never, at once, or after all objects with `_AT_ONCE`.
 _NEVER, _AT_ONCE, _INDIRECT = range(-1, 2)
 _CLOSED = -1  # the number of every object that no path may pass through
@@ -43,8 +42,7 @@ _EXCHANGES = ("__dlpack_device__", "__cuda_array_interface__")
 _PLAIN_KEYS = {id(kind) for kind in (str, int, float, bool, bytes, type(None))}
 _MODULE_STATE = {"_parameters": "", "_buffers": "buffer", "_modules": ""}
 _SPARSE = ("_indices", "_values", "crow_indices", "ccol_indices", "col_indices", "row_indices")
-# Maximum number of autograd nodes to search for a leaf tensor.
-_NODES = 500
+_NODES = 500  # maximum number of autograd nodes to search for a leaf tensor
 _LEAF, _RAW = "AccumulateGrad", "_raw_saved_"
 
 
@@ -79,18 +77,15 @@ class Walk:
     def __init__(self, closed: Iterable[Any], is_users_class: Callable[[Any], bool]) -> None:
         self.roots: list[Root] = []
         self.objects: list[Any] = []
-        self.parents: list[int] = []
-        """Number of each object's parent. The roots have the numbers -1, -2, …"""
-        self.others: dict[int, list[int]] = {}
-        """For an object with several referrers, the numbers of all referrers except the parent."""
+        self.parents: list[int] = []  # each object's parent; the roots have the numbers -1, -2, …
+        self.others: dict[int, list[int]] = {}  # each object's other referrers, if it has several
         self._is_users_class = is_users_class
         self.kinds: list[type] = []
         self._kept = list(closed)  # keep these objects alive, so that their ids stay unique
         # The keys are ids, because hashing an object could run the user's code.
         self._numbers = dict.fromkeys(map(id, self._kept), _CLOSED)
         self._rules = _rules()
-        # The rule of each class, by the id of the class.
-        self.rules: dict[int, _Rule] = {}
+        self.rules: dict[int, _Rule] = {}  # the rule of each class, by the id of the class
         self._turns: dict[int, int] = {}
         self._queues: tuple[list[int], ...] = ([], [])
 
@@ -222,8 +217,7 @@ class Paths:
         if parent < 0:
             return ()
         above, edge = self._walk.objects[parent], self._edge(parent, self._walk.objects[number])
-        kept_for = nearest_leaf(above) if is_node(type(above)) else edge.kept_for
-        found = self._walk.number(kept_for)
+        found = self._walk.number(nearest_leaf(above) if is_node(type(above)) else edge.kept_for)
         return () if found is None else self.path(found)
 
     def _edge(self, parent: int, child: Any) -> Edge:
@@ -232,8 +226,7 @@ class Paths:
             found = self._named[parent] = dict[int, Edge]()
             for edge in self._edges(parent):
                 found.setdefault(id(edge.child), edge)
-        unnamed = Edge(child, f".<{class_name(type(child))}>")
-        return self._named[parent].get(id(child), unnamed)
+        return self._named[parent].get(id(child), Edge(child, f".<{class_name(type(child))}>"))
 
     def _edges(self, number: int) -> Iterator[Edge]:
         """Yield the named references of an object."""
@@ -343,8 +336,7 @@ def _of_optimizer(optimizer: Any) -> list[Edge]:
             found.append(Edge(parameter, f".param_groups[{n}]['params'][{k}]"))
     for parameter, state in _items(held.get("state")):
         for name, value in _items(state):
-            step = f".state[{_key(parameter)}][{_key(name)}]"
-            found.append(Edge(value, step, STATE, parameter))
+            found.append(Edge(value, f".state[{_key(parameter)}][{_key(name)}]", STATE, parameter))
     return found
 
 

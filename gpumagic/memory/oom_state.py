@@ -50,8 +50,7 @@ from gpumagic.usercode.values import torch_here
 from gpumagic.usercode.variables import variables_read
 
 TORCH = "torch"
-ROUNDED = 0.01
-"""Relative rounding error of the figures in a message, which have two decimals."""
+ROUNDED = 0.01  # relative rounding error of the figures in a message, which have two decimals
 
 
 @dataclass(frozen=True)
@@ -154,8 +153,7 @@ _NO_POOL = {
     "TensorFlow": "`%env TF_FORCE_GPU_ALLOW_GROWTH=true` before TensorFlow starts, in a new kernel",
     "CuPy": "`cupy.get_default_memory_pool().free_all_blocks()`",
 }
-# Name of the row for memory that was allocated at the error, but has been freed since.
-_TEMPORARIES = "unnamed results"
+_TEMPORARIES = "unnamed results"  # the row for memory that has been freed since the error
 # Smaller savings than this share of the capacity are shown only if they let the request fit.
 _WORTH = 0.05
 

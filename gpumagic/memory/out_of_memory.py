@@ -42,8 +42,7 @@ class OutOfMemory(Shown):
 
 
 _HOLDERS = 5
-# A traceback is mentioned only if it holds more than this share of the allocated memory.
-_LEAST = 0.01
+_LEAST = 0.01  # a traceback is mentioned only if it holds more than this share of the memory
 _FITS = {None: "", True: "then the cell fits", False: "not enough alone"}
 
 

@@ -26,9 +26,8 @@ _UNDERSCORES = ("_", "__", "___")
 
 def kept_errors() -> list[BaseException]:
     """Return the exceptions that are kept for `%debug` and `%tb`, each once."""
-    result = getattr(shell(), "last_execution_result", None)
     found = [getattr(sys, name, None) for name in ("last_exc", "last_value")]
-    found.append(getattr(result, "error_in_exec", None))
+    found.append(getattr(getattr(shell(), "last_execution_result", None), "error_in_exec", None))
     return list({id(error): error for error in found if isinstance(error, BaseException)}.values())
 
 
@@ -88,8 +87,7 @@ class KeptOutputs:
         """Delete outputs, given as keys of `numbered`, and all of IPython's names for them."""
         found = self.numbered()
         gone = {id(found[name]) for name in names}
-        spaces = self._namespace, self._out, getattr(self._shell, "user_ns_hidden", {})
-        for space in spaces:
+        for space in (self._namespace, self._out, getattr(self._shell, "user_ns_hidden", {})):
             for name in [name for name, value in space.items() if id(value) in gone]:
                 if name in self._names or space is self._out:
                     del space[name]
@@ -209,10 +207,6 @@ def walk_errors(walk: Walk, _: object) -> None:
     walk.walk(Root(f"the exception of {at}", each, EXCEPTION) for each, at in places if at)
 
 
-ELSEWHERE = "held by C++, a library, or running code"
-CYCLE = "a reference cycle that is not collected yet"
-
-
 def walk_unreachable(walk: Walk, missing: set[int]) -> None:
     """Visit the holders of tensors that no root reaches. `missing` has the ids of the tensors."""
     # An object with more references than known referrers has an unknown holder, such as C++.
@@ -228,11 +222,13 @@ def walk_unreachable(walk: Walk, missing: set[int]) -> None:
     objects[0] = []
     ours = sys.getrefcount(objects[0])
     elsewhere = [key for key in leading if sys.getrefcount(objects[key]) - ours > len(above[key])]
-    below = _inverse(leading, above.__getitem__)
     # `Walk` is not used here, because it skips IPython's own objects, such as cell results.
-    held = _reached(elsewhere, below)
+    held = _reached(elsewhere, _inverse(leading, above.__getitem__))
     cycles = [key for key in leading if key not in held]
-    for name, kind, keys in ((ELSEWHERE, "", [*held]), (CYCLE, GARBAGE, cycles)):
+    for name, kind, keys in (
+        ("held by C++, a library, or running code", "", [*held]),
+        ("a reference cycle that is not collected yet", GARBAGE, cycles),
+    ):
         left = [objects[key] for key in keys if not walk.knows(objects[key])]
         walk.walk([Root(name, obj, kind) for obj in left], within=leading)
 

@@ -38,8 +38,7 @@ _NO_TENSOR = words(
 )
 _DEVICE = type(torch.get_default_device())  # the original class, as `torch.device` may be patched
 _PART_OF = words("T mT H mH real imag data grad values indices")
-NAMED = (ast.Name, ast.Attribute, ast.Subscript)
-"""Expressions that read an existing value."""
+NAMED = (ast.Name, ast.Attribute, ast.Subscript)  # expressions that read an existing value
 
 
 def device_of(value: Any) -> torch.device | None:
@@ -134,10 +133,8 @@ def describe(value: Any, node: ast.expr, text: str) -> list[Part]:
 def _items(value: Any, node: ast.expr, text: str) -> list[Part]:
     """Return the items of a container, or the parameters of a distribution."""
     if issubclass(type(value), Distribution):
-        kinds = (Tensor, Distribution)
-        held = {
-            name: each for name, each in values.own(value).items() if issubclass(type(each), kinds)
-        }
+        own = values.own(value)
+        held = {name: v for name, v in own.items() if issubclass(type(v), (Tensor, Distribution))}
         parts = [
             part
             for name, each in held.items()
@@ -187,8 +184,7 @@ class Reader:
 
     def __init__(self, frame: FailedFrame, moved: Mapping[str, str | None] | None = None) -> None:
         self.frame, self.scope, self.text = frame, frame.scope, frame.text
-        # New device of each expression that a fix would move; None if unknown.
-        self.moved = moved if moved is not None else {}
+        self.moved = {} if moved is None else moved  # new device by expression that a fix moves
 
     def part(self, node: ast.expr) -> Part | None:
         """Return an expression, even a container, as one operand; None if it has no tensors."""
@@ -206,10 +202,9 @@ class Reader:
         if self.moved and canonical(text) in self.moved:
             return [_made(node, text, self.moved[canonical(text)])]
         if isinstance(node, NAMED):
-            value = self.scope.value(node)
-            return (
-                self._unread(node, text) if value is values.MISSING else describe(value, node, text)
-            )
+            if (value := self.scope.value(node)) is values.MISSING:
+                return self._unread(node, text)
+            return describe(value, node, text)
         if isinstance(node, (ast.List, ast.Tuple, ast.Set, ast.Dict)):
             return self._inner(node)
         if isinstance(node, (ast.BinOp, ast.Compare, ast.UnaryOp, ast.IfExp)):

@@ -28,8 +28,7 @@ class Message:
     # be on the CPU), worker (a DataLoader's dataset is on a GPU), replicas (a DataParallel module
     # is not on the first of its GPUs)
     kind: str
-    # "cuda:0", "cpu", or "cuda" if the text has no number
-    devices: frozenset[str] = frozenset()
+    devices: frozenset[str] = frozenset()  # "cuda:0", "cpu", or "cuda" if the text has no number
 
 
 _DEVICE = re.compile(r"\b(?:cuda|xpu|mps)(?::\d+)?\b|\bcpu\b")
@@ -87,8 +86,7 @@ def read(error: BaseException) -> Message | None:
 def _device_of_type(name: str) -> str:
     """Return ``"cuda"`` for ``"torch.cuda.FloatTensor"``, ``"mps"`` for ``"MPSFloatType"``."""
     parts = name.split(".")
-    plain = "mps" if name.startswith("MPS") else "cpu"
-    return parts[1] if len(parts) == 3 else plain
+    return parts[1] if len(parts) == 3 else "mps" if name.startswith("MPS") else "cpu"
 
 
 def agree(named: frozenset[str], seen: frozenset[str]) -> bool:

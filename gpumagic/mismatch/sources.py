@@ -187,9 +187,8 @@ def assigns(stmt: ast.AST | None, text: str) -> bool:
 def with_device(node: ast.AST, frame: FailedFrame, device: str) -> list[tuple[ast.AST, str]]:
     """Return edits that add `device` to the outermost calls that create tensors or generators."""
     function = frame.scope.value(node.func) if isinstance(node, ast.Call) else None
-    name = (
-        str(of_function(function, "__name__")) if operand.is_torch(function) else ""
-    )  # NumPy has functions of the same names
+    # NumPy has functions of the same names.
+    name = str(of_function(function, "__name__")) if operand.is_torch(function) else ""
     given = {keyword.arg for keyword in getattr(node, "keywords", ())}
     makes = function is torch.Generator or name in operand.FACTORIES or name.endswith("_like")
     if not isinstance(node, ast.Call) or "device" in given or not makes:
@@ -197,9 +196,8 @@ def with_device(node: ast.AST, frame: FailedFrame, device: str) -> list[tuple[as
         return [edit for child in inner for edit in with_device(child, frame, device)]
     if function is torch.Generator:
         return [(node, f"{frame.text(node.func)}({device})")]
-    text = frame.text(node)
     if given & {"generator", "out", None}:
-        return [(node, moving(text, device))]
+        return [(node, moving(frame.text(node), device))]
     return [with_keyword(node, frame, f"device={device}")]
 
 
@@ -256,8 +254,7 @@ def moving_each(node: ast.expr, owner: Any, frame: FailedFrame, device: str, det
         return moving(whole, device)
     name = "v" if mapping else "t"
     text = moving(name + detached, device)
-    all_tensors = all(issubclass(type(each), Tensor) for _, each in contents(owner))
-    if not all_tensors:
+    if not all(issubclass(type(each), Tensor) for _, each in contents(owner)):
         text = f'{text} if hasattr({name}, "to") else {name}'
     if mapping:
         return f"{{k: {text} for k, v in {whole}.items()}}"

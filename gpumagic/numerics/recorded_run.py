@@ -23,8 +23,7 @@ from gpumagic import faults
 from gpumagic.ledger.attribute import uncounted
 from gpumagic.usercode.files import expression, line_at, user_frame
 
-# Maximum bytes of host memory for the results of one run.
-_MOST = 2**29
+_MOST = 2**29  # maximum bytes of host memory for the results of one run
 # Words in the names of fused kernels, which may not exist on the CPU.
 _FUSED = ("attention", "rnn", "lstm", "gru")
 

@@ -51,8 +51,7 @@ class CellProfiler:
         self._kind = kind = device.kind if device.kind in kinds and not device.virtual else None
         self._profile: Any = profiler.profile(use_kineto=True, use_device=kind)
         self._thread = self._began = 0
-        self.stopping = 0.0
-        """Seconds that the profiler took to stop, which are not part of the cell's time."""
+        self.stopping = 0.0  # seconds that the profiler took to stop, not part of the cell's time
 
     def start(self) -> None:
         """Start recording."""

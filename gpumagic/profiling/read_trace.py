@@ -24,8 +24,7 @@ _MOMENTS, _GOLDEN = 3000, 0.618
 _FIRST: tuple[Kind, ...] = ("loader", "copy", "wait")  # if kinds overlap, the first counts
 _COMPUTES = 0.1  # a line whose operators take a smaller share of its host time is plain Python
 _EVENT = 2e-6  # seconds that torch's profiler takes for an event; from benchmarks/profile_cost.py
-Event = dict[str, Any]
-"""An event of the trace. Host and device events get a key `line`, the user's line."""
+Event = dict[str, Any]  # host and device events get a key `line`, the user's line
 Label = UserLine | None
 
 

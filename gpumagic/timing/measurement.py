@@ -3,8 +3,6 @@
 After an error or an interrupt, `Measuring.timing` still returns the results so far.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -28,8 +26,7 @@ from gpumagic.usercode.program import Program
 from gpumagic.usercode.sweep import key
 from gpumagic.usercode.values import torch_here
 
-Target = tuple[Device, ...]
-"""One device, or several devices that run at the same time."""
+Target = tuple[Device, ...]  # one device, or several devices that run at the same time
 
 _WATCHING = "watching the copies of a timed run"
 
@@ -134,13 +131,12 @@ class Measuring:
 
     def _first(self, runner: Runner, randomness: list[Randomness]) -> None:
         task = self._task
-        prints = self._target is task.targets[0]
         results: list[tuple[Any, frozenset[str]]] = []
         with self._transfers():
             for n in range(len(runner.trials)):
                 randomness[n].restore()
                 began = task.stopwatch.clock()
-                with nullcontext() if prints and not n else self.quiet:
+                with nullcontext() if self._target is task.targets[0] and not n else self.quiet:
                     value = runner.first(n)
                 # Name a GPU by its model, because GPUs of one model draw the same random numbers.
                 drawn = frozenset(

@@ -4,8 +4,6 @@ A GPU may still be working when the call that started the work has returned. So 
 initialized device are synchronized before and after each block.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 import threading
@@ -149,8 +147,7 @@ class Runner:
         return [future.result() for future in given.values()]
 
 
-# Stop when the median's 95 % confidence interval is narrower than this fraction of the median.
-_NARROW = 0.01
+_NARROW = 0.01  # stop when the median's 95 % confidence interval is a smaller fraction of it
 # A block is just long enough that the loop's overhead is about a thousandth of its time. Because
 # blocks are short, other programs disturb only some of them and hardly change the median.
 _NEGLIGIBLE = 1e-3
@@ -159,10 +156,8 @@ _LEAST_BLOCK_S = 1e-3
 # (A. Georges, D. Buytaert, L. Eeckhout, Statistically rigorous Java performance evaluation, OOPSLA
 # 2007, section 4.2). Warm up for at least 0.1 s, because a GPU raises its clock in that time.
 _WINDOW, _STEADY, _LEAST_WARM_S = 5, 0.02, 0.1
-# Warm up for at most a fifth of `max_time`, because some machines are never steady.
-_WARM_SHARE = 0.2
-# Time at least 0.2 s, like torch's Timer.blocked_autorange, because other programs run in bursts.
-_LEAST_TIMED_S = 0.2
+_WARM_SHARE = 0.2  # maximum share of `max_time`, because some machines are never steady
+_LEAST_TIMED_S = 0.2  # like torch's Timer.blocked_autorange, as other programs run in bursts
 # Check the precision after `_LEAST` repeats for the first time. Stop after `_MOST` repeats.
 _LEAST, _MOST = 10, 10_000
 
@@ -183,8 +178,7 @@ class Repeats:
         self._lap, self._told, self._clock = lap, told, clock
         self._max_time, self._least = max_time, min(_LEAST_TIMED_S, max_time / 2)
         self._timed_s = 0.0
-        # The confidence interval is slow to compute. Compute it next after this many repeats.
-        self._look_at = _LEAST
+        self._look_at = _LEAST  # repeats before the next, slow, look at the confidence interval
 
     @property
     def seconds(self) -> tuple[float, ...]:

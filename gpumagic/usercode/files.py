@@ -332,9 +332,8 @@ def swap_attribute(stack: ExitStack, owner: Any, name: str, ours: Any) -> None:
 
 
 def leave_out_ours(error: BaseException) -> None:
-    """Remove the calling function's frame, and gpumagic's frames right below it, from a traceback.
-    Call this in an `except` clause that ends with a bare `raise`. From Python 3.11 on, that `raise`
-    does not add the frame again. With `python -X dev`, the frames stay."""
+    """Remove the caller's frame, and gpumagic's frames right below it, from a traceback."""
+    # Call this before a bare `raise`, which does not add the frame again from Python 3.11 on.
     trace = error.__traceback__
     while trace is not None and stands_in(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next

@@ -65,8 +65,7 @@ def _looped(tree: ast.Module, filename: str) -> CodeType:
     body = [n for n in tree.body if getattr(n, "module", "") != "__future__"] or [ast.Pass()]
     loop = ast.For(ast.Name(_RUN, ast.Store()), ast.Name(_RUNS, ast.Load()), body, [])
     ast.copy_location(loop, tree.body[0])
-    module = ast.fix_missing_locations(ast.Module([loop], []))
-    return _compiled(module, filename, "exec", flags)
+    return _compiled(ast.fix_missing_locations(ast.Module([loop], [])), filename, "exec", flags)
 
 
 def own_code(code: CodeType) -> CodeType:
@@ -188,8 +187,7 @@ def _read_by(function: Any, namespace: dict[str, Any]) -> list[str]:
 def _remember(code: str) -> str:
     """Register code that has no file, so that tracebacks show its lines; return a file name."""
     name = f"<timed {hashlib.sha1(code.encode(), usedforsecurity=False).hexdigest()[:8]}>"
-    lines = [f"{line}\n" for line in code.splitlines()]
-    linecache.cache[name] = (len(code), None, lines, name)
+    linecache.cache[name] = (len(code), None, [f"{line}\n" for line in code.splitlines()], name)
     return name
 
 

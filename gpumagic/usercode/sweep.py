@@ -22,8 +22,6 @@ from gpumagic.usercode.variables import variables_read
 MOST_POINTS = 1000
 _ITEMS = "type a number above 0, or an expression for one, such as len(sentences)"
 TYPE = "type n=64,256,1024, n=100..1000:100 or n=pow2:1..4096"
-# Typed numbers must be below this limit, because torch's sizes have 64 bits.
-_TOO_LARGE = 2.0**63
 _WHOLE = 2**63  # a length limit that no label reaches
 _NUMBER = re.compile(r"[-+]?\.?\d[-+.\w]*")
 _RANGE = re.compile(r"(?:pow(\d{1,4}):)?(.+?)\.\.([^:]+)(?::(.+))?")
@@ -32,9 +30,7 @@ _RANGE = re.compile(r"(?:pow(\d{1,4}):)?(.+?)\.\.([^:]+)(?::(.+))?")
 def parse(
     typed: str, names: Mapping[str, Any] | None = None, option: str = "--sweep "
 ) -> dict[str, tuple[Any, ...]]:
-    """Parse the values typed for a variable; raise GpuError if they are invalid.
-    Forms: ``"n=64,256"``, ``"n=100..1000:100"``, ``"n=pow2:1..64"``, ``"how=mean,sum"``. Commas may
-    also separate ranges. Names, as in ``"dtype=torch.float16"``, are looked up in `names`."""
+    """Parse the values typed for a variable, ``"n=64,256"``; look names up in `names`."""
     typed = " ".join(typed.split())  # in one line
     text = option + typed
     name, _, listed = (part.strip() for part in typed.partition("="))
@@ -82,7 +78,7 @@ def _number(typed: str, text: str) -> int | float:
         found = float(typed)
     except ValueError:
         raise GpuError(f"{text}: {typed} is not a number; {TYPE}") from None
-    if not abs(found) < _TOO_LARGE:
+    if not abs(found) < 2.0**63:  # torch's sizes have 64 bits
         raise GpuError(f"{text}: {typed} is too large; {TYPE}")
     with suppress(ValueError):
         return int(typed)

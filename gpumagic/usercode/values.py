@@ -63,10 +63,9 @@ def own(value: Any) -> Any:
 
 
 # -- expressions
+# The value of a name that cannot be read.
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "MISSING"})()
-"""The value of a name that cannot be read."""
-# Attributes that are cheap to read from tensors of torch's own classes.
-_OF_TENSORS = {"data", "grad", "device"}
+_OF_TENSORS = {"data", "grad", "device"}  # cheap to read from tensors of torch's own classes
 _MODULE_STATE = ("_parameters", "_buffers", "_modules")
 _LISTS_OF_MODULES = tuple(f"torch.nn.{name}" for name in ("Sequential", "ModuleList", "ModuleDict"))
 
@@ -138,10 +137,8 @@ def _item(owner: Any, key: Any) -> Any:
 
 
 # -- containers and attributes, and visiting them
-Step = tuple[str, Any]
-"""The step from a value to an attribute or item: ``(".", name)`` or ``("[]", key)``."""
-Path = tuple[Any, ...]
-"""The path to a value: the variable's name, then one step per attribute or item."""
+Step = tuple[str, Any]  # from a value to an attribute or item: (".", name) or ("[]", key)
+Path = tuple[Any, ...]  # to a value: the variable's name, then one step per attribute or item
 
 # Types whose objects are not searched for other objects.
 PLAIN = {int, float, complex, bool, str, bytes, type(None), types.ModuleType}

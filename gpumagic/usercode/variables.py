@@ -219,8 +219,7 @@ NOT_VARIABLES = {"In", "Out", "_ih", "_oh", "_dh", "get_ipython", "exit", "quit"
 
 def own_variables(namespace: Mapping[str, Any]) -> dict[str, Any]:
     """Return the notebook's variables, without private names (``_name``) and IPython's names."""
-    names = [name for name in namespace if not name.startswith("_") and name not in NOT_VARIABLES]
-    return {name: namespace[name] for name in names}
+    return {n: v for n, v in namespace.items() if not n.startswith("_") and n not in NOT_VARIABLES}
 
 
 # `transform` converts a nested magic's text to Python, like `InteractiveShell.transform_cell`.
