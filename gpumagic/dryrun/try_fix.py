@@ -56,6 +56,7 @@ class _Trial:
         self._shell, self._frames, self._top = shell, frames, frames[-1]
         self._transform = str if shell is None else shell.transform_cell
         self._namespace: Any = frames[-1].scope.outer
+        self._before = {frame.filename: frame.source for frame in frames}
 
     def placed(self, found: Explanation) -> Explanation:
         """Offer an earlier cell's `%%ongpu` line if the whole cell then runs."""
@@ -95,8 +96,7 @@ class _Trial:
 
     def _completed(self, found: Explanation) -> tuple[Explanation, int]:
         """Add the fixes of the errors that follow. Also return the number of edits."""
-        before = {frame.filename: frame.source for frame in self._frames}
-        texts, every, fix = dict(before), list[Fix](), found.fix
+        texts, every, fix = dict(self._before), list[Fix](), found.fix
         while fix is not None and len(every) < _MOST and self._takes_effect(fix, texts):
             every.append(fix)
             texts[fix.filename] = fix.apply(texts[fix.filename])
@@ -104,7 +104,7 @@ class _Trial:
             if run.error:
                 break
             if not run.mismatches:
-                made = [_changes(before[name], texts[name], every, name) for name in texts]
+                made = [_changes(self._before[name], texts[name], every, name) for name in texts]
                 edits = [*chain.from_iterable(made)]
                 if not edits:  # the last fix undid the first
                     break
@@ -115,11 +115,9 @@ class _Trial:
         return found, _MOST + 1  # the code still fails
 
     def _takes_effect(self, fix: Fix, texts: dict[str, str]) -> bool:
-        """Whether a dry run executes an edit: it is in the cell, or in a function other than
-        `__init__`."""
-        tree = ast.parse(texts.get(fix.filename, ""))
-        kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
-        functions = [node for node in ast.walk(tree) if isinstance(node, kinds)]
+        """Whether a dry run executes an edit, which it does not in `__init__`."""
+        nodes = ast.walk(ast.parse(texts.get(fix.filename, "")))
+        functions = (node for node in nodes if isinstance(node, ast.FunctionDef))
         around = [f.name for f in functions if f.lineno < fix.line <= (f.end_lineno or 0)]
         return fix.filename in texts and (not fix.cls or bool(around and around[-1] != "__init__"))
 
@@ -136,9 +134,8 @@ class _Trial:
         reads = variables_read(names_read(tree, self._transform), namespace) if number else ()
         # Before the fork, which hides functions from the search for them.
         changed = dict[FunctionType, CodeType]()
-        before = {frame.filename: frame.source for frame in self._frames}
-        for name in (name for name, text in texts.items() if text != before[name]):
-            changed |= functions_again(name, before[name], texts[name])
+        for name in (name for name, text in texts.items() if text != self._before[name]):
+            changed |= functions_again(name, self._before[name], texts[name])
 
         def prepare(note: Note) -> Callable[[], dict[str, Any]]:
             execute = leave_out_magics(namespace, note, file, self._transform)

@@ -188,8 +188,7 @@ def move(value: object, where: object) -> Moves:
 def bring_home(
     namespace: dict[str, Any], *, created: bool = False, whole: bool = False
 ) -> tuple[Moves, list[str]]:
-    """Undo the cells' moves; return a report, and the names of variables still on a GPU.
-    With `whole`, nothing moves if any variable would still be on a GPU."""
+    """Undo the cells' moves (`whole`: all or none); return a report, and variables on a GPU."""
     cuda_state.check()
     frameworks = known.in_use()
     home = [framework.home(namespace) for framework in frameworks]

@@ -15,6 +15,7 @@ from gpumagic.telemetry import collect
 from gpumagic.telemetry.snapshot import Snapshot
 from gpumagic.usercode.files import user_namespace
 from gpumagic.usercode.values import torch_here
+from gpumagic.usercode.variables import own_variables
 
 
 def gpus(where: str | None = None) -> Snapshot:
@@ -77,24 +78,20 @@ def virtual_on(
 
 
 def virtual_off(cells: Any, *, force: bool = False) -> None:
-    """Move variables back, and turn virtual GPUs off; GpuError if tensors stay on a GPU.
-    With `force`, move all variables to the CPU instead."""
+    """Move variables back, or all with `force`, and turn virtual GPUs off; or raise GpuError."""
     from gpumagic import virtual
     from gpumagic.frameworks.public import bring_home
-    from gpumagic.usercode.variables import own_variables
 
     if not virtual.enabled():
         print("virtual GPUs were not on")
         return
-    from gpumagic.frameworks.torch_framework import bring_results
-
     if checks := sys.modules.get("gpumagic.virtual.checks"):
         checks.revive()
     names = cells.shell.user_ns
     home, made = bring_home(names, created=force, whole=not force)
     if home.moved:
         print(home if force else home.back)
-    results = bring_results(own_variables(names) | {"Out": names.get("Out")}) if force else []
+    results = _without_graphs(names) if force else []
     alive = virtual.live_tensors()
     if alive and not force:
         if made:
@@ -114,6 +111,15 @@ def virtual_off(cells: Any, *, force: bool = False) -> None:
     if alive:
         lost += f"; unusable until you turn them on again: {many(alive, 'tensor')}"
     print(f"virtual GPUs are off{ended}{lost}")
+
+
+def _without_graphs(namespace: dict[str, Any]) -> list[str]:
+    """Move torch's results that have a graph to the CPU; return the variables' names."""
+    if torch_here() is None:
+        return []
+    from gpumagic.frameworks.torch_framework import bring_results
+
+    return bring_results(own_variables(namespace) | {"Out": namespace.get("Out")})
 
 
 def move_back(namespace: dict[str, Any]) -> str:

@@ -413,8 +413,7 @@ def no_graph(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 def narrower(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose 16-bit numbers to code that runs a model."""
     if t.whole is not None and t.loop is None and runs_model(s, t.whole):
-        torch = torch_here()
-        autocast = partial(torch.autocast, "cuda", dtype=torch.bfloat16)
+        autocast = partial(torch_here().autocast, "cuda", dtype=torch_here().bfloat16)
         do = '`with torch.autocast("cuda", torch.bfloat16):` around the code'
         yield from _helps(t.whole, do, within=autocast)
 
@@ -424,8 +423,7 @@ def recomputed(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     trial = t.whole or t.best
     for rest in s.rests if any(rest.backward for rest in s.rests) else ():
         for form in checkpointed(rest):
-            do = f"{_named(s, rest, form)}: slower, and keeps less"
-            for lever in _helps(trial, do, form=form):
+            for lever in _helps(trial, f"{_named(s, rest, form)}: slower, keeps less", form=form):
                 yield lever
                 if lever.fits:
                     return

@@ -72,8 +72,7 @@ class Trials:
     @cached_property
     def loop(self) -> "CodeTrial | None":
         """The trial whose loop has kept the most memory, a part in each pass; or None."""
-        grow = (trial for trial in self.every if trial.grows_much)
-        return max(grow, key=lambda trial: trial.holds, default=None)
+        return max((t for t in self.every if t.grows_much), key=lambda t: t.holds, default=None)
 
     def around(self, trial: "CodeTrial") -> "list[CodeTrial]":
         """Return the trials of all frames outside the frame of `trial`, the innermost first."""
@@ -265,8 +264,7 @@ class CodeTrial:
         grows = max(held[1] - held[0], 0) if len(held) > 1 else None
         most = 0 if peak is None else peak.needed
         # If the unchanged code keeps nothing after a pass, one complete pass is enough.
-        known = self.__dict__.get("need")
-        steady = bool(held) and known is not None and known.grows == 0
+        steady = bool(held) and getattr(self.__dict__.get("need"), "grows", None) == 0
         grows = 0 if steady and grows is None else grows
         return Need(most, grows if self._loop else 0, run.complete or steady)
 

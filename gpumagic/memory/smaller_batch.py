@@ -46,15 +46,26 @@ def _fewer_rows(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[Lever]:
     # Numbers equal to the batch size may need lowering too, as in `torch.zeros(batch_size)`.
     sizes = [name for name, value in trial.names.items() if type(value) is int and value == count]
 
+    learns = any(rest.backward for rest in s.rests)
+    kept = _new_gradients({**s.namespace, **trial.names}) * learns
+
     def tried(number: int, also: list[str]) -> Need | None:
         cut = {name: trial.names[name][:number] for name in names}
-        return trial.tried(cut | dict.fromkeys(also, number))
+        need = trial.tried(cut | dict.fromkeys(also, number))
+        return need and need._replace(most=need.most + kept)
 
     sizes = sizes if tried(count // 2, []) is None else []
-    added = ", accumulating the gradients of {}" if any(rest.backward for rest in s.rests) else ""
+    added = ", accumulating the gradients of {}" if learns else ""
     cuts = some(f"`{name}`" for name in (*names, *sizes))
     do = f"{cuts}: a batch of {{:,}} instead of {count:,}{added}"
     yield from _largest(s, trial, do, count, partial(tried, also=sizes), _PAIRED)
+
+
+def _new_gradients(names: dict[str, Any]) -> int:
+    """Return the bytes of the gradients that models will get, which stay between two parts."""
+    models = [value for value in names.values() if is_module(value)]
+    every = {p for model in models for p in model.parameters()}
+    return sum(p.nbytes for p in every if p.is_cuda and p.grad is None)
 
 
 def _lower_number(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[Lever]:

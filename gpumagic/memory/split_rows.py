@@ -59,9 +59,8 @@ class _Split(NamedTuple):
 
     def can_be(self, result: str) -> bool:
         """Whether the part can be split; a tuple only if the statement unpacks it."""
-        bound = getattr(self.old[-1], "targets", [None])[0]
-        unpacked = self.part is self.whole and isinstance(bound, ast.Tuple)
-        return bool(result) and (result != _SEVERAL or unpacked)
+        unpacked = isinstance(getattr(self.old[-1], "targets", [None])[0], ast.Tuple)
+        return bool(result) and (result != _SEVERAL or (unpacked and self.part is self.whole))
 
     def in_parts(self, rows: int, result: str) -> str:
         """Return code that computes the part by `rows` rows; `result` is a key of `_JOINED`."""
@@ -95,8 +94,7 @@ def split(rest: RestOfCode, t: Trials) -> Iterator[Form]:
                 continue
             yield from _forms([(each, result)], rest.frame, block)
             alone = each.old == [rest.failed] and not (each.texts[1:] or each.dim)
-            at_once = each.part is each.whole and alone
-            if result == _EACH_ROW and at_once:
+            if result == _EACH_ROW and each.part is each.whole and alone:
                 yield from _later(each, block)
         outer = list[tuple[_Split, str]]()
         for pair in sorted(same, key=lambda pair: [*ast.walk(pair[0].whole)].index(pair[0].part)):
@@ -256,8 +254,7 @@ def _result(each: _Split, frame: FailedFrame, space: dict[str, Any]) -> str:
             _check_equal(parts, whole)
             if result == "other" and len(whole) == _ROWS:
                 return _EACH_ROW
-            joined = several or result in ("other", "last")
-            if joined or whole.any():  # sums of zeros prove nothing
+            if result not in ("sum", "mean") or whole.any():  # sums of zeros prove nothing
                 return result
     return ""
 

@@ -59,6 +59,7 @@ def _forms() -> Iterator[tuple[str, str, int]]:
 _PARSED = [(ast.parse(form, mode="eval").body, new, dims) for form, new, dims in _forms()]
 _MORE = {"load": 'map_location="cpu"', "vmap": "chunk_size=16", "jacrev": "chunk_size=16"}
 """Arguments that lower the memory of a call, by the name of the called function."""
+_CHECKPOINT = "torch.utils.checkpoint.checkpoint"
 _SIGNS = {"Add": "+", "Sub": "-", "Mult": "*", "Div": "/"}
 _SHORTER = {"double": "float", "float64": "float32"}  # as in ``x.double()``, ``torch.float64``
 _MINUS_INFINITY = re.compile(r"inf|-1e|\.min$")
@@ -143,10 +144,8 @@ def checkpointed(rest: RestOfCode) -> Iterator[Form]:
     called = rest.frame.scope.value(node.func) if isinstance(node, ast.Call) and block else None
     theirs = isinstance(called, FunctionType) and not called.__module__.startswith("torch")
     if is_module(called) or theirs:
-        given = [node.func, *node.args]
-        how = ast.keyword("use_reentrant", ast.Constant(False))
-        name = expression("torch.utils.checkpoint.checkpoint")
-        new = ast.Call(name, given, [*node.keywords, how])
+        how = [*node.keywords, ast.keyword("use_reentrant", ast.Constant(False))]
+        new = ast.Call(expression(_CHECKPOINT), [node.func, *node.args], how)
         yield from _Reader(rest.frame, block, block.index(rest.failed)).replaced(node, new)
 
 

@@ -124,9 +124,8 @@ def _heaviest(found: Operation) -> str:
 
 def _learns(part: Part) -> bool:
     """Whether an operand is a module with parameters. A loss function may only have weights."""
-    if part.kind != "module" or part.value is None:
-        return part.kind == "module"
-    return next(nn.Module.parameters(part.value), None) is not None
+    known = part.kind == "module" and part.value is not None
+    return any(True for _ in nn.Module.parameters(part.value)) if known else part.kind == "module"
 
 
 # -- where a fix goes, and how it names the device

@@ -188,8 +188,8 @@ def functions_again(filename: str, before: Any, after: Any) -> dict[FunctionType
     """Return the functions of a file, and their code in its changed source or tree."""
     new = {key: code for code, key in _codes(after, filename).items()}
     old = {(c.co_name, c.co_firstlineno): key for c, key in _codes(before, filename).items()}
-    functions = (each for each in gc.get_objects() if type(each) is FunctionType)
-    mine = ((each, each.__code__) for each in functions if each.__code__.co_filename == filename)
+    every = ((each, each.__code__) for each in gc.get_objects() if type(each) is FunctionType)
+    mine = ((each, code) for each, code in every if code.co_filename == filename)
     keys = ((each, old.get((code.co_name, code.co_firstlineno))) for each, code in mine)
     found = ((each, new[key]) for each, key in keys if key in new)
     # Python refuses code with more or fewer variables of the enclosing function.
