@@ -8,6 +8,7 @@ earlier cell's `%%ongpu` line on top of the whole cell.
 import ast
 import linecache
 import re
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -83,13 +84,12 @@ class _Trial:
         """Return the completed fix; or one for another GPU or function that needs fewer edits."""
         best, count = self._completed(found)
         gpus = {device for each in found.operands for device in each.devices} - {"cpu"}
-        known = {found.fix.code} if found.fix else set()
+        until = time.monotonic() + _MOST * _LIMIT_S
         for here, gpu in product((False, True), ("", *sorted(gpus))):
-            if count < 2:
+            if count < 2 or time.monotonic() > until:
                 break
             other = explain(error, namespace=self._namespace, target=gpu, here=here)
-            if other and other.fix and other.fix.code not in known:
-                known.add(other.fix.code)
+            if other and other.fix and found.fix and other.fix.code != found.fix.code:
                 done, fewer = self._completed(replace(other, first=found.first))
                 best, count = (done, fewer) if fewer < count else (best, count)
         return best

@@ -334,8 +334,8 @@ def by_rows(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 def _named(s: OutOfMemoryState, rest: RestOfCode, form: Form) -> str:
     """Return the advice of a form, with the name of the cell if it is not the failed one."""
     here = rest.frame.filename == s.frames[0].filename
-    there = f" for {label(rest.frame.filename)}, line"
-    return form.do if here else form.do.replace(" for line", there, 1)
+    there = f"` for {label(rest.frame.filename)}, line"
+    return form.do if here else form.do.replace("` for line", there, 1)
 
 
 def other_values(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:

@@ -64,7 +64,7 @@ def _fewer_rows(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[Lever]:
 def _new_gradients(names: dict[str, Any]) -> int:
     """Return the bytes of the gradients that models will get, which stay between two parts."""
     models = [value for value in names.values() if is_module(value)]
-    every = {p for model in models for p in model.parameters()}
+    every = {p for model in models for p in torch_here().nn.Module.parameters(model)}
     return sum(p.nbytes for p in every if p.is_cuda and p.grad is None)
 
 

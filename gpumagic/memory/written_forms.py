@@ -125,15 +125,15 @@ def forms(rest: RestOfCode) -> Iterator[Form]:
 
 def _in_place(node: Any, frame: FailedFrame) -> str:
     """Return ``x /= y`` for ``x = x / y``; empty if `x` shares its memory or has a graph."""
-    value = getattr(node, "value", None)
-    if not isinstance(node, ast.Assign) or not isinstance(value, ast.BinOp):
+    value: Any = getattr(node, "value", None)
+    sign = _SIGNS.get(type(getattr(value, "op", None)).__name__)
+    if sign is None or not isinstance(node, ast.Assign):
         return ""
-    name, sign = ast.unparse(node.targets[0]), _SIGNS.get(type(value.op).__name__)
-    x = frame.scope.name(name)
-    known = [*frame.scope.outer.values(), *frame.scope.local.values()]
-    views = (each for each in known if is_tensor(each) and each._is_view())
-    fits = sign and ast.unparse(value.left) == name and is_tensor(x) and not x.requires_grad
-    alone = fits and not x._is_view() and all(view._base is not x for view in views)
+    name = ast.unparse(node.targets[0])
+    x, known = frame.scope.name(name), {**frame.scope.outer, **frame.scope.local}
+    others = (each for key, each in known.items() if key != name and is_tensor(each))
+    fits = ast.unparse(value.left) == name and is_tensor(x) and not x.requires_grad
+    alone = fits and not x._is_view() and not any(y is x or y._base is x for y in others)
     return f"{name} {sign}= {ast.unparse(value.right)}" if alone else ""
 
 
@@ -142,7 +142,7 @@ def checkpointed(rest: RestOfCode) -> Iterator[Form]:
     node: Any = rest.frame.failed
     block: list[Any] = block_of(rest.failed) if rest.failed is not None else []
     called = rest.frame.scope.value(node.func) if isinstance(node, ast.Call) and block else None
-    theirs = isinstance(called, FunctionType) and not called.__module__.startswith("torch")
+    theirs = isinstance(called, FunctionType) and not str(called.__module__).startswith("torch")
     if is_module(called) or theirs:
         how = [*node.keywords, ast.keyword("use_reentrant", ast.Constant(False))]
         new = ast.Call(expression(_CHECKPOINT), [node.func, *node.args], how)

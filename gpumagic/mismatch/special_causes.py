@@ -135,7 +135,7 @@ def _for_items(frame: FailedFrame, message: Message, target: str) -> Explanation
         items = items.elt
         new = moving(bracketed(items, frame.text(items)), f'"{target or devices[-1]}"')
     elif found := _first_module(frame.scope.value(items)):
-        there = target or str(next(found.parameters()).device)
+        there = target or next((str(p.device) for p in found.parameters()), devices[-1])
         new = f'[m.to("{there}") for m in {frame.text(items)}]'
     else:
         return None

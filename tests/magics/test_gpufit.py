@@ -29,6 +29,14 @@ def test_a_cell_is_fitted_and_nothing_of_it_is_left(notebook):
     assert board.entries[0]["text"] == str(found)
 
 
+def test_it_says_what_an_error_of_before_holds(notebook):
+    notebook.run("def fails():\n    x = torch.ones(2**21, device='cuda:1')\n    1 / 0\nfails()")
+    done = notebook.run(f"%%gpufit 1 n=1..9 --dry\n{CELL}")
+    assert "→ `%gpufree` gives back 8.0 MiB: what outputs and errors hold" in done.text
+    notebook.run("%gpufree")
+    assert "%gpufree" not in notebook.run(f"%%gpufit 1 n=1..9 --dry\n{CELL}").text
+
+
 def test_the_largest_of_a_range_may_be_typed_as_a_power_of_ten(notebook):
     done = notebook.run(f"%%gpufit 1 n=1..1e9 -q -o found\n{CELL}")
     assert done.success, done.text

@@ -121,6 +121,14 @@ def test_a_device_without_room_for_the_inputs_is_said_in_a_line(gpus, shell):
     assert "gpumagic" not in done.text
 
 
+def test_a_time_of_a_device_that_the_code_names_itself_is_said_to_be_that(gpus, shell):
+    shell.run("import torch")
+    done = shell.run(f"%%gputime cpu 1 {SHORT}\ntorch.ones(99, device='cuda:0') + 1")
+    for where in ("cpu", "cuda:1"):
+        assert f"! {where}: the code ran on cuda:0, which it names itself in `device=`" in done.text
+    assert "the code ran on" not in shell.run(f"%%gputime cpu 1 {SHORT}\ntorch.ones(99) + 1").text
+
+
 def test_what_it_displays_is_shown_once(shell):
     done = shell.run(
         f"%%gputime cpu {SHORT} -o r\nfrom IPython.display import display\ndisplay('shown')"

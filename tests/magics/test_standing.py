@@ -80,6 +80,14 @@ def test_virtual_gpus_turned_off_in_the_middle_end_what_holds(ip):
     ip.run("%gpus --virtual 2")
 
 
+def test_a_cell_for_the_cpu_whose_code_names_a_gpu_says_so(ip):
+    ip.run("%ongpu off")
+    said = "asked for cpu; all arrays that it created are on cuda:0"
+    assert said in ip.run("%%ongpu cpu\nmade = torch.ones(2**18, device='cuda:0')").text
+    assert said not in ip.run("%%ongpu cpu\nmade = torch.ones(2**18)").text
+    ip.run("del made")
+
+
 def test_results_with_a_graph_are_moved_without_it_when_virtual_gpus_are_forced_off(ip):
     ip.run("%ongpu off\nnet, b = torch.nn.Linear(3, 3), torch.ones(2, 3)")
     ip.run("%%ongpu 1\nout = net(b)\nlosses = [out.sum()]")

@@ -213,13 +213,14 @@ def test_columns_are_split_whose_rows_depend_on_each_other(small, shown):
 
 
 def test_a_product_may_be_in_place_unless_another_variable_shares_its_memory(small, shown):
-    small.run(f"{START}\nx = torch.randn(3000, 8, device='cuda')")
+    small.run(f"{START}\nx, row = torch.randn(3000, 8, device='cuda'), 0")
     small.run("y = x @ x.T\ny = y * 2")
     lever = shown.pop().levers[0]
     assert (lever.do, lever.fits) == ("`y *= 2` for line 2", True)
-    small.run("%gpufree y\ny = x @ x.T\nrow = y[0]")
-    small.run("y = y * 2")
-    assert "*=" not in str(shown.pop())
+    for other in ("row = y[0]", "row = y"):
+        small.run(f"%gpufree y row\ny = x @ x.T\n{other}")
+        small.run("y = y * 2")
+        assert "*=" not in str(shown.pop())
 
 
 def test_the_call_in_the_failed_cell_is_split_before_the_function(small, shown):
