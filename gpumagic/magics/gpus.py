@@ -87,11 +87,10 @@ def virtual_off(cells: Any, *, force: bool = False) -> None:
         return
     if checks := sys.modules.get("gpumagic.virtual.checks"):
         checks.revive()
-    names = cells.shell.user_ns
-    home, made = bring_home(names, created=force, whole=not force)
+    home, made = bring_home(cells.shell.user_ns, created=force, whole=not force)
     if home.moved:
         print(home if force else home.back)
-    results = _without_graphs(names) if force else []
+    results = _without_graphs(cells.shell.user_ns) if force else []
     alive = virtual.live_tensors()
     if alive and not force:
         if made:

@@ -257,6 +257,7 @@ def keep_less(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 
 
 def _kept_in(s: OutOfMemoryState, trial: CodeTrial, path: str, name: str) -> Iterator[Lever]:
+    """Propose that passes keep less in the variable `name`, whose path from a root is `path`."""
     in_frames = path not in s.namespace
     # Other names that each pass binds may hold the same graphs.
     made = {s.local(trial.frame, n) for n in stored(trial.rest.loops[0])} | {path}

@@ -256,9 +256,8 @@ def write_fix(site: Site, above: Site, choice: Choice) -> Fix | None:
         return _move(above, choice)
     if choice.to_host:
         given = _read_above(site, above)
-        climbed = above is not site and all(part in given for part in above.odd)
         # The function may need its argument on the GPU in other lines.
-        climbed = climbed and _used_once(site)
+        climbed = above is not site and _used_once(site) and all(p in given for p in above.odd)
         return _move(replace(above, odd=given) if climbed else site, choice)
     fix = _make_there(site, choice.target)
     if fix is None and above is not site:

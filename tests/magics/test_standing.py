@@ -91,6 +91,7 @@ def test_a_cell_for_the_cpu_whose_code_names_a_gpu_says_so(ip):
 def test_results_with_a_graph_are_moved_without_it_when_virtual_gpus_are_forced_off(ip):
     ip.run("%ongpu off\nnet, b = torch.nn.Linear(3, 3), torch.ones(2, 3)")
     ip.run("%%ongpu 1\nout = net(b)\nlosses = [out.sum()]")
+    ip.run("here = torch.ones(2, device='cpu', requires_grad=True) * 2")
     expected = ip.run("[out.detach().cpu(), losses[0].item()]").result
     assert "out, losses; to move all" in ip.run("%gpus --virtual off").text
     assert ip.run("net(b).device.type").result == "cuda"

@@ -127,7 +127,27 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+# Of each kind of replacement, one case always runs.
+RARE = {
+    "a mask",
+    "a mask to add",
+    "modules of layers",
+    "dropout of a model",
+    "squared distances",
+    "distances",
+    "roots of squared distances",
+    "the most alike",
+    "gradients of each sample",
+    "classes of which rows are read",
+    "a chain that ends in one number",
+    "distances in batches",
+    "a mean over pairs",
+}
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(n, marks=[pytest.mark.slow] * (n in RARE)) for n in CASES]
+)
 def test_the_replacement_gives_the_same(small, shown, case):
     before, cell = CASES[case]
     small.run(f"{START}\nD = 'cpu'\ntorch.manual_seed(0)\n{before}")
