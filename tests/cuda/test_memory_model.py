@@ -52,6 +52,8 @@ def some_size(draw):
 @pytest.mark.parametrize("seed", range(20))
 def test_every_figure_after_each_allocation_and_free(seed):
     draw, model, live = random.Random(seed), CachingAllocator(), []
+    gc.collect()  # what an earlier test left in a reference cycle
+    torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(0)
     before = real()
     assert not any(before), "something lives on cuda:0 that this test did not make"
