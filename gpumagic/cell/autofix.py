@@ -5,7 +5,7 @@ torch call, so only cells of `%%ongpu … --fix` use it.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -58,7 +58,7 @@ class AutoFix(FunctionMode):
             return None
         home = homes.pop()
         copies = {id(tensor): tensor.to(home) for tensor in tensors}
-        return tree_unflatten([copies.get(id(x), x) for x in leaves], spec)  # type: ignore[no-any-return]
+        return cast(tuple[Any, Any], tree_unflatten([copies.get(id(x), x) for x in leaves], spec))
 
 
 def _writes(func: Any) -> bool:

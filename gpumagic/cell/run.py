@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 
 from gpumagic import faults
 from gpumagic.cell.report import FOR_GOOD, Batches, Report, keep_last
@@ -298,7 +298,7 @@ class Run:
     def _profile(self, ledger: Ledger) -> Shown | None:
         if self._profiler is not None:
             with faults.kept("reading the profile of a cell"):
-                return self._profiler.result(ledger)  # type: ignore[no-any-return]
+                return cast(Shown, self._profiler.result(ledger))
         return None
 
     def _read_joules(self) -> float | None:

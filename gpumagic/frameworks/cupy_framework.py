@@ -1,7 +1,7 @@
 """Support CuPy's GPUs, arrays and memory pool. CuPy makes no implicit copies."""
 
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, cast
 
 import cupy
 
@@ -48,7 +48,7 @@ class CuPy(ArrayFramework):
         raise GpuError("CuPy has no virtual GPUs, it needs real ones; NumPy has the same functions")
 
     def place(self, device: Device, **options: Any) -> AbstractContextManager[object]:
-        return self.own(device)  # type: ignore[no-any-return]
+        return cast(AbstractContextManager[object], self.own(device))
 
     def is_array(self, value: object) -> bool:
         return isinstance(value, cupy.ndarray)

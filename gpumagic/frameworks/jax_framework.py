@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy
@@ -125,7 +125,7 @@ class Jax(ArrayFramework):
         # JAX uses `own` by default, and JAX's calls are faster if no default device is set.
         if jax.config.jax_default_device is None and own == jax.local_devices()[0]:
             return nullcontext()
-        return jax.default_device(own)  # type: ignore[no-any-return]
+        return cast(AbstractContextManager[object], jax.default_device(own))
 
     def is_array(self, value: object) -> bool:
         """Whether a value is an array with data: not a tracer, and not deleted or donated."""

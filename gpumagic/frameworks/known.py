@@ -15,7 +15,7 @@ from functools import cache
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from gpumagic.device import Device, cuda_state, devices_changed, here, resolve_one
 from gpumagic.errors import GpuError, torch_needed
@@ -154,7 +154,7 @@ def jax_here() -> Any:
 @cache
 def _made(module: str) -> Framework:
     adapter = importlib.import_module(f"gpumagic.frameworks.{module}_framework")
-    return getattr(adapter, _CLASSES[module])()  # type: ignore[no-any-return]
+    return cast(Framework, getattr(adapter, _CLASSES[module])())
 
 
 # A cache of devices by name. It contains `cpu`, and numbered GPUs after CUDA has started.

@@ -129,8 +129,7 @@ def bring_results(namespace: dict[str, Any]) -> list[str]:
     """Move the data of results that have a graph to the CPU; return the variables' names."""
     finder = TensorFinder()
     finder.variables(namespace.items())
-    there = (each for each in finder.tensors if each.tensor.device.type not in ("cpu", "meta"))
-    results = [each for each in there if each.tensor.grad_fn is not None]
+    results = [t for t in finder.tensors if t.tensor.is_cuda and t.tensor.grad_fn is not None]
     for each in results:
         each.tensor.data = each.tensor.data.cpu()
     return [each.root for each in results]

@@ -13,7 +13,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch._tensor_str
@@ -142,7 +142,7 @@ class Hooks:
         virtuals = sys.modules.get("gpumagic.virtual.switch") if self.virtual else None
         stands = C._dispatch_dump(f"aten::{name}")
         if virtuals is not None and f"\nCUDA: registered at {virtuals.__file__}:" in stands:
-            return virtuals.kernels[name]  # type: ignore[no-any-return]
+            return cast(Kernel, virtuals.kernels[name])
         kernel = torch.library.get_kernel(f"aten::{name}", self.key)
         # A kernel at a device's own key ignores all other keys, so this key is enough.
         keys = C.DispatchKeySet(getattr(C.DispatchKey, self.key))

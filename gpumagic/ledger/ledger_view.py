@@ -299,7 +299,8 @@ def _advice(e: Entry, ledger: Ledger) -> str:
 
 
 def _note(ledger: Ledger) -> str:
-    return _PREDICTED if ledger.predicted else _VIRTUAL if ledger.virtual else _REAL
+    measured = _VIRTUAL if ledger.virtual else _REAL
+    return _PREDICTED if ledger.predicted else measured
 
 
 def bundle(ledger: Ledger) -> dict[str, object]:

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from IPython.core.error import UsageError
 from IPython.core.inputtransformer2 import cell_magic, leading_empty_lines
@@ -124,7 +124,7 @@ class CellHooks:
 
     @property
     def stack(self) -> list[RunningCell]:
-        return self._threads.__dict__.setdefault("stack", [])  # type: ignore[no-any-return]
+        return cast(list[RunningCell], self._threads.__dict__.setdefault("stack", []))
 
     def current(self) -> RunningCell | None:
         """Return the innermost running cell of this thread."""

@@ -176,8 +176,7 @@ def delete(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 def _deleted(
     s: OutOfMemoryState, rest: RestOfCode, line: int, trial: CodeTrial | None, names: list[str]
 ) -> Iterator[Lever]:
-    paths = [s.local(rest.frame, name) for name in names]
-    gives = s.alone(paths, in_frames=not rest.frame.at_top)
+    gives = _gives(s, rest, *names)
     fits = trial.fits(trial.need, gives) if trial is not None else None
     if {*names} & (rest.overwritten | rest.read_anywhere):
         code = f"{' = '.join(names)} = None" if rest.loops else f"del {', '.join(names)}"
@@ -185,6 +184,11 @@ def _deleted(
     else:
         do = f"`%gpufree {' '.join(names)}`, which this code does not read"
         yield Lever(do, gives, fits)
+
+
+def _gives(s: OutOfMemoryState, rest: RestOfCode, *names: str) -> int:
+    """Return the bytes that only these variables of a frame hold."""
+    return s.alone([s.local(rest.frame, n) for n in names], in_frames=not rest.frame.at_top)
 
 
 def small_views(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
@@ -314,7 +318,8 @@ def other_form(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose code that computes the same with less memory."""
     # Dry runs do not count tensors that `torch.load` reads, so `t.best` may be None by mistake.
     trial = t.best or t.every[-1]
-    for rest, form in ((each, form) for each in s.rests for form in forms(each)):
+    found = ((rest, form) for rest in s.rests for form in forms(rest, partial(_gives, s, rest)))
+    for rest, form in found:
         for lever in _helps(trial, _named(s, rest, form), form=form):
             if t.best is not None or "map_location" in form.new:
                 yield lever

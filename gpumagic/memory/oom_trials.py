@@ -231,7 +231,7 @@ class CodeTrial:
         if form is not None:
             with form.in_place():
                 compiled = _compiled(self.code, self.frame)
-                for frame in self._state.frames:
+                for frame in {frame.filename: frame for frame in self._state.frames}.values():
                     functions |= functions_again(frame.filename, frame.source, frame.tree or "")
         if compiled is None:
             return None

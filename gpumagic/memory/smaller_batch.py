@@ -45,9 +45,8 @@ def _fewer_rows(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[Lever]:
     count = len(trial.names[names[0]])
     # Numbers equal to the batch size may need lowering too, as in `torch.zeros(batch_size)`.
     sizes = [name for name, value in trial.names.items() if type(value) is int and value == count]
-
     learns = any(rest.backward for rest in s.rests)
-    kept = _new_gradients({**s.namespace, **trial.names}) * learns
+    kept = _new_gradients(_models(s, trial)) * learns
 
     def tried(number: int, also: list[str]) -> Need | None:
         cut = {name: trial.names[name][:number] for name in names}
@@ -61,11 +60,10 @@ def _fewer_rows(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[Lever]:
     yield from _largest(s, trial, do, count, partial(tried, also=sizes), _PAIRED)
 
 
-def _new_gradients(names: dict[str, Any]) -> int:
+def _new_gradients(models: list[Any]) -> int:
     """Return the bytes of the gradients that models will get, which stay between two parts."""
-    models = [value for value in names.values() if is_module(value)]
     every = {p for model in models for p in torch_here().nn.Module.parameters(model)}
-    return sum(p.nbytes for p in every if p.is_cuda and p.grad is None)
+    return sum(p.nbytes for p in every if p.is_cuda and p.requires_grad and p.grad is None)
 
 
 def _lower_number(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[Lever]:
@@ -127,9 +125,14 @@ def _batch(s: OutOfMemoryState, trial: CodeTrial) -> list[str]:
 
 def runs_model(s: OutOfMemoryState, trial: CodeTrial) -> bool:
     """Whether the code reads a model or a backward pass follows."""
+    return bool(_models(s, trial)) or any(rest.backward for rest in s.rests)
+
+
+def _models(s: OutOfMemoryState, trial: CodeTrial) -> list[Any]:
+    """Return the models that the code reads."""
     every = {**s.namespace, **trial.names}
     read = s.read.union(names_read(ast.Module(trial.code, [])))
-    return any(is_module(every.get(n)) for n in read) or any(rest.backward for rest in s.rests)
+    return [every[name] for name in read if is_module(every.get(name))]
 
 
 def _is_cut(code: list[ast.stmt], names: list[str]) -> bool:

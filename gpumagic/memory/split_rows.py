@@ -42,7 +42,7 @@ _JOINED = {
     "other": "torch.cat([{each} {loop}])",
     "last": "torch.cat([{each} {loop}], -1)",
     "sum": "sum({each} {loop})",
-    "mean": "sum(rows.shape[{dim}] * {each} {loop}) / {text}.shape[{dim}]",
+    "mean": "sum({one}.shape[{dim}] * {each} {loop}) / {text}.shape[{dim}]",
 }
 _NAMED = (ast.Name, ast.Attribute, ast.Subscript)
 
@@ -57,25 +57,25 @@ class _Split(NamedTuple):
     once: bool = False  # whether only the first use is split, as in ``x @ x.T``
     dim: int = 0  # the dimension to split: the rows, or -1 for the last one
 
-    def can_be(self, result: str) -> bool:
-        """Whether the part can be split; a tuple only if the statement unpacks it."""
+    def is_usable(self, result: str) -> bool:
+        """Whether a test passed; a tuple is usable only if the statement unpacks it."""
         unpacked = isinstance(getattr(self.old[-1], "targets", [None])[0], ast.Tuple)
         return bool(result) and (result != _SEVERAL or (unpacked and self.part is self.whole))
 
     def in_parts(self, rows: int, result: str) -> str:
         """Return code that computes the part by `rows` rows; `result` is a key of `_JOINED`."""
-        names = ["rows", *(f"rows{n + 1}" for n in range(1, len(self.texts)))]
+        one = "columns" if self.dim else "rows"
+        names = [one, *(f"{one}{n + 1}" for n in range(1, len(self.texts)))]
         each = self.part
         for text, name in zip(self.texts, names, strict=True):
             each = _renamed(each, text, name, 1 if self.once else None)
-        size = f"{rows}, -1" if self.dim else f"{rows}"
+        size = f"{rows}, -1" if self.dim else rows
         cuts = ", ".join(f"{text}.split({size})" for text in self.texts)
         cuts = cuts if len(self.texts) == 1 else f"zip({cuts})"
         loop, text = f"for {', '.join(names)} in {cuts}", self.texts[0]
         code = ast.unparse(each)
-        if result == "mean" and isinstance(each, ast.BinOp):
-            code = f"({code})"
-        code = _JOINED[result].format(each=code, loop=loop, text=text, dim=self.dim)
+        code = f"({code})" if result == "mean" and isinstance(each, ast.BinOp) else code
+        code = _JOINED[result].format(each=code, loop=loop, text=text, dim=self.dim, one=one)
         return f"({code})" if result == "mean" and self.part is not self.whole else code
 
 
@@ -88,7 +88,7 @@ def split(rest: RestOfCode, t: Trials) -> Iterator[Form]:
     results = t.in_fork(partial(_results, rest.frame, found), _ROOM) if found else None
     tested = zip(found, results or (), strict=False)
     for _, group in groupby(tested, lambda pair: (pair[0].whole, pair[0].dim)):
-        same = [pair for pair in group if pair[0].can_be(pair[1])]
+        same = [pair for pair in group if pair[0].is_usable(pair[1])]
         for n, (each, result) in enumerate(same):
             if any(other.texts == each.texts for other, _ in same[:n]):
                 continue
@@ -111,15 +111,12 @@ def _forms(
     first, _ = split_at[0]
     bound = getattr(first.old[-1], "targets", [None])[0]
     start = f"{ast.unparse(bound)} = " if bound else "return "
-    tensors = [(frame.scope.value(expression(each.texts[0])), each.dim) for each, _ in split_at]
-    counts = [tensor.shape[dim] for tensor, dim in tensors]
+    counts = [frame.scope.value(expression(e.texts[0])).shape[e.dim] for e, _ in split_at]
     for parts in _PARTS:
         if min(counts) < parts:
             break
         rows = [2 ** (count // parts).bit_length() // 2 for count in counts]
-        new = {
-            each.part: each.in_parts(n, how) for n, (each, how) in zip(rows, split_at, strict=True)
-        }
+        new = {e.part: e.in_parts(n, how) for n, (e, how) in zip(rows, split_at, strict=True)}
         text = start + _with_texts(first.whole, new)
         lines = ", ".join(str(stmt.lineno) for stmt in first.old)
         yield Form(f"`{text}` for line{'s' * (len(first.old) > 1)} {lines}", text, first.old, block)
@@ -250,8 +247,7 @@ def _result(each: _Split, frame: FailedFrame, space: dict[str, Any]) -> str:
     for result in (_SEVERAL,) if several else ("other", "last", "sum", "mean"):
         with suppress(Exception):  # an error or a wrong result
             code = each._replace(part=part, texts=texts).in_parts(_PART, result)
-            parts = eval(code, space)
-            _check_equal(parts, whole)
+            _check_equal(eval(code, space), whole)
             if result == "other" and len(whole) == _ROWS:
                 return _EACH_ROW
             if result not in ("sum", "mean") or whole.any():  # sums of zeros prove nothing

@@ -94,8 +94,8 @@ class Form(NamedTuple):
                 Swap(back.get).visit(each)
 
 
-def forms(rest: RestOfCode) -> Iterator[Form]:
-    """Yield replacements for the failed code."""
+def forms(rest: RestOfCode, gives: Callable[[str], int]) -> Iterator[Form]:
+    """Yield replacements for the failed code. `gives` returns the bytes only a variable holds."""
     block: list[Any] = block_of(rest.failed) if rest.failed is not None else []
     first = block.index(rest.failed) if block else 0
     kinds = (ast.Assign, ast.Expr, ast.Return)
@@ -113,7 +113,7 @@ def forms(rest: RestOfCode) -> Iterator[Form]:
             (new,) = expression(f"f({more})").keywords
             given = [word for word in node.keywords if word.arg != new.arg]
             yield from reader.replaced(node, ast.Call(node.func, node.args, [*given, new]))
-        if text := _in_place(node, rest.frame):
+        if text := _in_place(node, rest.frame, gives):
             yield Form(f"`{text}` for line {node.lineno}", text, [node], block)
         if getattr(node, "attr", "") in _SHORTER:
             yield from reader.replaced(node, ast.Attribute(node.value, _SHORTER[node.attr]))
@@ -123,18 +123,18 @@ def forms(rest: RestOfCode) -> Iterator[Form]:
         yield from _Reader(rest.frame, block, first).collected(rest.loops[0])
 
 
-def _in_place(node: Any, frame: FailedFrame) -> str:
+def _in_place(node: Any, frame: FailedFrame, gives: Callable[[str], int]) -> str:
     """Return ``x /= y`` for ``x = x / y``; empty if `x` shares its memory or has a graph."""
     value: Any = getattr(node, "value", None)
     sign = _SIGNS.get(type(getattr(value, "op", None)).__name__)
     if sign is None or not isinstance(node, ast.Assign):
         return ""
     name = ast.unparse(node.targets[0])
-    x, known = frame.scope.name(name), {**frame.scope.outer, **frame.scope.local}
-    others = (each for key, each in known.items() if key != name and is_tensor(each))
-    fits = ast.unparse(value.left) == name and is_tensor(x) and not x.requires_grad
-    alone = fits and not x._is_view() and not any(y is x or y._base is x for y in others)
-    return f"{name} {sign}= {ast.unparse(value.right)}" if alone else ""
+    x = frame.scope.name(name)
+    # Another variable, a list or an object that holds this memory would change too.
+    alone = is_tensor(x) and not x.requires_grad and gives(name) >= x.nbytes
+    fits = alone and ast.unparse(value.left) == name
+    return f"{name} {sign}= {ast.unparse(value.right)}" if fits else ""
 
 
 def checkpointed(rest: RestOfCode) -> Iterator[Form]:

@@ -60,10 +60,8 @@ def _explain(
     found: list[FailedFrame], message: Message, target: str, here: bool
 ) -> Explanation | None:
     frame, outer = found[0], found[1:]
-    if (special := special_cause(found, message, target)) or message.kind in (
-        "generator",
-        "ordinal",
-    ):
+    special = special_cause(found, message, target)
+    if special or message.kind in ("generator", "ordinal"):
         return special
     clash, on_host = conflict(frame, message), message.kind in ("numpy", "host")
     for at in range(len(outer), 0, -1):

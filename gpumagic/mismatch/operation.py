@@ -86,7 +86,8 @@ def read(error: BaseException) -> Message | None:
 def _device_of_type(name: str) -> str:
     """Return ``"cuda"`` for ``"torch.cuda.FloatTensor"``, ``"mps"`` for ``"MPSFloatType"``."""
     parts = name.split(".")
-    return parts[1] if len(parts) == 3 else "mps" if name.startswith("MPS") else "cpu"
+    plain = "mps" if name.startswith("MPS") else "cpu"
+    return parts[1] if len(parts) == 3 else plain
 
 
 def agree(named: frozenset[str], seen: frozenset[str]) -> bool:

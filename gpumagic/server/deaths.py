@@ -97,7 +97,7 @@ class Deaths:
         name = (notebook or "a notebook").rpartition("/")[2]
         during = f" while In [{run.count or ' '}] ran" if run else ""
         frames = frames_of_crash(manager.connection_file) if cause == "crashed" else ()
-        trail = [one for one in self._loads.trail(kernel, pid) if now - one[0] < 30.0]
+        trail = [one for one in self._loads.trail(kernel, pid) if now - one[0] < 30.0]  # s
         known = (*self._ram(trail, now), *frames, *self._xids(kernel, now))
         return KernelDeath(
             id=f"{kernel} {pid}",

@@ -197,7 +197,7 @@ class KernelCells(CellRuns):
                 self.end(run, when)
 
     def _forget(self) -> None:
-        self.forget(lambda run: run.end is not None and run.end < time.time() - 600.0)
+        self.forget(lambda run: run.end is not None and run.end < time.time() - 600.0)  # 10 min
 
 
 class Iopub:

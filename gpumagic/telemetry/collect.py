@@ -181,7 +181,7 @@ class Collector:
             found += self._ask(source, lambda one: one.processes(max_age)) or ()
         pids = {holder.pid for holder in found}
         max_age, self._pids = max_age if pids == self._pids else 0.0, pids
-        owners = self._kept.get("owners", 2.9, max_age, lambda: self._owners.look_up(pids))
+        owners = self._kept.get("owners", 2.9, max_age, lambda: self._owners.look_up(pids))  # s
         return [
             replace(
                 owners[holder.pid],

@@ -198,11 +198,8 @@ def functions_again(filename: str, before: Any, after: Any) -> dict[FunctionType
 
 def _codes(source: Any, filename: str) -> dict[CodeType, tuple[str, int]]:
     """Return the code objects of a source or tree, each with its name and a count."""
-    waiting, counts = (
-        [compile(source, filename, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)],
-        Counter[str](),
-    )
-    found = dict[CodeType, tuple[str, int]]()
+    waiting = [compile(source, filename, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)]
+    counts, found = Counter[str](), dict[CodeType, tuple[str, int]]()
     for each in waiting:
         found[each] = each.co_name, counts[each.co_name]
         counts[each.co_name] += 1

@@ -260,6 +260,19 @@ def test_what_a_function_makes_anew_in_each_pass_is_no_reason_for_a_smaller_batc
     assert small.run(f"train({int(number * 1.2)})").error is not None
 
 
+def test_the_gradients_of_two_parts_of_a_batch_fit_together(small, shown):
+    small.run(f"{START}net = nn.Sequential(nn.Linear(512, 2048), nn.Linear(2048, 1)).cuda()")
+    small.run("other = nn.Linear(2048, 2048).cuda().requires_grad_(False)")
+    small.run("X = torch.ones(6000, 512, device='cuda')")
+    small.run("net(X).square().mean().backward()")
+    number = int(re.search(r"a batch of ([\d,]+)", repr(shown.pop()))[1].replace(",", ""))
+    small.run("%gpufree")
+    parts = f"for x in X.split({number}):\n    net(x).square().mean().backward()"
+    assert small.run(parts).error is None
+    small.run("net.zero_grad()")
+    assert small.run(f"net(X[:{int(number * 1.2)}]).square().mean().backward()").error is not None
+
+
 def test_no_loss_is_to_be_detached_whose_sum_has_a_backward_pass(small, shown):
     small.run(
         START + "net = nn.Sequential(nn.Linear(64, 512), nn.Tanh(), nn.Linear(512, 1)).cuda()"
