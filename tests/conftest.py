@@ -233,7 +233,7 @@ def shell(empty_shell):
 
 
 @pytest.fixture
-def ip(gpus, shell):
+def ip(gpus, shell, as_in_a_notebook):
     """The shell with torch imported; afterwards the first GPU must be the current one."""
     import torch
 

@@ -36,10 +36,13 @@ def demo(tmp_path, *arguments):
 @pytest.fixture
 def shown(empty_shell, as_in_a_notebook, monkeypatch):
     """Run an example in the shell; what its cells show, each below its code."""
+    import torch
+
     monkeypatch.chdir(EXAMPLES)
 
     def run(name):
         said = []
+        torch.manual_seed(0)
         for cell in nbformat.read(EXAMPLES / name, as_version=4).cells:
             if cell.cell_type == "code":
                 done = empty_shell.run(cell.source)

@@ -82,6 +82,8 @@ class _Trial:
 
     def with_fewest_edits(self, found: Explanation, error: Any) -> Explanation:
         """Return the completed fix; or one for another GPU or function that needs fewer edits."""
+        if found.fix and found.fix.cls and not self._takes_effect(found.fix, self._before):
+            return found
         best, count = self._completed(found)
         gpus = {device for each in found.operands for device in each.devices} - {"cpu"}
         until = time.monotonic() + _MOST * _LIMIT_S

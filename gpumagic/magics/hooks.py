@@ -174,9 +174,11 @@ class Explaining:
     @contextmanager
     def _not_timed(self) -> Iterator[None]:
         """Exclude this context from the cell's time; record an error instead of raising it."""
-        start = time.perf_counter()
+        start, active, self._active = time.perf_counter(), self._active, False
+        # An error of the explanation itself, which IPython shows, is not explained.
         with suppress(KeyboardInterrupt), faults.kept("explaining an error"):
             yield
+        self._active = active
         if (cell := self._cell()) and cell.run:
             cell.run.left_out += time.perf_counter() - start
 

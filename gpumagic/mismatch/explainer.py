@@ -112,14 +112,19 @@ def _mismatch(
     tried = [*((each, [*moved, *extra]) for each, moved in places), *places]
     registering = (sources.register(moved, each) for each, moved in tried if choice.target != "cpu")
     fix = registered = next(filter(None, registering), None)
+    keeping = [sources.keep_copies(moved, each) for each, moved in tried]
+    kept, dropped = next(filter(any, keeping), (None, ""))
+    anew = next(filter(None, (sources.made_anew(part, frame) for part in odd)), "")
     # Move an index only in the failing expression, so that its other uses do not change.
     an_index = kind == "index" and clash.parts[0] not in odd
     fix = (
         fix
+        or kept
         or fixes.move_owners(choice, [frame, *outer])
         or fixes.write_fix(site, site if an_index else above, choice)
     )
-    why = _reason(clash.parts, places, kind, registered)
+    fix, why = None if anew else fix, dropped or _reason(clash.parts, places, kind, registered)
+    why = anew or why
     return Explanation(*expression(frame, node), _rows(clash, choice, site, names), fix, why)
 
 

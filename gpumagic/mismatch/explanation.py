@@ -1,6 +1,7 @@
 """Record an error about tensors on different devices, and show its operands, reason and fix."""
 
 import ast
+import linecache
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from html import escape
@@ -9,7 +10,7 @@ from textwrap import dedent, indent
 from gpumagic.display import table
 from gpumagic.display.table import Shown, block, tag
 from gpumagic.display.units import size
-from gpumagic.usercode.files import label, shell
+from gpumagic.usercode.files import label, last_cell, shell
 from gpumagic.usercode.frames import FailedFrame, loops_around, parents, statement
 
 
@@ -146,13 +147,18 @@ RERUN = "then run that cell and all below it again"
 
 
 def _cost(fix: Fix) -> str:
-    again = f", {RERUN}" if fix.cls else ""
+    again = ""
+    if fix.cls or (fix.label.startswith("In [") and fix.label != last_cell()):
+        body = ast.parse("".join(linecache.getlines(fix.filename)) if not fix.cls else "0").body
+        defines = all(isinstance(stmt, _DEFINITIONS) for stmt in body)
+        again = ", then run that cell again" if defines else f", {RERUN}"
     if fix.nbytes is None:
         return again
     return f" (moves {size(fix.nbytes)}){again}" if fix.nbytes else f" (moves nothing){again}"
 
 
 _ATOMS = (ast.Name, ast.Attribute, ast.Subscript, ast.Call, ast.List, ast.Tuple, ast.Constant)
+_DEFINITIONS = (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
 _BOUND = (ast.Name, ast.Attribute, ast.Subscript)
 _SIMPLE = (ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Return, ast.Assert, ast.Delete)
 

@@ -22,11 +22,13 @@ from gpumagic.mismatch.operation import (
     Operation,
     also_needed,
     named_in,
+    nodes_around,
     operation,
     ran_mixed,
 )
 from gpumagic.usercode.frames import (
     FailedFrame,
+    backward_of,
     first_name,
     function_of,
     in_own_scope,
@@ -75,7 +77,12 @@ def _of_indexed(found: Operation) -> str | None:
     indexed, *indices = found.parts
     gpus = [part for part in indices if part.device not in ("cpu", None)]
     there = gpus and indexed.device == "cpu" and indexed is not found.fixed
-    if there and (indexed.factory or also_needed(found.reader.frame, found.node, gpus, "cpu")):
+    made = indexed.factory or (there and sources.maker_of(indexed, found))
+    # A mask from the GPU belongs to data there, beside which the function made `x`.
+    local = not found.reader.frame.at_top and indexed.text in found.reader.frame.code.co_varnames
+    local = local and indexed.text not in found.reader.frame.parameters
+    made = made or (local and any("bool[" in part.about for part in gpus))
+    if there and (made or also_needed(found.reader.frame, found.node, gpus, "cpu")):
         return gpus[0].device
     return indexed.device
 
@@ -273,7 +280,7 @@ def _read_above(site: Site, above: Site) -> list[Part]:
     ats = (site.at.parts, above.at.parts)
     here, there = ([p for p in parts if p.devices and p.device != "cpu"] for parts in ats)
     if here == site.odd:
-        return there
+        return [p for p in there if p in above.odd or p.kind not in ("object", "module")]
     return [part for part in above.odd if above.frame.text(part.node) == part.text]
 
 
@@ -409,22 +416,41 @@ def _stays(part: Part, frame: FailedFrame, stmt: ast.stmt) -> bool:
     return frame.parameters[:1] == ("ctx",) and part.text in frame.parameters
 
 
+def _in_torch(site: Site) -> str:
+    """Return a reduction by NumPy as one by torch, if its result's gradient is needed; else ""."""
+    node, stmt = site.at.node, statement(site.at.node)
+    name = getattr(getattr(node, "func", None), "attr", "")
+    if not hasattr(Tensor, name) or len(node.args) != 1 or node.keywords or stmt is None:
+        return ""
+    trained = stored(stmt) & backward_of(nodes_around(node, ast.Attribute))
+    return f"torch.stack({site.at.reader.text(node.args[0])}).{name}()" if trained else ""
+
+
 def _moved(part: Part, site: Site, device: str, choice: Choice) -> list[tuple[ast.AST, str]]:
     """Return the edits that move an operand in the failing expression."""
     if not (part in site.odd or part.factory or part.node in ast.walk(site.at.node)):
         return []
     if part.factory:
         return sources.with_device(part.node, site.frame, device)
+    if choice.to_host and (text := _in_torch(site)):
+        return [(site.at.node, text)]
     owner = site.frame.scope.value(part.node)
     made_of = [each.value for each in named_in(part, site.at.reader)]
     tracked = any(not issubclass(type(t), Tensor) or t.requires_grad for t in made_of or [None])
-    tracked = tracked and "detach(" not in part.text
+    tracked = tracked and "detach(" not in part.text and not part.text.endswith(".data")
     detached = ".detach()" if choice.to_host and tracked else ""
     if issubclass(type(owner), (dict, UserDict)) or type(owner) in (list, tuple):
         text = sources.moving_each(part.node, owner, site.frame, device, detached)
+    elif isinstance(node := part.node, (ast.ListComp, ast.GeneratorExp)):
+        each = bracketed(node.elt, site.at.reader.text(node.elt))
+        return [(node.elt, sources.moving(each + detached, device))]
     else:
         text = sources.before_transfer(part.node, site.at.reader, choice.target)
-        text = text or sources.moving(bracketed(part.node, part.text) + detached, device)
+        # Instead of another move, change the device of the last one, ``x.cuda()``.
+        moves = isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("cuda", "cpu")
+        whole = node.func.value if moves and not choice.to_host else node  # type: ignore[attr-defined]
+        whole_text = site.at.reader.text(whole)
+        text = text or sources.moving(bracketed(whole, whole_text) + detached, device)
     if any(each.kind == "array" for each in site.at.parts):
         text += ".numpy()"
     return [(part.node, text)]

@@ -209,8 +209,10 @@ def _evidence(
     located = [part for part in leaves if part.kind != "generator" and part.devices]
     seen = [part for part in located if storages(part.value) & within]
     if message.kind in ("numpy", "host"):
-        certain = all(part.kind != "unknown" for part in leaves) or seen
-        return _on_a_gpu(located, message.devices - {"cpu"}) if certain else ()
+        named, unknown = message.devices - {"cpu"}, [p for p in leaves if p.kind == "unknown"]
+        if len(unknown) == 1 and all(part.device == "cpu" for part in located):
+            return (replace(unknown[0], devices=tuple(named)),)
+        return _on_a_gpu(located, named) if seen or not unknown else ()
     if not direct and not done.calls_module:
         located = seen
     known = _devices(located)

@@ -13,7 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from gpumagic.mismatch import operand
-from gpumagic.mismatch.explanation import RERUN, Fix, Operand, around, bracketed, can_precede
+from gpumagic.mismatch.explanation import (
+    RERUN,
+    Fix,
+    Operand,
+    around,
+    bracketed,
+    can_precede,
+    total,
+)
 from gpumagic.mismatch.operation import Operation, named_in, nodes_around, storages
 from gpumagic.usercode.frames import (
     FailedFrame,
@@ -133,6 +141,42 @@ def _names_around(frame: FailedFrame) -> list[ast.expr]:
     loops = [loop.iter for loop in loops_around(failed) if isinstance(loop, ast.For)]
     trees: list[ast.AST] = [statement(failed) or failed, *loops]
     return [node for tree in trees for node in ast.walk(tree) if isinstance(node, operand.NAMED)]
+
+
+def keep_copies(parts: list[operand.Part], frame: FailedFrame) -> tuple[Fix | None, str]:
+    """Return the fix that keeps the copies that lines such as ``x.to(device)`` drop; the reason."""
+    calls = {part.key: _dropped(part, frame) for part in parts if part.kind == "tensor"}
+    edits: list[Any] = [
+        (n, f"{key} = {frame.text(n)}") for key, n in calls.items() if n is not None
+    ]
+    if not edits or frame.failed is None:
+        return None, ""
+    edit = around(frame, edits) if len(edits) == len(parts) else None
+    first, text = edits[0][0], frame.text(edits[0][0])
+    why = f"line {first.lineno}: {text} returns a copy of a tensor, and nothing keeps this copy"
+    return edit.fix(total(part.nbytes for part in parts)) if edit else None, why
+
+
+def _dropped(part: operand.Part, frame: FailedFrame) -> ast.Call | None:
+    """Return the last call above the failure that moves a tensor and whose result is dropped."""
+    stmts = nodes_around(frame.failed, ast.Expr) if frame.failed is not None else []
+    calls = [stmt.value for stmt in stmts if isinstance(stmt.value, ast.Call)]
+    named = [c for c in calls if getattr(c.func, "attr", "") in operand.TRANSFERS]
+    mine = (c for c in reversed(named) if frame.text(c.func.value) == part.text)  # type: ignore[attr-defined]
+    return next((call for call in mine if call.lineno < frame.line), None)
+
+
+def made_anew(part: operand.Part, frame: FailedFrame) -> str:
+    """Return the reason if a function other than `__init__` makes a module in each call, or ""."""
+    made = only_assignment(part.text, frame.failed) if part.kind == "module" else None
+    function = getattr(function_of(frame.failed or ast.Pass()), "name", "__init__")
+    if made is None or function == "__init__" or not isinstance(made.value, ast.Call):
+        return ""
+    plain = type(part.value).__module__.startswith("torch.nn.") and not [*part.value.children()]
+    arguments = part.value.extra_repr() if plain else "…"
+    code = f"{part.text} = {frame.text(made.value.func)}({arguments})"
+    why = f"{function}() makes {part.text} in each call, so no optimizer trains it"
+    return f"{why}; write {code} in __init__ instead, {RERUN}"
 
 
 def moving_tensors(module: nn.Module) -> list[Tensor]:

@@ -102,6 +102,15 @@ def test_our_own_failure_leaves_the_users_error(ip, monkeypatch):
     assert ran.text.count("gpumagic failed while explaining an error: ZeroDivisionError") == 1
 
 
+def test_an_explanation_that_cannot_be_shown_is_not_explained_again(ip, monkeypatch):
+    from gpumagic.mismatch import explanation
+
+    monkeypatch.setattr(explanation, "text", lambda found: 1 / 0)
+    ran = ip.run(f"{TWO}a + b")
+    assert isinstance(ran.error, RuntimeError)
+    assert ran.text.count("ZeroDivisionError") < 4
+
+
 def test_a_tool_that_shows_tracebacks_its_own_way(ip, monkeypatch):
     monkeypatch.setattr(ip.ip, "showtraceback", lambda *args, **kwargs: print("mine"))
     ran = ip.run(f"{TWO}a + b")

@@ -614,3 +614,82 @@ def test_what_no_longer_leaves_the_gpu_keeps_its_brackets(written, by):
         f"w = torch.full((3,), 2, device='cuda').{kind}()\n{written}\n"
     )
     assert_fixed(code, by)
+
+
+# As they are asked most in forums: the code, and a line of the fix.
+ASKED = {
+    "a method's result": (
+        "class Net:\n    def features(self, x):\n        return x * 2\n"
+        "net, a = Net(), torch.ones(3, device='cuda')\nfeature = net.features(a).data.numpy()",
+        "feature = net.features(a).data.cpu().numpy()",
+    ),
+    "losses that NumPy sums": (
+        "import numpy as np\ndef half(v):\n    return (v / 2).sum()\n"
+        "w = torch.ones(3, device='cuda', requires_grad=True)\n"
+        "loss = np.sum([half(w) for n in range(3)])\nloss.backward()",
+        "loss = torch.stack([half(w) for n in range(3)]).sum()",
+    ),
+    "items that NumPy reads": (
+        "import numpy as np\ndef half(v):\n    return (v / 2).sum()\n"
+        "w = torch.ones(3, device='cuda', requires_grad=True)\n"
+        "mean = np.mean([half(w) for n in range(3)])",
+        "mean = np.mean([half(w).detach().cpu() for n in range(3)])",
+    ),
+    "an object with data there": (
+        "import numpy as np\nclass Data:\n    def __init__(self):\n"
+        "        self.y = torch.ones(3, device='cuda')\n    def inverse(self, scaled):\n"
+        "        return np.asarray(scaled)\n"
+        "data, out = Data(), torch.ones(3, device='cuda')\na = data.inverse(out)",
+        "a = data.inverse(out.cpu())",
+    ),
+    "an index made beside": (
+        "def targets(t):\n    at = torch.arange(3).view(3, 1).repeat(1, 2)\n    j = t > 0\n"
+        "    return at[j], t[j]\na, b = targets(torch.ones(3, 2, device='cuda'))\na + b",
+        "at = torch.arange(3, device=t.device).view(3, 1).repeat(1, 2)",
+    ),
+    "a mask of data there": (
+        "def levels(t):\n    found = []\n    for n in range(2):\n"
+        "        found.append(torch.ones(3) * n)\n    found = torch.cat(found)\n"
+        "    mask = t > 0\n    return found[mask], t[mask]\n"
+        "a, b = levels(torch.ones(6, device='cuda'))\na + b",
+        "found = found.to(mask.device)",
+    ),
+    "copies that nothing keeps": (
+        "device, net = torch.device('cuda:1'), torch.nn.Linear(4, 2).to('cuda:1')\n"
+        "x, y = torch.rand(3, 4), torch.tensor([0, 1, 1])\nx.to(device)\ny.to(device)\n"
+        "loss = torch.nn.functional.cross_entropy(net(x), y)",
+        "y = y.to(device)",
+    ),
+    "a number left out": (
+        "def padded(a):\n    return torch.cat([a, torch.zeros(2).cuda()])\n"
+        "padded(torch.ones(2, device='cuda:1'))",
+        "return torch.cat([a, torch.zeros(2).to(a.device)])",
+    ),
+    "a weight moved by itself": (
+        "class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.fc = nn.Linear(3, 1)\n"
+        "        self.bias = torch.zeros(1, requires_grad=True).cuda()\n"
+        "    def forward(self, x):\n        return self.fc(x) + self.bias\n"
+        "net = Net().to('cuda:1')\nnet(torch.ones(2, 3, device='cuda:1')).sum().backward()",
+        "self.bias = nn.Parameter(torch.zeros(1, requires_grad=True).cuda())",
+    ),
+}
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_what_is_asked_most_is_mended(asked):
+    code, by = ASKED[asked]
+    fix = gpumagic.explain(run(code)).fix
+    assert by in fix.code
+    assert run(fix.apply(code)) is None
+
+
+def test_a_module_that_each_call_makes_is_not_moved():
+    code = (
+        "class Net(nn.Module):\n    def forward(self, x):\n"
+        "        self.fc = nn.Linear(x.size(1), 2)\n        return self.fc(x)\n"
+        "Net()(torch.ones(3, 4, device='cuda'))"
+    )
+    told = gpumagic.explain(run(code))
+    assert told.fix is None
+    assert "write self.fc = nn.Linear(in_features=4, out_features=2" in told.reason

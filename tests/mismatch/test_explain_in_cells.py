@@ -234,7 +234,7 @@ def test_a_function_of_autograd_has_no_object_to_create_again(ip):
     x = "x = torch.ones(3, device='cuda', requires_grad=True)"
     told = explained(ip.run(f"{x}\nHalf.apply(x).sum().backward()"))
     assert "half = torch.ones(ctx.n, device=grad.device)" in told
-    assert "again" not in told
+    assert "below it again" not in told
 
 
 def test_the_magic_before_the_code_stays_and_a_magic_that_places_is_not_placed(trained):
@@ -344,3 +344,13 @@ def test_the_edits_of_a_fix_stand_in_html_one_below_the_other(gpus):
     explanation = Explanation("a", 1, "f", "In [2]", (), fix, None, more=(replace(fix, line=4),))
     assert explanation._repr_html_().count("<pre") == 2
     assert "and:" in str(explanation)
+
+
+def test_an_edit_of_another_cell_says_what_to_run_then(ip):
+    scaled = "def scaled(x):\n    return x * torch.ones(3)"
+    ip.run(scaled)
+    then = "then run that cell "
+    assert then + "again" in explained(ip.run("y = scaled(torch.ones(3, device='cuda'))"))
+    ip.run(f"{scaled}\nx = torch.ones(3, device='cuda')")
+    assert then + "and all below it again" in explained(ip.run("y = scaled(x)"))
+    assert then not in explained(ip.run(f"{scaled}\ny = scaled(x)"))

@@ -87,11 +87,19 @@ def test_the_functions_are_found() -> None:
     assert "nvmlDeviceGetMemoryInfo_v2" in functions()
 
 
-@pytest.mark.parametrize("name", functions())
-def test_a_failed_call_is_unknown_and_no_other_figure(stand_in: Any, name: str) -> None:
-    failures = [(name, code) for code in CODES]
+def wrong_figures(stand_in: Any, failures: list[tuple[str, int]]) -> Any:
+    """What a field has that is neither unknown nor right, for each function that fails and code."""
     machine = {"gpus": 2, "gpu.*.compute": "77:5000", "gpu.*.busy": "77:40", "gpu.1.mig": 1}
-    assert (
-        stand_in.watch(f"FAILURES = {failures!r}\nDOCUMENTED = {DOCUMENTED!r}\n{PROGRAM}", machine)
-        == []
-    )
+    program = f"FAILURES = {failures!r}\nDOCUMENTED = {DOCUMENTED!r}\n{PROGRAM}"
+    return stand_in.watch(program, machine)
+
+
+def test_a_failed_call_is_unknown_and_no_other_figure(stand_in: Any) -> None:
+    usual = (3, 6, 15, 999)  # not supported, not found, lost, unknown
+    assert wrong_figures(stand_in, [(name, code) for name in functions() for code in usual]) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", functions())
+def test_each_code_is_unknown_and_no_other_figure(stand_in: Any, name: str) -> None:
+    assert wrong_figures(stand_in, [(name, code) for code in CODES]) == []

@@ -82,7 +82,7 @@ STILL = [
 ]
 
 
-@pytest.mark.parametrize("code", [2, 4, 6, 10, 17, 18, 999])
+@pytest.mark.parametrize("code", [6, 999])
 def test_no_failed_question_makes_a_figure_wrong(stand_in: Any, code: int) -> None:
     names = [name for name in FIELDS if name.startswith("nvmlDevice")]
     program = f"""
