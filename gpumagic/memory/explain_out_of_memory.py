@@ -9,7 +9,7 @@ import ast
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from functools import partial
-from itertools import chain, permutations
+from itertools import chain, permutations, product
 from operator import methodcaller
 from typing import Any
 
@@ -17,7 +17,7 @@ from gpumagic import faults
 from gpumagic.display.progress_line import ProgressLine
 from gpumagic.display.units import size
 from gpumagic.memory import holders_by_name
-from gpumagic.memory.memory_report import EXCEPTION, TEMPORARY
+from gpumagic.memory.memory_report import TEMPORARY
 from gpumagic.memory.oom_state import TORCH, OutOfMemoryState, read
 from gpumagic.memory.oom_trials import CodeTrial, Trials, backward, each_tensor, without_graph
 from gpumagic.memory.out_of_memory import Lever, OutOfMemory
@@ -33,7 +33,7 @@ from gpumagic.usercode.frames import (
     is_chained,
     stored,
 )
-from gpumagic.usercode.values import is_module, is_tensor, torch_here
+from gpumagic.usercode.values import is_module, is_tensor, own, torch_here
 
 _MOST = 4  # maximum number of levers to show if none lets the cell fit
 # A change that does not make the cell fit must save this share of the needed memory.
@@ -68,8 +68,9 @@ def explain_out_of_memory(
 def _explained(s: OutOfMemoryState, where: UserLine, t: Trials) -> OutOfMemory:
     failed = s.frames[0].failed
     reason, found = by_figures(s, t) or (_reason(s, t), levers(s, t))
-    loop, best = t.loop, t.best
-    stale = best.stale if best is not None and best.frame.at_top else ()
+    loop, top = t.loop, t.every[-1]
+    stale = top.rest.remade | (top.stale if top.frame.at_top else set())
+    joint = s.alone(stale)  # several names may hold a graph together
     return OutOfMemory(
         expression=where.source if failed is None else s.frames[0].text(failed),
         line=where.line,
@@ -81,14 +82,16 @@ def _explained(s: OutOfMemoryState, where: UserLine, t: Trials) -> OutOfMemory:
         traceback_holds=s.traceback_holds,
         adds=loop.need.grows if loop is not None and loop.need is not None else None,
         adds_to=s.adds_to(loop.rest) if loop is not None else "",
-        stale=tuple(sorted(name for name in stale if s.worth(s.alone([name])))),
+        stale=tuple(
+            sorted(n for n in stale if s.worth(8 * (joint - s.alone(stale - {n})) - joint))
+        ),
     )
 
 
 def _reason(s: OutOfMemoryState, t: Trials) -> str:
     trial = t.best
     if trial is None or trial.need is None:
-        rows = [row for row in s.device.holders if row.kind not in (EXCEPTION, TEMPORARY)][:1]
+        rows = [row for row in s.device.holders if row.kind != TEMPORARY][:1]
         most = "".join(f", the most by {row.path} ({size(row.nbytes)})" for row in rows)
         left = f"; {size(s.wanted)} at once is {size(s.short_by)} more than is left"
         return f"{size(s.device.allocated)} are in use{most}{left if s.short_by > 0 else ''}"
@@ -192,16 +195,22 @@ def _gives(s: OutOfMemoryState, rest: RestOfCode, *names: str) -> int:
 
 
 def small_views(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Propose to clone each variable that is a small view of a larger tensor's memory."""
+    """Propose to clone small views of a larger tensor, and to detach tensors from their graphs."""
+    ends = not any(rest.backward for rest in s.rests)
     for name, value in [*s.namespace.items()]:
-        strided = is_tensor(value) and value.layout is torch_here().strided
-        # With a graph, the graph keeps the whole tensor.
-        if strided and value._is_view() and value.grad_fn is None:
-            gives = s.alone([name]) - value.nbytes
-            if gives > value.nbytes and s.worth(gives):
-                do = f"`{name} = {name}.clone()`: it is a view of {size(value.nbytes)}, and keeps "
-                fits = t.whole.fits(t.whole.need, gives) if t.whole else None
-                yield Lever(f"{do}all of {size(gives + value.nbytes)}", gives, fits)
+        if not is_tensor(value) or value.layout is not torch_here().strided:
+            continue
+        gives = s.alone([name]) - value.nbytes
+        if value.grad_fn is not None:
+            do = f"`{name} = {name}.detach()`: no backward pass follows, and its graph keeps "
+            do, worth = f"{do}{size(gives)}", ends and value.numel() > 1
+        else:
+            do = f"`{name} = {name}.clone()`: it is a view of {size(value.nbytes)}, and keeps "
+            do += f"all of {size(gives + value.nbytes)}"
+            worth = value._is_view() and gives > value.nbytes
+        if worth and s.worth(gives):
+            fits = t.whole.fits(t.whole.need, gives) if t.whole else None
+            yield Lever(do, gives, fits)
 
 
 def _unread(s: OutOfMemoryState, rest: RestOfCode, lacking: int) -> list[str]:
@@ -289,9 +298,12 @@ def _kept(
         keep = (name,), lambda cached: cached.cache_clear() or cached
         yield from _helps(trial, f"`{name}.cache_clear()` after each pass", whole, whole, keep=keep)
     elif name and _needs_graph(s, trial, name) is False:
+        # An object whose hooks a model has holds what the model seems to keep.
+        also = next((row.aliases for row in s.device.holders if row.path == name), ())
+        objects = [n for n in also if own(s.namespace.get(n)) and not is_tensor(s.namespace[n])]
         tried = (
-            _helps(trial, do.format(name), grown=whole, keep=((name,), partial(each_tensor, by)))
-            for do, by in _KEPT.items()
+            _helps(trial, do.format(n), grown=whole, keep=((n,), partial(each_tensor, by)))
+            for n, (do, by) in product((name, *objects), _KEPT.items())
         )
         yield from next(filter(None, map(list, tried)), ())
 

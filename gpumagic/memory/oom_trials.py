@@ -246,6 +246,7 @@ class CodeTrial:
                 into = self._own_namespace(space)
                 changed.clear()  # because `changed` would keep alive values that the code frees
                 first(into)
+                self._let_go(keep[0])
                 into[_PASSES] = self._passes(into, note, keep)
                 with ExitStack() as contexts:
                     for context in (*self._contexts(), within(), swapped(functions)):
@@ -275,7 +276,11 @@ class CodeTrial:
             space[name] = space[name].detach() if is_tensor(space[name]) else space[name]
         # Restore loop variables before each pass, because `batch = batch.cuda()` changes `batch`.
         targets = stored(getattr(self._loop, "target", ast.Pass())) & space.keys()
-        given = {n: space[n] for n in targets if not getattr(space[n], "is_cuda", False)}
+        # After `x = x[None]`, take `x` from the iterable again.
+        if again := targets & bound(self.code) and self._first_pass:
+            with suppress(Exception):
+                exec(again, space)
+        given = {n: space[n] for n in targets if again or not getattr(space[n], "is_cuda", False)}
         for number in range(2 if self._loop else 1):
             space.update(given)
             yield
@@ -284,6 +289,23 @@ class CodeTrial:
             note(f"{_HELD}{number} {torch_here().cuda.memory_allocated(self._state.name)}")
             # Increase integer loop variables, so that a cache with these keys grows in each pass.
             given = {n: v + 1 if type(v) is int else v for n, v in given.items()}
+
+    def _let_go(self, names: Sequence[str]) -> None:
+        """Let a function's frame release what a pass is to keep no longer."""
+        local: Any = self.frame.scope.local
+        for name in names if not self.frame.at_top else ():
+            local.pop(name, None)
+            self._state.let_go()
+
+    @property
+    def _first_pass(self) -> CodeType | None:
+        """Return code that binds the loop's variables as its first pass does."""
+        head = f"for {ast.unparse(self._loop.target)} in {ast.unparse(self._loop.iter)}: break"
+        loads = any(
+            "DataLoader" in type(v).__name__
+            for v in map(self.frame.scope.value, ast.walk(self._loop.iter))
+        )
+        return None if loads else compile(head, self.frame.filename, "exec")
 
     def _contexts(self) -> Iterator[Any]:
         """Recreate torch's context managers around this code, the outermost first."""
@@ -337,8 +359,7 @@ def without_graph(tensor: Any) -> Any:
 def backward(tensor: Any) -> Any:
     """Call `.backward()` if possible; return the tensor without its graph."""
     if tensor.numel() == 1 and tensor.requires_grad:
-        with suppress(RuntimeError):  # an earlier `.backward()` may have freed the graph
-            tensor.backward()
+        tensor.backward()
     return without_graph(tensor)
 
 

@@ -119,5 +119,5 @@ def _title(found: OutOfMemory) -> str:
     after = f"`{' '.join(('%gpufree', *found.stale))}`{holds}" if held or found.stale else ""
     if not found.levers:
         nothing = "no change was found that lets the cell fit"
-        return f"{nothing}; {after} frees what the failed run left" if after else nothing
+        return f"{nothing}; {after} frees memory that the failed run left" if after else nothing
     return f"what would help, after {after}:" if after else "what would help:"

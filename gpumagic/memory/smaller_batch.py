@@ -42,20 +42,24 @@ def smaller(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 def _fewer_rows(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[Lever]:
     if not (names := _batch(s, trial)):
         return
-    count = len(trial.names[names[0]])
+    count = len(_tensor_in(trial.names[names[0]]))
     # Numbers equal to the batch size may need lowering too, as in `torch.zeros(batch_size)`.
     sizes = [name for name, value in trial.names.items() if type(value) is int and value == count]
     learns = any(rest.backward for rest in s.rests)
     kept = _new_gradients(_models(s, trial)) * learns
 
     def tried(number: int, also: list[str]) -> Need | None:
-        cut = {name: trial.names[name][:number] for name in names}
+        cut = {name: _shortened(trial.names[name], number) for name in names}
         need = trial.tried(cut | dict.fromkeys(also, number))
         return need and need._replace(most=need.most + kept)
 
     sizes = sizes if tried(count // 2, []) is None else []
     added = ", accumulating the gradients of {}" if learns else ""
-    cuts = some(f"`{name}`" for name in (*names, *sizes))
+    loop: Any = next(iter(trial.rest.loops), None)
+    made_of = ast.walk(loop.iter) if isinstance(loop, ast.For) else ()
+    batched = (n for n in made_of if getattr(trial.frame.scope.value(n), "batch_size", 0) == count)
+    loader = next(map(ast.unparse, batched), "")
+    cuts = f"`{loader}`" if loader else some(f"`{name}`" for name in (*names, *sizes))
     do = f"{cuts}: a batch of {{:,}} instead of {count:,}{added}"
     yield from _largest(s, trial, do, count, partial(tried, also=sizes), _PAIRED)
 
@@ -117,10 +121,23 @@ def _batch(s: OutOfMemoryState, trial: CodeTrial) -> list[str]:
     read = names_read(ast.Module(trial.code, []))
     values: dict[str, Any] = {name: trial.names.get(name) for name in read}
     strided = torch_here().strided  # the bytes of a sparse tensor are not defined
-    found = {n: v for n, v in values.items() if is_tensor(v) and v.layout is strided and v.dim()}
+    first = {name: _tensor_in(value) for name, value in values.items()}
+    found = {n: v for n, v in first.items() if is_tensor(v) and v.layout is strided and v.dim()}
     names = sorted(found, key=lambda name: -found[name].nbytes)
     alike = [name for name in names if len(found[name]) == len(found[names[0]]) > 1]
-    return alike if runs_model(s, trial) and not _is_cut(trial.code, alike) else []
+    tensors = [name for name in alike if is_tensor(values[name])]
+    return alike if runs_model(s, trial) and not _is_cut(trial.code, alike, tensors) else []
+
+
+def _tensor_in(value: Any) -> Any:
+    """Return a tensor, or the largest tensor of a batch that is a dict; else None."""
+    held = [each for each in value.values() if is_tensor(each)] if type(value) is dict else []
+    return max(held, key=lambda each: each.nbytes, default=value if is_tensor(value) else None)
+
+
+def _shortened(batch: Any, number: int) -> Any:
+    """Return a batch's first rows."""
+    return {k: v[:number] for k, v in batch.items()} if type(batch) is dict else batch[:number]
 
 
 def runs_model(s: OutOfMemoryState, trial: CodeTrial) -> bool:
@@ -135,8 +152,8 @@ def _models(s: OutOfMemoryState, trial: CodeTrial) -> list[Any]:
     return [every[name] for name in read if is_module(every.get(name))]
 
 
-def _is_cut(code: list[ast.stmt], names: list[str]) -> bool:
-    """Whether code takes parts of a tensor in `names`, or has a slice such as `[i : i + n]`."""
+def _is_cut(code: list[ast.stmt], names: list[str], tensors: list[str]) -> bool:
+    """Whether code takes parts of a batch in `names`, or has a slice such as `[i : i + n]`."""
     results = computed_from(names, code)
     for node in (node for stmt in code for node in ast.walk(stmt)):
         is_cut = getattr(node, "attr", "") in _CUTS
@@ -146,6 +163,6 @@ def _is_cut(code: list[ast.stmt], names: list[str]) -> bool:
         sliced = isinstance(cut, ast.Slice) and names_read(ast.Expression(cut))
         # An index such as `[:, 1:]` keeps all rows.
         rows = not isinstance(cut, ast.Tuple) or [*map(ast.unparse, cut.elts)][:1] != [":"]
-        if sliced or (rows and getattr(part, "id", "") in (results if is_cut else names)):
+        if sliced or (rows and getattr(part, "id", "") in (results if is_cut else tensors)):
             return True
     return False

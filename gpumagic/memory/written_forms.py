@@ -57,7 +57,12 @@ def _forms() -> Iterator[tuple[str, str, int]]:
 
 
 _PARSED = [(ast.parse(form, mode="eval").body, new, dims) for form, new, dims in _forms()]
-_MORE = {"load": 'map_location="cpu"', "vmap": "chunk_size=16", "jacrev": "chunk_size=16"}
+_MORE = {
+    "load": 'map_location="cpu"',
+    **dict.fromkeys(("vmap", "jacrev"), "chunk_size=16"),
+    **dict.fromkeys(("hessian", "jacobian"), "vectorize=False"),
+    "backward": "retain_graph=False",
+}
 """Arguments that lower the memory of a call, by the name of the called function."""
 _CHECKPOINT = "torch.utils.checkpoint.checkpoint"
 _SIGNS = {"Add": "+", "Sub": "-", "Mult": "*", "Div": "/"}

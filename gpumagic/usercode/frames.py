@@ -302,6 +302,16 @@ class RestOfCode:
         return {name for node in (*before, *self.loops) for name in stored(node)}
 
     @property
+    def remade(self) -> set[str]:
+        """Return the names that a rerun of the cell makes again, except those of empty lists."""
+        if self.frame.tree is None or not self.frame.at_top:
+            return set()
+        body, empty = self.frame.tree.body, (ast.List, ast.Dict, ast.Constant)
+        made = [n for n in body if not isinstance(getattr(n, "value", None), empty)]
+        again = bound(made) - {*names_read(ast.Module(body, []))}
+        return again & self.made_before
+
+    @property
     def accumulated(self) -> set[str]:
         """Return the names that the outermost enclosing loop updates, as in `x = x + 1`."""
         found = set[str]()

@@ -229,6 +229,71 @@ def test_losses_that_a_callback_sums_are_detached_whatever_its_caller_trains(sma
     )
 
 
+# As they are asked most in forums: the code before, the failed cell, and the first lever.
+ASKED = {
+    "results of items that the loop changes": (
+        "items = [torch.ones(640, 256) for _ in range(60)]\nresults = []",
+        "for n, x in enumerate(items):\n    x = x.unsqueeze(0).cuda()\n    results.append(net(x))",
+        "store `.item()` of a number or `.detach()` in `results`",
+    ),
+    "a dict of lists in a function": (
+        "from collections import defaultdict\n@torch.no_grad()\ndef render(rays):\n"
+        "    found = defaultdict(list)\n    for i in range(0, len(rays), 500):\n"
+        "        part = {'rgb': net(rays[i : i + 500].cuda())}\n"
+        "        for k, v in part.items():\n            found[k] += [v]\n    return found",
+        "out = render(torch.ones(90_000, 256))",
+        "store `.cpu()` of the tensors in `found`",
+    ),
+    "what hooks keep": (
+        "class Kept:\n    def __init__(self, layer):\n        self.all = []\n"
+        "        layer.register_forward_hook(self.save)\n    def save(self, module, given, out):\n"
+        "        self.all.append(out.detach())",
+        "kept = Kept(net[0])\nfor n in range(40):\n    y = net(torch.ones(2000, 256).cuda()).sum()",
+        "store `.cpu()` of the tensors in `kept`",
+    ),
+    "a graph that the last backward pass keeps": (
+        "x = torch.ones(7000, 256).cuda()",
+        "for n in range(3):\n    y = net(x)\n    a = y.square().mean()\n"
+        "    a.backward(retain_graph=True)\n    b = y.mean()\n    b.backward(retain_graph=True)",
+        "`b.backward(retain_graph=False)` for line 6",
+    ),
+    "a loader of dicts": (
+        "class Rows(torch.utils.data.Dataset):\n    def __len__(self):\n        return 24_000\n"
+        "    def __getitem__(self, n):\n        return {'x': torch.ones(256)}\n"
+        "loader = torch.utils.data.DataLoader(Rows(), batch_size=22_000)",
+        "with torch.no_grad():\n    for sample in loader:\n        y = net(sample['x'].cuda())",
+        "`loader`: a batch of ",
+    ),
+}
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_what_is_asked_most_has_a_lever(small, shown, asked):
+    before, cell, lever = ASKED[asked]
+    small.run(START + "net = nn.Sequential(*[nn.Linear(256, 256), nn.Tanh()] * 3).cuda()")
+    small.run(before)
+    small.run(cell)
+    assert shown.pop().levers[0].do.startswith(lever)
+
+
+def test_no_backward_pass_is_told_through_a_state_that_passes_hand_on(small, shown):
+    small.run(START + "rnn, xs = nn.LSTMCell(64, 64).cuda(), torch.ones(9000, 64, 64)")
+    small.run(
+        "h = c = torch.zeros(64, 64).cuda()\nloss = 0\nfor x in xs:\n"
+        "    h, c = rnn(x.cuda(), (h, c))\n    loss = loss + h.mean()\nloss.backward()"
+    )
+    assert not [lever for lever in shown.pop().levers if ".backward()" in lever.do]
+
+
+def test_names_that_only_together_hold_a_graph_are_freed_before_a_rerun(small, shown):
+    small.run(START + "net = nn.Sequential(*[nn.Linear(256, 256), nn.Tanh()] * 3).cuda()")
+    small.run(
+        "for n in range(9):\n    x = torch.ones(9000, 256).cuda()\n    y = net(x)\n"
+        "    a, b = y.square().mean(), y.mean()\n    (a + b).backward(retain_graph=True)"
+    )
+    assert {"a", "b", "y"} <= {*shown.pop().stale}
+
+
 def test_the_loop_that_keeps_most_is_named_and_losses_with_a_later_backward_pass_stay(small, shown):
     small.run(START + "net = nn.Sequential(*[nn.Linear(256, 256), nn.Tanh()] * 3).cuda()")
     small.run(
