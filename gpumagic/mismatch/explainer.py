@@ -123,8 +123,10 @@ def _mismatch(
         or fixes.move_owners(choice, [frame, *outer])
         or fixes.write_fix(site, site if an_index else above, choice)
     )
-    fix, why = None if anew else fix, dropped or _reason(clash.parts, places, kind, registered)
-    why = anew or why
+    fix, why = None if anew else fix, _reason(clash.parts, places, kind, registered)
+    if kind == "numpy" and fix and ".cpu()" not in fix.code:
+        why = "NumPy's results have no gradients, and this one needs them"
+    why = anew or dropped or why
     return Explanation(*expression(frame, node), _rows(clash, choice, site, names), fix, why)
 
 

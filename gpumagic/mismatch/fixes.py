@@ -77,12 +77,12 @@ def _of_indexed(found: Operation) -> str | None:
     indexed, *indices = found.parts
     gpus = [part for part in indices if part.device not in ("cpu", None)]
     there = gpus and indexed.device == "cpu" and indexed is not found.fixed
-    made = indexed.factory or (there and sources.maker_of(indexed, found))
+    frame = found.reader.frame
     # A mask from the GPU belongs to data there, beside which the function made `x`.
-    local = not found.reader.frame.at_top and indexed.text in found.reader.frame.code.co_varnames
-    local = local and indexed.text not in found.reader.frame.parameters
-    made = made or (local and any("bool[" in part.about for part in gpus))
-    if there and (made or also_needed(found.reader.frame, found.node, gpus, "cpu")):
+    names = () if frame.at_top else {*frame.code.co_varnames} - {*frame.parameters}
+    beside = indexed.text in names and any("bool[" in part.about for part in gpus)
+    made = beside or indexed.factory or (there and sources.maker_of(indexed, found))
+    if there and (made or also_needed(frame, found.node, gpus, "cpu")):
         return gpus[0].device
     return indexed.device
 
@@ -250,7 +250,7 @@ def move_owners(choice: Choice, frames: list[FailedFrame]) -> Fix | None:
     found = {each[1].text: each for each in owners if each}
     if choice.target == "cpu" or None in owners or len(found) != 1:
         return None
-    ((frame, part),) = found.values()
+    frame, part = next(iter(found.values()))
     at = operation(frame.failed, Reader(frame)) if frame.failed else None
     at = at or Operation(Reader(frame), frame.failed, (part,))
     above, _ = climb(Site(at, [part], []), frames[frames.index(frame) + 1 :])
@@ -412,18 +412,18 @@ def _stays(part: Part, frame: FailedFrame, stmt: ast.stmt) -> bool:
         return on_both or bool(own(part.value).get("hf_device_map"))  # placed by accelerate
     if part.kind == "object":
         return not hasattr(type(part.value), "to")
-    # In an autograd.Function, a gradient must be on its input's device, so the arguments stay.
+    # The gradient of an autograd.Function must be on its input's device.
     return frame.parameters[:1] == ("ctx",) and part.text in frame.parameters
 
 
 def _in_torch(site: Site) -> str:
     """Return a reduction by NumPy as one by torch, if its result's gradient is needed; else ""."""
-    node, stmt = site.at.node, statement(site.at.node)
-    name = getattr(getattr(node, "func", None), "attr", "")
-    if not hasattr(Tensor, name) or len(node.args) != 1 or node.keywords or stmt is None:
+    node, name = site.at.node, getattr(getattr(site.at.node, "func", None), "attr", "")
+    trained = backward_of(nodes_around(node, ast.Attribute))
+    if not hasattr(Tensor, name) or len(node.args) != 1 or not trained & stored(statement(node) or node):
         return ""
-    trained = stored(stmt) & backward_of(nodes_around(node, ast.Attribute))
-    return f"torch.stack({site.at.reader.text(node.args[0])}).{name}()" if trained else ""
+    text, several = site.at.reader.text(node.args[0]), type(site.odd[0].value) is not Tensor
+    return f"{f'torch.stack({text})' if several else text}.{name}()"
 
 
 def _moved(part: Part, site: Site, device: str, choice: Choice) -> list[tuple[ast.AST, str]]:
@@ -445,12 +445,7 @@ def _moved(part: Part, site: Site, device: str, choice: Choice) -> list[tuple[as
         each = bracketed(node.elt, site.at.reader.text(node.elt))
         return [(node.elt, sources.moving(each + detached, device))]
     else:
-        text = sources.before_transfer(part.node, site.at.reader, choice.target)
-        # Instead of another move, change the device of the last one, ``x.cuda()``.
-        moves = isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("cuda", "cpu")
-        whole = node.func.value if moves and not choice.to_host else node  # type: ignore[attr-defined]
-        whole_text = site.at.reader.text(whole)
-        text = text or sources.moving(bracketed(whole, whole_text) + detached, device)
+        text = sources.moved(node, site.at.reader, choice.target, device, detached)
     if any(each.kind == "array" for each in site.at.parts):
         text += ".numpy()"
     return [(part.node, text)]

@@ -210,6 +210,14 @@ def before_transfer(node: ast.AST, reader: operand.Reader, target: str | None) -
     return text if part is not None and part.device == target else ""
 
 
+def moved(node: Any, reader: operand.Reader, target: str, device: str, detached: str) -> str:
+    """Return the code that moves an expression; it changes the device of ``x.cuda()``."""
+    moves = isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("cuda", "cpu")
+    whole = node.func.value if moves and target != "cpu" else node
+    whole_text = bracketed(whole, reader.text(whole)) + detached
+    return before_transfer(node, reader, target) or moving(whole_text, device)
+
+
 def is_leaf(part: operand.Part) -> bool:
     """Whether an operand is a leaf that requires a gradient. A moved copy would not be a leaf."""
     return part.kind == "tensor" and part.value.requires_grad and part.value.is_leaf
