@@ -279,6 +279,7 @@ def test_code_of_a_file_and_of_a_cell_is_shown_with_its_own_lines(shell, tmp_pat
     assert "error in rank 0" in text
 
 
+@pytest.mark.slow
 def test_a_recursion_without_end_is_drawn_with_each_line_once_or_twice(shell):
     code = "def even(n):\n    return odd(n + 1)\ndef odd(n):\n    return even(n + 1)\neven(0)"
     text = failed(shell, f"%%ongpu @0\n{code}")

@@ -230,6 +230,7 @@ def test_losses_that_a_callback_sums_are_detached_whatever_its_caller_trains(sma
 
 
 # As they are asked most in forums: the code before, the failed cell, and the first lever.
+RARER = ("what hooks keep", "a loader of dicts")
 ASKED = {
     "results of items that the loop changes": (
         "items = [torch.ones(640, 256) for _ in range(60)]\nresults = []",
@@ -267,7 +268,9 @@ ASKED = {
 }
 
 
-@pytest.mark.parametrize("asked", ASKED)
+@pytest.mark.parametrize(
+    "asked", [pytest.param(n, marks=[pytest.mark.slow] * (n in RARER)) for n in ASKED]
+)
 def test_what_is_asked_most_has_a_lever(small, shown, asked):
     before, cell, lever = ASKED[asked]
     small.run(START + "net = nn.Sequential(*[nn.Linear(256, 256), nn.Tanh()] * 3).cuda()")

@@ -187,14 +187,14 @@ def replaced(cell, do):
     "cell",
     [
         # A softmax of columns, a mask that is no mask, and a name that has another value by then.
-        "out = (q @ k.mT).softmax(2) @ v",
+        pytest.param("out = (q @ k.mT).softmax(2) @ v", marks=pytest.mark.slow),
         "w = (q @ k.mT).masked_fill(m > 1, 0.0)\nout = w.softmax(-1) @ v",
         "w = q @ k.mT\nq = 0\nw = w.softmax(-1)\nout = w @ v",
         # Differences of other dimensions than rows.
         "a = q.view(120, 50, 16)\nout = ((a[:, None] - a) ** 2).sum(-1)",
         # An order instead of a dimension, a boolean that is added, and rows that are repeated.
         "a = q.view(6000, 16)\nout = (a[:, None] - a).norm(-1)",
-        "out = (q @ k.mT + (m > 1)).softmax(-1) @ v",
+        pytest.param("out = (q @ k.mT + (m > 1)).softmax(-1) @ v", marks=pytest.mark.slow),
         "a = q.view(2, 48000)\nout = a.repeat(200, 1)",
     ],
 )
