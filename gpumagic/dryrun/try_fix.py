@@ -82,8 +82,6 @@ class _Trial:
 
     def with_fewest_edits(self, found: Explanation, error: Any) -> Explanation:
         """Return the completed fix; or one for another GPU or function that needs fewer edits."""
-        if found.fix and found.fix.cls and not self._takes_effect(found.fix, self._before):
-            return found
         best, count = self._completed(found)
         gpus = {device for each in found.operands for device in each.devices} - {"cpu"}
         until = time.monotonic() + _MOST * _LIMIT_S
@@ -99,6 +97,8 @@ class _Trial:
     def _completed(self, found: Explanation) -> tuple[Explanation, int]:
         """Add the fixes of the errors that follow. Also return the number of edits."""
         texts, every, fix = dict(self._before), list[Fix](), found.fix
+        if fix is not None and fix.cls and not self._takes_effect(fix, texts):
+            return found, 1
         while fix is not None and len(every) < _MOST and self._takes_effect(fix, texts):
             every.append(fix)
             texts[fix.filename] = fix.apply(texts[fix.filename])

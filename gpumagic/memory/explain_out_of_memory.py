@@ -298,14 +298,18 @@ def _kept(
         keep = (name,), lambda cached: cached.cache_clear() or cached
         yield from _helps(trial, f"`{name}.cache_clear()` after each pass", whole, whole, keep=keep)
     elif name and _needs_graph(s, trial, name) is False:
-        # An object whose hooks a model has holds what the model seems to keep.
-        also = next((row.aliases for row in s.device.holders if row.path == name), ())
-        objects = [n for n in also if own(s.namespace.get(n)) and not is_tensor(s.namespace[n])]
+        objects = _objects_of(s, name)
         tried = (
             _helps(trial, do.format(n), grown=whole, keep=((n,), partial(each_tensor, by)))
             for n, (do, by) in product((name, *objects), _KEPT.items())
         )
         yield from next(filter(None, map(list, tried)), ())
+
+
+def _objects_of(s: OutOfMemoryState, name: str) -> list[str]:
+    """Return other objects that hold what `name` does, such as one whose hooks a model has."""
+    also = next((row.aliases for row in s.device.holders if row.path == name), ())
+    return [n for n in also if own(s.namespace.get(n)) and not is_tensor(s.namespace[n])]
 
 
 def _needs_graph(s: OutOfMemoryState, trial: CodeTrial, name: str) -> bool | None:

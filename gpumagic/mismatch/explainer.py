@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from gpumagic import faults
 from gpumagic.mismatch import fixes, sources
-from gpumagic.mismatch.explanation import Explanation, Operand, expression
+from gpumagic.mismatch.explanation import Explanation, Fix, Operand, expression
 from gpumagic.mismatch.operand import TRANSFERS, Part, Reader, full, tensors_of
 from gpumagic.mismatch.operation import (
     Message,
@@ -110,11 +110,9 @@ def _mismatch(
     around = outer[:1] if frame.code.co_name.endswith(("comp>", "expr>")) else []
     places = [(each, odd) for each in [frame, *around]] + [(above.frame, above.odd)]
     tried = [*((each, [*moved, *extra]) for each, moved in places), *places]
-    registering = (sources.register(moved, each) for each, moved in tried if choice.target != "cpu")
+    registering = (sources.register(moved, each, choice.target) for each, moved in tried)
     fix = registered = next(filter(None, registering), None)
-    keeping = [sources.keep_copies(moved, each) for each, moved in tried]
-    kept, dropped = next(filter(any, keeping), (None, ""))
-    anew = next(filter(None, (sources.made_anew(part, frame) for part in odd)), "")
+    kept, cause = sources.own_cause(odd, frame, tried)
     # Move an index only in the failing expression, so that its other uses do not change.
     an_index = kind == "index" and clash.parts[0] not in odd
     fix = (
@@ -123,10 +121,8 @@ def _mismatch(
         or fixes.move_owners(choice, [frame, *outer])
         or fixes.write_fix(site, site if an_index else above, choice)
     )
-    fix, why = None if anew else fix, _reason(clash.parts, places, kind, registered)
-    if kind == "numpy" and fix and ".cpu()" not in fix.code:
-        why = "NumPy's results have no gradients, and this one needs them"
-    why = anew or dropped or why
+    fix = None if cause.startswith("each call") else fix
+    why = cause or _reason(clash.parts, places, kind, fix, registered is not None)
     return Explanation(*expression(frame, node), _rows(clash, choice, site, names), fix, why)
 
 
@@ -174,21 +170,32 @@ def _is_method(node: ast.Call, reader: Reader) -> bool:
 
 # -- the reason
 def _reason(
-    leaves: tuple[Part, ...], frames: list[tuple[FailedFrame, list[Part]]], kind: str, fix: Any
+    leaves: tuple[Part, ...],
+    frames: list[tuple[FailedFrame, list[Part]]],
+    kind: str,
+    fix: Fix | None,
+    registers: bool,
 ) -> str | None:
     """Return the reason, or None. `frames` has pairs of a frame and its operands to move."""
     if kind in ("numpy", "host"):
-        return _NUMPY if kind == "numpy" else _HOST
+        return _of_host(kind, fix)
     if told := _brought(leaves):
         return told
     for frame, odd in frames:
         for part in odd:
             if left := sources.unregistered(part, frame):
                 # Leave out the advice to register the attribute if the fix does so already.
-                return left.reason.partition(sources.PERMANENTLY)[0] if fix else left.reason
+                return left.reason.partition(sources.PERMANENTLY)[0] if registers else left.reason
     if any(part.text.endswith('"]') for _, odd in frames for part in odd):
         return _DICT
     return _INDEX if kind == "index" else None
+
+
+def _of_host(kind: str, fix: Fix | None) -> str:
+    if kind == "host":
+        return _HOST
+    copied = fix is None or ".cpu()" in fix.code
+    return _NUMPY if copied else "NumPy's results have no gradients, and this one needs them"
 
 
 def _brought(leaves: tuple[Part, ...]) -> str | None:

@@ -22,13 +22,11 @@ from gpumagic.mismatch.operation import (
     Operation,
     also_needed,
     named_in,
-    nodes_around,
     operation,
     ran_mixed,
 )
 from gpumagic.usercode.frames import (
     FailedFrame,
-    backward_of,
     first_name,
     function_of,
     in_own_scope,
@@ -74,17 +72,20 @@ def choose(
 def _of_indexed(found: Operation) -> str | None:
     """Return the target for `x[i]`: the device of the tensor `x`, or the GPU of the indices."""
     # This GPU is the target if a call just created `x`, or if later code needs the indices there.
-    indexed, *indices = found.parts
+    (indexed, *indices), frame = found.parts, found.reader.frame
     gpus = [part for part in indices if part.device not in ("cpu", None)]
     there = gpus and indexed.device == "cpu" and indexed is not found.fixed
-    frame = found.reader.frame
-    # A mask from the GPU belongs to data there, beside which the function made `x`.
-    names = () if frame.at_top else {*frame.code.co_varnames} - {*frame.parameters}
-    beside = indexed.text in names and any("bool[" in part.about for part in gpus)
-    made = beside or indexed.factory or (there and sources.maker_of(indexed, found))
-    if there and (made or also_needed(frame, found.node, gpus, "cpu")):
+    if there and (_belongs_there(found, gpus) or also_needed(frame, found.node, gpus, "cpu")):
         return gpus[0].device
     return indexed.device
+
+
+def _belongs_there(found: Operation, gpus: list[Part]) -> bool:
+    """Whether the function itself made the indexed tensor, for indices or a mask on a GPU."""
+    indexed, frame = found.parts[0], found.reader.frame
+    names = () if frame.at_top else {*frame.code.co_varnames} - {*frame.parameters}
+    masked = indexed.text in names and any("bool[" in part.about for part in gpus)
+    return masked or indexed.factory or sources.maker_of(indexed, found) is not None
 
 
 def _read_on_host(node: ast.AST, leaves: tuple[Part, ...]) -> tuple[Part, ...]:
@@ -416,23 +417,13 @@ def _stays(part: Part, frame: FailedFrame, stmt: ast.stmt) -> bool:
     return frame.parameters[:1] == ("ctx",) and part.text in frame.parameters
 
 
-def _in_torch(site: Site) -> str:
-    """Return a reduction by NumPy as one by torch, if its result's gradient is needed; else ""."""
-    node, name = site.at.node, getattr(getattr(site.at.node, "func", None), "attr", "")
-    trained = backward_of(nodes_around(node, ast.Attribute))
-    if not hasattr(Tensor, name) or len(node.args) != 1 or not trained & stored(statement(node) or node):
-        return ""
-    text, several = site.at.reader.text(node.args[0]), type(site.odd[0].value) is not Tensor
-    return f"{f'torch.stack({text})' if several else text}.{name}()"
-
-
 def _moved(part: Part, site: Site, device: str, choice: Choice) -> list[tuple[ast.AST, str]]:
     """Return the edits that move an operand in the failing expression."""
     if not (part in site.odd or part.factory or part.node in ast.walk(site.at.node)):
         return []
     if part.factory:
         return sources.with_device(part.node, site.frame, device)
-    if choice.to_host and (text := _in_torch(site)):
+    if choice.to_host and (text := sources.in_torch(site.at.node, site.at.reader, site.odd[0])):
         return [(site.at.node, text)]
     owner = site.frame.scope.value(part.node)
     made_of = [each.value for each in named_in(part, site.at.reader)]

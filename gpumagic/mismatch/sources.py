@@ -25,6 +25,7 @@ from gpumagic.mismatch.explanation import (
 from gpumagic.mismatch.operation import Operation, named_in, nodes_around, storages
 from gpumagic.usercode.frames import (
     FailedFrame,
+    backward_of,
     function_of,
     in_own_scope,
     loops_around,
@@ -105,9 +106,9 @@ def _registered(held: Any, odd: set[int]) -> str | None:
     return None
 
 
-def register(parts: list[operand.Part], frame: FailedFrame) -> Fix | None:
+def register(parts: list[operand.Part], frame: FailedFrame, target: str) -> Fix | None:
     """Return the fix that registers all these operands; None if one edit is not enough."""
-    found = [unregistered(part, frame) for part in parts]
+    found = [unregistered(part, frame) for part in parts] if target != "cpu" else []
     edits = [each.edit(frame) if each else None for each in found]
     done = [edit for edit in edits if edit is not None]
     edit = around(frame, done) if done and len(done) == len(edits) else None
@@ -143,7 +144,14 @@ def _names_around(frame: FailedFrame) -> list[ast.expr]:
     return [node for tree in trees for node in ast.walk(tree) if isinstance(node, operand.NAMED)]
 
 
-def keep_copies(parts: list[operand.Part], frame: FailedFrame) -> tuple[Fix | None, str]:
+def own_cause(odd: list[operand.Part], frame: FailedFrame, tried: Any) -> tuple[Fix | None, str]:
+    """Return the fix and the reason if the code makes or moves an operand in a way of no effect."""
+    anew = next(filter(None, (_made_anew(part, frame) for part in odd)), "")
+    kept = (_keep_copies(moved, each) for each, moved in tried)
+    return (None, anew) if anew else next(filter(any, kept), (None, ""))
+
+
+def _keep_copies(parts: list[operand.Part], frame: FailedFrame) -> tuple[Fix | None, str]:
     """Return the fix that keeps the copies that lines such as ``x.to(device)`` drop; the reason."""
     calls = {part.key: _dropped(part, frame) for part in parts if part.kind == "tensor"}
     edits: list[Any] = [
@@ -166,7 +174,7 @@ def _dropped(part: operand.Part, frame: FailedFrame) -> ast.Call | None:
     return next((call for call in mine if call.lineno < frame.line), None)
 
 
-def made_anew(part: operand.Part, frame: FailedFrame) -> str:
+def _made_anew(part: operand.Part, frame: FailedFrame) -> str:
     """Return the reason if a function other than `__init__` makes a module in each call, or ""."""
     made = only_assignment(part.text, frame.failed) if part.kind == "module" else None
     function = getattr(function_of(frame.failed or ast.Pass()), "name", "__init__")
@@ -175,7 +183,7 @@ def made_anew(part: operand.Part, frame: FailedFrame) -> str:
     plain = type(part.value).__module__.startswith("torch.nn.") and not [*part.value.children()]
     arguments = part.value.extra_repr() if plain else "…"
     code = f"{part.text} = {frame.text(made.value.func)}({arguments})"
-    why = f"{function}() makes {part.text} in each call, so no optimizer trains it"
+    why = f"each call of {function}() makes {part.text} anew, so no optimizer trains it"
     return f"{why}; write {code} in __init__ instead, {RERUN}"
 
 
@@ -216,6 +224,20 @@ def moved(node: Any, reader: operand.Reader, target: str, device: str, detached:
     whole = node.func.value if moves and target != "cpu" else node
     whole_text = bracketed(whole, reader.text(whole)) + detached
     return before_transfer(node, reader, target) or moving(whole_text, device)
+
+
+def in_torch(node: Any, reader: operand.Reader, odd: operand.Part) -> str:
+    """Return a reduction by NumPy as one by torch, if its result's gradient is needed; else ""."""
+    name = getattr(getattr(node, "func", None), "attr", "")
+    trained = backward_of(nodes_around(node, ast.Attribute))
+    if (
+        not hasattr(Tensor, name)
+        or len(node.args) != 1
+        or not trained & stored(statement(node) or node)
+    ):
+        return ""
+    text, several = reader.text(node.args[0]), type(odd.value) is not Tensor
+    return f"{f'torch.stack({text})' if several else text}.{name}()"
 
 
 def is_leaf(part: operand.Part) -> bool:
