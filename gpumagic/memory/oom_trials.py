@@ -301,11 +301,8 @@ class CodeTrial:
     def _first_pass(self) -> CodeType | None:
         """Return code that binds the loop's variables as its first pass does."""
         head = f"for {ast.unparse(self._loop.target)} in {ast.unparse(self._loop.iter)}: break"
-        loads = any(
-            "DataLoader" in type(v).__name__
-            for v in map(self.frame.scope.value, ast.walk(self._loop.iter))
-        )
-        return None if loads else compile(head, self.frame.filename, "exec")
+        over = [type(self.frame.scope.value(n)).__name__ for n in ast.walk(self._loop.iter)]
+        return None if "DataLoader" in over else compile(head, self.frame.filename, "exec")
 
     def _contexts(self) -> Iterator[Any]:
         """Recreate torch's context managers around this code, the outermost first."""

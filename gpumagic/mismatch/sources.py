@@ -176,9 +176,12 @@ def _dropped(part: operand.Part, frame: FailedFrame) -> ast.Call | None:
 
 def _made_anew(part: operand.Part, frame: FailedFrame) -> str:
     """Return the reason if a function other than `__init__` makes a module in each call, or ""."""
-    made = only_assignment(part.text, frame.failed) if part.kind == "module" else None
+    if part.kind != "module" or part.value is None or not part.text.startswith("self."):
+        return ""
+    made: Any = only_assignment(part.text, frame.failed)
     function = getattr(function_of(frame.failed or ast.Pass()), "name", "__init__")
-    if made is None or function == "__init__" or not isinstance(made.value, ast.Call):
+    called = function != "__init__" and isinstance(getattr(made, "value", None), ast.Call)
+    if not called or not [*part.value.parameters()]:
         return ""
     plain = type(part.value).__module__.startswith("torch.nn.") and not [*part.value.children()]
     arguments = part.value.extra_repr() if plain else "…"
@@ -230,14 +233,11 @@ def in_torch(node: Any, reader: operand.Reader, odd: operand.Part) -> str:
     """Return a reduction by NumPy as one by torch, if its result's gradient is needed; else ""."""
     name = getattr(getattr(node, "func", None), "attr", "")
     trained = backward_of(nodes_around(node, ast.Attribute))
-    if (
-        not hasattr(Tensor, name)
-        or len(node.args) != 1
-        or not trained & stored(statement(node) or node)
-    ):
+    given, line = [*getattr(node, "args", ())], statement(node) or node
+    if not hasattr(Tensor, name) or len(given) != 1 or not trained & stored(line):
         return ""
-    text, several = reader.text(node.args[0]), type(odd.value) is not Tensor
-    return f"{f'torch.stack({text})' if several else text}.{name}()"
+    text = reader.text(given[0])
+    return f"{text if type(odd.value) is Tensor else f'torch.stack({text})'}.{name}()"
 
 
 def is_leaf(part: operand.Part) -> bool:

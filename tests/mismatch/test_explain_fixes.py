@@ -693,3 +693,13 @@ def test_a_module_that_each_call_makes_is_not_moved():
     told = gpumagic.explain(run(code))
     assert told.fix is None
     assert "write self.fc = nn.Linear(in_features=4, out_features=2" in told.reason
+
+
+def test_a_loss_or_a_local_module_that_a_function_makes_is_moved():
+    code = (
+        "def step(x):\n    head = nn.Linear(4, 2)\n    return head(x)\n"
+        "step(torch.ones(3, 4, device='cuda'))"
+    )
+    told = gpumagic.explain(run(code))
+    assert "__init__" not in (told.reason or "")
+    assert run(told.fix.apply(code)) is None
