@@ -28,78 +28,41 @@ class Batches:
 
 @dataclass(frozen=True, repr=False)
 class Report(Shown):
-    """Report the moves, copies, time and memory of one cell.
+    """Report the moves, copies, time and memory of one cell."""
 
-    Attributes
-    ----------
-    device : Device
-        The device that the cell ran on.
-    seconds : float
-        Time from the cell's first statement until the device finished the cell's work.
-    waited : bool
-        Whether `seconds` includes the wait for the device. False after an interrupt or a `fault`.
-    moved : tuple of Moved
-        The variables that were moved to the device.
-    left : tuple of Left
-        The variables that were not moved, and the reasons.
-    move_seconds : float
-        The time of the moves, not included in `seconds`.
-    returned : Moves or None
-        With `--back`: the moves back to the former devices after the cell. Otherwise None.
-    results : tuple of str
-        With `--back`: the new variables, which stay on the device.
-    said : frozenset of str
-        Clauses that this report omits, because earlier reports of the notebook showed them.
-    batches : Batches
-        The batches that loaders copied to the device while the cell ran.
-    memory : tuple of Memory
-        For each device on which the cell allocated: bytes in use before, at the peak, and after.
-    peak : MemoryPeak or None
-        With `--memory`: the lines that allocated the memory in use at the peak.
-    profile : CellProfile or None
-        With `--profile`: the profile of the cell.
-    energy : float or None
-        Joules that the GPU's whole board used. None if unknown, or if the cell took under 1 s.
-    ledger : Ledger
-        All copies between devices, including batches, and all waits for a device.
-    ledger_complete : bool
-        False if an internal error of gpumagic may have left copies or waits uncounted.
-    table : bool
-        Whether to show the ledger as a table too (`--report`).
-    made : bool
-        Whether the cell made arrays of a framework whose allocations gpumagic cannot count.
-    taken : tuple of str
-        The GPUs that `device` replaced, with the library or object: ``"accelerate's cuda:0"``.
-    elsewhere : str
-        Where most work ran, if not on `device`: ``"96 % of its allocations were on cuda:0"``.
-    error : str or None
-        The name of the exception that ended the cell.
-    fault : str or None
-        The error that the device reported at the end of the cell.
-    """
-
-    device: Device
-    seconds: float
+    device: Device  #: the device that the cell ran on
+    seconds: float  #: from the cell's first statement until the device finished the cell's work
+    #: Whether `seconds` includes the wait for the device. False after an interrupt or a `fault`.
     waited: bool = True
-    moved: tuple[Moved, ...] = ()
-    left: tuple[Left, ...] = ()
-    move_seconds: float = 0.0
+    moved: tuple[Moved, ...] = ()  #: the variables that were moved to the device
+    left: tuple[Left, ...] = ()  #: the variables that were not moved, and the reasons
+    move_seconds: float = 0.0  #: the time of the moves, not included in `seconds`
+    #: With `--back`: the moves back to the former devices after the cell. Otherwise None.
     returned: Moves | None = None
-    results: tuple[str, ...] = ()
+    results: tuple[str, ...] = ()  #: with `--back`: the new variables, which stay on the device
+    #: Clauses that this report omits, because earlier reports of the notebook showed them.
     said: frozenset[str] = frozenset((FOR_GOOD,))
-    batches: Batches = Batches()
+    batches: Batches = Batches()  #: that loaders copied to the device while the cell ran
+    #: For each device on which the cell allocated: bytes in use before, at the peak, and after.
     memory: tuple[Memory, ...] = ()
+    #: With `--memory`: a `MemoryPeak` with the lines that allocated the memory in use at the peak.
     peak: Shown | None = None
-    profile: Shown | None = None
+    profile: Shown | None = None  #: with `--profile`: the `CellProfile` of the cell
+    #: Joules that the GPU's whole board used. None if unknown, or if the cell took under 1 s.
     energy: float | None = None
+    #: All copies between devices, including batches, and all waits for a device.
     ledger: Ledger = field(default_factory=Ledger)
+    #: False if an internal error of gpumagic may have left copies or waits uncounted.
     ledger_complete: bool = True
-    table: bool = False
+    table: bool = False  #: whether to show the ledger as a table too (`--report`)
+    #: Whether the cell made arrays of a framework whose allocations gpumagic cannot count.
     made: bool = False
+    #: The GPUs that `device` replaced, with the library or object: ``"accelerate's cuda:0"``.
     taken: tuple[str, ...] = ()
+    #: Where most work ran, if not on `device`: ``"96 % of its allocations were on cuda:0"``.
     elsewhere: str = ""
-    error: str | None = None
-    fault: str | None = None
+    error: str | None = None  #: the name of the exception that ended the cell
+    fault: str | None = None  #: the error that the device reported at the end of the cell
 
     @property
     def moved_bytes(self) -> int:

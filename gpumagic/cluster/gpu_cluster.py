@@ -26,20 +26,13 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
     """A running cluster of ranks (processes with one GPU each), started by `gpumagic.cluster`.
 
     The end of a `with` block stops the cluster.
-
-    Attributes
-    ----------
-    size : int
-        The number of ranks.
-    last_report : RanksReport or None
-        The report of the last cell.
     """
 
     def __init__(self, engines: Engines) -> None:
         self._engines = engines
-        self.size = len(engines.ranks)
+        self.size = len(engines.ranks)  #: the number of ranks
         self.pulled = engines.pulled
-        self.last_report: RanksReport | None = None
+        self.last_report: RanksReport | None = None  #: the report of the last cell
         self._broken = False
         atexit.register(self.stop)
 
