@@ -107,14 +107,6 @@ def adopt_parts(tensor: Tensor, gpu: VirtualGpu) -> Tensor:
     return made
 
 
-def replace_sparse(old: Tensor, new: Tensor) -> Tensor:
-    """Replace the indices and values of `old` by those of `new`, for an in-place operator."""
-    if old.layout is not torch.sparse_coo:
-        raise NotImplementedError(f"virtual GPUs cannot write into a {old.layout} tensor in place")
-    replaced: Tensor = aten.copy_sparse_to_sparse_.default.redispatch(_COO, old, new)
-    return replaced._coalesced_(new.is_coalesced())
-
-
 def _rebuild(tensor: Tensor, part: Any, device: torch.device) -> Any:
     options = {"dtype": tensor.dtype, "layout": tensor.layout, "device": device}
     if tensor.is_nested:

@@ -23,22 +23,14 @@ from gpumagic.usercode.files import leave_out_ours
 from gpumagic.virtual import checks
 from gpumagic.virtual.checks import Found, mixed
 from gpumagic.virtual.cuda_api import belongs_to_cuda, cpu_draws_from
-from gpumagic.virtual.flip import (
-    adopt,
-    adopt_parts,
-    flip,
-    flip_parts,
-    flip_plain,
-    in_parts,
-    replace_sparse,
-    writes,
-)
+from gpumagic.virtual.flip import adopt, adopt_parts, flip, flip_parts, flip_plain, in_parts, writes
 from gpumagic.virtual.memory_account import SMALL, refuse_as_cuda
 from gpumagic.virtual.scratch import RULES, temporary_bytes
 from gpumagic.virtual.virtual_gpus import GPUS, VirtualGpu, gpu_of
 
 C: Any = torch._C
 CPU = C.DispatchKeySet(C.DispatchKey.CPU)
+_SPARSE = C.DispatchKeySet(C.DispatchKey.SparseCPU)
 _LARGEST_NUMBER = 8  # assumed bytes per element; complex128 has 16, but is rare
 LAZY = ("Conjugate", "Negative")
 """Dispatch keys of conjugate and negative views."""
@@ -156,7 +148,13 @@ def _run_on_cpu(plan: KernelPlan, args: Any, kwargs: dict[str, Any]) -> Any:
         call = _prepare(plan, low, low_kwargs, found, above, gpu)
     if count > SMALL:
         _require_room(plan, found, low, low_kwargs, gpu)
-    result = _compute(plan, call, low, low_kwargs, gpu)
+    started = perf_counter_ns()
+    try:
+        result = call(*low, **low_kwargs)
+    except RuntimeError as error:
+        _refuse(plan, error, gpu)
+        raise
+    gpu.account.worked(started)
     if plan.fresh and isinstance(result, Tensor):
         result = adopt(result, gpu, 4)  # the fast path of `_lift`
     else:
@@ -164,18 +162,6 @@ def _run_on_cpu(plan: KernelPlan, args: Any, kwargs: dict[str, Any]) -> Any:
     if plan.scratch:
         given = (*args, kwargs["dim"]) if "dim" in kwargs else args  # `dim` is from sort.stable
         gpu.account.pass_through(temporary_bytes(plan.scratch, gpu.index, given, result))
-    return result
-
-
-def _compute(plan: KernelPlan, call: Any, low: list[Any], kwargs: Any, gpu: VirtualGpu) -> Any:
-    __tracebackhide__ = True
-    started = perf_counter_ns()
-    try:
-        result = call(*low, **kwargs)
-    except RuntimeError as error:
-        _refuse(plan, error, gpu)
-        raise
-    gpu.account.worked(started)
     return result
 
 
@@ -348,7 +334,7 @@ def _shares_bytes(plan: KernelPlan, result: Tensor, found: Found) -> bool:
 def _lift_argument(plan: KernelPlan, tensor: Tensor, low: Tensor, gpu: VirtualGpu) -> Tensor:
     """Give the written argument `tensor` the shape and bytes of `low`, and return `tensor`."""
     if not plan.dense and low.layout is not torch.strided:
-        return replace_sparse(tensor, adopt_parts(low.clone(), gpu))
+        return _replace_sparse(tensor, adopt_parts(low.clone(), gpu))
     if not plan.dense and low.is_nested:
         return tensor
     if low.shape != tensor.shape:
@@ -356,3 +342,12 @@ def _lift_argument(plan: KernelPlan, tensor: Tensor, low: Tensor, gpu: VirtualGp
     if low.data_ptr() != tensor.data_ptr():
         flip(tensor).copy_(low)
     return tensor
+
+
+def _replace_sparse(old: Tensor, new: Tensor) -> Tensor:
+    """Replace the indices and values of `old` by those of `new`, for an in-place operator."""
+    if old.layout is not torch.sparse_coo:
+        raise NotImplementedError(f"virtual GPUs cannot write into a {old.layout} tensor in place")
+    copy: Any = torch.ops.aten.copy_sparse_to_sparse_.default
+    replaced: Tensor = copy.redispatch(_SPARSE, old, new)
+    return replaced._coalesced_(new.is_coalesced())
