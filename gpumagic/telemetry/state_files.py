@@ -108,12 +108,6 @@ class Publisher:
 _live: weakref.WeakSet[Publisher] = weakref.WeakSet()
 
 
-def ask_before_reading(refresh: Callable[[], None]) -> None:
-    """Register `refresh` to be called before this process reads its own virtual GPUs."""
-    for publisher in list(_live):
-        publisher.refresh = refresh
-
-
 def count_others(allocated: Callable[[int], int]) -> None:
     """Publish the bytes that arrays of frameworks other than torch hold on each virtual GPU."""
     for publisher in list(_live):

@@ -120,7 +120,7 @@ def turn_on(number: int, capacity: int | None) -> None:
 
             switch.install(stack, facts, rows)
         _on = stack.pop_all()
-    published.ask_before_reading(refresh)
+    publisher.refresh = refresh
     known.make_virtual(number)
 
 
