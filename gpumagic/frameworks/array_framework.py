@@ -34,11 +34,7 @@ _LITERALS = (ast.List, ast.Tuple, ast.Dict)
 
 _origins: dict[tuple[str, str], Origin] = {}
 """Where moved variables came from. A key is (framework's name, variable's name)."""
-
-
-def forget_origins() -> None:
-    """Forget all origins, so that `home` moves no variable back."""
-    _origins.clear()
+forget_origins = _origins.clear  # `home` then moves no variable back
 
 
 class ArrayFramework(Framework):

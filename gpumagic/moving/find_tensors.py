@@ -109,10 +109,6 @@ class TensorFinder:
         """All found tensors, including those in `movable` objects."""
         return [*self.found, *(found for held in self.movable for found in held.tensors)]
 
-    def elsewhere(self, device: torch.device) -> set[int]:
-        """Return the ids of all tensors that must be copied for a move to `device`."""
-        return {id(found.tensor) for found in self.tensors if found.must_move(device)}
-
     def _first_time(self, value: object) -> bool:
         if id(value) in self._seen:
             return False
@@ -183,7 +179,8 @@ class TensorFinder:
         for name, item in attributes(value).items():
             if name.endswith("dataset") and issubclass(type(item), CONTAINERS):
                 self._first_time(item)  # skip this container, because a dataset stays
-        stays = _uses_numpy(type(value))
+        imports = vars(sys.modules.get(defined_in(type(value)), types)).values()
+        stays = "numpy" in sys.modules and any(one is sys.modules["numpy"] for one in imports)
         held = self._attributes(value, steps, tensors=not stays)
         if stays:
             tensors = [FoundTensor(t, steps) for t in held.values() if issubclass(type(t), Tensor)]
@@ -290,11 +287,6 @@ class _LookInto(dict[type, _Look | None]):
 
 
 _look_into = _LookInto()
-
-
-def _uses_numpy(kind: type) -> bool:
-    names = vars(sys.modules.get(defined_in(kind), types)).values()
-    return "numpy" in sys.modules and any(value is sys.modules["numpy"] for value in names)
 
 
 def _has_to(kind: type) -> bool:
