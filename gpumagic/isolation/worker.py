@@ -8,10 +8,10 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
-from gpumagic.usercode.files import shell
+from gpumagic.usercode.files import shell, swap_attribute
 
 _THREADS = "gputime"  # name prefix of threads that run timed code
 
@@ -23,24 +23,17 @@ class Quiet:
         self.dropped = False  # whether any output was discarded
         self._lifted = False
         self._thread = threading.get_ident()
-        self._replaced: list[tuple[Any, str, Any, Any]] = []
+        self._patches = ExitStack()
 
     def __enter__(self) -> None:
         places: list[tuple[Any, str]] = [(sys, "stdout"), (sys, "stderr")]
         if (ipython := shell()) is not None:
             places.append((ipython, "display_pub"))  # IPython's capture_output replaces it too
         for owner, name in places:
-            before = getattr(owner, name)
-            sink = _Dropping(before, self)
-            self._replaced.append((owner, name, before, sink))
-            setattr(owner, name, sink)
+            swap_attribute(self._patches, owner, name, _Dropping(getattr(owner, name), self))
 
     def __exit__(self, *error: object) -> None:
-        while self._replaced:
-            owner, name, before, sink = self._replaced.pop()
-            # If the timed code has installed another stream, keep that stream.
-            if getattr(owner, name) is sink:
-                setattr(owner, name, before)
+        self._patches.close()  # if the timed code has installed another stream, it stays
 
     @contextmanager
     def lifted(self) -> Iterator[None]:
@@ -132,12 +125,10 @@ def _take_back() -> None:
     """Replace this thread's pending interrupt with `_TakenBack`, and catch `_TakenBack`."""
     # Clearing the interrupt alone is not enough. Python 3.11 would then check for an exception at
     # every instruction. Under a profiler or debugger, this check makes the next function hang.
-    try:
+    with suppress(_TakenBack):
         _raise_in(threading.get_ident(), _TakenBack)
         while True:
             pass
-    except _TakenBack:
-        pass
 
 
 def _raise_in(ident: int, kind: type[BaseException]) -> None:
