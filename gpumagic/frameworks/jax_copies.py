@@ -250,7 +250,6 @@ class JaxCopies(CopyCounting):
         return "cpu" if device is None else str(self._jax.name_of(device))
 
     def instead(self, count: Count) -> str:
-        """Return advice on how to make an implicit copy or wait explicit."""
         if count.destination == "cpu":
             return "copy it first: jax.device_get(x)"
         return f"copy it there first: {put_call(count.destination, count.names)}"

@@ -238,7 +238,6 @@ class TensorFlowCopies(CopyCounting):
         return "" if bound or ran_on.endswith(wanted) else wanted
 
     def instead(self, count: Count) -> str:
-        """Return advice on how to make an implicit copy or wait explicit."""
         if count.kind == "placement":
             return "name a device that exists"
         if count.destination == "cpu":
