@@ -4,7 +4,6 @@ The cell's report lists the lines that needed these copies. `AutoFix` adds a mic
 torch call, so only cells of `%%ongpu … --fix` use it.
 """
 
-from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -23,11 +22,7 @@ class AutoFix(FunctionMode):
         self._device = device
 
     def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         __tracebackhide__ = True
         kwargs = kwargs or {}

@@ -61,11 +61,7 @@ class check(FunctionMode):
         self._nan = NanFinder(self) if nan else None
 
     def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         __tracebackhide__ = True
         kwargs = kwargs or {}

@@ -121,10 +121,7 @@ def counts(what: What, tensor: Any) -> Sequence[entry.Count]:
 
 
 def _alarmed(
-    watching: Sequence[ActiveWatch],
-    key: tuple[Any, ...],
-    new: Callable[[], entry.Count],
-    tensor: Any,
+    watching: Sequence[ActiveWatch], key: Any, new: Callable[[], entry.Count], tensor: Any
 ) -> list[entry.Count]:
     """Call the alarm of each watch; return the call's `Count` in each watch."""
     __tracebackhide__ = True

@@ -9,12 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.overrides import (
-    TorchFunctionMode,
-    _get_current_function_mode_stack,
-    _pop_mode,
-    _push_mode,
-)
+import torch.overrides
+from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
 from torch.utils._device import DeviceContext
 
 
@@ -97,7 +93,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=lambda: put_in_force(None))
 
 
-class FunctionMode(TorchFunctionMode):
+class FunctionMode(torch.overrides.TorchFunctionMode):
     """A torch function mode, active in one thread from `start` to `stop` or in a `with`."""
 
     running = 0  # number of `start` calls that no `stop` has followed yet

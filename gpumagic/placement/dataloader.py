@@ -18,10 +18,7 @@ from gpumagic.placement import placement, suspended
 
 
 def deliver(
-    next_batch: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    frame: FrameType | None,
+    next_batch: Callable[..., Any], args: Any, kwargs: dict[str, Any], frame: FrameType | None
 ) -> Any:
     """Make a DataLoader's next batch on the host, and return its copy on the device."""
     place = placement()
