@@ -28,25 +28,6 @@ class _Cell(NamedTuple):
 _HEADS = ("device", "GPU", "name", "memory", "", "util", "temp", "power")
 
 
-def _gpu_columns(
-    gpus: Sequence[GpuSample], splits: Sequence[dict[str, int] | None], length: int = _BAR
-) -> list[Column]:
-    """Return the columns of the GPU table; bars in text have `length` characters."""
-    parents = {gpu.mig for gpu in gpus}
-    rows = [
-        _gpu_row(gpu, parts, "MIG mode" if gpu.uuid in parents else device(gpu), length)
-        for gpu, parts in zip(gpus, splits, strict=True)
-    ]
-    columns = []
-    for head, cells in zip(_HEADS, zip(*rows, strict=True), strict=True):
-        text, html, css = map(list, zip(*cells, strict=True))
-        how, fit = head not in ("device", "name", "memory"), "cut" if head == "name" else ""
-        columns.append(Column(head, text, how, fit, least=7, html=html, css=css))
-    if all(gpu.virtual for gpu in gpus):
-        del columns[-2:]  # virtual GPUs have neither temperature nor power
-    return [column for column in columns if column.head != "GPU" or any(column.cells)]
-
-
 def _gpu_row(
     gpu: GpuSample, parts: dict[str, int] | None, shown: str, length: int
 ) -> tuple[_Cell, ...]:
@@ -170,19 +151,35 @@ class GpuTable:
         blocks.append([x for line in remarks for x in table.wrapped(line, room=self.width)])
         return "\n\n".join("\n".join(filter(None, lines)) for lines in blocks if lines)
 
+    def _gpu_columns(self, length: int = _BAR) -> list[Column]:
+        """Return the columns of the GPU table; bars in text have `length` characters."""
+        parents = {gpu.mig for gpu in self.gpus}
+        rows = [
+            _gpu_row(gpu, parts, "MIG mode" if gpu.uuid in parents else device(gpu), length)
+            for gpu, parts in zip(self.gpus, self.splits, strict=True)
+        ]
+        columns = []
+        for head, cells in zip(_HEADS, zip(*rows, strict=True), strict=True):
+            text, html, css = map(list, zip(*cells, strict=True))
+            how, fit = head not in ("device", "name", "memory"), "cut" if head == "name" else ""
+            columns.append(Column(head, text, how, fit, least=7, html=html, css=css))
+        if all(gpu.virtual for gpu in self.gpus):
+            del columns[-2:]  # virtual GPUs have neither temperature nor power
+        return [column for column in columns if column.head != "GPU" or any(column.cells)]
+
     def _gpu_lines(self) -> list[str]:
         """Return the lines of the GPU table. If lines are too long, shorten bars, then names."""
-        columns = _gpu_columns(self.gpus, self.splits)
+        columns = self._gpu_columns()
         over = sum(column.width + 2 for column in columns) - 2 - self.width
         if over > 0:
-            columns = _gpu_columns(self.gpus, self.splits, max(_BAR - over, _SHORTEST_BAR))
+            columns = self._gpu_columns(max(_BAR - over, _SHORTEST_BAR))
         return table.lines(columns, room=self.width)
 
     def _repr_html_(self) -> str:
         parts = []
         if self.gpus:
             parts.append(tag("div", _caption(self.snapshot, self.gpus), "gm-caption"))
-            parts.append(table.html(_gpu_columns(self.gpus, self.splits), css="gm-titled"))
+            parts.append(table.html(self._gpu_columns(), css="gm-titled"))
             legend = self._legend()
             marks = [f'<i class="gm-{c}"></i>{tag("span", words)}' for c, _, words in legend]
             parts.append(f'<div class="gm-legend">{"".join(marks)}</div>')
