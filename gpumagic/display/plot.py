@@ -87,8 +87,6 @@ def ticks(low: float, high: float) -> list[float]:
 
 def even_ticks(low: float, high: float) -> list[float]:
     """Return about six round values between `low` and `high`, with a round step."""
-    if high <= low:
-        return [low]
     rough = (high - low) / 5
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * d for d in (1, 2, 2.5, 5, 10) if power * d >= rough * (1 - 1e-9))

@@ -53,10 +53,9 @@ class Cause(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """A sample: the host's line, and the state of the GPU. `cause` is None if a kernel ran."""
+    """A sample: the host's line, and the GPU's state. `cause` is None if a kernel ran."""
 
     line: UserLine | None
-    busy: bool
     copying: bool
     cause: Cause | None
 

@@ -208,7 +208,7 @@ def _moments(found: _Trace, lanes: dict[str, _Lane]) -> Iterator[Moment]:
         # In a line with many operators, the time between operators counts as launching.
         computes = inside[line] > _COMPUTES * found.host_seconds[line]
         cause = next(causes, Cause("launch" if computes else "python", line))
-        yield Moment(line, busy, copying, None if busy else cause)
+        yield Moment(line, copying, None if busy else cause)
 
 
 def _causes(

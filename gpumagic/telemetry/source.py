@@ -58,13 +58,11 @@ class Source(Protocol):
         return {}
 
 
-_COMMAND = ("ioreg", "-a", "-r", "-d", "1", "-c", "AGXAccelerator")
-
-
 def ioreg() -> bytes:
     """Return the output of ``ioreg``; empty if the command cannot run or takes over 5 s."""
+    command = ("ioreg", "-a", "-r", "-d", "1", "-c", "AGXAccelerator")
     with suppress(OSError, subprocess.SubprocessError):
-        return subprocess.run(_COMMAND, capture_output=True, timeout=5, check=False).stdout
+        return subprocess.run(command, capture_output=True, timeout=5, check=False).stdout
     return b""
 
 

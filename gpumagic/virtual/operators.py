@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from gpumagic.ledger.copy_kernels import fills
+from gpumagic.ledger.copy_kernels import Kernel, fills
 from gpumagic.virtual import checks, gate
 from gpumagic.virtual.checks import SAME
 from gpumagic.virtual.cuda_api import belongs_to_cuda
@@ -19,7 +19,6 @@ from gpumagic.virtual.virtual_gpus import gpu_of
 
 C: Any = torch._C
 aten: Any = torch.ops.aten
-Kernel = Callable[..., Any]
 _copy_on_cpu = on_metadata(aten.copy_.default, CPU)
 _fill_by_tensor: Kernel = kernel_of(aten.fill_.Tensor)
 _fill_mask: Kernel = kernel_of(aten.masked_fill_.Tensor)
