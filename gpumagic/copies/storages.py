@@ -6,8 +6,6 @@ memory on the original's device. Arrays of other frameworks are copied separatel
 take over the memory of one copy (donation). torch is used only if the notebook has imported it.
 """
 
-from __future__ import annotations
-
 import ctypes
 import math
 import weakref
@@ -64,7 +62,7 @@ class StorageCopier:
         args = self._add(source), kind
         return self.copied, args, held, None, None, lambda array, held: own(array).update(held)
 
-    def reduce_tensor(self, source: torch.Tensor) -> Any:
+    def reduce_tensor(self, source: "torch.Tensor") -> Any:
         """Return how pickle recreates a tensor, with its gradient and hooks."""
         torch = torch_here()
         if torch.nn.parameter.is_lazy(source):
@@ -103,7 +101,7 @@ class StorageCopier:
             self._finished[number] = self._finish(self._sources[number], self._made[number], kind)
         return self._finished[number]
 
-    def tensors(self) -> list[torch.Tensor]:
+    def tensors(self) -> "list[torch.Tensor]":
         """Return the copies of tensors."""
         return [item for item in self._finished.values() if is_tensor(item)]
 
@@ -243,7 +241,7 @@ def _array_in(piece: Stretch, buffer: Any, offset: int) -> Any:
 
 
 # -- tensors
-def _lies_plainly(tensor: torch.Tensor) -> bool:
+def _lies_plainly(tensor: "torch.Tensor") -> bool:
     """Whether a tensor is only a strided view of its storage."""
     torch = torch_here()
     return (
@@ -255,13 +253,13 @@ def _lies_plainly(tensor: torch.Tensor) -> bool:
     )
 
 
-def _of_tensor(index: int, source: torch.Tensor, home: Any) -> Stretch:
+def _of_tensor(index: int, source: "torch.Tensor", home: Any) -> Stretch:
     size, first = source.element_size(), source.data_ptr()
     low, high = _reach(tuple(source.shape), size, (step * size for step in source.stride()))
     return Stretch(index, source, first, first + low, first + high, source.device, home)
 
 
-def _tensor_in(piece: Stretch, buffer: Any, offset: int) -> torch.Tensor:
+def _tensor_in(piece: Stretch, buffer: Any, offset: int) -> "torch.Tensor":
     """Return a tensor with the source's layout: in the buffer, or empty if there is no buffer."""
     source = piece.source
     new: torch.Tensor = torch_here().empty(0, dtype=source.dtype, device=piece.home)
@@ -271,7 +269,7 @@ def _tensor_in(piece: Stretch, buffer: Any, offset: int) -> torch.Tensor:
     return new.set_(storage, first, source.size(), source.stride())
 
 
-def _copied_alone(tensor: torch.Tensor, home: torch.device) -> Any:
+def _copied_alone(tensor: "torch.Tensor", home: "torch.device") -> Any:
     torch = torch_here()
     with torch.inference_mode(tensor.is_inference()):
         made = tensor.detach().to(home if tensor.device.type != "meta" else "meta", copy=True)
@@ -310,7 +308,7 @@ def _rooted() -> Any:
     return Rooted
 
 
-def _set_tensor(tensor: torch.Tensor, state: Any) -> None:
+def _set_tensor(tensor: "torch.Tensor", state: Any) -> None:
     held, attributes = state
     with torch_here()._C.DisableTorchFunctionSubclass():
         for name, value in held.items():

@@ -5,8 +5,6 @@ functions and classes of the notebook use the copied variables. Two threads can 
 copies at the same time. After `close`, an error or an interrupt, no copy remains.
 """
 
-from __future__ import annotations
-
 import builtins
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -36,7 +34,7 @@ class CopiedVariables:
         self,
         namespace: dict[str, Any],
         names: Iterable[str],
-        device: torch.device | None,
+        device: "torch.device | None",
         *,
         others: FrameworksOn = NO_OTHERS,
         function: Callable[..., Any] | None = None,
@@ -80,7 +78,7 @@ class CopiedVariables:
             # Functions, classes and hooks form cycles, which only the garbage collector frees.
             cuda_state.collect()
 
-    def _copy(self, values: dict[str, Any], device: torch.device | None) -> None:
+    def _copy(self, values: dict[str, Any], device: "torch.device | None") -> None:
         copier = Copier(self._namespace, self.globals, self.storages, self._stays)
         try:
             try:
@@ -122,8 +120,8 @@ class CopiedVariables:
 
 
 def _homes(
-    namespace: Mapping[str, Any], values: Mapping[str, Any], device: torch.device | None
-) -> tuple[dict[int, torch.device], list[str]]:
+    namespace: Mapping[str, Any], values: Mapping[str, Any], device: "torch.device | None"
+) -> tuple[dict[int, "torch.device"], list[str]]:
     """Return the device of each tensor's copy, by tensor id, and notes on lost autograd graphs."""
     if device is None:
         return {}, []
@@ -136,7 +134,7 @@ def _homes(
     return {id(found.tensor): found.home or device for found in finder.tensors}, [*notes]
 
 
-def place(stack: ExitStack, device: torch.device, space: dict[str, Any]) -> None:
+def place(stack: ExitStack, device: "torch.device", space: dict[str, Any]) -> None:
     """Place this thread's new tensors on a device, until `stack` is closed."""
     from gpumagic.placement import suspended
     from gpumagic.placement.swap import enter, leave
@@ -157,7 +155,7 @@ class Trial:
     def __init__(
         self,
         program: Program,
-        device: torch.device | None,  # the device of tensors; None without torch
+        device: "torch.device | None",  # the device of tensors; None without torch
         namespace: dict[str, Any],
         values: Mapping[str, Any],
         *,

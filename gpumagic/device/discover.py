@@ -10,8 +10,6 @@ from these GPUs; if it is not set, ``CUDA_VISIBLE_DEVICES`` is used instead
 numbers or UUIDs. The list ends at its first invalid entry.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -13,8 +13,6 @@ KFD is the kernel's driver for ROCm (drivers/gpu/drm/amd/amdkfd). In ``/sys/clas
 Every user can read these files for all processes. The pids are the host's, even inside a container.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -31,7 +29,7 @@ class Folder:
     def __init__(self, path: Path | str) -> None:
         self.path = str(path)
 
-    def __truediv__(self, name: str) -> Folder:
+    def __truediv__(self, name: str) -> "Folder":
         return Folder(os.path.join(self.path, name))
 
     def text(self, name: str) -> str:

@@ -1,7 +1,5 @@
 """Define the protocol of a framework's adapter, and find the device of any library's array."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
@@ -215,7 +213,7 @@ class Framework(Protocol):
     def count(self, tally: Tally, strict: bool, *, warn: bool = False) -> Counting:
         """Return a context that counts waits and copies by line; see `watch` for the options."""
 
-    def explain(self, error: BaseException, namespace: Mapping[str, Any]) -> Explanation | None:
+    def explain(self, error: BaseException, namespace: Mapping[str, Any]) -> "Explanation | None":
         """Explain an error about arrays on several devices; None for other errors, or if unsure."""
         return None
 

@@ -3,8 +3,6 @@
 torch counts as used if the process or the code imports it, or if no other framework is needed.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib
 import re
@@ -174,7 +172,7 @@ class Needed:
         self.unusable = ""  # the error if torch cannot use the device
 
     @classmethod
-    def by(cls, namespace: dict[str, Any], *codes: object) -> Needed:
+    def by(cls, namespace: dict[str, Any], *codes: object) -> "Needed":
         """Find the frameworks that these code texts need; invalid Python is ignored."""
         with suppress(SyntaxError, ValueError):
             text = "\n".join(code for code in codes if isinstance(code, str))
@@ -226,7 +224,7 @@ class Needed:
 
         return torch_devices.devices(memory=memory)
 
-    def of_torch(self, device: Device) -> torch.device | None:
+    def of_torch(self, device: Device) -> "torch.device | None":
         """Return torch's object for the device; None if the code does not use torch."""
         return torch_itself().own(device) if self.torch else None
 

@@ -4,8 +4,6 @@ Virtual GPU k is logical device k + 1 of the CPU. TensorFlow does not know virtu
 `tf.device` and the functions of `tf.config` that list devices are patched while virtual GPUs exist.
 """
 
-from __future__ import annotations
-
 import functools
 import gc
 import re

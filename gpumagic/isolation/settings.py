@@ -4,8 +4,6 @@ These are the settings that 1,668 public notebooks change, and others that affec
 If restoring a setting fails, the error is recorded, and the other settings are restored.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import random
@@ -23,7 +21,6 @@ from gpumagic.usercode.values import torch_here
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
 
 
 class Setting(NamedTuple):
@@ -235,7 +232,7 @@ class Randomness:
                 generator.manual_seed(torch_here().initial_seed())
         self._start = self._devices
 
-    def same_start(self, devices: Iterable[torch.device]) -> None:
+    def same_start(self, devices: "Iterable[torch.device]") -> None:
         """Restore all states. Then make these CUDA devices' states equal, and seed TensorFlow."""
         self.restore()
         here = [str(d) for d in devices if d.type == "cuda"]
@@ -286,5 +283,5 @@ def _generators() -> dict[str, Any]:
     return found
 
 
-def _states() -> dict[str, Tensor]:
+def _states() -> "dict[str, torch.Tensor]":
     return {name: generator.get_state() for name, generator in _generators().items()}

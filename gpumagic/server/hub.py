@@ -5,8 +5,6 @@ sends one snapshot at a time, so a slow client gets fewer snapshots, not old one
 encoded once for all clients, and not on the event loop.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math
@@ -56,7 +54,7 @@ def parse_want(text: str | bytes, before: Want) -> Want | None:
 class Client:
     """Sends messages to one client; `write` finishes when a message has left this process."""
 
-    def __init__(self, hub: Hub, write: Callable[[bytes], Awaitable[None]]) -> None:
+    def __init__(self, hub: "Hub", write: Callable[[bytes], Awaitable[None]]) -> None:
         self._hub = hub
         self._write = write
         self._woken = asyncio.Event()

@@ -1,7 +1,5 @@
 """Answer requests for GPU data by REST, Prometheus and websocket, in the Jupyter server."""
 
-from __future__ import annotations
-
 import json
 import math
 import socket
@@ -147,7 +145,7 @@ class Guard(JupyterHandler):
 class GetRoute(Guard, APIHandler):
     """Answers GET with the encoded result of a function."""
 
-    def initialize(self, given: _Answer) -> None:
+    def initialize(self, given: "_Answer") -> None:
         """Store the function, the encoder and the content type of this route."""
         self._answer, self._encode, self._type = given
 

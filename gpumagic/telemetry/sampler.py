@@ -4,8 +4,6 @@ A daemon thread asks the driver and calls the subscribers. If the driver stalls,
 subscribers the last values, the age of these values, and a Problem.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import threading

@@ -5,8 +5,6 @@ never means zero. It means "unknown" unless a comment says otherwise. Only name 
 identify a host, because two containers may share a boot id and two machines may share a name.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from typing import Any

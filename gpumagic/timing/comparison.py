@@ -4,8 +4,6 @@ Methods accept a device in any usual spelling, even if this machine has no such 
 the same measurement for several values of a variable.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections import Counter
@@ -107,13 +105,13 @@ class Timing:
         """Whether the IQR is 10 % or more, as in torch.utils.benchmark's Measurement."""
         return self.iqr is not None and self.iqr >= 0.1
 
-    def differs(self, other: Timing) -> bool:
+    def differs(self, other: "Timing") -> bool:
         """Whether the spreads of two timings do not overlap."""
         if self.spread is None or other.spread is None:
             return False
         return self.spread[1] < other.spread[0] or other.spread[1] < self.spread[0]
 
-    def ratio(self, other: Timing | None) -> float:
+    def ratio(self, other: "Timing | None") -> float:
         """Return this median divided by another timing's median; NaN if either is unknown."""
         median = other.median if other is not None else None
         return self.median / median if self.median and median else math.nan
@@ -158,7 +156,7 @@ class Comparison(table.Shown):
     setup: str = ""
     notes: tuple[str, ...] = ()  # remarks on the measurement, one line each
     interrupted: bool = False  # whether Ctrl-C ended the measurement
-    earlier: Comparison | None = None  # an earlier comparison, to show changes
+    earlier: "Comparison | None" = None  # an earlier comparison, to show changes
 
     @property
     def title(self) -> str:
@@ -298,11 +296,11 @@ class Comparison(table.Shown):
         """All remarks on the measurement and its precision; the text shows only the first few."""
         return list(table.view(self).remarks(self))
 
-    def against(self, earlier: Comparison) -> Comparison:
+    def against(self, earlier: "Comparison") -> "Comparison":
         """Return a copy that also shows what changed since an earlier comparison."""
         return replace(self, earlier=replace(earlier, earlier=None))
 
-    def to_pandas(self) -> DataFrame:
+    def to_pandas(self) -> "DataFrame":
         """Return a DataFrame with one row for each timing. Needs pandas."""
         with library_needed("pandas", "to_pandas()", "pandas"):
             import pandas

@@ -5,8 +5,6 @@ so a stream never has pending work. Each GPU has its own random generator. The s
 same numbers on a GPU and on the CPU. Drawing numbers on a GPU does not change the CPU's generator.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import threading
@@ -86,7 +84,7 @@ class Stream(C.Stream, metaclass=_Kind):  # type: ignore[misc]
 
     wait_event = wait_stream
 
-    def record_event(self, event: Event | None = None) -> Event:
+    def record_event(self, event: "Event | None" = None) -> "Event":
         """Record `event`, or a new event, and return it."""
         event = event or Event()
         event.record(self)
@@ -111,7 +109,7 @@ class Event:
         """Do nothing, because all work before this event is done."""
 
     @unseen
-    def elapsed_time(self, end_event: Event) -> float:
+    def elapsed_time(self, end_event: "Event") -> float:
         """Return the milliseconds until a later event, measured with the CPU's clock."""
         if not (self.enable_timing and end_event.enable_timing):
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
@@ -130,7 +128,7 @@ class Generator(C.Generator, metaclass=_Kind):  # type: ignore[misc]
     device = property(lambda self: self._device)
 
     @unseen
-    def __new__(cls, device: Any = "cpu") -> Generator:
+    def __new__(cls, device: Any = "cpu") -> "Generator":
         self: Generator = super().__new__(cls)
         self._device = torch.device(device)
         if self._device.type == "cuda":

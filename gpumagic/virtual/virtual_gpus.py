@@ -6,8 +6,6 @@ Snapshots have torch's layout. A virtual GPU's blocks are scattered over the hos
 snapshot has one segment for each block. One more segment is the reserved memory outside all blocks.
 """
 
-from __future__ import annotations
-
 import os
 import uuid
 from collections.abc import Callable
@@ -25,7 +23,7 @@ from gpumagic.virtual import memory_account
 from gpumagic.virtual.memory_account import MemoryAccount
 
 C: Any = torch._C
-GPUS: list[VirtualGpu] = []
+GPUS: list["VirtualGpu"] = []
 """The virtual GPUs that are on, by ordinal."""
 
 

@@ -3,8 +3,6 @@
 Importing this module does not import ipywidgets or anywidget, which a terminal does not need.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from gpumagic.errors import as_typed
@@ -13,10 +11,8 @@ from gpumagic.gputable.gpu_table import GpuTable
 if TYPE_CHECKING:
     from gpumagic.widget.live_monitor import MonitorWidget
 
-__all__ = ["monitor"]
 
-
-def monitor(period: float = 1.0) -> MonitorWidget | None:
+def monitor(period: float = 1.0) -> "MonitorWidget | None":
     """Show a live view of the GPUs' utilization, the owners of GPU memory, and the cells that ran.
 
     The monitor updates even while a cell runs. It pauses while it is not visible, and ends with

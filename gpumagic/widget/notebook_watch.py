@@ -4,8 +4,6 @@ Variables are read between cells, while JupyterLab's panel or the widget shows t
 heartbeats counts as closed. During a cell, the kernel gets no heartbeats, so views count as open.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import threading
@@ -43,7 +41,7 @@ def held_now() -> dict[str, Any]:
     return {"cell": cell, "seconds": report.seconds, "gpus": gpus}
 
 
-def _rows(device: DeviceMemory) -> dict[str, Any]:
+def _rows(device: "DeviceMemory") -> dict[str, Any]:
     from gpumagic.memory import memory_report
 
     shown = memory_report.folded_rows(device)
