@@ -84,11 +84,15 @@ class _Share:
         counted = self.framework.counts_allocations and device.kind == "cuda"
         said = self._by_allocations(device, entries) if counted else ""
         if not self.framework.counts_allocations or device.kind == "cpu":
-            places = dict.fromkeys(map(self.framework.where, self.made.values()))
-            if places and not any(str(device) in place.split(" + ") for place in places):
-                said = f"all arrays that it created are on {', '.join(places)}"
+            said = self._by_arrays(str(device))
         used = (self.moves.moved, self.moves.left, entries, self.memory, self.uncounted)
         return said if said or any(used) else _NOTHING if counted else None
+
+    def _by_arrays(self, device: str) -> str:
+        places = dict.fromkeys(map(self.framework.where, self.made.values()))
+        if not places or any(device in place.split(" + ") for place in places):
+            return ""
+        return f"all arrays that it created are on {', '.join(places)}"
 
     def _by_allocations(self, device: Device, entries: Sequence[Entry]) -> str:
         made = {memory.device: memory.allocations for memory in self.memory}

@@ -70,10 +70,7 @@ def move_all(
         plan.run(namespace, check_room, line)
         left += plan.left
         moved = tuple(plan.moved.values())
-    for value, name in finder.naming:
-        if named := _name_device(value, device):
-            former = next((torch.device(n) for n in named.values() if type(n) is not int), device)
-            origins.append((value, Origin(name, former, device, named=named)))
+    origins += _name_devices(finder.naming, device)
     return Moves(moved, tuple(left), time.perf_counter() - start if moved else 0.0)
 
 
@@ -314,6 +311,16 @@ def bytes_of(tensor: Tensor) -> int:
     with suppress(RuntimeError, NotImplementedError, ValueError):
         return tensor.nbytes
     return 0
+
+
+def _name_devices(naming: Iterable[tuple[Any, str]], device: torch.device) -> Origins:
+    """Set the device attributes of objects to `device`; return the origins of changed objects."""
+    origins: Origins = []
+    for value, name in naming:
+        if named := _name_device(value, device):
+            former = next((torch.device(n) for n in named.values() if type(n) is not int), device)
+            origins.append((value, Origin(name, former, device, named=named)))
+    return origins
 
 
 def _name_device(value: Any, device: torch.device) -> dict[str, Any]:

@@ -148,13 +148,7 @@ def _run_on_cpu(plan: KernelPlan, args: Any, kwargs: dict[str, Any]) -> Any:
         call = _prepare(plan, low, low_kwargs, found, above, gpu)
     if count > SMALL:
         _require_room(plan, found, low, low_kwargs, gpu)
-    started = perf_counter_ns()
-    try:
-        result = call(*low, **low_kwargs)
-    except RuntimeError as error:
-        _refuse(plan, error, gpu)
-        raise
-    gpu.account.worked(started)
+    result = _compute(plan, call, low, low_kwargs, gpu)
     if plan.fresh and isinstance(result, Tensor):
         result = adopt(result, gpu, 4)  # the fast path of `_lift`
     else:
@@ -162,6 +156,18 @@ def _run_on_cpu(plan: KernelPlan, args: Any, kwargs: dict[str, Any]) -> Any:
     if plan.scratch:
         given = (*args, kwargs["dim"]) if "dim" in kwargs else args  # `dim` is from sort.stable
         gpu.account.pass_through(temporary_bytes(plan.scratch, gpu.index, given, result))
+    return result
+
+
+def _compute(plan: KernelPlan, call: Any, low: list[Any], kwargs: Any, gpu: VirtualGpu) -> Any:
+    __tracebackhide__ = True
+    started = perf_counter_ns()
+    try:
+        result = call(*low, **kwargs)
+    except RuntimeError as error:
+        _refuse(plan, error, gpu)
+        raise
+    gpu.account.worked(started)
     return result
 
 
