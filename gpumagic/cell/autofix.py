@@ -4,6 +4,7 @@ The cell's report lists the lines that needed these copies. `AutoFix` adds a mic
 torch call, so only cells of `%%ongpu … --fix` use it.
 """
 
+import re
 from typing import Any, cast
 
 import torch
@@ -12,6 +13,8 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from gpumagic.mismatch.operation import read
 from gpumagic.placement import FunctionMode
+
+_WRITES = re.compile("__i|__setitem__|(?!__).*_$")  # names of functions that write to an operand
 
 
 class AutoFix(FunctionMode):
@@ -36,8 +39,15 @@ class AutoFix(FunctionMode):
         # Outside `except`, so that an error raised below does not show `failed` as its context.
         if (together := self._together(func, args, kwargs)) is None:
             raise failed
-        args, kwargs = together
-        return func(*args, **kwargs)
+        pairs = zip(tree_leaves((args, kwargs)), tree_leaves(together), strict=True)
+        copies = [(tensor, copy, copy._version) for tensor, copy in pairs if tensor is not copy]
+        result = func(*together[0], **together[1])
+        with torch.no_grad():
+            for tensor, copy, version in copies:
+                # Such as the rows that `max_norm` scales, or a layer's running statistics.
+                if copy._version != version or _is_statistics(func, copy):
+                    tensor.copy_(copy)
+        return result
 
     def _together(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         """Return the arguments copied to one device; None if unnecessary or impossible."""
@@ -46,7 +56,7 @@ class AutoFix(FunctionMode):
         if len({tensor.device for tensor in tensors}) < 2:
             return None
         # Use the device of a tensor that the call writes to, because a copy cannot replace it.
-        first = (args[:1] or tensors[:1]) if _writes(func) else ()
+        first = (args[:1] or tensors[:1]) if _WRITES.match(getattr(func, "__name__", "")) else ()
         written = tree_leaves((kwargs.get("out"), first))
         homes = {x.device for x in written if isinstance(x, Tensor)} or {self._device}
         if len(homes) > 1:
@@ -56,7 +66,7 @@ class AutoFix(FunctionMode):
         return cast(tuple[Any, Any], tree_unflatten([copies.get(id(x), x) for x in leaves], spec))
 
 
-def _writes(func: Any) -> bool:
-    name = getattr(func, "__name__", "")
-    in_place = name.endswith("_") and not name.startswith("__")
-    return in_place or name.startswith(("__i", "__setitem__"))
+def _is_statistics(func: Any, copy: Tensor) -> bool:
+    """Whether a layer updates a tensor without a new version."""
+    norms = ("batch_norm", "instance_norm")
+    return copy.dim() == 1 and not copy.requires_grad and getattr(func, "__name__", "") in norms

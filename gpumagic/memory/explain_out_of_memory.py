@@ -71,6 +71,7 @@ def _explained(s: OutOfMemoryState, where: UserLine, t: Trials) -> OutOfMemory:
     loop, top = t.loop, t.every[-1]
     stale = top.rest.remade | (top.stale if top.frame.at_top else set())
     joint = s.alone(stale)  # several names may hold a graph together
+    needed = (n for n in stale if s.worth(8 * (joint - s.alone(stale - {n})) - joint))
     return OutOfMemory(
         expression=where.source if failed is None else s.frames[0].text(failed),
         line=where.line,
@@ -82,9 +83,7 @@ def _explained(s: OutOfMemoryState, where: UserLine, t: Trials) -> OutOfMemory:
         traceback_holds=s.traceback_holds,
         adds=loop.need.grows if loop is not None and loop.need is not None else None,
         adds_to=s.adds_to(loop.rest) if loop is not None else "",
-        stale=tuple(
-            sorted(n for n in stale if s.worth(8 * (joint - s.alone(stale - {n})) - joint))
-        ),
+        stale=tuple(sorted(needed)),
     )
 
 
@@ -334,7 +333,7 @@ def other_form(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose code that computes the same with less memory."""
     # Dry runs do not count tensors that `torch.load` reads, so `t.best` may be None by mistake.
     trial = t.best or t.every[-1]
-    found = ((rest, form) for rest in s.rests for form in forms(rest, partial(_gives, s, rest)))
+    found = ((rest, form) for rest in s.rests for form in forms(rest))
     for rest, form in found:
         for lever in _helps(trial, _named(s, rest, form), form=form):
             if t.best is not None or "map_location" in form.new:

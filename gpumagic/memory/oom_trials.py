@@ -276,10 +276,12 @@ class CodeTrial:
             space[name] = space[name].detach() if is_tensor(space[name]) else space[name]
         # Restore loop variables before each pass, because `batch = batch.cuda()` changes `batch`.
         targets = stored(getattr(self._loop, "target", ast.Pass())) & space.keys()
-        # After `x = x[None]`, take `x` from the iterable again.
-        if again := targets & bound(self.code) and self._first_pass:
+        # After `x = x[None]`, take `x` from the iterable again, but start no workers.
+        over = getattr(self._loop, "iter", ast.Pass())
+        kinds = str([*map(type, map(self.frame.scope.value, ast.walk(over)))])
+        if again := bool(targets & bound(self.code)) and "DataLoader" not in kinds:
             with suppress(Exception):
-                exec(again, space)
+                exec(f"for {ast.unparse(self._loop.target)} in {ast.unparse(over)}: break", space)
         given = {n: space[n] for n in targets if again or not getattr(space[n], "is_cuda", False)}
         for number in range(2 if self._loop else 1):
             space.update(given)
@@ -296,13 +298,6 @@ class CodeTrial:
         for name in names if not self.frame.at_top else ():
             local.pop(name, None)
             self._state.let_go()
-
-    @property
-    def _first_pass(self) -> CodeType | None:
-        """Return code that binds the loop's variables as its first pass does."""
-        head = f"for {ast.unparse(self._loop.target)} in {ast.unparse(self._loop.iter)}: break"
-        over = [type(self.frame.scope.value(n)).__name__ for n in ast.walk(self._loop.iter)]
-        return None if "DataLoader" in over else compile(head, self.frame.filename, "exec")
 
     def _contexts(self) -> Iterator[Any]:
         """Recreate torch's context managers around this code, the outermost first."""

@@ -60,13 +60,10 @@ _PARSED = [(ast.parse(form, mode="eval").body, new, dims) for form, new, dims in
 _MORE = {
     "load": 'map_location="cpu"',
     **dict.fromkeys(("vmap", "jacrev"), "chunk_size=16"),
-    **dict.fromkeys(("hessian", "jacobian"), "vectorize=False"),
     "backward": "retain_graph=False",
 }
 """Arguments that lower the memory of a call, by the name of the called function."""
 _CHECKPOINT = "torch.utils.checkpoint.checkpoint"
-_SIGNS = {"Add": "+", "Sub": "-", "Mult": "*", "Div": "/"}
-_SHORTER = {"double": "float", "float64": "float32"}  # as in ``x.double()``, ``torch.float64``
 _MINUS_INFINITY = re.compile(r"inf|-1e|\.min$")
 _OPERATORS = {"MatMult": "matmul", "Add": "add", "Sub": "sub", "Mult": "mul", "Div": "div"}
 _ALIKE = _OPERATORS | {"Pow": "pow", "T": "transpose", "mT": "transpose", "bmm": "matmul"}
@@ -99,8 +96,8 @@ class Form(NamedTuple):
                 Swap(back.get).visit(each)
 
 
-def forms(rest: RestOfCode, gives: Callable[[str], int]) -> Iterator[Form]:
-    """Yield replacements for the failed code. `gives` returns the bytes only a variable holds."""
+def forms(rest: RestOfCode) -> Iterator[Form]:
+    """Yield replacements for the failed code."""
     block: list[Any] = block_of(rest.failed) if rest.failed is not None else []
     first = block.index(rest.failed) if block else 0
     kinds = (ast.Assign, ast.Expr, ast.Return)
@@ -118,28 +115,8 @@ def forms(rest: RestOfCode, gives: Callable[[str], int]) -> Iterator[Form]:
             (new,) = expression(f"f({more})").keywords
             given = [word for word in node.keywords if word.arg != new.arg]
             yield from reader.replaced(node, ast.Call(node.func, node.args, [*given, new]))
-        if text := _in_place(node, rest.frame, gives):
-            yield Form(f"`{text}` for line {node.lineno}", text, [node], block)
-        if getattr(node, "attr", "") in _SHORTER:
-            yield from reader.replaced(node, ast.Attribute(node.value, _SHORTER[node.attr]))
-        if isinstance(node, ast.Call) and (copied := reader.copied(node)) is not None:
-            yield from reader.replaced(node.args[0], copied)
     if block and rest.loops:
         yield from _Reader(rest.frame, block, first).collected(rest.loops[0])
-
-
-def _in_place(node: Any, frame: FailedFrame, gives: Callable[[str], int]) -> str:
-    """Return ``x /= y`` for ``x = x / y``; empty if `x` shares its memory or has a graph."""
-    value: Any = getattr(node, "value", None)
-    sign = _SIGNS.get(type(getattr(value, "op", None)).__name__)
-    if sign is None or not isinstance(node, ast.Assign):
-        return ""
-    name = ast.unparse(node.targets[0])
-    x = frame.scope.name(name)
-    # Another variable, a list or an object that holds this memory would change too.
-    alone = is_tensor(x) and not x.requires_grad and gives(name) >= x.nbytes
-    fits = alone and ast.unparse(value.left) == name
-    return f"{name} {sign}= {ast.unparse(value.right)}" if fits else ""
 
 
 def checkpointed(rest: RestOfCode) -> Iterator[Form]:
@@ -302,13 +279,6 @@ class _Reader:
         return any(
             n.id in names and isinstance(n.ctx, ast.Load) and id(n) not in inside for n in read
         )
-
-    def copied(self, node: Any) -> Any:
-        """Return code that joins a list of GPU tensors on the CPU, for `torch.cat(x)`; or None."""
-        name, args, _ = self.call(node, self._at)
-        parts = self._frame.scope.value(args[0]) if args and name in ("cat", "stack") else None
-        on_gpu = isinstance(parts, list) and all(getattr(part, "is_cuda", False) for part in parts)
-        return expression(f"[part.cpu() for part in {ast.unparse(args[0])}]") if on_gpu else None
 
     def collected(self, loop: ast.stmt) -> Iterator[Form]:
         """Replace `x = torch.cat([x, y])` by a list, unless the loop reads `x` in other code."""

@@ -147,14 +147,13 @@ RERUN = "then run that cell and all below it again"
 
 
 def _cost(fix: Fix) -> str:
-    again = ""
-    if fix.cls or (fix.label.startswith("In [") and fix.label != last_cell()):
-        body = ast.parse("".join(linecache.getlines(fix.filename)) if not fix.cls else "0").body
-        defines = all(isinstance(stmt, _DEFINITIONS) for stmt in body)
-        again = ", then run that cell again" if defines else f", {RERUN}"
-    if fix.nbytes is None:
-        return again
-    return f" (moves {size(fix.nbytes)}){again}" if fix.nbytes else f" (moves nothing){again}"
+    other = fix.label.startswith("In [") and fix.label != last_cell()
+    body = ast.parse("".join(linecache.getlines(fix.filename)) if other else "").body
+    defines = not fix.cls and all(isinstance(stmt, _DEFINITIONS) for stmt in body)
+    then = "then run that cell again" if defines else RERUN
+    again = f", {then}" * (bool(fix.cls) or other)
+    moves = {None: "", 0: " (moves nothing)"}.get(fix.nbytes, f" (moves {size(fix.nbytes)})")
+    return moves + again
 
 
 _ATOMS = (ast.Name, ast.Attribute, ast.Subscript, ast.Call, ast.List, ast.Tuple, ast.Constant)

@@ -13,15 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from gpumagic.mismatch import operand
-from gpumagic.mismatch.explanation import (
-    RERUN,
-    Fix,
-    Operand,
-    around,
-    bracketed,
-    can_precede,
-    total,
-)
+from gpumagic.mismatch.explanation import RERUN, Fix, Operand, around, bracketed, can_precede
 from gpumagic.mismatch.operation import Operation, named_in, nodes_around, storages
 from gpumagic.usercode.frames import (
     FailedFrame,
@@ -162,7 +154,7 @@ def _keep_copies(parts: list[operand.Part], frame: FailedFrame) -> tuple[Fix | N
     edit = around(frame, edits) if len(edits) == len(parts) else None
     first, text = edits[0][0], frame.text(edits[0][0])
     why = f"line {first.lineno}: {text} returns a copy of a tensor, and nothing keeps this copy"
-    return edit.fix(total(part.nbytes for part in parts)) if edit else None, why
+    return edit.fix(sum(part.nbytes or 0 for part in parts)) if edit else None, why
 
 
 def _dropped(part: operand.Part, frame: FailedFrame) -> ast.Call | None:

@@ -330,6 +330,10 @@ def test_nonsense_is_refused_with_a_line(gpus, code, devices, options, says):
     assert "\n" not in str(caught.value)
 
 
+def test_a_gpu_that_is_not_here_is_the_cpu_that_is_named_too(gpus):
+    assert [*measured("late.work(1.0)", ["cpu", "7?"], max_time=0.02)] == ["cpu"]
+
+
 def test_without_devices_it_is_the_cpu_and_every_gpu(gpus):
     assert list(measured("late.work(1.0)", None, max_time=1)) == ["cpu", "cuda:0", "cuda:1"]
     assert list(measured("late.work(1.0)", "all cpu", max_time=1)) == ["cuda:0", "cuda:1", "cpu"]
