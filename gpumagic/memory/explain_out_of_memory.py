@@ -156,13 +156,10 @@ def _helps(
 
 # -- memory that is no longer needed
 def free_kept(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Propose to free outputs and earlier errors, and to retry after the current `except` block."""
+    """Propose to free outputs and earlier errors."""
     if s.worth(s.kept):
         fits = t.whole.fits(t.whole.need, s.kept) if t.whole else None
         yield Lever("`%gpufree` frees what outputs and earlier errors hold", s.kept, fits)
-    held = s.alone([s.handled], in_frames=True)
-    if s.worth(held):
-        yield Lever("retry after the `except` block, which holds the error's variables", held)
 
 
 def delete(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
@@ -224,7 +221,8 @@ def _unread(s: OutOfMemoryState, rest: RestOfCode, lacking: int) -> list[str]:
     known = s.namespace if at_top else {}
     every = [[row.path, *(a for a in row.aliases if a in known)] for row in s.device.holders]
     rows = [[row.path] for row in s.device.holders if row.aliases] + every
-    for paths in sorted(rows, key=gives, reverse=True):
+    # A variable alone comes before a group that gives hardly more.
+    for paths in sorted(rows, key=lambda each: gives(each) * 0.95 ** len(each), reverse=True):
         more = list(dict.fromkeys([*chosen, *paths]))
         is_free = free.keys() >= {*paths} and gives(chosen) < max(lacking, 1)
         chosen = more if is_free and s.worth(gives(more) - gives(chosen)) else chosen

@@ -55,8 +55,7 @@ def _fewer_rows(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[Lever]:
 
     sizes = sizes if tried(count // 2, []) is None else []
     added = ", accumulating the gradients of {}" if learns else ""
-    loop: Any = next(iter(trial.rest.loops), None)
-    made_of = ast.walk(loop.iter) if isinstance(loop, ast.For) else ()
+    made_of = ast.walk(getattr(next(iter(trial.rest.loops), None), "iter", ast.Pass()))
     batched = (n for n in made_of if getattr(trial.frame.scope.value(n), "batch_size", 0) == count)
     loader = next(map(ast.unparse, batched), "")
     cuts = f"`{loader}`" if loader else some(f"`{name}`" for name in (*names, *sizes))

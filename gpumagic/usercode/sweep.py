@@ -114,7 +114,7 @@ def _checked(name: Any, given: Any) -> tuple[Any, ...]:
     if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
         raise GpuError(f"{name!r} cannot be a variable's name; {TYPE}")
     if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
-        raise GpuError(f"{name} has no list of values: {given!r}; give {{{name!r}: [1, 2]}}")
+        raise GpuError(f"{name} has no list of values: {given!r}; give {name}=[1, 2]")
     values = tuple(islice(given, MOST_POINTS + 1))  # the iterator may be endless
     if not 0 < len(values) <= MOST_POINTS:
         count = f"more than {MOST_POINTS:,}" if values else "no"

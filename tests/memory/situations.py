@@ -148,17 +148,6 @@ SITUATIONS = [
         "y = made(30)",
     ),
     Notebook(
-        "another try in the `except` block",
-        [
-            "def one(n):\n    a = mib(n)\n    return a + mib(n)",
-            "def work():\n    try:\n        one(40)\n    except RuntimeError:\n        one(30)",
-        ],
-        "work()",
-        "retry after the `except` block",
-        40,
-        True,
-    ),
-    Notebook(
         "what a hook fills",
         [
             "kept, net = [], nn.Linear(64, 64, device='cuda')",

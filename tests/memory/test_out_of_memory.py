@@ -279,6 +279,21 @@ def test_what_is_asked_most_has_a_lever(small, shown, asked):
     assert shown.pop().levers[0].do.startswith(lever)
 
 
+def test_targets_of_another_shape_than_the_models_results_get_its_shape(small, shown):
+    small.run(START + "X, y = torch.ones(4000, 9, device='cuda'), torch.ones(4000, device='cuda')")
+    small.run("net = nn.Linear(9, 1).cuda()\nloss = ((net(X) - y) ** 2).mean()")
+    lever = shown.pop().levers[0]
+    assert lever.do.startswith("`y.view(4000, 1)` for `y`: [4000] and [4000, 1] broadcast")
+    assert lever.fits
+
+
+def test_a_model_is_not_deleted_with_what_holds_the_memory(small, shown):
+    small.run(START + "net = nn.Sequential(*[nn.Linear(256, 256), nn.Tanh()] * 3).cuda()")
+    small.run("X, total = torch.ones(9000, 256).cuda(), 0\ntotal = total + net(X[:6000]).sum()")
+    small.run("sims = X @ X.T")
+    assert "`%gpufree total`" in shown.pop().levers[0].do
+
+
 def test_no_backward_pass_is_told_through_a_state_that_passes_hand_on(small, shown):
     small.run(START + "rnn, xs = nn.LSTMCell(64, 64).cuda(), torch.ones(9000, 64, 64)")
     small.run(

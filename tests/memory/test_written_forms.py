@@ -106,10 +106,6 @@ CASES = {
         "up = F.interpolate(x, size=160)\n"
         "out = torch.stack([b.square().mean() for b in up.split(20)])",
     ),
-    "a list that is joined": (
-        "parts = [torch.randn(300, 3000).to(D) for _ in range(14)]",
-        "out = torch.cat(parts)",
-    ),
     "distances in batches": (
         "x, y = torch.randn(2, 4, 700, 8, device=D)",
         "out = ((x[:, :, None] - y[:, None]) ** 2).sum(-1).amin(2)",
