@@ -40,7 +40,7 @@ class AutoFix(FunctionMode):
         if (together := self._together(func, args, kwargs)) is None:
             raise failed
         pairs = zip(tree_leaves((args, kwargs)), tree_leaves(together), strict=True)
-        copies = [(tensor, copy, copy._version) for tensor, copy in pairs if tensor is not copy]
+        copies = [(t, c, c._version) for t, c in pairs if t is not c and not c.is_inference()]
         result = func(*together[0], **together[1])
         with torch.no_grad():
             for tensor, copy, version in copies:
@@ -68,5 +68,5 @@ class AutoFix(FunctionMode):
 
 def _is_statistics(func: Any, copy: Tensor) -> bool:
     """Whether a layer updates a tensor without a new version."""
-    norms = ("batch_norm", "instance_norm")
-    return copy.dim() == 1 and not copy.requires_grad and getattr(func, "__name__", "") in norms
+    name = getattr(func, "__name__", "")  # `instance_norm` makes a new version
+    return name == "batch_norm" and copy.dim() == 1 and not copy.requires_grad

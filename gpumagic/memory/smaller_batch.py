@@ -57,8 +57,8 @@ def _fewer_rows(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[Lever]:
     added = ", accumulating the gradients of {}" if learns else ""
     made_of = ast.walk(getattr(next(iter(trial.rest.loops), None), "iter", ast.Pass()))
     batched = (n for n in made_of if getattr(trial.frame.scope.value(n), "batch_size", 0) == count)
-    loader = next(map(ast.unparse, batched), "")
-    cuts = f"`{loader}`" if loader else some(f"`{name}`" for name in (*names, *sizes))
+    loader = [ast.unparse(node) for node in batched][:1]
+    cuts = some(f"`{name}`" for name in loader or (*names, *sizes))
     do = f"{cuts}: a batch of {{:,}} instead of {count:,}{added}"
     yield from _largest(s, trial, do, count, partial(tried, also=sizes), _PAIRED)
 

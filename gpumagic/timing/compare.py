@@ -177,9 +177,8 @@ def targets(given: Iterable[object] | str | None, needed: Needed) -> tuple[Targe
         given = [given]
     found: dict[str, Target] = {}
     for target in (target for one in given for target in _named(one, needed)):
-        if (where := where_of(target)) in found and target[0].note:
-            continue  # `2?` where the CPU is named too
-        if where in found:
+        # `2?` may be the CPU that is named too.
+        if (where := where_of(target)) in found and not (target[0].note or found[where][0].note):
             raise GpuError(f"{where} is named twice; type it once")
         found[where] = target
     if not found:

@@ -132,3 +132,9 @@ def test_what_a_layer_updates_is_updated(fix):
     table(ids)
     torch.testing.assert_close(norm.running_var.cpu(), expected.running_var)
     assert table.weight.norm(dim=1)[1:3].tolist() == pytest.approx([0.1, 0.1])
+
+
+@torch.inference_mode()
+def test_in_inference_mode_too(fix):
+    result = torch.ones(2, device="cuda:0") + torch.ones(2)
+    assert result.tolist() == [2, 2]
