@@ -29,6 +29,11 @@ class AutoFix(FunctionMode):
     ) -> Any:
         __tracebackhide__ = True
         kwargs = kwargs or {}
+        # A batch_norm that fails has updated its statistics already, so it is not tried.
+        norm = getattr(func, "__name__", "") == "batch_norm"
+        first = self._together(func, args, kwargs) if norm else None
+        if first is not None:
+            return _repeated(func, (args, kwargs), first)
         try:
             return func(*args, **kwargs)
         except RuntimeError as error:
@@ -39,15 +44,7 @@ class AutoFix(FunctionMode):
         # Outside `except`, so that an error raised below does not show `failed` as its context.
         if (together := self._together(func, args, kwargs)) is None:
             raise failed
-        pairs = zip(tree_leaves((args, kwargs)), tree_leaves(together), strict=True)
-        copies = [(t, c, c._version) for t, c in pairs if t is not c and not c.is_inference()]
-        result = func(*together[0], **together[1])
-        with torch.no_grad():
-            for tensor, copy, version in copies:
-                # Such as the rows that `max_norm` scales, or a layer's running statistics.
-                if copy._version != version or _is_statistics(func, copy):
-                    tensor.copy_(copy)
-        return result
+        return _repeated(func, (args, kwargs), together)
 
     def _together(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         """Return the arguments copied to one device; None if unnecessary or impossible."""
@@ -66,7 +63,16 @@ class AutoFix(FunctionMode):
         return cast(tuple[Any, Any], tree_unflatten([copies.get(id(x), x) for x in leaves], spec))
 
 
-def _is_statistics(func: Any, copy: Tensor) -> bool:
-    """Whether a layer updates a tensor without a new version."""
-    name = getattr(func, "__name__", "")  # `instance_norm` makes a new version
-    return name == "batch_norm" and copy.dim() == 1 and not copy.requires_grad
+def _repeated(func: Any, given: Any, together: Any) -> Any:
+    """Call a function with copies. Give back what it changes in them, as `max_norm` does."""
+    __tracebackhide__ = True
+    pairs = zip(tree_leaves(given), tree_leaves(together), strict=True)
+    copies = [(t, c, c._version) for t, c in pairs if t is not c and not c.is_inference()]
+    norm = getattr(func, "__name__", "") == "batch_norm"
+    result = func(*together[0], **together[1])
+    with torch.no_grad():
+        for tensor, copy, version in copies:
+            statistics = copy.dim() == 1 and not copy.requires_grad  # they keep their version
+            if copy._version != version or (norm and statistics):
+                tensor.copy_(copy)
+    return result

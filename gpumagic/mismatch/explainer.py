@@ -32,6 +32,7 @@ from gpumagic.usercode.files import last_cell
 from gpumagic.usercode.frames import FailedFrame, errors, failed_frames
 
 _SHOWN = 3
+_Places = list[tuple[FailedFrame, list[Part]]]
 _NUMPY = "NumPy works in the host's memory only, so the values must be copied there"
 _HOST = "this argument must be on the CPU, where it is read"
 _INDEX = "an index must be on the CPU or on the same device as what it indexes"
@@ -170,11 +171,7 @@ def _is_method(node: ast.Call, reader: Reader) -> bool:
 
 # -- the reason
 def _reason(
-    leaves: tuple[Part, ...],
-    frames: list[tuple[FailedFrame, list[Part]]],
-    kind: str,
-    fix: Fix | None,
-    registers: bool,
+    leaves: tuple[Part, ...], frames: _Places, kind: str, fix: Fix | None, registers: bool
 ) -> str | None:
     """Return the reason, or None. `frames` has pairs of a frame and its operands to move."""
     if kind in ("numpy", "host"):
@@ -192,10 +189,9 @@ def _reason(
 
 
 def _of_host(kind: str, fix: Fix | None) -> str:
-    if kind == "host":
-        return _HOST
     copied = fix is None or ".cpu()" in fix.code
-    return _NUMPY if copied else "NumPy's results have no gradients, and this one needs them"
+    said = _NUMPY if copied else "NumPy's results have no gradients, and this one needs them"
+    return _HOST if kind == "host" else said
 
 
 def _brought(leaves: tuple[Part, ...]) -> str | None:

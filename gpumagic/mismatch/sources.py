@@ -146,9 +146,7 @@ def own_cause(odd: list[operand.Part], frame: FailedFrame, tried: Any) -> tuple[
 def _keep_copies(parts: list[operand.Part], frame: FailedFrame) -> tuple[Fix | None, str]:
     """Return the fix that keeps the copies that lines such as ``x.to(device)`` drop; the reason."""
     calls = {part.key: _dropped(part, frame) for part in parts if part.kind == "tensor"}
-    edits: list[Any] = [
-        (n, f"{key} = {frame.text(n)}") for key, n in calls.items() if n is not None
-    ]
+    edits: list[Any] = [(n, f"{key} = {frame.text(n)}") for key, n in calls.items() if n]
     if not edits or frame.failed is None:
         return None, ""
     edit = around(frame, edits) if len(edits) == len(parts) else None

@@ -123,12 +123,12 @@ def test_strict_holds_beside_it(fix):
 
 def test_what_a_layer_updates_is_updated(fix):
     torch.manual_seed(0)
-    x, ids = torch.rand(8, 3), torch.tensor([1, 2])
+    x, ids = torch.rand(8, 3), torch.tensor([1, 2], device="cuda:1")
     norm, table = nn.BatchNorm1d(3), nn.Embedding(5, 3, max_norm=0.1)
     expected = nn.BatchNorm1d(3)
     expected(x)
     norm, table = norm.to("cuda:0"), table.to("cuda:0")
-    norm(x)
+    norm(x.cuda(1))
     table(ids)
     torch.testing.assert_close(norm.running_var.cpu(), expected.running_var)
     assert table.weight.norm(dim=1)[1:3].tolist() == pytest.approx([0.1, 0.1])
