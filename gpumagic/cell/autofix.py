@@ -29,11 +29,10 @@ class AutoFix(FunctionMode):
     ) -> Any:
         __tracebackhide__ = True
         kwargs = kwargs or {}
-        # A batch_norm that fails has updated its statistics already, so it is not tried.
-        norm = getattr(func, "__name__", "") == "batch_norm"
-        first = self._together(func, args, kwargs) if norm else None
-        if first is not None:
-            return _repeated(func, (args, kwargs), first)
+        # A failed batch_norm has updated its statistics already, so do not try it first.
+        if getattr(func, "__name__", "") == "batch_norm":
+            together = self._together(func, args, kwargs)
+            return _call(func, (args, kwargs), together or (args, kwargs), statistics=True)
         try:
             return func(*args, **kwargs)
         except RuntimeError as error:
@@ -44,7 +43,7 @@ class AutoFix(FunctionMode):
         # Outside `except`, so that an error raised below does not show `failed` as its context.
         if (together := self._together(func, args, kwargs)) is None:
             raise failed
-        return _repeated(func, (args, kwargs), together)
+        return _call(func, (args, kwargs), together)
 
     def _together(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         """Return the arguments copied to one device; None if unnecessary or impossible."""
@@ -63,16 +62,16 @@ class AutoFix(FunctionMode):
         return cast(tuple[Any, Any], tree_unflatten([copies.get(id(x), x) for x in leaves], spec))
 
 
-def _repeated(func: Any, given: Any, together: Any) -> Any:
-    """Call a function with copies. Give back what it changes in them, as `max_norm` does."""
+def _call(func: Any, given: Any, together: Any, *, statistics: bool = False) -> Any:
+    """Call a function with copies of operands; write back the copies that the function changes."""
+    # For example, `max_norm` scales rows. Running `statistics` change without a new version.
     __tracebackhide__ = True
     pairs = zip(tree_leaves(given), tree_leaves(together), strict=True)
     copies = [(t, c, c._version) for t, c in pairs if t is not c and not c.is_inference()]
-    norm = getattr(func, "__name__", "") == "batch_norm"
     result = func(*together[0], **together[1])
     with torch.no_grad():
         for tensor, copy, version in copies:
-            statistics = copy.dim() == 1 and not copy.requires_grad  # they keep their version
-            if copy._version != version or (norm and statistics):
+            running = statistics and copy.dim() == 1 and not copy.requires_grad
+            if running or copy._version != version:
                 tensor.copy_(copy)
     return result

@@ -175,7 +175,7 @@ class Explaining:
     def _not_timed(self) -> Iterator[None]:
         """Exclude this context from the cell's time; record an error instead of raising it."""
         start, active, self._active = time.perf_counter(), self._active, False
-        # An error of the explanation itself, which IPython shows, is not explained.
+        # IPython shows an error of the explanation itself. Do not explain this error.
         with suppress(KeyboardInterrupt), faults.kept("explaining an error"):
             yield
         self._active = active

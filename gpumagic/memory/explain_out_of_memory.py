@@ -391,7 +391,9 @@ def _of_float64(
 
 def _one_shape(s: OutOfMemoryState, known: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Find operands of shapes [N] and [N, 1], which broadcast to [N, N]; skip views."""
-    operands = [value for value in s.operands if is_tensor(value) and value.numel() > 1]
+    operands = [value for value in s.operands if is_tensor(value)]
+    if any(map(is_module, s.operands)):  # a model's result may have no name, and the shape [N, 1]
+        operands += [torch_here().empty(len(v), 1, device="meta") for v in operands if v.dim() == 1]
     for one, two in permutations(operands, 2):
         column = max(one, two, key=lambda operand: operand.dim())
         alike = one.numel() == two.numel() and one.dim() != two.dim() and column.shape[-1] == 1

@@ -46,7 +46,7 @@ from gpumagic.usercode.frames import (
     stored,
     tracebacks,
 )
-from gpumagic.usercode.values import is_module, is_tensor, torch_here
+from gpumagic.usercode.values import torch_here
 from gpumagic.usercode.variables import variables_read
 
 TORCH = "torch"
@@ -238,9 +238,6 @@ class OutOfMemoryState:
         nodes = ast.walk(self.rests[0].failed or ast.Pass())
         names = sorted({node.id for node in nodes if isinstance(node, ast.Name)})
         found = [self.frames[0].scope.name(name) for name in names]
-        # A model's result may have the shape [N, 1] beside a tensor of the shape [N].
-        flat = [v for v in found if is_tensor(v) and v.dim() == 1 and any(map(is_module, found))]
-        found += [torch_here().empty(len(each), 1, device="meta") for each in flat]
         found += [value for frame in self._libraries for value in frame.f_locals.values()]
         return list({id(value): value for value in found}.values())
 

@@ -26,7 +26,7 @@ from gpumagic.usercode.frames import (
     parents,
     stored,
 )
-from gpumagic.usercode.values import is_module, is_tensor, own, torch_here
+from gpumagic.usercode.values import comes_from, is_module, is_tensor, own, torch_here
 from gpumagic.usercode.variables import names_read
 
 if TYPE_CHECKING:
@@ -276,12 +276,7 @@ class CodeTrial:
             space[name] = space[name].detach() if is_tensor(space[name]) else space[name]
         # Restore loop variables before each pass, because `batch = batch.cuda()` changes `batch`.
         targets = stored(getattr(self._loop, "target", ast.Pass())) & space.keys()
-        # After `x = x[None]`, take `x` from the iterable again, but start no workers.
-        over = getattr(self._loop, "iter", ast.Pass())
-        kinds = str([*map(type, map(self.frame.scope.value, ast.walk(over)))])
-        if again := bool(targets & bound(self.code)) and "DataLoader" not in kinds:
-            with suppress(Exception):
-                exec(f"for {ast.unparse(self._loop.target)} in {ast.unparse(over)}: break", space)
+        again = bool(targets & bound(self.code)) and self._take_first(space)
         given = {n: space[n] for n in targets if again or not getattr(space[n], "is_cuda", False)}
         for number in range(2 if self._loop else 1):
             space.update(given)
@@ -291,6 +286,16 @@ class CodeTrial:
             note(f"{_HELD}{number} {torch_here().cuda.memory_allocated(self._state.name)}")
             # Increase integer loop variables, so that a cache with these keys grows in each pass.
             given = {n: v + 1 if type(v) is int else v for n, v in given.items()}
+
+    def _take_first(self, space: dict[str, Any]) -> bool:
+        """Bind the loop's variables to the first item, as after `x = x[None]`; no data loader."""
+        values = map(self.frame.scope.value, ast.walk(self._loop.iter))
+        if any(comes_from(type(value), "torch.utils.data.DataLoader") for value in values):
+            return False  # its workers must not start
+        target, over = ast.unparse(self._loop.target), ast.unparse(self._loop.iter)
+        with suppress(Exception):
+            exec(f"for {target} in {over}: break", space)
+        return True
 
     def _let_go(self, names: Sequence[str]) -> None:
         """Let a function's frame release what a pass is to keep no longer."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from gpumagic import faults
 from gpumagic.mismatch import fixes, sources
-from gpumagic.mismatch.explanation import Explanation, Fix, Operand, expression
+from gpumagic.mismatch.explanation import Explanation, Operand, expression
 from gpumagic.mismatch.operand import TRANSFERS, Part, Reader, full, tensors_of
 from gpumagic.mismatch.operation import (
     Message,
@@ -32,7 +32,6 @@ from gpumagic.usercode.files import last_cell
 from gpumagic.usercode.frames import FailedFrame, errors, failed_frames
 
 _SHOWN = 3
-_Places = list[tuple[FailedFrame, list[Part]]]
 _NUMPY = "NumPy works in the host's memory only, so the values must be copied there"
 _HOST = "this argument must be on the CPU, where it is read"
 _INDEX = "an index must be on the CPU or on the same device as what it indexes"
@@ -113,7 +112,7 @@ def _mismatch(
     tried = [*((each, [*moved, *extra]) for each, moved in places), *places]
     registering = (sources.register(moved, each, choice.target) for each, moved in tried)
     fix = registered = next(filter(None, registering), None)
-    kept, cause = sources.own_cause(odd, frame, tried)
+    kept, cause, moves = sources.own_cause(clash, odd, tried)
     # Move an index only in the failing expression, so that its other uses do not change.
     an_index = kind == "index" and clash.parts[0] not in odd
     fix = (
@@ -122,8 +121,8 @@ def _mismatch(
         or fixes.move_owners(choice, [frame, *outer])
         or fixes.write_fix(site, site if an_index else above, choice)
     )
-    fix = None if cause.startswith("each call") else fix
-    why = cause or _reason(clash.parts, places, kind, fix, registered is not None)
+    why = cause or _reason(clash.parts, places, kind, registered)
+    fix = fix if moves else None
     return Explanation(*expression(frame, node), _rows(clash, choice, site, names), fix, why)
 
 
@@ -171,27 +170,21 @@ def _is_method(node: ast.Call, reader: Reader) -> bool:
 
 # -- the reason
 def _reason(
-    leaves: tuple[Part, ...], frames: _Places, kind: str, fix: Fix | None, registers: bool
+    leaves: tuple[Part, ...], frames: list[tuple[FailedFrame, list[Part]]], kind: str, fix: Any
 ) -> str | None:
     """Return the reason, or None. `frames` has pairs of a frame and its operands to move."""
     if kind in ("numpy", "host"):
-        return _of_host(kind, fix)
+        return _NUMPY if kind == "numpy" else _HOST
     if told := _brought(leaves):
         return told
     for frame, odd in frames:
         for part in odd:
             if left := sources.unregistered(part, frame):
                 # Leave out the advice to register the attribute if the fix does so already.
-                return left.reason.partition(sources.PERMANENTLY)[0] if registers else left.reason
+                return left.reason.partition(sources.PERMANENTLY)[0] if fix else left.reason
     if any(part.text.endswith('"]') for _, odd in frames for part in odd):
         return _DICT
     return _INDEX if kind == "index" else None
-
-
-def _of_host(kind: str, fix: Fix | None) -> str:
-    copied = fix is None or ".cpu()" in fix.code
-    said = _NUMPY if copied else "NumPy's results have no gradients, and this one needs them"
-    return _HOST if kind == "host" else said
 
 
 def _brought(leaves: tuple[Part, ...]) -> str | None:

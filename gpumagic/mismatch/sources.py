@@ -6,6 +6,7 @@ moved, or the operand is an attribute of a module that `.to()` does not move.
 
 import ast
 import re
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +35,7 @@ _BUFFER = '{}.register_buffer("{}", {}, persistent=False)'
 _REGISTERED = "{}.{} = nn.%s({})"  # %s is a class such as Parameter or ModuleList
 PERMANENTLY = "; to fix it permanently, "
 _PARAMETER = re.compile(r"[\w.]*\bParameter(?=\()")
+_GRADIENTS = "NumPy's results have no gradients, and the backward pass needs them"
 
 
 # -- an attribute that is not registered
@@ -136,11 +138,14 @@ def _names_around(frame: FailedFrame) -> list[ast.expr]:
     return [node for tree in trees for node in ast.walk(tree) if isinstance(node, operand.NAMED)]
 
 
-def own_cause(odd: list[operand.Part], frame: FailedFrame, tried: Any) -> tuple[Fix | None, str]:
-    """Return the fix and the reason if the code makes or moves an operand in a way of no effect."""
-    anew = next(filter(None, (_made_anew(part, frame) for part in odd)), "")
-    kept = (_keep_copies(moved, each) for each, moved in tried)
-    return (None, anew) if anew else next(filter(any, kept), (None, ""))
+def own_cause(clash: Operation, odd: list[operand.Part], tried: Any) -> tuple[Any, str, bool]:
+    """Return a fix, the reason, and whether operands may move, for three mistakes in the code."""
+    for reason in filter(None, (_made_anew(part, clash.reader.frame) for part in odd)):
+        return None, reason, False
+    for fix, reason in (_keep_copies(parts, frame) for frame, parts in tried):
+        if reason:
+            return fix, reason, True
+    return None, _GRADIENTS * bool(in_torch(clash.node, clash.reader, odd[0])), True
 
 
 def _keep_copies(parts: list[operand.Part], frame: FailedFrame) -> tuple[Fix | None, str]:
@@ -155,13 +160,12 @@ def _keep_copies(parts: list[operand.Part], frame: FailedFrame) -> tuple[Fix | N
     return edit.fix(sum(part.nbytes or 0 for part in parts)) if edit else None, why
 
 
-def _dropped(part: operand.Part, frame: FailedFrame) -> ast.Call | None:
-    """Return the last call above the failure that moves a tensor and whose result is dropped."""
-    stmts = nodes_around(frame.failed, ast.Expr) if frame.failed is not None else []
-    calls = [stmt.value for stmt in stmts if isinstance(stmt.value, ast.Call)]
-    named = [c for c in calls if getattr(c.func, "attr", "") in operand.TRANSFERS]
-    mine = (c for c in reversed(named) if frame.text(c.func.value) == part.text)  # type: ignore[attr-defined]
-    return next((call for call in mine if call.lineno < frame.line), None)
+def _dropped(part: operand.Part, frame: FailedFrame) -> Any:
+    """Return the last call above the failure that moves a tensor and drops the copy; or None."""
+    calls: list[Any] = [stmt.value for stmt in nodes_around(frame.failed or ast.Pass(), ast.Expr)]
+    moves = [n for n in calls if getattr(getattr(n, "func", None), "attr", "") in operand.TRANSFERS]
+    its = (n for n in reversed(moves) if frame.text(n.func.value) == part.text)
+    return next((call for call in its if call.lineno < frame.line), None)
 
 
 def _made_anew(part: operand.Part, frame: FailedFrame) -> str:
@@ -221,13 +225,14 @@ def moved(node: Any, reader: operand.Reader, target: str, device: str, detached:
 
 def in_torch(node: Any, reader: operand.Reader, odd: operand.Part) -> str:
     """Return a reduction by NumPy as one by torch, if its result's gradient is needed; else ""."""
-    name = getattr(getattr(node, "func", None), "attr", "")
-    trained = backward_of(nodes_around(node, ast.Attribute))
-    given, line = [*getattr(node, "args", ())], statement(node) or node
-    if not hasattr(Tensor, name) or len(given) != 1 or not trained & stored(line):
+    function: Any = getattr(node, "func", None)
+    of_numpy = reader.scope.value(getattr(function, "value", node)) is sys.modules.get("numpy")
+    if not of_numpy or not hasattr(Tensor, function.attr) or len(node.args) != 1:
         return ""
-    text = reader.text(given[0])
-    return f"{text if type(odd.value) is Tensor else f'torch.stack({text})'}.{name}()"
+    text = reader.text(node.args[0])
+    code = f"{text if type(odd.value) is Tensor else f'torch.stack({text})'}.{function.attr}()"
+    trained = stored(statement(node) or node) & backward_of(nodes_around(node, ast.Attribute))
+    return code if trained else ""
 
 
 def is_leaf(part: operand.Part) -> bool:
