@@ -31,6 +31,8 @@ def test_a_stranger_comes_from_nothing_to_a_timing(lab, new_view):
     view, page = new_view, new_view.page
     lab.machine(NO_DRIVER)
     view.load()
+    # JupyterLab opens its launcher once all is restored, and gives it the focus.
+    expect(page.locator(".jp-Launcher")).to_be_visible()
     page.get_by_role("menuitem", name="View", exact=True).click()
     page.get_by_role("menuitem", name="Show GPUs").click()
     view.shows("No GPU is visible here")
