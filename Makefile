@@ -13,8 +13,8 @@ NPM = PATH="$(CURDIR)/$(BIN):$$PATH" npm
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest
 # Whom the limit of each test cannot interrupt, in C, is ended with its stack shown: a failed test, not hours.
 HANGS = -o faulthandler_timeout=400 -o faulthandler_exit_on_timeout=true
-# One more than processors: the tests in a browser, and those with kernels and servers, often wait.
-PARALLEL = -n $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 1)') --dist loadscope
+# Three more than processors: the tests in a browser, and those with kernels and servers, often wait.
+PARALLEL = -n $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 3)') --dist loadscope
 # torch's CUDA build for `make test-cuda`, and the headers of the CUDA that it was built with.
 TORCH_CUDA ?= 2.14.1
 CUDA_HEADERS_2.14.1 = nvidia-cuda-runtime==13.0.96 nvidia-cuda-crt==13.0.88

@@ -84,6 +84,7 @@ def _explained(s: OutOfMemoryState, where: UserLine, t: Trials) -> OutOfMemory:
         adds=loop.need.grows if loop is not None and loop.need is not None else None,
         adds_to=s.adds_to(loop.rest) if loop is not None else "",
         stale=tuple(sorted(needed)),
+        ended_early=t.ended_early,
     )
 
 

@@ -61,6 +61,7 @@ class Trials:
     def __init__(self, state: OutOfMemoryState, line: ProgressLine) -> None:
         self.state, self._line = state, line
         self._until = time.monotonic() + _PATIENCE_S
+        self.ended_early = False
         self.every = [CodeTrial(self, rest) for rest in state.rests]
         """A trial for each frame, the innermost first."""
 
@@ -98,16 +99,16 @@ class Trials:
         return self._in_time(lambda: in_fork(work, _LIMIT_S, room))
 
     def _in_time(self, run: Callable[[], Any]) -> Any:
-        if time.monotonic() > self._until:
-            return None
-        try:
-            self._line.update("looking for what would help; Ctrl-C ends it")
-            return run()
-        except GpuError:
-            return None
-        except KeyboardInterrupt:  # no further dry runs
-            self._until = 0.0
-            return None
+        begun, result = time.monotonic(), None
+        if begun < self._until:
+            with suppress(GpuError):
+                try:
+                    self._line.update("looking for what would help; Ctrl-C ends it")
+                    result = run()
+                except KeyboardInterrupt:  # no further dry runs
+                    self._until = 0.0
+        self.ended_early |= time.monotonic() > min(self._until, begun + _LIMIT_S)
+        return result
 
 
 class CodeTrial:

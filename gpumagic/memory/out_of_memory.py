@@ -39,6 +39,7 @@ class OutOfMemory(Shown):
     adds: int | None = None  # bytes that each pass of a loop keeps; None if no loop adds memory
     adds_to: str = ""  # the holder that keeps these bytes, such as "losses"; empty if unknown
     stale: tuple[str, ...] = ()  # variables to free with %gpufree, because a rerun assigns them
+    ended_early: bool = False  # whether there was no time to try all changes
 
 
 _HOLDERS = 5
@@ -119,5 +120,6 @@ def _title(found: OutOfMemory) -> str:
     after = f"`{' '.join(('%gpufree', *found.stale))}`{holds}" if held or found.stale else ""
     if not found.levers:
         nothing = "no change was found that lets the cell fit"
+        nothing += ", but there was no time to try all" * found.ended_early
         return f"{nothing}; {after} frees memory that the failed run left" if after else nothing
     return f"what would help, after {after}:" if after else "what would help:"

@@ -3,11 +3,20 @@
 import pytest
 
 from gpumagic import virtual
+from gpumagic.memory import oom_trials, split_rows
 
 
 @pytest.fixture(autouse=True)
 def _as_in_a_notebook(as_in_a_notebook):
     pass
+
+
+@pytest.fixture(autouse=True)
+def _time_for_all_changes(monkeypatch):
+    """What is found depends on no clock, also on a busy machine."""
+    monkeypatch.setattr(oom_trials, "_LIMIT_S", 16.0)
+    monkeypatch.setattr(oom_trials, "_PATIENCE_S", 120.0)
+    monkeypatch.setattr(split_rows, "_TESTS_S", 9.0)
 
 
 @pytest.fixture

@@ -182,6 +182,16 @@ def test_who_has_seen_enough_may_interrupt(ip, monkeypatch):
     assert "KeyboardInterrupt" not in ran.text
 
 
+def test_a_search_without_time_says_so(small, shown, monkeypatch):
+    small.run(f"{START}\nx = mib(20)")
+    with monkeypatch.context() as busy:
+        busy.setattr(oom_trials, "_PATIENCE_S", 0.0)
+        small.run("torch.cat([x, x, x])")
+    assert "no time to try all" in str(shown.pop())
+    small.run("torch.cat([x, x, x])")
+    assert "no time" not in str(shown.pop())
+
+
 ADDING = """
 total, outs, hist, loader = 0, [], {"loss": []}, torch.ones(60, 1000, 256)
 net = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 10)).cuda()
