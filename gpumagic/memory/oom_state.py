@@ -199,7 +199,7 @@ class OutOfMemoryState:
 
     def _locals(self) -> Iterator[Root]:
         """Yield roots for variables in frames of user functions, libraries and handled errors."""
-        for frame in self.frames:
+        for frame in reversed(self.frames):
             for name, value in frame.scope.local.items() if not frame.at_top else ():
                 yield Root(self.local(frame, name), value, EXCEPTION)
         for path, frames in ((self._exception, self._libraries), (self.handled, self._handled)):
@@ -359,6 +359,7 @@ class OutOfMemoryState:
         kinds = {name: type(rest.frame.scope.name(name)) for name in read}
         made = {name for name in read if issubclass(kinds[name], (list, dict, set))}
         made |= {name for name in read if hasattr(kinds[name], "cache_clear")}
+        made -= stored(rest.loops[0]) - rest.accumulated
         by_name = {self.local(rest.frame, name) for name in made | stored(rest.loops[0])}
         nameless = self._exception, self.handled, _TEMPORARIES
         named = [row for row in self.device.holders if row.path not in nameless]

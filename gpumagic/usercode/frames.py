@@ -313,14 +313,10 @@ class RestOfCode:
 
     @property
     def accumulated(self) -> set[str]:
-        """Return the names that the outermost enclosing loop updates, as in `x = x + 1`."""
-        found = set[str]()
-        for node in ast.walk(self.loops[-1]) if self.loops else ():
-            if isinstance(node, ast.AugAssign):
-                found |= stored(node.target)
-            elif isinstance(node, ast.Assign):
-                found |= stored(node) & set(names_read(ast.Module([node], [])))
-        return found
+        """Return the names whose values the passes of an enclosing loop hand on to the next."""
+        bodies: Any = [each.body for each in self.loops]  # type: ignore[attr-defined]
+        modules = [ast.Module(body, []) for body in bodies]
+        return {name for each in modules for name in stored(each) & {*names_read(each)}}
 
     @cached_property
     def nodes(self) -> list[ast.AST]:
