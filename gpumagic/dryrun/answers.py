@@ -30,12 +30,13 @@ from gpumagic.dryrun.count_operators import Crossings
 from gpumagic.dryrun.fakes import NotKnown, Stopped, host_value, is_real, refusing, suspended
 from gpumagic.dryrun.held_memory import HeldMemory
 from gpumagic.ledger.entry import PRINT
+from gpumagic.usercode.files import is_users
 
 
 class Calls(TorchFunctionMode):
     """Answer calls that need data; `fake` turns a real tensor into a fake, in place."""
 
-    # With `guesses`, `float()`, `int()` and `numpy()` of a tensor return ones; the run goes on.
+    # With `guesses`, numbers and arrays that code makes from a tensor are ones; the run goes on.
 
     def __init__(
         self, fake: Callable[[Tensor], object], crossings: Crossings, guesses: bool
@@ -92,10 +93,9 @@ class Calls(TorchFunctionMode):
                 return func(tensor if tensor.constant is None else tensor.constant, *args[1:])
         if value is not None:
             return _KINDS[name](value) if name in _KINDS else value
-        if self._guesses and (
-            name in ("float", "int") or (name == "item" and tensor.is_floating_point())
-        ):
-            return _KINDS.get(name, float)(1)
+        known = name in ("float", "int", "index") or (name == "item" and tensor.is_floating_point())
+        if self._guesses and (known or not is_users(frame.f_code.co_filename)):
+            return _KINDS.get(name, float)(name != "bool")  # a library's check finds no error
         if name == "item":
             whole = not (tensor.is_floating_point() or tensor.is_complex())
             return NotKnown(".item()", whole=whole)
@@ -110,7 +110,8 @@ class Calls(TorchFunctionMode):
                 return tensor.constant.tolist()
         if host_value(frame) is not None:  # a data loader's sampler may use any order
             return list(range(tensor.numel()))
-        return _nested(tensor.shape)
+        one = 1.0 if tensor.is_floating_point() else 1
+        return _nested(tensor.shape, one if self._guesses else NotKnown("an element of a list"))
 
     def shown(self, func: Any, args: Any, kwargs: Any, frame: Any) -> str:
         tensor = args[0]
@@ -159,10 +160,8 @@ _SCALES = {
 }
 
 
-def _nested(shape: Any) -> Any:
-    if not shape:
-        return NotKnown("an element of a list")
-    return [_nested(shape[1:]) for _ in range(shape[0])]
+def _nested(shape: Any, item: Any) -> Any:
+    return [_nested(shape[1:], item) for _ in range(shape[0])] if shape else item
 
 
 def _set_data(tensor: Any, new: Any) -> None:

@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from gpumagic.dryrun.fakes import Stopped, host_value
+from gpumagic.dryrun.fakes import Stopped, host_value, suspended
 from gpumagic.dryrun.held_memory import HeldMemory
 from gpumagic.faults import first_line
 from gpumagic.ledger.attribute import count_for
@@ -75,9 +75,9 @@ class Crossings:
 class Operators(TorchDispatchMode):
     """Count operators, the memory that they allocate, and the copies that they make."""
 
-    def __init__(self, held: HeldMemory, crossings: Crossings) -> None:
+    def __init__(self, held: HeldMemory, crossings: Crossings, guesses: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.count = 0
+        self.count, self._guesses = 0, guesses
         self.backward = False  # whether a backward pass has run
         self._held, self._crossings = held, crossings
         self._at_node: tuple[str, int] | None = None  # the running autograd node's name and number
@@ -106,6 +106,10 @@ class Operators(TorchDispatchMode):
         for tensor in tree_leaves(out):
             if isinstance(tensor, FakeTensor):
                 self._held.add(tensor, replaced)
+                whole = tensor.dtype == torch.long and tensor.device.type == "cpu"
+                if self._guesses and name in _ITEMS and whole and tensor.numel() == 1:
+                    with suspended():  # what code computes from a number is known, too
+                        tensor.constant = torch.ones(tensor.shape, dtype=torch.long)
         if (rule := RULES.get(name)) and isinstance(args[0], Tensor) and args[0].is_cuda:
             device = args[0].device
             self._held.pass_through(str(device), temporary_bytes(rule, device, args, out))
@@ -118,6 +122,8 @@ class Operators(TorchDispatchMode):
             value = host_value(_caller(sys._getframe(1)))
             if value is not None and name == "_local_scalar_dense":
                 return value if args[0].is_floating_point() else int(value)
+            if self._guesses and (guess := _GUESSES.get(name)):
+                return guess(func, *args, **kwargs)
             raise Stopped(f"{_READABLE.get(name, name)} depends on data") from None
         except (fake.UnsupportedOperatorException, fake.UnsupportedFakeTensorException) as error:
             raise Stopped(_unsupported(name, (args, kwargs), error)) from None
@@ -202,6 +208,30 @@ _EXPLICIT = (
 _NETWORKS = frozenset(
     ("lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell", "scaled_dot_product_attention")
 )
+
+
+_ITEMS = {"select", "unbind", "randint"}  # operators that may give one of many numbers
+
+
+def _index(func: Any, tensor: Any, indices: Any) -> Any:
+    """Index a tensor as if masks selected every element."""
+    masks = (torch.bool, torch.uint8)
+    parts = ([n] if getattr(n, "dtype", None) not in masks else _all(n) for n in indices)
+    return func(tensor, [each for part in parts for each in part])
+
+
+def _all(mask: Any) -> list[Any]:
+    return [mask.new_zeros(mask.numel(), dtype=torch.long)] * mask.dim()
+
+
+# Results of operators that depend on data, as if every element counted.
+_GUESSES: dict[str, Callable[..., Any]] = {
+    "_local_scalar_dense": lambda func, t: 1.0 if t.is_floating_point() else 1,
+    "index": _index,
+    "nonzero": lambda func, t: t.new_zeros((t.numel(), t.dim()), dtype=torch.long),
+    "masked_select": lambda func, t, mask: t.new_zeros(t.numel()),
+    "bincount": lambda func, t, weights=None, minlength=0: t.new_zeros(max(minlength, 1)).long(),
+}
 
 
 @cache

@@ -66,7 +66,7 @@ class Subject:
     move: bool  # whether variables that the code reads are moved to `device`
     limit: float  # seconds
     cards: tuple[Card, ...] = ()  # cards not in this machine; `device` simulates the first
-    guesses: bool = False  # whether `float()` and `numpy()` of a tensor return ones, not an end
+    guesses: bool = False  # whether numbers that depend on data are ones, and do not end the run
 
     @property
     def where(self) -> str:
@@ -137,7 +137,7 @@ class _Following:
         self._subject = subject
         self._target = None if subject.device is None else as_torch(subject.device)
         self._held, self._crossings = HeldMemory(), Crossings()
-        self._operators = Operators(self._held, self._crossings)
+        self._operators = Operators(self._held, self._crossings, subject.guesses)
         self._unknown: dict[tuple[UserLine | None, str], Unknown] = {}
         self._error: BaseException | None = None
         self._error_at: UserLine | None = None
