@@ -178,7 +178,7 @@ def _deleted(
 ) -> Iterator[Lever]:
     gives = _gives(s, rest, *names)
     fits = trial.fits(trial.need, gives) if trial is not None else None
-    if {*names} & (rest.overwritten | rest.read_anywhere):
+    if {*names} & (rest.overwritten | rest.read_anywhere | rest.made_before):
         code = f"{' = '.join(names)} = None" if rest.loops else f"del {', '.join(names)}"
         yield Lever(f"`{code}` before line {line}", gives, fits)
     else:
@@ -213,8 +213,9 @@ def small_views(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 def _unread(s: OutOfMemoryState, rest: RestOfCode, lacking: int) -> list[str]:
     """Return a frame's variables that the rest of the code does not read, the largest first."""
     at_top = rest.frame.at_top
-    # Do not delete variables that the failed code made, unless the failed statement assigns them.
-    needed = (s.read if at_top else rest.read) | (rest.made_before - rest.made_now)
+    # Do not delete what the passes of a loop make, unless the failed statement assigns it.
+    made = {name for loop in rest.loops for name in stored(loop)} if at_top else rest.made_before
+    needed = (s.read if at_top else rest.read) | (made - rest.made_now)
     free = {s.local(rest.frame, n): n for n in rest.frame.scope.local if n not in needed}
     gives = partial(s.alone, in_frames=not at_top)
     chosen: list[str] = []
@@ -295,13 +296,15 @@ def _kept(
     if hasattr(trial.frame.scope.name(name), "cache_clear"):
         keep = (name,), lambda cached: cached.cache_clear() or cached
         yield from _helps(trial, f"`{name}.cache_clear()` after each pass", whole, whole, keep=keep)
-    elif name and _needs_graph(s, trial, name) is False:
+    elif name and (not graphs or _needs_graph(s, trial, name) is False):
         objects = _objects_of(s, name)
         tried = (
             _helps(trial, do.format(n), grown=whole, keep=((n,), partial(each_tensor, by)))
             for n, (do, by) in product((name, *objects), _KEPT.items())
         )
-        yield from next(filter(None, map(list, tried)), ())
+        # A dry run fails if the code reads what is then on the CPU.
+        moved = [Lever([*_KEPT][1].format(name), whole)] if whole > (trial.need.grows or 0) else []
+        yield from next(filter(None, map(list, tried)), moved)
 
 
 def _objects_of(s: OutOfMemoryState, name: str) -> list[str]:
@@ -416,12 +419,14 @@ def frozen(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     trained = {id(p) for each in optimizers for group in each.param_groups for p in group["params"]}
     for name in sorted(s.read | s.rests[-1].read_anywhere) if trained else ():
         model: Any = s.namespace.get(name)
-        learns = is_module(model) and [p for p in model.parameters() if p.requires_grad]
-        if learns and trained.isdisjoint(map(id, learns)):
-            do = f"`{name}.requires_grad_(False)`: no optimizer trains it"
-            # A dry run has its own process, so nothing needs to be restored.
-            within = lambda model=model: nullcontext(model.requires_grad_(False))  # noqa: E731
-            yield from _helps(t.best, do, within=within)
+        for path, part in model.named_modules(prefix=name) if is_module(model) else ():
+            learns = [p for p in part.parameters() if p.requires_grad]
+            if learns and trained.isdisjoint(map(id, learns)):
+                do = f"`{path}.requires_grad_(False)`: no optimizer trains it"
+                # A dry run has its own process, so nothing needs to be restored.
+                within = lambda part=part: nullcontext(part.requires_grad_(False))  # noqa: E731
+                yield from _helps(t.best, do, within=within)
+                break
 
 
 def no_graph(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:

@@ -356,9 +356,8 @@ class OutOfMemoryState:
         """Return the path of the holder to which a loop adds memory; empty if unknown."""
         read = {node.id for node in ast.walk(rest.loops[0]) if isinstance(node, ast.Name)}
         read |= self.read if rest.frame.at_top else set()
-        kinds = {name: type(rest.frame.scope.name(name)) for name in read}
-        made = {name for name in read if issubclass(kinds[name], (list, dict, set))}
-        made |= {name for name in read if hasattr(kinds[name], "cache_clear")}
+        steady = torch_here().nn.Module, torch_here().optim.Optimizer
+        made = {n for n in read if not issubclass(type(rest.frame.scope.name(n)), steady)}
         made -= stored(rest.loops[0]) - rest.accumulated
         by_name = {self.local(rest.frame, name) for name in made | stored(rest.loops[0])}
         nameless = self._exception, self.handled, _TEMPORARIES

@@ -117,8 +117,7 @@ class CodeTrial:
     def __init__(self, trials: Trials, rest: RestOfCode) -> None:
         self._trials, self._state = trials, trials.state
         self.rest, self.frame = rest, rest.frame
-        loops = [loop for loop in rest.loops if not isinstance(loop, ast.While)]
-        self._loop: Any = loops[0] if loops else None
+        self._loop: Any = rest.loops[0] if rest.loops else None
         whole = self.frame.tree if self.frame.at_top and rest.failed is not None else None
         # Use the tree's list, not a copy, because `Form.in_place` replaces statements in the tree.
         self.code: list[ast.stmt] = getattr(self._loop or whole, "body", [])
