@@ -226,7 +226,8 @@ def _all(mask: Any) -> list[Any]:
 
 # Results of operators that depend on data, as if every element counted.
 _GUESSES: dict[str, Callable[..., Any]] = {
-    "_local_scalar_dense": lambda func, t: 1.0 if t.is_floating_point() else 1,
+    # A boolean that torch itself reads is a check, which finds no error.
+    "_local_scalar_dense": lambda func, t: 1.0 if t.is_floating_point() else t.dtype != torch.bool,
     "index": _index,
     "nonzero": lambda func, t: t.new_zeros((t.numel(), t.dim()), dtype=torch.long),
     "masked_select": lambda func, t, mask: t.new_zeros(t.numel()),

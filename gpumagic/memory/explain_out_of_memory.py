@@ -260,7 +260,8 @@ _BACKWARD = "in each pass, call `.backward()` on the values added to `{}`, scale
 
 def keep_less(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose that each pass of a loop keeps its results without graphs, or on the CPU."""
-    for trial in (each for each in t.every if each.grows_much):
+    outer = [t.loop] if t.loop is not None and t.loop not in t.every else []
+    for trial in (each for each in (*t.every, *outer) if each.grows_much):
         path, name = trial.adds_to
         for lever in _kept_in(s, trial, path, name) if path else ():
             yield lever
@@ -315,7 +316,7 @@ def _objects_of(s: OutOfMemoryState, name: str) -> list[str]:
 
 def _needs_graph(s: OutOfMemoryState, trial: CodeTrial, name: str) -> bool | None:
     """Whether passes need `name`'s graph. None if `.backward()` is in an `if` or after the loop."""
-    at = s.rests.index(trial.rest)
+    at = [each.frame for each in s.rests].index(trial.frame)
     loop = trial.rest.loops[0]
     in_loop = backward_of(ast.walk(loop))
     some = [n for each in ast.walk(loop) if isinstance(each, ast.If) for n in ast.walk(each)]
@@ -380,17 +381,21 @@ def other_values(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 def _of_float64(
     known: dict[str, Any], read: Iterable[str]
 ) -> tuple[list[str], dict[str, Any], list[str]]:
-    """Find float64 variables. Return code to convert them, float32 arrays, and names of tensors."""
+    """Find float64 variables. Return code to convert them, float32 arrays, and other names."""
     code, arrays, tensors = list[str](), dict[str, Any](), list[str]()
     for name in sorted(known.keys() & read):
         value = known[name]
         if type(value).__name__ == "ndarray" and str(value.dtype) == "float64":
             code.append(f'`{name} = {name}.astype("float32")`')
             arrays[name] = type(value)(value.shape, "float32")
-        elif is_tensor(value) and value.dtype == torch_here().float64:
+        elif any(each.dtype == torch_here().float64 for each in _tensors_of(value)):
             code.append(f"`{name} = {name}.float()`")
             tensors.append(name)
     return code, arrays, tensors
+
+
+def _tensors_of(value: Any) -> Iterable[Any]:
+    return value.parameters() if is_module(value) else [value] * is_tensor(value)
 
 
 def _one_shape(s: OutOfMemoryState, known: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -421,8 +426,10 @@ def frozen(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
         model: Any = s.namespace.get(name)
         for path, part in model.named_modules(prefix=name) if is_module(model) else ():
             learns = [p for p in part.parameters() if p.requires_grad]
-            if learns and trained.isdisjoint(map(id, learns)):
-                do = f"`{path}.requires_grad_(False)`: no optimizer trains it"
+            meant = own(part).get("requires_grad") is False  # an attribute that freezes nothing
+            if learns and (meant or trained.isdisjoint(map(id, learns))):
+                why = "`= False` sets an attribute only" if meant else "no optimizer trains it"
+                do = f"`{path}.requires_grad_(False)`: {why}"
                 # A dry run has its own process, so nothing needs to be restored.
                 within = lambda part=part: nullcontext(part.requires_grad_(False))  # noqa: E731
                 yield from _helps(t.best, do, within=within)

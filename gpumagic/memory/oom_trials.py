@@ -9,7 +9,9 @@ import ast
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from copy import copy
 from functools import cached_property, partial
+from itertools import islice
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -39,7 +41,7 @@ _MARGIN = 0.05
 # appends a number to a list keeps less.
 _GROWS = 0.01
 _HELD = "held after a pass: "
-_PASSES = "_gpumagic_passes"
+_PASSES, _FEW = "_gpumagic_passes", "_gpumagic_few"
 
 
 class Need(NamedTuple):
@@ -73,11 +75,17 @@ class Trials:
     @cached_property
     def loop(self) -> "CodeTrial | None":
         """The trial whose loop has kept the most memory, a part in each pass; or None."""
-        return max((t for t in self.every if t.grows_much), key=lambda t: t.holds, default=None)
+        pairs = [(rest, n) for rest in self.state.rests for n in range(1, len(rest.loops))]
+        outer = (CodeTrial(self, rest, around) for rest, around in pairs)
+        for trials in self.every, outer:
+            growing = [trial for trial in trials if trial.grows_much]
+            if growing:
+                return max(growing, key=lambda trial: trial.holds)
+        return None
 
     def around(self, trial: "CodeTrial") -> "list[CodeTrial]":
         """Return the trials of all frames outside the frame of `trial`, the innermost first."""
-        return self.every[self.every.index(trial) + 1 :]
+        return self.every[[each.frame for each in self.every].index(trial.frame) + 1 :]
 
     @property
     def best(self) -> "CodeTrial | None":
@@ -114,9 +122,11 @@ class Trials:
 class CodeTrial:
     """Measure how many bytes one frame's code needs on the GPU that was short of memory."""
 
-    def __init__(self, trials: Trials, rest: RestOfCode) -> None:
-        self._trials, self._state = trials, trials.state
-        self.rest, self.frame = rest, rest.frame
+    def __init__(self, trials: Trials, rest: RestOfCode, around: int = 0) -> None:
+        self._trials, self._state, self._around = trials, trials.state, around
+        self.rest, self.frame = copy(rest), rest.frame
+        self.rest.loops = rest.loops[around:]  # the innermost `around` loops are part of the code
+        rest = self.rest
         self._loop: Any = rest.loops[0] if rest.loops else None
         whole = self.frame.tree if self.frame.at_top and rest.failed is not None else None
         # Use the tree's list, not a copy, because `Form.in_place` replaces statements in the tree.
@@ -124,7 +134,7 @@ class CodeTrial:
         """The statements that a dry run follows."""
         # A dry run can only follow torch code.
         is_torchs = self._state.shortage.library == TORCH
-        self._compiled = _compiled(self.code, self.frame) if is_torchs else None
+        self._compiled = self._as_loop() if is_torchs else None
 
     @cached_property
     def stale(self) -> set[str]:
@@ -230,7 +240,7 @@ class CodeTrial:
         compiled, functions = self._compiled, dict[FunctionType, CodeType]()
         if form is not None:
             with form.in_place():
-                compiled = _compiled(self.code, self.frame)
+                compiled = self._as_loop()
                 for frame in {frame.filename: frame for frame in self._state.frames}.values():
                     functions |= functions_again(frame.filename, frame.source, frame.tree or "")
         if compiled is None:
@@ -248,6 +258,7 @@ class CodeTrial:
                 first(into)
                 self._let_go(keep[0])
                 into[_PASSES] = self._passes(into, note, keep)
+                into[_FEW] = lambda items: islice(items, 2)
                 with ExitStack() as contexts:
                     for context in (*self._contexts(), within(), swapped(functions)):
                         contexts.enter_context(context)
@@ -323,15 +334,26 @@ class CodeTrial:
         self._state.let_go()
         return namespace
 
-
-def _compiled(code: list[ast.stmt], frame: FailedFrame) -> CodeType | None:
-    """Compile code as the body of a loop over the name `_PASSES`; None if it cannot run alone."""
-    tree = ast.parse(f"for {_PASSES}_ in {_PASSES}: pass")
-    tree.body[0].body = code  # type: ignore[attr-defined]
-    with suppress(SyntaxError):  # a `return`, `yield` or `await` outside a function
-        made = compile(tree, frame.filename, "exec", dont_inherit=True) if code else None
-        return made if made is not None and "get_ipython" not in made.co_names else None
-    return None
+    def _as_loop(self) -> CodeType | None:
+        """Compile the code as a loop over the name `_PASSES`; None if it cannot run alone."""
+        if not self.code:
+            return None
+        tree = ast.parse(f"for {_PASSES}_ in {_PASSES}: pass")
+        tree.body[0].body = self.code  # type: ignore[attr-defined]
+        within = [n for each in self.code for n in ast.walk(each) if isinstance(n, ast.For)]
+        over = [(each, each.iter) for each in within if self._around]
+        try:
+            for each, iterated in over:  # a few passes of an inner loop are enough
+                few = ast.Call(ast.Name(_FEW, ast.Load()), [iterated], [])
+                each.iter = ast.fix_missing_locations(ast.copy_location(few, iterated))
+            # A `return`, `yield` or `await` outside a function is a SyntaxError.
+            with suppress(SyntaxError):
+                found = compile(tree, self.frame.filename, "exec", dont_inherit=True)
+                return found if "get_ipython" not in found.co_names else None
+            return None
+        finally:
+            for each, iterated in over:
+                each.iter = iterated
 
 
 def _contexts(start: ast.AST | None, frame: FailedFrame) -> Iterator[Any]:

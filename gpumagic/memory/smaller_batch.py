@@ -48,16 +48,19 @@ def _fewer_rows(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[Lever]:
     learns = any(rest.backward for rest in s.rests)
     kept = _new_gradients(_models(s, trial)) * learns
 
-    def tried(number: int, also: list[str]) -> Need | None:
-        cut = {name: _shortened(trial.names[name], number) for name in names}
-        need = trial.tried(cut | dict.fromkeys(also, number))
-        return need and need._replace(most=need.most + kept)
-
-    sizes = sizes if tried(count // 2, []) is None else []
-    added = ", accumulating the gradients of {}" if learns else ""
     made_of = ast.walk(getattr(next(iter(trial.rest.loops), None), "iter", ast.Pass()))
     batched = (n for n in made_of if getattr(trial.frame.scope.value(n), "batch_size", 0) == count)
     loader = [ast.unparse(node) for node in batched][:1]
+    batch = [s.local(trial.frame, name) for name in names if loader]  # a loader makes it anew
+    held = s.alone(batch, in_frames=not trial.frame.at_top)
+
+    def tried(number: int, also: list[str]) -> Need | None:
+        cut = {name: _shortened(trial.names[name], number) for name in names}
+        need, less = trial.tried(cut | dict.fromkeys(also, number)), 1 - number / count
+        return need and need._replace(most=need.most + kept - int(held * less))
+
+    sizes = sizes if tried(count // 2, []) is None else []
+    added = ", accumulating the gradients of {}" if learns else ""
     cuts = some(f"`{name}`" for name in loader or (*names, *sizes))
     do = f"{cuts}: a batch of {{:,}} instead of {count:,}{added}"
     yield from _largest(s, trial, do, count, partial(tried, also=sizes), _PAIRED)

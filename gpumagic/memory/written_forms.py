@@ -22,6 +22,9 @@ _DROP_IN = {
     "matmul(float(one_hot(c, n)), w)": "w[c]",
     "mean(mul(unsqueeze(x, 2), unsqueeze(y, 1)), 0)": "x.T @ y / len(x)",
     "sum(mul(unsqueeze(x, 2), unsqueeze(y, 1)), 0)": "x.T @ y",
+    "cosine_similarity(unsqueeze(x, 1), unsqueeze(y, 0), -1)": (
+        "F.normalize(x, dim=1) @ F.normalize(y, dim=1).T"
+    ),
     "repeat(x, n, 1)": "x.expand(n, -1)",
     "repeat(x, n, 1, 1)": "x.expand(n, -1, -1)",
     "repeat(x, 1, n, 1)": "x.expand(-1, n, -1)",
@@ -188,7 +191,7 @@ class _Reader:
         if "attn_mask=m" in new and not ("m" in tensors and tensors["m"].is_floating_point()):
             return False  # a boolean `attn_mask` selects scores, and is not added to them
         dims = {letter: tensor.dim() for letter, tensor in tensors.items()}
-        last = of_rows if "cdist" in new else dims.get("q", 0) - 1
+        last = of_rows if "(x, " in new else dims.get("q", 0) - 1
         alike = {dims.get("x", of_rows), dims.get("y", of_rows)} == {of_rows}
         return alike and self._last <= {"-1", str(last)}
 
