@@ -304,8 +304,8 @@ def _kept(
             for n, (do, by) in product((name, *objects), _KEPT.items())
         )
         # A dry run fails if the code reads what is then on the CPU.
-        moved = [Lever([*_KEPT][1].format(name), whole)] if whole > (trial.need.grows or 0) else []
-        yield from next(filter(None, map(list, tried)), moved)
+        moved = Lever([*_KEPT][1].format(name), whole)
+        yield from next(filter(None, map(list, tried)), [moved])
 
 
 def _objects_of(s: OutOfMemoryState, name: str) -> list[str]:

@@ -61,7 +61,7 @@ def _explain(
 ) -> Explanation | None:
     frame, outer = found[0], found[1:]
     special = special_cause(found, message, target)
-    if special or message.kind in ("generator", "ordinal"):
+    if special or message.kind in ("generator", "ordinal", "gradient"):
         return special
     clash, on_host = conflict(frame, message), message.kind in ("numpy", "host")
     for at in range(len(outer), 0, -1):

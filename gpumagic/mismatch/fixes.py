@@ -66,7 +66,8 @@ def choose(
     odd = [part for part in leaves if part.devices != (target,)]
     if indexed:  # an index on the CPU is always allowed
         odd = [part for part in odd if part is leaves[0] or part.device != "cpu"]
-    return Choice(target, tuple(odd)) if odd else None
+    moving = [part for part in odd if part.kind != "object" or hasattr(type(part.value), "to")]
+    return Choice(target, tuple(moving or odd)) if odd else None
 
 
 def _of_indexed(found: Operation) -> str | None:
@@ -157,7 +158,8 @@ def climb(site: Site, outer: list[FailedFrame]) -> tuple[Site, dict[str, str]]:
     first = moved = [*site.odd, *site.extra]
     for frame in outer:
         done = operation(frame.failed, Reader(frame)) if frame.failed is not None else None
-        above = _given(moved, site.frame, [*done.parts, *_called_on(frame)] if done else ())
+        made = _made_for(moved, site.frame, frame) if done else []
+        above = _given(moved, site.frame, [*done.parts, *_called_on(frame), *made] if done else ())
         if done is None or above is None:
             break
         moved, count = above, len(site.odd)
@@ -171,6 +173,21 @@ def _called_on(frame: FailedFrame) -> list[Part]:
     node = getattr(getattr(frame.failed, "func", None), "value", None)
     value = frame.scope.value(node) if node is not None else None
     return [Part(node, frame.text(node), "object", value=value)] if node is not None else []
+
+
+def _made_for(moved: list[Part], within: FailedFrame, frame: FailedFrame) -> list[Part]:
+    """Return the calls in a caller's failed call whose results are these operands."""
+    node, names = frame.failed, [*within.parameters]
+    if not isinstance(node, ast.Call) or not within.direct:
+        return []
+    names = names[1:] if names[:1] == ["self"] else names
+    given = dict(zip(names, node.args, strict=False)) | {k.arg: k.value for k in node.keywords}
+    calls = ((part, given.get(part.text)) for part in moved)
+    return [
+        replace(part, node=call, text=frame.text(call), kind="made")
+        for part, call in calls
+        if isinstance(call, ast.Call) and not any(isinstance(n, ast.Starred) for n in node.args)
+    ]
 
 
 def _given(moved: list[Part], frame: FailedFrame, parts: Iterable[Part]) -> list[Part] | None:

@@ -26,9 +26,10 @@ class Message:
 
     # mixed, index, numpy, generator, load, ordinal (the GPU does not exist), host (an argument must
     # be on the CPU), worker (a DataLoader's dataset is on a GPU), replicas (a DataParallel module
-    # is not on the first of its GPUs)
+    # is not on the first of its GPUs), gradient (of a function of `torch.autograd`)
     kind: str
     devices: frozenset[str] = frozenset()  # "cuda:0", "cpu", or "cuda" if the text has no number
+    said: tuple[str, ...] = ()  # of a gradient: the function, the input's device, the gradient's
 
 
 _DEVICE = re.compile(r"\b(?:cuda|xpu|mps)(?::\d+)?\b|\bcpu\b")
@@ -51,6 +52,9 @@ _KINDS = {
     r"|^invalid gradient at index \d+ - expected device \S+ but got"
     r"|Tensor on device \S+ is not on the expected device",
 }
+_GRADIENT = re.compile(
+    r"Function (\w+)Backward returned an invalid gradient .* expected device (\S+) but got (\S+)"
+)
 _WORKER = re.compile(
     r"in DataLoader worker process.*(?:Cannot re-initialize CUDA in forked subprocess"
     r"|CUDA error: initialization error|Storage device not recognized: cuda)"
@@ -75,6 +79,8 @@ def read(error: BaseException) -> Message | None:
     if found := _TYPES.search(text):
         kinds = {_device_of_type(name) for name in found.groups()}
         return Message("mixed", frozenset(kinds)) if len(kinds) > 1 else None
+    if found := _GRADIENT.search(text):
+        return Message("gradient", said=found.groups())
     for kind, pattern in _KINDS.items():
         if found := re.search(pattern, text):
             # The "cpu" in "either on cpu or …" is not a tensor's device.

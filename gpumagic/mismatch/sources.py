@@ -114,6 +114,9 @@ def owner_of(
     part: operand.Part, frames: list[FailedFrame], target: str
 ) -> tuple[FailedFrame, operand.Part] | None:
     """Return the outermost frame that names the operand's owner (a module), and the owner."""
+    top = frames[-1]
+    if is_leaf(part) and top is not frames[0] and top.scope.name(part.text) is part.value:
+        return top, part
     # Skip modules with tensors on a third device, because `.to(target)` would move those too.
     named = [part] if part.kind == "module" else named_in(part, operand.Reader(frames[0]))
     mine = all(each is part or each.kind == "tensor" for each in named)  # False for module outputs

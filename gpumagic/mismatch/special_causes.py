@@ -15,6 +15,7 @@ from gpumagic.device import here
 from gpumagic.device.where import there_is
 from gpumagic.mismatch import operand
 from gpumagic.mismatch.explanation import (
+    RERUN,
     Edit,
     Explanation,
     Fix,
@@ -54,6 +55,8 @@ def special_cause(found: list[FailedFrame], message: Message, target: str) -> Ex
         return _for_default_generator(found) or _for_generator(found)
     if message.kind == "worker":
         return _for_worker(found)
+    if message.kind == "gradient":
+        return _for_gradient(found[0], *message.said)
     missing = message.kind in ("load", "ordinal")
     if missing:
         return _for_missing(found[0], message.kind)
@@ -217,6 +220,18 @@ def _for_worker(frames: list[FailedFrame]) -> Explanation:
             break
     why, code = _WORKERS.format(name), source_of(file, line)
     return Explanation(code, line, file, label(file), tuple(rows), None, why)
+
+
+def _for_gradient(frame: FailedFrame, name: str, device: str, there: str) -> Explanation:
+    """Explain a `torch.autograd.Function` whose gradient is not on its input's device."""
+    every = [*frame.scope.local.values(), *frame.scope.outer.values()]
+    classes = (each for each in every if isinstance(each, type) and each.__name__ == name)
+    code = next((getattr(each.backward, "__code__", None) for each in classes), None)  # type: ignore[attr-defined]
+    given = code.co_varnames[1:2] if code is not None else ()
+    to = f".to({given[0]}.device)" if given else f'.to("{device}")'
+    why = f"{name}.backward returns a gradient on {there} for an input on {device}; return it with"
+    node = frame.failed or ast.Pass()
+    return Explanation(*expression(frame, node), (), None, f"{why} {to}, {RERUN}")
 
 
 # -- generators
