@@ -18,6 +18,7 @@ from gpumagic.display.progress_line import ProgressLine
 from gpumagic.display.units import size
 from gpumagic.memory import holders_by_name
 from gpumagic.memory.memory_report import TEMPORARY
+from gpumagic.memory.object_graph import GRAPH
 from gpumagic.memory.oom_state import TORCH, OutOfMemoryState, read
 from gpumagic.memory.oom_trials import CodeTrial, Trials, backward, each_tensor, without_graph
 from gpumagic.memory.out_of_memory import Lever, OutOfMemory
@@ -276,11 +277,13 @@ def _kept_in(s: OutOfMemoryState, trial: CodeTrial, path: str, name: str) -> Ite
     made = {s.local(trial.frame, n) for n in stored(trial.rest.loops[0])} | {path}
     graphs = s.alone(made, in_frames=in_frames, graph_of=path)
     row = next(row for row in s.device.holders if row.path == path)
-    yield from _kept(s, trial, name, graphs, s.alone([path], in_frames=in_frames) or row.nbytes)
+    whole = s.alone([path], in_frames=in_frames) or row.nbytes
+    carries = any(path in each.roots and GRAPH in each.path for each in s.storages)
+    yield from _kept(s, trial, name, graphs if carries else None, whole)
 
 
 def _kept(
-    s: OutOfMemoryState, trial: CodeTrial, name: str, graphs: int, whole: int
+    s: OutOfMemoryState, trial: CodeTrial, name: str, graphs: int | None, whole: int
 ) -> Iterator[Lever]:
     """Propose to keep no graphs (now `graphs` bytes) or less GPU memory (now `whole` bytes)."""
     # Names updated from their old values, as in `h = f(h)`, may keep the graphs of all passes.
@@ -297,15 +300,16 @@ def _kept(
     if hasattr(trial.frame.scope.name(name), "cache_clear"):
         keep = (name,), lambda cached: cached.cache_clear() or cached
         yield from _helps(trial, f"`{name}.cache_clear()` after each pass", whole, whole, keep=keep)
-    elif name and (not graphs or _needs_graph(s, trial, name) is False):
+    elif name and (graphs is None or _needs_graph(s, trial, name) is False):
         objects = _objects_of(s, name)
         tried = (
             _helps(trial, do.format(n), grown=whole, keep=((n,), partial(each_tensor, by)))
             for n, (do, by) in product((name, *objects), _KEPT.items())
         )
         # A dry run fails if the code reads what is then on the CPU.
-        moved = Lever([*_KEPT][1].format(name), whole)
-        yield from next(filter(None, map(list, tried)), [moved])
+        a_tensor = is_tensor(trial.frame.scope.name(name))
+        moved = [] if a_tensor else [Lever([*_KEPT][1].format(name), whole)]
+        yield from next(filter(None, map(list, tried)), moved)
 
 
 def _objects_of(s: OutOfMemoryState, name: str) -> list[str]:

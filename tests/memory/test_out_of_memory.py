@@ -240,7 +240,7 @@ def test_losses_that_a_callback_sums_are_detached_whatever_its_caller_trains(sma
 
 
 # As they are asked most in forums: the code before, the failed cell, and the first lever.
-RARER = ("what hooks keep", "a loader of dicts")
+RARER = ("what hooks keep", "a loader of dicts", "a part that no optimizer trains")
 ASKED = {
     "results of items that the loop changes": (
         "items = [torch.ones(640, 256) for _ in range(60)]\nresults = []",
@@ -267,6 +267,46 @@ ASKED = {
         "for n in range(3):\n    y = net(x)\n    a = y.square().mean()\n"
         "    a.backward(retain_graph=True)\n    b = y.mean()\n    b.backward(retain_graph=True)",
         "`b.backward(retain_graph=False)` for line 6",
+    ),
+    "copies that an outer loop keeps": (
+        "import copy\nbest, big = {'w': []}, nn.Linear(1000, 1000).cuda()",
+        "for epoch in range(30):\n    for step in range(3):\n"
+        "        y = big(torch.ones(1000, 1000).cuda()).sum()\n        y.backward()\n"
+        "    best['w'].append(copy.deepcopy(big.state_dict()))",
+        "store `.cpu()` of the tensors in `best`",
+    ),
+    "a state of all steps": (
+        "cell = nn.GRUCell(64, 64).cuda()\ndef sample(h):\n    found = []\n"
+        "    for t in range(200):\n        h = cell(torch.ones(500, 64).cuda(), h)\n"
+        "        found.append(h.argmax(1))\n    return found",
+        "out = sample(torch.zeros(500, 64).cuda())",
+        "store `.item()` of a number or `.detach()` in `h`",
+    ),
+    "a memory in an object": (
+        "class Memory:\n    def __init__(self):\n        self.all = []\n"
+        "    def push(self, *values):\n        self.all.append(values)\n"
+        "memory, state = Memory(), torch.zeros(100, 256).cuda()\nnet.requires_grad_(False)",
+        "while len(memory.all) < 900:\n    new = state + 1\n    memory.push(state, new)\n"
+        "    y = net(memory.all[-1][0])\n    state = new",
+        "store `.cpu()` of the tensors in `memory`",
+    ),
+    "a part that no optimizer trains": (
+        "head = nn.Linear(256, 2).cuda()\nall_ = nn.Sequential(net, head)\n"
+        "opt = torch.optim.SGD(head.parameters(), 0.1)\nx = torch.ones(12000, 256).cuda()",
+        "loss = all_(x).sum()\nloss.backward()\nopt.step()",
+        "`all_.0.requires_grad_(False)`: no optimizer trains it",
+    ),
+    "a part that is only thought to be frozen": (
+        "net.requires_grad = False\nhead = nn.Linear(256, 2)\n"
+        "all_ = nn.ModuleDict({'body': net, 'head': head}).cuda()\n"
+        "opt = torch.optim.SGD(all_.parameters(), 0.1)\nx = torch.ones(12000, 256).cuda()",
+        "loss = all_['head'](all_['body'](x)).sum()\nloss.backward()\nopt.step()",
+        "`all_.body.requires_grad_(False)`: `= False` sets an attribute only",
+    ),
+    "a model of float64": (
+        "net.double()\nx = torch.ones(5000, 256).double().cuda()",
+        "loss = net(x).sum()\nloss.backward()",
+        "`net = net.float()` and `x = x.float()` first",
     ),
     "a loader of dicts": (
         "class Rows(torch.utils.data.Dataset):\n    def __len__(self):\n        return 24_000\n"
@@ -394,9 +434,16 @@ def test_data_that_is_made_and_then_split_is_no_batch(small, shown):
     assert [lever for lever in shown.pop().levers if "a batch" in lever.do] == []
 
 
-def test_what_this_very_cell_made_is_not_deleted_before(small, shown):
+def test_what_this_very_cell_made_and_reads_no_more_is_deleted_before(small, shown):
     small.run(START)
-    small.run("a = mib(30)\nb = mib(40)\na = 1")
+    small.run("a = mib(30)\nb = a.sum()\nb = mib(40)")
+    lever = shown.pop().levers[0]
+    assert (lever.do, lever.fits) == ("`del a` before line 3", True)
+
+
+def test_what_a_pass_makes_is_not_deleted(small, shown):
+    small.run(START)
+    small.run("for n in range(2):\n    a = mib(30)\n    b = mib(40)")
     assert "del" not in repr(shown.pop())
 
 

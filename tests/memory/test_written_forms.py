@@ -51,6 +51,10 @@ CASES = {
         MATRICES,
         "d = (x[:, None, :] - y[None, :, :]).square().sum(-1).sqrt()\nout = d.argmin(1)",
     ),
+    "cosines of all pairs": (
+        MATRICES,
+        "out = F.cosine_similarity(x.unsqueeze(1), y.unsqueeze(0), dim=2).amin(1)",
+    ),
     "the nearest": (MANY, "d = torch.cdist(x, y)\nout = d.argmin(dim=1)"),
     "the most alike": (MANY, "out = (x @ y.T).argmax(1)"),
     "gradients of each sample": (
@@ -195,6 +199,16 @@ def test_other_code_has_none(small, shown, cell):
     small.run(cell)
     told = [lever.do for lever in shown.pop().levers]
     assert not re.search("scaled_dot|cdist|expand", " ".join(told))
+
+
+def test_a_batch_of_random_positions_is_followed(small, shown):
+    small.run(f"{START}\ndata = torch.randint(9, (9000,))\nembed = nn.Embedding(9, 16).cuda()")
+    small.run(
+        "def batch():\n    rows = [data[i : i + 2000] for i in torch.randint(900, (4,))]\n"
+        "    return torch.stack(rows).cuda()"
+    )
+    small.run("q = embed(batch())\nout = (q @ q.mT).softmax(-1) @ q")
+    assert "scaled_dot_product_attention(q[None]" in shown.pop().levers[0].do
 
 
 def test_steps_of_a_long_graph_are_computed_again_in_the_backward_pass(small, shown):

@@ -354,3 +354,48 @@ def test_an_edit_of_another_cell_says_what_to_run_then(ip):
     ip.run(f"{scaled}\nx = torch.ones(3, device='cuda')")
     assert then + "and all below it again" in explained(ip.run("y = scaled(x)"))
     assert then not in explained(ip.run(f"{scaled}\ny = scaled(x)"))
+
+
+def test_a_leaf_that_a_function_reads_is_moved_once_where_the_function_is_called(ip):
+    ip.run("w = torch.ones(3, device='cuda:1', requires_grad=True)")
+    ip.run("b = torch.ones(3, requires_grad=True)\ndef line(x):\n    return x * w + b")
+    told = explained(ip.run("loss = line(torch.ones(3, device='cuda:1')).sum()"))
+    assert "b.data = b.data.to(" in told
+    ip.run('b.data = b.data.to("cuda:1")')
+    assert (
+        ip.run("loss = line(torch.ones(3, device='cuda:1')).sum()\nloss.backward()").error is None
+    )
+    assert ip.ns["b"].grad.tolist() == [1, 1, 1]
+
+
+def test_a_result_of_a_call_that_was_given_is_moved_by_the_caller(ip):
+    ip.run(CLASSES + "def mask(n):\n    return torch.ones(n)\nmodel = Net().to(dev)")
+    ip.run(
+        "class Masked(Net):\n    def forward(self, x, m):\n        return super().forward(x * m)"
+    )
+    told = explained(ip.run("net = Masked().to(dev)\nout = net(X.to(dev), mask(4))"))
+    assert "out = net(X.to(dev), mask(4).to(dev))" in told
+
+
+def test_a_gradient_of_an_autograd_function_says_where_it_is_to_be(ip):
+    ip.run(
+        "class Twice(torch.autograd.Function):\n    @staticmethod\n    def forward(ctx, x):\n"
+        "        return x * 2\n    @staticmethod\n    def backward(ctx, grad):\n"
+        "        return grad.cpu() * 2"
+    )
+    told = explained(
+        ip.run("Twice.apply(torch.ones(2, device='cuda:1').requires_grad_()).sum().backward()")
+    )
+    assert "Twice.backward returns a gradient on cpu for an input on cuda:1" in told
+    assert ".to(grad.device)" in told
+
+
+def test_an_object_that_cannot_move_is_left_where_it_is(ip):
+    ip.run(
+        "class Schedule:\n    def __init__(self):\n"
+        "        self.a, self.b = torch.ones(3), torch.ones(3, device='cuda:1')\n"
+        "    def add(self, x, noise):\n        return x * self.b + self.b * noise"
+    )
+    cell = "x, schedule = torch.ones(3, device='cuda:1'), Schedule()\nnoise = torch.randn(3)\n"
+    told = explained(ip.run(f"{cell}y = schedule.add(x, noise)"))
+    assert "noise = torch.randn(3, device=x.device)" in told
