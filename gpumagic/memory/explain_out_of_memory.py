@@ -9,7 +9,7 @@ import ast
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from functools import partial
-from itertools import chain, permutations, product
+from itertools import chain, product
 from operator import methodcaller
 from typing import Any
 
@@ -17,15 +17,29 @@ from gpumagic import faults
 from gpumagic.display.progress_line import ProgressLine
 from gpumagic.display.units import size
 from gpumagic.memory import holders_by_name
+from gpumagic.memory.changed_code import (
+    by_rows,
+    frozen,
+    narrower,
+    no_graph,
+    other_form,
+    other_values,
+    recomputed,
+)
 from gpumagic.memory.memory_report import TEMPORARY
 from gpumagic.memory.object_graph import GRAPH
 from gpumagic.memory.oom_state import TORCH, OutOfMemoryState, read
-from gpumagic.memory.oom_trials import CodeTrial, Trials, backward, each_tensor, without_graph
+from gpumagic.memory.oom_trials import (
+    CodeTrial,
+    Trials,
+    backward,
+    each_tensor,
+    helps,
+    without_graph,
+)
 from gpumagic.memory.out_of_memory import Lever, OutOfMemory
-from gpumagic.memory.smaller_batch import runs_model, smaller
-from gpumagic.memory.split_rows import split
-from gpumagic.memory.written_forms import Form, checkpointed, forms
-from gpumagic.usercode.files import UserLine, innermost_of, label, shell, user_namespace
+from gpumagic.memory.smaller_batch import smaller
+from gpumagic.usercode.files import UserLine, innermost_of, shell, user_namespace
 from gpumagic.usercode.frames import (
     RestOfCode,
     backward_of,
@@ -37,10 +51,6 @@ from gpumagic.usercode.frames import (
 from gpumagic.usercode.values import is_module, is_tensor, own, torch_here
 
 _MOST = 4  # maximum number of levers to show if none lets the cell fit
-# A change that does not make the cell fit must save this share of the needed memory.
-_WORTH = 0.05
-# In a loop whose memory grows, a change must reduce the growth per pass to this share.
-_LEFT = 0.75
 
 
 def explain_out_of_memory(
@@ -120,7 +130,7 @@ def levers(s: OutOfMemoryState, t: Trials) -> list[Lever]:
     """Return the cheapest levers that let the cell fit; if there are none, levers that help."""
     free, less = (
         (free_kept, small_views, delete),
-        (other_form, other_values, keep_less, frozen, no_graph),
+        (other_form, other_values, keep_less, no_hooks, frozen, no_graph),
     )
     # If each pass of a loop keeps memory, freeing other memory only delays the error.
     first = (free, less) if t.loop is None else (less, free)
@@ -136,24 +146,6 @@ def levers(s: OutOfMemoryState, t: Trials) -> list[Lever]:
         if enough:
             return sorted(enough, key=lambda lever: not lever.fits)
     return found[:_MOST]
-
-
-def _helps(
-    trial: CodeTrial | None, do: str, gives: int = 0, freed: int = 0, grown: int = 0, **change: Any
-) -> Iterator[Lever]:
-    """Try a change; yield it as a lever if the code then fits or needs clearly less memory."""
-    if trial is None or trial.need is None or (then := trial.tried(**change)) is None:
-        return
-    need, fits = trial.need, trial.fits(then, freed)
-    if need.whole > then.whole:  # nothing is known of the changed code's end
-        return
-    if trial.grows_much:  # only the growth per pass matters
-        left = 1.0 if then.grows is None else then.grows / (need.grows or 1)
-        helps, gives = left <= _LEFT, gives or int(grown * (1 - left))
-    else:
-        helps = fits or need.most - then.most >= _WORTH * need.most
-    if helps:
-        yield Lever(do, gives or max(need.most - then.most, 0) or None, fits)
 
 
 # -- memory that is no longer needed
@@ -294,22 +286,28 @@ def _kept(
             do, by = (_BACKWARD, backward) if None in needed else (_DETACHED, without_graph)
             keep: Any = names, partial(each_tensor, by)
             freed = whole * trial.adds_beyond_room
-            if found := [*_helps(trial, do.format("`, `".join(names)), graphs, freed, keep=keep)]:
+            if found := [
+                *helps(trial, do.format("`, `".join(names)), graphs or 0, freed, keep=keep)
+            ]:
                 yield from found
                 return
     if hasattr(trial.frame.scope.name(name), "cache_clear"):
         keep = (name,), lambda cached: cached.cache_clear() or cached
-        yield from _helps(trial, f"`{name}.cache_clear()` after each pass", whole, whole, keep=keep)
+        yield from helps(trial, f"`{name}.cache_clear()` after each pass", whole, whole, keep=keep)
     elif name and (graphs is None or _needs_graph(s, trial, name) is False):
         objects = _objects_of(s, name)
         tried = (
-            _helps(trial, do.format(n), grown=whole, keep=((n,), partial(each_tensor, by)))
+            lever
             for n, (do, by) in product((name, *objects), _KEPT.items())
+            for lever in helps(
+                trial, do.format(n), grown=whole, keep=((n,), partial(each_tensor, by))
+            )
+            if lever.fits is not False
         )
         # A dry run fails if the code reads what is then on the CPU.
         a_tensor = is_tensor(trial.frame.scope.name(name))
-        moved = [] if a_tensor else [Lever([*_KEPT][1].format(name), whole)]
-        yield from next(filter(None, map(list, tried)), moved)
+        moved = None if a_tensor else Lever([*_KEPT][1].format(name), whole)
+        yield from filter(None, [next(tried, moved)])
 
 
 def _objects_of(s: OutOfMemoryState, name: str) -> list[str]:
@@ -335,133 +333,13 @@ def _needs_graph(s: OutOfMemoryState, trial: CodeTrial, name: str) -> bool | Non
     return not discarded and any(rest.backward for rest in s.rests)
 
 
-# -- the same result in another way
-def other_form(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Propose code that computes the same with less memory."""
-    # Dry runs do not count tensors that `torch.load` reads, so `t.best` may be None by mistake.
-    trial = t.best or t.every[-1]
-    found = ((rest, form) for rest in s.rests for form in forms(rest))
-    for rest, form in found:
-        for lever in _helps(trial, _named(s, rest, form), form=form):
-            if t.best is not None or "map_location" in form.new:
-                yield lever
-                if lever.fits is not False:
-                    return
-
-
-def by_rows(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Propose to compute the failed code by rows, in the outermost frame where this helps."""
-    for rest in reversed(s.rests if t.best is not None else []):
-        for form in split(rest, t):
-            levers = _helps(t.best, _named(s, rest, form), form=form)
-            if fitting := [lever for lever in levers if lever.fits is not False]:
-                yield from fitting
-                return
-
-
-def _named(s: OutOfMemoryState, rest: RestOfCode, form: Form) -> str:
-    """Return the advice of a form, with the name of the cell if it is not the failed one."""
-    here = rest.frame.filename == s.frames[0].filename
-    there = f"` for {label(rest.frame.filename)}, line"
-    return form.do if here else form.do.replace("` for line", there, 1)
-
-
-def other_values(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Propose the same shape for two operands, and float32 for float64."""
-    known = t.best.names if t.best is not None else {}
-    for do, names in [*_one_shape(s, known)]:
-        yield from _helps(t.best, do, names=names)
-    code, arrays, tensors = _of_float64(known, s.read | s.rests[-1].read_anywhere)
-
-    def first(into: dict[str, Any]) -> None:
-        known.clear()  # `known` would keep the tensors alive
-        into.update((name, into[name].float()) for name in tensors)
-
-    if code:  # convert all at once, because most torch functions refuse mixed dtypes
-        do = f"{' and '.join(code)} first: float64 takes twice the memory"
-        yield from _helps(t.best, do, names=arrays, first=first)
-
-
-def _of_float64(
-    known: dict[str, Any], read: Iterable[str]
-) -> tuple[list[str], dict[str, Any], list[str]]:
-    """Find float64 variables. Return code to convert them, float32 arrays, and other names."""
-    code, arrays, tensors = list[str](), dict[str, Any](), list[str]()
-    for name in sorted(known.keys() & read):
-        value = known[name]
-        if type(value).__name__ == "ndarray" and str(value.dtype) == "float64":
-            code.append(f'`{name} = {name}.astype("float32")`')
-            arrays[name] = type(value)(value.shape, "float32")
-        elif any(each.dtype == torch_here().float64 for each in _tensors_of(value)):
-            code.append(f"`{name} = {name}.float()`")
-            tensors.append(name)
-    return code, arrays, tensors
-
-
-def _tensors_of(value: Any) -> Iterable[Any]:
-    return value.parameters() if is_module(value) else [value] * is_tensor(value)
-
-
-def _one_shape(s: OutOfMemoryState, known: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Find operands of shapes [N] and [N, 1], which broadcast to [N, N]; skip views."""
-    operands = [value for value in s.operands if is_tensor(value)]
-    if any(map(is_module, s.operands)):  # a model's result may have no name, and the shape [N, 1]
-        operands += [torch_here().empty(len(v), 1, device="meta") for v in operands if v.dim() == 1]
-    for one, two in permutations(operands, 2):
-        column = max(one, two, key=lambda operand: operand.dim())
-        alike = one.numel() == two.numel() and one.dim() != two.dim() and column.shape[-1] == 1
-        for name in known if alike and not column._is_view() else ():
-            if known[name] is one:
-                code = f"{name}.view({', '.join(map(str, two.shape))})"
-                shapes = f"{[*one.shape]} and {[*two.shape]} broadcast"
-                many = f"{one.numel():,} × {two.numel():,}"
-                yield f"`{code}` for `{name}`: {shapes} to {many}", {name: one.view(two.shape)}
-
-
-def frozen(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Propose `requires_grad_(False)` for a model that no optimizer trains."""
-    if t.best is None:
-        return
-    from gpumagic.moving.move import instances_in
-
-    optimizers = [each for _, each in instances_in(s.namespace, torch_here().optim.Optimizer)]
-    trained = {id(p) for each in optimizers for group in each.param_groups for p in group["params"]}
-    for name in sorted(s.read | s.rests[-1].read_anywhere) if trained else ():
+def no_hooks(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
+    """Propose to remove a model's forward hooks, if they keep what each pass computes."""
+    loop = t.loop
+    for name in sorted(s.read) if loop is not None else ():
         model: Any = s.namespace.get(name)
-        for path, part in model.named_modules(prefix=name) if is_module(model) else ():
-            learns = [p for p in part.parameters() if p.requires_grad]
-            meant = own(part).get("requires_grad") is False  # an attribute that freezes nothing
-            if learns and (meant or trained.isdisjoint(map(id, learns))):
-                why = "`= False` sets an attribute only" if meant else "no optimizer trains it"
-                do = f"`{path}.requires_grad_(False)`: {why}"
-                # A dry run has its own process, so nothing needs to be restored.
-                within = lambda part=part: nullcontext(part.requires_grad_(False))  # noqa: E731
-                yield from _helps(t.best, do, within=within)
-                break
-
-
-def no_graph(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Propose `torch.no_grad()` if no backward pass follows."""
-    if t.best is not None and not any(rest.backward for rest in s.rests):
-        do = "`with torch.no_grad():` around the code: no backward pass follows"
-        grown = t.loop.grown if t.loop is not None else 0
-        yield from _helps(t.best, do, grown=grown, within=torch_here().no_grad)
-
-
-def narrower(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Propose 16-bit numbers to code that runs a model."""
-    if t.whole is not None and t.loop is None and runs_model(s, t.whole):
-        autocast = partial(torch_here().autocast, "cuda", dtype=torch_here().bfloat16)
-        do = '`with torch.autocast("cuda", torch.bfloat16):` around the code'
-        yield from _helps(t.whole, do, within=autocast)
-
-
-def recomputed(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Propose to compute the failed call again in the backward pass, and to keep less for it."""
-    trial = t.whole or t.best
-    for rest in s.rests if any(rest.backward for rest in s.rests) else ():
-        for form in checkpointed(rest):
-            for lever in _helps(trial, f"{_named(s, rest, form)}: slower, keeps less", form=form):
-                yield lever
-                if lever.fits:
-                    return
+        hooks = [m._forward_hooks for m in model.modules()] if is_module(model) else []
+        if any(hooks) and loop is not None:
+            do = f"`for m in {name}.modules(): m._forward_hooks.clear()`, if you need them no more"
+            clear = lambda hooks=hooks: nullcontext([each.clear() for each in hooks])  # noqa: E731
+            yield from helps(loop, do, grown=loop.holds, within=clear)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gpumagic.display.progress_line import ProgressLine
 from gpumagic.errors import GpuError
 from gpumagic.memory.oom_state import TORCH, OutOfMemoryState
+from gpumagic.memory.out_of_memory import Lever
 from gpumagic.memory.written_forms import Form, swapped
 from gpumagic.usercode.frames import (
     FailedFrame,
@@ -40,6 +41,10 @@ _MARGIN = 0.05
 # Memory counts as growing if a pass keeps more than this share of the need. A pass that only
 # appends a number to a list keeps less.
 _GROWS = 0.01
+# A change that does not make the cell fit must save this share of the needed memory.
+_WORTH = 0.05
+# In a loop whose memory grows, a change must reduce the growth per pass to this share.
+_LEFT = 0.75
 _HELD = "held after a pass: "
 _PASSES, _FEW = "_gpumagic_passes", "_gpumagic_few"
 
@@ -367,6 +372,24 @@ def _contexts(start: ast.AST | None, frame: FailedFrame) -> Iterator[Any]:
             if getattr(made_by, "__module__", "").startswith("torch"):
                 made = eval(ast.unparse(expression), {**frame.scope.outer, **frame.scope.local})
                 yield made() if isinstance(made, type) else made
+
+
+def helps(
+    trial: CodeTrial | None, do: str, gives: int = 0, freed: int = 0, grown: int = 0, **change: Any
+) -> Iterator[Lever]:
+    """Try a change; yield it as a lever if the code then fits or needs clearly less memory."""
+    if trial is None or trial.need is None or (then := trial.tried(**change)) is None:
+        return
+    need, fits = trial.need, trial.fits(then, freed)
+    if need.whole > then.whole:  # nothing is known of the changed code's end
+        return
+    if trial.grows_much:  # only the growth per pass matters
+        left = 1.0 if then.grows is None else then.grows / (need.grows or 1)
+        helps, gives = left <= _LEFT, gives or int(grown * (1 - left))
+    else:
+        helps = fits or need.most - then.most >= _WORTH * need.most
+    if helps:
+        yield Lever(do, gives or max(need.most - then.most, 0) or None, fits)
 
 
 # -- what a pass may keep
