@@ -51,6 +51,7 @@ from gpumagic.usercode.frames import (
 from gpumagic.usercode.values import is_module, is_tensor, own, torch_here
 
 _MOST = 4  # maximum number of levers to show if none lets the cell fit
+_LARGE = 0.25  # share of the GPU's memory from which on a parameter is named as large
 
 
 def explain_out_of_memory(
@@ -112,7 +113,19 @@ def _reason(s: OutOfMemoryState, t: Trials) -> str:
     left = f"{size(trial.need.first)} more, but only {size(max(trial.room, 0))} is free"
     if s.optimizer is not None:
         return f"an optimizer makes its state in its first step: the code needs {left}"
-    return f"the code needs {left}"
+    return f"the code needs {left}{_large_layer(s)}"
+
+
+def _large_layer(s: OutOfMemoryState) -> str:
+    """Return a remark on the largest parameter that is trained, if it takes much of the memory."""
+    trained: list[Any] = [*s.namespace.items()] if any(rest.backward for rest in s.rests) else []
+    read = s.read | s.rests[-1].read_anywhere
+    models = [(name, value) for name, value in trained if name in read and is_module(value)]
+    named = (pair for name, model in models for pair in model.named_parameters(prefix=name))
+    path, most = max(named, key=lambda pair: pair[1].nbytes, default=("", torch_here().empty(0)))
+    if most.nbytes < _LARGE * s.capacity or not most.requires_grad:
+        return ""
+    return f"; {path} takes {size(most.nbytes)}, and its gradient as much again"
 
 
 def by_figures(s: OutOfMemoryState, t: Trials) -> tuple[str, list[Lever]] | None:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from gpumagic.mismatch import sources
 from gpumagic.mismatch.explanation import Edit, Fix, around, before_loops, bracketed, total
@@ -21,9 +21,11 @@ from gpumagic.mismatch.operation import (
     Message,
     Operation,
     also_needed,
+    learns,
     named_in,
     operation,
     ran_mixed,
+    read_on_host,
 )
 from gpumagic.usercode.frames import (
     FailedFrame,
@@ -58,7 +60,7 @@ def choose(
     leaves, indexed = found.parts, message.kind == "index"
     tensors = tuple(part for part in leaves if part.kind != "array")
     if message.kind in ("numpy", "host") or tensors != leaves:
-        read = _read_on_host(found.node, tensors)
+        read = read_on_host(found.node, tensors)
         return Choice("cpu", read, to_host=True) if read else None
     first = f"cuda:{leaves[0].value.device_ids[0]}" if message.kind == "replicas" else None
     first = _of_indexed(found) if indexed else first
@@ -89,14 +91,6 @@ def _belongs_there(found: Operation, gpus: list[Part]) -> bool:
     return masked or indexed.factory or sources.maker_of(indexed, found) is not None
 
 
-def _read_on_host(node: ast.AST, leaves: tuple[Part, ...]) -> tuple[Part, ...]:
-    """Return the operands that must be on the host; for `pack_padded_sequence`, the lengths."""
-    if not isinstance(node, ast.Call) or "pack" not in ast.unparse(node.func):
-        return leaves
-    lengths = [word.value for word in node.keywords if word.arg == "lengths"] or node.args[1:2]
-    return tuple(part for part in leaves if part.node in lengths)
-
-
 def _written_on(found: Operation, frames: list[FailedFrame]) -> str | None:
     """Return the device of the operand that is changed in place; None if this operand may move."""
     fixed, frame = found.fixed, found.reader.frame
@@ -125,16 +119,10 @@ def _heaviest(found: Operation) -> str:
         # A result has the bytes of the variables in its expression. A module operand counts twice.
         named = [each for part in here for each in named_in(part, found.reader) or [part]]
         sizes = {part.key: part.nbytes for part in named}
-        model = sum(any(map(_learns, parts)) for parts in (here, named))
+        model = sum(any(map(learns, parts)) for parts in (here, named))
         return device != "cpu", model, total(sizes.values()) or 0
 
     return max((device for part in found.parts for device in part.devices), key=weight)
-
-
-def _learns(part: Part) -> bool:
-    """Whether an operand is a module with parameters. A loss function may only have weights."""
-    known = part.kind == "module" and part.value is not None
-    return any(True for _ in nn.Module.parameters(part.value)) if known else part.kind == "module"
 
 
 # -- where a fix goes, and how it names the device

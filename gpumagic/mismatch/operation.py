@@ -358,3 +358,17 @@ def wants_one_device(node: ast.AST, reader: Reader) -> bool:
     owner = reader.part(node.func.value) if isinstance(node.func, ast.Attribute) else None
     of_tensor = owner is not None and owner.kind in ("tensor", "made")
     return of_tensor and node.func.attr not in _ANYWHERE  # type: ignore[attr-defined]
+
+
+def read_on_host(node: ast.AST, leaves: tuple[Part, ...]) -> tuple[Part, ...]:
+    """Return the operands that must be on the host; for `pack_padded_sequence`, the lengths."""
+    if not isinstance(node, ast.Call) or "pack" not in ast.unparse(node.func):
+        return leaves
+    lengths = [word.value for word in node.keywords if word.arg == "lengths"] or node.args[1:2]
+    return tuple(part for part in leaves if part.node in lengths)
+
+
+def learns(part: Part) -> bool:
+    """Whether an operand is a module with parameters. A loss function may only have weights."""
+    known = part.kind == "module" and part.value is not None
+    return any(True for _ in nn.Module.parameters(part.value)) if known else part.kind == "module"
