@@ -111,7 +111,7 @@ class _Trial:
                 if not edits:  # the last fix undid the first
                     break
                 more = replace(found, fix=edits[0], more=tuple(edits[1:]))
-                return (more if every[1:] else found), len(edits)
+                return (more if every[1:] else found), len(every)
             later = run.mismatches[0].explanation
             fix = later.fix if later is not None else None
         return found, _MOST + 1  # the code still fails

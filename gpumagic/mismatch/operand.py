@@ -255,6 +255,8 @@ class Reader:
             result = self._method(owner, node, node.func.attr, text) if owner is not None else None
             if result is not None:
                 return result
+        if function is torch.autograd.Variable:
+            return self.given(node)
         if is_torch(function):
             return self._torch_call(node, str(values.of_function(function, "__name__")), text)
         # `len` and `float` return no tensor. `map` is lazy, so its arguments are the operands.

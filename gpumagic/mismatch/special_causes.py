@@ -28,7 +28,14 @@ from gpumagic.mismatch.explanation import (
     total,
 )
 from gpumagic.mismatch.operation import Message, named_in, nodes_around
-from gpumagic.mismatch.sources import moving, only_assignment, row, with_device, with_keyword
+from gpumagic.mismatch.sources import (
+    PERMANENTLY,
+    moving,
+    only_assignment,
+    row,
+    with_device,
+    with_keyword,
+)
 from gpumagic.usercode.files import label, source_of
 from gpumagic.usercode.frames import FailedFrame, statement
 from gpumagic.usercode.values import contents
@@ -246,8 +253,10 @@ def _for_default_generator(frames: list[FailedFrame]) -> Explanation | None:
         outer, stmt, name = _outermost(frames, name, loader)
         start = before_loops(outer, stmt, [name])
         fix: Any = Edit(outer, start, [f"{name}.sampler.generator = {made}"]).fix(0)
+        advice = f"make {name} with generator={made}"
         if not outer.at_top:  # in a function, each call would shuffle in the same order
-            fix, why = None, f"{why}: make {name} with generator={made}"
+            fix = None
+        why = f"{why}{PERMANENTLY if fix else ': '}{advice}"
         row_of = Operand(name, ("cpu",), None, "DataLoader", odd=True)
         return Explanation(*expression(frame, header), (row_of,), fix, why)
     calls = [node for node in ast.walk(header) if isinstance(node, ast.Call)]
