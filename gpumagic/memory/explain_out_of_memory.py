@@ -94,7 +94,7 @@ def _explained(s: OutOfMemoryState, where: UserLine, t: Trials) -> OutOfMemory:
         levers=tuple(found),
         traceback_holds=s.traceback_holds,
         adds=loop.need.grows if loop is not None and loop.need is not None else None,
-        adds_to=s.adds_to(loop.rest) if loop is not None else "",
+        adds_to=loop.adds_to[0] if loop is not None else "",
         stale=tuple(sorted(needed)),
         ended_early=t.ended_early,
     )
@@ -282,7 +282,8 @@ def _kept_in(s: OutOfMemoryState, trial: CodeTrial, path: str, name: str) -> Ite
     made = {s.local(trial.frame, n) for n in stored(trial.rest.loops[0])} | {path}
     graphs = s.alone(made, in_frames=in_frames, graph_of=path)
     row = next(row for row in s.device.holders if row.path == path)
-    whole = s.alone([path], in_frames=in_frames) or row.nbytes
+    also = [s.local(trial.frame, each) for each in trial.also_adds]
+    whole = s.alone([path, *also], in_frames=in_frames) or row.nbytes
     carries = any(path in each.roots and GRAPH in each.path for each in s.storages)
     yield from _kept(s, trial, name, graphs if carries else None, whole)
 
@@ -308,15 +309,15 @@ def _kept(
         keep = (name,), lambda cached: cached.cache_clear() or cached
         yield from helps(trial, f"`{name}.cache_clear()` after each pass", whole, whole, keep=keep)
     elif name and (graphs is None or _needs_graph(s, trial, name) is False):
-        objects = _objects_of(s, name)
-        tried = (
-            lever
-            for n, (do, by) in product((name, *objects), _KEPT.items())
-            for lever in helps(
-                trial, do.format(n), grown=whole, keep=((n,), partial(each_tensor, by))
-            )
-            if lever.fits is not False
+        every = [name, *trial.also_adds], *([each] for each in _objects_of(s, name))
+        keeps = (
+            (do.format("`, `".join(names)), (names, partial(each_tensor, by)))
+            for names, (do, by) in product(every, _KEPT.items())
         )
+        levers = (
+            lever for how, kept in keeps for lever in helps(trial, how, grown=whole, keep=kept)
+        )
+        tried = (lever for lever in levers if lever.fits is not False)
         # A dry run fails if the code reads what is then on the CPU.
         a_tensor = is_tensor(trial.frame.scope.name(name))
         moved = None if a_tensor else Lever([*_KEPT][1].format(name), whole)

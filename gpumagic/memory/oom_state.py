@@ -352,8 +352,8 @@ class OutOfMemoryState:
             names.update(rest.read.difference(own))
         return {name for name, _ in variables_read(names, self.namespace)}
 
-    def adds_to(self, rest: RestOfCode) -> str:
-        """Return the path of the holder to which a loop adds memory; empty if unknown."""
+    def adds_to(self, rest: RestOfCode) -> list[str]:
+        """Return the paths of the holders to which a loop may add memory, the likeliest first."""
         read = {node.id for node in ast.walk(rest.loops[0]) if isinstance(node, ast.Name)}
         read |= self.read if rest.frame.at_top else set()
         steady = torch_here().nn.Module, torch_here().optim.Optimizer
@@ -365,8 +365,7 @@ class OutOfMemoryState:
         # Prefer containers, which keep the values of all passes. A variable keeps only the last.
         keeps = {self.local(rest.frame, name) for name in made | rest.accumulated}
         named.sort(key=lambda row: not (row.path in keeps and self._ran_in(rest, row.made)))
-        rows = (row.path for row in named if row.path in by_name or self._ran_in(rest, row.made))
-        return next(rows, "")
+        return [row.path for row in named if row.path in by_name or self._ran_in(rest, row.made)]
 
     def _ran_in(self, rest: RestOfCode, made: Made | None) -> bool:
         """Whether a loop, or code that the loop calls, made an allocation."""

@@ -171,9 +171,18 @@ class CodeTrial:
     def adds_to(self) -> tuple[str, str]:
         """Return the path and the name of the holder to which the loop adds memory, if known."""
         state = self._state
-        path = state.adds_to(self.rest) if self._loop else ""
+        path = next(iter(state.adds_to(self.rest) if self._loop else ()), "")
         local = (name for name in self.frame.scope.local if state.local(self.frame, name) == path)
         return path, next(local, path if path in state.namespace else "")
+
+    @cached_property
+    def also_adds(self) -> list[str]:
+        """Return names of further lists and dicts to which the loop adds much memory."""
+        state, least = self._state, 0.1 * self.holds
+        much = {row.path for row in state.device.holders if row.nbytes >= least}
+        much &= {*state.adds_to(self.rest)[1:]}
+        lists = [n for n, value in self.frame.scope.local.items() if type(value) in (list, dict)]
+        return [name for name in lists if state.local(self.frame, name) in much]
 
     @property
     def adds_beyond_room(self) -> bool:

@@ -36,6 +36,7 @@ TRANSFERS = words("to cuda cpu")
 _NO_TENSOR = words(
     "item tolist numpy size dim numel shape stride device dtype ndim is_cuda requires_grad backward"
 )
+_PASSING = map, torch.autograd.Variable  # calls whose results are their arguments
 _DEVICE = type(torch.get_default_device())  # the original class, as `torch.device` may be patched
 _PART_OF = words("T mT H mH real imag data grad values indices")
 NAMED = (ast.Name, ast.Attribute, ast.Subscript)  # expressions that read an existing value
@@ -255,13 +256,11 @@ class Reader:
             result = self._method(owner, node, node.func.attr, text) if owner is not None else None
             if result is not None:
                 return result
-        if function is torch.autograd.Variable:
-            return self.given(node)
         if is_torch(function):
             return self._torch_call(node, str(values.of_function(function, "__name__")), text)
         # `len` and `float` return no tensor. `map` is lazy, so its arguments are the operands.
-        if any(function is each for each in (map, len, *values.PLAIN)):
-            return self.given(node) if function is map else []
+        if any(function is each for each in (*_PASSING, len, *values.PLAIN)):
+            return self.given(node) if any(function is each for each in _PASSING) else []
         if issubclass(type(function), type) and issubclass(function, nn.Module):
             return [Part(node, text, "module", about=function.__name__)]
         if function is torch.Generator:
