@@ -53,7 +53,7 @@ class CopiedVariables:
             values[_FUNCTION] = function
         start = clock()
         try:
-            self._copy(namespace, values, device, stays)
+            self._copy(Copier(namespace, self.globals, self.storages, stays), values, device)
             if device is not None:
                 from gpumagic.moving.move import wait_for
 
@@ -77,14 +77,7 @@ class CopiedVariables:
             # Functions, classes and hooks form cycles, which only the garbage collector frees.
             cuda_state.collect()
 
-    def _copy(
-        self,
-        namespace: dict[str, Any],
-        values: dict[str, Any],
-        device: "torch.device | None",
-        stays: Callable[[Any], bool] | None,
-    ) -> None:
-        copier = Copier(namespace, self.globals, self.storages, stays)
+    def _copy(self, copier: Copier, values: dict[str, Any], device: "torch.device | None") -> None:
         try:
             for name, value in values.items():
                 try:
@@ -96,7 +89,8 @@ class CopiedVariables:
                         f"{name} cannot be copied ({first_line(error)}), so each run would change "
                         "it; create it in the cell"
                     ) from None
-            homes, tracked = _homes(namespace, {**values, **copier.read_by_functions}, device)
+            every = {**values, **copier.read_by_functions}
+            homes, self.notes = _homes(self.globals, every, device)
             self.storages.copy(homes)
             try:
                 made = copier.read(values)
@@ -106,7 +100,6 @@ class CopiedVariables:
                 raise GpuError(
                     f"copying {', '.join(values)} raised {in_words(error)}; create them in the cell"
                 ) from None
-            self.notes = tuple(tracked)
         finally:
             copier.clear()
         self.function = made.pop(_FUNCTION, None)
@@ -115,17 +108,17 @@ class CopiedVariables:
 
 def _homes(
     namespace: Mapping[str, Any], values: Mapping[str, Any], device: "torch.device | None"
-) -> tuple[dict[int, "torch.device"], list[str]]:
+) -> tuple[dict[int, "torch.device"], tuple[str, ...]]:
     """Return the device of each tensor's copy, by tensor id, and notes on lost autograd graphs."""
     if device is None:
-        return {}, []
+        return {}, ()
     from gpumagic.moving.find_tensors import TensorFinder
 
     finder = TensorFinder(namespace.get("__name__") or "__main__")
     finder.variables(values.items())
     tracked = (found.path for found in finder.tensors if found.tensor.grad_fn is not None)
     notes = dict.fromkeys(f"{path}: copied without its autograd graph" for path in tracked)
-    return {id(found.tensor): found.home or device for found in finder.tensors}, [*notes]
+    return {id(found.tensor): found.home or device for found in finder.tensors}, tuple(notes)
 
 
 def place(stack: ExitStack, device: "torch.device", space: dict[str, Any]) -> None:
