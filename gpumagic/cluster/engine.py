@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
@@ -31,7 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gpumagic import faults, virtual
 from gpumagic.cell.run import Run
-from gpumagic.cluster import sending
+from gpumagic.cluster import launching, sending
 from gpumagic.cluster.output import MOST, WholeLines, whole_lines
 from gpumagic.cluster.sending import Fingerprint
 from gpumagic.errors import GpuError
@@ -39,16 +39,13 @@ from gpumagic.memory.explain_out_of_memory import explain_out_of_memory
 from gpumagic.mismatch.explainer import explain
 from gpumagic.placement.torch_devices import find
 from gpumagic.telemetry.host import host_name
-from gpumagic.usercode.files import is_users, label, shell
+from gpumagic.usercode.files import innermost_of, is_users, shell
 from gpumagic.usercode.frames import cut_ours, errors
 from gpumagic.usercode.program import compile_cell
 from gpumagic.usercode.variables import names_assigned, names_read
 
 _dist: Any = dist  # Any, because torch's annotations lack TCPStore and PrefixStore
 _PULSE_S = 0.5  # seconds between reports of the current line
-
-orphaned: list[Callable[[], None]] = []
-"""Functions to call when the notebook is gone, before this process exits."""
 
 # Keys in the notebook's `TCPStore`.
 ENDING = "end/{}"
@@ -174,8 +171,7 @@ class ThisRank:
         try:
             return getattr(self.store, method)(*args)
         except RuntimeError:  # the notebook is gone, and its watch process cannot reach other hosts
-            for end_children in orphaned:
-                end_children()
+            launching.end(os.environ[launching.MARK])  # also ends child processes
             os._exit(1)
 
     def _interrupt(self, *_: object) -> None:
@@ -348,8 +344,8 @@ def _in_words(error: BaseException) -> ErrorInRank:
     trace = error.__traceback__
     while trace is not None and not is_users(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
-    users = [each for each in traceback.extract_tb(trace) if is_users(each.filename)]
-    place = f"{label(users[-1].filename)}, line {users[-1].lineno}" if users else ""
+    line = innermost_of(trace)
+    place = f"{line.label}, line {line.line}" if line else ""
     if isinstance(error, GpuError) or trace is None:
         lines = [f"{type(error).__name__}: {error}"]
     else:

@@ -77,11 +77,10 @@ class Engines:
         self.mark = uuid4().hex
         self._starts = count()
         self.ranks = [RankEngine(number, each) for each in plan.sets for number in each.ranks]
-        self._generation = 0
+        self._generations = count(1)
         self._client: Any = None
         self._cluster: Any = None
         self._store: Any = None
-        self._launchers: dict[str, Any] = {}
         self._cleanup = contextlib.ExitStack()  # resources to release at the end
         self._group = MemoryGroup()
         self.stopped = False
@@ -155,8 +154,6 @@ class Engines:
             options["batch_file_name"] = f"{self._directory}/job"  # not in the user's directory
         with deferred():  # an interrupt here could leave engines that `stop` cannot end
             _run(self._cluster.start_engines(len(each.ranks), **options))
-            if self.plan.launcher == "local":
-                self._launchers[each.key] = self._cluster.engines[each.key].launchers["0"]
 
     def _take(self, awaited: Sequence[RankEngine], say: Callable[[str], object]) -> None:
         """Wait for new engines, and set them up."""
@@ -198,9 +195,8 @@ class Engines:
         """Join all ranks in a new process group, if all are alive."""
         self.check()
         if not any(rank.lost for rank in self.ranks):
-            self._generation += 1
             with deferred():  # no interrupt, because each joining rank waits for all others
-                self._at_start(self.ranks, engine.join, self._generation)
+                self._at_start(self.ranks, engine.join, next(self._generations))
 
     # -- calls and replies
     def ask(self, rank: RankEngine, function: Callable[..., Any], *args: Any) -> Any:
@@ -266,8 +262,9 @@ class Engines:
 
     def _ended(self, rank: RankEngine, patience_s: float = 0.0) -> str:
         """Return how a rank's process ended; empty if the process runs, or if unknown."""
-        if (launcher := self._launchers.get(rank.engine_set.key)) is None:
+        if self.plan.launcher != "local":
             return ""
+        launcher = self._cluster.engines[rank.engine_set.key].launchers["0"]
         # ipyparallel's thread waits for the process, and only this thread gets the exit code.
         launcher._wait_thread.join(patience_s)
         if launcher._wait_thread.is_alive():
@@ -317,4 +314,3 @@ class Engines:
             self._cleanup.close()
         # Drop these references, so that open files close now and not at a garbage collection.
         self._store = self._client = self._cluster = None
-        self._launchers.clear()

@@ -17,7 +17,6 @@ import sys
 import time
 from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from shlex import quote
 from typing import Any
 
@@ -233,9 +232,6 @@ def main() -> None:
     from ipyparallel.engine import app
     from ipyparallel.engine.kernel import IPythonParallelKernel as Kernel
 
-    from gpumagic.cluster import engine
-
-    engine.orphaned.append(partial(end, os.environ[MARK]))
     # Outside cells, ignore interrupts, because an interrupt could cut off a message.
     Kernel.pre_handler_hook = Kernel.post_handler_hook = lambda self: None
     app.main()

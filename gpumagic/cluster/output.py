@@ -3,7 +3,7 @@
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from html import escape
@@ -125,10 +125,9 @@ class RanksReport(Shown):
     wrong: tuple[str, ...] = ()  # why a variable could not be gathered or reduced
 
 
-def sent_in_words(names: Iterable[str], nbytes: int, seconds: float) -> str:
+def sent_in_words(names: Collection[str], nbytes: int, seconds: float) -> str:
     """Return ``sent x: 4.0 MiB in 2.0 ms`` for the report; empty if nothing was sent."""
-    sent = some(names) if nbytes else ""
-    return f"sent {sent}: {size(nbytes)} in {duration(seconds)}" if sent else ""
+    return f"sent {some(names)}: {size(nbytes)} in {duration(seconds)}" if names and nbytes else ""
 
 
 @dataclass(frozen=True, repr=False)

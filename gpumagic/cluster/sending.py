@@ -143,9 +143,8 @@ def fingerprints_of(
     return values, fingerprints
 
 
-def pack(values: Any, known: Mapping[int, State] | None = None, sources: Any = None) -> bytes:
+def pack(values: Any, known: Mapping[int, State] = {}, sources: Any = None) -> bytes:
     """Pickle values; for a tensor in `known` with the same version, pickle only the number."""
-    there = known or {}
 
     class Pickler(NotebookPickler):
         def __init__(self, stream: Any, protocol: int | None = None) -> None:
@@ -154,7 +153,7 @@ def pack(values: Any, known: Mapping[int, State] | None = None, sources: Any = N
 
         def tensor(self, tensor: torch.Tensor) -> Any:
             number, state = _number(tensor), _state(tensor)
-            if number in there and there[number][0] == state[0]:
+            if number in known and known[number][0] == state[0]:
                 return _known_tensor, (number, state)
             make, args, *_ = tensor.__reduce_ex__(2)
             return _keep, (number, state, make, args)

@@ -1,6 +1,6 @@
 """Copy a notebook's objects, with the references between the objects.
 
-All objects are written to one pickle and read back, so that each object has exactly one copy.
+All objects are written by one pickler and read back, so that each object has exactly one copy.
 Immutable and process-wide objects are not copied but shared. The pickle contains a number for each
 shared object. Functions and classes of the notebook, and instances of these classes, are recreated
 without calling the user's methods. A copied function has the same code, and copies of its globals,
@@ -17,7 +17,7 @@ import threading
 import types
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
@@ -65,7 +65,7 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
         namespace: dict[str, Any],
         fresh: dict[str, Any],  # becomes the globals of the notebook's copied functions
         storages: StorageCopier,  # copies tensors and arrays after `write`
-        stays: Callable[[Any], bool] | None = None,  # returns True for additional objects to share
+        stays: Callable[[Any], bool] | None,  # returns True for additional objects to share
     ) -> None:
         self._stream = io.BytesIO()
         super().__init__(self._stream, protocol=5)
@@ -81,19 +81,19 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
         self._ours: dict[type, bool] = {}  # results of `is_ours`
         self._kinds: dict[type, tuple[bool, bool, frozenset[int]]] = {}  # cache of `_shares`
 
-    def write(self, values: Any) -> None:
-        """Pickle the originals; raise pickle's error if an object cannot be pickled."""
+    def write(self, value: Any) -> None:
+        """Pickle an original; raise pickle's error if that fails."""
         with warnings.catch_warnings():
             # Python 3.12 warns that Python 3.14 will not pickle iterators of itertools.
             warnings.simplefilter("ignore", DeprecationWarning)
-            self.dump(values)
+            self.dump(value)
 
-    def read(self) -> Any:
-        """Make and return the copies. The caller must first call `StorageCopier.copy`."""
+    def read(self, names: Iterable[str]) -> dict[str, Any]:
+        """Make and return the copies, in the order of `write`. First call `StorageCopier.copy`."""
         self._stream.seek(0)
         reader: Any = pickle.Unpickler(self._stream)
         reader.persistent_load = self._originals.__getitem__
-        made = reader.load()
+        made = {name: reader.load() for name in names}
         for finish in self.finishing:
             finish()
         return made
@@ -253,8 +253,7 @@ def _new_function(old: types.FunctionType, copier: Copier, cells: Any) -> Any:
     code = old.__code__ if space is old.__globals__ else own_code(old.__code__)
     new = types.FunctionType(code, space, old.__name__, None, cells)
     for name in functools.WRAPPER_ASSIGNMENTS:
-        if hasattr(old, name):
-            setattr(new, name, getattr(old, name))
+        setattr(new, name, getattr(old, name))
     return new
 
 
@@ -330,8 +329,6 @@ def _set_class(kind: type, state: tuple[Copier, dict[str, Any]]) -> None:
 # -- other objects
 def _reduce_instance(copier: Copier, value: Any, kind: type) -> Any:
     """Return how pickle recreates an object; NotImplemented to use the class's own pickling."""
-    if comes_from(kind, "torch._C.Generator"):
-        return copier.recreate(value, _new_generator)
     if not (_is_plain(kind) and (comes_from(kind, *_WHOLE) or _pickles_by_default(copier, kind))):
         return NotImplemented
     held = attributes(value)
@@ -371,12 +368,6 @@ def _set_instance(value: Any, held: dict[str, Any]) -> None:
             object.__setattr__(value, name, item)
         else:
             own(value)[name] = item
-
-
-def _new_generator(old: Any) -> Any:
-    made = type(old)(old.device)
-    made.set_state(old.get_state())
-    return made
 
 
 def _reduce_reference(copier: Copier, reference: Any) -> Any:

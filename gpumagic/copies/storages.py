@@ -72,7 +72,7 @@ class StorageCopier:
             for name in ("grad", "_backward_hooks", "_post_accumulate_grad_hooks"):
                 if source.is_leaf and (item := getattr(source, name, None)) is not None:
                     held[name] = item
-        state = held, own(source) or None
+        state = held, own(source)
         args = self._add(source), None if type(source) is torch.Tensor else type(source)
         return (self.copied, args, *((state, None, None, _set_tensor) if any(state) else ()))
 
@@ -313,5 +313,4 @@ def _set_tensor(tensor: "torch.Tensor", state: Any) -> None:
     with torch_here()._C.DisableTorchFunctionSubclass():
         for name, value in held.items():
             setattr(tensor, name, value)
-    if attributes:
-        own(tensor).update(attributes)
+    own(tensor).update(attributes)

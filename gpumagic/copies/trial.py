@@ -47,14 +47,13 @@ class CopiedVariables:
         # Variables that the code does not read are shared. Built-ins are added because torch's
         # dispatch modes look them up in these globals.
         self.globals = {"__builtins__": builtins, **namespace}
-        self._namespace, self._stays, self._others = namespace, stays, others
         self.storages = StorageCopier(others)
         values = {n: namespace[n] for n in names if n in namespace and n != "__builtins__"}
         if function is not None:
             values[_FUNCTION] = function
         start = clock()
         try:
-            self._copy(values, device)
+            self._copy(Copier(namespace, self.globals, self.storages, stays), values, device)
             if device is not None:
                 from gpumagic.moving.move import wait_for
 
@@ -78,60 +77,48 @@ class CopiedVariables:
             # Functions, classes and hooks form cycles, which only the garbage collector frees.
             cuda_state.collect()
 
-    def _copy(self, values: dict[str, Any], device: "torch.device | None") -> None:
-        copier = Copier(self._namespace, self.globals, self.storages, self._stays)
+    def _copy(self, copier: Copier, values: dict[str, Any], device: "torch.device | None") -> None:
         try:
-            try:
-                copier.write(values)
-            except Exception as error:  # noqa: BLE001  pickling runs the user's methods
-                raise self._refusal(values, error) from None
-            homes, tracked = _homes(self._namespace, {**values, **copier.read_by_functions}, device)
+            for name, value in values.items():
+                try:
+                    copier.write(value)
+                except Exception as error:  # noqa: BLE001  pickling runs the user's methods
+                    if name == _FUNCTION:
+                        name = getattr(value, "__name__", "the function")
+                    raise GpuError(
+                        f"{name} cannot be copied ({first_line(error)}), so each run would change "
+                        "it; create it in the cell"
+                    ) from None
+            every = {**values, **copier.read_by_functions}
+            homes, self.notes = _homes(self.globals, every, device)
             self.storages.copy(homes)
             try:
-                made = copier.read()
+                made = copier.read(values)
             except Exception as error:
                 if comes_from(type(error), "torch.OutOfMemoryError"):
                     raise
                 raise GpuError(
                     f"copying {', '.join(values)} raised {in_words(error)}; create them in the cell"
                 ) from None
-            self.notes = tuple(tracked)
         finally:
             copier.clear()
         self.function = made.pop(_FUNCTION, None)
         self.globals.update(made)
 
-    def _refusal(self, values: dict[str, Any], error: Exception) -> GpuError:
-        """Return an error that names the variable that cannot be copied."""
-        for name, value in values.items():
-            copier = Copier(self._namespace, {}, StorageCopier(self._others), self._stays)
-            try:
-                copier.write({name: value})
-            except Exception as its:  # noqa: BLE001  pickling runs the user's methods
-                error = its
-                break
-            finally:
-                copier.clear()
-        name = name if name != _FUNCTION else getattr(self.function, "__name__", "the function")
-        return GpuError(
-            f"{name} cannot be copied ({first_line(error)}), so each run would change it; create "
-            "it in the cell"
-        )
-
 
 def _homes(
     namespace: Mapping[str, Any], values: Mapping[str, Any], device: "torch.device | None"
-) -> tuple[dict[int, "torch.device"], list[str]]:
+) -> tuple[dict[int, "torch.device"], tuple[str, ...]]:
     """Return the device of each tensor's copy, by tensor id, and notes on lost autograd graphs."""
     if device is None:
-        return {}, []
+        return {}, ()
     from gpumagic.moving.find_tensors import TensorFinder
 
     finder = TensorFinder(namespace.get("__name__") or "__main__")
     finder.variables(values.items())
     tracked = (found.path for found in finder.tensors if found.tensor.grad_fn is not None)
     notes = dict.fromkeys(f"{path}: copied without its autograd graph" for path in tracked)
-    return {id(found.tensor): found.home or device for found in finder.tensors}, [*notes]
+    return {id(found.tensor): found.home or device for found in finder.tensors}, tuple(notes)
 
 
 def place(stack: ExitStack, device: "torch.device", space: dict[str, Any]) -> None:

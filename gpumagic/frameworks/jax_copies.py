@@ -11,7 +11,6 @@ code runs at each such call and counts the copy. No program is compiled again.
 """
 
 import ctypes
-import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -29,6 +28,7 @@ from gpumagic.frameworks.watching import Call, CopyCounting, inside_of
 from gpumagic.ledger.entry import OFTEN, USER, Count, Entry, kinds
 from gpumagic.ledger.ledger_view import ADVISERS, Advice, all_but_one
 from gpumagic.usercode.files import called, in_cell, name_in, shell, swap_attribute
+from gpumagic.usercode.values import comes_from
 
 
 def advise(entry: Entry) -> Advice | None:
@@ -74,8 +74,7 @@ def _is(array: Any, value: Any) -> bool:
 def can_be_put(value: Any) -> bool:
     """Whether a value is a pytree of only arrays and numbers, which `device_put` can copy."""
     # Flax NNX's objects must be changed in place, not copied.
-    nnx = sys.modules.get("flax.nnx")
-    if nnx is not None and isinstance(value, (nnx.Variable, nnx.Pytree)):
+    if comes_from(type(value), "flax.nnx.Variable", "flax.nnx.Pytree"):
         return False
     return all(isinstance(leaf, (jax.Array, numpy.ndarray, Number)) for leaf in _leaves(value))
 
@@ -174,7 +173,7 @@ class JaxCopies(CopyCounting):
         """Count copies of values, or of whole arrays, to devices."""
         __tracebackhide__ = True
         copies = [copy for x, there in zip(xs, devices, strict=False) for copy in _one(x, there)]
-        return self._copying(copies, sys._getframe())
+        return self._copying(copies)
 
     def _copied(self, xs: Any, device_lists: Any, *args: Any) -> Any:
         """Count copies of shards of arrays to devices."""
@@ -185,11 +184,11 @@ class JaxCopies(CopyCounting):
             for (source, nbytes), device in zip(_shards(x), devices, strict=False)
             if source != device
         ]
-        return self._copying(copies, sys._getframe())
+        return self._copying(copies)
 
-    def _copying(self, copies: list[_Copy], frame: FrameType) -> _After | None:
+    def _copying(self, copies: list[_Copy]) -> _After | None:
         __tracebackhide__ = True
-        call = self.called_from(frame, _COMPILING) if copies else None
+        call = self.called_from(_COMPILING) if copies else None
         if call is None:
             return None
         # If a library, not the user, converts data to an array, count the copy as an operand's.
@@ -206,7 +205,7 @@ class JaxCopies(CopyCounting):
         if array._npy_value is not None or self._read.get(id(array)) is array or array.is_deleted():
             return None
         self._read[id(array)] = array
-        call = self.called_from(sys._getframe(), _COMPILING)
+        call = self.called_from(_COMPILING)
         shards = _shards(array)[: 1 if array.is_fully_replicated else None]
         if call is None or not shards:
             return None
@@ -221,7 +220,7 @@ class JaxCopies(CopyCounting):
 
     def _blocked(self, arrays: Sequence[Any]) -> _After | None:
         """Count one wait for each device of the arrays."""
-        if (call := self.called_from(sys._getframe())) is None:
+        if (call := self.called_from()) is None:
             return None
         held = [array.sharding.device_set for array in arrays if isinstance(array, jax.Array)]
         waits = [_Copy(device, None, 0, None) for device in set().union(*held)]

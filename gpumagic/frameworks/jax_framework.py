@@ -9,7 +9,6 @@ Virtual GPU k is logical device k + 1 of the CPU; `jax.devices("gpu")` returns t
 import ast
 import functools
 import re
-import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +29,7 @@ from gpumagic.frameworks.jax_copies import JaxCopies, as_code, can_be_put
 from gpumagic.mismatch.explanation import Edit, Explanation, Operand, expression, total
 from gpumagic.usercode.files import swap_attribute
 from gpumagic.usercode.frames import FailedFrame, statement
-from gpumagic.usercode.values import MISSING
+from gpumagic.usercode.values import MISSING, comes_from
 
 _GPU = ("gpu", "cuda", "rocm")
 # Functions of `jax` that list or count devices, and the position of their argument `backend`.
@@ -158,14 +157,13 @@ class Jax(ArrayFramework):
         """Return a new copy committed to a device; donating the copy leaves the array intact."""
         return jax.device_put(array, self.own(device), may_alias=False)
 
-    def parts(self, value: object) -> Split | None:
+    def parts(self, value: Any) -> Split | None:
         """Return the parts of a pytree or Flax NNX object, and a function to rebuild the object."""
         if type(value) in _PLAIN or isinstance(value, jax.Array):
             return None
-        nnx: Any = sys.modules.get("flax.nnx")
-        if nnx is not None and isinstance(value, nnx.Variable):
+        if comes_from(type(value), "flax.nnx.Variable"):
             return [value.get_raw_value()], functools.partial(_set_variable, value)
-        if nnx is not None and isinstance(value, nnx.Pytree):
+        if comes_from(type(value), "flax.nnx.Pytree"):
             held = {n: v for n, v in vars(value).items() if not n.startswith("_pytree__")}
             return [*held.values()], functools.partial(_set_attributes, value, held)
         children, treedef = tree_flatten(value, is_leaf=lambda inner: inner is not value)
@@ -174,7 +172,7 @@ class Jax(ArrayFramework):
     def knows(self, kind: type) -> bool:
         """Whether a class is a registered pytree, but a copy of the class would not be."""
         # Flax NNX registers a copy of a class too, so the answer is False.
-        if issubclass(kind, getattr(sys.modules.get("flax.nnx"), "Pytree", ())):
+        if comes_from(kind, "flax.nnx.Pytree"):
             return False
         try:
             return not treedef_is_leaf(tree_structure(object.__new__(kind)))

@@ -118,25 +118,26 @@ class _Finder:
         return spec
 
 
-def make_virtual(count: int) -> None:
-    """Make each framework create `count` virtual GPUs, now or when imported; 0 removes them."""
+def make_virtual(count: int) -> list[str]:
+    """Make each framework create `count` virtual GPUs, now or when imported; 0 removes them.
+
+    Returns an error message for each framework that started too early.
+    """
     sys.meta_path[:] = [each for each in sys.meta_path if type(each) is not _Finder]
     if count:
         sys.meta_path.insert(0, _Finder(count))
+    said = []
     for framework in imported():
-        with suppress(GpuError):
+        try:
             framework.make_virtual(count)
+        except GpuError as error:
+            said.append(str(error))
+    return said
 
 
 def too_late() -> list[str]:
     """Return an error message for each framework that started too early for virtual GPUs."""
-    said = []
-    for framework in imported():
-        try:
-            framework.make_virtual(len(here(memory=False)))
-        except GpuError as error:
-            said.append(str(error))
-    return said
+    return make_virtual(len(here(memory=False)))
 
 
 def started() -> list[Framework]:

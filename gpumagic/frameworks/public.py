@@ -135,10 +135,8 @@ def where(value: object) -> str:
 
 def _device(value: Any) -> str | None:
     """Return the device of one array; None for any other object."""
-    for framework in known.in_use():
-        if framework.is_array(value):
-            return framework.where(value)
-    return device_of(value)
+    framework = FrameworksOn(CPU, tuple(known.in_use())).of(value)
+    return device_of(value) if framework is None else framework.where(value)
 
 
 def move(value: object, where: object) -> Moves:

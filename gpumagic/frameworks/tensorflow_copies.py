@@ -7,7 +7,6 @@ and copies of `tf.data` batches are explicit. A `tf.function` copies operands an
 from other devices at each call. docs/frameworks.md lists the copies that are not counted.
 """
 
-import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -113,7 +112,7 @@ class TensorFlowCopies(CopyCounting):
         """Count a read of a tensor that is not in host memory."""
         __tracebackhide__ = True
         source = self._name(tensor.backing_device)
-        call = self.called_from(sys._getframe())
+        call = self.called_from()
         if source == "cpu" or call is None or not self._is_data(tensor.dtype):
             return None
         asked = call.function
@@ -144,7 +143,7 @@ class TensorFlowCopies(CopyCounting):
 
     def _given(self, arrays: list[Any]) -> Any:
         arrays = [array for array in arrays if array.ndim]
-        call = self.called_from(sys._getframe(), _VARIABLES) if arrays else None
+        call = self.called_from(_VARIABLES) if arrays else None
         if call is None or call.function in _ASKED:
             return None
         return partial(self._converted, call, arrays)
@@ -172,9 +171,9 @@ class TensorFlowCopies(CopyCounting):
         __tracebackhide__ = True
         if graph is None:
             name = operation.decode() if isinstance(operation, bytes) else operation
-            self.guarded(self._look, name, operands, results, sys._getframe())
+            self.guarded(self._look, name, operands, results)
 
-    def _look(self, operation: str, operands: Sequence[Any], results: Any, frame: Any) -> None:
+    def _look(self, operation: str, operands: Sequence[Any], results: Any) -> None:
         __tracebackhide__ = True
         if operation == "IteratorGetNext":
             for result in results:
@@ -182,7 +181,7 @@ class TensorFlowCopies(CopyCounting):
         ran_on = _ran_on(operands, results)
         away = [each for each in operands if ran_on and _held_on(each) != ran_on]
         fallen = results and results[0].dtype not in _NO_DATA and self._asked(ran_on, operands)
-        call = self.called_from(frame) if away or fallen else None
+        call = self.called_from() if away or fallen else None
         if call is None:
             return
         counts: list[Count] = []

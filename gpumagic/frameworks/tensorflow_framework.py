@@ -22,6 +22,7 @@ from gpumagic.frameworks.framework import Place, Pool, Split, too_late
 from gpumagic.frameworks.tensorflow_copies import TensorFlowCopies, size_of
 from gpumagic.mismatch.explanation import Explanation, expression
 from gpumagic.usercode.files import swap_attribute
+from gpumagic.usercode.values import comes_from
 
 _STAYS = "TensorFlow cannot move a variable; make it in this cell"
 _COPIED = ", or copy it here: {}"
@@ -253,18 +254,17 @@ def _logical_cpus() -> int:
     return len(tf.config.get_logical_device_configuration(cpu) or [cpu])
 
 
-def _variables(value: object) -> list[tf.Variable]:
+def _variables(value: Any) -> list[tf.Variable]:
     """Return the variables of a TensorFlow module, or of a Keras layer, model or optimizer."""
     if isinstance(value, tf.Module):
         return [*value.variables]
-    keras = sys.modules.get("keras")
-    if keras is not None and isinstance(value, (keras.Layer, keras.Optimizer)):
+    if comes_from(type(value), "keras.Layer", "keras.Optimizer"):
         return [variable.value for variable in value.variables]
     return []
 
 
 def _way_to_copy(value: Any) -> str:
     """Return advice with code to copy a variable or a Keras model; empty for other objects."""
-    if (keras := sys.modules.get("keras")) is not None and isinstance(value, keras.Model):
+    if comes_from(type(value), "keras.Model"):
         return _COPIED.format(_MODEL)
     return _COPIED.format("v = tf.Variable(v)") if isinstance(value, tf.Variable) else ""

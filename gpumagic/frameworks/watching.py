@@ -5,6 +5,7 @@ the stack, and counts the call at that line.
 """
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -207,10 +208,11 @@ class CopyCounting:
         mine = [one for one in self._running if one.thread == threading.get_ident()]
         return mine or (self._running if self.all_threads else ())
 
-    def called_from(self, frame: FrameType | None, never: Collection[str] = ()) -> Call | None:
+    def called_from(self, never: Collection[str] = ()) -> Call | None:
         """Return the call; None if gpumagic or a function in `never` made it, or no watch runs."""
         if not self.counters():
             return None
+        frame: FrameType | None = sys._getframe()
         function, printing = "", False
         while frame is not None and self.inside(frame.f_code.co_filename):
             if (name := frame.f_code.co_name) in never:
