@@ -165,17 +165,15 @@ def _called_on(frame: FailedFrame) -> list[Part]:
 
 def _made_for(moved: list[Part], within: FailedFrame, frame: FailedFrame) -> list[Part]:
     """Return the calls in a caller's failed call whose results are these operands."""
-    node, names = frame.failed, [*within.parameters]
-    if not isinstance(node, ast.Call) or not within.direct:
+    node: Any = frame.failed
+    names = within.parameters[1:] if within.parameters[:1] == ("self",) else within.parameters
+    if not isinstance(node, ast.Call) or any(isinstance(n, ast.Starred) for n in node.args):
         return []
-    names = names[1:] if names[:1] == ["self"] else names
     given = dict(zip(names, node.args, strict=False)) | {k.arg: k.value for k in node.keywords}
-    calls = ((part, given.get(part.text)) for part in moved)
-    return [
-        replace(part, node=call, text=frame.text(call), kind="made")
-        for part, call in calls
-        if isinstance(call, ast.Call) and not any(isinstance(n, ast.Starred) for n in node.args)
-    ]
+    kept = given.keys() - stored(function_of(within.failed or node) or node)
+    calls = ((part, given[part.text]) for part in moved if part.text in kept and within.direct)
+    calls = ((part, call) for part, call in calls if isinstance(call, ast.Call))
+    return [replace(p, node=call, text=frame.text(call), kind="made") for p, call in calls]
 
 
 def _given(moved: list[Part], frame: FailedFrame, parts: Iterable[Part]) -> list[Part] | None:

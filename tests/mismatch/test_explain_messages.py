@@ -59,9 +59,6 @@ TEXTS = {
     "invalid gradient at index 0 - expected device cuda:0 but got cpu": "mixed",
 }
 OTHERS = [
-    # A `backward` of the user's own made it: the operands that can be seen are not to blame.
-    "Function ClipBackward returned an invalid gradient at index 0 - expected device cuda:0 but "
-    "got cpu",
     "mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)",
     "Input type (torch.cuda.HalfTensor) and weight type (torch.cuda.FloatTensor) should be the "
     "same",
