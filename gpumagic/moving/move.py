@@ -9,6 +9,7 @@ returns a new object, the variable is rebound.
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
@@ -374,15 +375,14 @@ def wait_for(device: torch.device) -> None:
 
 
 def _no_room(device: torch.device, tensors: list[FoundTensor]) -> str:
-    needed: dict[str, int] = {}
+    needed = Counter[str]()
     for found in tensors:
         if found.must_move(device):
-            needed[found.root] = needed.get(found.root, 0) + bytes_of(found.tensor)
-    largest = sorted(needed.items(), key=lambda item: -item[1])[:3]
-    names = ", ".join(f"{name} {size(nbytes)}" for name, nbytes in largest)
+            needed[found.root] += bytes_of(found.tensor)
+    names = ", ".join(f"{name} {size(nbytes)}" for name, nbytes in needed.most_common(3))
     free = size(cuda_state.free_bytes(device)) if device.type == "cuda" else "too little"
     return (
-        f"{device} has {free} free, and the cell's variables need {size(sum(needed.values()))} "
+        f"{device} has {free} free, and the cell's variables need {size(needed.total())} "
         f"({names}); nothing was moved; {as_typed('%gpufree')} frees what errors and outputs hold; "
         f"or add --no-move, and copy in the cell, some rows of the largest only: .to('{device}')"
     )
