@@ -146,8 +146,11 @@ def _run_on_cpu(plan: KernelPlan, args: Any, kwargs: dict[str, Any]) -> Any:
     call = plan.cpu
     if above or kwargs or plan.draws:
         call = _prepare(plan, low, low_kwargs, found, above, gpu)
-    if count > SMALL:
-        _require_room(plan, found, low, low_kwargs, gpu)
+    if count > SMALL:  # a result that does not fit raises an error before it is computed
+        tensors, room = [x for _, x, _ in found], gpu.account.room // _LARGEST_NUMBER
+        large = plan.grows or prod(map(Tensor.numel, tensors)) > room
+        if tensors and large and _at_most(plan, tensors, low) > room:
+            _require_results(plan, low, low_kwargs, gpu)
     result = _compute(plan, call, low, low_kwargs, gpu)
     if plan.fresh and isinstance(result, Tensor):
         result = adopt(result, gpu, 4)  # the fast path of `_lift`
@@ -214,15 +217,6 @@ def _gpu_for(plan: KernelPlan, found: Found, args: Any, kwargs: Any) -> VirtualG
     elif any(isinstance(x, (int, float)) and x > 4096 for x in args):  # arange, eye, linspace
         _require_results(plan, args, kwargs, gpu)
     return gpu
-
-
-def _require_room(plan: KernelPlan, found: Found, args: Any, kwargs: Any, gpu: VirtualGpu) -> None:
-    """Raise ``torch.OutOfMemoryError`` before computing a result that does not fit."""
-    __tracebackhide__ = True
-    tensors, room = [x for _, x, _ in found], gpu.account.room // _LARGEST_NUMBER
-    large = plan.grows or prod(map(Tensor.numel, tensors)) > room
-    if tensors and large and _at_most(plan, tensors, args) > room:
-        _require_results(plan, args, kwargs, gpu)
 
 
 def _at_most(plan: KernelPlan, tensors: list[Tensor], args: Any) -> int:
