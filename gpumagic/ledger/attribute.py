@@ -8,7 +8,7 @@ import itertools
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -113,22 +113,12 @@ def counts(what: What, tensor: Any) -> Sequence[entry.Count]:
     if known is not None and known.warned and len(watching) == 1:
         return (known,)
 
-    def new() -> entry.Count:
-        source, destination = ("cpu" if n == HOST else f"{gpu}:{n}" for n in what[2:4])
-        return count_for(what[0], what[1], source, destination, via, user, inner)
-
-    return _alarmed(watching, key, new, tensor)
-
-
-def _alarmed(
-    watching: Sequence[ActiveWatch], key: Any, new: Callable[[], entry.Count], tensor: Any
-) -> list[entry.Count]:
-    """Call the alarm of each watch; return the call's `Count` in each watch."""
-    __tracebackhide__ = True
     found = []
     for watch in watching:
         if (count := watch.tally.counts.get(key)) is None:
-            count = watch.tally.add(key, new())
+            source, destination = ("cpu" if n == HOST else f"{gpu}:{n}" for n in what[2:4])
+            new = count_for(what[0], what[1], source, destination, via, user, inner)
+            count = watch.tally.add(key, new)
         found.append(count)
         alarm = watch.alarm
         # Only the innermost of nested watches warns. Every strict watch may raise.

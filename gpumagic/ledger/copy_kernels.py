@@ -101,7 +101,12 @@ def reads(operator: str, self: Any, *args: Any, output_size: Any = None, **_: An
     if operator in INDEXING:
         return _reads_of_masks(operator, *args)
     if operator == "equal":
-        return [] if _known_equal(self, args[0]) else [1]
+        other = args[0]
+        if self.shape != other.shape or not self.numel():
+            return []
+        # torch does not compare a tensor with itself, or with an equal view of its memory.
+        same = self.data_ptr() == other.data_ptr() and self.stride() == other.stride()
+        return [] if same else [1]
     if operator == "repeat_interleave":  # reads the result's size, and whether a repeat is negative
         return [8, 1] if output_size is None else []
     if operator == "histc":
@@ -143,13 +148,6 @@ def fills(indices: Any, value: Any = None, accumulate: bool = False, *_: Any) ->
     if value is None or accumulate or value.numel() != 1 or value.get_device() != HOST:
         return False
     return len(given) == 1 and given[0].dtype in _MASKS and given[0].get_device() != HOST
-
-
-def _known_equal(self: Any, other: Any) -> bool:
-    """Whether `torch.equal` can answer without reading the elements."""
-    if self.shape != other.shape or not self.numel():
-        return True
-    return bool(self.data_ptr() == other.data_ptr() and self.stride() == other.stride())
 
 
 Kernel = Callable[..., Any]

@@ -90,7 +90,12 @@ def virtual_off(cells: Any, *, force: bool = False) -> None:
     home, made = bring_home(cells.shell.user_ns, created=force, whole=not force)
     if home.moved:
         print(home if force else home.back)
-    results = _without_graphs(cells.shell.user_ns) if force else []
+    results: list[str] = []
+    if force and torch_here() is not None:
+        from gpumagic.frameworks.torch_framework import bring_results
+
+        namespace = cells.shell.user_ns
+        results = bring_results(own_variables(namespace) | {"Out": namespace.get("Out")})
     alive = virtual.live_tensors()
     if alive and not force:
         if made:
@@ -110,15 +115,6 @@ def virtual_off(cells: Any, *, force: bool = False) -> None:
     if alive:
         lost += f"; unusable until you turn them on again: {many(alive, 'tensor')}"
     print(f"virtual GPUs are off{ended}{lost}")
-
-
-def _without_graphs(namespace: dict[str, Any]) -> list[str]:
-    """Move torch's results that have a graph to the CPU; return the variables' names."""
-    if torch_here() is None:
-        return []
-    from gpumagic.frameworks.torch_framework import bring_results
-
-    return bring_results(own_variables(namespace) | {"Out": namespace.get("Out")})
 
 
 def move_back(namespace: dict[str, Any]) -> str:

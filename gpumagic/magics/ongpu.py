@@ -204,7 +204,14 @@ class CellHooks:
         if asked is None or (cell.run is not None and cell.request == asked):
             return None
         try:
-            return self._begin(cell, asked, file)
+            if not asked.elsewhere:
+                return self.place(cell, asked)
+            from gpumagic.magics.run_elsewhere import run_elsewhere
+
+            if cell.watch:  # do not count the copies that gpumagic makes
+                cell.watch.stop()
+                cell.watch = None
+            return run_elsewhere(self.shell, cell, asked, file)
         except (GpuError, RuntimeError) as error:
             if not (text := one_line("%ongpu" if asked.standing else "%%ongpu", error)):
                 raise
@@ -213,16 +220,6 @@ class CellHooks:
                 self.standing = None
                 text = f"{text}; %ongpu {asked.where} has ended"
             raise UsageError(text) from None
-
-    def _begin(self, cell: RunningCell, asked: Namespace, file: str) -> Any:
-        if not asked.elsewhere:
-            return self.place(cell, asked)
-        from gpumagic.magics.run_elsewhere import run_elsewhere
-
-        if cell.watch:  # do not count the copies that gpumagic makes
-            cell.watch.stop()
-            cell.watch = None
-        return run_elsewhere(self.shell, cell, asked, file)
 
     def place(self, cell: RunningCell, asked: Namespace) -> None:
         """End the cell's previous Run, and start a Run on the chosen device. May raise GpuError."""

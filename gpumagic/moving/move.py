@@ -9,6 +9,7 @@ returns a new object, the variable is rebound.
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
@@ -315,28 +316,24 @@ def bytes_of(tensor: Tensor) -> int:
 
 def _name_devices(naming: Iterable[tuple[Any, str]], device: torch.device) -> Origins:
     """Set the device attributes of objects to `device`; return the origins of changed objects."""
+    # Attributes, such as `pipe.device`, are set only if all tensors of the object are on `device`.
+    # Objects without tensors are changed too. TrainingArguments, for example, names the GPU that
+    # its library chose.
     origins: Origins = []
     for value, name in naming:
-        if named := _name_device(value, device):
+        held = own(value)
+        found = [value] if issubclass(type(value), nn.Module) else held.values()
+        parts = [item for item in found if issubclass(type(item), (Tensor, nn.Module))]
+        tensors = (list(p.parameters()) if isinstance(p, nn.Module) else [p] for p in parts)
+        if any(tensor.device != device for each in tensors for tensor in each):
+            continue
+        new = {key: _renamed(key, item, device, bool(parts)) for key, item in held.items()}
+        named = {key: held[key] for key, item in new.items() if item not in (None, held[key])}
+        held.update((key, new[key]) for key in named)
+        if named:
             former = next((torch.device(n) for n in named.values() if type(n) is not int), device)
             origins.append((value, Origin(name, former, device, named=named)))
     return origins
-
-
-def _name_device(value: Any, device: torch.device) -> dict[str, Any]:
-    """Set an object's device attributes, such as `pipe.device`; return their former values."""
-    # Attributes are set only if all tensors of the object are on `device`. Objects without tensors
-    # are changed too. TrainingArguments, for example, names the GPU that its library chose.
-    held = own(value)
-    found = [value] if issubclass(type(value), nn.Module) else held.values()
-    parts = [item for item in found if issubclass(type(item), (Tensor, nn.Module))]
-    tensors = (list(p.parameters()) if isinstance(p, nn.Module) else [p] for p in parts)
-    if any(tensor.device != device for each in tensors for tensor in each):
-        return {}
-    new = {name: _renamed(name, item, device, bool(parts)) for name, item in held.items()}
-    former = {name: held[name] for name, item in new.items() if item not in (None, held[name])}
-    held.update((name, new[name]) for name in former)
-    return former
 
 
 def _renamed(name: str, value: Any, device: torch.device, has_tensors: bool) -> Any:
@@ -374,15 +371,14 @@ def wait_for(device: torch.device) -> None:
 
 
 def _no_room(device: torch.device, tensors: list[FoundTensor]) -> str:
-    needed: dict[str, int] = {}
+    needed = Counter[str]()
     for found in tensors:
         if found.must_move(device):
-            needed[found.root] = needed.get(found.root, 0) + bytes_of(found.tensor)
-    largest = sorted(needed.items(), key=lambda item: -item[1])[:3]
-    names = ", ".join(f"{name} {size(nbytes)}" for name, nbytes in largest)
+            needed[found.root] += bytes_of(found.tensor)
+    names = ", ".join(f"{name} {size(nbytes)}" for name, nbytes in needed.most_common(3))
     free = size(cuda_state.free_bytes(device)) if device.type == "cuda" else "too little"
     return (
-        f"{device} has {free} free, and the cell's variables need {size(sum(needed.values()))} "
+        f"{device} has {free} free, and the cell's variables need {size(needed.total())} "
         f"({names}); nothing was moved; {as_typed('%gpufree')} frees what errors and outputs hold; "
         f"or add --no-move, and copy in the cell, some rows of the largest only: .to('{device}')"
     )

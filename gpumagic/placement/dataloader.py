@@ -6,7 +6,6 @@ The ledger, which records copies between devices, recognizes copies of batches b
 import copy
 import dataclasses
 from collections.abc import Callable, Mapping
-from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -35,26 +34,26 @@ def deliver(
 
 def _copy_batch(device: torch.device, copied: list[int], batch: Any) -> Any:
     """Return a batch copied to a device; append the bytes of each copied tensor to `copied`."""
-    leaf = partial(_copy_leaf, device, copied)
+
+    def leaf(item: Any) -> Any:
+        if isinstance(item, torch.Tensor):
+            sparse = item.layout is torch.sparse_coo
+            parts = (item._indices(), item._values()) if sparse else (item,)
+            if item.device != device:
+                copied.append(sum(part.nbytes for part in parts))
+            return item.to(device, non_blocking=item.is_pinned())
+        if isinstance(item, PackedSequence):  # its `batch_sizes` must stay on the host
+            data, *indices = _copy_batch(device, copied, (item[0], *item[2:]))
+            return PackedSequence(data, item.batch_sizes, *indices)
+        if hasattr(item, "to") and (isinstance(item, Mapping) or hasattr(item, "pin_memory")):
+            # A batch of tokens or graphs. `tree_map` does not search it, so call the batch's `to`.
+            held = item if isinstance(item, Mapping) else vars(item)
+            copied.extend(x.nbytes for x in held.values() if isinstance(x, torch.Tensor))
+            return item.to(device)
+        if dataclasses.is_dataclass(item) and not isinstance(item, type):
+            item = copy.copy(item)  # `dataclasses.replace` would call `__post_init__` again
+            for name in [f.name for f in dataclasses.fields(item) if hasattr(item, f.name)]:
+                object.__setattr__(item, name, _copy_batch(device, copied, getattr(item, name)))
+        return item
+
     return tree_map(leaf, batch, is_leaf=lambda item: isinstance(item, PackedSequence))
-
-
-def _copy_leaf(device: torch.device, copied: list[int], item: Any) -> Any:
-    if isinstance(item, torch.Tensor):
-        parts = (item._indices(), item._values()) if item.layout is torch.sparse_coo else (item,)
-        if item.device != device:
-            copied.append(sum(part.nbytes for part in parts))
-        return item.to(device, non_blocking=item.is_pinned())
-    if isinstance(item, PackedSequence):  # its `batch_sizes` must stay on the host
-        data, *indices = _copy_batch(device, copied, (item[0], *item[2:]))
-        return PackedSequence(data, item.batch_sizes, *indices)
-    if hasattr(item, "to") and (isinstance(item, Mapping) or hasattr(item, "pin_memory")):
-        # A batch of tokens or graphs. `tree_map` does not search it, so call the batch's `to`.
-        held = item if isinstance(item, Mapping) else vars(item)
-        copied += [value.nbytes for value in held.values() if isinstance(value, torch.Tensor)]
-        return item.to(device)
-    if dataclasses.is_dataclass(item) and not isinstance(item, type):
-        item = copy.copy(item)  # `dataclasses.replace` would call `__post_init__` again
-        for name in [f.name for f in dataclasses.fields(item) if hasattr(item, f.name)]:
-            object.__setattr__(item, name, _copy_batch(device, copied, getattr(item, name)))
-    return item

@@ -93,7 +93,12 @@ def find_swaps() -> None:
     """Find the names to swap in all modules. An early call makes the next `enter` faster."""
     with _lock:
         if not _in_torch:
-            _prepare()
+            for owner, name, real, twin in twins():
+                _in_torch.append((vars(owner) if owner in SPACES else owner, name, real, twin))
+                _twin_of[id(real)], _real_of[id(twin)] = twin, real
+            for owner in (_builtins, _recursive):
+                _in_torch.append((owner, "_find_builtin", _find_builtin, _find_operator))
+            _ids.update(map(id, SPACES), _twin_of, _real_of)
         if _holders == 0:
             _look_at(_new_modules())
             _fill_dynamos_tables()
@@ -141,15 +146,6 @@ def _remove() -> None:
 def installed() -> bool:
     """Whether the names are swapped now."""
     return _holders > 0
-
-
-def _prepare() -> None:
-    for owner, name, real, twin in twins():
-        _in_torch.append((vars(owner) if owner in SPACES else owner, name, real, twin))
-        _twin_of[id(real)], _real_of[id(twin)] = twin, real
-    for owner in (_builtins, _recursive):
-        _in_torch.append((owner, "_find_builtin", _find_builtin, _find_operator))
-    _ids.update(map(id, SPACES), _twin_of, _real_of)
 
 
 _find_builtin: Callable[[Any], str | None] = _builtins._find_builtin

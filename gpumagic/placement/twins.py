@@ -127,16 +127,13 @@ def _annotated(read: Function, args: Args, kwargs: dict[str, Any], _: FrameType 
 class _DeviceType(type):
     """Metaclass of the twin of `torch.device`. The original allows no subclasses."""
 
+    @unseen
     def __call__(cls, *args: Any, **kwargs: Any) -> torch.device:
-        try:
-            made = _device(*args, **kwargs)
-        except BaseException as error:
-            leave_out_ours(error)
-            raise
+        made = _device(*args, **kwargs)
         given = next(iter((*args, *kwargs.values())))
         if made.index != 0 or made.type != "cuda" or isinstance(given, _device):
             return made
-        return _first_of(given, _getframe(1)) or made
+        return _first_of(given, _getframe(2)) or made  # 1 is the frame of `unseen`
 
     # The twin equals the original, because torch looks `torch.device` up in tables and tuples.
     def __eq__(cls, other: object) -> bool:

@@ -173,10 +173,10 @@ class Hub:
         client.close()
         self.clients.discard(client)
 
-    async def fresh(self, *, processes: bool = True, max_age_s: float = 1.0) -> Snapshot:
+    async def fresh(self, *, max_age_s: float = 1.0) -> Snapshot:
         """Return a recent snapshot. If the driver stalls, return the last one with a Problem."""
         await self.kernels.refresh()
-        taken = self.sampler.fresh(processes=processes, max_age_s=max_age_s)
+        taken = self.sampler.fresh(max_age_s=max_age_s)
         return await aside(partial(self.deaths.add_to, await asyncio.wrap_future(taken)))
 
     async def past(self, since: float | None) -> bytes:

@@ -216,11 +216,9 @@ class Doctor:
 
 def first_cause(checks: Iterable[Check]) -> list[Check]:
     """Return the checks; each failure after the first becomes information without a cure."""
-    found: list[Check] = []
-    for check in checks:
-        follows = check.ok is False and any(one.ok is False for one in found)
-        found.append(replace(check, ok=None if follows else check.ok))
-    return [check if check.ok is False else replace(check, cure="") for check in found]
+    checks = [*checks]
+    first = next((check for check in checks if check.ok is False), None)
+    return [one if one is first else replace(one, ok=one.ok or None, cure="") for one in checks]
 
 
 def _state_files() -> Check:

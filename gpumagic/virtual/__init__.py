@@ -67,14 +67,25 @@ def enable(
     -----
     JAX and TensorFlow get the same number of CPU devices, unless they have already started.
     """
-    number = _number(devices)
-    capacity = None if memory is None else _bytes(memory)
+    if type(devices) is not int or not 1 <= devices <= MOST:  # True is no number of GPUs
+        raise GpuError(
+            f"virtual GPUs: {devices} requested, 1 to {MOST} are possible; "
+            f"type {as_typed('%gpus --virtual 2')}"
+        )
+    capacity = None
+    if memory is not None:
+        capacity = bytes_in(f"{memory} bytes" if isinstance(memory, int) else str(memory)) or 0
+        if not 2**20 <= capacity <= 2**40:
+            raise GpuError(
+                f"virtual GPUs: their memory cannot be {memory!r}, 1MiB to 1TiB are possible; "
+                "type for example 16GiB or 512MiB"
+            )
     with _lock:
         if has_virtual():
-            _compare(here(memory=False), number, capacity)
+            _compare(here(memory=False), devices, capacity)
         else:
             _check(force)
-            turn_on(number, capacity)
+            turn_on(devices, capacity)
         if asserts and (checks := sys.modules.get(f"{__name__}.checks")):
             checks.imitate_asserts(_on)
 
@@ -177,23 +188,3 @@ def _compare(there: list[Device], number: int, capacity: int | None) -> None:
             f"virtual GPUs: {asked} requested, {len(there)} of {each / _GIB:.3g} GiB already on; "
             f"type {as_typed('%gpus --virtual off')} first"
         )
-
-
-def _number(devices: object) -> int:
-    if isinstance(devices, bool) or not isinstance(devices, int) or not 1 <= devices <= MOST:
-        raise GpuError(
-            f"virtual GPUs: {devices} requested, 1 to {MOST} are possible; "
-            f"type {as_typed('%gpus --virtual 2')}"
-        )
-    return devices
-
-
-def _bytes(memory: object) -> int:
-    """Parse a capacity into bytes; raise GpuError if it is out of range."""
-    size = bytes_in(f"{memory} bytes" if isinstance(memory, int) else str(memory)) or 0
-    if not 2**20 <= size <= 2**40:
-        raise GpuError(
-            f"virtual GPUs: their memory cannot be {memory!r}, 1MiB to 1TiB are possible; "
-            "type for example 16GiB or 512MiB"
-        )
-    return size

@@ -146,8 +146,11 @@ def _run_on_cpu(plan: KernelPlan, args: Any, kwargs: dict[str, Any]) -> Any:
     call = plan.cpu
     if above or kwargs or plan.draws:
         call = _prepare(plan, low, low_kwargs, found, above, gpu)
-    if count > SMALL:
-        _require_room(plan, found, low, low_kwargs, gpu)
+    if count > SMALL:  # a result that does not fit raises an error before it is computed
+        tensors, room = [x for _, x, _ in found], gpu.account.room // _LARGEST_NUMBER
+        large = plan.grows or prod(map(Tensor.numel, tensors)) > room
+        if tensors and large and _at_most(plan, tensors, low) > room:
+            _require_results(plan, low, low_kwargs, gpu)
     result = _compute(plan, call, low, low_kwargs, gpu)
     if plan.fresh and isinstance(result, Tensor):
         result = adopt(result, gpu, 4)  # the fast path of `_lift`
@@ -165,7 +168,13 @@ def _compute(plan: KernelPlan, call: Any, low: list[Any], kwargs: Any, gpu: Virt
     try:
         result = call(*low, **kwargs)
     except RuntimeError as error:
-        _refuse(plan, error, gpu)
+        refuse_as_cuda(error, gpu.account)
+        if _LACKS_TYPE.search(str(error)):
+            raise NotImplementedError(
+                f"virtual GPUs use the CPU's kernels; {plan.op.name()} on the CPU failed: {error}"
+            ) from None
+        # Of the common errors, only this one has another text on CUDA.
+        error.args = (str(error).replace("expected m1 and m2 to", "expected mat1 and mat2 to"),)
         raise
     gpu.account.worked(started)
     return result
@@ -208,15 +217,6 @@ def _gpu_for(plan: KernelPlan, found: Found, args: Any, kwargs: Any) -> VirtualG
     elif any(isinstance(x, (int, float)) and x > 4096 for x in args):  # arange, eye, linspace
         _require_results(plan, args, kwargs, gpu)
     return gpu
-
-
-def _require_room(plan: KernelPlan, found: Found, args: Any, kwargs: Any, gpu: VirtualGpu) -> None:
-    """Raise ``torch.OutOfMemoryError`` before computing a result that does not fit."""
-    __tracebackhide__ = True
-    tensors, room = [x for _, x, _ in found], gpu.account.room // _LARGEST_NUMBER
-    large = plan.grows or prod(map(Tensor.numel, tensors)) > room
-    if tensors and large and _at_most(plan, tensors, args) > room:
-        _require_results(plan, args, kwargs, gpu)
 
 
 def _at_most(plan: KernelPlan, tensors: list[Tensor], args: Any) -> int:
@@ -303,18 +303,6 @@ def _prepare(
     return cpu_draws_from(gpu.generator)(call) if plan.name in DRAWS else call
 
 
-def _refuse(plan: KernelPlan, error: RuntimeError, gpu: VirtualGpu) -> None:
-    """Raise a clearer error if there is one. Otherwise give `error` the text of CUDA's error."""
-    __tracebackhide__ = True
-    refuse_as_cuda(error, gpu.account)
-    if _LACKS_TYPE.search(str(error)):
-        raise NotImplementedError(
-            f"virtual GPUs use the CPU's kernels; {plan.op.name()} on the CPU failed: {error}"
-        ) from None
-    # Of the common errors, only this one has another text on CUDA.
-    error.args = (str(error).replace("expected m1 and m2 to", "expected mat1 and mat2 to"),)
-
-
 def _lift(plan: KernelPlan, result: Any, found: Found, gpu: VirtualGpu) -> Any:
     """Return the GPU tensor for a CPU kernel's result, either an argument or a new tensor."""
     if isinstance(result, (list, tuple)):
@@ -327,20 +315,23 @@ def _lift(plan: KernelPlan, result: Any, found: Found, gpu: VirtualGpu) -> Any:
             return tensor if usual else _lift_argument(plan, tensor, low, gpu)
     if in_parts(result):
         return adopt_parts(result, gpu)
-    return adopt(result.clone() if _shares_bytes(plan, result, found) else result, gpu)
-
-
-def _shares_bytes(plan: KernelPlan, result: Tensor, found: Found) -> bool:
-    """Whether a result shares an argument's bytes; the schema does not always show this."""
+    # Clone a result that shares an argument's bytes; the schema does not always show this.
     strided = (low for _, _, low in found if plan.dense or low.layout is torch.strided)
     pointer = result.data_ptr()
-    return pointer != 0 and any(low.data_ptr() == pointer for low in strided)
+    shares = pointer != 0 and any(low.data_ptr() == pointer for low in strided)
+    return adopt(result.clone() if shares else result, gpu)
 
 
 def _lift_argument(plan: KernelPlan, tensor: Tensor, low: Tensor, gpu: VirtualGpu) -> Tensor:
     """Give the written argument `tensor` the shape and bytes of `low`, and return `tensor`."""
     if not plan.dense and low.layout is not torch.strided:
-        return _replace_sparse(tensor, adopt_parts(low.clone(), gpu))
+        if tensor.layout is not torch.sparse_coo:
+            raise NotImplementedError(
+                f"virtual GPUs cannot write into a {tensor.layout} tensor in place"
+            )
+        copy: Any = torch.ops.aten.copy_sparse_to_sparse_.default
+        replaced: Tensor = copy.redispatch(_SPARSE, tensor, adopt_parts(low.clone(), gpu))
+        return replaced._coalesced_(low.is_coalesced())
     if not plan.dense and low.is_nested:
         return tensor
     if low.shape != tensor.shape:
@@ -348,12 +339,3 @@ def _lift_argument(plan: KernelPlan, tensor: Tensor, low: Tensor, gpu: VirtualGp
     if low.data_ptr() != tensor.data_ptr():
         flip(tensor).copy_(low)
     return tensor
-
-
-def _replace_sparse(old: Tensor, new: Tensor) -> Tensor:
-    """Replace the indices and values of `old` by those of `new`, for an in-place operator."""
-    if old.layout is not torch.sparse_coo:
-        raise NotImplementedError(f"virtual GPUs cannot write into a {old.layout} tensor in place")
-    copy: Any = torch.ops.aten.copy_sparse_to_sparse_.default
-    replaced: Tensor = copy.redispatch(_SPARSE, old, new)
-    return replaced._coalesced_(new.is_coalesced())

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from math import prod
 from operator import attrgetter
 from time import perf_counter_ns, time_ns
@@ -42,16 +43,12 @@ _getframe = sys._getframe
 _LIBRARY, _USERS, _TIMED = range(3)
 
 
-class _Owners(dict[str, int]):
-    """Cache of each file's owner: a library, the user, or a cell compiled by `%%time`."""
-
-    def __missing__(self, file: str) -> int:
-        users = _TIMED if file.startswith("<timed ") else _USERS if is_users(file) else _LIBRARY
-        self[file] = users
-        return users
+@cache
+def _owner_of(file: str) -> int:
+    """Return a file's owner: a library, the user, or a cell compiled by `%%time`."""
+    return _TIMED if file.startswith("<timed ") else _USERS if is_users(file) else _LIBRARY
 
 
-_owner_of = _Owners()
 _timed: tuple[CodeType, CodeType] | None = None
 
 
@@ -60,7 +57,7 @@ def _outer_line(frame: FrameType | None) -> tuple[CodeType | None, int]:
     global _timed
     while frame is not None:
         code = frame.f_code
-        if owner := _owner_of[code.co_filename]:
+        if owner := _owner_of(code.co_filename):
             if owner == _TIMED:
                 if _timed is None or _timed[0] is not code:  # the last look-up was for other code
                     _timed = code, in_cell(frame)[0]
@@ -135,7 +132,7 @@ class MemoryAccount:
             made, at = None, 0
         else:
             made, at = frame.f_code, frame.f_lasti
-            if _owner_of[made.co_filename] != _USERS:
+            if _owner_of(made.co_filename) != _USERS:
                 made, at = _outer_line(frame)
         # Until `self._note(block)`, make no call: after an interrupt, the block would not count.
         block = Allocation(owner, self._note)

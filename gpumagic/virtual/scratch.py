@@ -72,12 +72,8 @@ def _partial_sums(
     of_output = {dim: prod(shape[d] for d in others if d > dim) for dim in others}
     reduced = _merged([(shape[dim], strides[dim]) for dim in dims])
     kept = _merged([(shape[dim], strides[dim], of_output[dim]) for dim in others])
-    return _of_merged(reduced, kept, offset, size, card) if reduced else []
-
-
-def _of_merged(
-    reduced: list[tuple[int, ...]], kept: list[tuple[int, ...]], offset: int, size: int, card: Any
-) -> list[int]:
+    if not reduced:
+        return []
     inputs, outputs = prod(dim[0] for dim in reduced), prod(dim[0] for dim in kept)
     if not kept or reduced[0][1] < kept[0][1]:  # neighboring threads compute the same output
         adjacent = len(reduced) == reduced[0][1] == 1 and inputs > 128

@@ -150,21 +150,16 @@ def _names(key: str) -> set[str]:
 def _is_whole(op: Any) -> bool:
     """Whether a composite operator for GPU tensors can run as a whole on the CPU."""
     schema = op._schema
-    if schema.name[6:] in _DECOMPOSED or _depends_on_device(op):
+    kinds = {argument.name: str(argument.type) for argument in schema.arguments}
+    moves = "device" in kinds and any("Tensor" in kind for kind in kinds.values())
+    draws = torch.Tag.nondeterministic_seeded in op.tags and "generator" not in kinds
+    if moves or draws or torch.Tag.inplace_view in op.tags or schema.name[6:] in _DECOMPOSED:
         return False
     if any(argument.kwarg_only and writes(argument) for argument in schema.arguments):
         return False
     if not schema.returns:
         return any(map(writes, schema.arguments))
     return all("Tensor" in str(r.type) and (writes(r) or not r.alias_info) for r in schema.returns)
-
-
-def _depends_on_device(op: Any) -> bool:
-    """Whether an operator moves tensors, reshapes in place, or draws without a generator."""
-    kinds = {argument.name: str(argument.type) for argument in op._schema.arguments}
-    moves = "device" in kinds and any("Tensor" in kind for kind in kinds.values())
-    draws = torch.Tag.nondeterministic_seeded in op.tags and "generator" not in kinds
-    return moves or draws or torch.Tag.inplace_view in op.tags
 
 
 def _can_run(full: str) -> bool:
