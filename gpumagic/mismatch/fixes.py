@@ -7,6 +7,7 @@ are checked too. For example, if `x` moves, then `y` must also move for `loss(ne
 """
 
 import ast
+import sys
 from collections import UserDict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -59,6 +60,11 @@ def choose(
     """Return the operands to move, and `target` or else the best device; None if uncertain."""
     leaves, indexed = found.parts, message.kind == "index"
     tensors = tuple(part for part in leaves if part.kind != "array")
+    # A method that only tensors have, as in `(x == array).float()`, needs a tensor as result.
+    method = getattr(getattr(found.node, "parent", None), "attr", "ndim")
+    if tensors and tensors != leaves and not hasattr(sys.modules["numpy"].ndarray, method):
+        arrays = tuple(part for part in leaves if part.kind == "array")
+        return Choice(target or _heaviest(found), arrays)
     if message.kind in ("numpy", "host") or tensors != leaves:
         read = read_on_host(found.node, tensors)
         return Choice("cpu", read, to_host=True) if read else None
@@ -258,7 +264,7 @@ def move_owners(choice: Choice, frames: list[FailedFrame]) -> Fix | None:
     at = operation(frame.failed, Reader(frame)) if frame.failed else None
     at = at or Operation(Reader(frame), frame.failed, (part,))
     above, _ = climb(Site(at, [part], []), frames[frames.index(frame) + 1 :])
-    return _move(above, choice)
+    return _make_there(above, choice.target) or _move(above, choice)
 
 
 def write_fix(site: Site, above: Site, choice: Choice) -> Fix | None:
@@ -426,6 +432,8 @@ def _moved(part: Part, site: Site, device: str, choice: Choice) -> list[tuple[as
         return []
     if part.factory:
         return sources.with_device(part.node, site.frame, device)
+    if part.kind == "array":
+        return [(part.node, f"torch.as_tensor({part.text}, device={device})")]
     if choice.to_host and (text := sources.in_torch(site.at.node, site.at.reader, site.odd[0])):
         return [(site.at.node, text)]
     owner = site.frame.scope.value(part.node)

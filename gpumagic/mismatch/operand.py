@@ -113,7 +113,7 @@ def describe(value: Any, node: ast.expr, text: str) -> list[Part]:
     if issubclass(kind, torch.Generator):
         where = full(value.device)
         return [Part(node, text, "generator", (where,), about="generator", value=value)]
-    if values.comes_from(kind, "numpy.ndarray"):
+    if values.comes_from(kind, "numpy.ndarray", "pandas.Series"):
         about = f"{value.dtype}[{', '.join(map(str, value.shape))}]"
         return [Part(node, text, "array", ("cpu",), value.nbytes, about)]
     a_module, tensors = issubclass(kind, nn.Module), [t for _, t in tensors_of(value)]
@@ -225,6 +225,8 @@ class Reader:
     def _unread(self, node: Any, text: str) -> list[Part]:
         """Return the operand of a name, attribute or item whose value could not be read."""
         inner = self.part(node.value) if not isinstance(node, ast.Name) else None
+        if inner is not None and inner.kind == "array":
+            return [_array(node, text)]
         if inner is not None and isinstance(node, ast.Attribute):
             if node.attr in _NO_TENSOR:
                 return []
@@ -256,8 +258,13 @@ class Reader:
             result = self._method(owner, node, node.func.attr, text) if owner is not None else None
             if result is not None:
                 return result
-        if is_torch(function):
-            return self._torch_call(node, str(values.of_function(function, "__name__")), text)
+        of_numpy = str(values.of_function(function, "__module__")).partition(".")[0] == "numpy"
+        if of_numpy or is_torch(function):
+            return (
+                [_array(node, text)]
+                if of_numpy
+                else self._torch_call(node, str(values.of_function(function, "__name__")), text)
+            )
         # `len` and `float` return no tensor. `map` is lazy, so its arguments are the operands.
         if any(function is each for each in (*_PASSING, len, *values.PLAIN)):
             return self.given(node) if any(function is each for each in _PASSING) else []
@@ -281,6 +288,8 @@ class Reader:
         """Return the result of a method as operands; None if the result is unknown."""
         if name in TRANSFERS:
             return [self._transferred(owner, node, name, text)]
+        if owner.kind == "array" or name == "numpy":
+            return [_array(node, text)]
         if owner.kind == "generator":
             return [replace(owner, node=node, text=text, value=None)]
         if owner.kind == "module":
@@ -324,6 +333,11 @@ def _result_of(part: Part, node: ast.expr, text: str) -> Part:
 def _made(node: ast.expr, text: str, device: str | None) -> Part:
     """Return a temporary result on `device`, of kind "unknown" if `device` is None."""
     return Part(node, text, "made", (device,)) if device else Part(node, text, "unknown")
+
+
+def _array(node: ast.expr, text: str) -> Part:
+    """Return a temporary array of NumPy."""
+    return Part(node, text, "array", ("cpu",))
 
 
 def arguments(node: ast.Call) -> list[ast.expr]:

@@ -399,3 +399,18 @@ def test_an_object_that_cannot_move_is_left_where_it_is(ip):
     cell = "x, schedule = torch.ones(3, device='cuda:1'), Schedule()\nnoise = torch.randn(3)\n"
     told = explained(ip.run(f"{cell}y = schedule.add(x, noise)"))
     assert "noise = torch.randn(3, device=x.device)" in told
+
+
+@pytest.mark.parametrize(
+    ("code", "fixed"),
+    [
+        ("(y == found).float()", "(y == torch.as_tensor(found, device=y.device)).float()"),
+        ("x.cpu().numpy().argmax(0) == y", "x.cpu().numpy().argmax(0) == y.cpu().numpy()"),
+        ("y + np.ones(3)", "y.cpu() + np.ones(3)"),
+    ],
+)
+def test_arrays_beside_tensors_give_what_the_code_goes_on_with(ip, code, fixed):
+    ip.run("import numpy as np\nfound, x = np.arange(3), torch.ones(3, 3, device='cuda:1')")
+    ip.run("y = torch.arange(3, device='cuda:1')")
+    assert f"\n      {fixed}" in explained(ip.run(code))
+    assert ip.run(fixed).error is None
