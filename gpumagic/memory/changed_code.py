@@ -3,10 +3,12 @@
 Each function returns the levers of one kind, which a dry run has tried.
 """
 
+import ast
+import textwrap
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from functools import partial
-from itertools import permutations
+from itertools import permutations, takewhile
 from typing import Any
 
 from gpumagic.memory.oom_state import OutOfMemoryState
@@ -16,7 +18,7 @@ from gpumagic.memory.smaller_batch import runs_model
 from gpumagic.memory.split_rows import split
 from gpumagic.memory.written_forms import Form, checkpointed, forms
 from gpumagic.usercode.files import label
-from gpumagic.usercode.frames import RestOfCode
+from gpumagic.usercode.frames import RestOfCode, backward_of, function_of, is_trained
 from gpumagic.usercode.values import is_module, is_tensor, own, torch_here
 
 
@@ -125,11 +127,35 @@ def frozen(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 
 
 def no_graph(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Propose `torch.no_grad()` if no backward pass follows."""
-    if t.best is not None and not any(rest.backward for rest in s.rests):
-        do = "`with torch.no_grad():` around the code: no backward pass follows"
-        grown = t.loop.grown if t.loop is not None else 0
-        yield from helps(t.best, do, grown=grown, within=torch_here().no_grad)
+    """Propose `torch.no_grad()` for code whose results no backward pass uses."""
+    # Frames that run no backward pass, such as a function that validates a model.
+    inner = [*takewhile(lambda each: not each.rest.backward, t.every)]
+    do, trial = "`with torch.no_grad():` around the code: no backward pass follows", t.best
+    if inner != t.every and inner and inner[-1].frame.code.co_name != "forward":
+        function: Any = function_of(inner[-1].rest.failed or ast.Pass())
+        form = _without_graph(getattr(function, "body", []))
+        # With the change, the backward pass in the code around must still run.
+        if form is None or t.every[len(inner)].tried(form=form) is None:
+            return
+        do = f"`@torch.no_grad()` above `def {inner[-1].frame.code.co_name}`: no backward pass"
+        if trial not in inner:
+            yield from helps(trial, f"{do} uses its results", form=form)
+            return
+    elif inner != t.every:
+        trial = t.every[len(inner)]
+        loop = next(iter(trial.rest.loops), None)
+        if loop is None or backward_of(ast.walk(loop)) or is_trained(loop):
+            return
+        do = f"`with torch.no_grad():` around the loop in line {loop.lineno}: no backward pass"
+    do = f"{do} uses its results" if inner != t.every else do
+    grown = t.loop.grown if t.loop is not None else 0
+    yield from helps(trial, do, grown=grown, within=torch_here().no_grad)
+
+
+def _without_graph(body: list[ast.stmt]) -> Form | None:
+    """Return the form that runs the statements of a function without autograd."""
+    code = textwrap.indent("\n".join(map(ast.unparse, body)), "    ")
+    return Form("", f"with torch.no_grad():\n{code}", [*body], body) if body else None
 
 
 def narrower(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:

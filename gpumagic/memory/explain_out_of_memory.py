@@ -319,8 +319,8 @@ def _kept(
         )
         tried = (lever for lever in levers if lever.fits is not False)
         # A dry run fails if the code reads what is then on the CPU.
-        a_tensor = is_tensor(trial.frame.scope.name(name))
-        moved = None if a_tensor else Lever([*_KEPT][1].format(name), whole)
+        kept = name not in trial.rest.accumulated  # a state that passes hand on must stay
+        moved = Lever([*_KEPT][1].format(name), whole) if kept else None
         yield from filter(None, [next(tried, moved)])
 
 

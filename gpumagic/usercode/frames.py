@@ -390,6 +390,15 @@ def has_backward_below(name: str, loop: ast.stmt, rest: RestOfCode) -> bool:
     return bool(computed_from([name], stmts) & backward_of(below))
 
 
+def is_trained(stmt: ast.stmt) -> bool:
+    """Whether a backward pass that follows a statement uses what the statement binds."""
+    below = [*_rest(stmt)][1:]
+    nodes = [node for each in below for node in ast.walk(each)]
+    names = stored(stmt) & {*names_read(ast.Module(below, []))}
+    stmts: Any = [node for node in nodes if isinstance(node, (ast.Assign, ast.AugAssign))]
+    return bool(computed_from([*names], stmts) & backward_of(nodes))
+
+
 def is_chained(name: str, loop: ast.stmt) -> bool:
     """Whether a loop computes `name` from its last value, other than by an addition."""
     made = [n for n in ast.walk(loop) if isinstance(n, ast.Assign) and name in stored(n)]
