@@ -7,14 +7,12 @@ import ast
 import textwrap
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
-from functools import partial
 from itertools import permutations, takewhile
 from typing import Any
 
 from gpumagic.memory.oom_state import OutOfMemoryState
 from gpumagic.memory.oom_trials import Trials, helps
 from gpumagic.memory.out_of_memory import Lever
-from gpumagic.memory.smaller_batch import runs_model
 from gpumagic.memory.split_rows import split
 from gpumagic.memory.written_forms import Form, checkpointed, forms
 from gpumagic.usercode.files import label
@@ -156,14 +154,6 @@ def _without_graph(body: list[ast.stmt]) -> Form | None:
     """Return the form that runs the statements of a function without autograd."""
     code = textwrap.indent("\n".join(map(ast.unparse, body)), "    ")
     return Form("", f"with torch.no_grad():\n{code}", [*body], body) if body else None
-
-
-def narrower(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Propose 16-bit numbers to code that runs a model."""
-    if t.whole is not None and t.loop is None and runs_model(s, t.whole):
-        autocast = partial(torch_here().autocast, "cuda", dtype=torch_here().bfloat16)
-        do = '`with torch.autocast("cuda", torch.bfloat16):` around the code'
-        yield from helps(t.whole, do, within=autocast)
 
 
 def recomputed(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:

@@ -9,7 +9,7 @@ import ast
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from functools import partial
-from itertools import chain, product
+from itertools import chain
 from operator import methodcaller
 from typing import Any
 
@@ -20,7 +20,6 @@ from gpumagic.memory import holders_by_name
 from gpumagic.memory.changed_code import (
     by_rows,
     frozen,
-    narrower,
     no_graph,
     other_form,
     other_values,
@@ -48,7 +47,7 @@ from gpumagic.usercode.frames import (
     is_chained,
     stored,
 )
-from gpumagic.usercode.values import is_module, is_tensor, own, torch_here
+from gpumagic.usercode.values import is_module, is_tensor, torch_here
 
 _MOST = 4  # maximum number of levers to show if none lets the cell fit
 _LARGE = 0.25  # share of the GPU's memory from which on a parameter is named as large
@@ -148,7 +147,7 @@ def levers(s: OutOfMemoryState, t: Trials) -> list[Lever]:
     # If each pass of a loop keeps memory, freeing other memory only delays the error.
     first = (free, less) if t.loop is None else (less, free)
     found, enough = list[Lever](), list[Lever]()
-    for group in (*first, (by_rows,), (recomputed, smaller, other_gpu, narrower)):
+    for group in (*first, (by_rows,), (recomputed, smaller, other_gpu)):
         for lever in chain.from_iterable(find(s, t) for find in group):
             found.append(lever)
             if lever.fits or (lever.fits is None and (lever.gives or 0) >= s.short_by):
@@ -311,8 +310,8 @@ def _kept(
     elif name and (graphs is None or _needs_graph(s, trial, name) is False):
         every = [name, *trial.also_adds], *([each] for each in _objects_of(s, name))
         keeps = (
-            (do.format("`, `".join(names)), (names, partial(each_tensor, by)))
-            for names, (do, by) in product(every, _KEPT.items())
+            (do.format("`, `".join(each)), (each, partial(each_tensor, by)))
+            for each, (do, by) in product(every, _KEPT.items())
         )
         levers = (
             lever for how, kept in keeps for lever in helps(trial, how, grown=whole, keep=kept)

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 _LIMIT_S, _PATIENCE_S = 8.0, 60.0
 _MARGIN = 0.05
 # Memory counts as growing if a pass keeps more than this share of the need. A pass that only
-# appends a number to a list keeps less.
-_GROWS = 0.01
+# appends a number to a list keeps less. It also counts if so many passes have kept it all.
+_GROWS, _MANY = 0.01, 10_000
 # A change that does not make the cell fit must save this share of the needed memory.
 _WORTH = 0.05
 # In a loop whose memory grows, a change must reduce the growth per pass to this share.
@@ -215,8 +215,10 @@ class CodeTrial:
 
     @property
     def grows_much(self) -> bool:
-        """Whether each pass of the loop keeps more than the share `_GROWS` of the need."""
-        return bool(self.need and self.need.grows and self.need.grows > _GROWS * self.need.most)
+        """Whether each pass of the loop keeps much, or many passes have kept more than the need."""
+        need, grows = self.need, self.need.grows or 0 if self.need else 0
+        many = need is not None and need.most < self.holds < _MANY * grows
+        return many or (need is not None and grows > _GROWS * need.most)
 
     def fits(self, need: Need | None, gives: int = 0) -> bool | None:
         """Whether the cell runs to its end once `gives` bytes are freed; None if unknown."""
