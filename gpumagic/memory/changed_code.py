@@ -132,8 +132,10 @@ def no_graph(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     if inner != t.every and inner and inner[-1].frame.code.co_name != "forward":
         function: Any = function_of(inner[-1].rest.failed or ast.Pass())
         form = _without_graph(getattr(function, "body", []))
+        # The code around may read what the function stores in a variable of the notebook.
+        stores = t.loop is not None and t.loop in inner and t.loop.adds_to[0] in s.namespace
         # With the change, the backward pass in the code around must still run.
-        if form is None or t.every[len(inner)].tried(form=form) is None:
+        if stores or form is None or t.every[len(inner)].tried(form=form) is None:
             return
         do = f"`@torch.no_grad()` above `def {inner[-1].frame.code.co_name}`: no backward pass"
         if trial not in inner:

@@ -9,7 +9,7 @@ import ast
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from functools import partial
-from itertools import chain
+from itertools import chain, product
 from operator import methodcaller
 from typing import Any
 
@@ -47,7 +47,7 @@ from gpumagic.usercode.frames import (
     is_chained,
     stored,
 )
-from gpumagic.usercode.values import is_module, is_tensor, torch_here
+from gpumagic.usercode.values import is_module, is_tensor, own, torch_here
 
 _MOST = 4  # maximum number of levers to show if none lets the cell fit
 _LARGE = 0.25  # share of the GPU's memory from which on a parameter is named as large

@@ -549,7 +549,7 @@ SITUATIONS = [
         "attention's scores",
         ["q = torch.ones(1, 8, 1900, 16, device='cuda')"],
         "scores = q @ q.transpose(-1, -2)",
-        "`with torch.autocast(",
+        "",
         why="in all",
     ),
     Notebook(

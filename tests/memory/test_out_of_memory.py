@@ -268,6 +268,22 @@ ASKED = {
         "    a.backward(retain_graph=True)\n    b = y.mean()\n    b.backward(retain_graph=True)",
         "`b.backward(retain_graph=False)` for line 6",
     ),
+    "a loop that validates between passes that train": (
+        "opt, x = torch.optim.SGD(net.parameters(), 0.1), torch.ones(16_000, 256)",
+        "for epoch in range(2):\n    for rows in x[:500].split(100):\n"
+        "        loss = net(rows.cuda()).sum()\n        loss.backward()\n        opt.step()\n"
+        "    for rows in x.split(16_000):\n        loss = net(rows.cuda()).sum().item()",
+        "`with torch.no_grad():` around the loop in line 6: no backward pass uses its results",
+    ),
+    "a function that gathers what is trained on": (
+        "opt = torch.optim.SGD(net.parameters(), 0.1)\ndef collect():\n    found = []\n"
+        "    for n in range(60):\n        found.append(net(torch.ones(500, 256).cuda()).sum(1))\n"
+        "    return torch.stack(found)\ndef update(found):\n"
+        "    loss = (net(torch.ones(5, 256).cuda()) - found.detach().mean()).sum()\n"
+        "    loss.backward()\n    opt.step()",
+        "for n in range(2):\n    found = collect()\n    update(found)",
+        "`@torch.no_grad()` above `def collect`: no backward pass uses its results",
+    ),
     "copies that an outer loop keeps": (
         "import copy\nbest, big = {'w': []}, nn.Linear(1000, 1000).cuda()",
         "for epoch in range(30):\n    for step in range(3):\n"
@@ -327,6 +343,19 @@ def test_what_is_asked_most_has_a_lever(small, shown, asked):
     small.run(before)
     small.run(cell)
     assert shown.pop().levers[0].do.startswith(lever)
+
+
+def test_what_a_backward_pass_needs_is_not_made_without_a_graph(small, shown):
+    small.run(
+        START + "net = nn.Sequential(*[nn.Linear(256, 256), nn.Tanh()] * 3).cuda()\nkept = []"
+    )
+    small.run(
+        "def act():\n    for n in range(60):\n"
+        "        kept.append(net(torch.ones(500, 256).cuda()).sum(1))\n"
+        "def update(kept):\n    torch.stack(kept).sum().backward()"
+    )
+    small.run("for n in range(2):\n    act()\n    update(kept)")
+    assert "no_grad" not in str(shown.pop())
 
 
 def test_a_layer_that_is_too_large_to_train_is_named(small, shown):

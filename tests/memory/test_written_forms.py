@@ -276,4 +276,4 @@ def test_odd_code_is_explained_too(small, shown, cell):
     small.run(f"{START}\nnet, x = nn.Linear(64, 2000).cuda(), torch.ones(9000, 64, device='cuda')")
     small.run(cell)
     assert faults.all_kept() == []
-    assert shown.pop().levers
+    assert shown.pop().reason
