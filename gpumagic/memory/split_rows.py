@@ -14,7 +14,7 @@ from itertools import groupby, islice, product
 from typing import Any, NamedTuple
 
 from gpumagic.memory.oom_trials import Trials
-from gpumagic.memory.written_forms import Form, Swap, expression
+from gpumagic.memory.written_forms import Form, Swap, advice, expression
 from gpumagic.usercode.frames import (
     FailedFrame,
     RestOfCode,
@@ -118,8 +118,7 @@ def _forms(
         rows = [2 ** (count // parts).bit_length() // 2 for count in counts]
         new = {e.part: e.in_parts(n, how) for n, (e, how) in zip(rows, split_at, strict=True)}
         text = start + _with_texts(first.whole, new)
-        lines = ", ".join(str(stmt.lineno) for stmt in first.old)
-        yield Form(f"`{text}` for line{'s' * (len(first.old) > 1)} {lines}", text, first.old, block)
+        yield Form(advice(text, first.old, block), text, first.old, block)
 
 
 def _with_texts(tree: ast.expr, new: dict[ast.expr, str]) -> str:

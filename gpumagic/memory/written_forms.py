@@ -149,6 +149,15 @@ class Swap(ast.NodeTransformer):
         return self._change(node) or self.generic_visit(node)
 
 
+def advice(new: str, old: list[Any], block: list[Any]) -> str:
+    """Return the advice to replace lines; other statements on these lines stay."""
+    lines = [*dict.fromkeys(each.lineno for each in old)]
+    code = [new if each is old[-1] else ast.unparse(each) for each in block if each.lineno in lines]
+    gone = {ast.unparse(each) for each in old[:-1]}
+    numbers = f"line{'s' * (len(lines) > 1)} {', '.join(map(str, lines))}"
+    return f"`{'; '.join(each for each in code if each not in gone)}` for {numbers}"
+
+
 def _unsqueezed(node: ast.Subscript) -> tuple[str, list[ast.expr]]:
     """Return ``"unsqueeze"`` and its operands for code such as `x[:, None]`; else ``""``."""
     index = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
@@ -271,9 +280,7 @@ class _Reader:
         used = [self._block[n] for n in sorted(self.used)]
         tree = self._frame.tree or statement
         old = [each for each in used if each is statement or not self._is_read(each, used, tree)]
-        lines = [str(each.lineno) for each in old]
-        do = f"`{text}` for line{'s' * (len(lines) > 1)} {', '.join(lines)}"
-        yield Form(do, text, old, self._block)
+        yield Form(advice(text, old, self._block), text, old, self._block)
 
     def _is_read(self, made: ast.stmt, used: list[ast.stmt], within: ast.AST) -> bool:
         """Whether statements other than `used` read a name that `made` binds."""
