@@ -9,7 +9,7 @@ fails or the user interrupts the cell, all threads end, and no variable is gathe
 import ast
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
@@ -84,6 +84,7 @@ class DeviceThread:
         )
         self.copied_bytes, self.copy_seconds = self.copies.storages.sent, self.copies.seconds
         self.sent: dict[str, None] = {}  # names of the split variables that were copied
+        self._versions = _versions(self.copies.globals, names)
 
     def run(self, codes: Sequence[CodeType | None], part: dict[str, Any]) -> Any:
         """Run the cell on a part; return the cell's value and the thread's variables."""
@@ -114,11 +115,26 @@ class DeviceThread:
         self.copy_seconds += copies.seconds
         return {name: copies.globals[name] for name in part}
 
+    def changed(self) -> list[str]:
+        """Return the variables whose copies the cell has changed in place, as by training."""
+        now = _versions(self.copies.globals, [*self._versions])
+        return [name for name, count in now.items() if count != self._versions[name]]
+
     def close(self, *, failed: bool) -> None:
         """End the thread. If not `failed`, functions that the cell gathers keep their globals."""
         self.worker.close()
         # After a failure, delete the variables, because the error's frames keep the globals alive.
         self.copies.close(emptied=failed)
+
+
+def _versions(space: dict[str, Any], names: Iterable[str]) -> Counter[str]:
+    """Count for each variable the changes in place of its tensors, and their gradients."""
+    finder, counts = TensorFinder(space.get("__name__", "__main__")), Counter[str]()
+    finder.variables((name, space[name]) for name in names if name in space)
+    for tensor, root in ((found.tensor, found.root) for found in finder.tensors):
+        counts[root] += 0 if tensor.is_inference() else tensor._version
+        counts[root] += tensor.is_leaf and tensor.grad is not None
+    return counts
 
 
 class CellOnDevices:
@@ -167,6 +183,8 @@ class CellOnDevices:
             began = time.perf_counter()
             self._run_all(partial(self._work, thread_modes(), progress))
             seconds = time.perf_counter() - began
+            changed = dict.fromkeys(name for each in self._threads for name in each.changed())
+            self._changed = [name for name in changed if name not in self._own]
             self._failed = False
             peaks = {memory.device: memory.peak for memory in meter.stop()}
         came = [self._came[number] for number in sorted(self._came)]
@@ -249,6 +267,8 @@ class CellOnDevices:
         ]
         if lost := self._lost:
             said.append(f"not gathered: {some(lost)} (add --gather {','.join(lost)})")
+        if self._changed:
+            said.append(f"changed only in the copies, and here as before: {some(self._changed)}")
         times = [
             RankTime(name, each.seconds, peaks.get(name), each.parts, each.device.virtual)
             for name, each in zip(map(str, self._devices), self._threads, strict=True)

@@ -75,6 +75,16 @@ def test_results_that_nothing_gathers_are_said_to_be_dropped(notebook):
     assert "y" not in notebook.ns
 
 
+def test_what_is_trained_in_the_copies_is_said_to_stay_as_it_was(notebook):
+    notebook.run(
+        "net, X = nn.Linear(2, 1), torch.ones(4, 2)\nopt = torch.optim.SGD(net.parameters(), 1)"
+    )
+    step = "net(X).sum().backward()\nopt.step()"
+    ran = notebook.run(f"%%ongpu 0,1 --split X\n{step}")
+    assert "changed only in the copies, and here as before: net" in ran.text
+    assert "changed only" not in notebook.run("%%ongpu 0,1 --split X\nnet(X).sum()").text
+
+
 def test_sent_is_what_came_from_another_device(notebook):
     notebook.run("x = x.to('cuda:0')")
     line = notebook.run("%%ongpu 0,1 --split x\ny = x * 2").text.splitlines()[-1]
