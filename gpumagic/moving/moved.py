@@ -97,6 +97,6 @@ def keep_origins(known: MutableMapping[Any, Origin], origins: Origins, cell: str
         with suppress(TypeError):  # the object allows no weak references
             first = known.get(moved, origin)
             went_on = first.device != first.there == origin.device and first.kind is origin.kind
-            kept = replace(first, there=origin.there) if went_on else origin
+            kept = replace(first, there=origin.there, cell=cell) if went_on else origin
             copies = {**first.originals, **copies}
             known[moved] = replace(kept, named={**origin.named, **first.named}, originals=copies)

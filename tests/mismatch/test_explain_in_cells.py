@@ -414,3 +414,11 @@ def test_arrays_beside_tensors_give_what_the_code_goes_on_with(ip, code, fixed):
     ip.run("y = torch.arange(3, device='cuda:1')")
     assert f"\n      {fixed}" in explained(ip.run(code))
     assert ip.run(fixed).error is None
+
+
+def test_the_cell_that_moved_it_last_is_named(ip):
+    ip.run("net, X = nn.Linear(4, 2), torch.ones(3, 4)")
+    ip.run("%%ongpu 1\ny = net(X)")
+    ip.run("%%ongpu 0\ny = net(X)")
+    told = explained(ip.run("net(torch.ones(3, 4))"))
+    assert f"In [{ip.ip.execution_count - 2}] moved net to cuda:0" in told
