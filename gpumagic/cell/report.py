@@ -48,8 +48,6 @@ class Report(Shown):
     #: With `--memory`: a `MemoryPeak` with the lines that allocated the memory in use at the peak.
     peak: Shown | None = None
     profile: Shown | None = None  #: with `--profile`: the `CellProfile` of the cell
-    #: Joules that the GPU's whole board used. None if unknown, or if the cell took under 1 s.
-    energy: float | None = None
     #: All copies between devices, including batches, and all waits for a device.
     ledger: Ledger = field(default_factory=Ledger)
     #: False if an internal error of gpumagic may have left copies or waits uncounted.
@@ -165,8 +163,7 @@ def _head(report: Report) -> list[str]:
 def _clauses(report: Report) -> tuple[list[str], list[str]]:
     """Return the clauses for the line, and the clauses folded below it."""
     parts = [*_happened(report)]
-    used = [] if report.energy is None else [f"the board used {report.energy:,.1f} J"]
-    return parts[:_CLAUSES], [*parts[_CLAUSES:], *used]
+    return parts[:_CLAUSES], parts[_CLAUSES:]
 
 
 def _happened(report: Report) -> Iterator[str]:
