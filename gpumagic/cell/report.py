@@ -48,8 +48,6 @@ class Report(Shown):
     #: With `--memory`: a `MemoryPeak` with the lines that allocated the memory in use at the peak.
     peak: Shown | None = None
     profile: Shown | None = None  #: with `--profile`: the `CellProfile` of the cell
-    #: Joules that the GPU's whole board used. None if unknown, or if the cell took under 1 s.
-    energy: float | None = None
     #: All copies between devices, including batches, and all waits for a device.
     ledger: Ledger = field(default_factory=Ledger)
     #: False if an internal error of gpumagic may have left copies or waits uncounted.
@@ -110,9 +108,9 @@ _ITSELF = "the cell, or a library that it calls, chose that device itself: tell 
 
 def text(report: Report) -> str:
     """Return the report as text, beginning ``cuda:1 · 1.24 s · peak 12.5 MiB · moved X: …``."""
-    clauses, more = _clauses(report)
-    lines = [" · ".join([*_head(report), *clauses])]
-    if more:
+    clauses = [*_happened(report)]
+    lines = [" · ".join([*_head(report), *clauses[:_CLAUSES]])]
+    if more := clauses[_CLAUSES:]:
         lines.append(f"  more: {' · '.join(more)}")
     lines += [f"  → {hint}" for hint in _hints(report)]
     below = [repr(shown) for shown in (report.profile, report.peak) if shown]
@@ -123,11 +121,12 @@ def text(report: Report) -> str:
 
 def html(report: Report) -> str:
     """Return the line as HTML. A click on it shows other clauses, moved bytes and memory."""
-    (head, *rest), (clauses, behind) = _head(report), _clauses(report)
+    (head, *rest), clauses = _head(report), [*_happened(report)]
     bad = " gm-bad" if report.error or report.fault or report.elsewhere else ""
     first = f'<b class="gm-where{bad}">{escape(head)}</b>'
-    line = ' <span class="gm-dim">·</span> '.join([first, *map(coded, (*rest, *clauses))])
-    more = "".join(f"<div>{coded(clause)}</div>" for clause in behind)
+    parts = map(coded, (*rest, *clauses[:_CLAUSES]))
+    line = ' <span class="gm-dim">·</span> '.join([first, *parts])
+    more = "".join(f"<div>{coded(clause)}</div>" for clause in clauses[_CLAUSES:])
     if (details := _details(report)) or more:
         more += table.html(details) if details else ""
         line = f"<details><summary>{line}</summary>{more}</details>"
@@ -160,13 +159,6 @@ def _head(report: Report) -> list[str]:
         other = "" if memory.device == named else f"{memory.device} "
         parts.append(f"{other}peak {size(memory.peak)}")
     return parts
-
-
-def _clauses(report: Report) -> tuple[list[str], list[str]]:
-    """Return the clauses for the line, and the clauses folded below it."""
-    parts = [*_happened(report)]
-    used = [] if report.energy is None else [f"the board used {report.energy:,.1f} J"]
-    return parts[:_CLAUSES], [*parts[_CLAUSES:], *used]
 
 
 def _happened(report: Report) -> Iterator[str]:

@@ -11,7 +11,6 @@ from typing import Any, cast
 from gpumagic import faults
 from gpumagic.cell.report import FOR_GOOD, Batches, Report, keep_last
 from gpumagic.device import Device, cuda_state, has_virtual
-from gpumagic.device.discover import LEAST_S, joules
 from gpumagic.display.table import Shown
 from gpumagic.display.units import size
 from gpumagic.errors import GpuError
@@ -27,6 +26,7 @@ from gpumagic.usercode.variables import own_variables, variables_read
 # Packages to ignore in the search for arrays of unsupported libraries.
 _NO_LIBRARIES = ("torch", "builtins", "__main__")
 _NOTHING = "the cell allocated nothing there"
+LEAST_S = 1.0  # a report says `_NOTHING` only of cells that took at least this many seconds
 
 
 class _Share:
@@ -148,7 +148,6 @@ class Run:
         self._stops: list[Callable[[], Iterable[Memory]] | None] = []
         self._started = self._seconds = 0.0
         self._peak: Shown | None = None
-        self._joules: float | None = None  # the device's energy counter before the cell
         self._error: str | None = None  # the name of the exception that ended the cell
         self._interrupted = False
         self._fault: str | None = None
@@ -177,7 +176,6 @@ class Run:
         self._before = {id(array): weakref.ref(array) for array in arrays}
         if self._back:
             self._bound = {name: id(value) for name, value in self._namespace.items()}
-        self._joules = self._read_joules()
         self._tally.virtual = has_virtual()
         with ExitStack() as undo:
             undo.callback(self._wait)
@@ -261,7 +259,6 @@ class Run:
             memory=tuple(chain.from_iterable(share.memory for share in self._shares)),
             peak=self._peak,
             profile=self._profile(ledger),
-            energy=self._energy(),
             ledger=ledger,
             ledger_complete=self._complete,
             table=self._table,
@@ -300,20 +297,6 @@ class Run:
             with faults.kept("reading the profile of a cell"):
                 return cast(Shown, self._profiler.result(ledger))
         return None
-
-    def _read_joules(self) -> float | None:
-        if not self.device.virtual:
-            with faults.kept("reading the energy of a cell's device"):
-                return joules(self.device)
-        return None
-
-    def _energy(self) -> float | None:
-        """Return the joules of the cell; None if unknown, or if the cell was too short."""
-        if self._joules is None or self._seconds < LEAST_S:
-            return None
-        after = self._read_joules()
-        # The counter restarts at 0 when the driver is reloaded.
-        return None if after is None or after < self._joules else after - self._joules
 
     def _leave(self) -> None:
         began = self._clock()

@@ -246,16 +246,3 @@ def _by_uuid(text: str, candidates: Sequence[Device]) -> list[Device]:
         chosen += matches
     named_twice = len(set(entries)) < len(entries) or len(set(chosen)) < len(chosen)
     return [] if named_twice else chosen
-
-
-LEAST_S = 1.0
-"""Minimum duration, in seconds, of cells whose energy is reported. The power reading changes about
-every 100 ms, so the energy used in one second is 10 % uncertain (SC24, arXiv:2312.02741)."""
-
-
-def joules(device: Device) -> float | None:
-    """Return the joules that the board used since the driver was loaded; None if unknown."""
-    door, question = nvml.shared_nvml(), {"energy": ("nvmlDeviceGetTotalEnergyConsumption",)}
-    gpus = (gpu for gpu in door.gpus() if gpu.uuid == device.uuid)
-    counter = next((door.ask(gpu, question, alive=True)["energy"] for gpu in gpus), None)
-    return None if counter is None else counter * 1e-3  # from millijoules

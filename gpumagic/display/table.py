@@ -1,8 +1,8 @@
 """Show records (dataclasses with results) as text, HTML and JSON; lay out tables.
 
-A view is a module with functions `text` and `html` that format a record. Each package registers
-its views; a view is imported when first needed. The JSON never names other users, processes or
-notebooks. Text in HTML is always escaped.
+A view is a module with functions `text` and `html` that format a record: the module of the record's
+class, or one that the package has registered, which is imported when first needed. The JSON never
+names other users, processes or notebooks. Text in HTML is always escaped.
 """
 
 import re
@@ -29,9 +29,10 @@ def register(record: str, module: str) -> None:
 
 
 def view(record: object) -> Any:
-    """Return the module registered for a record's class, or for its nearest base class."""
+    """Return the module registered for a record's class or a base class, or else its own module."""
     names = (f"{base.__module__}.{base.__qualname__}" for base in type(record).__mro__)
-    return import_module(next(_views[name] for name in names if name in _views))
+    found = (_views[name] for name in names if name in _views)
+    return import_module(next(found, type(record).__module__))
 
 
 # Fields with a number of bytes; their JSON keys get the suffix "_bytes".

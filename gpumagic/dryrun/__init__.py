@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from gpumagic.display import table
 from gpumagic.dryrun.result import LIMIT_S, Assigned, DryRun, Mismatch, Peak, Unknown
 from gpumagic.errors import GpuError, torch_needed
 from gpumagic.usercode.program import namespace_of
@@ -20,8 +19,6 @@ from gpumagic.usercode.variables import variables_read
 __all__ = ["Assigned", "DryRun", "Mismatch", "Peak", "Unknown", "dry_run"]
 
 OF_JAX = "for JAX, type step.lower(params, batch).compile().memory_analysis()"
-
-table.register("gpumagic.dryrun.result.DryRun", "gpumagic.dryrun.result")
 
 
 def dry_run(

@@ -9,7 +9,7 @@ An operator that must read a tensor's data ends the dry run.
 import re
 import sys
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -156,7 +156,8 @@ class Operators(TorchDispatchMode):
         if name in IN_PARTS:  # check, because calling a missing kernel ends the process
             explicit = next((key for key in _EXPLICIT if _has_kernel(func.name(), key)), None)
             return None if explicit is None else partial(func._op_dk, explicit)
-        if not _is_composite(func):
+        of_aten = isinstance(func, torch._ops.OpOverload) and func.namespace == "aten"
+        if not (of_aten and _has_kernel(func.name(), _COMPOSITE)):
             return None
         on_cuda = _has_kernel(func.name(), "CUDA")
         if on_cuda and name in _NETWORKS and args[0].device.type == "cuda":
@@ -208,20 +209,18 @@ _EXPLICIT = (
 _NETWORKS = frozenset(
     ("lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell", "scaled_dot_product_attention")
 )
-
-
 _ITEMS = {"select", "unbind", "randint"}  # operators that may give one of many numbers
 
 
 def _index(func: Any, tensor: Any, indices: Any) -> Any:
     """Index a tensor as if masks selected every element."""
-    masks = (torch.bool, torch.uint8)
-    parts = ([n] if getattr(n, "dtype", None) not in masks else _all(n) for n in indices)
-    return func(tensor, [each for part in parts for each in part])
-
-
-def _all(mask: Any) -> list[Any]:
-    return [mask.new_zeros(mask.numel(), dtype=torch.long)] * mask.dim()
+    found: list[Any] = []
+    for each in indices:
+        if getattr(each, "dtype", None) in (torch.bool, torch.uint8):
+            found += [each.new_zeros(each.numel(), dtype=torch.long)] * each.dim()
+        else:
+            found.append(each)
+    return func(tensor, found)
 
 
 # Results of operators that depend on data, as if every element counted.
@@ -233,12 +232,6 @@ _GUESSES: dict[str, Callable[..., Any]] = {
     "masked_select": lambda func, t, mask: t.new_zeros(t.numel()),
     "bincount": lambda func, t, weights=None, minlength=0: t.new_zeros(max(minlength, 1)).long(),
 }
-
-
-@cache
-def _is_composite(func: Any) -> bool:
-    of_aten = isinstance(func, torch._ops.OpOverload) and func.namespace == "aten"
-    return of_aten and _has_kernel(func.name(), _COMPOSITE)
 
 
 def _unsupported(name: str, given: Any, error: Exception) -> str:

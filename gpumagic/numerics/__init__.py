@@ -1,5 +1,1 @@
 """Find the first operation at which two devices, or two dtypes, give different numbers."""
-
-from gpumagic.display import table
-
-table.register("gpumagic.numerics.numeric_diff.NumericDiff", "gpumagic.numerics.numeric_diff")

@@ -3,7 +3,3 @@
 torch's profiler records the operators; `sys.settrace` records the lines. Both always end with the
 cell. The sums of operators equal those in torch's own table.
 """
-
-from gpumagic.display import table
-
-table.register("gpumagic.profiling.cell_profile.CellProfile", "gpumagic.profiling.cell_profile")

@@ -54,15 +54,12 @@ def cut_ours(error: BaseException) -> None:
         chain = steps_of(each.__traceback__)
         files = [tb.tb_frame.f_code.co_filename for tb in chain]
         last = max((n for n, file in enumerate(files) if is_users(file)), default=0)
-        ours = [stands_in(file) or (n < last and _runs(file)) for n, file in enumerate(files)]
+        # Code that gpumagic compiled has a name such as `<gpumagic.compare>`.
+        runs = [is_ours(file) or file.startswith("<gpumagic.") for file in files]
+        ours = [stands_in(file) or (n < last and runs[n]) for n, file in enumerate(files)]
         theirs = [tb for tb, cut in zip(chain[1:], ours[1:], strict=True) if not cut]
         for trace, after in zip([*chain[:1], *theirs], [*theirs, None], strict=False):
             trace.tb_next = after
-
-
-def _runs(file: str) -> bool:
-    """Whether `file` belongs to gpumagic, or names code that gpumagic compiled."""
-    return is_ours(file) or file.startswith("<gpumagic.")
 
 
 def end_at_user(error: BaseException) -> None:

@@ -274,11 +274,6 @@ _INNER = {
 _FEW = 1000  # larger containers are not searched
 
 
-def _methods(kind: type, module: str) -> list[Any]:
-    held = [members_of(base) for base in bases_of(kind) if defined_in(base) == module]
-    return [each for own in held for each in own.values() if type(each) in _INNER]
-
-
 def functions_in(value: Any, module: str) -> list[FunctionType]:
     """Search a value, its items, attributes and class for functions that `module` defines."""
 
@@ -289,7 +284,8 @@ def functions_in(value: Any, module: str) -> list[FunctionType]:
         elif kind in (list, tuple, dict):
             return items(value) if len(value) <= _FEW else []
         elif issubclass(kind, type):
-            held = _methods(value, module)
+            bases = [members_of(base) for base in bases_of(value) if defined_in(base) == module]
+            held = [each for base in bases for each in base.values() if type(each) in _INNER]
         else:
             held = [type(part) for part in value.modules()] if is_module(value) else [kind]
             held += [each for each in own(value).values() if type(each) in _INNER]

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from gpumagic import faults
-from gpumagic.cell import run as running
 from gpumagic.cell.report import last_report
 from gpumagic.cell.run import Run
 from gpumagic.device import Device
@@ -243,19 +242,3 @@ def test_ctrl_c_while_a_cell_begins_loses_no_origin(monkeypatch, before):
     assert placement() is None
     move.bring_home({"x": x})
     assert x.device.type == "cpu"
-
-
-@pytest.mark.parametrize(
-    ("counters", "shown"),
-    [([5.0, 17.0], "the board used 12.0 J"), ([5.0, 0.1], ""), ([5.0, None], ""), ([None], "")],
-)
-def test_the_energy_of_a_cell_is_behind_its_line(monkeypatch, counters, shown):
-    monkeypatch.setattr(running, "joules", lambda device: counters.pop(0))
-    run = made(device=Device("cuda", ordinal=1))
-    run.start()
-    report = run.finish()
-    first, *more = repr(report).splitlines()
-    assert "board" not in first
-    assert more == ([f"  more: {shown}"] if shown else [])
-    assert (f"<div>{shown}</div>" in report._repr_html_()) is bool(shown)
-    assert counters == []
