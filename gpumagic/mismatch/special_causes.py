@@ -7,7 +7,7 @@ from types import FunctionType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
@@ -38,7 +38,6 @@ from gpumagic.mismatch.sources import (
 )
 from gpumagic.usercode.files import label, source_of
 from gpumagic.usercode.frames import FailedFrame, statement
-from gpumagic.usercode.values import contents
 
 _STATE = (
     "the optimizer's state was created before the model moved, and did not move; loading its own "
@@ -132,7 +131,7 @@ def _away(optimizer: Optimizer, parameters: list[Tensor]) -> list[Tensor]:
 
 
 def _for_items(frame: FailedFrame, message: Message, target: str) -> Explanation | None:
-    """Explain a call of `sum` or torch with a comprehension or modules on several devices."""
+    """Explain a call of `sum` or torch with a comprehension of items on several devices."""
     node, devices = frame.failed, tuple(sorted(message.devices))
     if len(devices) < 2 or not isinstance(node, ast.Call) or not node.args:
         return None
@@ -141,24 +140,14 @@ def _for_items(frame: FailedFrame, message: Message, target: str) -> Explanation
     others = operand.Reader(frame).given(ast.Call(node.func, node.args[1:], node.keywords))
     if not (function is sum or operand.is_torch(function)) or others:
         return None
-    if isinstance(items, (ast.GeneratorExp, ast.ListComp)):
-        items = items.elt
-        new = moving(bracketed(items, frame.text(items)), f'"{target or devices[-1]}"')
-    elif found := _first_module(frame.scope.value(items)):
-        there = target or next((str(p.device) for p in found.parameters()), devices[-1])
-        new = f'[m.to("{there}") for m in {frame.text(items)}]'
-    else:
+    if not isinstance(items, (ast.GeneratorExp, ast.ListComp)):
         return None
+    items = items.elt
+    new = moving(bracketed(items, frame.text(items)), f'"{target or devices[-1]}"')
     text = frame.text(items)
     edit = around(frame, [(items, new)])
     rows, why = (Operand(text, devices, None, "the items"),), _ITEMS.format(frame.text(node.func))
     return Explanation(*expression(frame, node), rows, edit.fix(None) if edit else None, why)
-
-
-def _first_module(value: Any) -> nn.Module | None:
-    """Return the first item of a list of modules; None for other values."""
-    held = [each for _, each in contents(value)]
-    return held[0] if held and all(issubclass(type(each), nn.Module) for each in held) else None
 
 
 def _for_missing(frame: FailedFrame, kind: str) -> Explanation | None:

@@ -316,12 +316,6 @@ def test_a_loss_that_only_has_weights_is_moved_to_the_model_and_not_the_model_to
     assert "\n      loss.to(" in told
 
 
-def test_models_on_several_gpus_are_moved_where_they_are_stacked(ip):
-    ip.run("nets = [nn.Linear(2, 2, device=f'cuda:{n % 2}') for n in range(3)]")
-    told = explained(ip.run("weights, buffers = torch.func.stack_module_state(nets)"))
-    assert 'torch.func.stack_module_state([m.to("cuda:0") for m in nets])' in told
-
-
 def test_an_argument_that_one_call_needs_on_the_cpu_stays_on_the_gpu_for_the_others(ip):
     ip.run(
         "def pack(x, n):\n    packed = nn.utils.rnn.pack_padded_sequence(x, n, batch_first=True)\n"
