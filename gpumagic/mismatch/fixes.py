@@ -332,8 +332,7 @@ def _move(site: Site, choice: Choice) -> Fix | None:
     if ways is None:
         return None
     above, standing = ways
-    inside = not above and _in_one_scope(site)
-    device = '"cpu"' if to_host else _written_device(site, choice.target, stmt, inside=inside)
+    device = '"cpu"' if to_host else _written_device(site, choice.target, stmt, inside=not above)
     # A line above a comprehension cannot use the comprehension's variables.
     in_place = not above or not in_own_scope(site.at.node)
     device = device if to_host or not in_place else _loop_module_device(site) or device
@@ -343,14 +342,6 @@ def _move(site: Site, choice: Choice) -> Fix | None:
     nbytes = {part.key: part.to_move(choice.target) for part in moved}
     edit = Edit(frame, stmt, _lines(above, device), [e for _, found in edits for e in found])
     return edit.fix(total(nbytes.values())) if moved else None
-
-
-def _in_one_scope(site: Site) -> bool:
-    """Whether all uses of the operands to move are in comprehensions of the failing statement."""
-    stmt = statement(site.at.node)
-    moved = {part.key for part in [*site.odd, *site.extra]}
-    found = [use for key in moved for use in uses(function_of(site.at.node) or site.at.node, key)]
-    return all(in_own_scope(use) and statement(use) is stmt for use in [site.at.node, *found])
 
 
 def _loop_module_device(site: Site) -> str | None:
