@@ -187,7 +187,9 @@ def _given(moved: list[Part], frame: FailedFrame, parts: Iterable[Part]) -> list
     above = {id(part.value): part for part in reversed([*parts])}
     found: list[Part] = []
     for part in moved:
-        part, at = _argument(part, frame), part.text
+        named, at = named_in(part, Reader(frame)), part.text
+        if len(named) == 1 and named[0].kind == "tensor":  # `x` for the operand `x[0]`
+            part = named[0]
         name, _, attribute = part.text.partition(".")
         value = frame.scope.name(name) if attribute else part.value
         owner = above.get(id(value)) if value is not None else None
@@ -201,16 +203,6 @@ def _given(moved: list[Part], frame: FailedFrame, parts: Iterable[Part]) -> list
         inner = replace(part, node=node, text=f"{owner.text}.{attribute}")
         found.append(inner if attribute else owner)
     return found
-
-
-def _argument(part: Part, frame: FailedFrame) -> Part:
-    """Return `x` for the operand `x[0]`, and `self.h` for a local variable with this tensor."""
-    named = named_in(part, Reader(frame))
-    part = named[0] if len(named) == 1 and named[0].kind == "tensor" else part
-    local = part.kind == "tensor" and part.text.isidentifier() and part.text not in frame.parameters
-    held = ((name, own(frame.scope.name(name))) for name in frame.parameters if local)
-    texts = (f"{name}.{key}" for name, its in held for key in its if its[key] is part.value)
-    return replace(part, text=next(texts, part.text))
 
 
 def _written_device(site: Site, target: str, line: ast.stmt, *, inside: bool = False) -> str:
@@ -278,8 +270,6 @@ def write_fix(site: Site, above: Site, choice: Choice) -> Fix | None:
         return _move(replace(above, odd=given) if climbed else site, choice)
     fix = _make_there(site, choice.target)
     if fix is None and above is not site:
-        more = also_needed(above.frame, above.at.node, [*above.odd, *above.extra], choice.target)
-        above = replace(above, extra=[*above.extra, *more])
         fix = _make_there(above, choice.target) or _move(above, choice)
     return fix or _move(site, choice)
 
@@ -295,14 +285,9 @@ def _read_above(site: Site, above: Site) -> list[Part]:
 
 
 def _make_there(site: Site, target: str) -> Fix | None:
-    """Return the fix that creates `odd` on `target`, and `extra` too if possible; or None."""
-    both = [*site.odd, *site.extra]
-    return _make_each(both, site, target) or _make_each(site.odd, site, target)
-
-
-def _make_each(odd: list[Part], site: Site, target: str) -> Fix | None:
-    frame, reader = site.frame, Reader(site.frame)
-    named = [[p for p in named_in(each, reader) if p.kind == "tensor"] for each in odd]
+    """Return the fix that creates `odd` and `extra` on `target`, or None."""
+    frame, reader, moved = site.frame, Reader(site.frame), [*site.odd, *site.extra]
+    named = [[p for p in named_in(each, reader) if p.kind == "tensor"] for each in moved]
     if any(len(parts) != 1 for parts in named):
         return None
     parts = {part.key: part for (part,) in named}

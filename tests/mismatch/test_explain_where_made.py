@@ -197,7 +197,7 @@ torch.set_rng_state(state["rng"])
         (DEGREE, "torch.zeros(4, device=index.device)"),
         (LOSS, 'loss.to("cuda:0")'),
         (PADDED, "out.masked_fill(pad[..., None].to(out.device), 0.0)"),
-        (STATE, 'net.h = net.h.to("cuda:1")'),
+        (STATE, "h = h.to(x.device)"),
         (KERNEL, "torch.linspace(0, 1, 5, device=X.device)[:, None]"),
         (BANK, "z.to(bank.device) @ bank.t()"),
         (RESUMED, 'torch.set_rng_state(state["rng"].cpu())'),
