@@ -41,13 +41,9 @@ def changes(before: MemoryReport, after: MemoryReport) -> MemoryChanges:
     found += [MemoryChange(holder, holder.nbytes, 0) for holder in gone.values()]
     changed = [each for each in found if each.before != each.after]
     changed.sort(key=lambda each: -abs(each.after - each.before))
-    return MemoryChanges(_allocated(before, after), tuple(changed), len(found) - len(changed))
-
-
-def _allocated(before: MemoryReport, after: MemoryReport) -> tuple[tuple[str, int, int], ...]:
-    """Return the allocated bytes of each GPU before and after."""
     old, new = ({d.device: d.allocated or 0 for d in report.devices} for report in (before, after))
-    return tuple((name, old.get(name, 0), new.get(name, 0)) for name in old | new)
+    allocated = tuple((name, old.get(name, 0), new.get(name, 0)) for name in old | new)
+    return MemoryChanges(allocated, tuple(changed), len(found) - len(changed))
 
 
 # -- text and HTML
