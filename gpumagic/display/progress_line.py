@@ -93,11 +93,9 @@ class ProgressLine(AbstractContextManager["ProgressLine"]):
             self._over = True
         if self._line is not None:
             self._line.close()
-        if self._output is None:
-            if result is not None:
-                display(result)
-        elif result is None:
-            self._output.update({"text/plain": "", "text/html": ""}, raw=True)
-        else:
+        if self._output is not None:
             # Replace the bar's output, so that no empty output stays above the result.
-            self._output.update(result)
+            empty = {"text/plain": "", "text/html": ""}
+            self._output.update(empty if result is None else result, raw=result is None)
+        elif result is not None:
+            display(result)

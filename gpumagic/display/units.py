@@ -6,7 +6,6 @@ NOT_KNOWN = "N/A"
 _SIZES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _SECONDS = ((1.0, ""), (1e-3, "m"), (1e-6, "µ"), (1e-9, "n"))
 _MANY = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
-_GIB = 2**30
 _NAMES_SHOWN = 4
 
 
@@ -46,7 +45,7 @@ def share(used: float | None, total: float | None) -> str:
     """Format used and total bytes in one unit: ``"34.2 / 80.0 GiB"``. The total may be None."""
     if total is None:
         return size(used)
-    divisor, unit = (_GIB, "GiB") if total >= _GIB else (2**20, "MiB")
+    divisor, unit = (2**30, "GiB") if total >= 2**30 else (2**20, "MiB")
     digits = 1 if total / divisor < 1000 else 0
     part = NOT_KNOWN if used is None else f"{used / divisor:.{digits}f}"
     return f"{part} / {total / divisor:.{digits}f} {unit}"

@@ -22,7 +22,7 @@ from gpumagic import faults
 from gpumagic.server.deaths import Deaths
 from gpumagic.server.kernels import KernelCells, KernelTable
 from gpumagic.telemetry.doctor import Check, Doctor
-from gpumagic.telemetry.sampler import PERIODS_S, Sampler, Subscription, stalled
+from gpumagic.telemetry.sampler import PERIODS_S, Sampler, stalled
 from gpumagic.telemetry.snapshot import Snapshot
 
 
@@ -59,8 +59,8 @@ class Client:
         self._write = write
         self._woken = asyncio.Event()
         self._newest = b""  # the message with the newest snapshot
-        self.subscription: Subscription | None = None
-        self.ask(Want())
+        self.want = Want()
+        self.subscription = hub.sampler.subscribe(partial(hub.pass_on, self))
         self.task = asyncio.create_task(self._run())
 
     def ask(self, want: Want) -> None:
@@ -69,15 +69,13 @@ class Client:
         self.subscription = self._hub.sampler.subscribe(
             partial(self._hub.pass_on, self), period_s=want.period_s, processes=want.processes
         )
-        if before is not None:
-            before.close()
+        before.close()
         self.wake()
 
     def close(self) -> None:
         """Stop sending."""
         self.task.cancel()
-        if self.subscription is not None:
-            self.subscription.close()
+        self.subscription.close()
 
     def wake(self, newest: bytes = b"") -> None:
         """Make the task send `newest`, if given, and everything else that is new."""
