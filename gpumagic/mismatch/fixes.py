@@ -187,7 +187,7 @@ def _given(moved: list[Part], frame: FailedFrame, parts: Iterable[Part]) -> list
     above = {id(part.value): part for part in reversed([*parts])}
     found: list[Part] = []
     for part in moved:
-        named, at = named_in(part, Reader(frame)), part.text
+        named = named_in(part, Reader(frame))
         if len(named) == 1 and named[0].kind == "tensor":  # `x` for the operand `x[0]`
             part = named[0]
         name, _, attribute = part.text.partition(".")
@@ -195,8 +195,7 @@ def _given(moved: list[Part], frame: FailedFrame, parts: Iterable[Part]) -> list
         owner = above.get(id(value)) if value is not None else None
         if owner is None or name not in frame.parameters or ran_mixed(frame, name):
             return None
-        kinds = ("object",) if "." in at else ("object", "module")
-        if attribute and (owner.kind not in kinds or not attribute.isidentifier()):
+        if attribute and (owner.kind != "object" or not attribute.isidentifier()):
             return None
         node: Any = ast.Attribute(owner.node, attribute, ast.Load())
         node.parent = getattr(owner.node, "parent", None)
