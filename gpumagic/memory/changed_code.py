@@ -76,14 +76,12 @@ def _of_float64(
         if type(value).__name__ == "ndarray" and str(value.dtype) == "float64":
             code.append(f'`{name} = {name}.astype("float32")`')
             arrays[name] = type(value)(value.shape, "float32")
-        elif any(each.dtype == torch_here().float64 for each in _tensors_of(value)):
+            continue
+        tensors_of = value.parameters() if is_module(value) else [value] * is_tensor(value)
+        if any(each.dtype == torch_here().float64 for each in tensors_of):
             code.append(f"`{name} = {name}.float()`")
             tensors.append(name)
     return code, arrays, tensors
-
-
-def _tensors_of(value: Any) -> Iterable[Any]:
-    return value.parameters() if is_module(value) else [value] * is_tensor(value)
 
 
 def _one_shape(s: OutOfMemoryState, known: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

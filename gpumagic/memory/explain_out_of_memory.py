@@ -181,7 +181,8 @@ def delete(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 def _deleted(
     s: OutOfMemoryState, rest: RestOfCode, line: int, trial: CodeTrial | None, names: list[str]
 ) -> Iterator[Lever]:
-    gives = _gives(s, rest, *names)
+    paths = [s.local(rest.frame, name) for name in names]
+    gives = s.alone(paths, in_frames=not rest.frame.at_top)
     fits = trial.fits(trial.need, gives) if trial is not None else None
     if {*names} & (rest.overwritten | rest.read_anywhere | rest.made_before):
         code = f"{' = '.join(names)} = None" if rest.loops else f"del {', '.join(names)}"
@@ -189,11 +190,6 @@ def _deleted(
     else:
         do = f"`%gpufree {' '.join(names)}`, which this code does not read"
         yield Lever(do, gives, fits)
-
-
-def _gives(s: OutOfMemoryState, rest: RestOfCode, *names: str) -> int:
-    """Return the bytes that only these variables of a frame hold."""
-    return s.alone([s.local(rest.frame, n) for n in names], in_frames=not rest.frame.at_top)
 
 
 def small_views(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:

@@ -60,7 +60,7 @@ def _explain(
     found: list[FailedFrame], message: Message, target: str, here: bool
 ) -> Explanation | None:
     frame, outer = found[0], found[1:]
-    special = special_cause(found, message, target)
+    special = special_cause(found, message)
     if special or message.kind in ("generator", "ordinal", "gradient"):
         return special
     clash, on_host = conflict(frame, message), message.kind in ("numpy", "host")

@@ -1,4 +1,4 @@
-"""Explain device errors of optimizers, sums, files, data loaders, generators and missing GPUs."""
+"""Explain device errors of optimizers, files, data loaders, generators and missing GPUs."""
 
 import ast
 import inspect
@@ -22,7 +22,6 @@ from gpumagic.mismatch.explanation import (
     Operand,
     around,
     before_loops,
-    bracketed,
     can_precede,
     expression,
     total,
@@ -30,7 +29,6 @@ from gpumagic.mismatch.explanation import (
 from gpumagic.mismatch.operation import Message, named_in, nodes_around
 from gpumagic.mismatch.sources import (
     PERMANENTLY,
-    moving,
     only_assignment,
     row,
     with_device,
@@ -50,12 +48,11 @@ _WORKERS = (
     "then make it in a cell without %%ongpu"
 )
 _DEFAULT = "the default device is {}, but torch's CPU generator draws these numbers"
-_ITEMS = "these items are on several devices, and {} needs all of them on one"
 _SHOWN = 3
 _NUMBERED = (".to", ".cuda", ".device", ".set_device")  # calls that accept a GPU's number
 
 
-def special_cause(found: list[FailedFrame], message: Message, target: str) -> Explanation | None:
+def special_cause(found: list[FailedFrame], message: Message) -> Explanation | None:
     """Explain an error that has one of the causes in this file; return None for other errors."""
     if message.kind == "generator":
         return _for_default_generator(found) or _for_generator(found)
@@ -66,7 +63,7 @@ def special_cause(found: list[FailedFrame], message: Message, target: str) -> Ex
     missing = message.kind in ("load", "ordinal")
     if missing:
         return _for_missing(found[0], message.kind)
-    return _for_optimizer(found) or _for_items(found[0], message, target)
+    return _for_optimizer(found)
 
 
 def _in_statement(frame: FailedFrame, kind: type) -> list[tuple[str, Any]]:
@@ -128,26 +125,6 @@ def _away(optimizer: Optimizer, parameters: list[Tensor]) -> list[Tensor]:
     state = ((p, *each) for p in parameters for each in optimizer.state.get(p, {}).items())
     tensors = ((p, t) for p, key, t in state if issubclass(type(t), Tensor) and key != "step")
     return [t for p, t in tensors if t.device != p.device]
-
-
-def _for_items(frame: FailedFrame, message: Message, target: str) -> Explanation | None:
-    """Explain a call of `sum` or torch with a comprehension of items on several devices."""
-    node, devices = frame.failed, tuple(sorted(message.devices))
-    if len(devices) < 2 or not isinstance(node, ast.Call) or not node.args:
-        return None
-    items: Any = node.args[0]
-    function = frame.scope.value(node.func)
-    others = operand.Reader(frame).given(ast.Call(node.func, node.args[1:], node.keywords))
-    if not (function is sum or operand.is_torch(function)) or others:
-        return None
-    if not isinstance(items, (ast.GeneratorExp, ast.ListComp)):
-        return None
-    items = items.elt
-    new = moving(bracketed(items, frame.text(items)), f'"{target or devices[-1]}"')
-    text = frame.text(items)
-    edit = around(frame, [(items, new)])
-    rows, why = (Operand(text, devices, None, "the items"),), _ITEMS.format(frame.text(node.func))
-    return Explanation(*expression(frame, node), rows, edit.fix(None) if edit else None, why)
 
 
 def _for_missing(frame: FailedFrame, kind: str) -> Explanation | None:
@@ -291,8 +268,6 @@ def _drawn_on(node: Any, reader: operand.Reader, part: operand.Part) -> str | No
 
 def _made_on(part: operand.Part, node: Any, frames: list[FailedFrame], target: str) -> Fix | None:
     """Return the fix that makes the generator on `target`; None if other devices need it too."""
-    # If another cell made the generator, a new line makes it again with the same seed. This line is
-    # above all loops, because a new generator in each pass would draw the same numbers again.
     for frame in frames:
         nodes = ast.walk(frame.tree) if frame.tree is not None else ()
         found = [s for s in nodes if isinstance(s, ast.Assign) and len(s.targets) == 1]
@@ -307,21 +282,7 @@ def _made_on(part: operand.Part, node: Any, frames: list[FailedFrame], target: s
         earlier = frame.filename != frames[-1].filename
         if stmt and calls and not _draws_elsewhere(text, frame, part, target, earlier):
             return Edit(frame, stmt, replaced=calls).fix(0)
-        if not found and (edit := _made_again(part, frame, target)) is not None:
-            return edit.fix(0)
     return None
-
-
-def _made_again(part: operand.Part, frame: FailedFrame, target: str) -> Edit | None:
-    """Return the edit that makes another cell's generator on `target`, with the same seed."""
-    name = next((t for t, v in _in_statement(frame, torch.Generator) if v is part.value), "")
-    at = statement(frame.failed) if frame.failed else None
-    if at is None or not name.isidentifier():
-        return None
-    if not frame.at_top or frame.scope.name("torch") is not torch:
-        return None
-    line = f'{name} = torch.Generator("{target}").manual_seed({name}.initial_seed())'
-    return Edit(frame, before_loops(frame, at, [name]), [line])
 
 
 def _draws_elsewhere(

@@ -212,18 +212,6 @@ def test_a_loader_that_shuffles_under_a_default_device_is_given_a_generator_ther
     assert done.error is None
 
 
-def test_a_generator_of_an_earlier_cell_is_made_again_for_this_one(ip):
-    ip.run("import torch\nX = torch.ones(3)")
-    ip.run(
-        "rng = torch.Generator().manual_seed(7)\n"
-        "def jitter(x, rng):\n    return torch.normal(x, 0.1, generator=rng)\njitter(X, rng)"
-    )
-    told = explained(ip.run("%%ongpu 1\ny = jitter(X, rng)"))
-    line = 'rng = torch.Generator("cuda:1").manual_seed(rng.initial_seed())'
-    assert f"before line 2 (moves nothing)\n      {line}" in told
-    assert ip.run(f"%%ongpu 1\n{line}\ny = jitter(X, rng)").error is None
-
-
 def test_a_function_of_autograd_has_no_object_to_create_again(ip):
     ip.run(
         "import torch\nclass Half(torch.autograd.Function):\n    @staticmethod\n"
