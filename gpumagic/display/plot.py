@@ -14,7 +14,6 @@ from typing import NamedTuple
 # Contrast with white and with #111 is at least 3 : 1 (WCAG 2.1, 1.4.11). No color is orange or red,
 # because these mark problems. js/src/monitor/overview.ts has the same colors.
 COLORS = ("#2f80ed", "#55a144", "#ba2997", "#8f5c2f", "#c07e9d", "#127a6b", "#685f99", "#a876f2")
-_CPU = "#7d8590"
 _DASHES = ("", "7 3", "2 3", "9 3 2 3")
 LETTER = 6.3  # average width of a letter in pixels, for a font of 11 px
 
@@ -31,7 +30,7 @@ def looks(devices: Sequence[str]) -> dict[str, Look]:
     numbers = {where: int(where[5:]) for where in devices if re.fullmatch(r"cuda:\d+", where)}
     others = [where for where in devices if where != "cpu" and where not in numbers]
     numbers |= zip(others, count(max(numbers.values(), default=-1) + 1))
-    found = {"cpu": Look(_CPU, "")}
+    found = {"cpu": Look("#7d8590", "")}
     for where, n in numbers.items():
         dash = _DASHES[(n + n // len(COLORS)) % len(_DASHES)]
         found[where] = Look(COLORS[n % len(COLORS)], dash)

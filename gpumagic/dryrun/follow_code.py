@@ -114,7 +114,6 @@ def in_fork(work: Callable[[], Any], limit: float, room: int) -> Any:
 
     def run() -> Any:
         _prepare_fork(before, outer)
-        keep_after_fork()
         for gpu in GPUS:
             gpu.account.limit = gpu.account.allocator.bytes.current + room
         Confinement().begin()
@@ -130,6 +129,7 @@ def _prepare_fork(before: Before, outer: Placement | None) -> None:
     let_backward_run()
     if outer is not None:
         put_in_force(outer)
+    keep_after_fork()
 
 
 class _Following:
@@ -150,7 +150,6 @@ class _Following:
         self._unknown.setdefault((where, reason), Unknown(where, reason, ended))
 
     def run(self, before: Before, finders: list[TensorFinder]) -> DryRun:
-        keep_after_fork()
         subject, named, variables = self._subject, dict[str, Any](), _Variables({})
         confinement = Confinement()
         earlier = "this backward pass reaches an earlier cell's graph, which dry runs cannot follow"
@@ -255,8 +254,8 @@ class _Following:
         with faults.kept("explaining the error of a dry run"):
             explanation = explain(error, namespace=self._subject.namespace)
         text = faults.in_words(error)
-        if explanation is None:
-            return (Mismatch(self._error_at, text),) if "same device" in text else ()
+        if explanation is None and "same device" not in text:
+            return ()
         return (Mismatch(self._error_at, text, explanation),)
 
 

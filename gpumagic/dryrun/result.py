@@ -17,8 +17,6 @@ from gpumagic.usercode.files import UserLine
 
 LIMIT_S = 60.0
 """Seconds after which a dry run stops and returns its result so far."""
-CARD_DEVICE = "cuda:0"
-"""Name of the device that simulates an absent card in a dry run."""
 _FOLD = table.Fold(12)
 
 
@@ -231,8 +229,8 @@ def _ends(run: DryRun) -> Iterator[str]:
 
 def _tables(run: DryRun) -> Iterator[tuple[str, list[table.Column]]]:
     """Yield a title and a table for the assigned variables, then for the moved variables."""
-    card = run.device if run.cards else CARD_DEVICE
-    assigned = [(a.name, a.kind, a.device.replace(CARD_DEVICE, card)) for a in run.assigned]
+    card = run.device if run.cards else "cuda:0"  # cuda:0 simulates a card that is not here
+    assigned = [(a.name, a.kind, a.device.replace("cuda:0", card)) for a in run.assigned]
     moved = [(m.name, size(m.nbytes), ", ".join(m.sources) + f" → {run.device}") for m in run.moved]
     for title, rows in (("assigns", assigned), ("moves", moved)):
         if rows:

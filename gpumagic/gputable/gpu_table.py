@@ -144,7 +144,12 @@ class GpuTable:
         if self.gpus:
             caption = table.wrapped(_caption(self.snapshot, self.gpus), "", "", self.width)
             legend = "  ".join(f"{ink} {words}" for _, ink, words in self._legend())
-            blocks.append([*caption, *self._gpu_lines(), short(legend, self.width)])
+            columns = self._gpu_columns()
+            over = sum(column.width + 2 for column in columns) - 2 - self.width
+            if over > 0:  # shorten the bars first; `table.lines` then cuts names
+                columns = self._gpu_columns(max(_BAR - over, _SHORTEST_BAR))
+            rows = table.lines(columns, room=self.width)
+            blocks.append([*caption, *rows, short(legend, self.width)])
         if self.holders:
             blocks.append(table.lines(self._holder_columns(), room=self.width))
         remarks = [*self._notes(), *self._problems()]
@@ -166,14 +171,6 @@ class GpuTable:
         if all(gpu.virtual for gpu in self.gpus):
             del columns[-2:]  # virtual GPUs have neither temperature nor power
         return [column for column in columns if column.head != "GPU" or any(column.cells)]
-
-    def _gpu_lines(self) -> list[str]:
-        """Return the lines of the GPU table. If lines are too long, shorten bars, then names."""
-        columns = self._gpu_columns()
-        over = sum(column.width + 2 for column in columns) - 2 - self.width
-        if over > 0:
-            columns = self._gpu_columns(max(_BAR - over, _SHORTEST_BAR))
-        return table.lines(columns, room=self.width)
 
     def _repr_html_(self) -> str:
         parts = []

@@ -22,6 +22,7 @@ from gpumagic.usercode.values import (
     CONTAINERS,
     Step,
     attributes,
+    comes_from,
     is_module,
     is_tensor,
     items,
@@ -45,6 +46,7 @@ _TF32 = 2.0**-10
 _PART = 2**22
 _KEPT = 2**30  # maximum bytes of a device's results to save for the comparison
 _NUMBERS = {bool, int, float, complex}
+SKIPPED: Any = object()  # stands for a result that was too large to save
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ def agree(
     try:
         for name in dict.fromkeys((*expected, *found)):
             one, other = expected.get(name), found.get(name)
-            if Skipped in (type(one), type(other)):
+            if one is SKIPPED or other is SKIPPED:
                 large.append(name)
                 continue
             largest, how = _difference(one, other, loose)
@@ -169,10 +171,6 @@ def array_differences(one: Any, other: Any) -> tuple[float, float, int]:
     return largest, most, place
 
 
-class Skipped:
-    """A placeholder for a result that was too large to save."""
-
-
 class _Numbers(NamedTuple):
     """A box for a number, or for a list of numbers, because `walk` skips bare numbers."""
 
@@ -193,7 +191,7 @@ def outcome(
         elif _is_array(item, others):
             try:
                 nbytes = _nbytes(item, others)
-                found[written(path)] = _on_host(item, others) if nbytes <= most else Skipped()
+                found[written(path)] = _on_host(item, others) if nbytes <= most else SKIPPED
             except (RuntimeError, NotImplementedError, TypeError, ValueError):
                 continue  # a value without data, such as a tensor on the meta device
             most -= nbytes if nbytes <= most else 0
@@ -221,18 +219,16 @@ def _into(value: Any, others: FrameworksOn) -> list[tuple[Step, Any]]:
 
 
 def _boxed(value: Any) -> Any:
-    numpy: Any = sys.modules.get("numpy")
-    if numpy is not None and isinstance(value, numpy.generic) and value.dtype.kind in "biufc":
+    if comes_from(type(value), "numpy.generic") and value.dtype.kind in "biufc":
         value = value.item()
     within = value if type(value) in (list, tuple) else (value,)
     return _Numbers(value) if within and {*map(type, within)} <= _NUMBERS else value
 
 
 def _is_array(value: Any, others: FrameworksOn) -> bool:
-    numpy: Any = sys.modules.get("numpy")
     if is_tensor(value) or others.of(value) is not None:
         return True
-    return numpy is not None and isinstance(value, numpy.ndarray) and value.dtype.kind in "biufc"
+    return comes_from(type(value), "numpy.ndarray") and value.dtype.kind in "biufc"
 
 
 def _nbytes(item: Any, others: FrameworksOn) -> int:

@@ -256,9 +256,8 @@ def _change(comparison: Comparison, timing: Timing | None) -> str:
 
 def _host(timing: Timing) -> str:
     """Return the host's time if it is clearly below the device's."""
-    if timing.host_median is None or not timing.median:
-        return ""
-    return fine(timing.host_median) if timing.host_median < _SOONER * timing.median else ""
+    host, median = timing.host_median, timing.median
+    return fine(host) if host is not None and median and host < _SOONER * median else ""
 
 
 def _rate(timing: Timing | None) -> str:

@@ -28,8 +28,6 @@ from gpumagic.usercode.values import torch_here
 
 Target = tuple[Device, ...]  # one device, or several devices that run at the same time
 
-_WATCHING = "watching the copies of a timed run"
-
 
 def where_of(target: Target) -> str:
     """Return a target's name: ``"cuda:1"``, or ``"cuda:0+cuda:1"``."""
@@ -157,12 +155,13 @@ class Measuring:
     def _transfers(self) -> Iterator[None]:
         """Count copies and waits inside the `with` block. If counting fails, the run continues."""
         ledger = watch(warn=False, frameworks=self._task.needed.frameworks)
-        with faults.kept(_WATCHING):
+        watching = "watching the copies of a timed run"
+        with faults.kept(watching):
             ledger.start()
         try:
             yield
         finally:
-            with faults.kept(_WATCHING):
+            with faults.kept(watching):
                 ledger.stop()
                 self._found(transfers=ledger_view.line(Ledger(ledger.ledger.entries)))
 
