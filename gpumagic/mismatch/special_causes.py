@@ -268,6 +268,8 @@ def _drawn_on(node: Any, reader: operand.Reader, part: operand.Part) -> str | No
 
 def _made_on(part: operand.Part, node: Any, frames: list[FailedFrame], target: str) -> Fix | None:
     """Return the fix that makes the generator on `target`; None if other devices need it too."""
+    # If another cell made the generator, a new line makes it again with the same seed. This line is
+    # above all loops, because a new generator in each pass would draw the same numbers again.
     for frame in frames:
         nodes = ast.walk(frame.tree) if frame.tree is not None else ()
         found = [s for s in nodes if isinstance(s, ast.Assign) and len(s.targets) == 1]
@@ -282,7 +284,21 @@ def _made_on(part: operand.Part, node: Any, frames: list[FailedFrame], target: s
         earlier = frame.filename != frames[-1].filename
         if stmt and calls and not _draws_elsewhere(text, frame, part, target, earlier):
             return Edit(frame, stmt, replaced=calls).fix(0)
+        if not found and (edit := _made_again(part, frame, target)) is not None:
+            return edit.fix(0)
     return None
+
+
+def _made_again(part: operand.Part, frame: FailedFrame, target: str) -> Edit | None:
+    """Return the edit that makes another cell's generator on `target`, with the same seed."""
+    name = next((t for t, v in _in_statement(frame, torch.Generator) if v is part.value), "")
+    at = statement(frame.failed) if frame.failed else None
+    if at is None or not name.isidentifier():
+        return None
+    if not frame.at_top or frame.scope.name("torch") is not torch:
+        return None
+    line = f'{name} = torch.Generator("{target}").manual_seed({name}.initial_seed())'
+    return Edit(frame, before_loops(frame, at, [name]), [line])
 
 
 def _draws_elsewhere(

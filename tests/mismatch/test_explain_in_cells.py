@@ -404,3 +404,15 @@ def test_the_cell_that_moved_it_last_is_named(ip):
     ip.run("%%ongpu 0\ny = net(X)")
     told = explained(ip.run("net(torch.ones(3, 4))"))
     assert f"In [{ip.ip.execution_count - 2}] moved net to cuda:0" in told
+
+
+def test_a_generator_of_an_earlier_cell_is_made_again_for_this_one(ip):
+    ip.run("import torch\nX = torch.ones(3)")
+    ip.run(
+        "rng = torch.Generator().manual_seed(7)\n"
+        "def jitter(x, rng):\n    return torch.normal(x, 0.1, generator=rng)\njitter(X, rng)"
+    )
+    told = explained(ip.run("%%ongpu 1\ny = jitter(X, rng)"))
+    line = 'rng = torch.Generator("cuda:1").manual_seed(rng.initial_seed())'
+    assert f"before line 2 (moves nothing)\n      {line}" in told
+    assert ip.run(f"%%ongpu 1\n{line}\ny = jitter(X, rng)").error is None
