@@ -124,6 +124,8 @@ def frozen(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 
 def no_graph(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose `torch.no_grad()` for code whose results no backward pass uses."""
+    if t.best is None:
+        return
     # Frames that run no backward pass, such as a function that validates a model.
     inner = [*takewhile(lambda each: not each.rest.backward, t.every)]
     do, trial = "`with torch.no_grad():` around the code: no backward pass follows", t.best

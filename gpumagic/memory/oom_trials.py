@@ -216,9 +216,10 @@ class CodeTrial:
     @property
     def grows_much(self) -> bool:
         """Whether each pass of the loop keeps much, or many passes have kept more than the need."""
-        need, grows = self.need, self.need.grows or 0 if self.need else 0
-        many = need is not None and need.most < self.holds < _MANY * grows
-        return many or (need is not None and grows > _GROWS * need.most)
+        if self.need is None or not self.need.grows:
+            return False
+        many = self.need.most < self.holds < _MANY * self.need.grows
+        return many or self.need.grows > _GROWS * self.need.most
 
     def fits(self, need: Need | None, gives: int = 0) -> bool | None:
         """Whether the cell runs to its end once `gives` bytes are freed; None if unknown."""

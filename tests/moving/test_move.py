@@ -334,7 +334,7 @@ def test_home_is_where_it_was_before_the_first_cell_that_brought_it():
     x = torch.ones(2)
     brought({"x": x}, GPU0, "In [1]")
     second = brought({"x": x}, GPU1, "In [2]")
-    assert origin_of(x) == Origin("x", CPU, GPU1, "In [1]")
+    assert origin_of(x) == Origin("x", CPU, GPU1, "In [2]")
     assert [origin.device for _, origin in second] == [GPU0]
     bring_home({"x": x})
     assert x.device == CPU
