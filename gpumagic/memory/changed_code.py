@@ -11,7 +11,7 @@ from itertools import permutations, takewhile
 from typing import Any
 
 from gpumagic.memory.oom_state import OutOfMemoryState
-from gpumagic.memory.oom_trials import Trials, helps
+from gpumagic.memory.oom_trials import CodeTrial, Trials, helps
 from gpumagic.memory.out_of_memory import Lever
 from gpumagic.memory.split_rows import split
 from gpumagic.memory.written_forms import Form, checkpointed, forms
@@ -102,60 +102,70 @@ def _one_shape(s: OutOfMemoryState, known: dict[str, Any]) -> Iterator[tuple[str
 
 def frozen(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose `requires_grad_(False)` for a model that no optimizer trains."""
-    if t.best is None:
-        return
+    for name in sorted(s.read | s.rests[-1].read_anywhere) if t.best is not None else ():
+        for path, part, why in _idle(s, name):
+            # A dry run has its own process, so nothing needs to be restored.
+            within = lambda part=part: nullcontext(part.requires_grad_(False))  # noqa: E731
+            yield from helps(t.best, f"`{path}.requires_grad_(False)`: {why}", within=within)
+
+
+def _idle(s: OutOfMemoryState, name: str) -> Iterator[tuple[str, Any, str]]:
+    """Yield the first part of a model that no optimizer trains: its path, the part, the reason."""
     from gpumagic.moving.move import instances_in
 
-    optimizers = [each for _, each in instances_in(s.namespace, torch_here().optim.Optimizer)]
-    trained = {id(p) for each in optimizers for group in each.param_groups for p in group["params"]}
-    for name in sorted(s.read | s.rests[-1].read_anywhere) if trained else ():
-        model: Any = s.namespace.get(name)
-        for path, part in model.named_modules(prefix=name) if is_module(model) else ():
-            learns = [p for p in part.parameters() if p.requires_grad]
-            meant = own(part).get("requires_grad") is False  # an attribute that freezes nothing
-            if learns and (meant or trained.isdisjoint(map(id, learns))):
-                why = "`= False` sets an attribute only" if meant else "no optimizer trains it"
-                do = f"`{path}.requires_grad_(False)`: {why}"
-                # A dry run has its own process, so nothing needs to be restored.
-                within = lambda part=part: nullcontext(part.requires_grad_(False))  # noqa: E731
-                yield from helps(t.best, do, within=within)
-                break
+    optimizers = instances_in(s.namespace, torch_here().optim.Optimizer)
+    groups = (group for _, each in optimizers for group in each.param_groups)
+    trained = {id(parameter) for group in groups for parameter in group["params"]}
+    model: Any = s.namespace.get(name)
+    for path, part in model.named_modules(prefix=name) if trained and is_module(model) else ():
+        learns = {id(p) for p in part.parameters() if p.requires_grad}
+        if learns and own(part).get("requires_grad") is False:
+            yield path, part, "`= False` sets an attribute only"
+            return
+        if learns and trained.isdisjoint(learns):
+            yield path, part, "no optimizer trains it"
+            return
 
 
 def no_graph(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose `torch.no_grad()` for code whose results no backward pass uses."""
-    if t.best is None:
-        return
     # Frames that run no backward pass, such as a function that validates a model.
     inner = [*takewhile(lambda each: not each.rest.backward, t.every)]
-    do, trial = "`with torch.no_grad():` around the code: no backward pass follows", t.best
-    if inner != t.every and inner and inner[-1].frame.code.co_name != "forward":
-        function: Any = function_of(inner[-1].rest.failed or ast.Pass())
-        form = _without_graph(getattr(function, "body", []))
-        # The code around may read what the function stores in a variable of the notebook.
-        stores = t.loop is not None and t.loop in inner and t.loop.adds_to[0] in s.namespace
-        # With the change, the backward pass in the code around must still run.
-        if stores or form is None or t.every[len(inner)].tried(form=form) is None:
-            return
-        do = f"`@torch.no_grad()` above `def {inner[-1].frame.code.co_name}`: no backward pass"
-        if trial not in inner:
-            yield from helps(trial, f"{do} uses its results", form=form)
-            return
-    elif inner != t.every:
+    if t.best is None:
+        return
+    if inner == t.every:
+        do = "`with torch.no_grad():` around the code: no backward pass follows"
+        yield from _no_grad(t, t.best, do)
+    elif inner and inner[-1].frame.code.co_name != "forward":
+        yield from _in_function(s, t, inner)
+    else:
         trial = t.every[len(inner)]
         loop = next(iter(trial.rest.loops), None)
-        if loop is None or backward_of(ast.walk(loop)) or is_trained(loop):
-            return
-        do = f"`with torch.no_grad():` around the loop in line {loop.lineno}: no backward pass"
-    do = f"{do} uses its results" if inner != t.every else do
+        if loop is not None and not backward_of(ast.walk(loop)) and not is_trained(loop):
+            yield from _no_grad(t, trial, f"`with torch.no_grad():` {_LOOP.format(loop.lineno)}")
+
+
+_USED = "no backward pass uses its results"
+_LOOP = f"around the loop in line {{}}: {_USED}"
+
+
+def _no_grad(t: Trials, trial: CodeTrial | None, do: str) -> Iterator[Lever]:
     grown = t.loop.grown if t.loop is not None else 0
     yield from helps(trial, do, grown=grown, within=torch_here().no_grad)
 
 
-def _without_graph(body: list[ast.stmt]) -> Form | None:
-    """Return the form that runs the statements of a function without autograd."""
+def _in_function(s: OutOfMemoryState, t: Trials, inner: list[CodeTrial]) -> Iterator[Lever]:
+    """Propose to run the outermost function of `inner` without autograd."""
+    body: list[Any] = getattr(function_of(inner[-1].rest.failed or ast.Pass()), "body", [])
     code = textwrap.indent("\n".join(map(ast.unparse, body)), "    ")
-    return Form("", f"with torch.no_grad():\n{code}", [*body], body) if body else None
+    form = Form("", f"with torch.no_grad():\n{code}", [*body], body)
+    # The code around may read what the function stores in a variable of the notebook.
+    stores = t.loop is not None and t.loop in inner and t.loop.adds_to[0] in s.namespace
+    # With the change, the backward pass in the code around must still run.
+    if not stores and body and t.every[len(inner)].tried(form=form) is not None:
+        do = f"`@torch.no_grad()` above `def {inner[-1].frame.code.co_name}`: {_USED}"
+        in_it = t.best in inner
+        yield from _no_grad(t, t.best, do) if in_it else helps(t.best, do, form=form)
 
 
 def recomputed(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:

@@ -280,11 +280,11 @@ def _kept_in(s: OutOfMemoryState, trial: CodeTrial, path: str, name: str) -> Ite
     also = [s.local(trial.frame, each) for each in trial.also_adds]
     whole = s.alone([path, *also], in_frames=in_frames) or row.nbytes
     carries = any(path in each.roots and GRAPH in each.path for each in s.storages)
-    yield from _kept(s, trial, name, graphs if carries else None, whole)
+    yield from _kept(s, trial, name, graphs, whole, carries=carries)
 
 
 def _kept(
-    s: OutOfMemoryState, trial: CodeTrial, name: str, graphs: int | None, whole: int
+    s: OutOfMemoryState, trial: CodeTrial, name: str, graphs: int, whole: int, *, carries: bool
 ) -> Iterator[Lever]:
     """Propose to keep no graphs (now `graphs` bytes) or less GPU memory (now `whole` bytes)."""
     # Names updated from their old values, as in `h = f(h)`, may keep the graphs of all passes.
@@ -295,28 +295,27 @@ def _kept(
             do, by = (_BACKWARD, backward) if None in needed else (_DETACHED, without_graph)
             keep: Any = names, partial(each_tensor, by)
             freed = whole * trial.adds_beyond_room
-            if found := [
-                *helps(trial, do.format("`, `".join(names)), graphs or 0, freed, keep=keep)
-            ]:
+            if found := [*helps(trial, do.format("`, `".join(names)), graphs, freed, keep=keep)]:
                 yield from found
                 return
     if hasattr(trial.frame.scope.name(name), "cache_clear"):
         keep = (name,), lambda cached: cached.cache_clear() or cached
         yield from helps(trial, f"`{name}.cache_clear()` after each pass", whole, whole, keep=keep)
-    elif name and (graphs is None or _needs_graph(s, trial, name) is False):
-        every = [name, *trial.also_adds], *([each] for each in _objects_of(s, name))
-        keeps = (
-            (do.format("`, `".join(each)), (each, partial(each_tensor, by)))
-            for each, (do, by) in product(every, _KEPT.items())
-        )
-        levers = (
-            lever for how, kept in keeps for lever in helps(trial, how, grown=whole, keep=kept)
-        )
-        tried = (lever for lever in levers if lever.fits is not False)
-        # A dry run fails if the code reads what is then on the CPU.
-        kept = name not in trial.rest.accumulated  # a state that passes hand on must stay
-        moved = Lever([*_KEPT][1].format(name), whole) if kept else None
-        yield from filter(None, [next(tried, moved)])
+    elif name and (not carries or _needs_graph(s, trial, name) is False):
+        yield from filter(None, [_elsewhere(s, trial, name, whole)])
+
+
+def _elsewhere(s: OutOfMemoryState, trial: CodeTrial, name: str, whole: int) -> Lever | None:
+    """Propose to store the tensors of `name` as copies, or on the CPU."""
+    every = [name, *trial.also_adds], *([each] for each in _objects_of(s, name))
+    for names, (how, by) in product(every, _KEPT.items()):
+        do, keep = how.format("`, `".join(names)), (names, partial(each_tensor, by))
+        for lever in helps(trial, do, grown=whole, keep=keep):
+            if lever.fits is not False:
+                return lever
+    # A dry run fails if the code reads what is then on the CPU. A state must stay where it is.
+    states = trial.rest.accumulated
+    return None if name in states else Lever([*_KEPT][1].format(name), whole)
 
 
 def _objects_of(s: OutOfMemoryState, name: str) -> list[str]:
@@ -327,8 +326,7 @@ def _objects_of(s: OutOfMemoryState, name: str) -> list[str]:
 
 def _needs_graph(s: OutOfMemoryState, trial: CodeTrial, name: str) -> bool | None:
     """Whether passes need `name`'s graph. None if `.backward()` is in an `if` or after the loop."""
-    at = [each.frame for each in s.rests].index(trial.frame)
-    loop = trial.rest.loops[0]
+    at, loop = trial.at, trial.rest.loops[0]
     in_loop = backward_of(ast.walk(loop))
     some = [n for each in ast.walk(loop) if isinstance(each, ast.If) for n in ast.walk(each)]
     if name in backward_of(some):  # not called in each pass

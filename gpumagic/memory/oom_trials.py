@@ -90,7 +90,7 @@ class Trials:
 
     def around(self, trial: "CodeTrial") -> "list[CodeTrial]":
         """Return the trials of all frames outside the frame of `trial`, the innermost first."""
-        return self.every[[each.frame for each in self.every].index(trial.frame) + 1 :]
+        return self.every[trial.at + 1 :]
 
     @property
     def best(self) -> "CodeTrial | None":
@@ -129,7 +129,7 @@ class CodeTrial:
 
     def __init__(self, trials: Trials, rest: RestOfCode, around: int = 0) -> None:
         self._trials, self._state, self._around = trials, trials.state, around
-        self.rest, self.frame = copy(rest), rest.frame
+        self.rest, self.frame, self.at = copy(rest), rest.frame, trials.state.rests.index(rest)
         self.rest.loops = rest.loops[around:]  # the innermost `around` loops are part of the code
         rest = self.rest
         self._loop: Any = rest.loops[0] if rest.loops else None

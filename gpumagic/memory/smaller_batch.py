@@ -48,9 +48,7 @@ def _fewer_rows(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[Lever]:
     learns = any(rest.backward for rest in s.rests)
     kept = _new_gradients(_models(s, trial)) * learns
 
-    made_of = ast.walk(getattr(next(iter(trial.rest.loops), None), "iter", ast.Pass()))
-    batched = (n for n in made_of if getattr(trial.frame.scope.value(n), "batch_size", 0) == count)
-    loader = [ast.unparse(node) for node in batched][:1]
+    loader = _loader(trial, count)
     batch = [s.local(trial.frame, name) for name in names if loader]  # a loader makes it anew
     held = s.alone(batch, in_frames=not trial.frame.at_top)
 
@@ -64,6 +62,13 @@ def _fewer_rows(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[Lever]:
     cuts = some(f"`{name}`" for name in loader or (*names, *sizes))
     do = f"{cuts}: a batch of {{:,}} instead of {count:,}{added}"
     yield from _largest(s, trial, do, count, partial(tried, also=sizes), _PAIRED)
+
+
+def _loader(trial: CodeTrial, count: int) -> list[str]:
+    """Return the data loader of this batch size that the loop reads, as the code writes it."""
+    made_of = ast.walk(getattr(next(iter(trial.rest.loops), None), "iter", ast.Pass()))
+    batched = (n for n in made_of if getattr(trial.frame.scope.value(n), "batch_size", 0) == count)
+    return [ast.unparse(node) for node in batched][:1]
 
 
 def _new_gradients(models: list[Any]) -> int:

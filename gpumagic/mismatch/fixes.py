@@ -173,18 +173,19 @@ def _made_for(moved: list[Part], within: FailedFrame, frame: FailedFrame) -> lis
     """Return the calls in a caller's failed call whose results are these operands."""
     node: Any = frame.failed
     names = within.parameters[1:] if within.parameters[:1] == ("self",) else within.parameters
-    if not isinstance(node, ast.Call) or any(isinstance(n, ast.Starred) for n in node.args):
+    if not isinstance(node, ast.Call):
         return []
     given = dict(zip(names, node.args, strict=False)) | {k.arg: k.value for k in node.keywords}
     kept = given.keys() - stored(function_of(within.failed or node) or node)
-    calls = ((part, given[part.text]) for part in moved if part.text in kept and within.direct)
-    calls = ((part, call) for part, call in calls if isinstance(call, ast.Call))
-    return [replace(p, node=call, text=frame.text(call), kind="made") for p, call in calls]
+    calls = ((p, given[p.text]) for p in moved if p.text in kept and within.direct)
+    made = (replace(p, node=call, text=frame.text(call), kind="made") for p, call in calls)
+    return [part for part in made if isinstance(part.node, ast.Call)]
 
 
 def _given(moved: list[Part], frame: FailedFrame, parts: Iterable[Part]) -> list[Part] | None:
     """Return the caller's expressions for the operands `moved`; None if one was not passed."""
     above = {id(part.value): part for part in reversed([*parts])}
+    above.pop(id(None), None)
     found: list[Part] = []
     for part in moved:
         named = named_in(part, Reader(frame))
@@ -192,7 +193,7 @@ def _given(moved: list[Part], frame: FailedFrame, parts: Iterable[Part]) -> list
             part = named[0]
         name, _, attribute = part.text.partition(".")
         value = frame.scope.name(name) if attribute else part.value
-        owner = above.get(id(value)) if value is not None else None
+        owner = above.get(id(value))
         if owner is None or name not in frame.parameters or ran_mixed(frame, name):
             return None
         if attribute and (owner.kind != "object" or not attribute.isidentifier()):

@@ -225,16 +225,18 @@ class Reader:
     def _unread(self, node: Any, text: str) -> list[Part]:
         """Return the operand of a name, attribute or item whose value could not be read."""
         inner = self.part(node.value) if not isinstance(node, ast.Name) else None
-        if inner is not None and inner.kind == "array":
+        if inner is None:
+            return [_made(node, text, None)]
+        if inner.kind == "array":
             return [_array(node, text)]
-        if inner is not None and isinstance(node, ast.Attribute):
+        if isinstance(node, ast.Attribute):
             if node.attr in _NO_TENSOR:
                 return []
             held = tensors_of(inner.value) if inner.kind == "object" else []
             if node.attr in (name.rpartition(".")[2] for name, _ in held):
                 return [inner]
         part_of = isinstance(node, ast.Subscript) or getattr(node, "attr", "") in _PART_OF
-        if inner is not None and inner.kind in ("tensor", "made") and part_of:
+        if inner.kind in ("tensor", "made") and part_of:
             return [_result_of(inner, node, text)]
         return [_made(node, text, None)]
 
