@@ -134,23 +134,24 @@ def no_graph(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     if t.best is None:
         return
     if inner == t.every:
-        do = "`with torch.no_grad():` around the code: no backward pass follows"
-        yield from _no_grad(t, t.best, do)
+        yield from _no_grad(t, t.best, "no backward pass follows")
     elif inner and inner[-1].frame.code.co_name != "forward":
         yield from _in_function(s, t, inner)
     else:
         trial = t.every[len(inner)]
         loop = next(iter(trial.rest.loops), None)
         if loop is not None and not backward_of(ast.walk(loop)) and not is_trained(loop):
-            yield from _no_grad(t, trial, f"`with torch.no_grad():` {_LOOP.format(loop.lineno)}")
+            yield from _no_grad(t, trial, _USED)
 
 
 _USED = "no backward pass uses its results"
-_LOOP = f"around the loop in line {{}}: {_USED}"
 
 
-def _no_grad(t: Trials, trial: CodeTrial | None, do: str) -> Iterator[Lever]:
-    grown = t.loop.grown if t.loop is not None else 0
+def _no_grad(t: Trials, trial: CodeTrial, why: str) -> Iterator[Lever]:
+    """Propose to run a trial's loop, or all its code, without autograd."""
+    cell, loops = label(trial.frame.filename), trial.rest.loops
+    place = f"the loop in {cell}, line {loops[0].lineno}" if loops else "the code"
+    do, grown = f"`with torch.no_grad():` around {place}: {why}", t.loop.grown if t.loop else 0
     yield from helps(trial, do, grown=grown, within=torch_here().no_grad)
 
 
@@ -164,8 +165,8 @@ def _in_function(s: OutOfMemoryState, t: Trials, inner: list[CodeTrial]) -> Iter
     # With the change, the backward pass in the code around must still run.
     if not stores and body and t.every[len(inner)].tried(form=form) is not None:
         do = f"`@torch.no_grad()` above `def {inner[-1].frame.code.co_name}`: {_USED}"
-        in_it = t.best in inner
-        yield from _no_grad(t, t.best, do) if in_it else helps(t.best, do, form=form)
+        change = {"within": torch_here().no_grad} if t.best in inner else {"form": form}
+        yield from helps(t.best, do, grown=t.loop.grown if t.loop else 0, **change)
 
 
 def recomputed(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:

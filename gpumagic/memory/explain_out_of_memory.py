@@ -257,6 +257,7 @@ _KEPT: dict[str, Callable[[Any], Any]] = {
     f"store `.detach().cpu()` of the tensors in `{{}}`, {_ROOM}": lambda x: x.detach().cpu(),
 }
 _BACKWARD = "in each pass, call `.backward()` on the values added to `{}`, scaled as the final loss"
+_BACKWARD += ", and add their `.detach()`; no `.backward()` after the loop"
 
 
 def keep_less(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:

@@ -61,7 +61,7 @@ def _fewer_rows(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[Lever]:
     added = ", accumulating the gradients of {}" if learns else ""
     cuts = some(f"`{name}`" for name in loader or (*names, *sizes))
     do = f"{cuts}: a batch of {{:,}} instead of {count:,}{added}"
-    yield from _largest(s, trial, do, count, partial(tried, also=sizes), _PAIRED)
+    yield from _largest(s, trial, do, count, partial(tried, also=sizes), _PAIRED, divides=learns)
 
 
 def _loader(trial: CodeTrial, count: int) -> list[str]:
@@ -101,6 +101,7 @@ def _largest(
     count: int,
     tried: Callable[[int], Need | None],
     least: float,
+    divides: bool = False,  # whether only a divisor of `count` is the same training
 ) -> Iterator[Lever]:
     """Yield a lever with the largest number below `count` that fits, or nothing."""
     from gpumagic.fitting.fit_search import largest
@@ -118,9 +119,11 @@ def _largest(
     values = range(1 if math.isfinite(needed(1)) else 2, count)
     fits = largest(values, needed, trial.room, near=near / 2)
     if fits is not None:
-        then, words = int(needed(fits)), do.format(int(fits), -(-count // int(fits)))
-        do = f"{words} (within {100 * near:.0f} % of the largest that fits)"
-        yield Lever(do, need.most - then, trial.fits(need._replace(most=then)))
+        most, whole = int(fits), (n for n in range(int(fits), int(fits) // 2, -1) if count % n == 0)
+        number = next(whole, most) if divides else most
+        then, words = int(needed(number)), do.format(number, -(-count // number))
+        words += "" if divides else f" (within {100 * near:.0f} % of the largest that fits)"
+        yield Lever(words, need.most - then, trial.fits(need._replace(most=then)))
 
 
 def _batch(s: OutOfMemoryState, trial: CodeTrial) -> list[str]:

@@ -262,11 +262,8 @@ class Reader:
                 return result
         of_numpy = str(values.of_function(function, "__module__")).partition(".")[0] == "numpy"
         if of_numpy or is_torch(function):
-            return (
-                [_array(node, text)]
-                if of_numpy
-                else self._torch_call(node, str(values.of_function(function, "__name__")), text)
-            )
+            name = str(values.of_function(function, "__name__"))
+            return [_array(node, text)] if of_numpy else self._torch_call(node, name, text)
         # `len` and `float` return no tensor. `map` is lazy, so its arguments are the operands.
         if any(function is each for each in (*_PASSING, len, *values.PLAIN)):
             return self.given(node) if any(function is each for each in _PASSING) else []

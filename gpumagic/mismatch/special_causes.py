@@ -27,13 +27,7 @@ from gpumagic.mismatch.explanation import (
     total,
 )
 from gpumagic.mismatch.operation import Message, named_in, nodes_around
-from gpumagic.mismatch.sources import (
-    PERMANENTLY,
-    only_assignment,
-    row,
-    with_device,
-    with_keyword,
-)
+from gpumagic.mismatch.sources import PERMANENTLY, only_assignment, row, with_device, with_keyword
 from gpumagic.usercode.files import label, source_of
 from gpumagic.usercode.frames import FailedFrame, statement
 

@@ -273,7 +273,7 @@ ASKED = {
         "for epoch in range(2):\n    for rows in x[:500].split(100):\n"
         "        loss = net(rows.cuda()).sum()\n        loss.backward()\n        opt.step()\n"
         "    for rows in x.split(16_000):\n        loss = net(rows.cuda()).sum().item()",
-        "`with torch.no_grad():` around the loop in line 6: no backward pass uses its results",
+        "`with torch.no_grad():` around the loop in In [3], line 6: no backward pass uses its",
     ),
     "a function that gathers what is trained on": (
         "opt = torch.optim.SGD(net.parameters(), 0.1)\ndef collect():\n    found = []\n"
@@ -411,7 +411,7 @@ def test_the_loop_that_keeps_most_is_named_and_losses_with_a_later_backward_pass
     )
     found = shown.pop()
     assert found.reason.startswith("each pass of the loop in line 2 keeps")
-    assert not [lever for lever in found.levers if "detach" in lever.do]
+    assert not [lever for lever in found.levers if "or `.detach()` in" in lever.do]
 
 
 def test_what_a_function_makes_anew_in_each_pass_is_no_reason_for_a_smaller_batch(small, shown):
@@ -453,7 +453,7 @@ def test_no_loss_is_to_be_detached_whose_sum_has_a_backward_pass(small, shown):
     )
     found = shown.pop()
     assert found.adds_to == "losses"
-    assert [lever.do for lever in found.levers if "detach" in lever.do] == []
+    assert [lever.do for lever in found.levers if "or `.detach()` in" in lever.do] == []
     assert "in each pass, call `.backward()` on the values added to `losses`" in repr(found.levers)
 
 
