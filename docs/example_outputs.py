@@ -71,6 +71,8 @@ def light(outputs: list[Any]) -> Iterator[Any]:
             if "text/plain" in data:
                 data["text/plain"] = public(data["text/plain"])
             output.data, output.metadata = data, {}
+            if not any(data.values()):  # a progress line that has ended
+                continue
         yield output
 
 

@@ -119,11 +119,10 @@ def _idle(s: OutOfMemoryState, name: str) -> Iterator[tuple[str, Any, str]]:
     model: Any = s.namespace.get(name)
     for path, part in model.named_modules(prefix=name) if trained and is_module(model) else ():
         learns = {id(p) for p in part.parameters() if p.requires_grad}
-        if learns and own(part).get("requires_grad") is False:
-            yield path, part, "`= False` sets an attribute only"
-            return
-        if learns and trained.isdisjoint(learns):
-            yield path, part, "no optimizer trains it"
+        meant = own(part).get("requires_grad") is False  # an attribute that freezes nothing
+        if learns and (meant or trained.isdisjoint(learns)):
+            why = "`= False` sets an attribute only" if meant else "no optimizer trains it"
+            yield path, part, why
             return
 
 

@@ -256,8 +256,10 @@ _KEPT: dict[str, Callable[[Any], Any]] = {
     f"store `.cpu()` of the tensors in `{{}}`, {_ROOM}": methodcaller("cpu"),
     f"store `.detach().cpu()` of the tensors in `{{}}`, {_ROOM}": lambda x: x.detach().cpu(),
 }
-_BACKWARD = "in each pass, call `.backward()` on the values added to `{}`, scaled as the final loss"
-_BACKWARD += ", and add their `.detach()`; no `.backward()` after the loop"
+_BACKWARD = (
+    "in each pass, call `.backward()` on the values added to `{}`, scaled as the final loss, and "
+    "add their `.detach()`; no `.backward()` after the loop"
+)
 
 
 def keep_less(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:

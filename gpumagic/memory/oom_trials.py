@@ -82,11 +82,8 @@ class Trials:
         """The trial whose loop has kept the most memory, a part in each pass; or None."""
         pairs = [(rest, n) for rest in self.state.rests for n in range(1, len(rest.loops))]
         outer = (CodeTrial(self, rest, around) for rest, around in pairs)
-        for trials in self.every, outer:
-            growing = [trial for trial in trials if trial.grows_much]
-            if growing:
-                return max(growing, key=lambda trial: trial.holds)
-        return None
+        growing = ([t for t in trials if t.grows_much] for trials in (self.every, outer))
+        return max(next(filter(None, growing), []), key=lambda t: t.holds, default=None)
 
     def around(self, trial: "CodeTrial") -> "list[CodeTrial]":
         """Return the trials of all frames outside the frame of `trial`, the innermost first."""
@@ -397,10 +394,10 @@ def helps(
         return
     if trial.grows_much:  # only the growth per pass matters
         left = 1.0 if then.grows is None else then.grows / (need.grows or 1)
-        helps, gives = left <= _LEFT, gives or int(grown * (1 - left))
+        enough, gives = left <= _LEFT, gives or int(grown * (1 - left))
     else:
-        helps = fits or need.most - then.most >= _WORTH * need.most
-    if helps:
+        enough = fits or need.most - then.most >= _WORTH * need.most
+    if enough:
         yield Lever(do, gives or max(need.most - then.most, 0) or None, fits)
 
 

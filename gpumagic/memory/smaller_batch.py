@@ -46,16 +46,15 @@ def _fewer_rows(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[Lever]:
     # Numbers equal to the batch size may need lowering too, as in `torch.zeros(batch_size)`.
     sizes = [name for name, value in trial.names.items() if type(value) is int and value == count]
     learns = any(rest.backward for rest in s.rests)
-    kept = _new_gradients(_models(s, trial)) * learns
-
     loader = _loader(trial, count)
     batch = [s.local(trial.frame, name) for name in names if loader]  # a loader makes it anew
     held = s.alone(batch, in_frames=not trial.frame.at_top)
 
     def tried(number: int, also: list[str]) -> Need | None:
         cut = {name: _shortened(trial.names[name], number) for name in names}
-        need, less = trial.tried(cut | dict.fromkeys(also, number)), 1 - number / count
-        return need and need._replace(most=need.most + kept - int(held * less))
+        first = partial(_keep_gradients, _models(s, trial) if learns else [])
+        need = trial.tried(cut | dict.fromkeys(also, number), first=first)
+        return need and need._replace(most=need.most - int(held * (1 - number / count)))
 
     sizes = sizes if tried(count // 2, []) is None else []
     added = ", accumulating the gradients of {}" if learns else ""
@@ -71,10 +70,14 @@ def _loader(trial: CodeTrial, count: int) -> list[str]:
     return [ast.unparse(node) for node in batched][:1]
 
 
-def _new_gradients(models: list[Any]) -> int:
-    """Return the bytes of the gradients that models will get, which stay between two parts."""
-    every = {p for model in models for p in torch_here().nn.Module.parameters(model)}
-    return sum(p.nbytes for p in every if p.is_cuda and p.requires_grad and p.grad is None)
+def _keep_gradients(models: list[Any], into: object) -> None:
+    """Give models the gradients that stay between two parts of a batch. Only in a dry run."""
+    torch = torch_here()
+    for parameter in {p for model in models for p in torch.nn.Module.parameters(model)}:
+        if parameter.is_cuda and parameter.requires_grad and parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    for kind in (torch.optim.Optimizer, torch.nn.Module) if models else ():
+        kind.zero_grad = lambda *args, **kwargs: None
 
 
 def _lower_number(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[Lever]:

@@ -1,4 +1,4 @@
-"""Explain device errors of optimizers, files, data loaders, generators and missing GPUs."""
+"""Explain device errors of optimizers, files, loaders, gradients, generators and missing GPUs."""
 
 import ast
 import inspect
@@ -191,9 +191,9 @@ def _for_worker(frames: list[FailedFrame]) -> Explanation:
 
 def _for_gradient(frame: FailedFrame, name: str, device: str, there: str) -> Explanation:
     """Explain a `torch.autograd.Function` whose gradient is not on its input's device."""
-    every = [*frame.scope.local.values(), *frame.scope.outer.values()]
-    classes = (each for each in every if isinstance(each, type) and each.__name__ == name)
-    code = next((getattr(each.backward, "__code__", None) for each in classes), None)  # type: ignore[attr-defined]
+    every: list[Any] = [*frame.scope.local.values(), *frame.scope.outer.values()]
+    made = [each for each in every if issubclass(type(each), type) and each.__name__ == name]
+    code = next((getattr(each.backward, "__code__", None) for each in made), None)
     given = code.co_varnames[1:2] if code is not None else ()
     to = f".to({given[0]}.device)" if given else f'.to("{device}")'
     why = f"{name}.backward returns a gradient on {there} for an input on {device}; return it with"

@@ -22,7 +22,7 @@ from gpumagic import faults
 from gpumagic.server.deaths import Deaths
 from gpumagic.server.kernels import KernelCells, KernelTable
 from gpumagic.telemetry.doctor import Check, Doctor
-from gpumagic.telemetry.sampler import PERIODS_S, Sampler, stalled
+from gpumagic.telemetry.sampler import PERIODS_S, Sampler, Subscription, stalled
 from gpumagic.telemetry.snapshot import Snapshot
 
 
@@ -59,8 +59,8 @@ class Client:
         self._write = write
         self._woken = asyncio.Event()
         self._newest = b""  # the message with the newest snapshot
-        self.want = Want()
-        self.subscription = hub.sampler.subscribe(partial(hub.pass_on, self))
+        self.subscription: Subscription | None = None
+        self.ask(Want())
         self.task = asyncio.create_task(self._run())
 
     def ask(self, want: Want) -> None:
@@ -69,13 +69,15 @@ class Client:
         self.subscription = self._hub.sampler.subscribe(
             partial(self._hub.pass_on, self), period_s=want.period_s, processes=want.processes
         )
-        before.close()
+        if before is not None:
+            before.close()
         self.wake()
 
     def close(self) -> None:
         """Stop sending."""
         self.task.cancel()
-        self.subscription.close()
+        if self.subscription is not None:
+            self.subscription.close()
 
     def wake(self, newest: bytes = b"") -> None:
         """Make the task send `newest`, if given, and everything else that is new."""

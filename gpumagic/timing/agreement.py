@@ -46,7 +46,7 @@ _TF32 = 2.0**-10
 _PART = 2**22
 _KEPT = 2**30  # maximum bytes of a device's results to save for the comparison
 _NUMBERS = {bool, int, float, complex}
-SKIPPED: Any = object()  # stands for a result that was too large to save
+SKIPPED: Any = object()  # the value of each result that was too large to save
 
 
 @dataclass(frozen=True)

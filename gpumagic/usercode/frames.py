@@ -311,8 +311,8 @@ class RestOfCode:
     @property
     def accumulated(self) -> set[str]:
         """Return the names whose values the passes of an enclosing loop hand on to the next."""
-        bodies: Any = [each.body for each in self.loops]  # type: ignore[attr-defined]
-        modules = [ast.Module(body, []) for body in bodies]
+        loops: list[Any] = self.loops
+        modules = [ast.Module(loop.body, []) for loop in loops]
         return {name for each in modules for name in stored(each) & {*names_read(each)}}
 
     @cached_property
