@@ -154,6 +154,7 @@ class Run:
         self.left_out = 0.0  # seconds to subtract from the cell's time
         self._complete = True  # False after an error in `_guarded`
         self._before: dict[int, Any] = {}  # weak references to the arrays before the cell, by id
+        self._stays: dict[str, int] = {}  # ids of the values that were not moved, by name
         self._bound: dict[str, int] = {}  # ids of the variables' values before the cell
 
     def start(self, line: Callable[[], Any] | None = None) -> None:  # `line` makes a ProgressLine
@@ -164,6 +165,8 @@ class Run:
         try:
             for share in self._shares if read else ():
                 share.move(read, self.device, self._namespace, line)
+            left = chain.from_iterable(share.moves.left for share in self._shares)
+            self._stays = {x.name: id(self._namespace.get(x.name)) for x in left}
             self._begin()
         except BaseException:
             self._remember()  # so that `%ongpu home` can undo the moves
@@ -279,10 +282,13 @@ class Run:
         return Ledger() if ledger is None else ledger
 
     def _stayed(self, returned: Moves | None, batches: bool) -> Iterator[Left]:
-        """Yield the variables that were not moved, without datasets if a loader copied batches."""
+        """Yield the variables that were not moved and still have the value that the cell read.
+        If a loader copied batches, datasets are left out."""
         yield from self._left
-        for share in self._shares:
-            yield from (x for x in share.moves.left if not (batches and x.reason == DATASET_STAYS))
+        for left in chain.from_iterable(share.moves.left for share in self._shares):
+            stayed = self._stays[left.name] == id(self._namespace.get(left.name))
+            if (stayed or self._error) and not (batches and left.reason == DATASET_STAYS):
+                yield left
         yield from returned.left if returned else ()
 
     def _read_peak(self) -> None:

@@ -34,7 +34,6 @@ _LITERALS = (ast.List, ast.Tuple, ast.Dict)
 
 _origins: dict[tuple[str, str], Origin] = {}
 """Where moved variables came from. A key is (framework's name, variable's name)."""
-forget_origins = _origins.clear  # `home` then moves no variable back
 
 
 class ArrayFramework(Framework):

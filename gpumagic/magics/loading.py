@@ -103,8 +103,6 @@ _matcher: Any = context_matcher()(_complete)
 
 FORGET = (
     ("gpumagic.ledger.dispatch", "uninstall"),
-    ("gpumagic.moving.move", "forget_origins"),
-    ("gpumagic.frameworks.array_framework", "forget_origins"),
     ("gpumagic.memory.allocator", "forget"),
     ("gpumagic.device.cuda_state", "forget"),
     ("gpumagic.faults", "forget"),
@@ -112,7 +110,7 @@ FORGET = (
 
 
 def forget() -> None:
-    """Discard the state that cells left in this process."""
+    """Discard what cells left in this process, except where moved variables were before."""
     for name, function in FORGET:
         if (module := sys.modules.get(name)) is not None:
             getattr(module, function)()

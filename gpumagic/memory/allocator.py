@@ -207,6 +207,7 @@ def forget() -> None:
 # -- the memory peak of code
 BEFORE = "before the cell"
 UNKNOWN = "line not known"
+ROUNDED_UP = "rounding up by the allocator"
 PEAK_RING = 100_000  # maximum number of events recorded for a peak
 _ROUNDED = 0.05  # a replay may differ from torch's figure by this share, as sizes are rounded
 _GRAPHS = (torch.autograd, torch.autograd.graph)  # modules with the function that `_RUN` names
@@ -298,6 +299,10 @@ class PeakRecorder:
         trace = [entry for entry in whole if entry["time_us"] >= self._start]
         peak, now = replay(self._before, trace, self._line, str(self._device), cell_us)
         missing = abs(now - torch.cuda.memory_allocated(self._index))
+        # The allocator also counts the unused ends of its blocks, which no event contains.
+        most = torch.cuda.max_memory_allocated(self._index)
+        if 0 < (ends := most - peak.nbytes) <= _ROUNDED * most:
+            peak = replace(peak, nbytes=most, lines=(*peak.lines, (ROUNDED_UP, ends)))
         return replace(
             peak,
             # Torch drops the oldest events first. The trace is complete if an older event is left.

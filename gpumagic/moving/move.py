@@ -386,7 +386,6 @@ def _no_room(device: torch.device, tensors: list[FoundTensor]) -> str:
 
 _origins: Any = WeakIdKeyDictionary()
 """The origin of each object that a cell moved, until the object is moved back."""
-forget_origins = _origins.clear  # moved objects then stay where they are
 
 
 def remember(origins: Origins, cell: str) -> None:

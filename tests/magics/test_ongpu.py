@@ -538,3 +538,10 @@ def test_a_comment_may_contain_any_code(ip, comment):
     assert done.success, done.text
     file = ip.ns["made"].__code__.co_filename
     assert linecache.getlines(file)[0] == f"# %%ongpu 1 --quiet # {comment}\n"
+
+
+def test_a_graph_that_the_cell_makes_again_is_not_told_as_left_behind(ip):
+    ip.run("w = torch.ones(3, requires_grad=True); loss = (w * 2).sum()")
+    again = "for _ in range(2):\n    loss = w.pow(2).sum()\n    loss.backward()"
+    assert "left" not in ip.run(f"%%ongpu 1\n{again}").text
+    assert "left loss: its graph is on cuda:1" in ip.run("%%ongpu 0\n[loss]").text

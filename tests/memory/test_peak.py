@@ -53,6 +53,14 @@ def test_a_training_loop_by_line(net):
     assert found.complete
 
 
+def test_the_peak_is_that_of_the_report_also_where_blocks_are_larger_than_their_tensors(ip):
+    ip.run("W = torch.ones(2000, 2000)")
+    found = peak(ip, "%%ongpu 1 --memory\nz = torch.zeros(1000, 1000)\nz = (W @ W).relu().sum()")
+    (memory,) = gpumagic.last_report().memory
+    assert found.nbytes == memory.peak == sum(dict(found.lines).values())
+    assert found.lines[-1][0] == "rounding up by the allocator"
+
+
 def test_a_cell_that_runs_again_is_named_itself(net):
     net.run(TRAIN)
     assert peak(net, TRAIN).line.startswith("line 7: optimizer.step()")
