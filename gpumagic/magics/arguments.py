@@ -65,7 +65,8 @@ class LineParser(argparse.ArgumentParser):
             type_this = f", or {wrong[1]} ".join(option.help.split("|")[:2])
             raise UsageError(f"{self.prog}: {wrong[1]}: {said}; type {wrong[1]} {type_this}")
         magic = self.prog.lstrip("%")
-        known = [*MAGICS[magic].verbs, *(option.flag for option in options(magic))]
+        values = (value for option in options(magic) for value in option.examples)
+        known = [*MAGICS[magic].verbs, *(option.flag for option in options(magic)), *values]
         question = ""
         if given := re.search(r"(?:arguments: |choice: '?)(.*?)'?(?: \(choose|$)", message):
             message = f"unexpected {given[1]}"
@@ -142,7 +143,9 @@ def _mistakes(typed: str, found: Namespace) -> Iterator[str]:
     given = [flag for flag, option in known.items() if option.given(found)]
     for flag, needed in magic.needs.items():
         if flag in given and needed not in given:
-            yield f"{flag} needs {needed}; type {known[needed].example} {known[flag].example}"
+            line = f"{typed} " * (flag in magic.alone)  # the whole line, without an argument
+            both = f"{known[needed].example} {known[flag].example}"
+            yield f"{flag} needs {needed}; type {line}{both}"
     words = getattr(found, magic.name, "")
     word = words[:1] if isinstance(words, list) else [words] * bool(words)
     for group in (*product(magic.alone, word), *magic.excludes):
@@ -188,6 +191,8 @@ def placing_request(line: str, magic: str = "%%ongpu") -> Namespace:
     asked.elsewhere = asked.dry_run or on_cluster(where) or on_several(where)
     if where.lower() in ("off", "home"):
         raise UsageError(f"{magic}: type %ongpu {where.lower()}, on a line of its own")
+    if magic == "%ongpu" and (question := meant(where, ("home", "off"))):
+        raise UsageError(f"{magic}: unexpected {where}; {question.strip()}")
     if asked.on is None and not where:
         typed = ", ".join(f"{magic} {where}" for where in ("1", "cuda:1", "cpu", "free"))
         raise UsageError(f"{magic}: which device? type {typed} (%gpus shows what there is)")

@@ -248,7 +248,7 @@ def with_other_libraries(device: DeviceMemory, here: Iterable[FoundStorage]) -> 
 
 
 # -- the report
-_STEP = r"\.\w+|\[(?:'[^']*'|\"[^\"]*\"|[^\]'\"])*\]"
+_STEP = r"\.[^\W\d]\w*|\[(?:'[^']*'|\"[^\"]*\"|[^\]'\"])*\]"
 _NAMED = re.compile(rf"[^\W\d]\w*(?:{_STEP})*")
 
 

@@ -83,7 +83,7 @@ def test_a_cell_is_asked_with_on(ip):
     ]
     for line, said in {
         "1 --dry-run --on 4090": "--on and 1 do not combine; leave out one of them",
-        "--on 4090": "--on needs --dry-run; type --dry-run --on",
+        "--on 4090": "--on needs --dry-run; type %%ongpu --dry-run --on",
         "--dry-run --on 4091": "no card '4091' is known; did you mean RTX 4090 24GB",
         "--dry-run --on '8 x 4090'": "no card '8 x 4090' is known; did you mean RTX 4090 24GB",
         "@all --dry-run --on 4090": "--on and @all do not combine; leave out one of them",

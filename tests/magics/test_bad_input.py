@@ -18,7 +18,7 @@ from gpumagic.magics.arguments import on_cluster, on_several, placing_request
             "%%ongpu 0,1 --gather y",
             "0,1 needs --split, the variables to divide among these GPUs; type %%ongpu 0,1 --split",
         ),
-        ("%%ongpu 1 --on h100", "--on needs --dry-run; type --dry-run --on h100"),
+        ("%%ongpu 1 --on h100", "--on needs --dry-run; type %%ongpu --dry-run --on h100"),
         ("%%ongpu 1 --dry-run --on h100", "--on and 1 do not combine; leave out one of them"),
         ("%%ongpu --dry-run --on h9000", "h9000"),
         ("%%ongpu 1 --memory --profile", "--memory and --profile do not combine; leave out one"),
@@ -64,6 +64,8 @@ def test_bad_input_is_one_line_and_nothing_runs_or_moves(ip, line, says):
         ("%%ongpu 1 --raport\n1", "--report"),
         ("%gpus --virtul 2", "--virtual"),
         ("%%gputime cpu 0 --swep n=1,2\n1", "--sweep"),
+        ("%%ongpu 1 --check nans\n1", "nan"),
+        ("%ongpu hme", "home"),
         ("%%ongpu 1 --zzz\n1", None),
     ],
 )

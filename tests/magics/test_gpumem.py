@@ -53,6 +53,7 @@ def test_one_name_is_opened(ip):
     [
         ("nothing", "there is no variable 'nothing'; %gpus shows what GPUs there are"),
         ("wieghts", "there is no variable 'wieghts'; did you mean weights?"),
+        ("weights.0", "weights.0 is neither a variable nor a part of one, such as net or data[0]"),
         ("7", "no GPU 7: there are cuda:0 and cuda:1 (virtual)"),
         ("cpu", "cpu is not a GPU; type 0, 1, or nothing for all of them"),
         ("--sinse", "did you mean --since?"),
