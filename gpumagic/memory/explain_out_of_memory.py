@@ -38,10 +38,11 @@ from gpumagic.memory.oom_trials import (
 )
 from gpumagic.memory.out_of_memory import Lever, OutOfMemory
 from gpumagic.memory.smaller_batch import smaller
-from gpumagic.usercode.files import UserLine, innermost_of, shell, user_namespace
+from gpumagic.usercode.files import UserLine, innermost_of, label, shell, user_namespace
 from gpumagic.usercode.frames import (
     RestOfCode,
     backward_of,
+    computed_from,
     failed_frames,
     has_backward_below,
     is_chained,
@@ -107,8 +108,10 @@ def _reason(s: OutOfMemoryState, t: Trials) -> str:
         left = f"; {size(s.wanted)} at once is {size(s.short_by)} more than is left"
         return f"{size(s.device.allocated)} are in use{most}{left if s.short_by > 0 else ''}"
     if trial.grows_much and trial.need.first <= trial.room + trial.holds:
-        line, grows = trial.rest.loops[0].lineno, size(trial.need.grows)
-        return f"each pass of the loop in line {line} keeps {grows} more"
+        line, grows = f"line {trial.rest.loops[0].lineno}", size(trial.need.grows)
+        if trial.frame.filename != s.frames[0].filename:
+            line = f"{label(trial.frame.filename)}, {line}"
+        return f"each pass of the loop in {line} keeps {grows} more"
     left = f"{size(trial.need.first)} more, but only {size(max(trial.room, 0))} is free"
     if s.optimizer is not None:
         return f"an optimizer makes its state in its first step: the code needs {left}"
@@ -196,6 +199,8 @@ def small_views(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose to clone small views of a larger tensor, and to detach tensors from their graphs."""
     ends = not any(rest.backward for rest in s.rests)
     for name, value in [*s.namespace.items()]:
+        if type(value) is list:
+            yield from _old_graphs(s, t, name, value)
         if not is_tensor(value) or value.layout is not torch_here().strided:
             continue
         gives = s.alone([name]) - value.nbytes
@@ -209,6 +214,18 @@ def small_views(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
         if worth and s.worth(gives):
             fits = t.whole.fits(t.whole.need, gives) if t.whole else None
             yield Lever(do, gives, fits)
+
+
+def _old_graphs(s: OutOfMemoryState, t: Trials, name: str, values: list[Any]) -> Iterator[Lever]:
+    """Propose to detach a list's tensors, such as the losses of an earlier model."""
+    gives, nodes = s.alone([name], graph_of=name), s.rests[-1].nodes
+    assigned: Any = [node for node in nodes if isinstance(node, (ast.Assign, ast.AugAssign))]
+    inside = any(v is values for f in s.frames[:-1] for v in f.scope.local.values())
+    needed = inside or computed_from([name], assigned) & backward_of(nodes)
+    if s.worth(gives) and not needed and all(map(is_tensor, values)):
+        do = f"`{name} = [x.detach() for x in {name}]`: no backward pass uses its graphs, which "
+        fits = t.whole.fits(t.whole.need, gives) if t.whole else None
+        yield Lever(f"{do}keep {size(gives)}", gives, fits)
 
 
 def _unread(s: OutOfMemoryState, rest: RestOfCode, lacking: int) -> list[str]:
@@ -312,13 +329,23 @@ def _elsewhere(s: OutOfMemoryState, trial: CodeTrial, name: str, whole: int) -> 
     """Propose to store the tensors of `name` as copies, or on the CPU."""
     every = [name, *trial.also_adds], *([each] for each in _objects_of(s, name))
     for names, (how, by) in product(every, _KEPT.items()):
-        do, keep = how.format("`, `".join(names)), (names, partial(each_tensor, by))
+        do, keep = _said(how, trial, names), (names, partial(each_tensor, by))
         for lever in helps(trial, do, grown=whole, keep=keep):
             if lever.fits is not False:
                 return lever
     # A dry run fails if the code reads what is then on the CPU. A state must stay where it is.
     states = trial.rest.accumulated
-    return None if name in states else Lever([*_KEPT][1].format(name), whole)
+    return None if name in states else Lever(_said([*_KEPT][1], trial, [name]), whole)
+
+
+def _said(how: str, trial: CodeTrial, names: list[str]) -> str:
+    """Return the advice of `_KEPT` for these names, which may contain models."""
+    from torch.utils._pytree import tree_leaves
+
+    values = [trial.frame.scope.name(name) for name in names]
+    held = tree_leaves([value for value in values if not is_module(value)])
+    what = "models" if any(map(is_module, held)) else "tensors"
+    return how.replace("tensors", what).format("`, `".join(names))
 
 
 def _objects_of(s: OutOfMemoryState, name: str) -> list[str]:

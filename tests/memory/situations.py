@@ -41,6 +41,11 @@ model = nn.Linear(1280, {}, device='cuda')
 opt = torch.optim.Adam(model.parameters())
 """
 STEP = "model(torch.ones(1, 1280, device='cuda')).sum().backward()\nopt.step()"
+AGAIN = f"""{ADAM.format(2047)}
+loss = model(torch.ones(1, 1280, device='cuda')).sum()
+loss.backward()
+history.append(loss)
+opt.step()"""
 PERCEPTRON = """
 wide = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU())
 net = nn.Sequential(*wide, nn.Linear(512, 64)).cuda()
@@ -456,6 +461,14 @@ SITUATIONS = [
         "other = mib(30)",
         "`thumb = thumb.clone()`: it is a view of 160 KiB",
         39.8,
+        True,
+    ),
+    Notebook(
+        "losses that keep an earlier model",
+        [f"history = []\n{AGAIN}", "pad = mib(8)"],
+        AGAIN,
+        "`history = [x.detach() for x in history]`: no backward pass uses its graphs",
+        20.0,
         True,
     ),
     Notebook(
