@@ -42,7 +42,7 @@ class Report(Shown):
     results: tuple[str, ...] = ()  #: with `--back`: the new variables, which stay on the device
     #: Clauses that this report omits, because earlier reports of the notebook showed them.
     said: frozenset[str] = frozenset((FOR_GOOD,))
-    batches: Batches = Batches()  #: that loaders copied to the device while the cell ran
+    batches: Batches = Batches()  #: the batches that loaders copied to the device
     #: For each device on which the cell allocated: bytes in use before, at the peak, and after.
     memory: tuple[Memory, ...] = ()
     #: With `--memory`: a `MemoryPeak` with the lines that allocated the memory in use at the peak.
@@ -100,7 +100,7 @@ def last_report() -> Report | None:
     return _last[0] if _last else None
 
 
-# Kinds of copies that the line omits. Another clause shows batches, and displays copy little.
+# Copies that the line omits: batches have their own clause, and a display copies few bytes.
 _OMITTED = ("loader", "display")
 _CLAUSES = 2  # maximum number of clauses in the line; other clauses are folded below
 _ITSELF = "the cell, or a library that it calls, chose that device itself: tell it to use {}"

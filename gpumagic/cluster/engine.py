@@ -170,7 +170,7 @@ class ThisRank:
         """Call the notebook's store; end this process if the notebook is gone."""
         try:
             return getattr(self.store, method)(*args)
-        except RuntimeError:  # the notebook is gone, and its watch process cannot reach other hosts
+        except RuntimeError:  # the notebook is gone, and can no longer end ranks of other hosts
             launching.end(os.environ[launching.MARK])  # also ends child processes
             os._exit(1)
 

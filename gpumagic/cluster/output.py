@@ -118,7 +118,7 @@ class RankTime:
 class RanksReport(Shown):
     """The report of one cell on the ranks of a cluster, or on several devices of this process."""
 
-    ranks: tuple[RankTime, ...]  # that completed the cell, or all requested devices of this process
+    ranks: tuple[RankTime, ...]  # ranks that completed the cell, or the devices of this process
     seconds: float  # wall time of the cell; on ranks, with the time to send code and variables
     said: tuple[str, ...] = ()  # how variables were split, sent, moved or gathered, in words
     notes: tuple[str, ...] = ()  # warnings, such as a replaced rank or a graph that was not copied
@@ -139,7 +139,7 @@ class RanksTable(Shown):
 
 
 def text(record: RanksReport | RanksTable) -> str:
-    """Return a report, ``2 ranks · 3.20 s (slowest: rank 1, …)``, or a table as text."""
+    """Return the text of a table, or of a report: ``2 ranks · 3.20 s (slowest: rank 1, …)``."""
     if isinstance(record, RanksTable):
         return "\n".join([record.title, *table.lines(_columns(record), "  ")])
     return "\n".join([" · ".join(_parts(record)), *(f"  → {note}" for note in record.notes)])

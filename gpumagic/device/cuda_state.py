@@ -40,7 +40,7 @@ _MAY_BE_LOST = frozenset({_BUSY, "unspecified launch failure", "unknown error"})
 _CHECK = "%%ongpu … --check names the bad index"
 _CURES = {
     "device-side assert": f"restart the kernel; {_CHECK}",
-    "uncorrectable ECC error": "restart the kernel; if it comes again, the GPU must be reset "
+    "uncorrectable ECC error": "restart the kernel; if it happens again, reset the GPU "
     "(sudo nvidia-smi --gpu-reset)",
     "launch timed out": "restart the kernel, and give each call less work",
     "GPU lost": "restart the machine (sudo dmesg shows Xid 79)",

@@ -1,8 +1,8 @@
 """Try the fix of a device error in dry runs of the failed cell, and complete the fix.
 
 The dry run starts at the statement that failed, or at the first one that the fix changes. If the
-changed code fails between devices again, the fix of that error is added and tried too. Also try an
-earlier cell's `%%ongpu` line on top of the whole cell.
+changed code fails between devices again, the fix of that error is added and tried too. An earlier
+cell's `%%ongpu` line on top of the whole cell is also tried.
 """
 
 import ast
@@ -75,7 +75,7 @@ class _Trial:
         *earlier, now = getattr(self._shell.history_manager, "input_hist_raw", [""])
         used = {match[1] for match in map(_PLACED.match, earlier) if match}
         gpus = {d.partition(":")[2] for o in found.operands for d in o.devices if d != "cpu"}
-        # A fix that moves nothing, in another cell, mends the code for good.
+        # Prefer a fix in another cell that moves nothing, because it corrects the code itself.
         lasts = found.fix is not None and found.fix.nbytes == 0 and found.fix.label != last_cell()
         alone = len(gpus & used) == 1 and not lasts and not _PLACES_ITSELF.search(now)
         return (gpus & used).pop() if alone else ""
@@ -117,14 +117,14 @@ class _Trial:
         return found, _MOST + 1  # the code still fails
 
     def _takes_effect(self, fix: Fix, texts: dict[str, str]) -> bool:
-        """Whether a dry run executes an edit, which it does not in `__init__`."""
+        """Whether a dry run executes an edit. A dry run does not call `__init__` again."""
         nodes = ast.walk(ast.parse(texts.get(fix.filename, "")))
         functions = (node for node in nodes if isinstance(node, ast.FunctionDef))
         around = [f.name for f in functions if f.lineno < fix.line <= (f.end_lineno or 0)]
         return fix.filename in texts and (not fix.cls or bool(around and around[-1] != "__init__"))
 
     def _from_change(self, texts: dict[str, str]) -> list[ast.stmt]:
-        """Return the cell's statements from the failed or the first changed one on."""
+        """Return the cell's statements, beginning with the failed one or an earlier changed one."""
         old = ast.parse(self._top.source).body
         new = ast.parse(texts[self._top.filename]).body
         alike = (ast.dump(a) == ast.dump(b) for a, b in zip(old, new, strict=False))
@@ -134,7 +134,7 @@ class _Trial:
     def _dry(self, code: list[ast.stmt], texts: dict[str, str], number: str = "") -> DryRun:
         file, tree, namespace = self._top.filename, ast.Module(code, []), self._namespace
         reads = variables_read(names_read(tree, self._transform), namespace) if number else ()
-        # Before the fork, which hides functions from the search for them.
+        # Search before the fork, because the child freezes objects, and `gc` then omits them.
         changed = dict[FunctionType, CodeType]()
         for name in (name for name, text in texts.items() if text != self._before[name]):
             changed |= functions_again(name, self._before[name], texts[name])

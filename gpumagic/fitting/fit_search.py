@@ -93,7 +93,7 @@ class Search:
         if unknown:
             self._predicted.clear()
             self.trains = None
-            self.notes[f"found by runs alone, since a dry run ends at {self._ended[first]}"] = None
+            self.notes[f"found by runs alone; the dry run ended early: {self._ended[first]}"] = None
             ((_, room),) = self._rooms.values()
             largest(self.values, self._run, room, near=self._near, from_below=True)
             return
@@ -145,7 +145,7 @@ class Search:
         return True
 
     def _say_what_is_open(self, best: float | None) -> None:
-        """Set `stopped` if the bytes for the next tried value above `best` are unknown."""
+        """Set `stopped` if the dry run of the next tried value above `best` ended early."""
         known = {tried.value for tried in self.tried()}
         above = (each for each in known | self._ended.keys() if best and each > best)
         if (value := min(above, default=math.inf)) in self._ended:
@@ -176,7 +176,7 @@ class Search:
             raised += [run.error] if run.error else []
             self._ended[value] = [*raised, *(str(each) for each in run.unknown if each.ended)][0]
             self._raises |= {value} if raised else set()
-        # The next dry run may take 3 times as long, but at least `_FAR_S` and at most `LIMIT_S`.
+        # The next time limit is 3 times this dry run's time, from `_FAR_S` up to `LIMIT_S`.
         self._limit = min(LIMIT_S, max(_FAR_S, 3 * run.seconds))
 
     def _subject(self, value: float) -> Subject:
@@ -218,7 +218,7 @@ class Search:
             note(error, f"with {self.name} = {value}, in a run on copies")
             raise
         finally:
-            cuda_state.give_back()  # after `except`, in which the traceback keeps tensors alive
+            cuda_state.give_back()  # not in `except`, where the traceback keeps tensors alive
         return math.inf
 
     def _peak(self, value: float) -> int:

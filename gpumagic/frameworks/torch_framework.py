@@ -126,7 +126,7 @@ def _with_context() -> list[str]:
 
 
 def bring_results(namespace: dict[str, Any]) -> list[str]:
-    """Move the data of results that have a graph to the CPU; return the variables' names."""
+    """Move the data of tensors with an autograd graph to the CPU; return the variables' names."""
     finder = TensorFinder()
     finder.variables(namespace.items())
     results = [t for t in finder.tensors if t.tensor.is_cuda and t.tensor.grad_fn is not None]

@@ -69,7 +69,7 @@ class watch:
     def start(self) -> "watch":
         """Start counting. Any thread may call `stop`."""
         if self._counting is not None:
-            raise RuntimeError("this watch runs already")
+            raise RuntimeError("this watch is already running")
         self._tally = Tally(virtual=has_virtual())
         with ExitStack() as stack:
             if self.checks is not None:
@@ -110,7 +110,7 @@ PRINTING = {"__repr__", "__str__", "__format__"}
 
 
 def inside_of(framework: ModuleType, ours: str) -> Callable[[str], bool]:
-    """Return a test whether a file belongs to the framework, or to gpumagic's patches of it."""
+    """Return a function that tells whether a file is part of the framework or of its patches."""
     its, here = (os.path.abspath(os.path.dirname(str(f))) for f in (framework.__file__, __file__))
     starts = os.path.join(its, ""), os.path.join(here, ours), os.path.abspath(__file__)
     return lru_cache(maxsize=4096)(lambda file: file.startswith(starts))
@@ -201,7 +201,7 @@ class CopyCounting:
         except CrossDeviceWarning:  # `refuse` raises it if a watch is strict
             raise
         except Exception as error:  # noqa: BLE001  must not stop the user's copy
-            faults.keep(f"counting a copy of {self.framework}'s", error)
+            faults.keep(f"counting a copy by {self.framework}", error)
 
     def counters(self) -> Sequence[Counter]:
         """Return the running watches that count this thread's calls."""

@@ -95,7 +95,7 @@ class GpuMagics(Magics):
             if (made := monitor()) is None:
                 return None
             self.once.show(made)
-            print("live until the kernel ends; m = %gpus --live, then m.close(), ends it earlier")
+            print("live until the kernel ends; to end it earlier: m = %gpus --live, then m.close()")
             return made
         return self.once.show(gpus.gpus(asked.where), processes=asked.processes)
 

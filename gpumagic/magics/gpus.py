@@ -78,7 +78,7 @@ def virtual_on(
 
 
 def virtual_off(cells: Any, *, force: bool = False) -> None:
-    """Move variables back, or all with `force`, and turn virtual GPUs off; or raise GpuError."""
+    """Move variables back (all if `force`), then turn virtual GPUs off; GpuError if some stay."""
     from gpumagic import virtual
     from gpumagic.frameworks.public import bring_home
 
@@ -113,7 +113,7 @@ def virtual_off(cells: Any, *, force: bool = False) -> None:
     virtual.disable()
     lost = f"; moved without their graphs: {some(results)}" if results else ""
     if alive:
-        lost += f"; unusable until you turn them on again: {many(alive, 'tensor')}"
+        lost += f"; unusable until virtual GPUs are on again: {many(alive, 'tensor')}"
     print(f"virtual GPUs are off{ended}{lost}")
 
 

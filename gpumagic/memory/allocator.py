@@ -187,7 +187,7 @@ def record(on: bool) -> str:
         raise GpuError("--record is for CUDA GPUs, and this process has none")
     running = torch.cuda.is_initialized() and _C._cuda_isHistoryEnabled()
     if running and not _recording:
-        return "your code records memory history already; that record stays on"
+        return "your code already records memory history; that recording stays on"
     if on and not running:
         memory._record_memory_history("all", "alloc", "python", max_entries=RING)
     if running and not on:
@@ -209,7 +209,7 @@ BEFORE = "before the cell"
 UNKNOWN = "line not known"
 ROUNDED_UP = "rounding up by the allocator"
 PEAK_RING = 100_000  # maximum number of events recorded for a peak
-_ROUNDED = 0.05  # a replay may differ from torch's figure by this share, as sizes are rounded
+_ROUNDED = 0.05  # a replay may differ from torch's figure by this share: sizes are rounded
 _GRAPHS = (torch.autograd, torch.autograd.graph)  # modules with the function that `_RUN` names
 _RUN = "_engine_run_backward"
 
@@ -305,7 +305,7 @@ class PeakRecorder:
             peak = replace(peak, nbytes=most, lines=(*peak.lines, (ROUNDED_UP, ends)))
         return replace(
             peak,
-            # Torch drops the oldest events first. The trace is complete if an older event is left.
+            # torch drops the oldest events first. If one from before `start` is left, all are here.
             complete=len(trace) < max(len(whole), PEAK_RING) and missing <= _ROUNDED * peak.nbytes,
             saved=self._save or "",
             added_seconds=perf_counter() - began,

@@ -117,7 +117,7 @@ def tree(name: str, namespace: Mapping[str, Any]) -> MemoryTree:
         branches=tuple(_branches(root, is_module(value))),
         held_for_it=dict(held_for_it),
         made=allocator.made_in(most, addresses.get(most, ())) if allocator is not None else None,
-        # A part of the variable is no alias. For example, `Out[5]` is a part of `Out`.
+        # A part of the variable is not an alias. For example, `Out[5]` is a part of `Out`.
         aliases=tuple(root for root in aliases if first_name(root) != first),
     )
 
@@ -159,7 +159,7 @@ def text(tree: MemoryTree) -> str:
     if len(rows) < len(tree.branches):
         # The first hidden branch directly follows its parent.
         hidden = next(n for n, each in enumerate(tree.branches) if each.depth > _LEVELS)
-        lines.append(f"  {as_typed('%gpumem')} {tree.branches[hidden - 1].path} opens more")
+        lines.append(f"  {as_typed('%gpumem')} {tree.branches[hidden - 1].path} shows more")
     return "\n".join(lines)
 
 

@@ -181,7 +181,7 @@ class Paths:
         return self._ways[key]
 
     def plain_first(self, numbers: list[int]) -> list[int]:
-        """Put objects from the first object's root first, and saved tensors last in both groups."""
+        """Sort objects: the first object's root before other roots; saved tensors last in each."""
         first = self._first[numbers[0]]
         return sorted(numbers, key=lambda n: (self._first[n] != first, self.kind(n) == SAVED))
 

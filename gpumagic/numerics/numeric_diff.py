@@ -217,7 +217,7 @@ def _compared(
 
 
 def _aligned(runs: Sequence[Recorder]) -> Iterator[tuple[RecordedOperation, RecordedOperation]]:
-    """Yield pairs of operations, then pairs of variables. Set `instead` of unpaired operations."""
+    """Yield pairs of operations, then of variables. Unpaired operations get `.instead`."""
     ran = [run.operations for run in runs]
     keys = [[(each.name, each.shapes) for each in run] for run in ran]
     alike = [*(a == b for a, b in zip(*keys, strict=False)), False].index(False)

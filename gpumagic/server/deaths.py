@@ -1,6 +1,6 @@
 """Find out why a kernel died, from its exit code, kill counters, and readings of RAM and GPUs.
 
-An uncertain cause is called probable. Exit code 0 and a user's restart or shutdown are no deaths.
+An uncertain cause is called probable. Exit code 0 and a user's restart or shutdown do not count.
 """
 
 import signal

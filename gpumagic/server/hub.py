@@ -158,7 +158,7 @@ class Hub:
         self.watch()
         # Accept a snapshot up to 2 s old, so that reloading a page does not query the driver.
         young = self.sampler.fresh(processes=False, max_age_s=2.0)
-        # `pass_on` may block, so it gets a thread. `young` may call a callback on the event loop.
+        # `pass_on` may block, and a callback of `young` may run on the event loop: use a thread.
         aside(lambda: self.pass_on(client, young.result()))
         return client
 

@@ -52,7 +52,7 @@ class Subscription(AbstractContextManager["Subscription"]):
 
     def has_turn(self, at: float, always: bool) -> bool:
         """Return True and start a new period if `always`, or if the period is over at time `at`."""
-        turn = always or at - self.delivered_at >= 0.9 * self.period_s  # it may be early
+        turn = always or at - self.delivered_at >= 0.9 * self.period_s  # a snapshot may be early
         self.delivered_at = at if turn else self.delivered_at
         return turn
 
@@ -79,7 +79,7 @@ def stalled(seconds: float) -> Problem:
     cause = f"a GPU's driver has not answered for {seconds:.0f} s; the values shown are old"
     cure = (
         "wait: waking an idle GPU takes seconds (sudo nvidia-smi -pm 1 keeps NVIDIA's awake); "
-        "if it goes on, see dmesg, and restart the machine"
+        "if the stall lasts, see dmesg, and restart the machine"
     )
     return Problem("stalled", cause, cure)
 
@@ -216,7 +216,7 @@ class Sampler:
         watch.name, watch.daemon = "gpumagic-sampler", True
         watch.start()
         try:
-            # In refresh intervals. Below 1, because a snapshot may be early.
+            # `max_age` is in refresh intervals. It is below 1, because a snapshot may be early.
             snapshot = self._source.take(processes=processes, max_age=0.9)
         except Exception as error:  # noqa: BLE001  recorded and shown; the thread must go on
             faults.keep("taking a snapshot of the GPUs", error)

@@ -1,4 +1,4 @@
-"""Define the interface of a source of GPUs, a cache for readings, and the source for Macs.
+"""Define the interface of a source of GPU readings, a cache for them, and the source for Macs.
 
 On a Mac, ``PerformanceStatistics`` in the output of ``ioreg`` has the utilization and the used
 memory. The GPU may use all of the host's memory. Only root can read temperature and power.
@@ -37,13 +37,13 @@ class CachedReadings:
 
 
 class Source(Protocol):
-    """A source of GPUs; cached readings may be up to `max_age` refresh intervals old."""
+    """A source of GPU readings; cached ones may be up to `max_age` refresh intervals old."""
 
     name: str
 
     @abstractmethod
     def gpus(self, host: Host, max_age: float) -> list[GpuSample]:
-        """Return the source's GPUs, lost GPUs too."""
+        """Return the source's GPUs, including lost ones."""
 
     def processes(self, max_age: float) -> list[ProcessSample]:
         """Return the processes that hold memory on these GPUs."""

@@ -177,7 +177,7 @@ def targets(given: Iterable[object] | str | None, needed: Needed) -> tuple[Targe
         given = [given]
     found: dict[str, Target] = {}
     for target in (target for one in given for target in _named(one, needed)):
-        # `2?` may be the CPU that is named too.
+        # `2?` may resolve to the CPU, which may be named too.
         if (where := where_of(target)) in found and not (target[0].note or found[where][0].note):
             raise GpuError(f"{where} is named twice; type it once")
         found[where] = target

@@ -67,7 +67,7 @@ def enable(
     -----
     JAX and TensorFlow get the same number of CPU devices, unless they have already started.
     """
-    if type(devices) is not int or not 1 <= devices <= MOST:  # True is no number of GPUs
+    if type(devices) is not int or not 1 <= devices <= MOST:  # True is an int too
         raise GpuError(
             f"virtual GPUs: {devices} requested, 1 to {MOST} are possible; "
             f"type {as_typed('%gpus --virtual 2')}"
@@ -142,7 +142,7 @@ def part_of_the_host(number: int) -> int:
 
 
 def disable() -> None:
-    """Turn the virtual GPUs off. Tensors that are still on them can no longer be used."""
+    """Turn the virtual GPUs off. Tensors on them are unusable until virtual GPUs are on again."""
     if enabled():
         known.make_virtual(0)
         with _lock:

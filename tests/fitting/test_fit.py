@@ -115,7 +115,7 @@ def test_where_data_decide_it_is_found_by_runs():
     assert result.value == 12  # two of 1 MiB each
     assert result.confirmed
     assert result.trains is None
-    assert "found by runs alone, since a dry run ends at" in result.notes[0]
+    assert "found by runs alone; the dry run ended early: " in result.notes[0]
     with pytest.raises(gpumagic.GpuError, match=r"the dry run ended early: .*depends on data"):
         gpumagic.fit(step, 1, batch=range(1, 100), dry=True)
     none = str(gpumagic.fit(step, 1, batch=[40, 50]))

@@ -171,7 +171,7 @@ def test_a_watch_is_read_while_it_runs_and_used_again():
     with w:
         x.cpu()
         assert w.ledger.transfers == 1
-        with pytest.raises(RuntimeError, match="runs already"):
+        with pytest.raises(RuntimeError, match="is already running"):
             w.start()
     with w:
         pass

@@ -193,6 +193,6 @@ def test_live_is_shown_once_wherever_it_stands_and_is_the_value(kernel):
 
 def test_live_says_how_to_stop_and_that_works(kernel):
     found, _ = kernel.run("m = %gpus --live")
-    said = "live until the kernel ends; m = %gpus --live, then m.close(), ends it earlier"
+    said = "live until the kernel ends; to end it earlier: m = %gpus --live, then m.close()"
     assert text(found).splitlines()[-1] == said
     assert text(kernel.run("m.close()\nprint(m.comm)")[0]) == "None\n"

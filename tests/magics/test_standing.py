@@ -68,7 +68,7 @@ def test_virtual_gpus_turned_off_in_the_middle_end_what_holds(ip):
     ip.run("%gpus --virtual 2")
     hidden = "def hidden():\n    x = torch.ones(1, device='cuda')\n    yield x\nhere = hidden()"
     done = ip.run(f"{hidden}\nnext(here)\n%gpus --virtual off --force")
-    assert "unusable until you turn them on again: 1 tensor" in done.text
+    assert "unusable until virtual GPUs are on again: 1 tensor" in done.text
     ip.run("del here")
     ip.run("%gpus --virtual 2")
     ip.run("a = torch.ones(2, device='cuda')")

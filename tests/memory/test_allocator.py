@@ -110,7 +110,7 @@ def test_record_turns_the_allocators_record_on_and_off(ip, as_real):
 def test_what_the_user_records_is_left_alone(ip, as_real):
     memory._record_memory_history(max_entries=5)
     for what in ("on", "off"):
-        assert "your code records memory history already" in ip.run(f"%gpumem --record {what}").text
+        assert "your code already records memory history" in ip.run(f"%gpumem --record {what}").text
     assert torch._C._cuda_isHistoryEnabled()
     ip.run("%unload_ext gpumagic")
     assert torch._C._cuda_isHistoryEnabled()

@@ -166,6 +166,6 @@ def test_two_levels_are_shown_and_a_name_opens_more(gpus):
     assert max(branch.depth for branch in found.branches) == 3
     *_, below, last = str(found).splitlines()
     assert below.split()[0] == "[1]"
-    assert last == "  %gpumem net[0][1] opens more"
+    assert last == "  %gpumem net[0][1] shows more"
     assert "all 6 rows" in found._repr_html_()
-    assert "opens more" not in str(tree("net[0]", names))
+    assert "shows more" not in str(tree("net[0]", names))
