@@ -110,7 +110,7 @@ def describe(value: Any, node: ast.expr, text: str) -> list[Part]:
         about = f"{dtype}[{', '.join(str(int(n)) for n in value.shape)}]"
         scalar = not value.dim() and where == "cpu"
         return [Part(node, text, "tensor", (where,), bytes_of(value), about, scalar, value=value)]
-    if issubclass(kind, torch.Generator):
+    if issubclass(kind, torch._C.Generator):  # virtual GPUs replace `torch.Generator`
         where = full(value.device)
         return [Part(node, text, "generator", (where,), about="generator", value=value)]
     if values.comes_from(kind, "numpy.ndarray", "pandas.Series"):

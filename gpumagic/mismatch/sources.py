@@ -263,6 +263,9 @@ def with_device(node: ast.AST, frame: FailedFrame, device: str) -> list[tuple[as
     name = str(of_function(function, "__name__")) if operand.is_torch(function) else ""
     given = {keyword.arg for keyword in getattr(node, "keywords", ())}
     makes = function is torch.Generator or name in operand.FACTORIES or name.endswith("_like")
+    if isinstance(node, ast.Call) and name == "manual_seed":  # it returns the CPU's generator
+        seeded = frame.text(node).removeprefix("torch.")
+        return [(node, f"torch.Generator({device}).{seeded}")]
     if not isinstance(node, ast.Call) or "device" in given or not makes:
         inner = ast.iter_child_nodes(node)
         return [edit for child in inner for edit in with_device(child, frame, device)]

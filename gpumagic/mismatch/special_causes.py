@@ -273,7 +273,9 @@ def _made_on(part: operand.Part, node: Any, frames: list[FailedFrame], target: s
             made, text = found[0].value, ast.unparse(found[0].targets[0])
         stmt = statement(made)
         written = [ast.unparse(each.value) for each in node.keywords if each.arg == "device"]
-        known = [t for t in written if t in frame.parameters or (stmt and only_assignment(t, stmt))]
+        local = frame.code.co_varnames if frame is frames[0] and not frame.at_top else written
+        kept = {t for t in written if t in frame.parameters or t not in local}
+        known = [t for t in written if t in kept or (stmt and only_assignment(t, stmt))]
         calls = with_device(made, frame, next(iter(known), f'"{target}"'))
         earlier = frame.filename != frames[-1].filename
         if stmt and calls and not _draws_elsewhere(text, frame, part, target, earlier):
@@ -285,7 +287,7 @@ def _made_on(part: operand.Part, node: Any, frames: list[FailedFrame], target: s
 
 def _made_again(part: operand.Part, frame: FailedFrame, target: str) -> Edit | None:
     """Return the edit that makes another cell's generator on `target`, with the same seed."""
-    name = next((t for t, v in _in_statement(frame, torch.Generator) if v is part.value), "")
+    name = next((t for t, v in _in_statement(frame, torch._C.Generator) if v is part.value), "")
     at = statement(frame.failed) if frame.failed else None
     if at is None or not name.isidentifier():
         return None
@@ -306,6 +308,7 @@ def _draws_elsewhere(
         function = frame.scope.value(call.func)
         of_torch = operand.is_torch(function) or (by_name and type(function) is not FunctionType)
         # In an earlier cell, a user's function that takes the generator may draw on any device.
-        if given and (_drawn_on(call, reader, part) != target if of_torch else earlier):
+        drawn = _drawn_on(call, reader, part) or target
+        if given and (drawn != target if of_torch else earlier):
             return True
     return False
