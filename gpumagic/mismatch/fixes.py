@@ -11,6 +11,7 @@ import sys
 from collections import UserDict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 from torch import Tensor
@@ -257,6 +258,18 @@ def move_owners(choice: Choice, frames: list[FailedFrame]) -> Fix | None:
     at = at or Operation(Reader(frame), frame.failed, (part,))
     above, _ = climb(Site(at, [part], []), frames[frames.index(frame) + 1 :])
     return _make_there(above, choice.target) or _move(above, choice)
+
+
+def create_above(clash: Operation, choice: Choice, outer: list[FailedFrame]) -> Fix | None:
+    """Return the fix that creates the operands on the target where a caller assigned them."""
+    for frame in outer if choice.target != "cpu" else ():
+        stmts = sources.made_above([*choice.odd], clash.reader, frame)
+        at = Operation(Reader(frame), frame.failed or ast.Pass(), ())
+        device = _written_device(Site(at, [], []), choice.target, stmts[0]) if stmts else ""
+        made = [sources.with_device(stmt.value, frame, device) for stmt in stmts]
+        if made and all(made) and (edit := around(frame, [*chain.from_iterable(made)])):
+            return edit.fix(0)
+    return None
 
 
 def write_fix(site: Site, above: Site, choice: Choice) -> Fix | None:

@@ -173,10 +173,14 @@ def _dropped(part: operand.Part, frame: FailedFrame) -> Any:
 
 def _made_anew(part: operand.Part, frame: FailedFrame) -> str:
     """Return the reason if a function other than `__init__` makes a module in each call, or ""."""
+    function = getattr(function_of(frame.failed or ast.Pass()), "name", "__init__")
+    if part.kind == "module" and part.value is None and frame.parameters[:1] == ("self",):
+        name, code = f"self.{part.about.lower()}", frame.text(part.node)
+        why = f"each call of {function}() makes {part.about} anew, so no optimizer trains it"
+        return f"{why}; write {name} = {code} in __init__, call {name} instead, {RERUN}"
     if part.kind != "module" or part.value is None or not part.text.startswith("self."):
         return ""
     made: Any = only_assignment(part.text, frame.failed)
-    function = getattr(function_of(frame.failed or ast.Pass()), "name", "__init__")
     called = function != "__init__" and isinstance(getattr(made, "value", None), ast.Call)
     if not called or not [*part.value.parameters()]:
         return ""
@@ -205,6 +209,28 @@ def maker_of(part: operand.Part, at: Operation) -> ast.Assign | None:
     from_numpy = ast.unparse(getattr(made.value, "func", made)).endswith("from_numpy")
     new = call.factory or from_numpy or (is_leaf(part) and with_device(made.value, frame, ""))
     return made if new else None
+
+
+def made_above(
+    odd: list[operand.Part], reader: operand.Reader, frame: FailedFrame
+) -> list[ast.Assign]:
+    """Return a caller's assignments of the containers and attributes that hold the operands."""
+    nodes = [*ast.walk(frame.tree)] if frame.tree is not None else []
+    assigned: Any = [n for n in nodes if isinstance(n, ast.Assign) and len(n.targets) == 1]
+    found = list[ast.Assign]()
+    for part in (each for p in odd for each in named_in(p, reader)):
+        root: Any = part.node
+        while isinstance(root, ast.Subscript):
+            root = root.value
+        value = reader.scope.value(root)
+        made = [n for n in assigned if frame.scope.value(n.targets[0]) is value is not MISSING]
+        # Creating a container anew moves all of its tensors.
+        loads = bool(made) and frame.scope.value(getattr(made[0].value, "func", root)) is torch.load
+        whole = storages(value) <= storages([each.value for each in odd])
+        if part.text.isidentifier() or len(made) != 1 or not (loads or whole):
+            return []
+        found += made
+    return [*dict.fromkeys(found)]
 
 
 def before_transfer(node: ast.AST, reader: operand.Reader, target: str | None) -> str:
@@ -266,6 +292,9 @@ def with_device(node: ast.AST, frame: FailedFrame, device: str) -> list[tuple[as
     if isinstance(node, ast.Call) and name == "manual_seed":  # it returns the CPU's generator
         seeded = frame.text(node).removeprefix("torch.")
         return [(node, f"torch.Generator({device}).{seeded}")]
+    if isinstance(node, ast.Call) and function is torch.load:
+        where = [(word.value, device) for word in node.keywords if word.arg == "map_location"]
+        return [*where] or [with_keyword(node, frame, f"map_location={device}")]
     if not isinstance(node, ast.Call) or "device" in given or not makes:
         inner = ast.iter_child_nodes(node)
         return [edit for child in inner for edit in with_device(child, frame, device)]
