@@ -161,7 +161,7 @@ class Run:
         """Move variables to the device, and make the device the default for new arrays."""
         for share in self._shares:
             share.framework.own(self.device)  # raises if the device is unusable, before any move
-        read = [*variables_read(self._names, self._namespace)] if self._move else []
+        read = [*self._read()] if self._move else []
         try:
             for share in self._shares if read else ():
                 share.move(read, self.device, self._namespace, line)
@@ -173,6 +173,9 @@ class Run:
             raise
         if not self._back:
             self._remember()
+
+    def _read(self) -> Iterator[tuple[str, Any]]:
+        return variables_read(self._names, self._namespace, on_host=False)
 
     def _begin(self) -> None:
         arrays = (array for s in self._shares for _, array in s.framework.arrays(self._namespace))
@@ -364,7 +367,7 @@ class Run:
 
     def _reads_there(self) -> bool:
         """Whether the cell reads data on the device. It may then have changed the data in place."""
-        read = dict(variables_read(self._names, self._namespace))
+        read = dict(self._read())
         away = [share.framework.away(read) for share in self._shares]
         return any(self._where in devices for each in away for devices in each.values())
 

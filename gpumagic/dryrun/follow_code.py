@@ -291,7 +291,8 @@ def dry_run_cell(shell: Any, tree: Any, file: str, on: object, *, move: bool = T
     from IPython.core.compilerop import PyCF_MASK  # IPython takes long to import
 
     line, namespace, flags = ProgressLine(shell), shell.user_ns, shell.compile.flags & PyCF_MASK
-    reads = list(variables_read(names_read(tree, shell.transform_cell), namespace))
+    names = names_read(tree, shell.transform_cell)
+    reads = list(variables_read(names, namespace, on_host=False))
 
     def prepare(note: Note) -> Callable[[], dict[str, Any]]:
         execute = leave_out_magics(namespace, note, file, shell.transform_cell, flags)

@@ -14,7 +14,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FunctionType
 from typing import Any
 
-from gpumagic.usercode.values import bases_of, functions_in, globals_of, members_of, values_held
+from gpumagic.usercode.values import (
+    bases_of,
+    comes_from,
+    functions_in,
+    globals_of,
+    members_of,
+    values_held,
+)
 
 # Line and cell magics whose text is Python that runs in the user's namespace.
 _PYTHON_MAGICS = {"time", "timeit", "capture", "prun", "lprun", "memit", "mprun"}
@@ -243,10 +250,18 @@ def names_assigned(tree: ast.AST) -> list[str]:
     return [symbol.get_name() for symbol in bound]
 
 
+_ON_HOST = "torch.utils.data.Dataset", "torch.utils.data.DataLoader"
+
+
 def variables_read(
-    names: Iterable[str], namespace: Mapping[str, Any], module: str = "__main__"
+    names: Iterable[str],
+    namespace: Mapping[str, Any],
+    module: str = "__main__",
+    *,
+    on_host: bool = True,
 ) -> Iterator[tuple[str, Any]]:
-    """Yield `(name, value)` for `names`, and for variables that functions in these values read."""
+    """Yield `(name, value)` for `names`, and for variables that functions in these values read.
+    Without `on_host`, leave out what code of datasets and loaders reads, which runs on the host."""
     queue = deque(names)
     seen: set[str] = set()
     followed: set[FunctionType] = set()
@@ -256,7 +271,9 @@ def variables_read(
         seen.add(name)
         value = namespace[name]
         yield name, value
-        functions = deque([] if _is_array(value) else functions_in(value, module))
+        kind = value if isinstance(value, type) else type(value)
+        closed = _is_array(value) or (not on_host and comes_from(kind, *_ON_HOST))
+        functions = deque([] if closed else functions_in(value, module))
         while functions:
             if (function := functions.popleft()) in followed:
                 continue

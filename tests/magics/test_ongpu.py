@@ -545,3 +545,17 @@ def test_a_graph_that_the_cell_makes_again_is_not_told_as_left_behind(ip):
     again = "for _ in range(2):\n    loss = w.pow(2).sum()\n    loss.backward()"
     assert "left" not in ip.run(f"%%ongpu 1\n{again}").text
     assert "left loss: its graph is on cuda:1" in ip.run("%%ongpu 0\n[loss]").text
+
+
+def test_what_datasets_and_loaders_read_stays_on_the_host(ip):
+    ip.run(
+        "from torch.utils.data import DataLoader, Dataset\nmean = torch.full((4,), 0.5)\n"
+        "class Digits(Dataset):\n    def __len__(self):\n        return 4\n"
+        "    def __getitem__(self, i):\n        return torch.ones(4) - mean\n"
+        "def collate(items):\n    return torch.stack(items) - mean\n"
+        "net = nn.Linear(4, 4); loader = DataLoader([torch.ones(4)] * 4, collate_fn=collate)"
+    )
+    for loader in ("DataLoader(Digits(), batch_size=2)", "loader"):
+        done = ip.run(f"%%ongpu 1\nfor b in {loader}:\n    net(b)")
+        assert done.success, done.text
+        assert ip.ns["mean"].device.type == "cpu"
