@@ -77,12 +77,13 @@ class Calls(TorchFunctionMode):
     # -- answers
     def copied(self, func: Any, args: Any, kwargs: Any, frame: Any) -> Any:
         tensor, memo = args
-        if not isinstance(tensor, nn.Parameter) or id(tensor) in memo:
+        if not tensor.is_leaf or id(tensor) in memo:
             with torch._C.DisableTorchFunction():
                 return func(tensor, memo)
-        data = tensor.data.clone(memory_format=torch.preserve_format)
-        memo[id(tensor)] = nn.Parameter(data, tensor.requires_grad)  # the copy has no gradient
-        return memo[id(tensor)]
+        data = tensor.detach().clone(memory_format=torch.preserve_format)  # without a gradient
+        is_parameter, learns = isinstance(tensor, nn.Parameter), tensor.requires_grad
+        memo[id(tensor)] = nn.Parameter(data, learns) if is_parameter else data
+        return memo[id(tensor)].requires_grad_(learns)
 
     def item(self, func: Any, args: Any, kwargs: Any, frame: Any) -> Any:
         tensor, name = args[0], _NAMES[func]

@@ -5,6 +5,7 @@ Each function returns the levers of one kind, which a dry run has tried.
 
 import ast
 import textwrap
+from collections import UserDict
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from itertools import permutations, takewhile
@@ -16,8 +17,16 @@ from gpumagic.memory.out_of_memory import Lever
 from gpumagic.memory.split_rows import split
 from gpumagic.memory.written_forms import Form, checkpointed, forms
 from gpumagic.usercode.files import label
-from gpumagic.usercode.frames import RestOfCode, backward_of, function_of, is_trained
-from gpumagic.usercode.values import is_module, is_tensor, own, torch_here
+from gpumagic.usercode.frames import (
+    RestOfCode,
+    backward_of,
+    function_of,
+    is_trained,
+    parents,
+    statement,
+    stored,
+)
+from gpumagic.usercode.values import comes_from, is_module, is_tensor, own, torch_here
 
 
 def other_form(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
@@ -51,9 +60,11 @@ def _named(s: OutOfMemoryState, rest: RestOfCode, form: Form) -> str:
 
 
 def other_values(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Propose the same shape for two operands, and float32 for float64."""
+    """Propose the same shape for two operands, less padding, and float32 for float64."""
     known = t.best.names if t.best is not None else {}
     for do, names in [*_one_shape(s, known)]:
+        yield from helps(t.best, do, names=names)
+    for do, names in [*_padded(known)]:
         yield from helps(t.best, do, names=names)
     code, arrays, tensors = _of_float64(known, s.read | s.rests[-1].read_anywhere)
 
@@ -98,6 +109,65 @@ def _one_shape(s: OutOfMemoryState, known: dict[str, Any]) -> Iterator[tuple[str
                 shapes = f"{[*one.shape]} and {[*two.shape]} broadcast"
                 many = f"{one.numel():,} × {two.numel():,}"
                 yield f"`{code}` for `{name}`: {shapes} to {many}", {name: one.view(two.shape)}
+
+
+def _padded(known: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Find batches of text that a mask shows to be longer than their longest sample."""
+    for name, batch in known.items():
+        mask: Any = batch.get("attention_mask") if isinstance(batch, (dict, UserDict)) else None
+        if is_tensor(mask) and mask.dim() == 2:
+            length, used = mask.shape[1], int(mask.cpu().any(0).nonzero().max()) + 1
+            cut = {k: v[:, :used] if v.shape[1:2] == (length,) else v for k, v in batch.items()}
+            do = (
+                f"pad each batch to its longest sample: only {used} of {length} tokens of `{name}` "
+            )
+            yield f"{do}are not padding", {name: type(batch)(cut)}
+
+
+def on_host(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
+    """Propose to keep a large tensor on the CPU, if the code only reads batches of it."""
+    for row in s.device.holders[:_LARGEST]:
+        names = [n for n in (row.path, *row.aliases) if n in s.namespace]
+        held, gives = {id(s.namespace[n]) for n in names}, s.alone([row.path, *row.aliases])
+        value: Any = s.namespace.get(row.path)
+        is_data = comes_from(type(value), _LOADER) or (is_tensor(value) and not value.requires_grad)
+        batch = _batch_of(s, held) if is_data and s.worth(gives) else ""
+        if batch:
+            fits = t.best.fits(t.best.need, gives) if t.best else None
+            do = f"keep `{row.path}` on the CPU, made without `.to(…)` or `.cuda()`, and move each "
+            yield Lever(f'{do}batch: `{batch}.to("{s.name}")`', gives, fits)
+            return
+
+
+_LARGEST, _LOADER = 3, "torch.utils.data.DataLoader"
+_WHOLE = ("shape", "size", "dtype", "device", "dim", "numel")  # what needs no data
+
+
+def _batch_of(s: OutOfMemoryState, held: set[int]) -> str:
+    """Return the code of a batch of these values; empty if the code reads one of them whole."""
+    found = ""
+    for frame in s.frames:
+        code = function_of(frame.failed or ast.Pass()) or frame.tree or ast.Pass()
+        names = (node for node in ast.walk(code) if isinstance(node, ast.Name))
+        for node in (n for n in names if id(frame.scope.name(n.id)) in held):
+            stmt, up = statement(node), next(parents(node), None)
+            cut = up.slice if isinstance(up, ast.Subscript) and up.value is node else None
+            if cut is not None and not isinstance(cut, ast.Tuple):
+                index = frame.text(cut) + ".cpu()" * isinstance(cut, ast.Name)
+                found = f"{node.id}[{index}]"
+            elif isinstance(stmt, ast.For) and node in ast.walk(stmt.iter):
+                values = {n: frame.scope.name(n) for n in stored(stmt.target)}
+                bound = [n for n, value in values.items() if is_tensor(value)]
+                found = found or max(bound, key=lambda n: values[n].nbytes, default="batch")
+            elif not (
+                (stmt is not None and node.id in stored(stmt))  # this statement makes it
+                or getattr(up, "attr", "") in _WHOLE
+                or isinstance(frame.scope.value(getattr(up, "func", node)), type)  # a dataset
+                or ast.unparse(getattr(up, "func", node)) == "len"
+                or (up is frame.failed and frame is not s.frames[0])  # given to a function
+            ):
+                return ""
+    return found
 
 
 def frozen(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:

@@ -21,6 +21,7 @@ from gpumagic.memory.changed_code import (
     by_rows,
     frozen,
     no_graph,
+    on_host,
     other_form,
     other_values,
     recomputed,
@@ -113,14 +114,16 @@ def _reason(s: OutOfMemoryState, t: Trials) -> str:
             line = f"{label(trial.frame.filename)}, {line}"
         return f"each pass of the loop in {line} keeps {grows} more"
     left = f"{size(trial.need.first)} more, but only {size(max(trial.room, 0))} is free"
-    if s.optimizer is not None:
-        return f"an optimizer makes its state in its first step: the code needs {left}"
-    return f"the code needs {left}{_large_layer(s)}"
+    if trial.grows_much:
+        return f"a pass needs {left}; each pass keeps {size(trial.need.grows)}"
+    state = "an optimizer makes its state in its first step: " * (s.optimizer is not None)
+    return f"{state}the code needs {left}{_large_layer(s)}"
 
 
 def _large_layer(s: OutOfMemoryState) -> str:
     """Return a remark on the largest parameter that is trained, if it takes much of the memory."""
-    trained: list[Any] = [*s.namespace.items()] if any(rest.backward for rest in s.rests) else []
+    learns = s.optimizer is not None or any(rest.backward for rest in s.rests)
+    trained: list[Any] = [*s.namespace.items()] if learns else []
     read = s.read | s.rests[-1].read_anywhere
     models = [(name, value) for name, value in trained if name in read and is_module(value)]
     named = (pair for name, model in models for pair in model.named_parameters(prefix=name))
@@ -145,7 +148,7 @@ def levers(s: OutOfMemoryState, t: Trials) -> list[Lever]:
     """Return the cheapest levers that let the cell fit; if there are none, levers that help."""
     free, less = (
         (free_kept, small_views, delete),
-        (other_form, other_values, keep_less, no_hooks, frozen, no_graph),
+        (other_form, other_values, keep_less, on_host, no_hooks, frozen, no_graph),
     )
     # If each pass of a loop keeps memory, freeing other memory only delays the error.
     first = (free, less) if t.loop is None else (less, free)
@@ -266,7 +269,7 @@ def other_gpu(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 
 
 # -- memory that each pass of a loop keeps
-_DETACHED = "store `.item()` of a number or `.detach()` in `{}`: results keep their graphs alive"
+_DETACHED = "store {} in `{}`: results keep their graphs alive"
 _ROOM = "if RAM has room, and move what is read back to the GPU"
 _KEPT: dict[str, Callable[[Any], Any]] = {
     "store `.clone()` in `{}`: a view keeps its whole base tensor alive": methodcaller("clone"),
@@ -315,7 +318,9 @@ def _kept(
             do, by = (_BACKWARD, backward) if None in needed else (_DETACHED, without_graph)
             keep: Any = names, partial(each_tensor, by)
             freed = whole * trial.adds_beyond_room
-            if found := [*helps(trial, do.format("`, `".join(names)), graphs, freed, keep=keep)]:
+            words = ["`, `".join(names)]
+            words = words if None in needed else [_without_graph(trial, names), *words]
+            if found := [*helps(trial, do.format(*words), graphs, freed, keep=keep)]:
                 yield from found
                 return
     if hasattr(trial.frame.scope.name(name), "cache_clear"):
@@ -336,6 +341,17 @@ def _elsewhere(s: OutOfMemoryState, trial: CodeTrial, name: str, whole: int) -> 
     # A dry run fails if the code reads what is then on the CPU. A state must stay where it is.
     states = trial.rest.accumulated
     return None if name in states else Lever(_said([*_KEPT][1], trial, [name]), whole)
+
+
+def _without_graph(trial: CodeTrial, names: Iterable[str]) -> str:
+    """Return the calls that store these values without graphs."""
+    # `.detach()` of a loss may keep memory of the size of the batch.
+    from torch.utils._pytree import tree_leaves
+
+    held = tree_leaves([trial.frame.scope.name(name) for name in names])
+    numbers = {value.numel() == 1 for value in held if is_tensor(value)}
+    words = "`.item()`" if numbers == {True} else "`.item()` of a number or `.detach()`"
+    return "`.detach()`" if numbers == {False} else words
 
 
 def _said(how: str, trial: CodeTrial, names: list[str]) -> str:

@@ -130,6 +130,7 @@ class CodeTrial:
         self.rest.loops = rest.loops[around:]  # the innermost `around` loops are part of the code
         rest = self.rest
         self._loop: Any = rest.loops[0] if rest.loops else None
+        self._step = 1 if rest.loops else 0  # what a pass adds to the loop's integers
         whole = self.frame.tree if self.frame.at_top and rest.failed is not None else None
         # Use the tree's list, not a copy, because `Form.in_place` replaces statements in the tree.
         self.code: list[ast.stmt] = getattr(self._loop or whole, "body", [])
@@ -282,8 +283,12 @@ class CodeTrial:
             return follow
 
         run = self._trials.follow(space, prepare)
-        if run is None or run.mismatches or run.error:
-            return None
+        if run is not None and run.error and self._step:  # such as a file of the next number
+            self._step = 0
+            return self.tried(names, first=first, keep=keep, within=within, form=form)
+        return None if run is None or run.mismatches or run.error else self._need_of(run)
+
+    def _need_of(self, run: "DryRun") -> Need:
         peak = run.peak.get(self._state.name)
         notes = [each.reason for each in run.unknown if each.reason.startswith(_HELD)]
         held = [int(note.split()[-1]) for note in notes]
@@ -310,7 +315,7 @@ class CodeTrial:
                 space[name] = change(space[name])
             note(f"{_HELD}{number} {torch_here().cuda.memory_allocated(self._state.name)}")
             # Increase integer loop variables, so that a cache with these keys grows in each pass.
-            given = {n: v + 1 if type(v) is int else v for n, v in given.items()}
+            given = {n: v + self._step if type(v) is int else v for n, v in given.items()}
 
     def _take_first(self, space: dict[str, Any]) -> bool:
         """Bind the loop's variables to the first item, as after `x = x[None]`; no data loader."""

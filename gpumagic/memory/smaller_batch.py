@@ -123,7 +123,8 @@ def _largest(
     fits = largest(values, needed, trial.room, near=near / 2)
     if fits is not None:
         most, whole = int(fits), (n for n in range(int(fits), int(fits) // 2, -1) if count % n == 0)
-        number = next(whole, most) if divides else most
+        parts = -(-count // most)
+        number = next(whole, -(-count // parts)) if divides else most  # parts of about one size
         then, words = int(needed(number)), do.format(number, -(-count // number))
         words += "" if divides else f" (within {100 * near:.0f} % of the largest that fits)"
         yield Lever(words, need.most - then, trial.fits(need._replace(most=then)))

@@ -216,7 +216,7 @@ def test_of_a_loop_that_keeps_more_the_holder_is_told_and_no_batch(small, shown,
     grown = next(row for row in found.device.holders if row.path == name)
     assert 2 * found.adds <= grown.nbytes
     assert "last pass" in repr(found)
-    assert found.levers[0].do.startswith(f"store `.item()` of a number or `.detach()` in `{name}`")
+    assert found.levers[0].do.startswith(f"store `.item()` in `{name}`")
     assert [r for r in found.levers if "a batch" in r.do] == []
 
 
@@ -235,7 +235,7 @@ def test_losses_that_a_callback_sums_are_detached_whatever_its_caller_trains(sma
     )
     small.run("check = Check()\nnet(torch.ones(2, 256).cuda()).sum().backward()\ncheck(net)")
     assert (
-        shown.pop().levers[0].do.startswith("store `.item()` of a number or `.detach()` in `total`")
+        shown.pop().levers[0].do.startswith("store `.item()` in `total`")
     )
 
 
@@ -245,7 +245,7 @@ ASKED = {
     "results of items that the loop changes": (
         "items = [torch.ones(640, 256) for _ in range(60)]\nresults = []",
         "for n, x in enumerate(items):\n    x = x.unsqueeze(0).cuda()\n    results.append(net(x))",
-        "store `.item()` of a number or `.detach()` in `results`",
+        "store `.detach()` in `results`",
     ),
     "a dict of lists in a function": (
         "from collections import defaultdict\n@torch.no_grad()\ndef render(rays):\n"
@@ -296,7 +296,7 @@ ASKED = {
         "    for t in range(200):\n        h = cell(torch.ones(500, 64).cuda(), h)\n"
         "        found.append(h.argmax(1))\n    return found",
         "out = sample(torch.zeros(500, 64).cuda())",
-        "store `.item()` of a number or `.detach()` in `h`",
+        "store `.detach()` in `h`",
     ),
     "a memory in an object": (
         "class Memory:\n    def __init__(self):\n        self.all = []\n"
@@ -410,7 +410,7 @@ def test_the_loop_that_keeps_most_is_named_and_losses_with_a_later_backward_pass
         "    loss = loss + net(adapt(torch.ones(200, 256, device='cuda'))).mean()\nloss.backward()"
     )
     found = shown.pop()
-    assert found.reason.startswith("each pass of the loop in line 2 keeps")
+    assert found.reason.startswith("each pass of the loop in In [3], line 2 keeps")
     assert not [lever for lever in found.levers if "or `.detach()` in" in lever.do]
 
 
@@ -597,7 +597,7 @@ def test_how_many_samples_a_result_has_is_no_batch(small, shown):
 def test_copies_of_a_model_are_kept_on_the_cpu(small, shown):
     small.run(START + "net, kept = nn.Linear(1024, 1024).cuda(), []")
     small.run("for epoch in range(20):\n    kept.append(copy.deepcopy(net))")
-    assert "`.cpu()` of the tensors in `kept`" in shown.pop().levers[0].do
+    assert "`.cpu()` of the models in `kept`" in shown.pop().levers[0].do
     small.run("%gpufree\nkept.clear()")
     ran = small.run("for epoch in range(20):\n    kept.append(copy.deepcopy(net).cpu())")
     assert ran.success
