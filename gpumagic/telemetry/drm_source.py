@@ -39,7 +39,7 @@ class DrmSource(Source):
     ) -> None:
         self.root = root
         self._build = build
-        self._kept = CachedReadings(monotonic)
+        self._kept = CachedReadings()
         self._monotonic = monotonic
         # The last value of each counter and the time of its reading, by UUID and counter's name.
         self._counters: dict[tuple[str, str], tuple[float, float]] = {}
