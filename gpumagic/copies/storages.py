@@ -137,15 +137,6 @@ class StorageCopier:
 
     def _copy_family(self, family: list[Stretch]) -> None:
         """Copy the memory of overlapping tensors and arrays once per target device."""
-        source = family[0].source
-        if len(family) == 1 and not is_tensor(source) and source.flags.owndata:
-            import numpy
-
-            made = numpy.array(source, order="K", subok=False)  # owns its memory, for `resize`
-            made.flags.writeable = source.flags.writeable
-            self._made[family[0].index] = made
-            self._count(source.nbytes, sent=False)
-            return
         start, stop = min(p.start for p in family), max(p.stop for p in family)
         lead = start % _ALIGNMENT
         buffers: dict[Any, Any] = {}

@@ -39,7 +39,6 @@ class CopiedVariables:
         others: FrameworksOn = NO_OTHERS,
         function: Callable[..., Any] | None = None,
         stays: Callable[[Any], bool] | None = None,  # returns True for objects to share
-        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.seconds = 0.0  # time of copying, including synchronization
         self.notes: tuple[str, ...] = ()
@@ -51,7 +50,7 @@ class CopiedVariables:
         values = {n: namespace[n] for n in names if n in namespace and n != "__builtins__"}
         if function is not None:
             values[_FUNCTION] = function
-        start = clock()
+        start = time.perf_counter()
         try:
             self._copy(Copier(namespace, self.globals, self.storages, stays), values, device)
             if device is not None:
@@ -59,7 +58,7 @@ class CopiedVariables:
 
                 wait_for(device)
             others.wait()
-            self.seconds = clock() - start
+            self.seconds = time.perf_counter() - start
         except BaseException as error:  # noqa: BLE001  the error's frames keep copies alive
             self.close()
             raise error.with_traceback(None) from None
@@ -147,7 +146,6 @@ class Trial:
         values: Mapping[str, Any],
         *,
         others: FrameworksOn = NO_OTHERS,
-        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.device = device
         self.where = str(device or others.device)
@@ -161,7 +159,6 @@ class Trial:
             device,
             others=others,
             function=program.function,
-            clock=clock,
         )
 
     def set_up(self) -> None:

@@ -167,12 +167,7 @@ class Operators(TorchDispatchMode):
 
     def _replaced(self, func: Any, name: str, args: Any) -> tuple[Tensor, bool] | None:
         """Return the argument whose memory the result would reuse, and whether that is certain."""
-        node = C._current_autograd_node()
-        # Store the autograd node's name and number. The node itself would keep tensors alive.
-        number = None if node is None else (node.name(), node._sequence_nr())
-        if number != self._at_node:
-            self._at_node, self._began = number, self._held.made
-            self.backward |= number is not None
+        number = self._enter_node()
         # In a dispatch mode, some C++ code of torch allocates a tensor instead of writing in place.
         first: Any = next(iter(args), None)
         # A sparse tensor has no storage.
@@ -187,6 +182,16 @@ class Operators(TorchDispatchMode):
         if overload != "add.Tensor" or of_node or torch.is_grad_enabled() or first._is_view():
             return None
         return (first, False) if first.nbytes == first.untyped_storage().nbytes() else None
+
+    def _enter_node(self) -> tuple[str, int] | None:
+        """Return the running autograd node's name and number; note when another node began."""
+        node = C._current_autograd_node()
+        # Store the name and the number, because the node itself would keep tensors alive.
+        number = None if node is None else (node.name(), node._sequence_nr())
+        if number != self._at_node:
+            self._at_node, self._began = number, self._held.made
+            self.backward |= number is not None
+        return number
 
 
 _WRITES = ("scatter", "scatter_add", "index_add", "index_fill", "index_put", "_unsafe_index_put")

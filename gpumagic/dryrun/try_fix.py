@@ -108,8 +108,6 @@ class _Trial:
             if not run.mismatches:
                 made = [_changes(self._before[name], texts[name], every, name) for name in texts]
                 edits = [*chain.from_iterable(made)]
-                if not edits:  # the last fix undid the first
-                    break
                 more = replace(found, fix=edits[0], more=tuple(edits[1:]))
                 return (more if every[1:] else found), len(every)
             later = run.mismatches[0].explanation

@@ -221,10 +221,7 @@ class GpuTable:
         found = []
         if self.snapshot.gpus and not self.gpus and not self.snapshot.problems:
             found = [f"This kernel has no GPU; {as_typed('%gpus --virtual 2')} makes virtual ones."]
-        for gpu in self.gpus:
-            # Omit the power cap, because every GPU at full load reaches it.
-            slow = [reason for reason in gpu.throttle or () if reason != "power cap"]
-            found += [f"{label(gpu)} is throttled: {', '.join(slow)}."] if slow else []
+        found += filter(None, map(_throttled, self.gpus))
         if any(gpu.unified and gpu.vendor != "apple" for gpu in self.gpus):
             found.append("A GPU without memory of its own shows the host's memory.")
         for kind in sorted({gpu.kind for gpu in self.gpus if not gpu.ordinal_certain}):
@@ -236,6 +233,12 @@ class GpuTable:
         start = "" if self.gpus else "no GPU: "
         lines = (f"{start}{each.cause}; {each.cure}." for each in self.snapshot.problems)
         return [line[:1].upper() + line[1:] for line in lines]
+
+
+def _throttled(gpu: GpuSample) -> str:
+    """Return why a GPU is slowed, without the power cap, which every GPU at full load reaches."""
+    slow = [reason for reason in gpu.throttle or () if reason != "power cap"]
+    return f"{label(gpu)} is throttled: {', '.join(slow)}." if slow else ""
 
 
 def _caption(snapshot: Snapshot, gpus: Sequence[GpuSample]) -> str:

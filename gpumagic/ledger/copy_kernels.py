@@ -101,20 +101,19 @@ def reads(operator: str, self: Any, *args: Any, output_size: Any = None, **_: An
     if operator in INDEXING:
         return _reads_of_masks(operator, *args)
     if operator == "equal":
-        other = args[0]
-        if self.shape != other.shape or not self.numel():
-            return []
-        # torch does not compare a tensor with itself, or with an equal view of its memory.
-        same = self.data_ptr() == other.data_ptr() and self.stride() == other.stride()
-        return [] if same else [1]
+        return [1] * _is_compared(self, args[0])
     if operator == "repeat_interleave":  # reads the result's size, and whether a repeat is negative
         return [8, 1] if output_size is None else []
-    if operator == "histc":
-        low, high = (*args[1:], 0, 0)[:2]
-        return [self.element_size()] * 2 if low == high else []
-    if operator == "bincount":  # reads the smallest and the largest value
-        return [self.element_size()] * 2 if self.numel() else []
+    if operator in ("bincount", "histc"):  # reads the smallest and the largest value
+        low, high = (*args[1:], 0, 0)[:2] if operator == "histc" else (0, 0)
+        return [int(self.element_size())] * 2 * bool(low == high and self.numel())
     return [COUNT] if self.numel() or operator == "nonzero" else []
+
+
+def _is_compared(one: Any, other: Any) -> bool:
+    """Whether `equal` reads the tensors; not for unequal shapes, or one view of one memory."""
+    same = one.data_ptr() == other.data_ptr() and one.stride() == other.stride()
+    return bool(one.shape == other.shape and one.numel() and not same)
 
 
 def copies_to_gpu(operator: str, indices: Any, *values: Any) -> list[tuple[Any, str, int, bool]]:

@@ -64,13 +64,6 @@ class Entry:
         """The line's number in its cell or file."""
         return None if self.where is None else self.where.line
 
-    @property
-    def direction(self) -> str:
-        """``"host_to_device"``, ``"device_to_host"`` or ``"device_to_device"``."""
-        if self.source == "cpu":
-            return "host_to_device"
-        return "device_to_host" if self.destination == "cpu" else "device_to_device"
-
 
 @dataclass(frozen=True, repr=False)
 class Ledger(Shown):

@@ -6,15 +6,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from IPython.core.magic import (
-    Magics,
-    cell_magic,
-    line_cell_magic,
-    line_magic,
-    magics_class,
-    needs_local_scope,
-    no_var_expand,
-)
+from IPython.core import magic as ipython
 from IPython.display import display
 
 from gpumagic.errors import cluster_needed, torch_needed
@@ -47,13 +39,13 @@ def magic(kind: Callable[[Any], Any], *, parsed: bool = True) -> Callable[[Any],
             with in_one_line(typed):
                 return method(self, asked, *cell, **scope)
 
-        return no_var_expand(kind(run))
+        return ipython.no_var_expand(kind(run))
 
     return decorate
 
 
-@magics_class
-class GpuMagics(Magics):
+@ipython.magics_class
+class GpuMagics(ipython.Magics):
     """The magics of one shell."""
 
     def __init__(self, shell: Any, cells: CellHooks, once: DisplayOnce) -> None:
@@ -61,7 +53,7 @@ class GpuMagics(Magics):
         self.cells, self.once = cells, once
         self._last_memory: Any = None  # the last report of all holders, for `--since`
 
-    @magic(line_magic)
+    @magic(ipython.line_magic)
     def gpus(self, asked: Namespace) -> Any:
         """Show each GPU's load, temperature, power and memory, and who holds the memory.
 
@@ -99,7 +91,7 @@ class GpuMagics(Magics):
             return made
         return self.once.show(gpus.gpus(asked.where), processes=asked.processes)
 
-    @magic(line_cell_magic, parsed=False)
+    @magic(ipython.line_cell_magic, parsed=False)
     def ongpu(self, line: str, cell: str | None = None) -> Any:
         """Run a cell on one device or several (%%ongpu), or all cells on one device (%ongpu).
 
@@ -142,7 +134,7 @@ class GpuMagics(Magics):
         """
         return self.cells.stand(line) if cell is None else self.cells.run(line, cell)
 
-    @magic(line_magic)
+    @magic(ipython.line_magic)
     def gpuwatch(self, asked: Namespace) -> None:
         """Report each cell's copies between devices, and its waits for a device.
 
@@ -170,8 +162,8 @@ class GpuMagics(Magics):
             print("copies and waits are no longer counted" if on else "%gpuwatch was not on")
             self.cells.watch(None)
 
-    @needs_local_scope
-    @magic(line_cell_magic, parsed=False)
+    @ipython.needs_local_scope
+    @magic(ipython.line_cell_magic, parsed=False)
     def gputime(self, line: str, cell: str | None = None, local_ns: Any = None) -> None:
         """Time code on several devices under the same conditions, and compare the times.
 
@@ -209,8 +201,8 @@ class GpuMagics(Magics):
 
         self._on_copies(time_cell, "gputime", line, cell, local_ns)
 
-    @needs_local_scope
-    @magic(line_cell_magic, parsed=False)
+    @ipython.needs_local_scope
+    @magic(ipython.line_cell_magic, parsed=False)
     def gpudiff(self, line: str, cell: str | None = None, local_ns: Any = None) -> None:
         """Find the first operation at which two devices, or two dtypes, give different numbers.
 
@@ -245,7 +237,7 @@ class GpuMagics(Magics):
         with in_one_line(f"%%{name}" if above else f"%{name}"), self.cells.timing():
             run(self.shell, asked, above, code, scope)
 
-    @magic(line_magic)
+    @magic(ipython.line_magic)
     def gpumem(self, asked: Namespace) -> Any:
         """Show which variables and other objects hold the memory of the GPUs, the largest first.
 
@@ -290,7 +282,7 @@ class GpuMagics(Magics):
             print("This is the first %gpumem; --since will show what changes from now on.")
         return self.once.show(shown)
 
-    @magic(line_magic)
+    @magic(ipython.line_magic)
     def gpufree(self, asked: Namespace) -> None:
         """Free the GPU memory that no variable holds, and print the amount in one line.
 
@@ -319,7 +311,7 @@ class GpuMagics(Magics):
 
             display(free_memory(*asked.names, grads=asked.grads))
 
-    @magic(cell_magic)
+    @magic(ipython.cell_magic)
     def gpufit(self, asked: Namespace, cell: str) -> None:
         """Find the largest value of a variable, such as a batch size, that fits in GPU memory.
 
@@ -351,7 +343,7 @@ class GpuMagics(Magics):
         with self.cells.timing():
             fit_cell(self.shell, asked, f"%%gpufit {asked.line}", cell)
 
-    @magic(line_magic)
+    @magic(ipython.line_magic)
     def gpucluster(self, asked: Namespace) -> None:
         """Start an engine for each GPU, here or on other machines, for the cells of `%%ongpu @all`.
 

@@ -98,16 +98,7 @@ def virtual_off(cells: Any, *, force: bool = False) -> None:
         results = bring_results(own_variables(namespace) | {"Out": namespace.get("Out")})
     alive = virtual.live_tensors()
     if alive and not force:
-        if made:
-            force_it = "to move all to the CPU first, type %gpus --virtual off --force"
-            raise GpuError(f"--virtual off would leave no GPU for {some(made)}; {force_it}")
-        from gpumagic.memory.holders_by_name import memory
-
-        raise GpuError(
-            f"--virtual off would destroy the tensors of {some(r.path for r in memory().holders)}; "
-            "free them with %gpufree (.detach() drops a graph), or type "
-            "%gpus --virtual off --force"
-        )
+        raise GpuError(_why_not_off(made))
     ended = f"; %ongpu {cells.standing.where} has ended" if cells.standing else ""
     cells.end_all()
     virtual.disable()
@@ -115,6 +106,19 @@ def virtual_off(cells: Any, *, force: bool = False) -> None:
     if alive:
         lost += f"; unusable until virtual GPUs are on again: {many(alive, 'tensor')}"
     print(f"virtual GPUs are off{ended}{lost}")
+
+
+def _why_not_off(made: list[str]) -> str:
+    """Return why virtual GPUs stay on: they hold the variables `made`, or other tensors."""
+    if made:
+        force_it = "to move all to the CPU first, type %gpus --virtual off --force"
+        return f"--virtual off would leave no GPU for {some(made)}; {force_it}"
+    from gpumagic.memory.holders_by_name import memory
+
+    return (
+        f"--virtual off would destroy the tensors of {some(r.path for r in memory().holders)}; "
+        "free them with %gpufree (.detach() drops a graph), or type %gpus --virtual off --force"
+    )
 
 
 def move_back(namespace: dict[str, Any]) -> str:

@@ -28,6 +28,16 @@ class MemoryChanges(Shown):
 
 def changes(before: MemoryReport, after: MemoryReport) -> MemoryChanges:
     """Compare two reports; match their holders by path or by any alias."""
+    found = _matched(before, after)
+    changed = [each for each in found if each.before != each.after]
+    changed.sort(key=lambda each: -abs(each.after - each.before))
+    old, new = ({d.device: d.allocated or 0 for d in report.devices} for report in (before, after))
+    allocated = tuple((name, old.get(name, 0), new.get(name, 0)) for name in old | new)
+    return MemoryChanges(allocated, tuple(changed), len(found) - len(changed))
+
+
+def _matched(before: MemoryReport, after: MemoryReport) -> list[MemoryChange]:
+    """Return each holder of either report with its bytes in both."""
     found, gone = list[MemoryChange](), {(h.device, h.path): h for h in before.holders}
     # A deleted name's value may still be reachable under another name.
     alias = {(h.device, name): (h.device, h.path) for h in before.holders for name in h.aliases}
@@ -38,12 +48,7 @@ def changes(before: MemoryReport, after: MemoryReport) -> MemoryChanges:
         earlier = [*names, *map(alias.get, names)]
         was = next((gone.pop(key) for key in earlier if key in gone), None)
         found.append(MemoryChange(holder, was.nbytes if was else 0, holder.nbytes))
-    found += [MemoryChange(holder, holder.nbytes, 0) for holder in gone.values()]
-    changed = [each for each in found if each.before != each.after]
-    changed.sort(key=lambda each: -abs(each.after - each.before))
-    old, new = ({d.device: d.allocated or 0 for d in report.devices} for report in (before, after))
-    allocated = tuple((name, old.get(name, 0), new.get(name, 0)) for name in old | new)
-    return MemoryChanges(allocated, tuple(changed), len(found) - len(changed))
+    return found + [MemoryChange(holder, holder.nbytes, 0) for holder in gone.values()]
 
 
 # -- text and HTML

@@ -12,13 +12,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from inspect import CO_OPTIMIZED
 from traceback import walk_stack, walk_tb
-from types import FrameType, ModuleType, TracebackType
+from types import ModuleType, TracebackType
 from typing import Any
 
 from gpumagic.memory.memory_report import EXCEPTION, GARBAGE, OUTPUT
 from gpumagic.memory.object_graph import Root, Walk
 from gpumagic.usercode.files import is_ours, is_users, label, shell
-from gpumagic.usercode.frames import tracebacks
+from gpumagic.usercode.frames import local_variables, tracebacks
 from gpumagic.usercode.values import comes_from, defined_in, is_module, own
 
 _UNDERSCORES = ("_", "__", "___")
@@ -165,7 +165,7 @@ class Roots:
         for frame in self._frames:
             code, name = frame.f_code, f"{frame.f_code.co_name}() (running)"
             if code.co_flags & CO_OPTIMIZED and is_users(code.co_filename):  # a function's frame
-                for local, value in _local_variables(frame).items():
+                for local, value in local_variables(frame).items():
                     yield Root(f"{name}: {local}", value, holder=name)
 
     def _globals(self) -> Iterator[Root]:
@@ -174,18 +174,6 @@ class Roots:
                 for key, value in [*names.items()]:
                     if key not in _IMPORTING:
                         yield Root(f"{name}.{key}", value, holder=name)
-
-
-def _local_variables(frame: FrameType) -> dict[str, Any]:
-    """Return the variables of a function's frame without leaving a copy of them in the frame."""
-    seen = frame.f_locals
-    names = dict(seen)
-    # Before Python 3.13, a frame keeps the dictionary that `f_locals` returned. The user may
-    # have the same dictionary from `locals()`. Clear it only if nothing else refers to it.
-    held_by_frame_and_us = 3
-    if type(seen) is dict and sys.getrefcount(seen) <= held_by_frame_and_us:
-        seen.clear()
-    return names
 
 
 def _exceptions(ipython: Any) -> Iterator[Root]:

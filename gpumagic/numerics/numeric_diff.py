@@ -196,11 +196,11 @@ def _compared(
     found, count, largest = dict[str, Gap](), 0, 0.0
     for one, other in _aligned(runs):
         inputs = [*one.inputs, *other.inputs]
-        known = [Gap(rtol=base), *(each.gap for each in inputs if each.gap)]
+        known = [Gap(rtol=base), *filter(None, (each.gap for each in inputs))]
         # An operation has no results if the memory for copies was used up.
         count += bool(one.results and other.results and not one.is_variable)
         gap = _gap(one, other, known)
-        instead = next((each.instead for each in inputs if each.instead), None)
+        instead = next(filter(None, (each.instead for each in inputs)), None)
         if gap.excess > 1 and instead and not one.is_variable:
             # An input depends on an unpaired operation, so these results may differ.
             one.instead = other.instead = instead

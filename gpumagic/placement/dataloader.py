@@ -3,8 +3,6 @@
 The ledger, which records copies between devices, recognizes copies of batches by this file's name.
 """
 
-import copy
-import dataclasses
 from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
@@ -50,10 +48,6 @@ def _copy_batch(device: torch.device, copied: list[int], batch: Any) -> Any:
             held = item if isinstance(item, Mapping) else vars(item)
             copied.extend(x.nbytes for x in held.values() if isinstance(x, torch.Tensor))
             return item.to(device)
-        if dataclasses.is_dataclass(item) and not isinstance(item, type):
-            item = copy.copy(item)  # `dataclasses.replace` would call `__post_init__` again
-            for name in [f.name for f in dataclasses.fields(item) if hasattr(item, f.name)]:
-                object.__setattr__(item, name, _copy_batch(device, copied, getattr(item, name)))
         return item
 
     return tree_map(leaf, batch, is_leaf=lambda item: isinstance(item, PackedSequence))

@@ -140,27 +140,25 @@ def _percent(part: float | None, whole: float) -> str:
 
 # -- the table
 def _columns(profile: CellProfile) -> list[Column]:
-    number, lines = partial(Column, number=True), profile.lines
-    wheres = [line.where or UserLine(0) for line in lines]
-    first = [line.operators[:_OPERATORS] for line in lines]
-    dearest = [", ".join(f"{o.name} {duration(o.cost)}" for o in each) for each in first]
-    html = [
-        folded(where.source, escape(words)) if words else escape(where.source)
-        for where, words in zip(wheres, dearest, strict=True)
-    ]
-    code = [table.short(where.source, _CODE) for where in wheres]
-    launches = [NOT_KNOWN if line.launches is None else f"{line.launches:,}" for line in lines]
-    whole = sum(line.host for line in lines)
-    return [
-        number("line", [w.place.removeprefix("line ") if w.line else "–" for w in wheres]),
-        Column("source", code, fit="cut", notes=dearest, css="gm-code", html=html),
-        number("host", [duration(line.host) for line in lines]),
-        number("device", [duration(line.device) for line in lines]),
-        number("launches", launches),
-        number("copies", [f"{line.copies:,}" for line in lines]),
-        number("waits", [f"{line.waits:,}" for line in lines]),
-        number("share", [_percent(line.host, whole) for line in lines]),
-    ]
+    whole = sum(line.host for line in profile.lines)
+    rows = [_cells(line, whole) for line in profile.lines]
+    places, code, html, dearest, *numbers = map(list, zip(*rows, strict=True)) or [[]] * 10
+    number = partial(Column, number=True)
+    source = Column("source", code, fit="cut", notes=dearest, css="gm-code", html=html)
+    heads = ("host", "device", "launches", "copies", "waits", "share")
+    return [number("line", places), source, *map(number, heads, numbers)]
+
+
+def _cells(line: ProfiledLine, whole: float) -> tuple[str, ...]:
+    """Return a line's place, code, HTML and slowest operators, then the cells with numbers."""
+    where = line.where or UserLine(0)
+    place = where.place.removeprefix("line ") if where.line else "–"
+    dearest = ", ".join(f"{o.name} {duration(o.cost)}" for o in line.operators[:_OPERATORS])
+    html = folded(where.source, escape(dearest)) if dearest else escape(where.source)
+    launches = NOT_KNOWN if line.launches is None else f"{line.launches:,}"
+    times = duration(line.host), duration(line.device)
+    counts = launches, f"{line.copies:,}", f"{line.waits:,}", _percent(line.host, whole)
+    return place, table.short(where.source, _CODE), html, dearest, *times, *counts
 
 
 def _notes(profile: CellProfile) -> Iterator[str]:

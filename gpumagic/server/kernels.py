@@ -34,11 +34,7 @@ _NO_ORPHAN = "no orphaned process has this PID and start time; nothing was ended
 async def terminate(given: Any, snapshot: Snapshot) -> tuple[bool, str]:
     """End the orphan that `given` names, or kill it; return whether it ended, and a message."""
     order = given if isinstance(given, dict) else {}
-    named = (order.get("pid"), order.get("started"))
-    orphans = [process for process in snapshot.processes if process.orphan and process.started]
-    found = next((one for one in orphans if (one.pid, one.started) == named), None)
-    if found is None:
-        raise HTTPError(409, _NO_ORPHAN)
+    found = _orphan(order, snapshot)
     name = f"process {found.pid} ({found.name or 'unknown'})"
     try:
         process = psutil.Process(found.pid)
@@ -55,6 +51,15 @@ async def terminate(given: Any, snapshot: Snapshot) -> tuple[bool, str]:
             return True, f"{name} has ended"
         await asyncio.sleep(_PAUSE_S)
     return False, f'{name} still runs after {WAIT_S:.0f} s; ask again with "force": true to kill it'
+
+
+def _orphan(order: dict[str, Any], snapshot: Snapshot) -> ProcessSample:
+    """Return the orphan with the requested pid and start time; HTTPError if there is none."""
+    named = (order.get("pid"), order.get("started"))
+    for process in snapshot.processes:
+        if process.orphan and process.started and (process.pid, process.started) == named:
+            return process
+    raise HTTPError(409, _NO_ORPHAN)
 
 
 class KernelTable:

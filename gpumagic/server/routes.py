@@ -77,7 +77,15 @@ def _families(snapshot: Snapshot) -> Iterator[Metric]:
                     # Round, so that 57 % is 0.57.
                     family.add_metric((gpu.uuid, gpu.name or "", index), round(value * factor, 9))
             yield family
-    # Count memory by notebook, because counting by process would start a time series per pid.
+    yield _held(snapshot)
+    wrong = GaugeMetricFamily("gpumagic_problem", "1 for each problem.", labels=("code", "uuid"))
+    for labels in dict.fromkeys((one.code, one.uuid or "") for one in snapshot.problems):
+        wrong.add_metric(labels, 1)
+    yield wrong
+
+
+def _held(snapshot: Snapshot) -> Metric:
+    """Return the memory by notebook, because counting by process would start a series per pid."""
     about = "GPU memory held by the processes of a notebook; of all others if the name is empty."
     held = GaugeMetricFamily("gpumagic_notebook_memory_bytes", about, labels=("uuid", "notebook"))
     by_notebook = Counter[tuple[str, str]]()
@@ -86,11 +94,7 @@ def _families(snapshot: Snapshot) -> Iterator[Metric]:
             by_notebook[process.uuid, process.notebook or ""] += process.memory
     for labels, size in by_notebook.items():
         held.add_metric(labels, size)
-    yield held
-    wrong = GaugeMetricFamily("gpumagic_problem", "1 for each problem.", labels=("code", "uuid"))
-    for labels in dict.fromkeys((one.code, one.uuid or "") for one in snapshot.problems):
-        wrong.add_metric(labels, 1)
-    yield wrong
+    return held
 
 
 HUB = "gpumagic_hub"  # the key of the hub in the settings of the web application

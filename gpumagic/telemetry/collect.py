@@ -96,8 +96,6 @@ class Collector:
         sources: Sequence[Source] | None = None,
         owners: Owners | None = None,
         here: Callable[[], Sequence[device.Device]] = lambda: device.here(memory=False),
-        clock: Callable[[], float] = time.time,
-        monotonic: Callable[[], float] = time.monotonic,
         host: Callable[[], Host] | None = None,
         usable: bool = True,  # False if this process needs no GPU, as the Jupyter server
     ) -> None:
@@ -107,18 +105,17 @@ class Collector:
         self._owners = owners or Owners()
         self._here = here
         self._usable = usable
-        self._clock = clock
         self._lock = threading.Lock()
         self._failed: list[Problem] = []
         self._named: dict[str | None, device.Device] = {}
-        self._kept = CachedReadings(monotonic)  # caches the processes' owners
+        self._kept = CachedReadings()  # caches the processes' owners
         self._pids: set[int] = set()
 
     def take(self, *, processes: bool = True, max_age: float = 0.0) -> Snapshot:
         """Return a snapshot; cached readings may be up to `max_age` refresh intervals old."""
         with self._lock:
             self._failed = []
-            now, host, problems = self._clock(), self._host(), list(self._misnamed)
+            now, host, problems = time.time(), self._host(), list(self._misnamed)
             gpus, sources = self._gpus(host, max_age)
             gpus = self._with_ordinals(gpus)
             for source in self._sources:

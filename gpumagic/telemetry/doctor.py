@@ -74,22 +74,11 @@ _Card = tuple[str, str, str | None]  # vendor, PCI address, driver
 class Doctor:
     """Checks a machine's files below ``root``, its packages and its environment variables."""
 
-    def __init__(
-        self,
-        root: Path = Path("/"),
-        env: Mapping[str, str] | None = None,
-        door: nvml.Nvml | None = None,
-        version: Callable[[str], str] = metadata.version,
-        build: Callable[[], device.TorchBuild] = device.torch_build,
-        apple: AppleSource | None = None,
-    ) -> None:
+    def __init__(self, root: Path = Path("/"), env: Mapping[str, str] | None = None) -> None:
         self._files = drm.Folder(root)
         self._root = root
         self._env = os.environ if env is None else env
-        self._door = door or nvml.shared_nvml()
-        self._version = version
-        self._build = build
-        self._apple = apple or AppleSource()
+        self._door = nvml.shared_nvml()
         marks = (".dockerenv", "run/.containerenv", "var/run/secrets/kubernetes.io")
         self._container = any((root / mark).exists() for mark in marks)
         self._wsl = "microsoft" in self._files.text("proc/sys/kernel/osrelease").lower()
@@ -99,7 +88,7 @@ class Doctor:
         self._door.retry()
         cards = self._cards()
         others = [check for vendor, its in cards.items() for check in self._of_vendor(vendor, its)]
-        apples = self._apple.gpus(Host())
+        apples = AppleSource().gpus(Host())
         others += [Check("Apple GPU", True, gpu.name or "unknown model") for gpu in apples]
         # Run NVIDIA's checks if there is an NVIDIA GPU, or if no GPU was found.
         is_nvidia = "nvidia" in cards or bool(self._door.gpus()) or not others
@@ -119,7 +108,7 @@ class Doctor:
         found: dict[str, list[_Card]] = {}
         for card in drm.pci_gpus(self._root):
             # Intel's integrated GPUs count only if the installed torch supports Intel's GPUs.
-            if self._build().xpu or not drm.is_integrated(*card[:2]):
+            if device.torch_build().xpu or not drm.is_integrated(*card[:2]):
                 found.setdefault(card[0], []).append(card)
         return found
 
@@ -200,9 +189,9 @@ class Doctor:
         return Check(name, ok, f"{self._env[name]!r} selects {left} of {every} GPUs", cure)
 
     def _torch(self, cards: Mapping[str, Sequence[_Card]]) -> Check:
-        build = self._build()
+        build = device.torch_build()
         try:
-            version = self._version("torch")
+            version = metadata.version("torch")
         except metadata.PackageNotFoundError:
             return Check("torch", None, 'not installed (pip install "gpumagic[torch]")')
         has = {"amd": build.hip, "intel": build.xpu}

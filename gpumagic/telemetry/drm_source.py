@@ -34,13 +34,11 @@ class DrmSource(Source):
     def __init__(
         self,
         root: Path = Path("/"),
-        monotonic: Callable[[], float] = time.monotonic,
         build: Callable[[], TorchBuild] = torch_build,
     ) -> None:
         self.root = root
         self._build = build
-        self._kept = CachedReadings(monotonic)
-        self._monotonic = monotonic
+        self._kept = CachedReadings()
         # The last value of each counter and the time of its reading, by UUID and counter's name.
         self._counters: dict[tuple[str, str], tuple[float, float]] = {}
         self._cards: list[drm.GraphicsCard] = []
@@ -197,7 +195,7 @@ class IntelSource(DrmSource):
 
     def _rate(self, card: drm.GraphicsCard, counter: str, value: float | None) -> float | None:
         """Return a counter's increase per second; None at first, after a reset or after a pause."""
-        now, before = self._monotonic(), self._counters.pop((card.uuid, counter), None)
+        now, before = time.monotonic(), self._counters.pop((card.uuid, counter), None)
         if value is None:
             return None
         self._counters[card.uuid, counter] = value, now

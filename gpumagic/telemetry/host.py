@@ -139,15 +139,19 @@ class KernelLoads:
                 return self._last[2]  # CPU use over less time is noise
             known = {kernel.pid for kernel in kernels} == self._families.keys()
             if not known or abs(now - self._listed_at) >= 2.0:  # there may be new child processes
-                self._families = {kernel.pid: _family(kernel.pid) for kernel in kernels}
+                self._list(kernels)
                 self._listed_at = now
-                living = {process for family in self._families.values() for process in family}
-                self._measured = {one: old for one, old in self._measured.items() if one in living}
-                keys = {(kernel.id, kernel.pid) for kernel in kernels}
-                self._trails = {key: trail for key, trail in self._trails.items() if key in keys}
             found = tuple(self._sample(kernel, now) for kernel in kernels)
             self._last = now, tuple(kernels), found
             return found
+
+    def _list(self, kernels: Sequence[Kernel]) -> None:
+        """List the kernels' processes, and drop what is stored of others."""
+        self._families = {kernel.pid: _family(kernel.pid) for kernel in kernels}
+        living = {process for family in self._families.values() for process in family}
+        self._measured = {one: old for one, old in self._measured.items() if one in living}
+        keys = {(kernel.id, kernel.pid) for kernel in kernels}
+        self._trails = {key: trail for key, trail in self._trails.items() if key in keys}
 
     def trail(self, kernel: str, pid: int) -> Trail:
         """Return the RAM of a kernel and its children over time; empty if never measured."""

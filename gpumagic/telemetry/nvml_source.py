@@ -109,17 +109,11 @@ class NvmlSource:
 
     name = "nvml"
 
-    def __init__(
-        self,
-        door: Callable[[], nvml.Nvml] = nvml.shared_nvml,
-        clock: Callable[[], float] = time.time,
-        monotonic: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, door: Callable[[], nvml.Nvml] = nvml.shared_nvml) -> None:
         self._door = door
-        self._clock = clock
         # An error's last time and its Problem, by GPU's UUID and Xid number; the newest is last.
         self._xids: dict[tuple[str, int], tuple[float, Problem]] = {}
-        self._kept = CachedReadings(monotonic)  # keys: UUID, kind of reading
+        self._kept = CachedReadings()  # keys: UUID, kind of reading
 
     def software(self) -> dict[str, str]:
         """Return the driver's version, and the newest CUDA that it supports: ``"13.0"``."""
@@ -138,7 +132,7 @@ class NvmlSource:
             who = f"{gpu.name or 'a GPU'} (NVML {gpu.index})"
             cause = f"{who} reported Xid {number}: an error of {whose}"
             self._xids.pop((gpu.uuid, number), None)  # the next line inserts it as the newest
-            self._xids[gpu.uuid, number] = self._clock(), Problem("xid", cause, _XID_CURE, gpu.uuid)
+            self._xids[gpu.uuid, number] = time.time(), Problem("xid", cause, _XID_CURE, gpu.uuid)
         samples = [self._sample(door, gpu, host, max_age) for gpu in gpus]
         known = {gpu.uuid for gpu in gpus}
         samples += [self._lost(gpu) for gpu in door.gone if gpu.uuid not in known]
@@ -166,7 +160,7 @@ class NvmlSource:
         door = self._door()
         found = [] if door.fault is None else [door.fault]
         found += (door.silent | door.lost).values()
-        now = self._clock()
+        now = time.time()
         # If the clock was set back, an error whose time is now in the future counts as expired.
         return found + [xid for at, xid in self._xids.values() if 0 <= now - at <= 600.0]
 

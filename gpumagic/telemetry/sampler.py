@@ -90,18 +90,9 @@ _FAILED = Problem("snapshot-failed", "gpumagic could not take a snapshot", "run 
 class Sampler:
     """Takes snapshots for its subscribers, on a thread."""
 
-    def __init__(
-        self,
-        source: Collector | None = None,
-        *,
-        clock: Callable[[], float] = time.time,
-        monotonic: Callable[[], float] = time.monotonic,
-        stalled_s: float = 2.0,  # seconds without an answer until the driver counts as stalled
-    ) -> None:
+    def __init__(self, source: Collector | None = None, *, stalled_s: float = 2.0) -> None:
         self._source = source or Collector()
-        self._clock = clock
-        self._monotonic = monotonic
-        self._stalled_s = stalled_s
+        self._stalled_s = stalled_s  # without an answer for so long, the driver counts as stalled
         self.history = History()
         self._snapshot: Snapshot | None = None
         self._read_at, self._has_processes = -math.inf, False
@@ -129,20 +120,20 @@ class Sampler:
     def latest(self) -> Snapshot | None:
         """Return the last snapshot without waiting; during a stall, with its age and a Problem."""
         with self._changed:
-            return self._known(self._monotonic())[0]
+            return self._known(time.monotonic())[0]
 
     def fresh(self, *, processes: bool = True, max_age_s: float = 1.0) -> Future[Snapshot]:
         """Return a future for a snapshot at most ``max_age_s`` seconds old; take one if necessary.
         The future never fails. If the driver stalls, the future gets the result of `latest`."""
         future: Future[Snapshot] = Future()
         future.set_running_or_notify_cancel()
-        since = self._monotonic() - max_age_s
+        since = time.monotonic() - max_age_s
         one = Subscription(self._follow, future.set_result, math.inf, processes, since)
         with self._changed:
             if not self.closed and not self._serves(one):
                 self._add(one)
                 return future
-        future.set_result(self.latest() or Snapshot(self._clock()))
+        future.set_result(self.latest() or Snapshot(time.time()))
         return future
 
     def close(self) -> None:
@@ -153,7 +144,7 @@ class Sampler:
             self._changed.notify_all()
         for one in ended:
             if one.once:
-                one.deliver(self._snapshot or Snapshot(self._clock()))
+                one.deliver(self._snapshot or Snapshot(time.time()))
             one.closed = True
 
     # "Needs `x`" below: the caller must hold the lock `x`. Listeners run without locks.
@@ -179,7 +170,7 @@ class Sampler:
     def _pause(self) -> float:
         """Return the seconds to wait before the next snapshot. Needs `_changed`."""
         once = any(one.once for one in self._watching)
-        return 0.0 if once else max(self._ticked + self._period_s - self._monotonic(), 0.0)
+        return 0.0 if once else max(self._ticked + self._period_s - time.monotonic(), 0.0)
 
     def _ask(self) -> None:
         """Take a snapshot in each period, until no subscriber is left; runs on the thread."""
@@ -198,7 +189,7 @@ class Sampler:
         while True:
             with self._delivering:
                 with self._changed:
-                    now = self._monotonic()
+                    now = time.monotonic()
                     snapshot, self._stalled = self._known(now)
                 if snapshot is None or not self._stalled or self.closed:
                     return
@@ -208,7 +199,7 @@ class Sampler:
 
     def _take(self) -> None:
         with self._changed:
-            now = self._called_at = self._monotonic()
+            now = self._called_at = time.monotonic()
             if now >= self._ticked + self._period_s:
                 self._ticked = now
             processes = any(one.processes for one in self._watching)
@@ -220,7 +211,7 @@ class Sampler:
             snapshot = self._source.take(processes=processes, max_age=0.9)
         except Exception as error:  # noqa: BLE001  recorded and shown; the thread must go on
             faults.keep("taking a snapshot of the GPUs", error)
-            snapshot = Snapshot(self._clock(), problems=(_FAILED,))
+            snapshot = Snapshot(time.time(), problems=(_FAILED,))
         watch.cancel()
         with self._delivering:
             with self._changed:
@@ -252,7 +243,7 @@ class Sampler:
         waited = 0.0 if self._called_at is None else now - self._called_at
         if waited < self._stalled_s:
             return self._snapshot, False
-        last = self._snapshot or Snapshot(self._clock())
+        last = self._snapshot or Snapshot(time.time())
         gpus = tuple(replace(gpu, age=round(now - self._read_at, 1)) for gpu in last.gpus)
         return replace(last, gpus=gpus, problems=(*last.problems, stalled(waited))), True
 

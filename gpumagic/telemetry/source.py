@@ -22,13 +22,12 @@ T = TypeVar("T")
 class CachedReadings:
     """A cache of readings by key, each with the time at which it was read."""
 
-    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
-        self._monotonic = monotonic
+    def __init__(self) -> None:
         self._kept: dict[Hashable, tuple[float, Any]] = {}
 
     def get(self, key: Hashable, every_s: float, max_age: float, read: Callable[[], T]) -> T:
         """Return the cached reading; read again after `max_age` intervals of `every_s` seconds."""
-        now = self._monotonic()
+        now = time.monotonic()
         kept = self._kept.get(key)
         if kept is None or now - kept[0] >= every_s * max_age:
             kept = self._kept[key] = (now, read())

@@ -93,15 +93,8 @@ def agree(
     nothing = Agreement(where, reference, None)
     # cuDNN, JAX and TensorFlow use TF32 by default, so its tolerance applies on real GPUs.
     loose = "cuda" in f"{reference} {where}" and not any(gpu.virtual for gpu in here(memory=False))
-    differences, large = [], []
     try:
-        for name in dict.fromkeys((*expected, *found)):
-            one, other = expected.get(name), found.get(name)
-            if one is SKIPPED or other is SKIPPED:
-                large.append(name)
-                continue
-            largest, how = _difference(one, other, loose)
-            differences.append((how != "", largest, name, how))
+        differences, large = _differences(expected, found, loose)
     except Exception as error:  # noqa: BLE001  a failed comparison must not end the measurement
         faults.keep("comparing the numbers of two devices", error)
         return replace(nothing, reason=f"comparing raised {type(error).__name__}")
@@ -113,6 +106,21 @@ def agree(
     if wrong and drawn:
         return replace(nothing, reason="random numbers were drawn, and differ by device")
     return replace(nothing, same=not wrong, reason=f"{name} {how}" if wrong else reason)
+
+
+def _differences(
+    expected: Mapping[str, Any], found: Mapping[str, Any], loose: bool
+) -> tuple[list[tuple[bool, float, str, str]], list[str]]:
+    """Return (differs, largest difference, name, how) of each result, and the skipped names."""
+    differences, large = [], []
+    for name in dict.fromkeys((*expected, *found)):
+        one, other = expected.get(name), found.get(name)
+        if one is SKIPPED or other is SKIPPED:
+            large.append(name)
+        else:
+            largest, how = _difference(one, other, loose)
+            differences.append((how != "", largest, name, how))
+    return differences, large
 
 
 def _difference(one: Any, other: Any, loose: bool) -> tuple[float, str]:

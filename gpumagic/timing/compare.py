@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import Any, Literal
 
 from gpumagic import faults
@@ -141,7 +142,7 @@ def compare(
         items={sweeping.key(point): n for point, n in zip(points, counts, strict=True)},
         points=points,
         tell=progress or (lambda now: None),
-        notes=dict.fromkeys(d.note for target in wanted for d in target if d.note),
+        notes=dict.fromkeys(filter(None, (d.note for d in chain.from_iterable(wanted)))),
     )
     try:
         contextvars.copy_context().run(comparing.run)  # discards changes to context variables

@@ -103,7 +103,6 @@ class Measuring:
                 task.namespace,
                 self._values,
                 others=FrameworksOn(device, task.needed.others),
-                clock=task.stopwatch.clock,
             )
             stack.callback(trial.close)
             trials.append(trial)

@@ -6,6 +6,7 @@ None of the user's code is run.
 import ast
 import gc
 import inspect
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,15 +16,7 @@ from operator import attrgetter
 from types import CodeType, FrameType, FunctionType, TracebackType
 from typing import Any
 
-from gpumagic.usercode.files import (
-    executing,
-    in_cell,
-    is_ours,
-    is_torchs,
-    is_users,
-    line_of,
-    stands_in,
-)
+from gpumagic.usercode import files
 from gpumagic.usercode.values import Scope
 from gpumagic.usercode.variables import NamesReader, names_read
 
@@ -52,11 +45,11 @@ def cut_ours(error: BaseException) -> None:
     # Below the user's innermost frame, remove only replacements of torch's or Python's functions.
     for each in errors(error):
         chain = steps_of(each.__traceback__)
-        files = [tb.tb_frame.f_code.co_filename for tb in chain]
-        last = max((n for n, file in enumerate(files) if is_users(file)), default=0)
+        names = [tb.tb_frame.f_code.co_filename for tb in chain]
+        last = max((n for n, file in enumerate(names) if files.is_users(file)), default=0)
         # Code that gpumagic compiled has a name such as `<gpumagic.compare>`.
-        runs = [is_ours(file) or file.startswith("<gpumagic.") for file in files]
-        ours = [stands_in(file) or (n < last and runs[n]) for n, file in enumerate(files)]
+        runs = [files.is_ours(file) or file.startswith("<gpumagic.") for file in names]
+        ours = [files.stands_in(file) or (n < last and runs[n]) for n, file in enumerate(names)]
         theirs = [tb for tb, cut in zip(chain[1:], ours[1:], strict=True) if not cut]
         for trace, after in zip([*chain[:1], *theirs], [*theirs, None], strict=False):
             trace.tb_next = after
@@ -65,7 +58,7 @@ def cut_ours(error: BaseException) -> None:
 def end_at_user(error: BaseException) -> None:
     """End an error's traceback at the user's innermost frame, as if that frame had raised it."""
     chain = steps_of(error.__traceback__)
-    users = (tb for tb in reversed(chain) if is_users(tb.tb_frame.f_code.co_filename))
+    users = (tb for tb in reversed(chain) if files.is_users(tb.tb_frame.f_code.co_filename))
     if (last := next(users, None)) is not None:
         last.tb_next = None
 
@@ -73,8 +66,9 @@ def end_at_user(error: BaseException) -> None:
 @contextmanager
 def libraries_hidden(error: BaseException) -> Iterator[None]:
     """Hide libraries' frames in IPython's traceback, which then shows how many were hidden."""
-    frames = [tb.tb_frame for tb in tracebacks(error)]
-    hidden = [f for f in frames if not (is_users(f.f_code.co_filename) or f.f_locals.get(_HIDE))]
+    frames = (tb.tb_frame for tb in tracebacks(error))
+    others = (frame for frame in frames if not files.is_users(frame.f_code.co_filename))
+    hidden = [frame for frame in others if not frame.f_locals.get(_HIDE)]
     for frame in hidden:
         frame.f_locals[_HIDE] = True
     try:
@@ -104,16 +98,16 @@ class FailedFrame:
 
     def __init__(self, tb: TracebackType, *, library: FrameType | None) -> None:
         frame = tb.tb_frame
-        self.scope = Scope(_names(frame), frame.f_globals)
-        self.code, at = in_cell(frame, tb.tb_lasti)
+        self.scope = Scope(local_variables(frame), frame.f_globals)
+        self.code, at = files.in_cell(frame, tb.tb_lasti)
         self.filename = self.code.co_filename
-        self.line = line_of(self.code, at)
+        self.line = files.line_of(self.code, at)
         self.direct = library is None  # no library except torch is between this frame and the error
         # Local variables of the deepest frame that this frame called in a library other than torch.
-        self.library = _names(library) if library is not None else {}
+        self.library = local_variables(library) if library is not None else {}
         # Whether this is the code of a cell or file, not of a function.
         self.at_top = not self.code.co_flags & inspect.CO_OPTIMIZED
-        found = executing(self.code, at)
+        found = files.executing(self.code, at)
         self.source: str = found.source.text
         # None if there is no source text. The executing package gives each node a `parent`.
         self.tree: ast.Module | None = found.source.tree
@@ -150,17 +144,17 @@ class FailedFrame:
         return " ".join(line.strip() for line in found.splitlines())
 
 
-def _names(frame: FrameType) -> Mapping[str, Any]:
-    """Return a frame's local variables."""
-    local = frame.f_locals
-    if local is frame.f_globals or type(local) is not dict:
-        return local
-    # Before Python 3.13 a running function keeps this dict until it returns. An exception in the
-    # dict would keep frames and their tensors alive.
-    names = dict(local)
-    for name, value in names.items():
-        if issubclass(type(value), BaseException):
-            del local[name]
+def local_variables(frame: FrameType) -> Mapping[str, Any]:
+    """Return a frame's local variables without leaving a copy of them in the frame."""
+    seen = frame.f_locals
+    if not frame.f_code.co_flags & inspect.CO_OPTIMIZED:  # the code of a cell, file or class
+        return seen
+    names = dict(seen)
+    # Before Python 3.13, a function's frame keeps the dictionary that `f_locals` returned. The user
+    # may have the same dictionary from `locals()`. Clear it only if nothing else refers to it.
+    held_by_frame_and_us = 3
+    if type(seen) is dict and sys.getrefcount(seen) <= held_by_frame_and_us:
+        seen.clear()
     return names
 
 
@@ -171,12 +165,12 @@ def failed_frames(traceback: TracebackType | None) -> list[FailedFrame]:
     timed = False
     for tb in reversed(steps_of(traceback)[-_FRAMES:]):
         filename = tb.tb_frame.f_code.co_filename
-        if is_users(filename):
+        if files.is_users(filename):
             # Skip the frame of the `%%time` line, because the timed code is in the same cell.
             if not (timed and filename == found[-1].filename):
                 found.append(FailedFrame(tb, library=library))
             timed, library = found[-1].filename != filename, None
-        elif not is_torchs(filename) and not is_ours(filename):
+        elif not files.is_torchs(filename) and not files.is_ours(filename):
             library = library or tb.tb_frame
     return found
 

@@ -125,11 +125,6 @@ PROGRAMS = {
         "out = g.device.type, torch.rand(1, device='cuda:1', generator=g).device.type",
         ("cuda", "cuda"),
     ),
-    "an array that is resized, alone and with others": (
-        "a = np.arange(4.); a.resize(6, refcheck=False); b = np.arange(3.); v = b[1:]",
-        "a.resize(8, refcheck=False); a[7] = 1; b += 1; out = a.sum(), a.flags.owndata, v.sum()",
-        (7.0, True, 5.0),
-    ),
     "an array's class with attributes": (
         "class Signal(np.ndarray):\n    def __array_finalize__(self, source):\n"
         "        self.marks = getattr(source, 'marks', None)\n"

@@ -2,6 +2,7 @@
 
 import gc
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from worlds import CPU, GPU0, GPU1, Seen, allocated, notebook, run, runs_untouched
 
-from gpumagic.copies import storages
+from gpumagic.copies import storages, trial
 from gpumagic.copies.trial import CopiedVariables
 from gpumagic.errors import GpuError
 
@@ -202,10 +203,11 @@ def test_what_is_tracked_is_copied_without_its_graph_and_said():
     world.close()
 
 
-def test_it_is_timed_and_counted():
+def test_it_is_timed_and_counted(monkeypatch):
     namespace = notebook("x = torch.ones(100); v = x[:50]; n = nn.Linear(2, 2)")
     times = iter((1.0, 4.0))
-    world = CopiedVariables(namespace, ["x", "v"], GPU1, clock=lambda: next(times))
+    monkeypatch.setattr(trial, "time", SimpleNamespace(perf_counter=lambda: next(times)))
+    world = CopiedVariables(namespace, ["x", "v"], GPU1)
     assert (world.seconds, world.storages.nbytes) == (3.0, 400)
     assert world.globals["n"] is namespace["n"]
     world.close()

@@ -22,11 +22,18 @@ def of_log(log):
     return [*map(log.bytes, WAYS), log.count("stream_sync", "device_sync", "event_sync")]
 
 
+def direction(entry):
+    """From where to where the entry's bytes went: a key of `WAYS`' values."""
+    if entry.source == "cpu":
+        return "host_to_device"
+    return "device_to_host" if entry.destination == "cpu" else "device_to_device"
+
+
 def of_ledger(ledger):
     """Bytes to the devices, home, and between them; waits."""
     nbytes, waits = Counter(), 0
     for e in ledger:
-        nbytes[e.direction] += e.nbytes
+        nbytes[direction(e)] += e.nbytes
         waits += e.count if e.kind == "wait" else e.blocking
     return [*(nbytes[way] for way in WAYS.values()), waits]
 

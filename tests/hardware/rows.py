@@ -68,12 +68,19 @@ class Traffic:
     waits: int
 
 
+def direction(entry: Any) -> str:
+    """From where to where the entry's bytes went, as one of `WAYS`."""
+    if entry.source == "cpu":
+        return "host_to_device"
+    return "device_to_host" if entry.destination == "cpu" else "device_to_device"
+
+
 def ledger_traffic(ledger: Iterable[Any], *, blocking: bool) -> Traffic:
     """What the ledger says; `blocking`: whether the truth counts copies as waits too."""
     nbytes: Counter[str] = Counter()
     waits = 0
     for entry in ledger:
-        nbytes[entry.direction] += entry.nbytes
+        nbytes[direction(entry)] += entry.nbytes
         waits += entry.count if entry.kind == "wait" else entry.blocking * blocking
     return Traffic({way: nbytes[way] for way in WAYS}, waits)
 

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
-from watched import matrix, seen
+from watched import direction, matrix, seen
 
 pytestmark = pytest.mark.usefixtures("gpus")
 
@@ -38,7 +38,7 @@ COPIES = [
 def test_copies(do, expected):
     x = matrix()
     ledger = seen(lambda: do(x))
-    directions = {e.direction for e in ledger}
+    directions = {direction(e) for e in ledger}
     assert (directions, ledger.nbytes, any(e.implicit for e in ledger)) == (
         {expected[0]},
         *expected[1:],

@@ -12,11 +12,18 @@ from gpumagic.frameworks.watching import watch
 WAYS = {"h2d": "host_to_device", "d2h": "device_to_host", "peer": "device_to_device"}
 
 
+def direction(entry):
+    """From where to where the entry's bytes went: a key of `WAYS`' values."""
+    if entry.source == "cpu":
+        return "host_to_device"
+    return "device_to_host" if entry.destination == "cpu" else "device_to_device"
+
+
 def of_ledger(ledger):
     """Bytes to the devices, home, and between them; how often the host waited."""
     nbytes, waits = Counter(), 0
     for e in ledger:
-        nbytes[e.direction] += e.nbytes
+        nbytes[direction(e)] += e.nbytes
         waits += e.count if e.kind == "wait" else e.blocking
     return [*(nbytes[way] for way in WAYS.values()), waits]
 

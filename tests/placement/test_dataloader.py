@@ -1,6 +1,5 @@
 """DataLoaders under a placement: the loader works on the host, its batches land on the device."""
 
-import dataclasses
 from collections import namedtuple
 
 import pytest
@@ -13,19 +12,6 @@ from gpumagic.placement import placement
 
 pytestmark = pytest.mark.usefixtures("gpus")
 Pair = namedtuple("Pair", "x y")
-
-
-@dataclasses.dataclass(frozen=True)
-class Sample:
-    x: torch.Tensor
-    parts: list
-    name: str = "sample"
-
-
-@dataclasses.dataclass
-class Padded:
-    x: torch.Tensor
-    length: int = dataclasses.field(init=False)
 
 
 class Tokens(dict):
@@ -53,18 +39,10 @@ def stack(rows):
     return torch.stack([x for x, _ in rows])
 
 
-def padded(x):
-    batch = Padded(x)
-    batch.length = 1
-    return batch
-
-
 COLLATES = {
     "default": (None, lambda b: b),
     "dict": (lambda r: {"x": stack(r), "n": [len(r)]}, lambda b: [b["x"]]),
     "named tuple": (lambda r: Pair(stack(r), 1), lambda b: [b.x]),
-    "dataclass": (lambda r: Sample(stack(r), [stack(r)]), lambda b: [b.x, b.parts[0]]),
-    "dataclass, padded": (lambda r: padded(stack(r)), lambda b: [b.x][: b.length]),
     "packed": (lambda r: pack_sequence([x for x, _ in r]), lambda b: [b.data]),
     "sparse": (lambda r: stack(r).to_sparse(), lambda b: [b]),
     "tokens": (lambda r: Tokens(ids=stack(r)), lambda b: [b["ids"]]),

@@ -26,16 +26,21 @@ def machine(**changes):
 # A sampler over the real pynvml, on a clock that the program moves.
 _WATCH = """
 from dataclasses import asdict
+from types import SimpleNamespace
 from gpumagic.nvml import Nvml
+from gpumagic.telemetry import collect, nvml_source, sampler, source
 from gpumagic.telemetry.collect import Collector
 from gpumagic.telemetry.nvml_source import NvmlSource
 from gpumagic.telemetry.sampler import Sampler
 now = [0.0]
 clock, unix = (lambda: now[0]), (lambda: 1e9 + now[0])
+timed = collect, nvml_source, sampler, source
+for module in timed:
+    module.time = SimpleNamespace(time=unix, monotonic=clock)
 door = Nvml(clock=clock)
-source = NvmlSource(lambda: door, unix, clock)
-collector = Collector([source], here=list, clock=unix, monotonic=clock, usable=False)
-sampler = Sampler(collector, clock=unix, monotonic=clock)
+source = NvmlSource(lambda: door)
+collector = Collector([source], here=list, usable=False)
+sampler = Sampler(collector)
 sampler._asking = True  # so it starts no thread: `look` takes the snapshots
 subscription = sampler.subscribe(processes=True)
 def look(seconds=1):

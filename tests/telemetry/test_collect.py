@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from gpumagic.device import Device
-from gpumagic.telemetry import GpuSample, Host, Problem, ProcessSample, collect
+from gpumagic.telemetry import GpuSample, Host, Problem, ProcessSample, collect, source
 from gpumagic.telemetry.collect import Collector
 from gpumagic.telemetry.host import read_host
 from gpumagic.telemetry.processes import Owners
@@ -58,13 +58,13 @@ def collector(
         [nvml, VirtualSource(lambda: states)],
         owners,
         lambda: here,
-        lambda: 17.0,
         host=lambda: Host("box"),
         usable=usable,
     )
 
 
-def test_no_gpu_is_one_problem_that_offers_virtual_ones() -> None:
+def test_no_gpu_is_one_problem_that_offers_virtual_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collect, "time", SimpleNamespace(time=lambda: 17.0))
     snapshot = collector(problems=(MISSING,)).take()
     assert snapshot.gpus == ()
     assert snapshot.source == "none"
@@ -199,8 +199,9 @@ def test_a_known_process_is_not_looked_up_again(monkeypatch: pytest.MonkeyPatch)
     assert owners.look_up({os.getpid()}) == first
 
 
-def test_owners_are_looked_up_as_often_as_they_may_change() -> None:
+def test_owners_are_looked_up_as_often_as_they_may_change(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
+    monkeypatch.setattr(source, "time", SimpleNamespace(monotonic=lambda: now[0]))
     looked: list[tuple[float, set[int]]] = []
 
     def look_up(pids: set[int]) -> dict[int, ProcessSample]:
@@ -216,7 +217,7 @@ def test_owners_are_looked_up_as_often_as_they_may_change() -> None:
         software=dict,
     )
     owners: Any = SimpleNamespace(look_up=look_up, ordinals={})
-    made = Collector([nvml], owners, list, monotonic=lambda: now[0])
+    made = Collector([nvml], owners, list)
 
     def tick() -> None:
         (*_, last) = made.take(max_age=0.9).processes

@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 from machines import arc, mac, mi300x
 
+from gpumagic import nvml
 from gpumagic.device import TorchBuild
 from gpumagic.errors import Problem
+from gpumagic.telemetry import doctor
 from gpumagic.telemetry.doctor import Check, Doctor
 from gpumagic.telemetry.source import AppleSource
 
@@ -41,10 +43,12 @@ def look(
             raise metadata.PackageNotFoundError(name) from None
 
     mac_gpu = AppleSource(lambda: apple)
-    return {
-        check.name: check
-        for check in Doctor(root, env, door, version, lambda: build, mac_gpu).checks()
-    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nvml, "shared_nvml", lambda: door)
+        patch.setattr(metadata, "version", version)
+        patch.setattr("gpumagic.device.torch_build", lambda: build)
+        patch.setattr(doctor, "AppleSource", lambda: mac_gpu)
+        return {check.name: check for check in Doctor(root, env).checks()}
 
 
 def machine(root: Path, **files: str) -> Path:

@@ -27,12 +27,10 @@ PROGRAM = """
 from gpumagic.telemetry.snapshot import Host
 host = Host("h", memory_total=7 * 2**40, memory_used=5 * 2**40)
 now = [0.0]
-clock, unix = (lambda: now[0]), (lambda: 1e9 + now[0])
 
 def start():
     door = Nvml(clock=clock)
-    source = NvmlSource(lambda: door, unix, clock)
-    return Collector([source], here=list, clock=unix, monotonic=clock, host=lambda: host)
+    return Collector([NvmlSource(lambda: door)], here=list, host=lambda: host)
 
 def look(collector):
     for _ in range(2):

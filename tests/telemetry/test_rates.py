@@ -5,26 +5,41 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from machines import arc, write
 
 from gpumagic.device import TorchBuild
-from gpumagic.telemetry import Host
+from gpumagic.telemetry import Host, drm_source
 from gpumagic.telemetry.drm_source import IntelSource
 
 
+class Clock:
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+CLOCK = Clock()
+
+
+@pytest.fixture(autouse=True)
+def moved_by_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drm_source, "time", CLOCK)
+
+
 class At:
-    """A card with a clock and a counter of energy that a test sets."""
+    """A card with a counter of energy that a test sets, as it sets the clock."""
 
     def __init__(self, root: Path) -> None:
-        self.now = 0.0
         self.card, _ = arc(root)
-        self.source = IntelSource(root, lambda: self.now, build=TorchBuild)
+        self.source = IntelSource(root, build=TorchBuild)
 
     def power(self, joules: float | None, now: float) -> Any:
         """Watts: the increase of the counter."""
-        self.now = now
+        CLOCK.now = now
         text = "" if joules is None else int(joules * 1e6)
         write(self.card, {"hwmon/hwmon2/energy1_input": text})
         (gpu,) = self.source.gpus(Host())

@@ -8,7 +8,7 @@ import pytest
 
 from gpumagic import faults
 from gpumagic.errors import GpuError
-from gpumagic.telemetry import GpuSample, Snapshot
+from gpumagic.telemetry import GpuSample, Snapshot, sampler
 from gpumagic.telemetry.sampler import PERIODS_S, Sampler
 
 
@@ -19,17 +19,20 @@ class Machine:
         self.now = 0.0
         self.asked: list[tuple[float, bool]] = []
         self.error: Exception | None = None
-        self.sampler = Sampler(self, clock=self.clock, monotonic=lambda: self.now)
+        self.sampler = Sampler(self)
         self.sampler._asking = True  # so it starts no thread: `run` takes the snapshots
 
-    def clock(self) -> float:
+    def time(self) -> float:
         return 1000.0 + self.now
+
+    def monotonic(self) -> float:
+        return self.now
 
     def take(self, *, processes: bool, max_age: float) -> Snapshot:
         self.asked.append((self.now, processes))
         if self.error:
             raise self.error
-        return Snapshot(self.clock(), gpus=(GpuSample("GPU-1", memory_used=len(self.asked)),))
+        return Snapshot(self.time(), gpus=(GpuSample("GPU-1", memory_used=len(self.asked)),))
 
     def run(self, seconds: float, step: float = 0.125) -> None:
         end = self.now + seconds
@@ -45,8 +48,10 @@ class Machine:
 
 
 @pytest.fixture
-def machine() -> Machine:
-    return Machine()
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    made = Machine()
+    monkeypatch.setattr(sampler, "time", made)
+    return made
 
 
 def test_with_nobody_nothing_is_asked(machine: Machine) -> None:

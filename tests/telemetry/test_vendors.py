@@ -26,7 +26,7 @@ from machines import (
 )
 
 from gpumagic.device import TorchBuild
-from gpumagic.telemetry import GpuSample, Host, ProcessSample, Snapshot
+from gpumagic.telemetry import GpuSample, Host, ProcessSample, Snapshot, drm_source
 from gpumagic.telemetry.collect import Collector
 from gpumagic.telemetry.drm_source import AmdSource, IntelSource
 from gpumagic.telemetry.source import AppleSource
@@ -39,7 +39,7 @@ class Clock:
     def __init__(self) -> None:
         self.now = 100.0
 
-    def __call__(self) -> float:
+    def monotonic(self) -> float:
         return self.now
 
 
@@ -149,10 +149,11 @@ def test_who_holds_a_radeon(tmp_path: Path) -> None:
     }
 
 
-def test_an_arc_with_xe(tmp_path: Path) -> None:
+def test_an_arc_with_xe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arc_card, _ = arc(tmp_path)
     clock = Clock()
-    source = IntelSource(tmp_path, clock, build=TorchBuild)
+    monkeypatch.setattr(drm_source, "time", clock)
+    source = IntelSource(tmp_path, build=TorchBuild)
     (first,) = take(source).gpus
     assert first.utilization is first.power is None, "rates are known from the second look on"
     clock.now += 2
@@ -174,10 +175,13 @@ def test_an_arc_with_xe(tmp_path: Path) -> None:
     }
 
 
-def test_an_arc_that_slept_was_not_busy_meanwhile(tmp_path: Path) -> None:
+def test_an_arc_that_slept_was_not_busy_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     arc_card, _ = arc(tmp_path)
     clock = Clock()
-    source = IntelSource(tmp_path, clock, build=TorchBuild)
+    monkeypatch.setattr(drm_source, "time", clock)
+    source = IntelSource(tmp_path, build=TorchBuild)
     for state, utilization in (("active", None), ("suspended", None), ("active", None)):
         write(arc_card, {"power/runtime_status": state})
         (gpu,) = take(source).gpus

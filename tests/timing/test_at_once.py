@@ -58,7 +58,7 @@ def test_they_wait_for_each_other_so_they_do_run_together(gpus):
     # One after the other, neither would come back: so `alone` is not to be measured here.
     space = {"Here": Here}
     made, watch = program("Here.meet()", space), Stopwatch([torch_itself()])
-    trials = [Trial(made, d, space, {}, clock=watch.clock) for d in (GPU0, GPU1)]
+    trials = [Trial(made, d, space, {}) for d in (GPU0, GPU1)]
     both = Runner(trials, watch)
     try:
         for n in range(2):
