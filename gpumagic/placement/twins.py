@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.accelerator
 import torch.cuda._utils
+import torch.jit.annotations
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 from torch.utils._device import DeviceContext, _device_constructors
@@ -115,6 +116,12 @@ def _count(count: Function, args: Args, kwargs: dict[str, Any], frame: FrameType
     found: int = count()
     library = found > 1 and frame is not None and _library_of(frame.f_code.co_filename)
     return 1 if library and _on_a_gpu() is not None else found
+
+
+def _annotated(read: Function, args: Args, kwargs: dict[str, Any], _: FrameType | None) -> Any:
+    """Adapt TorchScript's reader of annotations, which knows only the original `torch.device`."""
+    annotation, *rest = args
+    return read(torch.device if annotation is _device else annotation, *rest, **kwargs)
 
 
 class _DeviceType(type):
@@ -341,6 +348,7 @@ _OTHERS: tuple[tuple[Any, str, Adapter], ...] = (
     (torch.accelerator, "_get_device_index", partial(_taking, 0)),
     (torch.cuda, "mem_get_info", partial(_taking, 0)),
     (torch._C._nn, "_parse_to", partial(_taking, 0)),  # reads the arguments of Module.to
+    (torch.jit.annotations, "try_ann_to_type", _annotated),
     (pin_memory, "pin_memory", _pin),
 )
 # Twins of methods that `Tensor` inherits.

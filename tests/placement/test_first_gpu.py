@@ -53,6 +53,8 @@ def there(x):
     return torch.zeros(2, device=x.device) + x.to(torch.device(x.device))
 def on(device):
     return torch.zeros(2, device=device), torch.device(device), torch.zeros(2).to(device)
+def annotated(device: torch.device) -> torch.device:
+    return device
 def free():
     return torch.cuda.mem_get_info(0)[0]
 def parallel(net): return nn.DataParallel(net, device_ids=[0, 1]).device_ids
@@ -146,6 +148,13 @@ def test_the_type_of_a_device_stays_what_it_is(library):
     assert torch.device is library.Device is real
     assert space["device"]("cuda:0") == GPU0
     assert not {"to", "cuda", "__new__"} & vars(torch.Tensor).keys()
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_torchscript_reads_annotations(library):
+    with gpumagic.on(1):
+        scripted = torch.jit.script(library.annotated)
+        assert scripted(GPU0) == GPU0
 
 
 def fixed(x):
