@@ -221,11 +221,13 @@ def small_views(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 
 def _old_graphs(s: OutOfMemoryState, t: Trials, name: str, values: list[Any]) -> Iterator[Lever]:
     """Propose to detach a list's tensors, such as the losses of an earlier model."""
-    gives, nodes = s.alone([name], graph_of=name), s.rests[-1].nodes
+    stale, nodes = t.whole.stale if t.whole else set(), s.rests[-1].nodes
+    gives = s.alone({name, *stale}) - s.alone(stale)
     assigned: Any = [node for node in nodes if isinstance(node, (ast.Assign, ast.AugAssign))]
     inside = any(v is values for f in s.frames[:-1] for v in f.scope.local.values())
     needed = inside or computed_from([name], assigned) & backward_of(nodes)
-    if s.worth(gives) and not needed and all(map(is_tensor, values)):
+    graphs = all(is_tensor(each) and each.grad_fn is not None for each in values)
+    if s.worth(gives) and not needed and values and graphs:
         do = f"`{name} = [x.detach() for x in {name}]`: no backward pass uses its graphs, which "
         fits = t.whole.fits(t.whole.need, gives) if t.whole else None
         yield Lever(f"{do}keep {size(gives)}", gives, fits)
