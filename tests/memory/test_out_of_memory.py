@@ -234,9 +234,7 @@ def test_losses_that_a_callback_sums_are_detached_whatever_its_caller_trains(sma
         "            total = total + net(x.cuda()).sum()\n        self.last = total"
     )
     small.run("check = Check()\nnet(torch.ones(2, 256).cuda()).sum().backward()\ncheck(net)")
-    assert (
-        shown.pop().levers[0].do.startswith("store `.item()` in `total`")
-    )
+    assert shown.pop().levers[0].do.startswith("store `.item()` in `total`")
 
 
 # As they are asked most in forums: the code before, the failed cell, and the first lever.
