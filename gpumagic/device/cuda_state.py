@@ -37,7 +37,7 @@ _STAYS = {
 _BUSY = "CUDA-capable device(s) is/are busy or unavailable"
 # Errors that CUDA may report for a GPU that fell off the bus.
 _MAY_BE_LOST = frozenset({_BUSY, "unspecified launch failure", "unknown error"})
-_CHECK = "%%ongpu … --check names the bad index"
+_CHECK = "%%ongpu 0 --check on top of the cell names the bad index"
 _CURES = {
     "device-side assert": f"restart the kernel; {_CHECK}",
     "uncorrectable ECC error": "restart the kernel; if it happens again, reset the GPU "
@@ -163,6 +163,8 @@ def advice(error: BaseException) -> str:
     said = faults.in_words(error)
     if re.search(r"index out of range in self|Target -?\d+ is out of bounds", said):
         return _CHECK
+    if said.endswith("device type at start of device string: gpu"):
+        return 'torch calls a GPU "cuda", or "cuda:0"'
     found = next((name for name, texts in _NO_GPU.items() if re.search(texts, said)), "")
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     if not found or (found == "PyTorch" and (cuda is None or cuda.is_available())):

@@ -198,7 +198,7 @@ def _brought(leaves: tuple[Part, ...]) -> str | None:
             continue
         if others == {str(origin.device)} and part.device:
             return (
-                f"{origin.cell or 'a cell'} moved {part.text} to {part.device}; "
+                f"{origin.cell or 'a cell'} moved {origin.name} to {part.device}; "
                 "to undo: %ongpu home; to avoid: --back on that %%ongpu line"
             )
     return None

@@ -215,7 +215,9 @@ def _evidence(
     located = [part for part in leaves if part.kind != "generator" and part.devices]
     seen = [part for part in located if storages(part.value) & within]
     if message.kind in ("numpy", "host"):
-        named, unknown = message.devices - {"cpu"}, [p for p in leaves if p.kind == "unknown"]
+        named = message.devices - {"cpu"}
+        made = [p for p in leaves if p.factory and not p.devices and named]
+        unknown = [p for p in leaves if p.kind == "unknown"] or made
         if len(unknown) == 1 and all(part.device == "cpu" for part in located):
             return (replace(unknown[0], devices=tuple(named)),)
         return _on_a_gpu(located, named) if seen or not unknown else ()

@@ -306,9 +306,10 @@ def _draws_elsewhere(
         by_name = any(keyword.arg == "generator" for keyword in call.keywords)
         given = text in [ast.unparse(argument) for argument in operand.arguments(call)]
         function = frame.scope.value(call.func)
-        of_torch = operand.is_torch(function) or (by_name and type(function) is not FunctionType)
+        of_torch = operand.is_torch(function)
+        by_library = by_name and type(function) is not FunctionType
+        drawn = _drawn_on(call, reader, part) or (target if by_library and not of_torch else None)
         # In an earlier cell, a user's function that takes the generator may draw on any device.
-        drawn = _drawn_on(call, reader, part) or target
-        if given and (drawn != target if of_torch else earlier):
+        if given and (drawn != target if of_torch or by_library else earlier):
             return True
     return False

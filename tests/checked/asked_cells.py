@@ -76,7 +76,7 @@ batch = x[perm[:32]]
 CheckedIndexError: nn.Embedding(3, 2)(torch.tensor([3])): torch.tensor([3])[0] = 3, but there are 3
 nn.Embedding(3, 2)(torch.tensor([3]))
 
-CheckedValueError: x.view(-1, 20)[…] = …, but targets from 0 to 1 are needed…Map them
+CheckedValueError: x.view(-1, 20)[…] = …, but targets from 0 to 1 are needed…Scale them
 def loss_function(recon_x, x, mu, logvar):
     BCE = F.binary_cross_entropy(recon_x, x.view(-1, 20), reduction="sum")
     KLD = -0.5 * torch.sum(1 + logvar - mu.pow(2) - logvar.exp())

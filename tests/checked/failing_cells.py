@@ -48,8 +48,8 @@ BAD_INDICES = [
     ),
     (
         "F.cross_entropy(net(images), from_one)",
-        "from_one[7] = 10, but net(images) has 10 classes: …. They are 1 to 10: if the first class "
-        "is 1, subtract 1",
+        "from_one[7] = 10, but net(images) has 10 classes: …. They are 1 to 10: the first is 0, "
+        "so perhaps subtract 1",
     ),
     (
         "F.cross_entropy(net(images), labels - 1)",
@@ -170,7 +170,7 @@ BAD_VALUES = [
     ),
     (
         "F.binary_cross_entropy(targets, targets + 1)",
-        "(targets + 1)[0] = 2, but targets from 0 to 1 are needed; 3 of 3 are out of range. Map",
+        "(targets + 1)[0] = 2, but targets from 0 to 1 are needed; 3 of 3 are out of range. Scale",
     ),
     (
         "F.binary_cross_entropy(targets / 0 * 0, targets)",

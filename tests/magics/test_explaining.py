@@ -203,14 +203,15 @@ def test_the_first_error_of_a_beginner_says_what_to_type(no_gpu):
     ("wrong", "advice"),
     [
         ("nn.Linear(2, 2, device='cuda:2')", "is no GPU here: there are cuda:0 and cuda:1"),
-        ("nn.Embedding(4, 2)(torch.tensor([4]))", "→ %%ongpu … --check names the bad index"),
-        ("nn.NLLLoss()(torch.ones(1, 2), torch.tensor([2]))", "--check names the bad index"),
+        ("nn.Embedding(4, 2)(torch.tensor([4]))", "→ %%ongpu 0 --check on top"),
+        ("torch.ones(2, device='gpu')", '→ torch calls a GPU "cuda", or "cuda:0"'),
+        ("nn.NLLLoss()(torch.ones(1, 2), torch.tensor([2]))", "--check on top of the cell names"),
     ],
 )
 def test_a_wrong_number_has_advice(ip, wrong, advice):
     assert advice in ip.run(wrong).text
     checked = ip.run(f"%%ongpu 1 --check\n{wrong}").text
-    assert "cuda:2" in wrong or "CheckedIndexError" in checked
+    assert "device=" in wrong or "CheckedIndexError" in checked
 
 
 def test_where_there_is_a_gpu_the_doctor_says_what_is_missing(no_gpu, monkeypatch):
