@@ -12,6 +12,7 @@ from gpumagic.display import table
 from gpumagic.display.table import block, coded, tag
 from gpumagic.display.units import duration, size
 from gpumagic.ledger.entry import DISPLAY, ENGINE, LOADER, OFTEN, PRINT, Entry, Ledger
+from gpumagic.usercode.frames import decides
 
 NOTHING = "no copies between devices, no waits for a GPU"
 _VIRTUAL = "Times on virtual GPUs are the CPU's and say nothing about a GPU: savings are in calls."
@@ -37,9 +38,9 @@ class Advice:
     saved: int = 0
 
 
-def all_but_one(entry: Entry, text: str) -> Advice:
-    """Return advice that saves all calls of an entry except one."""
-    return Advice(text, entry.count - round(entry.count / entry.calls))
+def all_but_one(entry: Entry, text: str) -> Advice | None:
+    """Return advice that saves all calls of an entry except one; None if `text` is empty."""
+    return Advice(text, entry.count - round(entry.count / entry.calls)) if text else None
 
 
 ADVISERS: dict[str, Callable[[Entry], Advice | None]] = {}
@@ -75,13 +76,13 @@ _MADE_ON_HOST = re.compile(
 )
 
 
-def _of_wait(entry: Entry) -> Advice:
+def _of_wait(entry: Entry) -> Advice | None:
     if entry.via == PRINT:
         text = "print after the loop; x.shape and x.device print without waiting"
     elif entry.operator == "synchronize":
         text = "wait once, after the loop"
     elif entry.operator == "equal":
-        text = "compare on the device, (a == b).all(), and read the result later"
+        text = _keep(entry) and "compare on the device, (a == b).all(), and read the result later"
     elif entry.operator == "histc":
         return Advice("pass min= and max=: then it does not wait", entry.count)
     elif entry.operator != "item" and not entry.framework:
@@ -128,7 +129,12 @@ _INNERMOST = re.compile(r"[(\[][^()\[\]]*[)\]]")
 
 
 def _keep(entry: Entry) -> str:
-    """Return the advice to keep a value on the device, with the names in the user's line."""
+    """Return the advice to keep a value on the device, with the names in the user's line.
+
+    Empty if the value decides a branch or an index: a later read would change the program.
+    """
+    if entry.where is not None and decides(entry.where.file, entry.where.line, entry.code):
+        return ""
     tensor = _tensor_of(entry.code)
     name = tensor if tensor != entry.code and len(tensor) <= _LONG else ""
     into = _INTO.search(entry.where.source) if entry.where else None
@@ -137,7 +143,7 @@ def _keep(entry: Entry) -> str:
     kept = name or "x"
     if not entry.framework:
         kept = f"({kept})" if " " in _INNERMOST.sub("", kept) else kept
-        kept = f"{kept}.detach()"
+        kept = f"{kept}.detach().clone()"  # a loss may keep a storage as large as its input
     return (
         f"keep {into[1]} on the device, with {kept} in place of {table.short(entry.code, _LONG)}, "
         "and read it once after the loop"
@@ -202,20 +208,23 @@ def _count(count: int, word: str) -> str:
 
 def _at(entries: list[Entry], total: int, *, calls: bool = False) -> str:
     """Return the most frequent line, as in ``" at line 4: `loss.item()`"``; may be empty."""
-    lines: dict[tuple[str, str], int] = {}
+    lines: dict[str, dict[str, int]] = {}  # the counts of each line's expressions
     for e in entries:
         if e.where is not None:
-            key = e.where.place, e.code
-            lines[key] = lines.get(key, 0) + (e.calls if calls else e.count)
+            counts = lines.setdefault(e.where.place, {})
+            counts[e.code] = counts.get(e.code, 0) + (e.calls if calls else e.count)
     if not lines:
         return ""
-    (place, code), most = max(lines.items(), key=lambda item: item[1])
+    place, counts = max(lines.items(), key=lambda item: sum(item[1].values()))
+    most, codes = sum(counts.values()), sorted(filter(None, counts), key=lambda c: -counts[c])
     # Omit a line with less than half of the copies, or with a single copy that is not silent.
     few = most < 2 and entries[0].operator not in _SILENT
     if entries[0].kind == "copy" and (few or (len(lines) > 1 and most < total / 2)):
         return ""
     many = f", {most:,} of them" if most < total else ""
-    return f"{many} at {place}: `{table.short(code, _CODE)}`" if code else f"{many} at {place}"
+    shown = ", ".join(f"`{table.short(code, _CODE // len(codes[:2]))}`" for code in codes[:2])
+    more = f" and {len(codes) - 2} more" if len(codes) > 2 else ""
+    return f"{many} at {place}{shown and ': '}{shown}{more}"
 
 
 def hints(ledger: Ledger) -> list[str]:

@@ -149,8 +149,8 @@ def _mistakes(typed: str, found: Namespace) -> Iterator[str]:
     words = getattr(found, magic.name, "")
     word = words[:1] if isinstance(words, list) else [words] * bool(words)
     for group in (*product(magic.alone, word), *magic.excludes):
-        if len(both := [each for each in group if each in (*given, *word)]) > 1:
-            yield f"{both[0]} and {both[1]} do not combine; leave out one of them"
+        if len(pair := [each for each in group if each in (*given, *word)]) > 1:
+            yield f"{pair[0]} and {pair[1]} do not combine; leave out one of them"
     if typed.endswith("ongpu"):
         yield from _device_mistakes(typed, found.where, given)
 

@@ -257,6 +257,54 @@ def uses(node: ast.AST, text: str) -> list[ast.expr]:
     return [n for n in found if ast.unparse(n) == text]
 
 
+# -- reads that code depends on
+_DECISIVE = ("test", "iter", "slice", "subject")  # fields of nodes that branch, loop or index
+
+
+def decides(file: str, line: int, code: str) -> bool:
+    """Whether the value of an expression in a line decides a branch, a loop or an index.
+
+    Also follows the names that the innermost loop, or the function, computes from the value.
+    """
+    from executing import Source  # slow to import; `expression` has imported it by now
+
+    try:
+        code = ast.unparse(ast.parse(code, mode="eval"))
+    except (SyntaxError, ValueError, RecursionError):
+        return False
+    nodes: Any = ast.walk(Source.for_filename(file).tree or ast.Pass())
+    nodes = [
+        n for n in nodes if isinstance(n, ast.expr) and n.lineno <= line <= (n.end_lineno or 0)
+    ]
+    return any(ast.unparse(node) == code and _decides(node) for node in nodes)
+
+
+def _decides(node: ast.expr) -> bool:
+    if isinstance(node, ast.Subscript) or _is_decisive(node):
+        return True
+    within: Any = [*loops_around(node), function_of(node)][0]
+    stmt: Any = statement(node)
+    names = stored(stmt)
+    if isinstance(stmt, ast.Expr) and stmt.value is not node:  # as in `losses.append(x.item())`
+        names.add(first_name(ast.unparse(stmt)))
+    kinds = (ast.Assign, ast.AnnAssign, ast.AugAssign)
+    found = computed_from([*names], [n for n in ast.walk(within) if isinstance(n, kinds)])
+    read = (n for n in ast.walk(within) if isinstance(n, ast.Name) and n.id in found)
+    return any(map(_is_decisive, read))
+
+
+def _is_decisive(node: ast.AST) -> bool:
+    """Whether a node is in the part of its statement that branches, loops or indexes."""
+    for parent in parents(node):
+        fields = [getattr(parent, name, None) for name in _DECISIVE]
+        if any(node is each for each in (*fields, *getattr(parent, "ifs", ()))):
+            return True
+        if isinstance(parent, ast.stmt):
+            return False
+        node = parent
+    return False
+
+
 # -- the code that has not run yet
 # Functions and modules that run a backward pass, in torch and in libraries that train models.
 _BACKWARD = ("backward", "autograd", "fit")

@@ -28,7 +28,7 @@ def test_the_line_of_the_report(ip):
     assert done.success
     assert done.text.count("read it once after the loop") == 1
     assert (
-        "→ line 4: keep log on the device, with (X * i).sum().detach() in place of (X * i)"
+        "→ line 4: keep log on the device, with (X * i).sum().detach().clone() in place of (X * i)"
         in done.text
     )
     assert "1,000 waits at line 4: `(X * i).sum().item()`" in done.text
