@@ -48,13 +48,13 @@ def test_a_size_is_a_card():
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("RTX 4091", "no card 'RTX 4091' is known; did you mean RTX 4090 24GB"),
+        ("RTX 4091", "no card 'RTX 4091' is known; did you mean 'RTX 4090 24GB'"),
         (
             " toaster",
-            "no card 'toaster' is known; type a name such as H100, A100 80GB or "
+            "no card 'toaster' is known; type a name such as H100, 'A100 80GB' or "
             "T4, or a size: 24GiB",
         ),
-        ("A100", "A100 may be A100 80GB or A100 40GB; type one of them"),
+        ("A100", "A100 may be 'A100 80GB' or 'A100 40GB'; type one of them"),
     ],
 )
 def test_what_is_not_known_is_one_line(given, said):
