@@ -8,7 +8,7 @@ import gc
 import inspect
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from itertools import islice, takewhile
 from operator import attrgetter
@@ -258,9 +258,6 @@ def uses(node: ast.AST, text: str) -> list[ast.expr]:
 
 
 # -- reads that code depends on
-_DECISIVE = ("test", "iter", "slice", "subject")  # fields of nodes that branch, loop or index
-
-
 def decides(file: str, line: int, code: str) -> bool:
     """Whether the value of an expression in a line decides a branch, a loop or an index.
 
@@ -268,41 +265,30 @@ def decides(file: str, line: int, code: str) -> bool:
     """
     from executing import Source  # slow to import; `expression` has imported it by now
 
-    try:
+    nodes: Any = [*ast.walk(Source.for_filename(file).tree or ast.Pass())]
+    fields = ("test", "iter", "slice", "subject")
+    parts = [getattr(node, name, None) for node in nodes for name in fields]
+    parts += [test for node in nodes for test in getattr(node, "ifs", ())]  # of comprehensions
+    decisive = {node for part in parts if part is not None for node in ast.walk(part)}
+    here = (n for n in nodes if isinstance(n, ast.expr) and n.lineno <= line <= (n.end_lineno or 0))
+    with suppress(SyntaxError, ValueError, RecursionError):
         code = ast.unparse(ast.parse(code, mode="eval"))
-    except (SyntaxError, ValueError, RecursionError):
-        return False
-    nodes: Any = ast.walk(Source.for_filename(file).tree or ast.Pass())
-    nodes = [
-        n for n in nodes if isinstance(n, ast.expr) and n.lineno <= line <= (n.end_lineno or 0)
-    ]
-    return any(ast.unparse(node) == code and _decides(node) for node in nodes)
+        for node in (n for n in here if ast.unparse(n) == code):
+            if isinstance(node, ast.Subscript) or decisive & {node, *_reads_of(node)}:
+                return True
+    return False
 
 
-def _decides(node: ast.expr) -> bool:
-    if isinstance(node, ast.Subscript) or _is_decisive(node):
-        return True
+def _reads_of(node: ast.AST) -> list[ast.AST]:
+    """Return the names around `node`, in its loop or function, that are computed from its value."""
     within: Any = [*loops_around(node), function_of(node)][0]
     stmt: Any = statement(node)
     names = stored(stmt)
     if isinstance(stmt, ast.Expr) and stmt.value is not node:  # as in `losses.append(x.item())`
         names.add(first_name(ast.unparse(stmt)))
-    kinds = (ast.Assign, ast.AnnAssign, ast.AugAssign)
-    found = computed_from([*names], [n for n in ast.walk(within) if isinstance(n, kinds)])
-    read = (n for n in ast.walk(within) if isinstance(n, ast.Name) and n.id in found)
-    return any(map(_is_decisive, read))
-
-
-def _is_decisive(node: ast.AST) -> bool:
-    """Whether a node is in the part of its statement that branches, loops or indexes."""
-    for parent in parents(node):
-        fields = [getattr(parent, name, None) for name in _DECISIVE]
-        if any(node is each for each in (*fields, *getattr(parent, "ifs", ()))):
-            return True
-        if isinstance(parent, ast.stmt):
-            return False
-        node = parent
-    return False
+    assigned = (ast.Assign, ast.AnnAssign, ast.AugAssign)
+    found = computed_from([*names], [n for n in ast.walk(within) if isinstance(n, assigned)])
+    return [n for n in ast.walk(within) if isinstance(n, ast.Name) and n.id in found]
 
 
 # -- the code that has not run yet
