@@ -64,8 +64,7 @@ def meant(given: str, known: Iterable[str]) -> str:
 def check_exception(function: str, given: object) -> None:
     """Raise GpuError if `given`, the argument of a public function, is not an exception."""
     if not isinstance(given, BaseException):
-        said = f"{function} takes an exception, not {type(given).__name__}"
-        raise GpuError(f"{said}; type except Exception as error: gpumagic.{function}(error)")
+        raise GpuError(f"{function} takes an exception, not {type(given).__name__}")
 
 
 @contextmanager

@@ -221,9 +221,7 @@ class GpuTable:
     def _notes(self) -> list[str]:
         found = []
         if self.snapshot.gpus and not self.gpus and not self.snapshot.problems:
-            found = [
-                f"This process has no GPU; {as_typed('%gpus --virtual 2')} makes virtual ones."
-            ]
+            found = [f"No GPU here; {as_typed('%gpus --virtual 2')} makes virtual ones."]
         for gpu in self.gpus:
             # Omit the power cap, because every GPU at full load reaches it.
             slow = [reason for reason in gpu.throttle or () if reason != "power cap"]

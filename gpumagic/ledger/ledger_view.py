@@ -5,12 +5,13 @@ frequent copies and waits, and on results that are on the wrong device.
 """
 
 import re
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from gpumagic.display import table
 from gpumagic.display.table import block, coded, tag
-from gpumagic.display.units import duration, size
+from gpumagic.display.units import duration, many, size, some
 from gpumagic.ledger.entry import DISPLAY, ENGINE, LOADER, OFTEN, PRINT, Entry, Ledger
 from gpumagic.usercode.frames import decides
 
@@ -164,15 +165,26 @@ def line(ledger: Ledger, *, without: tuple[str, ...] = ()) -> str:
     for entry in ledger.entries:
         if entry.via not in without:
             kinds[PRINT if entry.via == PRINT else entry.kind].append(entry)
-    say = {"copy": _transfers, "wait": _waits, PRINT: _printed, "placement": _elsewhere}
-    return "; ".join(say[kind](entries) for kind, entries in kinds.items() if entries)
+    return "; ".join(_said(kind, entries) for kind, entries in kinds.items() if entries)
 
 
-def _transfers(entries: list[Entry]) -> str:
-    count, to = sum(e.count for e in entries), dict.fromkeys(e.destination for e in entries)
-    sent = {device: [e for e in entries if e.destination == device] for device in to}
-    each = ", ".join(f"{_bytes(copies)} to {device}" for device, copies in sent.items())
-    return f"{_count(count, 'transfer')}: {each}{_at(entries, count)}"
+def _said(kind: str, entries: list[Entry]) -> str:
+    """Return the count of one kind of entry in words, and the most frequent line."""
+    reads = sum(e.count for e in entries)
+    count = sum(e.calls for e in entries) if kind == PRINT else reads
+    said = many(count, "wait")
+    if kind == "copy":
+        to = dict.fromkeys(e.destination for e in entries)
+        sent = {device: [e for e in entries if e.destination == device] for device in to}
+        each = (f"{_bytes(copies)} to {device}" for device, copies in sent.items())
+        said = f"{many(count, 'transfer')}: {', '.join(each)}"
+    elif kind == PRINT:
+        what = "array" if any(e.framework for e in entries) else "tensor"
+        said = f"{many(count, what)} printed in {many(reads, 'read')}"
+    elif kind == "placement":
+        where = dict.fromkeys(f"{e.destination}, not {e.source}" for e in entries)
+        said = f"{many(count, 'result')} on {', '.join(where)}"
+    return said + _at(entries, count, calls=kind == PRINT)
 
 
 def _bytes(entries: list[Entry]) -> str:
@@ -183,48 +195,23 @@ def _bytes(entries: list[Entry]) -> str:
     return f"≥ {size(nbytes)}" if nbytes else "unknown bytes"
 
 
-def _waits(entries: list[Entry]) -> str:
-    count = sum(e.count for e in entries)
-    return f"{_count(count, 'wait')}{_at(entries, count)}"
-
-
-def _printed(entries: list[Entry]) -> str:
-    """Return ``2 tensors printed in 12 reads``, with the line."""
-    count, reads = sum(e.calls for e in entries), sum(e.count for e in entries)
-    what = "array" if any(e.framework for e in entries) else "tensor"
-    at = _at(entries, count, calls=True)
-    return f"{_count(count, what)} printed in {_count(reads, 'read')}{at}"
-
-
-def _elsewhere(entries: list[Entry]) -> str:
-    count = sum(e.count for e in entries)
-    where = ", ".join(dict.fromkeys(f"{e.destination}, not {e.source}" for e in entries))
-    return f"{_count(count, 'result')} on {where}{_at(entries, count)}"
-
-
-def _count(count: int, word: str) -> str:
-    return f"{count:,} {word}{'s' * (count > 1)}"
-
-
 def _at(entries: list[Entry], total: int, *, calls: bool = False) -> str:
     """Return the most frequent line, as in ``" at line 4: `loss.item()`"``; may be empty."""
-    lines: dict[str, dict[str, int]] = {}  # the counts of each line's expressions
+    lines = defaultdict[str, Counter[str]](Counter)  # counts by line, then by expression
     for e in entries:
         if e.where is not None:
-            counts = lines.setdefault(e.where.place, {})
-            counts[e.code] = counts.get(e.code, 0) + (e.calls if calls else e.count)
+            lines[e.where.place][e.code] += e.calls if calls else e.count
     if not lines:
         return ""
-    place, counts = max(lines.items(), key=lambda item: sum(item[1].values()))
-    most, codes = sum(counts.values()), sorted(filter(None, counts), key=lambda c: -counts[c])
+    place, counts = max(lines.items(), key=lambda item: item[1].total())
+    most, codes = counts.total(), [code for code, _ in counts.most_common() if code]
     # Omit a line with less than half of the copies, or with a single copy that is not silent.
     few = most < 2 and entries[0].operator not in _SILENT
     if entries[0].kind == "copy" and (few or (len(lines) > 1 and most < total / 2)):
         return ""
-    many = f", {most:,} of them" if most < total else ""
-    shown = ", ".join(f"`{table.short(code, _CODE // len(codes[:2]))}`" for code in codes[:2])
-    more = f" and {len(codes) - 2} more" if len(codes) > 2 else ""
-    return f"{many} at {place}{shown and ': '}{shown}{more}"
+    part = f", {most:,} of them" if most < total else ""
+    shown = some([f"`{table.short(code, _CODE // min(len(codes), 2))}`" for code in codes], 2)
+    return f"{part} at {place}{': ' * bool(shown)}{shown}"
 
 
 def hints(ledger: Ledger) -> list[str]:

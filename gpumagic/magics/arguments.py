@@ -42,6 +42,11 @@ _BEFORE_CODE = re.compile(rf"""((?:[^\s'"]|{_QUOTED}|\s)*?)(?<!\S)--(?:\s+|$)"""
 _BLANKS = re.compile(rf"({_QUOTED})|\s*([,+=])(?:\s+(?!--))?")
 # Quoted text; or a variable in braces.
 _BRACED = re.compile(rf"{_QUOTED}|(?<!\$)\{{([^\W\d]\w*)\}}")
+# Names of cards after `--on`. Their blanks need no quotes, as in `--on A100 80GB`.
+_CARD = "|".join(
+    sorted((n for c in CARDS for n in (c.name, c.name.rpartition(" ")[0])), reverse=True)
+)
+_ON = re.compile(rf"--on\s+((?:{_CARD})(?:,(?:{_CARD}))*)(?!\S)", re.I)
 _NAMES = re.compile(rf"(?:{_QUOTED}|[^\s'\"])+")
 _TRACES = (".json", ".json.gz")
 _MOST_SHOWN = 8  # parts of a usage line; a longer line would hide the error
@@ -127,7 +132,8 @@ def parse(magic: str, line: str) -> Namespace:
             return parser.parse_args(words)
         line = _BLANKS.sub(lambda found: found[1] or found[2], line)
         # `shlex.split` splits only at blanks, so "/gpu:1" and "0,1" stay whole.
-        words = parser.words = _with_card(shlex.split(line, comments=True))
+        line = _ON.sub(r"--on '\1'", line)
+        words = parser.words = shlex.split(line, comments=True)
         for option in options(magic.lstrip("%")):
             if option.optional and option.flag in words[:-1]:
                 at = words.index(option.flag)
@@ -136,17 +142,6 @@ def parse(magic: str, line: str) -> Namespace:
         return parser.parse_intermixed_args(words)
     except ValueError as error:
         raise UsageError(f"{magic}: {error} in {line.strip()}; {parser.usage}") from None
-
-
-def _with_card(words: list[str]) -> list[str]:
-    """Join the words of cards' names after `--on`, which need no quotes: ``A100 80GB``."""
-    at = words.index("--on") + 1 if "--on" in words else len(words)
-    known = {name.lower() for each in CARDS for name in (each.name, each.name.rpartition(" ")[0])}
-    for end in range(len(words), at + 1, -1):
-        joined = " ".join(words[at:end])
-        if {*joined.lower().split(",")} <= known:
-            return [*words[:at], joined, *words[end:]]
-    return words
 
 
 def filled(line: str) -> str:

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 _LINE = re.compile(r"%%ongpu(?!\w|\s*\?|\s+(-h|--help|help)\s*$)")
 # Matches magics that choose their own devices.
 _TIMED = re.compile(r"get_ipython\(\)\.run_cell_magic\('gpu(time|diff|fit)'")
-# Cells that IPython recognizes by their first line.
-_FIRST_LINE = re.compile(r"%%gpu(time|diff|fit)\b")
 # IPython would parse `%ongpu cuda?` as a request for help on `cuda`.
 _FALLBACK_LINE = re.compile(r"%(?P<magic>ongpu|gpus)\s+(?P<where>\S+\?)\s*$")
 _BEGUN = re.compile(r"""^get_ipython\(\)\.begin_ongpu\(((['"])(?:\\.|(?!\2).)*\2)\)""")
@@ -52,7 +50,7 @@ def transform(lines: list[str]) -> list[str]:
     if first is None:
         return lines
     line, rest = lines[first], lines[first + 1 :]
-    if _FIRST_LINE.match(line):
+    if line.startswith(("%%gputime", "%%gpudiff", "%%gpufit")):
         return [line, *lines[:first], *rest]  # below comments, IPython would not find the magic
     if match := _FALLBACK_LINE.match(line):
         call = f"get_ipython().run_line_magic({match['magic']!r}, {match['where']!r})\n"

@@ -271,9 +271,6 @@ def _give(shell: Any, asked: Namespace, line: ProgressLine, made: Any) -> None:
         shell.user_ns[asked.output] = made
     line.close(None if asked.quiet else made)
     if getattr(made, "interrupted", False):
-        timings = getattr(made, "timings", None)
-        nothing = timings is not None and not any(each.seconds for each in timings)
-        said = "nothing was measured" if nothing else "the result has the finished part"
-        error = KeyboardInterrupt(said)
+        error = KeyboardInterrupt()  # the result says how much has finished
         _show_briefly(error)
         raise error

@@ -83,7 +83,10 @@ def free_memory(*what: object, grads: bool = False) -> Freed:
     namespace = user_namespace()
     names, gpus = holders_by_name.names_and_gpus(what, namespace)
     meter = _Meter()
-    _clear_backward_queue()
+    if (torch := torch_here()) is not None:
+        # A backward pass clears the tasks that a failed pass left in autograd's queue.
+        with torch.enable_grad(), torch.inference_mode(False):
+            torch.ones((), device="cpu", requires_grad=True).backward()
     gc.collect()
     meter.take("garbage", always=False)
     found, outputs = find(namespace), KeptOutputs(namespace)
@@ -105,7 +108,7 @@ def free_memory(*what: object, grads: bool = False) -> Freed:
         meter.take(name, {name})
     meter.released += [meter.released.pop() for _ in gone]  # in the order of the names
     cache = 0
-    if (torch := torch_here()) is not None:
+    if torch is not None:
         from gpumagic.memory.allocator import clear_workspaces
 
         clear_workspaces()
@@ -115,13 +118,6 @@ def free_memory(*what: object, grads: bool = False) -> Freed:
     meter.take("cuBLAS workspace", always=False)
     left = tuple(holders_by_name.grouped(find(namespace)))
     return Freed(tuple(meter.released), allocated(), left, tuple(skipped.values()), cache)
-
-
-def _clear_backward_queue() -> None:
-    if (torch := torch_here()) is not None:
-        # A backward pass clears the tasks that a failed pass left in autograd's queue.
-        with torch.enable_grad(), torch.inference_mode(False):
-            torch.ones((), device="cpu", requires_grad=True).backward()
 
 
 def _release_kept(

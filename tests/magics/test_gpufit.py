@@ -62,7 +62,7 @@ def test_ctrl_c_shows_what_is_known(notebook):
     notebook.ns["calls"] = []
     cell = "calls.append(n)\nif len(calls) and torch.cuda.is_initialized(): raise KeyboardInterrupt"
     done = notebook.run(f"%%gpufit 1 n=1..9\n{cell}")
-    assert "KeyboardInterrupt: the result has the finished part" in done.text
+    assert done.text.rstrip().endswith("KeyboardInterrupt")
     assert "interrupted: results so far" in done.text
     assert notebook.ns["calls"] == []
 
