@@ -130,10 +130,7 @@ _INNERMOST = re.compile(r"[(\[][^()\[\]]*[)\]]")
 
 
 def _keep(entry: Entry) -> str:
-    """Return the advice to keep a value on the device, with the names in the user's line.
-
-    Empty if the value decides a branch or an index: a later read would change the program.
-    """
+    """Return the advice to keep a value on the device; empty if the code needs it at once."""
     if entry.where is not None and decides(entry.where.file, entry.where.line, entry.code):
         return ""
     tensor = _tensor_of(entry.code)

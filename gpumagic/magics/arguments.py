@@ -64,7 +64,7 @@ class _StoreOnce(argparse.Action):
 class LineParser(argparse.ArgumentParser):
     """Parse a line; raise a one-line UsageError that ends with what to type."""
 
-    words: Sequence[str] = ()  # the words of the last line
+    words: Sequence[str] = ()  # of the last line
 
     def error(self, message: str) -> NoReturn:
         wrong = re.fullmatch(r"argument ([\w-]+)[\w/-]*: (.*)", message)
@@ -132,8 +132,7 @@ def parse(magic: str, line: str) -> Namespace:
             return parser.parse_args(words)
         line = _BLANKS.sub(lambda found: found[1] or found[2], line)
         # `shlex.split` splits only at blanks, so "/gpu:1" and "0,1" stay whole.
-        line = _ON.sub(r"--on '\1'", line)
-        words = parser.words = shlex.split(line, comments=True)
+        words = parser.words = shlex.split(_ON.sub(r"--on '\1'", line), comments=True)
         for option in options(magic.lstrip("%")):
             if option.optional and option.flag in words[:-1]:
                 at = words.index(option.flag)

@@ -42,10 +42,7 @@ BEGIN = "begin_ongpu"  # a method of the shell while the extension is loaded
 
 
 def transform(lines: list[str]) -> list[str]:
-    """Replace a `%%ongpu` line above all code, or a first line like `%ongpu 1?`, by a call.
-
-    A line such as `%%gputime` moves above the comments.
-    """
+    """Replace `%%ongpu` lines, and first lines like `%ongpu 1?`; move others above comments."""
     first = next((n for n, line in enumerate(lines) if line.partition("#")[0].strip()), None)
     if first is None:
         return lines

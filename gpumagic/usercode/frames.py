@@ -266,8 +266,7 @@ def decides(file: str, line: int, code: str) -> bool:
     from executing import Source  # slow to import; `expression` has imported it by now
 
     nodes: Any = [*ast.walk(Source.for_filename(file).tree or ast.Pass())]
-    fields = ("test", "iter", "slice", "subject")
-    parts = [getattr(node, name, None) for node in nodes for name in fields]
+    parts = [getattr(n, name, None) for n in nodes for name in ("test", "iter", "slice", "subject")]
     parts += [test for node in nodes for test in getattr(node, "ifs", ())]  # of comprehensions
     decisive = {node for part in parts if part is not None for node in ast.walk(part)}
     here = (n for n in nodes if isinstance(n, ast.expr) and n.lineno <= line <= (n.end_lineno or 0))
@@ -283,9 +282,8 @@ def _reads_of(node: ast.AST) -> list[ast.AST]:
     """Return the names around `node`, in its loop or function, that are computed from its value."""
     within: Any = [*loops_around(node), function_of(node)][0]
     stmt: Any = statement(node)
-    names = stored(stmt)
-    if isinstance(stmt, ast.Expr) and stmt.value is not node:  # as in `losses.append(x.item())`
-        names.add(first_name(ast.unparse(stmt)))
+    into = ast.unparse(stmt).partition(".append(")[0]  # of `losses.append(x.item())`, "losses"
+    names = {into, *stored(stmt)}
     assigned = (ast.Assign, ast.AnnAssign, ast.AugAssign)
     found = computed_from([*names], [n for n in ast.walk(within) if isinstance(n, assigned)])
     return [n for n in ast.walk(within) if isinstance(n, ast.Name) and n.id in found]

@@ -274,6 +274,7 @@ def _read_in(loop, code, number, monkeypatch):
         ("a.item()", "for e in r:\n  total += a.item()\nif total > 3: best = total"),
         ("a.item()", "for e in r:\n  losses.append(a.item())\n  if e == 9: break"),
         ("a.item()", "for e in r:\n  seen[e] = a.item()"),
+        ("a.item()", "for e in r:\n  self.h.append(a.item())\n  if self.verbose: print(e)"),
         ("broken(", "for e in r:\n  broken("),
     ],
 )
