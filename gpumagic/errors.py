@@ -61,6 +61,12 @@ def meant(given: str, known: Iterable[str]) -> str:
     return f"did you mean {close[0]}? " if close else ""
 
 
+def check_exception(function: str, given: object) -> None:
+    """Raise GpuError if `given`, the argument of a public function, is not an exception."""
+    if not isinstance(given, BaseException):
+        raise GpuError(f"{function} takes an exception, not {type(given).__name__}")
+
+
 @contextmanager
 def library_needed(library: str, what: str, install: str) -> Iterator[None]:
     """Raise a GpuError with install instructions if the block cannot import `library`."""

@@ -3,6 +3,10 @@
 import subprocess
 import sys
 
+import pytest
+
+import gpumagic
+
 CODE = """
 from gpumagic.errors import as_typed
 from IPython.core.interactiveshell import InteractiveShell
@@ -22,3 +26,10 @@ def test_a_magic_is_named_with_the_extension_that_has_it_until_that_is_loaded(tm
         "%load_ext gpumagic, then %gpus --virtual 2",
         "%gpus --virtual 2",
     ]
+
+
+@pytest.mark.parametrize("name", ["explain", "explain_out_of_memory"])
+def test_what_is_no_exception_is_not_explained(name):
+    with pytest.raises(gpumagic.errors.GpuError, match=f"{name} takes an exception, not str$"):
+        getattr(gpumagic, name)("x")
+    assert not gpumagic.faults.all_kept()

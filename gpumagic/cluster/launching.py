@@ -110,6 +110,7 @@ def local(asked: str) -> Plan:
     most, kind = (len(gpus), "GPU") if gpus else (64, "virtual GPU")
     if asked.isdecimal() and not 0 < int(asked) <= most:
         there = f"there can be {many(most, 'engine')} at most, one for each {kind}"
+        there = there if int(asked) else "there must be at least one"
         raise GpuError(f"{asked} engines: {there}; type %gpucluster start")
     if gpus:
         wanted = gpus[: int(asked)] if asked.isdecimal() else device.resolve(asked, gpus, cpu=False)

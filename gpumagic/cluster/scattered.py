@@ -292,11 +292,11 @@ def check(asked: Sharing, tree: ast.Module, namespace: Mapping[str, Any]) -> Non
     assigned, hows = names_assigned(tree), dict(asked.reduce)
     for option, names, known, does in (
         ("--split", asked.split, read, "read"),
-        ("--gather", asked.gather, [*assigned, *asked.split], "assign"),
-        ("--reduce", hows, [*assigned, *asked.split], "assign"),
+        ("--gather", asked.gather, assigned, "assign"),
+        ("--reduce", hows, assigned, "assign"),
     ):
         for name in names:
-            if name not in known:
+            if name not in known and (does == "read" or name not in asked.split):
                 is_new = does == "read" and name not in namespace
                 said = "there is no variable" if is_new else f"the cell does not {does}"
                 there = f"{meant(name, known)}the cell {does}s {some(known) or 'no variable'}"

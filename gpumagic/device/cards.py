@@ -7,6 +7,7 @@ text was found, the maker's figure is used.
 
 import os
 import re
+import shlex
 from dataclasses import dataclass
 from difflib import get_close_matches
 
@@ -89,11 +90,11 @@ def card(given: str) -> Card:
     if len(found) == 1:
         return found[0]
     if found:
-        names = " or ".join(one.name for one in found)
+        names = " or ".join(shlex.quote(one.name) for one in found)  # as typed after --on
         raise GpuError(f"{given} may be {names}; type one of them")
     near = get_close_matches(wanted, known, 1, 0.7)
-    question = f"did you mean {known[near[0]][0].name}? " if near else ""
-    listed = "type a name such as H100, A100 80GB or T4, or a size: 24GiB"
+    question = f"did you mean {shlex.quote(known[near[0]][0].name)}? " if near else ""
+    listed = "type a name such as H100, 'A100 80GB' or T4, or a size: 24GiB"
     raise GpuError(f"no card {given!r} is known; {question}{listed}")
 
 

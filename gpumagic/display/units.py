@@ -6,14 +6,13 @@ NOT_KNOWN = "N/A"
 _SIZES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _SECONDS = ((1.0, ""), (1e-3, "m"), (1e-6, "µ"), (1e-9, "n"))
 _MANY = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
-_NAMES_SHOWN = 4
 
 
-def some(names: Iterable[str]) -> str:
+def some(names: Iterable[str], most: int = 4) -> str:
     """Join the first four names and count the others: ``"X, y, net, loss and 3 more"``."""
     every = list(names)
-    more = len(every) - _NAMES_SHOWN
-    return ", ".join(every[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    more = len(every) - most
+    return ", ".join(every[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def both(words: Iterable[str]) -> str:
@@ -23,8 +22,8 @@ def both(words: Iterable[str]) -> str:
 
 
 def many(count: int, word: str) -> str:
-    """Return a count with its noun: ``"1 tensor"``, ``"3 tensors"``."""
-    return f"{count} {word}{'s' * (count != 1)}"
+    """Return a count with its noun: ``"1 tensor"``, ``"3,000 tensors"``."""
+    return f"{count:,} {word}{'s' * (count != 1)}"
 
 
 def size(count: float | None) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 from gpumagic import faults
 from gpumagic.device import CPU, Device, cuda_state, resolve_one
 from gpumagic.display.units import both
-from gpumagic.errors import GpuError
+from gpumagic.errors import GpuError, check_exception
 from gpumagic.frameworks import known
 from gpumagic.frameworks.framework import Framework, FrameworksOn, device_of
 from gpumagic.frameworks.known import Needed, holds, imported
@@ -239,6 +239,7 @@ def explain(
     ... except RuntimeError as error:  # JAX: ValueError
     ...     print(gpumagic.explain(error))
     """
+    check_exception("explain", error)
     # Users call `explain` in `except` blocks, where gpumagic's own error would hide theirs.
     with faults.kept("explaining an error"):
         made: Explanation | None = own(error).get(_EXPLAINED)

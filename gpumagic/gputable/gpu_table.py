@@ -112,7 +112,8 @@ def _held(holder: Holder, gpus: Sequence[GpuSample]) -> list[str]:
     used = [gpu for gpu in gpus if gpu.uuid in holder.memory]
     elsewhere = all(gpu.virtual and gpu.ordinal is None for gpu in used)
     if elsewhere or len(used) > 4:  # show only the sum
-        which = f"its {many(len(used), 'virtual GPU')}" if elsewhere else f"{len(used)} GPUs"
+        whose = "their" if holder.name.endswith(" processes") else "its"
+        which = f"{whose} {many(len(used), 'virtual GPU')}" if elsewhere else f"{len(used)} GPUs"
         return [f"{which} {size(holder.total)}"]
     return [f"{label(gpu)} {size(holder.memory[gpu.uuid])}" for gpu in used]
 
@@ -220,7 +221,7 @@ class GpuTable:
     def _notes(self) -> list[str]:
         found = []
         if self.snapshot.gpus and not self.gpus and not self.snapshot.problems:
-            found = [f"This kernel has no GPU; {as_typed('%gpus --virtual 2')} makes virtual ones."]
+            found = [f"No GPU here; {as_typed('%gpus --virtual 2')} makes virtual ones."]
         found += filter(None, map(_throttled, self.gpus))
         if any(gpu.unified and gpu.vendor != "apple" for gpu in self.gpus):
             found.append("A GPU without memory of its own shows the host's memory.")

@@ -5,13 +5,15 @@ frequent copies and waits, and on results that are on the wrong device.
 """
 
 import re
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from gpumagic.display import table
 from gpumagic.display.table import block, coded, tag
-from gpumagic.display.units import duration, size
+from gpumagic.display.units import duration, many, size, some
 from gpumagic.ledger.entry import DISPLAY, ENGINE, LOADER, OFTEN, PRINT, Entry, Ledger
+from gpumagic.usercode.frames import decides
 
 NOTHING = "no copies between devices, no waits for a GPU"
 _VIRTUAL = "Times on virtual GPUs are the CPU's and say nothing about a GPU: savings are in calls."
@@ -37,9 +39,9 @@ class Advice:
     saved: int = 0
 
 
-def all_but_one(entry: Entry, text: str) -> Advice:
-    """Return advice that saves all calls of an entry except one."""
-    return Advice(text, entry.count - round(entry.count / entry.calls))
+def all_but_one(entry: Entry, text: str) -> Advice | None:
+    """Return advice that saves all calls of an entry except one; None if `text` is empty."""
+    return Advice(text, entry.count - round(entry.count / entry.calls)) if text else None
 
 
 ADVISERS: dict[str, Callable[[Entry], Advice | None]] = {}
@@ -75,13 +77,13 @@ _MADE_ON_HOST = re.compile(
 )
 
 
-def _of_wait(entry: Entry) -> Advice:
+def _of_wait(entry: Entry) -> Advice | None:
     if entry.via == PRINT:
         text = "print after the loop; x.shape and x.device print without waiting"
     elif entry.operator == "synchronize":
         text = "wait once, after the loop"
     elif entry.operator == "equal":
-        text = "compare on the device, (a == b).all(), and read the result later"
+        text = _keep(entry) and "compare on the device, (a == b).all(), and read the result later"
     elif entry.operator == "histc":
         return Advice("pass min= and max=: then it does not wait", entry.count)
     elif entry.operator != "item" and not entry.framework:
@@ -128,7 +130,9 @@ _INNERMOST = re.compile(r"[(\[][^()\[\]]*[)\]]")
 
 
 def _keep(entry: Entry) -> str:
-    """Return the advice to keep a value on the device, with the names in the user's line."""
+    """Return the advice to keep a value on the device; empty if the code needs it at once."""
+    if entry.where is not None and decides(entry.where.file, entry.where.line, entry.code):
+        return ""
     tensor = _tensor_of(entry.code)
     name = tensor if tensor != entry.code and len(tensor) <= _LONG else ""
     into = _INTO.search(entry.where.source) if entry.where else None
@@ -137,7 +141,7 @@ def _keep(entry: Entry) -> str:
     kept = name or "x"
     if not entry.framework:
         kept = f"({kept})" if " " in _INNERMOST.sub("", kept) else kept
-        kept = f"{kept}.detach()"
+        kept = f"{kept}.detach().clone()"  # a loss may keep a storage as large as its input
     return (
         f"keep {into[1]} on the device, with {kept} in place of {table.short(entry.code, _LONG)}, "
         "and read it once after the loop"
@@ -158,15 +162,26 @@ def line(ledger: Ledger, *, without: tuple[str, ...] = ()) -> str:
     for entry in ledger.entries:
         if entry.via not in without:
             kinds[PRINT if entry.via == PRINT else entry.kind].append(entry)
-    say = {"copy": _transfers, "wait": _waits, PRINT: _printed, "placement": _elsewhere}
-    return "; ".join(say[kind](entries) for kind, entries in kinds.items() if entries)
+    return "; ".join(_said(kind, entries) for kind, entries in kinds.items() if entries)
 
 
-def _transfers(entries: list[Entry]) -> str:
-    count, to = sum(e.count for e in entries), dict.fromkeys(e.destination for e in entries)
-    sent = {device: [e for e in entries if e.destination == device] for device in to}
-    each = ", ".join(f"{_bytes(copies)} to {device}" for device, copies in sent.items())
-    return f"{_count(count, 'transfer')}: {each}{_at(entries, count)}"
+def _said(kind: str, entries: list[Entry]) -> str:
+    """Return the count of one kind of entry in words, and the most frequent line."""
+    reads = sum(e.count for e in entries)
+    count = sum(e.calls for e in entries) if kind == PRINT else reads
+    said = many(count, "wait")
+    if kind == "copy":
+        to = dict.fromkeys(e.destination for e in entries)
+        sent = {device: [e for e in entries if e.destination == device] for device in to}
+        each = (f"{_bytes(copies)} to {device}" for device, copies in sent.items())
+        said = f"{many(count, 'transfer')}: {', '.join(each)}"
+    elif kind == PRINT:
+        what = "array" if any(e.framework for e in entries) else "tensor"
+        said = f"{many(count, what)} printed in {many(reads, 'read')}"
+    elif kind == "placement":
+        where = dict.fromkeys(f"{e.destination}, not {e.source}" for e in entries)
+        said = f"{many(count, 'result')} on {', '.join(where)}"
+    return said + _at(entries, count, calls=kind == PRINT)
 
 
 def _bytes(entries: list[Entry]) -> str:
@@ -177,45 +192,23 @@ def _bytes(entries: list[Entry]) -> str:
     return f"≥ {size(nbytes)}" if nbytes else "unknown bytes"
 
 
-def _waits(entries: list[Entry]) -> str:
-    count = sum(e.count for e in entries)
-    return f"{_count(count, 'wait')}{_at(entries, count)}"
-
-
-def _printed(entries: list[Entry]) -> str:
-    """Return ``2 tensors printed in 12 reads``, with the line."""
-    count, reads = sum(e.calls for e in entries), sum(e.count for e in entries)
-    what = "array" if any(e.framework for e in entries) else "tensor"
-    at = _at(entries, count, calls=True)
-    return f"{_count(count, what)} printed in {_count(reads, 'read')}{at}"
-
-
-def _elsewhere(entries: list[Entry]) -> str:
-    count = sum(e.count for e in entries)
-    where = ", ".join(dict.fromkeys(f"{e.destination}, not {e.source}" for e in entries))
-    return f"{_count(count, 'result')} on {where}{_at(entries, count)}"
-
-
-def _count(count: int, word: str) -> str:
-    return f"{count:,} {word}{'s' * (count > 1)}"
-
-
 def _at(entries: list[Entry], total: int, *, calls: bool = False) -> str:
     """Return the most frequent line, as in ``" at line 4: `loss.item()`"``; may be empty."""
-    lines: dict[tuple[str, str], int] = {}
+    lines = defaultdict[str, Counter[str]](Counter)  # counts by line, then by expression
     for e in entries:
         if e.where is not None:
-            key = e.where.place, e.code
-            lines[key] = lines.get(key, 0) + (e.calls if calls else e.count)
+            lines[e.where.place][e.code] += e.calls if calls else e.count
     if not lines:
         return ""
-    (place, code), most = max(lines.items(), key=lambda item: item[1])
+    place, counts = max(lines.items(), key=lambda item: item[1].total())
+    most, codes = counts.total(), [code for code, _ in counts.most_common() if code]
     # Omit a line with less than half of the copies, or with a single copy that is not silent.
     few = most < 2 and entries[0].operator not in _SILENT
     if entries[0].kind == "copy" and (few or (len(lines) > 1 and most < total / 2)):
         return ""
-    many = f", {most:,} of them" if most < total else ""
-    return f"{many} at {place}: `{table.short(code, _CODE)}`" if code else f"{many} at {place}"
+    part = f", {most:,} of them" if most < total else ""
+    shown = some([f"`{table.short(code, _CODE // min(len(codes), 2))}`" for code in codes], 2)
+    return f"{part} at {place}{': ' * bool(shown)}{shown}"
 
 
 def hints(ledger: Ledger) -> list[str]:

@@ -7,7 +7,7 @@ import argparse
 import re
 import shlex
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache, lru_cache
 from importlib.util import find_spec
 from itertools import product
@@ -20,6 +20,8 @@ from IPython.core.completer import SimpleCompletion
 from IPython.core.error import UsageError
 
 from gpumagic.device import complete, here
+from gpumagic.device.cards import CARDS
+from gpumagic.device.where import is_where
 from gpumagic.errors import meant
 from gpumagic.magics.options import (
     MAGICS,
@@ -40,6 +42,11 @@ _BEFORE_CODE = re.compile(rf"""((?:[^\s'"]|{_QUOTED}|\s)*?)(?<!\S)--(?:\s+|$)"""
 _BLANKS = re.compile(rf"({_QUOTED})|\s*([,+=])(?:\s+(?!--))?")
 # Quoted text; or a variable in braces.
 _BRACED = re.compile(rf"{_QUOTED}|(?<!\$)\{{([^\W\d]\w*)\}}")
+# Names of cards after `--on`. Their blanks need no quotes, as in `--on A100 80GB`.
+_CARD = "|".join(
+    sorted((n for c in CARDS for n in (c.name, c.name.rpartition(" ")[0])), reverse=True)
+)
+_ON = re.compile(rf"--on\s+((?:{_CARD})(?:,(?:{_CARD}))*)(?!\S)", re.I)
 _NAMES = re.compile(rf"(?:{_QUOTED}|[^\s'\"])+")
 _TRACES = (".json", ".json.gz")
 _MOST_SHOWN = 8  # parts of a usage line; a longer line would hide the error
@@ -57,8 +64,12 @@ class _StoreOnce(argparse.Action):
 class LineParser(argparse.ArgumentParser):
     """Parse a line; raise a one-line UsageError that ends with what to type."""
 
+    words: Sequence[str] = ()  # of the last line
+
     def error(self, message: str) -> NoReturn:
         wrong = re.fullmatch(r"argument ([\w-]+)[\w/-]*: (.*)", message)
+        if wrong and wrong[2].startswith("ignored explicit"):
+            raise UsageError(f"{self.prog}: {wrong[1]} takes no value; type {wrong[1]}")
         option = self._option_string_actions.get(wrong[1]) if wrong else None
         if wrong and option and option.help:  # for a wrong value, show right values
             said = "nothing after it" if wrong[2].startswith("expected one") else wrong[2]
@@ -70,8 +81,18 @@ class LineParser(argparse.ArgumentParser):
         question = ""
         if given := re.search(r"(?:arguments: |choice: '?)(.*?)'?(?: \(choose|$)", message):
             message = f"unexpected {given[1]}"
-            question = "" if given[1] in known else meant(given[1], known)
+            question = "" if given[1] in known else meant(given[1], known) or self._joined(given[1])
         raise UsageError(f"{self.prog}: {message}; {question.strip() or self.usage}")
+
+    def _joined(self, extra: str) -> str:
+        """Return advice on words behind a device: ``1 0`` may mean ``0,1``, ``gpu 1`` gpu:1."""
+        first = extra.split()[0]
+        pair = self.words[max(self.words.index(first) - 1, 0) :][:2] if first in self.words else []
+        joined = next(filter(is_where, (":".join(pair), ",".join(sorted({*pair})))), "")
+        if joined and len(pair) > 1:
+            return f"did you mean {joined}?"
+        is_code = self.prog == "%ongpu" and pair and not first.startswith("-")
+        return f"for this code only, type %%ongpu {pair[0]} on a line above it" if is_code else ""
 
 
 @cache
@@ -107,10 +128,11 @@ def parse(magic: str, line: str) -> Namespace:
     parser = parser_of(magic)
     try:
         if magic.endswith("gpumem"):  # a name may have quotes and blanks, as in data["my net"]
-            return parser.parse_args(_NAMES.findall(line))
+            words = [filled(word) if word[0] == "$" else word for word in _NAMES.findall(line)]
+            return parser.parse_args(words)
         line = _BLANKS.sub(lambda found: found[1] or found[2], line)
         # `shlex.split` splits only at blanks, so "/gpu:1" and "0,1" stay whole.
-        words = shlex.split(line, comments=True)
+        words = parser.words = shlex.split(_ON.sub(r"--on '\1'", line), comments=True)
         for option in options(magic.lstrip("%")):
             if option.optional and option.flag in words[:-1]:
                 at = words.index(option.flag)
@@ -149,8 +171,10 @@ def _mistakes(typed: str, found: Namespace) -> Iterator[str]:
     words = getattr(found, magic.name, "")
     word = words[:1] if isinstance(words, list) else [words] * bool(words)
     for group in (*product(magic.alone, word), *magic.excludes):
-        if len(both := [each for each in group if each in (*given, *word)]) > 1:
-            yield f"{both[0]} and {both[1]} do not combine; leave out one of them"
+        if len(pair := [each for each in group if each in (*given, *word)]) > 1:
+            yield f"{pair[0]} and {pair[1]} do not combine; leave out one of them"
+    if word and f"--{word[0]}" in known and word[0] not in user_namespace():
+        yield f"unexpected {word[0]}; did you mean --{word[0]}?"
     if typed.endswith("ongpu"):
         yield from _device_mistakes(typed, found.where, given)
 
@@ -191,11 +215,12 @@ def placing_request(line: str, magic: str = "%%ongpu") -> Namespace:
     asked.elsewhere = asked.dry_run or on_cluster(where) or on_several(where)
     if where.lower() in ("off", "home"):
         raise UsageError(f"{magic}: type %ongpu {where.lower()}, on a line of its own")
-    if magic == "%ongpu" and (question := meant(where, ("home", "off"))):
-        raise UsageError(f"{magic}: unexpected {where}; {question.strip()}")
     if asked.on is None and not where:
         typed = ", ".join(f"{magic} {where}" for where in ("1", "cuda:1", "cpu", "free"))
         raise UsageError(f"{magic}: which device? type {typed} (%gpus shows what there is)")
+    if magic == "%ongpu" and not is_where(where):
+        what = meant(where, ("home", "off")).strip() or "type 1, cuda:1, cpu, free, off or home"
+        raise UsageError(f"{magic}: unexpected {where}; {what}")
     if twice := {*asked.gather} & dict(asked.reduce).keys():
         raise UsageError(f"{magic}: {min(twice)} is in --gather and in --reduce; type it in one")
     return asked
@@ -242,8 +267,14 @@ def _offers(typed: str, words: list[str], option: Option | None, last: str) -> l
     if option is None:
         flags = [] if before else [each.flag for each in options(typed.lstrip("%"))]
         offers = [*flags, *_arguments(typed, words, before, prefix)]
+    elif option.type is reductions and "=" in prefix:
+        from gpumagic.cluster.scattered import HOW
+
+        offers = [f"{prefix.partition('=')[0]}={how}" for how in HOW]
     elif option.type in (variables, reductions):
         offers = _variables(prefix)
+    elif option.flag == "--on":
+        offers = [*option.examples, *(each.name.replace(" ", "-") for each in CARDS)]
     else:
         offers = [example for example in option.examples if " " not in example]
     fit = (each for each in offers if each.lower().startswith(prefix.lower()))

@@ -152,7 +152,8 @@ class GpuMagics(ipython.Magics):
         """
         on = self.cells.watching is not None
         if asked.verb is None:
-            print(f"%gpuwatch is {'on' if on else 'off; %gpuwatch on starts it'}")
+            how = f"; %gpuwatch on {asked.line}".rstrip() + (" changes it" if on else " starts it")
+            print(f"%gpuwatch is {'on' if on else 'off'}{how if asked.line or not on else ''}")
         elif asked.verb == "on":
             self.cells.watch(asked)
             strict = ", and the first implicit one raises an error" if asked.strict else ""

@@ -42,11 +42,13 @@ BEGIN = "begin_ongpu"  # a method of the shell while the extension is loaded
 
 
 def transform(lines: list[str]) -> list[str]:
-    """Replace a `%%ongpu` line above all code, or a first line like `%ongpu 1?`, by a call."""
+    """Replace `%%ongpu` lines, and first lines like `%ongpu 1?`; move others above comments."""
     first = next((n for n, line in enumerate(lines) if line.partition("#")[0].strip()), None)
     if first is None:
         return lines
     line, rest = lines[first], lines[first + 1 :]
+    if line.startswith(("%%gputime", "%%gpudiff", "%%gpufit")):
+        return [line, *lines[:first], *rest]  # below comments, IPython would not find the magic
     if match := _FALLBACK_LINE.match(line):
         call = f"get_ipython().run_line_magic({match['magic']!r}, {match['where']!r})\n"
         return [*lines[:first], call, *rest]
@@ -272,6 +274,8 @@ class CellHooks:
             raise UsageError("%%ongpu: the cell is empty; put the code to run below that line")
         from gpumagic.usercode.program import awaits, compile_cell
 
+        with in_one_line("%%ongpu"):
+            self._check_alone()
         shell, cell = self.shell, RunningCell()
         code = shell.transform_cell(f"%%ongpu {line}\n{text}")
         number = len(shell.history_manager.input_hist_raw) - 1
@@ -359,12 +363,17 @@ class CellHooks:
                 table = self.watching is not None and self.watching.report
                 display(watched.ledger if table else line, raw=not table)
 
-    @contextmanager
-    def timing(self) -> Iterator[None]:
-        """End the cell's run, and pause `%gpuwatch` while the code in this context is timed."""
+    def _check_alone(self) -> RunningCell:
+        """Return the running cell; GpuError if it has a `%%ongpu` line already."""
         cell = self.current() or RunningCell()
         if cell.request and not cell.request.standing:
             raise GpuError(f"the cell says %%ongpu {cell.request.where} too; leave that line out")
+        return cell
+
+    @contextmanager
+    def timing(self) -> Iterator[None]:
+        """End the cell's run, and pause `%gpuwatch` while the code in this context is timed."""
+        cell = self._check_alone()
         self.finish(cell, None)
         counted = cell.watch is not None
         self._end_watch(cell)

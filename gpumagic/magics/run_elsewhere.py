@@ -271,6 +271,6 @@ def _give(shell: Any, asked: Namespace, line: ProgressLine, made: Any) -> None:
         shell.user_ns[asked.output] = made
     line.close(None if asked.quiet else made)
     if getattr(made, "interrupted", False):
-        error = KeyboardInterrupt("the result has the finished part")
+        error = KeyboardInterrupt()  # the result says how much has finished
         _show_briefly(error)
         raise error

@@ -16,6 +16,7 @@ from typing import Any
 from gpumagic import faults
 from gpumagic.display.progress_line import ProgressLine
 from gpumagic.display.units import size
+from gpumagic.errors import check_exception
 from gpumagic.memory import holders_by_name
 from gpumagic.memory.changed_code import (
     by_rows,
@@ -60,6 +61,7 @@ def explain_out_of_memory(
 ) -> OutOfMemory | None:
     """Explain a caught error of torch, JAX, TensorFlow or CuPy; None if memory was not short.
     `earlier` are exceptions that held memory when the error was raised."""
+    check_exception("explain_out_of_memory", error)
     # An error in this code must not hide the user's error.
     with faults.kept("explaining an out-of-memory error"):
         found = read(error)

@@ -19,6 +19,7 @@ from gpumagic.memory.holders_by_name import FoundStorage, find
 from gpumagic.memory.memory_report import EXCEPTION, KEPT, OUTPUT, MemoryHolder
 from gpumagic.memory.roots import KeptOutputs, release_errors
 from gpumagic.usercode.files import user_namespace
+from gpumagic.usercode.frames import first_name
 from gpumagic.usercode.values import torch_here
 
 
@@ -38,6 +39,7 @@ class Freed(Shown):
     allocated: dict[str, int]  # bytes still allocated, by device
     holders: tuple[MemoryHolder, ...]  # the remaining holders, the largest first
     skipped: tuple[str, ...] = ()  # names that could not be deleted, each with the reason
+    cache: int = 0  # bytes that torch's cache returned to the driver, freed tensors' included
 
     @property
     def nbytes(self) -> int:
@@ -81,7 +83,10 @@ def free_memory(*what: object, grads: bool = False) -> Freed:
     namespace = user_namespace()
     names, gpus = holders_by_name.names_and_gpus(what, namespace)
     meter = _Meter()
-    _clear_backward_queue()
+    if (torch := torch_here()) is not None:
+        # A backward pass clears the tasks that a failed pass left in autograd's queue.
+        with torch.enable_grad(), torch.inference_mode(False):
+            torch.ones((), device="cpu", requires_grad=True).backward()
     gc.collect()
     meter.take("garbage", always=False)
     found, outputs = find(namespace), KeptOutputs(namespace)
@@ -98,24 +103,21 @@ def free_memory(*what: object, grads: bool = False) -> Freed:
     meter.due = spare
     every, alone = ([e for e in each if not gpus or e.device in gpus] for each in (found, spare))
     _release_kept(every, alone, outputs, meter)
-    for name in gone:
+    for name in reversed(gone):  # memory that names share is the first name's
         del namespace[name]
         meter.take(name, {name})
-    if (torch := torch_here()) is not None:
+    meter.released += [meter.released.pop() for _ in gone]  # in the order of the names
+    cache = 0
+    if torch is not None:
         from gpumagic.memory.allocator import clear_workspaces
 
         clear_workspaces()
+        reserved = [torch.cuda.memory_reserved(n) for n in range(torch.cuda.device_count())]
         torch.cuda.empty_cache()
+        cache = sum(old - torch.cuda.memory_reserved(n) for n, old in enumerate(reserved))
     meter.take("cuBLAS workspace", always=False)
     left = tuple(holders_by_name.grouped(find(namespace)))
-    return Freed(tuple(meter.released), allocated(), left, tuple(skipped.values()))
-
-
-def _clear_backward_queue() -> None:
-    if (torch := torch_here()) is not None:
-        # A backward pass clears the tasks that a failed pass left in autograd's queue.
-        with torch.enable_grad(), torch.inference_mode(False):
-            torch.ones((), device="cpu", requires_grad=True).backward()
+    return Freed(tuple(meter.released), allocated(), left, tuple(skipped.values()), cache)
 
 
 def _release_kept(
@@ -164,13 +166,15 @@ def _skipped(
     skipped = {
         name: f"{name} holds nothing on a GPU"
         if name in known
+        else f"{name} is a part of {whole}, and %gpufree deletes whole variables"
+        if (whole := first_name(name)) in known
         else f"there is no variable {name!r}"
         for name in names
         if name not in holding and not outputs.has(name)
     }
     if skipped and len(skipped) == len(names):
         name, why = next(iter(skipped.items()))
-        question = "" if name in namespace else meant(name, namespace)
+        question = "" if first_name(name) in namespace else meant(name, namespace)
         raise GpuError(f"{why}; {question}%gpumem shows what is on a GPU")
     return skipped
 
@@ -228,6 +232,8 @@ def text(freed: Freed) -> str:
     causes = ", ".join(f"{each.cause}: {_sizes(each.nbytes)}" for each in gave)
     nothing = [f"{each.cause}: nothing" for each in freed.released if each not in gave]
     head = "; ".join(["nothing was freed", *nothing]) if nothing else "there was nothing to free"
+    if freed.cache and not gave:
+        head = "; ".join([f"freed {size(freed.cache)} of torch's cache", *nothing])
     if gave:
         head = f"freed {size(freed.nbytes)} ({'; '.join([causes, *nothing])})"
     most = ", ".join(f"{row.path} ({size(row.nbytes)})" for row in freed.holders[:3])

@@ -13,6 +13,7 @@ import cloudpickle  # type: ignore[import-untyped]
 from gpumagic.device.cuda_state import Death
 from gpumagic.display.units import size, some
 from gpumagic.errors import GpuError, library_needed
+from gpumagic.faults import first_line
 from gpumagic.frameworks.public import where
 from gpumagic.usercode.files import shell, user_namespace
 from gpumagic.usercode.values import comes_from
@@ -47,8 +48,11 @@ def save_host(path: str = "rescue.pt") -> None:
     if not writable:
         raise GpuError("no variable on the host can be pickled; nothing was written")
     whole = f"{path}.incomplete"  # only a complete file may replace `path`
-    torch.save(writable, whole, pickle_module=cloudpickle)
-    os.replace(whole, path)
+    try:
+        torch.save(writable, whole, pickle_module=cloudpickle)
+        os.replace(whole, path)
+    except (OSError, RuntimeError) as error:  # torch raises RuntimeError for a missing folder
+        raise GpuError(f"nothing was written to {path}: {first_line(error)}") from None
     print(f"{some(writable)}: {size(os.path.getsize(path))} written to {path}; in the new kernel")
     print(f"type import torch; globals().update(torch.load({path!r}, weights_only=False))")
     for reason, names in (("on a GPU", lost), ("cannot be pickled", safe.keys() - writable.keys())):

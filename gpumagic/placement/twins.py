@@ -242,7 +242,10 @@ def _convert(make: Function, args: Args, kwargs: dict[str, Any], frame: FrameTyp
 
 def _on_host(make: Function, args: Args, kwargs: dict[str, Any], frame: FrameType | None) -> Any:
     """Adapt `from_numpy` and similar functions. Copy the resulting tensor to the device."""
-    made, device = make(*args, **kwargs), _chosen(frame)
+    device, flags = _chosen(frame), getattr(args[0] if args else None, "flags", None)
+    if device is not None and device.type != "cpu" and not getattr(flags, "writeable", True):
+        args = (args[0].copy(), *args[1:])  # or torch would warn of writes, which never reach it
+    made = make(*args, **kwargs)
     return made if device is None else made.to(device)
 
 

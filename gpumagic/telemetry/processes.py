@@ -148,11 +148,12 @@ class Owners:
             return ProcessSample("", pid, user=facts.user)
         self.ordinals[pid] = self._ordinals(facts.cuda)
         kernel = _kernel_of(line, kernels)
+        is_child = kernel is None and os.getpid() in (each.pid for each in line[1:])
         return ProcessSample(
             "",
             pid,
             user=facts.user,
-            name=facts.name,
+            name=f"{facts.name} started here" if is_child else facts.name,
             notebook=self._from_root((kernel and kernel.notebook) or facts.notebook),
             started=facts.started,
             kernel=kernel.id if kernel else None,

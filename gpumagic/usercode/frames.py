@@ -9,7 +9,7 @@ import inspect
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from itertools import islice, takewhile
 from operator import attrgetter
@@ -249,6 +249,38 @@ def uses(node: ast.AST, text: str) -> list[ast.expr]:
     kinds = (ast.Name, ast.Attribute, ast.Subscript)
     found = (n for n in ast.walk(node) if isinstance(n, kinds) and isinstance(n.ctx, ast.Load))
     return [n for n in found if ast.unparse(n) == text]
+
+
+# -- reads that code depends on
+def decides(file: str, line: int, code: str) -> bool:
+    """Whether the value of an expression in a line decides a branch, a loop or an index.
+
+    Also follows the names that the innermost loop, or the function, computes from the value.
+    """
+    from executing import Source  # slow to import; `expression` has imported it by now
+
+    nodes: Any = [*ast.walk(Source.for_filename(file).tree or ast.Pass())]
+    parts = [getattr(n, name, None) for n in nodes for name in ("test", "iter", "slice", "subject")]
+    parts += [test for node in nodes for test in getattr(node, "ifs", ())]  # of comprehensions
+    decisive = {node for part in parts if part is not None for node in ast.walk(part)}
+    here = (n for n in nodes if isinstance(n, ast.expr) and n.lineno <= line <= (n.end_lineno or 0))
+    with suppress(SyntaxError, ValueError, RecursionError):
+        code = ast.unparse(ast.parse(code, mode="eval"))
+        for node in (n for n in here if ast.unparse(n) == code):
+            if isinstance(node, ast.Subscript) or decisive & {node, *_reads_of(node)}:
+                return True
+    return False
+
+
+def _reads_of(node: ast.AST) -> list[ast.AST]:
+    """Return the names around `node`, in its loop or function, that are computed from its value."""
+    within: Any = [*loops_around(node), function_of(node)][0]
+    stmt: Any = statement(node)
+    into = ast.unparse(stmt).partition(".append(")[0]  # of `losses.append(x.item())`, "losses"
+    names = {into, *stored(stmt)}
+    assigned = (ast.Assign, ast.AnnAssign, ast.AugAssign)
+    found = computed_from([*names], [n for n in ast.walk(within) if isinstance(n, assigned)])
+    return [n for n in ast.walk(within) if isinstance(n, ast.Name) and n.id in found]
 
 
 # -- the code that has not run yet

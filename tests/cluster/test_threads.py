@@ -246,7 +246,7 @@ def test_what_does_not_fit_together_is_not_lost(notebook):
     [
         (
             "0,1 --split prompts --gather outs\nout = prompts",
-            "not assign outs; did you mean out?",
+            "not assign outs; did you mean out? the cell assigns out",
         ),
         (
             "0,1 --split prompts --reduce n=men\nn = len(prompts)",

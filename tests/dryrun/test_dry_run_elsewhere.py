@@ -84,8 +84,8 @@ def test_a_cell_is_asked_with_on(ip):
     for line, said in {
         "1 --dry-run --on 4090": "--on and 1 do not combine; leave out one of them",
         "--on 4090": "--on needs --dry-run; type %%ongpu --dry-run --on",
-        "--dry-run --on 4091": "no card '4091' is known; did you mean RTX 4090 24GB",
-        "--dry-run --on '8 x 4090'": "no card '8 x 4090' is known; did you mean RTX 4090 24GB",
+        "--dry-run --on 4091": "no card '4091' is known; did you mean 'RTX 4090 24GB'",
+        "--dry-run --on '8 x 4090'": "no card '8 x 4090' is known; did you mean 'RTX 4090 24GB'",
         "@all --dry-run --on 4090": "--on and @all do not combine; leave out one of them",
     }.items():
         assert f"UsageError: %%ongpu: {said}" in ip.run(f"%%ongpu {line}\na").text
@@ -94,9 +94,9 @@ def test_a_cell_is_asked_with_on(ip):
 @pytest.mark.parametrize(
     ("on", "said"),
     [
-        ("RTX 4091", "no card 'RTX 4091' is known; did you mean RTX 4090 24GB"),
+        ("RTX 4091", "no card 'RTX 4091' is known; did you mean 'RTX 4090 24GB'"),
         (["A100 40GB", "nix"], "no card 'nix' is known"),
-        ("8 x H100 80GB", "no card '8 x H100 80GB' is known; did you mean H100 80GB"),
+        ("8 x H100 80GB", "no card '8 x H100 80GB' is known; did you mean 'H100 80GB'"),
         ("@all", "no card '@all' is known; .*; a device is 1, cuda:1, cpu, free"),
         ("cuda;1", "or a size: 24GiB; a device is 1, cuda:1, cpu, free"),
         ("cuda:1", "no cuda:1"),

@@ -195,9 +195,11 @@ def test_another_kernels_virtual_gpus_are_one_line_of_its_own() -> None:
     assert line_of(repr(table), "explore.ipynb").split("  ")[-1] == "its 8 virtual GPUs 8.0 GiB"
     assert len([line for line in repr(table).splitlines() if line.startswith("cuda:")]) == 1
     away = GpuTable(snapshot(*others[:1], processes=tuple(held[:1])))
+    programs = GpuTable(snapshot(*others, processes=(process(1), process(2, pid=8))))
+    assert "python3, 2 processes  their 2 virtual GPUs 2.0 GiB" in repr(programs)
     assert "explore.ipynb  its 1 virtual GPU 1.0 GiB" in repr(away)
-    assert "This kernel has no GPU" in repr(away)
-    assert "This kernel has no GPU" in "".join(Words(away._repr_html_()).said)
+    assert "No GPU here" in repr(away)
+    assert "No GPU here" in "".join(Words(away._repr_html_()).said)
 
 
 def test_a_holder_of_many_gpus_is_a_sum() -> None:

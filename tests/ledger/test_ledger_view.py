@@ -1,5 +1,6 @@
 """The ledger as a line, as text and as a table; the advice and what it would save."""
 
+import linecache
 from html.parser import HTMLParser
 
 import pytest
@@ -42,6 +43,14 @@ def entry(of, **changes):
         (
             (WAIT, entry(WAIT, where=UserLine(9, file=CELL), count=1)),
             "1,001 waits, 1,000 of them at In [2], line 4: `loss.item()`",
+        ),
+        (
+            (entry(WAIT, count=6), entry(WAIT, count=7, code="acc.item()")),
+            "13 waits at In [2], line 4: `acc.item()`, `loss.item()`",
+        ),
+        (
+            tuple(entry(WAIT, count=3, code=code) for code in ("a.item()", "b > 1", "c[i]")),
+            "9 waits at In [2], line 4: `a.item()`, `b > 1` and 1 more",
         ),
         ((entry(WAIT, where=None, code=""),), "1,000 waits"),
         ((entry(COPY, via="loader"),), ""),
@@ -199,7 +208,7 @@ def test_html_says_the_same_and_is_escaped():
         (
             "loss.item()",
             "losses.append(loss.item())",
-            "keep losses on the device, with loss.detach() in place of loss.item(), and",
+            "keep losses on the device, with loss.detach().clone() in place of loss.item()",
         ),
         (
             "float(a[0])",
@@ -211,14 +220,13 @@ def test_html_says_the_same_and_is_escaped():
             "total += float(loss.item())",
             "keep total on the device, with loss.",
         ),
-        ("float(a * b)", "log.append(float(a * b))", "(a * b).detach() in place of float(a * b)"),
+        ("float(a * b)", "log.append(float(a * b))", "(a * b).detach().clone() in place of"),
         (
             "net(x).tolist()",
             "preds.extend(net(x).tolist())",
             "preds on the device, with net(x).d",
         ),
-        ("loss.item()", "if loss.item() > 3:", "keep loss on the device"),
-        ("a > b", "while a > b:", "keep what it reads on the device"),
+        ("a > b", "print(a > b)", "keep what it reads on the device"),
         ("loss.item()", "losses.append(", "keep loss on the device"),
     ],
 )
@@ -226,3 +234,49 @@ def test_advice_is_in_the_users_own_names(code, there, says):
     of = entry(WAIT, code=code, where=UserLine(4, there, file=CELL))
     assert says in advise(of).text
     assert "read it once after the loop" in advise(of).text
+
+
+@pytest.mark.parametrize(
+    ("code", "loop"),
+    [
+        ("loss.item()", "while True:\n  if loss.item() < 0.01 or it > 30: break"),
+        ("loss < 0.01", "for e in r:\n  if loss < 0.01: break"),
+        ("loss.item()", "while loss.item() > 1: step()"),
+        ("x.mean().item()", "for e in r:\n  acc = x.mean().item()\n  if acc > best: best = acc"),
+        ("acc.item()", "for e in r:\n  a = acc.item()\n  b = a / 2\n  if b > 1: best = e"),
+        ("p == 3", "for p in pred:\n  if p == 3: c += 1"),
+        ("confusion[a, b]", "for a, b in z:\n  confusion[a, b] += 1"),
+        ("int(y[i])", "for i in r:\n  seen[int(y[i])] += 1"),
+        ("n.item()", "for e in r:\n  for k in range(n.item()): step()"),
+        ("a.item()", "def f():\n  n = a.item()\n  return 1 if n > 3 else 2"),
+        ("torch.equal(a, b)", "for e in r:\n  if torch.equal(a, b): break"),
+        ("a.item()", "for e in r:\n  h.append(a.item())\n  if h[-1] > h[-2]: break"),
+        ("a.cpu()", "for e in r:\n  n = a.cpu()\n  x = [v for v in r if v > n]"),
+    ],
+)
+def test_a_value_that_decides_in_the_loop_is_not_to_be_read_later(code, loop, monkeypatch):
+    number = next(n for n, row in enumerate(loop.splitlines(), 1) if code in row)
+    assert advise(_read_in(loop, code, number, monkeypatch)) is None
+
+
+def _read_in(loop, code, number, monkeypatch):
+    monkeypatch.setitem(linecache.cache, "loop.py", (9, None, loop.splitlines(True), "loop.py"))
+    copied = {"kind": "copy", "operator": "copy_"} if ".cpu" in code else {}
+    equal = {"operator": "equal"} if "equal" in code else {}
+    where = UserLine(number, loop.splitlines()[number - 1].strip(), file="loop.py")
+    return entry(WAIT, code=code, where=where, **copied, **equal)
+
+
+@pytest.mark.parametrize(
+    ("code", "loop"),
+    [
+        ("a.item()", "for e in r:\n  if e % 9 == 0: print(a.item())"),
+        ("a.item()", "for e in r:\n  total += a.item()\nif total > 3: best = total"),
+        ("a.item()", "for e in r:\n  losses.append(a.item())\n  if e == 9: break"),
+        ("a.item()", "for e in r:\n  seen[e] = a.item()"),
+        ("a.item()", "for e in r:\n  self.h.append(a.item())\n  if self.verbose: print(e)"),
+        ("broken(", "for e in r:\n  broken("),
+    ],
+)
+def test_a_value_that_the_loop_only_keeps_may_be_read_later(code, loop, monkeypatch):
+    assert "after the loop" in advise(_read_in(loop, code, 2, monkeypatch)).text

@@ -39,7 +39,13 @@ from gpumagic.magics.arguments import on_cluster, on_several, placing_request
         ("%%ongpu 0,1 --split X --reduce y", "y has no reduction"),
         ("%%ongpu", "which device?"),
         ("%%ongpu 1 --nope", "--nope"),
-        ("%%ongpu 1 2", "2"),
+        ("%%ongpu 1 0", "unexpected 0; did you mean 0,1?"),
+        ("%%ongpu gpu 1", "unexpected 1; did you mean gpu:1?"),
+        ("%%ongpu 1 --memory=yes", "--memory takes no value; type --memory\n"),
+        ("%%ongpu 1 report", "unexpected report; did you mean --report?"),
+        ("%%ongpu report", "unexpected report; did you mean --report?"),
+        ("%%ongpu --dry-run --on A100", "may be 'A100 80GB' or 'A100 40GB'; type one of them"),
+        ("%%ongpu --dry-run --on L4 0", "--on and 0 do not combine; leave out one of them"),
         ("%%ongpu '1", "quotation"),
         ("%%ongpu mps", "mps"),
         ("%%ongpu GPU-0000", "GPU-0000"),
@@ -53,7 +59,7 @@ def test_bad_input_is_one_line_and_nothing_runs_or_moves(ip, line, says):
     assert done.text.startswith("UsageError: %%ongpu")
     assert done.text.count("\n") == 1
     assert says in done.text
-    assert "type" in done.text or "leave out" in done.text
+    assert any(word in done.text for word in ("type", "leave out", "did you mean"))
     assert ip.ns["ran"] is False
     assert ip.ns["X"].device.type == "cpu"
 
@@ -117,3 +123,43 @@ def test_code_that_ipython_runs_silently_is_refused(ip):
     done = ip.run("%%ongpu 1\nx = 5", silent=True, store_history=False)
     assert isinstance(done.error, UsageError)
     assert "x" not in ip.ns
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("%gpus doctor", "%gpus: unexpected doctor; did you mean --doctor?"),
+        ("%gpus 1 0", "%gpus: unexpected 0; did you mean 0,1?"),
+        ("%ongpu of", "%ongpu: unexpected of; did you mean off?"),
+        ("%ongpu xx", "%ongpu: unexpected xx; type 1, cuda:1, cpu, free, off or home"),
+        (
+            "%ongpu 1 print(2)",
+            "%ongpu: unexpected print(2); for this code only, type %%ongpu 1",
+        ),
+        ("%gpumem $nowhere", "%gpumem: $nowhere is neither"),
+        ("%%ongpu 0\n%%ongpu 1\n1", "%%ongpu: the cell says %%ongpu 0 too; leave that line out"),
+    ],
+)
+def test_a_line_that_means_another_one_says_which(ip, line, says):
+    assert ip.run(line).text.startswith(f"UsageError: {says}")
+
+
+def test_names_of_cards_need_no_quotes():
+    for line, on in (
+        ("--dry-run --on A100 80GB", "A100 80GB"),
+        ("--on RTX 4090, h100 80gb --dry-run", "RTX 4090,h100 80gb"),
+        ("--on rtx 4070 ti super --dry-run", "rtx 4070 ti super"),
+    ):
+        assert placing_request(line).on == on
+
+
+def test_gpumem_takes_a_device_from_a_variable(ip):
+    ip.run("here = 'cuda:1'")
+    assert ip.run("%gpumem $here").text.startswith("cuda:1 (virtual)")
+
+
+@pytest.mark.parametrize("magic", ["%%gputime cpu 0 --max-time 0.1", "%%gpufit n=1..4"])
+def test_a_comment_may_be_above_a_magic_that_runs_the_cell_itself(ip, magic):
+    ip.ns["n"] = 1
+    done = ip.run(f"# what it is for\n{magic}\nn + 3\n1 / 0")
+    assert "Cell In[2], line 4\n    1 / 0\nZeroDivisionError" in done.text

@@ -109,6 +109,8 @@ def test_what_is_on_the_host_is_saved(dead, tmp_path, monkeypatch):
     assert said[0].startswith("X, history: ")
     assert said[2:] == ["left out, on a GPU: net, z", "left out, cannot be pickled: lines"]
     assert torch.load("rescue.pt", weights_only=False).keys() == {"X", "history"}
+    said = dead.run("gpumagic.save_host('nosuch/x.pt')").text
+    assert said.startswith("GpuError: nothing was written to nosuch/x.pt: Parent directory nosuch ")
 
 
 def test_it_is_noticed_at_the_end_of_a_cell_that_did_not_fail(ip, monkeypatch):

@@ -62,7 +62,7 @@ def test_ctrl_c_shows_what_is_known(notebook):
     notebook.ns["calls"] = []
     cell = "calls.append(n)\nif len(calls) and torch.cuda.is_initialized(): raise KeyboardInterrupt"
     done = notebook.run(f"%%gpufit 1 n=1..9\n{cell}")
-    assert "KeyboardInterrupt: the result has the finished part" in done.text
+    assert done.text.rstrip().endswith("KeyboardInterrupt")
     assert "interrupted: results so far" in done.text
     assert notebook.ns["calls"] == []
 
@@ -82,7 +82,7 @@ def test_ctrl_c_shows_what_is_known(notebook):
         ("1 n=1..9 --margin 200", "--margin: 200 is not a number from 0 to 100; type --margin 5"),
         ("cpu n=1..9", "torch cannot limit the memory of cpu; type a GPU, or a card's name"),
         ("1 k=1..9", "k makes no difference: the code does not read it"),
-        ("--on 4091 n=1..9", "no card '4091' is known; did you mean RTX 4090 24GB"),
+        ("--on 4091 n=1..9", "no card '4091' is known; did you mean 'RTX 4090 24GB'"),
     ],
 )
 def test_what_is_typed_wrong_is_one_line(notebook, line, said):

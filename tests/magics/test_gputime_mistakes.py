@@ -148,15 +148,12 @@ def test_under_a_standing_placement_the_variables_stay_where_they_are(gpus, shel
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ("", "KeyboardInterrupt: the result has the finished part"),
-        ("--quiet -o half", "KeyboardInterrupt: the result has the finished part"),
-    ],
+    "options",
+    ["", "--quiet -o half"],
 )
-def test_an_interrupt_says_where_the_rest_is(gpus, shell, options, says):
+def test_an_interrupt_before_the_first_result_says_that_nothing_was_measured(gpus, shell, options):
     done = shell.run(f"%%gputime cpu 0 {options}\nraise KeyboardInterrupt")
-    assert done.text.rstrip().endswith(says)
+    assert done.text.rstrip().endswith("KeyboardInterrupt")
     assert [(t.where, t.error) for t in last_comparison().timings] == [("cpu", "interrupted")]
     assert "! interrupted: 0 timings finished" in repr(last_comparison())
 

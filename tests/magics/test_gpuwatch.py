@@ -28,7 +28,7 @@ def test_the_line_of_the_report(ip):
     assert done.success
     assert done.text.count("read it once after the loop") == 1
     assert (
-        "→ line 4: keep log on the device, with (X * i).sum().detach() in place of (X * i)"
+        "→ line 4: keep log on the device, with (X * i).sum().detach().clone() in place of (X * i)"
         in done.text
     )
     assert "1,000 waits at line 4: `(X * i).sum().item()`" in done.text
@@ -167,9 +167,13 @@ def test_functions_of_other_cells(ip):
 
 # ---------------------------------------------------------------- %gpuwatch
 def test_gpuwatch(ip):
-    assert "%gpuwatch is off" in ip.run("%gpuwatch").text
+    assert ip.run("%gpuwatch").text == "%gpuwatch is off; %gpuwatch on starts it\n"
+    told = ip.run("%gpuwatch --report").text
+    assert told == "%gpuwatch is off; %gpuwatch on --report starts it\n"
     assert "counted from now on" in ip.run("%gpuwatch on").text
-    assert "%gpuwatch is on" in ip.run("%gpuwatch").text
+    assert ip.run("%gpuwatch").text == "%gpuwatch is on\n"
+    told = ip.run("%gpuwatch --report").text
+    assert told == "%gpuwatch is on; %gpuwatch on --report changes it\n"
     done = ip.run("Y = X.to('cuda:0')")
     assert done.text.strip() == "1 transfer: 160 B to cuda:0"
     assert ip.run("Y + 1; None").text == ""

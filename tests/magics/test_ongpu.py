@@ -82,12 +82,6 @@ def test_the_line_may_name_a_device_by_a_variable_below_a_comment(ip):
     assert "'{m}' is not a device" in ip.run("%%ongpu {m}\ny = zeros(3)").text
 
 
-def test_of_two_lines_the_inner_one_names_the_cell_too(ip):
-    ran = ip.run("%%ongpu 0\n%%ongpu 1\ntorch.ones(3) + torch.ones(3, device='cuda:0')")
-    assert "In [0]" not in ran.text
-    assert re.search(r"between devices · In \[[1-9]\d*\], line 2", ran.text)
-
-
 def test_functions_of_the_notebook_are_followed(ip):
     ip.run("net = nn.Linear(2, 2); data = torch.ones(3, 2)\ndef evaluate():\n    return net(data)")
     ip.run("%%ongpu 1\nout = evaluate()")

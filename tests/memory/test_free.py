@@ -264,7 +264,8 @@ def test_bad_input_is_told_in_a_line_and_frees_nothing(held):
         ("%gpufree torhc", "no variable 'torhc'; did you mean torch?"),
         ("%gpufree n", "n holds nothing on a GPU"),
         ("%gpufree torch", "torch holds nothing on a GPU"),
-        ("%gpufree x.grad", "there is no variable 'x.grad'"),
+        ("%gpufree x.grad", "x.grad is a part of x, and %gpufree deletes whole variables; %gpumem"),
+        ("%gpufree x[0]", "x[0] is a part of x, and %gpufree deletes whole variables; %gpumem"),
         ("%gpufree --wrong", "unexpected --wrong"),
     ):
         said = held.run(line).text
@@ -276,8 +277,15 @@ def test_bad_input_is_told_in_a_line_and_frees_nothing(held):
 def test_what_is_cached_goes_back_to_the_driver(held):
     held.run("big = torch.empty(2**25, device='cuda')\ndel big")
     reserved = torch.cuda.memory_reserved(0)
-    gpumagic.free_memory()
-    assert reserved - torch.cuda.memory_reserved(0) > 100 * MIB
+    said = held.run("%gpufree").text
+    assert reserved - torch.cuda.memory_reserved(0) == 128 * MIB
+    assert said.startswith("freed 128 MiB of torch's cache · 4.0 MiB on cuda:0 still allocated")
+
+
+def test_memory_that_names_share_is_the_first_names(held):
+    held.run("part = x[:2]")
+    said = held.run("%gpufree x part").text
+    assert "freed 4.0 MiB (x: 4.0 MiB on cuda:0; part: nothing)" in said
 
 
 def test_without_any_gpu_there_is_nothing_to_free(shell):

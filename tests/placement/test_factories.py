@@ -1,5 +1,7 @@
 """What lands on the device, and what the user decides otherwise."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -83,6 +85,20 @@ def _inside_torch_device():
         assert torch.Tensor(2).device.type == torch.from_numpy(np.ones(1)).device.type == "cpu"
     assert torch.zeros(2).device == GPU1  # and after it, ours holds again
     return made
+
+
+def test_an_array_that_may_not_be_written_is_copied_without_torchs_warning():
+    array = np.ones(2)
+    array.flags.writeable = False
+    torch.set_warn_always(True)
+    try:
+        with warnings.catch_warnings(), gpumagic.on(1):
+            warnings.simplefilter("error")
+            assert torch.from_numpy(array).device == GPU1
+        with pytest.warns(UserWarning, match="not writable"), gpumagic.on("cpu"):
+            assert torch.from_numpy(array).data_ptr() == array.ctypes.data
+    finally:
+        torch.set_warn_always(False)
 
 
 @pytest.mark.parametrize("make", STAYERS.values(), ids=STAYERS.keys())

@@ -174,6 +174,14 @@ def test_a_program_without_a_notebook_is_never_an_orphan(start: Start) -> None:
     assert not one(Owners(), kernel.child).orphan
 
 
+def test_the_children_of_this_process_are_named_so(start: Start) -> None:
+    kernel = start(env={"JPY_PARENT_PID": "", "JPY_SESSION_NAME": ""})
+    assert "started here" not in (one(Owners(), kernel.pid).name or "")
+    with subprocess.Popen(["sh", "-c", "read line; true"], stdin=subprocess.PIPE) as child:
+        assert one(Owners(), child.pid).name == "sh started here"
+        child.terminate()
+
+
 def test_a_kernel_that_was_launched_otherwise_is_a_kernel_too(start: Start) -> None:
     kernel = start("v2-42", env={"JPY_PARENT_PID": "", "JPY_SESSION_NAME": ""}, leads=False)
     assert one(Owners(), kernel.pid).kernel == "v2-42"
