@@ -166,8 +166,8 @@ def _mistakes(typed: str, found: Namespace) -> Iterator[str]:
     for flag, needed in magic.needs.items():
         if flag in given and needed not in given:
             line = f"{typed} " * (flag in magic.alone)  # the whole line, without an argument
-            pair = f"{known[needed].example} {known[flag].example}"
-            yield f"{flag} needs {needed}; type {line}{pair}"
+            both = f"{known[needed].example} {known[flag].example}"
+            yield f"{flag} needs {needed}; type {line}{both}"
     words = getattr(found, magic.name, "")
     word = words[:1] if isinstance(words, list) else [words] * bool(words)
     for group in (*product(magic.alone, word), *magic.excludes):
