@@ -18,6 +18,7 @@ from gpumagic.memory.split_rows import split
 from gpumagic.memory.written_forms import Form, checkpointed, forms
 from gpumagic.usercode.files import label
 from gpumagic.usercode.frames import (
+    FailedFrame,
     RestOfCode,
     backward_of,
     function_of,
@@ -145,29 +146,33 @@ _WHOLE = ("shape", "size", "dtype", "device", "dim", "numel")  # what needs no d
 
 def _batch_of(s: OutOfMemoryState, held: set[int]) -> str:
     """Return the code of a batch of these values; empty if the code reads one of them whole."""
-    found = ""
+    read = list[str | None]()
     for frame in s.frames:
         code = function_of(frame.failed or ast.Pass()) or frame.tree or ast.Pass()
         names = (node for node in ast.walk(code) if isinstance(node, ast.Name))
-        for node in (n for n in names if id(frame.scope.name(n.id)) in held):
-            stmt, up = statement(node), next(parents(node), None)
-            cut = up.slice if isinstance(up, ast.Subscript) and up.value is node else None
-            if cut is not None and not isinstance(cut, ast.Tuple):
-                index = frame.text(cut) + ".cpu()" * isinstance(cut, ast.Name)
-                found = f"{node.id}[{index}]"
-            elif isinstance(stmt, ast.For) and node in ast.walk(stmt.iter):
-                values = {n: frame.scope.name(n) for n in stored(stmt.target)}
-                bound = [n for n, value in values.items() if is_tensor(value)]
-                found = found or max(bound, key=lambda n: values[n].nbytes, default="batch")
-            elif not (
-                (stmt is not None and node.id in stored(stmt))  # this statement makes it
-                or getattr(up, "attr", "") in _WHOLE
-                or isinstance(frame.scope.value(getattr(up, "func", node)), type)  # a dataset
-                or ast.unparse(getattr(up, "func", node)) == "len"
-                or (up is frame.failed and frame is not s.frames[0])  # given to a function
-            ):
-                return ""
-    return found
+        found = (node for node in names if id(frame.scope.name(node.id)) in held)
+        read += [_part_read(s, frame, node) for node in found]
+    return "" if None in read else max(filter(None, read), key=len, default="")
+
+
+def _part_read(s: OutOfMemoryState, frame: FailedFrame, node: ast.Name) -> str | None:
+    """Return the code of the part that is read here; empty if no data is; None for the whole."""
+    stmt, up = statement(node), next(parents(node), None)
+    if isinstance(up, ast.Subscript) and up.value is node:
+        index = frame.text(up.slice) + ".cpu()" * isinstance(up.slice, ast.Name)
+        return None if isinstance(up.slice, ast.Tuple) else f"{node.id}[{index}]"
+    if isinstance(stmt, ast.For) and node in ast.walk(stmt.iter):
+        values = {name: frame.scope.name(name) for name in stored(stmt.target)}
+        bound = [name for name, value in values.items() if is_tensor(value)]
+        return max(bound, key=lambda name: values[name].nbytes, default="batch")
+    called = getattr(up, "func", node)
+    no_data = (
+        node.id in stored(stmt or node),  # this statement makes it
+        getattr(up, "attr", "") in _WHOLE or ast.unparse(called) == "len",
+        isinstance(frame.scope.value(called), type),  # a dataset
+        up is frame.failed and frame is not s.frames[0],  # given to a function
+    )
+    return "" if any(no_data) else None
 
 
 def frozen(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:

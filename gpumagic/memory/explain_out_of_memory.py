@@ -44,7 +44,7 @@ from gpumagic.usercode.files import UserLine, innermost_of, label, shell, user_n
 from gpumagic.usercode.frames import (
     RestOfCode,
     backward_of,
-    computed_from,
+    computes,
     failed_frames,
     has_backward_below,
     is_chained,
@@ -223,13 +223,11 @@ def small_views(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 
 def _old_graphs(s: OutOfMemoryState, t: Trials, name: str, values: list[Any]) -> Iterator[Lever]:
     """Propose to detach a list's tensors, such as the losses of an earlier model."""
-    stale, nodes = t.whole.stale if t.whole else set(), s.rests[-1].nodes
+    stale = t.whole.stale if t.whole else set()
     gives = s.alone({name, *stale}) - s.alone(stale)
-    assigned: Any = [node for node in nodes if isinstance(node, (ast.Assign, ast.AugAssign))]
     inside = any(v is values for f in s.frames[:-1] for v in f.scope.local.values())
-    needed = inside or computed_from([name], assigned) & backward_of(nodes)
-    graphs = all(is_tensor(each) and each.grad_fn is not None for each in values)
-    if s.worth(gives) and not needed and values and graphs:
+    needed = inside or computes(name, s.rests[-1].nodes)
+    if s.worth(gives) and not needed and {getattr(x, "is_leaf", True) for x in values} == {False}:
         do = f"`{name} = [x.detach() for x in {name}]`: no backward pass uses its graphs, which "
         fits = t.whole.fits(t.whole.need, gives) if t.whole else None
         yield Lever(f"{do}keep {size(gives)}", gives, fits)
@@ -273,7 +271,7 @@ def other_gpu(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 
 
 # -- memory that each pass of a loop keeps
-_DETACHED = "store {} in `{}`: results keep their graphs alive"
+_DETACHED = "store {1} in `{0}`: results keep their graphs alive"
 _ROOM = "if RAM has room, and move what is read back to the GPU"
 _KEPT: dict[str, Callable[[Any], Any]] = {
     "store `.clone()` in `{}`: a view keeps its whole base tensor alive": methodcaller("clone"),
@@ -322,9 +320,8 @@ def _kept(
             do, by = (_BACKWARD, backward) if None in needed else (_DETACHED, without_graph)
             keep: Any = names, partial(each_tensor, by)
             freed = whole * trial.adds_beyond_room
-            words = ["`, `".join(names)]
-            words = words if None in needed else [_without_graph(trial, names), *words]
-            if found := [*helps(trial, do.format(*words), graphs, freed, keep=keep)]:
+            do = do.format("`, `".join(names), _without_graph(trial, names))
+            if found := [*helps(trial, do, graphs, freed, keep=keep)]:
                 yield from found
                 return
     if hasattr(trial.frame.scope.name(name), "cache_clear"):

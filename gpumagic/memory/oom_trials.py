@@ -283,12 +283,14 @@ class CodeTrial:
             return follow
 
         run = self._trials.follow(space, prepare)
-        if run is not None and run.error and self._step:  # such as a file of the next number
+        if self._step and getattr(run, "error", None):  # such as a file of the next number
             self._step = 0
             return self.tried(names, first=first, keep=keep, within=within, form=form)
-        return None if run is None or run.mismatches or run.error else self._need_of(run)
+        return self._need_of(run)
 
-    def _need_of(self, run: "DryRun") -> Need:
+    def _need_of(self, run: "DryRun | None") -> Need | None:
+        if run is None or run.mismatches or run.error:
+            return None
         peak = run.peak.get(self._state.name)
         notes = [each.reason for each in run.unknown if each.reason.startswith(_HELD)]
         held = [int(note.split()[-1]) for note in notes]

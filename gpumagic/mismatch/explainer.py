@@ -118,8 +118,7 @@ def _mismatch(
     fix = (
         fix
         or kept
-        or fixes.create_above(clash, choice, outer)
-        or fixes.move_owners(choice, [frame, *outer])
+        or fixes.elsewhere(clash, choice, outer)
         or fixes.write_fix(site, site if an_index else above, choice)
     )
     why = cause or _reason(clash.parts, places, kind, registered)

@@ -247,7 +247,7 @@ def _bound_later(line: ast.stmt, site: Site) -> set[str]:
     return {n.id for n in bound} - known
 
 
-def move_owners(choice: Choice, frames: list[FailedFrame]) -> Fix | None:
+def _move_owners(choice: Choice, frames: list[FailedFrame]) -> Fix | None:
     """Return the fix that moves one module, if all operands to move belong to it; else None."""
     owners = [sources.owner_of(part, frames, choice.target) for part in choice.odd]
     found = {each[1].text: each for each in owners if each}
@@ -260,7 +260,13 @@ def move_owners(choice: Choice, frames: list[FailedFrame]) -> Fix | None:
     return _make_there(above, choice.target) or _move(above, choice)
 
 
-def create_above(clash: Operation, choice: Choice, outer: list[FailedFrame]) -> Fix | None:
+def elsewhere(clash: Operation, choice: Choice, outer: list[FailedFrame]) -> Fix | None:
+    """Return the fix in other code, which made the operands or names their owner; or None."""
+    frames = [clash.reader.frame, *outer]
+    return _create_above(clash, choice, outer) or _move_owners(choice, frames)
+
+
+def _create_above(clash: Operation, choice: Choice, outer: list[FailedFrame]) -> Fix | None:
     """Return the fix that creates the operands on the target where a caller assigned them."""
     for frame in outer if choice.target != "cpu" else ():
         stmts = sources.made_above([*choice.odd], clash.reader, frame)

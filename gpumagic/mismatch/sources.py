@@ -215,22 +215,24 @@ def made_above(
     odd: list[operand.Part], reader: operand.Reader, frame: FailedFrame
 ) -> list[ast.Assign]:
     """Return a caller's assignments of the containers and attributes that hold the operands."""
-    nodes = [*ast.walk(frame.tree)] if frame.tree is not None else []
-    assigned: Any = [n for n in nodes if isinstance(n, ast.Assign) and len(n.targets) == 1]
-    found = list[ast.Assign]()
+    nodes = ast.walk(frame.tree or ast.Pass())
+    assigned = [n for n in nodes if isinstance(n, ast.Assign) and len(n.targets) == 1]
+    all_odd, found = storages([each.value for each in odd]), list[ast.Assign]()
     for part in (each for p in odd for each in named_in(p, reader)):
-        root: Any = part.node
-        while isinstance(root, ast.Subscript):
-            root = root.value
-        value = reader.scope.value(root)
+        value = reader.scope.value(_whole(part.node))
         made = [n for n in assigned if frame.scope.value(n.targets[0]) is value is not MISSING]
+        loads = [n for n in made if frame.scope.value(getattr(n.value, "func", n)) is torch.load]
         # Creating a container anew moves all of its tensors.
-        loads = bool(made) and frame.scope.value(getattr(made[0].value, "func", root)) is torch.load
-        whole = storages(value) <= storages([each.value for each in odd])
-        if part.text.isidentifier() or len(made) != 1 or not (loads or whole):
+        alone = bool(loads) or storages(value) <= all_odd
+        if part.text.isidentifier() or len(made) != 1 or not alone:
             return []
         found += made
     return [*dict.fromkeys(found)]
+
+
+def _whole(node: Any) -> Any:
+    """Return ``x`` for ``x["a"][0]``."""
+    return _whole(node.value) if isinstance(node, ast.Subscript) else node
 
 
 def before_transfer(node: ast.AST, reader: operand.Reader, target: str | None) -> str:
@@ -288,21 +290,30 @@ def with_device(node: ast.AST, frame: FailedFrame, device: str) -> list[tuple[as
     # NumPy has functions of the same names.
     name = str(of_function(function, "__name__")) if operand.is_torch(function) else ""
     given = {keyword.arg for keyword in getattr(node, "keywords", ())}
-    makes = function is torch.Generator or name in operand.FACTORIES or name.endswith("_like")
-    if isinstance(node, ast.Call) and name == "manual_seed":  # it returns the CPU's generator
-        seeded = frame.text(node).removeprefix("torch.")
-        return [(node, f"torch.Generator({device}).{seeded}")]
-    if isinstance(node, ast.Call) and function is torch.load:
-        where = [(word.value, device) for word in node.keywords if word.arg == "map_location"]
-        return [*where] or [with_keyword(node, frame, f"map_location={device}")]
+    makes = name in operand.FACTORIES or name.endswith("_like")
+    if isinstance(node, ast.Call) and (edit := _special_maker(node, function, frame, device)):
+        return [edit]
     if not isinstance(node, ast.Call) or "device" in given or not makes:
         inner = ast.iter_child_nodes(node)
         return [edit for child in inner for edit in with_device(child, frame, device)]
-    if function is torch.Generator:
-        return [(node, f"{frame.text(node.func)}({device})")]
     if given & {"generator", "out", None}:
         return [(node, moving(frame.text(node), device))]
     return [with_keyword(node, frame, f"device={device}")]
+
+
+def _special_maker(
+    node: ast.Call, function: Any, frame: FailedFrame, device: str
+) -> tuple[ast.AST, str] | None:
+    """Return the edit of a call that takes its device otherwise than by ``device=``, or None."""
+    if function is torch.load:
+        where = [word.value for word in node.keywords if word.arg == "map_location"]
+        keyword = f"map_location={device}"
+        return (where[0], device) if where else with_keyword(node, frame, keyword)
+    if function is torch.Generator:
+        return node, f"{frame.text(node.func)}({device})"
+    if function is torch.manual_seed:  # it returns the CPU's generator
+        return node, f"torch.Generator({device}).{frame.text(node).removeprefix('torch.')}"
+    return None
 
 
 def with_keyword(node: ast.Call, frame: FailedFrame, keyword: str) -> tuple[ast.AST, str]:

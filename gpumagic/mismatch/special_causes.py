@@ -306,10 +306,12 @@ def _draws_elsewhere(
         by_name = any(keyword.arg == "generator" for keyword in call.keywords)
         given = text in [ast.unparse(argument) for argument in operand.arguments(call)]
         function = frame.scope.value(call.func)
-        of_torch = operand.is_torch(function)
-        by_library = by_name and type(function) is not FunctionType
-        drawn = _drawn_on(call, reader, part) or (target if by_library and not of_torch else None)
+        drawn, other = _drawn_on(call, reader, part), earlier
         # In an earlier cell, a user's function that takes the generator may draw on any device.
-        if given and (drawn != target if of_torch or by_library else earlier):
+        if operand.is_torch(function):
+            other = drawn != target
+        elif by_name and type(function) is not FunctionType:
+            other = drawn not in (target, None)
+        if given and other:
             return True
     return False
