@@ -9,7 +9,7 @@ An operator that must read a tensor's data ends the dry run.
 import re
 import sys
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from types import FrameType
 from typing import Any
 
@@ -28,7 +28,7 @@ from gpumagic.ledger.attribute import count_for
 from gpumagic.ledger.copy_kernels import INDEXING
 from gpumagic.ledger.entry import Count, Ledger, locate, merged
 from gpumagic.usercode.files import in_cell
-from gpumagic.virtual.checks import INDEX
+from gpumagic.virtual.checks import INDEX, TAKEN_FROM_CPU
 from gpumagic.virtual.networks import added
 from gpumagic.virtual.scratch import IN_PARTS, RULES, temporary_bytes
 
@@ -117,6 +117,8 @@ class Operators(TorchDispatchMode):
 
     def _run(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
+            if _is_unchecked(func):
+                _check_devices(func, args)
             return (_own(func, name, args) or func)(*args, **kwargs)
         except (fake.DataDependentOutputException, fake.DynamicOutputShapeException):
             value = host_value(_caller(sys._getframe(1)))
@@ -232,6 +234,28 @@ _GUESSES: dict[str, Callable[..., Any]] = {
     "masked_select": lambda func, t, mask: t.new_zeros(t.numel()),
     "bincount": lambda func, t, weights=None, minlength=0: t.new_zeros(max(minlength, 1)).long(),
 }
+
+
+@cache
+def _is_unchecked(func: Any) -> bool:
+    """Whether neither fakes nor `_own` check the devices of an operator's tensors."""
+    schema = func._schema
+    name = schema.name.removeprefix("aten::")
+    if "::" in name or name in {*INDEXING, "_foreach_copy_"}:  # these accept several devices
+        return False
+    depends = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & {*func.tags}
+    return name in _RESULTS or name == "convolution" or bool(depends) or not schema.returns
+
+
+def _check_devices(func: Any, args: tuple[Any, ...]) -> None:
+    """Raise an error if an operator's tensors are on different devices, as its kernel does."""
+    named = zip(func._schema.arguments, args, strict=False)
+    given = [each for argument, each in named if argument.name not in TAKEN_FROM_CPU]
+    lists = [each for each in given if isinstance(each, (list, tuple)) and each]
+    rows = zip(*lists, strict=False) if not func._schema.returns and lists else [given]
+    for row in rows:  # an operator on lists combines the tensors at the same position
+        if any(isinstance(each, FakeTensor) for each in row):
+            FakeTensor._find_common_device(func, row)
 
 
 def _unsupported(name: str, given: Any, error: Exception) -> str:
