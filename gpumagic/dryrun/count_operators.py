@@ -239,12 +239,11 @@ _GUESSES: dict[str, Callable[..., Any]] = {
 @cache
 def _is_unchecked(func: Any) -> bool:
     """Whether neither fakes nor `_own` check the devices of an operator's tensors."""
-    schema = func._schema
-    name = schema.name.removeprefix("aten::")
+    name = func._schema.name.removeprefix("aten::")
     if "::" in name or name in {*INDEXING, "_foreach_copy_"}:  # these accept several devices
         return False
     depends = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & {*func.tags}
-    return name in _RESULTS or name == "convolution" or bool(depends) or not schema.returns
+    return name in {*_RESULTS, "convolution"} or bool(depends) or not func._schema.returns
 
 
 def _check_devices(func: Any, args: tuple[Any, ...]) -> None:
