@@ -28,7 +28,7 @@ from gpumagic.ledger.attribute import count_for
 from gpumagic.ledger.copy_kernels import INDEXING
 from gpumagic.ledger.entry import Count, Ledger, locate, merged
 from gpumagic.usercode.files import in_cell
-from gpumagic.virtual.checks import INDEX, TAKEN_FROM_CPU
+from gpumagic.virtual.checks import INDEX, SAME, TAKEN_FROM_CPU
 from gpumagic.virtual.networks import added
 from gpumagic.virtual.scratch import IN_PARTS, RULES, temporary_bytes
 
@@ -37,6 +37,8 @@ aten: Any = torch.ops.aten
 _Function = Callable[..., Any]
 _DEVICE: Any = torch.ops.prim.device.default
 _BETWEEN = (__package__, "torch._dynamo", "torch._compile", "torch._subclasses", "torch.utils._")
+# The devices in the error of fakes, whose words and class are not those of torch's kernels.
+_DEVICES = re.compile(r"found (?:two different|at least two) devices,? (\S+?)(?:,| and) (\S+?)!?$")
 _READABLE = {
     "_local_scalar_dense": "the value of a tensor",
     "index": "an index of booleans",
@@ -130,8 +132,9 @@ class Operators(TorchDispatchMode):
         except (fake.UnsupportedOperatorException, fake.UnsupportedFakeTensorException) as error:
             raise Stopped(_unsupported(name, (args, kwargs), error)) from None
         except RuntimeError as error:
-            if "found two different devices" in str(error):
-                raise RuntimeError(_mismatch(str(error))) from None
+            if found := _DEVICES.search(str(error)):
+                devices = " and ".join(found.groups())
+                raise RuntimeError(f"{SAME} found at least two devices, {devices}!") from None
             raise
 
     def _before(self, func: Any, name: str, args: tuple[Any, ...]) -> None:
@@ -239,9 +242,9 @@ _GUESSES: dict[str, Callable[..., Any]] = {
 @cache
 def _is_unchecked(func: Any) -> bool:
     """Whether neither fakes nor `_own` check the devices of an operator's tensors."""
-    name = func._schema.name.removeprefix("aten::")
-    if "::" in name or name in {*INDEXING, "_foreach_copy_"}:  # these accept several devices
-        return False
+    of_aten = isinstance(func, torch._ops.OpOverload) and func.namespace == "aten"
+    if not of_aten or (name := func.overloadpacket.__name__) in {*INDEXING, "_foreach_copy_"}:
+        return False  # these accept several devices
     depends = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & {*func.tags}
     return name in {*_RESULTS, "convolution"} or bool(depends) or not func._schema.returns
 
@@ -262,15 +265,6 @@ def _unsupported(name: str, given: Any, error: Exception) -> str:
     odd = next((t for t in tensors if t.layout is not torch.strided), None)
     why = f"({first_line(error)})" if odd is None else f"of a tensor of {odd.layout}"
     return f"a dry run cannot follow {_READABLE.get(name, name)} {why}"
-
-
-def _mismatch(text: str) -> str:
-    # Before 2.13, torch words this error for its own developers.
-    one, other = text.rsplit("devices ", 1)[1].split(", ")[:2]
-    return (
-        "Expected all tensors to be on the same device, but found at least two devices, "
-        f"{one} and {other.rstrip('!')}!"
-    )
 
 
 def _caller(frame: FrameType | None) -> FrameType | None:
