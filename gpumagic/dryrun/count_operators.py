@@ -9,7 +9,7 @@ An operator that must read a tensor's data ends the dry run.
 import re
 import sys
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from types import FrameType
 from typing import Any
 
@@ -28,7 +28,7 @@ from gpumagic.ledger.attribute import count_for
 from gpumagic.ledger.copy_kernels import INDEXING
 from gpumagic.ledger.entry import Count, Ledger, locate, merged
 from gpumagic.usercode.files import in_cell
-from gpumagic.virtual.checks import INDEX
+from gpumagic.virtual.checks import INDEX, SAME, TAKEN_FROM_CPU
 from gpumagic.virtual.networks import added
 from gpumagic.virtual.scratch import IN_PARTS, RULES, temporary_bytes
 
@@ -37,6 +37,8 @@ aten: Any = torch.ops.aten
 _Function = Callable[..., Any]
 _DEVICE: Any = torch.ops.prim.device.default
 _BETWEEN = (__package__, "torch._dynamo", "torch._compile", "torch._subclasses", "torch.utils._")
+# The devices in the error of fakes, whose words and class are not those of torch's kernels.
+_DEVICES = re.compile(r"found (?:two different|at least two) devices,? (\S+?)(?:,| and) (\S+?)!?$")
 _READABLE = {
     "_local_scalar_dense": "the value of a tensor",
     "index": "an index of booleans",
@@ -117,6 +119,8 @@ class Operators(TorchDispatchMode):
 
     def _run(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
+            if _is_unchecked(func):
+                _check_devices(func, args)
             return (_own(func, name, args) or func)(*args, **kwargs)
         except (fake.DataDependentOutputException, fake.DynamicOutputShapeException):
             value = host_value(_caller(sys._getframe(1)))
@@ -128,8 +132,9 @@ class Operators(TorchDispatchMode):
         except (fake.UnsupportedOperatorException, fake.UnsupportedFakeTensorException) as error:
             raise Stopped(_unsupported(name, (args, kwargs), error)) from None
         except RuntimeError as error:
-            if "found two different devices" in str(error):
-                raise RuntimeError(_mismatch(str(error))) from None
+            if found := _DEVICES.search(str(error)):
+                devices = " and ".join(found.groups())
+                raise RuntimeError(f"{SAME} found at least two devices, {devices}!") from None
             raise
 
     def _before(self, func: Any, name: str, args: tuple[Any, ...]) -> None:
@@ -239,20 +244,32 @@ _GUESSES: dict[str, Callable[..., Any]] = {
 }
 
 
+@cache
+def _is_unchecked(func: Any) -> bool:
+    """Whether neither fakes nor `_own` check the devices of an operator's tensors."""
+    of_aten = isinstance(func, torch._ops.OpOverload) and func.namespace == "aten"
+    if not of_aten or (name := func.overloadpacket.__name__) in {*INDEXING, "_foreach_copy_"}:
+        return False  # these accept several devices
+    depends = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & {*func.tags}
+    return name in {*_RESULTS, "convolution"} or bool(depends) or not func._schema.returns
+
+
+def _check_devices(func: Any, args: tuple[Any, ...]) -> None:
+    """Raise an error if an operator's tensors are on different devices, as its kernel does."""
+    named = zip(func._schema.arguments, args, strict=False)
+    given = [each for argument, each in named if argument.name not in TAKEN_FROM_CPU]
+    lists = [each for each in given if isinstance(each, (list, tuple)) and each]
+    rows = zip(*lists, strict=False) if not func._schema.returns and lists else [given]
+    for row in rows:  # an operator on lists combines the tensors at the same position
+        if any(isinstance(each, FakeTensor) for each in row):
+            FakeTensor._find_common_device(func, row)
+
+
 def _unsupported(name: str, given: Any, error: Exception) -> str:
     tensors = (t for t in tree_leaves(given) if isinstance(t, Tensor))
     odd = next((t for t in tensors if t.layout is not torch.strided), None)
     why = f"({first_line(error)})" if odd is None else f"of a tensor of {odd.layout}"
     return f"a dry run cannot follow {_READABLE.get(name, name)} {why}"
-
-
-def _mismatch(text: str) -> str:
-    # Before 2.13, torch words this error for its own developers.
-    one, other = text.rsplit("devices ", 1)[1].split(", ")[:2]
-    return (
-        "Expected all tensors to be on the same device, but found at least two devices, "
-        f"{one} and {other.rstrip('!')}!"
-    )
 
 
 def _caller(frame: FrameType | None) -> FrameType | None:

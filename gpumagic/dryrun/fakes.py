@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -30,6 +31,7 @@ from gpumagic.faults import first_line
 from gpumagic.moving.find_tensors import TensorFinder
 from gpumagic.moving.move import bytes_of
 from gpumagic.usercode.files import UserLine, innermost
+from gpumagic.usercode.values import saved_by
 
 raised: list["Stopped"] = []
 """`Stopped` exceptions so far, recorded because a bare `except:` may swallow them."""
@@ -173,6 +175,8 @@ def describe(name: str, value: Any) -> Assigned:
 class Fakes(FakeTensorMode):
     """Make fakes as torch does, but without device memory or a CUDA context."""
 
+    with_graphs = True  # whether to count the tensors that graphs of existing tensors saved
+
     def __init__(self, count: Callable[[Any], None], tracked: Callable[[], None]) -> None:
         super().__init__(allow_fallback_kernels=False, allow_non_fake_inputs=True)
         # `count` is called with each new fake, `tracked` when a backward pass reaches a `_Cut`.
@@ -180,6 +184,7 @@ class Fakes(FakeTensorMode):
         # Keeps the real tensors alive, because freeing GPU memory would call the driver.
         self._kept: list[Tensor] = []
         self._without: dict[int, str] = {}  # why a tensor has no fake, by the tensor's id
+        self._graphs: WeakValueDictionary[Any, _Graph] = WeakValueDictionary()
 
     @property
     def avoid_device_init(self) -> bool:
@@ -249,8 +254,24 @@ class Fakes(FakeTensorMode):
             fake: Any = self.from_tensor(tensor, static_shapes=True)
             if tensor.grad_fn is not None and fake.requires_grad:
                 leaf = fake.detach().requires_grad_()
-                fake = _Cut.apply(leaf, self._tracked)  # type: ignore[no-untyped-call]
+                graph = self._graph_of(tensor.grad_fn) if self.with_graphs else _Graph()
+                fake = _Cut.apply(leaf, self._tracked, graph)  # type: ignore[no-untyped-call]
         return fake
+
+    def _graph_of(self, root: Any) -> "_Graph":
+        """Copy an autograd graph; each copied node holds fakes of the tensors that it saved."""
+        whole = self._graphs.setdefault(root, _Graph())
+        waiting = [] if whole else [(root, whole)]
+        for node, graph in waiting:
+            for _, saved in saved_by(node):
+                if type(data := saved.detach()) is Tensor and data.layout is torch.strided:
+                    graph.append(self.from_tensor(data, static_shapes=True))
+                    self._count(graph[-1])
+            for function in {function for function, _ in node.next_functions} - {None}:
+                if function not in self._graphs:
+                    waiting.append((function, self._graphs.setdefault(function, _Graph())))
+                graph.append(self._graphs[function])
+        return whole
 
 
 @contextmanager
@@ -276,15 +297,20 @@ def _is_a_number(tensor: Tensor) -> bool:
     )
 
 
+class _Graph(list[Any]):
+    """Hold the fakes that a node of an autograd graph saved, and the `_Graph` of each next node."""
+
+
 class _Cut(torch.autograd.Function):
     """Mark the point where a backward pass would reach the graph of an earlier cell."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Any, tracked: Callable[[], None]) -> Any:
-        ctx.tracked = tracked
+    def forward(ctx: Any, tensor: Any, tracked: Callable[[], None], graph: _Graph) -> Any:
+        ctx.tracked, ctx.graph = tracked, graph
         return tensor.detach()
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         ctx.tracked()
-        return None, None
+        ctx.graph.clear()
+        return None, None, None

@@ -206,7 +206,7 @@ def _peaks(run: DryRun) -> list[Peak]:
     if run.cards:
         return []
     gpus = [p for device, p in run.peak.items() if device != "cpu" and (p.needed or p.peak)]
-    gpus = [p for p in gpus if p.needed or p.device == run.device] or gpus
+    gpus = [p for p in gpus if p.needed or p.device == run.device] or gpus * (not run.device)
     return gpus if gpus or run.device not in ("", "cpu") else list(run.peak.values())
 
 

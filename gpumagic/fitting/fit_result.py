@@ -2,7 +2,7 @@
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gpumagic.display import table
@@ -112,30 +112,23 @@ def _answer(fit: Fit, found: Largest) -> str:
     needs = f"it needs {size(best.needed)} {spare}; {how}"
     if fit.values and found.value == fit.values[-1]:
         return f"all fit on {where}{kind[fit.trains]}, up to {fit.name} = {found.value}: {needs}"
-    words = f"{fit.name} = {_how_sure(fit, found, found.value)}"
+    words = f"{fit.name} = {_how_sure(fit, found.value)}"
     power = 1 << max(int(found.value).bit_length() - 1, 0)
     below = 2 < power < found.value and power in fit.values
     also = f"; the power of two below: {power:_}" if below else ""
     return f"{words} on {where}{kind[fit.trains]}: {needs}{also}"
 
 
-def _how_sure(fit: Fit, found: Largest, value: float) -> str:
+def _how_sure(fit: Fit, value: float) -> str:
     """Return ``384 is the largest that fits``, or ``384 is the largest known to fit``."""
     above = next((tried.value for tried in fit.tried if tried.value > value), None)
-    known = f"{_rounded(fit, found, value, math.floor)} is the largest known to fit"
+    known = f"{value} is the largest known to fit"
     if fit.stopped or above is None:
         return known
     if bisect_left(fit.values, above) - bisect_left(fit.values, value) <= 1:
         return f"{value} is the largest that fits"
     spare = f", with {100 * fit.margin:.3g} % left free," if fit.margin else ","
-    return f"{known}, and {_rounded(fit, found, above, math.ceil)} does not{spare}"
-
-
-def _rounded(fit: Fit, found: Largest, value: float, to: Callable[[float], int]) -> str:
-    """Round a predicted value to three digits, if the rounded value is among the given values."""
-    unit = 1 if found.confirmed else 10 ** max(len(f"{int(value)}") - 3, 0)
-    near = to(value / unit) * unit
-    return f"{near:_}" if unit > 1 and near in fit.values else f"{value}"
+    return f"{known}, and {above} does not{spare}"
 
 
 def _columns(fit: Fit) -> list[table.Column]:
@@ -147,19 +140,22 @@ def _columns(fit: Fit) -> list[table.Column]:
         table.Column("dry run", predicted, number=True),
         table.Column("run", runs, number=True),
     ]
+    failed = min((t.value for t in fit.tried if t.ran is False), default=math.inf)
     for found in fit.largest:
         head = "" if len(fit.largest) == 1 else found.where
-        columns.append(table.Column(head, [_verdict(t, found) for t in fit.tried], css="gm-dim"))
+        verdicts = [_verdict(tried, found, failed) for tried in fit.tried]
+        columns.append(table.Column(head, verdicts, css="gm-dim"))
     return [column for column in columns if any(column.cells)]
 
 
-def _verdict(tried: Tried, found: Largest) -> str:
+def _verdict(tried: Tried, found: Largest, failed: float) -> str:
+    """Return whether a value fits; from the value `failed` on, runs were out of memory."""
     if found.value == tried.value:
         return "largest"
-    if found.value is not None and tried.value < found.value:
-        return "fits"
-    too_large = tried.ran is False or (tried.needed or 0) > found.free
-    return "too large" if too_large else "within the margin"
+    if tried.value >= failed or (tried.needed or 0) > found.free:
+        return "too large"
+    fits = found.value is not None and tried.value < found.value
+    return "fits" if fits and (tried.needed or 0) <= found.room else "within the margin"
 
 
 def _notes(fit: Fit) -> Iterator[str]:

@@ -68,6 +68,9 @@ class Search:
         self._reads = self._read()
         # Bytes of the variables in `_reads` that are on the device. Each run copies these bytes.
         self._copied = nbytes_held(self._reads, str(self._target))
+        old = [(each, self.space[each]) for each in self.program.assigned if each in self.space]
+        # Bytes of the values that the code only replaces. During a run they stay allocated.
+        self._replaced = nbytes_held([*self._reads, *old], str(self._target)) - self._copied
 
     def _read(self) -> list[tuple[str, Any]]:
         """Return the variables that the code and its functions read, except variable `name`."""
@@ -96,6 +99,9 @@ class Search:
             self.notes[f"found by runs alone; the dry run ended early: {self._ended[first]}"] = None
             ((_, room),) = self._rooms.values()
             largest(self.values, self._run, room, near=self._near, from_below=True)
+            if self._replaced:
+                replaced = f"{size(self._replaced)} of values that the code replaces"
+                self.stopped = f"larger values may fit: {replaced} stay allocated during a run"
             return
         for _, room in self._rooms.values():
             largest(self.values, self._predict, room, near=self._near)
@@ -107,7 +113,8 @@ class Search:
     def _confirm(self) -> None:
         """Run the code with the predicted value, then correct the value by the measured bytes."""
         ((free, room),) = self._rooms.values()
-        rest = min(room, free - self._copied)  # copies of variables take memory too
+        more = self._copied + self._replaced  # bytes that a run needs besides the code's
+        rest = min(room, free - more)
         for _ in range(_MAX_RUNS):
             largest(self.values, self._estimate, rest, near=self._near)
             value, ran = self._best(rest)
@@ -121,19 +128,20 @@ class Search:
         best, ran = self._best(room)
         if best is not None and not ran:
             self.notes[
-                f"{self.name} = {best} is only predicted: a run would need {size(self._copied)} "
-                "more, for copies of the variables on the device"
+                f"{self.name} = {best} is only predicted: a run would need {size(more)} more, for "
+                "copies of the variables on the device and the values that the code replaces"
             ] = None
 
     def _estimate(self, value: float) -> float:
-        """Estimate the bytes for a value; infinite if this or a smaller value ran out of memory."""
+        """Estimate the bytes for a value, at least those measured for smaller values."""
         if value in self._measured:
             return self._measured[value]
-        if any(math.isinf(need) and value >= most for most, need in self._measured.items()):
+        below = max((need for each, need in self._measured.items() if each < value), default=0.0)
+        if math.isinf(below):  # a smaller value ran out of memory
             return math.inf
         known = [(self._predicted.get(each), need) for each, need in self._measured.items()]
         more = [need - least for least, need in known if least is not None and need < math.inf]
-        return self._predict(value) + max(more, default=0.0)
+        return max(below, self._predict(value) + max(more, default=0.0))
 
     def stop(self, error: Exception) -> bool:
         """Record the error that ended the search; return False if the error must be raised."""
@@ -210,7 +218,8 @@ class Search:
         before = torch.cuda.memory_allocated(self._target)
         try:
             with kept(), self._quiet:
-                return self._peak(value) - before - self._copied
+                need = self._peak(value) - before - self._copied
+                return max(self._predicted.get(value, need), need - self._replaced)
         except torch.OutOfMemoryError:
             pass
         except Exception as error:

@@ -28,6 +28,7 @@ from gpumagic.usercode.values import (
     defined_in,
     members_of,
     own,
+    saved_by,
     torch_here,
 )
 
@@ -43,7 +44,7 @@ _PLAIN_KEYS = {id(kind) for kind in (str, int, float, bool, bytes, type(None))}
 _MODULE_STATE = {"_parameters": "", "_buffers": "buffer", "_modules": ""}
 _SPARSE = ("_indices", "_values", "crow_indices", "ccol_indices", "col_indices", "row_indices")
 _NODES = 500  # maximum number of autograd nodes to search for a leaf tensor
-_LEAF, _RAW = "AccumulateGrad", "_raw_saved_"
+_LEAF = "AccumulateGrad"
 
 
 class Root(NamedTuple):
@@ -381,16 +382,7 @@ def _of_node(node: Any) -> list[Edge]:
     found = [Edge(each, f": {class_name(type(each))}") for each in functions]
     if type(node).__name__ == _LEAF:
         found.append(Edge(node.variable, ".variable"))
-    names = (name for base in bases_of(type(node)) for name in members_of(base))
-    for name in [name for name in names if name.startswith(_RAW)]:
-        with suppress(RuntimeError):  # a backward pass has freed the tensor
-            raw = getattr(node, name)
-            several = type(raw) in (tuple, list)
-            for n, part in enumerate(raw if several else [raw]):
-                step = f"._saved_{name[len(_RAW) :]}" + f"[{n}]" * several
-                # In older versions of torch, a saved tensor has no `data`, so it is skipped.
-                if (data := getattr(part, "data", None)) is not None:
-                    found.append(Edge(data, step, SAVED))
+    found += [Edge(data, step, SAVED) for step, data in saved_by(node)]
     return found
 
 

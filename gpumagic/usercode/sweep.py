@@ -95,7 +95,8 @@ def _powers(base: int, first: float, last: float, text: str) -> list[Any]:
 
 def _steps(first: float, last: float, step: float, text: str) -> list[Any]:
     if step == 0 or (last - first) * step < 0:
-        raise GpuError(f"{text}: steps of {step} do not reach {last} from {first}; {TYPE}")
+        between = f"{text.partition('=')[0]}={min(first, last)}..{max(first, last)}"
+        raise GpuError(f"{text}: steps of {step} do not reach {last} from {first}; type {between}")
     # Slightly more than the exact count, so that 0.1..0.5:0.1 includes its end.
     count = min((last - first) / step + 1 + 1e-9, MOST_POINTS + 1)
     values = (first + n * step for n in range(int(count)))

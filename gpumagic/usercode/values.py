@@ -308,6 +308,19 @@ def values_held(function: FunctionType) -> Iterator[tuple[str, Any]]:
     yield from (function.__kwdefaults__ or {}).items()
 
 
+def saved_by(node: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the steps to the tensors that an autograd node saved, and these tensors."""
+    names = (name for base in bases_of(type(node)) for name in members_of(base))
+    for name in [name for name in names if name.startswith("_raw_saved_")]:
+        with suppress(RuntimeError):  # a backward pass has freed the tensor
+            raw = getattr(node, name)
+            several = type(raw) in (tuple, list)
+            for n, part in enumerate(raw if several else [raw]):
+                # In older versions of torch, a saved tensor has no `data`, so it is skipped.
+                if (data := getattr(part, "data", None)) is not None:
+                    yield f".{name.replace('raw_', '', 1)}" + f"[{n}]" * several, data
+
+
 def globals_of(code: CodeType) -> list[str]:
     """Return the global names that a code object and its nested code objects read."""
     loads = ("LOAD_GLOBAL", "LOAD_NAME")

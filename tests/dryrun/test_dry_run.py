@@ -201,6 +201,24 @@ def test_memory_that_other_variables_keep():
     assert peak(view=lambda a: a[:1]) == 2 * size
 
 
+def test_memory_that_the_graphs_of_other_variables_keep():
+    def peak(cell, take):
+        a = torch.ones(1000, 1000, device="cuda:1")
+        w = torch.ones(1000, 1, device="cuda:1", requires_grad=True)
+        space = {"a": a, "torch": torch, "b": take(a, w)}
+        del a, w
+        return of_cell(cell, space).peak["cuda:1"].needed
+
+    size = -(-4_000_000 // 512) * 512
+    again = "a = torch.ones(1000, 1000, device='cuda:1')\na = a + 1\na = a + 1"
+    assert peak(again, lambda a, w: None) == size
+    assert peak(again, lambda a, w: a @ w) == 2 * size
+    assert peak(again, lambda a, w: ((a @ w) * 2).relu()[:1]) == 2 * size
+    assert peak(f"b = b * 2\n{again}", lambda a, w: a @ w) == 2 * size + 4096
+    assert peak(f"del b\n{again}", lambda a, w: a @ w) == size - 4096
+    assert peak(f"del a\ndel b\n{again}", lambda a, w: (a + 1) * (w * w)) == 0
+
+
 def test_no_peak_for_what_is_there_but_met_late():
     class Holder:
         __slots__ = ("tensor",)

@@ -117,6 +117,30 @@ def test_an_index_on_a_gpu_of_a_tensor_on_the_cpu_fails_as_it_does(notebook, cel
     assert "i.to(a.device)" in str(mismatch)
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        "torch.allclose(X, Y)",  # its result depends on data
+        "torch.masked_select(X, Y > 0)",
+        "F.mse_loss(X, Y)",  # its result has a size that the dry run knows
+        "F.conv1d(X[None], torch.ones(8, 64, 3, device='cpu'))",
+        "torch._foreach_add_([X], [Y])",  # it returns nothing
+        "opt = torch.optim.AdamW([X.requires_grad_()], fused=True); X.sum().backward(); opt.step();"
+        "opt.state[X]['exp_avg'] = Y; opt.step()",
+    ],
+)
+def test_operators_whose_devices_torchs_fakes_do_not_check(notebook, call):
+    result = dry(notebook, f"Y = torch.ones(64, 20, device='cpu')\n{call}")
+    assert result.mismatches[0].error.startswith(
+        "RuntimeError: Expected all tensors to be on the same"
+    )
+
+
+def test_operators_on_several_devices(notebook):
+    cell = "Y = X.cpu()\ntorch._foreach_copy_([X], [Y])\ntorch._foreach_mul_([X], Y[0, 0])"
+    assert dry(notebook, cell).complete
+
+
 def test_a_mismatch_that_the_cell_catches_is_none(notebook):
     cell = "try:\n    X.cuda(0) + X\nexcept RuntimeError as e:\n    text = str(e)\nok = X + 1"
     result = dry(notebook, cell)

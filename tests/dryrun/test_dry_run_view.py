@@ -93,6 +93,8 @@ def test_a_gpu_that_the_code_does_not_use_has_no_line():
     other = run().peak | {"cuda:0": Peak("cuda:0", 2 * GIB, 0, 9 * GIB, None)}
     assert text(run(peak=other)) == text(run())
     assert "cuda:0: at least 0 B" in text(run(peak=other, device="cuda:0"))
+    assert "cuda:0" not in text(run(peak={"cuda:0": other["cuda:0"]}))
+    assert "cuda:0: at least 0 B" in text(run(peak={"cuda:0": other["cuda:0"]}, device=""))
 
 
 def test_long_lists_are_folded():

@@ -12,6 +12,7 @@ from torch import nn
 import gpumagic
 from gpumagic.dryrun.result import Unknown
 from gpumagic.fitting import fit_search
+from gpumagic.fitting.fit_result import Fit, Largest, Tried
 
 MIB = 2**20
 
@@ -69,16 +70,17 @@ def test_the_margin_stays_free():
 
 
 @pytest.mark.usefixtures("small")
-def test_a_predicted_value_is_rounded_to_the_side_that_is_known():
+def test_the_answer_has_the_values_of_the_table():
     result = gpumagic.fit(lambda n: torch.ones(n, 4), 1, n=range(1, 10**7), dry=True, margin=0.1)
-    shown = int(str(result).split()[2])
-    assert shown <= result.value < shown * 1.01
-    assert f"n = {shown:_} is" in str(result)
+    above = next(tried.value for tried in result.tried if tried.value > result.value)
+    said = f"n = {result.value} is the largest known to fit, and {above} does not, with 10 % left"
+    assert str(result).startswith(said)
+    assert re.search(
+        rf"\n +{result.value} .* largest\n +{above} .* within the margin\n", str(result)
+    )
     assert "; the power of two below: 1_048_576" in str(result)
     exact = gpumagic.fit(lambda n: torch.ones(n, 512), 1, n=range(1, 10**6), dry=True, margin=0)
     assert str(exact).startswith(f"n = {exact.value} is the largest that fits on cuda:1")
-    named = replace(result, values=[1, int(result.value), 10**7 - 1])
-    assert str(named).startswith(f"n = {result.value} is")
 
 
 @pytest.mark.usefixtures("small")
@@ -135,6 +137,50 @@ def test_what_lies_there_already_has_no_room_for_its_copies():
     assert result.at(5).ran
     assert "batch = 14 is only predicted: a run would need 9.0 MiB more" in result.notes[0]
     assert weights.device.type == "cuda"
+
+
+AGAIN = "xb = torch.ones(n, MIB // 4)\nh = xb * 2"
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize(("mib", "value", "confirmed"), [(10, 4, False), (1, 10, True)])
+def test_values_that_the_cell_makes_again_need_no_room_of_their_own(mib, value, confirmed):
+    space = {"torch": torch, "MIB": MIB}
+
+    def cell(n):
+        space["n"] = n
+        with gpumagic.on(1):
+            exec(AGAIN, space)
+
+    cell(mib)
+    result = gpumagic.fit(AGAIN, 1, n=range(1, 100), margin=0, namespace=space)
+    assert (result.value, result.confirmed) == (value, confirmed)
+    assert confirmed or "a run would need 20.0 MiB more, for copies of" in result.notes[0]
+    assert not any(tried.ran is False for tried in result.tried)
+    cell(value)
+    space.update(xb=None, h=None)
+    cell(mib)
+    with pytest.raises(torch.OutOfMemoryError):
+        cell(value + 1)
+
+
+@pytest.mark.usefixtures("small")
+def test_runs_alone_beside_values_that_the_cell_makes_again_leave_larger_values_open():
+    space = {"torch": torch, "MIB": MIB, "xb": torch.ones(10, MIB // 4, device="cuda:1")}
+    code = "xb = torch.ones(n, MIB // 4)\nif xb.sum() > 0: h = xb * 2"
+    result = gpumagic.fit(code, 1, n=range(1, 100), margin=0, namespace=space)
+    assert (result.value, result.confirmed) == (7, True)
+    assert str(result).startswith("n = 7 is the largest known to fit on cuda:1")
+    assert result.stopped.startswith("larger values may fit: 10.0 MiB of values that the code")
+
+
+def test_the_table_of_values_and_their_verdicts_agree():
+    found = Largest("cuda:0", 100, 95, 8)
+    tried = [(4, 97, None), (8, 90, None), (9, 98, None), (10, None, False), (11, 99, None)]
+    verdicts = ["within the margin", "largest", "within the margin", "too large", "too large"]
+    rows = tuple(Tried(value, needed, None, ran) for value, needed, ran in tried)
+    shown = str(Fit("f(n)", "n", (found,), rows, False, 0.05)).splitlines()
+    assert [line.rstrip().endswith(v) for line, v in zip(shown[3:], verdicts)] == [True] * 5  # noqa: B905
 
 
 @pytest.mark.usefixtures("small")

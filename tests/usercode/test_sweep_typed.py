@@ -45,7 +45,7 @@ def test_what_may_be_typed(typed, values):
         ("n=1,,2", "a value is missing"),
         ("n=1,1", "n = 1 is given twice"),
         ("n=1..9:0", "steps of 0 do not reach 9 from 1"),
-        ("n=9..1", "steps of 1 do not reach 1 from 9"),
+        ("n=9..1", "steps of 1 do not reach 1 from 9; type --sweep n=1..9"),
         ("n=pow2:0..8", "no power of 2 in that range"),
         ("n=pow2:5..7", "no power of 2 in that range"),
         ("n=pow1:1..8", "no power of 1 in that range"),
