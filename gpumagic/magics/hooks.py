@@ -82,8 +82,6 @@ class Explaining:
         self._shown = 0  # the id of the error explained in the running cell, or 0
         self._active = False
         self._death_shown = self._death_published = False
-        self.last: Any = None
-        """The last explanation, or advice on a CUDA error; None if no error was explained yet."""
 
     def install(self) -> None:
         self._original = self.shell.showtraceback
@@ -164,11 +162,9 @@ class Explaining:
 
                 found = try_fix(error, found, self.shell)
             if not found and (line := cuda_advice(error)):
-                self.last = line
                 self._death_shown = (state := cuda_state()) and state.death() is not None
                 print(f"→ {line}")
             elif found := found or explain_out_of_memory(error, earlier=earlier):
-                self.last = found
                 display(found)
 
     @contextmanager

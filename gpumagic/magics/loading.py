@@ -41,7 +41,7 @@ def hooks(shell: Any) -> tuple[Any, ...]:
     if hasattr(kernel, "control_handlers"):
         from gpumagic.magics.control_channel import ControlChannel
 
-        of_kernel.append(ControlChannel(kernel, lambda: cells.explaining.last))
+        of_kernel.append(ControlChannel(kernel))
     if kernel is not None:
         from gpumagic.telemetry.crash_file import CrashFile
 
