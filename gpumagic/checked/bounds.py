@@ -38,7 +38,6 @@ class CheckedValueError(ValueError):
     """Raised by `gpumagic.check` for a probability out of bounds."""
 
 
-# -- the values to check in a call
 class Bounded(NamedTuple):
     """Values to check in one torch call, and their bounds."""
 
@@ -196,7 +195,6 @@ def _index_item(item: Any) -> tuple[Any, Tensor | None, int]:
     return item, None, item.dim() if isinstance(item, Tensor) else 1
 
 
-# -- values out of bounds
 def find_bad_value(finds: list[Find], args: Any, kwargs: Any) -> Exception | None:
     """Return the error for the first value out of bounds in a call, or None."""
     with uncounted(), torch._C.DisableTorchFunction():
@@ -265,7 +263,6 @@ def first(values: Tensor, wrong: Tensor) -> tuple[str, int, Any]:
     return str(place) if place else "", len(places), values[tuple(place)].item()
 
 
-# -- the user's names
 class RunningCall:
     """Find the user's expressions for the running torch call and for the call's arguments."""
 

@@ -85,7 +85,6 @@ class check(FunctionMode):
             raise
 
 
-# -- NaN
 class NanFinder:
     """Find the operation that makes NaN or infinity. Infinity made in a library is no error."""
 

@@ -60,7 +60,6 @@ def _each(directory: str) -> list[Path]:
     return sorted(Path(directory).glob("[0-9]" * 6))
 
 
-# -- the state of variables
 class State(NamedTuple):
     """A variable's tensors and data by path. `put` loads new values into the variable."""
 
@@ -152,7 +151,6 @@ def _by_path(found: dict[str, State]) -> dict[str, Any]:
     return {f"{n}/{key}": value for n, each in found.items() for key, value in each.values.items()}
 
 
-# -- on all ranks
 def _why(error: BaseException) -> str:
     if isinstance(error, CheckpointException):
         rank, (cause, _) = next(iter(error.failures.items()))

@@ -54,7 +54,6 @@ PULSE = "pulse/{}"
 """The key of a rank's last report; ``{}`` is the rank's number."""
 
 
-# -- the process group
 _connections: set[int] = set()  # file descriptors of the process group's sockets
 _make_group = distributed_c10d._new_process_group_helper
 _init = dist.init_process_group
@@ -137,7 +136,6 @@ def _place_of(thread: int) -> tuple[str, int, str]:
     return "", 0, call
 
 
-# -- this process as a rank
 class ThisRank:
     """This process as a rank, connected to the notebook's `TCPStore`."""
 
@@ -232,7 +230,6 @@ def about() -> dict[str, Any]:
     }
 
 
-# -- cells
 @dataclass
 class CellOrder:
     """A cell to run on a rank, as plain data."""

@@ -99,7 +99,6 @@ class Plan:
         return next(here, None) or part_of_the_host(self.count)
 
 
-# -- plans
 def _command(python: str = sys.executable) -> dict[str, Any]:
     return {"engine_cmd": [python, *_ENGINE]}
 
@@ -204,7 +203,6 @@ async def stop_elsewhere(cluster: Any) -> None:
         each.ssh_sender.check_output(f"rm -rf {quote(each.remote_profile_dir)}")
 
 
-# -- running as an engine
 def take_place(environment: MutableMapping[str, str]) -> None:
     """Set the rank, the number of CPU threads and one visible GPU in an engine's environment."""
     names = _RANKS[environment[_LAUNCHER]]
@@ -238,7 +236,6 @@ def main() -> None:
     app.main()
 
 
-# -- ending engines with the notebook
 _LOOK_S = 0.3
 _GONE_S = 1.0
 

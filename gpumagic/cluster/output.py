@@ -102,7 +102,6 @@ def show_new(metadata: Mapping[str, Any], shown: Counter[str], label: str) -> No
             display(drawn["data"], metadata=drawn["metadata"] or {}, raw=True)
 
 
-# -- the report
 @dataclass(frozen=True)
 class RankTime:
     """Time and peak memory of one rank, or of one device of this process."""

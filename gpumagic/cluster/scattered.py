@@ -56,7 +56,6 @@ class Unsent:
         return f"{self._text} (not sent: cannot be pickled)"
 
 
-# -- kinds of values
 class Kind(NamedTuple):
     """Functions for a kind of value: `take` slices the items, `join` joins parts."""
 
@@ -141,7 +140,6 @@ def _kind_of(value: Any) -> Kind | None:
     return next((found for names, found in _KINDS.items() if comes_from(kind, *names)), None)
 
 
-# -- splitting
 def length(value: Any) -> int:
     """Return the number of items; raise `GpuError` for a value that cannot be split."""
     kind = _kind_of(value)
@@ -206,7 +204,6 @@ class SplitValues:
         return f"{sum(sizes):,} {' and '.join(self._values)}: {parts}"
 
 
-# -- joining
 def gather(parts: Sequence[Any]) -> Any:
     """Join the parts, in order, into one value of the same kind."""
     kinds = {_kind_of(part): type(part).__name__ for part in parts}
@@ -283,7 +280,6 @@ def sharing_in_words(asked: Sharing, made: Mapping[str, Any], parts: int) -> Ite
         yield from (f"{name} is the {how} of {parts} parts" for name, how in asked.reduce)
 
 
-# -- checking
 def check(asked: Sharing, tree: ast.Module, namespace: Mapping[str, Any]) -> None:
     """Raise `GpuError` for `await`, unknown reductions, and names that the cell does not use."""
     if line := awaits(tree):

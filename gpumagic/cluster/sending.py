@@ -38,7 +38,6 @@ Fingerprint = tuple[bytes, int]
 """The hash and the `id()` of a variable's value."""
 
 
-# -- in the notebook
 _numbers = count(1)
 _number_of: Any = WeakTensorKeyDictionary()
 
@@ -179,7 +178,6 @@ def unpack(data: bytes) -> Any:
     return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
 
 
-# -- in a rank
 _known: WeakValueDictionary[int, torch.Tensor] = WeakValueDictionary()
 """The tensors that this rank has received, by number (see `_number`)."""
 _states: dict[int, State] = {}

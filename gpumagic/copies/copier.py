@@ -241,7 +241,6 @@ def _of_its_module(kind: type) -> frozenset[int]:
     return frozenset(id(item) for item in list(vars(sys.modules[name]).values()))
 
 
-# -- functions
 def _reduce_function(copier: Copier, function: types.FunctionType) -> Any:
     made = copier.recreate(function, _new_function, copier, function.__closure__)
     held = function.__defaults__, function.__kwdefaults__, vars(function), copier.reads(function)
@@ -294,7 +293,6 @@ def _set_jitted(function: Any, state: Any) -> None:
     vars(function).update(held)
 
 
-# -- classes
 def _reduce_class(copier: Copier, kind: type) -> Any:
     held = {
         name: item
@@ -326,7 +324,6 @@ def _set_class(kind: type, state: tuple[Copier, dict[str, Any]]) -> None:
             finish()
 
 
-# -- other objects
 def _reduce_instance(copier: Copier, value: Any, kind: type) -> Any:
     """Return how pickle recreates an object; NotImplemented to use the class's own pickling."""
     if not (_is_plain(kind) and (comes_from(kind, *_WHOLE) or _pickles_by_default(copier, kind))):

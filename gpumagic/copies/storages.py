@@ -211,7 +211,6 @@ def _filled(piece: Stretch, family: list[Stretch], start: int, stop: int) -> Any
     return buffer
 
 
-# -- arrays of NumPy
 def _of_array(index: int, source: Any) -> Stretch:
     torch = torch_here()
     host = None if torch is None else torch.device("cpu")
@@ -231,7 +230,6 @@ def _array_in(piece: Stretch, buffer: Any, offset: int) -> Any:
     return made
 
 
-# -- tensors
 def _lies_plainly(tensor: "torch.Tensor") -> bool:
     """Whether a tensor is only a strided view of its storage."""
     torch = torch_here()

@@ -279,7 +279,6 @@ def _caller(frame: FrameType | None) -> FrameType | None:
     return frame
 
 
-# -- results of a different size
 def _own(func: Any, name: str, args: Any) -> _Function | None:
     """Return a replacement for `func`; None if the fake result already has the real size."""
     if (make := _RESULTS.get(name)) is not None:
@@ -334,7 +333,6 @@ _RESULTS: dict[str, _Function] = {
 }
 
 
-# -- attention
 def attend_as_cuda() -> torch.library.Library:
     """Make attention allocate as on CUDA, while the returned library is alive."""
     # torch's own function may query the driver, and a forked child must not do that.

@@ -226,7 +226,6 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget)
 
 
-# -- peak memory
 class MemoryMeter:
     """Measure the peak memory of code on each CUDA device, from `start` to `stop`."""
 

@@ -123,7 +123,6 @@ def _of_copy_from_host(entry: Entry) -> Advice | None:
     return None
 
 
-# -- advice with the names in the user's line
 _READ = re.compile(r"(?:bool|float|int)\((.+)\)|(.+)\.(?:cpu|item|numpy|tolist)\(\)")
 _INTO = re.compile(r"([\w.]+)(?:\.(?:append|extend)\((.+)\)| \+= (.+))$")
 _INNERMOST = re.compile(r"[(\[][^()\[\]]*[)\]]")
@@ -155,7 +154,6 @@ def _tensor_of(code: str) -> str:
     return code
 
 
-# -- the line and the table
 def line(ledger: Ledger, *, without: tuple[str, ...] = ()) -> str:
     """Return ``3 transfers: 12.0 MiB to cuda:1``; omit entries whose `via` is in `without`."""
     kinds: dict[str, list[Entry]] = {"copy": [], "wait": [], PRINT: [], "placement": []}

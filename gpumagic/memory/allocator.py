@@ -147,7 +147,6 @@ def _segments() -> list[Any] | None:
     return list(snapshot(include_traces=False) if lean else snapshot())
 
 
-# -- allocation sites
 RING = 10_000  # number of latest events that `record` keeps in torch's trace, for `_stamps`
 _recording = False  # whether `record` turned torch's recording on
 
@@ -204,7 +203,6 @@ def forget() -> None:
         record(on=False)
 
 
-# -- the memory peak of code
 BEFORE = "before the cell"
 UNKNOWN = "line not known"
 ROUNDED_UP = "rounding up by the allocator"

@@ -168,7 +168,6 @@ def levers(s: OutOfMemoryState, t: Trials) -> list[Lever]:
     return found[:_MOST]
 
 
-# -- memory that is no longer needed
 def free_kept(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose to free outputs and earlier errors."""
     if s.worth(s.kept):
@@ -270,7 +269,6 @@ def other_gpu(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
             return
 
 
-# -- memory that each pass of a loop keeps
 _DETACHED = "store {1} in `{0}`: results keep their graphs alive"
 _ROOM = "if RAM has room, and move what is read back to the GPU"
 _KEPT: dict[str, Callable[[Any], Any]] = {

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from gpumagic.memory.allocator import Allocator
 
 
-# -- every storage
 class FoundStorage(NamedTuple):
     """Describe a storage on a GPU, and its holders. The bytes count only for the first holder."""
 
@@ -165,7 +164,6 @@ def array_places(arrays: Iterable[Any]) -> list[tuple[Any, Place]]:
     return [(array, whole[place]) for array, place in found]
 
 
-# -- the figures of each GPU
 def figures() -> list[DeviceMemory]:
     """Return the memory figures of each GPU that this process can use, without holders."""
     torch = torch_here()
@@ -247,7 +245,6 @@ def with_other_libraries(device: DeviceMemory, here: Iterable[FoundStorage]) -> 
     )
 
 
-# -- the report
 _STEP = r"\.[^\W\d]\w*|\[(?:'[^']*'|\"[^\"]*\"|[^\]'\"])*\]"
 _NAMED = re.compile(rf"[^\W\d]\w*(?:{_STEP})*")
 

@@ -51,7 +51,6 @@ def _matched(before: MemoryReport, after: MemoryReport) -> list[MemoryChange]:
     return found + [MemoryChange(holder, holder.nbytes, 0) for holder in gone.values()]
 
 
-# -- text and HTML
 _FOLD = Fold(12)
 
 

@@ -281,7 +281,6 @@ def _key(key: Any) -> str:
     return repr(key) if id(type(key)) in _PLAIN_KEYS else f"<{class_name(type(key))}>"
 
 
-# -- references by class, and in torch's C objects
 class _Rule(NamedTuple):
     """Define how to follow the references of objects of certain classes."""
 

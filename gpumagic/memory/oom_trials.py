@@ -408,7 +408,6 @@ def helps(
         yield Lever(do, gives or max(need.most - then.most, 0) or None, fits)
 
 
-# -- what a pass may keep
 def without_graph(tensor: Any) -> Any:
     """Return a detached tensor, or a number for a tensor with one element."""
     return 0.0 if tensor.numel() == 1 else tensor.detach()

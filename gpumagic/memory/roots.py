@@ -187,7 +187,6 @@ def _exceptions(ipython: Any) -> Iterator[Root]:
     yield Root("%debug", own(shown.get("pdb")), EXCEPTION)
 
 
-# -- objects that no root reaches
 def walk_errors(walk: Walk, _: object) -> None:
     """Visit the errors of earlier cells. IPython leaves them in uncollected reference cycles."""
     every = [each for each in gc.get_objects() if issubclass(type(each), BaseException)]

@@ -216,7 +216,6 @@ def _renamed(tree: ast.expr, text: str, new: str, most: int | None = None) -> An
     return Swap(lambda n: expression(new) if id(n) in places else None).visit(tree)
 
 
-# -- in the fork
 def _results(frame: FailedFrame, found: list[_Split]) -> list[str]:
     """Return what each candidate computes; an empty text if its rows depend on other rows."""
     space = {**frame.scope.outer, **frame.scope.local, "torch": torch_here()}

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 from gpumagic.usercode.frames import FailedFrame, RestOfCode, block_of, stored
 from gpumagic.usercode.values import MISSING, is_module, is_tensor
 
-# -- forms. `matmul` also matches the method and `@`. A letter such as `a` matches any expression.
 _DROP_IN = {
     "matmul(matmul(a, b), c)": "a @ (b @ c)",
     "matmul(float(one_hot(c)), w)": "w[c]",
@@ -306,7 +305,6 @@ class _Reader:
             yield Form(do, new, [made], self._block)
 
 
-# -- functions that contain the replacement
 @contextmanager
 def swapped(functions: dict[FunctionType, CodeType]) -> Iterator[None]:
     """Replace the code of functions and never restore it. Use this only in a dry run."""

@@ -126,7 +126,6 @@ def _mismatch(
     return Explanation(*expression(frame, node), _rows(clash, choice, site, names), fix, why)
 
 
-# -- the rows
 def _rows(
     clash: Operation, choice: fixes.Choice, site: fixes.Site, names: dict[str, str]
 ) -> tuple[Operand, ...]:
@@ -168,7 +167,6 @@ def _is_method(node: ast.Call, reader: Reader) -> bool:
     return owner is not None and owner.kind in ("tensor", "made")
 
 
-# -- the reason
 def _reason(
     leaves: tuple[Part, ...], frames: list[tuple[FailedFrame, list[Part]]], kind: str, fix: Any
 ) -> str | None:

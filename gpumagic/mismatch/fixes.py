@@ -45,7 +45,6 @@ from gpumagic.usercode.values import own
 _DEVICE_NAMES = ("device", "dev", "DEVICE", "self.device", "self.cfg.device", "args.device")
 
 
-# -- the operands that move
 @dataclass(frozen=True)
 class Choice:
     """Record which operands to move to which device."""
@@ -132,7 +131,6 @@ def _heaviest(found: Operation) -> str:
     return max((device for part in found.parts for device in part.devices), key=weight)
 
 
-# -- where a fix goes, and how it names the device
 @dataclass(frozen=True)
 class Site:
     """Record an operation and the operands to move, as written in the code of one frame."""

@@ -101,7 +101,6 @@ class Part:
         return sum(bytes_of(tensor) or 0 for tensor in away)
 
 
-# -- values
 def describe(value: Any, node: ast.expr, text: str) -> list[Part]:
     """Return a value as operands: one for a tensor or module, one for each item of a container."""
     kind = type(value)
@@ -179,7 +178,6 @@ def tensors_of(value: Any) -> list[tuple[str, Tensor]]:
     return [(".".join(str(key) for _, key in path[1:]), tensor) for path, tensor in found]
 
 
-# -- expressions
 class Reader:
     """Describe the expressions of a frame as operands."""
 

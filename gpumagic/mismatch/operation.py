@@ -284,7 +284,6 @@ def nodes_around(node: ast.AST, kinds: Any) -> list[Any]:
     return [each for each in found if isinstance(each, kinds) and function_of(each) is scope]
 
 
-# -- the code that runs later
 def also_needed(frame: FailedFrame, node: ast.AST, odd: Iterable[Part], target: str) -> list[Part]:
     """Return other named tensors that must move because later code combines them with `odd`."""
     odd = list(odd)

@@ -38,7 +38,6 @@ _PARAMETER = re.compile(r"[\w.]*\bParameter(?=\()")
 _GRADIENTS = "NumPy's results have no gradients, and the backward pass needs them"
 
 
-# -- an attribute that is not registered
 @dataclass(frozen=True)
 class Unregistered:
     """A module's attribute that `.to()` does not move, and the statement that registers it."""
@@ -109,7 +108,6 @@ def register(parts: list[operand.Part], frame: FailedFrame, target: str) -> Fix 
     return edit.fix(0) if edit else None
 
 
-# -- the module that owns an operand
 def owner_of(
     part: operand.Part, frames: list[FailedFrame], target: str
 ) -> tuple[FailedFrame, operand.Part] | None:
@@ -196,7 +194,6 @@ def moving_tensors(module: nn.Module) -> list[Tensor]:
     return [*nn.Module.parameters(module), *nn.Module.buffers(module)]
 
 
-# -- the statement that made an operand
 def maker_of(part: operand.Part, at: Operation) -> ast.Assign | None:
     """Return the assignment that created an operand, if the fix can edit it; else None."""
     node, frame = at.node, at.reader.frame

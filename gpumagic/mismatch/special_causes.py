@@ -201,7 +201,6 @@ def _for_gradient(frame: FailedFrame, name: str, device: str, there: str) -> Exp
     return Explanation(*expression(frame, node), (), None, f"{why} {to}, {RERUN}")
 
 
-# -- generators
 def _for_default_generator(frames: list[FailedFrame]) -> Explanation | None:
     """Explain code that draws numbers on the default device with torch's CPU generator."""
     frame = frames[0]

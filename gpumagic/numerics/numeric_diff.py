@@ -188,7 +188,6 @@ def _run(
             trial.close()
 
 
-# -- the comparison
 def _compared(
     runs: Sequence[Recorder], sides: tuple[str, ...], base: float, notes: list[str]
 ) -> NumericDiff:
@@ -303,7 +302,6 @@ def _explained(other: RecordedOperation, gap: Gap, instead: Any, sides: tuple[st
     return replace(gap, where=where, line=line, why=why)
 
 
-# -- the view
 def text(diff: NumericDiff) -> str:
     """Return the text for terminals."""
     first, *others = _lines(diff)

@@ -47,7 +47,6 @@ def _twin(function: Function, adapter: Adapter) -> Function:
     return twin
 
 
-# -- libraries that ask for the first GPU
 # Functions of these modules, and methods with these names, pass on a device that a caller chose.
 _PASSING_MODULES = ("torch.cuda", "torch.accelerator", "torch.nn.modules.module")
 _PASSING_METHODS = ("to", "cuda")
@@ -159,7 +158,6 @@ _device = torch.device
 _device_twin: Any = _DeviceType("device", (), {"__module__": "torch", "__doc__": _device.__doc__})
 
 
-# -- functions that create tensors
 # Modules of "host code", whose small tensors belong on the host. No placement applies in them.
 # Examples are step counters of optimizers, seeds of samplers and NumPy values of schedulers.
 _HOST_CODE = (
@@ -298,7 +296,6 @@ class _LegacyType(type):
         return getattr(type.__getattribute__(cls, "real"), name)
 
 
-# -- functions of libraries
 def _checked(check: Function, args: Args, kwargs: dict[str, Any], _: FrameType | None) -> Any:
     """Adapt a check of `device_map` that rejects a default device if accelerate is missing."""
     try:
@@ -329,7 +326,6 @@ IN_LIBRARIES: dict[str, dict[str, Callable[[Function], Function]]] = {
 """By the names of a library's module and function: the wrapper that makes the twin."""
 
 
-# -- all twins
 # The modules of torch with functions that create tensors.
 SPACES = (torch, torch.fft, torch.nested)
 _ADAPTED: dict[str, Adapter] = {

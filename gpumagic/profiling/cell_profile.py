@@ -105,7 +105,6 @@ def html(profile: CellProfile) -> str:
     return block(body, "table", "comparison")
 
 
-# -- the sentence
 def _sentence(profile: CellProfile) -> str:
     whole = duration(profile.seconds)
     part = _percent(profile.busy, profile.seconds)
@@ -138,7 +137,6 @@ def _percent(part: float | None, whole: float) -> str:
     return NOT_KNOWN if part is None or not whole else f"{100 * part / whole:.0f} %"
 
 
-# -- the table
 def _columns(profile: CellProfile) -> list[Column]:
     whole = sum(line.host for line in profile.lines)
     rows = [_cells(line, whole) for line in profile.lines]
@@ -171,7 +169,6 @@ def _notes(profile: CellProfile) -> Iterator[str]:
         yield f"the trace is in {profile.saved}; open it at https://ui.perfetto.dev"
 
 
-# -- the timeline
 _WIDTH, _LEFT, _FOOT, _HEIGHT, _STEP = 680.0, 56.0, 76.0, 92.0, 24.0
 _COLUMNS = 600
 _OTHERS, _BUSY, _IDLE = "#7d8590", "#2f80ed", "var(--gm-warn);opacity:.45"

@@ -48,7 +48,6 @@ def read_trace(trace: Mapping[str, Any], ledger: Ledger, saved: str = "") -> Cel
     )
 
 
-# -- the events
 class _Lane:
     """Periods of time, each with a line. Where periods overlap, the last one to begin counts."""
 
@@ -158,7 +157,6 @@ def _kind(e: Event) -> Kind | Literal[""]:
     return "launch" if e["cat"] == "cpu_op" else ""
 
 
-# -- the lines
 def _lines(found: _Trace, ledger: Ledger) -> tuple[ProfiledLine, ...]:
     """Return the lines with their operators, the slowest first."""
     counts: dict[str, Counter[Label]] = defaultdict(Counter)
@@ -191,7 +189,6 @@ def _lines(found: _Trace, ledger: Ledger) -> tuple[ProfiledLine, ...]:
     return tuple(sorted(made, key=lambda each: -max(each.host, each.device or 0.0)))
 
 
-# -- the causes
 def _moments(found: _Trace, lanes: dict[str, _Lane]) -> Iterator[Moment]:
     """Yield samples at regular times plus jitter, so that no loop aligns with the samples."""
     inside: dict[Label, float] = defaultdict(float)

@@ -80,7 +80,6 @@ def bars(medians: Sequence[tuple[str, float | None, str]]) -> list[dict[str, Any
     ]
 
 
-# -- the headline
 def _is_line(comparison: Comparison) -> bool:
     """Whether one line suffices: there is one device and one value."""
     if len(comparison.timings) != 1 or comparison.sweep or comparison.interrupted:
@@ -162,7 +161,6 @@ def _percent(part: float) -> str:
     return f"{100 * part:.{1 if part < 0.0995 else 0}f} %"
 
 
-# -- the remarks
 def remarks(comparison: Comparison) -> list[str]:
     """Return all remarks that are not in the table, the most important first."""
     heads = {column.head for column in _columns(comparison)}
@@ -225,7 +223,6 @@ def _numbers(comparison: Comparison, where: str) -> str:
     return f"same to {largest:.0e}" if largest else "same"
 
 
-# -- the table
 def _columns(comparison: Comparison) -> list[Column]:
     """Return the columns; a row is a value of the sweep or, without a sweep, a device."""
     return _of_sweep(comparison) if comparison.sweep else _of_devices(comparison)
@@ -333,7 +330,6 @@ def _of_sweep(comparison: Comparison) -> list[Column]:
     return [column for column in columns if any(column.cells)]
 
 
-# -- bars and curves
 def _bars(comparison: Comparison) -> str:
     """Return a table with a row for each device and a bar for its median."""
     timings, columns = comparison.timings, _of_devices(comparison)

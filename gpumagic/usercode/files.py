@@ -136,7 +136,6 @@ def _typed() -> int:
     return len(getattr(getattr(shell(), "history_manager", None), "input_hist_raw", [""]))
 
 
-# -- lines
 _LONG = 60  # maximum length of a displayed line
 _TIMED = ("<timed ", "<magic-timeit")  # names of the code that `%%time` and `%%timeit` run
 _TIMING = ("time", "timeit")  # IPython's functions that run this code
@@ -315,7 +314,6 @@ def _columns(code: CodeType, at: int) -> str:
     return b" ".join(row.strip() for row in rows).decode(errors="replace")
 
 
-# -- functions that replace other functions, and their frames in tracebacks
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -198,7 +198,6 @@ def _codes(source: Any, filename: str) -> dict[CodeType, tuple[str, int]]:
     return found
 
 
-# -- nodes that enclose a node
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 OWN_SCOPES = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Lambda)
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
@@ -251,7 +250,6 @@ def uses(node: ast.AST, text: str) -> list[ast.expr]:
     return [n for n in found if ast.unparse(n) == text]
 
 
-# -- reads that code depends on
 def decides(file: str, line: int, code: str) -> bool:
     """Whether the value of an expression in a line decides a branch, a loop or an index.
 
@@ -283,7 +281,6 @@ def _reads_of(node: ast.AST) -> list[ast.AST]:
     return [n for n in ast.walk(within) if isinstance(n, ast.Name) and n.id in found]
 
 
-# -- the code that has not run yet
 # Functions and modules that run a backward pass, in torch and in libraries that train models.
 _BACKWARD = ("backward", "autograd", "fit")
 _BLOCKS = ("body", "orelse", "finalbody")
@@ -397,7 +394,6 @@ def bound(block: Iterable[ast.stmt]) -> set[str]:
     return reader.bound
 
 
-# -- what code computes from a name
 def computed_from(names: list[str], code: list[ast.stmt]) -> set[str]:
     """Return `names`, and the names to which code assigns values computed from `names`."""
     found = {*names}

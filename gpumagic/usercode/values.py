@@ -20,7 +20,6 @@ from typing import Any
 from pure_eval import CannotEval, Evaluator
 
 
-# -- checks by the type of a value
 def torch_here() -> Any:
     """Return the module `torch` if this process has imported it, else None."""
     return sys.modules.get("torch")
@@ -62,7 +61,6 @@ def own(value: Any) -> Any:
     return held if isinstance(held, (dict, types.MappingProxyType)) else {}
 
 
-# -- expressions
 # The value of a name that cannot be read.
 MISSING: Any = type("Missing", (), {"__repr__": lambda self: "MISSING"})()
 _OF_TENSORS = {"data", "grad", "device"}  # cheap to read from tensors of torch's own classes
@@ -136,7 +134,6 @@ def _item(owner: Any, key: Any) -> Any:
     raise CannotEval
 
 
-# -- containers and attributes, and visiting them
 Step = tuple[str, Any]  # from a value to an attribute or item: (".", name) or ("[]", key)
 Path = tuple[Any, ...]  # to a value: the variable's name, then one step per attribute or item
 
@@ -248,7 +245,6 @@ def parts_of(value: Any) -> list[tuple[Step, Any]]:
     return found
 
 
-# -- functions, and the global names that they read
 def of_function(function: Any, name: str) -> Any:
     """Return a C or Python function's `__name__` or `__module__`; None for any other value."""
     if type(function) is MethodType:

@@ -98,7 +98,6 @@ def _rules() -> dict[str, tuple[bool, bool]]:
     }
 
 
-# -- device-side asserts
 ASSERT = (
     "CUDA error: device-side assert triggered\n"
     "CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace "

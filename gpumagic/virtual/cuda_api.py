@@ -39,7 +39,6 @@ def patch(stack: ExitStack, owner: Any, **values: Any) -> None:
         setattr(owner, name, value)
 
 
-# -- streams, events and generators
 class _Kind(type(C.Generator)):  # type: ignore[misc]
     """Metaclass that lets ``isinstance(x, Stream)`` accept an object of torch's own class."""
 
@@ -174,7 +173,6 @@ def equipped() -> tuple[Any, ...]:
     return tuple(gpu.generator for gpu in GPUS)
 
 
-# -- torch.cuda
 def _always(value: Any) -> Callable[..., Any]:
     return lambda *args, **kwargs: value
 
@@ -314,7 +312,6 @@ def _broadcast_coalesced(
     return [list(on_device) for on_device in zip(*copies, strict=True)]
 
 
-# -- storages, autograd and the profiler
 def _patch_storages(stack: ExitStack) -> None:
     base, storage = torch.storage._StorageBase, torch.UntypedStorage
     original: Any = torch._utils._to

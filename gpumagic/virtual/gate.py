@@ -148,7 +148,6 @@ def _address(function: Any) -> int | None:
     return ctypes.cast(function, ctypes.c_void_p).value
 
 
-# -- may virtual GPUs be turned on?
 OLDEST = (2, 10)
 NEWEST = (2, 15)
 """The test suite has passed with both torch releases and one in between, on Linux x86-64."""

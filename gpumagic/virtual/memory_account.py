@@ -39,7 +39,6 @@ each allocation counts as at least `_LEAST` bytes here."""
 _getframe = sys._getframe
 
 
-# -- the line of an allocation
 _LIBRARY, _USERS, _TIMED = range(3)
 
 

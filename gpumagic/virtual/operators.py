@@ -217,7 +217,6 @@ def _on_host(op: Any) -> Callable[..., Tensor]:
     return kernel
 
 
-# -- collectives, which the CPU's backend runs on the bytes of GPU tensors
 def collective(operator: Any) -> Kernel:
     """Return the kernel for an operator of `torch.distributed`."""
 

@@ -34,7 +34,6 @@ def temporary_bytes(rule: Rule, device: Any, args: tuple[Any, ...], result: Any)
         return []
 
 
-# -- sums
 _THREADS, _WARP, _VECTOR = 512, 32, 4
 _FEW, _MANY = 16, 256
 """Minimum and maximum number of values that one thread adds."""
@@ -118,7 +117,6 @@ def _merged(dims: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
     return found
 
 
-# -- sorts, and indexing
 _SORTED_IN_A_BLOCK = 4096
 """A row of at most this many elements is sorted by one block of threads."""
 

@@ -117,7 +117,6 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_leave_to_parent)
 
 
-# -- functions that torch.cuda.memory calls
 _POOL = (0, 0)
 
 
