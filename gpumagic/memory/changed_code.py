@@ -176,29 +176,34 @@ def _part_read(s: OutOfMemoryState, frame: FailedFrame, node: ast.Name) -> str |
 
 
 def frozen(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Propose `requires_grad_(False)` for a model that no optimizer trains."""
+    """Propose `requires_grad_(False)` for models, or parts of them, that no optimizer trains."""
     for name in sorted(s.read | s.rests[-1].read_anywhere) if t.best is not None else ():
-        for path, part, why in _idle(s, name):
-            # A dry run has its own process, so nothing needs to be restored.
-            within = lambda part=part: nullcontext(part.requires_grad_(False))  # noqa: E731
-            yield from helps(t.best, f"`{path}.requires_grad_(False)`: {why}", within=within)
+        idle = _idle(s, name)
+        meant = any(own(part).get("requires_grad") is False for part in idle.values())
+        why = "`= False` sets an attribute only" if meant else "no optimizer trains it"
+        code = "; ".join(f"{path}.requires_grad_(False)" for path in idle)
+        # A dry run has its own process, so nothing needs to be restored.
+        within = lambda idle=idle: nullcontext([p.requires_grad_(False) for p in idle.values()])  # noqa: E731
+        if idle:
+            yield from helps(t.best, f"`{code}`: {why}", within=within)
 
 
-def _idle(s: OutOfMemoryState, name: str) -> Iterator[tuple[str, Any, str]]:
-    """Yield the first part of a model that no optimizer trains: its path, the part, the reason."""
+def _idle(s: OutOfMemoryState, name: str) -> dict[str, Any]:
+    """Return the largest parts of a model that no optimizer trains, by path."""
     from gpumagic.moving.move import instances_in
 
     optimizers = instances_in(s.namespace, torch_here().optim.Optimizer)
     groups = (group for _, each in optimizers for group in each.param_groups)
     trained = {id(parameter) for group in groups for parameter in group["params"]}
     model: Any = s.namespace.get(name)
+    found = dict[str, Any]()
     for path, part in model.named_modules(prefix=name) if trained and is_module(model) else ():
         learns = {id(p) for p in part.parameters() if p.requires_grad}
         meant = own(part).get("requires_grad") is False  # an attribute that freezes nothing
-        if learns and (meant or trained.isdisjoint(learns)):
-            why = "`= False` sets an attribute only" if meant else "no optimizer trains it"
-            yield path, part, why
-            return
+        within = path.startswith(tuple(f"{each}." for each in found))
+        if learns and (meant or trained.isdisjoint(learns)) and not within:
+            found[path] = part
+    return found
 
 
 def no_graph(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:

@@ -119,7 +119,7 @@ def _reason(s: OutOfMemoryState, t: Trials) -> str:
     if trial.grows_much:
         return f"a pass needs {left}; each pass keeps {size(trial.need.grows)}"
     state = "an optimizer makes its state in its first step: " * (s.optimizer is not None)
-    return f"{state}the code needs {left}{_large_layer(s)}"
+    return f"{state}the code needs {left}{_large_layer(s) or _large_state(s)}"
 
 
 def _large_layer(s: OutOfMemoryState) -> str:
@@ -133,6 +133,18 @@ def _large_layer(s: OutOfMemoryState) -> str:
     if most.nbytes < _LARGE * s.capacity or not most.requires_grad:
         return ""
     return f"; {path} takes {size(most.nbytes)}, and its gradient as much again"
+
+
+def _large_state(s: OutOfMemoryState) -> str:
+    """Return a remark on an optimizer whose state does not fit beside weights and gradients."""
+    groups = getattr(s.optimizer, "param_groups", [])
+    weights = sum(p.nbytes for group in groups for p in group["params"])
+    states = (each.values() for each in getattr(s.optimizer, "state", {}).values())
+    moments = max((sum(is_tensor(v) and v.dim() > 0 for v in each) for each in states), default=0)
+    least = (2 + moments) * weights
+    if least < s.capacity:
+        return ""
+    return f"; weights, gradients and the whole state are {size(least)}: train fewer weights"
 
 
 def by_figures(s: OutOfMemoryState, t: Trials) -> tuple[str, list[Lever]] | None:

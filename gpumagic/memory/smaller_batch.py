@@ -3,6 +3,7 @@
 import ast
 import math
 import re
+from collections import UserDict
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from typing import Any
@@ -145,13 +146,19 @@ def _batch(s: OutOfMemoryState, trial: CodeTrial) -> list[str]:
 
 def _tensor_in(value: Any) -> Any:
     """Return a tensor, or the largest tensor of a batch that is a dict; else None."""
-    held = [each for each in value.values() if is_tensor(each)] if type(value) is dict else []
+    held = [each for each in value.values() if is_tensor(each)] if _is_batch(value) else []
     return max(held, key=lambda each: each.nbytes, default=value if is_tensor(value) else None)
 
 
 def _shortened(batch: Any, number: int) -> Any:
     """Return a batch's first rows."""
-    return {k: v[:number] for k, v in batch.items()} if type(batch) is dict else batch[:number]
+    cut = {k: v[:number] for k, v in batch.items()} if _is_batch(batch) else {}
+    return type(batch)(cut) if cut else batch[:number]
+
+
+def _is_batch(value: Any) -> bool:
+    """Whether a value is a dict, or a tokenizer's `BatchEncoding`."""
+    return type(value) is dict or isinstance(value, UserDict)
 
 
 def runs_model(s: OutOfMemoryState, trial: CodeTrial) -> bool:

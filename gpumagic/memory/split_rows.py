@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from itertools import groupby, islice, product
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from gpumagic.memory.oom_trials import Trials
 from gpumagic.memory.written_forms import Form, Swap, advice, expression
@@ -84,6 +84,7 @@ def split(rest: RestOfCode, t: Trials) -> Iterator[Form]:
     # Not in a `forward`, because the code that calls the module can be split instead.
     here = rest.failed is not None and rest.frame.code.co_name != "forward"
     block = block_of(rest.failed or ast.Pass()) if here else []
+    yield from _moved_later(rest.failed, block) if block else ()
     found = [*_candidates(rest, block)] if block else []
     results = t.in_fork(partial(_results, rest.frame, found), _ROOM) if found else None
     tested = zip(found, results or (), strict=False)
@@ -95,7 +96,7 @@ def split(rest: RestOfCode, t: Trials) -> Iterator[Form]:
             yield from _forms([(each, result)], rest.frame, block)
             alone = each.old == [rest.failed] and not (each.texts[1:] or each.dim)
             if result == _EACH_ROW and each.part is each.whole and alone:
-                yield from _later(each, block)
+                yield from _later(each.old[0], each.whole, each.texts[0], each.texts[0], block)
         outer = list[tuple[_Split, str]]()
         for pair in sorted(same, key=lambda pair: [*ast.walk(pair[0].whole)].index(pair[0].part)):
             within = (node for each, _ in outer for node in ast.walk(each.part))
@@ -131,19 +132,29 @@ def _with_texts(tree: ast.expr, new: dict[ast.expr, str]) -> str:
     return text
 
 
-def _later(each: _Split, block: list[Any]) -> Iterator[Form]:
+def _moved_later(made: Any, block: list[Any]) -> Iterator[Form]:
+    """Move each row where later code reads it: `x = y`, and ``x[n].to(gpu)`` for ``y.to(gpu)``."""
+    bound, call = getattr(made, "targets", [None])[0], getattr(made, "value", None)
+    moves = isinstance(call, ast.Call) and getattr(call.func, "attr", "") in ("to", "cuda")
+    if moves and isinstance(bound, ast.Name):
+        call = cast(Any, call)
+        to = ast.Attribute(bound, call.func.attr)
+        whole = ast.Call(to, call.args, call.keywords)
+        yield from _later(made, whole, bound.id, ast.unparse(call.func.value), block)
+
+
+def _later(made: Any, whole: ast.expr, inner: str, source: str, block: list[Any]) -> Iterator[Form]:
     """Compute each row where later code reads it: `x = y`, and ``f(y[n])`` instead of ``x[n]``."""
-    made, (inner,) = each.old[0], each.texts
     bound, after = getattr(made, "targets", [None])[0], block[block.index(made) + 1 :]
     uses_of = dict[ast.expr, ast.expr]()
     for node in uses(ast.Module(after, []), bound.id) if isinstance(bound, ast.Name) else ():
         row: Any = next(parents(node))
         call: Any = next(parents(row))
         if isinstance(row, ast.Subscript) and not isinstance(row.slice, ast.Tuple):
-            new = ast.unparse(_renamed(each.whole, inner, f"{inner}[{ast.unparse(row.slice)}]"))
+            new = ast.unparse(_renamed(whole, inner, f"{inner}[{ast.unparse(row.slice)}]"))
         elif getattr(row, "attr", "") == "split" and isinstance(call, ast.Call):
             cut = ast.unparse(_renamed(call, bound.id, inner))
-            new = f"({ast.unparse(_renamed(each.whole, inner, 'rows'))} for rows in {cut})"
+            new = f"({ast.unparse(_renamed(whole, inner, 'rows'))} for rows in {cut})"
             row = call
         elif ast.unparse(row) == f"len({bound.id})":
             continue
@@ -153,7 +164,7 @@ def _later(each: _Split, block: list[Any]) -> Iterator[Form]:
     changed = {n for stmt in after for n in stored(stmt)}
     if uses_of and inner.isidentifier() and not {bound.id, inner} & changed:
         some = {ast.unparse(row): ast.unparse(new) for row, new in uses_of.items()}
-        new = f"{bound.id} = {inner}"
+        new = f"{bound.id} = {source}"
         do = f"`{new}` for line {made.lineno}"
         do += "".join(f", and `{new}` for `{row}`" for row, new in some.items())
         yield Form(do, new, [made], block, uses_of)

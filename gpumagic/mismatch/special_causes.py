@@ -29,7 +29,7 @@ from gpumagic.mismatch.explanation import (
 from gpumagic.mismatch.operation import Message, named_in, nodes_around
 from gpumagic.mismatch.sources import PERMANENTLY, only_assignment, row, with_device, with_keyword
 from gpumagic.usercode.files import label, source_of
-from gpumagic.usercode.frames import FailedFrame, statement
+from gpumagic.usercode.frames import FailedFrame, statement, uses
 
 _STATE = (
     "the optimizer's state was created before the model moved, and did not move; loading its own "
@@ -292,8 +292,11 @@ def _made_again(part: operand.Part, frame: FailedFrame, target: str) -> Edit | N
         return None
     if not frame.at_top or frame.scope.name("torch") is not torch:
         return None
-    line = f'{name} = torch.Generator("{target}").manual_seed({name}.initial_seed())'
-    return Edit(frame, before_loops(frame, at, [name]), [line])
+    made = f'torch.Generator("{target}").manual_seed({name}.initial_seed())'
+    if (start := before_loops(frame, at, [name])) is not at:
+        return Edit(frame, start, [f"{name} = {made}"])
+    # Other code may draw from the generator, on the device where it is.
+    return Edit(frame, at, replaced=[(node, made) for node in uses(at, name)])
 
 
 def _draws_elsewhere(

@@ -431,6 +431,6 @@ def test_a_generator_of_an_earlier_cell_is_made_again_for_this_one(ip):
         "def jitter(x, rng):\n    return torch.normal(x, 0.1, generator=rng)\njitter(X, rng)"
     )
     told = explained(ip.run("%%ongpu 1\ny = jitter(X, rng)"))
-    line = 'rng = torch.Generator("cuda:1").manual_seed(rng.initial_seed())'
-    assert f"before line 2 (moves nothing)\n      {line}" in told
-    assert ip.run(f"%%ongpu 1\n{line}\ny = jitter(X, rng)").error is None
+    line = 'y = jitter(X, torch.Generator("cuda:1").manual_seed(rng.initial_seed()))'
+    assert f"replace line 2 with (moves nothing)\n      {line}" in told
+    assert ip.run(f"%%ongpu 1\n{line}").error is None
