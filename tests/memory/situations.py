@@ -472,6 +472,43 @@ SITUATIONS = [
         True,
     ),
     Notebook(
+        "data on the GPU of which a loader gives batches",
+        [
+            "X = mib(48).view(-1, 1024)\nnet = nn.Linear(1024, 1024).cuda()",
+            "loader = torch.utils.data.DataLoader(X, batch_size=1000)",
+        ],
+        "for x in loader:\n    y = net(x.cuda()).relu().square().sum()\n    y.backward()",
+        "keep `X` on the CPU, made without `.to(…)` or `.cuda()`, and move each batch: `x.to(",
+        48.0,
+    ),
+    Notebook(
+        "data that are moved whole and read by rows",
+        ["data = torch.ones(20000, 1024)", "net = nn.Linear(1024, 8).cuda()"],
+        "X = data.to('cuda')\nfor n in range(0, 20000, 2000):\n    y = net(X[n:n + 2000]).sum()",
+        "`X = data` for line 1, and `X[n:n + 2000].to('cuda')` for `X[n:n + 2000]`",
+    ),
+    Notebook(
+        "texts that are padded far beyond the longest",
+        [
+            "net = nn.Sequential(nn.Embedding(50, 64), nn.Linear(64, 256), nn.ReLU()).cuda()",
+            "ids, mask = torch.ones(512, dtype=torch.long), torch.zeros(512, dtype=torch.long)\n"
+            "mask[:20] = 1\nrows = [{'input_ids': ids, 'attention_mask': mask}] * 64\n"
+            "batches = torch.utils.data.DataLoader(rows, batch_size=64)",
+        ],
+        "for batch in batches:\n    batch = {k: v.cuda() for k, v in batch.items()}\n"
+        "    out = net(batch['input_ids']) * batch['attention_mask'][..., None]\n"
+        "    out.sum().backward()",
+        "pad each batch to its longest sample: only 20 of 512 tokens of `batch` are not padding",
+    ),
+    Notebook(
+        "copies of an optimizer's state after each epoch",
+        [PERCEPTRON.replace("SGD", "Adam"), "net = nn.Linear(1024, 1024).cuda()\nkept = []"],
+        "opt = torch.optim.Adam(net.parameters())\nfor _ in range(9):\n"
+        "    opt.zero_grad()\n    net(mib(1).view(-1, 1024)).sum().backward()\n    opt.step()\n"
+        "    kept.append(copy.deepcopy(opt.state_dict()))",
+        "store `.cpu()` of the tensors in `kept`",
+    ),
+    Notebook(
         "coordinates that a network reads with its graph",
         ["net = nn.Sequential(nn.Linear(2, 256), nn.ReLU(), nn.Linear(256, 3)).cuda()"],
         "n = torch.linspace(0, 1, 200, device='cuda')\nxy = torch.cartesian_prod(n, n)\n"

@@ -55,6 +55,37 @@ def focal(target):
     return torch.where(target > 0, SHARE, 1 - SHARE)
 focal(torch.ones(2, 3, device="cuda"))
 """
+CARRIED = """
+class Reader(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(3, 4)
+        self.state = (torch.zeros(1, 2, 4), torch.zeros(1, 2, 4))
+    def forward(self, x):
+        out, self.state = self.lstm(x, self.state)
+        return out
+net = Reader().cuda()
+for _ in range(2):
+    net.state = (torch.zeros(1, 2, 4), torch.zeros(1, 2, 4))
+    y = net(torch.ones(5, 2, 3, device="cuda"))
+"""
+LOADED = """
+import io
+file = io.BytesIO()
+torch.save({"rows": torch.ones(5, 3), "labels": torch.arange(5)}, file)
+index = torch.load(io.BytesIO(file.getvalue()), map_location="cpu")
+def search(q):
+    best = (q @ index["rows"].T).argmax(1)
+    return index["labels"][best]
+search(torch.ones(2, 3, device="cuda"))
+"""
+DRAWN = """
+def sample(n):
+    g = torch.manual_seed(0)
+    return torch.randn(n, generator=g, device=device)
+device = "cuda"
+sample(3)
+"""
 LENGTHS = """
 class Encoder(nn.Module):
     def __init__(self):
@@ -190,6 +221,12 @@ torch.set_rng_state(state["rng"])
         (LOSSES, 'v.to("cuda:0") for k, v in losses.items()'),
         (COLUMNS, '"y": a[:, 1].cpu().numpy(),\n    "z": (b * 2).detach().cpu().numpy(),'),
         (NOISE, "g = torch.Generator(device).manual_seed(0)"),
+        (
+            CARRIED,
+            'net.state = (torch.zeros(1, 2, 4, device="cuda:0"), torch.zeros(1, 2, 4, device',
+        ),
+        (LOADED, 'torch.load(io.BytesIO(file.getvalue()), map_location="cuda:0")'),
+        (DRAWN, "g = torch.Generator(device).manual_seed(0)"),
         (LENGTHS, "h = net(x, lengths.cpu())"),
         (KEYWORDS, "self.words(x), lengths.cpu(), batch_first=True"),
         (TABLE, "table.to(t.device)[t]"),
@@ -220,3 +257,15 @@ def test_a_tensor_that_is_written_twice_in_a_row_is_named_itself():
 def test_a_state_that_is_no_state_of_a_generator_is_torchs_matter():
     assert gpumagic.explain(run("torch.set_rng_state(torch.ones(3))")) is None
     assert torch.get_rng_state().is_cpu
+
+
+def test_a_layer_that_each_call_makes_is_to_be_made_once():
+    code = (
+        "class Block(nn.Module):\n    def forward(self, x):\n"
+        "        return nn.BatchNorm1d(num_features=3)(x)\nBlock()(torch.ones(4, 3).cuda())"
+    )
+    explanation = gpumagic.explain(run(code))
+    assert (
+        "write self.batchnorm1d = nn.BatchNorm1d(num_features=3) in __init__" in explanation.reason
+    )
+    assert explanation.fix is None
