@@ -292,8 +292,7 @@ class CodeTrial:
         if run is None or run.mismatches or run.error:
             return None
         peak = run.peak.get(self._state.name)
-        notes = [each.reason for each in run.unknown if each.reason.startswith(_HELD)]
-        held = [int(note.split()[-1]) for note in notes]
+        held = [int(e.reason.split()[-1]) for e in run.unknown if e.reason.startswith(_HELD)]
         grows = max(held[1] - held[0], 0) if len(held) > 1 else None
         most = 0 if peak is None else peak.needed
         # If the unchanged code keeps nothing after a pass, one complete pass is enough.
