@@ -142,9 +142,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             return
         except GpuError as error:
             reason = _plain(error)
-    needs = f"needs {many(wanted.number, 'GPU')}" + (
-        f" of {wanted.memory}" if wanted.memory else ""
-    )
+    needs = f"needs {many(wanted.number, 'GPU')}{f' of {wanted.memory}' if wanted.memory else ''}"
     raise pytest.skip.Exception(f"{needs}: {reason}", _use_item_location=True)
 
 

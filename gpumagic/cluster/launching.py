@@ -108,14 +108,9 @@ def local(asked: str) -> Plan:
     gpus = [gpu for gpu in device.here(memory=False) if gpu.kind == "cuda" and not gpu.virtual]
     most, kind = (len(gpus), "GPU") if gpus else (64, "virtual GPU")
     if asked.isdecimal() and not 0 < int(asked) <= most:
-        there = f"there can be {many(most, 'engine')} at most, one for each {kind}"
-        there = there if int(asked) else "there must be at least one"
+        there = f"there can be 1 to {many(most, 'engine')}, one for each {kind}"
         raise GpuError(f"{asked} engines: {there}; type %gpucluster start")
-    if gpus:
-        wanted = gpus[: int(asked)] if asked.isdecimal() else device.resolve(asked, gpus, cpu=False)
-        names = [gpu.uuid or str(gpu.ordinal) for gpu in wanted]
-    else:
-        names = [""] * _virtual(asked)
+    names = _names(asked, gpus) if gpus else [""] * _virtual(asked)
     # ROCR_VISIBLE_DEVICES accepts UUIDs; HIP_VISIBLE_DEVICES does not.
     shows = "ROCR_VISIBLE_DEVICES" if device.torch_build().hip else "CUDA_VISIBLE_DEVICES"
     sets = tuple(
@@ -123,6 +118,12 @@ def local(asked: str) -> Plan:
         for rank, name in enumerate(names)
     )
     return Plan("local", sets, description=f"{many(len(names), kind)} of this machine")
+
+
+def _names(asked: str, gpus: list[device.Device]) -> list[str]:
+    """Return a UUID or an ordinal of each requested GPU."""
+    wanted = gpus[: int(asked)] if asked.isdecimal() else device.resolve(asked, gpus, cpu=False)
+    return [gpu.uuid or str(gpu.ordinal) for gpu in wanted]
 
 
 def _virtual(asked: str) -> int:

@@ -286,17 +286,20 @@ def check(asked: Sharing, tree: ast.Module, namespace: Mapping[str, Any]) -> Non
         raise GpuError(f"line {line} awaits, but no event loop runs here; await in an earlier cell")
     read = [name for name, _ in variables_read(names_read(tree), namespace)] if asked.split else []
     assigned, hows = names_assigned(tree), dict(asked.reduce)
-    for option, names, known, does in (
-        ("--split", asked.split, read, "read"),
-        ("--gather", asked.gather, assigned, "assign"),
-        ("--reduce", hows, assigned, "assign"),
-    ):
-        for name in names:
-            if name not in known and (does == "read" or name not in asked.split):
-                is_new = does == "read" and name not in namespace
-                said = "there is no variable" if is_new else f"the cell does not {does}"
-                there = f"{meant(name, known)}the cell {does}s {some(known) or 'no variable'}"
-                raise GpuError(f"{option} {name}: {said} {name}; {there}")
+    for name in asked.split:
+        said = "the cell does not read" if name in namespace else "there is no variable"
+        _check_known(f"--split {name}: {said} {name}", name, read, "reads")
+    for option, names in (("--gather", asked.gather), ("--reduce", hows)):
+        for name in (each for each in names if each not in asked.split):
+            said = f"{option} {name}: the cell does not assign {name}"
+            _check_known(said, name, assigned, "assigns")
     for how in hows.values():
         if how not in HOW:
             raise GpuError(f"{how}: unknown reduction; {meant(how, HOW)}type {', '.join(HOW)}")
+
+
+def _check_known(said: str, name: str, known: Sequence[str], does: str) -> None:
+    """Raise a `GpuError` that begins with `said` if `known` lacks a name."""
+    if name not in known:
+        there = f"{meant(name, known)}the cell {does} {some(known) or 'no variable'}"
+        raise GpuError(f"{said}; {there}")

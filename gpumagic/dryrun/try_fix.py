@@ -65,15 +65,18 @@ class _Trial:
         if not (number := here and self._gpu_of_earlier(found)):
             return found
         run = self._dry(ast.parse(self._top.source).body, {}, number)
-        ends = (each.where for each in run.unknown if each.ended and each.where is not None)
-        early = any(at.label == last_cell() and at.line < self._top.line for at in ends)
-        if early or run.mismatches or run.error:
+        if self._ends_early(run) or run.mismatches or run.error:
             return found
         # The prediction counts only if a dry run without `%%ongpu` predicts the error, or skips
         # code, such as a magic, in which the error may have occurred.
         now = self._dry(self._from_change(self._before), {})
         known = now.mismatches or not all(unknown.ended for unknown in now.unknown)
         return replace(found, first=f"%%ongpu {number}") if known else found
+
+    def _ends_early(self, run: DryRun) -> bool:
+        """Whether a dry run of the whole cell ended above the failed line."""
+        ends = (each.where for each in run.unknown if each.ended and each.where is not None)
+        return any(at.label == last_cell() and at.line < self._top.line for at in ends)
 
     def _gpu_of_earlier(self, found: Explanation) -> str:
         """Return the number of an operand's GPU that earlier cells used; empty if uncertain."""

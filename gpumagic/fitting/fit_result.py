@@ -131,13 +131,15 @@ def _how_sure(fit: Fit, value: float) -> str:
     return f"{known}, and {above} does not{spare}"
 
 
+def _size(nbytes: int | None) -> str:
+    return "" if nbytes is None else size(nbytes)
+
+
 def _columns(fit: Fit) -> list[table.Column]:
-    predicted = ["" if t.predicted is None else size(t.predicted) for t in fit.tried]
-    measured = ["" if t.measured is None else size(t.measured) for t in fit.tried]
-    runs = ["out of memory" if t.ran is False else measured[n] for n, t in enumerate(fit.tried)]
+    runs = ["out of memory" if t.ran is False else _size(t.measured) for t in fit.tried]
     columns = [
         table.Column(fit.name, [f"{t.value}" for t in fit.tried], number=True, css="gm-code"),
-        table.Column("dry run", predicted, number=True),
+        table.Column("dry run", [_size(t.predicted) for t in fit.tried], number=True),
         table.Column("run", runs, number=True),
     ]
     failed = min((t.value for t in fit.tried if t.ran is False), default=math.inf)

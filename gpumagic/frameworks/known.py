@@ -135,11 +135,6 @@ def make_virtual(count: int) -> list[str]:
     return said
 
 
-def too_late() -> list[str]:
-    """Return an error message for each framework that started too early for virtual GPUs."""
-    return make_virtual(len(here(memory=False)))
-
-
 def started() -> list[Framework]:
     """Return the frameworks other than torch that have initialized their devices."""
     return [framework for framework in imported() if framework.started()]

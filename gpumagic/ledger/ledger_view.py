@@ -6,7 +6,7 @@ frequent copies and waits, and on results that are on the wrong device.
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from gpumagic.display import table
@@ -169,10 +169,7 @@ def _said(kind: str, entries: list[Entry]) -> str:
     count = sum(e.calls for e in entries) if kind == PRINT else reads
     said = many(count, "wait")
     if kind == "copy":
-        to = dict.fromkeys(e.destination for e in entries)
-        sent = {device: [e for e in entries if e.destination == device] for device in to}
-        each = (f"{_bytes(copies)} to {device}" for device, copies in sent.items())
-        said = f"{many(count, 'transfer')}: {', '.join(each)}"
+        said = f"{many(count, 'transfer')}: {', '.join(_sent(entries))}"
     elif kind == PRINT:
         what = "array" if any(e.framework for e in entries) else "tensor"
         said = f"{many(count, what)} printed in {many(reads, 'read')}"
@@ -180,6 +177,12 @@ def _said(kind: str, entries: list[Entry]) -> str:
         where = dict.fromkeys(f"{e.destination}, not {e.source}" for e in entries)
         said = f"{many(count, 'result')} on {', '.join(where)}"
     return said + _at(entries, count, calls=kind == PRINT)
+
+
+def _sent(copies: list[Entry]) -> Iterator[str]:
+    """Yield the bytes for each destination: ``12.0 MiB to cuda:1``."""
+    for device in dict.fromkeys(e.destination for e in copies):
+        yield f"{_bytes([e for e in copies if e.destination == device])} to {device}"
 
 
 def _bytes(entries: list[Entry]) -> str:
@@ -202,7 +205,7 @@ def _at(entries: list[Entry], total: int, *, calls: bool = False) -> str:
     most, codes = counts.total(), [code for code, _ in counts.most_common() if code]
     # Omit a line with less than half of the copies, or with a single copy that is not silent.
     few = most < 2 and entries[0].operator not in _SILENT
-    if entries[0].kind == "copy" and (few or (len(lines) > 1 and most < total / 2)):
+    if entries[0].kind == "copy" and (few or most < total / 2):
         return ""
     part = f", {most:,} of them" if most < total else ""
     shown = some([f"`{table.short(code, _CODE // min(len(codes), 2))}`" for code in codes], 2)

@@ -67,14 +67,8 @@ class LineParser(argparse.ArgumentParser):
     words: Sequence[str] = ()  # of the last line
 
     def error(self, message: str) -> NoReturn:
-        wrong = re.fullmatch(r"argument ([\w-]+)[\w/-]*: (.*)", message)
-        if wrong and wrong[2].startswith("ignored explicit"):
-            raise UsageError(f"{self.prog}: {wrong[1]} takes no value; type {wrong[1]}")
-        option = self._option_string_actions.get(wrong[1]) if wrong else None
-        if wrong and option and option.help:  # for a wrong value, show right values
-            said = "nothing after it" if wrong[2].startswith("expected one") else wrong[2]
-            type_this = f", or {wrong[1]} ".join(option.help.split("|")[:2])
-            raise UsageError(f"{self.prog}: {wrong[1]}: {said}; type {wrong[1]} {type_this}")
+        if wrong := re.fullmatch(r"argument ([\w-]+)[\w/-]*: (.*)", message):
+            self._wrong_value(*wrong.groups())
         magic = self.prog.lstrip("%")
         values = (value for option in options(magic) for value in option.examples)
         known = [*MAGICS[magic].verbs, *(option.flag for option in options(magic)), *values]
@@ -83,6 +77,16 @@ class LineParser(argparse.ArgumentParser):
             message = f"unexpected {given[1]}"
             question = "" if given[1] in known else meant(given[1], known) or self._joined(given[1])
         raise UsageError(f"{self.prog}: {message}; {question.strip() or self.usage}")
+
+    def _wrong_value(self, flag: str, said: str) -> None:
+        """Raise a UsageError that shows right values, if `flag` is an option that takes values."""
+        if said.startswith("ignored explicit"):
+            raise UsageError(f"{self.prog}: {flag} takes no value; type {flag}")
+        option = self._option_string_actions.get(flag)
+        if option is not None and option.help:
+            said = "nothing after it" if said.startswith("expected one") else said
+            type_this = f", or {flag} ".join(option.help.split("|")[:2])
+            raise UsageError(f"{self.prog}: {flag}: {said}; type {flag} {type_this}")
 
     def _joined(self, extra: str) -> str:
         """Return advice on words behind a device: ``1 0`` may mean ``0,1``, ``gpu 1`` gpu:1."""
@@ -170,13 +174,18 @@ def _mistakes(typed: str, found: Namespace) -> Iterator[str]:
             yield f"{flag} needs {needed}; type {line}{both}"
     words = getattr(found, magic.name, "")
     word = words[:1] if isinstance(words, list) else [words] * bool(words)
-    for group in (*product(magic.alone, word), *magic.excludes):
-        if len(pair := [each for each in group if each in (*given, *word)]) > 1:
-            yield f"{pair[0]} and {pair[1]} do not combine; leave out one of them"
+    yield from _conflicts([*product(magic.alone, word), *magic.excludes], [*given, *word])
     if word and f"--{word[0]}" in known and word[0] not in user_namespace():
         yield f"unexpected {word[0]}; did you mean --{word[0]}?"
     if typed.endswith("ongpu"):
         yield from _device_mistakes(typed, found.where, given)
+
+
+def _conflicts(groups: list[tuple[str, ...]], typed: list[str]) -> Iterator[str]:
+    """Yield an error for each group of which more than one word is typed."""
+    for group in groups:
+        if len(pair := [each for each in group if each in typed]) > 1:
+            yield f"{pair[0]} and {pair[1]} do not combine; leave out one of them"
 
 
 def _device_mistakes(typed: str, where: str, given: list[str]) -> Iterator[str]:
@@ -267,18 +276,23 @@ def _offers(typed: str, words: list[str], option: Option | None, last: str) -> l
     if option is None:
         flags = [] if before else [each.flag for each in options(typed.lstrip("%"))]
         offers = [*flags, *_arguments(typed, words, before, prefix)]
-    elif option.type is reductions and "=" in prefix:
-        from gpumagic.cluster.scattered import HOW
-
-        offers = [f"{prefix.partition('=')[0]}={how}" for how in HOW]
-    elif option.type in (variables, reductions):
-        offers = _variables(prefix)
-    elif option.flag == "--on":
-        offers = [*option.examples, *(each.name.replace(" ", "-") for each in CARDS)]
     else:
-        offers = [example for example in option.examples if " " not in example]
+        offers = _values(option, prefix)
     fit = (each for each in offers if each.lower().startswith(prefix.lower()))
     return [before + each for each in fit if each not in used]
+
+
+def _values(option: Option, prefix: str) -> list[str]:
+    """Return values of an option; `prefix` is the part that is typed."""
+    if option.type is reductions and "=" in prefix:
+        from gpumagic.cluster.scattered import HOW
+
+        return [f"{prefix.partition('=')[0]}={how}" for how in HOW]
+    if option.type in (variables, reductions):
+        return _variables(prefix)
+    if option.flag == "--on":
+        return [*option.examples, *(each.name.replace(" ", "-") for each in CARDS)]
+    return [example for example in option.examples if " " not in example]
 
 
 def _arguments(typed: str, words: list[str], before: str, prefix: str) -> list[str]:

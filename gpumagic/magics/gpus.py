@@ -65,7 +65,7 @@ def virtual_on(
 ) -> None:
     """Turn on `number` virtual GPUs."""
     from gpumagic import virtual
-    from gpumagic.frameworks.known import too_late
+    from gpumagic.frameworks.known import make_virtual
 
     if not number.isdecimal():
         raise GpuError(f"--virtual {number}: neither a number nor off; type %gpus --virtual 2")
@@ -73,7 +73,7 @@ def virtual_on(
     virtual.enable(int(number), memory, force=force, asserts=asserts)
     if not before and not quiet:
         print("virtual GPUs compute on the CPU: results and memory are as on a GPU, times are not")
-    for line in too_late():
+    for line in make_virtual(len(device.here(memory=False))):  # frameworks that started too early
         print(line)
 
 

@@ -16,17 +16,8 @@ from gpumagic.memory.oom_trials import CodeTrial, Trials, helps
 from gpumagic.memory.out_of_memory import Lever
 from gpumagic.memory.split_rows import split
 from gpumagic.memory.written_forms import Form, checkpointed, forms
+from gpumagic.usercode import frames
 from gpumagic.usercode.files import label
-from gpumagic.usercode.frames import (
-    FailedFrame,
-    RestOfCode,
-    backward_of,
-    function_of,
-    is_trained,
-    parents,
-    statement,
-    stored,
-)
 from gpumagic.usercode.values import comes_from, is_module, is_tensor, own, torch_here
 
 
@@ -53,7 +44,7 @@ def by_rows(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
                 return
 
 
-def _named(s: OutOfMemoryState, rest: RestOfCode, form: Form) -> str:
+def _named(s: OutOfMemoryState, rest: frames.RestOfCode, form: Form) -> str:
     """Return the advice of a form, with the name of the cell if it is not the failed one."""
     here = rest.frame.filename == s.frames[0].filename
     there = f"` for {label(rest.frame.filename)}, line"
@@ -63,9 +54,7 @@ def _named(s: OutOfMemoryState, rest: RestOfCode, form: Form) -> str:
 def other_values(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose the same shape for two operands, less padding, and float32 for float64."""
     known = t.best.names if t.best is not None else {}
-    for do, names in [*_one_shape(s, known)]:
-        yield from helps(t.best, do, names=names)
-    for do, names in [*_padded(known)]:
+    for do, names in [*_one_shape(s, known), *_padded(known)]:
         yield from helps(t.best, do, names=names)
     code, arrays, tensors = _of_float64(known, s.read | s.rests[-1].read_anywhere)
 
@@ -119,10 +108,8 @@ def _padded(known: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
         if is_tensor(mask) and mask.dim() == 2:
             length, used = mask.shape[1], int(mask.cpu().any(0).nonzero().max()) + 1
             cut = {k: v[:, :used] if v.shape[1:2] == (length,) else v for k, v in batch.items()}
-            do = (
-                f"pad each batch to its longest sample: only {used} of {length} tokens of `{name}` "
-            )
-            yield f"{do}are not padding", {name: type(batch)(cut)}
+            do = f"pad each batch to its longest sample: only {used} of {length} tokens of"
+            yield f"{do} `{name}` are not padding", {name: type(batch)(cut)}
 
 
 def on_host(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
@@ -148,26 +135,26 @@ def _batch_of(s: OutOfMemoryState, held: set[int]) -> str:
     """Return the code of a batch of these values; empty if the code reads one of them whole."""
     read = list[str | None]()
     for frame in s.frames:
-        code = function_of(frame.failed or ast.Pass()) or frame.tree or ast.Pass()
+        code = frames.function_of(frame.failed or ast.Pass()) or frame.tree or ast.Pass()
         names = (node for node in ast.walk(code) if isinstance(node, ast.Name))
         found = (node for node in names if id(frame.scope.name(node.id)) in held)
         read += [_part_read(s, frame, node) for node in found]
     return "" if None in read else max(filter(None, read), key=len, default="")
 
 
-def _part_read(s: OutOfMemoryState, frame: FailedFrame, node: ast.Name) -> str | None:
+def _part_read(s: OutOfMemoryState, frame: frames.FailedFrame, node: ast.Name) -> str | None:
     """Return the code of the part that is read here; empty if no data is; None for the whole."""
-    stmt, up = statement(node), next(parents(node), None)
+    stmt, up = frames.statement(node), next(frames.parents(node), None)
     if isinstance(up, ast.Subscript) and up.value is node:
         index = frame.text(up.slice) + ".cpu()" * isinstance(up.slice, ast.Name)
         return None if isinstance(up.slice, ast.Tuple) else f"{node.id}[{index}]"
     if isinstance(stmt, ast.For) and node in ast.walk(stmt.iter):
-        values = {name: frame.scope.name(name) for name in stored(stmt.target)}
+        values = {name: frame.scope.name(name) for name in frames.stored(stmt.target)}
         bound = [name for name, value in values.items() if is_tensor(value)]
         return max(bound, key=lambda name: values[name].nbytes, default="batch")
     called = getattr(up, "func", node)
     no_data = (
-        node.id in stored(stmt or node),  # this statement makes it
+        node.id in frames.stored(stmt or node),  # this statement makes it
         getattr(up, "attr", "") in _WHOLE or ast.unparse(called) == "len",
         isinstance(frame.scope.value(called), type),  # a dataset
         up is frame.failed and frame is not s.frames[0],  # given to a function
@@ -219,7 +206,7 @@ def no_graph(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     else:
         trial = t.every[len(inner)]
         loop = next(iter(trial.rest.loops), None)
-        if loop is not None and not backward_of(ast.walk(loop)) and not is_trained(loop):
+        if loop is not None and not (frames.is_trained(loop) or frames.backward_of(ast.walk(loop))):
             yield from _no_grad(t, trial, _USED)
 
 
@@ -236,7 +223,7 @@ def _no_grad(t: Trials, trial: CodeTrial, why: str) -> Iterator[Lever]:
 
 def _in_function(s: OutOfMemoryState, t: Trials, inner: list[CodeTrial]) -> Iterator[Lever]:
     """Propose to run the outermost function of `inner` without autograd."""
-    body: list[Any] = getattr(function_of(inner[-1].rest.failed or ast.Pass()), "body", [])
+    body: list[Any] = getattr(frames.function_of(inner[-1].rest.failed or ast.Pass()), "body", [])
     code = textwrap.indent("\n".join(map(ast.unparse, body)), "    ")
     form = Form("", f"with torch.no_grad():\n{code}", [*body], body)
     # The code around may read what the function stores in a variable of the notebook.

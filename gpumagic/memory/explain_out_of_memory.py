@@ -17,16 +17,7 @@ from gpumagic import faults
 from gpumagic.display.progress_line import ProgressLine
 from gpumagic.display.units import size
 from gpumagic.errors import check_exception
-from gpumagic.memory import holders_by_name
-from gpumagic.memory.changed_code import (
-    by_rows,
-    frozen,
-    no_graph,
-    on_host,
-    other_form,
-    other_values,
-    recomputed,
-)
+from gpumagic.memory import changed_code, holders_by_name
 from gpumagic.memory.memory_report import TEMPORARY
 from gpumagic.memory.object_graph import GRAPH
 from gpumagic.memory.oom_state import TORCH, OutOfMemoryState, read
@@ -160,14 +151,15 @@ def by_figures(s: OutOfMemoryState, t: Trials) -> tuple[str, list[Lever]] | None
 
 def levers(s: OutOfMemoryState, t: Trials) -> list[Lever]:
     """Return the cheapest levers that let the cell fit; if there are none, levers that help."""
-    free, less = (
-        (free_kept, small_views, delete),
-        (other_form, other_values, keep_less, on_host, no_hooks, frozen, no_graph),
+    free: tuple[Any, ...] = free_kept, small_views, delete
+    less: tuple[Any, ...] = (
+        *(changed_code.other_form, changed_code.other_values, keep_less, changed_code.on_host),
+        *(no_hooks, changed_code.frozen, changed_code.no_graph),
     )
     # If each pass of a loop keeps memory, freeing other memory only delays the error.
     first = (free, less) if t.loop is None else (less, free)
     found, enough = list[Lever](), list[Lever]()
-    for group in (*first, (by_rows,), (recomputed, smaller, other_gpu)):
+    for group in (*first, (changed_code.by_rows,), (changed_code.recomputed, smaller, other_gpu)):
         for lever in chain.from_iterable(find(s, t) for find in group):
             found.append(lever)
             if lever.fits or (lever.fits is None and (lever.gives or 0) >= s.short_by):
@@ -205,10 +197,10 @@ def _deleted(
     fits = trial.fits(trial.need, gives) if trial is not None else None
     if {*names} & (rest.overwritten | rest.read_anywhere | rest.made_before):
         code = f"{' = '.join(names)} = None" if rest.loops else f"del {', '.join(names)}"
-        yield Lever(f"`{code}` before line {line}", gives, fits)
+        do = f"`{code}` before line {line}"
     else:
         do = f"`%gpufree {' '.join(names)}`, which this code does not read"
-        yield Lever(do, gives, fits)
+    yield Lever(do, gives, fits)
 
 
 def small_views(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
@@ -354,24 +346,25 @@ def _elsewhere(s: OutOfMemoryState, trial: CodeTrial, name: str, whole: int) -> 
     return None if name in states else Lever(_said([*_KEPT][1], trial, [name]), whole)
 
 
+def _contents(trial: CodeTrial, names: Iterable[str]) -> list[Any]:
+    """Return the tensors in the values of `names`, and the models in these values' containers."""
+    from torch.utils._pytree import tree_leaves
+
+    values = [trial.frame.scope.name(name) for name in names]
+    return tree_leaves([value for value in values if not is_module(value)])
+
+
 def _without_graph(trial: CodeTrial, names: Iterable[str]) -> str:
     """Return the calls that store these values without graphs."""
     # `.detach()` of a loss may keep memory of the size of the batch.
-    from torch.utils._pytree import tree_leaves
-
-    held = tree_leaves([trial.frame.scope.name(name) for name in names])
-    numbers = {value.numel() == 1 for value in held if is_tensor(value)}
+    numbers = {value.numel() == 1 for value in _contents(trial, names) if is_tensor(value)}
     words = "`.item()`" if numbers == {True} else "`.item()` of a number or `.detach()`"
     return "`.detach()`" if numbers == {False} else words
 
 
 def _said(how: str, trial: CodeTrial, names: list[str]) -> str:
     """Return the advice of `_KEPT` for these names, which may contain models."""
-    from torch.utils._pytree import tree_leaves
-
-    values = [trial.frame.scope.name(name) for name in names]
-    held = tree_leaves([value for value in values if not is_module(value)])
-    what = "models" if any(map(is_module, held)) else "tensors"
+    what = "models" if any(map(is_module, _contents(trial, names))) else "tensors"
     return how.replace("tensors", what).format("`, `".join(names))
 
 

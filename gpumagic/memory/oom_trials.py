@@ -20,15 +20,7 @@ from gpumagic.errors import GpuError
 from gpumagic.memory.oom_state import TORCH, OutOfMemoryState
 from gpumagic.memory.out_of_memory import Lever
 from gpumagic.memory.written_forms import Form, swapped
-from gpumagic.usercode.frames import (
-    FailedFrame,
-    RestOfCode,
-    bound,
-    functions_again,
-    in_own_scope,
-    parents,
-    stored,
-)
+from gpumagic.usercode import frames
 from gpumagic.usercode.values import comes_from, is_module, is_tensor, own, torch_here
 from gpumagic.usercode.variables import names_read
 
@@ -124,7 +116,7 @@ class Trials:
 class CodeTrial:
     """Measure how many bytes one frame's code needs on the GPU that was short of memory."""
 
-    def __init__(self, trials: Trials, rest: RestOfCode, around: int = 0) -> None:
+    def __init__(self, trials: Trials, rest: frames.RestOfCode, around: int = 0) -> None:
         self._trials, self._state, self._around = trials, trials.state, around
         self.rest, self.frame, self.at = copy(rest), rest.frame, trials.state.rests.index(rest)
         self.rest.loops = rest.loops[around:]  # the innermost `around` loops are part of the code
@@ -142,9 +134,9 @@ class CodeTrial:
     @cached_property
     def stale(self) -> set[str]:
         """Names whose values are not needed, because a rerun binds them before it reads them."""
-        made = bound(self.code) - {*names_read(ast.Module(self.code, []))}
+        made = frames.bound(self.code) - {*names_read(ast.Module(self.code, []))}
         if not self.frame.at_top:  # the loop's variables are needed, as a dry run does not set them
-            targets = stored(getattr(self._loop, "target", ast.Pass()))
+            targets = frames.stored(getattr(self._loop, "target", ast.Pass()))
             return (self.rest.overwritten | made) - targets
         return self.rest.made_before & made
 
@@ -235,7 +227,7 @@ class CodeTrial:
     def _is_steady(self, need: Need | None) -> bool:
         """Whether all passes are known to need the same memory; False for nested loops."""
         loops = self.rest.loops
-        if len(loops) > 1 or any(map(in_own_scope, self.frame.candidates)):
+        if len(loops) > 1 or any(map(frames.in_own_scope, self.frame.candidates)):
             return False
         return not loops or (need is not None and need.grows == 0)
 
@@ -256,8 +248,8 @@ class CodeTrial:
         if form is not None:
             with form.in_place():
                 compiled = self._as_loop()
-                for frame in {frame.filename: frame for frame in self._state.frames}.values():
-                    functions |= functions_again(frame.filename, frame.source, frame.tree or "")
+                for each in {frame.filename: frame for frame in self._state.frames}.values():
+                    functions |= frames.functions_again(each.filename, each.source, each.tree or "")
         if compiled is None:
             return None
         changed = names or {}
@@ -292,8 +284,7 @@ class CodeTrial:
         if run is None or run.mismatches or run.error:
             return None
         peak = run.peak.get(self._state.name)
-        notes = [each.reason for each in run.unknown if each.reason.startswith(_HELD)]
-        held = [int(note.split()[-1]) for note in notes]
+        held = [int(e.reason.split()[-1]) for e in run.unknown if e.reason.startswith(_HELD)]
         grows = max(held[1] - held[0], 0) if len(held) > 1 else None
         most = 0 if peak is None else peak.needed
         # If the unchanged code keeps nothing after a pass, one complete pass is enough.
@@ -307,8 +298,8 @@ class CodeTrial:
         for name in names:  # otherwise, `total += loss` would extend the graph of earlier passes
             space[name] = space[name].detach() if is_tensor(space[name]) else space[name]
         # Restore loop variables before each pass, because `batch = batch.cuda()` changes `batch`.
-        targets = stored(getattr(self._loop, "target", ast.Pass())) & space.keys()
-        again = bool(targets & bound(self.code)) and self._take_first(space)
+        targets = frames.stored(getattr(self._loop, "target", ast.Pass())) & space.keys()
+        again = bool(targets & frames.bound(self.code)) and self._take_first(space)
         given = {n: space[n] for n in targets if again or not getattr(space[n], "is_cuda", False)}
         for number in range(2 if self._loop else 1):
             space.update(given)
@@ -377,9 +368,9 @@ class CodeTrial:
                 each.iter = iterated
 
 
-def _contexts(start: ast.AST | None, frame: FailedFrame) -> Iterator[Any]:
+def _contexts(start: ast.AST | None, frame: frames.FailedFrame) -> Iterator[Any]:
     """Recreate torch's context managers and function decorators around a node."""
-    around = [start, *parents(start)] if start is not None else []
+    around = [start, *frames.parents(start)] if start is not None else []
     function = next((n for n, node in enumerate(around) if hasattr(node, "decorator_list")), None)
     for node in reversed(around if function is None else around[: function + 1]):
         written = [item.context_expr for item in getattr(node, "items", ())]

@@ -15,17 +15,7 @@ from typing import Any, NamedTuple, cast
 
 from gpumagic.memory.oom_trials import Trials
 from gpumagic.memory.written_forms import Form, Swap, advice, expression
-from gpumagic.usercode.frames import (
-    FailedFrame,
-    RestOfCode,
-    block_of,
-    function_of,
-    in_own_scope,
-    parents,
-    statement,
-    stored,
-    uses,
-)
+from gpumagic.usercode import frames
 from gpumagic.usercode.values import is_module, is_tensor, torch_here
 from gpumagic.usercode.variables import names_read
 
@@ -79,11 +69,11 @@ class _Split(NamedTuple):
         return f"({code})" if result == "mean" and self.part is not self.whole else code
 
 
-def split(rest: RestOfCode, t: Trials) -> Iterator[Form]:
+def split(rest: frames.RestOfCode, t: Trials) -> Iterator[Form]:
     """Yield the failed code, split by rows in each way that gives the same result."""
     # Not in a `forward`, because the code that calls the module can be split instead.
     here = rest.failed is not None and rest.frame.code.co_name != "forward"
-    block = block_of(rest.failed or ast.Pass()) if here else []
+    block = frames.block_of(rest.failed or ast.Pass()) if here else []
     yield from _moved_later(rest.failed, block) if block else ()
     found = [*_candidates(rest, block)] if block else []
     results = t.in_fork(partial(_results, rest.frame, found), _ROOM) if found else None
@@ -106,7 +96,7 @@ def split(rest: RestOfCode, t: Trials) -> Iterator[Form]:
 
 
 def _forms(
-    split_at: list[tuple[_Split, str]], frame: FailedFrame, block: list[Any]
+    split_at: list[tuple[_Split, str]], frame: frames.FailedFrame, block: list[Any]
 ) -> Iterator[Form]:
     """Yield one statement in which all these parts are split, for each of `_PARTS`."""
     first, _ = split_at[0]
@@ -147,9 +137,9 @@ def _later(made: Any, whole: ast.expr, inner: str, source: str, block: list[Any]
     """Compute each row where later code reads it: `x = y`, and ``f(y[n])`` instead of ``x[n]``."""
     bound, after = getattr(made, "targets", [None])[0], block[block.index(made) + 1 :]
     uses_of = dict[ast.expr, ast.expr]()
-    for node in uses(ast.Module(after, []), bound.id) if isinstance(bound, ast.Name) else ():
-        row: Any = next(parents(node))
-        call: Any = next(parents(row))
+    for node in frames.uses(ast.Module(after, []), bound.id) if isinstance(bound, ast.Name) else ():
+        row: Any = next(frames.parents(node))
+        call: Any = next(frames.parents(row))
         if isinstance(row, ast.Subscript) and not isinstance(row.slice, ast.Tuple):
             new = ast.unparse(_renamed(whole, inner, f"{inner}[{ast.unparse(row.slice)}]"))
         elif getattr(row, "attr", "") == "split" and isinstance(call, ast.Call):
@@ -161,7 +151,7 @@ def _later(made: Any, whole: ast.expr, inner: str, source: str, block: list[Any]
         else:
             return
         uses_of[row] = expression(new)
-    changed = {n for stmt in after for n in stored(stmt)}
+    changed = {n for stmt in after for n in frames.stored(stmt)}
     if uses_of and inner.isidentifier() and not {bound.id, inner} & changed:
         some = {ast.unparse(row): ast.unparse(new) for row, new in uses_of.items()}
         new = f"{bound.id} = {source}"
@@ -170,7 +160,7 @@ def _later(made: Any, whole: ast.expr, inner: str, source: str, block: list[Any]
         yield Form(do, new, [made], block, uses_of)
 
 
-def _candidates(rest: RestOfCode, block: list[Any]) -> Iterator[_Split]:
+def _candidates(rest: frames.RestOfCode, block: list[Any]) -> Iterator[_Split]:
     for dim, (old, whole) in product((0, -1), _chains(rest, block)):
         tensors = _tensors(whole, rest.frame)
         lengths = {text: x.shape[dim] for text, x in tensors.items() if x.dim() > -dim}
@@ -180,12 +170,12 @@ def _candidates(rest: RestOfCode, block: list[Any]) -> Iterator[_Split]:
                 break
             alike = tuple(each for each in lengths if lengths[each] == lengths[text])
             for texts, part in product(dict.fromkeys([(text,), alike]), parts):
-                used = [len(uses(part, each)) for each in texts]
+                used = [len(frames.uses(part, each)) for each in texts]
                 once = [False] * (0 not in used) + [True] * (used[0] > 1 == len(used))
                 yield from (_Split(old, whole, part, texts, each, dim) for each in once)
 
 
-def _chains(rest: RestOfCode, block: list[Any]) -> Iterator[tuple[list[Any], ast.expr]]:
+def _chains(rest: frames.RestOfCode, block: list[Any]) -> Iterator[tuple[list[Any], ast.expr]]:
     """Yield statements that compute one value, and the value; each time one statement more."""
     last: Any = rest.failed
     old, whole, name = list[Any](), expression("_"), "_"
@@ -194,7 +184,7 @@ def _chains(rest: RestOfCode, block: list[Any]) -> Iterator[tuple[list[Any], ast
         whole = _renamed(value, name, f"({ast.unparse(whole)})") if old else value
         ran = block[block.index(rest.failed) : block.index(last)]
         between = [stmt for stmt in ran if stmt not in old]
-        if stored(ast.Module(between, [])) & {*names_read(ast.Expression(whole))}:
+        if frames.stored(ast.Module(between, [])) & {*names_read(ast.Expression(whole))}:
             return
         old = [*old, last]
         yield old, whole
@@ -204,12 +194,13 @@ def _chains(rest: RestOfCode, block: list[Any]) -> Iterator[tuple[list[Any], ast
 
 def _only_reader(name: str, made: ast.stmt) -> ast.stmt | None:
     """Return the only statement below `made` that reads a name; or None."""
-    found = [n for n in uses(function_of(made) or made, name) if n.lineno > made.lineno]
-    readers = {statement(node) for node in found}
-    return readers.pop() if len(readers) == 1 and not any(map(in_own_scope, found)) else None
+    every = frames.uses(frames.function_of(made) or made, name)
+    found = [node for node in every if node.lineno > made.lineno]
+    readers = {frames.statement(node) for node in found}
+    return readers.pop() if len(readers) == 1 and not any(map(frames.in_own_scope, found)) else None
 
 
-def _tensors(tree: ast.AST, frame: FailedFrame) -> dict[str, Any]:
+def _tensors(tree: ast.AST, frame: frames.FailedFrame) -> dict[str, Any]:
     """Return the tensors that code reads, by their text: ``x`` in ``x.T``, ``d["x"]``."""
     found = dict[str, Any]()
     nodes = [n for n in ast.walk(tree) if isinstance(n, _NAMED) and isinstance(n.ctx, ast.Load)]
@@ -223,11 +214,11 @@ def _tensors(tree: ast.AST, frame: FailedFrame) -> dict[str, Any]:
 def _renamed(tree: ast.expr, text: str, new: str, most: int | None = None) -> Any:
     """Return a copy of code that reads `new` instead of `text`, at the first `most` places."""
     tree = expression(ast.unparse(tree))
-    places = {id(node) for node in islice(uses(tree, text), most)}
+    places = {id(node) for node in islice(frames.uses(tree, text), most)}
     return Swap(lambda n: expression(new) if id(n) in places else None).visit(tree)
 
 
-def _results(frame: FailedFrame, found: list[_Split]) -> list[str]:
+def _results(frame: frames.FailedFrame, found: list[_Split]) -> list[str]:
     """Return what each candidate computes; an empty text if its rows depend on other rows."""
     space = {**frame.scope.outer, **frame.scope.local, "torch": torch_here()}
     read = {n for each in found for n in names_read(ast.Expression(each.whole))}
@@ -244,7 +235,7 @@ def _results(frame: FailedFrame, found: list[_Split]) -> list[str]:
     return results
 
 
-def _result(each: _Split, frame: FailedFrame, space: dict[str, Any]) -> str:
+def _result(each: _Split, frame: frames.FailedFrame, space: dict[str, Any]) -> str:
     part, texts = each.part, each.texts
     for n, (text, value) in enumerate(_tensors(part, frame).items()):
         name = f"gpumagic_{n}"

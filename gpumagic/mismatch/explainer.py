@@ -93,9 +93,8 @@ def _moves_whole(part: Part) -> bool:
         return False
     if part.kind != "module" or part.value is None:
         return True
-    return {id(t) for _, t in tensors_of(part.value)} <= set(
-        map(id, sources.moving_tensors(part.value))
-    )
+    moving = set(map(id, sources.moving_tensors(part.value)))
+    return {id(tensor) for _, tensor in tensors_of(part.value)} <= moving
 
 
 def _mismatch(

@@ -212,12 +212,10 @@ def made_above(
     odd: list[operand.Part], reader: operand.Reader, frame: FailedFrame
 ) -> list[ast.Assign]:
     """Return a caller's assignments of the containers and attributes that hold the operands."""
-    nodes = ast.walk(frame.tree or ast.Pass())
-    assigned = [n for n in nodes if isinstance(n, ast.Assign) and len(n.targets) == 1]
     all_odd, found = storages([each.value for each in odd]), list[ast.Assign]()
     for part in (each for p in odd for each in named_in(p, reader)):
         value = reader.scope.value(_whole(part.node))
-        made = [n for n in assigned if frame.scope.value(n.targets[0]) is value is not MISSING]
+        made = assignments_of(value, frame)
         loads = [n for n in made if frame.scope.value(getattr(n.value, "func", n)) is torch.load]
         # Creating a container anew moves all of its tensors.
         alone = bool(loads) or storages(value) <= all_odd
@@ -225,6 +223,13 @@ def made_above(
             return []
         found += made
     return [*dict.fromkeys(found)]
+
+
+def assignments_of(value: Any, frame: FailedFrame) -> list[ast.Assign]:
+    """Return a frame's assignments to a single name, attribute or item that has this value."""
+    nodes = ast.walk(frame.tree or ast.Pass())
+    made = [node for node in nodes if isinstance(node, ast.Assign) and len(node.targets) == 1]
+    return [n for n in made if frame.scope.value(n.targets[0]) is value is not MISSING]
 
 
 def _whole(node: Any) -> Any:

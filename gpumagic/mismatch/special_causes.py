@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from gpumagic.device import here
 from gpumagic.device.where import there_is
-from gpumagic.mismatch import operand
+from gpumagic.mismatch import operand, sources
 from gpumagic.mismatch.explanation import (
     RERUN,
     Edit,
@@ -27,7 +27,6 @@ from gpumagic.mismatch.explanation import (
     total,
 )
 from gpumagic.mismatch.operation import Message, named_in, nodes_around
-from gpumagic.mismatch.sources import PERMANENTLY, only_assignment, row, with_device, with_keyword
 from gpumagic.usercode.files import label, source_of
 from gpumagic.usercode.frames import FailedFrame, statement, uses
 
@@ -54,8 +53,7 @@ def special_cause(found: list[FailedFrame], message: Message) -> Explanation | N
         return _for_worker(found)
     if message.kind == "gradient":
         return _for_gradient(found[0], *message.said)
-    missing = message.kind in ("load", "ordinal")
-    if missing:
+    if message.kind in ("load", "ordinal"):
         return _for_missing(found[0], message.kind)
     return _for_optimizer(found)
 
@@ -95,10 +93,8 @@ def _for_optimizer(frames: list[FailedFrame]) -> Explanation | None:
     text, optimizer = found[0]
     parameters: list[Tensor] = [p for group in optimizer.param_groups for p in group["params"]]
     away = _away(optimizer, parameters)
-    devices, homes = (
-        {operand.full(t.device) for t in away},
-        {operand.full(p.device) for p in parameters},
-    )
+    devices = {operand.full(tensor.device) for tensor in away}
+    homes = {operand.full(parameter.device) for parameter in parameters}
     if len(devices) != 1 or len(homes) != 1:
         return None
     outer, stmt, name = _outermost(frames, text, optimizer)
@@ -145,7 +141,7 @@ def _renamed(each: ast.expr, node: ast.Call, frame: FailedFrame, value: Any, las
     """Return the edit that replaces `each`, or the value assigned to `each`, by the last GPU."""
     there = {int: f"{last}", str: f'"cuda:{last}"'}
     new = there.get(type(value), f'torch.device("cuda:{last}")')
-    made = only_assignment(frame.text(each), node)
+    made = sources.only_assignment(frame.text(each), node)
     changed = made.value if made else each
     if isinstance(changed, ast.Name) and frame.at_top:
         start = before_loops(frame, statement(node) or ast.Pass(), [changed.id])
@@ -164,7 +160,7 @@ def _with_argument(
     given = [keyword.arg for keyword in call.keywords]
     if stmt is None or name not in known or name in given or None in given:
         return None
-    edit = Edit(frame, stmt, replaced=[with_keyword(call, frame, f"{name}={value}")])
+    edit = Edit(frame, stmt, replaced=[sources.with_keyword(call, frame, f"{name}={value}")])
     return Explanation(*expression(frame, call), (), edit.fix(None), why)
 
 
@@ -182,7 +178,7 @@ def _for_worker(frames: list[FailedFrame]) -> Explanation:
         tensors = [(path, t) for path, t in operand.tensors_of(loader) if t.device.type != "cpu"]
         for path, tensor in tensors[:_SHOWN]:
             (part,) = operand.describe(tensor, ast.Name(name), f"{name}.{path}")
-            rows.append(row(part, True))
+            rows.append(sources.row(part, True))
         if tensors:
             break
     why, code = _WORKERS.format(name), source_of(file, line)
@@ -211,11 +207,11 @@ def _for_default_generator(frames: list[FailedFrame]) -> Explanation | None:
     for name, loader in _in_statement(frame, DataLoader):
         outer, stmt, name = _outermost(frames, name, loader)
         start = before_loops(outer, stmt, [name])
-        fix: Any = Edit(outer, start, [f"{name}.sampler.generator = {made}"]).fix(0)
+        edit = Edit(outer, start, [f"{name}.sampler.generator = {made}"])
+        # In a function, each call would shuffle in the same order.
+        fix = edit.fix(0) if outer.at_top else None
         advice = f"make {name} with generator={made}"
-        if not outer.at_top:  # in a function, each call would shuffle in the same order
-            fix = None
-        why = f"{why}{PERMANENTLY if fix else ': '}{advice}"
+        why = f"{why}{sources.PERMANENTLY if fix else ': '}{advice}"
         row_of = Operand(name, ("cpu",), None, "DataLoader", odd=True)
         return Explanation(*expression(frame, header), (row_of,), fix, why)
     calls = [node for node in ast.walk(header) if isinstance(node, ast.Call)]
@@ -234,16 +230,16 @@ def _for_generator(frames: list[FailedFrame]) -> Explanation | None:
     (part,), target = given, _drawn_on(node, reader, given[0])
     if target is None or target == part.device:
         return None
-    rows = [row(named, False) for each in parts for named in named_in(each, reader)]
+    rows = [sources.row(named, False) for each in parts for named in named_in(each, reader)]
     fix = _made_on(part, node, frames, target)
     why = f"random numbers on {target} need a generator on {target}"
     stmt, given_device = statement(node), [word.arg for word in node.keywords]
     if fix is None and target == "cpu" and stmt is not None and "device" not in given_device:
         why = f"without device=, this draws on the CPU; {why}"
-        replaced = [with_keyword(node, frame, f"device={part.text}.device")]
+        replaced = [sources.with_keyword(node, frame, f"device={part.text}.device")]
         fix = Edit(frame, stmt, replaced=replaced).fix(0) if part.text.isidentifier() else None
     why += "" if fix else f': give it one made by torch.Generator("{target}")'
-    return Explanation(*expression(frame, node), (*rows, row(part, True)), fix, why)
+    return Explanation(*expression(frame, node), (*rows, sources.row(part, True)), fix, why)
 
 
 def _drawn_on(node: Any, reader: operand.Reader, part: operand.Part) -> str | None:
@@ -264,9 +260,7 @@ def _made_on(part: operand.Part, node: Any, frames: list[FailedFrame], target: s
     # If another cell made the generator, a new line makes it again with the same seed. This line is
     # above all loops, because a new generator in each pass would draw the same numbers again.
     for frame in frames:
-        nodes = ast.walk(frame.tree) if frame.tree is not None else ()
-        found = [s for s in nodes if isinstance(s, ast.Assign) and len(s.targets) == 1]
-        found = [s for s in found if frame.scope.value(s.targets[0]) is part.value]
+        found = sources.assignments_of(part.value, frame)
         made, text = part.node, part.key
         if part.value is not None and len(found) == 1:
             made, text = found[0].value, ast.unparse(found[0].targets[0])
@@ -274,8 +268,8 @@ def _made_on(part: operand.Part, node: Any, frames: list[FailedFrame], target: s
         written = [ast.unparse(each.value) for each in node.keywords if each.arg == "device"]
         local = frame.code.co_varnames if frame is frames[0] and not frame.at_top else written
         kept = {t for t in written if t in frame.parameters or t not in local}
-        known = [t for t in written if t in kept or (stmt and only_assignment(t, stmt))]
-        calls = with_device(made, frame, next(iter(known), f'"{target}"'))
+        known = [t for t in written if t in kept or (stmt and sources.only_assignment(t, stmt))]
+        calls = sources.with_device(made, frame, next(iter(known), f'"{target}"'))
         earlier = frame.filename != frames[-1].filename
         if stmt and calls and not _draws_elsewhere(text, frame, part, target, earlier):
             return Edit(frame, stmt, replaced=calls).fix(0)

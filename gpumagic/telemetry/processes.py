@@ -147,20 +147,24 @@ class Owners:
         if not facts.ours:
             return ProcessSample("", pid, user=facts.user)
         self.ordinals[pid] = self._ordinals(facts.cuda)
+        name, began = facts.name, facts.started
+        sample = ProcessSample("", pid, user=facts.user, name=name, started=began)
         kernel = _kernel_of(line, kernels)
-        is_child = kernel is None and os.getpid() in (each.pid for each in line[1:])
-        return ProcessSample(
-            "",
-            pid,
-            user=facts.user,
-            name=f"{facts.name} started here" if is_child else facts.name,
-            notebook=self._from_root((kernel and kernel.notebook) or facts.notebook),
-            started=facts.started,
-            kernel=kernel.id if kernel else None,
-            child=bool(kernel and kernel.pid != pid),
-            server=kernel.server if kernel else None,
-            idle_since=kernel.idle_since if kernel else None,
-            orphan=kernel is None and self._is_orphan(facts, kernels),
+        if kernel is None:
+            is_child = os.getpid() in (each.pid for each in line[1:])
+            return replace(
+                sample,
+                name=f"{name} started here" if is_child else name,
+                notebook=self._from_root(facts.notebook),
+                orphan=self._is_orphan(facts, kernels),
+            )
+        return replace(
+            sample,
+            notebook=self._from_root(kernel.notebook or facts.notebook),
+            kernel=kernel.id,
+            child=kernel.pid != pid,
+            server=kernel.server,
+            idle_since=kernel.idle_since,
         )
 
     def _line(self, pid: int) -> list[Facts]:

@@ -258,9 +258,7 @@ def decides(file: str, line: int, code: str) -> bool:
     from executing import Source  # slow to import; `expression` has imported it by now
 
     nodes: Any = [*ast.walk(Source.for_filename(file).tree or ast.Pass())]
-    parts = [getattr(n, name, None) for n in nodes for name in ("test", "iter", "slice", "subject")]
-    parts += [test for node in nodes for test in getattr(node, "ifs", ())]  # of comprehensions
-    decisive = {node for part in parts if part is not None for node in ast.walk(part)}
+    decisive = _decisive(nodes)
     here = (n for n in nodes if isinstance(n, ast.expr) and n.lineno <= line <= (n.end_lineno or 0))
     with suppress(SyntaxError, ValueError, RecursionError):
         code = ast.unparse(ast.parse(code, mode="eval"))
@@ -268,6 +266,13 @@ def decides(file: str, line: int, code: str) -> bool:
             if isinstance(node, ast.Subscript) or decisive & {node, *_reads_of(node)}:
                 return True
     return False
+
+
+def _decisive(nodes: list[Any]) -> set[ast.AST]:
+    """Return the nodes of conditions, of indices, and of what loops iterate over."""
+    parts = [getattr(n, name, None) for n in nodes for name in ("test", "iter", "slice", "subject")]
+    parts += [test for node in nodes for test in getattr(node, "ifs", ())]  # of comprehensions
+    return {node for part in parts if part is not None for node in ast.walk(part)}
 
 
 def _reads_of(node: ast.AST) -> list[ast.AST]:

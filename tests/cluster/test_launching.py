@@ -60,9 +60,9 @@ def test_too_many_virtual_gpus_are_refused(monkeypatch):
     with pytest.raises(gpumagic.GpuError, match="GPU-4f: this machine has no GPU; type"):
         launching.local("GPU-4f")
     for where in ("65", "99"):
-        with pytest.raises(gpumagic.GpuError, match=f"{where} engines: there can be 64 engines"):
+        with pytest.raises(gpumagic.GpuError, match=f"{where} engines: there can be 1 to 64 e"):
             launching.local(where)
-    with pytest.raises(gpumagic.GpuError, match="0 engines: there must be at least one; type"):
+    with pytest.raises(gpumagic.GpuError, match="0 engines: there can be 1 to 64 engines, one"):
         launching.local("0")
 
 
