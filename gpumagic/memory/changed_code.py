@@ -162,6 +162,21 @@ def _part_read(s: OutOfMemoryState, frame: frames.FailedFrame, node: ast.Name) -
     return "" if any(no_data) else None
 
 
+def half_weights(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
+    """Propose 16-bit weights for a language model that does not fit, and that nothing trains."""
+    failed, models = s.rests[-1].failed, list[str]()
+    if failed is not None and not any(rest.backward for rest in s.rests):
+        names = {node.id for node in ast.walk(failed) if isinstance(node, ast.Name)}
+        models = sorted(name for name in names if is_module(s.namespace.get(name)))
+    embeds = torch_here().nn.Embedding  # other inputs would need 16 bits too
+    for name in models:
+        if not any(isinstance(each, embeds) for each in s.namespace[name].modules()):
+            continue
+        half = lambda into, name=name: into[name].cpu().to(torch_here().bfloat16)  # noqa: E731
+        do = f"`{name}.cpu().to(torch.bfloat16)` first: half the memory, and rounded results"
+        yield from helps(t.best, do, first=half)
+
+
 def frozen(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose `requires_grad_(False)` for models, or parts of them, that no optimizer trains."""
     for name in sorted(s.read | s.rests[-1].read_anywhere) if t.best is not None else ():

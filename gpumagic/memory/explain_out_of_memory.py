@@ -159,7 +159,11 @@ def levers(s: OutOfMemoryState, t: Trials) -> list[Lever]:
     # If each pass of a loop keeps memory, freeing other memory only delays the error.
     first = (free, less) if t.loop is None else (less, free)
     found, enough = list[Lever](), list[Lever]()
-    for group in (*first, (changed_code.by_rows,), (changed_code.recomputed, smaller, other_gpu)):
+    for group in (
+        *first,
+        (changed_code.by_rows,),
+        (changed_code.recomputed, smaller, changed_code.half_weights, other_gpu),
+    ):
         for lever in chain.from_iterable(find(s, t) for find in group):
             found.append(lever)
             if lever.fits or (lever.fits is None and (lever.gives or 0) >= s.short_by):
@@ -354,10 +358,13 @@ def _contents(trial: CodeTrial, names: Iterable[str]) -> list[Any]:
     return tree_leaves([value for value in values if not is_module(value)])
 
 
-def _without_graph(trial: CodeTrial, names: Iterable[str]) -> str:
+def _without_graph(trial: CodeTrial, names: tuple[str, ...]) -> str:
     """Return the calls that store these values without graphs."""
     # `.detach()` of a loss may keep memory of the size of the batch.
     numbers = {value.numel() == 1 for value in _contents(trial, names) if is_tensor(value)}
+    state = next(iter(names)) if {*names} <= trial.rest.accumulated else ""
+    if numbers == {False} and type(trial.frame.scope.name(state)) is tuple:
+        return f"`tuple(x.detach() for x in {state})`"
     words = "`.item()`" if numbers == {True} else "`.item()` of a number or `.detach()`"
     return "`.detach()`" if numbers == {False} else words
 
