@@ -382,11 +382,10 @@ def left_alone(
     """Yield unsupported libraries' arrays on other GPUs, and all tensors if `unusable` is given."""
     for name in names:
         value = namespace.get(name)
+        library = str(defined_in(type(value))).partition(".")[0]
         if unusable and is_tensor(value):
             yield Left(name, unusable)
-        elif str(defined_in(type(value))).partition(".")[0] not in _NO_LIBRARIES and not any(
-            each.is_array(value) for each in in_use()
-        ):
+        elif library not in _NO_LIBRARIES and not any(each.is_array(value) for each in in_use()):
             with faults.kept("asking another library's array where it is"):
                 where = device_of(value)
                 # Arrays on the CPU, such as NumPy's, are meant to be there.

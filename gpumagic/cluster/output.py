@@ -149,9 +149,8 @@ def html(record: RanksReport | RanksTable) -> str:
     if isinstance(record, RanksTable):
         return block(f"<div>{escape(record.title)}</div>{table.html(_columns(record))}")
     head, *rest = _parts(record)
-    line = f'<b class="gm-where">{escape(head)}</b>' + "".join(
-        f' <span class="gm-dim">·</span> {coded(part)}' for part in rest
-    )
+    first = f'<b class="gm-where">{escape(head)}</b>'
+    line = ' <span class="gm-dim">·</span> '.join([first, *map(coded, rest)])
     columns = [
         table.Column("", [each.name for each in record.ranks]),
         table.Column("parts", [f"{each.parts:,}" for each in record.ranks], number=True),

@@ -103,9 +103,8 @@ def cards(given: str) -> tuple[Card, ...]:
     return tuple(dict.fromkeys(card(part) for part in given.split(",")))
 
 
-_UNITS = {"BYTES": 1, **{unit: 1000**n for n, unit in enumerate(("B", "KB", "MB", "GB", "TB"))}} | {
-    unit: 1024**n for n, unit in enumerate(("KIB", "MIB", "GIB", "TIB"), start=1)
-}
+_UNITS = {"BYTES": 1, **{unit: 1000**n for n, unit in enumerate(("B", "KB", "MB", "GB", "TB"))}}
+_UNITS |= {unit: 1024**n for n, unit in enumerate(("KIB", "MIB", "GIB", "TIB"), start=1)}
 
 
 def bytes_in(text: str) -> int | None:

@@ -151,9 +151,8 @@ def _uuid(root: Path, files: Folder, address: str) -> str:
 
 def _name(root: Path, files: Folder, vendor: str) -> str | None:
     model: str | None = files.text("product_name")
-    code, number, revision = (
-        files.text(name).removeprefix("0x") for name in ("vendor", "device", "revision")
-    )
+    texts = map(files.text, ("vendor", "device", "revision"))
+    code, number, revision = (text.removeprefix("0x") for text in texts)
     if not model and re.fullmatch(r"[0-9a-f]{4}", number):
         exact = rf"^{number},\s*{re.escape(revision)},\s*(\S.*)$"
         model = _listed(root, _AMDS, exact) if vendor == "amd" else None

@@ -199,17 +199,15 @@ class _Following:
         )
 
     def _bring(self, target: torch.device) -> None:
-        subject, here = self._subject, dict[str, tuple[str, ...]]()
+        subject, old = self._subject, dict[str, tuple[str, ...]]()
         if subject.cards:  # an absent card is empty at first, so all variables start on the CPU
             every = [*subject.reads, *subject.namespace.items()]
             moves = move_all(every, torch.device("cpu"), subject.namespace, check_room=False)
-            here = {moved.name: moved.sources for moved in moves.moved}
+            old = {moved.name: moved.sources for moved in moves.moved}
             self._held.begin()
         if subject.move:
             moves = move_all(subject.reads, target, subject.namespace, check_room=False)
-            self._moved = tuple(
-                replace(moved, sources=here.get(moved.name, moved.sources)) for moved in moves.moved
-            )
+            self._moved = tuple(replace(m, sources=old.get(m.name, m.sources)) for m in moves.moved)
             for left in moves.left:
                 self.note(f"{left.name} stays: {left.reason}", BEFORE)
             self._held.reset_peak()

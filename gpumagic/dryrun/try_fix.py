@@ -154,9 +154,8 @@ class _Trial:
             return lambda: {"Out": execute(tree)}
 
         device, _ = target_of(f"cuda:{number}" if number else None)
-        return dry(
-            Subject(namespace, [*reads], prepare, device, bool(number), _LIMIT_S, guesses=True)
-        )
+        moves = bool(number)
+        return dry(Subject(namespace, [*reads], prepare, device, moves, _LIMIT_S, guesses=True))
 
 
 def _changes(before: str, after: str, fixes: list[Fix], filename: str) -> list[Fix]:

@@ -140,11 +140,6 @@ def started() -> list[Framework]:
     return [framework for framework in imported() if framework.started()]
 
 
-def jax_here() -> Any:
-    """Return JAX's adapter; this process must have imported JAX."""
-    return _made("jax")
-
-
 @cache
 def _made(module: str) -> Framework:
     adapter = importlib.import_module(f"gpumagic.frameworks.{module}_framework")
@@ -162,9 +157,8 @@ class Needed:
     def __init__(self, tree: ast.AST | None, namespace: dict[str, Any]) -> None:
         named = imports_of(tree)
         self.others = tuple(needed_by(named, namespace))
-        self.torch = _is_imported("torch") or (
-            ("torch" in named or not self.others) and find_spec("torch") is not None
-        )
+        wanted = "torch" in named or not self.others
+        self.torch = _is_imported("torch") or (wanted and find_spec("torch") is not None)
         self.unusable = ""  # the error if torch cannot use the device
 
     @classmethod

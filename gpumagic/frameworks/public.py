@@ -175,9 +175,7 @@ def move(value: object, where: object) -> Moves:
     names = {name: value}
     needed = needed_in({**caller.f_globals, **names}, "gpumagic.move")
     device = needed.find(where)
-    moves = all_of(
-        framework.move([*names.items()], device, names, []) for framework in needed.frameworks
-    )
+    moves = all_of(each.move([*names.items()], device, names, []) for each in needed.frameworks)
     if moves.left and not moves.moved and not needed.torch:
         raise GpuError(f"move: {moves.left[0].reason}; nothing was moved")
     return replace(moves, value=names[name])

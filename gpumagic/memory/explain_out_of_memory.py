@@ -31,16 +31,8 @@ from gpumagic.memory.oom_trials import (
 )
 from gpumagic.memory.out_of_memory import Lever, OutOfMemory
 from gpumagic.memory.smaller_batch import smaller
+from gpumagic.usercode import frames
 from gpumagic.usercode.files import UserLine, innermost_of, label, shell, user_namespace
-from gpumagic.usercode.frames import (
-    RestOfCode,
-    backward_of,
-    computes,
-    failed_frames,
-    has_backward_below,
-    is_chained,
-    stored,
-)
 from gpumagic.usercode.values import is_module, is_tensor, own, torch_here
 
 _MOST = 4  # maximum number of levers to show if none lets the cell fit
@@ -58,14 +50,14 @@ def explain_out_of_memory(
         found = read(error)
         if found is not None:
             said, shortage = found
-            frames = failed_frames(said.__traceback__)
-            if error is not said and not any(frame.at_top for frame in frames):
+            every = frames.failed_frames(said.__traceback__)
+            if error is not said and not any(frame.at_top for frame in every):
                 # `said` was caught inside a function, so its traceback does not reach the cell.
-                frames += [each for each in failed_frames(error.__traceback__) if each.at_top]
+                every += [each for each in frames.failed_frames(error.__traceback__) if each.at_top]
             where = innermost_of(said.__traceback__) or innermost_of(error.__traceback__)
             here = [each.device for each in holders_by_name.figures()]
-            if frames and where is not None and f"cuda:{shortage.ordinal}" in here:
-                state = OutOfMemoryState(shortage, said, error, frames, user_namespace(), earlier)
+            if every and where is not None and f"cuda:{shortage.ordinal}" in here:
+                state = OutOfMemoryState(shortage, said, error, every, user_namespace(), earlier)
                 with ProgressLine(shell()) as line:
                     return _explained(state, where, Trials(state, line))
     return None
@@ -190,18 +182,18 @@ def delete(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
         short = trial if trial is not None and trial.lacking > 0 else None
         names = _unread(s, rest, s.short_by if short is None else short.lacking)
         if names and rest.failed is not None:
-            yield from _deleted(s, rest, rest.failed.lineno, short, names)
+            yield from _deleted(s, rest, short, names)
 
 
 def _deleted(
-    s: OutOfMemoryState, rest: RestOfCode, line: int, trial: CodeTrial | None, names: list[str]
+    s: OutOfMemoryState, rest: frames.RestOfCode, trial: CodeTrial | None, names: list[str]
 ) -> Iterator[Lever]:
     paths = [s.local(rest.frame, name) for name in names]
     gives = s.alone(paths, in_frames=not rest.frame.at_top)
     fits = trial.fits(trial.need, gives) if trial is not None else None
     if {*names} & (rest.overwritten | rest.read_anywhere | rest.made_before):
         code = f"{' = '.join(names)} = None" if rest.loops else f"del {', '.join(names)}"
-        do = f"`{code}` before line {line}"
+        do = f"`{code}` before line {getattr(rest.failed, 'lineno', 0)}"
     else:
         do = f"`%gpufree {' '.join(names)}`, which this code does not read"
     yield Lever(do, gives, fits)
@@ -233,18 +225,18 @@ def _old_graphs(s: OutOfMemoryState, t: Trials, name: str, values: list[Any]) ->
     stale = t.whole.stale if t.whole else set()
     gives = s.alone({name, *stale}) - s.alone(stale)
     inside = any(v is values for f in s.frames[:-1] for v in f.scope.local.values())
-    needed = inside or computes(name, s.rests[-1].nodes)
+    needed = inside or frames.computes(name, s.rests[-1].nodes)
     if s.worth(gives) and not needed and {getattr(x, "is_leaf", True) for x in values} == {False}:
         do = f"`{name} = [x.detach() for x in {name}]`: no backward pass uses its graphs, which "
         fits = t.whole.fits(t.whole.need, gives) if t.whole else None
         yield Lever(f"{do}keep {size(gives)}", gives, fits)
 
 
-def _unread(s: OutOfMemoryState, rest: RestOfCode, lacking: int) -> list[str]:
+def _unread(s: OutOfMemoryState, rest: frames.RestOfCode, lacking: int) -> list[str]:
     """Return a frame's variables that the rest of the code does not read, the largest first."""
     at_top = rest.frame.at_top
     # Do not delete what the passes of a loop make, unless the failed statement assigns it.
-    made = {name for loop in rest.loops for name in stored(loop)} if at_top else rest.made_before
+    made = set[str]().union(*map(frames.stored, rest.loops)) if at_top else rest.made_before
     needed = (s.read if at_top else rest.read) | (made - rest.made_now)
     free = {s.local(rest.frame, n): n for n in rest.frame.scope.local if n not in needed}
     gives = partial(s.alone, in_frames=not at_top)
@@ -305,7 +297,7 @@ def _kept_in(s: OutOfMemoryState, trial: CodeTrial, path: str, name: str) -> Ite
     """Propose that passes keep less in the variable `name`, whose path from a root is `path`."""
     in_frames = path not in s.namespace
     # Other names that each pass binds may hold the same graphs.
-    made = {s.local(trial.frame, n) for n in stored(trial.rest.loops[0])} | {path}
+    made = {s.local(trial.frame, n) for n in frames.stored(trial.rest.loops[0])} | {path}
     graphs = s.alone(made, in_frames=in_frames, graph_of=path)
     row = next(row for row in s.device.holders if row.path == path)
     also = [s.local(trial.frame, each) for each in trial.also_adds]
@@ -384,12 +376,12 @@ def _objects_of(s: OutOfMemoryState, name: str) -> list[str]:
 def _needs_graph(s: OutOfMemoryState, trial: CodeTrial, name: str) -> bool | None:
     """Whether passes need `name`'s graph. None if `.backward()` is in an `if` or after the loop."""
     at, loop = trial.at, trial.rest.loops[0]
-    in_loop = backward_of(ast.walk(loop))
+    in_loop = frames.backward_of(ast.walk(loop))
     some = [n for each in ast.walk(loop) if isinstance(each, ast.If) for n in ast.walk(each)]
-    if name in backward_of(some):  # not called in each pass
+    if name in frames.backward_of(some):  # not called in each pass
         return None
-    if has_backward_below(name, loop, trial.rest):
-        return is_chained(name, loop) or None
+    if frames.has_backward_below(name, loop, trial.rest):
+        return frames.is_chained(name, loop) or None
     if in_loop or any(rest.backward for rest in s.rests[:at]):  # or in code that the loop calls
         return name in in_loop
     # A caller that discards this function's result calls no `.backward()` on it.

@@ -20,17 +20,8 @@ from traceback import walk_stack
 from typing import Any, NamedTuple
 
 from gpumagic.memory.memory_report import SAVED, STATE
+from gpumagic.usercode import values
 from gpumagic.usercode.files import is_users
-from gpumagic.usercode.values import (
-    bases_of,
-    class_name,
-    comes_from,
-    defined_in,
-    members_of,
-    own,
-    saved_by,
-    torch_here,
-)
 
 GRAPH = ".grad_fn"  # the step from a tensor to its autograd graph
 # When to follow an object's references: never, at once, or after all objects with `_AT_ONCE`.
@@ -167,7 +158,7 @@ class Paths:
             kind = kinds[id(type(objects[number]))]
             below[number] = below[parent] if kind is None else kind
         self._reached = _reached(walk)
-        self._parameters = {id(k) for k in walk.kinds if comes_from(k, "torch.nn.Parameter")}
+        self._parameters = {id(k) for k in walk.kinds if values.comes_from(k, "torch.nn.Parameter")}
         self._ways: dict[tuple[int, int, str], tuple[Way, ...]] = {}
         self._named: dict[int, dict[int, Edge]] = {}
 
@@ -227,23 +218,24 @@ class Paths:
             found = self._named[parent] = dict[int, Edge]()
             for edge in self._edges(parent):
                 found.setdefault(id(edge.child), edge)
-        return self._named[parent].get(id(child), Edge(child, f".<{class_name(type(child))}>"))
+        unnamed = Edge(child, f".<{values.class_name(type(child))}>")
+        return self._named[parent].get(id(child), unnamed)
 
     def _edges(self, number: int) -> Iterator[Edge]:
         """Yield the named references of an object."""
         obj, parent = self._walk.objects[number], self._walk.parents[number]
         if edges := self._walk.rules[id(type(obj))].edges:
             yield from edges(obj)
-        attributes = own(obj)
+        attributes = values.own(obj)
         yield Edge(attributes, "")
-        if parent >= 0 and own(self._walk.objects[parent]) is obj:
+        if parent >= 0 and values.own(self._walk.objects[parent]) is obj:
             yield from (Edge(value, f".{name}") for name, value in _items(obj))
         else:
             yield from (Edge(value, f"[{_key(key)}]") for key, value in _items(obj))
         yield from (Edge(value, f".{name}") for name, value in _items(attributes))
         # Slots, and members defined in C, such as `__self__` of a method.
-        for base in bases_of(type(obj)):
-            for name, member in members_of(base).items():
+        for base in values.bases_of(type(obj)):
+            for name, member in values.members_of(base).items():
                 if type(member) is types.MemberDescriptorType:
                     with suppress(AttributeError):  # the slot is not set
                         yield Edge(member.__get__(obj), f".{name}")
@@ -278,7 +270,7 @@ def _items(held: Any) -> Iterable[tuple[Any, Any]]:
 
 
 def _key(key: Any) -> str:
-    return repr(key) if id(type(key)) in _PLAIN_KEYS else f"<{class_name(type(key))}>"
+    return repr(key) if id(type(key)) in _PLAIN_KEYS else f"<{values.class_name(type(key))}>"
 
 
 class _Rule(NamedTuple):
@@ -291,27 +283,29 @@ class _Rule(NamedTuple):
 
 
 def _rules() -> list[_Rule]:
-    torch = torch_here()
+    torch = values.torch_here()
     readable = torch is None or _graphs_can_be_read(torch)
     tensors = None if torch is None else _of_tensor(torch, readable)
     return [
         _Rule(lambda kind: issubclass(kind, type), _AT_ONCE, _of_class),
         _Rule(_is_closed, _NEVER),
         _Rule(is_node, _INDIRECT, _of_node if readable else None, SAVED),
-        _Rule(lambda k: comes_from(k, "torch.optim.Optimizer"), _INDIRECT, _of_optimizer, STATE),
-        _Rule(lambda kind: comes_from(kind, "torch.nn.Module"), _AT_ONCE, _of_module, ""),
-        _Rule(lambda kind: comes_from(kind, "torch.Tensor"), _AT_ONCE, tensors),
+        _Rule(
+            lambda k: values.comes_from(k, "torch.optim.Optimizer"), _INDIRECT, _of_optimizer, STATE
+        ),
+        _Rule(lambda kind: values.comes_from(kind, "torch.nn.Module"), _AT_ONCE, _of_module, ""),
+        _Rule(lambda kind: values.comes_from(kind, "torch.Tensor"), _AT_ONCE, tensors),
         _Rule(lambda kind: bool(_flags(kind) & _COLLECTED) or is_other_array(kind), _AT_ONCE),
         _Rule(lambda kind: True, _NEVER),
     ]
 
 
 def _of_class(kind: type) -> list[Edge]:
-    return [Edge(value, f".{name}") for name, value in members_of(kind).items()]
+    return [Edge(value, f".{name}") for name, value in values.members_of(kind).items()]
 
 
 def _is_closed(kind: type) -> bool:
-    home = str(defined_in(kind)).partition(".")[0]
+    home = str(values.defined_in(kind)).partition(".")[0]
     return issubclass(kind, types.ModuleType) or home in ("IPython", "ipykernel")
 
 
@@ -319,7 +313,7 @@ def _of_module(module: Any) -> list[Edge]:
     return [
         Edge(value, module_step(name), kind)
         for part, kind in _MODULE_STATE.items()
-        for name, value in _items(own(module).get(part))
+        for name, value in _items(values.own(module).get(part))
     ]
 
 
@@ -330,7 +324,7 @@ def module_step(name: str) -> str:
 
 def _of_optimizer(optimizer: Any) -> list[Edge]:
     """Return edges to an optimizer's parameters, and to the state of each parameter."""
-    held, found = own(optimizer), list[Edge]()
+    held, found = values.own(optimizer), list[Edge]()
     for n, group in _items(held.get("param_groups")):
         for k, parameter in _items(dict.get(group, "params")):
             found.append(Edge(parameter, f".param_groups[{n}]['params'][{k}]"))
@@ -371,17 +365,17 @@ def _of_tensor(torch: Any, readable: bool) -> Callable[[Any], list[Edge]]:
 
 def is_node(kind: type) -> bool:
     """Whether objects of a class are nodes of autograd graphs."""
-    found = (members_of(base).get("next_functions") for base in bases_of(kind))
+    found = (values.members_of(base).get("next_functions") for base in values.bases_of(kind))
     return any(type(member) is types.GetSetDescriptorType for member in found)
 
 
 def _of_node(node: Any) -> list[Edge]:
     """Return edges from an autograd node to its next nodes, its leaf and its saved tensors."""
     functions = [function for function, _ in node.next_functions if function is not None]
-    found = [Edge(each, f": {class_name(type(each))}") for each in functions]
+    found = [Edge(each, f": {values.class_name(type(each))}") for each in functions]
     if type(node).__name__ == _LEAF:
         found.append(Edge(node.variable, ".variable"))
-    found += [Edge(data, step, SAVED) for step, data in saved_by(node)]
+    found += [Edge(data, step, SAVED) for step, data in values.saved_by(node)]
     return found
 
 
@@ -408,10 +402,10 @@ def _graphs_can_be_read(torch: Any) -> bool:
 
 def is_other_array(kind: type) -> bool:
     """Whether a class is an array type of a library other than torch and may use a GPU."""
-    members = [members_of(base) for base in bases_of(kind)]
+    members = [values.members_of(base) for base in values.bases_of(kind)]
     if not any(name in held for name in _EXCHANGES for held in members):
         return False
-    if comes_from(kind, "torch.Tensor", "numpy.ndarray"):
+    if values.comes_from(kind, "torch.Tensor", "numpy.ndarray"):
         return False
-    home = sys.modules.get(str(defined_in(kind)).partition(".")[0])
+    home = sys.modules.get(str(values.defined_in(kind)).partition(".")[0])
     return type(home) is types.ModuleType and not is_users(vars(home).get("__file__"))

@@ -22,7 +22,7 @@ from gpumagic.device.cards import bytes_in
 from gpumagic.display.units import size, some
 from gpumagic.errors import GpuError
 from gpumagic.frameworks.framework import library_of
-from gpumagic.frameworks.known import imported, jax_here
+from gpumagic.frameworks.known import imported
 from gpumagic.frameworks.public import where
 from gpumagic.memory import holders_by_name
 from gpumagic.memory.holders_by_name import FoundStorage, find
@@ -137,7 +137,8 @@ def _device(text: str, library: str, frames: list[FailedFrame]) -> str:
         with suppress(GpuError):
             if isinstance(node, ast.Name) and (on := where(frames[0].scope.value(node))) != "cpu":
                 return on.partition(" ")[0]
-    return str(jax_here().default()) if library == "JAX" else "cuda:0"
+    jax: Any = next((each for each in imported() if each.name == library == "JAX"), None)
+    return "cuda:0" if jax is None else str(jax.default())
 
 
 _CONF = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")

@@ -262,10 +262,8 @@ class _Reader:
         query = self._frame.scope.value(known.get("q", ast.Pass()))
         if is_tensor(query) and query.dim() == 3:  # fused attention kernels require four dimensions
             text = text.replace("(q, k, v", "(q[None], k[None], v[None]") + "[0]"
-        filled = ast.unparse(
-            Swap(lambda n: known.get(getattr(n, "id", ""))).visit(expression(text))
-        )
-        return expression(filled.replace("~~", ""))
+        filled = Swap(lambda n: known.get(getattr(n, "id", ""))).visit(expression(text))
+        return expression(ast.unparse(filled).replace("~~", ""))
 
     def replaced(self, node: ast.expr, new: ast.expr) -> Iterator[Form]:
         """Yield a `Form` that replaces `node` by `new`, unless a matched name was rebound since."""
@@ -284,10 +282,9 @@ class _Reader:
     def _is_read(self, made: ast.stmt, used: list[ast.stmt], within: ast.AST) -> bool:
         """Whether statements other than `used` read a name that `made` binds."""
         inside, names = {id(node) for each in used for node in ast.walk(each)}, stored(made)
-        read = (n for n in ast.walk(within) if isinstance(n, ast.Name))
-        return any(
-            n.id in names and isinstance(n.ctx, ast.Load) and id(n) not in inside for n in read
-        )
+        nodes = (node for node in ast.walk(within) if id(node) not in inside)
+        read = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+        return bool(names & read)
 
     def collected(self, loop: ast.stmt) -> Iterator[Form]:
         """Replace `x = torch.cat([x, y])` by a list, unless the loop reads `x` in other code."""

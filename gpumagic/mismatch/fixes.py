@@ -363,11 +363,10 @@ def _before(site: Site, *, once: bool) -> ast.stmt | None:
         return None
     start = before_loops(site.frame, stmt, [ast.unparse(part.node) for part in moved])
     start = stmt if _loop_module_device(site) else start
-    fixed = site.at.fixed
-    once = once and all(
-        sources.can_be_bound(part, site.frame, start, part is fixed) for part in moved
-    )
-    return start if once else stmt
+    frame, fixed = site.frame, site.at.fixed
+    if once and all(sources.can_be_bound(part, frame, start, part is fixed) for part in moved):
+        return start
+    return stmt
 
 
 def _split(site: Site, stmt: ast.stmt, *, to_host: bool) -> tuple[list[Part], list[Part]] | None:
@@ -376,9 +375,8 @@ def _split(site: Site, stmt: ast.stmt, *, to_host: bool) -> tuple[list[Part], li
     once = (to_host or _used_once(site)) and stmt is statement(site.at.node)
     for part in [*site.odd, *site.extra]:
         may_stand = part is not site.at.fixed and hasattr(part.node, "lineno")
-        stands = (
-            once and may_stand and part.kind != "module" and (to_host or not sources.is_leaf(part))
-        )
+        is_whole = part.kind == "module" or (sources.is_leaf(part) and not to_host)
+        stands = once and may_stand and not is_whole
         if not stands and sources.can_be_bound(part, site.frame, stmt, part is site.at.fixed):
             above.append(part)
         elif may_stand:

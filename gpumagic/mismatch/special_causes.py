@@ -128,9 +128,8 @@ def _for_missing(frame: FailedFrame, kind: str) -> Explanation | None:
         device = operand.device_of(value) if numbered or type(value) is not int else None
         if device is not None and (device.index or 0) > last:
             edit = _renamed(each, node, frame, value, last)
-            fix, there = edit.fix(None) if edit else None, there_is(here(memory=False))
-            why = f"{frame.text(each)} is no GPU here: {there}"
-            return Explanation(*expression(frame, node), (), fix, why)
+            why = f"{frame.text(each)} is no GPU here: {there_is(here(memory=False))}"
+            return Explanation(*expression(frame, node), (), edit.fix(None) if edit else None, why)
     if kind == "ordinal":  # the number comes from an f-string or a library, so there is no fix
         why = f"this names a GPU that is not here: {there_is(here(memory=False))}"
         return Explanation(*expression(frame, node), (), None, why)
@@ -282,9 +281,8 @@ def _made_again(part: operand.Part, frame: FailedFrame, target: str) -> Edit | N
     """Return the edit that makes another cell's generator on `target`, with the same seed."""
     name = next((t for t, v in _in_statement(frame, torch._C.Generator) if v is part.value), "")
     at = statement(frame.failed) if frame.failed else None
-    if at is None or not name.isidentifier():
-        return None
-    if not frame.at_top or frame.scope.name("torch") is not torch:
+    imports_torch = frame.at_top and frame.scope.name("torch") is torch
+    if at is None or not name.isidentifier() or not imports_torch:
         return None
     made = f'torch.Generator("{target}").manual_seed({name}.initial_seed())'
     if (start := before_loops(frame, at, [name])) is not at:

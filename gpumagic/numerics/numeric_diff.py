@@ -175,9 +175,8 @@ def _run(
         with recorder:
             value = trial.first()
         space = {**trial.copies.globals, "Out": value}
-        recorder.add_variables(
-            {name: space[name] for name in (*made.reads, *made.assigned, "Out") if name in space}
-        )
+        names = [name for name in (*made.reads, *made.assigned, "Out") if name in space]
+        recorder.add_variables({name: space[name] for name in names})
         virtual = isinstance(side, Device) and side.virtual
         said = [f"{side} is virtual: it rounds as the CPU does"] * virtual
         said += ["results beyond 512 MiB are not compared"] * (recorder.room < 0)

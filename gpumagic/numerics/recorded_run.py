@@ -86,10 +86,9 @@ class Recorder(TorchDispatchMode):
         with faults.kept("recording an operation"), _unseen():
             parameters = func._schema.arguments
             given = dict(zip((p.name for p in parameters), args, strict=False)) | kwargs
-            written = [
-                given.get(p.name) for p in parameters if p.alias_info and p.alias_info.is_write
-            ]
-            self._record(str(func).removesuffix(".default"), given, _tensors(written), result)
+            names = [p.name for p in parameters if p.alias_info and p.alias_info.is_write]
+            written = _tensors([given.get(name) for name in names])
+            self._record(str(func).removesuffix(".default"), given, written, result)
         return result
 
     def add_variables(self, variables: Mapping[str, Any]) -> None:

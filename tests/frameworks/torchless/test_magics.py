@@ -138,11 +138,12 @@ def test_a_standing_cell_has_a_line_where_it_made_arrays(notebook):
 
 
 def test_a_peak_is_the_cells_only_where_it_is_a_new_one(notebook, monkeypatch):
-    from gpumagic.frameworks.known import jax_here
+    from gpumagic.frameworks.known import imported
 
     notebook.run("import jax.numpy as jnp")
+    (jax,) = (each for each in imported() if each.name == "JAX")
     peak = notebook.names["peak"] = [512]
-    monkeypatch.setattr(jax_here(), "allocated", lambda device: (64, peak[0]))
+    monkeypatch.setattr(jax, "allocated", lambda device: (64, peak[0]))
     assert "peak" not in notebook.run("%%ongpu 1\nsmall = jnp.ones(3)")
     assert "peak 2.0 KiB" in notebook.run("%%ongpu 1\npeak[0] = 2048")
 
