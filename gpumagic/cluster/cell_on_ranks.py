@@ -229,7 +229,6 @@ class CellOnRanks:
             self._signal()
         self._next(rank)
 
-    # -- ending
     def _fail(self, rank: int, kind: str, message: str, place: str, words: str) -> None:
         self.failed = rank, ErrorInRank(kind, message, place, f"RanksError: {words}")
         self._signal()

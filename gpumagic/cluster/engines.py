@@ -86,7 +86,6 @@ class Engines:
         self.stopped = False
         self.pulled: dict[str, list[Any]] = {}  # lists pulled from ranks, and never sent back
 
-    # -- starting
     def start(self, say: Callable[[str], object]) -> None:
         """Start all engines and join them in a process group. After an error, call `stop`."""
         with deferred():
@@ -198,7 +197,6 @@ class Engines:
             with deferred():  # no interrupt, because each joining rank waits for all others
                 self._at_start(self.ranks, engine.join, next(self._generations))
 
-    # -- calls and replies
     def ask(self, rank: RankEngine, function: Callable[..., Any], *args: Any) -> Any:
         """Call a function in a rank; return the pending reply."""
         try:
@@ -250,7 +248,6 @@ class Engines:
         """Make all ranks interrupt the cell with this id."""
         self._store.set(ENDING.format(cell), "")
 
-    # -- dead ranks
     def check(self) -> None:
         """Record which ranks have died, and why."""
         for rank in self.ranks:

@@ -46,7 +46,6 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
     def __repr__(self) -> str:
         return f"{many(self.size, 'rank')}: {self._engines.plan.description}"
 
-    # -- cells
     def run(
         self,
         code: str | ast.Module,
@@ -161,7 +160,6 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
             notes += [rank.died for rank in cell.ranks if rank.lost]
         return notes
 
-    # -- checkpoints
     def checkpoint(self, *names: str, to: str | None) -> str:
         """Save variables of the ranks; return the new directory.
 
@@ -194,7 +192,6 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
             raise GpuError(made.error)
         return made
 
-    # -- values
     def pull(self, *names: str) -> dict[str, list[Any]]:
         """Return each variable's values in the order of the ranks, with tensors on the CPU.
 
@@ -213,7 +210,6 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
         fingerprints = sending.fingerprints_here(names)
         self._engines.answers(self._ranks("@all"), sending.receive, b"", fingerprints)
 
-    # -- the ranks
     def status(self) -> RanksTable:
         """Return the table of ranks: host, GPU, memory, process and state."""
         rows = self._engines.rows()

@@ -106,7 +106,6 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
             if name != "_namespace" and isinstance(held, (dict, list)):
                 held.clear()
 
-    # -- pickle's hooks
     def persistent_id(self, value: Any) -> int | None:
         """Return the number of a shared object, else None; pickle calls this for each object."""
         if self._stays is not None and self._stays(value):
@@ -147,7 +146,6 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
             self._originals.append(value)
         return number
 
-    # -- the notebook's objects
     def space(self, original: dict[str, Any]) -> dict[str, Any]:
         """Return the globals for copies of functions whose globals are `original`."""
         if not self._is_space(original):
@@ -191,7 +189,6 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
             self.read_by_functions.update(found)
         return found
 
-    # -- shared objects
     def _shares(self, value: Any) -> bool:
         kind = type(value)
         if kind is types.FunctionType:

@@ -74,7 +74,6 @@ class Calls(TorchFunctionMode):
             raise Stopped(f"{name} with {unknown.what} depends on data")
         return tree_map_only(NotKnown, lambda item: 1 if item.whole else math.nan, given)
 
-    # -- answers
     def copied(self, func: Any, args: Any, kwargs: Any, frame: Any) -> Any:
         tensor, memo = args
         if not tensor.is_leaf or id(tensor) in memo:

@@ -214,7 +214,6 @@ class _Following:
         self._crossings.counts.clear()  # moves are reported separately
         enter(target, batches=subject.move, namespace=subject.namespace)
 
-    # -- while the code runs
     @contextmanager
     def _caught(self) -> Iterator[None]:
         try:
@@ -245,7 +244,6 @@ class _Following:
             reason = f"the time limit of {limit:g} s, after {count} operators"
             raise Stopped(reason, innermost(frame))
 
-    # -- after the code has run
     def _mismatches(self) -> tuple[Mismatch, ...]:
         error, explanation = self._error, None
         if not isinstance(error, Exception):

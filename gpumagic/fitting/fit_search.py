@@ -82,7 +82,6 @@ class Search:
         found = variables_read([each for each in names if each != self.name], space, module)
         return [(name, value) for name, value in found if name != self.name]
 
-    # -- the search
     def run(self, *, dry: bool) -> None:
         """Predict the value, then confirm it unless `dry`. If dry runs fail, only run the code."""
         first, *rest = self.values[:2]
@@ -160,7 +159,6 @@ class Search:
             what = "raises" if value in self._raises else "is unknown:"
             self.stopped = f"{self.name} = {value} {what} {self._ended[value]}"
 
-    # -- dry runs
     def _predict(self, value: float) -> float:
         """Return the predicted bytes for a value; infinite if its dry run ended early."""
         if value not in self._predicted and value not in self._ended:
@@ -204,7 +202,6 @@ class Search:
 
         return Subject(space, [*self._reads], prepare, self.device, True, self._limit, self.cards)
 
-    # -- runs on copies
     def _run(self, value: float) -> float:
         """Return the bytes that a run needs besides copied variables; infinite if out of memory."""
         if value not in self._measured:
@@ -244,7 +241,6 @@ class Search:
             peaks = [memory.peak for memory in meter.stop() if memory.device == str(self._target)]
             return peaks[0] if peaks else torch.cuda.memory_allocated(self._target)
 
-    # -- results
     def _told(self, value: float, by: str) -> None:
         """Report the results for `value` so far; `by` is "dry run" or "run"."""
         self._last, tried = value, self._tried(value)

@@ -138,7 +138,6 @@ class CellHooks:
             self.stack.append(RunningCell())
         return self.stack[-1]
 
-    # -- callbacks for IPython
     def pre_execute(self) -> None:
         self.stack.append(RunningCell(silent=True))
 
@@ -195,7 +194,6 @@ class CellHooks:
             # Other frameworks' arrays are slow to count, so count them only after a Run.
             virtual.refresh(others=cell.reported)
 
-    # -- %%ongpu
     def begin(self, text: str) -> Any:
         """Set the device for the rest of the calling cell, or run the cell and return its value."""
         if (cell := self.current()) is None or cell.silent:
@@ -298,7 +296,6 @@ class CellHooks:
             self.stack.remove(cell)
             self.finish(cell, error)
 
-    # -- %ongpu
     def stand(self, line: str) -> None:
         """Run an `%ongpu` line: set the device of all cells, unset it, or move variables back."""
         words = line.partition("#")[0].lower().split()
@@ -330,7 +327,6 @@ class CellHooks:
         for cell in reversed(self.stack):
             self.finish(cell, None)
 
-    # -- %gpuwatch and %%gputime
     def watch(self, asked: Namespace | None) -> None:
         """Count copies and waits in this and later cells; if `asked` is None, stop counting."""
         for cell in reversed(self.stack):

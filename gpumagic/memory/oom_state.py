@@ -189,7 +189,6 @@ class OutOfMemoryState:
         ours = [self, vars(self), *frames, *(frame.scope for frame in frames)]
         self._closed = [*ours, *self._chain, *tracebacks(error), *_frames_of(self._chain)]
 
-    # -- holders
     @cached_property
     def storages(self) -> list[FoundStorage]:
         """List every storage that is still on the GPU, with the storage's path."""
@@ -248,7 +247,6 @@ class OutOfMemoryState:
         begun = (f for f in self._libraries if f.f_code.co_name == "_init_group")
         return next((frame.f_locals.get("self") for frame in begun), None)
 
-    # -- figures
     @cached_property
     def most(self) -> int:
         """Return the bytes reserved on the GPU, plus the bytes that the driver reports as free."""

@@ -72,7 +72,6 @@ class NamesReader(ast.NodeVisitor):
         elif node.id not in self.bound:
             self.read.setdefault(node.id)
 
-    # -- nodes whose parts are read before names are bound
     def visit_Assign(self, node: ast.Assign) -> None:
         self.visit_all(node.value, node.targets)
 
@@ -92,7 +91,6 @@ class NamesReader(ast.NodeVisitor):
 
     visit_ImportFrom = visit_Import
 
-    # -- branches: a name is bound if all branches bind it; None means an empty branch
     def _one_of(self, *branches: Any) -> None:
         before = set(self.bound)
         ends = []
@@ -141,7 +139,6 @@ class NamesReader(ast.NodeVisitor):
 
     visit_ExceptHandler = visit_MatchAs = visit_MatchStar = visit_MatchMapping = _named
 
-    # -- nested scopes
     def _function(self, node: Any) -> None:
         for part in ("decorator_list", "args", "returns"):
             self.visit_all(getattr(node, part, None))
@@ -180,7 +177,6 @@ class NamesReader(ast.NodeVisitor):
 
     visit_Nonlocal = visit_Global
 
-    # -- tensors of which the code reads only metadata
     def _is_tensor(self, node: ast.AST) -> bool:
         return _is_array(self._values.get(node.id) if isinstance(node, ast.Name) else None)
 
@@ -207,7 +203,6 @@ class NamesReader(ast.NodeVisitor):
         if getattr(node.func, "attr", "") in ("run_line_magic", "run_cell_magic"):
             self._nested_magic(*node.args)
 
-    # -- nested magics, whose Python code is a string in the tree
     def _nested_magic(self, *arguments: ast.expr) -> None:
         texts = [str(a.value) for a in arguments if isinstance(a, ast.Constant)]
         if len(texts) < max(len(arguments), 2) or texts[0] not in _PYTHON_MAGICS:
