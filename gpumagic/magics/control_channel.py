@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from comm.base_comm import BaseComm
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 REQUEST, REPLY = "gpumagic_request", "gpumagic_reply"
 TARGET = "gpumagic"
-_PERIOD_S = 1.0
+_PACE_S = 1.0  # seconds from one sample to the next
 _IDLE_S = 5.0  # seconds from a page's last request until sampling ends
 
 
@@ -55,28 +54,22 @@ class ControlChannel:
     def _answer(self, stream: Any, ident: Any, parent: Any) -> None:
         """Answer a request without waiting, because this thread also handles interrupts."""
 
-        def reply(content: dict[str, Any]) -> None:
-            # A ZMQ stream may be used only on its own thread. `reply` may run on another thread.
-            send = self._kernel.session.send
-            stream.io_loop.add_callback(send, stream, REPLY, content, parent=parent, ident=ident)
+        def reply(future: Future[Snapshot]) -> None:
+            with faults.kept("sending a page the GPUs of this host"):
+                snapshot = future.result().to_dict()
+                content = {"status": "ok", "pid": os.getpid(), "snapshot": snapshot}
+                # A ZMQ stream may be used only on its own thread. This may be another thread.
+                send, how = self._kernel.session.send, {"parent": parent, "ident": ident}
+                stream.io_loop.add_callback(send, stream, REPLY, content, **how)
 
         with faults.kept("answering on the control channel"):
-            self._answer_page(reply)
+            from gpumagic.telemetry.sampler import shared_sampler
 
-    def _answer_page(self, reply: Callable[[dict[str, Any]], None]) -> None:
-        """Send a JupyterLab page a snapshot of this host's GPUs."""
-        from gpumagic.telemetry.sampler import shared_sampler
-
-        sampler = shared_sampler()
-        self._asked_at = time.monotonic()
-        if self._subscription is None:
-            self._subscription = sampler.subscribe(self._tick, period_s=_PERIOD_S, processes=True)
-
-        def taken(future: Future[Snapshot]) -> None:
-            with faults.kept("sending a page the GPUs of this host"):
-                reply({"status": "ok", "pid": os.getpid(), "snapshot": future.result().to_dict()})
-
-        sampler.fresh(processes=True, max_age_s=_PERIOD_S).add_done_callback(taken)
+            sampler = shared_sampler()
+            self._asked_at = time.monotonic()
+            if self._subscription is None:
+                self._subscription = sampler.subscribe(self._tick, period_s=_PACE_S, processes=True)
+            sampler.fresh(processes=True, max_age_s=_PACE_S).add_done_callback(reply)
 
     def _tick(self, snapshot: Snapshot) -> None:
         if time.monotonic() - self._asked_at > _IDLE_S:

@@ -106,7 +106,8 @@ def _padded(known: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     for name, batch in known.items():
         mask: Any = batch.get("attention_mask") if isinstance(batch, (dict, UserDict)) else None
         if is_tensor(mask) and mask.dim() == 2:
-            length, used = mask.shape[1], int(mask.cpu().any(0).nonzero().max()) + 1
+            filled = mask.cpu().any(0).nonzero().flatten().tolist()
+            length, used = mask.shape[1], max(filled, default=0) + 1
             cut = {k: v[:, :used] if v.shape[1:2] == (length,) else v for k, v in batch.items()}
             do = f"pad each batch to its longest sample: only {used} of {length} tokens of"
             yield f"{do} `{name}` are not padding", {name: type(batch)(cut)}
@@ -118,7 +119,9 @@ def on_host(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
         names = [n for n in (row.path, *row.aliases) if n in s.namespace]
         held, gives = {id(s.namespace[n]) for n in names}, s.alone([row.path, *row.aliases])
         value: Any = s.namespace.get(row.path)
-        is_data = comes_from(type(value), _LOADER) or (is_tensor(value) and not value.requires_grad)
+        is_data = comes_from(type(value), "torch.utils.data.DataLoader") or (
+            is_tensor(value) and not value.requires_grad
+        )
         batch = _batch_of(s, held) if is_data and s.worth(gives) else ""
         if batch:
             fits = t.best.fits(t.best.need, gives) if t.best else None
@@ -127,7 +130,7 @@ def on_host(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
             return
 
 
-_LARGEST, _LOADER = 3, "torch.utils.data.DataLoader"
+_LARGEST = 3  # number of holders to look at
 _WHOLE = ("shape", "size", "dtype", "device", "dim", "numel")  # what needs no data
 
 
@@ -164,17 +167,15 @@ def _part_read(s: OutOfMemoryState, frame: frames.FailedFrame, node: ast.Name) -
 
 def half_weights(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose 16-bit weights for a language model that does not fit, and that nothing trains."""
-    failed, models = s.rests[-1].failed, list[str]()
-    if failed is not None and not any(rest.backward for rest in s.rests):
-        names = {node.id for node in ast.walk(failed) if isinstance(node, ast.Name)}
-        models = sorted(name for name in names if is_module(s.namespace.get(name)))
-    embeds = torch_here().nn.Embedding  # other inputs would need 16 bits too
-    for name in models:
-        if not any(isinstance(each, embeds) for each in s.namespace[name].modules()):
-            continue
-        half = lambda into, name=name: into[name].cpu().to(torch_here().bfloat16)  # noqa: E731
-        do = f"`{name}.cpu().to(torch.bfloat16)` first: half the memory, and rounded results"
-        yield from helps(t.best, do, first=half)
+    ends = not any(rest.backward for rest in s.rests)
+    for node in ast.walk(s.rests[-1].failed or ast.Pass()) if ends else ():
+        name, embeds = getattr(node, "id", ""), torch_here().nn.Embedding
+        model: Any = s.namespace.get(name)
+        # Inputs that are not numbers of words would need 16 bits too.
+        if is_module(model) and any(isinstance(each, embeds) for each in model.modules()):
+            half = lambda into, name=name: into[name].cpu().to(torch_here().bfloat16)  # noqa: E731
+            do = f"`{name}.cpu().to(torch.bfloat16)` first: half the memory, and rounded results"
+            yield from helps(t.best, do, first=half)
 
 
 def frozen(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:

@@ -7,7 +7,6 @@ user's code. The caught error is not changed. The result refers to no tensor and
 
 import ast
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
 from functools import partial
 from itertools import chain, product
 from operator import methodcaller
@@ -94,10 +93,8 @@ def _reason(s: OutOfMemoryState, t: Trials) -> str:
         left = f"; {size(s.wanted)} at once is {size(s.short_by)} more than is left"
         return f"{size(s.device.allocated)} are in use{most}{left if s.short_by > 0 else ''}"
     if trial.grows_much and trial.need.first <= trial.room + trial.holds:
-        line, grows = f"line {trial.rest.loops[0].lineno}", size(trial.need.grows)
-        if trial.frame.filename != s.frames[0].filename:
-            line = f"{label(trial.frame.filename)}, {line}"
-        return f"each pass of the loop in {line} keeps {grows} more"
+        loop = f"the loop in {label(trial.frame.filename)}, line {trial.rest.loops[0].lineno}"
+        return f"each pass of {loop} keeps {size(trial.need.grows)} more"
     left = f"{size(trial.need.first)} more, but only {size(max(trial.room, 0))} is free"
     if trial.grows_much:
         return f"a pass needs {left}; each pass keeps {size(trial.need.grows)}"
@@ -113,9 +110,8 @@ def _large_layer(s: OutOfMemoryState) -> str:
     models = [(name, value) for name, value in trained if name in read and is_module(value)]
     named = (pair for name, model in models for pair in model.named_parameters(prefix=name))
     path, most = max(named, key=lambda pair: pair[1].nbytes, default=("", torch_here().empty(0)))
-    if most.nbytes < _LARGE * s.capacity or not most.requires_grad:
-        return ""
-    return f"; {path} takes {size(most.nbytes)}, and its gradient as much again"
+    is_large = bool(most.nbytes >= _LARGE * s.capacity and most.requires_grad)
+    return f"; {path} takes {size(most.nbytes)}, and its gradient as much again" * is_large
 
 
 def _large_state(s: OutOfMemoryState) -> str:
@@ -125,9 +121,8 @@ def _large_state(s: OutOfMemoryState) -> str:
     states = (each.values() for each in getattr(s.optimizer, "state", {}).values())
     moments = max((sum(is_tensor(v) and v.dim() > 0 for v in each) for each in states), default=0)
     least = (2 + moments) * weights
-    if least < s.capacity:
-        return ""
-    return f"; weights, gradients and the whole state are {size(least)}: train fewer weights"
+    why = f"; weights, gradients and the whole state are {size(least)}: train fewer weights"
+    return why if least >= s.capacity else ""
 
 
 def by_figures(s: OutOfMemoryState, t: Trials) -> tuple[str, list[Lever]] | None:
@@ -146,7 +141,7 @@ def levers(s: OutOfMemoryState, t: Trials) -> list[Lever]:
     free: tuple[Any, ...] = free_kept, small_views, delete
     less: tuple[Any, ...] = (
         *(changed_code.other_form, changed_code.other_values, keep_less, changed_code.on_host),
-        *(no_hooks, changed_code.frozen, changed_code.no_graph),
+        *(changed_code.frozen, changed_code.no_graph),
     )
     # If each pass of a loop keeps memory, freeing other memory only delays the error.
     first = (free, less) if t.loop is None else (less, free)
@@ -387,15 +382,3 @@ def _needs_graph(s: OutOfMemoryState, trial: CodeTrial, name: str) -> bool | Non
     # A caller that discards this function's result calls no `.backward()` on it.
     discarded = any(isinstance(rest.failed, ast.Expr) for rest in s.rests[at + 1 : at + 2])
     return not discarded and any(rest.backward for rest in s.rests)
-
-
-def no_hooks(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Propose to remove a model's forward hooks, if they keep what each pass computes."""
-    loop = t.loop
-    for name in sorted(s.read) if loop is not None else ():
-        model: Any = s.namespace.get(name)
-        hooks = [m._forward_hooks for m in model.modules()] if is_module(model) else []
-        if any(hooks) and loop is not None:
-            do = f"`for m in {name}.modules(): m._forward_hooks.clear()`, if you need them no more"
-            clear = lambda hooks=hooks: nullcontext([each.clear() for each in hooks])  # noqa: E731
-            yield from helps(loop, do, grown=loop.holds, within=clear)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from itertools import groupby, islice, product
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from gpumagic.memory.oom_trials import Trials
 from gpumagic.memory.written_forms import Form, Swap, advice, expression
@@ -125,12 +125,11 @@ def _with_texts(tree: ast.expr, new: dict[ast.expr, str]) -> str:
 def _moved_later(made: Any, block: list[Any]) -> Iterator[Form]:
     """Move each row where later code reads it: `x = y`, and ``x[n].to(gpu)`` for ``y.to(gpu)``."""
     bound, call = getattr(made, "targets", [None])[0], getattr(made, "value", None)
-    moves = isinstance(call, ast.Call) and getattr(call.func, "attr", "") in ("to", "cuda")
-    if moves and isinstance(bound, ast.Name):
-        call = cast(Any, call)
-        to = ast.Attribute(bound, call.func.attr)
-        whole = ast.Call(to, call.args, call.keywords)
-        yield from _later(made, whole, bound.id, ast.unparse(call.func.value), block)
+    function: Any = getattr(call, "func", None)
+    moves = getattr(function, "attr", "") in ("to", "cuda") and isinstance(bound, ast.Name)
+    if moves and isinstance(call, ast.Call):
+        whole = ast.Call(ast.Attribute(bound, function.attr), call.args, call.keywords)
+        yield from _later(made, whole, bound.id, ast.unparse(function.value), block)
 
 
 def _later(made: Any, whole: ast.expr, inner: str, source: str, block: list[Any]) -> Iterator[Form]:

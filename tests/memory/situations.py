@@ -207,7 +207,7 @@ SITUATIONS = [
         "for batch in batches:\n    batch = batch.cuda()\n    first.append(batch[0])",
         "store `.clone()` in `first`: a view keeps its whole base tensor alive",
         often=True,
-        why="each pass of the loop in line 1 keeps 4.0 MiB",
+        why="line 1 keeps 4.0 MiB",
     ),
     Notebook(
         "pairs of losses and a backward pass now and then",
@@ -292,7 +292,7 @@ SITUATIONS = [
         "loss = 0\nfor n in range(9):\n    loss = loss + net(data).square().mean()\n"
         "loss.backward()",
         "in each pass, call `.backward()` on the values added to `loss`",
-        why="each pass of the loop in line 2 keeps 8.0 MiB",
+        why="line 2 keeps 8.0 MiB",
     ),
     # -- what collects, and is not named where it fills
     Notebook(
@@ -423,7 +423,7 @@ SITUATIONS = [
         "found = torch.empty(0, 256, device='cuda')\nfor n in range(9):\n"
         "    found = torch.cat([found, net(torch.ones(4096, 128, device='cuda'))])",
         "`parts.append(net(torch.ones(4096, 128, device='cuda')).cpu())`",
-        why="each pass of the loop in line 2 keeps 4.0 MiB",
+        why="line 2 keeps 4.0 MiB",
     ),
     Notebook(
         "a state of two tensors with their graphs",
@@ -571,7 +571,7 @@ SITUATIONS = [
         ["cache = mib(2).view(1, 64, -1)\nstep = mib(1).view(1, 32, -1)"],
         "for _ in range(100):\n    cache = torch.cat([cache, step], 1)",
         "`parts.append(step.cpu())`",
-        why="each pass of the loop in line 1 keeps 2.0 MiB",
+        why="line 1 keeps 2.0 MiB",
     ),
     Notebook(
         "a checkpoint beside its model",

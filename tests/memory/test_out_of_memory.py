@@ -211,7 +211,7 @@ def test_of_a_loop_that_keeps_more_the_holder_is_told_and_no_batch(small, shown,
     small.run(START + ADDING)
     small.run(f"for x in loader:\n    {statement}")
     found = shown.pop()
-    assert found.reason.startswith("each pass of the loop in line 1 keeps")
+    assert re.match(r"each pass of the loop in In \[\d+\], line 1 keeps", found.reason)
     assert found.adds_to == name
     grown = next(row for row in found.device.holders if row.path == name)
     assert 2 * found.adds <= grown.nbytes
