@@ -169,10 +169,11 @@ def half_weights(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose 16-bit weights for a language model that does not fit, and that nothing trains."""
     ends = not any(rest.backward for rest in s.rests)
     for node in ast.walk(s.rests[-1].failed or ast.Pass()) if ends else ():
-        name, embeds = getattr(node, "id", ""), torch_here().nn.Embedding
+        name = getattr(node, "id", "")
         model: Any = s.namespace.get(name)
+        parts = map(type, model.modules()) if is_module(model) else ()
         # Inputs that are not numbers of words would need 16 bits too.
-        if is_module(model) and any(isinstance(each, embeds) for each in model.modules()):
+        if any(comes_from(part, "torch.nn.Embedding") for part in parts):
             half = lambda into, name=name: into[name].cpu().to(torch_here().bfloat16)  # noqa: E731
             do = f"`{name}.cpu().to(torch.bfloat16)` first: half the memory, and rounded results"
             yield from helps(t.best, do, first=half)

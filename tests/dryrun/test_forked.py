@@ -339,3 +339,13 @@ def test_a_fault_of_ours_in_the_copy_is_kept_here(monkeypatch):
     assert fault.doing == "following the code of a dry run"
     assert "test_forked.py" in fault.error
     faults.forget()
+
+
+def test_the_copy_computes_although_the_process_has_used_several_threads(gpus):
+    before, x = torch.get_num_threads(), torch.ones(2000, 2000)
+    torch.set_num_threads(2)
+    try:
+        x.sin()  # OpenMP starts its threads
+        assert follow_code.in_fork(lambda: float(x.sin().sum()), 8.0, 2**20) is not None
+    finally:
+        torch.set_num_threads(before)

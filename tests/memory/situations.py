@@ -430,7 +430,7 @@ SITUATIONS = [
         ["rnn = nn.LSTM(32, 128, batch_first=True).cuda()\nx = torch.ones(64, 25, 32)"],
         "state = None\nfor n in range(80):\n    out, state = rnn(x.cuda(), state)\n"
         "    out.square().mean().backward(retain_graph=True)",
-        "store `.detach()` in `state`",
+        "store `tuple(x.detach() for",
     ),
     Notebook(
         "a state whose graph the failing backward pass holds too",
