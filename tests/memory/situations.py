@@ -522,18 +522,18 @@ SITUATIONS = [
         "`rgb = torch.cat([net(rows).sigmoid() for rows in xy.split(4096)])` for line 3",
         often=True,
     ),
-    Notebook("a batch too large", [PERCEPTRON], TRAIN, "`X`: a batch of"),
+    Notebook("a batch too large", [PERCEPTRON], TRAIN, "`loss = sum(rows"),
     Notebook(
         "a batch of a loader, in a function",
         [LOADER.format(600)],
         "for epoch in range(2):\n    train()",
-        "`X`: a batch of",
+        "`loss = sum(rows",
     ),
     Notebook(
         "a batch whose size has a name",
         [PERCEPTRON, "n = len(X)"],
         TRAIN.replace("net(X)", "(net(X) - torch.zeros(n, 1, 1, device='cuda'))"),
-        "`X`: a batch of",
+        "`X`, `n`: a batch of",
     ),
     Notebook(
         "a step that is given a closure",
