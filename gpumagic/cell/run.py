@@ -130,7 +130,7 @@ class Run:
         said: frozenset[str] = frozenset((FOR_GOOD,)),  # clauses that earlier reports showed
         helpers: Sequence[Any] = (),  # each has `start` and `stop`
         recorder: Any = None,  # has `start()`, and `stop(seconds)`, which returns `peak`
-        profiler: Any = None,  # `stopping` is the time that `stop` took, in seconds
+        profiler: Any = None,  # its `stopping`: the seconds that `stop` took
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.device, self._where = device, str(device)

@@ -271,11 +271,11 @@ def cluster(
     Raises
     ------
     GpuError
-        If a cluster runs already, or cannot be started.
+        If a cluster is already running, or cannot be started.
     """
     global _current
     if is_running():
-        raise GpuError(f"a cluster runs already ({_current!r}); type %gpucluster stop")
+        raise GpuError(f"a cluster is already running ({_current!r}); type %gpucluster stop")
     if slurm is not None:
         plan = launching.slurm(slurm, partition, ip)
     elif ssh is not None:

@@ -35,13 +35,13 @@ from gpumagic.usercode.files import UserLine, innermost_of, label, shell, user_n
 from gpumagic.usercode.values import is_module, is_tensor, own, torch_here
 
 _MOST = 4  # maximum number of levers to show if none lets the cell fit
-_LARGE = 0.25  # share of the GPU's memory from which on a parameter is named as large
+_LARGE = 0.25  # a parameter with at least this share of the GPU's memory is named
 
 
 def explain_out_of_memory(
     error: BaseException, *, earlier: Iterable[BaseException] = ()
 ) -> OutOfMemory | None:
-    """Explain a caught error of torch, JAX, TensorFlow or CuPy; None if memory was not short.
+    """Explain a caught error of torch, JAX, TensorFlow or CuPy; None for other errors.
     `earlier` are exceptions that held memory when the error was raised."""
     check_exception("explain_out_of_memory", error)
     # An error in this code must not hide the user's error.

@@ -48,7 +48,7 @@ def _fewer_rows(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[Lever]:
     sizes = [name for name, value in trial.names.items() if type(value) is int and value == count]
     learns = any(rest.backward for rest in s.rests)
     loader = _loader(trial, count)
-    batch = [s.local(trial.frame, name) for name in names if loader]  # a loader makes it anew
+    batch = [s.local(trial.frame, name) for name in names if loader]  # a loader makes it again
     held = s.alone(batch, in_frames=not trial.frame.at_top)
 
     def tried(number: int, also: list[str]) -> Need | None:
@@ -72,7 +72,7 @@ def _loader(trial: CodeTrial, count: int) -> list[str]:
 
 
 def _keep_gradients(models: list[Any], into: object) -> None:
-    """Give models the gradients that stay between two parts of a batch. Only in a dry run."""
+    """Give models the gradients that are kept between two parts of a batch. Only in a dry run."""
     torch = torch_here()
     for parameter in {p for model in models for p in torch.nn.Module.parameters(model)}:
         if parameter.is_cuda and parameter.requires_grad and parameter.grad is None:
@@ -105,7 +105,7 @@ def _largest(
     count: int,
     tried: Callable[[int], Need | None],
     least: float,
-    divides: bool = False,  # whether only a divisor of `count` is the same training
+    divides: bool = False,  # whether only divisors of `count` leave the training unchanged
 ) -> Iterator[Lever]:
     """Yield a lever with the largest number below `count` that fits, or nothing."""
     from gpumagic.fitting.fit_search import largest

@@ -178,8 +178,8 @@ def _writes(node: ast.AST) -> bool:
 
 def conflict(frame: FailedFrame, message: Message, *, certain: bool = False) -> Operation | None:
     """Return a frame's failing operation with the operands that explain the message."""
-    # Unless `certain`, assume that a temporary result is on a device which the message names and on
-    # which no other operand is. Return None if the operands still do not explain the message.
+    # Unless `certain`, assume that a temporary result is on a named device that has no other
+    # operand. Return None if the operands still do not explain the message.
     reader = Reader(frame)
     within = storages(dict(frame.library))
     found = []
@@ -246,7 +246,7 @@ def _on_a_gpu(parts: list[Part], named: frozenset[str]) -> tuple[Part, ...]:
 
 
 def _with_gone(leaves: list[Part], located: list[Part], named: frozenset[str]) -> tuple[Part, ...]:
-    """Return the operands, with temporary results on the only named device that has no operand."""
+    """Return the operands, and place temporary results on the named device that has none."""
     gone = [part for part in leaves if not part.devices and part.value is None]
     if any(part.factory for part in gone):  # a module such as `nn.MSELoss()` has no tensors
         gone = [part for part in gone if part.kind != "module"]

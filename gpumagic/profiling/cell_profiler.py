@@ -42,7 +42,7 @@ class CellProfiler:
 
     def __init__(self, device: Device, save: str = "") -> None:
         if torch._C._autograd._profiler_enabled():
-            raise GpuError("--profile: a profiler of torch runs already; stop it first")
+            raise GpuError("--profile: a profiler of torch is already running; stop it first")
         if save and not Path(save).absolute().parent.is_dir():
             raise GpuError(f"--profile: there is no folder {Path(save).absolute().parent}")
         self._device, self._save = device, save

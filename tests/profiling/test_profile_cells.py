@@ -194,7 +194,7 @@ def test_what_cannot_be_profiled_is_said_in_one_line(cells, line, words):
 
 def test_another_profiler_or_a_debugger_goes_first(cells):
     with profiler.profile(use_kineto=True):
-        assert "a profiler of torch runs already" in cells.run("%%ongpu 1 --profile\nx + 1").text
+        assert "a profiler of torch is already" in cells.run("%%ongpu 1 --profile\nx + 1").text
     sys.settrace(lambda *_: None)
     try:
         assert "a debugger or coverage" in cells.run("%%ongpu 1 --profile\nx + 1").text
