@@ -27,8 +27,8 @@ def test_the_textbooks_chapter_in_tensorflow(tmp_path):
     assert "line 3: asked for GPU:10, but is on the CPU: soft placement" in shown
     assert "left net: TensorFlow cannot move a variable" in shown
     assert "6 transfers: 48 B to cuda:1 at line 3: `net(Y)`" in shown
-    waited = "1 wait at line 11: `loss.numpy()`"
-    assert f"194 transfers: 35.2 KiB to cuda:1, 12 B to cpu; {waited}" in shown
+    moved = "194 transfers: 35.2 KiB to cuda:1, 12 B to cpu, 192 of them at line 7: `net(X)`"
+    assert f"{moved}, `net(X) - y`; 1 wait at line 11: `loss.numpy()`" in shown
     assert re.search(r"loss 0\.00\d", shown)
     assert len(re.findall(r"cuda:0 \(virtual\) .* same\n", shown)) == 2
     assert "1,000 waits at line 4" in shown
