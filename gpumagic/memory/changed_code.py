@@ -54,7 +54,7 @@ def _named(s: OutOfMemoryState, rest: frames.RestOfCode, form: Form) -> str:
 def other_values(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose the same shape for two operands, less padding, and float32 for float64."""
     known = t.best.names if t.best is not None else {}
-    for do, names in [*_one_shape(s, known), *_padded(known)]:
+    for do, names in dict([*_one_shape(s, known), *_padded(known)]).items():
         yield from helps(t.best, do, names=names)
     code, arrays, tensors = _of_float64(known, s.read | s.rests[-1].read_anywhere)
 

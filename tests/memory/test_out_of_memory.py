@@ -710,3 +710,10 @@ def test_what_another_framework_took_and_does_not_use_is_the_cause(gpus):
     assert lever.gives == 47 * MIB
     s.short_by = 47 * MIB + 1
     assert by_figures(s, None) is None
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")
+def test_shapes_that_broadcast_are_told_once(small, shown):
+    small.run(START + "net, X = nn.Linear(8, 1).cuda(), mib(0.25).view(-1, 8)\ny = X[:, 0].clone()")
+    small.run("loss = F.mse_loss(net(X), y)")
+    assert len([lever for lever in shown.pop().levers if ".view(" in lever.do]) == 1
