@@ -77,6 +77,7 @@ def allocated():
 
 
 def check(ip, notebook, deleted):
+    gc.collect()  # what is frozen is never collected, also what an earlier test left in a cycle
     # Each collection would go through all that was imported, and there are several a notebook.
     gc.freeze()
     try:
