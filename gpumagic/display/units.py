@@ -9,7 +9,7 @@ _MANY = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 
 
 def some(names: Iterable[str], most: int = 4) -> str:
-    """Join the first four names and count the others: ``"X, y, net, loss and 3 more"``."""
+    """Join the first `most` names and count the others: ``"X, y, net, loss and 3 more"``."""
     every = list(names)
     more = len(every) - most
     return ", ".join(every[:most]) + (f" and {more} more" if more > 0 else "")

@@ -92,11 +92,13 @@ def _called(hook: Any, *events: str) -> list[_Change]:
     ]
 
 
-@context_matcher()  # type: ignore[untyped-decorator]
-def _matcher(context: Any) -> dict[str, Any]:
+def _complete(context: Any) -> dict[str, Any]:
     from gpumagic.magics.arguments import completions
 
     return completions(context)
+
+
+_matcher: Any = context_matcher()(_complete)
 
 
 FORGET = (

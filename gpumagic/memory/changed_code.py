@@ -119,9 +119,8 @@ def on_host(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
         names = [n for n in (row.path, *row.aliases) if n in s.namespace]
         held, gives = {id(s.namespace[n]) for n in names}, s.alone([row.path, *row.aliases])
         value: Any = s.namespace.get(row.path)
-        is_data = comes_from(type(value), "torch.utils.data.DataLoader") or (
-            is_tensor(value) and not value.requires_grad
-        )
+        a_loader = comes_from(type(value), "torch.utils.data.DataLoader")
+        is_data = a_loader or (is_tensor(value) and not value.requires_grad)
         batch = _batch_of(s, held) if is_data and s.worth(gives) else ""
         if batch:
             fits = t.best.fits(t.best.need, gives) if t.best else None

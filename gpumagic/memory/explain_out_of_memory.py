@@ -115,7 +115,7 @@ def _large_layer(s: OutOfMemoryState) -> str:
 
 
 def _large_state(s: OutOfMemoryState) -> str:
-    """Return a remark on an optimizer whose state does not fit beside weights and gradients."""
+    """Return the size of weights, gradients and optimizer state, if they alone do not fit."""
     groups = getattr(s.optimizer, "param_groups", [])
     weights = sum(p.nbytes for group in groups for p in group["params"])
     states = (each.values() for each in getattr(s.optimizer, "state", {}).values())
@@ -146,11 +146,8 @@ def levers(s: OutOfMemoryState, t: Trials) -> list[Lever]:
     # If each pass of a loop keeps memory, freeing other memory only delays the error.
     first = (free, less) if t.loop is None else (less, free)
     found, enough = list[Lever](), list[Lever]()
-    for group in (
-        *first,
-        (changed_code.by_rows,),
-        (changed_code.recomputed, smaller, changed_code.half_weights, other_gpu),
-    ):
+    last: tuple[Any, ...] = changed_code.recomputed, smaller, changed_code.half_weights, other_gpu
+    for group in (*first, (changed_code.by_rows,), last):
         for lever in chain.from_iterable(find(s, t) for find in group):
             found.append(lever)
             if lever.fits or (lever.fits is None and (lever.gives or 0) >= s.short_by):

@@ -217,7 +217,7 @@ def made_above(
         value = reader.scope.value(_whole(part.node))
         made = assignments_of(value, frame)
         loads = [n for n in made if frame.scope.value(getattr(n.value, "func", n)) is torch.load]
-        # Creating a container anew moves all of its tensors.
+        # If the fix creates a container on another device, all of its tensors move.
         alone = bool(loads) or storages(value) <= all_odd
         if part.text.isidentifier() or len(made) != 1 or not alone:
             return []

@@ -146,7 +146,7 @@ class KernelLoads:
             return found
 
     def _list(self, kernels: Sequence[Kernel]) -> None:
-        """List the kernels' processes, and drop what is stored of others."""
+        """List the kernels' processes; discard the stored values of all other processes."""
         self._families = {kernel.pid: _family(kernel.pid) for kernel in kernels}
         living = {process for family in self._families.values() for process in family}
         self._measured = {one: old for one, old in self._measured.items() if one in living}

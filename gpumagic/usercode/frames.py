@@ -269,7 +269,7 @@ def decides(file: str, line: int, code: str) -> bool:
 
 
 def _decisive(nodes: list[Any]) -> set[ast.AST]:
-    """Return the nodes of conditions, of indices, and of what loops iterate over."""
+    """Return all nodes in conditions, in indices and in the iterables of loops."""
     parts = [getattr(n, name, None) for n in nodes for name in ("test", "iter", "slice", "subject")]
     parts += [test for node in nodes for test in getattr(node, "ifs", ())]  # of comprehensions
     return {node for part in parts if part is not None for node in ast.walk(part)}
