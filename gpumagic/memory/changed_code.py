@@ -1,6 +1,6 @@
-"""Propose code that computes the same with less memory: other code, other values, by parts.
+"""Propose changes to the user's code that lower the memory it needs.
 
-Each function returns the levers of one kind, which a dry run has tried.
+A lever is one such change. Each function yields levers of one kind; dry runs estimate the effect.
 """
 
 import ast
@@ -45,7 +45,7 @@ def by_rows(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 
 
 def _named(s: OutOfMemoryState, rest: frames.RestOfCode, form: Form) -> str:
-    """Return the advice of a form, with the name of the cell if it is not the failed one."""
+    """Return a form's advice. Name the cell or file to change if the error is in another one."""
     here = rest.frame.filename == s.frames[0].filename
     there = f"` for {label(rest.frame.filename)}, line"
     return form.do if here else form.do.replace("` for line", there, 1)
@@ -70,7 +70,7 @@ def other_values(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 def _of_float64(
     known: dict[str, Any], read: Iterable[str]
 ) -> tuple[list[str], dict[str, Any], list[str]]:
-    """Find float64 variables. Return code to convert them, float32 arrays, and other names."""
+    """Return code to convert float64 variables, float32 arrays, and names of tensors and models."""
     code, arrays, tensors = list[str](), dict[str, Any](), list[str]()
     for name in sorted(known.keys() & read):
         value = known[name]
@@ -102,7 +102,7 @@ def _one_shape(s: OutOfMemoryState, known: dict[str, Any]) -> Iterator[tuple[str
 
 
 def _padded(known: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Find batches of text that a mask shows to be longer than their longest sample."""
+    """Find batches of text whose attention mask shows padding beyond the longest sample."""
     for name, batch in known.items():
         mask: Any = batch.get("attention_mask") if isinstance(batch, (dict, UserDict)) else None
         if is_tensor(mask) and mask.dim() == 2:
@@ -130,11 +130,11 @@ def on_host(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 
 
 _LARGEST = 3  # number of holders to look at
-_WHOLE = ("shape", "size", "dtype", "device", "dim", "numel")  # what needs no data
+_WHOLE = ("shape", "size", "dtype", "device", "dim", "numel")  # attributes that need no data
 
 
 def _batch_of(s: OutOfMemoryState, held: set[int]) -> str:
-    """Return the code of a batch of these values; empty if the code reads one of them whole."""
+    """Return code that reads a batch of the values with ids `held`; empty if one is read whole."""
     read = list[str | None]()
     for frame in s.frames:
         code = frames.function_of(frame.failed or ast.Pass()) or frame.tree or ast.Pass()
@@ -145,7 +145,7 @@ def _batch_of(s: OutOfMemoryState, held: set[int]) -> str:
 
 
 def _part_read(s: OutOfMemoryState, frame: frames.FailedFrame, node: ast.Name) -> str | None:
-    """Return the code of the part that is read here; empty if no data is; None for the whole."""
+    """Return the code of the part that `node` reads; empty for no data, None for the whole."""
     stmt, up = frames.statement(node), next(frames.parents(node), None)
     if isinstance(up, ast.Subscript) and up.value is node:
         index = frame.text(up.slice) + ".cpu()" * isinstance(up.slice, ast.Name)
@@ -156,10 +156,10 @@ def _part_read(s: OutOfMemoryState, frame: frames.FailedFrame, node: ast.Name) -
         return max(bound, key=lambda name: values[name].nbytes, default="batch")
     called = getattr(up, "func", node)
     no_data = (
-        node.id in frames.stored(stmt or node),  # this statement makes it
+        node.id in frames.stored(stmt or node),  # this statement assigns the name
         getattr(up, "attr", "") in _WHOLE or ast.unparse(called) == "len",
-        isinstance(frame.scope.value(called), type),  # a dataset
-        up is frame.failed and frame is not s.frames[0],  # given to a function
+        isinstance(frame.scope.value(called), type),  # creates an object, such as a dataset
+        up is frame.failed and frame is not s.frames[0],  # passed to the next inner frame
     )
     return "" if any(no_data) else None
 
@@ -171,7 +171,7 @@ def half_weights(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
         name = getattr(node, "id", "")
         model: Any = s.namespace.get(name)
         parts = map(type, model.modules()) if is_module(model) else ()
-        # Inputs that are not numbers of words would need 16 bits too.
+        # Inputs other than token ids would have to be converted to 16 bits too.
         if any(comes_from(part, "torch.nn.Embedding") for part in parts):
             half = lambda into, name=name: into[name].cpu().to(torch_here().bfloat16)  # noqa: E731
             do = f"`{name}.cpu().to(torch.bfloat16)` first: half the memory, and rounded results"
@@ -252,7 +252,7 @@ def _in_function(s: OutOfMemoryState, t: Trials, inner: list[CodeTrial]) -> Iter
 
 
 def recomputed(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Propose to compute the failed call again in the backward pass, and to keep less for it."""
+    """Propose checkpointing: the backward pass repeats the failed call, and less memory is kept."""
     trial = t.whole or t.best
     for rest in s.rests if any(rest.backward for rest in s.rests) else ():
         for form in checkpointed(rest):

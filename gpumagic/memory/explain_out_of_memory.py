@@ -227,7 +227,7 @@ def _old_graphs(s: OutOfMemoryState, t: Trials, name: str, values: list[Any]) ->
 def _unread(s: OutOfMemoryState, rest: frames.RestOfCode, lacking: int) -> list[str]:
     """Return a frame's variables that the rest of the code does not read, the largest first."""
     at_top = rest.frame.at_top
-    # Do not delete what the passes of a loop make, unless the failed statement assigns it.
+    # Do not delete variables that a loop assigns, unless the failed statement assigns them.
     made = set[str]().union(*map(frames.stored, rest.loops)) if at_top else rest.made_before
     needed = (s.read if at_top else rest.read) | (made - rest.made_now)
     free = {s.local(rest.frame, n): n for n in rest.frame.scope.local if n not in needed}
@@ -329,7 +329,7 @@ def _elsewhere(s: OutOfMemoryState, trial: CodeTrial, name: str, whole: int) -> 
         for lever in helps(trial, do, grown=whole, keep=keep):
             if lever.fits is not False:
                 return lever
-    # A dry run fails if the code reads what is then on the CPU. A state must stay where it is.
+    # A dry run fails if code reads the CPU copies, so propose them untried. A state must not move.
     states = trial.rest.accumulated
     return None if name in states else Lever(_said([*_KEPT][1], trial, [name]), whole)
 
@@ -360,7 +360,7 @@ def _said(how: str, trial: CodeTrial, names: list[str]) -> str:
 
 
 def _objects_of(s: OutOfMemoryState, name: str) -> list[str]:
-    """Return other objects that hold what `name` does, such as one whose hooks a model has."""
+    """Return other objects that hold the memory of `name`, such as one that registered hooks."""
     also = next((row.aliases for row in s.device.holders if row.path == name), ())
     return [n for n in also if own(s.namespace.get(n)) and not is_tensor(s.namespace[n])]
 

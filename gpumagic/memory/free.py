@@ -39,7 +39,7 @@ class Freed(Shown):
     allocated: dict[str, int]  # bytes still allocated, by device
     holders: tuple[MemoryHolder, ...]  # the remaining holders, the largest first
     skipped: tuple[str, ...] = ()  # names that could not be deleted, each with the reason
-    cache: int = 0  # bytes that torch's cache returned to the driver, freed tensors' included
+    cache: int = 0  # bytes returned to the driver by torch's cache, including freed tensors
 
     @property
     def nbytes(self) -> int:
@@ -103,7 +103,7 @@ def free_memory(*what: object, grads: bool = False) -> Freed:
     meter.due = spare
     every, alone = ([e for e in each if not gpus or e.device in gpus] for each in (found, spare))
     _release_kept(every, alone, outputs, meter)
-    for name in reversed(gone):  # memory that names share is the first name's
+    for name in reversed(gone):  # shared memory counts for the first name
         del namespace[name]
         meter.take(name, {name})
     meter.released += [meter.released.pop() for _ in gone]  # in the order of the names
@@ -132,8 +132,8 @@ def _release_kept(
     if errors := held & every:
         meter.take(", ".join(sorted(errors)), errors)
     elif every:
-        # A variable holds the memory too, but the next cell may rebind it. The exception and a
-        # frame of IPython refer to each other.
+        # A variable holds the memory too. Collect the cycle of the exception and IPython's frame
+        # now, because the next cell may rebind the variable.
         gc.collect()
     if dropped := [name for name in outputs.numbered() if name in held]:
         outputs.drop(dropped)

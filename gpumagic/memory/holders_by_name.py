@@ -70,7 +70,7 @@ def find(
     allocator: "Allocator | None" = None,
     paths: bool = False,
 ) -> list[FoundStorage]:
-    """List every storage on a GPU, the largest first; roots: `before`, the notebook's, `after`."""
+    """List the storages on GPUs, largest first; roots: `before`, those of the notebook, `after`."""
     torch = torch_here()
     # Torch functions are disabled so that no `__torch_function__` of the user's code runs.
     with cuda_state.no_collections(), torch._C.DisableTorchFunction() if torch else nullcontext():

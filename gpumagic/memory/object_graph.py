@@ -173,7 +173,7 @@ class Paths:
         return self._ways[key]
 
     def plain_first(self, numbers: list[int]) -> list[int]:
-        """Sort objects: the first object's root before other roots; saved tensors last in each."""
+        """Sort objects: those of the first object's root are first; saved tensors follow others."""
         first = self._first[numbers[0]]
         return sorted(numbers, key=lambda n: (self._first[n] != first, self.kind(n) == SAVED))
 

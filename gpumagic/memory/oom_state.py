@@ -94,7 +94,7 @@ _ORDINAL = re.compile(r"(?:device ordinal |GPU[:_])(\d+)")
 
 
 def read(error: BaseException) -> tuple[BaseException, Shortage] | None:
-    """Return the out-of-memory error among an error and its causes, and the figures; or None."""
+    """Find the out-of-memory error in an error's chain. Return it and its figures, or None."""
     names = {framework.name for framework in imported()}
     for each in errors(error):
         text, library, torch = str(each), library_of(each), torch_here()
@@ -286,7 +286,7 @@ class OutOfMemoryState:
 
     def _fragmented(self) -> Iterator[tuple[int, str, str]]:
         device, library = self.device, self.shortage.library
-        # If enough memory is unallocated by the rounded figures, its pieces must be too small.
+        # If the rounded figures show enough unallocated memory, its pieces must be too small.
         if library == TORCH and self.wanted and self.short_by <= -ROUNDED * self.capacity:
             unused = (device.reserved or 0) - (device.allocated or 0)
             pieces = f"in pieces too small for {size(self.wanted)} at once"
@@ -299,7 +299,7 @@ class OutOfMemoryState:
         if self.limit is None:
             return
         who, total = self.shortage.library, self.device.total or 0
-        if who == TORCH:  # a driver that reports the limit as the GPU's memory has set the limit
+        if who == TORCH:  # a driver that sets the limit reports it as the GPU's memory
             of_driver = torch_here().cuda.mem_get_info(self.shortage.ordinal)[1]
             who = TORCH if of_driver > (1 + ROUNDED) * self.limit else _DRIVER
         why = f"{who} may take {size(self.limit)} of the {size(total)} that {self.name} has"

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 # A dry run takes at most `_LIMIT_S` seconds. After `_PATIENCE_S` seconds, none is started.
 _LIMIT_S, _PATIENCE_S = 8.0, 60.0
 _MARGIN = 0.05
-# Memory counts as growing if a pass keeps more than this share of the need. A pass that only
-# appends a number to a list keeps less. It also counts if so many passes have kept it all.
+# A loop's memory grows if a pass keeps more than `_GROWS` of the need (a number in a list is less),
+# or if the holder exceeds the need, and fewer than `_MANY` such passes could have filled it.
 _GROWS, _MANY = 0.01, 10_000
 # A change that does not make the cell fit must save this share of the needed memory.
 _WORTH = 0.05
@@ -71,7 +71,7 @@ class Trials:
 
     @cached_property
     def loop(self) -> "CodeTrial | None":
-        """The trial whose loop has kept the most memory, a part in each pass; or None."""
+        """The trial whose loop holds the most memory, and keeps more after each pass; or None."""
         pairs = [(rest, n) for rest in self.state.rests for n in range(1, len(rest.loops))]
         outer = (CodeTrial(self, rest, around) for rest, around in pairs)
         growing = ([t for t in trials if t.grows_much] for trials in (self.every, outer))
@@ -122,7 +122,7 @@ class CodeTrial:
         self.rest.loops = rest.loops[around:]  # the innermost `around` loops are part of the code
         rest = self.rest
         self._loop: Any = rest.loops[0] if rest.loops else None
-        self._step = 1 if rest.loops else 0  # what a pass adds to the loop's integers
+        self._step = 1 if rest.loops else 0  # added to the loop's integers in each pass
         whole = self.frame.tree if self.frame.at_top and rest.failed is not None else None
         # Use the tree's list, not a copy, because `Form.in_place` replaces statements in the tree.
         self.code: list[ast.stmt] = getattr(self._loop or whole, "body", [])
@@ -275,7 +275,7 @@ class CodeTrial:
             return follow
 
         run = self._trials.follow(space, prepare)
-        if self._step and getattr(run, "error", None):  # such as a file of the next number
+        if self._step and getattr(run, "error", None):  # perhaps no file has the next number
             self._step = 0
             return self.tried(names, first=first, keep=keep, within=within, form=form)
         return self._need_of(run)
@@ -311,7 +311,7 @@ class CodeTrial:
             given = {n: v + self._step if type(v) is int else v for n, v in given.items()}
 
     def _take_first(self, space: dict[str, Any]) -> bool:
-        """Bind the loop's variables to the first item, as after `x = x[None]`; no data loader."""
+        """Bind the loop's variables to the first item; return False for a data loader."""
         values = map(self.frame.scope.value, ast.walk(self._loop.iter))
         if any(comes_from(type(value), "torch.utils.data.DataLoader") for value in values):
             return False  # its workers must not start
@@ -321,7 +321,7 @@ class CodeTrial:
         return True
 
     def _let_go(self, names: Sequence[str]) -> None:
-        """Let a function's frame release what a pass is to keep no longer."""
+        """Release the variables `names` of a function, so that only the changed code holds them."""
         local: Any = self.frame.scope.local
         for name in names if not self.frame.at_top else ():
             local.pop(name, None)

@@ -48,7 +48,7 @@ def _fewer_rows(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[Lever]:
     sizes = [name for name, value in trial.names.items() if type(value) is int and value == count]
     learns = any(rest.backward for rest in s.rests)
     loader = _loader(trial, count)
-    batch = [s.local(trial.frame, name) for name in names if loader]  # a loader makes it again
+    batch = [s.local(trial.frame, name) for name in names if loader]  # a loader makes a new one
     held = s.alone(batch, in_frames=not trial.frame.at_top)
 
     def tried(number: int, also: list[str]) -> Need | None:
@@ -65,7 +65,7 @@ def _fewer_rows(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[Lever]:
 
 
 def _loader(trial: CodeTrial, count: int) -> list[str]:
-    """Return the data loader of this batch size that the loop reads, as the code writes it."""
+    """Return the code of the data loader that the loop reads, if its batch size is `count`."""
     made_of = ast.walk(getattr(next(iter(trial.rest.loops), None), "iter", ast.Pass()))
     batched = (n for n in made_of if getattr(trial.frame.scope.value(n), "batch_size", 0) == count)
     return [ast.unparse(node) for node in batched][:1]
@@ -125,7 +125,7 @@ def _largest(
     if fits is not None:
         most, whole = int(fits), (n for n in range(int(fits), int(fits) // 2, -1) if count % n == 0)
         parts = -(-count // most)
-        number = next(whole, -(-count // parts)) if divides else most  # parts of about one size
+        number = next(whole, -(-count // parts)) if divides else most  # parts of about equal size
         then, words = int(needed(number)), do.format(number, -(-count // number))
         words += "" if divides else f" (within {100 * near:.0f} % of the largest that fits)"
         yield Lever(words, need.most - then, trial.fits(need._replace(most=then)))

@@ -22,9 +22,9 @@ from gpumagic.usercode.variables import names_read
 _PARTS = 8, 64  # numbers of parts to split a tensor into
 _ROWS, _PART = 5, 2  # rows of a test, and rows of its parts
 _TESTS_S = 6.0  # seconds, after which no test is started
-_MOST, _ROOM = 2**30, 2**27  # bytes: of a tensor of random numbers, and of all that a test makes
-# Results of a test, and the code that joins the parts' results: a tuple, a tensor with one row for
-# each row of the operand, another tensor of rows, the sum over all rows, or their mean.
+_MOST, _ROOM = 2**30, 2**27  # maximum bytes of a random tensor, and of all tensors in a test
+# Kinds of result, and the code that joins the parts' results: a tuple, one row for each row of the
+# operand, other rows, columns, the sum over all rows, or their mean.
 _SEVERAL, _EACH_ROW = "several", "rows"
 _JOINED = {
     _SEVERAL: "map(torch.cat, zip(*[{each} {loop}]))",
@@ -38,7 +38,7 @@ _NAMED = (ast.Name, ast.Attribute, ast.Subscript)
 
 
 class _Split(NamedTuple):
-    """Describe code to split: statements, the value of their last, and the part to split."""
+    """Describe code to split: its statements, their final value, and the expression to split."""
 
     old: list[Any]
     whole: ast.expr  # with the values of the other statements in place of their names
@@ -53,7 +53,7 @@ class _Split(NamedTuple):
         return bool(result) and (result != _SEVERAL or (unpacked and self.part is self.whole))
 
     def in_parts(self, rows: int, result: str) -> str:
-        """Return code that computes the part by `rows` rows; `result` is a key of `_JOINED`."""
+        """Return code for the part in pieces of `rows` rows; `result` is a key of `_JOINED`."""
         one = "columns" if self.dim else "rows"
         names = [one, *(f"{one}{n + 1}" for n in range(1, len(self.texts)))]
         each = self.part
@@ -98,7 +98,7 @@ def split(rest: frames.RestOfCode, t: Trials) -> Iterator[Form]:
 def _forms(
     split_at: list[tuple[_Split, str]], frame: frames.FailedFrame, block: list[Any]
 ) -> Iterator[Form]:
-    """Yield one statement in which all these parts are split, for each of `_PARTS`."""
+    """Yield a statement that splits all these parts, once for each number in `_PARTS`."""
     first, _ = split_at[0]
     bound = getattr(first.old[-1], "targets", [None])[0]
     start = f"{ast.unparse(bound)} = " if bound else "return "
@@ -123,7 +123,7 @@ def _with_texts(tree: ast.expr, new: dict[ast.expr, str]) -> str:
 
 
 def _moved_later(made: Any, block: list[Any]) -> Iterator[Form]:
-    """Move each row where later code reads it: `x = y`, and ``x[n].to(gpu)`` for ``y.to(gpu)``."""
+    """Move rows only when read: `x = y` for `x = y.to(gpu)`, and ``x[n].to(gpu)`` for ``x[n]``."""
     bound, call = getattr(made, "targets", [None])[0], getattr(made, "value", None)
     function: Any = getattr(call, "func", None)
     moves = getattr(function, "attr", "") in ("to", "cuda") and isinstance(bound, ast.Name)
@@ -133,7 +133,7 @@ def _moved_later(made: Any, block: list[Any]) -> Iterator[Form]:
 
 
 def _later(made: Any, whole: ast.expr, inner: str, source: str, block: list[Any]) -> Iterator[Form]:
-    """Compute each row where later code reads it: `x = y`, and ``f(y[n])`` instead of ``x[n]``."""
+    """Compute rows only when read: `x = y` for `x = f(y)`, and ``f(y[n])`` for ``x[n]``."""
     bound, after = getattr(made, "targets", [None])[0], block[block.index(made) + 1 :]
     uses_of = dict[ast.expr, ast.expr]()
     for node in frames.uses(ast.Module(after, []), bound.id) if isinstance(bound, ast.Name) else ():
@@ -175,7 +175,7 @@ def _candidates(rest: frames.RestOfCode, block: list[Any]) -> Iterator[_Split]:
 
 
 def _chains(rest: frames.RestOfCode, block: list[Any]) -> Iterator[tuple[list[Any], ast.expr]]:
-    """Yield statements that compute one value, and the value; each time one statement more."""
+    """Yield growing chains of statements, each with its value, from the failed statement on."""
     last: Any = rest.failed
     old, whole, name = list[Any](), expression("_"), "_"
     while last in block and isinstance(last, (ast.Assign, ast.Return)) and last.value is not None:
@@ -218,7 +218,7 @@ def _renamed(tree: ast.expr, text: str, new: str, most: int | None = None) -> An
 
 
 def _results(frame: frames.FailedFrame, found: list[_Split]) -> list[str]:
-    """Return what each candidate computes; an empty text if its rows depend on other rows."""
+    """Return each candidate's key of `_JOINED`; empty if the parts cannot be joined."""
     space = {**frame.scope.outer, **frame.scope.local, "torch": torch_here()}
     read = {n for each in found for n in names_read(ast.Expression(each.whole))}
     torch_here().__future__.set_overwrite_module_params_on_conversion(True)
