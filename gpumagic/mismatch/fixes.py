@@ -169,7 +169,7 @@ def _called_on(frame: FailedFrame) -> list[Part]:
 
 
 def _made_for(moved: list[Part], within: FailedFrame, frame: FailedFrame) -> list[Part]:
-    """Return the calls in a caller's failed call whose results are these operands."""
+    """Return the calls in the caller's arguments that made these operands: `g(x)` in `f(g(x))`."""
     node: Any = frame.failed
     names = within.parameters[1:] if within.parameters[:1] == ("self",) else within.parameters
     if not isinstance(node, ast.Call):
@@ -259,7 +259,7 @@ def _move_owners(choice: Choice, frames: list[FailedFrame]) -> Fix | None:
 
 
 def elsewhere(clash: Operation, choice: Choice, outer: list[FailedFrame]) -> Fix | None:
-    """Return the fix in other code, which made the operands or names their owner; or None."""
+    """Return a fix in the code that made the operands, or that names their owner; or None."""
     frames = [clash.reader.frame, *outer]
     return _create_above(clash, choice, outer) or _move_owners(choice, frames)
 

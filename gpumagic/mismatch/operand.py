@@ -183,7 +183,7 @@ class Reader:
 
     def __init__(self, frame: FailedFrame, moved: Mapping[str, str | None] | None = None) -> None:
         self.frame, self.scope, self.text = frame, frame.scope, frame.text
-        self.moved = {} if moved is None else moved  # new device by expression that a fix moves
+        self.moved = {} if moved is None else moved  # the devices after a fix, by expression
 
     def part(self, node: ast.expr) -> Part | None:
         """Return an expression, even a container, as one operand; None if it has no tensors."""

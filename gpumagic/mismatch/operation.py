@@ -29,7 +29,7 @@ class Message:
     # is not on the first of its GPUs), gradient (of a function of `torch.autograd`)
     kind: str
     devices: frozenset[str] = frozenset()  # "cuda:0", "cpu", or "cuda" if the text has no number
-    said: tuple[str, ...] = ()  # of a gradient: the function, the input's device, the gradient's
+    said: tuple[str, ...] = ()  # for gradient: function, input's device, gradient's device
 
 
 _DEVICE = re.compile(r"\b(?:cuda|xpu|mps)(?::\d+)?\b|\bcpu\b")
@@ -246,7 +246,7 @@ def _on_a_gpu(parts: list[Part], named: frozenset[str]) -> tuple[Part, ...]:
 
 
 def _with_gone(leaves: list[Part], located: list[Part], named: frozenset[str]) -> tuple[Part, ...]:
-    """Return the operands, and place temporary results on the named device that has none."""
+    """Return the operands, with temporary results on the one named device that has no operand."""
     gone = [part for part in leaves if not part.devices and part.value is None]
     if any(part.factory for part in gone):  # a module such as `nn.MSELoss()` has no tensors
         gone = [part for part in gone if part.kind != "module"]
@@ -370,6 +370,6 @@ def read_on_host(node: ast.AST, leaves: tuple[Part, ...]) -> tuple[Part, ...]:
 
 
 def learns(part: Part) -> bool:
-    """Whether an operand is a module with parameters. A loss function may only have weights."""
+    """Whether an operand is a module with parameters. A loss function's weights are buffers."""
     known = part.kind == "module" and part.value is not None
     return any(True for _ in nn.Module.parameters(part.value)) if known else part.kind == "module"

@@ -48,7 +48,7 @@ class Unregistered:
     reason: str  # why `.to()` did not move the attribute, and the code to write
 
     def edit(self, frame: FailedFrame) -> tuple[ast.AST, str] | None:
-        """Return the assignment and its new code; None unless the only one is in `__init__`."""
+        """Return the assignment in `__init__` and its new code; None if there are others."""
         nodes, text = ast.walk(frame.tree) if frame.tree is not None else (), f"self.{self.name}"
         classes = [n for n in nodes if isinstance(n, ast.ClassDef) and n.name == self.cls]
         inner: list[Any] = [node for each in classes for node in ast.walk(each)]
@@ -120,7 +120,7 @@ def owner_of(
     mine = all(each is part or each.kind == "tensor" for each in named)  # False for module outputs
     wanted = {memory for each in named for memory in storages(each.value) if mine}
     for frame in reversed(frames if wanted else []):
-        # Also look up the name of `part`, because the calling cell knows a global module by it.
+        # Also look up the name of `part`, because the cell may know a global module by this name.
         name = [ast.Name(part.text, ast.Load())] if part.kind == "module" else []
         for node in [*_names_around(frame), *(n for n in name if n.id.isidentifier())]:
             module = frame.scope.value(node)
@@ -140,7 +140,7 @@ def _names_around(frame: FailedFrame) -> list[ast.expr]:
 
 
 def own_cause(clash: Operation, odd: list[operand.Part], tried: Any) -> tuple[Any, str, bool]:
-    """Return a fix, the reason, and whether operands may move, for three mistakes in the code."""
+    """Return (fix, reason, may move) for a module made anew, a dropped copy, a NumPy reduction."""
     for reason in filter(None, (_made_anew(part, clash.reader.frame) for part in odd)):
         return None, reason, False
     for fix, reason in (_keep_copies(parts, frame) for frame, parts in tried):
@@ -150,7 +150,7 @@ def own_cause(clash: Operation, odd: list[operand.Part], tried: Any) -> tuple[An
 
 
 def _keep_copies(parts: list[operand.Part], frame: FailedFrame) -> tuple[Fix | None, str]:
-    """Return the fix that keeps the copies that lines such as ``x.to(device)`` drop; the reason."""
+    """Return the fix and the reason if lines such as ``x.to(device)`` drop the copy."""
     calls = {part.key: _dropped(part, frame) for part in parts if part.kind == "tensor"}
     edits: list[Any] = [(n, f"{key} = {frame.text(n)}") for key, n in calls.items() if n]
     if not edits or frame.failed is None:
@@ -249,7 +249,7 @@ def before_transfer(node: ast.AST, reader: operand.Reader, target: str | None) -
 
 
 def moved(node: Any, reader: operand.Reader, target: str, device: str, detached: str) -> str:
-    """Return the code that moves an expression; it changes the device of ``x.cuda()``."""
+    """Return the code that moves an expression: ``x.cuda()`` becomes ``x.to(device)``."""
     moves = isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("cuda", "cpu")
     whole = node.func.value if moves and target != "cpu" else node
     whole_text = bracketed(whole, reader.text(whole)) + detached
@@ -257,7 +257,7 @@ def moved(node: Any, reader: operand.Reader, target: str, device: str, detached:
 
 
 def in_torch(node: Any, reader: operand.Reader, odd: operand.Part) -> str:
-    """Return a reduction by NumPy as one by torch, if its result's gradient is needed; else ""."""
+    """Return the torch code for a NumPy reduction whose result needs a gradient; else ""."""
     function: Any = getattr(node, "func", None)
     of_numpy = reader.scope.value(getattr(function, "value", node)) is sys.modules.get("numpy")
     if not of_numpy or not hasattr(Tensor, function.attr) or len(node.args) != 1:
@@ -306,7 +306,7 @@ def with_device(node: ast.AST, frame: FailedFrame, device: str) -> list[tuple[as
 def _special_maker(
     node: ast.Call, function: Any, frame: FailedFrame, device: str
 ) -> tuple[ast.AST, str] | None:
-    """Return the edit of a call that takes its device otherwise than by ``device=``, or None."""
+    """Return the edit of a call that does not take its device as ``device=``, or None."""
     if function is torch.load:
         where = [word.value for word in node.keywords if word.arg == "map_location"]
         keyword = f"map_location={device}"
