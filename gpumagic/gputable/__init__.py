@@ -8,7 +8,7 @@ from gpumagic.telemetry.snapshot import GpuSample, ProcessSample
 
 SYSTEM = "system"  # holder of the memory that belongs to no visible process
 
-# Character and label of each owner. Bars have the same order, also in js/src/monitor/bars.ts.
+# Character and label of each owner, in the order of the bars here and in js/src/monitor/bars.ts.
 OWNERS = {
     "mine": ("█", "this notebook"),
     "books": ("▓", "my other notebooks"),

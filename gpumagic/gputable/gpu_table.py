@@ -214,7 +214,7 @@ class GpuTable:
         ]
 
     def _legend(self) -> list[tuple[str, str, str]]:
-        """Return (name, character, label) of each owner in the bars; empty if only one is there."""
+        """Return (name, character, label) of each owner in the bars; empty for a single owner."""
         there = {name for parts in self.splits for name, count in (parts or {}).items() if count}
         return [(name, *OWNERS[name]) for name in OWNERS if name in there and len(there) > 1]
 
@@ -237,7 +237,7 @@ class GpuTable:
 
 
 def _throttled(gpu: GpuSample) -> str:
-    """Return why a GPU is slowed, without the power cap, which every GPU at full load reaches."""
+    """Return why a GPU is throttled. Skip the power cap, which every GPU at full load reaches."""
     slow = [reason for reason in gpu.throttle or () if reason != "power cap"]
     return f"{label(gpu)} is throttled: {', '.join(slow)}." if slow else ""
 

@@ -32,7 +32,7 @@ class Setting(NamedTuple):
 
 
 def _named(owner: Any, names: str) -> Iterator[Setting]:
-    """Yield the settings of `owner` in `names`: an attribute, or two functions ``"read/write"``."""
+    """Yield a setting of `owner` for each name: an attribute, or two functions ``"read/write"``."""
     for name in names.split():
         read, _, write = name.partition("/")
         if not write:

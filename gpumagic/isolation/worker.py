@@ -33,7 +33,7 @@ class Quiet:
             swap_attribute(self._patches, owner, name, _Dropping(getattr(owner, name), self))
 
     def __exit__(self, *error: object) -> None:
-        self._patches.close()  # if the timed code has installed another stream, it stays
+        self._patches.close()  # keeps a stream that the timed code installed
 
     @contextmanager
     def lifted(self) -> Iterator[None]:

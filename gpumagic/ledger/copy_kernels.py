@@ -111,7 +111,7 @@ def reads(operator: str, self: Any, *args: Any, output_size: Any = None, **_: An
 
 
 def _is_compared(one: Any, other: Any) -> bool:
-    """Whether `equal` reads the tensors; not for unequal shapes, or one view of one memory."""
+    """Whether `equal` reads the tensors: not if empty, of unequal shapes, or the same view."""
     same = one.data_ptr() == other.data_ptr() and one.stride() == other.stride()
     return bool(one.shape == other.shape and one.numel() and not same)
 

@@ -70,7 +70,7 @@ def _before(*args: Any, **kwargs: Any) -> After | None:
 
 C: Any = torch._C
 aten: Any = torch.ops.aten
-# Operators that read a size themselves. The other operators in WAITS call one that reads.
+# Operators that read a size themselves. The others in WAITS call an operator that reads.
 _SIZED = ("nonzero", "_unique2", "unique_consecutive", "unique_dim")
 # Whether a replaced kernel can still be called, as in torch 2.9 and later.
 _CAN_CALL_REPLACED = hasattr(torch.library, "get_kernel")
@@ -79,7 +79,7 @@ _retired: deque[list[Any]] = deque(maxlen=8)
 
 
 class Hooks:
-    """Wrappers of the kernels at one dispatch key, and of torch's functions that synchronize."""
+    """Wrap the kernels at one dispatch key, and torch's `synchronize` functions."""
 
     def __init__(self, key: str = "CUDA", virtual: str = "") -> None:
         # `virtual` is the UUID of the first virtual GPU; empty without virtual GPUs.

@@ -64,7 +64,7 @@ class _StoreOnce(argparse.Action):
 class LineParser(argparse.ArgumentParser):
     """Parse a line; raise a one-line UsageError that ends with what to type."""
 
-    words: Sequence[str] = ()  # of the last line
+    words: Sequence[str] = ()  # the words of the last parsed line
 
     def error(self, message: str) -> NoReturn:
         if wrong := re.fullmatch(r"argument ([\w-]+)[\w/-]*: (.*)", message):
@@ -89,7 +89,7 @@ class LineParser(argparse.ArgumentParser):
             raise UsageError(f"{self.prog}: {flag}: {said}; type {flag} {type_this}")
 
     def _joined(self, extra: str) -> str:
-        """Return advice on words behind a device: ``1 0`` may mean ``0,1``, ``gpu 1`` gpu:1."""
+        """Return advice on words after a device: ``1 0`` may mean 0,1; ``gpu 1`` may mean gpu:1."""
         first = extra.split()[0]
         pair = self.words[max(self.words.index(first) - 1, 0) :][:2] if first in self.words else []
         joined = next(filter(is_where, (":".join(pair), ",".join(sorted({*pair})))), "")
@@ -169,7 +169,7 @@ def _mistakes(typed: str, found: Namespace) -> Iterator[str]:
     given = [flag for flag, option in known.items() if option.given(found)]
     for flag, needed in magic.needs.items():
         if flag in given and needed not in given:
-            line = f"{typed} " * (flag in magic.alone)  # the whole line, without an argument
+            line = f"{typed} " * (flag in magic.alone)  # the whole line: it takes no argument
             both = f"{known[needed].example} {known[flag].example}"
             yield f"{flag} needs {needed}; type {line}{both}"
     words = getattr(found, magic.name, "")

@@ -250,7 +250,7 @@ def stamp_memory() -> tuple[str, str] | None:
 
 
 def unstamp_memory(cell: str, before: str) -> None:
-    """Restore the stamp from before a cell, unless the cell set another stamp or CUDA died."""
+    """Restore the stamp `before`, unless the cell set another stamp or CUDA died."""
     state = cuda_state()
     with faults.kept(_STAMPING):
         if (cuda := state and state.live_cuda()) and cuda.memory._get_memory_metadata() == cell:

@@ -110,7 +110,7 @@ FORGET = (
 
 
 def forget() -> None:
-    """Discard what cells left in this process, except where moved variables were before."""
+    """Discard the state that cells left in this process, but not the origins of moved variables."""
     for name, function in FORGET:
         if (module := sys.modules.get(name)) is not None:
             getattr(module, function)()

@@ -42,7 +42,7 @@ BEGIN = "begin_ongpu"  # a method of the shell while the extension is loaded
 
 
 def transform(lines: list[str]) -> list[str]:
-    """Replace `%%ongpu` lines, and first lines like `%ongpu 1?`; move others above comments."""
+    """Replace a `%%ongpu` or `%ongpu 1?` line by a call; move `%%gputime` etc. above comments."""
     first = next((n for n, line in enumerate(lines) if line.partition("#")[0].strip()), None)
     if first is None:
         return lines
@@ -218,7 +218,7 @@ class CellHooks:
             raise UsageError(text + self._ended(cell, asked)) from None
 
     def _ended(self, cell: RunningCell, asked: Namespace) -> str:
-        """Turn `%ongpu` off if its device is gone, and return the words for that; else empty."""
+        """Turn `%ongpu` off if its device is gone. Return a remark that says so, else ""."""
         if not (asked.standing and cell.gone):
             return ""
         self.standing = None  # otherwise no cell could run any more, not even `%ongpu off`

@@ -159,7 +159,7 @@ def _names(shell: Any, scope: Any) -> dict[str, Any]:
 
 
 def _earlier(named: str, names: Mapping[str, Any]) -> Any:
-    """Return the result in variable `named`, or "last" as it is; GpuError if there is no result."""
+    """Return the result in variable `named`, or "last" unchanged; GpuError if there is none."""
     from gpumagic.timing import last_comparison
     from gpumagic.timing.comparison import Comparison
 

@@ -80,7 +80,7 @@ class Origin:
     kind: type | None = None  # type of the variable's value; None for torch's objects
     committed: bool = True  # whether a JAX array was committed to `device`
     originals: Mapping[int, tuple[Any, Any]] = field(default_factory=dict, compare=False)
-    """By copy id: a weak reference to the copy, and the original, which `keep_origins` drops."""
+    """Map a copy's id to a weak reference and the original. `keep_origins` drops the original."""
     named: Mapping[str, object] = field(default_factory=dict)
     """Former values of the attributes in which the object names a device, by attribute."""
 
