@@ -51,7 +51,7 @@ class AutoFix(FunctionMode):
         tensors = [x for x in leaves if isinstance(x, Tensor)]
         if len({tensor.device for tensor in tensors}) < 2:
             return None
-        # Use the device of a tensor that the call writes to, because a copy cannot replace it.
+        # A copy cannot replace a tensor that the call writes to, so use that tensor's device.
         first = (args[:1] or tensors[:1]) if _WRITES.match(getattr(func, "__name__", "")) else ()
         written = tree_leaves((kwargs.get("out"), first))
         homes = {x.device for x in written if isinstance(x, Tensor)} or {self._device}
@@ -64,7 +64,7 @@ class AutoFix(FunctionMode):
 
 def _call(func: Any, given: Any, together: Any, *, statistics: bool = False) -> Any:
     """Call a function with copies of operands; write back the copies that the function changes."""
-    # For example, `max_norm` scales rows. Running `statistics` change without a new version.
+    # `max_norm` scales an embedding's rows. batch_norm changes `statistics`, not their `_version`.
     __tracebackhide__ = True
     pairs = zip(tree_leaves(given), tree_leaves(together), strict=True)
     copies = [(t, c, c._version) for t, c in pairs if t is not c and not c.is_inference()]

@@ -106,7 +106,7 @@ class _Share:
         of = self.framework
         on_cpu = sum(of.nbytes(array) for array in self.made.values() if of.where(array) == "cpu")
         read = sum(entry.nbytes for entry in entries if entry.kind == "copy")
-        # New CPU arrays with as many bytes as the cell copied are copies of results.
+        # If new CPU arrays have as many bytes as the cell copied, they are copies of results.
         # If variables moved, the cell may have changed them in place, without an allocation.
         stayed = self.moves.left and not self.moves.moved
         return "all work was on cpu" if stayed or on_cpu not in (0, read) else ""

@@ -124,7 +124,7 @@ class NanFinder:
         return result
 
     def _watch_backward(self, values: Iterable[Any], *, earlier: bool = False) -> None:
-        """Check the backward pass of `values`. With `earlier`, earlier calls made the values."""
+        """Check the backward pass of `values`; `earlier` says that previous calls made them."""
         queue = {node for node in _nodes(values) if self not in node.metadata}
         if not queue or (frame := files.user_frame(sys._getframe(2))) is None:
             return

@@ -158,7 +158,7 @@ class CellOnRanks:
         """Whether the process group is unusable after the cell."""
         if self.replaced:
             return False  # the group was recreated with the replacement
-        # The group breaks if ranks begin unequal numbers of collectives, or if one is interrupted.
+        # The group breaks if ranks begin unequal numbers of collectives, or a collective is cut.
         outcomes = self.outcomes.values()
         begun = {outcome.rank: outcome.collectives for outcome in outcomes}
         apart = len(self.ranks) == len(self._engines.ranks) and len({*begun.values()}) > 1

@@ -122,7 +122,7 @@ def _optimizer(optimizer: Optimizer, saved: dict[str, Any]) -> State:
 
 
 def _slot(at: Any, parameter: Any = None) -> Any:
-    """Return 0 for data, else a tensor to load into, sharded like `parameter` if shapes agree."""
+    """Return a tensor to load into, sharded like `parameter` if shapes agree; 0 for other data."""
     if not hasattr(at, "properties"):
         return 0
     if parameter is not None and parameter.shape == at.size:

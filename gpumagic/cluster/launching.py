@@ -225,8 +225,8 @@ def main() -> None:
     sys.argv[:] = [each for each in sys.argv if each != "--mpi"]
     number = int(os.environ.pop(FIRST, "0")) + int(os.environ["RANK"])
     sys.argv.append(f"--IPEngine.id={number}")
-    # Import torch now, so that the first cell need not wait. A rank cannot show widgets. Import
-    # tqdm before IPython, so that tqdm draws text.
+    # Import torch now, so that the first cell need not wait. Import tqdm before IPython, so that
+    # tqdm draws text, because a rank cannot show widgets.
     import torch  # noqa: F401
     import tqdm.auto  # noqa: F401
     from ipyparallel.engine import app
@@ -248,7 +248,7 @@ def start_watch(mark: str, directory: str) -> subprocess.Popen[bytes]:
 
 
 def marked(mark: str) -> list[psutil.Process]:
-    """Return the processes on this host, except this process, whose mark begins with `mark`."""
+    """Return this host's processes whose mark begins with `mark`, without this process."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):

@@ -299,7 +299,7 @@ def check(asked: Sharing, tree: ast.Module, namespace: Mapping[str, Any]) -> Non
 
 
 def _check_known(said: str, name: str, known: Sequence[str], does: str) -> None:
-    """Raise a `GpuError` that begins with `said` if `known` lacks a name."""
+    """Raise a `GpuError` that begins with `said` if `name` is not in `known`."""
     if name not in known:
         there = f"{meant(name, known)}the cell {does} {some(known) or 'no variable'}"
         raise GpuError(f"{said}; {there}")

@@ -243,7 +243,7 @@ def receive(variables: bytes, fingerprints: dict[str, Fingerprint]) -> str:
 
 
 def note_received() -> None:
-    """Hash received variables after their move to the GPU, so that the move is not a change."""
+    """Hash received variables after their move to the GPU, so that the move counts as no change."""
     _received.update(_fingerprints_now(_unread))
     _unread.clear()
 

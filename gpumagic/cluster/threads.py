@@ -128,7 +128,7 @@ class DeviceThread:
 
 
 def _versions(space: dict[str, Any], names: Iterable[str]) -> Counter[str]:
-    """Count for each variable the changes in place of its tensors, and their gradients."""
+    """Count the in-place changes and the gradients of each variable's tensors."""
     finder, counts = TensorFinder(space.get("__name__", "__main__")), Counter[str]()
     finder.variables((name, space[name]) for name in names if name in space)
     for tensor, root in ((found.tensor, found.root) for found in finder.tensors):
