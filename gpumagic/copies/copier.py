@@ -209,7 +209,7 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
         return not copied and (shared or id(value) in of_module)
 
     def _is_of_library(self, function: Any) -> bool:
-        """Whether a library defines this very function. A user's wrapper may have its name."""
+        """Whether a library defines this very function. A user's wrapper may have the same name."""
         found: Any = sys.modules.get(function.__module__ or "")
         for name in function.__qualname__.split("."):
             found = getattr(found, name, None)

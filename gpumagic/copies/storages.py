@@ -39,7 +39,7 @@ class Stretch:
 
 
 class StorageCopier:
-    """Number tensors and arrays, and copy each of them once."""
+    """Collect tensors and arrays, give each a number, and copy each once."""
 
     def __init__(self, others: FrameworksOn = NO_OTHERS) -> None:
         self.nbytes = self.sent = 0  # bytes copied; `sent` counts only copies to other devices
@@ -53,7 +53,7 @@ class StorageCopier:
     def has(self, value: Any, kind: type) -> bool:
         """Whether a value is an array that this class can copy."""
         if comes_from(kind, "numpy.ndarray") and not value.dtype.hasobject:
-            # Leave subclasses with their own pickling, such as masked arrays, to pickle.
+            # pickle itself copies subclasses with their own pickling, such as masked arrays.
             return bool(kind.__reduce__ is kind.__mro__[-2].__reduce__)
         return self.others.of(value) is not None
 

@@ -1,8 +1,8 @@
 """Show records (dataclasses with results) as text, HTML and JSON; lay out tables.
 
-A view is a module with functions `text` and `html` that format a record: the module of the record's
-class, or one that the package has registered, which is imported when first needed. The JSON never
-names other users, processes or notebooks. Text in HTML is always escaped.
+A view is a module whose functions `text` and `html` format a record. It is the module of the
+record's class, or a module that `register` names and `view` imports. The JSON never names other
+users, processes or notebooks. Text in HTML is always escaped.
 """
 
 import re
@@ -29,7 +29,7 @@ def register(record: str, module: str) -> None:
 
 
 def view(record: object) -> Any:
-    """Return the module registered for a record's class or a base class, or else its own module."""
+    """Return the module registered for a record's class or base class, else the class's module."""
     names = (f"{base.__module__}.{base.__qualname__}" for base in type(record).__mro__)
     found = (_views[name] for name in names if name in _views)
     return import_module(next(found, type(record).__module__))

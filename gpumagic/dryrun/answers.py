@@ -36,7 +36,7 @@ from gpumagic.usercode.files import is_users
 class Calls(TorchFunctionMode):
     """Answer calls that need data; `fake` turns a real tensor into a fake, in place."""
 
-    # With `guesses`, numbers and arrays that code makes from a tensor are ones; the run goes on.
+    # With `guesses`, most numbers and arrays that code reads from tensors are 1; the run goes on.
 
     def __init__(
         self, fake: Callable[[Tensor], object], crossings: Crossings, guesses: bool

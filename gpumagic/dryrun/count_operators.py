@@ -37,7 +37,7 @@ aten: Any = torch.ops.aten
 _Function = Callable[..., Any]
 _DEVICE: Any = torch.ops.prim.device.default
 _BETWEEN = (__package__, "torch._dynamo", "torch._compile", "torch._subclasses", "torch.utils._")
-# The devices in the error of fakes, whose words and class are not those of torch's kernels.
+# Finds the devices in an error of fakes. torch's kernels raise another class and message.
 _DEVICES = re.compile(r"found (?:two different|at least two) devices,? (\S+?)(?:,| and) (\S+?)!?$")
 _READABLE = {
     "_local_scalar_dense": "the value of a tensor",
@@ -56,7 +56,7 @@ class Crossings:
     def note(
         self, copy: bool, operator: str, source: str, destination: str, nbytes: int, how: Any = None
     ) -> None:
-        """Count a copy, or else a wait, for the user's line; `how` is as in `Entry.via`."""
+        """Count a copy, or a wait if not `copy`, at the user's line; `how` is as in `Entry.via`."""
         if source == destination or "meta" in (source, destination) or (copy and not nbytes):
             return
         inner = _caller(sys._getframe(1))
@@ -110,7 +110,7 @@ class Operators(TorchDispatchMode):
                 self._held.add(tensor, replaced)
                 whole = tensor.dtype == torch.long and tensor.device.type == "cpu"
                 if self._guesses and name in _ITEMS and whole and tensor.numel() == 1:
-                    with suspended():  # what code computes from a number is known, too
+                    with suspended():  # values computed from a constant are known too
                         tensor.constant = torch.ones(tensor.shape, dtype=torch.long)
         if (rule := RULES.get(name)) and isinstance(args[0], Tensor) and args[0].is_cuda:
             device = args[0].device
@@ -183,7 +183,7 @@ class Operators(TorchDispatchMode):
             if {name, overload} & names and nodes.match(number[0]):
                 return first, certain
         # Autograd's engine adds a tensor's gradients to the first gradient in place. Another node
-        # made the first gradient. If it is a view or expanded, the sum gets new memory.
+        # made that gradient. If that gradient is a view or expanded, the sum gets new memory.
         if overload != "add.Tensor" or of_node or torch.is_grad_enabled() or first._is_view():
             return None
         return (first, False) if first.nbytes == first.untyped_storage().nbytes() else None
@@ -219,7 +219,7 @@ _EXPLICIT = (
 _NETWORKS = frozenset(
     ("lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell", "scaled_dot_product_attention")
 )
-_ITEMS = {"select", "unbind", "randint"}  # operators that may give one of many numbers
+_ITEMS = {"select", "unbind", "randint"}  # operators whose result code may read as a number
 
 
 def _index(func: Any, tensor: Any, indices: Any) -> Any:
@@ -233,7 +233,7 @@ def _index(func: Any, tensor: Any, indices: Any) -> Any:
     return func(tensor, found)
 
 
-# Results of operators that depend on data, as if every element counted.
+# Guessed results of operators that depend on data, as if every element were selected.
 _GUESSES: dict[str, Callable[..., Any]] = {
     # A boolean that torch itself reads is a check, which finds no error.
     "_local_scalar_dense": lambda func, t: 1.0 if t.is_floating_point() else t.dtype != torch.bool,

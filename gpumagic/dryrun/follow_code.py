@@ -66,7 +66,7 @@ class Subject:
     move: bool  # whether variables that the code reads are moved to `device`
     limit: float  # seconds
     cards: tuple[Card, ...] = ()  # cards not in this machine; `device` simulates the first
-    guesses: bool = False  # whether numbers that depend on data are ones, and do not end the run
+    guesses: bool = False  # whether to guess numbers that depend on data, instead of ending the run
 
     @property
     def where(self) -> str:

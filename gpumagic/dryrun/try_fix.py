@@ -1,8 +1,8 @@
 """Try the fix of a device error in dry runs of the failed cell, and complete the fix.
 
 The dry run starts at the statement that failed, or at the first one that the fix changes. If the
-changed code fails between devices again, the fix of that error is added and tried too. An earlier
-cell's `%%ongpu` line on top of the whole cell is also tried.
+changed code fails between devices again, the fix of that error is added and tried too. If earlier
+cells began with `%%ongpu 1`, the same line on top of the failed cell is also tried.
 """
 
 import ast

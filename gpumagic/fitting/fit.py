@@ -46,8 +46,8 @@ def fit(
         The GPU; the current GPU if None. For cards that this machine does not have
         (``"H100 80GB"``, ``["RTX 4090", "24GiB"]``), results are predicted without running `code`.
     margin : float
-        The fraction of the free memory to leave free. After six dry runs, the search ends when the
-        result is too small by at most the fraction `margin` / 2.
+        The fraction of the free memory to leave free. After six dry runs, the search accepts a
+        result that may be too small by the fraction `margin` / 2.
     dry : bool
         Whether to predict the result by dry runs alone, without running the code.
     namespace : dict, optional
