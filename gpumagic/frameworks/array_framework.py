@@ -105,7 +105,7 @@ class ArrayFramework(Framework):
         keep_origins(_origins, origins, cell)
 
     def home(self, namespace: dict[str, Any], origins: Origins | None = None) -> Moves:
-        """Move back the arrays that cells moved, also in other variables that contain copies."""
+        """Move back the arrays that cells moved, in every variable that contains them now."""
         devices = {str(device): device for device in [CPU, *devices_here(memory=False)]}
         moving = _Moving(self, namespace)
         if origins is None:

@@ -236,7 +236,7 @@ class FrameworksOn:
             framework.wait()
 
     def know(self, kind: type) -> bool:
-        """Whether a class is registered in one of the frameworks."""
+        """Whether one of the frameworks `knows` a class."""
         return any(framework.knows(kind) for framework in self.frameworks)
 
     def parts(self, value: object) -> Split | None:

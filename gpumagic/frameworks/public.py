@@ -37,7 +37,7 @@ def cpu() -> Any:
 
 
 def gpu(i: object = 0) -> Any:
-    """Return GPU `i`: a number, or any other spelling of one GPU, such as ``"cuda:1"``.
+    """Return GPU `i`; `i` is a number, or any other spelling of one GPU, such as ``"cuda:1"``.
 
     In torch, a number gives ``device(type='cuda', index=i)`` even if there is no such GPU.
     """
@@ -184,7 +184,7 @@ def move(value: object, where: object) -> Moves:
 def bring_home(
     namespace: dict[str, Any], *, created: bool = False, whole: bool = False
 ) -> tuple[Moves, list[str]]:
-    """Undo the cells' moves (`whole`: all or none); return a report, and variables on a GPU."""
+    """Undo the cells' moves (`whole`: all or none); return a report, and names still on a GPU."""
     cuda_state.check()
     frameworks = known.in_use()
     home = [framework.home(namespace) for framework in frameworks]

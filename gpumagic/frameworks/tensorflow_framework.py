@@ -32,7 +32,7 @@ _WHY = (
     "XLA, which Keras uses by default, ran it on {ran} and cannot use variables on other devices: "
     "run it in a cell of %%ongpu {there}, or without XLA: compile(…, jit_compile=False)"
 )
-# TensorFlow hides addresses. `places` shifts ids by this many bits, so that no ranges overlap.
+# TensorFlow hides addresses. `places` uses ids, shifted by this many bits to prevent overlaps.
 _APART = 48
 # Keep TensorFlow's original function, because `patch` replaces it in `tf.config`.
 _physical_devices = tf.config.list_physical_devices
