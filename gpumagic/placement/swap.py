@@ -83,7 +83,7 @@ _in_modules: list[_Swap] = []  # swaps in the modules of libraries
 _of_users: dict[str, dict[str, Any]] = {}
 _twin_of: dict[int, Any] = {}  # by the original's id, since hashing a value could run user code
 _real_of: dict[int, Any] = {}  # by the twin's id
-# Ids of torch's modules, of originals and of twins. Without these, a namespace needs no swap.
+# Ids of torch's modules, of originals and of twins. A namespace without them needs no swap.
 _ids: set[int] = set()
 _holders = 0  # number of placements that have not ended
 _namespaces: dict[int, dict[str, Any]] = {}  # swapped namespaces by id
@@ -152,7 +152,7 @@ _find_builtin: Callable[[Any], str | None] = _builtins._find_builtin
 
 
 def _find_operator(function: Any) -> Any:
-    """Find a function's operator. For a twin, find that of the original, which torch knows."""
+    """Return the name of a function's operator. For a twin, look up the original."""
     return _find_builtin(_real_of.get(id(function), function))
 
 
@@ -178,7 +178,7 @@ def _swap_torch(*, back: bool = False) -> None:
 
 
 class _TorchFinder(MetaPathFinder):
-    """Restores the originals while a torch module is imported, since the module may store them."""
+    """Restores the originals while a torch module is imported, so that it stores no twins."""
 
     # A module in `IN_LIBRARIES` may see twins during its import. Its functions are swapped later.
     importing = 0  # number of torch modules that are being imported, in all threads

@@ -242,7 +242,7 @@ def _on_host(make: Function, args: Args, kwargs: dict[str, Any], frame: FrameTyp
     """Adapt `from_numpy` and similar functions. Copy the resulting tensor to the device."""
     device, flags = _chosen(frame), getattr(args[0] if args else None, "flags", None)
     if device is not None and device.type != "cpu" and not getattr(flags, "writeable", True):
-        args = (args[0].copy(), *args[1:])  # or torch would warn of writes, which never reach it
+        args = (args[0].copy(), *args[1:])  # avoids torch's warning about read-only arrays
     made = make(*args, **kwargs)
     return made if device is None else made.to(device)
 
@@ -323,7 +323,7 @@ IN_LIBRARIES: dict[str, dict[str, Callable[[Function], Function]]] = {
         "_get_device_map": partial(_twin, adapter=_spread),
     }
 }
-"""By the names of a library's module and function: the wrapper that makes the twin."""
+"""The wrapper that makes a function's twin, by the names of the module and the function."""
 
 
 # The modules of torch with functions that create tensors.

@@ -84,7 +84,7 @@ def _wrapper(plan: Any, structured: bool, found: Found) -> str:
 
 @cache
 def _rules() -> dict[str, tuple[bool, bool]]:
-    """Map operators to booleans: TensorIterator checks the devices; the kernel is structured."""
+    """Map operators to two booleans: TensorIterator checks devices; the kernel is structured."""
     path = Path(torch.__file__).parents[1] / "torchgen/packaged/ATen/native/native_functions.yaml"
     text = ""
     with suppress(OSError):
@@ -163,7 +163,7 @@ def run_on(plan: Any, kernel: Callable[..., Any], args: Any, kwargs: Any) -> Any
 
 
 def _harmless(value: Any, written: bool) -> Any:
-    """Return zeros like a tensor, or 0.5 for floats. Return written and bool tensors unchanged."""
+    """Return a tensor filled with 0, or 0.5 for floats; keep written and bool tensors unchanged."""
     if isinstance(value, (list, tuple)):
         return type(value)(_harmless(each, written) for each in value)
     if not isinstance(value, Tensor) or written or value.dtype == torch.bool:

@@ -125,7 +125,7 @@ def _pinned_allocator(c10: ctypes.CDLL) -> Any:
     get = getattr(c10, CPU_ALLOCATOR)
     get.restype = ctypes.c_void_p
     ordinary = get()
-    twin = ctypes.create_string_buffer(ctypes.string_at(ordinary, 64))  # it has 8 bytes
+    twin = ctypes.create_string_buffer(ctypes.string_at(ordinary, 64))  # an allocator has 8 bytes
     give = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(lambda self: ctypes.addressof(twin))
     words = _words_of(torch.empty(1).untyped_storage())
     if ordinary in words:

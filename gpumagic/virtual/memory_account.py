@@ -133,7 +133,7 @@ class MemoryAccount:
             made, at = frame.f_code, frame.f_lasti
             if _owner_of(made.co_filename) != _USERS:
                 made, at = _outer_line(frame)
-        # Until `self._note(block)`, make no call: after an interrupt, the block would not count.
+        # Make no other call before `self._note(block)`: an interrupt there would lose the block.
         block = Allocation(owner, self._note)
         block.requested, block.made, block.at = nbytes, made, at
         block.metadata = metadata

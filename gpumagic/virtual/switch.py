@@ -200,7 +200,7 @@ def _add(properties: Properties, row: Any) -> MemoryAccount:
 
 
 def stand_in(gpus: Iterable[tuple[Any, int]]) -> None:
-    """In a forked child, replace GPUs by virtual GPUs of equal properties and allocated bytes."""
+    """Replace GPUs in a forked child by virtual ones of equal properties and allocated bytes."""
     on = bool(GPUS)  # whether virtual GPUs are on and will be replaced
     GPUS.clear()
     for real, allocated in gpus:
