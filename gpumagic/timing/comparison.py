@@ -283,7 +283,7 @@ class Comparison(table.Shown):
         return tuple(found)
 
     def crossover(self, a: object, b: object) -> float | None:
-        """Return the largest value at which the other device becomes the faster one, or None.
+        """Return the largest value at which the faster of the two devices changes, or None.
 
         The value is interpolated between two measured values, on a log-log scale. Differences
         within the spread do not count. Raises `GpuError` for an unknown or virtual device.

@@ -147,7 +147,7 @@ class Runner:
         return [future.result() for future in given.values()]
 
 
-_NARROW = 0.01  # stop when the median's 95 % confidence interval is a smaller fraction of it
+_NARROW = 0.01  # stop if the 95 % confidence interval is at most this fraction of the median
 # A block is just long enough that the loop's overhead is about a thousandth of its time. Because
 # blocks are short, other programs disturb only some of them and hardly change the median.
 _NEGLIGIBLE = 1e-3
@@ -163,7 +163,7 @@ _LEAST, _MOST = 10, 10_000
 
 
 class Repeats:
-    """After a first run: warm up, then call `lap` at least once, for at most about `max_time`."""
+    """Warm up after a first run, then call `lap` at least once, for about `max_time` at most."""
 
     def __init__(
         self,
@@ -178,7 +178,7 @@ class Repeats:
         self._lap, self._told, self._clock = lap, told, clock
         self._max_time, self._least = max_time, min(_LEAST_TIMED_S, max_time / 2)
         self._timed_s = 0.0
-        self._look_at = _LEAST  # repeats before the next, slow, look at the confidence interval
+        self._look_at = _LEAST  # number of repeats at the next check of the precision
 
     @property
     def seconds(self) -> tuple[float, ...]:

@@ -176,19 +176,19 @@ def failed_frames(traceback: TracebackType | None) -> list[FailedFrame]:
 
 
 def functions_again(filename: str, before: Any, after: Any) -> dict[FunctionType, CodeType]:
-    """Return the functions of a file, and their code in its changed source or tree."""
+    """Return the functions of a file, each with its code in the file's changed source or tree."""
     new = {key: code for code, key in _codes(after, filename).items()}
     old = {(c.co_name, c.co_firstlineno): key for c, key in _codes(before, filename).items()}
     every = ((each, each.__code__) for each in gc.get_objects() if type(each) is FunctionType)
     mine = ((each, code) for each, code in every if code.co_filename == filename)
     keys = ((each, old.get((code.co_name, code.co_firstlineno))) for each, code in mine)
     found = ((each, new[key]) for each, key in keys if key in new)
-    # Python refuses code with more or fewer variables of the enclosing function.
+    # A function refuses code with more or fewer closure variables than its own code.
     return {f: code for f, code in found if len(code.co_freevars) == len(f.__code__.co_freevars)}
 
 
 def _codes(source: Any, filename: str) -> dict[CodeType, tuple[str, int]]:
-    """Return the code objects of a source or tree, each with its name and a count."""
+    """Map the code objects of a source or tree to their names, and number equal names."""
     waiting = [compile(source, filename, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)]
     counts, found = Counter[str](), dict[CodeType, tuple[str, int]]()
     for each in waiting:
@@ -328,7 +328,7 @@ class RestOfCode:
 
     @property
     def remade(self) -> set[str]:
-        """Return the names that a rerun of the cell makes again, except those of empty lists."""
+        """Return the names that a rerun binds again, except to a literal list, dict or constant."""
         if self.frame.tree is None or not self.frame.at_top:
             return set()
         body, empty = self.frame.tree.body, (ast.List, ast.Dict, ast.Constant)
@@ -338,7 +338,7 @@ class RestOfCode:
 
     @property
     def accumulated(self) -> set[str]:
-        """Return the names whose values the passes of an enclosing loop hand on to the next."""
+        """Return the names whose values an enclosing loop carries from one pass to the next."""
         loops: list[Any] = self.loops
         modules = [ast.Module(loop.body, []) for loop in loops]
         return {name for each in modules for name in stored(each) & {*names_read(each)}}

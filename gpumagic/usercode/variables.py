@@ -256,7 +256,7 @@ def variables_read(
     on_host: bool = True,
 ) -> Iterator[tuple[str, Any]]:
     """Yield `(name, value)` for `names`, and for variables that functions in these values read.
-    Without `on_host`, leave out what code of datasets and loaders reads, which runs on the host."""
+    Without `on_host`, skip the code of datasets and loaders, because it runs on the host."""
     queue = deque(names)
     seen: set[str] = set()
     followed: set[FunctionType] = set()
