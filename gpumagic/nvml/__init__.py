@@ -225,7 +225,7 @@ class Nvml:
         self, gpu: Gpu, questions: Mapping[str, Call], *, alive: bool = False
     ) -> dict[str, Any]:
         """Make several queries of a GPU; return the answers by name, None for no answer."""
-        # `alive`: the GPU has just answered another query, so do not repeat unsupported queries.
+        # `alive`: the GPU has just answered another query, so record its unsupported queries.
         answers: dict[str, Any] = dict.fromkeys(questions)
         known = self._unsupported.setdefault(gpu.uuid, {})
         unsupported: dict[Call, int | None] = {}

@@ -1,9 +1,9 @@
 """Profile one cell: its operators with torch's profiler, its lines with `sys.settrace`.
 
-A loop in plain Python may run ten million lines a second. To record each as a profiler range would
-take more memory than the operators. So a line is logged (in 32 bytes) only if it runs for at least
-`SHORT`. No operator finishes in less time. The times of shorter lines are added up. When their sum
-exceeds `SAMPLE`, the line that has just run gets the whole sum.
+A loop in plain Python may run ten million lines a second. A profiler range for each line would take
+more memory than the operators' events. So a line is logged (in 32 bytes) only if it runs for at
+least `SHORT`. No operator finishes in less time. The times of shorter lines are added up. When
+their sum exceeds `SAMPLE`, the line that has just run gets the whole sum.
 """
 
 import gzip

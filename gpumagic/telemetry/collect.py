@@ -97,7 +97,7 @@ class Collector:
         owners: Owners | None = None,
         here: Callable[[], Sequence[device.Device]] = lambda: device.here(memory=False),
         host: Callable[[], Host] | None = None,
-        usable: bool = True,  # False if this process needs no GPU, as the Jupyter server
+        usable: bool = True,  # False if this process needs no GPU, like the Jupyter server
     ) -> None:
         found, self._misnamed = chosen(os.environ) if sources is None else (sources, [])
         self._sources = [*found, VirtualSource()] if sources is None else list(sources)

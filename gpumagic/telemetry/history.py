@@ -70,7 +70,7 @@ class History:
             # If the clock was set back, drop readings that now lie in the future.
             while self._moments and self._moments[-1][0] > time:
                 self._moments.pop()
-            # Keep one reading per second. Below 1, because a snapshot may be early.
+            # Keep one reading per second. The limit is 0.9 s, because a snapshot may be early.
             if self._moments and time - self._moments[-1][0] < 0.9:
                 return False
             self._moments.append((time, readings, _held(snapshot)))
@@ -169,7 +169,7 @@ class CellRuns:
         before = self._before.get(name, {})
         used = set(run.gpus)
         for one in processes:
-            # If its utilization is unknown, the GPU's counts; if both are, the GPU is recorded.
+            # Use the GPU's utilization if the process's is unknown; if both are, record the GPU.
             busy = load.get(one.uuid) if one.utilization is None else one.utilization
             if busy is None or busy > 0 or one.memory != before.get((one.uuid, one.pid)):
                 used.add(one.uuid)

@@ -191,7 +191,7 @@ class Owners:
             # Perhaps this is its kernel. The system rounds start times to 0.01 s.
             if same and kernel.started <= facts.started + 0.005:
                 return False
-        # A process that ignores SIGHUP is under nohup. If this process does too, both inherited it.
+        # Ignoring SIGHUP is a sign of nohup, but not if our own process ignores SIGHUP too.
         return not ignores_hangup(facts.pid) or ignores_hangup(os.getpid())
 
     def _from_root(self, notebook: str | None) -> str | None:
