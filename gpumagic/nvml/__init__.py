@@ -46,7 +46,7 @@ _FAULTS = {
         "give this user access to /dev/nvidia* (often the group video or render)",
     ),
     "unknown-error": (
-        "NVIDIA's driver answers 'Unknown Error', as it does when a container has lost its devices",
+        "NVIDIA's driver reports 'Unknown Error'; often a container has lost its devices",
         "restart the container; on a host, see dmesg for Xid errors",
     ),
     "nvml-error": ("NVML cannot be used: {error}", "see dmesg"),

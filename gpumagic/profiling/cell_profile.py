@@ -113,7 +113,7 @@ def _sentence(profile: CellProfile) -> str:
     causes = [c for c in profile.causes if c.seconds is None or c.seconds >= least][:_SAID]
     if (profile.busy or 0) > _FULL * profile.seconds:
         most = max(profile.lines, key=lambda line: line.device or 0.0)
-        whose = f"{_at(most.where)} takes {duration(most.device)} of the GPU"
+        whose = f"{_at(most.where)} takes {duration(most.device)} of GPU time"
         return f"{start}: {'; '.join([whose, *(_said(profile, c) for c in causes[:1])])}"
     return f"{start}: {', '.join(_said(profile, c) for c in causes)}" if causes else start
 
@@ -164,7 +164,7 @@ def _notes(profile: CellProfile) -> Iterator[str]:
         of = "virtual GPUs have no time of their own"
         why = of if profile.virtual else f"torch's profiler reports no events of {profile.device}"
         yield f"device time and launches are {NOT_KNOWN}: {why}"
-    yield f"recording added about {duration(profile.added)}, most of it outside these times"
+    yield f"recording took about {duration(profile.added)}; most of this is not in these times"
     if profile.saved:
         yield f"the trace is in {profile.saved}; open it at https://ui.perfetto.dev"
 

@@ -25,7 +25,7 @@ _SLOW, _SLOW_S = 5, 0.01
 _LEGEND = {
     "host": "host: time until Python continued, with the device still working",
     "first run": "first run: not timed, may have compiled",
-    "peak": "peak: memory that the code added; its inputs were there before",
+    "peak": "peak: memory that the code allocated, without its inputs",
     "change": 'change: from the earlier run; "same": the spreads overlap',
 }
 
@@ -196,7 +196,7 @@ def _doubts(comparison: Comparison) -> Iterator[str]:
         why = "other work on the machine, or a changing clock"
         yield f"{wheres}: noisy (IQR {_percent(worst)} of the median): {why}"
     last = {t.where: t.transfers for t in comparison.timings}  # in a sweep, of the last value
-    yield from (f"inside each run, on {where}: {words}" for where, words in last.items() if words)
+    yield from (f"in each run on {where}: {words}" for where, words in last.items() if words)
     yield from _on_numbers(comparison)
 
 

@@ -126,7 +126,7 @@ def program(
     """Compile code, or a function's call with arguments `passed`; raise GpuError for an `await`."""
     named = _remember(setup)
     if awaits(before := ast.parse(setup, named)):
-        raise GpuError("the set-up awaits; await that in an earlier cell, and use the result")
+        raise GpuError("the set-up has an await; move it to an earlier cell, and use its result")
     if isinstance(code, str):
         name, function = filename or _remember(code), None
         tree = ast.parse(code, name)
@@ -134,8 +134,7 @@ def program(
             raise GpuError("there is no code to run; give some, such as 'a @ a'")
         if line := awaits(tree):
             raise GpuError(
-                f"line {line} awaits, which cannot be run again and again; await it in an earlier "
-                "cell"
+                f"line {line} has an await, which cannot be repeated; move it to an earlier cell"
             )
         text = code if text is None else text
         read = names_read(ast.Module([*before.body, *tree.body], []))
@@ -176,9 +175,7 @@ def _read_by(function: Any, namespace: dict[str, Any]) -> list[str]:
         kind = type(function).__name__
         raise GpuError(f"code or a function is needed, not {kind}; type 'a @ a' or lambda: a @ a")
     if inspect.iscoroutinefunction(function):
-        raise GpuError(
-            "an async function cannot be run again and again; give one that awaits nothing"
-        )
+        raise GpuError("an async function cannot be repeated; give a function without async")
     module = str(getattr(inspect.unwrap(function), "__module__", "__main__"))
     found = variables_read([FUNCTION], {**namespace, FUNCTION: function}, module)
     return [name for name, _ in found if name in namespace and name not in NOT_VARIABLES]

@@ -152,7 +152,7 @@ OLDEST = (2, 10)
 NEWEST = (2, 15)
 """The test suite has passed with both torch releases and one in between, on Linux x86-64."""
 TIMEOUT_S = 180.0
-_INSTEAD = "the CPU works without them"
+_INSTEAD = "use the CPU instead"
 _TRIAL = """
 import sys; sys.path.insert(0, {!r})
 import torch
@@ -210,7 +210,7 @@ def static_problem() -> str | None:
         for library, name in ((c10, REGISTER), (c10, GUARDS), (cpu, GET_HOOKS), (cpu, HOOKS_TABLE)):
             ctypes.c_char.in_dll(library, name)
     except (OSError, ValueError) as error:
-        return f"this build of PyTorch lacks what they need ({error}); {_INSTEAD}"
+        return f"this build of PyTorch lacks symbols that virtual GPUs need ({error}); {_INSTEAD}"
     if (order := header_order()) and order[1 : 1 + len(YES)] != list(YES):
         return (
             f"PyTorch {torch.__version__} lays its CUDA hooks out differently "

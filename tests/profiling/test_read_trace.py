@@ -100,7 +100,7 @@ def test_a_busy_device_is_named_with_its_line():
     assert profile.busy == pytest.approx(0.05)
     assert profile.seconds == pytest.approx(0.05, rel=0.01)  # until the queue was empty
     words = " ".join(repr(profile).split())
-    assert words.startswith("GPU busy 100 % of 50 ms: line 3 (`x = net(x)`) takes 50 ms of the GPU")
+    assert words.startswith("GPU busy 100 % of 50 ms: line 3 (`x = net(x)`) takes 50 ms of GPU")
 
 
 def test_a_recorded_trace():

@@ -120,11 +120,11 @@ def test_the_table_of_one_point():
     )
     assert lines[-1] == found.remarks[0]
     assert found.remarks == [
-        "inside each run, on cuda:0: 1 transfer",
+        "in each run on cuda:0: 1 transfer",
         "not timed: copying the inputs (1.0 MiB to cuda:0 in 3.0 ms)",
         "host: time until Python continued, with the device still working",
         "first run: not timed, may have compiled",
-        "peak: memory that the code added; its inputs were there before",
+        "peak: memory that the code allocated, without its inputs",
         "cuda:0: H200",
     ]
 

@@ -94,7 +94,7 @@ def test_what_every_device_was_given_is_done_after_the_wait(framework, names):
 
 def test_a_silent_copy_in_a_run_is_told(framework, names):
     made = compare("a + n", ["1"], namespace=names, max_time=0.02)
-    assert "inside each run, on cuda:1: 1 transfer: 32 B to cuda:1" in "\n".join(made.remarks)
+    assert "in each run on cuda:1: 1 transfer: 32 B to cuda:1" in "\n".join(made.remarks)
     assert compare("a + a", ["1"], namespace=names, max_time=0.02).timings[0].transfers == ""
 
 
