@@ -133,7 +133,7 @@ class CellOnRanks:
                     self._engines.replace(self.replaced, self._line.update)
             except GpuError:
                 for rank in self.replaced:
-                    rank.lost = rank.lost or "it did not end its cell"
+                    rank.lost = rank.lost or "it did not stop, and could not be replaced"
                 raise
 
     def times(self) -> Iterator[RankTime]:

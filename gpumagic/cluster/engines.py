@@ -179,7 +179,7 @@ class Engines:
         except BaseException:
             for rank, each in asked.items():
                 if not each.ready():
-                    rank.lost = rank.lost or "it waits for a rank that did not start"
+                    rank.lost = rank.lost or "it stopped, because another rank did not start"
             raise
         return [each.get(0) for each in asked.values()]
 
@@ -188,7 +188,7 @@ class Engines:
             if why := self._ended(rank):
                 raise GpuError(f"the engine of rank {rank.number} did not start: {why}")
         if time.monotonic() > until:
-            raise GpuError(f"after {_START_S:.0f} s not all engines have started")
+            raise GpuError(f"not all engines started within {_START_S:.0f} s")
 
     def join(self) -> None:
         """Join all ranks in a new process group, if all are alive."""

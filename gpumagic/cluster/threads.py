@@ -268,7 +268,7 @@ class CellOnDevices:
         if lost := self._lost:
             said.append(f"not gathered: {some(lost)} (add --gather {','.join(lost)})")
         if self._changed:
-            said.append(f"changed only in the copies, and here as before: {some(self._changed)}")
+            said.append(f"changed in the copies only, not in the notebook: {some(self._changed)}")
         times = [
             RankTime(name, each.seconds, peaks.get(name), each.parts, each.device.virtual)
             for name, each in zip(map(str, self._devices), self._threads, strict=True)

@@ -169,10 +169,10 @@ def advice(error: BaseException) -> str:
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     if not found or (found == "PyTorch" and (cuda is None or cuda.is_available())):
         return ""
-    works, then = "the CPU works", "restart the kernel, then type it first"
+    works, then = "the CPU works", "to use them, restart the kernel and type it first"
     if found == "PyTorch":
         works, then = _ON_CPU, "then run the cell again as it is"
-    cure = f"%gpus --virtual 2 makes two virtual GPUs: {then}"
+    cure = f"%gpus --virtual 2 makes two virtual GPUs; {then}"
     if physical_gpus():
         cure = "there is a GPU in this machine: %gpus --doctor says what is missing"
     return f"{found} finds no GPU; {works}\n→ {cure}"

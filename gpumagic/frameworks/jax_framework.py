@@ -142,7 +142,7 @@ class Jax(ArrayFramework):
         """Return `array` if it is on `device`, else a copy. JAX never moves a committed copy."""
         if array.sharding.num_devices > 1:
             raise GpuError(
-                f"it is sharded over {self.where(array)}, and stays so; "
+                f"it is sharded over {self.where(array)}, and was not moved; "
                 "jax.device_put(x, device) gathers it"
             )
         if self.where(array) == str(device):

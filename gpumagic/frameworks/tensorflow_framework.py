@@ -190,7 +190,7 @@ class TensorFlow(ArrayFramework):
             keras = sys.modules.get("keras")
             if keras is None or not isinstance(array, keras.Model):
                 raise GpuError(
-                    f"a {type(array).__name__} is not copied; make it in the code itself"
+                    f"a {type(array).__name__} cannot be copied; create it in the code that you run"
                 )
             made = keras.models.clone_model(array)
             made.set_weights(array.get_weights())

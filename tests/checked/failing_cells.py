@@ -76,7 +76,7 @@ BAD_INDICES = [
     (
         "words(tokens)",
         "tokens[1, 1] = 1000, but words has 1000 rows: 0 … 999; 2 of 6 are out of "
-        "range. Only 1000 is too large: perhaps a token (padding?)",
+        "range. Only 1000 is too large: perhaps a token added later",
     ),
     ("F.embedding(tokens, words.weight)", "tokens[1, 1] = 1000, but words.weight has 1000 rows"),
     ("nn.Sequential(words, net)(tokens)", "tokens[1, 1] = 1000, but words has 1000 rows: 0 … 999"),

@@ -229,7 +229,10 @@ def test_jax_finds_no_gpu(no_gpu, name):
     text = f"Unknown backend: {name!r} requested, but no platforms that are instances of {name}"
     said = no_gpu.run(f"raise RuntimeError({text!r})").text
     assert "→ JAX finds no GPU; the CPU works" in said
-    assert "%gpus --virtual 2 makes two virtual GPUs: restart the kernel, then type it" in said
+    assert (
+        "%gpus --virtual 2 makes two virtual GPUs; to use them, restart the kernel and type it"
+        in said
+    )
 
 
 def test_another_error_that_names_cuda_gets_no_advice(no_gpu):

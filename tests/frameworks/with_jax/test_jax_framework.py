@@ -54,7 +54,7 @@ def test_arrays_are_brought_and_committed(framework, names):
         assert str(brought) == str(array)
         assert framework.bring(brought, gpu) is brought
         assert framework.where(framework.bring(array, CPU)) == "cpu"
-    with pytest.raises(GpuError, match="sharded over cuda:0 \\+ cuda:1, and stays so"):
+    with pytest.raises(GpuError, match="sharded over cuda:0 \\+ cuda:1, and was not moved"):
         framework.bring(names["jax"].device_put(names["n"], names["halves"]), gpu)
 
 
