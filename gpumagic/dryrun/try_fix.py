@@ -89,8 +89,8 @@ class _Trial:
         return (gpus & used).pop() if alone else ""
 
     def with_fewest_edits(self, found: Explanation, error: Any) -> Explanation:
-        """Return the completed fix; or one for another GPU or function that needs fewer edits."""
-        best, count = self._completed(found)
+        """Return the completed fix, or one for another GPU or function with fewer copies, edits."""
+        best, (copies, count) = self._completed(found)
         gpus = {device for each in found.operands for device in each.devices} - {"cpu"}
         until = time.monotonic() + _MOST * _LIMIT_S
         for here, gpu in product((False, True), ("", *sorted(gpus))):
@@ -98,17 +98,20 @@ class _Trial:
                 break
             other = explain(error, namespace=self._namespace, target=gpu, here=here)
             if other and other.fix and found.fix and other.fix.code != found.fix.code:
-                done, fewer = self._completed(replace(other, first=found.first))
-                best, count = (done, fewer) if fewer < count else (best, count)
+                done, cost = self._completed(replace(other, first=found.first))
+                if cost < (copies, count):
+                    best, (copies, count) = done, cost
         return best
 
-    def _completed(self, found: Explanation) -> tuple[Explanation, int]:
-        """Add the fixes of the errors that follow. Also return the number of edits."""
+    def _completed(self, found: Explanation) -> tuple[Explanation, tuple[int, int]]:
+        """Add the fixes of errors that follow. Also return the repeated copies and all edits."""
         texts, every, fix = dict(self._before), list[Fix](), found.fix
         if fix is not None and fix.cls and not self._takes_effect(fix, texts):
-            return found, 1
+            return found, (0, 1)
+        copies = 0
         while fix is not None and len(every) < _MOST and self._takes_effect(fix, texts):
             every.append(fix)
+            copies += bool(fix.nbytes) and _is_repeated(fix, texts[fix.filename])
             texts[fix.filename] = fix.apply(texts[fix.filename])
             run = self._dry(self._from_change(texts), texts)
             if run.error:
@@ -117,10 +120,10 @@ class _Trial:
                 made = [_changes(self._before[name], texts[name], every, name) for name in texts]
                 edits = [*chain.from_iterable(made)]
                 more = replace(found, fix=edits[0], more=tuple(edits[1:]))
-                return (more if every[1:] else found), len(every)
+                return (more if every[1:] else found), (copies, len(every))
             later = run.mismatches[0].explanation
             fix = later.fix if later is not None else None
-        return found, _MOST + 1  # the code still fails
+        return found, (_MOST + 1, _MOST + 1)  # the code still fails
 
     def _takes_effect(self, fix: Fix, texts: dict[str, str]) -> bool:
         """Whether a dry run executes an edit. A dry run does not call `__init__` again."""
@@ -156,6 +159,13 @@ class _Trial:
         device, _ = target_of(f"cuda:{number}" if number else None)
         moves = bool(number)
         return dry(Subject(namespace, [*reads], prepare, device, moves, _LIMIT_S, guesses=True))
+
+
+def _is_repeated(fix: Fix, text: str) -> bool:
+    """Whether a fix edits a function's or loop's body, which may run many times."""
+    kinds = (ast.FunctionDef, ast.For, ast.While)
+    nodes = (node for node in ast.walk(ast.parse(text)) if isinstance(node, kinds))
+    return any(node.lineno < fix.line <= (node.end_lineno or 0) for node in nodes)
 
 
 def _changes(before: str, after: str, fixes: list[Fix], filename: str) -> list[Fix]:

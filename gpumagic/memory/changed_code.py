@@ -54,8 +54,11 @@ def _named(s: OutOfMemoryState, rest: frames.RestOfCode, form: Form) -> str:
 def other_values(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose the same shape for two operands, less padding, and float32 for float64."""
     known = t.best.names if t.best is not None else {}
-    for do, names in dict([*_one_shape(s, known), *_padded(known)]).items():
+    for do, names in dict(_one_shape(s, known)).items():
         yield from helps(t.best, do, names=names)
+    for trial in (trial for trial in t.every if trial.lacking > 0):
+        for do, names in _padded(trial.names):
+            yield from helps(trial, do, names=names)
     code, arrays, tensors = _of_float64(known, s.read | s.rests[-1].read_anywhere)
 
     def first(into: dict[str, Any]) -> None:
@@ -103,14 +106,21 @@ def _one_shape(s: OutOfMemoryState, known: dict[str, Any]) -> Iterator[tuple[str
 
 def _padded(known: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Find batches of text whose attention mask shows padding beyond the longest sample."""
-    for name, batch in known.items():
-        mask: Any = batch.get("attention_mask") if isinstance(batch, (dict, UserDict)) else None
-        if is_tensor(mask) and mask.dim() == 2:
-            filled = mask.cpu().any(0).nonzero().flatten().tolist()
-            length, used = mask.shape[1], max(filled, default=0) + 1
-            cut = {k: v[:, :used] if v.shape[1:2] == (length,) else v for k, v in batch.items()}
-            do = f"pad each batch to its longest sample: only {used} of {length} tokens of"
-            yield f"{do} `{name}` are not padding", {name: type(batch)(cut)}
+    batches = {n: v for n, v in known.items() if isinstance(v, (dict, UserDict))}
+    for name, batch in [*batches.items(), ("", known)]:
+        tensors = {k: v for k, v in batch.items() if is_tensor(v) and v.dim() == 2}
+        alike = {k: v for k, v in tensors.items() if not v.is_floating_point()}
+        for key in (key for key in alike if "mask" in key.lower()):
+            length, filled = len(alike[key][0]), alike[key].cpu().any(0).nonzero().flatten()
+            used = max(filled.tolist(), default=0) + 1
+            cut = {k: v[:, :used] for k, v in alike.items() if v.shape == alike[key].shape}
+            code, why = ", ".join(cut), f"only {used} of {length} tokens are not padding"
+            if name:
+                do, cut = f"pad each batch to its longest sample: {why}", {**batch, **cut}
+                yield f"{do} in `{name}`", {name: type(batch)(cut)}
+            elif len(cut) > 1:
+                do = f"`{code} = (x[:, :{key}.sum(1).max()] for x in ({code}))` in each pass"
+                yield f"{do}: {why}", cut
 
 
 def on_host(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:

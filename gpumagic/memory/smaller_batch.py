@@ -1,11 +1,13 @@
 """Find the largest batch that fits, by shortening tensors or lowering numbers like `batch_size`."""
 
 import ast
+import inspect
 import math
 import re
 from collections import UserDict
 from collections.abc import Callable, Iterator
 from functools import cache, partial
+from types import FunctionType
 from typing import Any
 
 from gpumagic.display.units import some
@@ -13,7 +15,8 @@ from gpumagic.memory.oom_state import OutOfMemoryState
 from gpumagic.memory.oom_trials import CodeTrial, Need, Trials
 from gpumagic.memory.out_of_memory import Lever
 from gpumagic.memory.written_forms import Form
-from gpumagic.usercode.frames import block_of, computed_from, stored
+from gpumagic.usercode.files import is_users
+from gpumagic.usercode.frames import block_of, computed_from, statement, stored
 from gpumagic.usercode.values import is_module, is_tensor, torch_here
 from gpumagic.usercode.variables import names_read
 
@@ -90,6 +93,31 @@ def _lower_number(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[Lever]:
             tried = partial(_with_number, trial, name, made.get(name))
             do = f"`{name} = {{}}` instead of {value:,}"
             yield from _largest(s, trial, do, value, tried, 0.0)
+    for call in (n for each in trial.code for n in ast.walk(each) if isinstance(n, ast.Call)):
+        for name, value in _given(trial, call).items():
+            if pattern.search(name) and type(value) is int and value > 1:
+                changed = partial(_with_argument, trial, call, name)
+                called = getattr(call.func, "attr", getattr(call.func, "id", ""))
+                do = f"`{called}(…, {name}={{}})` instead of {value:,}"
+                yield from _largest(s, trial, do, value, changed, 0.0)
+
+
+def _given(trial: CodeTrial, call: ast.Call) -> dict[str, Any]:
+    """Return a call's constant keyword arguments, and the defaults of a function of the user."""
+    function: Any = trial.frame.scope.value(call.func)
+    found = dict[str, Any]()
+    if type(function) is FunctionType and is_users(function.__code__.co_filename):
+        named = inspect.signature(function).parameters.values()
+        found = {each.name: each.default for each in [*named][len(call.args) :]}
+    return found | {k.arg or "": getattr(k.value, "value", None) for k in call.keywords}
+
+
+def _with_argument(trial: CodeTrial, call: ast.Call, name: str, number: int) -> Need | None:
+    others = [each for each in call.keywords if each.arg != name]
+    given = [*others, ast.keyword(name, ast.Constant(number))]
+    new = ast.fix_missing_locations(ast.copy_location(ast.Call(call.func, call.args, given), call))
+    block = block_of(statement(call) or call)
+    return trial.tried(form=Form("", "", [], block, {call: new}))
 
 
 def _with_number(trial: CodeTrial, name: str, made: ast.stmt | None, number: int) -> Need | None:

@@ -76,19 +76,20 @@ class Form(NamedTuple):
 
     do: str  # advice for the user
     new: str  # code of the new statement
-    old: list[ast.stmt]  # statements to replace
+    old: list[ast.stmt]  # statements to replace; empty if only `uses` change
     block: list[ast.stmt]  # the list in the syntax tree that contains `old`
     uses: dict[ast.expr, ast.expr] = {}  # noqa: RUF012  maps further expressions to new ones
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Put the replacement into the syntax tree for the duration of a `with` block."""
-        before, last = [*self.block], self.old[-1]
+        before = [*self.block]
         for each in before:
             Swap(self.uses.get).visit(each)
-        new = ast.copy_location(ast.parse(self.new).body[0], last)
-        kept = (each for each in before if each is last or each not in self.old)
-        self.block[:] = [new if each is last else each for each in kept]
+        for last in self.old[-1:]:
+            new = ast.copy_location(ast.parse(self.new).body[0], last)
+            kept = (each for each in before if each is last or each not in self.old)
+            self.block[:] = [new if each is last else each for each in kept]
         try:
             yield
         finally:

@@ -176,6 +176,8 @@ def _reason(
         return told
     for frame, odd in frames:
         for part in odd:
+            if part.kind == "module" and (moved := sources.moved_itself(part, frame)):
+                return moved
             if left := sources.unregistered(part, frame):
                 # Leave out the advice to register the attribute if the fix does so already.
                 return left.reason.partition(sources.PERMANENTLY)[0] if fix else left.reason

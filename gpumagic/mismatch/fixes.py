@@ -158,7 +158,20 @@ def climb(site: Site, outer: list[FailedFrame]) -> tuple[Site, dict[str, str]]:
         moved, count = above, len(site.odd)
         site = Site(done, moved[:count], moved[count:])
     names = {a.key: b.text for a, b in zip(first, moved, strict=True) if a.text != b.text}
-    return site, names
+    return _at_notebook(site, outer), names
+
+
+def _at_notebook(site: Site, outer: list[FailedFrame]) -> Site:
+    """Return the site in the cell's loop, if its functions read the operands as globals."""
+    frame = next((each for each in outer if each.at_top), site.frame)
+    moved = [*site.odd, *site.extra]
+    local = {*site.frame.code.co_varnames, *site.frame.code.co_freevars}
+    names = {part.text for part in moved if frame.scope.name(part.text) is part.value}
+    if frame is site.frame or frame.failed is None or not loops_around(frame.failed):
+        return site
+    if len(names) < len(moved) or names & local or any(map(in_own_scope, (p.node for p in moved))):
+        return site
+    return Site(Operation(Reader(frame), frame.failed, ()), site.odd, site.extra)
 
 
 def _called_on(frame: FailedFrame) -> list[Part]:
@@ -362,8 +375,9 @@ def _before(site: Site, *, once: bool) -> ast.stmt | None:
     if stmt is None or any(_stays(part, site.frame, stmt) for part in site.odd):
         return None
     start = before_loops(site.frame, stmt, [ast.unparse(part.node) for part in moved])
-    start = stmt if _loop_module_device(site) else start
     frame, fixed = site.frame, site.at.fixed
+    goes = any(sources.moved_itself(part, frame) for part in moved if part.kind == "module")
+    start = stmt if goes or _loop_module_device(site) else start
     if once and all(sources.can_be_bound(part, frame, start, part is fixed) for part in moved):
         return start
     return stmt

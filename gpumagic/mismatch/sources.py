@@ -5,9 +5,12 @@ moved, or the operand is an attribute of a module that `.to()` does not move.
 """
 
 import ast
+import inspect
 import re
 import sys
+import textwrap
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -16,6 +19,7 @@ from torch import Tensor, nn
 from gpumagic.mismatch import operand
 from gpumagic.mismatch.explanation import RERUN, Fix, Operand, around, bracketed, can_precede
 from gpumagic.mismatch.operation import Operation, named_in, nodes_around, storages
+from gpumagic.usercode.files import is_users, label
 from gpumagic.usercode.frames import (
     FailedFrame,
     backward_of,
@@ -173,9 +177,13 @@ def _made_anew(part: operand.Part, frame: FailedFrame) -> str:
     """Return the reason if a function other than `__init__` makes a module in each call, or ""."""
     function = getattr(function_of(frame.failed or ast.Pass()), "name", "__init__")
     if part.kind == "module" and part.value is None and frame.parameters[:1] == ("self",):
-        name, code = f"self.{part.about.lower()}", frame.text(part.node)
-        why = f"each call of {function}() makes {part.about} anew, so no optimizer trains it"
-        return f"{why}; write {name} = {code} in __init__, call {name} instead, {RERUN}"
+        code, calls = frame.text(part.node), nodes_around(part.node, ast.Call)
+        count = [*map(frame.text, calls)].count(code)
+        numbers = [f"_{n}" for n in range(1, count + 1)] if count > 1 else [""]
+        every = " and ".join(f"self.{part.about.lower()}{n} = {code}" for n in numbers)
+        why = f"each call of {function}() creates a new {part.about}, so no optimizer trains it"
+        these = "these" if count > 1 else "it"
+        return f"{why}; write {every} in __init__, and call {these} instead, {RERUN}"
     if part.kind != "module" or part.value is None or not part.text.startswith("self."):
         return ""
     made: Any = only_assignment(part.text, frame.failed)
@@ -185,7 +193,7 @@ def _made_anew(part: operand.Part, frame: FailedFrame) -> str:
     plain = type(part.value).__module__.startswith("torch.nn.") and not [*part.value.children()]
     arguments = part.value.extra_repr() if plain else "…"
     code = f"{part.text} = {frame.text(made.value.func)}({arguments})"
-    why = f"each call of {function}() makes {part.text} anew, so no optimizer trains it"
+    why = f"each call of {function}() creates a new {part.text}, so no optimizer trains it"
     return f"{why}; write {code} in __init__ instead, {RERUN}"
 
 
@@ -203,6 +211,8 @@ def maker_of(part: operand.Part, at: Operation) -> ast.Assign | None:
     # If the assignment is conditional, a function's parameter may still have the caller's value.
     if made is None or call is None or (part.text in frame.parameters and not always):
         return None
+    if isinstance(made.value, ast.Subscript) and len(whole := named_in(call, at.reader)) == 1:
+        return maker_of(whole[0], at)
     from_numpy = ast.unparse(getattr(made.value, "func", made)).endswith("from_numpy")
     new = call.factory or from_numpy or (is_leaf(part) and with_device(made.value, frame, ""))
     return made if new else None
@@ -249,8 +259,11 @@ def before_transfer(node: ast.AST, reader: operand.Reader, target: str | None) -
 
 
 def moved(node: Any, reader: operand.Reader, target: str, device: str, detached: str) -> str:
-    """Return the code that moves an expression: ``x.cuda()`` becomes ``x.to(device)``."""
-    moves = isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("cuda", "cpu")
+    """Return code to move an expression: ``x.cuda()`` or ``x.to(y)`` becomes ``x.to(device)``."""
+    named = getattr(getattr(node, "func", None), "attr", "")
+    given = [*getattr(node, "args", ()), *(k.value for k in getattr(node, "keywords", ()))]
+    only_device = len(given) == 1 and reader.device(given[0], "") not in ("", None)
+    moves = named in ("cuda", "cpu") or (named == "to" and only_device)
     whole = node.func.value if moves and target != "cpu" else node
     whole_text = bracketed(whole, reader.text(whole)) + detached
     return before_transfer(node, reader, target) or moving(whole_text, device)
@@ -266,6 +279,26 @@ def in_torch(node: Any, reader: operand.Reader, odd: operand.Part) -> str:
     code = f"{text if type(odd.value) is Tensor else f'torch.stack({text})'}.{function.attr}()"
     trained = stored(statement(node) or node) & backward_of(nodes_around(node, ast.Attribute))
     return code if trained else ""
+
+
+def moved_itself(part: operand.Part, frame: FailedFrame) -> str:
+    """Return the line by which a loop's passes move a module, such as ``model.cpu()``, or ""."""
+    loops = loops_around(frame.failed) if frame.failed is not None else []
+    for call in (n for n in ast.walk(loops[-1]) if isinstance(n, ast.Call)) if loops else ():
+        function: Any = frame.scope.value(call.func)
+        places: list[Any] = [(frame.filename, 0, call, frame.scope.value)]
+        if type(function) is FunctionType and is_users(function.__code__.co_filename):
+            code, values = function.__code__, map(frame.scope.value, call.args)
+            known = {**function.__globals__, **dict(zip(code.co_varnames, values, strict=False))}
+            inner = ast.walk(ast.parse(textwrap.dedent(inspect.getsource(function))))
+            get = lambda node, known=known: known.get(getattr(node, "id", ""))  # noqa: E731
+            places = [(code.co_filename, code.co_firstlineno - 1, each, get) for each in inner]
+        for file, above, each, value in places:
+            its: Any = getattr(each, "func", None)
+            if getattr(its, "attr", "") in operand.TRANSFERS and value(its.value) is part.value:
+                text = ast.unparse(each)
+                return f"{label(file)}, line {above + each.lineno}: {text} moves the module itself"
+    return ""
 
 
 def is_leaf(part: operand.Part) -> bool:

@@ -498,7 +498,30 @@ SITUATIONS = [
         "for batch in batches:\n    batch = {k: v.cuda() for k, v in batch.items()}\n"
         "    out = net(batch['input_ids']) * batch['attention_mask'][..., None]\n"
         "    out.sum().backward()",
-        "pad each batch to its longest sample: only 20 of 512 tokens of `batch` are not padding",
+        "pad each batch to its longest sample: only 20 of 512 tokens are not padding in `batch`",
+    ),
+    Notebook(
+        "padded texts and their mask in variables",
+        [
+            "net = nn.Sequential(nn.Embedding(50, 64), nn.Linear(64, 256), nn.ReLU()).cuda()",
+            "ids, mask = torch.ones(64, 512, dtype=torch.long), torch.zeros(64, 512)\n"
+            "mask[:, :20] = 1\nrows = torch.utils.data.TensorDataset(ids, mask.long())\n"
+            "batches = torch.utils.data.DataLoader(rows, batch_size=64)",
+        ],
+        "for ids, mask in batches:\n    ids, mask = ids.cuda(), mask.cuda()\n"
+        "    (net(ids) * mask[..., None]).sum().backward()",
+        "`ids, mask = (x[:, :mask.sum(1).max()] for x in (ids, mask))` in each pass: only 20 of",
+    ),
+    Notebook(
+        "a batch whose size is the default of a function",
+        [
+            "net = nn.Sequential(nn.Linear(64, 2048), nn.ReLU(), nn.Linear(2048, 8)).cuda()",
+            "data = torch.ones(9000, 64)\ndef get_batch(split, bs=4096):\n"
+            "    ix = torch.randint(9000, (bs,))\n"
+            "    return torch.stack([data[i] for i in ix]).cuda()",
+        ],
+        "for _ in range(3):\n    x = get_batch('train')\n    net(x).sum().backward()",
+        "`get_batch(…, bs=",
     ),
     Notebook(
         "a model that does not fit and that nothing trains",

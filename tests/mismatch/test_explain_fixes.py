@@ -423,6 +423,12 @@ ONCE = [
         "meter = Meter()\nfor x in torch.ones(3, 2).cuda():\n    meter.add(x)\n",
         ("before", 7, 'meter.sum = meter.sum.to("cuda:0")'),
     ),
+    (  # a module that each pass sends to the CPU
+        "net, x = nn.Linear(2, 1).cuda(), torch.ones(1, 2).cuda()\ndef save(model):\n"
+        "    model.cpu()\ndef loss(net):\n    return net(x).sum()\n"
+        "for _ in range(3):\n    loss(net)\n    save(net)\n",
+        ("before", 7, '    net.to("cuda:0")'),
+    ),
     (
         "x = torch.ones(2).cuda()\nx.add_(torch.ones(2).cuda().cpu())\n",
         ("replace", 2, "x.add_(torch.ones(2).cuda())"),
@@ -648,6 +654,17 @@ ASKED = {
         "padded(torch.ones(2, device='cuda:1'))",
         "return torch.cat([a, torch.zeros(2).to(a.device)])",
     ),
+    "the device that a transfer names": (
+        "y, t, dev = torch.ones(3, device='cuda:1'), torch.ones(3), 'cuda:0'\n"
+        "loss = nn.functional.mse_loss(y, t.to(dev))",
+        "loss = nn.functional.mse_loss(y, t.to(y.device))",
+    ),
+    "a part of what the function made": (
+        "net = nn.Embedding(9, 2).cuda()\ndef scores(words):\n    ids = torch.tensor([words])\n"
+        "    for n in range(0, 4, 2):\n        part = ids[:, n:n + 2]\n        net(part)\n"
+        "scores([1, 2, 3, 4])",
+        "ids = torch.tensor([words], device=",
+    ),
     "a weight moved by itself": (
         "class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
         "        self.fc = nn.Linear(3, 1)\n"
@@ -676,6 +693,32 @@ def test_a_module_that_each_call_makes_is_not_moved():
     told = gpumagic.explain(run(code))
     assert told.fix is None
     assert "write self.fc = nn.Linear(in_features=4, out_features=2" in told.reason
+
+
+def test_tables_that_functions_read_in_each_pass_are_moved_once_before_the_loop():
+    code = (
+        "steps, rest = torch.linspace(0, 1, 9), torch.linspace(1, 0, 9)\n"
+        "def at(a, t):\n    return a[t].view(-1, 1)\n"
+        "def noisy(x, t):\n    return at(steps, t) * x + at(rest, t)\n"
+        "for t in (1, 2):\n    noisy(torch.ones(1, 2).cuda(), torch.tensor([t]).cuda())\n"
+    )
+    error = run(code)
+    told = try_fix(error, gpumagic.explain(error))
+    assert told.fix.code.splitlines() == [f'{x} = {x}.to("cuda:0")' for x in ("rest", "steps")]
+    assert run(applied(told, code)) is None
+
+
+def test_the_line_that_moved_a_module_is_named_and_modules_that_calls_make_have_a_name_each():
+    told = gpumagic.explain(run(ONCE[-2][0]))
+    assert told.reason == "snippet.py, line 3: model.cpu() moves the module itself"
+    code = (
+        "class Net(nn.Module):\n    def forward(self, x):\n        x = nn.BatchNorm1d(4)(x)\n"
+        "        return nn.BatchNorm1d(4)(x.relu())\nNet()(torch.ones(3, 4, device='cuda'))"
+    )
+    assert (
+        "write self.batchnorm1d_1 = nn.BatchNorm1d(4) and self.batchnorm1d_2 = nn.BatchNorm1d(4) in "
+        "__init__, and call these instead" in gpumagic.explain(run(code)).reason
+    )
 
 
 def test_a_loss_or_a_local_module_that_a_function_makes_is_moved():
