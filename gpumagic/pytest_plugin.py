@@ -5,20 +5,17 @@ The plugin does not import torch until an option, ini setting, marker or fixture
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Generator, Iterator
-from dataclasses import replace
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from gpumagic.display.units import NOT_KNOWN, many, size
+from gpumagic.device.cards import bytes_in
+from gpumagic.display.units import many, size
 from gpumagic.errors import GpuError
 
 if TYPE_CHECKING:
     from gpumagic.device import Device
-    from gpumagic.ledger.entry import Ledger
 
 _SETTINGS = {
     "virtual_gpus": "number of virtual GPUs for all tests, if the machine has no GPU",
@@ -28,11 +25,7 @@ _MARKER = 'gpus(number=1, memory="8GiB"): needs these GPUs; virtual ones if ther
 _TYPED = 'gpus(2, memory="8GiB")'
 _EXAMPLE = "type for example: pytest --virtual-gpus 2 --virtual-gpu-memory 8GiB"
 _HIDE = "set CUDA_VISIBLE_DEVICES= to test on virtual GPUs"
-_MOST_HOLDERS = 3
 _owner = pytest.StashKey[object]()  # what turned virtual GPUs on: "run" (the options) or a marker
-_failed = pytest.StashKey[bool]()
-_ledger = pytest.StashKey["GpuLedger"]()
-_memory = pytest.StashKey["GpuMemory"]()
 
 
 class Wanted(NamedTuple):
@@ -41,9 +34,17 @@ class Wanted(NamedTuple):
     number: int = 1
     memory: str | int | None = None
 
+    @property
+    def nbytes(self) -> int:
+        """Return the memory of each GPU in bytes; raise GpuError if the text is not a size."""
+        found = bytes_in(self.memory) if isinstance(self.memory, str) else self.memory or 0
+        if found is None:
+            raise GpuError(f"{self.memory!r} is not a size; type for example 512MiB or 1GiB")
+        return found
+
     def fits(self, found: list[Device]) -> bool:
         """Whether enough GPUs have enough memory; unknown memory counts as enough."""
-        least = int(Bytes(self.memory or 0))
+        least = self.nbytes
         return sum((gpu.memory_total or least) >= least for gpu in found) >= self.number
 
 
@@ -115,8 +116,7 @@ def _wanted(mark: pytest.Mark) -> Wanted:
     """Read a marker; fail the test with a one-line message if the marker has a mistake."""
     try:
         wanted = Wanted(*mark.args, **mark.kwargs)
-        Bytes(wanted.memory or 0)
-        if type(wanted.number) is int:
+        if type(wanted.number) is int and wanted.nbytes >= 0:
             return wanted
         said = f"{wanted.number!r} is not a number of GPUs"
     except (TypeError, GpuError) as error:
@@ -146,137 +146,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     raise pytest.skip.Exception(f"{needs}: {reason}", _use_item_location=True)
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown(
-    item: pytest.Item, nextitem: pytest.Item | None
-) -> Generator[None, None, None]:
-    """After all fixtures end, check for leaks; turn virtual GPUs off if no longer needed."""
-    memory = item.stash.get(_memory, None)
-    try:
-        yield
-        # A failed test is not checked, because the traceback keeps the test's variables alive.
-        if memory and not item.stash.get(_failed, False):
-            item.funcargs.clear()  # type: ignore[attr-defined]  # pytest also does this, but later
-            memory.check()
-    finally:
-        if memory:
-            memory.meter.stop()
-        _turn_off(item.config, "run", nextitem and nextitem.get_closest_marker("gpus"))
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item,
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Add the implicit copies and waits, such as `.item()`, to the report of a failed test."""
-    report = yield
-    item.stash[_failed] = item.stash.get(_failed, False) or report.failed
-    ledger = item.stash.get(_ledger, None)
-    if ledger and report.failed and report.when == "call" and ledger.implicit:
-        report.sections.append(("implicit copies and waits", repr(ledger.entries())))
-    return report
-
-
-def _compared(name: str) -> Any:
-    compare = getattr(int, name)
-    return lambda self, other: compare(self, Bytes(other) if isinstance(other, str) else other)
-
-
-class Bytes(int):
-    """A number of bytes. It is shown as ``1.5 GiB``, and can be compared to ``"1GiB"``."""
-
-    def __new__(cls, given: str | int) -> Bytes:
-        """Parse a number or a text; raise GpuError if the text is not a size."""
-        from gpumagic.device.cards import bytes_in
-
-        if (found := bytes_in(given) if isinstance(given, str) else given) is None:
-            raise GpuError(f"{given!r} is not a size; type for example 512MiB or 1GiB")
-        return super().__new__(cls, found)
-
-    def __repr__(self) -> str:
-        return size(int(self))
-
-    __lt__, __le__, __gt__ = map(_compared, ("__lt__", "__le__", "__gt__"))
-    __ge__, __eq__, __ne__ = map(_compared, ("__ge__", "__eq__", "__ne__"))
-    __hash__ = int.__hash__
-
-
-class GpuLedger(NamedTuple):
-    """A test's implicit copies and waits so far; ``watch.ledger`` also has explicit ones."""
-
-    watch: Any
-
-    @property
-    def implicit(self) -> str:
-        """One line about implicit copies and waits, such as `.item()`; ``""`` if none."""
-        from gpumagic.ledger import ledger_view
-
-        return ledger_view.line(self.entries())
-
-    def entries(self) -> Ledger:
-        """Return the implicit copies and waits."""
-        ledger: Ledger = self.watch.ledger
-        return replace(ledger, entries=tuple(entry for entry in ledger if entry.implicit))
-
-
-class GpuMemory:
-    """The memory that a test uses on each CUDA device, as counted by torch's allocator."""
-
-    may_leave: str | int = 0
-    """The maximum number of bytes that the test may leave allocated on each GPU."""
-
-    def __init__(self) -> None:
-        from gpumagic.ledger.dispatch import MemoryMeter
-
-        self._clean()
-        self.meter = MemoryMeter()
-        self.meter.start()
-
-    def peak(self, where: object) -> Bytes:
-        """Return the peak of the bytes allocated on a GPU since the test began."""
-        from gpumagic.device import resolve_one
-
-        __tracebackhide__ = True
-        device = str(resolve_one(where, _gpus_here()))
-        peaks = [found.peak for found in self.meter.read() if found.device == device]
-        if not peaks:
-            raise GpuError(f"the peak of {device} is not measured; type a GPU, such as cuda:0")
-        return Bytes(peaks[0])
-
-    def check(self) -> None:
-        """Fail if the test has left more than `may_leave` bytes allocated on a GPU."""
-        self._clean()
-        grown = {m.device: Bytes(max(m.allocated - m.before, 0)) for m in self.meter.read()}
-        left = {gpu: more for gpu, more in grown.items() if more > self.may_leave}
-        if not left:
-            return
-        from gpumagic.memory.holders_by_name import memory
-
-        lines = [f"the test leaves {more!r} on {gpu}" for gpu, more in left.items()]
-        for row in [row for row in memory().holders if row.device in left][:_MOST_HOLDERS]:
-            made = row.made or NOT_KNOWN
-            lines.append(f"  {row.path} holds {size(row.nbytes)}, allocated in {made}")
-        pytest.fail("\n".join(lines), pytrace=False)
-
-    def _clean(self) -> None:
-        from gpumagic.memory.allocator import clear_workspaces
-
-        gc.collect()
-        clear_workspaces()
-
-
-@pytest.fixture
-def gpu_ledger(request: pytest.FixtureRequest) -> Iterator[GpuLedger]:
-    """Count a test's copies and waits, for example to ``assert not gpu_ledger.implicit``."""
-    from gpumagic.frameworks.watching import watch
-
-    with watch(warn=False) as watching:
-        request.node.stash[_ledger] = ledger = GpuLedger(watching)
-        yield ledger
-
-
-@pytest.fixture
-def gpu_memory(request: pytest.FixtureRequest) -> GpuMemory:
-    """Measure a test's memory; a test that leaks fails. Example: ``gpu_memory.peak("cuda:0")``."""
-    request.node.stash[_memory] = memory = GpuMemory()
-    return memory
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """After all fixtures end, turn virtual GPUs off if no test needs them next."""
+    _turn_off(item.config, "run", nextitem and nextitem.get_closest_marker("gpus"))

@@ -35,8 +35,7 @@ MAY = {
         "checked",
     },
     "__main__": {"cli"},
-    "pytest_plugin": {"virtual", "frameworks", "ledger", "memory", "placement", "display", "device"}
-    | {"errors"},
+    "pytest_plugin": {"virtual", "placement", "display", "device"} | {"errors"},
     "cli": {"demo", "gputable", "magics", "telemetry", "errors", "faults"},
     "demo": {"errors", "faults"},
     "magics": GROUND

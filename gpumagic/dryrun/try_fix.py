@@ -83,9 +83,10 @@ class _Trial:
         *earlier, now = getattr(self._shell.history_manager, "input_hist_raw", [""])
         used = {match[1] for match in map(_PLACED.match, earlier) if match}
         gpus = {d.partition(":")[2] for o in found.operands for d in o.devices if d != "cpu"}
+        to_gpu = any(o.devices == ("cpu",) for o in found.operands if o.odd or o.along)
         # Prefer a fix in another cell that moves nothing, because it corrects the code itself.
         lasts = found.fix is not None and found.fix.nbytes == 0 and found.fix.label != last_cell()
-        alone = len(gpus & used) == 1 and not lasts and not _PLACES_ITSELF.search(now)
+        alone = len(gpus & used) == 1 and to_gpu and not lasts and not _PLACES_ITSELF.search(now)
         return (gpus & used).pop() if alone else ""
 
     def with_fewest_edits(self, found: Explanation, error: Any) -> Explanation:
@@ -123,6 +124,8 @@ class _Trial:
                 return (more if every[1:] else found), (copies, len(every))
             later = run.mismatches[0].explanation
             fix = later.fix if later is not None else None
+            if fix is not None and fix.cls and not self._takes_effect(fix, texts):
+                return replace(found, more=(*found.more, fix)), (copies, len(every) + 1)
         return found, (_MOST + 1, _MOST + 1)  # the code still fails
 
     def _takes_effect(self, fix: Fix, texts: dict[str, str]) -> bool:

@@ -54,8 +54,8 @@ def _named(s: OutOfMemoryState, rest: frames.RestOfCode, form: Form) -> str:
 def other_values(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose the same shape for two operands, less padding, and float32 for float64."""
     known = t.best.names if t.best is not None else {}
-    for do, names in dict(_one_shape(s, known)).items():
-        yield from helps(t.best, do, names=names)
+    for form in _one_shape(s):
+        yield from helps(t.best, form.do, form=form)
     for trial in (trial for trial in t.every if trial.lacking > 0):
         for do, names in _padded(trial.names):
             yield from helps(trial, do, names=names)
@@ -88,20 +88,23 @@ def _of_float64(
     return code, arrays, tensors
 
 
-def _one_shape(s: OutOfMemoryState, known: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _one_shape(s: OutOfMemoryState) -> Iterator[Form]:
     """Find operands of shapes [N] and [N, 1], which broadcast to [N, N]; skip views."""
+    failed = s.rests[0].failed or ast.Pass()
+    names: list[Any] = [node for node in ast.walk(failed) if isinstance(node, ast.Name)]
     operands = [value for value in s.operands if is_tensor(value)]
     if any(map(is_module, s.operands)):  # a model's result may have no name, and the shape [N, 1]
         operands += [torch_here().empty(len(v), 1, device="meta") for v in operands if v.dim() == 1]
     for one, two in permutations(operands, 2):
         column = max(one, two, key=lambda operand: operand.dim())
         alike = one.numel() == two.numel() and one.dim() != two.dim() and column.shape[-1] == 1
-        for name in known if alike and not column._is_view() else ():
-            if known[name] is one:
+        for name in {n.id for n in names} if alike and not column._is_view() else ():
+            if s.frames[0].scope.name(name) is one:
                 code = f"{name}.view({', '.join(map(str, two.shape))})"
                 shapes = f"{[*one.shape]} and {[*two.shape]} broadcast"
-                many = f"{one.numel():,} × {two.numel():,}"
-                yield f"`{code}` for `{name}`: {shapes} to {many}", {name: one.view(two.shape)}
+                do = f"`{code}` for `{name}`: {shapes} to {one.numel():,} × {two.numel():,}"
+                uses = {n: ast.parse(code, mode="eval").body for n in names if n.id == name}
+                yield Form(do, "", [], frames.block_of(failed), uses)
 
 
 def _padded(known: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

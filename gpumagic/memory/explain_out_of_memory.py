@@ -138,7 +138,9 @@ def by_figures(s: OutOfMemoryState, t: Trials) -> tuple[str, list[Lever]] | None
 
 def levers(s: OutOfMemoryState, t: Trials) -> list[Lever]:
     """Return the cheapest levers that let the cell fit; if there are none, levers that help."""
-    free: tuple[Any, ...] = free_kept, small_views, delete
+    # Freed memory does not help a request for more than the GPU has.
+    beyond = s.device.total is not None and s.wanted > s.device.total
+    free: tuple[Any, ...] = () if beyond else (free_kept, small_views, delete)
     less: tuple[Any, ...] = (
         *(changed_code.other_form, changed_code.other_values, keep_less, changed_code.on_host),
         *(changed_code.frozen, changed_code.no_graph),
@@ -182,13 +184,13 @@ def _deleted(
 ) -> Iterator[Lever]:
     paths = [s.local(rest.frame, name) for name in names]
     gives = s.alone(paths, in_frames=not rest.frame.at_top)
-    fits = trial.fits(trial.need, gives) if trial is not None else None
     if {*names} & (rest.overwritten | rest.read_anywhere | rest.made_before):
         code = f"{' = '.join(names)} = None" if rest.loops else f"del {', '.join(names)}"
         do = f"`{code}` before line {getattr(rest.failed, 'lineno', 0)}"
     else:
         do = f"`%gpufree {' '.join(names)}`, which this code does not read"
-    yield Lever(do, gives, fits)
+        gives += s.kept  # this command frees outputs and earlier errors too
+    yield Lever(do, gives, trial.fits(trial.need, gives) if trial is not None else None)
 
 
 def small_views(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:

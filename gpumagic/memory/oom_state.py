@@ -183,6 +183,9 @@ class OutOfMemoryState:
         self.handled = f"the exception handled in {cell}"
         handled = [*errors(said)][1:]  # errors that were being handled when `said` was raised
         now = _frames_of(_without(self._chain, handled))
+        # IPython's frames, around the user's, reach the errors of earlier cells.
+        ran = (n for n, each in enumerate(now) if each.f_code is frames[-1].code)
+        now = now[next(ran, 0) :]
         self._libraries = [frame for frame in now if module_of(frame.f_code.co_filename)]
         self._handled = [frame for frame in _frames_of(handled) if frame not in now]
         # gpumagic's own objects must not appear as holders.
@@ -356,7 +359,10 @@ class OutOfMemoryState:
         read = {node.id for node in ast.walk(rest.loops[0]) if isinstance(node, ast.Name)}
         read |= self.read if rest.frame.at_top else set()
         steady = torch_here().nn.Module, torch_here().optim.Optimizer
-        made = {n for n in read if not issubclass(type(rest.frame.scope.name(n)), steady)}
+        values = {name: rest.frame.scope.name(name) for name in read}
+        # A tensor that is only read keeps its size, unless operations in place extend its graph.
+        grows = {n for n in read if getattr(values[n], "grad_fn", self) is not None}
+        made = {n for n in grows | rest.accumulated if not issubclass(type(values.get(n)), steady)}
         made -= stored(rest.loops[0]) - rest.accumulated
         by_name = {self.local(rest.frame, name) for name in made | stored(rest.loops[0])}
         nameless = self._exception, self.handled, _TEMPORARIES

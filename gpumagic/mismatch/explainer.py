@@ -26,6 +26,7 @@ from gpumagic.mismatch.operation import (
     ran_mixed,
     read,
 )
+from gpumagic.mismatch.site import Site, climb
 from gpumagic.mismatch.special_causes import special_cause
 from gpumagic.moving.move import origin_of
 from gpumagic.usercode.files import last_cell
@@ -103,8 +104,8 @@ def _mismatch(
     frame, node, odd = clash.reader.frame, clash.node, list(choice.odd)
     # Only this call needs its argument on the CPU.
     extra = also_needed(frame, node, odd, choice.target) if kind != "host" else []
-    site = fixes.Site(clash, odd, extra)
-    above, names = fixes.climb(site, outer)
+    site = Site(clash, odd, extra)
+    above, names = climb(site, outer)
     # A comprehension may have a separate frame, so also try the frame of the enclosing function.
     around = outer[:1] if frame.code.co_name.endswith(("comp>", "expr>")) else []
     places = [(each, odd) for each in [frame, *around]] + [(above.frame, above.odd)]
@@ -126,7 +127,7 @@ def _mismatch(
 
 
 def _rows(
-    clash: Operation, choice: fixes.Choice, site: fixes.Site, names: dict[str, str]
+    clash: Operation, choice: fixes.Choice, site: Site, names: dict[str, str]
 ) -> tuple[Operand, ...]:
     """Return rows for the operands, and for tensors that later code combines with the result."""
     rows: list[Operand] = []

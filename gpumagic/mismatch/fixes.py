@@ -9,16 +9,14 @@ are checked too. For example, if `x` moves, then `y` must also move for `loss(ne
 import ast
 import sys
 from collections import UserDict
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any
 
 from torch import Tensor
 
 from gpumagic.mismatch import sources
 from gpumagic.mismatch.explanation import Edit, Fix, around, before_loops, bracketed, total
-from gpumagic.mismatch.operand import Part, Reader, device_of, full
+from gpumagic.mismatch.operand import Part, Reader
 from gpumagic.mismatch.operation import (
     Message,
     Operation,
@@ -26,9 +24,9 @@ from gpumagic.mismatch.operation import (
     learns,
     named_in,
     operation,
-    ran_mixed,
     read_on_host,
 )
+from gpumagic.mismatch.site import Site, climb, written_device
 from gpumagic.usercode.frames import (
     FailedFrame,
     first_name,
@@ -41,8 +39,6 @@ from gpumagic.usercode.frames import (
     uses,
 )
 from gpumagic.usercode.values import own
-
-_DEVICE_NAMES = ("device", "dev", "DEVICE", "self.device", "self.cfg.device", "args.device")
 
 
 @dataclass(frozen=True)
@@ -131,133 +127,6 @@ def _heaviest(found: Operation) -> str:
     return max((device for part in found.parts for device in part.devices), key=weight)
 
 
-@dataclass(frozen=True)
-class Site:
-    """Record an operation and the operands to move, as written in the code of one frame."""
-
-    at: Operation
-    odd: list[Part]
-    extra: list[Part]  # other values to move, which later code combines with the result
-
-    @property
-    def frame(self) -> FailedFrame:
-        """Return the frame whose code is edited."""
-        return self.at.reader.frame
-
-
-def climb(site: Site, outer: list[FailedFrame]) -> tuple[Site, dict[str, str]]:
-    """Return the site in the outermost caller that passed the operands as arguments."""
-    # Also return a map from operands at `site` to their names in that caller, if different.
-    first = moved = [*site.odd, *site.extra]
-    for frame in outer:
-        done = operation(frame.failed, Reader(frame)) if frame.failed is not None else None
-        made = _made_for(moved, site.frame, frame) if done else []
-        above = _given(moved, site.frame, [*done.parts, *_called_on(frame), *made] if done else ())
-        if done is None or above is None:
-            break
-        moved, count = above, len(site.odd)
-        site = Site(done, moved[:count], moved[count:])
-    names = {a.key: b.text for a, b in zip(first, moved, strict=True) if a.text != b.text}
-    return _at_notebook(site, outer), names
-
-
-def _at_notebook(site: Site, outer: list[FailedFrame]) -> Site:
-    """Return the site in the cell's loop, if its functions read the operands as globals."""
-    frame = next((each for each in outer if each.at_top), site.frame)
-    moved = [*site.odd, *site.extra]
-    local = {*site.frame.code.co_varnames, *site.frame.code.co_freevars}
-    names = {part.text for part in moved if frame.scope.name(part.text) is part.value}
-    if frame is site.frame or frame.failed is None or not loops_around(frame.failed):
-        return site
-    if len(names) < len(moved) or names & local or any(map(in_own_scope, (p.node for p in moved))):
-        return site
-    return Site(Operation(Reader(frame), frame.failed, ()), site.odd, site.extra)
-
-
-def _called_on(frame: FailedFrame) -> list[Part]:
-    """Return `x` for the failed call of a method, ``x.f()``."""
-    node = getattr(getattr(frame.failed, "func", None), "value", None)
-    value = frame.scope.value(node) if node is not None else None
-    return [Part(node, frame.text(node), "object", value=value)] if node is not None else []
-
-
-def _made_for(moved: list[Part], within: FailedFrame, frame: FailedFrame) -> list[Part]:
-    """Return the calls in the caller's arguments that made these operands: `g(x)` in `f(g(x))`."""
-    node: Any = frame.failed
-    names = within.parameters[1:] if within.parameters[:1] == ("self",) else within.parameters
-    if not isinstance(node, ast.Call):
-        return []
-    given = dict(zip(names, node.args, strict=False)) | {k.arg: k.value for k in node.keywords}
-    kept = given.keys() - stored(function_of(within.failed or node) or node)
-    calls = ((p, given[p.text]) for p in moved if p.text in kept and within.direct)
-    made = (replace(p, node=call, text=frame.text(call), kind="made") for p, call in calls)
-    return [part for part in made if isinstance(part.node, ast.Call)]
-
-
-def _given(moved: list[Part], frame: FailedFrame, parts: Iterable[Part]) -> list[Part] | None:
-    """Return the caller's expressions for the operands `moved`; None if one was not passed."""
-    above = {id(part.value): part for part in reversed([*parts])}
-    above.pop(id(None), None)
-    found: list[Part] = []
-    for part in moved:
-        named = named_in(part, Reader(frame))
-        if len(named) == 1 and named[0].kind == "tensor":  # `x` for the operand `x[0]`
-            part = named[0]
-        name, _, attribute = part.text.partition(".")
-        value = frame.scope.name(name) if attribute else part.value
-        owner = above.get(id(value))
-        if owner is None or name not in frame.parameters or ran_mixed(frame, name):
-            return None
-        if attribute and (owner.kind != "object" or not attribute.isidentifier()):
-            return None
-        node: Any = ast.Attribute(owner.node, attribute, ast.Load())
-        node.parent = getattr(owner.node, "parent", None)
-        inner = replace(part, node=node, text=f"{owner.text}.{attribute}")
-        found.append(inner if attribute else owner)
-    return found
-
-
-def _written_device(site: Site, target: str, line: ast.stmt, *, inside: bool = False) -> str:
-    """Return code for `target`, such as ``x.device``. `inside` allows a comprehension's names."""
-    names = [*_DEVICE_NAMES, *(f"{name}.device" for name in _at_hand(site, inside))]
-    unknown = _bound_later(line, site)
-    if inside:
-        within = (node for node in parents(site.at.node) if isinstance(node, ast.expr))
-        unknown -= {name for node in within for name in stored(node)}
-    # In a class, use only local names. In a function, also use globals that the function reads.
-    in_class = any(isinstance(node, ast.ClassDef) for node in parents(site.at.node))
-    if in_class or not site.frame.at_top:
-        code = ast.walk(function_of(site.at.node) or line)
-        used = {node.id for node in code if isinstance(node, ast.Name) and not in_class}
-        unknown |= {*map(first_name, names)} - {*site.frame.scope.local, *used}
-    for name in (name for name in names if first_name(name) not in unknown):
-        value = site.frame.scope.value(ast.parse(name, mode="eval").body)
-        device = device_of(value) if type(value) is not int else None
-        if device is not None and full(device) == target:
-            return name
-    return f'"{target}"'
-
-
-def _at_hand(site: Site, inside: bool) -> list[str]:
-    """Return names of values whose `.device` may be the target, such as operands."""
-    nodes = [n for part in [*site.at.parts, *site.odd] for n in ast.walk(part.node)]
-    kinds = (ast.Name, ast.Attribute)
-    nodes = [n for n in nodes if isinstance(n, kinds) and (inside or not in_own_scope(n))]
-    layers = [part.text for part in site.at.parts if part.kind == "module"]
-    layers = [] if site.frame.at_top else [f"{name}.weight" for name in layers]
-    names = [*map(ast.unparse, nodes), *site.frame.parameters, *layers]
-    return [name for name in names if not name.endswith((".grad", ".data"))]
-
-
-def _bound_later(line: ast.stmt, site: Site) -> set[str]:
-    """Return a function's local names that are unbound at `line`, or bound again before `site`."""
-    bound = [n for n in ast.walk(function_of(line) or line) if isinstance(n, ast.Name)]
-    bound = [n for n in bound if isinstance(n.ctx, ast.Store)]
-    again = {n.id for n in bound if line.lineno <= n.lineno < site.at.node.lineno}
-    known = {n.id for n in bound if n.lineno < line.lineno} - again | {*site.frame.parameters}
-    return {n.id for n in bound} - known
-
-
 def _move_owners(choice: Choice, frames: list[FailedFrame]) -> Fix | None:
     """Return the fix that moves one module, if all operands to move belong to it; else None."""
     owners = [sources.owner_of(part, frames, choice.target) for part in choice.odd]
@@ -282,7 +151,7 @@ def _create_above(clash: Operation, choice: Choice, outer: list[FailedFrame]) ->
     for frame in outer if choice.target != "cpu" else ():
         stmts = sources.made_above([*choice.odd], clash.reader, frame)
         at = Operation(Reader(frame), frame.failed or ast.Pass(), ())
-        device = _written_device(Site(at, [], []), choice.target, stmts[0]) if stmts else ""
+        device = written_device(Site(at, [], []), choice.target, stmts[0]) if stmts else ""
         made = [sources.with_device(stmt.value, frame, device) for stmt in stmts]
         if made and all(made) and (edit := around(frame, [*chain.from_iterable(made)])):
             return edit.fix(0)
@@ -325,7 +194,7 @@ def _make_there(site: Site, target: str) -> Fix | None:
     stmts = sorted(filter(None, made), key=lambda stmt: stmt.lineno)
     if len(stmts) < len(made):
         return None
-    device, edits = _written_device(site, target, stmts[0]), list[tuple[ast.AST, str]]()
+    device, edits = written_device(site, target, stmts[0]), list[tuple[ast.AST, str]]()
     copied = 0
     for stmt in stmts:
         before = sources.before_transfer(stmt.value, reader, target)
@@ -347,7 +216,7 @@ def _move(site: Site, choice: Choice) -> Fix | None:
     if ways is None:
         return None
     above, standing = ways
-    device = '"cpu"' if to_host else _written_device(site, choice.target, stmt, inside=not above)
+    device = '"cpu"' if to_host else written_device(site, choice.target, stmt, inside=not above)
     # A line above a comprehension cannot use the comprehension's variables.
     in_place = not above or not in_own_scope(site.at.node)
     device = device if to_host or not in_place else _loop_module_device(site) or device

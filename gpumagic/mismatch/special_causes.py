@@ -31,8 +31,8 @@ from gpumagic.usercode.files import label, source_of
 from gpumagic.usercode.frames import FailedFrame, statement, uses
 
 _STATE = (
-    "the optimizer's state was created before the model moved, and did not move; loading its own "
-    "state moves it to the parameters (or move the model before the first step)"
+    "the optimizer's state stayed behind when the model moved; load_state_dict moves the state to "
+    "the parameters (or move the model before the optimizer steps or loads its state)"
 )
 _FILE = "the file holds tensors of a GPU that is not here; load them to the CPU, then move"
 _WORKERS = (

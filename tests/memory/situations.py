@@ -355,6 +355,13 @@ SITUATIONS = [
         "`y.view(6000)` for `y`: [6000, 1] and [6000] broadcast to 6,000 × 6,000",
     ),
     Notebook(
+        "shapes that broadcast by mistake, made in the same cell",
+        [],
+        "p, t = torch.ones(6000, 1, device='cuda'), torch.ones(6000, device='cuda')\n"
+        "err = ((p - t) ** 2).mean()",
+        "`p.view(6000)` for `p`: [6000, 1] and [6000] broadcast to 6,000 × 6,000",
+    ),
+    Notebook(
         "attention that keeps all scores",
         [
             "class Attention(nn.Module):\n    def __init__(self):\n        super().__init__()\n"

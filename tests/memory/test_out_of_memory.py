@@ -146,8 +146,24 @@ def test_in_a_program_and_as_html(ip):
     assert (found.expression, found.line) == ("torch.empty(2**29, device='cuda')", 3)
     assert (found.wanted, found.device.holders[0].path) == (2**31, "kept")
     assert "in all" in found.reason
+    assert found.levers == ()  # to delete `kept` would not help
     assert "out of memory · In [3], line 3: torch.empty(2**29" in repr(found)
     assert "<code>torch.empty(2**29, device=&#x27;cuda&#x27;)</code>" in found._repr_html_()
+
+
+def test_a_failed_cell_that_runs_again_has_the_same_cure(small, shown):
+    small.run(f"{START}\nx, spare = mib(8), mib(40)")
+    for _ in range(2):
+        small.run("y = [x * n for n in range(3)]")
+        assert shown.pop().levers[0].do.startswith("`%gpufree spare`")
+
+
+def test_what_a_loop_only_reads_does_not_grow(small, shown):
+    small.run(f"{START}\nx, spare = mib(6), mib(50)")
+    small.run("outs = []\nfor n in range(9):\n    outs.append((x * n).exp())")
+    found = shown.pop()
+    assert found.adds_to != "x"
+    assert [lever.do.partition(",")[0] for lever in found.levers] == ["`%gpufree spare`"]
 
 
 def test_another_gpu_is_offered_without_a_context_on_it(gpus, monkeypatch):

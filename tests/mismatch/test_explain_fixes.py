@@ -25,7 +25,7 @@ def test_the_state_of_an_optimizer_whose_step_no_line_can_precede_is_explained_w
     )
     explanation = gpumagic.explain(run(code))
     assert names_told(explanation)["opt.state"].odd
-    assert "or move the model before the first step" in explanation.reason
+    assert "or move the model before the optimizer steps" in explanation.reason
     assert explanation.fix is None
 
 
@@ -708,6 +708,19 @@ def test_tables_that_functions_read_in_each_pass_are_moved_once_before_the_loop(
     assert run(applied(told, code)) is None
 
 
+def test_a_fix_that_leaves_an_unregistered_tensor_has_the_edit_for_it_too():
+    code = (
+        "class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.fc = nn.Linear(2, 1)\n        self.scale = torch.ones(1)\n"
+        "    def forward(self, x):\n        return self.fc(x) * self.scale\n"
+        "Net().cuda(1)(torch.ones(2).cuda())\n"
+    )
+    error = run(code)
+    told = try_fix(error, gpumagic.explain(error))
+    assert 'self.register_buffer("scale", torch.ones(1), persistent=False)' in told.more[0].code
+    assert run(applied(told, code)) is None
+
+
 def test_the_line_that_moved_a_module_is_named_and_modules_that_calls_make_have_a_name_each():
     told = gpumagic.explain(run(ONCE[-2][0]))
     assert told.reason == "snippet.py, line 3: model.cpu() moves the module itself"
@@ -715,10 +728,9 @@ def test_the_line_that_moved_a_module_is_named_and_modules_that_calls_make_have_
         "class Net(nn.Module):\n    def forward(self, x):\n        x = nn.BatchNorm1d(4)(x)\n"
         "        return nn.BatchNorm1d(4)(x.relu())\nNet()(torch.ones(3, 4, device='cuda'))"
     )
-    assert (
-        "write self.batchnorm1d_1 = nn.BatchNorm1d(4) and self.batchnorm1d_2 = nn.BatchNorm1d(4) in "
-        "__init__, and call these instead" in gpumagic.explain(run(code)).reason
-    )
+    why = gpumagic.explain(run(code)).reason
+    made = [f"self.batchnorm1d_{n} = nn.BatchNorm1d(4)" for n in (1, 2)]
+    assert f"write {' and '.join(made)} in __init__, and call these instead" in why
 
 
 def test_a_loss_or_a_local_module_that_a_function_makes_is_moved():
