@@ -66,6 +66,7 @@ class Subject:
     move: bool  # whether variables that the code reads are moved to `device`
     limit: float  # seconds
     cards: tuple[Card, ...] = ()  # cards not in this machine; `device` simulates the first
+    target: str = ""  # the device that fixes of errors between devices should prefer
     guesses: bool = False  # whether to guess numbers that depend on data, instead of ending the run
 
     @property
@@ -249,7 +250,8 @@ class _Following:
         if not isinstance(error, Exception):
             return ()
         with faults.kept("explaining the error of a dry run"):
-            explanation = explain(error, namespace=self._subject.namespace)
+            namespace, target = self._subject.namespace, self._subject.target
+            explanation = explain(error, namespace=namespace, target=target)
         text = faults.in_words(error)
         if explanation is None and "same device" not in text:
             return ()

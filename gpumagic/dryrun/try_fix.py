@@ -99,12 +99,14 @@ class _Trial:
                 break
             other = explain(error, namespace=self._namespace, target=gpu, here=here)
             if other and other.fix and found.fix and other.fix.code != found.fix.code:
-                done, cost = self._completed(replace(other, first=found.first))
+                done, cost = self._completed(replace(other, first=found.first), gpu)
                 if cost < (copies, count):
                     best, (copies, count) = done, cost
         return best
 
-    def _completed(self, found: Explanation) -> tuple[Explanation, tuple[int, int]]:
+    def _completed(
+        self, found: Explanation, target: str = ""
+    ) -> tuple[Explanation, tuple[int, int]]:
         """Add the fixes of errors that follow. Also return the repeated copies and all edits."""
         texts, every, fix = dict(self._before), list[Fix](), found.fix
         if fix is not None and fix.cls and not self._takes_effect(fix, texts):
@@ -114,7 +116,7 @@ class _Trial:
             every.append(fix)
             copies += bool(fix.nbytes) and _is_repeated(fix, texts[fix.filename])
             texts[fix.filename] = fix.apply(texts[fix.filename])
-            run = self._dry(self._from_change(texts), texts)
+            run = self._dry(self._from_change(texts), texts, target=target)
             if run.error:
                 break
             if not run.mismatches:
@@ -143,7 +145,9 @@ class _Trial:
         ran = sum((stmt.end_lineno or 0) < self._top.line for stmt in old)
         return new[min(ran, next((n for n, same in enumerate(alike) if not same), len(old))) :]
 
-    def _dry(self, code: list[ast.stmt], texts: dict[str, str], number: str = "") -> DryRun:
+    def _dry(
+        self, code: list[ast.stmt], texts: dict[str, str], number: str = "", target: str = ""
+    ) -> DryRun:
         file, tree, namespace = self._top.filename, ast.Module(code, []), self._namespace
         reads = variables_read(names_read(tree, self._transform), namespace) if number else ()
         # Search before the fork, because the child freezes objects, and `gc` then omits them.
@@ -160,8 +164,8 @@ class _Trial:
             return lambda: {"Out": execute(tree)}
 
         device, _ = target_of(f"cuda:{number}" if number else None)
-        moves = bool(number)
-        return dry(Subject(namespace, [*reads], prepare, device, moves, _LIMIT_S, guesses=True))
+        how = (device, bool(number), _LIMIT_S, (), target, True)
+        return dry(Subject(namespace, [*reads], prepare, *how))
 
 
 def _is_repeated(fix: Fix, text: str) -> bool:
