@@ -54,7 +54,7 @@ def _named(s: OutOfMemoryState, rest: frames.RestOfCode, form: Form) -> str:
 def other_values(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose the same shape for two operands, less padding, and float32 for float64."""
     known = t.best.names if t.best is not None else {}
-    for form in _one_shape(s):
+    for form in {form.do: form for form in _one_shape(s)}.values():
         yield from helps(t.best, form.do, form=form)
     for trial in (trial for trial in t.every if trial.lacking > 0):
         for do, names in _padded(trial.names):
@@ -98,7 +98,7 @@ def _one_shape(s: OutOfMemoryState) -> Iterator[Form]:
     for one, two in permutations(operands, 2):
         column = max(one, two, key=lambda operand: operand.dim())
         alike = one.numel() == two.numel() and one.dim() != two.dim() and column.shape[-1] == 1
-        for name in {n.id for n in names} if alike and not column._is_view() else ():
+        for name in dict.fromkeys(n.id for n in names) if alike and not column._is_view() else ():
             if s.frames[0].scope.name(name) is one:
                 code = f"{name}.view({', '.join(map(str, two.shape))})"
                 shapes = f"{[*one.shape]} and {[*two.shape]} broadcast"

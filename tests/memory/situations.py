@@ -330,7 +330,7 @@ SITUATIONS = [
         "shapes that broadcast by mistake",
         ["net, X = nn.Linear(8, 1).cuda(), torch.ones(4000, 8, device='cuda')", "y = X.sum(1)"],
         "pred = net(X)\nloss = ((pred - y) ** 2).mean()\nloss.backward()",
-        "`y.view(4000, 1)` for `y`",
+        "`pred.view(4000)` for `pred`",
         often=True,
     ),
     Notebook(
