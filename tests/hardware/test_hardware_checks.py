@@ -174,7 +174,8 @@ def test_advice_and_the_sentence_on_savings_may_wrap():
     virtual = (
         "   5  loss.item()  waits for cuda:0 (item, implicit)  3  12 B  9 µs\n"
         "      → leave loss.detach().clone() on the device, and read it once after the\n"
-        "        loop; saves 2 of 3 waits\nTimes on virtual GPUs are the CPU's and say nothing about a GPU: savings\n"
+        "        loop; saves 2 of 3 waits\n"
+        "Times on virtual GPUs are the CPU's and say nothing about a GPU: savings\n"
         "are in calls.\n"
     )
     (row,) = report_rows({"train": real}, {"train": virtual})
