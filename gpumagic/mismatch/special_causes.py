@@ -26,7 +26,8 @@ from gpumagic.mismatch.explanation import (
     expression,
     total,
 )
-from gpumagic.mismatch.operation import Message, named_in, nodes_around
+from gpumagic.mismatch.operation import Message, named_in, nodes_around, storages
+from gpumagic.moving.move import origin_of
 from gpumagic.usercode.files import label, source_of
 from gpumagic.usercode.frames import FailedFrame, statement, uses
 
@@ -37,8 +38,8 @@ _STATE = (
 _FILE = "the file holds tensors of a GPU that is not here; load them to the CPU, then move"
 _WORKERS = (
     "the workers and pin_memory of a DataLoader can only read tensors on the CPU; make {} again "
-    "with num_workers=0, pin_memory=False; or put its tensors on the CPU first: type %ongpu home, "
-    "then make it in a cell without %%ongpu"
+    "with num_workers=0, pin_memory=False; or put its tensors on the CPU first: type {}, "
+    "then make {} in a cell without %%ongpu"
 )
 _DEFAULT = "the default device is {}, but torch's CPU generator draws these numbers"
 _SHOWN = 3
@@ -171,7 +172,8 @@ def _parameters(function: Any) -> tuple[str, ...]:
 
 def _for_worker(frames: list[FailedFrame]) -> Explanation:
     """Explain a DataLoader whose workers read tensors on a GPU."""
-    file, line, rows, name = frames[0].filename, frames[0].line, list[Operand](), "the loader"
+    file, line, name = frames[0].filename, frames[0].line, "the loader"
+    rows, tensors = list[Operand](), list[tuple[str, Tensor]]()
     loaders = (each for frame in reversed(frames) for each in _in_statement(frame, DataLoader))
     for name, loader in loaders:
         tensors = [(path, t) for path, t in operand.tensors_of(loader) if t.device.type != "cpu"]
@@ -180,8 +182,21 @@ def _for_worker(frames: list[FailedFrame]) -> Explanation:
             rows.append(sources.row(part, True))
         if tensors:
             break
-    why, code = _WORKERS.format(name), source_of(file, line)
-    return Explanation(code, line, file, label(file), tuple(rows), None, why)
+    why = _WORKERS.format(name, *_made_on_host([t for _, t in tensors], frames[-1], name))
+    return Explanation(source_of(file, line), line, file, label(file), tuple(rows), None, why)
+
+
+def _made_on_host(tensors: list[Tensor], frame: FailedFrame, loader: str) -> tuple[str, str]:
+    """Return the code that moves a loader's tensors to the CPU, and what to make again then."""
+    away, every = storages(tensors), {**frame.scope.outer, **frame.scope.local}
+    held = {name: v for name, v in every.items() if name[0] != "_" and issubclass(type(v), Tensor)}
+    its = {name: tensor for name, tensor in held.items() if storages(tensor) & away}
+    # `%ongpu home` leaves tensors that were created on the GPU.
+    made = [name for name, tensor in its.items() if origin_of(tensor) is None]
+    moves = [f"{', '.join(made)} = {', '.join(f'{name}.cpu()' for name in made)}"] if made else []
+    unnamed = not away or away - storages([*its.values()])
+    moves += ["%ongpu home"] * bool(unnamed or len(made) < len(its))
+    return " and ".join(moves), f"its data and {loader}" if unnamed else loader
 
 
 def _for_gradient(frame: FailedFrame, name: str, device: str, there: str) -> Explanation:
