@@ -72,8 +72,10 @@ def choose(
     first = _of_indexed(found) if indexed else first
     target = target or first or _written_on(found, frames) or _heaviest(found)
     odd = [part for part in leaves if part.devices != (target,)]
-    if indexed:  # an index on the CPU is always allowed
-        odd = [part for part in odd if part is leaves[0] or part.device != "cpu"]
+    # An index on the CPU is always allowed.
+    within = [*ast.walk(getattr(found.node, "slice", ast.Pass()))]
+    indices = [part for part in leaves[indexed:] if indexed or part.node in within]
+    odd = [part for part in odd if part.device != "cpu" or part not in indices]
     moving = [part for part in odd if part.kind != "object" or hasattr(type(part.value), "to")]
     return Choice(target, tuple(moving or odd)) if odd else None
 
