@@ -71,7 +71,7 @@ class Death:
 
     what: str  # "device-side assert"
     where: str  # the code that ran when the failure was found, "In [7], line 3"; empty if unknown
-    first_line: str = ""  # as in `advice`
+    first_line: str = ""  # the `%%ongpu` line that checks the cell, in words; empty for GPU 0
 
     @property
     def cause(self) -> str:
@@ -156,8 +156,7 @@ def is_death(error: BaseException) -> bool:
 
 
 def advice(error: BaseException, first_line: str = "") -> str:
-    """Return advice on a bad index, a missing GPU or a temporary CUDA error; empty for others.
-    `first_line` names the line that checks the indices of the failed cell on its device."""
+    """Return advice on a bad index, a missing GPU or a temporary CUDA error; empty for others."""
     if _said(error) == _BUSY:
         return _WHERE_BUSY
     if _said(error) == "invalid device ordinal":

@@ -56,8 +56,9 @@ def cuda_advice(error: BaseException, first_line: str = "") -> str:
     chain = [*errors(error)]
     if "torch" in sys.modules:
         line = innermost_of(chain[-1].__traceback__)
-        where = f"{line.label}, line {line.line}" if line else last_cell()
-        state.look(where, chain[-1], first_line)
+        state.look(
+            f"{line.label}, line {line.line}" if line else last_cell(), chain[-1], first_line
+        )
         if (death := state.death()) is not None and any(map(state.is_death, chain)):
             from gpumagic.memory.save_host import what_is_left
 
@@ -133,12 +134,11 @@ class Explaining:
 
     def checked_line(self) -> str:
         """Return the first line that checks the running cell's indices; empty without a device."""
-        cell = self._cell()
-        if cell is None or cell.run is None:
+        if (cell := self._cell()) is None or cell.run is None:
             return ""
-        line = f"%%ongpu {str(cell.run.device).removeprefix('cuda:')} --check"
+        device = str(cell.run.device).removeprefix("cuda:")
         instead = "" if cell.request.standing else ", instead of the present one,"
-        return f"{line} as the cell's first line{instead}"
+        return f"%%ongpu {device} --check as the cell's first line{instead}"
 
     def report_death(self, where: str, first_line: str) -> None:
         """If CUDA died, report it once to the user and JupyterLab; `where` names the ended cell."""

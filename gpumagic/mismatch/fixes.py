@@ -73,30 +73,23 @@ def choose(
     target = target or first or _written_on(found, frames) or _heaviest(found)
     odd = [part for part in leaves if part.devices != (target,)]
     # An index on the CPU is always allowed.
-    within = [*ast.walk(getattr(found.node, "slice", ast.Pass()))]
-    indices = [part for part in leaves[indexed:] if indexed or part.node in within]
-    odd = [part for part in odd if part.device != "cpu" or part not in indices]
+    indices = [*ast.walk(getattr(found.node, "slice", ast.Pass()))]
+    odd = [part for part in odd if part.device != "cpu" or part.node not in indices]
     moving = [part for part in odd if part.kind != "object" or hasattr(type(part.value), "to")]
     return Choice(target, tuple(moving or odd)) if odd else None
 
 
 def _of_indexed(found: Operation) -> str | None:
     """Return the target for `x[i]`: the device of the tensor `x`, or the GPU of the indices."""
-    # This GPU is the target if a call just created `x`, or if later code needs the indices there.
+    # This GPU is the target if the function made `x`, or if later code needs the indices there.
     (indexed, *indices), frame = found.parts, found.reader.frame
     gpus = [part for part in indices if part.device not in ("cpu", None)]
-    there = gpus and indexed.device == "cpu" and indexed is not found.fixed
-    if there and (_belongs_there(found, gpus) or also_needed(frame, found.node, gpus, "cpu")):
-        return gpus[0].device
-    return indexed.device
-
-
-def _belongs_there(found: Operation, gpus: list[Part]) -> bool:
-    """Whether the function itself made the indexed tensor, for indices or a mask on a GPU."""
-    indexed, frame = found.parts[0], found.reader.frame
+    if not gpus or indexed.device != "cpu" or indexed is found.fixed:
+        return indexed.device
     names = () if frame.at_top else {*frame.code.co_varnames} - {*frame.parameters}
     masked = indexed.text in names and any("bool[" in part.about for part in gpus)
-    return masked or indexed.factory or sources.maker_of(indexed, found) is not None
+    made = masked or indexed.factory or sources.maker_of(indexed, found)
+    return gpus[0].device if made or also_needed(frame, found.node, gpus, "cpu") else "cpu"
 
 
 def _written_on(found: Operation, frames: list[FailedFrame]) -> str | None:
@@ -154,7 +147,7 @@ def climb(site: Site, outer: list[FailedFrame]) -> tuple[Site, dict[str, str]]:
     for frame in outer:
         done = operation(frame.failed, Reader(frame)) if frame.failed is not None else None
         made = _made_for(moved, site.frame, frame) if done else []
-        above = _given(moved, site.frame, [*done.parts, *_called_on(frame), *made] if done else ())
+        above = _given(moved, site.frame, [*done.parts, *made] if done else ())
         if done is None or above is None:
             break
         moved, count = above, len(site.odd)
@@ -176,15 +169,8 @@ def _at_notebook(site: Site, outer: list[FailedFrame]) -> Site:
     return Site(Operation(Reader(frame), frame.failed, ()), site.odd, site.extra)
 
 
-def _called_on(frame: FailedFrame) -> list[Part]:
-    """Return `x` for the failed call of a method, ``x.f()``."""
-    node = getattr(getattr(frame.failed, "func", None), "value", None)
-    value = frame.scope.value(node) if node is not None else None
-    return [Part(node, frame.text(node), "object", value=value)] if node is not None else []
-
-
 def _made_for(moved: list[Part], within: FailedFrame, frame: FailedFrame) -> list[Part]:
-    """Return the calls in the caller's arguments that made these operands: `g(x)` in `f(g(x))`."""
+    """Return `x` for the caller's ``x.f(g(y))``, and `g(y)` if that call made an operand."""
     node: Any = frame.failed
     names = within.parameters[1:] if within.parameters[:1] == ("self",) else within.parameters
     if not isinstance(node, ast.Call):
@@ -193,7 +179,9 @@ def _made_for(moved: list[Part], within: FailedFrame, frame: FailedFrame) -> lis
     kept = given.keys() - stored(function_of(within.failed or node) or node)
     calls = ((p, given[p.text]) for p in moved if p.text in kept and within.direct)
     made = (replace(p, node=call, text=frame.text(call), kind="made") for p, call in calls)
-    return [part for part in made if isinstance(part.node, ast.Call)]
+    of = [node.func.value] if isinstance(node.func, ast.Attribute) else []
+    called = [Part(n, frame.text(n), "object", value=frame.scope.value(n)) for n in of]
+    return [*called, *(part for part in made if isinstance(part.node, ast.Call))]
 
 
 def _given(moved: list[Part], frame: FailedFrame, parts: Iterable[Part]) -> list[Part] | None:
@@ -275,8 +263,7 @@ def _move_owners(choice: Choice, frames: list[FailedFrame]) -> Fix | None:
 
 def elsewhere(clash: Operation, choice: Choice, outer: list[FailedFrame]) -> Fix | None:
     """Return a fix in the code that made the operands, or that names their owner; or None."""
-    frames = [clash.reader.frame, *outer]
-    return _create_above(clash, choice, outer) or _move_owners(choice, frames)
+    return _create_above(clash, choice, outer) or _move_owners(choice, [clash.reader.frame, *outer])
 
 
 def _create_above(clash: Operation, choice: Choice, outer: list[FailedFrame]) -> Fix | None:

@@ -93,7 +93,9 @@ def _for_optimizer(frames: list[FailedFrame]) -> Explanation | None:
         return None
     text, optimizer = found[0]
     parameters: list[Tensor] = [p for group in optimizer.param_groups for p in group["params"]]
-    away = _away(optimizer, parameters)
+    state = ((p, *each) for p in parameters for each in optimizer.state.get(p, {}).items())
+    tensors = ((p, t) for p, key, t in state if issubclass(type(t), Tensor) and key != "step")
+    away = [t for p, t in tensors if t.device != p.device]
     devices = {operand.full(tensor.device) for tensor in away}
     homes = {operand.full(parameter.device) for parameter in parameters}
     if len(devices) != 1 or len(homes) != 1:
@@ -109,13 +111,6 @@ def _for_optimizer(frames: list[FailedFrame]) -> Explanation | None:
         Operand(f"{text}.state", tuple(devices), nbytes, f"{len(away)} tensors", odd=True),
     )
     return Explanation(*expression(frame, node), rows, fix, _STATE)
-
-
-def _away(optimizer: Optimizer, parameters: list[Tensor]) -> list[Tensor]:
-    """Return the state tensors, except step counters, that are not on their parameter's device."""
-    state = ((p, *each) for p in parameters for each in optimizer.state.get(p, {}).items())
-    tensors = ((p, t) for p, key, t in state if issubclass(type(t), Tensor) and key != "step")
-    return [t for p, t in tensors if t.device != p.device]
 
 
 def _for_missing(frame: FailedFrame, kind: str) -> Explanation | None:
@@ -172,18 +167,15 @@ def _parameters(function: Any) -> tuple[str, ...]:
 
 def _for_worker(frames: list[FailedFrame]) -> Explanation:
     """Explain a DataLoader whose workers read tensors on a GPU."""
-    file, line, name = frames[0].filename, frames[0].line, "the loader"
-    rows, tensors = list[Operand](), list[tuple[str, Tensor]]()
+    file, line = frames[0].filename, frames[0].line
     loaders = (each for frame in reversed(frames) for each in _in_statement(frame, DataLoader))
-    for name, loader in loaders:
-        tensors = [(path, t) for path, t in operand.tensors_of(loader) if t.device.type != "cpu"]
-        for path, tensor in tensors[:_SHOWN]:
-            (part,) = operand.describe(tensor, ast.Name(name), f"{name}.{path}")
-            rows.append(sources.row(part, True))
-        if tensors:
-            break
+    held = ((name, operand.tensors_of(loader)) for name, loader in loaders)
+    on_gpu = ((name, [t for t in found if t[1].device.type != "cpu"]) for name, found in held)
+    name, tensors = next((each for each in on_gpu if each[1]), ("the loader", []))
+    made = (operand.describe(t, ast.Name(name), f"{name}.{p}") for p, t in tensors[:_SHOWN])
+    rows = tuple(sources.row(part, True) for (part,) in made)
     why = _WORKERS.format(name, *_made_on_host([t for _, t in tensors], frames[-1], name))
-    return Explanation(source_of(file, line), line, file, label(file), tuple(rows), None, why)
+    return Explanation(source_of(file, line), line, file, label(file), rows, None, why)
 
 
 def _made_on_host(tensors: list[Tensor], frame: FailedFrame, loader: str) -> tuple[str, str]:
