@@ -37,9 +37,9 @@ _STAYS = {
 _BUSY = "CUDA-capable device(s) is/are busy or unavailable"
 # Errors that CUDA may report for a GPU that fell off the bus.
 _MAY_BE_LOST = frozenset({_BUSY, "unspecified launch failure", "unknown error"})
-_CHECK = "%%ongpu 0 --check on top of the cell names the bad index"
+_FIRST_LINE = "%%ongpu 0 --check as the cell's first line"
 _CURES = {
-    "device-side assert": f"restart the kernel; {_CHECK}",
+    "device-side assert": "restart the kernel; {} names the bad index",
     "uncorrectable ECC error": "restart the kernel; if it happens again, reset the GPU "
     "(sudo nvidia-smi --gpu-reset)",
     "launch timed out": "restart the kernel, and give each call less work",
@@ -71,6 +71,7 @@ class Death:
 
     what: str  # "device-side assert"
     where: str  # the code that ran when the failure was found, "In [7], line 3"; empty if unknown
+    first_line: str = ""  # the `%%ongpu` line that checks the cell, in words; empty for GPU 0
 
     @property
     def cause(self) -> str:
@@ -80,7 +81,7 @@ class Death:
     @property
     def cure(self) -> str:
         """The advice to the user."""
-        return _CURES.get(self.what, "restart the kernel")
+        return _CURES.get(self.what, "restart the kernel").format(self.first_line or _FIRST_LINE)
 
     @property
     def said(self) -> str:
@@ -114,7 +115,7 @@ def started() -> list[int]:
     return [n for n in range(cuda.device_count()) if has_context(n)]
 
 
-def look(where: str = "", error: BaseException | None = None) -> Death | None:
+def look(where: str = "", error: BaseException | None = None, first_line: str = "") -> Death | None:
     """Check CUDA without waiting; return CUDA's death or None. `error` was raised at `where`."""
     global _death
     if (cuda := live_cuda()) is not None:
@@ -122,9 +123,9 @@ def look(where: str = "", error: BaseException | None = None) -> Death | None:
         if not _MAY_BE_LOST.isdisjoint((said, _said(error))) and _lost():
             _death = Death("GPU lost", where)
         elif said in _STAYS:
-            _death = Death(_STAYS[said], where)
+            _death = Death(_STAYS[said], where, first_line)
     elif _death is not None and not _death.where:
-        _death = replace(_death, where=where)
+        _death = replace(_death, where=where, first_line=first_line)
     return _death
 
 
@@ -154,7 +155,7 @@ def is_death(error: BaseException) -> bool:
     return isinstance(error, CudaDead)
 
 
-def advice(error: BaseException) -> str:
+def advice(error: BaseException, first_line: str = "") -> str:
     """Return advice on a bad index, a missing GPU or a temporary CUDA error; empty for others."""
     if _said(error) == _BUSY:
         return _WHERE_BUSY
@@ -162,7 +163,7 @@ def advice(error: BaseException) -> str:
         return there_is(here(memory=False))
     said = faults.in_words(error)
     if re.search(r"index out of range in self|Target -?\d+ is out of bounds", said):
-        return _CHECK
+        return f"{first_line or _FIRST_LINE} names the bad index"
     if said.endswith("device type at start of device string: gpu"):
         return 'torch calls a GPU "cuda", or "cuda:0"'
     found = next((name for name, texts in _NO_GPU.items() if re.search(texts, said)), "")

@@ -236,9 +236,8 @@ def copying(base: Kernel, virtual: bool) -> Kernel:
             if (first := found[0].count) <= _FIRST or not first % _EVERY:
                 _look(found, src, host)
 
-        if virtual:
-            return after
-        return _on_real(found, after, (self if source == HOST else src).device)
+        device = (self if source == HOST else src).device
+        return after if virtual else _on_real(found, after, device)
 
     return counted(base, before)
 

@@ -263,15 +263,11 @@ meters: list[MemoryMeter] = []
 """All running meters."""
 
 
-def _read_memory() -> list[tuple[int, tuple[int, int, int]]]:
-    """Return each device's ordinal, allocated bytes, peak bytes and total number of allocations."""
+def _read_memory() -> Iterator[tuple[int, tuple[int, int, int]]]:
+    """Yield each device's ordinal, allocated bytes, peak bytes and total number of allocations."""
     # Do not initialize CUDA, which would take seconds and hundreds of MiB on each device.
-    if not torch.cuda.is_initialized():
-        return []
-    read = []
-    for index in range(device_count()):
+    for index in range(device_count() if torch.cuda.is_initialized() else 0):
         if stats := torch.cuda.memory_stats_as_nested_dict(index):
             used = stats["allocated_bytes"]["all"]
             count = stats["allocation"]["all"]["allocated"]
-            read.append((index, (used["current"], used["peak"], count)))
-    return read
+            yield index, (used["current"], used["peak"], count)

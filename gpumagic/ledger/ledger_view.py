@@ -9,6 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from gpumagic.device import cuda_state
 from gpumagic.display import table
 from gpumagic.display.table import block, coded, tag
 from gpumagic.display.units import duration, many, size, some
@@ -123,28 +124,34 @@ def _of_copy_from_host(entry: Entry) -> Advice | None:
     return None
 
 
-_READ = re.compile(r"(?:bool|float|int)\((.+)\)|(.+)\.(?:cpu|item|numpy|tolist)\(\)")
+_READ = re.compile(r"(?:bool|float|int)\((.+)\)|(.+)\.(?:clone|cpu|detach|item|numpy|tolist)\(\)")
 _INTO = re.compile(r"([\w.]+)(?:\.(?:append|extend)\((.+)\)| \+= (.+))$")
 _INNERMOST = re.compile(r"[(\[][^()\[\]]*[)\]]")
 
 
 def _keep(entry: Entry) -> str:
-    """Return the advice to keep a value on the device; empty if the code needs it at once."""
-    if entry.where is not None and decides(entry.where.file, entry.where.line, entry.code):
+    """Return the advice to keep a value on the device; empty if the code needs it on the host."""
+    where, tensor = entry.where, _tensor_of(entry.code)
+    if (where and decides(where.file, where.line, entry.code)) or not _fits(entry):
         return ""
-    tensor = _tensor_of(entry.code)
-    name = tensor if tensor != entry.code and len(tensor) <= _LONG else ""
-    into = _INTO.search(entry.where.source) if entry.where else None
-    if into is None or _tensor_of(into[2] or into[3]) != tensor:
-        return f"keep {name or 'what it reads'} on the device, and read it once after the loop"
-    kept = name or "x"
-    if not entry.framework:
+    named = tensor != entry.code and len(tensor) <= _LONG
+    kept = tensor if named else "x"
+    if not entry.framework:  # each pass would keep its graph, and storages as large as its inputs
         kept = f"({kept})" if " " in _INNERMOST.sub("", kept) else kept
-        kept = f"{kept}.detach().clone()"  # a loss may keep a storage as large as its input
-    return (
-        f"keep {into[1]} on the device, with {kept} in place of {table.short(entry.code, _LONG)}, "
-        "and read it once after the loop"
-    )
+        kept = f"{kept}.detach().clone()"
+    found = _INTO.search(where.source) if where else None
+    into = found[1] if found and _tensor_of(found[2] or found[3]) == tensor else ""
+    what, instead = into or (kept if named else "what it reads"), ""
+    if into or (tensor != entry.code and not named):
+        instead = f", with {kept} in place of {table.short(entry.code, _LONG)},"
+    return f"leave {what} on the device{instead or ','} and read it once after the loop"
+
+
+def _fits(entry: Entry) -> bool:
+    """Whether the GPU has room for everything that was copied from it; True if unknown."""
+    kind, _, number = entry.source.partition(":")
+    known = kind == "cuda" and int(number or 0) in cuda_state.started()
+    return not known or entry.nbytes <= cuda_state.free_bytes(entry.source)
 
 
 def _tensor_of(code: str) -> str:

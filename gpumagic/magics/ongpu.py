@@ -177,10 +177,10 @@ class CellHooks:
             return  # IPython announces the end of an empty cell, but not its start
         if (error := getattr(result, "error_in_exec", None)) is not None:
             self.explaining.explain_unshown(error)
-        cell = self.stack.pop()
+        first_line, cell = self.explaining.checked_line(), self.stack.pop()
         self._end(cell, error or getattr(result, "error_before_exec", None))
         number = getattr(result, "execution_count", None)
-        self.explaining.report_death(f"In [{number}]" if number else "a cell")
+        self.explaining.report_death(f"In [{number}]" if number else "a cell", first_line)
         if cell.stamp:
             unstamp_memory(*cell.stamp)
         while faults.unreported:

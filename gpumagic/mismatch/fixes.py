@@ -68,29 +68,24 @@ def choose(
     first = _of_indexed(found) if indexed else first
     target = target or first or _written_on(found, frames) or _heaviest(found)
     odd = [part for part in leaves if part.devices != (target,)]
-    if indexed:  # an index on the CPU is always allowed
-        odd = [part for part in odd if part is leaves[0] or part.device != "cpu"]
+    # An index on the CPU is always allowed.
+    indices = [*ast.walk(getattr(found.node, "slice", ast.Pass()))]
+    odd = [part for part in odd if part.device != "cpu" or part.node not in indices]
     moving = [part for part in odd if part.kind != "object" or hasattr(type(part.value), "to")]
     return Choice(target, tuple(moving or odd)) if odd else None
 
 
 def _of_indexed(found: Operation) -> str | None:
     """Return the target for `x[i]`: the device of the tensor `x`, or the GPU of the indices."""
-    # This GPU is the target if a call just created `x`, or if later code needs the indices there.
+    # This GPU is the target if the function made `x`, or if later code needs the indices there.
     (indexed, *indices), frame = found.parts, found.reader.frame
     gpus = [part for part in indices if part.device not in ("cpu", None)]
-    there = gpus and indexed.device == "cpu" and indexed is not found.fixed
-    if there and (_belongs_there(found, gpus) or also_needed(frame, found.node, gpus, "cpu")):
-        return gpus[0].device
-    return indexed.device
-
-
-def _belongs_there(found: Operation, gpus: list[Part]) -> bool:
-    """Whether the function itself made the indexed tensor, for indices or a mask on a GPU."""
-    indexed, frame = found.parts[0], found.reader.frame
+    if not gpus or indexed.device != "cpu" or indexed is found.fixed:
+        return indexed.device
     names = () if frame.at_top else {*frame.code.co_varnames} - {*frame.parameters}
     masked = indexed.text in names and any("bool[" in part.about for part in gpus)
-    return masked or indexed.factory or sources.maker_of(indexed, found) is not None
+    made = masked or indexed.factory or sources.maker_of(indexed, found)
+    return gpus[0].device if made or also_needed(frame, found.node, gpus, "cpu") else "cpu"
 
 
 def _written_on(found: Operation, frames: list[FailedFrame]) -> str | None:
@@ -142,8 +137,7 @@ def _move_owners(choice: Choice, frames: list[FailedFrame]) -> Fix | None:
 
 def elsewhere(clash: Operation, choice: Choice, outer: list[FailedFrame]) -> Fix | None:
     """Return a fix in the code that made the operands, or that names their owner; or None."""
-    frames = [clash.reader.frame, *outer]
-    return _create_above(clash, choice, outer) or _move_owners(choice, frames)
+    return _create_above(clash, choice, outer) or _move_owners(choice, [clash.reader.frame, *outer])
 
 
 def _create_above(clash: Operation, choice: Choice, outer: list[FailedFrame]) -> Fix | None:

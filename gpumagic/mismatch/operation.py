@@ -45,9 +45,8 @@ _KINDS = {
     r"|legacy constructor expects device type: cpu but device type: \w+ was passed"
     r"|RNG state must be a torch\.ByteTensor",
     "mixed": r"\bsame devices?\b|\bsame device type\b|\bsame GPU\b|\bsame type of device\b"
-    r"|\w+ must be a CUDA tensor"
-    r"|found two different devices|\bon different devices\b|on a different device"
-    r"|Expected object of (?:device type|backend) \w+ but got"
+    r"|\w+ must be a CUDA tensor|found two different devices|\bon different devices\b"
+    r"|on a different device|Expected object of (?:device type|backend) \w+ but got"
     r"|to be on (?:GPU|CPU) \(while checking|but expected (?:it|them) to be on (?:GPU|CPU)"
     r"|^invalid gradient at index \d+ - expected device \S+ but got"
     r"|Tensor on device \S+ is not on the expected device",
@@ -307,8 +306,9 @@ def _clashes(
     reader, ran = Reader(frame, moved), set(ast.walk(node)) - {node}
     for step in _steps(node):
         if isinstance(step, ast.Assign):
-            part = reader.part(step.value)
-            moved |= dict.fromkeys(_targets(step), getattr(part, "device", None))
+            nodes = [node for to in step.targets for node in ast.walk(to)]
+            names = [ast.unparse(node) for node in nodes if isinstance(node, NAMED)]
+            moved |= dict.fromkeys(names, getattr(reader.part(step.value), "device", None))
         elif step not in ran and wants_one_device(step, reader):
             leaves = _leaves(step, reader)
             if any(part.device == target for part in leaves):
@@ -317,11 +317,6 @@ def _clashes(
                 made = "cpu" if step.lineno < frame.line + alike else None
                 there = [p for p in leaves if (made if p.factory else p.device) in sources]
                 yield reader, there
-
-
-def _targets(stmt: ast.Assign) -> list[str]:
-    nodes = [node for to in stmt.targets for node in ast.walk(to)]
-    return [ast.unparse(node) for node in nodes if isinstance(node, NAMED)]
 
 
 def _leaves(step: ast.AST, reader: Reader) -> list[Part]:

@@ -41,7 +41,7 @@ def climb(site: Site, outer: list[FailedFrame]) -> tuple[Site, dict[str, str]]:
     for frame in outer:
         done = operation(frame.failed, Reader(frame)) if frame.failed is not None else None
         made = _made_for(moved, site.frame, frame) if done else []
-        above = _given(moved, site.frame, [*done.parts, *_called_on(frame), *made] if done else ())
+        above = _given(moved, site.frame, [*done.parts, *made] if done else ())
         if done is None or above is None:
             break
         moved, count = above, len(site.odd)
@@ -63,15 +63,8 @@ def _at_notebook(site: Site, outer: list[FailedFrame]) -> Site:
     return Site(Operation(Reader(frame), frame.failed, ()), site.odd, site.extra)
 
 
-def _called_on(frame: FailedFrame) -> list[Part]:
-    """Return `x` for the failed call of a method, ``x.f()``."""
-    node = getattr(getattr(frame.failed, "func", None), "value", None)
-    value = frame.scope.value(node) if node is not None else None
-    return [Part(node, frame.text(node), "object", value=value)] if node is not None else []
-
-
 def _made_for(moved: list[Part], within: FailedFrame, frame: FailedFrame) -> list[Part]:
-    """Return the calls in the caller's arguments that made these operands: `g(x)` in `f(g(x))`."""
+    """Return `x` for the caller's ``x.f(g(y))``, and `g(y)` if that call made an operand."""
     node: Any = frame.failed
     names = within.parameters[1:] if within.parameters[:1] == ("self",) else within.parameters
     if not isinstance(node, ast.Call):
@@ -80,7 +73,9 @@ def _made_for(moved: list[Part], within: FailedFrame, frame: FailedFrame) -> lis
     kept = given.keys() - stored(function_of(within.failed or node) or node)
     calls = ((p, given[p.text]) for p in moved if p.text in kept and within.direct)
     made = (replace(p, node=call, text=frame.text(call), kind="made") for p, call in calls)
-    return [part for part in made if isinstance(part.node, ast.Call)]
+    of = [node.func.value] if isinstance(node.func, ast.Attribute) else []
+    called = [Part(n, frame.text(n), "object", value=frame.scope.value(n)) for n in of]
+    return [*called, *(part for part in made if isinstance(part.node, ast.Call))]
 
 
 def _given(moved: list[Part], frame: FailedFrame, parts: Iterable[Part]) -> list[Part] | None:

@@ -106,9 +106,8 @@ def _registered(held: Any, odd: set[int]) -> str | None:
 def register(parts: list[operand.Part], frame: FailedFrame, target: str) -> Fix | None:
     """Return the fix that registers all these operands; None if one edit is not enough."""
     found = [unregistered(part, frame) for part in parts] if target != "cpu" else []
-    edits = [each.edit(frame) if each else None for each in found]
-    done = [edit for edit in edits if edit is not None]
-    edit = around(frame, done) if done and len(done) == len(edits) else None
+    edits: Any = [each.edit(frame) if each else None for each in found]
+    edit = around(frame, edits) if edits and all(edits) else None
     return edit.fix(0) if edit else None
 
 

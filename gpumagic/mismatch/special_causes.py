@@ -26,7 +26,8 @@ from gpumagic.mismatch.explanation import (
     expression,
     total,
 )
-from gpumagic.mismatch.operation import Message, named_in, nodes_around
+from gpumagic.mismatch.operation import Message, named_in, nodes_around, storages
+from gpumagic.moving.move import origin_of
 from gpumagic.usercode.files import label, source_of
 from gpumagic.usercode.frames import FailedFrame, statement, uses
 
@@ -37,8 +38,8 @@ _STATE = (
 _FILE = "the file holds tensors of a GPU that is not here; load them to the CPU, then move"
 _WORKERS = (
     "the workers and pin_memory of a DataLoader can only read tensors on the CPU; make {} again "
-    "with num_workers=0, pin_memory=False; or put its tensors on the CPU first: type %ongpu home, "
-    "then make it in a cell without %%ongpu"
+    "with num_workers=0, pin_memory=False; or put its tensors on the CPU first: type {}, "
+    "then make {} in a cell without %%ongpu"
 )
 _DEFAULT = "the default device is {}, but torch's CPU generator draws these numbers"
 _SHOWN = 3
@@ -92,7 +93,9 @@ def _for_optimizer(frames: list[FailedFrame]) -> Explanation | None:
         return None
     text, optimizer = found[0]
     parameters: list[Tensor] = [p for group in optimizer.param_groups for p in group["params"]]
-    away = _away(optimizer, parameters)
+    state = ((p, *each) for p in parameters for each in optimizer.state.get(p, {}).items())
+    tensors = ((p, t) for p, key, t in state if issubclass(type(t), Tensor) and key != "step")
+    away = [t for p, t in tensors if t.device != p.device]
     devices = {operand.full(tensor.device) for tensor in away}
     homes = {operand.full(parameter.device) for parameter in parameters}
     if len(devices) != 1 or len(homes) != 1:
@@ -108,13 +111,6 @@ def _for_optimizer(frames: list[FailedFrame]) -> Explanation | None:
         Operand(f"{text}.state", tuple(devices), nbytes, f"{len(away)} tensors", odd=True),
     )
     return Explanation(*expression(frame, node), rows, fix, _STATE)
-
-
-def _away(optimizer: Optimizer, parameters: list[Tensor]) -> list[Tensor]:
-    """Return the state tensors, except step counters, that are not on their parameter's device."""
-    state = ((p, *each) for p in parameters for each in optimizer.state.get(p, {}).items())
-    tensors = ((p, t) for p, key, t in state if issubclass(type(t), Tensor) and key != "step")
-    return [t for p, t in tensors if t.device != p.device]
 
 
 def _for_missing(frame: FailedFrame, kind: str) -> Explanation | None:
@@ -171,17 +167,28 @@ def _parameters(function: Any) -> tuple[str, ...]:
 
 def _for_worker(frames: list[FailedFrame]) -> Explanation:
     """Explain a DataLoader whose workers read tensors on a GPU."""
-    file, line, rows, name = frames[0].filename, frames[0].line, list[Operand](), "the loader"
+    file, line = frames[0].filename, frames[0].line
     loaders = (each for frame in reversed(frames) for each in _in_statement(frame, DataLoader))
-    for name, loader in loaders:
-        tensors = [(path, t) for path, t in operand.tensors_of(loader) if t.device.type != "cpu"]
-        for path, tensor in tensors[:_SHOWN]:
-            (part,) = operand.describe(tensor, ast.Name(name), f"{name}.{path}")
-            rows.append(sources.row(part, True))
-        if tensors:
-            break
-    why, code = _WORKERS.format(name), source_of(file, line)
-    return Explanation(code, line, file, label(file), tuple(rows), None, why)
+    held = ((name, operand.tensors_of(loader)) for name, loader in loaders)
+    on_gpu = ((name, [t for t in found if t[1].device.type != "cpu"]) for name, found in held)
+    name, tensors = next((each for each in on_gpu if each[1]), ("the loader", []))
+    made = (operand.describe(t, ast.Name(name), f"{name}.{p}") for p, t in tensors[:_SHOWN])
+    rows = tuple(sources.row(part, True) for (part,) in made)
+    why = _WORKERS.format(name, *_made_on_host([t for _, t in tensors], frames[-1], name))
+    return Explanation(source_of(file, line), line, file, label(file), rows, None, why)
+
+
+def _made_on_host(tensors: list[Tensor], frame: FailedFrame, loader: str) -> tuple[str, str]:
+    """Return the code that moves a loader's tensors to the CPU, and what to make again then."""
+    away, every = storages(tensors), {**frame.scope.outer, **frame.scope.local}
+    held = {name: v for name, v in every.items() if name[0] != "_" and issubclass(type(v), Tensor)}
+    its = {name: tensor for name, tensor in held.items() if storages(tensor) & away}
+    # `%ongpu home` leaves tensors that were created on the GPU.
+    made = [name for name, tensor in its.items() if origin_of(tensor) is None]
+    moves = [f"{', '.join(made)} = {', '.join(f'{name}.cpu()' for name in made)}"] if made else []
+    unnamed = not away or away - storages([*its.values()])
+    moves += ["%ongpu home"] * bool(unnamed or len(made) < len(its))
+    return " and ".join(moves), f"its data and {loader}" if unnamed else loader
 
 
 def _for_gradient(frame: FailedFrame, name: str, device: str, there: str) -> Explanation:

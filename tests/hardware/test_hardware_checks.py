@@ -166,20 +166,21 @@ def test_reports_are_equal_but_for_times():
 def test_advice_and_the_sentence_on_savings_may_wrap():
     real = (
         "   5  loss.item()  waits for cuda:0 (item, implicit)  3  12 B  270 µs\n"
-        "      → keep loss on the device, and read it once after the loop; saves 2 of 3\n"
-        "        waits, ≈ 180 µs\n"
+        "      → leave loss.detach().clone() on the device, and read it once after the\n"
+        "        loop; saves 2 of 3 waits, ≈ 180 µs\n"
         "Savings are estimated from the measured times, without the GPU's idle time after a\n"
         "wait.\n"
     )
     virtual = (
         "   5  loss.item()  waits for cuda:0 (item, implicit)  3  12 B  9 µs\n"
-        "      → keep loss on the device, and read it once after the loop; saves 2 of 3\n"
-        "        waits\nTimes on virtual GPUs are the CPU's and say nothing about a GPU: savings\n"
+        "      → leave loss.detach().clone() on the device, and read it once after the\n"
+        "        loop; saves 2 of 3 waits\n"
+        "Times on virtual GPUs are the CPU's and say nothing about a GPU: savings\n"
         "are in calls.\n"
     )
     (row,) = report_rows({"train": real}, {"train": virtual})
     assert row.ok
-    (row,) = report_rows({"train": real.replace("after the loop", "there")}, {"train": virtual})
+    (row,) = report_rows({"train": real.replace("read it once", "look")}, {"train": virtual})
     assert not row.ok
 
 

@@ -4,6 +4,7 @@ import linecache
 from html.parser import HTMLParser
 
 import pytest
+import torch
 
 from gpumagic.ledger.entry import Entry, Ledger
 from gpumagic.ledger.ledger_view import advise, line
@@ -90,7 +91,7 @@ def test_the_line(entries, expected):
 @pytest.mark.parametrize(
     ("of", "says", "saved"),
     [
-        (entry(WAIT, count=1000), "keep loss on the device", 999),
+        (entry(WAIT, count=1000), "leave loss.detach().clone() on the device", 999),
         (entry(WAIT, count=1), None, None),
         (entry(WAIT, count=60, via="print", calls=3), "print after the loop", 40),
         (entry(WAIT, count=5, operator="nonzero"), "torch.where", 5),
@@ -143,7 +144,7 @@ def test_what_is_only_predicted_has_no_times():
     text = " ".join(
         str(Ledger((entry(WAIT, seconds=None, count=1000), COPY), predicted=True)).split()
     )
-    assert "1,000 3.9 KiB N/A → keep loss" in text
+    assert "1,000 3.9 KiB N/A → leave loss" in text
     assert "saves 999 of 1,000 waits" in text
     assert "Predicted: nothing was copied" in text
 
@@ -202,23 +203,26 @@ def test_html_says_the_same_and_is_escaped():
     assert "no copies" in Ledger()._repr_html_()
 
 
+LONG = "net(data).square().mean(dim=1).sqrt().log()"
+
+
 @pytest.mark.parametrize(
     ("code", "there", "says"),
     [
         (
             "loss.item()",
             "losses.append(loss.item())",
-            "keep losses on the device, with loss.detach().clone() in place of loss.item()",
+            "leave losses on the device, with loss.detach().clone() in place of loss.item()",
         ),
         (
             "float(a[0])",
             "self.seen.append(float(a[0]))",
-            "keep self.seen on the device, with",
+            "leave self.seen on the device, with",
         ),
         (
             "loss.item()",
             "total += float(loss.item())",
-            "keep total on the device, with loss.",
+            "leave total on the device, with loss.",
         ),
         ("float(a * b)", "log.append(float(a * b))", "(a * b).detach().clone() in place of"),
         (
@@ -226,8 +230,15 @@ def test_html_says_the_same_and_is_escaped():
             "preds.extend(net(x).tolist())",
             "preds on the device, with net(x).d",
         ),
-        ("a > b", "print(a > b)", "keep what it reads on the device"),
-        ("loss.item()", "losses.append(", "keep loss on the device"),
+        ("a > b", "print(a > b)", "leave what it reads on the device"),
+        ("loss.item()", "losses.append(", "leave loss.detach().clone() on the device, and read it"),
+        ("loss.item()", "total = total + loss.item()", "leave loss.detach().clone() on the device"),
+        (f"{LONG}.item()", f"x = {LONG}.item()", "with x.detach().clone() in place of net(data).s"),
+        (
+            "h.detach().cpu()",
+            "keep.append(h.detach().cpu())",
+            "leave keep on the device, with h.detach().clone() in place of h.detach().cpu(), and",
+        ),
     ],
 )
 def test_advice_is_in_the_users_own_names(code, there, says):
@@ -280,3 +291,11 @@ def _read_in(loop, code, number, monkeypatch):
 )
 def test_a_value_that_the_loop_only_keeps_may_be_read_later(code, loop, monkeypatch):
     assert "after the loop" in advise(_read_in(loop, code, 2, monkeypatch)).text
+
+
+@pytest.mark.parametrize(("nbytes", "fits"), [(2**20, True), (2**50, False)])
+def test_only_what_fits_into_the_gpus_free_memory_is_left_there(gpus, nbytes, fits):
+    torch.ones(1, device="cuda:1")
+    to_host = entry(COPY, source="cuda:1", destination="cpu", code="h.cpu()")
+    advice = advise(entry(to_host, count=100, nbytes=nbytes))
+    assert (advice is not None) == fits

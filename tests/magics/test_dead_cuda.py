@@ -20,7 +20,7 @@ net = nn.Linear(3, 3).to("cuda")
 z = X.to("cuda")"""
 LINE = (
     r"CUDA in this kernel is dead \(device-side assert in In \[3\], line 2 or before\): restart the"
-    r" kernel; %%ongpu 0 --check on top of the cell names the bad index\. On the"
+    r" kernel; %%ongpu 0 --check as the cell's first line names the bad index\. On the"
     r" host and safe: X, history; `import gpumagic; gpumagic\.save_host\(\"rescue\.pt\"\)` writes"
     r" copies\. Lost: net, z"
 )
@@ -86,7 +86,7 @@ def test_other_processes_are_told_while_this_one_lives(dead):
     assert re.search(r"kernel of .*process \d+\)? is dead: device-side assert in In", problem.cause)
     assert (
         problem.cure
-        == "restart the kernel; %%ongpu 0 --check on top of the cell names the bad index"
+        == "restart the kernel; %%ongpu 0 --check as the cell's first line names the bad index"
     )
     (file,) = state_folder().glob("*.dead")
     gone = file.with_name("999999999.dead")

@@ -203,15 +203,23 @@ def test_the_first_error_of_a_beginner_says_what_to_type(no_gpu):
     ("wrong", "advice"),
     [
         ("nn.Linear(2, 2, device='cuda:2')", "is no GPU here: there are cuda:0 and cuda:1"),
-        ("nn.Embedding(4, 2)(torch.tensor([4]))", "→ %%ongpu 0 --check on top"),
+        ("nn.Embedding(4, 2)(torch.tensor([4]))", "→ %%ongpu 0 --check as the"),
         ("torch.ones(2, device='gpu')", '→ torch calls a GPU "cuda", or "cuda:0"'),
-        ("nn.NLLLoss()(torch.ones(1, 2), torch.tensor([2]))", "--check on top of the cell names"),
+        ("nn.NLLLoss()(torch.ones(1, 2), torch.tensor([2]))", "--check as the cell's first line"),
     ],
 )
 def test_a_wrong_number_has_advice(ip, wrong, advice):
     assert advice in ip.run(wrong).text
     checked = ip.run(f"%%ongpu 1 --check\n{wrong}").text
     assert "device=" in wrong or "CheckedIndexError" in checked
+
+
+def test_the_check_of_an_index_is_advised_on_the_cells_device(ip):
+    wrong = "nn.Embedding(4, 2)(torch.tensor([4]))"
+    said = ip.run(f"%%ongpu 1\n{wrong}").text
+    assert "→ %%ongpu 1 --check as the cell's first line, instead of the present one, names" in said
+    ip.run("%ongpu 1")
+    assert "→ %%ongpu 1 --check as the cell's first line names" in ip.run(wrong).text
 
 
 def test_where_there_is_a_gpu_the_doctor_says_what_is_missing(no_gpu, monkeypatch):

@@ -28,7 +28,7 @@ def test_the_line_of_the_report(ip):
     assert done.success
     assert done.text.count("read it once after the loop") == 1
     assert (
-        "→ line 4: keep log on the device, with (X * i).sum().detach().clone() in place of (X * i)"
+        "→ line 4: leave log on the device, with (X * i).sum().detach().clone() in place of (X * i)"
         in done.text
     )
     assert "1,000 waits at line 4: `(X * i).sum().item()`" in done.text
@@ -91,11 +91,11 @@ def test_the_table(ip):
     done = ip.run("%%ongpu 1 --report\n" + LOOP)
     assert "log.append((X * i).sum().item())" in done.text
     assert "waits for cuda:1 (item, implicit)" in done.text
-    assert "keep log on the device" in done.text
+    assert "leave log on the device" in done.text
     assert "saves 999 of 1,000" in done.text
     html = gpumagic.last_report()._repr_html_()
     assert '<th scope="col"' in html
-    assert "keep log on the device" in html
+    assert "leave log on the device" in html
 
 
 def test_strict_is_an_error_at_the_users_line(ip):

@@ -57,6 +57,16 @@ def test_lengths_that_are_not_on_the_host_and_no_other_tensor():
     assert gpumagic.explain(made) is None
 
 
+@pytest.mark.parametrize("index", ["mask", "ids", "mask, 0"])
+def test_an_index_on_the_cpu_stays_if_the_assigned_value_is_to_move(index):
+    made = "mask, ids = torch.tensor([True, True]), torch.tensor([1, 0])\n"
+    code = f"{made}g, c = torch.ones(2, 2).cuda(), torch.ones(2, 2)\ng[{index}] = c[{index}]\n"
+    error = run(code)
+    explanation = try_fix(error, gpumagic.explain(error))
+    assert explanation.fix.code == f"g[{index}] = c[{index}].to(g.device)"
+    assert run(applied(explanation, code)) is None
+
+
 NEXT = """
 def f(x):
     s = torch.ones(3)

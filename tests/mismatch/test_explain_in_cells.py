@@ -190,11 +190,24 @@ def test_data_made_on_the_gpu_can_be_loaded_as_the_explanation_says(ip):
     ip.run("%%ongpu 1\n" + made)
     told = " ".join(explained(ip.run("for batch in loader: pass")).split())
     assert AGAIN in told
-    assert "type %ongpu home, then make it in a cell without %%ongpu" in told
+    assert "type %ongpu home, then make its data and loader in a cell without %%ongpu" in told
     ip.run("%ongpu home")
     for cell in (made, "%%ongpu 1\n" + made.replace("num_workers=1", "num_workers=0")):
         ip.run(cell)
         assert ip.run("for batch in loader: pass").error is None
+
+
+def test_named_data_made_on_the_gpu_is_to_be_copied_to_the_cpu(ip):
+    ip.run(CLASSES + "D = torch.utils.data.TensorDataset")
+    ip.run("%%ongpu 1\na, b = torch.rand(4, 4), torch.rand(8, 2)\nX.sum()")
+    ip.run(LOADER.format("D(a, b[:4])"))
+    told = " ".join(explained(ip.run("for batch in loader: pass")).split())
+    assert "type a, b = a.cpu(), b.cpu(), then make loader in a cell without %%ongpu" in told
+    ip.run(LOADER.format("D(a, X[:4])") + "\na")  # also named _
+    told = " ".join(explained(ip.run("for batch in loader: pass")).split())
+    assert "type a = a.cpu() and %ongpu home, then make loader in a cell" in told
+    ip.run("a = a.cpu()\n%ongpu home\n" + LOADER.format("D(a, X[:4])"))
+    assert ip.run("for batch in loader: pass").error is None
 
 
 def test_a_cell_on_several_gpus_places_no_later_one(ip):

@@ -58,7 +58,7 @@ def test_the_error_comes_at_the_next_wait_and_never_ends(deadly, bad):
     assert torch.ones(2).sum() == 2
     death = cuda_state.look()
     assert death.what == "device-side assert"
-    assert "--check on top of the cell names the bad index" in death.cure
+    assert "--check as the cell's first line names the bad index" in death.cure
 
 
 def test_errors_of_the_host_are_as_ever(deadly):
@@ -87,12 +87,16 @@ def test_in_cells_the_explanation_offers_the_check(ip):
     ip.run("%gpus --virtual 2 --asserts\ntable, ids = torch.rand(5, 2), torch.tensor([0, 9])")
     said = ip.run("%%ongpu 1\nrows = table[ids]\nprint(rows.sum())").text
     assert "device-side assert triggered" in said
-    assert "%%ongpu 0 --check on top of the cell names the bad index" in said
+    assert "%%ongpu 1 --check as the cell's first line, instead of the present one, names" in said
     assert "CUDA in this kernel is dead" in ip.run("%%ongpu 1\ntable + 1").text
+    assert "%%ongpu 1 --check as the" in ip.run("%gpus").text
     assert "virtual GPUs are off" in ip.run("%gpus --virtual off --force").text
     assert ip.ns["table"].device.type == "cpu"
     ip.run("%gpus --virtual 2 --asserts")
     checked = ip.run("%%ongpu 1 --check\nrows = table[ids]")
     assert "ids[1] = 9, but table has 5 elements in dimension 0" in checked.text
     assert ip.run("%%ongpu 1\nrows = table[:2].sum().item()").error is None
+    assert "%%ongpu 1 --check as the" in ip.run("%%ongpu 1\nrows = table[ids]").text  # not waited
+    ip.run("%gpus --virtual off --force")
+    ip.run("%gpus --virtual 2")
     assert "needs --virtual; type --virtual 2 --asserts" in ip.run("%gpus --asserts").text

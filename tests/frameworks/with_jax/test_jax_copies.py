@@ -224,7 +224,7 @@ def test_a_loop_over_numpys_arrays_is_advised_in_jaxs_words(counted):
         'change: n = jax.device_put(n, jax.devices("gpu")[0])',
         "the same array each time; copy it before the loop: "
         'loose_b = jax.device_put(loose_b, jax.devices("gpu")[0])',
-        "keep a[0] on the device, and read it once after the loop",
+        "leave a[0] on the device, and read it once after the loop",
     ]
     assert "2 of 3 copies" in str(ran.ledger)
 

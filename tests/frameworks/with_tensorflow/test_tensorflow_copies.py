@@ -242,7 +242,8 @@ def test_advice_is_tensorflows(counted):
     code = "out = []\nfor _ in range(20):\n    out.append(float(b[0]))"
     [wait] = counted(code).ledger
     assert advise(wait).text == (
-        "keep out on the device, with b[0] in place of float(b[0]), and read it once after the loop"
+        "leave out on the device, with b[0] in place of float(b[0]), "
+        "and read it once after the loop"
     )
 
 

@@ -33,6 +33,6 @@ def test_the_textbooks_chapter_in_tensorflow(tmp_path):
     assert len(re.findall(r"cuda:0 \(virtual\) .* same\n", shown)) == 2
     assert "1,000 waits at line 4" in shown
     in_place = "with tf.norm(matrix @ right) in place of float(tf.norm(matrix @ right))"
-    assert f"→ line 4: keep log on the device, {in_place}, and read it once" in shown
+    assert f"→ line 4: leave log on the device, {in_place}, and read it once" in shown
     assert "1 transfer: 3.9 KiB to cpu" in shown
     assert re.search(r"cuda:0\+cuda:1 \(virtual\) +[\d.]+ ms .* same\n", shown)
