@@ -23,6 +23,7 @@ from .frameworks.public import on as on
 from .frameworks.public import try_all_gpus as try_all_gpus
 from .frameworks.public import try_gpu as try_gpu
 from .frameworks.public import where as where
+from .frameworks.save_host import save_host as save_host
 from .frameworks.watching import watch as watch
 from .memory.explain_out_of_memory import explain_out_of_memory as explain_out_of_memory
 from .memory.free import Freed as Freed
@@ -30,7 +31,6 @@ from .memory.free import free_memory as free_memory
 from .memory.holders_by_name import memory as memory
 from .memory.memory_report import MemoryReport as MemoryReport
 from .memory.out_of_memory import OutOfMemory as OutOfMemory
-from .memory.save_host import save_host as save_host
 from .numerics.numeric_diff import NumericDiff as NumericDiff
 from .numerics.numeric_diff import diff as diff
 from .telemetry.collect import snapshot as snapshot

@@ -44,8 +44,8 @@ class Wanted(NamedTuple):
 
     def fits(self, found: list[Device]) -> bool:
         """Whether enough GPUs have enough memory; unknown memory counts as enough."""
-        least = self.nbytes
-        return sum((gpu.memory_total or least) >= least for gpu in found) >= self.number
+        enough = (gpu.memory_total is None or gpu.memory_total >= self.nbytes for gpu in found)
+        return sum(enough) >= self.number
 
 
 def _gpus_here() -> list[Device]:

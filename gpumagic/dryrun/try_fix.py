@@ -31,6 +31,7 @@ from gpumagic.usercode.frames import FailedFrame, errors, failed_frames, functio
 from gpumagic.usercode.variables import names_read, variables_read
 
 _LIMIT_S, _MOST = 2.0, 4  # seconds of each dry run, and number of edits that are tried
+_Cost = tuple[int, int]  # repeated copies, and all edits
 _PLACED = re.compile(r"\s*%%ongpu\b\s*(?:cuda:|/?gpu:)?([^\s?]*)")
 _PLACES_ITSELF = re.compile(r"^\s*%%?(?:ongpu|gpu\w+)\b", re.MULTILINE)
 
@@ -104,9 +105,7 @@ class _Trial:
                     best, (copies, count) = done, cost
         return best
 
-    def _completed(
-        self, found: Explanation, target: str = ""
-    ) -> tuple[Explanation, tuple[int, int]]:
+    def _completed(self, found: Explanation, target: str = "") -> tuple[Explanation, _Cost]:
         """Add the fixes of errors that follow. Also return the repeated copies and all edits."""
         texts, every, fix = dict(self._before), list[Fix](), found.fix
         if fix is not None and fix.cls and not self._takes_effect(fix, texts):

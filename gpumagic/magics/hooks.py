@@ -56,11 +56,10 @@ def cuda_advice(error: BaseException, first_line: str = "") -> str:
     chain = [*errors(error)]
     if "torch" in sys.modules:
         line = innermost_of(chain[-1].__traceback__)
-        state.look(
-            f"{line.label}, line {line.line}" if line else last_cell(), chain[-1], first_line
-        )
+        where = f"{line.label}, line {line.line}" if line else last_cell()
+        state.look(where, chain[-1], first_line)
         if (death := state.death()) is not None and any(map(state.is_death, chain)):
-            from gpumagic.memory.save_host import what_is_left
+            from gpumagic.frameworks.save_host import what_is_left
 
             return what_is_left(death)
     return next(filter(None, (state.advice(each, first_line) for each in chain)), "")
@@ -149,7 +148,7 @@ class Explaining:
         elif not self._death_published:
             self._death_published = True
             with faults.kept("reporting that CUDA is dead"):
-                from gpumagic.memory.save_host import what_is_left
+                from gpumagic.frameworks.save_host import what_is_left
                 from gpumagic.telemetry.state_files import publish_death
 
                 publish_death(death)

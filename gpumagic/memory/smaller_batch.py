@@ -116,8 +116,7 @@ def _with_argument(trial: CodeTrial, call: ast.Call, name: str, number: int) -> 
     others = [each for each in call.keywords if each.arg != name]
     given = [*others, ast.keyword(name, ast.Constant(number))]
     new = ast.fix_missing_locations(ast.copy_location(ast.Call(call.func, call.args, given), call))
-    block = block_of(statement(call) or call)
-    return trial.tried(form=Form("", "", [], block, {call: new}))
+    return trial.tried(form=Form("", "", [], block_of(statement(call) or call), {call: new}))
 
 
 def _with_number(trial: CodeTrial, name: str, made: ast.stmt | None, number: int) -> Need | None:

@@ -12,11 +12,11 @@ import cloudpickle  # type: ignore[import-untyped]
 
 from gpumagic.device.cuda_state import Death
 from gpumagic.display.units import size, some
-from gpumagic.errors import GpuError, library_needed
+from gpumagic.errors import GpuError
 from gpumagic.faults import first_line
 from gpumagic.frameworks.public import where
 from gpumagic.usercode.files import shell, user_namespace
-from gpumagic.usercode.values import comes_from
+from gpumagic.usercode.values import comes_from, torch_here
 from gpumagic.usercode.variables import own_variables
 
 # Classes, functions and modules are not saved. Running the notebook defines them again.
@@ -37,8 +37,8 @@ def save_host(path: str = "rescue.pt") -> None:
     """Write the notebook's variables that are on the host to a file that `torch.load` reads.
     This works after a fatal CUDA error. Variables with data on a GPU and variables that cannot be
     pickled are skipped. Their names are printed. Raises `GpuError` if there is nothing to write."""
-    with library_needed("torch", "save_host()", '"gpumagic[torch]"'):
-        import torch
+    if (torch := torch_here()) is None:
+        raise GpuError("save_host() writes a file of torch; type import torch first")
     safe, lost = _sorted()
     writable: dict[str, Any] = {}
     for name, value in safe.items():
