@@ -44,7 +44,6 @@ _TYPE = "two devices or two dtypes are needed; type cpu 1, or float32 bfloat16"
 _DIGIT = 10.0
 # Operators that add terms. Large terms may cancel each other.
 _SUMS = ("add.", "sub.", "sum", "mean", "native_batch_norm_b", "native_layer_norm_b")
-_LAST = 100  # maximum results of unpaired operations to compare with one result
 # Maximum operations to pair after the runs first differ, because difflib takes quadratic time.
 _ALIGNED = 2_000
 
@@ -202,10 +201,9 @@ def _compared(
         # An operation has no results if the memory for copies was used up.
         count += bool(one.results and other.results and one.name)
         gap = _gap(one, other, known, read)
-        # Prefer an unpaired operation whose results the other run has not.
-        unpaired = [each for each in inputs if each.instead and gap.excess > 1]
-        unpaired.sort(key=lambda each: bool(each.results) and _is_alike(each, read))
-        instead = unpaired[0].instead if unpaired else None
+        # Prefer operations that replace none, because a replacement may compute the same.
+        unpaired = (each.instead for each in inputs if each.instead)
+        instead = min(unpaired, key=all, default=None)
         if gap.excess > 1 and instead and one.name:
             # An input depends on an unpaired operation, so these results may differ.
             one.instead = other.instead = instead
@@ -299,16 +297,6 @@ def _difference(one: Tensor | None, other: Tensor | None, before: Gap, terms: fl
         values=(one[at].item(), other[at].item()),
         noise=growth * (atol + gap.rtol * scale) < largest <= allowed,
     )
-
-
-def _is_alike(operation: RecordedOperation, read: set[int]) -> bool:
-    """Whether unpaired operations of the other run computed the same results."""
-    run = next(run for run in operation.instead if operation not in run)
-    others: list[Any] = [result for each in run for _, result in each.results][-_LAST:]
-    results: list[Any] = [each for storage, each in operation.results if storage in read]
-    known = Gap(depth=operation.depth)
-    pairs = [[(x, y.view_as(x)) for y in others if x.numel() == y.numel()] for x in results]
-    return all(any(_difference(*pair, known, 0.0).excess <= 1 for pair in each) for each in pairs)
 
 
 def _explained(other: RecordedOperation, gap: Gap, instead: Any, sides: tuple[str, ...]) -> Gap:

@@ -113,7 +113,7 @@ class Recorder(TorchDispatchMode):
                 counts[path] += 1
                 path += f", tensor {counts[path]}" * (counts[path] > 1)
                 made = RecordedOperation("", self._writers([found.tensor]), variable=path)
-                self.read.add(_storage(found.tensor))
+                self.read.update(_storage(found.tensor) for _ in made.inputs)
                 if id(found.tensor) not in saved:
                     self._keep(made, [found.tensor])
                 paths[path], made.results = made, saved.setdefault(id(found.tensor), made.results)
@@ -126,7 +126,7 @@ class Recorder(TorchDispatchMode):
         at, backward = self._line()
         for each in reads:
             # What only the backward pass reads of a forward operation is a buffer, not a result.
-            if not backward or any(writer.backward for writer in self._writers([each])):
+            if any(not backward or writer.backward for writer in self._writers([each])):
                 self.read.add(_storage(each))
         if not makes and not writes:
             return
