@@ -54,7 +54,7 @@ MAY = {
     "cluster": GROUND
     | {"cell", "copies", "isolation", "ledger", "moving", "placement", "telemetry"}
     | {"virtual", "mismatch", "memory"},
-    "numerics": GROUND | {"copies", "isolation", "ledger", "placement", "timing"},
+    "numerics": GROUND | {"copies", "isolation", "ledger", "moving", "placement", "timing"},
     "timing": GROUND
     | {"copies", "isolation", "ledger", "moving", "placement", "nvml"}
     | {"frameworks", "telemetry"},

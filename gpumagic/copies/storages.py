@@ -101,9 +101,9 @@ class StorageCopier:
             self._finished[number] = self._finish(self._sources[number], self._made[number], kind)
         return self._finished[number]
 
-    def tensors(self) -> "list[torch.Tensor]":
-        """Return the copies of tensors."""
-        return [item for item in self._finished.values() if is_tensor(item)]
+    def tensors(self) -> "list[tuple[torch.Tensor, torch.Tensor]]":
+        """Return each tensor and its copy."""
+        return [(self._sources[n], item) for n, item in self._finished.items() if is_tensor(item)]
 
     def made(self) -> list[weakref.ref[Any]]:
         """Return weak references to all copies."""
@@ -119,7 +119,9 @@ class StorageCopier:
         if is_tensor(source):
             home = homes.get(id(source), source.device)
             if _lies_plainly(source):
-                return _of_tensor(index, source, home)
+                size, first = source.element_size(), source.data_ptr()
+                low, high = _reach(source.shape, size, [step * size for step in source.stride()])
+                return Stretch(index, source, first, first + low, first + high, source.device, home)
             self._made[index] = _copied_alone(source, home)
             from gpumagic.moving.move import bytes_of
 
@@ -128,7 +130,10 @@ class StorageCopier:
             self._made[index] = framework.copy(source, self.others.device)
             self._count(framework.nbytes(source), sent=True)
         else:
-            return _of_array(index, source)
+            host = (torch := torch_here()) and torch.device("cpu")
+            first = int(source.__array_interface__["data"][0])
+            low, high = _reach(source.shape, source.itemsize, source.strides)
+            return Stretch(index, source, first, first + low, first + high, host, host)
         return None
 
     def _count(self, nbytes: int, *, sent: bool) -> None:
@@ -211,14 +216,6 @@ def _filled(piece: Stretch, family: list[Stretch], start: int, stop: int) -> Any
     return buffer
 
 
-def _of_array(index: int, source: Any) -> Stretch:
-    torch = torch_here()
-    host = None if torch is None else torch.device("cpu")
-    first = int(source.__array_interface__["data"][0])
-    low, high = _reach(source.shape, source.itemsize, source.strides)
-    return Stretch(index, source, first, first + low, first + high, host, host)
-
-
 def _array_in(piece: Stretch, buffer: Any, offset: int) -> Any:
     """Return an array with the source's layout, in the buffer if there is one."""
     import numpy
@@ -240,12 +237,6 @@ def _lies_plainly(tensor: "torch.Tensor") -> bool:
         and not tensor.is_inference()
         and not (tensor.is_conj() or tensor.is_neg() or tensor.is_quantized or tensor.is_nested)
     )
-
-
-def _of_tensor(index: int, source: "torch.Tensor", home: Any) -> Stretch:
-    size, first = source.element_size(), source.data_ptr()
-    low, high = _reach(tuple(source.shape), size, (step * size for step in source.stride()))
-    return Stretch(index, source, first, first + low, first + high, source.device, home)
 
 
 def _tensor_in(piece: Stretch, buffer: Any, offset: int) -> "torch.Tensor":

@@ -82,16 +82,17 @@ class Held:
 
 class TensorFinder:
     """Collect each tensor once, under the variable through which it was first found.
+    With `every_path`, collect a tensor once for each path to it.
     The limits `_DEPTH` and `_OBJECTS` do not apply to objects of classes in `module`."""
 
-    def __init__(self, module: str = "__main__") -> None:
+    def __init__(self, module: str = "__main__", *, every_path: bool = False) -> None:
         self.found: list[FoundTensor] = []
         self.left: list[Left] = []  # values that do not move, or could not be searched
         self.modules: list[nn.Module] = []
         self.staying: list[Held] = []
         self.movable: list[Held] = []  # objects with their own `to`
         self.naming: list[tuple[Any, str]] = []  # objects that name a device, and their variables
-        self._module = module
+        self._module, self._every_path = module, every_path
         self._depth = self._objects = 0
         self._seen: dict[int, object] = {}  # keeps visited objects alive, so that ids stay unique
 
@@ -169,7 +170,7 @@ class TensorFinder:
 
     def _library_object(self, value: Any, steps: Path) -> None:
         if _has_to(type(value)):
-            finder = TensorFinder(self._module)
+            finder = TensorFinder(self._module, every_path=self._every_path)
             finder._depth, finder._objects = self._depth, self._objects
             finder._first_time(value)
             finder._attributes(value, steps)
@@ -203,7 +204,7 @@ class TensorFinder:
 
     def tensor(self, tensor: Tensor, steps: Path, home: torch.device | None = None) -> None:
         """Record a tensor and its gradient."""
-        if self._first_time(tensor):
+        if self._first_time(tensor) or self._every_path:
             self.found.append(FoundTensor(tensor, steps, home))
             if tensor.is_leaf and tensor.grad is not None:
                 self.tensor(tensor.grad, (*steps, (".", "grad")), home)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -63,6 +64,7 @@ class Gap:
     choice: bool = False  # whether the operation, such as argmax, chose among nearly equal numbers
     where: str = ""  # "In [3], line 7: `x.softmax(-1)` (aten._softmax)"
     line: int | None = None
+    variable: str = ""  # the variable that differs, if no operation that was compared does
     why: str = ""  # the cause of a divergence; empty if the operation is the cause
 
     @property
@@ -144,7 +146,7 @@ def diff(
             raise
         finally:
             cuda_state.collect()
-    if not any(run.operations or run.variables for run in runs):
+    if not any(run.operations or any(run.variables.values()) for run in runs):
         raise GpuError("nothing to compare: the code ran no operation of torch")
     return _compared(runs, tuple(pair), max(tolerance(name)[0] for name in pair), [*notes])
 
@@ -167,19 +169,19 @@ def _run(
     trial = Trial(made, as_torch(side) if isinstance(side, Device) else None, namespace, {})
     try:
         trial.set_up()
+        copied = trial.copies.storages.tensors()
         if isinstance(side, torch.dtype):
             torch.set_default_dtype(side)
-            for tensor in trial.copies.storages.tensors():
+            for _, tensor in copied:
                 if tensor.is_floating_point():
                     tensor.data = tensor.data.to(side)
         with recorder:
             value = trial.first()
-        space = {**trial.copies.globals, "Out": value}
-        names = [name for name in (*made.reads, *made.assigned, "Out") if name in space]
-        recorder.add_variables({name: space[name] for name in names})
-        virtual = isinstance(side, Device) and side.virtual
-        said = [f"{side} is virtual: it rounds as the CPU does"] * virtual
-        said += ["results beyond 512 MiB are not compared"] * (recorder.room < 0)
+        # Variables that are neither copied nor assigned are the user's own objects.
+        left = {n: v for n, v in trial.copies.globals.items() if namespace.get(n) is not v}
+        recorder.add_variables({**left, "Out": value}, str(namespace.get("__name__")), copied)
+        said = [f"{side} is virtual: it rounds as the CPU does"] * getattr(side, "virtual", False)
+        said += ["results beyond 512 MiB are not compared"] * recorder.full
         return [*trial.copies.notes, *said]
     finally:
         with deferred():
@@ -192,29 +194,38 @@ def _compared(
 ) -> NumericDiff:
     """Compare two runs; `base` is the relative tolerance if the sides are dtypes, else 0."""
     found, count, largest = dict[str, Gap](), 0, 0.0
+    read = runs[0].read | runs[1].read
     for one, other in _aligned(runs):
         inputs = [*one.inputs, *other.inputs]
         known = [Gap(rtol=base), *filter(None, (each.gap for each in inputs))]
         # An operation has no results if the memory for copies was used up.
-        count += bool(one.results and other.results and not one.is_variable)
-        gap = _gap(one, other, known)
-        instead = next(filter(None, (each.instead for each in inputs)), None)
-        if gap.excess > 1 and instead and not one.is_variable:
+        count += bool(one.results and other.results and one.name)
+        gap = _gap(one, other, known, read)
+        # Prefer operations that replace none, because a replacement may compute the same.
+        unpaired = (each.instead for each in inputs if each.instead)
+        instead = min(unpaired, key=all, default=None)
+        if gap.excess > 1 and instead and one.name:
             # An input depends on an unpaired operation, so these results may differ.
             one.instead = other.instead = instead
             continue
         one.gap = other.gap = gap
+        # All of a gradient may be rounding errors, such as that of a bias before a norm.
+        rounding = any(each.backward and each.gap and each.gap.noise for each in inputs)
         if gap.excess <= 1:
             largest = max(largest, gap.relative)
-        elif all(each.excess <= 1 for each in known):
+        elif all(each.excess <= 1 for each in known) and not (one.variable and rounding):
             gap = _explained(other, gap, instead, sides)
             found.setdefault(gap.where, gap)  # report a loop's operation only once
-    ran = max(len(run.operations) for run in runs)
+    ran = max(sum(not each.empty for each in run.operations) for run in runs)
     said = f"{count:,} of {many(ran, 'operation')} compared, on copies"
+    each_run = (enumerate(run.operations) for run in reversed(runs))
+    if alone := [each for run in each_run for each in run if each[1].results and each[1].instead]:
+        first = min(alone, key=itemgetter(0))[1].place()[0]
+        said += f"; others ran on one side only, the first at {first}"
     return NumericDiff(sides, tuple(found.values()), count, largest, (*notes, said))
 
 
-def _aligned(runs: Sequence[Recorder]) -> Iterator[tuple[RecordedOperation, RecordedOperation]]:
+def _aligned(runs: Sequence[Recorder]) -> Iterator[tuple[RecordedOperation, ...]]:
     """Yield pairs of operations, then of variables. Unpaired operations get `.instead`."""
     ran = [run.operations for run in runs]
     keys = [[(each.name, each.shapes) for each in run] for run in ran]
@@ -228,20 +239,31 @@ def _aligned(runs: Sequence[Recorder]) -> Iterator[tuple[RecordedOperation, Reco
         else:
             for each in (*pair[0], *pair[1]):
                 each.instead = pair
+    # Several paths may lead to the same pair of tensors, which is compared under the first.
+    named = dict[tuple[int, ...], tuple[RecordedOperation, ...]]()
     values, others = (run.variables for run in runs)
-    yield from ((values[name], others[name]) for name in values if name in others)
+    for name in (name for name in values if name in others):
+        for path in values[name] | others[name]:
+            absent = RecordedOperation("", [], variable=path, results=[(0, None)])
+            ends = values[name].get(path, absent), others[name].get(path, absent)
+            one, other = ([id(tensor) for _, tensor in each.results] for each in ends)
+            if one != other:
+                named.setdefault((*one, *other), ends)
+    yield from named.values()
 
 
-def _gap(one: RecordedOperation, other: RecordedOperation, known: list[Gap]) -> Gap:
+def _gap(one: RecordedOperation, other: RecordedOperation, known: list[Gap], read: set[int]) -> Gap:
     """Return the worst gap of an operation's results; `known` has the gaps of the inputs."""
     before = Gap(
         rtol=max(each.rtol for each in known),
-        depth=1 + max(each.depth for each in known),
+        depth=max(one.depth, other.depth),
         inputs=max(each.relative for each in known),
     )
     terms = max(each.scale for each in known) if one.name.startswith(_SUMS, 5) else 0.0
-    pairs = zip(one.results, other.results, strict=False)
-    gaps = [_difference(*pair, before, terms) for pair in pairs]
+    pairs = [*zip(one.results, other.results, strict=False)]
+    # Leave out the buffers for the backward pass, such as the workspace of an LSTM.
+    used = [pair for pair in pairs if any(storage in read for storage, _ in pair)]
+    gaps = [_difference(x, y, before, terms) for (_, x), (_, y) in used or pairs]
     one.results, other.results = [], []
     worst = max(gaps, key=lambda each: each.excess, default=before)
     # Different integers may be indices of equal or nearly equal numbers.
@@ -251,14 +273,15 @@ def _gap(one: RecordedOperation, other: RecordedOperation, known: list[Gap]) -> 
     return replace(worst, choice=choice, noise=any(each.noise for each in gaps))
 
 
-def _difference(one: Tensor, other: Tensor, before: Gap, terms: float) -> Gap:
+def _difference(one: Tensor | None, other: Tensor | None, before: Gap, terms: float) -> Gap:
     """Return the gap of two results; `terms` is the magnitude of a sum's largest term, else 0."""
+    if one is None or other is None or one.shape != other.shape:
+        shapes = (each if each is None else tuple(each.shape) for each in (one, other))
+        return replace(before, excess=math.inf, largest=math.inf, values=tuple(shapes))
+    one, other = one.detach().cpu(), other.detach().cpu()  # may be the user's
     # Take the smaller tolerance, so that a lower precision on only one side is reported.
     own, atol = min(tolerance(dtype_of(one)), tolerance(dtype_of(other)))
     gap = replace(before, rtol=max(before.rtol, own))
-    if one.shape != other.shape:
-        shapes = tuple(one.shape), tuple(other.shape)
-        return replace(gap, excess=math.inf, largest=math.inf, values=shapes)
     if not one.numel():
         return gap
     largest, scale, place = array_differences(one, other)
@@ -276,29 +299,28 @@ def _difference(one: Tensor, other: Tensor, before: Gap, terms: float) -> Gap:
     )
 
 
-def _names(operations: list[RecordedOperation]) -> str:
-    return ", ".join(dict.fromkeys(each.name for each in operations)) or "nothing"
-
-
 def _explained(other: RecordedOperation, gap: Gap, instead: Any, sides: tuple[str, ...]) -> Gap:
     """Add the cause and the user's line to the gap of the diverging operation `other`."""
     blamed, why = other, ""
     unwritten = next((each for each in other.inputs if each.empty), None)
     noise = next((each for each in other.inputs if each.gap and each.gap.noise), None)
     if instead:
-        blamed, ran = (instead[1] or instead[0])[0], [*map(_names, instead)]
-        why = f"different operations: {ran[0]} on {sides[0]}, {ran[1]} on {sides[1]}"
+        blamed = (instead[1] or instead[0])[0]
+        ran = [", ".join(dict.fromkeys(each.name for each in run)) or "nothing" for run in instead]
+        why = f"different operations, not compared: {ran[0]} on {sides[0]}, {ran[1]} on {sides[1]}"
     elif unwritten:
-        blamed, why = unwritten, f"{other.name} reads uninitialized memory"
+        blamed, why = unwritten, f"{other.name or other.variable} reads uninitialized memory"
     elif gap.choice:
         why = "a choice among numbers that are equal within the tolerance"
     elif noise:
         blamed, gap = noise, noise.gap
         why = "cancellation: rounding errors are all that is left"
+    elif other.variable:
+        why = "the operations that were compared agree"
     elif gap.relative <= _DIGIT * gap.inputs:
         why = "small differences add up: no single operation makes them ten times larger"
     where, line = blamed.place()
-    return replace(gap, where=where, line=line, why=why)
+    return replace(gap, where=where, line=line, why=why, variable=other.variable)
 
 
 def text(diff: NumericDiff) -> str:
@@ -323,8 +345,10 @@ def _lines(diff: NumericDiff) -> list[str]:
         return [f"{sides} agree: {words}", *diff.notes]
     values = (f"{x:.6g}" if isinstance(x, float) else str(x) for x in found.values)
     pairs = ", ".join(f"{value} on {side}" for value, side in zip(values, diff.sides, strict=True))
-    numbers = f"largest difference {found.largest:.2g} in values up to {found.scale:.2g}: {pairs}"
-    numbers += f" at {list(found.at)}" * bool(found.at)
+    within = f"{found.variable}, " * bool(found.variable)
+    apart = f"largest difference {found.largest:.2g} in {within}values up to {found.scale:.2g}"
+    apart = f"{within}shapes" if any(type(each) is tuple for each in found.values) else apart
+    numbers = f"{apart}: {pairs}" + f" at {list(found.at)}" * bool(found.at)
     inputs = f"inputs agreed to {found.inputs:.0e}" if found.inputs else "inputs were equal"
     how = "agree, except for a choice" if diff.agree else "differ"
     answer = "; ".join(filter(None, [found.why, numbers, inputs]))

@@ -7,7 +7,8 @@ different value in each run, so that the results differ if the code reads that m
 """
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import CodeType
@@ -21,6 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from gpumagic import faults
 from gpumagic.ledger.attribute import uncounted
+from gpumagic.moving.find_tensors import TensorFinder
 from gpumagic.usercode.files import expression, line_at, user_frame
 
 _MOST = 2**29  # maximum bytes of host memory for the results of one run
@@ -30,22 +32,23 @@ _FUSED = ("attention", "rnn", "lstm", "gru")
 
 @dataclass(eq=False)
 class RecordedOperation:
-    """One operation of a run, or a variable at the end of the run."""
+    """One operation of a run, or a variable's tensor at the end of the run."""
 
-    name: str  # "aten.mm", or the name of the variable
+    name: str  # "aten.mm"; empty for a variable
     inputs: list["RecordedOperation"]  # the operations that computed the inputs
     shapes: tuple[torch.Size, ...] = ()  # shapes of the inputs
     # The user's code and bytecode offset. A backward operation has those of its forward operation.
     at: tuple[CodeType, int] | None = None
     backward: bool = False
-    results: list[Tensor] = field(default_factory=list)  # copies on the host
+    variable: str = ""  # the path to the variable's tensor: "net.weight.grad"
+    # The id of each result's storage, and a copy on the host.
+    results: list[tuple[int, Tensor | None]] = field(default_factory=list)
     gap: Any = None  # the difference from the paired operation of the other run
     instead: Any = None  # each run's unpaired operations, if this or an input is unpaired
+    depth: int = 0  # number of operations in the longest chain that ends here
 
-    @property
-    def is_variable(self) -> bool:
-        """Whether this is a variable. Only the name of an operation has a dot."""
-        return "." not in self.name
+    def __post_init__(self) -> None:
+        self.depth = 1 + max((each.depth for each in self.inputs), default=0)
 
     @property
     def empty(self) -> bool:
@@ -55,7 +58,7 @@ class RecordedOperation:
     def place(self) -> tuple[str, int | None]:
         """Return ``"In [3], line 7: `x.softmax(-1)` (aten._softmax)"``, and the line's number."""
         if not self.at:
-            return f"({self.name})", None
+            return f"`{self.variable}`" if self.variable else f"({self.name})", None
         line = line_at(*self.at)
         label = "" if line.label.startswith("<") else f"{line.label}, "
         code = f"{'backward of ' * self.backward}`{expression(*self.at)}`"
@@ -68,8 +71,10 @@ class Recorder(TorchDispatchMode):
     def __init__(self, unwritten: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.operations: list[RecordedOperation] = []
-        self.variables: dict[str, RecordedOperation] = {}
-        self.room = _MOST  # bytes left for results; below 0, no more results are saved
+        self.variables: dict[str, dict[str, RecordedOperation]] = {}  # by name and path
+        self.read: set[int] = set()  # ids of the storages of results that were used
+        self.full = False  # whether results were not saved
+        self._room = _MOST  # bytes left for results
         self._unwritten = unwritten
         # By storage id: a weak reference (keeps the id unique), and the operations that wrote it.
         self._storages: dict[int, tuple[StorageWeakRef, list[RecordedOperation]]] = {}
@@ -91,12 +96,27 @@ class Recorder(TorchDispatchMode):
             self._record(str(func).removesuffix(".default"), given, written, result)
         return result
 
-    def add_variables(self, variables: Mapping[str, Any]) -> None:
-        """Record the tensors in variables at the end of the run."""
+    def add_variables(self, variables: dict[str, Any], module: str, copied: list[Any]) -> None:
+        """Record the tensors in variables at the end of the run; `copied`: originals and copies."""
+        # The original has the numbers of an unchanged copy, and needs no memory.
+        unchanged = (pair for pair in copied if not self._writers(_tensors(pair[1])))
+        saved: dict[int, list[Any]] = {id(copy): [(0, original)] for original, copy in unchanged}
+        self._room, counts = _MOST, Counter[str]()
         for name, value in variables.items():
-            if tensors := _tensors(value):
-                self.variables[name] = RecordedOperation(name, self._writers(tensors))
-                self._keep(self.variables[name], tensors)
+            paths = self.variables[name] = dict[str, RecordedOperation]()
+            finder = TensorFinder(module, every_path=True)
+            finder.variables([(name, value)])
+            for found in (each for each in finder.tensors if _tensors(each.tensor)):
+                # The text of any other key may contain an address, which differs by run.
+                plain = all(type(key) in (int, str) for _, key in found.steps[1:])
+                path = found.path if plain else name
+                counts[path] += 1
+                path += f", tensor {counts[path]}" * (counts[path] > 1)
+                made = RecordedOperation("", self._writers([found.tensor]), variable=path)
+                self.read.update(_storage(found.tensor) for _ in made.inputs)
+                if id(found.tensor) not in saved:
+                    self._keep(made, [found.tensor])
+                paths[path], made.results = made, saved.setdefault(id(found.tensor), made.results)
 
     def _record(self, name: str, given: Any, writes: list[Tensor], result: Any) -> None:
         reads = _tensors(given)
@@ -104,6 +124,10 @@ class Recorder(TorchDispatchMode):
         old = {_storage(each) for each in reads if name != "aten.lift_fresh"}
         makes = [each for each in _tensors(result) if _storage(each) not in old]
         at, backward = self._line()
+        for each in reads:
+            # What only the backward pass reads of a forward operation is a buffer, not a result.
+            if any(not backward or writer.backward for writer in self._writers([each])):
+                self.read.add(_storage(each))
         if not makes and not writes:
             return
         shapes = tuple(each.shape for each in reads)
@@ -119,9 +143,11 @@ class Recorder(TorchDispatchMode):
         self._keep(made, [] if made.empty else [*writes, *makes])
 
     def _keep(self, made: RecordedOperation, results: list[Tensor]) -> None:
-        self.room -= sum(each.numel() * each.element_size() for each in results)
-        if self.room >= 0:
-            made.results = [each.detach().to("cpu", copy=True) for each in results]
+        self._room -= sum(each.numel() * each.element_size() for each in results)
+        self.full |= self._room < 0
+        if self._room >= 0:
+            hosts = (each.detach().to("cpu", copy=True) for each in results)
+            made.results = [*zip(map(_storage, results), hosts, strict=True)]
 
     def _line(self) -> tuple[Any, bool]:
         """Return `at` and `backward` for the operation that is running."""

@@ -311,6 +311,56 @@ w.square().sum().backward()
 g = w.grad * 1""",
         "aten.mul",
     ),
+    "gradients scaled in place on one device": (
+        DEVICES,
+        """
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+F.cross_entropy(net(x), labels).backward()
+if x.is_cuda:
+    for p in net.parameters():
+        p.grad.mul_(2)  # here
+optimizer.step()""",
+        "in net.0.weight, values up to",
+    ),
+    "gradients clipped on one device": (
+        DEVICES,
+        """
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+F.cross_entropy(net(x), labels).backward()
+if x.is_cuda:
+    nn.utils.clip_grad_norm_(net.parameters(), 0.01)  # here
+optimizer.step()""",
+        "in net.0.weight, values up to",
+    ),
+    "a running mean that one device writes": (
+        DEVICES,
+        """
+norm = nn.BatchNorm1d(16)
+y = norm(x)
+if x.is_cuda:
+    norm.running_mean.add_(1)  # here""",
+        "in norm.running_mean, values up to",
+    ),
+    "the state of an optimizer on one device": (
+        DEVICES,
+        """
+optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+F.cross_entropy(net(x), labels).backward()
+optimizer.step()
+y = x.exp()
+if x.is_cuda:
+    optimizer.state[net[0].bias]["momentum_buffer"].zero_()  # here""",
+        "in optimizer.state.momentum_buffer, tensor 2, values up to",
+    ),
+    "half precision after a fused LSTM": (
+        DEVICES,
+        """
+torch.manual_seed(0)
+h = nn.LSTM(16, 16, batch_first=True)(x.reshape(4, 8, 16))[0]
+if h.is_cuda:
+    h = h.half().float()  # here""",
+        "nothing on cpu, aten._to_copy on cuda:1",
+    ),
 }
 
 CLEAN = {
@@ -325,6 +375,9 @@ torch.manual_seed(1)
 lstm = nn.LSTM(16, 8, 2)
 y, _ = lstm(x.reshape(4, 8, 16))
 y.square().mean().backward()""",
+    "lstm whose workspace depends on the dtype": """
+torch.manual_seed(0)
+y = nn.LSTM(16, 16, batch_first=True)(x[:20].reshape(2, 10, 16))[0]""",
     "gru": "torch.manual_seed(1)\ny, _ = nn.GRU(16, 8, bidirectional=True)(x.reshape(4, 8, 16))",
     "transformer layer": """
 torch.manual_seed(1)

@@ -103,6 +103,49 @@ def test_the_order_of_equal_numbers_is_a_choice(replaced):
     assert found.first.values == (0, 3)
 
 
+def train(scale=1):
+    net(x).sum().backward()
+    if x.is_cuda:
+        net.weight.grad.mul_(scale)
+
+
+@pytest.fixture
+def ungraded():
+    """Gives `net` a gradient, which it has no more after the test."""
+    net.weight.grad = torch.ones(2, 4)
+    yield
+    net.zero_grad()
+
+
+def test_what_functions_change_in_place_is_compared(ungraded):
+    found = gpumagic.diff("train(2)", "cpu", 1, namespace=globals())
+    assert "`net.weight.grad.mul_(scale)` (aten.mul_.Tensor)" in found.first.where
+    assert found.first.variable == "net.weight.grad"
+    assert "different operations, not compared: nothing on cpu, aten.mul_" in found.first.why
+    assert gpumagic.diff("train()", "cpu", 1, namespace=globals()).agree
+
+
+def test_the_notes_say_what_ran_on_one_side_only():
+    notes = gpumagic.diff(train, "cpu", 1).notes
+    assert "others ran on one side only, the first at" in notes[-1]
+    assert "`net.weight.grad.mul_(scale)` (aten.mul_.Tensor)" in notes[-1]
+    assert "one side" not in gpumagic.diff(right, "cpu", 1).notes[-1]
+
+
+def test_a_tensor_that_only_one_side_has_or_changes_is_named(ungraded):
+    found = gpumagic.diff("if x.is_cuda: net.zero_grad()\ny = x + 1", namespace=globals())
+    assert found.first.variable == "net.weight.grad"
+    assert "net.weight.grad, shapes: (2, 4) on cpu, None on cuda:0" in repr(found)
+    found = gpumagic.diff("if x.is_cuda: x.add_(1)\ny = 1", namespace=globals())
+    assert found.first.variable == "x"
+    assert "1 on cpu, 2 on cuda:0" in repr(found)
+
+
+def test_another_alias_on_each_side_is_no_difference():
+    code = "both = {'a': x, 'b': x.clone() if x.is_cuda else x}\nby = {each: each for each in [x]}"
+    assert gpumagic.diff(code, namespace=globals()).agree
+
+
 def test_torch_and_memory_are_as_before():
     allocated = torch.cuda.memory_allocated(1)
     net.weight.grad = torch.ones(2, 4)
