@@ -241,7 +241,6 @@ def cluster(
     slurm: str | None = None,
     partition: str | None = None,
     ssh: str | None = None,
-    mpi: int | str | None = None,
     ip: str | None = None,
     python: str | None = None,
 ) -> GpuCluster:
@@ -256,8 +255,6 @@ def cluster(
         `slurm` gives the nodes and the GPUs per node, ``"2x8"``. `partition` is Slurm's partition.
     ssh : str, optional
         Hosts, with the number of GPUs (default 1) after a colon: ``"host1,host2:4"``.
-    mpi : int, optional
-        The number of engines for `mpiexec` to start.
     ip : str, optional
         The address at which engines reach this machine; by default, gpumagic finds it.
     python : str, optional
@@ -280,8 +277,6 @@ def cluster(
         plan = launching.slurm(slurm, partition, ip)
     elif ssh is not None:
         plan = launching.ssh(ssh, ip, python)
-    elif mpi is not None:
-        plan = launching.mpi(str(mpi), ip)
     else:
         plan = launching.local("all" if where is None else str(where))
     engines = Engines(plan)

@@ -39,11 +39,10 @@ _RANKS = {
     "local": {"RANK": ""},
     "ssh": {"RANK": _LOCAL},
     "slurm": {"SLURM_PROCID": "SLURM_LOCALID"},
-    "mpi": {"OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_LOCAL_RANK", "PMI_RANK": "MPI_LOCALRANKID"},
 }
 # The first of these variables that is set gives the number of ranks on the host.
 _HERE = "GPUMAGIC_RANKS_HERE"
-_SIZES = (_HERE, "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "WORLD_SIZE")
+_SIZES = (_HERE, "WORLD_SIZE")
 FIRST = "GPUMAGIC_FIRST_ENGINE"
 """The environment variable with ipyparallel's id for rank 0. Rank n has this id plus n."""
 MARK = "GPUMAGIC_CLUSTER"
@@ -68,7 +67,7 @@ class EngineSet:
 class Plan:
     """The engines to start, and their launcher."""
 
-    launcher: str  # ipyparallel's name: "local", "ssh", "slurm", "mpi"
+    launcher: str  # ipyparallel's name: "local", "ssh", "slurm"
     sets: tuple[EngineSet, ...]
     address: str = _LOOPBACK  # the controller and the `TCPStore` listen here
     description: str = ""  # "2 GPUs of this machine"
@@ -168,14 +167,6 @@ def slurm(size: str, partition: str | None, ip: str | None) -> Plan:
     return Plan("slurm", (one,), ip or _address([""]), description, os.path.expanduser("~"))
 
 
-def mpi(number: str, ip: str | None) -> Plan:
-    """Plan engines that `mpiexec` starts."""
-    if not number.isdecimal() or not int(number):
-        raise GpuError(f"--mpi {number}: a number is needed; type --mpi 4")
-    one = EngineSet(tuple(range(int(number))), {}, _command())
-    return Plan("mpi", (one,), ip or _LOOPBACK, f"{many(int(number), 'engine')} started by MPI")
-
-
 def _address(hosts: Sequence[str]) -> str:
     """Return the address at which hosts reach this machine; loopback if all hosts are local."""
     if all(host in ("localhost", _LOOPBACK, "::1") for host in hosts):
@@ -221,8 +212,6 @@ def take_place(environment: MutableMapping[str, str]) -> None:
 def main() -> None:
     """Run as an engine until the controller ends it."""
     take_place(os.environ)
-    # With `--mpi`, ipyparallel would import mpi4py to find the rank, which is known already.
-    sys.argv[:] = [each for each in sys.argv if each != "--mpi"]
     number = int(os.environ.pop(FIRST, "0")) + int(os.environ["RANK"])
     sys.argv.append(f"--IPEngine.id={number}")
     # Import torch now, so that the first cell need not wait. Import tqdm before IPython, so that

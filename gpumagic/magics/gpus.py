@@ -169,7 +169,7 @@ def drive_cluster(shell: Any, asked: Namespace) -> None:
         what = [*filter(None, ",".join(what).split(","))]
     _check_arguments(verb, what)
     if verb == "start":
-        ways = ("slurm", "partition", "ssh", "mpi", "ip", "python")
+        ways = ("slurm", "partition", "ssh", "ip", "python")
         gpu_cluster.cluster(next(iter(what), None), **{name: getattr(asked, name) for name in ways})
     ranks = gpu_cluster.current()
     if verb == "restart":

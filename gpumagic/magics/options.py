@@ -167,8 +167,8 @@ MAGICS = {
     "gpucluster": Magic(
         *(f"{'|'.join(_CLUSTER)} [N, RANK, NAME or DIR]", "what", "*", _CLUSTER),
         needs={"--partition": "--slurm", "--python": "--ssh"},
-        excludes=(("--slurm", "--ssh", "--mpi"),),
-        alone=("--slurm", "--ssh", "--mpi"),
+        excludes=(("--slurm", "--ssh"),),
+        alone=("--slurm", "--ssh"),
     ),
 }
 # Options of `%%ongpu` that work for one device only.
@@ -223,7 +223,6 @@ OPTIONS = (
     Option("gpucluster", "--partition gpu", "start: the Slurm partition"),
     Option("gpucluster", "--ssh host1,host2:4", "start: hosts, and the number of GPUs on each"),
     Option("gpucluster", "--python /opt/bin/python", "start: the path of Python on these hosts"),
-    Option("gpucluster", "--mpi 4", "start: the number of engines for mpiexec to start"),
     Option("gpucluster", "--ip 10.0.0.1", "start: this machine's address, as engines reach it"),
     Option("gpucluster", "--to runs/cats", "checkpoint: the directory", file),
 )

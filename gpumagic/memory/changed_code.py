@@ -177,20 +177,6 @@ def _part_read(s: OutOfMemoryState, frame: frames.FailedFrame, node: ast.Name) -
     return "" if any(no_data) else None
 
 
-def half_weights(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Propose 16-bit weights for a language model that does not fit, and that nothing trains."""
-    ends = not any(rest.backward for rest in s.rests)
-    for node in ast.walk(s.rests[-1].failed or ast.Pass()) if ends else ():
-        name = getattr(node, "id", "")
-        model: Any = s.namespace.get(name)
-        parts = map(type, model.modules()) if is_module(model) else ()
-        # Inputs other than token ids would have to be converted to 16 bits too.
-        if any(comes_from(part, "torch.nn.Embedding") for part in parts):
-            half = lambda into, name=name: into[name].cpu().to(torch_here().bfloat16)  # noqa: E731
-            do = f"`{name}.cpu().to(torch.bfloat16)` first: half the memory, and rounded results"
-            yield from helps(t.best, do, first=half)
-
-
 def frozen(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose `requires_grad_(False)` for models, or parts of them, that no optimizer trains."""
     for name in sorted(s.read | s.rests[-1].read_anywhere) if t.best is not None else ():

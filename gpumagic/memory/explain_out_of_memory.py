@@ -35,7 +35,6 @@ from gpumagic.usercode.files import UserLine, innermost_of, label, shell, user_n
 from gpumagic.usercode.values import is_module, is_tensor, own, torch_here
 
 _MOST = 4  # maximum number of levers to show if none lets the cell fit
-_LARGE = 0.25  # a parameter with at least this share of the GPU's memory is named
 
 
 def explain_out_of_memory(
@@ -99,19 +98,7 @@ def _reason(s: OutOfMemoryState, t: Trials) -> str:
     if trial.grows_much:
         return f"a pass needs {left}; each pass keeps {size(trial.need.grows)}"
     state = "an optimizer makes its state in its first step: " * (s.optimizer is not None)
-    return f"{state}the code needs {left}{_large_layer(s) or _large_state(s)}"
-
-
-def _large_layer(s: OutOfMemoryState) -> str:
-    """Return a remark on the largest parameter that is trained, if it takes much of the memory."""
-    learns = s.optimizer is not None or any(rest.backward for rest in s.rests)
-    trained: list[Any] = [*s.namespace.items()] if learns else []
-    read = s.read | s.rests[-1].read_anywhere
-    models = [(name, value) for name, value in trained if name in read and is_module(value)]
-    named = (pair for name, model in models for pair in model.named_parameters(prefix=name))
-    path, most = max(named, key=lambda pair: pair[1].nbytes, default=("", torch_here().empty(0)))
-    is_large = bool(most.nbytes >= _LARGE * s.capacity and most.requires_grad)
-    return f"; {path} takes {size(most.nbytes)}, and its gradient as much again" * is_large
+    return f"{state}the code needs {left}{_large_state(s)}"
 
 
 def _large_state(s: OutOfMemoryState) -> str:
@@ -148,7 +135,7 @@ def levers(s: OutOfMemoryState, t: Trials) -> list[Lever]:
     # If each pass of a loop keeps memory, freeing other memory only delays the error.
     first = (free, less) if t.loop is None else (less, free)
     found, enough = list[Lever](), list[Lever]()
-    last: tuple[Any, ...] = changed_code.recomputed, smaller, changed_code.half_weights, other_gpu
+    last: tuple[Any, ...] = changed_code.recomputed, smaller, other_gpu
     for group in (*first, (changed_code.by_rows,), last):
         for lever in chain.from_iterable(find(s, t) for find in group):
             found.append(lever)

@@ -1,4 +1,4 @@
-"""Start engines as Slurm, SSH and MPI do, on this machine; and see who may reach them."""
+"""Start engines as Slurm and SSH do, on this machine; and see who may reach them."""
 
 import asyncio
 import gc
@@ -88,13 +88,11 @@ def test_each_way_to_start_has_a_plan(monkeypatch):
     assert [each.environment["RANK"] for each in plan.sets] == ["0", "1", "2"]
     assert plan.sets[0].options["engine_cmd"][0] == "/opt/python"
     assert launching.ssh("localhost:2", None, None).local
-    assert (launching.mpi("4", None).count, launching.mpi("4", None).local) == (4, True)
     for wrong in (
         lambda: launching.slurm("8", None, None),
         lambda: launching.ssh("host:x", None, None),
         lambda: launching.ssh("host:0", None, None),
         lambda: launching.ssh("host,me@host", None, None),
-        lambda: launching.mpi("0", None),
     ):
         with pytest.raises(GpuError, match="; type --"):
             wrong()
@@ -104,8 +102,6 @@ _INHERITED = {"RANK": "7", "LOCAL_RANK": "7", "WORLD_SIZE": "8", "LOCAL_WORLD_SI
 _IN_SLURM = {"SLURM_PROCID": "5", "SLURM_LOCALID": "5"}
 _BY = {
     "slurm": {"SLURM_PROCID": "1", "SLURM_LOCALID": "1"},
-    "open mpi": {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "1"},
-    "mpich": {"PMI_RANK": "1", "MPI_LOCALRANKID": "1"},
 }
 
 
@@ -116,8 +112,6 @@ _BY = {
         (launching.ssh("one,two", "10.0.0.1", None), {}, "0"),
         (launching.ssh("one:2", "10.0.0.1", None), {}, "1"),
         (launching.slurm("1x2", None, "10.0.0.1"), _BY["slurm"], "1"),
-        (launching.mpi("2", None), _BY["open mpi"], "1"),
-        (launching.mpi("2", None), _BY["mpich"], "1"),
     ],
 )
 def test_a_rank_is_told_by_its_launcher_and_not_by_what_the_kernel_inherited(
@@ -136,11 +130,6 @@ def test_a_rank_is_told_by_its_launcher_and_not_by_what_the_kernel_inherited(
     [
         (launching.ssh("a:1,b,c:1,d:4", "10.0.0.1", None), {}, ["16", "16", "16", *["4"] * 4]),
         (launching.slurm("2x4", None, "10.0.0.1"), _BY["slurm"], ["4"]),
-        (launching.mpi("4", None), _BY["open mpi"] | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, ["8"]),
-        (launching.mpi("4", None), _BY["mpich"] | {"MPI_LOCALNRANKS": "2"}, ["8"]),
-        (launching.mpi("4", None), _BY["mpich"], ["4"]),
-        (launching.mpi("64", None), _BY["mpich"], ["1"]),
-        (launching.mpi("4", None), _BY["mpich"] | {"OMP_NUM_THREADS": "3"}, ["3"]),
     ],
 )
 def test_the_ranks_of_a_host_share_its_cores(monkeypatch, plan, launcher, threads):
@@ -224,15 +213,6 @@ def test_slurm(no_ranks, monkeypatch, tmp_path, shell):
     assert shell.run("%gpucluster stop").error is None
     assert launching.marked(its) == []
     assert not [path.name for path in tmp_path.iterdir() if "gpumagic" in path.name]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not shutil.which("mpiexec"), reason="needs mpiexec")
-def test_mpi(no_ranks):
-    with gpumagic.cluster(mpi=2) as ranks:
-        its = mark()
-        assert [tuple(each) for each in whole(ranks)] == [(0, 2, "0"), (1, 2, "0")]
-    assert launching.marked(its) == []
 
 
 SSHD = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")

@@ -531,12 +531,6 @@ SITUATIONS = [
         "`get_batch(…, bs=",
     ),
     Notebook(
-        "a model that does not fit and that nothing trains",
-        ["net = nn.Sequential(nn.Embedding(9, 2048), *(nn.Linear(2048, 2048) for _ in range(5)))"],
-        "net = net.to('cuda')\ny = net(torch.ones(4, dtype=torch.long, device='cuda')).argmax()",
-        "`net.cpu().to(torch.bfloat16)` first: half the memory, and rounded results",
-    ),
-    Notebook(
         "copies of an optimizer's state after each epoch",
         [PERCEPTRON.replace("SGD", "Adam"), "net = nn.Linear(1024, 1024).cuda()\nkept = []"],
         "opt = torch.optim.Adam(net.parameters())\nfor _ in range(9):\n"
