@@ -260,11 +260,11 @@ class CodeTrial:
 
         def prepare(note: Callable[[str], object]) -> Callable[[], dict[str, Any]]:
             def follow() -> dict[str, Any]:
-                into = self._own_namespace(space)
+                into, fixed = self._own_namespace(space), {*changed}
                 changed.clear()  # because `changed` would keep alive values that the code frees
                 first(into)
                 self._let_go(keep[0])
-                into[_PASSES] = self._passes(into, note, keep)
+                into[_PASSES] = self._passes(into, note, keep, fixed)
                 into[_FEW] = lambda items: islice(items, 2)
                 with ExitStack() as contexts:
                     for context in (*self._contexts(), within(), swapped(functions)):
@@ -292,14 +292,15 @@ class CodeTrial:
         grows = 0 if steady and grows is None else grows
         return Need(most, grows if self._loop else 0, run.complete or steady)
 
-    def _passes(self, space: dict[str, Any], note: Any, keep: Any) -> Iterator[None]:
+    def _passes(self, space: dict[str, Any], note: Any, keep: Any, fixed: set[str]) -> Any:
         """Yield before each pass. After each pass, give `note` the allocated bytes."""
         names, change = keep
         for name in names:  # otherwise, `total += loss` would extend the graph of earlier passes
             space[name] = space[name].detach() if is_tensor(space[name]) else space[name]
         # Restore loop variables before each pass, because `batch = batch.cuda()` changes `batch`.
         targets = frames.stored(getattr(self._loop, "target", ast.Pass())) & space.keys()
-        again = bool(targets & frames.bound(self.code)) and self._take_first(space)
+        bound = targets & frames.bound(self.code)
+        again = bool(bound) and not targets & fixed and self._take_first(space)
         given = {n: space[n] for n in targets if again or not getattr(space[n], "is_cuda", False)}
         for number in range(2 if self._loop else 1):
             space.update(given)

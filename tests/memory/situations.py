@@ -531,6 +531,15 @@ SITUATIONS = [
         "`get_batch(…, bs=",
     ),
     Notebook(
+        "batches of a generator that the loop moves",
+        [
+            "net = nn.Sequential(nn.Linear(64, 4096), nn.BatchNorm1d(4096)).cuda()\n"
+            "data = torch.ones(4000, 64)"
+        ],
+        "for X in data.split(2000):\n    X = X.cuda()\n    net(X).square().mean().backward()",
+        "`X`: a batch of ",
+    ),
+    Notebook(
         "copies of an optimizer's state after each epoch",
         [PERCEPTRON.replace("SGD", "Adam"), "net = nn.Linear(1024, 1024).cuda()\nkept = []"],
         "opt = torch.optim.Adam(net.parameters())\nfor _ in range(9):\n"
