@@ -177,6 +177,22 @@ def _part_read(s: OutOfMemoryState, frame: frames.FailedFrame, node: ast.Name) -
     return "" if any(no_data) else None
 
 
+def half_weights(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
+    """Propose 16-bit weights for a language model that does not fit, and that nothing trains."""
+    ends, failed = not any(rest.backward for rest in s.rests), s.rests[0].failed or ast.Pass()
+    for call in (n for n in ast.walk(failed) if ends and isinstance(n, ast.Call)):
+        owner = getattr(call.func, "value", None) or call
+        model: Any = s.frames[0].scope.value(owner)
+        parts = map(type, model.modules()) if is_module(model) else ()
+        # Inputs other than token ids would have to be converted to 16 bits too.
+        if any(comes_from(part, "torch.nn.Embedding") for part in parts):
+            half = f"{ast.unparse(owner)}.to(torch.bfloat16)"
+            new = ast.parse(ast.unparse(call).replace(ast.unparse(owner), half, 1), mode="eval")
+            do = f"`{half}` for `{ast.unparse(owner)}`: half the memory, and rounded results"
+            form = Form(do, "", [], frames.block_of(failed), {call: new.body})
+            yield from helps(t.best, do, form=form)
+
+
 def frozen(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose `requires_grad_(False)` for models, or parts of them, that no optimizer trains."""
     for name in sorted(s.read | s.rests[-1].read_anywhere) if t.best is not None else ():

@@ -135,7 +135,7 @@ def levers(s: OutOfMemoryState, t: Trials) -> list[Lever]:
     # If each pass of a loop keeps memory, freeing other memory only delays the error.
     first = (free, less) if t.loop is None else (less, free)
     found, enough = list[Lever](), list[Lever]()
-    last: tuple[Any, ...] = changed_code.recomputed, smaller, other_gpu
+    last: tuple[Any, ...] = changed_code.recomputed, smaller, changed_code.half_weights, other_gpu
     for group in (*first, (changed_code.by_rows,), last):
         for lever in chain.from_iterable(find(s, t) for find in group):
             found.append(lever)
@@ -145,6 +145,9 @@ def levers(s: OutOfMemoryState, t: Trials) -> list[Lever]:
             if len(enough) == (1 if group is free else 2):
                 break
         if enough:
+            # If a deletion suffices, autograd may still keep what no backward pass needs.
+            also = changed_code.no_graph(s, t) if group is free else ()
+            enough += [lever for lever in also if lever.fits]
             return sorted(enough, key=lambda lever: not lever.fits)
     return found[:_MOST]
 

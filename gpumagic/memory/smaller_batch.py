@@ -94,8 +94,11 @@ def _lower_number(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[Lever]:
             do = f"`{name} = {{}}` instead of {value:,}"
             yield from _largest(s, trial, do, value, tried, 0.0)
     for call in (n for each in trial.code for n in ast.walk(each) if isinstance(n, ast.Call)):
+        made_of = map(trial.frame.scope.name, stored(statement(call) or call))
+        rows = {len(each) for each in made_of if is_tensor(each) and each.dim()}
         for name, value in _given(trial, call).items():
-            if pattern.search(name) and type(value) is int and value > 1:
+            meant = pattern.search(name) or (value in rows and pattern is _SIZE_OF_MODELS)
+            if meant and type(value) is int and value > 1:
                 changed = partial(_with_argument, trial, call, name)
                 called = getattr(call.func, "attr", getattr(call.func, "id", ""))
                 do = f"`{called}(…, {name}={{}})` instead of {value:,}"

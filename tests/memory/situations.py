@@ -352,12 +352,12 @@ SITUATIONS = [
             "def mse(p, t):\n    return ((t - p) ** 2).mean()",
         ],
         "err = mse(X @ X[0], y)",
-        "`y.view(6000)` for `y`: [6000, 1] and [6000] broadcast to 6,000 × 6,000",
+        "`p.view(6000, 1)` for `p`: [6000] and [6000, 1] broadcast to 6,000 × 6,000",
     ),
     Notebook(
         "shapes that broadcast by mistake, made in the same cell",
         [],
-        "p, t = torch.ones(6000, 1, device='cuda'), torch.ones(6000, device='cuda')\n"
+        "p = torch.ones(6000, 1, device='cuda')\nt = torch.ones(6000, device='cuda')\n"
         "err = ((p - t) ** 2).mean()",
         "`p.view(6000)` for `p`: [6000, 1] and [6000] broadcast to 6,000 × 6,000",
     ),
@@ -529,6 +529,26 @@ SITUATIONS = [
         ],
         "for _ in range(3):\n    x = get_batch('train')\n    net(x).sum().backward()",
         "`get_batch(…, bs=",
+    ),
+    Notebook(
+        "a model that does not fit and that nothing trains",
+        [
+            "def load(device):\n    layers = (nn.Linear(2048, 2048) for _ in range(5))\n"
+            "    net = nn.Sequential(nn.Embedding(9, 2048), *layers)\n    return net.to(device)"
+        ],
+        "net = load('cuda')\ny = net(torch.ones(4, dtype=torch.long, device='cuda')).argmax()",
+        "`net.to(torch.bfloat16)` for `net`: half the memory, and rounded results",
+    ),
+    Notebook(
+        "a number of samples that a function is given",
+        [
+            "net = nn.Sequential(nn.Linear(64, 4096), nn.BatchNorm1d(4096)).cuda()\n"
+            "data = torch.ones(9000, 64)\ndef crops(data, n):\n"
+            "    return torch.stack([data[i] for i in torch.randint(9000, (n,))])"
+        ],
+        "for _ in range(2):\n    x = crops(data, n=2000).cuda()\n"
+        "    net(x).square().mean().backward()",
+        "`crops(…, n=",
     ),
     Notebook(
         "batches of a generator that the loop moves",

@@ -151,6 +151,14 @@ def test_in_a_program_and_as_html(ip):
     assert "<code>torch.empty(2**29, device=&#x27;cuda&#x27;)</code>" in found._repr_html_()
 
 
+def test_a_deletion_that_suffices_does_not_hide_that_no_graph_is_needed(small, shown):
+    small.run(f"{START}\nnet = nn.Sequential(*[nn.Linear(256, 256), nn.Tanh()] * 3).cuda()")
+    small.run("X = torch.ones(2, 9000, 256)")
+    small.run("for x in X:\n    y = net(x.cuda())\n    best = y.argmax(1).cpu()")
+    done = [lever.do for lever in shown.pop().levers]
+    assert [do[:14] for do in done] == ["`y = y.detach(", "`with torch.no"]
+
+
 def test_a_failed_cell_that_runs_again_has_the_same_cure(small, shown):
     small.run(f"{START}\nx, spare = mib(8), mib(40)")
     for _ in range(2):
