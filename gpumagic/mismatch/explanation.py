@@ -11,7 +11,7 @@ from gpumagic.display import table
 from gpumagic.display.table import Shown, block, tag
 from gpumagic.display.units import size
 from gpumagic.usercode.files import label, last_cell, shell
-from gpumagic.usercode.frames import FailedFrame, loops_around, parents, statement
+from gpumagic.usercode.frames import FailedFrame, loops_around, parents, statement, uses
 
 
 @dataclass(frozen=True)
@@ -232,7 +232,9 @@ def before_loops(frame: FailedFrame, stmt: ast.stmt, texts: list[str]) -> ast.st
     used = [n for text in texts for n in ast.walk(ast.parse(text, mode="eval"))]
     names = {ast.unparse(n) for n in used if isinstance(n, _BOUND)}
     nodes = [n for n in ast.walk(loops[-1]) if isinstance(n, _BOUND) and statement(n) is not stmt]
-    bound = {ast.unparse(n) for n in nodes if isinstance(n.ctx, ast.Store)}
+    made = [(ast.unparse(n), statement(n)) for n in nodes if isinstance(n.ctx, ast.Store)]
+    # A value such as `x` in `x = cat([x, y])` stays on the device to which it was moved once.
+    bound = {x for x, by in made if not (isinstance(by, ast.Assign) and uses(by.value, x))}
     return stmt if names & bound else loops[-1]
 
 

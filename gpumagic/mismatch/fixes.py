@@ -161,7 +161,9 @@ def write_fix(site: Site, above: Site, choice: Choice) -> Fix | None:
         # The function may need its argument on the GPU in other lines.
         climbed = above is not site and _used_once(site) and all(p in given for p in above.odd)
         return _move(replace(above, odd=given) if climbed else site, choice)
-    fix = _make_there(site, choice.target)
+    edits = [edit for part in site.odd for edit in sources.made_by_call(part, site.at)]
+    called = around(site.frame, edits) if edits else None
+    fix = _make_there(site, choice.target) or (called and called.fix(0))
     if fix is None and above is not site:
         fix = _make_there(above, choice.target) or _move(above, choice)
     return fix or _move(site, choice)

@@ -23,6 +23,7 @@ from gpumagic.usercode.files import is_users, label
 from gpumagic.usercode.frames import (
     FailedFrame,
     backward_of,
+    first_name,
     function_of,
     in_own_scope,
     loops_around,
@@ -183,15 +184,17 @@ def _made_anew(part: operand.Part, frame: FailedFrame) -> str:
         why = f"each call of {function}() creates a new {part.about}, so no optimizer trains it"
         these = "these" if count > 1 else "it"
         return f"{why}; write {every} in __init__, and call {these} instead, {RERUN}"
-    if part.kind != "module" or part.value is None or not part.text.startswith("self."):
+    local = part.text.isidentifier() and frame.parameters[:1] == ("self",)
+    if part.kind != "module" or part.value is None or not (local or part.text[:5] == "self."):
         return ""
     made: Any = only_assignment(part.text, frame.failed)
     called = function != "__init__" and isinstance(getattr(made, "value", None), ast.Call)
+    called = called and (not local or isinstance(frame.scope.value(made.value.func), type))
     if not called or not [*part.value.parameters()]:
         return ""
     plain = type(part.value).__module__.startswith("torch.nn.") and not [*part.value.children()]
     arguments = part.value.extra_repr() if plain else "…"
-    code = f"{part.text} = {frame.text(made.value.func)}({arguments})"
+    code = f"{'self.' * local}{part.text} = {frame.text(made.value.func)}({arguments})"
     why = f"each call of {function}() creates a new {part.text}, so no optimizer trains it"
     return f"{why}; write {code} in __init__ instead, {RERUN}"
 
@@ -215,6 +218,23 @@ def maker_of(part: operand.Part, at: Operation) -> ast.Assign | None:
     from_numpy = ast.unparse(getattr(made.value, "func", made)).endswith("from_numpy")
     new = call.factory or from_numpy or (is_leaf(part) and with_device(made.value, frame, ""))
     return made if new else None
+
+
+def made_by_call(part: operand.Part, at: Operation) -> list[tuple[ast.AST, str]]:
+    """Return edits of the module's method, in the same file, that returned an operand; or []."""
+    frame = at.reader.frame
+    made: Any = only_assignment(first_name(part.text), at.node)
+    function: Any = frame.scope.value(getattr(getattr(made, "value", None), "func", at.node))
+    code, owner = getattr(function, "__code__", None), getattr(function, "__self__", None)
+    if code is None or code.co_filename != frame.filename or not issubclass(type(owner), nn.Module):
+        return []
+    found = [n for n in ast.walk(frame.tree or at.node) if isinstance(n, ast.FunctionDef)]
+    body = [n for f in found if f.name == code.co_name for n in ast.walk(f)]
+    values: list[Any] = [n.value for n in body if isinstance(n, ast.Return) and n.value]
+    names = {node.id for value in values for node in ast.walk(value) if isinstance(node, ast.Name)}
+    values += [n.value for n in body if isinstance(n, ast.Assign) and stored(n) & names]
+    device = "next(self.parameters()).device"
+    return [edit for value in values for edit in with_device(value, frame, device)]
 
 
 def made_above(

@@ -404,6 +404,11 @@ ONCE = [
         "for x in torch.ones(2, 1, 2).cuda():\n    h = net(x, h)\n",
         ("before", 2, 'h = h.to("cuda:0")'),
     ),
+    (  # what a later statement extends
+        "ids, net = torch.ones(1, 2).long() + 0, nn.Embedding(3, 1).cuda()\n"
+        "for n in range(2):\n    y = net(ids)[:, -1].long()\n    ids = torch.cat([ids, y], 1)\n",
+        ("before", 2, 'ids = ids.to("cuda:0")'),
+    ),
     (  # what it binds afresh moves in each turn
         "net, xs = nn.Linear(2, 1).cuda(), [torch.ones(1, 2)] * 2\nfor x in xs:\n"
         "    y = net(x)\n    z = x.sum()\n",
@@ -669,6 +674,20 @@ ASKED = {
         "loss = nn.functional.mse_loss(y, t.to(dev))",
         "loss = nn.functional.mse_loss(y, t.to(y.device))",
     ),
+    "a state that a method makes": (
+        "class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.lstm = nn.LSTM(2, 3)\n    def initial(self, n):\n"
+        "        h = torch.zeros(1, n, 3)\n        return h, torch.zeros(1, n, 3)\n"
+        "    def forward(self, x):\n        state = self.initial(x.size(1))\n"
+        "        return self.lstm(x, state)[0]\nNet().cuda()(torch.ones(4, 2, 2).cuda())",
+        "h = torch.zeros(1, n, 3, device=next(self.parameters()).device)",
+    ),
+    "a device of the notebook in a function that does not read it": (
+        "dev = torch.device('cuda')\nnet = nn.Sequential(nn.Linear(2, 1)).to(dev)\n"
+        "def score(row):\n"
+        "    return net(torch.tensor([row]))\nscore([1.0, 2.0])",
+        "return net(torch.tensor([row], device=dev))",
+    ),
     "a part of what the function made": (
         "net = nn.Embedding(9, 2).cuda()\ndef scores(words):\n    ids = torch.tensor([words])\n"
         "    for n in range(0, 4, 2):\n        part = ids[:, n:n + 2]\n        net(part)\n"
@@ -741,6 +760,19 @@ def test_the_line_that_moved_a_module_is_named_and_modules_that_calls_make_have_
     why = gpumagic.explain(run(code)).reason
     made = [f"self.batchnorm1d_{n} = nn.BatchNorm1d(4)" for n in (1, 2)]
     assert f"write {' and '.join(made)} in __init__, and call these instead" in why
+
+
+def test_a_layer_that_forward_makes_has_its_place_in_init():
+    code = (
+        "class Net(nn.Module):\n    def forward(self, x):\n"
+        "        fc = nn.Linear(x.size(1), 2)\n        return fc(x)\n"
+        "Net()(torch.ones(3, 4, device='cuda'))"
+    )
+    told = gpumagic.explain(run(code))
+    assert told.fix is None
+    assert "write self.fc = nn.Linear(in_features=4, out_features=2, bias=True) in __init__" in (
+        told.reason
+    )
 
 
 def test_a_loss_or_a_local_module_that_a_function_makes_is_moved():
