@@ -75,8 +75,8 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
         self.alive: list[Any] = []  # keeps the targets of copied weak references alive
         self._modules = {"__main__", namespace.get("__name__", "__main__")} - {"builtins"}
         self._spaces = {id(namespace): (namespace, fresh)}
-        self._numbers: dict[int, int] = {}
-        self._originals: list[Any] = []  # shared and recreated objects, by number
+        # Shared and recreated objects, by id; an original's id is also its number.
+        self._originals: dict[int, Any] = {}
         self._copies: dict[int, Any] = {}  # copies of recreated objects, by number
         self._ours: dict[type, bool] = {}  # results of `is_ours`
         self._kinds: dict[type, tuple[bool, bool, frozenset[int]]] = {}  # cache of `_shares`
@@ -141,10 +141,8 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
         return self._copies[number]
 
     def _number(self, value: Any) -> int:
-        number = self._numbers.setdefault(id(value), len(self._originals))
-        if number == len(self._originals):
-            self._originals.append(value)
-        return number
+        self._originals[id(value)] = value
+        return id(value)
 
     def space(self, original: dict[str, Any]) -> dict[str, Any]:
         """Return the globals for copies of functions whose globals are `original`."""

@@ -29,7 +29,6 @@ _ALIGNMENT = 64
 class Stretch:
     """The memory of a tensor or array."""
 
-    index: int  # index in `StorageCopier._sources`
     source: Any
     first: int  # address of the first element
     start: int  # lowest address to copy
@@ -44,8 +43,7 @@ class StorageCopier:
     def __init__(self, others: FrameworksOn = NO_OTHERS) -> None:
         self.nbytes = self.sent = 0  # bytes copied; `sent` counts only copies to other devices
         self.others = others
-        self._sources: list[Any] = []
-        self._numbers: dict[int, int] = {}
+        self._sources: dict[int, Any] = {}  # by id; a source's id is also its number
         self._made: dict[int, Any] = {}
         self._finished: dict[int, Any] = {}
         self._token: Any = None  # first input of `_rooted`, whose outputs are not leaves
@@ -77,10 +75,8 @@ class StorageCopier:
         return (self.copied, args, *((state, None, None, _set_tensor) if any(state) else ()))
 
     def _add(self, source: Any) -> int:
-        number = self._numbers.setdefault(id(source), len(self._sources))
-        if number == len(self._sources):
-            self._sources.append(source)
-        return number
+        self._sources[id(source)] = source
+        return id(source)
 
     def copy(self, homes: Mapping[int, Any]) -> None:
         """Make all copies; `homes` maps the id of a tensor to the device of the copy."""
@@ -89,8 +85,8 @@ class StorageCopier:
                 self._token = torch.zeros((), device="cpu", requires_grad=True)
                 stack.enter_context(torch.no_grad())
                 stack.enter_context(torch._C.DisableTorchFunctionSubclass())
-            every = enumerate(self._sources)
-            pieces = [piece for each in every if (piece := self._piece(*each, homes)) is not None]
+            found = (self._piece(source, homes) for source in self._sources.values())
+            pieces = [piece for piece in found if piece is not None]
             for device in dict.fromkeys(piece.device for piece in pieces):
                 for family in _families(piece for piece in pieces if piece.device == device):
                     self._copy_family(family)
@@ -111,29 +107,29 @@ class StorageCopier:
 
     def clear(self) -> None:
         """Drop all references."""
-        for held in (self._made, self._finished, self._numbers, self._sources):
+        for held in (self._made, self._finished, self._sources):
             held.clear()
 
-    def _piece(self, index: int, source: Any, homes: Mapping[int, Any]) -> Stretch | None:
+    def _piece(self, source: Any, homes: Mapping[int, Any]) -> Stretch | None:
         """Return the memory to copy, or make the copy here and return None."""
         if is_tensor(source):
             home = homes.get(id(source), source.device)
             if _lies_plainly(source):
                 size, first = source.element_size(), source.data_ptr()
                 low, high = _reach(source.shape, size, [step * size for step in source.stride()])
-                return Stretch(index, source, first, first + low, first + high, source.device, home)
-            self._made[index] = _copied_alone(source, home)
+                return Stretch(source, first, first + low, first + high, source.device, home)
+            self._made[id(source)] = _copied_alone(source, home)
             from gpumagic.moving.move import bytes_of
 
             self._count(bytes_of(source), sent=home != source.device)
         elif (framework := self.others.of(source)) is not None:
-            self._made[index] = framework.copy(source, self.others.device)
+            self._made[id(source)] = framework.copy(source, self.others.device)
             self._count(framework.nbytes(source), sent=True)
         else:
             host = (torch := torch_here()) and torch.device("cpu")
             first = int(source.__array_interface__["data"][0])
             low, high = _reach(source.shape, source.itemsize, source.strides)
-            return Stretch(index, source, first, first + low, first + high, host, host)
+            return Stretch(source, first, first + low, first + high, host, host)
         return None
 
     def _count(self, nbytes: int, *, sent: bool) -> None:
@@ -151,7 +147,7 @@ class StorageCopier:
                 self._count(stop - start, sent=piece.home != piece.device)
             lay_out = _tensor_in if is_tensor(piece.source) else _array_in
             buffer = buffers.get(piece.home)
-            self._made[piece.index] = lay_out(piece, buffer, piece.first - start + lead)
+            self._made[id(piece.source)] = lay_out(piece, buffer, piece.first - start + lead)
 
     def _finish(self, source: Any, data: Any, kind: type | None) -> Any:
         """Return the data as class `kind`; autograd tracks the result if it tracks the source."""

@@ -161,8 +161,7 @@ def _verdict(tried: Tried, found: Largest, failed: float) -> str:
 
 
 def _notes(fit: Fit) -> Iterator[str]:
-    yield from [fit.stopped] * bool(fit.stopped)
-    yield from fit.notes
+    yield from filter(None, (fit.stopped, *fit.notes))
     if ran := [f"{t.value}" for t in fit.tried if t.ran is not None]:
         times = "once" if len(ran) == 1 else f"{len(ran)} times"
         written = "files it wrote remain; --dry only predicts"

@@ -218,14 +218,13 @@ class Search:
                 need = self._peak(value) - before - self._copied
                 return max(self._predicted.get(value, need), need - self._replaced)
         except torch.OutOfMemoryError:
-            pass
+            return math.inf
         except Exception as error:
             self._error = error
             note(error, f"with {self.name} = {value}, in a run on copies")
             raise
         finally:
             cuda_state.give_back()  # not in `except`, where the traceback keeps tensors alive
-        return math.inf
 
     def _peak(self, value: float) -> int:
         with ExitStack() as stack:

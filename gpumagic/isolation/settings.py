@@ -51,8 +51,7 @@ def _of_a_thread() -> Iterator[Setting]:
                 (torch.get_autocast_dtype, torch.set_autocast_dtype),
             ):
                 yield Setting(f"autocast, {kind}", partial(read, kind), partial(write, kind))
-    numpy: Any = sys.modules.get("numpy")
-    if numpy is not None:
+    if numpy := sys.modules.get("numpy"):
         yield Setting("numpy.seterr", numpy.geterr, lambda how: numpy.seterr(**how))
 
 
@@ -81,8 +80,7 @@ def _of_the_process() -> Iterator[Setting]:
     yield Setting("os.environ", os.environ.copy, _set_environment)
     yield Setting("working folder", os.getcwd, os.chdir)
     if plots := sys.modules.get("matplotlib._pylab_helpers"):
-        figures: Any = plots.Gcf
-        yield Setting("figures", lambda: set(figures.figs), partial(_close_new, figures))
+        yield Setting("figures", lambda: set(plots.Gcf.figs), partial(_close_new, plots.Gcf))
     if config := getattr(sys.modules.get("jax"), "config", None):
         yield Setting("jax.config", lambda: dict(config.values), partial(_configure, config))
 
@@ -128,14 +126,15 @@ def _now(settings: Iterable[Setting]) -> list[tuple[Setting, Any]]:
     return found
 
 
-def _write(setting: Setting, value: Any) -> None:
-    try:
-        changed = bool(setting.read() != value)
-    except Exception:  # noqa: BLE001  `!=` may run the user's code
-        changed = True
-    if changed:
-        with faults.kept(f"putting back {setting.name}"):
-            setting.write(value)
+def _write(found: list[tuple[Setting, Any]]) -> None:
+    for setting, value in found:
+        try:
+            changed = bool(setting.read() != value)
+        except Exception:  # noqa: BLE001  `!=` may run the user's code
+            changed = True
+        if changed:
+            with faults.kept(f"putting back {setting.name}"):
+                setting.write(value)
 
 
 @contextmanager
@@ -147,8 +146,7 @@ def kept() -> Iterator[None]:
         yield
     finally:
         with deferred():
-            for setting, value in before:
-                _write(setting, value)
+            _write(before)
             with faults.kept("putting the random state back"):
                 randomness.restore()
 
@@ -162,8 +160,7 @@ def thread_modes() -> Callable[[ExitStack], None]:
     def follow(stack: ExitStack) -> None:
         if inference:
             stack.enter_context(torch.inference_mode())
-        for setting, value in here:
-            _write(setting, value)
+        _write(here)
 
     return follow
 
@@ -235,8 +232,7 @@ class Randomness:
     def same_start(self, devices: "Iterable[torch.device]") -> None:
         """Restore all states. Then make these CUDA devices' states equal, and seed TensorFlow."""
         self.restore()
-        here = [str(d) for d in devices if d.type == "cuda"]
-        if here:
+        if here := [str(d) for d in devices if d.type == "cuda"]:
             torch_here().cuda.init()  # creates the generators
         self._start, generators = _states(), _generators()
         for name in here:
@@ -264,16 +260,14 @@ def _tensorflow() -> Any:
 
 def _tensorflow_state() -> tuple[int | None, Any] | None:
     """Return TensorFlow's global seed, and the state of its generator for operation seeds."""
-    found = _tensorflow()
-    if found is None:
+    if (found := _tensorflow()) is None:
         return None
     return found._seed, None if found._seed is None else found._rng.getstate()
 
 
 def _generators() -> dict[str, Any]:
     """Return torch's default generators by device, without initializing CUDA."""
-    torch = torch_here()
-    if torch is None:
+    if (torch := torch_here()) is None:
         return {}
     found: dict[str, Any] = {"cpu": torch.default_generator}
     if torch.cuda.is_initialized():

@@ -164,10 +164,9 @@ def _lines(found: _Trace, ledger: Ledger) -> tuple[ProfiledLine, ...]:
         counts[entry.kind][entry.where] += entry.count
     copies, waits = counts["copy"], counts["wait"]
     device: dict[Label, float] = defaultdict(float)
-    launches = Counter[Label]()
     for e in found.device:
         device[e["line"]] += e["dur"] / 1e6
-        launches[e["line"]] += e["cat"] == "kernel"
+    launches = Counter[Label](e["line"] for e in found.device if e["cat"] == "kernel")
     sums: dict[Label, dict[str, Operator]] = defaultdict(dict)
     for e in found.host:
         name = e["name"]

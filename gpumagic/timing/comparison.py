@@ -260,8 +260,7 @@ class Comparison(table.Shown):
         if none of them was measured.
         """
         right = [where for where in self.alone if not self.disagreement(where)]
-        timed = ([self.at(where, point) for where in right] for point in self.points)
-        known = ([t for t in timings if t and t.median] for timings in timed)
+        known = ([t for w in right if (t := self.at(w, p)) and t.median] for p in self.points)
         wins = Counter(min(ts, key=lambda t: t.median or 0.0).where for ts in known if ts)
         if not wins:
             raise GpuError("nothing was measured, so no device is the fastest")
@@ -272,10 +271,9 @@ class Comparison(table.Shown):
         """The crossovers of `comparable` devices; empty if a value of the sweep is not a number."""
         found = []
         for name, values in self.sweep.items():
-            known = [(x, value) for value in values if (x := sweeping.number(value)) is not None]
+            known = sorted((x, v) for v in values if (x := sweeping.number(v)) is not None)
             if len(known) < len(values):
                 continue
-            known.sort(key=lambda pair: pair[0])
             for pair in combinations(self.comparable, 2):
                 a, b = ([self.at(where, {name: value}) for _, value in known] for where in pair)
                 for x, seconds, now in flips([x for x, _ in known], a, b):

@@ -9,9 +9,8 @@ import statistics
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
@@ -48,13 +47,6 @@ class Stopwatch:
         for framework in self.frameworks:
             framework.wait()
 
-    @contextmanager
-    def undisturbed(self) -> Iterator[None]:
-        """Synchronize, and disable garbage collection inside the `with` block, like `timeit`."""
-        with no_collections():
-            self.wait()
-            yield
-
     def times(self, run: _Loop, number: int) -> _Times:
         """Run the code; return the times before it, after it, and when all devices had finished."""
         runs = repeat(None, number)
@@ -65,8 +57,9 @@ class Stopwatch:
         return began, went_on, self.clock()
 
     def lap(self, run: _Loop, number: int) -> Lap:
-        """Time `number` runs."""
-        with self.undisturbed():
+        """Time `number` runs, without garbage collection, like `timeit`."""
+        with no_collections():
+            self.wait()
             began, went_on, ended = self.times(run, number)
         return Lap(ended - began, went_on - began)
 
@@ -106,7 +99,8 @@ class Runner:
             return self._stopwatch.times(trial.loop, number)
 
         jobs = {n: partial(job, trial) for n, trial in enumerate(self.trials)}
-        with self._stopwatch.undisturbed():
+        with no_collections():
+            self._stopwatch.wait()
             began, went_on, done = zip(*self._all(jobs, barrier), strict=True)
         return Lap(max(done) - min(began), max(went_on) - min(began))
 

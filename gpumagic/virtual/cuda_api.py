@@ -227,8 +227,7 @@ def install(stack: ExitStack) -> None:
         patch(stack, backend, __call__=_refused_for_cuda(backend.__call__, _NO_COMPILER))
     if torch.version.cuda is not None:
         patch(stack, torch.distributed, Reducer=partial(_refused, _NO_REDUCER))
-        return
-    if logger := getattr(torch.distributed, "Logger", None):
+    elif logger := getattr(torch.distributed, "Logger", None):
         # For a model on a GPU, this method needs CUDA timers. A CPU build has none.
         patch(stack, logger, set_runtime_stats_and_log=_nothing)
 

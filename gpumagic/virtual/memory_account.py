@@ -163,8 +163,7 @@ class MemoryAccount:
     def pass_through(self, sizes: list[int]) -> None:
         """Allocate one block of each size, then free all of them."""
         if sizes:
-            for nbytes in sizes:
-                self._room -= max(nbytes, _LEAST)
+            self._room -= sum(max(nbytes, _LEAST) for nbytes in sizes)
             if self._room < 0:
                 self._make_room(sum(sizes))
                 self._room = -1
@@ -185,8 +184,7 @@ class MemoryAccount:
     def record_events(self, most: int | None) -> None:
         """Record events from now on, and keep the last `most` events. None stops the recording."""
         with self._counted():
-            for block in self._owned():
-                block.find_address()
+            self.blocks_now()  # finds the addresses, for the events of the blocks' frees
             self.events = None if most is None else deque(self.events or (), most)
             self._room = -1
 
@@ -201,11 +199,8 @@ class MemoryAccount:
         """Return every live allocation, sorted by address."""
         with self._lock:
             self._count()
-            live = self._owned()
+            live = [block for block in self._live.values() if isinstance(block, Allocation)]
         return sorted(filter(Allocation.find_address, live), key=attrgetter("address"))
-
-    def _owned(self) -> list[Allocation]:
-        return [block for block in self._live.values() if isinstance(block, Allocation)]
 
     def refresh(self) -> None:
         """Count the logged allocations and frees, and publish the numbers."""

@@ -125,17 +125,16 @@ def memory_functions(stack: ExitStack) -> dict[str, Any]:
     set_metadata = partial(setattr, memory_account, "metadata")
     stack.callback(set_metadata, "")
     stack.callback(memory_account.observers.clear)
-    of_account: dict[str, Callable[[MemoryAccount], Any]] = {
-        "memoryStats getDeviceStats": _stats,
-        "cudaMemGetInfo getMemoryInfo": lambda account: (account.free, account.capacity),
-        "resetPeakMemoryStats resetPeakStats": MemoryAccount.reset_peak,
-        "resetAccumulatedMemoryStats resetAccumulatedStats": MemoryAccount.reset_accumulated,
-    }
+    info = _of_account(lambda account: (account.free, account.capacity))
     return {
-        f"{prefix}_{name}": _of_account(function)
-        for names, function in of_account.items()
-        for prefix, name in zip(("_cuda", "_accelerator"), names.split(), strict=True)
-    } | {
+        "_cuda_memoryStats": _of_account(_stats),
+        "_accelerator_getDeviceStats": _of_account(_stats),
+        "_cuda_cudaMemGetInfo": info,
+        "_accelerator_getMemoryInfo": info,
+        "_cuda_resetPeakMemoryStats": _of_account(MemoryAccount.reset_peak),
+        "_accelerator_resetPeakStats": _of_account(MemoryAccount.reset_peak),
+        "_cuda_resetAccumulatedMemoryStats": _of_account(MemoryAccount.reset_accumulated),
+        "_accelerator_resetAccumulatedStats": _of_account(MemoryAccount.reset_accumulated),
         "_cuda_getMemoryFraction": _of_account(lambda account: account.limit / account.capacity),
         "_cuda_setMemoryFraction": _set_fraction,
         "_cuda_emptyCache": _empty_cache,
