@@ -32,17 +32,15 @@ _ENGINE = ["-m", "gpumagic.cluster.launching"]
 # Timeouts in seconds. They are long because an engine may be slow on a busy machine.
 _ENGINE += ["--IPEngine.wait_for_url_file=60", "--IPEngine.timeout=30"]
 
-# For each launcher, the environment variable of the rank, mapped to that of the local rank. The
-# local rank selects the GPU. Variables of other launchers, such as torchrun, are ignored.
+# For each launcher, the environment variables of the rank and of the local rank. The local rank
+# selects the GPU. Variables of other launchers, such as torchrun, are ignored.
 _LAUNCHER, _LOCAL = "GPUMAGIC_LAUNCHER", "GPUMAGIC_LOCAL_RANK"
 _RANKS = {
-    "local": {"RANK": ""},
-    "ssh": {"RANK": _LOCAL},
-    "slurm": {"SLURM_PROCID": "SLURM_LOCALID"},
+    "local": ("RANK", ""),
+    "ssh": ("RANK", _LOCAL),
+    "slurm": ("SLURM_PROCID", "SLURM_LOCALID"),
 }
-# The first of these variables that is set gives the number of ranks on the host.
-_HERE = "GPUMAGIC_RANKS_HERE"
-_SIZES = (_HERE, "WORLD_SIZE")
+_HERE = "GPUMAGIC_RANKS_HERE"  # the number of ranks on the host
 FIRST = "GPUMAGIC_FIRST_ENGINE"
 """The environment variable with ipyparallel's id for rank 0. Rank n has this id plus n."""
 MARK = "GPUMAGIC_CLUSTER"
@@ -197,10 +195,9 @@ async def stop_elsewhere(cluster: Any) -> None:
 
 def take_place(environment: MutableMapping[str, str]) -> None:
     """Set the rank, the number of CPU threads and one visible GPU in an engine's environment."""
-    names = _RANKS[environment[_LAUNCHER]]
-    rank, local = next(pair for pair in names.items() if pair[0] in environment)
+    rank, local = _RANKS[environment[_LAUNCHER]]
     environment["RANK"], environment["LOCAL_RANK"] = environment[rank], "0"  # one GPU is visible
-    share = (os.cpu_count() or 1) // int(next(filter(None, map(environment.get, _SIZES))))
+    share = (os.cpu_count() or 1) // int(environment[_HERE])
     environment.setdefault("OMP_NUM_THREADS", str(max(1, share)))  # torchrun would set 1
     environment.pop("LOCAL_WORLD_SIZE", None)
     if local in environment:

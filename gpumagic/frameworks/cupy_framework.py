@@ -75,8 +75,7 @@ class CuPy(ArrayFramework):
             return int(cupy.get_default_memory_pool().used_bytes()), None
 
     def places(self, array: Any) -> list[Place]:
-        place = place_of(array)
-        return [place] if place is not None else []
+        return [] if (place := place_of(array)) is None else [place]
 
     def pool(self, device: Device) -> Pool | None:
         """Return the figures of CuPy's memory pool for a GPU; None if the GPU is not in use."""

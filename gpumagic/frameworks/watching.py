@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from types import FrameType, ModuleType
@@ -63,7 +63,7 @@ class watch:
     ) -> None:
         self._strict, self._warn, self._frameworks = strict, warn, frameworks
         self._counting: ExitStack | None = None
-        self.checks: AbstractContextManager[Any] | None = None  # entered while the watch runs
+        self.checks: AbstractContextManager[Any] = nullcontext()  # entered while the watch runs
         self._tally = Tally()
 
     def start(self) -> "watch":
@@ -72,8 +72,7 @@ class watch:
             raise RuntimeError("this watch is already running")
         self._tally = Tally(virtual=has_virtual())
         with ExitStack() as stack:
-            if self.checks is not None:
-                stack.enter_context(self.checks)
+            stack.enter_context(self.checks)
             for framework in counted_here() if self._frameworks is None else self._frameworks:
                 try:
                     stack.enter_context(framework.count(self._tally, self._strict, warn=self._warn))

@@ -5,7 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any
 
 from gpumagic.display.table import short
@@ -23,16 +23,14 @@ def top(period_s: float = 1.0) -> int:
         raise GpuError(f"top needs a terminal; {instead}")
     for fixed in ("LINES", "COLUMNS"):  # curses ignores a resize if these variables are set
         os.environ.pop(fixed, None)
-    sampler = Sampler()  # reads on other threads, so that a stalled driver does not block keys
     try:
-        with sampler.subscribe(period_s=period_s, processes=True):
+        # The sampler reads on other threads, so that a stalled driver does not block keys.
+        with closing(Sampler()) as sampler, sampler.subscribe(period_s=period_s, processes=True):
             curses.wrapper(_Screen(sampler.latest).run)
     except KeyboardInterrupt:
         pass
     except curses.error as error:
         raise GpuError(f"this terminal cannot be used ({error}); {instead}") from None
-    finally:
-        sampler.close()
     return 0
 
 

@@ -159,12 +159,11 @@ class Xids:
 
     def _watch(self, gpus: Sequence[Gpu]) -> None:
         self.close()
-        event_set, watched = self._library.call("nvmlEventSetCreate"), False
-        for gpu in gpus if event_set is not None else ():
+        self._set, watched = self._library.call("nvmlEventSetCreate"), False
+        for gpu in gpus if self._set is not None else ():
             with suppress(*self._library.errors):  # the GPU is lost or has no such events
-                self._library.make("nvmlDeviceRegisterEvents", gpu.handle, _XID_ERROR, event_set)
+                self._library.make("nvmlDeviceRegisterEvents", gpu.handle, _XID_ERROR, self._set)
                 watched = True
-        self._set = event_set
         if not watched:
             self.close()
         self._uuids = [gpu.uuid for gpu in gpus]

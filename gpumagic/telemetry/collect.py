@@ -117,7 +117,6 @@ class Collector:
             self._failed = []
             now, host, problems = time.time(), self._host(), list(self._misnamed)
             gpus, sources = self._gpus(host, max_age)
-            gpus = self._with_ordinals(gpus)
             for source in self._sources:
                 problems += self._ask(source, lambda one: one.problems()) or ()
             software: dict[str, str] = {}
@@ -149,7 +148,7 @@ class Collector:
             of_cuda = [d for d in self._here() if d.index is None and not d.virtual]
             gpus = [*map(_of_cuda, of_cuda), *gpus]
             self._failed += [_NO_NVML] if of_cuda else []
-        return gpus, listing
+        return self._with_ordinals(gpus), listing
 
     def _ask(self, source: Source, question: Callable[[Source], T]) -> T | None:
         """Call `question` with a source; if the call fails, add a problem and return None."""

@@ -37,10 +37,10 @@ class _Vendor:
     name: str
     drivers: tuple[str, ...]
     nodes: tuple[str, ...]  # keys of _NODES
-    libraries: tuple[str, ...]
     variables: tuple[str, ...]  # environment variables that select GPUs
     gpus: Callable[[Mapping[str, str], Path], list[device.Device]]
     build: str  # the build of torch that supports these GPUs
+    libraries: tuple[str, ...] = ()
 
 
 _VENDORS = {
@@ -48,7 +48,6 @@ _VENDORS = {
         "AMD",
         drivers=("amdgpu",),
         nodes=("/dev/kfd", "/dev/dri"),
-        libraries=(),
         variables=("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
         gpus=device.amd_gpus,
         build="ROCm",

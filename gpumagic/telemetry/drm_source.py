@@ -16,7 +16,7 @@ from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from gpumagic import drm
 from gpumagic.device import TorchBuild, torch_build
@@ -28,8 +28,6 @@ _SLOW_S, _PROCESSES_S = 2.0, 3.0  # refresh intervals of `_slow` and `processes`
 
 class DrmSource(Source):
     """Base class of AMD's and Intel's sources; ``root`` is the root of the file system."""
-
-    vendor: ClassVar[str]
 
     def __init__(
         self,
@@ -61,7 +59,7 @@ class DrmSource(Source):
         return self._kept.get("processes", _PROCESSES_S, max_age, self._read_processes)
 
     def _listed(self) -> list[drm.GraphicsCard]:
-        return drm.graphics_cards(self.root, self.vendor)
+        return drm.graphics_cards(self.root, self.name)  # `name` is the vendor's
 
     def _sample(self, index: int, card: drm.GraphicsCard, host: Host, max_age: float) -> GpuSample:
         readings: dict[str, Any] = {}
@@ -73,7 +71,7 @@ class DrmSource(Source):
             readings = self._fast(card) | slow
         if card.integrated:
             readings |= {"memory_total": host.memory_total, "memory_used": host.memory_used}
-        readings |= {"vendor": self.vendor, "unified": card.integrated}
+        readings |= {"vendor": self.name, "unified": card.integrated}
         return GpuSample(card.uuid, card.name, index, **readings)
 
     def _read_processes(self) -> list[ProcessSample]:
@@ -108,7 +106,6 @@ class AmdSource(DrmSource):
     """Samples the GPUs of the driver ``amdgpu``."""
 
     name = "amd"
-    vendor: ClassVar[str] = "amd"
 
     def software(self) -> dict[str, str]:
         """Return the versions of ROCm (if installed) and amdgpu ("" for the one in Linux)."""
@@ -158,7 +155,6 @@ class IntelSource(DrmSource):
     """Samples the GPUs of the drivers ``xe`` and ``i915``."""
 
     name = "intel"
-    vendor: ClassVar[str] = "intel"
 
     def software(self) -> dict[str, str]:
         """Return the drivers' names, without versions, because these drivers are part of Linux."""

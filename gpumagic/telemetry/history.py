@@ -4,7 +4,7 @@
 """
 
 import threading
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -52,7 +52,7 @@ board = Board()
 _CHARTED = ("utilization", "memory_used", "power")
 _Readings = tuple[float | None, int | None, float | None]
 # Bytes by GPU, then by holder (kernel, notebook or owner); None if no process is listed.
-_Held = dict[str, dict[str, int]] | None
+_Held = dict[str, Counter[str]] | None
 
 
 class History:
@@ -95,20 +95,19 @@ def _held(snapshot: Snapshot) -> _Held:
     if not snapshot.processes:
         return None
     parents = {gpu.uuid: gpu.mig for gpu in snapshot.gpus}
-    held: dict[str, dict[str, int]] = {}
+    held = defaultdict[str, Counter[str]](Counter)
     for process in snapshot.processes:
         book = (process.kernel or process.notebook) if process.owner == "books" else None
         holder = book or process.owner
         for uuid in filter(None, (process.uuid, parents.get(process.uuid))):
-            by = held.setdefault(uuid, {})
-            by[holder] = by.get(holder, 0) + (process.memory or 0)
+            held[uuid][holder] += process.memory or 0
     return held
 
 
 def _columns(uuid: str, moments: Sequence[_Held]) -> dict[str, list[int | None]]:
     holders = dict.fromkeys(name for held in moments if held for name in held.get(uuid, ()))
     return {
-        name: [None if held is None else held.get(uuid, {}).get(name, 0) for held in moments]
+        name: [None if held is None else held.get(uuid, Counter())[name] for held in moments]
         for name in holders
     }
 

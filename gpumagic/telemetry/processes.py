@@ -147,14 +147,13 @@ class Owners:
         if not facts.ours:
             return ProcessSample("", pid, user=facts.user)
         self.ordinals[pid] = self._ordinals(facts.cuda)
-        name, began = facts.name, facts.started
-        sample = ProcessSample("", pid, user=facts.user, name=name, started=began)
+        sample = ProcessSample("", pid, user=facts.user, name=facts.name, started=facts.started)
         kernel = _kernel_of(line, kernels)
         if kernel is None:
             is_child = os.getpid() in (each.pid for each in line[1:])
             return replace(
                 sample,
-                name=f"{name} started here" if is_child else name,
+                name=f"{facts.name} started here" if is_child else facts.name,
                 notebook=self._from_root(facts.notebook),
                 orphan=self._is_orphan(facts, kernels),
             )

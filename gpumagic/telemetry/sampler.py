@@ -50,12 +50,6 @@ class Subscription(AbstractContextManager["Subscription"]):
             self.closed = True
             self.follow()
 
-    def has_turn(self, at: float, always: bool) -> bool:
-        """Return True and start a new period if `always`, or if the period is over at time `at`."""
-        turn = always or at - self.delivered_at >= 0.9 * self.period_s  # a snapshot may be early
-        self.delivered_at = at if turn else self.delivered_at
-        return turn
-
     def deliver(self, snapshot: Snapshot) -> None:
         """Call the listener; an error in one listener must not affect the others."""
         with faults.kept("calling a listener of the GPU monitor"):
@@ -229,7 +223,10 @@ class Sampler:
         """Deliver a snapshot to subscribers whose period is over. Needs `_delivering`."""
         with self._changed:
             served = [one for one in self._watching if stalls or self._serves(one)]
-            turn = [one for one in served if one.has_turn(at, always)]
+            # A snapshot may be early, so most of a period is enough.
+            turn = [one for one in served if always or at - one.delivered_at >= 0.9 * one.period_s]
+            for one in turn:
+                one.delivered_at = at
             self._watching = [one for one in self._watching if not (one.once and one in turn)]
         for one in turn:
             one.deliver(snapshot)

@@ -87,10 +87,7 @@ class Audience:
     def receives(self, able: bool) -> None:
         """Record whether the kernel can receive messages."""
         with self._lock:
-            if not able:
-                self._receives_since = None
-            elif self._receives_since is None:
-                self._receives_since = time.monotonic()
+            self._receives_since = (self._receives_since or time.monotonic()) if able else None
 
     def anyone(self) -> bool:
         """Whether a view is open, or may be open because the kernel could not get heartbeats."""
