@@ -1,6 +1,6 @@
 """Define the report of one cell: a line, advice and, in HTML, a table that opens on a click.
 
-The line has the device, the time, the peak memory, and at most two clauses on moves or copies.
+The line has the device, the time, the peak memory, and at most two clauses, such as on moves.
 """
 
 from collections.abc import Iterable, Iterator

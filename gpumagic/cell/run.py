@@ -334,7 +334,7 @@ class Run:
                     share.made[name] = array
 
     def _new_variables(self) -> Iterable[str]:
-        """Return the variables to which the cell assigned new values."""
+        """Return the variables to which the cell assigned new values, and those with new arrays."""
         now, bound = own_variables(self._namespace), self._bound
         arrays = {name for share in self._shares for name in share.made}
         return [name for name in now if bound.get(name) != id(now[name]) or name in arrays]

@@ -223,7 +223,7 @@ class CellOnRanks:
         del self._running[rank]
         self.outcomes[part] = outcome
         if outcome.error is not None:
-            # Only the first error counts. It makes `_signal` interrupt other ranks, which then fail.
+            # Only the first error counts. `_signal` interrupts other ranks, which then fail too.
             if self._signaled is None:
                 self.failed = rank.number, outcome.error
             self._signal()

@@ -185,7 +185,7 @@ class ThisRank:
             time.sleep(_PULSE_S)
             cell, said = self._running, dict[str, Any]()
             ending_for = ending_for + 1 if self._is_to_end(cell) else 0
-            # Repeat, because an interrupt has no effect before the user's code runs.
+            # Interrupt repeatedly, because an interrupt has no effect before the user's code runs.
             if ending_for and self._running == cell:
                 signal.pthread_kill(self._main, signal.SIGINT)
             if ending_for >= 3 and self._running == cell:  # the cell probably waits in a collective

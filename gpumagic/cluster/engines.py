@@ -64,7 +64,7 @@ class RankEngine:
 
     @property
     def died(self) -> str:
-        """The message that this rank has died, with advice."""
+        """The message that this rank has died, why, and how to replace the rank."""
         again = f"type %gpucluster restart {self.number} to replace it"
         return f"rank {self.number} has died: {self.lost}; {again}"
 
@@ -226,7 +226,7 @@ class Engines:
             raise next((GpuError(rank.died) for rank in ranks if rank.lost), error) from None
 
     def rows(self) -> tuple[dict[str, Any], ...]:
-        """Return a row for each rank, dead ranks included."""
+        """Return a row of the table of ranks for each rank, including dead ranks."""
         rows = []
         for rank in self.ranks:
             about, state = {**rank.about, "used": None}, "idle"
@@ -258,7 +258,7 @@ class Engines:
                 launching.end(rank.mark)  # kills the rank's child processes
 
     def _ended(self, rank: RankEngine, patience_s: float = 0.0) -> str:
-        """Return how a rank's process ended; empty if the process runs, or if unknown."""
+        """Return a text on how a rank's process ended; empty if the process runs, or if unknown."""
         if self.plan.launcher != "local":
             return ""
         launcher = self._cluster.engines[rank.engine_set.key].launchers["0"]

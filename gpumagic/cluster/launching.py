@@ -29,7 +29,7 @@ from gpumagic.virtual import part_of_the_host
 
 _LOOPBACK = "127.0.0.1"
 _ENGINE = ["-m", "gpumagic.cluster.launching"]
-# Timeouts in seconds. They are long because an engine may be slow on a busy machine.
+# Timeouts in seconds. The timeouts are long, because engines are slow on a busy machine.
 _ENGINE += ["--IPEngine.wait_for_url_file=60", "--IPEngine.timeout=30"]
 
 # For each launcher, the environment variable with the rank, and the variable with the rank on its
@@ -210,7 +210,7 @@ def take_place(environment: MutableMapping[str, str]) -> None:
 
 
 def main() -> None:
-    """Run as an engine until the controller ends it."""
+    """Run this process as an engine until the controller ends the engine."""
     take_place(os.environ)
     number = int(os.environ.pop(FIRST, "0")) + int(os.environ["RANK"])
     sys.argv.append(f"--IPEngine.id={number}")

@@ -252,7 +252,7 @@ def reduce(parts: Sequence[Any], how: str) -> Any:
 def put_together(
     asked: Sharing, parts: Sequence[Mapping[str, Any]]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return the variables to set in the notebook, and the reasons why some are lists of parts."""
+    """Return variables to set in the notebook, and reasons why some values are lists of parts."""
     made: dict[str, Any] = {}
     wrong: list[str] = []
     hows = dict(asked.reduce)

@@ -98,12 +98,12 @@ class NotebookPickler(cloudpickle.Pickler):  # type: ignore[misc]
         return reduced
 
     def tensor(self, tensor: torch.Tensor) -> Any:
-        """Pickle a tensor as its number and state, which is enough for a fingerprint."""
+        """Pickle only a tensor's number and state, which are enough for a fingerprint."""
         return tuple, ((_number(tensor), _state(tensor)),)
 
 
 def fingerprint(name: str, value: Any) -> tuple[bytes, Iterable[str]]:
-    """Return the hash of a value, and the names that functions in the value read."""
+    """Return the hash of a value, and the names of the globals that functions in the value read."""
     stream = io.BytesIO()
     pickler = NotebookPickler(stream)
     try:

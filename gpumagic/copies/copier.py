@@ -30,7 +30,7 @@ _CACHED = type(functools.lru_cache(str))
 # Py_TPFLAGS_HEAPTYPE, a bit that is set in the `__flags__` of classes made in Python.
 _MADE_IN_PYTHON = 1 << 9
 
-# Types whose values pickle writes itself. These values are not shared.
+# Types whose values are written into the pickle, not shared.
 _INLINE = {int, float, bool, complex, str, bytes, type(None), tuple, list, dict, set, frozenset}
 _SHARED_KINDS = {
     *(object, type(Ellipsis), type(NotImplemented), types.CodeType, contextvars.ContextVar),
@@ -89,7 +89,7 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
             self.dump(value)
 
     def read(self, names: Iterable[str]) -> dict[str, Any]:
-        """Make and return the copies, in the order of `write`. First call `StorageCopier.copy`."""
+        """Return the copies, in the order of `write`. Call `StorageCopier.copy` before `read`."""
         self._stream.seek(0)
         reader: Any = pickle.Unpickler(self._stream)
         reader.persistent_load = self._originals.__getitem__

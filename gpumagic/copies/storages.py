@@ -96,7 +96,7 @@ class StorageCopier:
                     self._copy_family(family)
 
     def copied(self, number: int, kind: type | None = None) -> Any:
-        """Return the copy with this number; a tensor or NumPy array gets the class `kind`."""
+        """Return the copy with this number. A copied tensor or ndarray gets the class `kind`."""
         if number not in self._finished:
             self._finished[number] = self._finish(self._sources[number], self._made[number], kind)
         return self._finished[number]
@@ -171,7 +171,7 @@ class StorageCopier:
 
 
 def _families(pieces: Iterable[Stretch]) -> list[list[Stretch]]:
-    """Group the stretches that overlap in memory."""
+    """Group the stretches so that stretches that overlap in memory are in one group."""
     found: list[list[Stretch]] = []
     end = -1
     for one in sorted(pieces, key=lambda p: (p.start, p.stop)):

@@ -35,7 +35,7 @@ def view(record: object) -> Any:
     return import_module(next(found, type(record).__module__))
 
 
-# Fields with a number of bytes; their JSON keys get the suffix "_bytes".
+# Names of fields that count bytes; the fields' JSON keys get the suffix "_bytes".
 _BYTES = re.compile(
     r"memory_(free|reserved|total|used)|adds|after|allocated|before|fragmented|free|gives|held_for_it"
     r"|limit|measured|needed|other_in_process|others|peak|predicted|reserved|returned|room|taken"
@@ -138,7 +138,7 @@ WIDTH = 100
 GLUE = "\N{NO-BREAK SPACE}"  # keeps words on one line, and is shown as a space
 _GAP = "  "
 _PAD = "\0"  # put after each wide character, which `TextWrapper` then counts as two
-_BREAKS = re.compile(f"([\t\n\v\f\r ]+|.{_PAD})")  # where a line may be broken
+_BREAKS = re.compile(f"([\t\n\v\f\r ]+|.{_PAD})")  # the places where a line may be broken
 
 
 @dataclass(frozen=True)

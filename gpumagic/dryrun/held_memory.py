@@ -1,4 +1,4 @@
-"""Count the memory that a run would allocate on each device, and test whether a card has enough.
+"""Count the memory that a run would allocate on each device, and test whether it fits a card.
 
 A storage counts once, until nothing refers to it. Sizes are rounded as on CUDA. Workspaces of
 libraries are not counted, so a peak is a lower bound. A card that this machine lacks starts empty.

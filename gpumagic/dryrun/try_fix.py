@@ -85,7 +85,7 @@ class _Trial:
         used = {match[1] for match in map(_PLACED.match, earlier) if match}
         gpus = {d.partition(":")[2] for o in found.operands for d in o.devices if d != "cpu"}
         to_gpu = any(o.devices == ("cpu",) for o in found.operands if o.odd or o.along)
-        # Prefer a fix that moves nothing and is in another cell, because it corrects the cause.
+        # Prefer a fix that moves nothing and is in another cell. Such a fix corrects the cause.
         lasts = found.fix is not None and found.fix.nbytes == 0 and found.fix.label != last_cell()
         alone = len(gpus & used) == 1 and to_gpu and not lasts and not _PLACES_ITSELF.search(now)
         return (gpus & used).pop() if alone else ""

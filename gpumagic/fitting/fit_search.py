@@ -39,7 +39,7 @@ Need = Callable[[float], float]
 
 @dataclass
 class Search:
-    """Search for the largest value that fits. Results survive an error or Ctrl-C."""
+    """Search for the largest value that fits. An error or Ctrl-C keeps the results so far."""
 
     program: Program
     space: dict[str, Any]
@@ -274,7 +274,7 @@ class Search:
         )
 
     def _best(self, room: int) -> tuple[float | None, bool]:
-        """Return the largest value that needs at most `room` bytes, and whether it was run."""
+        """Return the largest value that needs at most `room` bytes, and whether a run completed."""
         fitting = [tried for tried in self.tried() if self._estimate(tried.value) <= room]
         return (fitting[-1].value, bool(fitting[-1].ran)) if fitting else (None, False)
 
@@ -307,7 +307,7 @@ def largest(
 
 
 def _doubled(values: Sequence[float], need: Need, limit: float) -> tuple[int, int]:
-    """Double the value until `need` exceeds `limit` or no value is left; return two indices."""
+    """Double the value until `need` exceeds `limit`, or to the end; return the last two indices."""
     low = high = 0
     while high < len(values) - 1 and need(values[high]) <= limit:
         low, high = high, max(bisect_right(values, 2 * values[high]) - 1, high + 1)
