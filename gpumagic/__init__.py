@@ -49,7 +49,7 @@ def _jupyter_labextension_paths() -> list[dict[str, str]]:
 
 
 def _jupyter_server_extension_points() -> list[dict[str, Any]]:
-    """Return gpumagic's extension of the Jupyter server, which calls this function."""
+    """Return gpumagic's extension of the Jupyter server. The server calls this function."""
     from gpumagic.server.routes import Extension
 
     return [{"module": "gpumagic.server", "app": Extension}]

@@ -1,4 +1,4 @@
-"""Run a notebook headless and print what each cell shows."""
+"""Run a notebook without a browser, and print the output of each cell."""
 
 import sys
 import time

@@ -29,7 +29,7 @@ _MOST = 64  # maximum number of kinds of fault
 # Reentrant, because a finalizer that runs while this thread holds the lock may record a fault.
 _lock = threading.RLock()
 unreported: list[Fault] = []  # faults that no cell has reported yet
-not_ours: list[Callable[[BaseException], bool]] = []  # if any returns True, `keep` does nothing
+not_ours: list[Callable[[BaseException], bool]] = []  # `keep` ignores an error if one returns True
 _faults: dict[tuple[str, str, str], Fault] = {}
 
 
@@ -84,7 +84,7 @@ def all_kept() -> list[Fault]:
 
 
 def forget() -> None:
-    """Forget all faults. Called by tests, `%unload_ext`, and the forked child of a dry run."""
+    """Delete all faults. Called by tests, `%unload_ext`, and the forked child of a dry run."""
     with _lock:
         _faults.clear()
         unreported.clear()

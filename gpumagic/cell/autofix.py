@@ -1,7 +1,7 @@
 """Copy the operands of a failed torch call to one device and repeat the call, for `--fix`.
 
 The cell's report lists the lines that needed these copies. `AutoFix` adds a microsecond to each
-torch call, so only cells of `%%ongpu … --fix` use it.
+torch call, so only cells of `%%ongpu … --fix` use `AutoFix`.
 """
 
 import re
@@ -18,7 +18,7 @@ _WRITES = re.compile("__i|__setitem__|(?!__).*_$")  # names of functions that wr
 
 
 class AutoFix(FunctionMode):
-    """If a torch call mixes devices and fails, repeat it with all operands on one device."""
+    """If a torch call fails because it mixes devices, repeat it with all operands on one device."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class AutoFix(FunctionMode):
     ) -> Any:
         __tracebackhide__ = True
         kwargs = kwargs or {}
-        # A failed batch_norm has updated its statistics already, so do not try it first.
+        # batch_norm updates its statistics before it fails. Copy the operands before the call.
         if getattr(func, "__name__", "") == "batch_norm":
             together = self._together(func, args, kwargs)
             return _call(func, (args, kwargs), together or (args, kwargs), statistics=True)
@@ -46,7 +46,7 @@ class AutoFix(FunctionMode):
         return _call(func, (args, kwargs), together)
 
     def _together(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        """Return the arguments copied to one device; None if unnecessary or impossible."""
+        """Return the arguments, all tensors on one device; None if unnecessary or impossible."""
         leaves, spec = tree_flatten((args, kwargs))
         tensors = [x for x in leaves if isinstance(x, Tensor)]
         if len({tensor.device for tensor in tensors}) < 2:
@@ -63,8 +63,8 @@ class AutoFix(FunctionMode):
 
 
 def _call(func: Any, given: Any, together: Any, *, statistics: bool = False) -> Any:
-    """Call a function with copies of operands; write back the copies that the function changes."""
-    # `max_norm` scales an embedding's rows. batch_norm changes `statistics`, not their `_version`.
+    """Call `func` with the copies in `together`, and write changed copies back to the operands."""
+    # A write changes `_version`, but not for batch_norm's statistics, which are always copied back.
     __tracebackhide__ = True
     pairs = zip(tree_leaves(given), tree_leaves(together), strict=True)
     copies = [(t, c, c._version) for t, c in pairs if t is not c and not c.is_inference()]

@@ -1,6 +1,6 @@
-"""Define the report of one cell: one line and, in HTML, a table that opens on a click.
+"""Define the report of one cell: a line, advice and, in HTML, a table that opens on a click.
 
-The line has the device, the time, the peak memory, and at most two clauses on moves or copies.
+The line has the device, the time, the peak memory, and at most two clauses, such as on moves.
 """
 
 from collections.abc import Iterable, Iterator
@@ -55,9 +55,9 @@ class Report(Shown):
     table: bool = False  #: whether to show the ledger as a table too (`--report`)
     #: Whether the cell made arrays of a framework whose allocations gpumagic cannot count.
     made: bool = False
-    #: The GPUs that `device` replaced, with the library or object: ``"accelerate's cuda:0"``.
+    #: GPUs that a library or an object used before `device`: ``"accelerate's cuda:0"``.
     taken: tuple[str, ...] = ()
-    #: Where most work ran, if not on `device`: ``"96 % of its allocations were on cuda:0"``.
+    #: Where most work ran, if not on `device`, as a text: ``"all work was on cuda:0"``.
     elsewhere: str = ""
     error: str | None = None  #: the name of the exception that ended the cell
     fault: str | None = None  #: the error that the device reported at the end of the cell
@@ -69,7 +69,7 @@ class Report(Shown):
 
     @property
     def says_once(self) -> frozenset[str]:
-        """Clauses of this report that later reports of the notebook can omit."""
+        """Clauses of this report that later reports of the notebook need not repeat."""
         said = [*_left(self.left), *([_taken(self)] if self.taken else [])]
         return frozenset([*said, FOR_GOOD] if self.moved and self.returned is None else said)
 
@@ -100,9 +100,9 @@ def last_report() -> Report | None:
     return _last[0] if _last else None
 
 
-# Copies that the line omits: batches have their own clause, and a display copies few bytes.
+# The report's line omits copies by loaders (they have a clause) and by displays (few bytes).
 _OMITTED = ("loader", "display")
-_CLAUSES = 2  # maximum number of clauses in the line; other clauses are folded below
+_CLAUSES = 2  # maximum number of clauses in the line; the other clauses follow below the line
 _ITSELF = "the cell, or a library that it calls, chose that device itself: tell it to use {}"
 
 
@@ -120,7 +120,7 @@ def text(report: Report) -> str:
 
 
 def html(report: Report) -> str:
-    """Return the line as HTML. A click on it shows other clauses, moved bytes and memory."""
+    """Return the report as HTML. A click on its line shows more clauses, moved bytes and memory."""
     (head, *rest), clauses = _head(report), [*_happened(report)]
     bad = " gm-bad" if report.error or report.fault or report.elsewhere else ""
     first = f'<b class="gm-where{bad}">{escape(head)}</b>'

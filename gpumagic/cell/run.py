@@ -37,7 +37,7 @@ class _Share:
         self.moves = Moves()
         self.origins: Origins = []  # moved objects and their former devices
         self.placed: Any = None  # value of the context manager `framework.place`
-        self.taken: list[str] = []  # GPUs that the device replaced: "trainer's cuda:0"
+        self.taken: list[str] = []  # GPUs that moved objects named before: "trainer's cuda:0"
         self.memory: list[Memory] = []
         self.made: dict[str, Any] = {}  # new arrays, by the variable's name
 
@@ -67,7 +67,7 @@ class _Share:
             self.origins.clear()
 
     def bring_back(self, namespace: dict[str, Any]) -> Moves:
-        """Move variables back for `--back`; if that fails, store their former devices."""
+        """Move variables back for `--back`. If the move fails, store the former devices."""
         try:
             moves = self.framework.home(namespace, self.origins)
         except (GpuError, RuntimeError) as error:  # out of memory, or the device failed
@@ -106,8 +106,8 @@ class _Share:
         of = self.framework
         on_cpu = sum(of.nbytes(array) for array in self.made.values() if of.where(array) == "cpu")
         read = sum(entry.nbytes for entry in entries if entry.kind == "copy")
-        # If new CPU arrays have as many bytes as the cell copied, they are copies of results.
-        # If variables moved, the cell may have changed them in place, without an allocation.
+        # If new CPU arrays have as many bytes as the cell copied, the arrays are copies of results.
+        # If variables moved, the cell may have changed their data in place, without an allocation.
         stayed = self.moves.left and not self.moves.moved
         return "all work was on cpu" if stayed or on_cpu not in (0, read) else ""
 
@@ -129,8 +129,8 @@ class Run:
         back: bool = False,
         said: frozenset[str] = frozenset((FOR_GOOD,)),  # clauses that earlier reports showed
         helpers: Sequence[Any] = (),  # each has `start` and `stop`
-        recorder: Any = None,  # has `start()`, and `stop(seconds)`, which returns `peak`
-        profiler: Any = None,  # its `stopping`: the seconds that `stop` took
+        recorder: Any = None,  # has `start()`, and `stop(seconds)`, which returns `Report.peak`
+        profiler: Any = None,  # has `start`, `stop`, `result`, and `stop`'s seconds in `stopping`
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.device, self._where = device, str(device)
@@ -152,7 +152,7 @@ class Run:
         self._interrupted = False
         self._fault: str | None = None
         self.left_out = 0.0  # seconds to subtract from the cell's time
-        self._complete = True  # False after an error in `_guarded`
+        self._complete = True  # False after an error that `_guarded` caught
         self._before: dict[int, Any] = {}  # weak references to the arrays before the cell, by id
         self._stays: dict[str, int] = {}  # ids of the values that were not moved, by name
         self._bound: dict[str, int] = {}  # ids of the variables' values before the cell
@@ -272,12 +272,12 @@ class Run:
             taken=tuple(self._taken()),
             elsewhere=self._elsewhere(ledger),
             error=self._error,
-            # If CUDA failed for good, the message below the traceback already says so.
+            # After a permanent failure of CUDA, the message below the traceback names the failure.
             fault=None if self._error and cuda_state.death() else self._fault,
         )
 
     def _ledger(self) -> Ledger:
-        """Return the ledger. If torch's device failed, return an empty ledger without a wait."""
+        """Return the ledger of the cell's copies and waits; empty if torch's device has failed."""
         failed = self._fault is not None and any(s.framework.name == "torch" for s in self._shares)
         if failed or not self._tally.counts:
             return Ledger(virtual=self._tally.virtual)
@@ -285,8 +285,8 @@ class Run:
         return Ledger() if ledger is None else ledger
 
     def _stayed(self, returned: Moves | None, batches: bool) -> Iterator[Left]:
-        """Yield the variables that were not moved and still have the value that the cell read.
-        If a loader copied batches, datasets are left out."""
+        """Yield variables that were not moved, or not moved back. Omit variables that the cell
+        assigned, and omit datasets if a loader copied their batches."""
         yield from self._left
         for left in chain.from_iterable(share.moves.left for share in self._shares):
             stayed = self._stays[left.name] == id(self._namespace.get(left.name))
@@ -334,7 +334,7 @@ class Run:
                     share.made[name] = array
 
     def _new_variables(self) -> Iterable[str]:
-        """Return the variables to which the cell assigned new values."""
+        """Return the variables to which the cell assigned new values, and those with new arrays."""
         now, bound = own_variables(self._namespace), self._bound
         arrays = {name for share in self._shares for name in share.made}
         return [name for name in now if bound.get(name) != id(now[name]) or name in arrays]
@@ -343,7 +343,7 @@ class Run:
         """Yield the names whose values have arrays on the device; none if the device is the CPU."""
         new = {name: self._namespace[name] for name in names if name in self._namespace}
         for share in self._shares if new and self.device.kind != "cpu" else ():
-            there = {self._where, str(share.framework.own(self.device))}  # "mps", "mps:0"
+            there = {self._where, str(share.framework.own(self.device))}  # such as "mps", "mps:0"
             for name, devices in share.framework.away(new).items():
                 if not there.isdisjoint(devices):
                     yield name
@@ -366,7 +366,7 @@ class Run:
         return found[0] + left if found and all(found) else ""
 
     def _reads_there(self) -> bool:
-        """Whether the cell reads data on the device. It may then have changed the data in place."""
+        """Whether the cell reads data on the device. Such a cell may change the data in place."""
         read = dict(self._read())
         away = [share.framework.away(read) for share in self._shares]
         return any(self._where in devices for each in away for devices in each.values())
@@ -388,7 +388,7 @@ def left_alone(
         elif library not in _NO_LIBRARIES and not any(each.is_array(value) for each in in_use()):
             with faults.kept("asking another library's array where it is"):
                 where = device_of(value)
-                # Arrays on the CPU, such as NumPy's, are meant to be there.
+                # Omit arrays on the CPU, such as NumPy's, which belong there.
                 if where not in (None, "cpu", str(device)):
                     nbytes = nbytes_of(value) or None
                     yield Left(name, f"{library_of(value)}, on {where}, {size(nbytes)}")

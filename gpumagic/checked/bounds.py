@@ -1,4 +1,4 @@
-"""Check indices, labels and probabilities, because CUDA's kernels assert that these are in bounds.
+"""Check the bounds of indices, labels and probabilities, which CUDA's kernels assert.
 
 After a failed assert in a kernel, the process cannot use CUDA any more. So gpumagic checks the
 values before the kernel runs, and raises an error. The error shows the user's variable, the bad
@@ -27,7 +27,7 @@ from gpumagic.mismatch.operation import operation
 from gpumagic.usercode.frames import FailedFrame, failed_frames
 from gpumagic.usercode.values import own
 
-_LONG = 80  # maximum length of a displayed expression
+_LONG = 80  # maximum number of characters of a displayed expression
 
 
 class CheckedIndexError(IndexError):
@@ -45,7 +45,7 @@ class Bounded(NamedTuple):
     low: float
     high: float  # the largest allowed value; infinity without a limit
     bound: str  # the bounds as text: "10 classes: 0 … 9", "numbers from 0 are needed"
-    at: Any  # the argument, which the error names: a tensor, an array or a list
+    at: Any  # the checked argument, named in the error: a tensor, an array or a list
     of: Any  # the tensor whose size sets the bound, or None
     ignored: int | None = None  # a value that is always allowed, such as `ignore_index`
     role: str = "index"  # shown if the argument has no name in the user's code
@@ -92,7 +92,7 @@ class Indexing(NamedTuple):
 def _along(
     of: Tensor, dim: int | None, unit: str = "elements", *, wraps: bool = True
 ) -> tuple[float, float, str]:
-    """Return the lowest and highest index along `dim` (all elements if None), and both as text."""
+    """Return the lowest and highest index along `dim` (None: of the flat tensor), and a text."""
     size = of.numel() if dim is None or not of.dim() else of.shape[dim]
     text, low, high = f"{size} {unit}", -size if wraps else 0, size - 1
     if dim is not None and of.dim() > 1 and unit == "elements":
@@ -176,7 +176,7 @@ def _of_sums(args: Any, kwargs: Any) -> Iterator[Bounded]:
 
 
 def _of_sparse(args: Any, kwargs: Any) -> Iterator[Bounded]:
-    """Yield the indices of a sparse tensor by dimension, because torch does not check them."""
+    """Yield a sparse tensor's indices for each dimension. torch does not check these indices."""
     given = dict(zip(("indices", "values", "size"), args, strict=False)) | kwargs
     of = given.get("indices", ())
     for dim, (row, size) in enumerate(zip(of, given.get("size", ()), strict=False)):
@@ -185,7 +185,7 @@ def _of_sparse(args: Any, kwargs: Any) -> Iterator[Bounded]:
 
 
 def _index_item(item: Any) -> tuple[Any, Tensor | None, int]:
-    """Return the item, its index tensor or None, and the number of indexed dimensions."""
+    """Return a subscript's item, its index tensor or None, and the number of indexed dimensions."""
     if item is None or item is Ellipsis or type(item) is bool:
         return item, None, 0
     if type(item) is list or type(item).__module__ == "numpy":
@@ -287,7 +287,7 @@ class RunningCall:
 
 
 def _variables(frame: FailedFrame, failed: ast.AST) -> dict[int, str]:
-    """Map ids to names, for the variables in an expression and the tensors of modules in it."""
+    """Map ids to names, for variables in the expression `failed` and for tensors of its modules."""
     names: dict[int, str] = {}
     for node in (node for node in ast.walk(failed) if isinstance(node, NAMED)):
         value = frame.scope.value(node)

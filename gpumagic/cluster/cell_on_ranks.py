@@ -29,8 +29,8 @@ from gpumagic.isolation.settings import noted
 from gpumagic.usercode.files import label, shell, user_namespace
 from gpumagic.usercode.variables import names_assigned, names_read, variables_read
 
-# A rank is replaced if it reports that the cell still runs `GRACE_S` seconds after an interrupt. A
-# busy rank may report late, so a rank is replaced after `_LONGEST_S` seconds in any case.
+# A rank is replaced if its report says that the cell runs `GRACE_S` seconds after an interrupt. A
+# busy rank may report late, so all ranks that still run are replaced after `_LONGEST_S` seconds.
 GRACE_S, _LONGEST_S = 5.0, 30.0
 # Ranks that wait at different places for this many seconds are deadlocked.
 HANGS_S = 5.0
@@ -81,8 +81,8 @@ class CellOnRanks:
         self._order = CellOrder(uuid4().hex, tree, there, self._sources, asked.made, assigned)
         self.sent = dict.fromkeys(asked.split)  # names of the sent variables, for the report
         self.sent_bytes = 0
-        self.kept: dict[str, None] = {}  # variables changed in the notebook and in ranks
-        self._running: dict[RankEngine, tuple[int, Any]] = {}  # number of the part, and reply
+        self.kept: dict[str, None] = {}  # variables changed both in the notebook and in a rank
+        self._running: dict[RankEngine, tuple[int, Any]] = {}  # number of the part, pending reply
         self.outcomes: dict[int, Outcome] = {}  # by the part's number
         self.failed: tuple[int, ErrorInRank] | None = None  # the rank that failed first
         self.interrupted = False  # by Ctrl-C
@@ -93,7 +93,7 @@ class CellOnRanks:
         self._shown = defaultdict[tuple[int, int], Counter[str]](Counter)  # amount of output shown
 
     def deliver(self) -> None:
-        """Send missing variables to ranks that run a part; raise `GpuError` or `RanksError`."""
+        """Send each rank with a part the variables it lacks; raise `GpuError` or `RanksError`."""
         busy = [rank for rank in self.ranks if self._queues[rank]]
         groups: dict[str, tuple[Wants, list[RankEngine]]] = {}  # ranks that lack the same variables
         if self._fingerprints:
@@ -158,7 +158,7 @@ class CellOnRanks:
         """Whether the process group is unusable after the cell."""
         if self.replaced:
             return False  # the group was recreated with the replacement
-        # The group breaks if ranks begin unequal numbers of collectives, or a collective is cut.
+        # Unequal numbers of collectives break the group, and so does an interrupted collective.
         outcomes = self.outcomes.values()
         begun = {outcome.rank: outcome.collectives for outcome in outcomes}
         apart = len(self.ranks) == len(self._engines.ranks) and len({*begun.values()}) > 1
@@ -194,7 +194,7 @@ class CellOnRanks:
                 self._take(rank, part, asked)
         self._engines.check()
         for rank in [*self._running]:
-            if rank.lost:  # report this death, which may have caused other errors
+            if rank.lost:  # report the death, because other ranks may fail as a result
                 del self._running[rank]
                 self._fail(rank.number, "died", rank.lost, "", rank.died)
         if self._signaled is None:
@@ -203,7 +203,7 @@ class CellOnRanks:
             self._give_up(time.monotonic() - self._signaled)
 
     def _give_up(self, waited: float) -> None:
-        """Give up ranks that have not ended the cell in time; `run` then replaces them."""
+        """Give up ranks that have not ended the cell in time. `run` later replaces these ranks."""
         # After a second Ctrl-C, do not wait for the ranks.
         now = len(self._presses) > 1 or waited > _LONGEST_S
         for rank in [*self._running]:
@@ -223,7 +223,7 @@ class CellOnRanks:
         del self._running[rank]
         self.outcomes[part] = outcome
         if outcome.error is not None:
-            # Only the first error counts. Other ranks then fail because they are interrupted.
+            # Only the first error counts. `_signal` interrupts other ranks, which then fail too.
             if self._signaled is None:
                 self.failed = rank.number, outcome.error
             self._signal()

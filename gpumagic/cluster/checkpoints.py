@@ -65,11 +65,11 @@ class State(NamedTuple):
 
     values: dict[str, Any]
     put: Callable[[dict[str, Any]], object]
-    same: tuple[str, ...] = ()  # paths of values that must equal the checkpoint's
+    same: tuple[str, ...] = ()  # paths whose values must equal those in the checkpoint
 
 
 def _state(name: str, space: dict[str, Any], saved: dict[str, Any]) -> State:
-    """Return a variable's state. `saved` has the checkpoint's entries to load; empty to save."""
+    """Return a variable's state. `saved`: the checkpoint's entries to load; empty when saving."""
     whole = saved.get("")
     if whole is not None and not (hasattr(whole, "size") and torch.is_tensor(space.get(name))):
         return _assigned(name, space, _slot(whole))
@@ -122,7 +122,7 @@ def _optimizer(optimizer: Optimizer, saved: dict[str, Any]) -> State:
 
 
 def _slot(at: Any, parameter: Any = None) -> Any:
-    """Return a tensor to load into, sharded like `parameter` if shapes agree; 0 for other data."""
+    """Return a tensor to load `at` into (sharded like a `parameter` of this shape); 0 for data."""
     if not hasattr(at, "properties"):
         return 0
     if parameter is not None and parameter.shape == at.size:
@@ -141,7 +141,7 @@ def _fitting(path: Path, space: dict[str, Any]) -> dict[str, State]:
         saved.setdefault(key.partition("/")[0], {})[key.partition("/")[2]] = at
     found = {name: _state(name, space, each) for name, each in saved.items()}
     for name, each in saved.items():
-        # torch checks that the checkpoint has all entries of the state, but not the reverse.
+        # torch raises if the checkpoint lacks an entry of the state, but not in the reverse case.
         if lacking := sorted(each.keys() - found[name].values.keys()):
             raise GpuError(f"{name}: the checkpoint's {lacking[0]} does not exist here")
     return found
@@ -159,7 +159,7 @@ def _why(error: BaseException) -> str:
 
 
 def _on_all(step: Callable[[], Any]) -> list[Any]:
-    """Run a step on each rank and return all results; if one fails, raise `GpuError` on all."""
+    """Run a step on each rank and return all results. If one rank fails, all raise `GpuError`."""
     try:
         mine = step(), ""
     except _FAILURES as error:  # raised below as GpuError, on all ranks

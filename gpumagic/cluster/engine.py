@@ -121,7 +121,7 @@ def _collectives() -> int:
 
 
 def _place_of(thread: int) -> tuple[str, int, str]:
-    """Return the user's file and line where a thread is, and its `torch.distributed` call or ""."""
+    """Return a thread's current file and line of the user, and `torch.distributed` call or ""."""
     call = ""
     frame: FrameType | None = sys._current_frames().get(thread)
     while frame is not None:
@@ -143,7 +143,7 @@ class ThisRank:
         self.rank, self.device = int(os.environ["RANK"]), find("cuda:0")
         self.at, self.store = store, _dist.TCPStore(*store)
         self.output: WholeLines | None = None  # the cell's output
-        self.cut = self.in_code = self.left_code = False
+        self.cut = self.in_code = self.left_code = False  # `_cut` ran; code runs; code has ended
         self._main = threading.get_ident()
         self._running = ""  # the id of the running cell
         threading.Thread(target=self._pulse, daemon=True).start()
@@ -168,7 +168,7 @@ class ThisRank:
         """Call the notebook's store; end this process if the notebook is gone."""
         try:
             return getattr(self.store, method)(*args)
-        except RuntimeError:  # the notebook is gone, and can no longer end ranks of other hosts
+        except RuntimeError:  # the notebook is gone, so it cannot end ranks on other hosts
             launching.end(os.environ[launching.MARK])  # also ends child processes
             os._exit(1)
 
@@ -185,10 +185,10 @@ class ThisRank:
             time.sleep(_PULSE_S)
             cell, said = self._running, dict[str, Any]()
             ending_for = ending_for + 1 if self._is_to_end(cell) else 0
-            # Repeat, because an interrupt has no effect before the user's code runs.
+            # Interrupt repeatedly, because an interrupt has no effect before the user's code runs.
             if ending_for and self._running == cell:
                 signal.pthread_kill(self._main, signal.SIGINT)
-            if ending_for >= 3 and self._running == cell:  # it must be waiting in a collective
+            if ending_for >= 3 and self._running == cell:  # the cell probably waits in a collective
                 self.cut |= _cut()
             if cell:
                 now, busy = time.monotonic(), time.process_time()
@@ -239,7 +239,7 @@ class CellOrder:
     file: str
     sources: dict[str, str]  # cells' source text by file name, for tracebacks
     keep: tuple[str, ...]  # names of the variables to return
-    assigned: dict[str, Fingerprint]  # fingerprints of assigned variables in the notebook
+    assigned: dict[str, Fingerprint]  # fingerprints that assigned variables have in the notebook
     label: str = ""  # printed before each line of output
     given: bytes = b""  # this rank's parts of the split variables, pickled
 
@@ -297,7 +297,7 @@ def run(order: CellOrder) -> Outcome:
         before = {name: id(space[name]) for name in order.assigned if name in space}
         _run(order, outcome, space)
         there = {name: notebooks for name, notebooks in order.assigned.items() if name in space}
-        if outcome.error:  # a failed cell may not have assigned all names
+        if outcome.error:  # keep only names that the failed cell has assigned
             there = {n: hashed for n, hashed in there.items() if before.get(n) != id(space[n])}
         sending.receive(b"", there)
         space.update(whole)
@@ -336,7 +336,7 @@ def _run(order: CellOrder, outcome: Outcome, space: dict[str, Any]) -> None:
 
 
 def _in_words(error: BaseException) -> ErrorInRank:
-    """Return an error as text: the traceback from the user's first frame on, and an explanation."""
+    """Return an error as text: the traceback from the user's first frame, and an explanation."""
     cut_ours(error)
     trace = error.__traceback__
     while trace is not None and not is_users(trace.tb_frame.f_code.co_filename):

@@ -64,7 +64,7 @@ class RankEngine:
 
     @property
     def died(self) -> str:
-        """The message that this rank has died, with advice."""
+        """The message that this rank has died, why, and how to replace the rank."""
         again = f"type %gpucluster restart {self.number} to replace it"
         return f"rank {self.number} has died: {self.lost}; {again}"
 
@@ -84,7 +84,7 @@ class Engines:
         self._cleanup = contextlib.ExitStack()  # resources to release at the end
         self._group = MemoryGroup()
         self.stopped = False
-        self.pulled: dict[str, list[Any]] = {}  # lists pulled from ranks, and never sent back
+        self.pulled: dict[str, list[Any]] = {}  # lists pulled from ranks, not sent to ranks again
 
     def start(self, say: Callable[[str], object]) -> None:
         """Start all engines and join them in a process group. After an error, call `stop`."""
@@ -123,11 +123,11 @@ class Engines:
             cluster_file="",
             log_level=50,
             controller_ip=self.plan.address,
-            # Local engines start before the controller has an address, so they read it from a file.
+            # Local engines start before the controller has an address. They read it from a file.
             send_engines_connection_env=not self.plan.local,
             controller_args=[
                 "--IPController.use_threads=True",
-                # In milliseconds. The controller registers a new engine at the next heartbeat.
+                # Milliseconds. Short, because the controller registers engines only at heartbeats.
                 "--HeartMonitor.period=500",
                 f"--IPController.enable_curve={not self.plan.local}",
             ],
@@ -194,7 +194,7 @@ class Engines:
         """Join all ranks in a new process group, if all are alive."""
         self.check()
         if not any(rank.lost for rank in self.ranks):
-            with deferred():  # no interrupt, because each joining rank waits for all others
+            with deferred():  # each joining rank waits for all ranks, so interrupt none
                 self._at_start(self.ranks, engine.join, next(self._generations))
 
     def ask(self, rank: RankEngine, function: Callable[..., Any], *args: Any) -> Any:
@@ -226,7 +226,7 @@ class Engines:
             raise next((GpuError(rank.died) for rank in ranks if rank.lost), error) from None
 
     def rows(self) -> tuple[dict[str, Any], ...]:
-        """Return a row for each rank, dead ranks included."""
+        """Return a row of the table of ranks for each rank, including dead ranks."""
         rows = []
         for rank in self.ranks:
             about, state = {**rank.about, "used": None}, "idle"
@@ -239,7 +239,7 @@ class Engines:
         return tuple(rows)
 
     def pulse(self, rank: RankEngine, cell: str) -> dict[str, Any]:
-        """Return a rank's last report about a cell; empty if there is none."""
+        """Return a rank's last report of the line that a cell runs; empty if there is none."""
         key = PULSE.format(rank.number)
         found = json.loads(self._store.get(key)) if self._store.check([key]) else {}
         return found if found.get("cell") == cell else {}
@@ -258,11 +258,11 @@ class Engines:
                 launching.end(rank.mark)  # kills the rank's child processes
 
     def _ended(self, rank: RankEngine, patience_s: float = 0.0) -> str:
-        """Return how a rank's process ended; empty if the process runs, or if unknown."""
+        """Return a text on how a rank's process ended; empty if the process runs, or if unknown."""
         if self.plan.launcher != "local":
             return ""
         launcher = self._cluster.engines[rank.engine_set.key].launchers["0"]
-        # ipyparallel's thread waits for the process, and only this thread gets the exit code.
+        # Only one thread can get a process's exit code: the thread in which ipyparallel waits.
         launcher._wait_thread.join(patience_s)
         if launcher._wait_thread.is_alive():
             return ""

@@ -55,7 +55,7 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
         asked: Sharing | None = None,
         quiet: bool = False,
     ) -> tuple[Any, dict[str, Any]]:
-        """Run code on ranks, as a cell of the notebook.
+        """Run code on ranks like a cell of the notebook: send variables, show output.
 
         Parameters
         ----------
@@ -97,13 +97,13 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
             cell = CellOnRanks(self._engines, ranks, tree, file, asked or Sharing(), line)
             cell.deliver()
             sent_s = time.perf_counter() - began
-            self._broken = True  # the process group counts as broken until the cell has ended
+            self._broken = True  # if `cell.run` raises, the process group is broken
             cell.run()
         self._broken = cell.broke_the_group()
         return self._finish(cell, sent_s, time.perf_counter() - began)
 
     def _ranks(self, where: str) -> list[RankEngine]:
-        """Return the ranks named by ``"@all"`` or ``"@0,1"``; raise `GpuError` if one is dead."""
+        """Return the ranks that ``"@all"`` or ``"@0,1"`` names; raise `GpuError` if one is dead."""
         asked = where.removeprefix("@").strip()
         ranks = self._engines.ranks
         if asked != "all":
@@ -161,11 +161,11 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
         return notes
 
     def checkpoint(self, *names: str, to: str | None) -> str:
-        """Save variables of the ranks; return the new directory.
+        """Save the ranks' variables `names` in a new directory below `to`; return its path.
 
         Saves tensors, numbers, lists, dicts, and objects with a `state_dict`. Rank 0 saves the
-        values that are not sharded. All hosts must see the directory `to`. Raises `GpuError` if
-        the checkpoint cannot be saved.
+        values that are not sharded. All hosts must see `to`. Raises `GpuError` if saving fails
+        or a name is wrong.
         """
         if not names or len(set(names)) < len(names) or not to:
             typed = "%gpucluster checkpoint net --to runs/cats"
@@ -173,7 +173,7 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
         return self._of_checkpoints("save", to, [*names]).path
 
     def restore(self, directory: str) -> "Checkpoint":
-        """Load a checkpoint into the variables of all ranks. Any number of ranks can have saved it.
+        """Load a checkpoint, saved by any number of ranks, into the variables of all ranks.
 
         Loads `directory` if it is a complete checkpoint, else the newest complete checkpoint in it.
         Raises `GpuError` and loads nothing if a module or optimizer is missing or differs in shape.
@@ -206,7 +206,7 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
         return {n: [sending.unpack(each[n]) for each in found if n in each] for n in names}
 
     def keep(self, *names: str) -> None:
-        """Do not send these variables to the ranks until the notebook changes them."""
+        """Let ranks use their own values of these variables until the notebook changes them."""
         fingerprints = sending.fingerprints_here(names)
         self._engines.answers(self._ranks("@all"), sending.receive, b"", fingerprints)
 
@@ -217,7 +217,7 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
         return RanksTable(f"{self!r}" + "; in each rank, its GPU is cuda:0" * first, rows)
 
     def restart(self, *numbers: int) -> None:
-        """Replace ranks by new engines; all other ranks keep their variables.
+        """Replace the engines of these ranks. All other ranks keep their variables.
 
         All ranks then join a new process group. Raises `GpuError` if a rank cannot be replaced.
         """

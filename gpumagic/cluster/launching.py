@@ -29,11 +29,11 @@ from gpumagic.virtual import part_of_the_host
 
 _LOOPBACK = "127.0.0.1"
 _ENGINE = ["-m", "gpumagic.cluster.launching"]
-# Timeouts in seconds. They are long because an engine may be slow on a busy machine.
+# Timeouts in seconds. The timeouts are long, because engines are slow on a busy machine.
 _ENGINE += ["--IPEngine.wait_for_url_file=60", "--IPEngine.timeout=30"]
 
-# For each launcher, the environment variables of the rank and of the local rank. The local rank
-# selects the GPU. Variables of other launchers, such as torchrun, are ignored.
+# For each launcher, the environment variable with the rank, and the variable with the rank on its
+# host, which selects the GPU. The variables of other launchers, such as torchrun, are ignored.
 _LAUNCHER, _LOCAL = "GPUMAGIC_LAUNCHER", "GPUMAGIC_LOCAL_RANK"
 _RANKS = {
     "local": ("RANK", ""),
@@ -171,7 +171,7 @@ def _address(hosts: Sequence[str]) -> str:
         return _LOOPBACK
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            # This sends nothing, because connecting a UDP socket only looks up the route.
+            # Connecting a UDP socket sends nothing. It only looks up the route to the host.
             probe.connect((hosts[0] or socket.getfqdn(), 9))
             found = str(probe.getsockname()[0])
         except OSError as error:
@@ -194,7 +194,7 @@ async def stop_elsewhere(cluster: Any) -> None:
 
 
 def take_place(environment: MutableMapping[str, str]) -> None:
-    """Set the rank, the number of CPU threads and one visible GPU in an engine's environment."""
+    """Set an engine's rank, number of CPU threads and only visible GPU in its environment."""
     rank, local = _RANKS[environment[_LAUNCHER]]
     environment["RANK"], environment["LOCAL_RANK"] = environment[rank], "0"  # one GPU is visible
     share = (os.cpu_count() or 1) // int(environment[_HERE])
@@ -207,18 +207,18 @@ def take_place(environment: MutableMapping[str, str]) -> None:
 
 
 def main() -> None:
-    """Run as an engine until the controller ends it."""
+    """Run this process as an engine until the controller ends the engine."""
     take_place(os.environ)
     number = int(os.environ.pop(FIRST, "0")) + int(os.environ["RANK"])
     sys.argv.append(f"--IPEngine.id={number}")
-    # Import torch now, so that the first cell need not wait. Import tqdm before IPython, so that
-    # tqdm draws text, because a rank cannot show widgets.
+    # Import torch now, so that the first cell need not wait for the import. Import tqdm before
+    # IPython, so that tqdm draws text: a rank cannot show widgets.
     import torch  # noqa: F401
     import tqdm.auto  # noqa: F401
     from ipyparallel.engine import app
     from ipyparallel.engine.kernel import IPythonParallelKernel as Kernel
 
-    # Outside cells, ignore interrupts, because an interrupt could cut off a message.
+    # An interrupt outside a cell could cut a message, so remove the hooks that enable interrupts.
     Kernel.pre_handler_hook = Kernel.post_handler_hook = lambda self: None
     app.main()
 
@@ -247,7 +247,7 @@ def marked(mark: str) -> list[psutil.Process]:
 def end(mark: str) -> None:
     """Kill the processes whose mark begins with `mark`."""
     until = time.monotonic() + _GONE_S
-    # Killed processes may remain as zombies, but `marked` omits zombies, so the loop ends.
+    # A killed process may remain as a zombie. `marked` omits zombies, so the loop ends.
     while (left := marked(mark)) and time.monotonic() < until:
         for process in left:
             with contextlib.suppress(psutil.Error):

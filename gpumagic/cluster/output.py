@@ -20,8 +20,8 @@ MOST = 2**18
 class WholeLines:
     """A stream that writes only whole lines, with a label before each line."""
 
-    # If `label` returns None, text passes unchanged. With `bars`, progress bars pass unchanged too.
-    # After `most` characters, lines are counted but not written.
+    # If `label` returns None, text is written unchanged. `bars`: write progress bars unchanged too.
+    # After `most` characters, further lines are only counted.
     def __init__(
         self, stream: Any, label: Callable[[], str | None], most: float, *, bars: bool = False
     ) -> None:
@@ -57,7 +57,7 @@ class WholeLines:
         if self._dropped:
             self._stream.write(f"… and {many(self._dropped, 'more line')}\n")
         self._stream.flush()
-        self._left = float("inf")  # no limit, because a logger may still write to this stream
+        self._left = float("inf")  # no limit for a logger that still writes here
 
     def _add(self, label: str, text: str) -> None:
         every = (self._begun.get(label, "") + text).split("\n")
@@ -87,7 +87,7 @@ def whole_lines(
 
 
 def show_new(metadata: Mapping[str, Any], shown: Counter[str], label: str) -> None:
-    """Show a rank's new output; `shown` counts the characters and figures shown before."""
+    """Show a rank's new output. `shown` counts the shown characters and figures, and is updated."""
     from IPython.display import display
 
     for name in ("stdout", "stderr", "outputs"):
@@ -119,7 +119,7 @@ class RanksReport(Shown):
 
     ranks: tuple[RankTime, ...]  # ranks that completed the cell, or the devices of this process
     seconds: float  # wall time of the cell; on ranks, with the time to send code and variables
-    said: tuple[str, ...] = ()  # how variables were split, sent, moved or gathered, in words
+    said: tuple[str, ...] = ()  # texts: how variables were split, sent, moved or gathered
     notes: tuple[str, ...] = ()  # warnings, such as a replaced rank or a graph that was not copied
     wrong: tuple[str, ...] = ()  # why a variable could not be gathered or reduced
 

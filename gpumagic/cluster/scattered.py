@@ -47,7 +47,7 @@ class Sharing:
 
 
 class Unsent:
-    """A placeholder for a rank's value that cannot be pickled; `why` is the reason."""
+    """Replace a rank's value that cannot be pickled; `why` is the reason."""
 
     def __init__(self, text: str, why: str) -> None:
         self._text, self.why = text, why
@@ -57,7 +57,7 @@ class Unsent:
 
 
 class Kind(NamedTuple):
-    """Functions for a kind of value: `take` slices the items, `join` joins parts."""
+    """Two functions for a kind of value: `take` slices a value, `join` joins the parts."""
 
     take: Callable[[Any, slice], Any]
     join: Callable[[Sequence[Any]], Any]
@@ -230,7 +230,7 @@ HOW = (*_NUMBERS, "last")
 
 def reduce(parts: Sequence[Any], how: str) -> Any:
     """Return the mean, sum, min or max of numbers, tensors or arrays, or the last of the parts."""
-    # All parts have the same weight in a mean, even if one part has more items.
+    # A mean weights all parts equally, even if one part has more items.
     if how == "last":
         return parts[-1]
     try:
@@ -252,7 +252,7 @@ def reduce(parts: Sequence[Any], how: str) -> Any:
 def put_together(
     asked: Sharing, parts: Sequence[Mapping[str, Any]]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return the variables to set in the notebook, and the reasons why some are lists of parts."""
+    """Return variables to set in the notebook, and reasons why some values are lists of parts."""
     made: dict[str, Any] = {}
     wrong: list[str] = []
     hows = dict(asked.reduce)
@@ -281,7 +281,7 @@ def sharing_in_words(asked: Sharing, made: Mapping[str, Any], parts: int) -> Ite
 
 
 def check(asked: Sharing, tree: ast.Module, namespace: Mapping[str, Any]) -> None:
-    """Raise `GpuError` for `await`, unknown reductions, and names that the cell does not use."""
+    """Raise `GpuError` if the cell awaits, or `asked` has an unused name or unknown reduction."""
     if line := awaits(tree):
         raise GpuError(f"line {line} awaits, but no event loop runs here; await in an earlier cell")
     read = [name for name, _ in variables_read(names_read(tree), namespace)] if asked.split else []

@@ -1,10 +1,10 @@
 """Send to the ranks the variables and functions that a cell reads.
 
-A rank gets the variables that it lacks or that the notebook has changed since they were sent. If
-both the notebook and the rank changed an object, the rank keeps its value. Each tensor has a
-number. If a rank has a tensor already, only the number is sent. So an optimizer that is sent after
-its module refers to the rank's parameters. A sent function reads the rank's variables. Each rank
-records the values that it has received. A new rank has no records, so it gets all values.
+A rank gets variables that it lacks, and variables that the notebook changed after they were sent.
+If the notebook and the rank both changed an object, the rank keeps the rank's value. Each tensor
+has a number. For a tensor that a rank has already, only the number is sent. So an optimizer that is
+sent after its module refers to the rank's parameters. A sent function reads the rank's variables.
+Each rank records the values that it received. A new rank has no records, and gets all values.
 """
 
 import hashlib
@@ -71,7 +71,7 @@ def _code_in_rank(code: types.CodeType, sources: dict[str, str]) -> types.CodeTy
 
 
 class _Variables:
-    """A placeholder for the notebook's variables; it is unpickled as the rank's variables."""
+    """Pickled in place of the notebook's variables; unpickled as the rank's variables."""
 
     def __reduce__(self) -> Any:
         return user_namespace, ()
@@ -98,12 +98,12 @@ class NotebookPickler(cloudpickle.Pickler):  # type: ignore[misc]
         return reduced
 
     def tensor(self, tensor: torch.Tensor) -> Any:
-        """Pickle a tensor as its number and state, which is enough for a fingerprint."""
+        """Pickle only a tensor's number and state, which are enough for a fingerprint."""
         return tuple, ((_number(tensor), _state(tensor)),)
 
 
 def fingerprint(name: str, value: Any) -> tuple[bytes, Iterable[str]]:
-    """Return the hash of a value, and the names that functions in the value read."""
+    """Return the hash of a value, and the names of the globals that functions in the value read."""
     stream = io.BytesIO()
     pickler = NotebookPickler(stream)
     try:
@@ -126,7 +126,7 @@ def fingerprints_here(names: Iterable[str]) -> dict[str, Fingerprint]:
 def fingerprints_of(
     variables: Iterable[tuple[str, Any]], space: Mapping[str, Any], hidden: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Fingerprint]]:
-    """Return the variables that a cell and its functions read, and each variable's fingerprint."""
+    """Return the variables that a cell and its functions read, and the variables' fingerprints."""
     values: dict[str, Any] = {}
     fingerprints: dict[str, Fingerprint] = {}
     queue = deque(variables)
@@ -143,7 +143,7 @@ def fingerprints_of(
 
 
 def pack(values: Any, known: Mapping[int, State] = {}, sources: Any = None) -> bytes:
-    """Pickle values; for a tensor in `known` with the same version, pickle only the number."""
+    """Pickle values. For a tensor whose present version is in `known`, pickle only the number."""
 
     class Pickler(NotebookPickler):
         def __init__(self, stream: Any, protocol: int | None = None) -> None:
@@ -164,7 +164,7 @@ def pack(values: Any, known: Mapping[int, State] = {}, sources: Any = None) -> b
 
 
 def pack_any(value: Any) -> bytes:
-    """Pickle a value; if that fails, pickle an `Unsent` instead."""
+    """Pickle a value. If pickling fails, pickle an `Unsent` instead."""
     try:
         return pack(value)
     except Exception as error:  # noqa: BLE001  the user's object may raise anything
@@ -181,13 +181,13 @@ def unpack(data: bytes) -> Any:
 _known: WeakValueDictionary[int, torch.Tensor] = WeakValueDictionary()
 """The tensors that this rank has received, by number (see `_number`)."""
 _states: dict[int, State] = {}
-"""For each received tensor, by number: its state in the notebook when it was sent."""
+"""By number: the state that a received tensor had in the notebook when it was sent."""
 _sent: dict[str, Fingerprint] = {}
 """Fingerprints of the notebook's variables when this rank received or assigned them."""
 _received: dict[str, bytes] = {}
 """Hashes of received variables in this rank, computed after the variables moved to the GPU."""
 _unread: set[str] = set()
-"""Names of variables that were received after the last cell began."""
+"""Names of variables received for the next cell, which has not begun."""
 
 
 def _keep(number: int, state: State, make: Any, args: tuple[Any, ...]) -> torch.Tensor:
@@ -197,7 +197,7 @@ def _keep(number: int, state: State, make: Any, args: tuple[Any, ...]) -> torch.
 
 
 def _known_tensor(number: int, state: State) -> torch.Tensor:
-    """Return the rank's tensor; if the notebook changed `requires_grad`, change it here too."""
+    """Return the rank's tensor. Apply the notebook's `requires_grad` if the notebook changed it."""
     tensor = _known[number]
     if state != _states[number] and tensor.is_leaf:
         tensor.requires_grad_(state[1])
@@ -207,7 +207,7 @@ def _known_tensor(number: int, state: State) -> torch.Tensor:
 
 @dataclass
 class Wants:
-    """A rank's answer about the variables that a cell reads."""
+    """The variables that a rank wants before a cell, and the tensors that the rank already has."""
 
     names: dict[str, bool]  # names to send; True if the rank has an older value
     kept: list[str]  # names of objects that both the notebook and this rank changed

@@ -2,7 +2,7 @@
 
 A split variable is divided into parts, and each thread gets different parts. With `--chunk`, a
 thread runs the cell for several parts, one after another. Each thread has its own variables for the
-names that the cell assigns. `_shared` chooses the values that threads do not copy. If a thread
+names that the cell assigns. The values that `_shared` returns are shared, not copied. If a thread
 fails or the user interrupts the cell, all threads end, and no variable is gathered.
 """
 
@@ -37,7 +37,7 @@ from gpumagic.usercode.program import compile_cell, own_code
 from gpumagic.usercode.variables import names_assigned, variables_read
 
 _MAGICS = ("run_line_magic", "run_cell_magic")
-# Lets only one thread copy at a time, because several parts may refer to the same object.
+# Only one thread may copy at a time, because several parts may refer to the same object.
 _copying = threading.Lock()
 _label: ContextVar[str | None] = ContextVar("gpumagic_label", default=None)
 """The label of this thread's output: the name of a `DeviceThread`'s device, or None."""
@@ -52,7 +52,7 @@ def _shared(
     kept: dict[int, Any] = {}
     with_tensors: list[str] = []
     for name, value in variables_read(names, space, module):
-        if name not in namespace:  # a value in a closure is copied with the function
+        if name not in namespace:  # a closure's value, which is copied with the function
             continue
         reached = list(variables_read([name], space, module))
         finder = TensorFinder(module)
@@ -99,7 +99,7 @@ class DeviceThread:
         return value, space
 
     def _brought(self, part: dict[str, Any]) -> dict[str, Any]:
-        """Return the part's variables, copied to the device if there are tensors in them."""
+        """Return the part's variables, copied to the device if any variable has tensors."""
         finder = TensorFinder(self._namespace.get("__name__", "__main__"))
         finder.variables(part.items())
         if not finder.tensors:
@@ -121,14 +121,14 @@ class DeviceThread:
         return [name for name, count in now.items() if count != self._versions[name]]
 
     def close(self, *, failed: bool) -> None:
-        """End the thread. If not `failed`, functions that the cell gathers keep their globals."""
+        """End the thread. Unless `failed`, functions that the cell gathered keep their globals."""
         self.worker.close()
-        # After a failure, delete the variables, because the error's frames keep the globals alive.
+        # After a failure, delete the variables: the error's frames keep the globals dict alive.
         self.copies.close(emptied=failed)
 
 
 def _versions(space: dict[str, Any], names: Iterable[str]) -> Counter[str]:
-    """Count the in-place changes and the gradients of each variable's tensors."""
+    """Return, by variable, how many in-place changes and gradients its tensors have."""
     finder, counts = TensorFinder(space.get("__name__", "__main__")), Counter[str]()
     finder.variables((name, space[name]) for name in names if name in space)
     for tensor, root in ((found.tensor, found.root) for found in finder.tensors):
@@ -219,7 +219,7 @@ class CellOnDevices:
         thread: DeviceThread,
         queue: "deque[int]",
     ) -> None:
-        """Run the cell for the parts in `queue`; `modes` sets the modes of torch and NumPy."""
+        """Run the cell for the parts in `queue`. First, `modes` sets modes of torch and NumPy."""
         _label.set(str(thread.device))
         where = some(str(device) for device in self._devices)
         codes = [None if code is None else own_code(code) for code in self._codes]

@@ -30,7 +30,7 @@ _CACHED = type(functools.lru_cache(str))
 # Py_TPFLAGS_HEAPTYPE, a bit that is set in the `__flags__` of classes made in Python.
 _MADE_IN_PYTHON = 1 << 9
 
-# Types whose values are pickled, not shared.
+# Types whose values are written into the pickle, not shared.
 _INLINE = {int, float, bool, complex, str, bytes, type(None), tuple, list, dict, set, frozenset}
 _SHARED_KINDS = {
     *(object, type(Ellipsis), type(NotImplemented), types.CodeType, contextvars.ContextVar),
@@ -49,7 +49,7 @@ _SHARED = (
     *("torch.layout", "torch.memory_format", "torch.Size", "torch.finfo", "torch.iinfo"),
     *("jaxlib._jax.Device", "jaxlib._jax.Sharding"),
 )
-# Objects of these classes are copied attribute by attribute, not by the class's pickling methods.
+# Copy objects of these classes attribute by attribute, without the class's pickling methods.
 _WHOLE = (
     *("torch.nn.Module", "torch.optim.Optimizer", "torch.optim.lr_scheduler.LRScheduler"),
     *("torch.amp.GradScaler", "torch.utils.data.DataLoader", "jax.custom_jvp", "jax.custom_vjp"),
@@ -63,7 +63,7 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
     def __init__(
         self,
         namespace: dict[str, Any],
-        fresh: dict[str, Any],  # becomes the globals of the notebook's copied functions
+        fresh: dict[str, Any],  # globals for copies of the notebook's functions
         storages: StorageCopier,  # copies tensors and arrays after `write`
         stays: Callable[[Any], bool] | None,  # returns True for additional objects to share
     ) -> None:
@@ -71,7 +71,7 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
         super().__init__(self._stream, protocol=5)
         self._namespace, self._storages, self._stays = namespace, storages, stays
         self.read_by_functions: dict[str, Any] = {}  # values that copied functions read, by name
-        self.finishing: list[Callable[[], Any]] = []  # functions to call when all copies exist
+        self.finishing: list[Callable[[], Any]] = []  # calls to make when all copies exist
         self.alive: list[Any] = []  # keeps the targets of copied weak references alive
         self._modules = {"__main__", namespace.get("__name__", "__main__")} - {"builtins"}
         self._spaces = {id(namespace): (namespace, fresh)}
@@ -89,7 +89,7 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
             self.dump(value)
 
     def read(self, names: Iterable[str]) -> dict[str, Any]:
-        """Make and return the copies, in the order of `write`. First call `StorageCopier.copy`."""
+        """Return the copies, in the order of `write`. Call `StorageCopier.copy` before `read`."""
         self._stream.seek(0)
         reader: Any = pickle.Unpickler(self._stream)
         reader.persistent_load = self._originals.__getitem__
@@ -135,7 +135,7 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
         return Copier.copied, (self, self._number(original), make, *args)
 
     def copied(self, number: int, make: Callable[..., Any], *args: Any) -> Any:
-        """Return the copy; the first call makes it. pickle calls twice for an object in a cycle."""
+        """Return the copy, made by the first call. For an object in a cycle, pickle calls twice."""
         if number not in self._copies:
             self._copies[number] = make(self._originals[number], *args)
         return self._copies[number]
@@ -161,7 +161,7 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
     def is_ours(self, kind: type) -> bool:
         """Whether a class or one of its bases is defined in the notebook."""
         if kind not in self._ours:
-            # Enums are compared by identity, and ctypes classes cannot be recreated. Share both.
+            # Share enums, which are compared by identity, and ctypes classes, which have no copies.
             stays = comes_from(kind, "enum.Enum", "_ctypes.Structure", "_ctypes.Array")
             ours = not (stays or self._storages.others.know(kind))
             self._ours[kind] = ours and any(map(self._is_from_here, kind.__mro__))
@@ -207,7 +207,7 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
         return not copied and (shared or id(value) in of_module)
 
     def _is_of_library(self, function: Any) -> bool:
-        """Whether a library defines this very function. A user's wrapper may have the same name."""
+        """Whether a library defines exactly `function`. A user's wrapper may have the same name."""
         found: Any = sys.modules.get(function.__module__ or "")
         for name in function.__qualname__.split("."):
             found = getattr(found, name, None)
@@ -230,7 +230,7 @@ def _is_shared_kind(kind: type) -> bool:
 
 
 def _of_its_module(kind: type) -> frozenset[int]:
-    """Return the ids of the module-level objects of a class's module, such as sentinels."""
+    """Return the ids of the objects, such as sentinels, in the namespace of a class's module."""
     if (name := kind.__module__) in ("__main__", "builtins") or name not in sys.modules:
         return frozenset()
     return frozenset(id(item) for item in list(vars(sys.modules[name]).values()))
@@ -293,7 +293,7 @@ def _reduce_class(copier: Copier, kind: type) -> Any:
         name: item
         for name, item in vars(kind).items()
         if name not in ("__module__", "__qualname__", "__slots__", "_abc_impl")
-        and getattr(item, "__objclass__", None) is not kind  # type.__new__ adds these descriptors
+        and getattr(item, "__objclass__", None) is not kind  # skip what type.__new__ adds
     }
     made = copier.recreate(kind, _new_class, copier, type(kind), kind.__bases__)
     return *made, (copier, held), None, None, _set_class
@@ -313,7 +313,7 @@ def _set_class(kind: type, state: tuple[Copier, dict[str, Any]]) -> None:
     copier, held = state
     for name, item in held.items():
         finish = functools.partial(type.__setattr__, kind, name, item)
-        if name == "__init_subclass__":  # set last, so that copying subclasses does not call it
+        if name == "__init_subclass__":  # set last, because the copying of subclasses would call it
             copier.finishing.append(finish)
         else:
             finish()
@@ -348,7 +348,7 @@ def _pickles_by_default(copier: Copier, kind: Any) -> bool:
 def _new_instance(old: Any, copier: Copier, kind: type) -> Any:
     made: Any = object.__new__(kind)
     if comes_from(kind, "torch.nn.RNNBase"):
-        # cuDNN needs a recurrent layer's weights in one block. `Module.to` flattens them too.
+        # cuDNN needs the weights of a recurrent layer in one block, so flatten the copied weights.
         copier.finishing.append(made.flatten_parameters)
     return made
 
@@ -375,7 +375,7 @@ def _new_reference(old: Any, copier: Copier, target: Any, *args: Any) -> Any:
 
 def _refuse(copier: Copier, value: Any) -> Any:
     kind = "a memoryview" if type(value) is memoryview else "an open file"
-    raise TypeError(f"cannot copy {kind}")  # otherwise cloudpickle copies the contents
+    raise TypeError(f"cannot copy {kind}")  # cloudpickle would copy the contents
 
 
 _REDUCERS: dict[type, Callable[[Copier, Any], Any]] = {

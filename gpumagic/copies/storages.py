@@ -2,8 +2,8 @@
 
 If tensors and NumPy arrays overlap in memory (views, `from_numpy`, tied weights), their copies
 overlap too, with the same strides. The originals are only read. A copy to another device takes no
-memory on the original's device. Arrays of other frameworks are copied separately, so that JAX can
-take over the memory of one copy (donation). torch is used only if the notebook has imported it.
+memory on the original's device. Copies of other frameworks' arrays share no memory, so that JAX
+can reuse the memory of a donated copy. torch is used only if the notebook has imported torch.
 """
 
 import ctypes
@@ -21,7 +21,7 @@ from gpumagic.usercode.values import comes_from, is_tensor, own, torch_here
 if TYPE_CHECKING:
     import torch
 
-# Alignment of torch's allocations in bytes. It is a multiple of every element size.
+# Alignment of torch's allocations in bytes, which is a multiple of every element size.
 _ALIGNMENT = 64
 
 
@@ -38,20 +38,20 @@ class Stretch:
 
 
 class StorageCopier:
-    """Collect tensors and arrays, give each a number, and copy each once."""
+    """Collect tensors and arrays, number them, and copy each tensor or array once."""
 
     def __init__(self, others: FrameworksOn = NO_OTHERS) -> None:
-        self.nbytes = self.sent = 0  # bytes copied; `sent` counts only copies to other devices
+        self.nbytes = self.sent = 0  # bytes of all copies, and of copies to other devices
         self.others = others
         self._sources: dict[int, Any] = {}  # by id; a source's id is also its number
         self._made: dict[int, Any] = {}
         self._finished: dict[int, Any] = {}
-        self._token: Any = None  # first input of `_rooted`, whose outputs are not leaves
+        self._token: Any = None  # first input of `_rooted`, which makes non-leaf tensors
 
     def has(self, value: Any, kind: type) -> bool:
         """Whether a value is an array that this class can copy."""
         if comes_from(kind, "numpy.ndarray") and not value.dtype.hasobject:
-            # pickle itself copies subclasses with their own pickling, such as masked arrays.
+            # Masked arrays and other subclasses with pickling methods are left to pickle.
             return bool(kind.__reduce__ is kind.__mro__[-2].__reduce__)
         return self.others.of(value) is not None
 
@@ -92,7 +92,7 @@ class StorageCopier:
                     self._copy_family(family)
 
     def copied(self, number: int, kind: type | None = None) -> Any:
-        """Return the copy with this number; a tensor or NumPy array gets the class `kind`."""
+        """Return the copy with this number. A copied tensor or ndarray gets the class `kind`."""
         if number not in self._finished:
             self._finished[number] = self._finish(self._sources[number], self._made[number], kind)
         return self._finished[number]
@@ -111,7 +111,7 @@ class StorageCopier:
             held.clear()
 
     def _piece(self, source: Any, homes: Mapping[int, Any]) -> Stretch | None:
-        """Return the memory to copy, or make the copy here and return None."""
+        """Return the memory of `source` to copy later; or copy `source` now, and return None."""
         if is_tensor(source):
             home = homes.get(id(source), source.device)
             if _lies_plainly(source):
@@ -150,7 +150,7 @@ class StorageCopier:
             self._made[id(piece.source)] = lay_out(piece, buffer, piece.first - start + lead)
 
     def _finish(self, source: Any, data: Any, kind: type | None) -> Any:
-        """Return the data as class `kind`; autograd tracks the result if it tracks the source."""
+        """Return the data as class `kind`, tracked by autograd if the source is tracked."""
         torch = torch_here()
         if comes_from(type(data), "numpy.ndarray"):
             return data if kind is type(data) else data.view(kind)
@@ -167,7 +167,7 @@ class StorageCopier:
 
 
 def _families(pieces: Iterable[Stretch]) -> list[list[Stretch]]:
-    """Group the stretches that overlap in memory."""
+    """Group the stretches so that stretches that overlap in memory are in one group."""
     found: list[list[Stretch]] = []
     end = -1
     for one in sorted(pieces, key=lambda p: (p.start, p.stop)):
@@ -179,7 +179,7 @@ def _families(pieces: Iterable[Stretch]) -> list[list[Stretch]]:
 
 
 def _reach(shape: tuple[int, ...], size: int, steps: Iterable[int]) -> tuple[int, int]:
-    """Return where the memory begins and ends, as byte offsets from the first element."""
+    """Return an array's lowest address and its end, as byte offsets from the first element."""
     if not math.prod(shape):
         return 0, 0
     ends = [(n - 1) * step for n, step in zip(shape, steps, strict=True)]
@@ -213,7 +213,7 @@ def _filled(piece: Stretch, family: list[Stretch], start: int, stop: int) -> Any
 
 
 def _array_in(piece: Stretch, buffer: Any, offset: int) -> Any:
-    """Return an array with the source's layout, in the buffer if there is one."""
+    """Return an array with the source's layout, in `buffer`; an empty array if there is none."""
     import numpy
 
     source = piece.source
@@ -263,7 +263,7 @@ def _bytes_between(start: int, stop: int, family: list[Stretch]) -> Any:
         if base <= start and stop <= base + storage.nbytes():
             flat = torch.empty(0, dtype=torch.uint8, device=source.device)
             return flat.set_(storage, start - base, (stop - start,), (1,))
-    # No storage contains all bytes. This happens if `from_numpy` got slices of one array.
+    # No storage has all bytes, for example if `from_numpy` was given slices of one array.
     return torch.frombuffer(_memory(start, stop), dtype=torch.uint8)
 
 

@@ -1,8 +1,8 @@
 """Run code on copies of variables, so that the user's variables do not change.
 
-The user's objects, and the autograd graphs of tensors, do not change either. Copied
-functions and classes of the notebook use the copied variables. Two threads can use two sets of
-copies at the same time. After `close`, an error or an interrupt, no copy remains.
+The user's objects and the tensors' autograd graphs do not change either. Copied functions and
+classes of the notebook use the copied variables. Two threads can use two sets of copies at the
+same time. After `close`, an error or an interrupt, no copy remains.
 """
 
 import builtins
@@ -108,7 +108,7 @@ class CopiedVariables:
 def _homes(
     namespace: Mapping[str, Any], values: Mapping[str, Any], device: "torch.device | None"
 ) -> tuple[dict[int, "torch.device"], tuple[str, ...]]:
-    """Return the device of each tensor's copy, by tensor id, and notes on lost autograd graphs."""
+    """Return the devices of tensors' copies, by the tensor's id, and notes on graphs not copied."""
     if device is None:
         return {}, ()
     from gpumagic.moving.find_tensors import TensorFinder
@@ -125,7 +125,7 @@ def place(stack: ExitStack, device: "torch.device", space: dict[str, Any]) -> No
     from gpumagic.placement import suspended
     from gpumagic.placement.swap import enter, leave
 
-    # torch places tensors on the CPU anyway, so only suspend gpumagic's placement.
+    # torch creates tensors on the CPU anyway. Only turn gpumagic's placement off.
     if device.type == "cpu" and torch_here().get_default_device().type == "cpu":
         stack.enter_context(suspended())
     else:
@@ -152,7 +152,7 @@ class Trial:
         self._others = others
         self._program, self._values = program, values
         self.stack = ExitStack()  # close it on the thread that ran `set_up`
-        # Copy last, because nobody calls `close` if an interrupt ends this method after the copy.
+        # Copy last: if an interrupt ended this method after the copy, nobody would call `close`.
         self.copies = CopiedVariables(
             namespace,
             [name for name in program.reads if name not in values],

@@ -124,7 +124,7 @@ class CachingAllocator:
         stat, blocks, requested = self.bytes, self.blocks, self.requested
         # No function calls from here on, so that an interrupt cannot come between two writes.
         free[place:place] = ((end - start, start),)
-        if after > before:  # the merged block is larger, so it was inserted after both
+        if after > before:  # delete the later entry first; the merged block follows both
             del free[after]
         if before >= 0:
             del free[before]
@@ -146,7 +146,7 @@ class CachingAllocator:
     def needs(self, nbytes: int) -> tuple[int, int]:
         """Return the bytes to reserve for an allocation of `nbytes` now, and the block's size."""
         size = in_blocks(nbytes)
-        # `allocate` has a copy of these lines, because a call would make each allocation slower.
+        # `allocate` repeats these lines instead of a call, which would slow each allocation down.
         least, free = (BLOCK, self._free[0]) if size <= _SMALL else (_SMALL + 1, self._free[1])
         place = bisect_left(free, (size,))
         reserved = 0 if place < len(free) else segment_for(size)

@@ -1,8 +1,8 @@
-"""Look up the memory of a card by its name.
+"""Look up the memory of a card (a GPU model) by its name.
 
-A card's memory is the smallest total that torch printed for the card in public texts of 2020 to
-2026. torch prints totals in ``torch.cuda.get_device_properties`` and in out-of-memory errors. If no
-text was found, the maker's figure is used.
+torch prints a card's total memory in ``torch.cuda.get_device_properties`` and in out-of-memory
+errors. `_KNOWN` has the smallest total that public texts of 2020 to 2026 show for a card, or only
+the maker's figure if no text was found.
 """
 
 import os
@@ -43,7 +43,7 @@ _KNOWN = {
 
 @dataclass(frozen=True)
 class Card:
-    """A card, which need not be in this machine."""
+    """A card (a GPU model), which need not be in this machine."""
 
     name: str
     total: int  # bytes, including CUDA's context and the workspace
@@ -77,7 +77,7 @@ CARDS = tuple(
 
 
 def card(given: str) -> Card:
-    """Return the card for a name, or for a size such as ``24GiB``; GpuError for unknown names."""
+    """Return the card with a name or a size (``24GiB``); raise GpuError for an unknown name."""
     given = given.strip()
     if (size := bytes_in(given)) is not None:
         return Card(given, size)

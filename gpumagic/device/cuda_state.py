@@ -1,7 +1,7 @@
 """Check whether CUDA still works in this process, and say what to do if it does not.
 
 After some CUDA errors, each later call fails with the same error, and only a new process can use
-the GPUs again. `look` calls CUDA to check, because an exception may come from another process.
+the GPUs again. `look` asks CUDA itself, because an exception may come from another process.
 """
 
 import ctypes
@@ -70,8 +70,8 @@ class Death:
     """The permanent failure of CUDA in this process."""
 
     what: str  # "device-side assert"
-    where: str  # the code that ran when the failure was found, "In [7], line 3"; empty if unknown
-    first_line: str = ""  # the `%%ongpu` line that checks the cell, in words; empty for GPU 0
+    where: str  # where the failure was found, such as "In [7], line 3"; empty if unknown
+    first_line: str = ""  # the advice to type `%%ongpu … --check`; if empty, `_FIRST_LINE`
 
     @property
     def cause(self) -> str:
@@ -116,7 +116,7 @@ def started() -> list[int]:
 
 
 def look(where: str = "", error: BaseException | None = None, first_line: str = "") -> Death | None:
-    """Check CUDA without waiting; return CUDA's death or None. `error` was raised at `where`."""
+    """Return CUDA's death or None, without waiting for CUDA. `error` was raised at `where`."""
     global _death
     if (cuda := live_cuda()) is not None:
         said = _asked(cuda)
@@ -134,7 +134,7 @@ def _asked(cuda: Any) -> str:
     try:
         if not cuda.is_current_stream_capturing():  # a query would invalidate the capture
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # hide torch's warning about the same error
+                warnings.simplefilter("ignore")  # hide torch's warning, which repeats the error
                 for ordinal in started():
                     cuda.current_stream(ordinal).query()
     except RuntimeError as error:
@@ -156,7 +156,7 @@ def is_death(error: BaseException) -> bool:
 
 
 def advice(error: BaseException, first_line: str = "") -> str:
-    """Return advice on a bad index, a missing GPU or a temporary CUDA error; empty for others."""
+    """Return advice if an error is about a bad index, a missing or a busy GPU; else empty text."""
     if _said(error) == _BUSY:
         return _WHERE_BUSY
     if _said(error) == "invalid device ordinal":
@@ -208,7 +208,7 @@ def give_back() -> None:
     """Collect garbage, and return the unused memory in torch's cache to the driver."""
     collect()
     if (cuda := live_cuda()) is not None:
-        with suppress(RuntimeError):  # a GPU has failed, and the user's error says more
+        with suppress(RuntimeError):  # a GPU has failed; the user's own error says so
             cuda.empty_cache()
 
 
@@ -233,7 +233,7 @@ def give_events(ordinal: int, *events: Any) -> None:
 
 
 def forget() -> None:
-    """Forget a death of CUDA when the extension unloads, so that CUDA is checked again."""
+    """Delete the record of CUDA's death when the extension unloads, so that `look` asks again."""
     global _death
     _death = None
 
@@ -252,5 +252,5 @@ def _lost() -> bool:
     return bool(door.lost)
 
 
-# Errors that follow from CUDA's death are not recorded as gpumagic's faults.
+# After CUDA's death, CUDA's errors are not recorded as faults of gpumagic.
 faults.not_ours.append(is_death)

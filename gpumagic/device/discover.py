@@ -4,8 +4,8 @@ CUDA_VISIBLE_DEVICES is parsed as in torch's ``_parse_visible_devices``, so that
 gpumagic number GPUs alike. Numbers and UUIDs cannot be mixed, the list ends at its first invalid
 entry, and a repeated device makes the list empty.
 
-For HIP, ``ROCR_VISIBLE_DEVICES`` selects and orders the GPUs. ``HIP_VISIBLE_DEVICES`` then selects
-from these GPUs; if it is not set, ``CUDA_VISIBLE_DEVICES`` is used instead
+For HIP, ``ROCR_VISIBLE_DEVICES`` selects and orders the GPUs. ``HIP_VISIBLE_DEVICES``, or
+``CUDA_VISIBLE_DEVICES`` if the former is not set, then selects among the selected GPUs
 (https://rocm.docs.amd.com/en/latest/conceptual/gpu-isolation.html). Each variable is a list of
 numbers or UUIDs. The list ends at its first invalid entry.
 """
@@ -58,13 +58,13 @@ class Device:
     kind: Kind  # torch's name, which is "cuda" also for AMD GPUs
     ordinal: int | None = None  # number in this process: the 1 of cuda:1 or xpu:1
     uuid: str | None = None  # "GPU-…" or "MIG-…"; "PCI-…" if the GPU has no UUID
-    # NVIDIA: the GPU's number in nvidia-smi. AMD and Intel: the position by PCI address.
+    # NVIDIA: the GPU's number in nvidia-smi. AMD and Intel: the number in order of PCI addresses.
     index: int | None = None
     name: str | None = None
     memory_total: int | None = None  # bytes
     memory_free: int | None = field(default=None, compare=False)
-    virtual: bool = False  # whether it is a virtual GPU
-    # For the user: why this is the CPU instead of the requested device.
+    virtual: bool = False  # whether the device is a virtual GPU
+    # Shown to the user: why this device is the CPU and not the requested device.
     note: str | None = field(default=None, compare=False)
     # False if torch may number the GPUs differently, because the GPUs are of several models and no
     # environment variable fixes their order.
@@ -90,7 +90,7 @@ devices_changed: list[Callable[[], None]] = []
 def set_virtual(devices: Callable[[], Sequence[Device]] | None) -> None:
     """Register a function that lists this process's virtual GPUs; None removes it."""
     global _virtual, _cuda_order
-    _cuda_order = None  # the order listed the old devices
+    _cuda_order = None  # the recorded order lists the former devices
     _virtual = devices
     for forget in devices_changed:
         forget()
@@ -129,11 +129,11 @@ def amd_gpus(env: Mapping[str, str], root: Path = Path("/")) -> list[Device]:
 
 
 def intel_gpus(env: Mapping[str, str], root: Path = Path("/")) -> list[Device]:
-    """Return the GPUs that torch calls ``xpu``; integrated GPUs only if there are no others."""
+    """Return the GPUs that torch calls ``xpu``; integrated GPUs only if no GPU is discrete."""
     known = list(enumerate(drm.graphics_cards(root, "intel")))
     cards = [(index, card) for index, card in known if not card.integrated] or known
     gpus = [_of_card("xpu", index, card) for index, card in cards]
-    # In the mask, ``1.0`` is tile 0 of GPU 1. Only the numbers of GPUs matter here.
+    # In the mask, ``1.0`` is tile 0 of GPU 1. Delete the tile numbers.
     mask = re.sub(r"\.[^,]*", "", env["ZE_AFFINITY_MASK"]) if "ZE_AFFINITY_MASK" in env else None
     # Level Zero does not document how it orders GPUs of different models.
     return _numbered(_listed(gpus, mask), certain=len({gpu.name for gpu in gpus}) <= 1)
@@ -146,7 +146,7 @@ def _of_card(kind: Kind, index: int, card: drm.GraphicsCard) -> Device:
 
 
 def _listed(gpus: list[Device], listed: str | None) -> list[Device]:
-    """Return the GPUs that a list of numbers and UUIDs selects; an invalid entry ends the list."""
+    """Return the GPUs that `listed` (numbers, UUIDs) selects; an invalid entry ends the list."""
     found: list[Device] = []
     for entry in (part.strip() for part in listed.split(",")) if listed is not None else ():
         if re.fullmatch("[0-9]{1,8}", entry):
@@ -190,7 +190,7 @@ def here(*, memory: bool = True) -> list[Device]:
 
 
 def _bare(uuid: str | None) -> str:
-    # torch's UUID has no prefix.
+    # Remove the prefix, which torch's UUIDs lack.
     return (uuid or "").removeprefix("GPU-").removeprefix("MIG-").lower()
 
 
@@ -205,7 +205,7 @@ def visible(physical: Sequence[Device], env: Mapping[str, str]) -> list[Device]:
         chosen = _by_uuid(text, [d for d in physical if _is_mig(d) == text.startswith("MIG-")])
     else:
         chosen = _by_number(text, gpus)
-    # The default order, FASTEST_FIRST, is certain only if all GPUs are of one model.
+    # CUDA's default order, FASTEST_FIRST, is known only if all GPUs are of one model.
     in_order = env.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
     certain = by_uuid or in_order or len({device.name for device in gpus}) <= 1
     return _numbered(_one_mig(chosen, physical), certain)

@@ -28,7 +28,7 @@ def resolve(
 
     A WHERE is a text (see docs/magics.md), an integer, a Device, or a ``torch.device``. A missing
     device becomes the CPU, with a ``note``, if its name ends in ``?``. ``cuda``, ``xpu`` or ``gpu``
-    without a number means number `current`. ``1`` and ``gpu:1`` mean GPU 1 of any kind.
+    without a number means the GPU number `current`. ``1`` and ``gpu:1`` mean a GPU of any kind.
 
     Raises GpuError if the WHERE is invalid or ambiguous, if a device is missing or named twice, or
     if the CPU is named and `cpu` is False.
@@ -77,7 +77,7 @@ def complete(prefix: str, devices: Sequence[Device] | None = None) -> list[str]:
     before = prefix[: len(prefix) - len(start)]
     numbers = [str(device.ordinal) for device in devices]
     offers = [*numbers, *map(str, devices), "cpu", *(("free", "all") if devices else ())]
-    if start:  # offer longer names only after a first letter
+    if start:  # offer longer names only if a letter was typed
         offers += [f"gpu:{number}" for number in numbers]
         offers += [device.uuid or "" for device in devices]
     taken = {part.strip() for part in head.split(",")} | {""}
@@ -188,7 +188,7 @@ def _list(devices: Sequence[Device]) -> str:
 
 
 def there_is(devices: Sequence[Device]) -> str:
-    """Return the devices in words, such as ``there are cuda:0 and cuda:1``; or `NO_GPU`."""
+    """Return a text such as ``there are cuda:0 and cuda:1``; `NO_GPU` without devices."""
     if not devices:
         return NO_GPU
     return f"there {'is only' if len(devices) == 1 else 'are'} {_list(devices)}"
@@ -208,6 +208,6 @@ def _cure(asked: str, devices: Sequence[Device], cpu: bool) -> str:
 
 
 def _quote(given: object) -> str:
-    """Return the given text, shortened, on one line."""
+    """Return the `repr` of an object, shortened to at most 60 characters."""
     text = repr(given)
     return text if len(text) <= 60 else f"{text[:57]}…"

@@ -1,6 +1,6 @@
 """Draw curves as SVG without JavaScript, and mark the points where curves cross.
 
-Curves differ by color and dashes, and are visible on white and black. Text has the page's color.
+Curves differ in color and dashes, and are visible on white and on black. Text has the page's color.
 """
 
 import math
@@ -12,7 +12,7 @@ from itertools import count
 from typing import NamedTuple
 
 # Contrast with white and with #111 is at least 3 : 1 (WCAG 2.1, 1.4.11). No color is orange or red,
-# because these mark problems. js/src/monitor/overview.ts has the same colors.
+# because orange and red mark problems. js/src/monitor/overview.ts has the same colors.
 COLORS = ("#2f80ed", "#55a144", "#ba2997", "#8f5c2f", "#c07e9d", "#127a6b", "#685f99", "#a876f2")
 _DASHES = ("", "7 3", "2 3", "9 3 2 3")
 LETTER = 6.3  # average width of a letter in pixels, for a font of 11 px
@@ -26,7 +26,7 @@ class Look(NamedTuple):
 
 
 def looks(devices: Sequence[str]) -> dict[str, Look]:
-    """Return each device's look. The CPU is gray; ``cuda:1`` has the same look in all plots."""
+    """Return each device's color and dashes. ``cuda:1`` looks the same in all plots."""
     numbers = {where: int(where[5:]) for where in devices if re.fullmatch(r"cuda:\d+", where)}
     others = [where for where in devices if where != "cpu" and where not in numbers]
     numbers |= zip(others, count(max(numbers.values(), default=-1) + 1))
@@ -75,7 +75,7 @@ class Scale:
 
 
 def ticks(low: float, high: float) -> list[float]:
-    """Return round values for a logarithmic axis: powers of ten, and others if fewer than 3 fit."""
+    """Return round values for a logarithmic axis: powers of ten, and multiples if fewer than 3."""
     decades = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
     for digits in ((1,), (1, 3), (1, 2, 5)):
         found = [d * 10.0**k for k in decades for d in digits if low <= d * 10.0**k <= high]
@@ -99,7 +99,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 58.0, 26.0, 26.0, 42.0
 FOOT = _HEIGHT - _BOTTOM
 _LINE_HEIGHT = 15.0
 _LEAST = 0.6 * _WIDTH  # minimum width of a plot; on a narrower page the plot scrolls
-_FEW = 24  # curves with more points than this have smaller dots
+_FEW = 24  # with more points, a curve has smaller dots
 
 
 class Point(NamedTuple):
@@ -145,7 +145,7 @@ class Plot:
         self, name: str, tick: Callable[[float], str], crossings: Iterable[Point], label: str
     ) -> str:
         """Return the SVG element. `name` labels the x axis, and `label` is for screen readers."""
-        # The names of curves get room before the labels of crossings and of missing values.
+        # Draw the names first, so that names get room before other labels.
         parts = [*self._axes(name, tick), *self._names()]
         parts += [part for crossing in crossings for part in self._crossing(crossing)]
         parts += [part for curve in self._curves for part in self._curve(curve)]
@@ -163,7 +163,7 @@ class Plot:
             yield line(_LEFT, y, self._end, y, "gm-grid")
             yield text(_LEFT - 8, y + 4, tick(value), "end")
         yield line(_LEFT, FOOT, self._end, FOOT, "gm-axis")
-        for value, words in reversed([*self._words.items()]):  # the largest value is placed first
+        for value, words in reversed([*self._words.items()]):  # the last label always has room
             x, half = self._x(value), LETTER * len(words) / 2
             if self._free(x - half, x + half, FOOT + 17):
                 yield line(x, FOOT, x, FOOT + 4, "gm-axis")

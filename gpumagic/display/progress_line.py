@@ -62,7 +62,7 @@ class ProgressLine(AbstractContextManager["ProgressLine"]):
             if self._over or self._latest is None:
                 return
             if not self._notebook:
-                # A line that wraps would not be erased completely.
+                # Shorten the text, because a line that wraps would not be erased completely.
                 self._draw(short(str(self._latest), get_terminal_size().columns - 1))
             elif self._output is None:
                 self._output = display(_bar(self._latest), raw=True, display_id=True)
@@ -77,7 +77,7 @@ class ProgressLine(AbstractContextManager["ProgressLine"]):
             return
 
         class Line(tqdm):  # type: ignore[misc]
-            monitor_interval = 0  # without tqdm's monitor thread, which would not end
+            monitor_interval = 0  # no monitor thread, which would never end
 
         # `disable=None` shows nothing if stderr is not a terminal.
         self._line = Line(

@@ -1,7 +1,7 @@
 """Show records (dataclasses with results) as text, HTML and JSON; lay out tables.
 
-A view is a module whose functions `text` and `html` format a record. It is the module of the
-record's class, or a module that `register` names and `view` imports. The JSON never names other
+A view is a module whose functions `text` and `html` format a record. By default, the module that
+defines a record's class is its view; `register` names another module. The JSON never names other
 users, processes or notebooks. Text in HTML is always escaped.
 """
 
@@ -35,7 +35,7 @@ def view(record: object) -> Any:
     return import_module(next(found, type(record).__module__))
 
 
-# Fields with a number of bytes; their JSON keys get the suffix "_bytes".
+# Names of fields that count bytes; the fields' JSON keys get the suffix "_bytes".
 _BYTES = re.compile(
     r"memory_(free|reserved|total|used)|adds|after|allocated|before|fragmented|free|gives|held_for_it"
     r"|limit|measured|needed|other_in_process|others|peak|predicted|reserved|returned|room|taken"
@@ -137,8 +137,8 @@ def bar(parts: list[tuple[str, float]], label: str, *, short: bool = False) -> s
 WIDTH = 100
 GLUE = "\N{NO-BREAK SPACE}"  # keeps words on one line, and is shown as a space
 _GAP = "  "
-_PAD = "\0"  # follows each wide character, so that `TextWrapper` counts two characters
-_BREAKS = re.compile(f"([\t\n\v\f\r ]+|.{_PAD})")  # where a line may be broken
+_PAD = "\0"  # put after each wide character, which `TextWrapper` then counts as two
+_BREAKS = re.compile(f"([\t\n\v\f\r ]+|.{_PAD})")  # the places where a line may be broken
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class Column:
     # How to narrow cells if a text table is too wide: "cut", "wrap", or "" for not at all.
     fit: str = ""
     least: int = 20  # minimum width of a narrowed column
-    notes: Sequence[str] = ()  # for each row, shown below it from this column on; "" for no note
+    notes: Sequence[str] = ()  # a note below each row, starting at this column; "" for no note
     css: str | Sequence[str] = ""  # classes: a string for all cells, or a list with one for each
     html: Sequence[str] = ()  # the cells as HTML; if empty, `cells` are escaped and used
 

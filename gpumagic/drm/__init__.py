@@ -1,4 +1,4 @@
-"""Read AMD's and Intel's GPUs, and the processes on them, from /sys and /proc; never raise.
+"""Read AMD's and Intel's GPUs, and the GPUs' processes, from /sys and /proc; never raise.
 
 A card's UUID contains the driver's ``unique_id``, as in ROCm
 (https://docs.kernel.org/gpu/amdgpu/driver-misc.html). If there is no ``unique_id``, the UUID
@@ -35,7 +35,7 @@ class Folder:
     def text(self, name: str) -> str:
         """Return a file's text, stripped."""
         with suppress(OSError), open(os.path.join(self.path, name), "rb") as file:
-            return file.read(65536).decode(errors="replace").strip()  # no file here is longer
+            return file.read(65536).decode(errors="replace").strip()  # files here are shorter
         return ""
 
     def number(self, *names: str, unit: int = 1) -> int | None:

@@ -2,7 +2,7 @@
 
 The code runs in a forked copy of the process, on torch's fake tensors, which have no data. Shapes,
 dtypes, devices, copies, waits and memory are those of a real run. Code that depends on data ends
-the dry run. The result then describes the code before that line.
+the dry run. The result then describes only the code that ran before.
 """
 
 import inspect
@@ -94,7 +94,7 @@ def _check(function: Any, given: object) -> None:
         )
     if inspect.iscoroutinefunction(function):
         raise GpuError("dry_run cannot follow an async function; give it one that awaits nothing")
-    jax: Any = sys.modules.get("jax")  # a forked child lacks JAX's threads
+    jax: Any = sys.modules.get("jax")  # JAX fails in a forked child, which lacks JAX's threads
     if jax is None:
         return
     arrays = (jax.Array, jax.ShapeDtypeStruct)
@@ -103,7 +103,7 @@ def _check(function: Any, given: object) -> None:
 
 
 def _names(function: Any, args: tuple[Any, ...]) -> list[str]:
-    """Return the parameter names of `args`, or ``"argument 1"`` … if these are unknown."""
+    """Return the parameter names of `args`, or ``"argument 1"`` … if the names are unknown."""
     called = function.forward if is_module(function) else function
     try:
         found = list(inspect.signature(called).bind_partial(*args).arguments)

@@ -36,7 +36,7 @@ from gpumagic.usercode.files import is_users
 class Calls(TorchFunctionMode):
     """Answer calls that need data; `fake` turns a real tensor into a fake, in place."""
 
-    # With `guesses`, most numbers and arrays that code reads from tensors are 1; the run goes on.
+    # With `guesses`, 1 replaces most numbers that code reads from tensors, so the run continues.
 
     def __init__(
         self, fake: Callable[[Tensor], object], crossings: Crossings, guesses: bool
@@ -59,7 +59,7 @@ class Calls(TorchFunctionMode):
         return out
 
     def _ready(self, func: Any, given: Any) -> Any:
-        """Turn real tensors into fakes; replace unknown numbers that only scale or fill tensors."""
+        """Turn real tensors into fakes. Replace unknown numbers that scale or fill tensors."""
         leaves = tree_leaves(given)
         for leaf in leaves:
             if isinstance(leaf, Tensor) and is_real(leaf):
@@ -79,7 +79,7 @@ class Calls(TorchFunctionMode):
         if not tensor.is_leaf or id(tensor) in memo:
             with torch._C.DisableTorchFunction():
                 return func(tensor, memo)
-        data = tensor.detach().clone(memory_format=torch.preserve_format)  # without a gradient
+        data = tensor.detach().clone(memory_format=torch.preserve_format)  # omits the gradient
         is_parameter, learns = isinstance(tensor, nn.Parameter), tensor.requires_grad
         memo[id(tensor)] = nn.Parameter(data, learns) if is_parameter else data
         return memo[id(tensor)].requires_grad_(learns)
@@ -95,7 +95,7 @@ class Calls(TorchFunctionMode):
             return _KINDS[name](value) if name in _KINDS else value
         known = name in ("float", "int", "index") or (name == "item" and tensor.is_floating_point())
         if self._guesses and (known or not is_users(frame.f_code.co_filename)):
-            return _KINDS.get(name, float)(name != "bool")  # a library's check finds no error
+            return _KINDS.get(name, float)(name != "bool")  # False if a library checks for errors
         if name == "item":
             whole = not (tensor.is_floating_point() or tensor.is_complex())
             return NotKnown(".item()", whole=whole)
@@ -115,7 +115,7 @@ class Calls(TorchFunctionMode):
 
     def shown(self, func: Any, args: Any, kwargs: Any, frame: Any) -> str:
         tensor = args[0]
-        # torch prints all elements of a small tensor, and only the outer ones of a large tensor.
+        # torch prints all elements of a small tensor, and the outer elements of a large tensor.
         edges = None if tensor.numel() <= PRINT_OPTS.threshold else 2 * PRINT_OPTS.edgeitems
         read = math.prod(min(n, edges or n) for n in tensor.shape) * tensor.element_size()
         self._crossings.note(False, "item", str(tensor.device), "cpu", read, how=PRINT)
@@ -228,7 +228,7 @@ def install(calls: Calls, note: Callable[[str], object], held: HeldMemory, virtu
         replaced.append((torch._meta_registrations, "device_hint", lambda tensor: "cpu"))
     for owner, name, value in replaced:
         setattr(owner, name, value)
-    # Run compiled functions eagerly. Dynamo cannot compile here; it would raise for fullgraph=True.
+    # Run compiled functions eagerly. In a dry run, Dynamo would raise an error for fullgraph=True.
     torch.compiler.set_stance("force_eager")
     for module in (optimizers, _foreach_utils):
         # Optimizers update all tensors at once only if the tensors' types are in this list.
@@ -245,7 +245,7 @@ def _in_this_process(loader: Any) -> Any:
     iterator = _SingleProcessDataLoaderIter(loader)
     fetcher: Any = iterator._dataset_fetcher
     collate, fetch = fetcher.collate_fn, fetcher.fetch
-    most = 64  # samples to read for a batch; a larger batch repeats them
+    most = 64  # maximum number of samples read for a batch; a larger batch repeats samples
 
     def fetch_some(indices: Any) -> Any:
         def fill(samples: list[Any]) -> Any:

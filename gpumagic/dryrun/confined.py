@@ -2,7 +2,7 @@
 
 A refused action ends the dry run at the user's line. Printed and displayed output is captured.
 Nothing here can be undone, so this module is only for a forked child that will exit. Python's
-audit hook does not see all actions, so the Linux kernel refuses the others. Landlock refuses
+audit hook misses some actions. The Linux kernel refuses these actions: Landlock refuses
 `os.mkfifo`, shared memory, and writes by C code. A seccomp filter refuses chmod and connections
 by C code, and signals to other processes.
 """
@@ -55,7 +55,7 @@ class Confinement:
         self.printed = io.StringIO()
         self._importing = 0
         for name, sink in (("stdout", self.printed), ("stderr", io.StringIO())):
-            with suppress(TypeError):  # redirect the old stream too, because logging may use it
+            with suppress(TypeError):  # redirect the former stream too, because logging may use it
                 vars(getattr(sys, name)).update(write=sink.write, flush=sink.flush)
             setattr(sys, name, sink)
         warnings.simplefilter("ignore")

@@ -37,7 +37,7 @@ aten: Any = torch.ops.aten
 _Function = Callable[..., Any]
 _DEVICE: Any = torch.ops.prim.device.default
 _BETWEEN = (__package__, "torch._dynamo", "torch._compile", "torch._subclasses", "torch.utils._")
-# Finds the devices in an error of fakes. torch's kernels raise another class and message.
+# Finds the devices in an error of fakes. torch's kernels raise another error in this case.
 _DEVICES = re.compile(r"found (?:two different|at least two) devices,? (\S+?)(?:,| and) (\S+?)!?$")
 _READABLE = {
     "_local_scalar_dense": "the value of a tensor",
@@ -56,7 +56,7 @@ class Crossings:
     def note(
         self, copy: bool, operator: str, source: str, destination: str, nbytes: int, how: Any = None
     ) -> None:
-        """Count a copy, or a wait if not `copy`, at the user's line; `how` is as in `Entry.via`."""
+        """Count a copy, or a wait if not `copy`, at the user's line; `how` becomes `Entry.via`."""
         if source == destination or "meta" in (source, destination) or (copy and not nbytes):
             return
         inner = _caller(sys._getframe(1))
@@ -83,13 +83,13 @@ class Operators(TorchDispatchMode):
         self.backward = False  # whether a backward pass has run
         self._held, self._crossings = held, crossings
         self._at_node: tuple[str, int] | None = None  # the running autograd node's name and number
-        self._began = 0  # number of storages created before that node began
+        self._began = 0  # number of storages created before the running node began
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         if func is _DEVICE and isinstance(args[0], FakeTensor):
-            return args[0].fake_device  # a fast path for autograd's most frequent call
+            return args[0].fake_device  # answer autograd's most frequent call fast
         self.count += 1
         name = func.overloadpacket.__name__ if hasattr(func, "overloadpacket") else str(func)
         with C.DisableTorchFunction():
@@ -110,7 +110,7 @@ class Operators(TorchDispatchMode):
                 self._held.add(tensor, replaced)
                 whole = tensor.dtype == torch.long and tensor.device.type == "cpu"
                 if self._guesses and name in _ITEMS and whole and tensor.numel() == 1:
-                    with suspended():  # values computed from a constant are known too
+                    with suspended():  # so that values computed from this tensor are known
                         tensor.constant = torch.ones(tensor.shape, dtype=torch.long)
         if (rule := RULES.get(name)) and isinstance(args[0], Tensor) and args[0].is_cuda:
             device = args[0].device
@@ -171,7 +171,7 @@ class Operators(TorchDispatchMode):
         return None if whole else partial(func._op_dk, _COMPOSITE)
 
     def _replaced(self, func: Any, name: str, args: Any) -> tuple[Tensor, bool] | None:
-        """Return the argument whose memory the result would reuse, and whether that is certain."""
+        """Return the argument whose memory the result would reuse, and whether reuse is certain."""
         number = self._enter_node()
         # In a dispatch mode, some C++ code of torch allocates a tensor instead of writing in place.
         first: Any = next(iter(args), None)
@@ -189,7 +189,7 @@ class Operators(TorchDispatchMode):
         return (first, False) if first.nbytes == first.untyped_storage().nbytes() else None
 
     def _enter_node(self) -> tuple[str, int] | None:
-        """Return the running autograd node's name and number; note when another node began."""
+        """Return the running autograd node's name and number; for a new node, record the start."""
         node = C._current_autograd_node()
         # Store the name and the number, because the node itself would keep tensors alive.
         number = None if node is None else (node.name(), node._sequence_nr())
@@ -219,7 +219,7 @@ _EXPLICIT = (
 _NETWORKS = frozenset(
     ("lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell", "scaled_dot_product_attention")
 )
-_ITEMS = {"select", "unbind", "randint"}  # operators whose result code may read as a number
+_ITEMS = {"select", "unbind", "randint"}  # operators whose result may be read as a number
 
 
 def _index(func: Any, tensor: Any, indices: Any) -> Any:
@@ -235,7 +235,7 @@ def _index(func: Any, tensor: Any, indices: Any) -> Any:
 
 # Guessed results of operators that depend on data, as if every element were selected.
 _GUESSES: dict[str, Callable[..., Any]] = {
-    # A boolean that torch itself reads is a check, which finds no error.
+    # torch itself reads a boolean only to check for errors. False means that there is no error.
     "_local_scalar_dense": lambda func, t: 1.0 if t.is_floating_point() else t.dtype != torch.bool,
     "index": _index,
     "nonzero": lambda func, t: t.new_zeros((t.numel(), t.dim()), dtype=torch.long),
@@ -249,13 +249,13 @@ def _is_unchecked(func: Any) -> bool:
     """Whether neither fakes nor `_own` check the devices of an operator's tensors."""
     of_aten = isinstance(func, torch._ops.OpOverload) and func.namespace == "aten"
     if not of_aten or (name := func.overloadpacket.__name__) in {*INDEXING, "_foreach_copy_"}:
-        return False  # these accept several devices
+        return False  # these operators accept tensors on several devices
     depends = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & {*func.tags}
     return name in {*_RESULTS, "convolution"} or bool(depends) or not func._schema.returns
 
 
 def _check_devices(func: Any, args: tuple[Any, ...]) -> None:
-    """Raise an error if an operator's tensors are on different devices, as its kernel does."""
+    """Raise an error if an operator's tensors are on different devices, as the kernel would."""
     named = zip(func._schema.arguments, args, strict=False)
     given = [each for argument, each in named if argument.name not in TAKEN_FROM_CPU]
     lists = [each for each in given if isinstance(each, (list, tuple)) and each]
@@ -280,7 +280,7 @@ def _caller(frame: FrameType | None) -> FrameType | None:
 
 
 def _own(func: Any, name: str, args: Any) -> _Function | None:
-    """Return a replacement for `func`; None if the fake result already has the real size."""
+    """Return a replacement for `func`; None if `func` itself gives the right result for fakes."""
     if (make := _RESULTS.get(name)) is not None:
         return lambda *args, **kwargs: make(**_bound(func, args, kwargs))
     # Fused optimizers write into their arguments and return nothing.
@@ -335,7 +335,7 @@ _RESULTS: dict[str, _Function] = {
 
 def attend_as_cuda() -> torch.library.Library:
     """Make attention allocate as on CUDA, while the returned library is alive."""
-    # torch's own function may query the driver, and a forked child must not do that.
+    # torch's own function may query the driver, which a forked child must never query.
     library = torch.library.Library("aten", "IMPL")
     for key in ("AutogradCUDA", "CUDA"):  # inference mode skips AutogradCUDA
         library.impl("scaled_dot_product_attention", _attention, key, allow_override=True)

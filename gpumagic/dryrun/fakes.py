@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
-# Import this now. Otherwise, `suspended` would import it, perhaps during another import.
+# Import this module now. Otherwise, `suspended` imports it, perhaps during another import.
 import torch._subclasses.schema_check_mode
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
@@ -66,7 +66,7 @@ def is_refusal(error: BaseException) -> bool:
     path = getattr(error, "filename", None)
     if not isinstance(path, (str, bytes)):
         return True
-    # If a real run could not write to the path either, the error is the user's.
+    # If a real run could not write to the path either, the error is no refusal of Linux.
     return os.access(path if os.path.lexists(path) else os.path.dirname(path) or ".", os.W_OK)
 
 
@@ -84,7 +84,7 @@ _HOSTS: tuple[tuple[str, float | None], ...] = (
 
 
 def host_value(frame: FrameType | None) -> float | None:
-    """Return a made-up value for libraries that do not need the true one; None for other code."""
+    """Return a made-up value if `frame` is of a library that needs no true value; else None."""
     name = str(frame.f_globals.get("__name__")) if frame is not None else ""
     return next((value for start, value in _HOSTS if name.startswith(start)), None)
 
@@ -92,12 +92,12 @@ def host_value(frame: FrameType | None) -> float | None:
 class NotKnown:
     """Represent a number that depends on data, such as ``loss.item()``."""
 
-    # torch accepts it where a number scales or fills tensors. Its use as a size ends the dry run.
+    # torch accepts a `NotKnown` that scales or fills tensors. As a size, it ends the dry run.
     __slots__ = ("what", "whole")
 
     def __init__(self, what: str = "a value of a tensor", *, whole: bool | None = False) -> None:
         self.what = what
-        self.whole = whole  # whether it is an integer; None if it may not be a number
+        self.whole = whole  # whether the number is an integer; None if it may be no number
 
     def __repr__(self) -> str:
         return "?"
@@ -259,7 +259,7 @@ class Fakes(FakeTensorMode):
         return fake
 
     def _graph_of(self, root: Any) -> "_Graph":
-        """Copy an autograd graph; each copied node holds fakes of the tensors that it saved."""
+        """Copy an autograd graph. For each node, the copy has fakes of the node's saved tensors."""
         whole = self._graphs.setdefault(root, _Graph())
         waiting = [] if whole else [(root, whole)]
         for node, graph in waiting:
@@ -276,7 +276,7 @@ class Fakes(FakeTensorMode):
 
 @contextmanager
 def suspended() -> Iterator[None]:
-    """Suspend torch's modes in the block, so that the block can use real tensors."""
+    """Suspend torch's modes in the block, so that code in the block can use real tensors."""
     with _disable_current_modes(), torch._C.DisableTorchFunction():
         yield
 

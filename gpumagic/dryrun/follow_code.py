@@ -89,7 +89,7 @@ def dry(subject: Subject) -> DryRun:
     with deferred():  # an interrupt would leave the import incomplete
         importlib.import_module("torch._dynamo")  # imported once here, not in every child
     outer = placement()
-    # Visit objects before the fork, because each visit in the child would copy a page of memory.
+    # Visit objects before the fork: in the child, each visit would make Linux copy a memory page.
     find_swaps()
     finders = [TensorFinder()]
     finders[0].variables([*subject.reads, *subject.namespace.items()])
@@ -155,7 +155,7 @@ class _Following:
         confinement = Confinement()
         earlier = "this backward pass reaches an earlier cell's graph, which dry runs cannot follow"
         mode = Fakes(partial(self._held.add, existing=True), partial(self.note, earlier))
-        mode.with_graphs = not subject.cards  # an absent card is empty at first
+        mode.with_graphs = not subject.cards  # an absent card has no earlier graphs
         mode.take_over(finders.pop())  # popped, because a finder keeps its tensors alive
         self._held.begin()
         go = subject.prepare(self.note)
@@ -174,7 +174,7 @@ class _Following:
                 variables = _Variables(subject.namespace)
                 self._timed = True
                 signal.signal(signal.SIGALRM, self._time_is_up)
-                # The signal repeats, because Python ignores an exception that a finalizer raises.
+                # Repeat the signal, because Python ignores the exception if a finalizer is running.
                 signal.setitimer(signal.ITIMER_REAL, subject.limit, 0.2)
                 named = go()
             new = [*variables.assigned(), *((n, v) for n, v in named.items() if v is not None)]
@@ -316,7 +316,7 @@ def leave_out_magics(
     transform: Callable[[str], str],
     flags: int = 0,
 ) -> Callable[[ast.Module], Any]:
-    """Make `get_ipython()` skip magics; return a function that runs code. For a forked child."""
+    """In a forked child, make `get_ipython()` skip magics; return a function that runs code."""
 
     def execute(part: ast.Module) -> Any:
         value = None

@@ -1,4 +1,4 @@
-"""Count the memory that a run would allocate on each device, and test whether a card has enough.
+"""Count the memory that a run would allocate on each device, and test whether it fits a card.
 
 A storage counts once, until nothing refers to it. Sizes are rounded as on CUDA. Workspaces of
 libraries are not counted, so a peak is a lower bound. A card that this machine lacks starts empty.
@@ -71,7 +71,7 @@ class HeldMemory:
         self, tensor: Any, replaced: tuple[Any, bool] | None = None, *, existing: bool = False
     ) -> None:
         """Count the storage of a fake once, until the storage is freed."""
-        # `replaced` is a tensor whose memory a real run may reuse, and whether that is certain.
+        # `replaced` is a tensor whose memory a real run may reuse, and whether reuse is certain.
         # `existing` means that the memory was allocated before the dry run.
         if tensor.layout is not torch.strided:
             return  # a sparse tensor has no storage
@@ -99,7 +99,7 @@ class HeldMemory:
         if nbytes and device.startswith("cuda"):
             new.address, new.size = self._allocators[device].allocate(nbytes)
         self.now[device] = self.now.get(device, 0) + new.size
-        # On the CPU, `existing` is ignored, because callers also set it for the dry run's tensors.
+        # Ignore `existing` on the CPU, where callers set `existing` for the dry run's tensors too.
         if existing and self._begun and device != "cpu":
             self.start[device] = self.start.get(device, 0) + new.size
             self.most[device] = self.most.get(device, 0) + new.size
@@ -114,7 +114,7 @@ class HeldMemory:
         allocator = self._allocators[device]
         taken = [(*allocator.allocate(nbytes), nbytes) for nbytes in sizes if nbytes]
         if taken:
-            # Do not count the storage `old`, because the operator's result may reuse its memory.
+            # Do not count the storage `old`, whose memory the operator's result may reuse.
             old = self._known.get(self._leaving or 0)
             self.now[device] = allocator.bytes.current - (0 if old is None else old.size)
             self._raise(device)

@@ -72,7 +72,7 @@ class OnCard:
 
 @dataclass(frozen=True)
 class Unknown:
-    """Record why something is unknown or was skipped, and whether this ended the dry run."""
+    """Record why a result is unknown or code was skipped, and whether the dry run ended there."""
 
     where: UserLine | None
     reason: str
@@ -81,7 +81,7 @@ class Unknown:
     def __str__(self) -> str:
         if self.where is None:
             return self.reason
-        # A magic's source is code that IPython made. The user did not type it, so it is left out.
+        # IPython made the source of a magic. The user did not type this code, so omit the source.
         typed = self.where.line and "get_ipython()" not in self.where.source
         source = f" · {self.where.source}" if typed and self.where.source else ""
         return f"{replace(self.where, source='')}: {self.reason}{source}"
@@ -110,10 +110,10 @@ class DryRun(Shown):
     moved: tuple[Moved, ...] = ()  # variables that `%%ongpu` would move to the device first
     # Copies between devices and waits of the host, by line, without their times.
     ledger: Ledger = field(default_factory=Ledger)
-    # Everything unknown or skipped. If the dry run ended early, the last entry may say why.
+    # Unknown results and skipped code. If the dry run ended early, the last entry may say why.
     unknown: tuple[Unknown, ...] = ()
     mismatches: tuple[Mismatch, ...] = ()  # at most one operation between devices that would fail
-    error: str | None = None  # another error that the code would raise
+    error: str | None = None  # an error, other than a mismatch, that the code would raise
     error_at: UserLine | None = None
     printed: str = ""  # printed text; a "?" is a value that depends on data
     operators: int = 0  # operators that were run

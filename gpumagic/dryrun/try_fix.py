@@ -1,8 +1,8 @@
 """Try the fix of a device error in dry runs of the failed cell, and complete the fix.
 
-The dry run starts at the statement that failed, or at the first one that the fix changes. If the
-changed code fails between devices again, the fix of that error is added and tried too. If earlier
-cells began with `%%ongpu 1`, the same line on top of the failed cell is also tried.
+The dry run starts at the failed statement, or at an earlier statement that the fix changes. If
+the changed code raises another device error, the fix of this error is added and tried too. If
+earlier cells began with `%%ongpu 1`, this line is also tried as the failed cell's first line.
 """
 
 import ast
@@ -31,13 +31,13 @@ from gpumagic.usercode.frames import FailedFrame, errors, failed_frames, functio
 from gpumagic.usercode.variables import names_read, variables_read
 
 _LIMIT_S, _MOST = 2.0, 4  # seconds of each dry run, and number of edits that are tried
-_Cost = tuple[int, int]  # repeated copies, and all edits
+_Cost = tuple[int, int]  # the numbers of repeated copies and of all edits
 _PLACED = re.compile(r"\s*%%ongpu\b\s*(?:cuda:|/?gpu:)?([^\s?]*)")
 _PLACES_ITSELF = re.compile(r"^\s*%%?(?:ongpu|gpu\w+)\b", re.MULTILINE)
 
 
 def try_fix(error: BaseException, found: Explanation, shell: Any = None) -> Explanation:
-    """Return an explanation with a completed fix, and with `%%ongpu` if that fixes the cell."""
+    """Return `found` with a completed fix, and with a `%%ongpu` line if the line fixes the cell."""
     said = next(filter(read, errors(error)), None)  # None if the error is not torch's
     every = failed_frames(said.__traceback__) if said is not None else []
     at_top = [n for n, frame in enumerate(every) if frame.at_top and frame.tree is not None]
@@ -61,7 +61,7 @@ class _Trial:
         self._before = {frame.filename: frame.source for frame in frames}
 
     def placed(self, found: Explanation) -> Explanation:
-        """Offer an earlier cell's `%%ongpu` line if the whole cell then runs."""
+        """Add an earlier cell's `%%ongpu` line to `found` if the failed cell then works."""
         here = self._shell is not None and label(self._top.filename) == last_cell()
         if not (number := here and self._gpu_of_earlier(found)):
             return found
@@ -80,18 +80,18 @@ class _Trial:
         return any(at.label == last_cell() and at.line < self._top.line for at in ends)
 
     def _gpu_of_earlier(self, found: Explanation) -> str:
-        """Return the number of an operand's GPU that earlier cells used; empty if uncertain."""
+        """Return the number of an operand's GPU if earlier `%%ongpu` lines have it; else empty."""
         *earlier, now = getattr(self._shell.history_manager, "input_hist_raw", [""])
         used = {match[1] for match in map(_PLACED.match, earlier) if match}
         gpus = {d.partition(":")[2] for o in found.operands for d in o.devices if d != "cpu"}
         to_gpu = any(o.devices == ("cpu",) for o in found.operands if o.odd or o.along)
-        # Prefer a fix in another cell that moves nothing, because it corrects the code itself.
+        # Prefer a fix that moves nothing and is in another cell. Such a fix corrects the cause.
         lasts = found.fix is not None and found.fix.nbytes == 0 and found.fix.label != last_cell()
         alone = len(gpus & used) == 1 and to_gpu and not lasts and not _PLACES_ITSELF.search(now)
         return (gpus & used).pop() if alone else ""
 
     def with_fewest_edits(self, found: Explanation, error: Any) -> Explanation:
-        """Return the completed fix, or one for another GPU or function with fewer copies, edits."""
+        """Return the completed fix, or a fix with fewer copies or edits (other GPU or function)."""
         best, (copies, count) = self._completed(found)
         gpus = {device for each in found.operands for device in each.devices} - {"cpu"}
         until = time.monotonic() + _MOST * _LIMIT_S
@@ -106,7 +106,7 @@ class _Trial:
         return best
 
     def _completed(self, found: Explanation, target: str = "") -> tuple[Explanation, _Cost]:
-        """Add the fixes of errors that follow. Also return the repeated copies and all edits."""
+        """Add fixes for later errors. Also return the numbers of repeated copies and of edits."""
         texts, every, fix = dict(self._before), list[Fix](), found.fix
         if fix is not None and fix.cls and not self._takes_effect(fix, texts):
             return found, (0, 1)
@@ -130,14 +130,14 @@ class _Trial:
         return found, (_MOST + 1, _MOST + 1)  # the code still fails
 
     def _takes_effect(self, fix: Fix, texts: dict[str, str]) -> bool:
-        """Whether a dry run executes an edit. A dry run does not call `__init__` again."""
+        """Whether a dry run executes an edit. Dry runs do not call a class's `__init__` again."""
         nodes = ast.walk(ast.parse(texts.get(fix.filename, "")))
         functions = (node for node in nodes if isinstance(node, ast.FunctionDef))
         around = [f.name for f in functions if f.lineno < fix.line <= (f.end_lineno or 0)]
         return fix.filename in texts and (not fix.cls or bool(around and around[-1] != "__init__"))
 
     def _from_change(self, texts: dict[str, str]) -> list[ast.stmt]:
-        """Return the cell's statements, beginning with the failed one or an earlier changed one."""
+        """Return the cell's statements from the failed, or an earlier changed, statement on."""
         old = ast.parse(self._top.source).body
         new = ast.parse(texts[self._top.filename]).body
         alike = (ast.dump(a) == ast.dump(b) for a, b in zip(old, new, strict=False))
@@ -149,7 +149,7 @@ class _Trial:
     ) -> DryRun:
         file, tree, namespace = self._top.filename, ast.Module(code, []), self._namespace
         reads = variables_read(names_read(tree, self._transform), namespace) if number else ()
-        # Search before the fork, because the child freezes objects, and `gc` then omits them.
+        # Search before the fork, because `gc` omits objects that the forked child has frozen.
         changed = dict[FunctionType, CodeType]()
         for name in (name for name, text in texts.items() if text != self._before[name]):
             changed |= functions_again(name, self._before[name], texts[name])
@@ -175,7 +175,7 @@ def _is_repeated(fix: Fix, text: str) -> bool:
 
 
 def _changes(before: str, after: str, fixes: list[Fix], filename: str) -> list[Fix]:
-    """Return the edits that turn one text into another. Near edits are joined."""
+    """Return the edits that turn `before` into `after`. Edits a few lines apart are joined."""
     old, new = before.splitlines(), after.splitlines()
     found = list[list[int]]()
     for tag, *span in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():

@@ -150,7 +150,7 @@ def _program(
             f"type def {called}({name}): …"
         )
     if unread := sweeping.unread({name: ()}, made, namespace):
-        raise GpuError(f"{unread[0]}; give one that it reads")
+        raise GpuError(f"{unread[0]}; give a variable that the code reads")
     return made
 
 

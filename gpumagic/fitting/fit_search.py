@@ -39,7 +39,7 @@ Need = Callable[[float], float]
 
 @dataclass
 class Search:
-    """Search for the largest value that fits. Results survive an error or Ctrl-C."""
+    """Search for the largest value that fits. An error or Ctrl-C keeps the results so far."""
 
     program: Program
     space: dict[str, Any]
@@ -69,7 +69,7 @@ class Search:
         # Bytes of the variables in `_reads` that are on the device. Each run copies these bytes.
         self._copied = nbytes_held(self._reads, str(self._target))
         old = [(each, self.space[each]) for each in self.program.assigned if each in self.space]
-        # Bytes of the values that the code only replaces. During a run they stay allocated.
+        # Bytes of the values that the code only replaces, which stay allocated during a run.
         self._replaced = nbytes_held([*self._reads, *old], str(self._target)) - self._copied
 
     def _read(self) -> list[tuple[str, Any]]:
@@ -110,9 +110,9 @@ class Search:
             self._say_what_is_open(found.value)
 
     def _confirm(self) -> None:
-        """Run the code with the predicted value, then correct the value by the measured bytes."""
+        """Run the code with the predicted value, and correct the value by the measured bytes."""
         ((free, room),) = self._rooms.values()
-        more = self._copied + self._replaced  # bytes that a run needs besides the code's
+        more = self._copied + self._replaced  # bytes that a run needs in addition to the code's own
         rest = min(room, free - more)
         for _ in range(_MAX_RUNS):
             largest(self.values, self._estimate, rest, near=self._near)
@@ -132,7 +132,7 @@ class Search:
             ] = None
 
     def _estimate(self, value: float) -> float:
-        """Estimate the bytes for a value, at least those measured for smaller values."""
+        """Estimate the bytes for a value: at least the bytes measured for smaller values."""
         if value in self._measured:
             return self._measured[value]
         below = max((need for each, need in self._measured.items() if each < value), default=0.0)
@@ -152,7 +152,7 @@ class Search:
         return True
 
     def _say_what_is_open(self, best: float | None) -> None:
-        """Set `stopped` if the dry run of the next tried value above `best` ended early."""
+        """Set `stopped` if a dry run of the next value tried above `best` ended early."""
         known = {tried.value for tried in self.tried()}
         above = (each for each in known | self._ended.keys() if best and each > best)
         if (value := min(above, default=math.inf)) in self._ended:
@@ -162,7 +162,7 @@ class Search:
     def _predict(self, value: float) -> float:
         """Return the predicted bytes for a value; infinite if its dry run ended early."""
         if value not in self._predicted and value not in self._ended:
-            self._told(value, "dry run")  # also before the dry run, because it may take long
+            self._told(value, "dry run")  # shown first, because a dry run may take long
             try:
                 self._learn(value, dry(self._subject(value)))
             except GpuError as error:
@@ -273,7 +273,7 @@ class Search:
         )
 
     def _best(self, room: int) -> tuple[float | None, bool]:
-        """Return the largest value that needs at most `room` bytes, and whether it was run."""
+        """Return the largest value that needs at most `room` bytes, and whether a run completed."""
         fitting = [tried for tried in self.tried() if self._estimate(tried.value) <= room]
         return (fitting[-1].value, bool(fitting[-1].ran)) if fitting else (None, False)
 
@@ -306,7 +306,7 @@ def largest(
 
 
 def _doubled(values: Sequence[float], need: Need, limit: float) -> tuple[int, int]:
-    """Double the value until it is the last or does not fit; return the last two indices."""
+    """Double the value until `need` exceeds `limit`, or to the end; return the last two indices."""
     low = high = 0
     while high < len(values) - 1 and need(values[high]) <= limit:
         low, high = high, max(bisect_right(values, 2 * values[high]) - 1, high + 1)

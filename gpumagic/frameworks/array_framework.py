@@ -33,7 +33,7 @@ _CAPTURED = "a function captures it: pass it as an argument, or create it in thi
 _LITERALS = (ast.List, ast.Tuple, ast.Dict)
 
 _origins: dict[tuple[str, str], Origin] = {}
-"""Where moved variables came from. A key is (framework's name, variable's name)."""
+"""Former devices of moved variables. A key is (framework's name, variable's name)."""
 
 
 class ArrayFramework(Framework):
@@ -74,7 +74,7 @@ class ArrayFramework(Framework):
         return nullcontext() if self.copies is None else self.copies.count(tally, strict)
 
     def bring(self, array: Any, device: Device, *, committed: bool = True) -> Any:
-        """Return `array` if it is on `device`, else a copy there; GpuError if it cannot move."""
+        """Return `array` if it is on `device`, else a copy on `device`; GpuError if impossible."""
         raise NotImplementedError
 
     def move(
@@ -105,7 +105,7 @@ class ArrayFramework(Framework):
         keep_origins(_origins, origins, cell)
 
     def home(self, namespace: dict[str, Any], origins: Origins | None = None) -> Moves:
-        """Move back the arrays that cells moved, in every variable that contains them now."""
+        """Move back the arrays that cells moved, in all variables that now contain these arrays."""
         devices = {str(device): device for device in [CPU, *devices_here(memory=False)]}
         moving = _Moving(self, namespace)
         if origins is None:
@@ -166,7 +166,7 @@ class _Moving:
             return ()
         made = {key: (array, copy) for key, (array, copy) in made.items() if copy is not array}
         self._copies |= made
-        if made:  # arrays that two variables share count for the first variable
+        if made:  # an array that two variables share counts for the first
             nbytes = sum(self._framework.nbytes(array) for array, _ in made.values())
             sources = dict.fromkeys(map(self._framework.where, arrays))
             self._moved.append(Moved(name, nbytes, tuple(sources)))

@@ -136,7 +136,7 @@ class Framework(Protocol):
         self, device: Device, *, batches: bool = True, namespace: dict[str, Any] | None = None
     ) -> AbstractContextManager[Any]:
         """Return a context that places new arrays on `device` unless the code names a device."""
-        # `batches`: also the batches of data loaders. The context's value may be a `Placement`.
+        # `batches`: whether to move loaders' batches. The context's value may be a `Placement`.
 
     def is_array(self, value: object) -> bool:
         """Whether a value is an array of this framework with data on a device."""
@@ -166,7 +166,7 @@ class Framework(Protocol):
         """Store the origins of arrays that a cell has moved, so that `home` can move them back."""
 
     def home(self, namespace: dict[str, Any], origins: Origins | None = None) -> Moves:
-        """Move back all arrays that cells have moved, or only those in `origins`."""
+        """Move back all arrays that cells have moved, or only the arrays in `origins`."""
 
     def away(self, namespace: Mapping[str, Any]) -> dict[str, set[str]]:
         """Return the GPUs of each variable that is or contains an array on a GPU."""
@@ -179,7 +179,7 @@ class Framework(Protocol):
         return None
 
     def knows(self, kind: type) -> bool:
-        """Whether a class is registered in the framework, and a copy of the class would not be."""
+        """Whether a class is registered in the framework, but a copy of the class would not be."""
         return False
 
     def wait(self, *devices: str) -> None:
@@ -194,7 +194,7 @@ class Framework(Protocol):
 
         def stop() -> list[Memory]:
             allocated, peak = self.allocated(device)
-            # Ignore an unchanged peak, because it is from an earlier cell.
+            # An unchanged peak is from an earlier cell, so omit the peak.
             known = peak is not None and peak != peak_before
             return [Memory(str(device), peak or 0, allocated, before)] if known else []
 

@@ -64,7 +64,7 @@ def as_code(device: str) -> str:
 
 
 def _is(array: Any, value: Any) -> bool:
-    """Whether both are the same array; NumPy arrays count as the same if they share memory."""
+    """Whether `array` is `value`. NumPy arrays with the same address and shape count as one."""
     if value is array or not (hasattr(value, "__array_interface__") and hasattr(array, "ctypes")):
         return value is array
     ours, theirs = array.__array_interface__, value.__array_interface__
@@ -191,7 +191,7 @@ class JaxCopies(CopyCounting):
         call = self.called_from(_COMPILING) if copies else None
         if call is None:
             return None
-        # If a library, not the user, converts data to an array, count the copy as an operand's.
+        # If a library, not the user, converts data to an array, count an operand's copy.
         users = call.inner is not None and kinds[call.inner.f_code.co_filename] == USER
         making, putting = users and call.function in _MAKING, call.function in _PUTTING
         if not (putting or making):
@@ -229,9 +229,9 @@ class JaxCopies(CopyCounting):
     def _counted(
         self, kind: str, operator: str, call: Call, copies: Sequence[_Copy], explicit: bool
     ) -> _After | None:
-        """Return a function that counts the copies after they ran; a strict watch may raise now."""
+        """Return a function that counts the copies when they are done; may raise in strict mode."""
         __tracebackhide__ = True
-        # Count operands and explicit copies for the user, others for the library that called JAX.
+        # Count operands and explicit copies for the user, all else for the library that called JAX.
         asked = operator == "operand" or (explicit and kind == "copy")
         about = {"implicit": not explicit, "within": "" if asked else call.library}
         found: list[tuple[Count, _Copy]] = []
@@ -255,7 +255,7 @@ class JaxCopies(CopyCounting):
 
 
 def _name(count: Count, array: Any, user: FrameType | None) -> None:
-    """Record the name of the user's variable that contains the array, for the first copies."""
+    """For the first copies of a line, record the user's variable that contains the array."""
     if array is None or user is None or count.calls > 4:
         return
 

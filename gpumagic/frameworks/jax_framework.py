@@ -34,7 +34,7 @@ from gpumagic.usercode.values import MISSING, comes_from
 _GPU = ("gpu", "cuda", "rocm")
 # Functions of `jax` that list or count devices, and the position of their argument `backend`.
 _ASKED = {"devices": 0, "local_devices": 1, "device_count": 0, "local_device_count": 0}
-# Types that `parts` does not split: containers, which its callers split, and types without parts.
+# Types that `parts` does not split: containers (the callers split them), and types without parts.
 _PLAIN = (list, tuple, dict, set, str, int, float, type(None))
 _INCOMPATIBLE = re.compile(r"^Received incompatible devices for jitted computation.*", re.DOTALL)
 _DEVICES = re.compile(r"with device ids \[([\d, ]+)\] on platform (\w+)")
@@ -139,7 +139,7 @@ class Jax(ArrayFramework):
         return "cpu" if on_host and own[0].platform != "cpu" else " + ".join(map(self.name_of, own))
 
     def bring(self, array: Any, device: Device, *, committed: bool = True) -> Any:
-        """Return `array` if it is on `device`, else a copy. JAX never moves a committed copy."""
+        """Return `array` if it is on `device`, else a copy. JAX never moves a `committed` copy."""
         if array.sharding.num_devices > 1:
             raise GpuError(
                 f"it is sharded over {self.where(array)}, and was not moved; "
@@ -250,7 +250,7 @@ class Jax(ArrayFramework):
         return None
 
     def _committed(self, value: Any) -> list[Any]:
-        """Return the committed arrays in a value, or in a tracer's value."""
+        """Return the arrays in a value, or in a tracer's value, that are committed to a device."""
         while isinstance(value, jax.core.Tracer):  # tracers of `jax.jit` have no value
             value = getattr(value, "primal", getattr(value, "val", None))
         return [array for array in arrays_in(value, self) if array.committed]

@@ -48,7 +48,7 @@ def _is_imported(module: str) -> bool:
 
 
 def counted_here() -> list[Framework]:
-    """Return the frameworks whose copies a watch counts: all imported, and torch if installed."""
+    """Return frameworks for counting copies: those imported, and torch if it is installed."""
     installed = _is_imported("torch") or find_spec("torch") is not None
     return [*([torch_itself()] if installed else ()), *imported()]
 
@@ -60,7 +60,7 @@ def torch_itself() -> Framework:
 
 def needed_by(named: set[str], namespace: Mapping[str, Any]) -> list[Framework]:
     """Import the frameworks of packages in `named`; also return frameworks used in `namespace`."""
-    # Omit frameworks that only a library uses, because starting them would take memory.
+    # Omit frameworks that only a library uses: starting such a framework would take memory.
     for module, packages in _PACKAGES.items():
         if named & packages:
             with suppress(Exception):  # the cell's own import raises the same error

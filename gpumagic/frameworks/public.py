@@ -184,7 +184,8 @@ def move(value: object, where: object) -> Moves:
 def bring_home(
     namespace: dict[str, Any], *, created: bool = False, whole: bool = False
 ) -> tuple[Moves, list[str]]:
-    """Undo the cells' moves (`whole`: all or none); return a report, and names still on a GPU."""
+    """Undo the moves that cells made. Return a report, and the names of variables still on a GPU.
+    If `whole`, undo all moves or none. If `created`, also move variables made on a GPU."""
     cuda_state.check()
     frameworks = known.in_use()
     home = [framework.home(namespace) for framework in frameworks]
@@ -204,7 +205,7 @@ def bring_home(
 
 
 def _undo(framework: Framework, moves: Moves, namespace: dict[str, Any]) -> None:
-    """Move variables back to the GPUs from which they were moved home."""
+    """Move variables back to the GPUs on which they were before `home` moved them."""
     for moved in moves.moved:
         origins: Origins = []
         gpu = resolve_one(moved.sources[0], framework.devices())
@@ -262,7 +263,7 @@ def explained_at_once() -> Iterator[None]:
 _EXPLAINED = "_gpumagic_explanation"
 _LATER = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _entered: ContextVar[tuple[tuple["on", ExitStack], ...]] = ContextVar("gpumagic_on", default=())
-"""The `on` objects that this thread or task has entered, each with the stack that exits it."""
+"""The `on` objects that this thread or task has entered, each with its `ExitStack`."""
 
 
 class on:
@@ -321,7 +322,7 @@ class on:
     def __exit__(self, *exc: object) -> None:
         if not self._running:
             raise RuntimeError("this placement was not entered")
-        # Other threads and tasks may have entered this object too. Prefer this thread's stack.
+        # Other threads and tasks may have entered this object too. Prefer a stack of this thread.
         mine = [stack for one, stack in _entered.get() if one is self and stack in self._running]
         stack = (mine or self._running)[-1]
         self._running.remove(stack)

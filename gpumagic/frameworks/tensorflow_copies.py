@@ -77,7 +77,7 @@ ADVISERS["TensorFlow"] = advise
 
 
 class TensorFlowCopies(CopyCounting):
-    """Count copies and waits in threads that began a watch. `name` translates a device's name."""
+    """Count copies and waits of threads that called `count`. `name` maps device names."""
 
     framework = "TensorFlow"
     inside = staticmethod(inside_of(tf, "tensorflow_"))
@@ -118,7 +118,7 @@ class TensorFlowCopies(CopyCounting):
         asked = call.function
         name = asked.strip("_") if asked in _READING else "numpy"
         kind = "copy" if tensor.shape.rank else "wait"
-        # The library or TensorFlow function that reads the tensor; empty if the user's code does.
+        # The library or TensorFlow function that reads the tensor; empty if the user's code reads.
         within = call.library or ("" if asked in _OWN else f"tensorflow.{asked}")
         about = {"implicit": asked not in ("numpy", "__array__"), "within": within}
         about["seconds"] = 0.0 if kind == "wait" or name == "numpy" else None
@@ -197,7 +197,7 @@ class TensorFlowCopies(CopyCounting):
         """Count a copied operand, unless TensorFlow used a cached copy."""
         ends = self._name(_held_on(operand)), there
         if op_def_registry.get(operation) is None:  # a call of a tf.function
-            # The handle of a variable has a shape, that of an iterator or a table has none.
+            # A variable's handle has a shape. The handle of an iterator or a table has none.
             held = getattr(operand, "_handle_data", None) if operand.dtype == tf.resource else None
             if not (getattr(held, "shape_and_type", ()) or self._is_data(operand.dtype)):
                 return []
@@ -227,7 +227,7 @@ class TensorFlowCopies(CopyCounting):
         return dtype not in (*_NO_DATA, tf.int32)
 
     def _asked(self, ran_on: str, operands: Sequence[Any]) -> str:
-        """Return the device that the code named if another one ran the operation; else empty."""
+        """Return the device that the code named, if the operation ran elsewhere; else empty."""
         asked = context.context().device_spec
         if asked is None or asked.device_type is None or asked.device_index is None:
             return ""
