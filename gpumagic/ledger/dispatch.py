@@ -70,7 +70,7 @@ def _before(*args: Any, **kwargs: Any) -> After | None:
 
 C: Any = torch._C
 aten: Any = torch.ops.aten
-# Operators that read a size themselves. The others in WAITS call an operator that reads.
+# Operators whose kernel copies the result's size to the host. Others in WAITS do so by `item`.
 _SIZED = ("nonzero", "_unique2", "unique_consecutive", "unique_dim")
 # Whether a replaced kernel can still be called, as in torch 2.9 and later.
 _CAN_CALL_REPLACED = hasattr(torch.library, "get_kernel")
@@ -126,7 +126,7 @@ class Hooks:
     def _copy(self) -> Kernel:
         if self.virtual:
             return self._replaced("copy_")
-        # torch has one `copy_` for all devices. The unused key IPU reaches it without our wrapper.
+        # torch has one `copy_` for all devices. A call at the unused key IPU avoids our wrapper.
         anyones = C.DispatchKeySet(C.DispatchKey.IPU)
         run = aten.copy_.default.redispatch
         return lambda self, src, *rest: run(anyones, self, copy_kernels.as_tensor(src), *rest)
@@ -166,7 +166,7 @@ def _virtual() -> str:
     return str(module.GPUS[0].properties.uuid) if module is not None and module.GPUS else ""
 
 
-_lock = threading.RLock()  # for `hooks` and `attribute.running`
+_lock = threading.RLock()  # protects `hooks` and `attribute.running`
 hooks: Hooks | None = None
 """The installed wrappers of torch's kernels, or None."""
 
@@ -197,7 +197,7 @@ devices_changed.append(uninstall)
 
 @contextmanager
 def counting(tally: Tally, *, strict: bool, warn: bool) -> Iterator[None]:
-    """Count calls in the context and in threads started there. Any thread may exit the context."""
+    """Count calls in this context and in threads started in it. Any thread may exit the context."""
     outer = attribute.current.get()
     while outer is not None and not outer.live:  # watches in generators may end in any order
         outer = outer.outer
