@@ -109,7 +109,7 @@ def _written_on(found: Operation, frames: list[FailedFrame]) -> str | None:
 
 
 def _heaviest(found: Operation) -> str:
-    """Return the best target. Prefer GPUs, then devices with modules, then with most bytes."""
+    """Return the best target. Prefer GPUs, then devices of modules, then the most bytes."""
 
     def weight(device: str) -> tuple[bool, int, int]:
         here = [part for part in found.parts if device in part.devices]
@@ -136,7 +136,7 @@ def _move_owners(choice: Choice, frames: list[FailedFrame]) -> Fix | None:
 
 
 def elsewhere(clash: Operation, choice: Choice, outer: list[FailedFrame]) -> Fix | None:
-    """Return a fix in the code that made the operands, or that names their owner; or None."""
+    """Return a fix where the operands were made, or that moves their module; or None."""
     return _create_above(clash, choice, outer) or _move_owners(choice, [clash.reader.frame, *outer])
 
 
@@ -264,7 +264,7 @@ def _split(site: Site, stmt: ast.stmt, *, to_host: bool) -> tuple[list[Part], li
 
 
 def _lines(above: list[Part], device: str) -> list[str]:
-    """Return lines that move operands: one for each module or leaf tensor, one for all others."""
+    """Return lines that move operands: one per module or leaf tensor, one for all the rest."""
     above = [*{part.key: part for part in above}.values()]  # `attention(x, x, x)` moves x once
     lines = [sources.moving(part.text, device) for part in above if part.kind == "module"]
     leaves = [f"{part.text}.data" for part in above if sources.is_leaf(part)]

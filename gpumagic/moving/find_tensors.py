@@ -214,7 +214,7 @@ class TensorFinder:
             self.left.append(Left(written(steps), reason))
             return
         self.modules.append(module)
-        if "_device" in vars(module):  # Lightning's modules and torchmetrics have this
+        if "_device" in vars(module):  # as in Lightning's modules and torchmetrics
             self.naming.append((module, str(steps[0])))
         for part in _MODULE_STATE:
             for name, item in getattr(module, part).items():

@@ -131,7 +131,7 @@ class MovePlan:
     def run(self, namespace: dict[str, Any], check_room: bool, line: Any) -> None:
         """Move all tensors; if they do not fit, move nothing and raise GpuError."""
         check_room &= self._device.type == "cuda"
-        # Raise outside `_copy`, because chaining its out-of-memory error would keep copies alive.
+        # Raise here, not in `_copy`, whose out-of-memory error would keep the copies alive.
         full = check_room and self._needed > cuda_state.free_bytes(self._device)
         if full or not self._copy(line):
             raise GpuError(_no_room(self._device, self._finder.tensors))
@@ -201,7 +201,7 @@ class MovePlan:
                 copies[home] = flat.to(home).untyped_storage()
                 copied = end - start
             offset = old.storage_offset() - start // old.element_size()
-            with torch.inference_mode(old.is_inference()):  # `old.data = new` copies this flag
+            with torch.inference_mode(old.is_inference()):  # `old.data = new` copies the flag
                 new = torch.empty(0, dtype=old.dtype, device=home)
                 new.set_(copies[home], offset if old.numel() else 0, old.size(), old.stride())
             self._add(found, new, copied)
