@@ -38,7 +38,7 @@ _APART = 48
 _physical_devices = tf.config.list_physical_devices
 _GPU = re.compile(r"(?:^|(?<=/)|(?<=:))(?:device:)?gpu(?::(\d+))?$", re.IGNORECASE)
 _DEVICE = re.compile(r"(CPU|GPU):(\d+)$", re.IGNORECASE)
-# Keras modules that must not see virtual GPUs, because these modules would use GPU-only kernels.
+# Keras modules that must not see virtual GPUs. For a GPU, they would choose kernels for GPUs only.
 _CHOOSE_KERNELS = {f"keras.src.backend.tensorflow.{part}" for part in ("rnn", "nn")}
 
 

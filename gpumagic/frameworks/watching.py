@@ -30,7 +30,7 @@ class watch:
     """Count copies between devices, and waits for a device: ``with gpumagic.watch() as w:``.
 
     A watch counts calls of torch, JAX and TensorFlow, but not of CuPy. Calls in an inner watch also
-    count in the outer one. If a thread has no watch, all watches count its torch and JAX calls.
+    count in the outer one. If a thread began no watch, all watches count its torch and JAX calls.
 
     Parameters
     ----------
@@ -211,7 +211,7 @@ class CopyCounting:
         return mine or (self._running if self.all_threads else ())
 
     def called_from(self, never: Collection[str] = ()) -> Call | None:
-        """Return the current call; None if unwatched, or if made by gpumagic or by one of `never`."""
+        """Return the current call; None if unwatched, or made by gpumagic or one of `never`."""
         if not self.counters():
             return None
         frame: FrameType | None = sys._getframe()

@@ -1,6 +1,6 @@
 """Restore the settings and the random state that code changed.
 
-These are the settings that 1,668 public notebooks change, and others that affect results or speed.
+The list has settings that 1,668 public notebooks change, and others that affect results or speed.
 If restoring a setting fails, the error is recorded, and the other settings are restored.
 """
 
@@ -32,7 +32,7 @@ class Setting(NamedTuple):
 
 
 def _named(owner: Any, names: str) -> Iterator[Setting]:
-    """Yield a setting for each word: an attribute of `owner`, or two functions ``"read/write"``."""
+    """Yield a setting of `owner` per word in `names`: attributes, or functions ``"read/write"``."""
     for name in names.split():
         read, _, write = name.partition("/")
         if not write:
@@ -170,7 +170,7 @@ def thread_modes() -> Callable[[ExitStack], None]:
 
 @contextmanager
 def noted(note: Callable[[int, Any], object], most: int = 1) -> Iterator[None]:
-    """Call `note` for the first `most` interrupts in the block; raise later ones as usual."""
+    """Only call `note` for the first `most` interrupts in the block; raise later ones as usual."""
     before: Any = signal.getsignal(signal.SIGINT)
     # Only the main thread may set a handler, and `handle` must be able to call the previous one.
     if threading.current_thread() is not threading.main_thread() or not callable(before):

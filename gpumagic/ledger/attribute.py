@@ -107,7 +107,7 @@ def counts(what: What, tensor: Any) -> Sequence[entry.Count]:
         key: tuple[Any, ...] = (what, id(inner.f_code), inner.f_lasti, _ident())
     else:
         user, via = entry.locate(inner, watching)
-        via = entry.ENGINE if inner is None else via  # on a C++ thread, such as autograd's
+        via = entry.ENGINE if inner is None else via  # no frame: a C++ thread, such as autograd's
         key = (what, via, _at(inner), _at(user), _ident())
     known = watching[0].tally.counts.get(key)
     if known is not None and known.warned and len(watching) == 1:

@@ -250,7 +250,7 @@ def _on_real(found: Sequence[Count], after: After, device: torch.device) -> Afte
 
     def after_on_real(seconds: float) -> None:
         # If dtypes or strides differ, torch copies through a temporary tensor, by a second `copy_`
-        # inside this one. The second `copy_` has already counted the copy.
+        # inside the first. The second `copy_` has already counted the copy.
         if here.copies == copies:
             here.copies += 1
             after(0.0 if device.type == "cuda" else seconds)

@@ -56,7 +56,7 @@ def _numbered(print_tensor: Callable[..., str]) -> Callable[..., str]:
 
 def _before(*args: Any, **kwargs: Any) -> After | None:
     __tracebackhide__ = True
-    # Do not count waits of `%%ongpu` itself, or waits inside a function that is already counted.
+    # Do not count gpumagic's own waits, or waits inside a function that is already counted.
     if here.within or is_ours(sys._getframe(3).f_code.co_filename):
         return None
     thing = next(iter((*args, *kwargs.values())), None)
@@ -70,7 +70,7 @@ def _before(*args: Any, **kwargs: Any) -> After | None:
 
 C: Any = torch._C
 aten: Any = torch.ops.aten
-# Operators whose kernel copies the result's size to the host. Others in WAITS do so by `item`.
+# Operators whose kernel copies the result's size to the host. Others in WAITS call e.g. `item`.
 _SIZED = ("nonzero", "_unique2", "unique_consecutive", "unique_dim")
 # Whether a replaced kernel can still be called, as in torch 2.9 and later.
 _CAN_CALL_REPLACED = hasattr(torch.library, "get_kernel")
@@ -95,7 +95,7 @@ class Hooks:
                 for name, kernel in [*self._kernels()]:
                     self._library.impl(name, kernel, self.key, **options)
                     self._names.append(name)
-            # Each print of a tensor gets a serial number, so that its waits count as one call.
+            # Each print of a tensor gets a serial number, so that all its waits count as one call.
             _swap(self._patches, torch._tensor_str, "_str", _numbered)
             patch_synchronizing(self._patches)
         except BaseException:

@@ -49,7 +49,7 @@ class Entry:
     blocking: int = 0  # copies and waits that blocked the host
     # Whether the host's memory was pinned. None if it varied, or if the host took no part.
     pinned: bool | None = None
-    names: tuple[str, ...] = ()  # the variables that were copied or contained the copied arrays
+    names: tuple[str, ...] = ()  # variables whose values were, or contained, the copied arrays
     framework: str = ""  # "JAX" for JAX's arrays; empty for torch's tensors
     unsized: bool = False  # whether `nbytes` lacks copies of unknown size
 
@@ -241,7 +241,7 @@ class Count(Entry):
         known["count"] = max(self.count, at_least)
         calls = self.calls if self.via == PRINT else self.calls or self.count
         known["calls"] = max(calls, at_least)
-        if self.timed:  # assume that the other copies took as long on average
+        if self.timed:  # assume this average for copies without events
             known["seconds"] = (self.seconds or 0.0) * self.count / self.timed
         if self.looks:
             known["repeats"] = round(self.repeats * self.count / self.looks)

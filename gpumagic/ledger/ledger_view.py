@@ -155,14 +155,14 @@ def _fits(entry: Entry) -> bool:
 
 
 def _tensor_of(code: str) -> str:
-    """Return the tensor that is read: ``loss`` for ``loss.item()`` and ``float(loss)``."""
+    """Return the code of the tensor read: ``loss`` for ``loss.item()`` and ``float(loss)``."""
     while found := _READ.fullmatch(code):
         code = found[1] or found[2]
     return code
 
 
 def line(ledger: Ledger, *, without: tuple[str, ...] = ()) -> str:
-    """Return ``3 transfers: 12.0 MiB to cuda:1``; omit entries whose `via` is in `without`."""
+    """Return a line: ``3 transfers: 12.0 MiB to cuda:1``; skip entries with `via` in `without`."""
     kinds: dict[str, list[Entry]] = {"copy": [], "wait": [], PRINT: [], "placement": []}
     for entry in ledger.entries:
         if entry.via not in without:

@@ -182,7 +182,7 @@ def _mistakes(typed: str, found: Namespace) -> Iterator[str]:
 
 
 def _conflicts(groups: list[tuple[str, ...]], typed: list[str]) -> Iterator[str]:
-    """Yield an error for each group of which more than one word is typed."""
+    """Yield an error for each group of conflicting words if more than one of them is typed."""
     for group in groups:
         if len(pair := [each for each in group if each in typed]) > 1:
             yield f"{pair[0]} and {pair[1]} do not combine; leave out one of them"
@@ -263,7 +263,7 @@ def completions(context: Any) -> dict[str, Any]:
     if option is not None and option.type is file:
         return {"completions": []}
     fit = _offers(typed, words, option, last)
-    # IPython replaces only its token, which may be the end of `last`, such as "1" of "cuda:1".
+    # IPython replaces only `context.token`, which may be the end of `last`: "1" of "cuda:1".
     skip = len(last) - len(context.token)
     found = [SimpleCompletion(text=text[skip:], type="device") for text in fit]
     return {"completions": found, "suppress": True}

@@ -303,7 +303,7 @@ class PeakRecorder:
             peak = replace(peak, nbytes=most, lines=(*peak.lines, (ROUNDED_UP, ends)))
         return replace(
             peak,
-            # torch drops the oldest events first. If an event before `start` is left, all are here.
+            # torch drops the oldest events first. If one before `start` is left, none is missing.
             complete=len(trace) < max(len(whole), PEAK_RING) and missing <= _ROUNDED * peak.nbytes,
             saved=self._save or "",
             added_seconds=perf_counter() - began,

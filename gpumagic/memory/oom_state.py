@@ -59,7 +59,7 @@ class Shortage:
 
     ordinal: int  # the GPU's number
     wanted: int | None = None  # size of the request
-    total: int | None = None  # size of the GPU's memory, or torch's limit if it has one
+    total: int | None = None  # size of the GPU's memory, or torch's limit if one is set
     free: int | None = None
     allocated: int | None = None
     reserved: int | None = None

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _LIMIT_S, _PATIENCE_S = 8.0, 60.0
 _MARGIN = 0.05
 # A loop's memory grows if a pass keeps more than the share `_GROWS` of the need. It also grows if
-# the variable that passes fill exceeds the need, and fewer than `_MANY` passes could fill it.
+# the variable that passes add to exceeds the need, and under `_MANY` passes could have filled it.
 _GROWS, _MANY = 0.01, 10_000
 # A change that does not make the cell fit must save this share of the needed memory.
 _WORTH = 0.05
@@ -401,7 +401,7 @@ def helps(
 
 
 def without_graph(tensor: Any) -> Any:
-    """Return a detached tensor, or a number for a tensor with one element."""
+    """Return the detached tensor, or 0.0 in place of a tensor with one element."""
     return 0.0 if tensor.numel() == 1 else tensor.detach()
 
 

@@ -34,7 +34,7 @@ _DISTANCES = {
     "sum(abs({}), -1)": "torch.cdist(x, y, p=1)",
     "norm({}, -1)": "torch.cdist(x, y)",
 }
-_DIFFERENCES = {  # with the number of dimensions of `x` and `y`
+_DIFFERENCES = {  # values: the number of dimensions of `x` and `y`
     "sub(unsqueeze(x, 1), unsqueeze(y, 0))": 2,
     "sub(unsqueeze(x, 1), y)": 2,
     "sub(unsqueeze(x, 2), unsqueeze(y, 1))": 3,

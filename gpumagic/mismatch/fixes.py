@@ -77,7 +77,7 @@ def choose(
 
 def _of_indexed(found: Operation) -> str | None:
     """Return the target for `x[i]`: the device of the tensor `x`, or the GPU of the indices."""
-    # This GPU is the target if the function made `x`, or if later code needs the indices there.
+    # The target is the indices' GPU if the function made `x`, or if later code needs them there.
     (indexed, *indices), frame = found.parts, found.reader.frame
     gpus = [part for part in indices if part.device not in ("cpu", None)]
     if not gpus or indexed.device != "cpu" or indexed is found.fixed:
@@ -158,7 +158,7 @@ def write_fix(site: Site, above: Site, choice: Choice) -> Fix | None:
         return _move(above, choice)
     if choice.to_host:
         given = _read_above(site, above)
-        # The function may need its argument on the GPU in other lines.
+        # Copy in the caller only if the function needs its argument on the GPU in no other line.
         climbed = above is not site and _used_once(site) and all(p in given for p in above.odd)
         return _move(replace(above, odd=given) if climbed else site, choice)
     fix = _make_there(site, choice.target)

@@ -36,7 +36,7 @@ TRANSFERS = words("to cuda cpu")
 _NO_TENSOR = words(
     "item tolist numpy size dim numel shape stride device dtype ndim is_cuda requires_grad backward"
 )
-_PASSING = map, torch.autograd.Variable  # calls whose results are their arguments
+_PASSING = map, torch.autograd.Variable  # calls whose arguments count as their results
 _DEVICE = type(torch.get_default_device())  # the original class, as `torch.device` may be patched
 _PART_OF = words("T mT H mH real imag data grad values indices")
 NAMED = (ast.Name, ast.Attribute, ast.Subscript)  # expressions that read an existing value

@@ -262,7 +262,7 @@ def _drawn_on(node: Any, reader: operand.Reader, part: operand.Part) -> str | No
 
 
 def _made_on(part: operand.Part, node: Any, frames: list[FailedFrame], target: str) -> Fix | None:
-    """Return the fix that makes the generator on `target`; None if other code prevents it."""
+    """Return the fix that makes the generator on `target`; None if another device needs it too."""
     # If another cell made the generator, a new line makes it again with the same seed. This line is
     # above all loops, because a new generator in each pass would draw the same numbers again.
     for frame in frames:
