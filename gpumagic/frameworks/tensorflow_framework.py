@@ -32,13 +32,13 @@ _WHY = (
     "XLA, which Keras uses by default, ran it on {ran} and cannot use variables on other devices: "
     "run it in a cell of %%ongpu {there}, or without XLA: compile(…, jit_compile=False)"
 )
-# TensorFlow hides addresses. `places` uses ids, shifted by this many bits to prevent overlaps.
+# TensorFlow hides addresses. `places` uses ids instead, shifted so far that no ranges overlap.
 _APART = 48
 # Keep TensorFlow's original function, because `patch` replaces it in `tf.config`.
 _physical_devices = tf.config.list_physical_devices
 _GPU = re.compile(r"(?:^|(?<=/)|(?<=:))(?:device:)?gpu(?::(\d+))?$", re.IGNORECASE)
 _DEVICE = re.compile(r"(CPU|GPU):(\d+)$", re.IGNORECASE)
-# Keras modules that must not see virtual GPUs, because these modules would use GPU-only kernels.
+# Keras modules that must not see virtual GPUs. For a GPU, they would choose kernels for GPUs only.
 _CHOOSE_KERNELS = {f"keras.src.backend.tensorflow.{part}" for part in ("rnn", "nn")}
 
 
@@ -70,7 +70,7 @@ class TensorFlow(ArrayFramework):
         return len(_physical_devices("GPU"))
 
     def _own(self, device: Device) -> str:
-        """Return TensorFlow's name, such as ``"/GPU:1"``; GpuError if there is no such device."""
+        """Return TensorFlow's name of a device: ``"/GPU:1"``; GpuError if the device is missing."""
         if device.kind == "cpu":
             return "/CPU:0"
         number = device.ordinal
@@ -131,7 +131,7 @@ class TensorFlow(ArrayFramework):
         return f"{name[: found.start()] or '/'}device:CPU:{number + 1}"
 
     def _listing(self, real: Callable[..., Any], kind: Any, word: str) -> Callable[..., Any]:
-        """Return a function that lists the CPU and the virtual GPUs."""
+        """Return a replacement of `real` that lists the CPU and the virtual GPUs."""
 
         @functools.wraps(real)
         def devices(device_type: str | None = None) -> list[Any]:
@@ -153,7 +153,7 @@ class TensorFlow(ArrayFramework):
         try:
             yield
         finally:
-            # `tf.device`'s own exit would raise an error if the cell left another scope open.
+            # The exit of `tf.device` raises an error if the cell has left another `tf.device` open.
             now._set_device(*before)
 
     def is_array(self, value: object) -> bool:
@@ -172,7 +172,7 @@ class TensorFlow(ArrayFramework):
         return sum(size_of(each) or 0 for each in _variables(array) or [array])
 
     def bring(self, array: Any, device: Device, *, committed: bool = True) -> Any:
-        """Return `array` if it is on `device`, else a copy; GpuError if a variable has to move."""
+        """Return `array` if on `device`, or else a copy; GpuError for variables and models."""
         if self.where(array) == str(device):
             return array
         if not isinstance(array, self._tensor):
@@ -215,7 +215,7 @@ class TensorFlow(ArrayFramework):
         return super().allocated(device)
 
     def places(self, array: Any) -> list[Place]:
-        """Return the memory range of a tensor, or of each variable of a model."""
+        """Return a `Place` for a tensor, or for each variable of a model. Addresses are made up."""
         return [
             Place(self.name_of(at or each.device), id(each) << _APART, nbytes)
             for each in _variables(array) or [array]
@@ -231,7 +231,7 @@ class TensorFlow(ArrayFramework):
         return [each for each in gc.get_objects() if issubclass(type(each), kinds)]
 
     def pool(self, device: Device) -> Pool | None:
-        """Return TensorFlow's bytes on a GPU; None if the GPU is virtual or not in use."""
+        """Return TensorFlow's bytes on a GPU; None if it is virtual, or unused by TensorFlow."""
         if device.virtual or not self.started():
             return None
         if (device.ordinal or 0) >= len(tf.config.list_logical_devices("GPU")):

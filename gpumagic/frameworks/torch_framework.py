@@ -98,7 +98,7 @@ class Torch(Framework):
             move.wait_for(torch.device(name))
 
     def peak(self, device: Device) -> Callable[[], Iterable[Memory]]:
-        """Start a measurement; return a function that ends it and returns each GPU's peak."""
+        """Start to measure peak memory. Return a function that stops and returns each peak."""
         meter = MemoryMeter()
         meter.start()
         return meter.stop
@@ -117,7 +117,7 @@ class Torch(Framework):
 
 
 def _with_context() -> list[str]:
-    """Return the GPUs that have a context. Synchronizing another GPU would create a context."""
+    """Return the GPUs that this process uses. Synchronizing others would create contexts there."""
     if torch.cuda.is_initialized():
         return [f"cuda:{ordinal}" for ordinal in cuda_state.started()]
     if torch.xpu.is_initialized():

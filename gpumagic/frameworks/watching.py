@@ -30,7 +30,7 @@ class watch:
     """Count copies between devices, and waits for a device: ``with gpumagic.watch() as w:``.
 
     A watch counts calls of torch, JAX and TensorFlow, but not of CuPy. Calls in an inner watch also
-    count in the outer one. If a thread has no watch, all watches count its torch and JAX calls.
+    count in the outer one. If a thread began no watch, all watches count its torch and JAX calls.
 
     Parameters
     ----------
@@ -109,7 +109,8 @@ PRINTING = {"__repr__", "__str__", "__format__"}
 
 
 def inside_of(framework: ModuleType, ours: str) -> Callable[[str], bool]:
-    """Return a function that tells whether a file is part of the framework or of its patches."""
+    """Return a function that tells whether a file belongs to the framework or to its patches.
+    The patches are this file, and the files in this folder whose names begin with `ours`."""
     its, here = (os.path.abspath(os.path.dirname(str(f))) for f in (framework.__file__, __file__))
     starts = os.path.join(its, ""), os.path.join(here, ours), os.path.abspath(__file__)
     return lru_cache(maxsize=4096)(lambda file: file.startswith(starts))
@@ -163,7 +164,7 @@ class CopyCounting:
 
     @contextmanager
     def count(self, tally: Tally, strict: bool) -> Iterator[None]:
-        """Count copies and waits in `tally` within the context."""
+        """Within the context, add the framework's copies and waits to `tally`."""
         one = Counter(tally, strict, threading.get_ident())
         with self._lock:
             if not self._running:
@@ -180,7 +181,8 @@ class CopyCounting:
                     self._patches.close()
 
     def wrapped(self, real: Callable[..., Any], ask: Callable[..., Any]) -> Any:
-        """Return a function that calls `ask`, `real`, and the function that `ask` returned."""
+        """Return a function that calls `ask`, then `real`, then the function that `ask` returned.
+        The last function gets the result of `real` and the seconds. `ask` may also return None."""
 
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             __tracebackhide__ = True
@@ -197,7 +199,7 @@ class CopyCounting:
         __tracebackhide__ = True
         try:
             return call(*args, **kwargs)
-        except CrossDeviceWarning:  # `refuse` raises it if a watch is strict
+        except CrossDeviceWarning:  # `refuse` raises a subclass if a watch is strict
             raise
         except Exception as error:  # noqa: BLE001  must not stop the user's copy
             faults.keep(f"counting a copy by {self.framework}", error)
@@ -208,7 +210,7 @@ class CopyCounting:
         return mine or (self._running if self.all_threads else ())
 
     def called_from(self, never: Collection[str] = ()) -> Call | None:
-        """Return the call; None if gpumagic or a function in `never` made it, or no watch runs."""
+        """Return the current call; None if unwatched, or made by gpumagic or one of `never`."""
         if not self.counters():
             return None
         frame: FrameType | None = sys._getframe()
@@ -227,7 +229,7 @@ class CopyCounting:
     def counts(
         self, call: Call, kind: str, operator: str, ends: tuple[str, str], **about: Any
     ) -> list[Count]:
-        """Return the call's count in each tally; `about` sets other fields of a new count."""
+        """Return the call's `Count` in each watch's tally. New counts get the fields in `about`."""
         frames = call.user, call.inner
         at = [None if frame is None else (id(frame.f_code), frame.f_lasti) for frame in frames]
         key = ((kind, operator, *ends), *at, call.via, threading.get_ident())

@@ -20,7 +20,7 @@ OWNERS = {
 
 @dataclass(frozen=True)
 class Holder:
-    """A notebook, a program, or the system, with its bytes by GPU (None if unknown)."""
+    """A notebook, a program, or the system, with the bytes held on each GPU (None if unknown)."""
 
     name: str
     user: str | None
@@ -115,6 +115,6 @@ def _of_no_process(gpus: Sequence[GpuSample], holders: Sequence[Holder]) -> dict
             continue
         held = [holder.memory.get(gpu.uuid, 0) for holder in holders]
         rest = gpu.memory_used - sum(count or 0 for count in held)
-        if None not in held and rest > 32 * 2**20:  # less may come from rounding or the driver
+        if None not in held and rest > 32 * 2**20:  # a smaller rest may be rounding or the driver
             found[gpu.uuid] = rest
     return found

@@ -1,6 +1,6 @@
 """Restore the settings and the random state that code changed.
 
-These are the settings that 1,668 public notebooks change, and others that affect results or speed.
+The list has settings that 1,668 public notebooks change, and others that affect results or speed.
 If restoring a setting fails, the error is recorded, and the other settings are restored.
 """
 
@@ -32,12 +32,12 @@ class Setting(NamedTuple):
 
 
 def _named(owner: Any, names: str) -> Iterator[Setting]:
-    """Yield a setting of `owner` for each name: an attribute, or two functions ``"read/write"``."""
+    """Yield a setting of `owner` per word in `names`: attributes, or functions ``"read/write"``."""
     for name in names.split():
         read, _, write = name.partition("/")
         if not write:
             yield Setting(name, partial(getattr, owner, name), partial(setattr, owner, name))
-        elif hasattr(owner, read) and hasattr(owner, write):  # some versions lack them
+        elif hasattr(owner, read) and hasattr(owner, write):  # some versions lack these
             yield Setting(write, getattr(owner, read), getattr(owner, write))
 
 
@@ -92,7 +92,7 @@ def _default_device() -> Any:
 
 
 def _list(owner: Any, name: str) -> Setting:
-    """Return a setting that restores a list in place."""
+    """Return a setting that restores a list in place, so that aliases see the old items too."""
 
     def write(before: list[Any]) -> None:
         getattr(owner, name)[:] = before
@@ -152,7 +152,7 @@ def kept() -> Iterator[None]:
 
 
 def thread_modes() -> Callable[[ExitStack], None]:
-    """Return a function that another thread calls to get this thread's torch and numpy modes."""
+    """Return a function. A thread that calls it gets the torch and numpy modes of this thread."""
     torch = torch_here()
     inference = torch is not None and torch.is_inference_mode_enabled()
     here = _now(_of_a_thread())
@@ -167,9 +167,9 @@ def thread_modes() -> Callable[[ExitStack], None]:
 
 @contextmanager
 def noted(note: Callable[[int, Any], object], most: int = 1) -> Iterator[None]:
-    """Call `note` for the first `most` interrupts in the block; raise later ones as usual."""
+    """Only call `note` for the first `most` interrupts in the block; raise later ones as usual."""
     before: Any = signal.getsignal(signal.SIGINT)
-    # Only the main thread gets signals, and only a Python handler can be called later.
+    # Only the main thread may set a handler, and `handle` must be able to call the previous one.
     if threading.current_thread() is not threading.main_thread() or not callable(before):
         yield
         return
@@ -221,7 +221,7 @@ class Randomness:
             _tensorflow()._set_global_seed(seed)
             if drawn is not None:
                 _tensorflow()._rng.setstate(drawn)
-        # The CPU comes first, because other devices may get its seed.
+        # The CPU's state is restored first, because other devices may get the CPU's seed.
         for name, generator in _generators().items():
             if name in self._devices:
                 generator.set_state(self._devices[name])

@@ -28,12 +28,12 @@ class Quiet:
     def __enter__(self) -> None:
         places: list[tuple[Any, str]] = [(sys, "stdout"), (sys, "stderr")]
         if (ipython := shell()) is not None:
-            places.append((ipython, "display_pub"))  # IPython's capture_output replaces it too
+            places.append((ipython, "display_pub"))  # IPython's capture_output also replaces this
         for owner, name in places:
             swap_attribute(self._patches, owner, name, _Dropping(getattr(owner, name), self))
 
     def __exit__(self, *error: object) -> None:
-        self._patches.close()  # keeps a stream that the timed code installed
+        self._patches.close()  # restores no stream that the timed code replaced
 
     @contextmanager
     def lifted(self) -> Iterator[None]:

@@ -1,10 +1,10 @@
-"""Count every copy between devices and every wait of the host, by the user's line.
+"""Count every copy between devices and every wait of the host, for each line of the user's code.
 
-No `TorchDispatchMode` is used: the few operators that can copy or wait get a wrapper kernel at the
-device's own dispatch key. CPU operators and all other GPU operators have no overhead.
+No `TorchDispatchMode` is used. The few operators that can copy or wait get a wrapper kernel at the
+GPU's dispatch key. Operators on the CPU, and all other operators on GPUs, have no overhead.
 
 Results, gradients and exceptions do not change. gpumagic's own failures never reach the user's
-code. `%unload_ext gpumagic` restores torch's registry and attributes.
+code. `%unload_ext gpumagic` restores torch's kernels and attributes.
 """
 
 from gpumagic.display import table

@@ -37,7 +37,7 @@ class ActiveWatch:
     # Warns of a copy or a wait before the call runs. A strict alarm raises `ImplicitCopyError`.
     alarm: "Alarm | None" = None
     outer: "ActiveWatch | None" = None  # the enclosing watch, which counts the same calls
-    live: bool = True  # False after the watch has ended; threads that it watched may still run
+    live: bool = True  # False after the watch has ended; threads with this watch may still run
     thread: int = field(default_factory=_ident)  # the thread that began the watch
 
 
@@ -107,7 +107,7 @@ def counts(what: What, tensor: Any) -> Sequence[entry.Count]:
         key: tuple[Any, ...] = (what, id(inner.f_code), inner.f_lasti, _ident())
     else:
         user, via = entry.locate(inner, watching)
-        via = entry.ENGINE if inner is None else via  # on a C++ thread, such as autograd's
+        via = entry.ENGINE if inner is None else via  # no frame: a C++ thread, such as autograd's
         key = (what, via, _at(inner), _at(user), _ident())
     known = watching[0].tally.counts.get(key)
     if known is not None and known.warned and len(watching) == 1:
@@ -229,7 +229,7 @@ def _is_time(count: entry.Count) -> bool:
 
 
 def words(count: entry.Count) -> str:
-    """Describe the counted copy, wait or placement."""
+    """Describe a copy, a wait, or a result that is not on the requested device."""
     where = f"`{code}` " if (code := count.entry().code) else ""
     if count.kind == "copy":
         what = "its index" if count.operator == "index" else "data"

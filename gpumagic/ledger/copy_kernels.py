@@ -111,7 +111,7 @@ def reads(operator: str, self: Any, *args: Any, output_size: Any = None, **_: An
 
 
 def _is_compared(one: Any, other: Any) -> bool:
-    """Whether `equal` reads the tensors: not if empty, of unequal shapes, or the same view."""
+    """Whether `equal` has to read: not if tensors are empty, differ in shape, or are one view."""
     same = one.data_ptr() == other.data_ptr() and one.stride() == other.stride()
     return bool(one.shape == other.shape and one.numel() and not same)
 
@@ -162,7 +162,7 @@ _FIRST, _EVERY = 8, 64
 def counted(base: Kernel, before: Callable[..., After | None], *, within: str = "") -> Kernel:
     """Return a wrapper that runs `base`, and counts the call if a watch is running."""
 
-    # `before` gets the same arguments and may raise `ImplicitCopyError`. If `before` returns a
+    # `before` gets the arguments of `base`; it may raise `ImplicitCopyError`. If it returns a
     # function, the wrapper calls that function after `base`. Waits inside `base` count as `within`.
     def kernel(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
@@ -184,7 +184,7 @@ def counted(base: Kernel, before: Callable[..., After | None], *, within: str = 
                 if within:
                     here.within, here.serial = outer
             return result
-        except BaseException as error:  # as the decorator `unseen` does, but faster
+        except BaseException as error:  # leave out our frames, as `unseen` does, but faster
             leave_out_ours(error)
             raise
 
@@ -250,7 +250,7 @@ def _on_real(found: Sequence[Count], after: After, device: torch.device) -> Afte
 
     def after_on_real(seconds: float) -> None:
         # If dtypes or strides differ, torch copies through a temporary tensor, by a second `copy_`
-        # inside this one. The second `copy_` has already counted the copy.
+        # inside the first. The second `copy_` has already counted the copy.
         if here.copies == copies:
             here.copies += 1
             after(0.0 if device.type == "cuda" else seconds)

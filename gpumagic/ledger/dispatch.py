@@ -56,7 +56,7 @@ def _numbered(print_tensor: Callable[..., str]) -> Callable[..., str]:
 
 def _before(*args: Any, **kwargs: Any) -> After | None:
     __tracebackhide__ = True
-    # Do not count waits of `%%ongpu` itself, or waits inside a function that is already counted.
+    # Do not count gpumagic's own waits, or waits inside a function that is already counted.
     if here.within or is_ours(sys._getframe(3).f_code.co_filename):
         return None
     thing = next(iter((*args, *kwargs.values())), None)
@@ -70,7 +70,7 @@ def _before(*args: Any, **kwargs: Any) -> After | None:
 
 C: Any = torch._C
 aten: Any = torch.ops.aten
-# Operators that read a size themselves. The others in WAITS call an operator that reads.
+# Operators whose kernel copies the result's size to the host. Others in WAITS call e.g. `item`.
 _SIZED = ("nonzero", "_unique2", "unique_consecutive", "unique_dim")
 # Whether a replaced kernel can still be called, as in torch 2.9 and later.
 _CAN_CALL_REPLACED = hasattr(torch.library, "get_kernel")
@@ -95,7 +95,7 @@ class Hooks:
                 for name, kernel in [*self._kernels()]:
                     self._library.impl(name, kernel, self.key, **options)
                     self._names.append(name)
-            # Each print of a tensor gets a serial number, so that its waits count as one call.
+            # Each print of a tensor gets a serial number, so that all its waits count as one call.
             _swap(self._patches, torch._tensor_str, "_str", _numbered)
             patch_synchronizing(self._patches)
         except BaseException:
@@ -126,7 +126,7 @@ class Hooks:
     def _copy(self) -> Kernel:
         if self.virtual:
             return self._replaced("copy_")
-        # torch has one `copy_` for all devices. The unused key IPU reaches it without our wrapper.
+        # torch has one `copy_` for all devices. A call at the unused key IPU avoids our wrapper.
         anyones = C.DispatchKeySet(C.DispatchKey.IPU)
         run = aten.copy_.default.redispatch
         return lambda self, src, *rest: run(anyones, self, copy_kernels.as_tensor(src), *rest)
@@ -166,7 +166,7 @@ def _virtual() -> str:
     return str(module.GPUS[0].properties.uuid) if module is not None and module.GPUS else ""
 
 
-_lock = threading.RLock()  # for `hooks` and `attribute.running`
+_lock = threading.RLock()  # protects `hooks` and `attribute.running`
 hooks: Hooks | None = None
 """The installed wrappers of torch's kernels, or None."""
 
@@ -197,7 +197,7 @@ devices_changed.append(uninstall)
 
 @contextmanager
 def counting(tally: Tally, *, strict: bool, warn: bool) -> Iterator[None]:
-    """Count calls in the context and in threads started there. Any thread may exit the context."""
+    """Count calls in this context and in threads started in it. Any thread may exit the context."""
     outer = attribute.current.get()
     while outer is not None and not outer.live:  # watches in generators may end in any order
         outer = outer.outer

@@ -1,7 +1,6 @@
 """Record and count each copy and each wait by line, operator and devices.
 
-Entries are plain data. Entries of a dry run have no times. Repeated calls share one count, so the
-size of a ledger does not grow with the number of calls.
+Entries are plain data. Repeated calls share one count, so loops do not make a ledger longer.
 """
 
 import dis
@@ -50,7 +49,7 @@ class Entry:
     blocking: int = 0  # copies and waits that blocked the host
     # Whether the host's memory was pinned. None if it varied, or if the host took no part.
     pinned: bool | None = None
-    names: tuple[str, ...] = ()  # the variables that were copied or contained the copied arrays
+    names: tuple[str, ...] = ()  # variables whose values were, or contained, the copied arrays
     framework: str = ""  # "JAX" for JAX's arrays; empty for torch's tensors
     unsized: bool = False  # whether `nbytes` lacks copies of unknown size
 
@@ -169,7 +168,7 @@ kinds = _Kinds()
 
 def locate(frame: FrameType | None, watches: Iterable[Any] = ()) -> tuple[FrameType | None, str]:
     """Search outwards from `frame`; return the user's innermost frame, and the cause for `via`."""
-    # A thread of a library has no frame of the user. Then use a frame of a watch's thread.
+    # A library's thread runs no user code. Then use a frame of a thread that began a watch.
     via, first = "", frame
     while frame is not None:
         if (kind := kinds[frame.f_code.co_filename]) == USER:
@@ -214,7 +213,7 @@ class Count(Entry):
     timed: int = 0  # number of copies that CUDA events timed; 0 without events
     looks: int = 0  # number of copies that `look_at` checked
     last: weakref.ref[Any] | None = None  # the tensor that `look_at` saw last
-    version: int | None = None  # that tensor's version counter
+    version: int | None = None  # the version counter of `last`, to notice changes
     warned: bool = False
 
     def add(self, nbytes: int, seconds: float | None) -> None:
@@ -242,7 +241,7 @@ class Count(Entry):
         known["count"] = max(self.count, at_least)
         calls = self.calls if self.via == PRINT else self.calls or self.count
         known["calls"] = max(calls, at_least)
-        if self.timed:  # assume that the other copies took as long on average
+        if self.timed:  # assume this average for copies without events
             known["seconds"] = (self.seconds or 0.0) * self.count / self.timed
         if self.looks:
             known["repeats"] = round(self.repeats * self.count / self.looks)

@@ -24,8 +24,7 @@ _CODE = 60  # maximum number of characters shown of a source line or expression
 _HINTS = 3  # maximum lines of advice if no table is shown
 _LONG = 40  # maximum characters of an expression in a sentence
 
-# If one line makes this many explicit copies to the host, it gets advice even if the table is not
-# shown. So many copies mean that the code reads values one by one.
+# A line with this many explicit copies to the host probably reads values one by one: advise always.
 EXPLICIT = 100
 _SILENT = ("index", "operand", "tf.function")  # operators that copy silently in each call
 _SCALAR = 16  # maximum bytes of a single number
@@ -136,7 +135,8 @@ def _keep(entry: Entry) -> str:
         return ""
     named = tensor != entry.code and len(tensor) <= _LONG
     kept = tensor if named else "x"
-    if not entry.framework:  # each pass would keep its graph, and storages as large as its inputs
+    # Without `detach`, all iterations' graphs stay alive; without `clone`, whole storages of views.
+    if not entry.framework:
         kept = f"({kept})" if " " in _INNERMOST.sub("", kept) else kept
         kept = f"{kept}.detach().clone()"
     found = _INTO.search(where.source) if where else None
@@ -148,21 +148,21 @@ def _keep(entry: Entry) -> str:
 
 
 def _fits(entry: Entry) -> bool:
-    """Whether the GPU has room for everything that was copied from it; True if unknown."""
+    """Whether the source GPU has room to keep all copied values; True if unknown."""
     kind, _, number = entry.source.partition(":")
     known = kind == "cuda" and int(number or 0) in cuda_state.started()
     return not known or entry.nbytes <= cuda_state.free_bytes(entry.source)
 
 
 def _tensor_of(code: str) -> str:
-    """Return the tensor that is read: ``loss`` for ``loss.item()`` and ``float(loss)``."""
+    """Return the code of the tensor read: ``loss`` for ``loss.item()`` and ``float(loss)``."""
     while found := _READ.fullmatch(code):
         code = found[1] or found[2]
     return code
 
 
 def line(ledger: Ledger, *, without: tuple[str, ...] = ()) -> str:
-    """Return ``3 transfers: 12.0 MiB to cuda:1``; omit entries whose `via` is in `without`."""
+    """Return a line: ``3 transfers: 12.0 MiB to cuda:1``; skip entries with `via` in `without`."""
     kinds: dict[str, list[Entry]] = {"copy": [], "wait": [], PRINT: [], "placement": []}
     for entry in ledger.entries:
         if entry.via not in without:
@@ -171,7 +171,7 @@ def line(ledger: Ledger, *, without: tuple[str, ...] = ()) -> str:
 
 
 def _said(kind: str, entries: list[Entry]) -> str:
-    """Return the count of one kind of entry in words, and the most frequent line."""
+    """Describe entries of one kind: how many there are, and the line with most of them."""
     reads = sum(e.count for e in entries)
     count = sum(e.calls for e in entries) if kind == PRINT else reads
     said = many(count, "wait")
@@ -193,7 +193,7 @@ def _sent(copies: list[Entry]) -> Iterator[str]:
 
 
 def _bytes(entries: list[Entry]) -> str:
-    """Return the bytes in words: ``"3.2 MiB"``, or ``"≥ 3.2 MiB"`` if some are unknown."""
+    """Return the bytes as text: ``"3.2 MiB"``, or ``"≥ 3.2 MiB"`` if some are unknown."""
     nbytes = sum(e.nbytes for e in entries)
     if not any(e.unsized for e in entries):
         return size(nbytes)

@@ -40,16 +40,15 @@ _QUOTED = r"'[^']*'|\"(?:\\.|[^\"\\])*\""
 _BEFORE_CODE = re.compile(rf"""((?:[^\s'"]|{_QUOTED}|\s)*?)(?<!\S)--(?:\s+|$)""")
 # Quoted text; or a comma, plus or equals sign with the blanks around it.
 _BLANKS = re.compile(rf"({_QUOTED})|\s*([,+=])(?:\s+(?!--))?")
-# Quoted text; or a variable in braces.
-_BRACED = re.compile(rf"{_QUOTED}|(?<!\$)\{{([^\W\d]\w*)\}}")
-# Names of cards after `--on`. Their blanks need no quotes, as in `--on A100 80GB`.
+_BRACED = re.compile(rf"{_QUOTED}|(?<!\$)\{{([^\W\d]\w*)\}}")  # quoted text, or a name in braces
+# Names of GPU models for `--on`. Blanks in these names need no quotes, as in `--on A100 80GB`.
 _CARD = "|".join(
     sorted((n for c in CARDS for n in (c.name, c.name.rpartition(" ")[0])), reverse=True)
 )
 _ON = re.compile(rf"--on\s+((?:{_CARD})(?:,(?:{_CARD}))*)(?!\S)", re.I)
 _NAMES = re.compile(rf"(?:{_QUOTED}|[^\s'\"])+")
 _TRACES = (".json", ".json.gz")
-_MOST_SHOWN = 8  # parts of a usage line; a longer line would hide the error
+_MOST_SHOWN = 8  # most words in a usage line; a longer line would hide the error
 
 
 class _StoreOnce(argparse.Action):
@@ -79,7 +78,7 @@ class LineParser(argparse.ArgumentParser):
         raise UsageError(f"{self.prog}: {message}; {question.strip() or self.usage}")
 
     def _wrong_value(self, flag: str, said: str) -> None:
-        """Raise a UsageError that shows right values, if `flag` is an option that takes values."""
+        """Raise a UsageError with right values for `flag`. Return if `flag` is no option."""
         if said.startswith("ignored explicit"):
             raise UsageError(f"{self.prog}: {flag} takes no value; type {flag}")
         option = self._option_string_actions.get(flag)
@@ -141,7 +140,7 @@ def parse(magic: str, line: str) -> Namespace:
             if option.optional and option.flag in words[:-1]:
                 at = words.index(option.flag)
                 if words[at + 1] not in option.examples and not words[at + 1].endswith(_TRACES):
-                    words.append(words.pop(at))  # in `--check 1`, "1" is the device
+                    words.append(words.pop(at))  # `--check 1`: "1" is the device; move the flag
         return parser.parse_intermixed_args(words)
     except ValueError as error:
         raise UsageError(f"{magic}: {error} in {line.strip()}; {parser.usage}") from None
@@ -169,7 +168,8 @@ def _mistakes(typed: str, found: Namespace) -> Iterator[str]:
     given = [flag for flag, option in known.items() if option.given(found)]
     for flag, needed in magic.needs.items():
         if flag in given and needed not in given:
-            line = f"{typed} " * (flag in magic.alone)  # the whole line: it takes no argument
+            # A flag in `magic.alone` excludes an argument, so the advice can be the whole line.
+            line = f"{typed} " * (flag in magic.alone)
             both = f"{known[needed].example} {known[flag].example}"
             yield f"{flag} needs {needed}; type {line}{both}"
     words = getattr(found, magic.name, "")
@@ -182,7 +182,7 @@ def _mistakes(typed: str, found: Namespace) -> Iterator[str]:
 
 
 def _conflicts(groups: list[tuple[str, ...]], typed: list[str]) -> Iterator[str]:
-    """Yield an error for each group of which more than one word is typed."""
+    """Yield an error for each group of conflicting words if more than one of them is typed."""
     for group in groups:
         if len(pair := [each for each in group if each in typed]) > 1:
             yield f"{pair[0]} and {pair[1]} do not combine; leave out one of them"
@@ -263,7 +263,7 @@ def completions(context: Any) -> dict[str, Any]:
     if option is not None and option.type is file:
         return {"completions": []}
     fit = _offers(typed, words, option, last)
-    # IPython replaces only its token, which may be the end of `last`, such as "1" of "cuda:1".
+    # IPython replaces only `context.token`, which may be the end of `last`: "1" of "cuda:1".
     skip = len(last) - len(context.token)
     found = [SimpleCompletion(text=text[skip:], type="device") for text in fit]
     return {"completions": found, "suppress": True}
@@ -315,7 +315,7 @@ def _arguments(typed: str, words: list[str], before: str, prefix: str) -> list[s
 
 
 def _variables(prefix: str) -> list[str]:
-    """Return the user's variables, without modules, functions and classes."""
+    """Return the variables that begin with `prefix`, except modules, functions and classes."""
     shell = get_ipython()
     named = {n: v for n, v in shell.user_ns.items() if n not in shell.user_ns_hidden}
     holding = (n for n, v in named.items() if not isinstance(v, (ModuleType, FunctionType, type)))

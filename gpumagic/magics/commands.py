@@ -16,7 +16,7 @@ from gpumagic.magics.options import options
 
 
 def magic(kind: Callable[[Any], Any], *, parsed: bool = True) -> Callable[[Any], Any]:
-    """Make a method a magic; if `parsed`, it gets the parsed line and may raise GpuError."""
+    """Make a method a magic. If `parsed`, the method gets a parsed line and may raise GpuError."""
 
     def decorate(method: Any) -> Any:
         name = method.__name__

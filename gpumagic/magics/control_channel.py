@@ -58,7 +58,7 @@ class ControlChannel:
             with faults.kept("sending a page the GPUs of this host"):
                 snapshot = future.result().to_dict()
                 content = {"status": "ok", "pid": os.getpid(), "snapshot": snapshot}
-                # A ZMQ stream may be used only on its own thread. This may be another thread.
+                # A ZMQ stream may be used only on its own thread. `reply` may run on others.
                 send, how = self._kernel.session.send, {"parent": parent, "ident": ident}
                 stream.io_loop.add_callback(send, stream, REPLY, content, **how)
 

@@ -20,7 +20,7 @@ from gpumagic.usercode.variables import own_variables
 
 def gpus(where: str | None = None) -> Snapshot:
     """Return a Snapshot of the machine, or of the GPUs that `where` names."""
-    if torch_here() is not None:  # torch may know which GPU has which ordinal
+    if torch_here() is not None:  # torch may know the GPUs' ordinals
         from gpumagic.placement.torch_devices import tell_cuda_order
 
         tell_cuda_order()
@@ -73,12 +73,12 @@ def virtual_on(
     virtual.enable(int(number), memory, force=force, asserts=asserts)
     if not before and not quiet:
         print("virtual GPUs compute on the CPU: results and memory are as on a GPU, times are not")
-    for line in make_virtual(len(device.here(memory=False))):  # frameworks that started too early
+    for line in make_virtual(len(device.here(memory=False))):  # a framework has already started
         print(line)
 
 
 def virtual_off(cells: Any, *, force: bool = False) -> None:
-    """Move variables back (all if `force`), then turn virtual GPUs off; GpuError if some stay."""
+    """Move variables back, and turn virtual GPUs off. GpuError if tensors stay, unless `force`."""
     from gpumagic import virtual
     from gpumagic.frameworks.public import bring_home
 
@@ -109,7 +109,7 @@ def virtual_off(cells: Any, *, force: bool = False) -> None:
 
 
 def _why_not_off(made: list[str]) -> str:
-    """Return why virtual GPUs stay on: they hold the variables `made`, or other tensors."""
+    """Return why virtual GPUs stay on: the variables `made`, or other tensors, are on them."""
     if made:
         force_it = "to move all to the CPU first, type %gpus --virtual off --force"
         return f"--virtual off would leave no GPU for {some(made)}; {force_it}"

@@ -2,7 +2,7 @@
 
 gpumagic's frames are removed from tracebacks, so that `%debug` starts in the user's code. Errors
 are explained wherever the shell shows a traceback, for example in widget callbacks. The modules for
-explanations are imported only after a framework was imported.
+explanations are imported only when a framework is in use.
 """
 
 import sys
@@ -98,7 +98,7 @@ class Explaining:
 
     def _showtraceback(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> Any:
         raised: Any = exc_tuple[1] if isinstance(exc_tuple, tuple) else sys.exc_info()[1]
-        # Without a raised error, the user typed %tb. Show the last error, with libraries' frames.
+        # Without a raised error, the user typed %tb: show the last error, with library frames.
         error: Any = raised or getattr(sys, "last_value", None)
         if not self._explains(error):
             return self._original(exc_tuple, *args, **kwargs)
@@ -106,7 +106,7 @@ class Explaining:
         if not found:
             from gpumagic.memory.roots import kept_errors
 
-            earlier = kept_errors()  # IPython is about to release these errors
+            earlier = kept_errors()  # read now: IPython will release these errors
         with ExitStack() as afterwards:
             afterwards.callback(self._explain, error, found, earlier)
             with faults.kept("shortening a traceback"):
@@ -132,7 +132,7 @@ class Explaining:
         self._shown = 0
 
     def checked_line(self) -> str:
-        """Return the first line that checks the running cell's indices; empty without a device."""
+        """Return advice to run the cell again with `--check`; empty if the cell has no device."""
         if (cell := self._cell()) is None or cell.run is None:
             return ""
         device = str(cell.run.device).removeprefix("cuda:")
@@ -143,7 +143,7 @@ class Explaining:
         """If CUDA died, report it once to the user and JupyterLab; `where` names the ended cell."""
         if (state := cuda_state()) is None:
             return
-        if (death := state.look(where, first_line=first_line)) is None:  # or a GPU works again
+        if (death := state.look(where, first_line=first_line)) is None:  # CUDA works (again)
             self._death_shown = self._death_published = False
         elif not self._death_published:
             self._death_published = True
@@ -180,7 +180,7 @@ class Explaining:
     def _not_timed(self) -> Iterator[None]:
         """Exclude this context from the cell's time; record an error instead of raising it."""
         start, active, self._active = time.perf_counter(), self._active, False
-        # IPython shows an error of the explanation itself. Do not explain this error.
+        # While `_active` is False, an error inside this context is not explained in turn.
         with suppress(KeyboardInterrupt), faults.kept("explaining an error"):
             yield
         self._active = active
@@ -247,7 +247,7 @@ def stamp_memory() -> tuple[str, str] | None:
     state = cuda_state()
     with faults.kept(_STAMPING):
         memory: Any = getattr(state and state.live_cuda(), "memory", None)
-        # With an allocator other than torch's, torch would warn that stamps are not supported.
+        # torch would warn if another allocator is in use, because only torch's supports stamps.
         able = getattr(memory, "_memory_metadata_supported", lambda: True)
         if memory is not None and hasattr(memory._C, "_cuda_setMemoryMetadata") and able():
             from gpumagic.usercode.files import next_cell

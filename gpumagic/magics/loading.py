@@ -1,7 +1,6 @@
 """Install gpumagic's magics and hooks in a shell, and remove them in reverse order.
 
-Loading may take at most 20 ms (see benchmarks/load_ext.py). So magics and hooks import most modules
-only when they need them.
+Loading may take at most 20 ms (benchmarks/load_ext.py), so most imports are inside functions.
 """
 
 import os
@@ -110,7 +109,7 @@ FORGET = (
 
 
 def forget() -> None:
-    """Discard the state that cells left in this process, but not the origins of moved variables."""
+    """Discard the state that cells left in this process. Keep moved variables' former devices."""
     for name, function in FORGET:
         if (module := sys.modules.get(name)) is not None:
             getattr(module, function)()
@@ -161,7 +160,7 @@ def disable() -> str:
 
 
 def _update(names: Mapping[str, str | None]) -> Path | None:
-    """Write each magic's extension to the profile (None removes it). Return the changed file."""
+    """Write magics' extensions to the profile; None removes an entry. Return the changed file."""
     started = InteractiveShell.initialized() and InteractiveShell.instance().profile_dir
     profile = started or ProfileDir.create_profile_dir_by_name(get_ipython_dir(), "default")
     manager = BaseJSONConfigManager(config_dir=profile.location)

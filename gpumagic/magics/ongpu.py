@@ -1,6 +1,6 @@
-"""Run `%%ongpu` cells on a device; in every other way they behave like ordinary cells.
+"""Run `%%ongpu` cells on a device. In every other way, these cells behave like ordinary cells.
 
-A call replaces the `%%ongpu` line, and IPython runs the cell. So all other lines keep their
+A call replaces the `%%ongpu` line, and IPython runs the cell. Thus all other lines keep their
 numbers, and `await`, `Out[n]` and other magics work. After the cell, gpumagic shows a report.
 While `%gpuwatch` is on, a ledger counts each cell's copies between devices and waits for devices.
 """
@@ -48,12 +48,12 @@ def transform(lines: list[str]) -> list[str]:
         return lines
     line, rest = lines[first], lines[first + 1 :]
     if line.startswith(("%%gputime", "%%gpudiff", "%%gpufit")):
-        return [line, *lines[:first], *rest]  # below comments, IPython would not find the magic
+        return [line, *lines[:first], *rest]  # IPython finds a cell magic only on the first line
     if match := _FALLBACK_LINE.match(line):
         call = f"get_ipython().run_line_magic({match['magic']!r}, {match['where']!r})\n"
         return [*lines[:first], call, *rest]
     if not _LINE.match(line) or not "".join(rest).strip():
-        return lines  # for an empty cell, the cell magic raises an error
+        return lines  # the cell magic itself raises an error for an empty cell
     below = leading_empty_lines(list(rest))
     if below[0].startswith("%%"):
         # IPython transforms a cell magic only on the first line, so transform a second magic here.
@@ -100,7 +100,7 @@ def _show_as_typed(file: str) -> None:
 class RunningCell:
     """Record the state of a cell that IPython is running."""
 
-    silent: bool = False  # True if a program, not the user, runs the cell
+    silent: bool = False  # True if a program runs the cell, not the user
     tree: ast.AST | None = None
     run: Run | None = None
     request: Namespace | None = None
@@ -109,7 +109,7 @@ class RunningCell:
     report: Any = None  # the report to show after a cell that ran `elsewhere`
     reported = False  # whether a run in this cell has ended
     watch: watch | None = None  # the counter of `%gpuwatch`
-    stamp: tuple[str, str] | None = None  # the new stamp on torch's allocations, and the old stamp
+    stamp: tuple[str, str] | None = None  # this cell's stamp on allocations, and the former
 
 
 class CellHooks:
@@ -148,12 +148,12 @@ class CellHooks:
         cell.stamp = stamp_memory() if info.store_history else None
 
     def post_execute(self) -> None:
-        # Only silent cells end here. All others end in post_run_cell, which gets the error.
+        # Only silent cells end here. Other cells end in `post_run_cell`, which gets their error.
         if self.stack and self.stack[-1].silent:
             self._end(self.stack.pop(), None)
 
     def visit(self, tree: ast.Module) -> ast.Module:
-        """Store a cell's tree. For a cell with a device, change the tree that IPython runs."""
+        """Store a cell's tree. Change the tree if the cell runs elsewhere, or if `%ongpu` is on."""
         cell = self.current()
         body = tree.body if isinstance(tree, ast.Module) else []
         line = _line_of(body)
@@ -218,7 +218,7 @@ class CellHooks:
             raise UsageError(text + self._ended(cell, asked)) from None
 
     def _ended(self, cell: RunningCell, asked: Namespace) -> str:
-        """Turn `%ongpu` off if its device is gone. Return a remark that says so, else ""."""
+        """If the device of `%ongpu` is gone, turn `%ongpu` off, and return a remark; else ""."""
         if not (asked.standing and cell.gone):
             return ""
         self.standing = None  # otherwise no cell could run any more, not even `%ongpu off`
@@ -249,7 +249,7 @@ class CellHooks:
         options |= {"said": self._said, "table": asked.report or asked.fix}
         options |= _recorders(asked, device)
         options |= {"frameworks": needed.frameworks, "unusable": needed.unusable}
-        # Set both before the run starts, so that an interrupted cell knows which run to undo.
+        # Set both before the run starts, so that `finish` ends a run whose start is interrupted.
         cell.run, cell.request = Run(device, space, names, **options), asked
         cell.run.start(lambda: ProgressLine(self.shell, silent=asked.quiet))
 
@@ -347,7 +347,7 @@ class CellHooks:
             cell.watch.start()
 
     def _end_watch(self, cell: RunningCell) -> None:
-        """Stop counting in a cell; show what was counted, unless `%%ongpu` has shown it."""
+        """Stop counting in a cell. Show the ledger, unless a report of `%%ongpu` has shown one."""
         watched, cell.watch = cell.watch, None
         if watched is None:
             return
@@ -395,7 +395,7 @@ def _checks(wanted: str) -> Any:
 
 
 def _recorders(asked: Namespace, device: Any) -> dict[str, Any]:
-    """Return the optional recorders of a cell, as arguments of a Run."""
+    """Return the arguments of a Run for the options --fix, --memory, --check and --profile."""
     found: dict[str, Any] = {"helpers": []}
     if asked.fix or asked.memory:  # both support only torch
         from gpumagic.cell.autofix import AutoFix

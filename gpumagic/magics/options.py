@@ -20,13 +20,13 @@ class Magic(NamedTuple):
     number: str = "?"  # argparse's `nargs` for the arguments; empty if there are none
     verbs: tuple[str, ...] = ()  # possible first words
     completes: tuple[str, ...] = ("devices",)  # kinds that Tab offers: "gpus", "variables", …
-    needs: Mapping[str, str] = {}  # maps an option to the option that it needs
+    needs: Mapping[str, str] = {}  # maps an option to another that must also be given
     excludes: tuple[tuple[str, ...], ...] = ()  # a line may have at most one option of each group
     alone: tuple[str, ...] = ()  # options not allowed together with arguments
 
 
 class Option(NamedTuple):
-    """Define an option. `magics` names the magics that take it, separated by spaces."""
+    """Define an option of the magics in `magics`, whose names are separated by spaces."""
 
     magics: str
     typed: str  # flags, then examples of the value: "-o --output result", "--on h100|l4"

@@ -35,7 +35,7 @@ _USE_SHARDING = (
 
 
 def run_elsewhere(shell: Any, cell: Any, asked: Namespace, file: str) -> Any:
-    """Run a RunningCell as the parsed options `asked` say; return the cell's value."""
+    """Run a RunningCell with the parsed options `asked`; return the cell's value."""
     line = "%%ongpu --dry-run" if asked.dry_run else f"%%ongpu {asked.where}"
     if not cell.elsewhere:
         raise GpuError(f"{line} must be the first line, above other magics")
@@ -221,8 +221,8 @@ def _compiled_name(shell: Any, text: str, magic: str) -> tuple[str, str]:
         raise GpuError(f"the cell says {line} too; leave that line out")
     shown = code
     if magic:
-        # An empty first line takes the place of the magic, so that line numbers match the cell.
-        # Tracebacks would omit this line, so they read `shown`, which has the magic as a string.
+        # In `code`, an empty first line replaces the magic, so that line numbers match the cell.
+        # Tracebacks skip empty lines, so they read `shown`, whose first line is the magic's text.
         code, raw, shown = f"\n{code}", f"{magic}\n{text}", f"{magic!r}\n{code}"
     running = getattr(shell.displayhook, "exec_result", None)
     count = getattr(running, "execution_count", None) or shell.execution_count
@@ -255,7 +255,7 @@ def _begin_at(shell: Any, error: BaseException, name: str) -> None:
     if begin is not None:
         show = shell.InteractiveTB.structured_traceback
         show_as(error, lambda: list(show(type(error), error, begin, tb_offset=0)))
-    elif type(error).__name__ == "OutOfMemoryError":  # raised while the inputs were copied
+    elif type(error).__name__ == "OutOfMemoryError":  # raised while inputs were copied
         _show_briefly(error)
 
 
@@ -271,6 +271,6 @@ def _give(shell: Any, asked: Namespace, line: ProgressLine, made: Any) -> None:
         shell.user_ns[asked.output] = made
     line.close(None if asked.quiet else made)
     if getattr(made, "interrupted", False):
-        error = KeyboardInterrupt()  # the result says how much has finished
+        error = KeyboardInterrupt()  # the displayed result shows what has finished
         _show_briefly(error)
         raise error

@@ -40,13 +40,13 @@ _data_address = _C._data_address
 
 
 def is_native() -> bool:
-    """Whether torch uses its own allocator. CUDA's asynchronous allocator has fewer figures."""
+    """Whether torch uses its own allocator. CUDA's asynchronous allocator reports less."""
     backend = getattr(_C, "_cuda_getAllocatorBackend", lambda: "native")
     return bool(backend() == "native")
 
 
 class Allocator:
-    """Find tensors' blocks in a snapshot. Without a snapshot, each storage counts as a block."""
+    """Find tensors' blocks in torch's snapshot. Without a snapshot, a storage counts as a block."""
 
     def __init__(self) -> None:
         segments = _segments()
@@ -214,7 +214,7 @@ _RUN = "_engine_run_backward"
 
 @dataclass(frozen=True, repr=False)
 class MemoryPeak(Shown):
-    """Record the peak of a cell's memory on one GPU, and the lines that allocated it."""
+    """Record the peak of a cell's memory on one GPU, and the lines that allocated the memory."""
 
     device: str  # "cuda:0"
     nbytes: int  # allocated by torch's allocator at the peak
@@ -224,7 +224,7 @@ class MemoryPeak(Shown):
     lines: tuple[tuple[str, int], ...]
     complete: bool = True  # False if events are missing from the record
     saved: str = ""  # file of torch's snapshot; empty if not saved
-    added_seconds: float = 0.0  # time to read the record; torch's time to write it is not included
+    added_seconds: float = 0.0  # time to read the record, without torch's time to write the record
 
 
 def replay(
@@ -261,7 +261,7 @@ def replay(
 
 
 class PeakRecorder:
-    """Record the memory peak of code. Call `start`, run it, and call `stop` even after an error."""
+    """Record the memory peak of code: call `start`, run the code, call `stop` (also on error)."""
 
     def __init__(self, device: torch.device, save: str | None = None) -> None:
         if device.type != "cuda" or not hasattr(_C, "_cuda_memorySnapshot"):
@@ -303,14 +303,14 @@ class PeakRecorder:
             peak = replace(peak, nbytes=most, lines=(*peak.lines, (ROUNDED_UP, ends)))
         return replace(
             peak,
-            # torch drops the oldest events first. If an event before `start` is left, all are here.
+            # torch drops the oldest events first. If one before `start` is left, none is missing.
             complete=len(trace) < max(len(whole), PEAK_RING) and missing <= _ROUNDED * peak.nbytes,
             saved=self._save or "",
             added_seconds=perf_counter() - began,
         )
 
     def _timed(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap `run` to record its caller's line, because autograd's threads record no line."""
+        """Wrap `run` to record its caller's line. torch records no line on autograd's threads."""
 
         def backward(*args: Any, **kwargs: Any) -> Any:
             __tracebackhide__ = True

@@ -1,6 +1,6 @@
-"""Propose changes to the user's code that lower the memory it needs.
+"""Propose changes that let the user's code run with less memory.
 
-A lever is one such change. Each function yields levers of one kind; dry runs estimate the effect.
+A lever is a proposed change. Each function yields levers of one kind. Dry runs estimate effects.
 """
 
 import ast
@@ -45,7 +45,7 @@ def by_rows(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 
 
 def _named(s: OutOfMemoryState, rest: frames.RestOfCode, form: Form) -> str:
-    """Return a form's advice. Name the cell or file to change if the error is in another one."""
+    """Return a form's advice. Name the cell or file to change, unless the error arose in it."""
     here = rest.frame.filename == s.frames[0].filename
     there = f"` for {label(rest.frame.filename)}, line"
     return form.do if here else form.do.replace("` for line", there, 1)
@@ -73,7 +73,7 @@ def other_values(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 def _of_float64(
     known: dict[str, Any], read: Iterable[str]
 ) -> tuple[list[str], dict[str, Any], list[str]]:
-    """Return code to convert float64 variables, float32 arrays, and names of tensors and models."""
+    """Return conversion code, converted arrays by name, and names of float64 tensors and models."""
     code, arrays, tensors = list[str](), dict[str, Any](), list[str]()
     for name in sorted(known.keys() & read):
         value = known[name]
@@ -93,7 +93,7 @@ def _one_shape(s: OutOfMemoryState) -> Iterator[Form]:
     failed = s.rests[0].failed or ast.Pass()
     names: list[Any] = [node for node in ast.walk(failed) if isinstance(node, ast.Name)]
     operands = [value for value in s.operands if is_tensor(value)]
-    if any(map(is_module, s.operands)):  # a model's result may have no name, and the shape [N, 1]
+    if any(map(is_module, s.operands)):  # their results may be unnamed, of shape [N, 1]
         operands += [torch_here().empty(len(v), 1, device="meta") for v in operands if v.dim() == 1]
     for one, two in permutations(operands, 2):
         column = max(one, two, key=lambda operand: operand.dim())
@@ -147,7 +147,7 @@ _WHOLE = ("shape", "size", "dtype", "device", "dim", "numel")  # attributes that
 
 
 def _batch_of(s: OutOfMemoryState, held: set[int]) -> str:
-    """Return code that reads a batch of the values with ids `held`; empty if one is read whole."""
+    """Return code such as ``x[i]`` that reads a batch; empty if code reads one value whole."""
     read = list[str | None]()
     for frame in s.frames:
         code = frames.function_of(frame.failed or ast.Pass()) or frame.tree or ast.Pass()
@@ -184,7 +184,7 @@ def half_weights(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
         owner = getattr(call.func, "value", None) or call
         model: Any = s.frames[0].scope.value(owner)
         parts = map(type, model.modules()) if is_module(model) else ()
-        # Inputs other than token ids would have to be converted to 16 bits too.
+        # Require an Embedding, because inputs other than token ids would need 16 bits too.
         if any(comes_from(part, "torch.nn.Embedding") for part in parts):
             half = f"{ast.unparse(owner)}.to(torch.bfloat16)"
             new = ast.parse(ast.unparse(call).replace(ast.unparse(owner), half, 1), mode="eval")
@@ -226,7 +226,7 @@ def _idle(s: OutOfMemoryState, name: str) -> dict[str, Any]:
 
 def no_graph(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose `torch.no_grad()` for code whose results no backward pass uses."""
-    # Frames that run no backward pass, such as a function that validates a model.
+    # The inner frames without a backward pass, such as a function that validates a model.
     inner = [*takewhile(lambda each: not each.rest.backward, t.every)]
     if t.best is None:
         return
@@ -257,9 +257,9 @@ def _in_function(s: OutOfMemoryState, t: Trials, inner: list[CodeTrial]) -> Iter
     body: list[Any] = getattr(frames.function_of(inner[-1].rest.failed or ast.Pass()), "body", [])
     code = textwrap.indent("\n".join(map(ast.unparse, body)), "    ")
     form = Form("", f"with torch.no_grad():\n{code}", [*body], body)
-    # The code around may read what the function stores in a variable of the notebook.
+    # The calling code may use values that the function stores in a notebook's variable.
     stores = t.loop is not None and t.loop in inner and t.loop.adds_to[0] in s.namespace
-    # With the change, the backward pass in the code around must still run.
+    # `tried` tests that the calling code's backward pass still runs after the change.
     if not stores and body and t.every[len(inner)].tried(form=form) is not None:
         do = f"`@torch.no_grad()` above `def {inner[-1].frame.code.co_name}`: {_USED}"
         change = {"within": torch_here().no_grad} if t.best in inner else {"form": form}

@@ -102,7 +102,7 @@ def _reason(s: OutOfMemoryState, t: Trials) -> str:
 
 
 def _large_state(s: OutOfMemoryState) -> str:
-    """Return the size of weights, gradients and optimizer state, if they alone do not fit."""
+    """Return a remark if weights, gradients and optimizer state alone do not fit; else ""."""
     groups = getattr(s.optimizer, "param_groups", [])
     weights = sum(p.nbytes for group in groups for p in group["params"])
     states = (each.values() for each in getattr(s.optimizer, "state", {}).values())
@@ -145,7 +145,7 @@ def levers(s: OutOfMemoryState, t: Trials) -> list[Lever]:
             if len(enough) == (1 if group is free else 2):
                 break
         if enough:
-            # If a deletion suffices, autograd may still keep what no backward pass needs.
+            # Even if a deletion suffices, also propose to drop graphs that no backward pass needs.
             also = changed_code.no_graph(s, t) if group is free else ()
             enough += [lever for lever in also if lever.fits]
             return sorted(enough, key=lambda lever: not lever.fits)
@@ -229,7 +229,7 @@ def _unread(s: OutOfMemoryState, rest: frames.RestOfCode, lacking: int) -> list[
     known = s.namespace if at_top else {}
     every = [[row.path, *(a for a in row.aliases if a in known)] for row in s.device.holders]
     rows = [[row.path] for row in s.device.holders if row.aliases] + every
-    # A variable alone comes before a group that gives hardly more.
+    # Prefer a single variable to a group that frees hardly more memory.
     for paths in sorted(rows, key=lambda each: gives(each) * 0.95 ** len(each), reverse=True):
         more = list(dict.fromkeys([*chosen, *paths]))
         is_free = free.keys() >= {*paths} and gives(chosen) < max(lacking, 1)
@@ -245,7 +245,7 @@ def other_gpu(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     if trial is not None and trial.need is not None:
         moved = (each.nbytes for each in s.storages if each.roots & s.read)
         needed = trial.need.most + sum(moved)
-    for gpu in holders_by_name.figures():  # `mem_get_info` would create a CUDA context
+    for gpu in holders_by_name.figures():  # not `mem_get_info`, which creates a CUDA context
         free, ordinal = gpu.free or 0, gpu.device.partition(":")[2]
         if gpu.device not in (s.name, "mps:0") and free >= max(needed, 1):
             fits = trial.fits(trial.need, free) if trial else None
@@ -321,13 +321,13 @@ def _elsewhere(s: OutOfMemoryState, trial: CodeTrial, name: str, whole: int) -> 
         for lever in helps(trial, do, grown=whole, keep=keep):
             if lever.fits is not False:
                 return lever
-    # A dry run fails if code reads the CPU copies, so propose them untried. A state must not move.
+    # Dry runs fail if code reads CPU copies, so propose these untried. `h` of `h = f(h)` must stay.
     states = trial.rest.accumulated
     return None if name in states else Lever(_said([*_KEPT][1], trial, [name]), whole)
 
 
 def _contents(trial: CodeTrial, names: Iterable[str]) -> list[Any]:
-    """Return the tensors in the values of `names`, and the models in these values' containers."""
+    """Return the items in the values of `names`, such as tensors, and models in containers."""
     from torch.utils._pytree import tree_leaves
 
     values = [trial.frame.scope.name(name) for name in names]
@@ -335,8 +335,8 @@ def _contents(trial: CodeTrial, names: Iterable[str]) -> list[Any]:
 
 
 def _without_graph(trial: CodeTrial, names: tuple[str, ...]) -> str:
-    """Return the calls that store these values without graphs."""
-    # `.detach()` of a loss may keep memory of the size of the batch.
+    """Return text with the calls that store the values of `names` without graphs."""
+    # Prefer `.item()` for a loss, because a detached loss may keep memory of the batch's size.
     numbers = {value.numel() == 1 for value in _contents(trial, names) if is_tensor(value)}
     state = next(iter(names)) if {*names} <= trial.rest.accumulated else ""
     if numbers == {False} and type(trial.frame.scope.name(state)) is tuple:
@@ -366,7 +366,7 @@ def _needs_graph(s: OutOfMemoryState, trial: CodeTrial, name: str) -> bool | Non
         return None
     if frames.has_backward_below(name, loop, trial.rest):
         return frames.is_chained(name, loop) or None
-    if in_loop or any(rest.backward for rest in s.rests[:at]):  # or in code that the loop calls
+    if in_loop or any(rest.backward for rest in s.rests[:at]):  # `rests[:at]`: called by the loop
         return name in in_loop
     # A caller that discards this function's result calls no `.backward()` on it.
     discarded = any(isinstance(rest.failed, ast.Expr) for rest in s.rests[at + 1 : at + 2])

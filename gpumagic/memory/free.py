@@ -103,10 +103,10 @@ def free_memory(*what: object, grads: bool = False) -> Freed:
     meter.due = spare
     every, alone = ([e for e in each if not gpus or e.device in gpus] for each in (found, spare))
     _release_kept(every, alone, outputs, meter)
-    for name in reversed(gone):  # shared memory counts for the first name
+    for name in reversed(gone):  # so that shared memory counts for the first name
         del namespace[name]
         meter.take(name, {name})
-    meter.released += [meter.released.pop() for _ in gone]  # in the order of the names
+    meter.released += [meter.released.pop() for _ in gone]  # restore the order of the names
     cache = 0
     if torch is not None:
         from gpumagic.memory.allocator import clear_workspaces
@@ -249,5 +249,5 @@ def html(freed: Freed) -> str:
 
 
 def _sizes(nbytes: dict[str, int]) -> str:
-    """Return sizes in words: `1.2 GiB on cuda:0 and 3 MiB on cuda:1`."""
+    """Return sizes as text: `1.2 GiB on cuda:0 and 3 MiB on cuda:1`."""
     return " and ".join(f"{size(count)} on {device}" for device, count in nbytes.items() if count)

@@ -70,7 +70,7 @@ def find(
     allocator: "Allocator | None" = None,
     paths: bool = False,
 ) -> list[FoundStorage]:
-    """List the storages on GPUs, largest first; roots: `before`, those of the notebook, `after`."""
+    """List the storages on GPUs, largest first. Search `before`, the notebook's roots, `after`."""
     torch = torch_here()
     # Torch functions are disabled so that no `__torch_function__` of the user's code runs.
     with cuda_state.no_collections(), torch._C.DisableTorchFunction() if torch else nullcontext():
@@ -89,7 +89,7 @@ def find(
 
 
 def _visited(walk: Walk, allocator: "Allocator | None") -> dict[Place, list[int]]:
-    """Map each place in torch's memory to the visited tensors, as indices of `walk.objects`."""
+    """Map each block of torch's memory to its visited tensors, as indices of `walk.objects`."""
     found: dict[Place, list[int]] = {}
     if allocator is not None:
         kinds = {id(kind) for kind in walk.kinds if comes_from(kind, "torch.Tensor")}
@@ -310,7 +310,7 @@ def value_of(name: str, namespace: Mapping[str, Any]) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             value = eval(name, {}, namespace)
-            return {**value} if value is namespace.get("_oh", {}) else value  # a walk skips `Out`
+            return {**value} if value is namespace.get("_oh", {}) else value  # walks skip `_oh`
     except Exception as error:  # noqa: BLE001  user code may raise anything
         raise GpuError(f"{name} raises {type(error).__name__}: {error}") from None
 

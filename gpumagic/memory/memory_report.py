@@ -154,7 +154,7 @@ def label(device: DeviceMemory) -> str:
 
 
 def _figures(device: DeviceMemory) -> list[tuple[str, str, int]]:
-    """Return each figure as words, a CSS class, and the number of bytes for the bar."""
+    """Return each figure as text, a CSS class, and the number of bytes for the bar."""
     allocated, reserved, rest = device.allocated or 0, device.reserved or 0, device.other_in_process
     of = "" if device.total is None else f" of {size(device.total)}"
     found = [
@@ -189,7 +189,7 @@ def folded_rows(device: DeviceMemory) -> int:
     """Return the number of holders to show; small holders and holders beyond `_ROWS` are folded."""
     least = _LEAST * (device.allocated or 0)
     shown = sum(row.nbytes >= least or n < _ALWAYS for n, row in enumerate(device.holders[:_ROWS]))
-    # If only one holder is left, show it. A row "1 more" would take the same space.
+    # Do not fold a single holder, because a row "1 more" would take the same space.
     return shown + 1 if len(device.holders) == shown + 1 else shown
 
 
@@ -232,7 +232,7 @@ def _others(row: MemoryHolder) -> str:
 
 
 def kind(row: MemoryHolder) -> str:
-    """Return a row's kinds in words: ``"1,200 tensors"``, ``"parameters, gradients"``."""
+    """Return a row's kinds as text: ``"1,200 tensors"``, ``"parameters, gradients"``."""
     if row.kind == UNREACHED:
         return ""
     names = [name for name, _ in row.kinds] or [row.kind]

@@ -84,7 +84,7 @@ class _Node:
 
 
 def tree(name: str, namespace: Mapping[str, Any]) -> MemoryTree:
-    """Return the GPU memory of a variable or a part (``net.encoder[0]``); GpuError if none."""
+    """Return the GPU memory of a variable or part (``net.encoder[0]``); GpuError if it has none."""
     cuda_state.check()
     value, first, allocator = value_of(name, namespace), first_name(name), allocations()
     # Visit this value first, so that the paths to all its parts begin with `name`.

@@ -173,7 +173,7 @@ class Paths:
         return self._ways[key]
 
     def plain_first(self, numbers: list[int]) -> list[int]:
-        """Sort objects: those of the first object's root are first; saved tensors follow others."""
+        """Sort objects: first those with the first object's root, and there saved tensors last."""
         first = self._first[numbers[0]]
         return sorted(numbers, key=lambda n: (self._first[n] != first, self.kind(n) == SAVED))
 
@@ -196,7 +196,7 @@ class Paths:
         found = [self._walk.roots[-parent - 1].name]
         start = 1
         for edge in reversed(edges):
-            if edge.step.startswith(": "):  # a path names only the last of adjacent nodes
+            if edge.step.startswith(": "):  # of adjacent graph nodes, name only the last
                 found[start:] = [edge.step]
             elif edge.step:
                 found.append(edge.step)

@@ -59,7 +59,7 @@ class Shortage:
 
     ordinal: int  # the GPU's number
     wanted: int | None = None  # size of the request
-    total: int | None = None  # size of the GPU's memory, or torch's limit if it has one
+    total: int | None = None  # size of the GPU's memory, or torch's limit if one is set
     free: int | None = None
     allocated: int | None = None
     reserved: int | None = None
@@ -183,7 +183,7 @@ class OutOfMemoryState:
         self.handled = f"the exception handled in {cell}"
         handled = [*errors(said)][1:]  # errors that were being handled when `said` was raised
         now = _frames_of(_without(self._chain, handled))
-        # IPython's frames, around the user's, reach the errors of earlier cells.
+        # Skip IPython's frames outside the cell, which refer to the errors of earlier cells.
         ran = (n for n, each in enumerate(now) if each.f_code is frames[-1].code)
         now = now[next(ran, 0) :]
         self._libraries = [frame for frame in now if module_of(frame.f_code.co_filename)]
@@ -302,7 +302,7 @@ class OutOfMemoryState:
         if self.limit is None:
             return
         who, total = self.shortage.library, self.device.total or 0
-        if who == TORCH:  # a driver that sets the limit reports it as the GPU's memory
+        if who == TORCH:  # a driver that sets a limit reports the limit as total memory
             of_driver = torch_here().cuda.mem_get_info(self.shortage.ordinal)[1]
             who = TORCH if of_driver > (1 + ROUNDED) * self.limit else _DRIVER
         why = f"{who} may take {size(self.limit)} of the {size(total)} that {self.name} has"
@@ -336,7 +336,7 @@ class OutOfMemoryState:
         return sum(each.nbytes for each in kept if not each.roots <= self._frames)
 
     def alone(self, names: Collection[str], *, in_frames: bool = False, graph_of: str = "") -> int:
-        """Return the bytes that only `names` hold, or only those in the graphs of `graph_of`."""
+        """Return the bytes that only `names` hold, or only bytes in the graphs of `graph_of`."""
         by = set(names)
         # The error's frames may hold the bytes too. With `in_frames`, only library frames may.
         every = by | ({self._exception} if in_frames else self._frames)
@@ -367,7 +367,7 @@ class OutOfMemoryState:
         by_name = {self.local(rest.frame, name) for name in made | stored(rest.loops[0])}
         nameless = self._exception, self.handled, _TEMPORARIES
         named = [row for row in self.device.holders if row.path not in nameless]
-        # Prefer containers, which keep the values of all passes. A variable keeps only the last.
+        # Prefer containers, which keep the values of all passes. Other variables keep the last one.
         keeps = {self.local(rest.frame, name) for name in made | rest.accumulated}
         named.sort(key=lambda row: not (row.path in keeps and self._ran_in(rest, row.made)))
         return [row.path for row in named if row.path in by_name or self._ran_in(rest, row.made)]

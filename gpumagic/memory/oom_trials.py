@@ -27,11 +27,11 @@ from gpumagic.usercode.variables import names_read
 if TYPE_CHECKING:
     from gpumagic.dryrun.result import DryRun
 
-# A dry run takes at most `_LIMIT_S` seconds. After `_PATIENCE_S` seconds, none is started.
+# A dry run takes at most `_LIMIT_S` seconds. After `_PATIENCE_S` seconds, no dry run starts.
 _LIMIT_S, _PATIENCE_S = 8.0, 60.0
 _MARGIN = 0.05
-# A loop's memory grows if a pass keeps more than `_GROWS` of the need (a number in a list is less),
-# or if the holder exceeds the need, and fewer than `_MANY` such passes could have filled it.
+# A loop's memory grows if a pass keeps more than the share `_GROWS` of the need. It also grows if
+# the variable that passes add to exceeds the need, and under `_MANY` passes could have filled it.
 _GROWS, _MANY = 0.01, 10_000
 # A change that does not make the cell fit must save this share of the needed memory.
 _WORTH = 0.05
@@ -83,7 +83,7 @@ class Trials:
 
     @property
     def best(self) -> "CodeTrial | None":
-        """Return the trial in which to test changes; None if no trial grows or lacks memory."""
+        """Return the trial in which to test changes: `loop`, or else `whole`. May be None."""
         return self.loop or self.whole
 
     def follow(self, space: dict[str, Any], prepare: Any) -> "DryRun | None":
@@ -95,7 +95,7 @@ class Trials:
         return run
 
     def in_fork(self, work: Callable[[], Any], room: int) -> Any:
-        """Return the result of `work()` in a fork with virtual GPUs; None as for `follow`."""
+        """Return the result of `work()` in a fork with virtual GPUs; None if that is impossible."""
         from gpumagic.dryrun.follow_code import in_fork
 
         return self._in_time(lambda: in_fork(work, _LIMIT_S, room))
@@ -133,7 +133,7 @@ class CodeTrial:
 
     @cached_property
     def stale(self) -> set[str]:
-        """Names whose values are not needed, because a rerun binds them before it reads them."""
+        """Names whose values are not needed, because a rerun assigns these names before reading."""
         made = frames.bound(self.code) - {*names_read(ast.Module(self.code, []))}
         if not self.frame.at_top:  # the loop's variables are needed, as a dry run does not set them
             targets = frames.stored(getattr(self._loop, "target", ast.Pass()))
@@ -275,7 +275,7 @@ class CodeTrial:
             return follow
 
         run = self._trials.follow(space, prepare)
-        if self._step and getattr(run, "error", None):  # perhaps no file has the next number
+        if self._step and getattr(run, "error", None):  # perhaps the next number has no file
             self._step = 0
             return self.tried(names, first=first, keep=keep, within=within, form=form)
         return self._need_of(run)
@@ -389,7 +389,7 @@ def helps(
     if trial is None or trial.need is None or (then := trial.tried(**change)) is None:
         return
     need, fits = trial.need, trial.fits(then, freed)
-    if need.whole > then.whole:  # nothing is known of the changed code's end
+    if need.whole > then.whole:  # only the unchanged code was run to its end
         return
     if trial.grows_much:  # only the growth per pass matters
         left = 1.0 if then.grows is None else then.grows / (need.grows or 1)
@@ -401,7 +401,7 @@ def helps(
 
 
 def without_graph(tensor: Any) -> Any:
-    """Return a detached tensor, or a number for a tensor with one element."""
+    """Return the detached tensor, or 0.0 in place of a tensor with one element."""
     return 0.0 if tensor.numel() == 1 else tensor.detach()
 
 

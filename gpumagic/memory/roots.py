@@ -2,7 +2,7 @@
 
 Roots are searched in this order: the notebook's variables, outputs of cells, errors of cells,
 running functions, the user's modules. An object that no root reaches is found through its
-referrers. C++, a library or running code holds such an object, or it is in a reference cycle.
+referrers. Such an object is held by C++, a library or running code, or is in a reference cycle.
 """
 
 import gc
@@ -84,7 +84,7 @@ class KeptOutputs:
         return name in self._names
 
     def drop(self, names: list[str]) -> None:
-        """Delete outputs, given as keys of `numbered`, and all of IPython's names for them."""
+        """Delete outputs, given as keys of `numbered`, and all of IPython's names for these."""
         found = self.numbered()
         gone = {id(found[name]) for name in names}
         for space in (self._namespace, self._out, getattr(self._shell, "user_ns_hidden", {})):
@@ -100,7 +100,7 @@ class KeptOutputs:
             self._shell.last_execution_result = None
 
 
-# Module attributes that an import sets. They are skipped, because a loader may refer to anything.
+# Module attributes that an import sets. `_globals` skips these: a loader may refer to anything.
 _IMPORTING = ("__loader__", "__spec__")
 _module_names = vars(ModuleType)["__dict__"].__get__
 
@@ -188,7 +188,7 @@ def _exceptions(ipython: Any) -> Iterator[Root]:
 
 
 def walk_errors(walk: Walk, _: object) -> None:
-    """Visit the errors of earlier cells. IPython leaves them in uncollected reference cycles."""
+    """Visit earlier cells' errors, which IPython leaves in uncollected reference cycles."""
     every = [each for each in gc.get_objects() if issubclass(type(each), BaseException)]
     places = [(each, _place(each.__traceback__)) for each in every]
     walk.walk(Root(f"the exception of {at}", each, EXCEPTION) for each, at in places if at)

@@ -51,7 +51,7 @@ def _fewer_rows(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[Lever]:
     sizes = [name for name, value in trial.names.items() if type(value) is int and value == count]
     learns = any(rest.backward for rest in s.rests)
     loader = _loader(trial, count)
-    batch = [s.local(trial.frame, name) for name in names if loader]  # a loader makes a new one
+    batch = [s.local(trial.frame, name) for name in names if loader]  # a loader replaces it
     held = s.alone(batch, in_frames=not trial.frame.at_top)
 
     def tried(number: int, also: list[str]) -> Need | None:
@@ -75,7 +75,7 @@ def _loader(trial: CodeTrial, count: int) -> list[str]:
 
 
 def _keep_gradients(models: list[Any], into: object) -> None:
-    """Give models the gradients that are kept between two parts of a batch. Only in a dry run."""
+    """In a dry run, give models the gradients that are kept between two parts of a batch."""
     torch = torch_here()
     for parameter in {p for model in models for p in torch.nn.Module.parameters(model)}:
         if parameter.is_cuda and parameter.requires_grad and parameter.grad is None:
@@ -106,7 +106,7 @@ def _lower_number(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[Lever]:
 
 
 def _given(trial: CodeTrial, call: ast.Call) -> dict[str, Any]:
-    """Return a call's constant keyword arguments, and the defaults of a function of the user."""
+    """Return a call's constant keyword arguments, and the defaults of a called user function."""
     function: Any = trial.frame.scope.value(call.func)
     found = dict[str, Any]()
     if type(function) is FunctionType and is_users(function.__code__.co_filename):

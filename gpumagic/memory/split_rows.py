@@ -1,8 +1,8 @@
 """Split code by rows of a tensor, if the result stays the same and needs less memory.
 
-The code is the failed statement, or this statement and others next to it. Its result must be the
-joined rows, the sum or the mean of the parts' results. A fork of this process tests this: there,
-the code runs on a few rows of random numbers, once on all rows together and once on parts of them.
+The code is the failed statement, or also later statements that use its value. The result must be
+the joined rows, the sum, or the mean of the parts' results. To test this, a fork of this process
+runs the code on a few rows of random numbers, once on all rows and once on parts of the rows.
 """
 
 import ast
@@ -71,7 +71,7 @@ class _Split(NamedTuple):
 
 def split(rest: frames.RestOfCode, t: Trials) -> Iterator[Form]:
     """Yield the failed code, split by rows in each way that gives the same result."""
-    # Not in a `forward`, because the code that calls the module can be split instead.
+    # Do not split a `forward`, because the code that calls the module can be split instead.
     here = rest.failed is not None and rest.frame.code.co_name != "forward"
     block = frames.block_of(rest.failed or ast.Pass()) if here else []
     yield from _moved_later(rest.failed, block) if block else ()
@@ -98,7 +98,7 @@ def split(rest: frames.RestOfCode, t: Trials) -> Iterator[Form]:
 def _forms(
     split_at: list[tuple[_Split, str]], frame: frames.FailedFrame, block: list[Any]
 ) -> Iterator[Form]:
-    """Yield a statement that splits all these parts, once for each number in `_PARTS`."""
+    """Yield a statement that splits all expressions in `split_at`, for each number in `_PARTS`."""
     first, _ = split_at[0]
     bound = getattr(first.old[-1], "targets", [None])[0]
     start = f"{ast.unparse(bound)} = " if bound else "return "
@@ -113,7 +113,7 @@ def _forms(
 
 
 def _with_texts(tree: ast.expr, new: dict[ast.expr, str]) -> str:
-    """Return an expression's code with other code for some of its nodes."""
+    """Return the code of an expression, with the nodes in `new` replaced by their new code."""
     names = {node: ast.Name(f"gpumagic_{n}_") for n, node in enumerate(new)}
     text = ast.unparse(Swap(names.get).visit(tree))
     Swap({name: node for node, name in names.items()}.get).visit(tree)
@@ -123,7 +123,7 @@ def _with_texts(tree: ast.expr, new: dict[ast.expr, str]) -> str:
 
 
 def _moved_later(made: Any, block: list[Any]) -> Iterator[Form]:
-    """Move rows only when read: `x = y` for `x = y.to(gpu)`, and ``x[n].to(gpu)`` for ``x[n]``."""
+    """Move only rows that are read: `x = y` for `x = y.to(gpu)`, ``x[n].to(gpu)`` for ``x[n]``."""
     bound, call = getattr(made, "targets", [None])[0], getattr(made, "value", None)
     function: Any = getattr(call, "func", None)
     moves = getattr(function, "attr", "") in ("to", "cuda") and isinstance(bound, ast.Name)
@@ -133,7 +133,7 @@ def _moved_later(made: Any, block: list[Any]) -> Iterator[Form]:
 
 
 def _later(made: Any, whole: ast.expr, inner: str, source: str, block: list[Any]) -> Iterator[Form]:
-    """Compute rows only when read: `x = y` for `x = f(y)`, and ``f(y[n])`` for ``x[n]``."""
+    """Compute only rows that are read: `x = y` for `x = f(y)`, and ``f(y[n])`` for ``x[n]``."""
     bound, after = getattr(made, "targets", [None])[0], block[block.index(made) + 1 :]
     uses_of = dict[ast.expr, ast.expr]()
     for node in frames.uses(ast.Module(after, []), bound.id) if isinstance(bound, ast.Name) else ():
@@ -244,7 +244,7 @@ def _result(each: _Split, frame: frames.FailedFrame, space: dict[str, Any]) -> s
     whole = eval(ast.unparse(part), space)
     several = isinstance(whole, tuple)
     for result in (_SEVERAL,) if several else ("other", "last", "sum", "mean"):
-        with suppress(Exception):  # an error or a wrong result
+        with suppress(Exception):  # the parts' results do not join like this
             code = each._replace(part=part, texts=texts).in_parts(_PART, result)
             _check_equal(eval(code, space), whole)
             if result == "other" and len(whole) == _ROWS:

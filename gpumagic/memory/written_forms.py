@@ -34,7 +34,7 @@ _DISTANCES = {
     "sum(abs({}), -1)": "torch.cdist(x, y, p=1)",
     "norm({}, -1)": "torch.cdist(x, y)",
 }
-_DIFFERENCES = {  # with the number of dimensions of `x` and `y`
+_DIFFERENCES = {  # values: the number of dimensions of `x` and `y`
     "sub(unsqueeze(x, 1), unsqueeze(y, 0))": 2,
     "sub(unsqueeze(x, 1), y)": 2,
     "sub(unsqueeze(x, 2), unsqueeze(y, 1))": 3,
@@ -178,7 +178,7 @@ class _Reader:
         self._last = set[str]()  # arguments in the code that matched `-1` in the form
 
     def fits(self, form: Any, node: ast.expr, at: int) -> bool:
-        """Whether an expression in statement `at` matches a form. Record what the letters match."""
+        """Whether an expression in statement `at` matches a form. Record each letter's match."""
         if isinstance(form, ast.Name):
             known, _ = self._found.setdefault(form.id, (node, at))
             is_meant = form.id != "i" or _MINUS_INFINITY.search(ast.unparse(node)) is not None
@@ -215,7 +215,7 @@ class _Reader:
         return [*inner[: int(dim)], 1, *inner[int(dim) :]]
 
     def call(self, node: Any, at: int) -> tuple[str, list[ast.expr], int]:
-        """Return an operation's name, operands and statement index; look up a variable's value."""
+        """Return an operation's name, operands and statement; for a variable, follow its value."""
         if isinstance(node, ast.Name):
             made = next((n for n in reversed(range(at)) if node.id in stored(self._block[n])), at)
             if isinstance(getattr(self._block[made], "targets", [None])[0], ast.Name) and made < at:
@@ -267,7 +267,7 @@ class _Reader:
         return expression(ast.unparse(filled).replace("~~", ""))
 
     def replaced(self, node: ast.expr, new: ast.expr) -> Iterator[Form]:
-        """Yield a `Form` that replaces `node` by `new`, unless a matched name was rebound since."""
+        """Yield a `Form` that replaces `node` by `new`, unless a matched name has been rebound."""
         for read, at in self._found.values():
             names = {each.id for each in ast.walk(read) if isinstance(each, ast.Name)}
             if any(names & stored(self._block[n]) for n in range(at, self._at)):
@@ -288,7 +288,7 @@ class _Reader:
         return bool(names & read)
 
     def collected(self, loop: ast.stmt) -> Iterator[Form]:
-        """Replace `x = torch.cat([x, y])` by a list, unless the loop reads `x` in other code."""
+        """Replace `x = torch.cat([x, y])` by a list, unless other code in the loop reads `x`."""
         made = self._block[self._at]
         call: Any = getattr(made, "value", None)
         name, args, _ = self.call(call, self._at)

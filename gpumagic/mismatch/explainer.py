@@ -47,7 +47,7 @@ def explain(
     here: bool = False,
 ) -> Explanation | None:
     """Return the explanation of torch's error, or None. `gpumagic.explain` calls this.
-    A fix moves values to `target`, if given. If `here`, it edits the failed function itself."""
+    A fix moves values to `target`, if given. If `here`, the fix edits the failed function."""
     # `faults.kept` catches errors of this code, because they would hide the user's error.
     with faults.kept("explaining an error"), torch._C.DisableTorchFunctionSubclass():
         for each in errors(error):
@@ -102,7 +102,7 @@ def _mismatch(
     clash: Operation, choice: fixes.Choice, outer: list[FailedFrame], kind: str
 ) -> Explanation:
     frame, node, odd = clash.reader.frame, clash.node, list(choice.odd)
-    # Only this call needs its argument on the CPU.
+    # For `host`, only the failed call needs its argument on the CPU, so nothing else moves.
     extra = also_needed(frame, node, odd, choice.target) if kind != "host" else []
     site = Site(clash, odd, extra)
     above, names = climb(site, outer)

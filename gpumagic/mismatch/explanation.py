@@ -142,7 +142,7 @@ def _where(fix: Fix) -> str:
     return f"{label}replace {lines} with"
 
 
-# All later cells must run too, because an optimizer, for example, refers to old parameters.
+# Later cells must run again too: for example, an optimizer in them refers to old parameters.
 RERUN = "then run that cell and all below it again"
 
 

@@ -77,7 +77,7 @@ def choose(
 
 def _of_indexed(found: Operation) -> str | None:
     """Return the target for `x[i]`: the device of the tensor `x`, or the GPU of the indices."""
-    # This GPU is the target if the function made `x`, or if later code needs the indices there.
+    # The target is the indices' GPU if the function made `x`, or if later code needs them there.
     (indexed, *indices), frame = found.parts, found.reader.frame
     gpus = [part for part in indices if part.device not in ("cpu", None)]
     if not gpus or indexed.device != "cpu" or indexed is found.fixed:
@@ -109,7 +109,7 @@ def _written_on(found: Operation, frames: list[FailedFrame]) -> str | None:
 
 
 def _heaviest(found: Operation) -> str:
-    """Return the best target. Prefer GPUs, then devices with modules, then with most bytes."""
+    """Return the best target. Prefer GPUs, then devices of modules, then the most bytes."""
 
     def weight(device: str) -> tuple[bool, int, int]:
         here = [part for part in found.parts if device in part.devices]
@@ -136,7 +136,7 @@ def _move_owners(choice: Choice, frames: list[FailedFrame]) -> Fix | None:
 
 
 def elsewhere(clash: Operation, choice: Choice, outer: list[FailedFrame]) -> Fix | None:
-    """Return a fix in the code that made the operands, or that names their owner; or None."""
+    """Return a fix where the operands were made, or that moves their module; or None."""
     return _create_above(clash, choice, outer) or _move_owners(choice, [clash.reader.frame, *outer])
 
 
@@ -158,7 +158,7 @@ def write_fix(site: Site, above: Site, choice: Choice) -> Fix | None:
         return _move(above, choice)
     if choice.to_host:
         given = _read_above(site, above)
-        # The function may need its argument on the GPU in other lines.
+        # Copy in the caller only if the function needs its argument on the GPU in no other line.
         climbed = above is not site and _used_once(site) and all(p in given for p in above.odd)
         return _move(replace(above, odd=given) if climbed else site, choice)
     edits = [edit for part in site.odd for edit in sources.made_by_call(part, site.at)]
@@ -266,7 +266,7 @@ def _split(site: Site, stmt: ast.stmt, *, to_host: bool) -> tuple[list[Part], li
 
 
 def _lines(above: list[Part], device: str) -> list[str]:
-    """Return lines that move operands: one for each module or leaf tensor, one for all others."""
+    """Return lines that move operands: one per module or leaf tensor, one for all the rest."""
     above = [*{part.key: part for part in above}.values()]  # `attention(x, x, x)` moves x once
     lines = [sources.moving(part.text, device) for part in above if part.kind == "module"]
     leaves = [f"{part.text}.data" for part in above if sources.is_leaf(part)]

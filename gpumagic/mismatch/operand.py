@@ -36,7 +36,7 @@ TRANSFERS = words("to cuda cpu")
 _NO_TENSOR = words(
     "item tolist numpy size dim numel shape stride device dtype ndim is_cuda requires_grad backward"
 )
-_PASSING = map, torch.autograd.Variable  # calls whose results are their arguments
+_PASSING = map, torch.autograd.Variable  # calls whose arguments count as their results
 _DEVICE = type(torch.get_default_device())  # the original class, as `torch.device` may be patched
 _PART_OF = words("T mT H mH real imag data grad values indices")
 NAMED = (ast.Name, ast.Attribute, ast.Subscript)  # expressions that read an existing value
@@ -79,7 +79,7 @@ class Part:
     devices: tuple[str, ...] = ()  # most bytes first, if a module is on several; empty if unknown
     nbytes: int | None = None
     about: str = ""
-    scalar: bool = False  # whether it is a 0-dim CPU tensor, which may be mixed with GPU tensors
+    scalar: bool = False  # whether this is a 0-dim CPU tensor, which may be mixed with GPU tensors
     factory: bool = False  # made by a call without a `device` argument, such as `torch.zeros(3)`
     value: Any = field(default=None, repr=False, compare=False)
 
@@ -109,7 +109,7 @@ def describe(value: Any, node: ast.expr, text: str) -> list[Part]:
         about = f"{dtype}[{', '.join(str(int(n)) for n in value.shape)}]"
         scalar = not value.dim() and where == "cpu"
         return [Part(node, text, "tensor", (where,), bytes_of(value), about, scalar, value=value)]
-    if issubclass(kind, torch._C.Generator):  # virtual GPUs replace `torch.Generator`
+    if issubclass(kind, torch._C.Generator):  # virtual GPUs replace the name `torch.Generator`
         where = full(value.device)
         return [Part(node, text, "generator", (where,), about="generator", value=value)]
     if values.comes_from(kind, "numpy.ndarray", "pandas.Series"):

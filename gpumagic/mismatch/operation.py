@@ -177,8 +177,8 @@ def _writes(node: ast.AST) -> bool:
 
 def conflict(frame: FailedFrame, message: Message, *, certain: bool = False) -> Operation | None:
     """Return a frame's failing operation with the operands that explain the message."""
-    # Unless `certain`, assume that a temporary result is on a named device that has no other
-    # operand. Return None if the operands still do not explain the message.
+    # Unless `certain`, assume that a temporary result is on the device that the message names and
+    # that has no operand. Return None if the operands still do not explain the message.
     reader = Reader(frame)
     within = storages(dict(frame.library))
     found = []

@@ -51,7 +51,7 @@ def climb(site: Site, outer: list[FailedFrame]) -> tuple[Site, dict[str, str]]:
 
 
 def _at_notebook(site: Site, outer: list[FailedFrame]) -> Site:
-    """Return the site in the cell's loop, if its functions read the operands as globals."""
+    """Return the site in the cell's loop, if called functions read the operands as globals."""
     frame = next((each for each in outer if each.at_top), site.frame)
     moved = [*site.odd, *site.extra]
     local = {*site.frame.code.co_varnames, *site.frame.code.co_freevars}
@@ -64,7 +64,7 @@ def _at_notebook(site: Site, outer: list[FailedFrame]) -> Site:
 
 
 def _made_for(moved: list[Part], within: FailedFrame, frame: FailedFrame) -> list[Part]:
-    """Return `x` for the caller's ``x.f(g(y))``, and `g(y)` if that call made an operand."""
+    """For a caller's ``x.f(g(y))``, return `x`, and `g(y)` if the result of `g` is an operand."""
     node: Any = frame.failed
     names = within.parameters[1:] if within.parameters[:1] == ("self",) else within.parameters
     if not isinstance(node, ast.Call):

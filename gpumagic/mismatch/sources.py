@@ -53,7 +53,7 @@ class Unregistered:
     reason: str  # why `.to()` did not move the attribute, and the code to write
 
     def edit(self, frame: FailedFrame) -> tuple[ast.AST, str] | None:
-        """Return the assignment in `__init__` and its new code; None if there are others."""
+        """Return the assignment in `__init__` and its new code; None if other code assigns too."""
         nodes, text = ast.walk(frame.tree) if frame.tree is not None else (), f"self.{self.name}"
         classes = [n for n in nodes if isinstance(n, ast.ClassDef) and n.name == self.cls]
         inner: list[Any] = [node for each in classes for node in ast.walk(each)]
@@ -144,7 +144,7 @@ def _names_around(frame: FailedFrame) -> list[ast.expr]:
 
 
 def own_cause(clash: Operation, odd: list[operand.Part], tried: Any) -> tuple[Any, str, bool]:
-    """Return (fix, reason, may move) for a module made anew, a dropped copy, a NumPy reduction."""
+    """Explain a module made anew, a dropped copy, a NumPy reduction: (fix, reason, may move)."""
     for reason in filter(None, (_made_anew(part, clash.reader.frame) for part in odd)):
         return None, reason, False
     for fix, reason in (_keep_copies(parts, frame) for frame, parts in tried):
@@ -154,7 +154,7 @@ def own_cause(clash: Operation, odd: list[operand.Part], tried: Any) -> tuple[An
 
 
 def _keep_copies(parts: list[operand.Part], frame: FailedFrame) -> tuple[Fix | None, str]:
-    """Return the fix and the reason if lines such as ``x.to(device)`` drop the copy."""
+    """Return the fix and the reason if lines such as ``x.to(device)`` discard their result."""
     calls = {part.key: _dropped(part, frame) for part in parts if part.kind == "tensor"}
     edits: list[Any] = [(n, f"{key} = {frame.text(n)}") for key, n in calls.items() if n]
     if not edits or frame.failed is None:
@@ -301,7 +301,7 @@ def in_torch(node: Any, reader: operand.Reader, odd: operand.Part) -> str:
 
 
 def moved_itself(part: operand.Part, frame: FailedFrame) -> str:
-    """Return the line by which a loop's passes move a module, such as ``model.cpu()``, or ""."""
+    """Return the reason if a loop's code moves a module, as by ``model.cpu()``; else ""."""
     loops = loops_around(frame.failed) if frame.failed is not None else []
     for call in (n for n in ast.walk(loops[-1]) if isinstance(n, ast.Call)) if loops else ():
         function: Any = frame.scope.value(call.func)
@@ -341,7 +341,7 @@ def assigns(stmt: ast.AST | None, text: str) -> bool:
 def with_device(node: ast.AST, frame: FailedFrame, device: str) -> list[tuple[ast.AST, str]]:
     """Return edits that add `device` to the outermost calls that create tensors or generators."""
     function = frame.scope.value(node.func) if isinstance(node, ast.Call) else None
-    # NumPy has functions of the same names.
+    # Only torch's calls, because NumPy has functions of the same names.
     name = str(of_function(function, "__name__")) if operand.is_torch(function) else ""
     given = {keyword.arg for keyword in getattr(node, "keywords", ())}
     makes = name in operand.FACTORIES or name.endswith("_like")

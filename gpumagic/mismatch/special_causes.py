@@ -179,7 +179,7 @@ def _for_worker(frames: list[FailedFrame]) -> Explanation:
 
 
 def _made_on_host(tensors: list[Tensor], frame: FailedFrame, loader: str) -> tuple[str, str]:
-    """Return the code that moves a loader's tensors to the CPU, and what to make again then."""
+    """Return code that moves a loader's tensors to the CPU, and the objects to make again then."""
     away, every = storages(tensors), {**frame.scope.outer, **frame.scope.local}
     held = {name: v for name, v in every.items() if name[0] != "_" and issubclass(type(v), Tensor)}
     its = {name: tensor for name, tensor in held.items() if storages(tensor) & away}
@@ -214,7 +214,7 @@ def _for_default_generator(frames: list[FailedFrame]) -> Explanation | None:
         outer, stmt, name = _outermost(frames, name, loader)
         start = before_loops(outer, stmt, [name])
         edit = Edit(outer, start, [f"{name}.sampler.generator = {made}"])
-        # In a function, each call would shuffle in the same order.
+        # No fix in a function, because each call would shuffle in the same order.
         fix = edit.fix(0) if outer.at_top else None
         advice = f"make {name} with generator={made}"
         why = f"{why}{sources.PERMANENTLY if fix else ': '}{advice}"
@@ -262,7 +262,7 @@ def _drawn_on(node: Any, reader: operand.Reader, part: operand.Part) -> str | No
 
 
 def _made_on(part: operand.Part, node: Any, frames: list[FailedFrame], target: str) -> Fix | None:
-    """Return the fix that makes the generator on `target`; None if other devices need it too."""
+    """Return the fix that makes the generator on `target`; None if another device needs it too."""
     # If another cell made the generator, a new line makes it again with the same seed. This line is
     # above all loops, because a new generator in each pass would draw the same numbers again.
     for frame in frames:
@@ -294,7 +294,7 @@ def _made_again(part: operand.Part, frame: FailedFrame, target: str) -> Edit | N
     made = f'torch.Generator("{target}").manual_seed({name}.initial_seed())'
     if (start := before_loops(frame, at, [name])) is not at:
         return Edit(frame, start, [f"{name} = {made}"])
-    # Other code may draw from the generator, on the device where it is.
+    # Replace only this use, because other code may draw from the old generator.
     return Edit(frame, at, replaced=[(node, made) for node in uses(at, name)])
 
 

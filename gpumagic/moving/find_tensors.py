@@ -90,8 +90,8 @@ class TensorFinder:
         self.left: list[Left] = []  # values that do not move, or could not be searched
         self.modules: list[nn.Module] = []
         self.staying: list[Held] = []
-        self.movable: list[Held] = []  # objects with their own `to`
-        self.naming: list[tuple[Any, str]] = []  # objects that name a device, and their variables
+        self.movable: list[Held] = []  # objects with a method `to`
+        self.naming: list[tuple[Any, str]] = []  # objects with a device attribute, and the variable
         self._module, self._every_path = module, every_path
         self._depth = self._objects = 0
         self._seen: dict[int, object] = {}  # keeps visited objects alive, so that ids stay unique
@@ -214,7 +214,7 @@ class TensorFinder:
             self.left.append(Left(written(steps), reason))
             return
         self.modules.append(module)
-        if "_device" in vars(module):  # Lightning's modules and torchmetrics have this
+        if "_device" in vars(module):  # as in Lightning's modules and torchmetrics
             self.naming.append((module, str(steps[0])))
         for part in _MODULE_STATE:
             for name, item in getattr(module, part).items():

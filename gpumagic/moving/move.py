@@ -31,7 +31,7 @@ from gpumagic.moving.find_tensors import DEVICE_NAMES, FoundTensor, Held, Tensor
 from gpumagic.moving.moved import Left, Moved, Moves, Origin, Origins, all_of, keep_origins
 from gpumagic.usercode.values import CONTAINERS, Step, own, parts_of, walk, written
 
-# Copied ranges start at multiples of this many bytes, so that they begin at a whole element.
+# Copied ranges start at multiples of this many bytes, so that each begins at a whole element.
 _ALIGNMENT = 64
 # A move of at least this many bytes shows its progress.
 _MANY = 2**28
@@ -131,7 +131,7 @@ class MovePlan:
     def run(self, namespace: dict[str, Any], check_room: bool, line: Any) -> None:
         """Move all tensors; if they do not fit, move nothing and raise GpuError."""
         check_room &= self._device.type == "cuda"
-        # Raise outside `_copy`, because chaining its out-of-memory error would keep copies alive.
+        # Raise here, not in `_copy`, whose out-of-memory error would keep the copies alive.
         full = check_room and self._needed > cuda_state.free_bytes(self._device)
         if full or not self._copy(line):
             raise GpuError(_no_room(self._device, self._finder.tensors))
@@ -201,7 +201,7 @@ class MovePlan:
                 copies[home] = flat.to(home).untyped_storage()
                 copied = end - start
             offset = old.storage_offset() - start // old.element_size()
-            with torch.inference_mode(old.is_inference()):  # `old.data = new` copies this flag
+            with torch.inference_mode(old.is_inference()):  # `old.data = new` copies the flag
                 new = torch.empty(0, dtype=old.dtype, device=home)
                 new.set_(copies[home], offset if old.numel() else 0, old.size(), old.stride())
             self._add(found, new, copied)
@@ -233,7 +233,7 @@ class MovePlan:
             raise
 
     def _bring(self, held: Held, namespace: dict[str, Any]) -> None:
-        """Move an object with its `to`. If `to` returns a new object, rebind the variable."""
+        """Move an object by its method `to`. If `to` returns a new object, rebind the variable."""
         name, device = str(held.steps[0]), self._device
         moving = [found.tensor for found in held.tensors if found.must_move(device)]
         sources = [str(tensor.device) for tensor in moving]
@@ -289,7 +289,7 @@ def _addresses(value: Any) -> tuple[int, int] | None:
 
 
 def immovable(tensor: Tensor) -> str:
-    """Return why a tensor cannot be moved in place; empty if it can."""
+    """Return why a tensor cannot be moved in place; empty if this is possible."""
     if tensor.grad_fn is not None:
         # The tensor's autograd graph expects a gradient on the device of the computation.
         return f"its graph is on {tensor.device}; compute it in this cell instead"
