@@ -18,7 +18,7 @@ Kind = Literal["loader", "copy", "wait", "launch", "python"]
 
 
 class Operator(NamedTuple):
-    """All calls of one operator from one line. Times exclude the operators that it calls."""
+    """All calls of one operator from one line. Times exclude the operators called inside."""
 
     name: str
     calls: int
@@ -44,7 +44,7 @@ class ProfiledLine(NamedTuple):
 
 
 class Cause(NamedTuple):
-    """A cause of idle time, and its main line. If `seconds` is None, `times` counts the events."""
+    """A cause of idle time, and its most frequent line. `times` is set if `seconds` is None."""
 
     kind: Kind
     where: UserLine | None
@@ -66,7 +66,7 @@ class CellProfile(Shown):
 
     device: str
     virtual: bool  # whether the device is a virtual GPU, whose time cannot be measured
-    seconds: float  # until the device finished, without the overhead of tracing lines
+    seconds: float  # from start to the device's end, without the overhead of tracing
     busy: float | None  # seconds in which a kernel ran; None if the profiler sees no device
     lines: tuple[ProfiledLine, ...]  # the slowest first
     causes: tuple[Cause, ...]  # the longest first
