@@ -208,5 +208,5 @@ def _shapes(hx: Any, bidirectional: bool, batch_first: bool = False, **given: An
 
 
 def _raised(found: Iterable[Any], gpu: VirtualGpu) -> list[Any]:
-    """Copy each result to the GPU, because the gradients of two biases may be one tensor."""
+    """Return GPU copies of results. Without copies, two biases' gradients may be one tensor."""
     return [x if x is None else adopt(x.detach().clone(), gpu) for x in found]

@@ -80,7 +80,7 @@ class Audience:
             return new
 
     def leave(self, view: str) -> bool:
-        """Remove a view; return whether it was the last open view."""
+        """Remove a view; return whether the view was open and no other view is."""
         with self._lock:
             return self._looked.pop(view, None) is not None and not self._looked
 
