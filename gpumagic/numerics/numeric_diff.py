@@ -205,7 +205,7 @@ def _compared(
         unpaired = (each.instead for each in inputs if each.instead)
         instead = min(unpaired, key=all, default=None)
         if gap.excess > 1 and instead and one.name:
-            # An input depends on an unpaired operation, so these results may differ.
+            # An input depends on an unpaired operation, so the results may differ.
             one.instead = other.instead = instead
             continue
         one.gap = other.gap = gap

@@ -26,7 +26,7 @@ from gpumagic.moving.find_tensors import TensorFinder
 from gpumagic.usercode.files import expression, line_at, user_frame
 
 _MOST = 2**29  # maximum bytes of host memory for the results of one run
-# Words in the names of fused kernels, which may not exist on the CPU.
+# Words in the names of fused kernels. The CPU may lack them, so their random numbers stay.
 _FUSED = ("attention", "rnn", "lstm", "gru")
 
 

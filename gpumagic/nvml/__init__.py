@@ -305,7 +305,7 @@ class Nvml:
         self.fault, self.lost = None, {}
         gpus = [gpu for index in range(count) for gpu in self._with_mig(index)]
         if self._gpus and [gpu.uuid for gpu in gpus] != [gpu.uuid for gpu in self._gpus]:
-            # After a change of GPUs or MIG devices, other queries may be supported.
+            # After a change of GPUs or MIG devices, other queries may be supported: forget the old.
             self._unsupported, self.silent = {}, {}
         self._gpus = tuple(gpus)
         self._gpus_until = now + (_PAUSE_S if self.lost else _KEEP_GPUS_S)

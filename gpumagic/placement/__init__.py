@@ -38,7 +38,7 @@ class Placement:
         return overruled
 
     def take(self, library: str) -> torch.device | None:
-        """Return the device for a library that asks for GPU 0; record the library for any other."""
+        """Return the device that a library gets for GPU 0; record the library if the two differ."""
         if self.device is not None and self.device.index:
             self.taken[library] = None
         return self.device

@@ -63,7 +63,7 @@ def find(where: object) -> Device:
     if target.kind == "cuda":
         cuda_state.check()
     elif target.kind == "mps" and not torch.backends.mps.is_available():
-        raise GpuError(f"{where} asks for mps, which torch does not have here; type cpu")
+        raise GpuError(f"{where} is mps, but this torch has no mps device; type cpu")
     return target
 
 

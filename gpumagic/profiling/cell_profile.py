@@ -164,7 +164,7 @@ def _notes(profile: CellProfile) -> Iterator[str]:
         of = "virtual GPUs have no time of their own"
         why = of if profile.virtual else f"torch's profiler reports no events of {profile.device}"
         yield f"device time and launches are {NOT_KNOWN}: {why}"
-    yield f"recording took about {duration(profile.added)}; most of this is not in these times"
+    yield f"recording took about {duration(profile.added)}, most of which is not counted above"
     if profile.saved:
         yield f"the trace is in {profile.saved}; open it at https://ui.perfetto.dev"
 

@@ -58,7 +58,7 @@ class Deaths:
         return replace(snapshot, kernels=self._loads.samples(), events=self.events)
 
     def follow(self, managers: Mapping[str, Any]) -> None:
-        """Watch for the deaths of these kernels only."""
+        """Watch for the deaths of the kernels in `managers`, and of no other kernels."""
         for kernel, manager in managers.items():
             if self._followed.get(kernel) is not manager:
                 manager.add_restart_callback(partial(self._died, kernel, manager), "restart")

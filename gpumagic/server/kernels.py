@@ -125,7 +125,7 @@ class KernelCells(CellRuns):
         self._held: dict[str | None, list[ProcessSample]] = defaultdict(list)
 
     def follow(self, managers: Mapping[str, Any]) -> None:
-        """Record the cells of these kernels only."""
+        """Record the cells of the kernels in `managers`, and of no other kernels."""
         for kernel, channel in list(self.followed.items()):
             if channel.address != _address(managers.get(kernel)):
                 self.followed.pop(kernel).close()
@@ -213,7 +213,7 @@ class Iopub:
         self.address = _address(manager)
         self._session = manager.session.clone()  # a session refuses a message's second copy
         self._stream = manager.connect_iopub()
-        # Topics begin with these words, as in "kernel.<id>.status". Outputs are not received.
+        # Receive topics that begin with these words ("kernel.<id>.status"), and no outputs.
         for topic in (b"kernel", b"status", b"execute_input"):
             self._stream.setsockopt(zmq.SUBSCRIBE, topic)
         self._stream.setsockopt(zmq.UNSUBSCRIBE, b"")

@@ -220,7 +220,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _of_cuda(found: device.Device) -> GpuSample:
-    """Return the sample of a CUDA GPU that torch finds and that no source lists."""
+    """Return the sample of a CUDA GPU that torch has found, but that no source lists."""
     total, free = found.memory_total, found.memory_free
     used = None if total is None or free is None else total - free
     uuid, ordinal = found.uuid or f"CUDA-{found.ordinal}", found.ordinal

@@ -176,7 +176,7 @@ class Doctor:
 
     def _level_zero(self, needs: _Vendor) -> Check:
         ubuntu = "libze1 libze-intel-gpu1"
-        cure = f"install it: sudo apt install {ubuntu} (other distributions: level-zero)"
+        cure = f"install Level Zero: sudo apt install {ubuntu} (other distributions: level-zero)"
         for library in needs.libraries:
             if not any((self._root / folder / library).exists() for folder in _FOLDERS):
                 return Check("Level Zero", False, f"no {library}", cure)
@@ -184,7 +184,7 @@ class Doctor:
 
     def _leaves(self, name: str, left: int, every: int) -> Check:
         """Check that an environment variable selects at least one GPU."""
-        cure = "correct or unset it, then restart the kernel"
+        cure = "correct or unset the variable, then restart the kernel"
         ok = bool(left) if every else None
         return Check(name, ok, f"{self._env[name]!r} selects {left} of {every} GPUs", cure)
 

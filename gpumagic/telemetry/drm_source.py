@@ -194,7 +194,7 @@ class IntelSource(DrmSource):
         }
 
     def _rate(self, card: drm.GraphicsCard, counter: str, value: float | None) -> float | None:
-        """Return a counter's increase per second; None at first, after a reset or after a pause."""
+        """Return a counter's increase per second; None at first, after a reset or after 30 s."""
         now, before = time.monotonic(), self._counters.pop((card.uuid, counter), None)
         if value is None:
             return None

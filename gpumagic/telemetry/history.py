@@ -78,7 +78,7 @@ class History:
 
     def since(self, time: float | None = None) -> dict[str, Any]:
         """Return the readings after `time` (None: all readings), ready for JSON."""
-        # {"time": […], "gpus": {uuid: {"utilization": […], …, "held": {holder: […]}}}}
+        # Result: {"time": […], "gpus": {uuid: {"utilization": […], …, "held": {holder: […]}}}}
         with self._lock:
             kept = list(self._moments)
         moments = [moment for moment in kept if time is None or moment[0] > time]

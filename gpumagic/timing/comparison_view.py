@@ -88,7 +88,7 @@ def _is_line(comparison: Comparison) -> bool:
 
 
 def _wrong(comparison: Comparison) -> list[str]:
-    """Return warnings about devices not used, results that differ, and an interrupt."""
+    """Return warnings: a device that the code did not use, results that differ, an interrupt."""
     elsewhere = {t.where: t.elsewhere for t in comparison.timings if t.elsewhere}
     said = [
         f"{where}: the code ran on {used}, which it names itself in `device=` or `.to()`"

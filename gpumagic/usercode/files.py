@@ -331,7 +331,7 @@ def swap_attribute(stack: ExitStack, owner: Any, name: str, ours: Any) -> None:
 
 def leave_out_ours(error: BaseException) -> None:
     """Remove the frames of gpumagic's replacement functions at the start of a traceback."""
-    # Call this before a bare `raise`, which from Python 3.11 on adds no frame again.
+    # Call this before a bare `raise`. From Python 3.11 on, a bare `raise` adds no new frame.
     trace = error.__traceback__
     while trace is not None and stands_in(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next

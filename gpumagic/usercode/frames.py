@@ -42,7 +42,7 @@ def errors(error: BaseException) -> Iterator[BaseException]:
 
 def cut_ours(error: BaseException) -> None:
     """Remove gpumagic's frames from an error's tracebacks."""
-    # Below the user's innermost frame, remove only replacements of torch's or Python's functions.
+    # Below the user's innermost frame, remove only functions that replace torch's or Python's.
     for each in errors(error):
         chain = steps_of(each.__traceback__)
         names = [tb.tb_frame.f_code.co_filename for tb in chain]
@@ -253,7 +253,7 @@ def uses(node: ast.AST, text: str) -> list[ast.expr]:
 def decides(file: str, line: int, code: str) -> bool:
     """Whether the value of an expression in a line decides a branch, a loop or an index.
 
-    Names that the loop or function computes from the value count too. So does any ``x[i]``.
+    Names that the loop or function computes from the value count too. For any ``x[i]``, True.
     """
     from executing import Source  # a slow import, which `files.expression` has done by now
 

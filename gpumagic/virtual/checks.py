@@ -163,7 +163,7 @@ def run_on(plan: Any, kernel: Callable[..., Any], args: Any, kwargs: Any) -> Any
 
 
 def _harmless(value: Any, written: bool) -> Any:
-    """Return a tensor filled with 0, or 0.5 for floats; keep written and bool tensors unchanged."""
+    """Return an argument with harmless numbers: 0, or 0.5. Written and bool tensors stay."""
     if isinstance(value, (list, tuple)):
         return type(value)(_harmless(each, written) for each in value)
     if not isinstance(value, Tensor) or written or value.dtype == torch.bool:

@@ -364,7 +364,7 @@ def _patch_autograd(stack: ExitStack) -> None:
     for module in (torch.autograd, torch.autograd.graph):
         patch(stack, module, _engine_run_backward=backward)
     patch(stack, torch.autograd.profiler.profile, __init__=profile_cpu)
-    # Streams never have pending work here, so this warning about streams never applies.
+    # Virtual GPUs' streams never have pending work, so torch's warning never applies.
     warn = torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch
     warn(False)
     stack.callback(warn, True)

@@ -75,7 +75,7 @@ class KernelPlan:
         self.draws = self.name in DRAWS or "generator" in self.arguments
         self.composite = not has_kernel("CPU")
         self.number_ok = self.name.rstrip("_") in NUMBER_AS_TENSOR
-        # Without a kernel at any LAZY key, torch has resolved conjugate and negative views before.
+        # Without a kernel at any LAZY key, torch resolves conjugate and negative views beforehand.
         self.flip: Callable[..., Tensor] = flip if any(map(has_kernel, LAZY)) else flip_plain
         self.plain = self.dense and not self.outs  # whether `self.flip` suffices for each tensor
         self.fresh = self.plain and _makes_all_new(self.op)

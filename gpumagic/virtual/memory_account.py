@@ -214,7 +214,7 @@ class MemoryAccount:
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
-        """Hold the lock. Count the log first, and publish the reserved bytes at the end."""
+        """Hold the lock in a `with` block. First count the log; at the end, publish the bytes."""
         with self._lock:
             self._count()
             yield
