@@ -20,7 +20,7 @@ class Left:
 
 @dataclass(frozen=True)
 class Moved:
-    """A variable that moved. `sources` are its former devices."""
+    """A variable that moved. `sources` are the devices where the variable was before."""
 
     name: str
     nbytes: int  # memory that two variables share counts only for the first
@@ -71,7 +71,7 @@ def all_of(several: Iterable[Moves]) -> Moves:
 
 @dataclass(frozen=True)
 class Origin:
-    """The device of an object, or of a variable's arrays, before a cell moved them."""
+    """The former device of an object, or of a variable's arrays, that a cell moved."""
 
     name: str  # the variable through which the object was found
     device: Any  # a torch.device for torch's objects, else a name such as "cuda:1"
@@ -80,9 +80,9 @@ class Origin:
     kind: type | None = None  # type of the variable's value; None for torch's objects
     committed: bool = True  # whether a JAX array was committed to `device`
     originals: Mapping[int, tuple[Any, Any]] = field(default_factory=dict, compare=False)
-    """Map a copy's id to a weak reference and the original. `keep_origins` drops the original."""
+    """Map a copy's id to (weak reference to the copy, original). `keep_origins` drops originals."""
     named: Mapping[str, object] = field(default_factory=dict)
-    """Former values of the attributes in which the object names a device, by attribute."""
+    """Old values of the object's attributes that name a device, by the attribute's name."""
 
 
 Origins = list[tuple[Any, Origin]]
@@ -90,11 +90,11 @@ Origins = list[tuple[Any, Origin]]
 
 
 def keep_origins(known: MutableMapping[Any, Origin], origins: Origins, cell: str) -> None:
-    """Store origins in `known`. An object that goes on to a third device keeps its first origin."""
+    """Store origins in `known`. An object that moves to a third device keeps its first origin."""
     for moved, origin in origins:
         copies = {key: (copy, None) for key, (copy, _) in origin.originals.items()}
         origin = replace(origin, cell=cell, originals=copies)
-        with suppress(TypeError):  # the object allows no weak references
+        with suppress(TypeError):  # skip an object that allows no weak references
             first = known.get(moved, origin)
             went_on = first.device != first.there == origin.device and first.kind is origin.kind
             kept = replace(first, there=origin.there, cell=cell) if went_on else origin

@@ -1,8 +1,8 @@
 """Find the operation at which two devices, or two dtypes, diverge: `gpumagic.diff`.
 
-The code runs once on each side (a device or a dtype), on copies of its variables. Operations of
-the two runs are paired by operator and shapes. Results that depend on an unpaired operation
-may differ, but variables must agree at the end.
+The code runs once on each side (a device or a dtype), on copies of the variables. Operations of
+the two runs are paired by operator and shapes. An operation's results may differ if they depend on
+an unpaired operation. The values of variables after the run must agree.
 
 For one operation, two results may differ by twice torch.testing's tolerance. For a chain of
 operations, this limit grows with the square root of the chain's length, as rounding errors do
@@ -42,7 +42,7 @@ _TYPE = "two devices or two dtypes are needed; type cpu 1, or float32 bfloat16"
 # Errors may grow by this factor, so that an operation with a condition number of 10, which loses
 # one decimal digit, is allowed (Higham, "Accuracy and Stability of Numerical Algorithms", 1.6).
 _DIGIT = 10.0
-# Operators that add terms. Large terms may cancel each other.
+# Operators that add terms. Large terms may cancel, so the tolerance is relative to these terms.
 _SUMS = ("add.", "sub.", "sum", "mean", "native_batch_norm_b", "native_layer_norm_b")
 # Maximum operations to pair after the runs first differ, because difflib takes quadratic time.
 _ALIGNED = 2_000
@@ -64,7 +64,7 @@ class Gap:
     choice: bool = False  # whether the operation, such as argmax, chose among nearly equal numbers
     where: str = ""  # "In [3], line 7: `x.softmax(-1)` (aten._softmax)"
     line: int | None = None
-    variable: str = ""  # the variable that differs, if no operation that was compared does
+    variable: str = ""  # path of the variable that differs; empty if an operation's result does
     why: str = ""  # the cause of a divergence; empty if the operation is the cause
 
     @property
@@ -78,7 +78,7 @@ class NumericDiff(Shown):
     """The result of `diff`: where two devices, or two dtypes, diverge."""
 
     sides: tuple[str, ...]  # the devices or dtypes
-    found: tuple[Gap, ...]  # results that diverge although their inputs agree, in order
+    found: tuple[Gap, ...]  # in order: results that diverge although their inputs agree
     operations: int  # number of operations whose results were compared
     largest: float  # the largest relative difference of results that agree
     notes: tuple[str, ...]
@@ -177,7 +177,7 @@ def _run(
                     tensor.data = tensor.data.to(side)
         with recorder:
             value = trial.first()
-        # Variables that are neither copied nor assigned are the user's own objects.
+        # Leave out the user's own objects: variables that were neither copied nor assigned.
         left = {n: v for n, v in trial.copies.globals.items() if namespace.get(n) is not v}
         recorder.add_variables({**left, "Out": value}, str(namespace.get("__name__")), copied)
         said = [f"{side} is virtual: it rounds as the CPU does"] * getattr(side, "virtual", False)
@@ -198,18 +198,18 @@ def _compared(
     for one, other in _aligned(runs):
         inputs = [*one.inputs, *other.inputs]
         known = [Gap(rtol=base), *filter(None, (each.gap for each in inputs))]
-        # An operation has no results if the memory for copies was used up.
+        # Count only recorded results. None are recorded once the memory for copies is used up.
         count += bool(one.results and other.results and one.name)
         gap = _gap(one, other, known, read)
-        # Prefer operations that replace none, because a replacement may compute the same.
+        # Blame operations of one side only, if any. Operations of both sides may be equivalent.
         unpaired = (each.instead for each in inputs if each.instead)
         instead = min(unpaired, key=all, default=None)
         if gap.excess > 1 and instead and one.name:
-            # An input depends on an unpaired operation, so these results may differ.
+            # An input depends on an unpaired operation, so the results may differ.
             one.instead = other.instead = instead
             continue
         one.gap = other.gap = gap
-        # All of a gradient may be rounding errors, such as that of a bias before a norm.
+        # A gradient may consist of rounding errors alone, as for a bias before a norm.
         rounding = any(each.backward and each.gap and each.gap.noise for each in inputs)
         if gap.excess <= 1:
             largest = max(largest, gap.relative)
@@ -226,7 +226,7 @@ def _compared(
 
 
 def _aligned(runs: Sequence[Recorder]) -> Iterator[tuple[RecordedOperation, ...]]:
-    """Yield pairs of operations, then of variables. Unpaired operations get `.instead`."""
+    """Yield pairs of operations, then pairs of variables. Set `.instead` of unpaired operations."""
     ran = [run.operations for run in runs]
     keys = [[(each.name, each.shapes) for each in run] for run in ran]
     alike = [*(a == b for a, b in zip(*keys, strict=False)), False].index(False)
@@ -239,7 +239,7 @@ def _aligned(runs: Sequence[Recorder]) -> Iterator[tuple[RecordedOperation, ...]
         else:
             for each in (*pair[0], *pair[1]):
                 each.instead = pair
-    # Several paths may lead to the same pair of tensors, which is compared under the first.
+    # If several paths refer to the same pair of tensors, compare the pair only for the first path.
     named = dict[tuple[int, ...], tuple[RecordedOperation, ...]]()
     values, others = (run.variables for run in runs)
     for name in (name for name in values if name in others):
@@ -266,7 +266,7 @@ def _gap(one: RecordedOperation, other: RecordedOperation, known: list[Gap], rea
     gaps = [_difference(x, y, before, terms) for (_, x), (_, y) in used or pairs]
     one.results, other.results = [], []
     worst = max(gaps, key=lambda each: each.excess, default=before)
-    # Different integers may be indices of equal or nearly equal numbers.
+    # Different integers may be indices of nearly equal numbers, so they count as a choice.
     exact = all(isinstance(value, int) for value in worst.values)
     choice = exact and any(each.excess <= 1 for each in gaps)
     choice |= before.inputs > 0 and (exact or "threshold" in one.name)
@@ -278,7 +278,7 @@ def _difference(one: Tensor | None, other: Tensor | None, before: Gap, terms: fl
     if one is None or other is None or one.shape != other.shape:
         shapes = (each if each is None else tuple(each.shape) for each in (one, other))
         return replace(before, excess=math.inf, largest=math.inf, values=tuple(shapes))
-    one, other = one.detach().cpu(), other.detach().cpu()  # may be the user's
+    one, other = one.detach().cpu(), other.detach().cpu()  # `one` may be the user's parameter
     # Take the smaller tolerance, so that a lower precision on only one side is reported.
     own, atol = min(tolerance(dtype_of(one)), tolerance(dtype_of(other)))
     gap = replace(before, rtol=max(before.rtol, own))
@@ -314,7 +314,7 @@ def _explained(other: RecordedOperation, gap: Gap, instead: Any, sides: tuple[st
         why = "a choice among numbers that are equal within the tolerance"
     elif noise:
         blamed, gap = noise, noise.gap
-        why = "cancellation: rounding errors are all that is left"
+        why = "cancellation: only rounding errors are left"
     elif other.variable:
         why = "the operations that were compared agree"
     elif gap.relative <= _DIGIT * gap.inputs:

@@ -26,7 +26,7 @@ from gpumagic.moving.find_tensors import TensorFinder
 from gpumagic.usercode.files import expression, line_at, user_frame
 
 _MOST = 2**29  # maximum bytes of host memory for the results of one run
-# Words in the names of fused kernels, which may not exist on the CPU.
+# Words in the names of fused kernels. The CPU may lack them, so their random numbers stay.
 _FUSED = ("attention", "rnn", "lstm", "gru")
 
 
@@ -37,14 +37,14 @@ class RecordedOperation:
     name: str  # "aten.mm"; empty for a variable
     inputs: list["RecordedOperation"]  # the operations that computed the inputs
     shapes: tuple[torch.Size, ...] = ()  # shapes of the inputs
-    # The user's code and bytecode offset. A backward operation has those of its forward operation.
+    # The user's code object and bytecode offset; for a backward operation, the forward operation's.
     at: tuple[CodeType, int] | None = None
     backward: bool = False
     variable: str = ""  # the path to the variable's tensor: "net.weight.grad"
     # The id of each result's storage, and a copy on the host.
     results: list[tuple[int, Tensor | None]] = field(default_factory=list)
     gap: Any = None  # the difference from the paired operation of the other run
-    instead: Any = None  # each run's unpaired operations, if this or an input is unpaired
+    instead: Any = None  # both runs' unpaired operations, if this operation or an input is one
     depth: int = 0  # number of operations in the longest chain that ends here
 
     def __post_init__(self) -> None:
@@ -71,14 +71,14 @@ class Recorder(TorchDispatchMode):
     def __init__(self, unwritten: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.operations: list[RecordedOperation] = []
-        self.variables: dict[str, dict[str, RecordedOperation]] = {}  # by name and path
-        self.read: set[int] = set()  # ids of the storages of results that were used
-        self.full = False  # whether results were not saved
+        self.variables: dict[str, dict[str, RecordedOperation]] = {}  # by name, then by path
+        self.read: set[int] = set()  # ids of storages that a later operation or a variable used
+        self.full = False  # whether results were not saved for lack of room
         self._room = _MOST  # bytes left for results
         self._unwritten = unwritten
-        # By storage id: a weak reference (keeps the id unique), and the operations that wrote it.
+        # By storage id: a weak reference (keeps the id unique), and operations that wrote there.
         self._storages: dict[int, tuple[StorageWeakRef, list[RecordedOperation]]] = {}
-        self._forward: dict[int, Any] = {}  # each forward operation's `at`, by sequence number
+        self._forward: dict[int, Any] = {}  # forward operations' `at`, by autograd's number
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -97,8 +97,8 @@ class Recorder(TorchDispatchMode):
         return result
 
     def add_variables(self, variables: dict[str, Any], module: str, copied: list[Any]) -> None:
-        """Record the tensors in variables at the end of the run; `copied`: originals and copies."""
-        # The original has the numbers of an unchanged copy, and needs no memory.
+        """Record the variables' tensors after the run; `copied` has pairs (original, copy)."""
+        # For an unchanged copy, use the original. Its numbers are equal, and it needs no new copy.
         unchanged = (pair for pair in copied if not self._writers(_tensors(pair[1])))
         saved: dict[int, list[Any]] = {id(copy): [(0, original)] for original, copy in unchanged}
         self._room, counts = _MOST, Counter[str]()
@@ -107,7 +107,7 @@ class Recorder(TorchDispatchMode):
             finder = TensorFinder(module, every_path=True)
             finder.variables([(name, value)])
             for found in (each for each in finder.tensors if _tensors(each.tensor)):
-                # The text of any other key may contain an address, which differs by run.
+                # A key of another type may have an address in its text, which differs by run.
                 plain = all(type(key) in (int, str) for _, key in found.steps[1:])
                 path = found.path if plain else name
                 counts[path] += 1
@@ -125,7 +125,7 @@ class Recorder(TorchDispatchMode):
         makes = [each for each in _tensors(result) if _storage(each) not in old]
         at, backward = self._line()
         for each in reads:
-            # What only the backward pass reads of a forward operation is a buffer, not a result.
+            # A forward operation's output is a buffer, no result, if only a backward pass reads it.
             if any(not backward or writer.backward for writer in self._writers([each])):
                 self.read.add(_storage(each))
         if not makes and not writes:
@@ -155,7 +155,7 @@ class Recorder(TorchDispatchMode):
         at = None if frame is None else (frame.f_code, frame.f_lasti)
         node: Any = torch._C._current_autograd_node()
         if isinstance(node, torch.autograd.function.BackwardCFunction):
-            return at, False  # the user wrote this `backward`, so `at` is a line in it
+            return at, False  # the user wrote this `backward`, so `at` is a line of that code
         if node is not None:
             return self._forward.get(node._sequence_nr(), at), True
         # Autograd has just given this operation a sequence number, so the counter is one ahead.

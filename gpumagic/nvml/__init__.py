@@ -106,7 +106,7 @@ class Library:
         self.errors: tuple[type[Exception], ...] = _ERRORS
 
     def load(self) -> None:
-        """Import pynvml; raise ImportError if it is missing, or if it is not nvidia-ml-py's."""
+        """Import pynvml; raise ImportError if pynvml is missing, or is not nvidia-ml-py's."""
         if self.module is None:
             self.module = import_module("pynvml")
         if not all(hasattr(self.module, name) for name in _NEEDED):
@@ -143,7 +143,7 @@ class Xids:
         if self._uuids != [gpu.uuid for gpu in gpus]:
             self._watch(gpus)
         found: list[tuple[Gpu, int]] = []
-        while self._set is not None and len(found) < 64:  # read no more at once
+        while self._set is not None and len(found) < 64:  # read at most 64 errors in one call
             try:
                 event = self._library.make("nvmlEventSetWait_v2", self._set, 0)
             except self._library.errors as error:
@@ -161,7 +161,7 @@ class Xids:
         self.close()
         self._set, watched = self._library.call("nvmlEventSetCreate"), False
         for gpu in gpus if self._set is not None else ():
-            with suppress(*self._library.errors):  # the GPU is lost or has no such events
+            with suppress(*self._library.errors):  # skip a GPU that is lost or has no Xid events
                 self._library.make("nvmlDeviceRegisterEvents", gpu.handle, _XID_ERROR, self._set)
                 watched = True
         if not watched:
@@ -216,14 +216,14 @@ class Nvml:
             self._gpus_until = 0.0
 
     def system(self, function: str) -> Any:
-        """Call a function such as ``"nvmlSystemGetDriverVersion"``; return None if it fails."""
+        """Call a function such as ``"nvmlSystemGetDriverVersion"``. Return None if that fails."""
         with self._lock:
             return self._library.call(function)
 
     def ask(
         self, gpu: Gpu, questions: Mapping[str, Call], *, alive: bool = False
     ) -> dict[str, Any]:
-        """Make several queries of a GPU; return the answers by name, None for no answer."""
+        """Make several queries of a GPU; return the answers by name, None where a query failed."""
         # `alive`: the GPU has just answered another query, so record its unsupported queries.
         answers: dict[str, Any] = dict.fromkeys(questions)
         known = self._unsupported.setdefault(gpu.uuid, {})
@@ -304,7 +304,7 @@ class Nvml:
         self.fault, self.lost = None, {}
         gpus = [gpu for index in range(count) for gpu in self._with_mig(index)]
         if self._gpus and [gpu.uuid for gpu in gpus] != [gpu.uuid for gpu in self._gpus]:
-            # After a change of GPUs or MIG devices, other queries may be supported.
+            # After a change of GPUs or MIG devices, other queries may be supported: forget the old.
             self._unsupported, self.silent = {}, {}
         self._gpus = tuple(gpus)
         self._gpus_until = now + (_PAUSE_S if self.lost else _KEEP_GPUS_S)
@@ -341,7 +341,7 @@ class Nvml:
         mode = library.call("nvmlDeviceGetMigMode", handle)
         slots = library.call("nvmlDeviceGetMaxMigDeviceCount", handle) if mode and mode[0] else 0
         for slot in range(slots or 0):
-            # An empty slot answers NOT_FOUND, and a MIG instance may end at any time.
+            # Skip a slot that is empty (NOT_FOUND), or whose MIG instance has just ended.
             with suppress(*library.errors):
                 child = library.make("nvmlDeviceGetMigDeviceHandleByIndex", handle, slot)
                 gpus.append(self._facts(index, child, gpu.uuid))
@@ -358,7 +358,7 @@ class Nvml:
 
 @cache
 def shared_nvml() -> Nvml:
-    """Return the `Nvml` of this process; a forked child makes a new one."""
+    """Return the `Nvml` of this process; a forked child makes a new `Nvml`."""
     return Nvml()
 
 

@@ -22,12 +22,12 @@ class Placement:
     batches: bool  # whether a `DataLoader`'s batches are copied to the device
     outer: "Placement | None"  # the enclosing placement, in force again after this one
     modes: int  # number of active torch function modes when the placement began
-    # Keyword arguments that pass the device to torch. They are empty if torch would use the CPU
-    # anyway, since torch takes 0.2 µs to parse a keyword.
+    # Keyword arguments that pass the device to torch. Empty if torch would use the CPU anyway,
+    # since torch takes 0.2 µs to parse a keyword.
     keywords: dict[str, torch.device]
-    direct: bool = True  # whether the device applies without a check of `overruled`
+    direct: bool = True  # whether factories use the device without a check of `overruled`
     previous_index: int | None = None  # the current CUDA device's index before the placement
-    delivered: list[list[int]] = field(default_factory=list)  # for each batch, each tensor's bytes
+    delivered: list[list[int]] = field(default_factory=list)  # of each batch: copied tensors' bytes
     taken: dict[str, None] = field(default_factory=dict)  # libraries that `take` has recorded
 
     def overruled(self) -> bool:
@@ -38,7 +38,7 @@ class Placement:
         return overruled
 
     def take(self, library: str) -> torch.device | None:
-        """Return the device for a library that asks for the first GPU; record the library."""
+        """Return the device that a library gets for GPU 0; record the library if the two differ."""
         if self.device is not None and self.device.index:
             self.taken[library] = None
         return self.device
@@ -99,7 +99,7 @@ class FunctionMode(torch.overrides.TorchFunctionMode):
     running = 0  # number of `start` calls that no `stop` has followed yet
 
     def start(self) -> Any:
-        """Enter the mode on this thread; return it."""
+        """Enter the mode on this thread; return the mode."""
         _push_mode(self)
         self.running += 1
         return self

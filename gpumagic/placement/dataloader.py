@@ -40,11 +40,11 @@ def _copy_batch(device: torch.device, copied: list[int], batch: Any) -> Any:
             if item.device != device:
                 copied.append(sum(part.nbytes for part in parts))
             return item.to(device, non_blocking=item.is_pinned())
-        if isinstance(item, PackedSequence):  # its `batch_sizes` must stay on the host
+        if isinstance(item, PackedSequence):  # `batch_sizes` must stay on the host
             data, *indices = _copy_batch(device, copied, (item[0], *item[2:]))
             return PackedSequence(data, item.batch_sizes, *indices)
         if hasattr(item, "to") and (isinstance(item, Mapping) or hasattr(item, "pin_memory")):
-            # A batch of tokens or graphs. `tree_map` does not search it, so call the batch's `to`.
+            # A batch of tokens or graphs. `tree_map` does not search such a batch: call its `to`.
             held = item if isinstance(item, Mapping) else vars(item)
             copied.extend(x.nbytes for x in held.values() if isinstance(x, torch.Tensor))
             return item.to(device)

@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 import torch
 import torch.overrides
 from torch import Tensor
-from torch._C import _len_torch_function_stack  # torch.utils._device imports this too
+from torch._C import _len_torch_function_stack  # private, but torch.utils._device imports this too
 from torch.jit import _builtins, _recursive
 from torch.utils._device import _device_constructors
 
@@ -38,12 +38,12 @@ _device_constructors()
 def enter(
     device: torch.device, *, batches: bool = True, namespace: dict[str, Any] | None = None
 ) -> Placement:
-    """Begin a placement, and swap names in `namespace` too. Pass the result to `leave`."""
+    """Begin a placement, and put twins in `namespace` too. Pass the result to `leave`."""
     outer, modes = in_force.get() and placement(), _len_torch_function_stack()
     implied = device.type == "cpu" and not modes
     place = Placement(device, batches, outer, modes, {} if implied else {"device": device})
     if not implied and device.type == "cuda":
-        # "cuda" without an index and torch.cuda.current_device() then mean this GPU.
+        # Let "cuda" without an index, and torch.cuda.current_device(), mean this GPU.
         place.previous_index = torch.cuda.current_device()
         torch.cuda.set_device(device)
     try:
@@ -76,14 +76,14 @@ def _restore_current_device(place: Placement) -> None:
 
 
 _lock = threading.RLock()
-_Swap = tuple[Any, str, Any, Any]  # an owner, a name in it, the old value, the new value
+_Swap = tuple[Any, str, Any, Any]  # owner, name of an attribute or key, old value, new value
 _in_torch: list[_Swap] = []
 _in_modules: list[_Swap] = []  # swaps in the modules of libraries
-# Namespaces of the user's modules, by name. Each swap searches them, since reloads change them.
+# User modules' namespaces, by module name. Each swap searches them again, since reloads add names.
 _of_users: dict[str, dict[str, Any]] = {}
 _twin_of: dict[int, Any] = {}  # by the original's id, since hashing a value could run user code
-_real_of: dict[int, Any] = {}  # by the twin's id
-# Ids of torch's modules, of originals and of twins. A namespace without them needs no swap.
+_real_of: dict[int, Any] = {}  # originals by the twin's id
+# Ids of torch's modules, of originals and of twins. A namespace without such a value needs no swap.
 _ids: set[int] = set()
 _holders = 0  # number of placements that have not ended
 _namespaces: dict[int, dict[str, Any]] = {}  # swapped namespaces by id
@@ -178,7 +178,7 @@ def _swap_torch(*, back: bool = False) -> None:
 
 
 class _TorchFinder(MetaPathFinder):
-    """Restores the originals while a torch module is imported, so that it stores no twins."""
+    """Restores the originals while a torch module is imported, so that no module stores twins."""
 
     # A module in `IN_LIBRARIES` may see twins during its import. Its functions are swapped later.
     importing = 0  # number of torch modules that are being imported, in all threads
@@ -193,7 +193,7 @@ class _TorchFinder(MetaPathFinder):
         return spec
 
     def _import(self, run: Callable[[ModuleType], None], module: ModuleType) -> None:
-        # The import runs without the lock, because it may wait for another thread's import.
+        # Import without holding the lock, because an import may wait for another thread's import.
         of_torch = module.__name__ not in IN_LIBRARIES
         with _lock:
             self.importing += of_torch
@@ -217,7 +217,7 @@ _finder = _TorchFinder()
 
 
 def _swap_namespace(namespace: dict[str, Any]) -> None:
-    if id(namespace) not in _namespaces:  # otherwise, it is already swapped
+    if id(namespace) not in _namespaces:  # a namespace in the dict is already swapped
         _swap(_held(namespace, _twin_of))
         _namespaces[id(namespace)] = namespace
 
@@ -265,7 +265,7 @@ def _new_modules() -> dict[str, Any]:
     modules, _last_known = list(sys.modules.items()), name
     new = {n: m for n, m in modules if _known.get(n) is not m}
     for name, module in new.items():
-        with suppress(TypeError):  # a value None, which blocks an import, allows no weak reference
+        with suppress(TypeError):  # None, which blocks a module's import, allows no weak reference
             _known[name] = module
     return new
 

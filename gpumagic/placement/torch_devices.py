@@ -38,7 +38,7 @@ def tell_cuda_order() -> None:
             Device("cuda", n, f"GPU-{p.uuid}", None, p.name, p.total_memory)
             for n, p in enumerate(every if known else ())
         ]
-    else:  # if the driver lists no GPU, use torch's count
+    else:  # do not initialize CUDA; use torch's count of GPUs only if the driver lists none
         ask = torch.version.cuda and not names.has_virtual() and not names.physical_gpus()
         found = [Device("cuda", n) for n in range(torch.cuda.device_count() if ask else 0)]
     names.set_cuda_order(found or None, _free)
@@ -63,7 +63,7 @@ def find(where: object) -> Device:
     if target.kind == "cuda":
         cuda_state.check()
     elif target.kind == "mps" and not torch.backends.mps.is_available():
-        raise GpuError(f"{where} asks for mps, which torch does not have here; type cpu")
+        raise GpuError(f"{where} is mps, but this torch has no mps device; type cpu")
     return target
 
 

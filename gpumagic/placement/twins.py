@@ -32,7 +32,7 @@ from gpumagic.usercode.files import leave_out_ours, module_of, unseen, user_fram
 Function = Callable[..., Any]
 Args = tuple[Any, ...]
 Adapter = Callable[[Function, Args, dict[str, Any], FrameType | None], Any]
-"""Gets the original function, args, kwargs, and the caller's frame (None while dynamo traces)."""
+"""A twin calls this with the original, args, kwargs, and the caller's frame (None in dynamo)."""
 
 
 def _twin(function: Function, adapter: Adapter) -> Function:
@@ -72,7 +72,7 @@ def _library_at(frame: FrameType | None, given: object) -> str:
 
 
 def _is_users(given: object, frame: FrameType | None) -> bool:
-    """Whether `given` is ``"cuda:0"``, and the user's code or variables hold this string object."""
+    """Whether the user chose `given`: user code or a variable holds this ``"cuda:0"`` object."""
     if (frame := user_frame(frame)) is None or given != _FIRST:
         return False
     held = (*frame.f_code.co_consts, *frame.f_locals.values(), *frame.f_globals.values())
@@ -132,7 +132,7 @@ class _DeviceType(type):
         given = next(iter((*args, *kwargs.values())))
         if made.index != 0 or made.type != "cuda" or isinstance(given, _device):
             return made
-        return _first_of(given, _getframe(2)) or made  # 1 is the frame of `unseen`
+        return _first_of(given, _getframe(2)) or made  # frame 1 is the wrapper made by `unseen`
 
     # The twin equals the original, because torch looks `torch.device` up in tables and tuples.
     def __eq__(cls, other: object) -> bool:
@@ -158,7 +158,7 @@ _device = torch.device
 _device_twin: Any = _DeviceType("device", (), {"__module__": "torch", "__doc__": _device.__doc__})
 
 
-# Modules of "host code", whose small tensors belong on the host. No placement applies in them.
+# Modules of "host code", whose small tensors belong on the host. These modules ignore placement.
 # Examples are step counters of optimizers, seeds of samplers and NumPy values of schedulers.
 _HOST_CODE = (
     *("torch.optim", "torch.utils.", "torch.distributed.", "torch.nn.utils.rnn"),
@@ -234,7 +234,7 @@ def _convert(make: Function, args: Args, kwargs: dict[str, Any], frame: FrameTyp
     """Adapt `as_tensor` and `asarray`, but leave an existing tensor where it is."""
     data = args[0] if args else kwargs.get("data", kwargs.get("obj"))
     if kwargs.get("device") is None and not isinstance(data, Tensor):
-        kwargs["device"] = _chosen(frame)  # None is torch's default
+        kwargs["device"] = _chosen(frame)  # if None, torch uses its default device
     return make(*args, **kwargs)
 
 
@@ -274,7 +274,7 @@ def _new(make: Function, args: Args, kwargs: dict[str, Any], _: FrameType | None
 
 
 def _fresh(made: Tensor, args: Args, kwargs: dict[str, Any]) -> Tensor:
-    """Copy a result of `torch.Tensor(...)` to the device, unless it shares existing memory."""
+    """Copy a result of `torch.Tensor(...)` to the device, unless the result shares memory."""
     alias = bool(args) and isinstance(args[0], (Tensor, torch.UntypedStorage))
     device = None if kwargs or alias else _chosen()
     return made if device is None else made.to(device)
@@ -297,7 +297,7 @@ class _LegacyType(type):
 
 
 def _checked(check: Function, args: Args, kwargs: dict[str, Any], _: FrameType | None) -> Any:
-    """Adapt a check of `device_map` that rejects a default device if accelerate is missing."""
+    """Adapt a check of `device_map`, which rejects a placement if accelerate is missing."""
     try:
         return check(*args, **kwargs)
     except ValueError:
@@ -307,7 +307,7 @@ def _checked(check: Function, args: Args, kwargs: dict[str, Any], _: FrameType |
 
 
 def _spread(find: Function, args: Args, kwargs: dict[str, Any], _: FrameType | None) -> Any:
-    """Replace GPU numbers in a `device_map` by devices, for threads that have no placement."""
+    """Replace GPU numbers in a `device_map` by devices, because new threads have no placement."""
     device_map = find(*args, **kwargs)
     if not isinstance(device_map, dict) or (place := _on_a_gpu()) is None:
         return device_map
@@ -323,7 +323,7 @@ IN_LIBRARIES: dict[str, dict[str, Callable[[Function], Function]]] = {
         "_get_device_map": partial(_twin, adapter=_spread),
     }
 }
-"""The wrapper that makes a function's twin, by the names of the module and the function."""
+"""By module name and function name: the function that makes the twin of a library's function."""
 
 
 # The modules of torch with functions that create tensors.
@@ -376,7 +376,7 @@ def twins() -> Iterator[tuple[Any, str, Any, Any]]:
             kind = f"torch.{value.__name__.rsplit('.', 1)[-1]}"
             yield torch, name, value, _LegacyType(kind, (), {"real": value})
     yield torch, "device", _device, _device_twin
-    # A DataLoader's seeds, samplers and shared memory belong on the host.
+    # Suspend placement, because a DataLoader's seeds, samplers and shared memory are on the host.
     yield DataLoader, "__iter__", DataLoader.__iter__, suspended()(DataLoader.__iter__)
     for owner, name, adapter in _OTHERS:
         value = vars(owner)[name]

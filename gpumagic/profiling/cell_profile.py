@@ -18,7 +18,7 @@ Kind = Literal["loader", "copy", "wait", "launch", "python"]
 
 
 class Operator(NamedTuple):
-    """All calls of one operator from one line. Times exclude the operators that it calls."""
+    """All calls of one operator from one line. Times exclude the operators called inside."""
 
     name: str
     calls: int
@@ -44,7 +44,7 @@ class ProfiledLine(NamedTuple):
 
 
 class Cause(NamedTuple):
-    """A cause of idle time, and its main line. If `seconds` is None, `times` counts the events."""
+    """A cause of idle time, and its most frequent line. `times` is set if `seconds` is None."""
 
     kind: Kind
     where: UserLine | None
@@ -66,7 +66,7 @@ class CellProfile(Shown):
 
     device: str
     virtual: bool  # whether the device is a virtual GPU, whose time cannot be measured
-    seconds: float  # until the device finished, without the overhead of tracing lines
+    seconds: float  # from start to the device's end, without the overhead of tracing
     busy: float | None  # seconds in which a kernel ran; None if the profiler sees no device
     lines: tuple[ProfiledLine, ...]  # the slowest first
     causes: tuple[Cause, ...]  # the longest first
@@ -164,7 +164,7 @@ def _notes(profile: CellProfile) -> Iterator[str]:
         of = "virtual GPUs have no time of their own"
         why = of if profile.virtual else f"torch's profiler reports no events of {profile.device}"
         yield f"device time and launches are {NOT_KNOWN}: {why}"
-    yield f"recording took about {duration(profile.added)}; most of this is not in these times"
+    yield f"recording took about {duration(profile.added)}, most of which is not counted above"
     if profile.saved:
         yield f"the trace is in {profile.saved}; open it at https://ui.perfetto.dev"
 

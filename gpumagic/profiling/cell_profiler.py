@@ -33,12 +33,12 @@ from gpumagic.profiling.read_trace import CELL, LINE, read_trace
 from gpumagic.usercode.files import UserLine, function_of, in_cell, is_users, source_of, user_frame
 
 SHORT = 1_000  # nanoseconds; every operator takes longer while torch's profiler runs
-SAMPLE = 20_000  # nanoseconds
+SAMPLE = 20_000  # nanoseconds of short lines for which one line is logged
 _LEVEL = "KINETO_LOG_LEVEL"
 
 
 class CellProfiler:
-    """Profile code. Call `start`, run it, call `stop` even if it raised, then call `result`."""
+    """Profile code. Call `start`, run the code, always call `stop`, then call `result`."""
 
     def __init__(self, device: Device, save: str = "") -> None:
         if torch._C._autograd._profiler_enabled():
@@ -119,13 +119,13 @@ class LineClock:
         if sys.gettrace() is not None:
             raise GpuError("--profile: a debugger or coverage traces this thread; end it first")
         self._log = array("q")  # four numbers for each period: start, duration, code's id, line
-        self._codes: dict[int, tuple[CodeType, CodeType]] = {}  # by id: code as run, code as typed
+        self._codes: dict[int, tuple[CodeType, CodeType]] = {}  # by id: executed code, typed code
         self._code = self._line = self._began = self._short = self._bias = 0
         self.ended = 0
         """When the last statement of the cell ended; 0 while a statement runs."""
 
     def start(self) -> None:
-        """Trace the user's innermost frame, from its next line on, and the frames that it calls."""
+        """Trace the user's innermost frame, from its next line on, and functions called inside."""
         self._bias, self.ended = _bias(), perf_counter_ns()
         if (frame := user_frame(sys._getframe(1))) is not None:
             self._codes[id(frame.f_code)] = frame.f_code, in_cell(frame)[0]
@@ -133,7 +133,7 @@ class LineClock:
         sys.settrace(self._called)
 
     def stop(self) -> None:
-        """Stop tracing, unless the user's code has stopped it."""
+        """Stop tracing, unless the user's code has set another trace function."""
         if sys.gettrace() == self._called:
             sys.settrace(None)
         if not self.ended:
@@ -153,7 +153,7 @@ class LineClock:
     def _changed(self, frame: FrameType, event: str, given: Any) -> Any:
         now = perf_counter_ns()
         spent = now - self._began - self._bias
-        if self.ended:  # between two statements of the cell
+        if self.ended:  # the time between two statements of the cell belongs to no line
             self.ended = 0
         elif spent >= SHORT:
             self._add(self._began, spent)

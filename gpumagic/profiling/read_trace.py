@@ -21,7 +21,7 @@ CELL, LINE = "user_cell", "user_line"
 _HOST, _DEVICE = ("cpu_op", "user_annotation"), ("kernel", "gpu_memcpy", "gpu_memset")
 _RUNTIME = ("_runtime", "_driver")  # suffixes of categories: "cuda_runtime", "xpu_driver"
 _MOMENTS, _GOLDEN = 3000, 0.618
-_FIRST: tuple[Kind, ...] = ("loader", "copy", "wait")  # if kinds overlap, the first counts
+_FIRST: tuple[Kind, ...] = ("loader", "copy", "wait")  # where these overlap, the first counts
 _COMPUTES = 0.1  # a line whose operators take a smaller share of its host time is plain Python
 _EVENT = 2e-6  # seconds that torch's profiler takes for an event; from benchmarks/profile_cost.py
 Event = dict[str, Any]  # host and device events get a key `line`, the user's line
@@ -49,7 +49,7 @@ def read_trace(trace: Mapping[str, Any], ledger: Ledger, saved: str = "") -> Cel
 
 
 class _Lane:
-    """Periods of time, each with a line. Where periods overlap, the last one to begin counts."""
+    """Periods of time, each with a line. Where periods overlap, the one that began last counts."""
 
     def __init__(self, found: Iterable[Event]) -> None:
         self.events = sorted(found, key=lambda e: e["ts"])
@@ -79,9 +79,9 @@ class _Trace:
                 cat = "host" if e["cat"] in _HOST or e["cat"].endswith(_RUNTIME) else e["cat"]
                 cats["device" if cat in _DEVICE else cat].append({**e})
         (self.cell,), self.device = cats[CELL], cats["device"]
-        # Without CUPTI, or on virtual GPUs, the trace has no calls of the CUDA runtime.
+        # Without CUPTI, or on virtual GPUs, there are no runtime calls: device times are unknown.
         self.seen = any(e["cat"] not in _HOST for e in cats["host"])
-        # Drop events after the cell, such as the profiler's wait and the display of an error.
+        # Drop host events after the cell, such as the profiler's wait and the display of an error.
         self.host = [e for e in cats["host"] if e["ts"] <= _end(self.cell)]
         self.host_seconds: dict[Label, float] = defaultdict(float)
         for e in cats[LINE]:
@@ -97,7 +97,7 @@ class _Trace:
         self.start, self.duration = self.cell["ts"], end - self.cell["ts"]
 
     def _attribute(self) -> None:
-        """Set each event's `line`. Set a host event's `behind` to the device seconds it caused."""
+        """Set each event's `line`. Set a host event's `behind`: device seconds that it caused."""
         _subtract_inner(self.host)
         started: dict[tuple[str, Any], Event] = {}
         for e in self.host:
@@ -198,7 +198,7 @@ def _moments(found: _Trace, lanes: dict[str, _Lane]) -> Iterator[Moment]:
         here, busy = found.lines.at(time), lanes["kernel"].at(time) is not None
         copying = lanes["gpu_memcpy"].at(time) is not None
         if not (here or busy or copying):
-            continue  # only the tracing of lines runs
+            continue  # only gpumagic's tracing runs, so there is no sample
         line = here[1] if here else None
         causes = (Cause(kind, at[1]) for kind in _FIRST if (at := lanes[kind].at(time)))
         # In a line with many operators, the time between operators counts as launching.
@@ -211,7 +211,7 @@ def _causes(
     moments: tuple[Moment, ...], whole: float, waits: _Lane, unseen: tuple[ProfiledLine, ...]
 ) -> tuple[Cause, ...]:
     """Return a cause of each kind, with its seconds and its most frequent line."""
-    # Lines in `unseen` have no device times, so frequent copies and waits there are counted.
+    # Lines in `unseen` have no device times. Their causes are counts of frequent copies and waits.
     counts: dict[Kind, Counter[Label]] = defaultdict(Counter)
     for cause in filter(None, (moment.cause for moment in moments)):
         counts[cause.kind][cause.where] += 1

@@ -1,6 +1,6 @@
 """Find out why a kernel died, from its exit code, kill counters, and readings of RAM and GPUs.
 
-An uncertain cause is called probable. Exit code 0 and a user's restart or shutdown do not count.
+An uncertain cause is called probable. Exit code 0, or a user's restart or shutdown, is no death.
 """
 
 import signal
@@ -47,7 +47,7 @@ class Deaths:
         self._group = MemoryGroup()
         self._lock = threading.Lock()
         self._kills: int | None = None
-        # When out-of-memory kills were noticed. A kill that explains a death is removed.
+        # Times at which out-of-memory kills were noticed, without kills that explained a death.
         self._killed: list[float] = []
         self._filled: deque[tuple[float, float]] = deque(maxlen=30)  # time, used share of RAM
         self._followed: dict[str, Any] = {}
@@ -58,7 +58,7 @@ class Deaths:
         return replace(snapshot, kernels=self._loads.samples(), events=self.events)
 
     def follow(self, managers: Mapping[str, Any]) -> None:
-        """Watch for the deaths of these kernels only."""
+        """Watch for the deaths of the kernels in `managers`, and of no other kernels."""
         for kernel, manager in managers.items():
             if self._followed.get(kernel) is not manager:
                 manager.add_restart_callback(partial(self._died, kernel, manager), "restart")

@@ -106,7 +106,7 @@ T = TypeVar("T")
 
 def aside(function: Callable[[], T]) -> asyncio.Future[T]:
     """Run a blocking function on a new thread; cancelling the future does not stop the function."""
-    # At exit, Python would wait for an executor's thread, even while the driver stalls.
+    # Use no executor: at exit, Python would wait for the thread, even while the driver stalls.
     future: Future[T] = Future()
     future.set_running_or_notify_cancel()
 
@@ -145,7 +145,7 @@ class Hub:
 
     @property
     def tasks(self) -> list[asyncio.Task[None]]:
-        """The clients' tasks, and the task that refreshes the kernels if it runs."""
+        """The clients' tasks, and, while it runs, the task that refreshes kernels."""
         return [*(client.task for client in self.clients), *([self._watch] if self._watch else [])]
 
     def join(self, write: Callable[[bytes], Awaitable[None]]) -> Client | None:
@@ -192,7 +192,7 @@ class Hub:
         return await aside(encoded)
 
     async def checks(self) -> list[dict[str, Any]]:
-        """Return the doctor's checks and gpumagic's own errors. Concurrent requests share them."""
+        """Return the doctor's checks and gpumagic's own errors. Concurrent requests share a run."""
         if self._checks is None or self._checks.done():
             self._checks = aside(self.doctor)
         done, _ = await asyncio.wait((self._checks,), timeout=self.answer_s)

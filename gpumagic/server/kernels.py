@@ -32,7 +32,7 @@ _NO_ORPHAN = "no orphaned process has this PID and start time; nothing was ended
 
 
 async def terminate(given: Any, snapshot: Snapshot) -> tuple[bool, str]:
-    """End the orphan that `given` names, or kill it; return whether it ended, and a message."""
+    """Terminate, or kill, the orphan that `given` names; return whether it ended, and a message."""
     order = given if isinstance(given, dict) else {}
     found = _orphan(order, snapshot)
     name = f"process {found.pid} ({found.name or 'unknown'})"
@@ -76,7 +76,7 @@ class KernelTable:
         return self._notebooks.get(kernel)
 
     def managers(self) -> dict[str, Any]:
-        """Return the managers of kernels on this machine by id; call it on the event loop."""
+        """Return the managers of kernels on this machine by id; call this on the event loop."""
         found = {}
         for kernel in self._kernel_manager.list_kernel_ids():
             manager = self._kernel_manager.get_kernel(kernel)
@@ -125,7 +125,7 @@ class KernelCells(CellRuns):
         self._held: dict[str | None, list[ProcessSample]] = defaultdict(list)
 
     def follow(self, managers: Mapping[str, Any]) -> None:
-        """Record the cells of these kernels only."""
+        """Record the cells of the kernels in `managers`, and of no other kernels."""
         for kernel, channel in list(self.followed.items()):
             if channel.address != _address(managers.get(kernel)):
                 self.followed.pop(kernel).close()
@@ -146,7 +146,7 @@ class KernelCells(CellRuns):
 
     def receive(self, kernel: str, message: Mapping[str, Any]) -> None:
         """Handle a kernel's message."""
-        with suppress(KeyError, TypeError, AttributeError):  # a malformed message
+        with suppress(KeyError, TypeError, AttributeError):  # ignore a malformed message
             header, parent = message["header"], message["parent_header"]
             kind, content, date = header["msg_type"], message["content"], header["date"]
             when = date.timestamp() if isinstance(date, datetime) else time.time()
@@ -179,7 +179,7 @@ class KernelCells(CellRuns):
                 self.use(run.id, snapshot, self._held[run.kernel])
 
     def runs(self, since: float | None = None) -> list[CellRun]:
-        """Return the runs that had not ended at the time `since`; all runs if it is None."""
+        """Return the runs that had not ended at the time `since`; if None, all runs."""
         self._forget()
         return [run for run in self.since() if since is None or run.end is None or run.end > since]
 
@@ -194,7 +194,7 @@ class KernelCells(CellRuns):
         return json.dumps({"type": "cells", "cells": runs}, ensure_ascii=False).encode()
 
     def _abandon(self, kernel: str, when: float) -> None:
-        """End the runs that a kernel had begun before it ended or restarted, at the time `when`."""
+        """End, at the time `when`, the runs that a kernel began before its end or restart."""
         for asked, run in list(self._open.items()):
             known = self.get(run)
             if asked[0] == kernel and (known is None or known.start <= when):
@@ -211,9 +211,9 @@ class Iopub:
     def __init__(self, manager: Any, listener: Callable[[Mapping[str, Any]], None]) -> None:
         self._listener = listener
         self.address = _address(manager)
-        self._session = manager.session.clone()  # a session refuses a message that it saw before
+        self._session = manager.session.clone()  # a session refuses a message's second copy
         self._stream = manager.connect_iopub()
-        # Topics begin with these words, as in "kernel.<id>.status". Outputs are not received.
+        # Receive topics that begin with these words ("kernel.<id>.status"), and no outputs.
         for topic in (b"kernel", b"status", b"execute_input"):
             self._stream.setsockopt(zmq.SUBSCRIBE, topic)
         self._stream.setsockopt(zmq.UNSUBSCRIBE, b"")

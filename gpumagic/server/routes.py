@@ -85,8 +85,8 @@ def _families(snapshot: Snapshot) -> Iterator[Metric]:
 
 
 def _held(snapshot: Snapshot) -> Metric:
-    """Return the memory by notebook, because counting by process would start a series per pid."""
-    about = "GPU memory held by the processes of a notebook; of all others if the name is empty."
+    """Return GPU memory by notebook. By process, each new pid would start a new time series."""
+    about = "GPU memory of a notebook's processes; with an empty name, of all other processes."
     held = GaugeMetricFamily("gpumagic_notebook_memory_bytes", about, labels=("uuid", "notebook"))
     by_notebook = Counter[tuple[str, str]]()
     for process in snapshot.processes:
@@ -160,7 +160,7 @@ class GetRoute(Guard, APIHandler):
         self.finish(self._encode(found), set_content_type=self._type)
 
     def since(self) -> float | None:
-        """Return the argument ``since``, in Unix time; None if it is missing."""
+        """Return the argument ``since``, in Unix time; None if there is none."""
         if (text := self.get_query_argument("since", "")) in ("", "null"):
             return None
         with suppress(ValueError):
@@ -213,7 +213,7 @@ class StreamRoute(Guard, WebSocketMixin, WebSocketHandler, JupyterHandler):
 
     @ws_authenticated
     async def get(self, *args: Any, **kwargs: Any) -> None:
-        """Upgrade an authorised request to a websocket."""
+        """Upgrade an authorized request to a websocket."""
         who, resource = self.current_user, self.auth_resource
         if not await ensure_async(self.authorizer.is_authorized(self, who, "execute", resource)):
             raise web.HTTPError(403)
@@ -223,7 +223,7 @@ class StreamRoute(Guard, WebSocketMixin, WebSocketHandler, JupyterHandler):
         """Add this websocket to the hub's clients."""
         self.set_nodelay(True)
         link: Any = getattr(getattr(self.ws_connection, "stream", None), "socket", None)
-        # Small buffers, so that old snapshots do not queue for slow clients.
+        # Use small buffers, so that old snapshots do not queue for slow clients.
         # These options fail for a Unix socket, or are missing on some systems.
         with suppress(OSError, AttributeError):
             link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 32768)

@@ -1,7 +1,7 @@
 """Take a snapshot of this machine from all GPU sources.
 
 A source lists the GPUs of one vendor, or the virtual GPUs. It caches a slow reading for the
-reading's refresh interval, which is a few seconds. A failing source does not affect the others.
+reading's refresh interval, which is a few seconds. A failing source affects no other source.
 The environment variable ``GPUMAGIC_SOURCES`` selects the sources (see docs/vendors.md).
 """
 
@@ -50,14 +50,14 @@ def chosen(
                 sources.append(_KNOWN[first](Path(rest or "/")))
             else:
                 sources.append(getattr(import_module(first), rest)())
-        except Exception as error:  # noqa: BLE001  third-party code; shown as a problem
+        except Exception as error:  # noqa: BLE001  third-party code may raise anything
             why = faults.in_words(error)
             cause = f"GPUMAGIC_SOURCES names {name!r}, which is not a source ({why})"
             problems.append(Problem("source-unknown", cause, _THERE_ARE))
     return sources, problems
 
 
-# Codes of problems that only mean that no NVIDIA GPU is there. If there is any GPU, hide them.
+# Codes of problems that only mean that no NVIDIA GPU is there. Hidden if there is any GPU.
 _JUST_NO_GPU = ("library-missing", "driver-not-loaded")
 _NO_NVML = Problem(
     "nvml-missing",
@@ -154,10 +154,10 @@ class Collector:
         """Call `question` with a source; if the call fails, add a problem and return None."""
         try:
             return question(source)
-        except Exception as error:  # noqa: BLE001  third-party code; recorded and shown
+        except Exception as error:  # noqa: BLE001  third-party code may raise anything
             faults.keep(f"asking the source {source.name}", error)
             cause = f"the source {source.name} failed ({faults.in_words(error)})"
-            problem = Problem("source-failed", cause, "run %gpus --doctor; the others are shown")
+            problem = Problem("source-failed", cause, "run %gpus --doctor; other sources are shown")
             self._failed += [] if problem in self._failed else [problem]
             return None
 
@@ -219,7 +219,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _of_cuda(found: device.Device) -> GpuSample:
-    """Return the sample of a CUDA GPU that torch finds and that no source lists."""
+    """Return the sample of a CUDA GPU that torch has found, but that no source lists."""
     total, free = found.memory_total, found.memory_free
     used = None if total is None or free is None else total - free
     uuid, ordinal = found.uuid or f"CUDA-{found.ordinal}", found.ordinal

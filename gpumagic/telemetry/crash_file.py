@@ -41,7 +41,7 @@ class CrashFile:
 
 
 def frames_of_crash(connection_file: str) -> tuple[str, ...]:
-    """Return a crash's frames, innermost first: ``"a cell, line 3"``; () if unknown."""
+    """Read and delete a crash's file. Return the frames (``"a cell, line 3"``), innermost first."""
     path = _path(connection_file)
     try:
         with path.open("rb") as file:
@@ -50,7 +50,7 @@ def frames_of_crash(connection_file: str) -> tuple[str, ...]:
     except OSError:
         return ()
     frames = []
-    # Forked children that crash write to the same file. The kernel's crash is the last in it.
+    # Forked children that crash write to the same file. The kernel's crash is the file's last.
     for source, line, function in _FRAME.findall(text.rpartition("Fatal Python error")[2]):
         if source.endswith("interactiveshell.py"):  # later frames belong to IPython or ipykernel
             break

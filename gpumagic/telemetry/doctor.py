@@ -65,7 +65,7 @@ _VENDORS = {
 _NODES = {"/dev/kfd": "dev/kfd", "/dev/dri": "dev/dri/renderD*"}  # patterns of device files
 _BUILDS = "https://pytorch.org/get-started/locally"
 _FOLDERS = ("usr/lib/x86_64-linux-gnu", "usr/lib64", "usr/lib", "usr/local/lib")
-# Codes of NVML's faults in which no driver answered. Then a missing NVIDIA card is a failure.
+# Faults of NVML after which a missing NVIDIA card is a failure, because no driver has answered.
 _NOT_ASKED = ("library-missing", "driver-not-loaded", "pynvml-clash")
 _Card = tuple[str, str, str | None]  # vendor, PCI address, driver
 
@@ -117,7 +117,7 @@ class Doctor:
         answers = fault is None or fault.code not in _NOT_ASKED
         if not self._wsl:  # WSL shows no PCI bus
             cure = f"{as_typed('%gpus --virtual 2')} makes two virtual ones"
-            # A container or virtual machine may hide a card on the bus. Then NVML's answer counts.
+            # If NVML answers, a missing card is no failure: containers may hide the PCI bus.
             ok = cards > 0 or (None if answers else False)
             yield Check("NVIDIA card", ok, f"{cards or 'none'} on the PCI bus", cure)
         driver = self._door.system("nvmlSystemGetDriverVersion") or "of unknown version"
@@ -130,7 +130,7 @@ class Doctor:
             yield self._leaves("CUDA_VISIBLE_DEVICES", len(left), len(every))
 
     def _of_vendor(self, vendor: str, cards: Sequence[_Card]) -> list[Check]:
-        """Return the checks of AMD's or Intel's GPUs."""
+        """Return the checks of AMD's or Intel's GPUs; empty for another vendor."""
         if (needs := _VENDORS.get(vendor)) is None:
             return []
         models = {card.name or "unknown model" for card in drm.graphics_cards(self._root, vendor)}
@@ -175,7 +175,7 @@ class Doctor:
 
     def _level_zero(self, needs: _Vendor) -> Check:
         ubuntu = "libze1 libze-intel-gpu1"
-        cure = f"install it: sudo apt install {ubuntu} (other distributions: level-zero)"
+        cure = f"install Level Zero: sudo apt install {ubuntu} (other distributions: level-zero)"
         for library in needs.libraries:
             if not any((self._root / folder / library).exists() for folder in _FOLDERS):
                 return Check("Level Zero", False, f"no {library}", cure)
@@ -183,7 +183,7 @@ class Doctor:
 
     def _leaves(self, name: str, left: int, every: int) -> Check:
         """Check that an environment variable selects at least one GPU."""
-        cure = "correct or unset it, then restart the kernel"
+        cure = "correct or unset the variable, then restart the kernel"
         ok = bool(left) if every else None
         return Check(name, ok, f"{self._env[name]!r} selects {left} of {every} GPUs", cure)
 

@@ -64,7 +64,7 @@ class DrmSource(Source):
     def _sample(self, index: int, card: drm.GraphicsCard, host: Host, max_age: float) -> GpuSample:
         readings: dict[str, Any] = {}
         if card.device.text("power/runtime_status") == "suspended":
-            # Counters stop while a GPU sleeps, so a rate across the sleep would be wrong.
+            # Forget the counters, which stop during sleep: a rate across the sleep would be wrong.
             self._counters = {key: at for key, at in self._counters.items() if key[0] != card.uuid}
         else:
             slow = self._kept.get(card.uuid, _SLOW_S, max_age, lambda: self._slow(card))
@@ -108,7 +108,7 @@ class AmdSource(DrmSource):
     name = "amd"
 
     def software(self) -> dict[str, str]:
-        """Return the versions of ROCm (if installed) and amdgpu ("" for the one in Linux)."""
+        """Return the versions of ROCm (if installed) and amdgpu ("" if it is part of Linux)."""
         files = drm.Folder(self.root)
         installed = files.text("opt/rocm/.info/version").partition("-")[0]
         rocm = {"ROCm": installed} if installed else {}
@@ -190,7 +190,7 @@ class IntelSource(DrmSource):
         }
 
     def _rate(self, card: drm.GraphicsCard, counter: str, value: float | None) -> float | None:
-        """Return a counter's increase per second; None at first, after a reset or after a pause."""
+        """Return a counter's increase per second; None at first, after a reset or after 30 s."""
         now, before = time.monotonic(), self._counters.pop((card.uuid, counter), None)
         if value is None:
             return None

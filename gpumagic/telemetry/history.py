@@ -56,7 +56,7 @@ _Held = dict[str, Counter[str]] | None
 
 
 class History:
-    """A ring buffer of readings; a snapshot too soon after the last one is skipped."""
+    """A ring buffer of readings. A snapshot within 0.9 s after the last stored one is skipped."""
 
     def __init__(self, entries: int = 600) -> None:
         self._lock = threading.Lock()
@@ -78,7 +78,7 @@ class History:
 
     def since(self, time: float | None = None) -> dict[str, Any]:
         """Return the readings after `time` (None: all readings), ready for JSON."""
-        # {"time": […], "gpus": {uuid: {"utilization": […], …, "held": {holder: […]}}}}
+        # Result: {"time": […], "gpus": {uuid: {"utilization": […], …, "held": {holder: […]}}}}
         with self._lock:
             kept = list(self._moments)
         moments = [moment for moment in kept if time is None or moment[0] > time]
@@ -91,7 +91,7 @@ class History:
 
 
 def _held(snapshot: Snapshot) -> _Held:
-    """Return each holder's bytes by GPU. ``holders`` in js/src/monitor/owners.ts does the same."""
+    """Return each holder's bytes by GPU. ``holders`` in js/src/monitor/owners.ts must match."""
     if not snapshot.processes:
         return None
     parents = {gpu.uuid: gpu.mig for gpu in snapshot.gpus}
@@ -116,7 +116,7 @@ def _columns(uuid: str, moments: Sequence[_Held]) -> dict[str, list[int | None]]
 class CellRun:
     """A running or finished cell; mirrored in ``js/src/snapshot.ts``."""
 
-    id: str  # the same in each update of a run
+    id: str  # each update of a run has the same id
     kernel: str | None
     notebook: str | None
     count: int | None  # the number in ``In [7]``
@@ -161,14 +161,14 @@ class CellRuns:
         self._before[name] = {(one.uuid, one.pid): one.memory for one in processes}
 
     def use(self, name: str, snapshot: Snapshot, processes: Iterable[ProcessSample]) -> None:
-        """Record the GPUs on which a process computes, or holds other memory than at `start`."""
+        """Record GPUs where a process computes, or where its memory use differs from `start`."""
         if (run := self.get(name)) is None:
             return
         load = {gpu.uuid: gpu.utilization for gpu in snapshot.gpus}
         before = self._before.get(name, {})
         used = set(run.gpus)
         for one in processes:
-            # Use the GPU's utilization if the process's is unknown; if both are, record the GPU.
+            # Without a utilization of the process, use the GPU's. If both are None, record the GPU.
             busy = load.get(one.uuid) if one.utilization is None else one.utilization
             if busy is None or busy > 0 or one.memory != before.get((one.uuid, one.pid)):
                 used.add(one.uuid)

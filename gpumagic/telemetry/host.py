@@ -98,7 +98,7 @@ def host_name() -> str:
 def read_host() -> Host:
     """Return the host's readings; ``cpu_utilization`` is the mean since this thread's last call."""
     utilization = psutil.cpu_percent()
-    meaningless = not getattr(_asked, "before", False)  # psutil's first value is 0
+    meaningless = not getattr(_asked, "before", False)  # psutil returns 0 at first
     _asked.before = True
     memory = psutil.virtual_memory()
     group = MemoryGroup()
@@ -136,7 +136,7 @@ class KernelLoads:
         with self._lock:
             kernels, now = self._kernels(), time.time()
             if self._last and abs(now - self._last[0]) < 0.2 and self._last[1] == kernels:
-                return self._last[2]  # CPU use over less time is noise
+                return self._last[2]  # CPU use over less than 0.2 s is noise
             known = {kernel.pid for kernel in kernels} == self._families.keys()
             if not known or abs(now - self._listed_at) >= 2.0:  # there may be new child processes
                 self._list(kernels)
@@ -208,7 +208,7 @@ def _memory(family: Sequence[psutil.Process]) -> int | None:
 
 
 def _growth(trail: Trail) -> float | None:
-    """Return the bytes per second over 2.5 s, or since the first reading; None below 0.5 s."""
+    """Return the RAM's growth per second, over 2.5 s or all readings; None for less than 0.5 s."""
     if not trail:
         return None
     now, memory = trail[-1]

@@ -45,7 +45,7 @@ _SLOW: Questions = {
     "pcie_generation_limit": ("nvmlDeviceGetMaxPcieLinkGeneration",),
     "pcie_width_limit": ("nvmlDeviceGetMaxPcieLinkWidth",),
 }
-# The slowest queries. For each, the driver goes through all processes that use it.
+# The slowest queries. For each query, the driver goes through all processes that use the driver.
 _LISTS: Questions = {
     "compute": ("nvmlDeviceGetComputeRunningProcesses",),
     "graphics": ("nvmlDeviceGetGraphicsRunningProcesses",),
@@ -105,7 +105,7 @@ _XID_CURE = "see dmesg, and the number in https://docs.nvidia.com/deploy/xid-err
 
 
 class NvmlSource:
-    """Samples NVIDIA's GPUs. Call `door` in each method, because a fork needs another `Nvml`."""
+    """Samples NVIDIA's GPUs. Each method calls `door`, as a forked child needs a new `Nvml`."""
 
     name = "nvml"
 
@@ -131,7 +131,7 @@ class NvmlSource:
             whose = "a program on it" if number in (13, 31, 43, 45) else "the GPU or its driver"
             who = f"{gpu.name or 'a GPU'} (NVML {gpu.index})"
             cause = f"{who} reported Xid {number}: an error of {whose}"
-            self._xids.pop((gpu.uuid, number), None)  # the next line inserts it as the newest
+            self._xids.pop((gpu.uuid, number), None)  # so that the error becomes the newest
             self._xids[gpu.uuid, number] = time.time(), Problem("xid", cause, _XID_CURE, gpu.uuid)
         samples = [self._sample(door, gpu, host, max_age) for gpu in gpus]
         known = {gpu.uuid for gpu in gpus}
@@ -143,7 +143,7 @@ class NvmlSource:
         """Return the processes that hold memory; takes milliseconds per GPU."""
         door, found = self._door(), []
         gpus = door.gpus()
-        # A GPU also lists the processes of its MIG devices. Skip it to count each process once.
+        # A GPU also lists its MIG devices' processes. Skip such a GPU to count each process once.
         parents = {gpu.parent for gpu in gpus}
         for gpu in (gpu for gpu in gpus if gpu.uuid not in parents):
             read = partial(_read, door, gpu, _LISTS)

@@ -27,7 +27,7 @@ _CONNECTION = re.compile(r"kernel-(?P<id>[^/\\]+)\.json$")
 # The environment variables that select a process's GPUs.
 _SELECT = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 _CUDA = (*_SELECT, "CUDA_DEVICE_ORDER")  # the environment variables that select or order GPUs
-_GONE = (psutil.Error, ValueError, OverflowError)  # for a pid without a readable process
+_GONE = (psutil.Error, ValueError, OverflowError)  # if no readable process has the pid
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Facts:
     name: str | None = None
     notebook: str | None = None  # from JPY_SESSION_NAME, which the Jupyter server sets for a kernel
     server_pid: int | None = None  # from JPY_PARENT_PID: the process that launched the kernel
-    kernel: str | None = None  # the id in the command line; forks of a kernel have it too
+    kernel: str | None = None  # the kernel's id in the command line, which forks inherit
     cuda: Mapping[str, str] = field(default_factory=dict)  # `_CUDA` variables at process start
 
     @property
@@ -60,7 +60,7 @@ class Facts:
 
 
 def started(pid: int) -> float | None:
-    """Return the Unix time at which a living process started; None if it has ended."""
+    """Return the Unix time at which a living process started; None for a dead one."""
     try:
         process = psutil.Process(pid)
         ended = process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
@@ -120,21 +120,21 @@ class Kernel:
 
 
 class Owners:
-    """Looks up processes' owners. Kernels that `kernels` lacks are found by command line."""
+    """Looks up processes' owners. Kernels that `kernels` omits are found by their command lines."""
 
     def __init__(
         self, kernels: Callable[[], Sequence[Kernel]] = tuple, root: Path | None = None
     ) -> None:
         self._kernels = kernels
         self._root = root  # notebooks' names are relative to this folder
-        # The start time is part of the cache's key, because setting the clock changes it.
+        # The start time is part of the cache's key, because setting the clock changes start times.
         self._facts = lru_cache(65536)(_facts)
         self._living: list[Facts] | None = None
         # CUDA's ordinal of each GPU in each process: by pid, then by UUID. `look_up` sets this.
         self.ordinals: dict[int, Mapping[str, int]] = {}
 
     def look_up(self, pids: set[int]) -> dict[int, ProcessSample]:
-        """Return a sample of each process, without GPU data; only the pid of a hidden process."""
+        """Return a sample of each process, without GPU data; of a hidden process, only the pid."""
         self._living, self.ordinals = None, {}
         kernels = {kernel.pid: kernel for kernel in self._kernels()}
         return {pid: self._owner(pid, kernels) for pid in pids}
@@ -187,7 +187,7 @@ class Owners:
             return False
         for kernel in self._living_kernels(kernels):
             same = (kernel.server_pid, kernel.notebook) == (facts.server_pid, facts.notebook)
-            # Perhaps this is its kernel. The system rounds start times to 0.01 s.
+            # This kernel may have started the process. The system rounds start times to 0.01 s.
             if same and kernel.started <= facts.started + 0.005:
                 return False
         # Ignoring SIGHUP is a sign of nohup, but not if our own process ignores SIGHUP too.
@@ -209,7 +209,7 @@ class Owners:
         return self._living
 
     def _ordinals(self, cuda: Mapping[str, str]) -> dict[str, int]:
-        # If no variable selected GPUs at the start, the program may have set one later, unseen.
+        # Ordinals are unknown if no variable was set at the start, since one may be set later.
         if not any(name in cuda for name in _SELECT):
             return {}
         return {

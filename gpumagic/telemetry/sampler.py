@@ -61,7 +61,7 @@ class Subscription(AbstractContextManager["Subscription"]):
 
 
 def checked(period_s: Any) -> float:
-    """Return the period in seconds; raise GpuError if it is out of bounds."""
+    """Return the period in seconds; raise GpuError if the period is out of bounds."""
     least, greatest = PERIODS_S
     if isinstance(period_s, int | float) and least <= period_s <= greatest:
         return float(period_s)
@@ -141,7 +141,7 @@ class Sampler:
                 one.deliver(self._snapshot or Snapshot(time.time()))
             one.closed = True
 
-    # "Needs `x`" below: the caller must hold the lock `x`. Listeners run without locks.
+    # "Needs `x`" below: the caller must hold the lock `x`. Listeners run without `_changed`.
 
     def _add(self, made: Subscription) -> Subscription:
         with self._changed:
@@ -157,7 +157,7 @@ class Sampler:
             self._period_s = min((one.period_s for one in self._watching), default=math.inf)
             if self._watching and not self._asking:
                 self._asking = True
-                # At exit, Python would wait for an executor's thread, even while the driver stalls.
+                # Use no executor: at exit, Python would wait for the thread even during a stall.
                 threading.Thread(target=self._ask, name="gpumagic-asker", daemon=True).start()
             self._changed.notify_all()
 
@@ -250,7 +250,7 @@ _live: weakref.WeakSet[Sampler] = weakref.WeakSet()
 
 @cache
 def shared_sampler() -> Sampler:
-    """Return this process's sampler; a forked child makes its own."""
+    """Return this process's sampler; a forked child makes a new sampler."""
     return Sampler()
 
 

@@ -93,9 +93,9 @@ class ProcessSample:
     user: str | None = None
     notebook: str | None = None  # the notebook of the Jupyter kernel
     started: float | None = None
-    mine: bool = False  # whether it is the process that took the snapshot
+    mine: bool = False  # whether this process took the snapshot
     kernel: str | None = None  # id of the Jupyter kernel, which is this process or its ancestor
-    child: bool = False  # whether it is a child of the kernel, like a DataLoader's worker
+    child: bool = False  # whether the process is a descendant of the kernel, not the kernel itself
     server: str | None = None  # "process 42" if another Jupyter server runs the kernel
     idle_since: float | None = None  # Unix time at which the kernel became idle
     orphan: bool = False  # the process still runs, but its kernel has ended

@@ -1,4 +1,4 @@
-"""Define the interface of a source of GPU readings, a cache for them, and the source for Macs.
+"""Define the interface of sources of GPU readings, a cache of readings, and the source for Macs.
 
 On a Mac, ``PerformanceStatistics`` in the output of ``ioreg`` has the utilization and the used
 memory. The GPU may use all of the host's memory. Only root can read temperature and power.
@@ -36,7 +36,7 @@ class CachedReadings:
 
 
 class Source(Protocol):
-    """A source of GPU readings; cached ones may be up to `max_age` refresh intervals old."""
+    """A source of GPU readings. Cached readings may be up to `max_age` refresh intervals old."""
 
     name: str
 

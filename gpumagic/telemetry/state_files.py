@@ -151,7 +151,7 @@ def read(folder: Path | None = None) -> list[VirtualState]:
     """Return all virtual GPUs of this user's living processes, sorted by process and ordinal."""
     own = [state for publisher in list(_live) for state in publisher.states()]
     folder = folder or state_folder()
-    # Unlike `Path.glob`, this raises no error if the folder is unreadable.
+    # Unlike `Path.glob`, `glob.glob` raises no error if the folder is unreadable.
     names = {*glob("*.state", root_dir=folder)} - {f"{os.getpid()}.state" if own else ""}
     found = own + [state for name in names for state in read_file(folder / name)]
     return sorted(found, key=lambda state: state.pid)
@@ -180,7 +180,7 @@ def _read(path: Path, parse: Callable[[dict[str, Any], bytes], T]) -> T | None:
         return None
     if path.stem != str(pid):
         return None
-    # Setting the clock changes start times a little.
+    # Allow 2 s, because setting the clock changes start times a little.
     if (begun := started(pid)) is not None and abs(begun - start) <= 2.0:
         return found
     with suppress(OSError):

@@ -59,7 +59,7 @@ class Agreement:
     same: bool | None  # None if the results were not compared
     largest: float | None = None  # the largest absolute difference
     name: str | None = None  # the name of the result with that difference
-    reason: str = ""  # why the results were not compared, or how they differ
+    reason: str = ""  # why the results were not compared, or how the results differ
     values: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -74,7 +74,7 @@ class AgreementCollector:
     def add(
         self, where: str, values: Mapping[str, Any], results: dict[str, Any], drawn: frozenset[str]
     ) -> None:
-        """Save or compare a device's results; `drawn`: the devices that drew random numbers."""
+        """Save first results, compare later ones. `drawn`: the devices that drew random numbers."""
         if self._first is None or self._first[0] != key(values):
             self._first = key(values), where, results, drawn
             return
@@ -90,9 +90,9 @@ class AgreementCollector:
 def agree(
     reference: str, expected: Mapping[str, Any], where: str, found: Mapping[str, Any], drawn: bool
 ) -> Agreement:
-    """Compare two devices' results. `drawn`: the runs drew random numbers on different devices."""
+    """Compare two devices' results. `drawn`: whether random numbers came from different devices."""
     nothing = Agreement(where, reference, None)
-    # cuDNN, JAX and TensorFlow use TF32 by default, so its tolerance applies on real GPUs.
+    # cuDNN, JAX and TensorFlow use TF32 by default, so on real GPUs TF32's tolerance applies.
     loose = "cuda" in f"{reference} {where}" and not any(gpu.virtual for gpu in here(memory=False))
     try:
         differences, large = _differences(expected, found, loose)
@@ -134,7 +134,7 @@ def _difference(one: Any, other: Any, loose: bool) -> tuple[float, str]:
     if (dtype_of(a), a.shape) != (dtype_of(b), b.shape):
         return math.inf, f"is {dtype_of(b)}{list(b.shape)}, not {dtype_of(a)}{list(a.shape)}"
     exact = not any(tolerance(dtype_of(a)))
-    if exact and bool((a == b).all()):  # before a conversion to floats rounds large integers
+    if exact and bool((a == b).all()):  # compare integers before any rounding to floats
         return 0.0, ""
     apart, most, _ = array_differences(a, b)
     if math.isinf(apart):

@@ -110,7 +110,7 @@ def compare(
     Returns
     -------
     Comparison
-        After Ctrl-C, it has only the finished timings, and ``interrupted`` is True.
+        The timings. After Ctrl-C, only the finished ones, and ``interrupted`` is True.
 
     Raises
     ------
@@ -178,7 +178,7 @@ def targets(given: Iterable[object] | str | None, needed: Needed) -> tuple[Targe
         given = [given]
     found: dict[str, Target] = {}
     for target in (target for one in given for target in _named(one, needed)):
-        # `2?` may resolve to the CPU, which may be named too.
+        # An optional device, such as `2?`, may fall back to the CPU. `note` marks such a fallback.
         if (where := where_of(target)) in found and not (target[0].note or found[where][0].note):
             raise GpuError(f"{where} is named twice; type it once")
         found[where] = target

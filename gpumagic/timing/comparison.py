@@ -88,7 +88,7 @@ class Timing:
 
     @property
     def elsewhere(self) -> str:
-        """The devices that the code itself chose; empty if it used the timed device's memory."""
+        """The devices that the code itself chose; empty if the code used the timed device."""
         used = {device for device, nbytes in self.peak.items() if nbytes}
         mine = {*self.where.split("+")}
         return "" if used & mine else ", ".join(sorted(used - mine))
@@ -123,7 +123,7 @@ class Timing:
 
     @property
     def scaling(self) -> float | None:
-        """How many times faster several devices run together than one after the other, or None."""
+        """Speed-up of several devices together over one after the other; None for one device."""
         return statistics.median(self.alone) / self.median if self.alone and self.median else None
 
     @property
@@ -240,7 +240,7 @@ class Comparison(table.Shown):
         return found.median
 
     def speedup(self, where: object, reference: object, **values: Any) -> float:
-        """Return how many times faster `where` is than `reference`; both must be real."""
+        """Return how many times faster `where` is than `reference`; neither may be virtual."""
         self._real(where, reference)
         return self.median(reference, **values) / self.median(where, **values)
 
@@ -257,7 +257,7 @@ class Comparison(table.Shown):
         """The fastest device; in a sweep, the device that is fastest at the most values.
 
         Only devices in `alone` whose results did not differ can be the fastest. Raises `GpuError`
-        if none of them was measured.
+        if no such device was measured.
         """
         right = [where for where in self.alone if not self.disagreement(where)]
         known = ([t for w in right if (t := self.at(w, p)) and t.median] for p in self.points)

@@ -88,7 +88,7 @@ def _is_line(comparison: Comparison) -> bool:
 
 
 def _wrong(comparison: Comparison) -> list[str]:
-    """Return warnings about devices not used, results that differ, and an interrupt."""
+    """Return warnings: a device that the code did not use, results that differ, an interrupt."""
     elsewhere = {t.where: t.elsewhere for t in comparison.timings if t.elsewhere}
     said = [
         f"{where}: the code ran on {used}, which it names itself in `device=` or `.to()`"
@@ -195,7 +195,7 @@ def _doubts(comparison: Comparison) -> Iterator[str]:
         wheres, worst = both(t.where for t in noisy), max(t.iqr or 0.0 for t in noisy)
         why = "other work on the machine, or a changing clock"
         yield f"{wheres}: noisy (IQR {_percent(worst)} of the median): {why}"
-    last = {t.where: t.transfers for t in comparison.timings}  # in a sweep, of the last value
+    last = {t.where: t.transfers for t in comparison.timings}  # in a sweep, those of its last value
     yield from (f"in each run on {where}: {words}" for where, words in last.items() if words)
     yield from _on_numbers(comparison)
 
@@ -267,7 +267,7 @@ def _rate(timing: Timing | None) -> str:
 
 
 def _first(timing: Timing) -> str:
-    """Return the time of the first run if it is much longer than the others."""
+    """Return the time of the first run if that run took much longer than the median run."""
     slow = timing.first and timing.median and timing.first > max(_SLOW * timing.median, _SLOW_S)
     return duration(timing.first) if slow else ""
 
@@ -282,13 +282,13 @@ def _cell(timing: Timing | None) -> str:
 
 
 def _winner(comparison: Comparison, point: Mapping[str, Any]) -> tuple[str, str, str]:
-    """Return fastest, speed-up, slowest: ``("cuda:0", "11.3 ×", "cpu")``; empty if unknown."""
+    """Return ``("cuda:0", "11.3 ×", "cpu")``: fastest, speed-up, slowest; empty if unknown."""
     found = [t for w in comparison.comparable if (t := comparison.at(w, point)) and t.median]
     if len(found) < 2:
         return "", "", ""
     fastest, slowest = (pick(found, key=lambda t: t.median or 0.0) for pick in (min, max))
     if not fastest.differs(slowest):
-        return "within the spread", "", ""
+        return "within the spread", "", ""  # shown in place of the fastest device
     return fastest.where, times(slowest.ratio(fastest)), slowest.where
 
 

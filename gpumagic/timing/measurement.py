@@ -1,4 +1,4 @@
-"""Time a program on one device, or on several at the same time, with one value of a variable.
+"""Time a program on one device, or on several at the same time, for one value of a sweep.
 
 After an error or an interrupt, `Measuring.timing` still returns the results so far.
 """
@@ -45,7 +45,7 @@ class Task:
     max_time: float  # maximum seconds of each measurement, without the first run
     stopwatch: Stopwatch
     items: Mapping[Any, float | None]  # how many items one run processes, by `sweep.key`
-    # The random state when the comparison began. Every device starts from it.
+    # The random state when the comparison began. Each device's set-up starts from this state.
     randomness: Randomness = field(default_factory=Randomness)
     # Compares the results of the targets' first runs.
     agreeing: AgreementCollector = field(default_factory=AgreementCollector)
@@ -74,7 +74,7 @@ class Measuring:
         self.notes: tuple[str, ...] = ()
 
     def timing(self, error: str | None = None) -> Timing:
-        """Return the result so far. It has no `seconds` if an `error` is given."""
+        """Return the result so far, without `seconds` if an `error` is given."""
         repeats = self._repeats
         if error is not None or repeats is None:
             return replace(self._timing, error=error, alone=())
@@ -95,7 +95,7 @@ class Measuring:
 
     def _run(self, stack: ExitStack) -> None:
         task, trials = self._task, list[Trial]()
-        task.stopwatch.wait()  # so that copying does not include the work of earlier cells
+        task.stopwatch.wait()  # so that the time of copying excludes the work of earlier cells
         for device in self._target:
             trial = Trial(
                 task.program,
@@ -194,7 +194,7 @@ def _peak_memory(target: Target, needed: Needed) -> Callable[[], dict[str, int]]
         found = Counter[str]()
         for memory in (memory for stop in stops for memory in stop()):
             found[memory.device] += memory.peak - memory.before
-        # If only torch is in use, a GPU without a reported peak has allocated nothing.
+        # If only torch is in use, a GPU without a reported peak has allocated 0 bytes.
         if torch is not None and torch.cuda.is_initialized() and not needed.others:
             found.update({str(device): 0 for device in target if device.kind == "cuda"})
         return dict(found)

@@ -70,7 +70,7 @@ class Runner:
     def __init__(self, trials: Sequence[Trial], stopwatch: Stopwatch) -> None:
         self.trials = trials
         self._stopwatch = stopwatch
-        # With one device the program runs in this thread, so that Ctrl-C can interrupt it.
+        # With one device the program runs in this thread, so that Ctrl-C can end the program.
         self._workers = [] if len(trials) == 1 else [Worker(trial.where) for trial in trials]
 
     def set_up(self, n: int) -> None:
@@ -150,8 +150,8 @@ _LEAST_BLOCK_S = 1e-3
 # (A. Georges, D. Buytaert, L. Eeckhout, Statistically rigorous Java performance evaluation, OOPSLA
 # 2007, section 4.2). Warm up for at least 0.1 s, because a GPU raises its clock in that time.
 _WINDOW, _STEADY, _LEAST_WARM_S = 5, 0.02, 0.1
-_WARM_SHARE = 0.2  # maximum share of `max_time`, because some machines are never steady
-_LEAST_TIMED_S = 0.2  # like torch's Timer.blocked_autorange, as other programs run in bursts
+_WARM_SHARE = 0.2  # warm up for at most this share of `max_time`: some machines are never steady
+_LEAST_TIMED_S = 0.2  # as in torch's Timer.blocked_autorange: other programs run in bursts
 # Check the precision after `_LEAST` repeats for the first time. Stop after `_MOST` repeats.
 _LEAST, _MOST = 10, 10_000
 
@@ -167,7 +167,7 @@ class Repeats:
         clock: Callable[[], float],
         told: Callable[[str], object] = lambda stage: None,
     ) -> None:
-        self.laps: list[Lap] = []  # filled during `run`, so that they survive an interrupt
+        self.laps: list[Lap] = []  # filled during `run`, so that laps survive an interrupt
         self.number = 1  # runs in each lap
         self._lap, self._told, self._clock = lap, told, clock
         self._max_time, self._least = max_time, min(_LEAST_TIMED_S, max_time / 2)
@@ -190,13 +190,13 @@ class Repeats:
         self._told("warm up")
         lap = self._lap(1)
         if lap.total >= share:
-            # A long run needs no warm-up other than the caller's run.
+            # A long run needs no warm-up other than the first run, which the caller has made.
             self._keep(lap)
             if self._enough(self._clock() - began):
                 return
             lap = self._lap(1)
         if lap.total < share:
-            # If an earlier run took longer, it did other work, such as compiling. Drop that run.
+            # Drop a recorded run, because it took longer: it did other work, such as compiling.
             self.laps.clear()
             self._timed_s = 0.0
             began = self._clock() - lap.total

@@ -138,7 +138,7 @@ def _typed() -> int:
 
 _LONG = 60  # maximum length of a displayed line
 _TIMED = ("<timed ", "<magic-timeit")  # names of the code that `%%time` and `%%timeit` run
-_TIMING = ("time", "timeit")  # IPython's functions that run this code
+_TIMING = ("time", "timeit")  # names of IPython's functions that run code named in `_TIMED`
 # IPython's Python code for a line magic, such as `%timeit x.sum()`.
 _MAGIC = re.compile(r"""get_ipython\(\)\.run_line_magic\('(\w+)', (['"])(.*)\2\)""")
 
@@ -319,7 +319,7 @@ R = TypeVar("R")
 
 
 def swap_attribute(stack: ExitStack, owner: Any, name: str, ours: Any) -> None:
-    """Set an attribute; closing `stack` restores it, unless other code has set it since."""
+    """Set an attribute; closing `stack` restores it, unless other code has changed the value."""
     real = vars(owner)[name]
     setattr(owner, name, ours)
 
@@ -330,8 +330,8 @@ def swap_attribute(stack: ExitStack, owner: Any, name: str, ours: Any) -> None:
 
 
 def leave_out_ours(error: BaseException) -> None:
-    """Remove the caller's frame, and gpumagic's frames right below it, from a traceback."""
-    # Call this before a bare `raise`, which does not add the frame again from Python 3.11 on.
+    """Remove the frames of gpumagic's replacement functions at the start of a traceback."""
+    # Call this before a bare `raise`. From Python 3.11 on, a bare `raise` adds no new frame.
     trace = error.__traceback__
     while trace is not None and stands_in(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next

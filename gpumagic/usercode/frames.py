@@ -42,7 +42,7 @@ def errors(error: BaseException) -> Iterator[BaseException]:
 
 def cut_ours(error: BaseException) -> None:
     """Remove gpumagic's frames from an error's tracebacks."""
-    # Below the user's innermost frame, remove only replacements of torch's or Python's functions.
+    # Below the user's innermost frame, remove only functions that replace torch's or Python's.
     for each in errors(error):
         chain = steps_of(each.__traceback__)
         names = [tb.tb_frame.f_code.co_filename for tb in chain]
@@ -123,7 +123,7 @@ class FailedFrame:
 
     @property
     def failed(self) -> ast.AST | None:
-        """Return the failed expression; None if it is not certain."""
+        """Return the failed expression; None if the expression is not certain."""
         return self.candidates[0] if len(self.candidates) == 1 else None
 
     @cached_property
@@ -132,7 +132,7 @@ class FailedFrame:
         if self._node is not None:
             return [self._node]
         every = [*ast.walk(self.tree)] if self.tree is not None else []
-        # Expressions on one line differ in their columns.
+        # Compare columns too, because a line may have several expressions.
         found = [n for n in every if isinstance(n, ast.expr) and _place(n) == self._place]
         return [*found[:1]] or [n for n in every if getattr(n, "lineno", 0) == self.line]
 
@@ -176,14 +176,14 @@ def failed_frames(traceback: TracebackType | None) -> list[FailedFrame]:
 
 
 def functions_again(filename: str, before: Any, after: Any) -> dict[FunctionType, CodeType]:
-    """Return the functions of a file, each with its code in the file's changed source or tree."""
+    """Map each function of a file to its new code, compiled from the file's changed source."""
     new = {key: code for code, key in _codes(after, filename).items()}
     old = {(c.co_name, c.co_firstlineno): key for c, key in _codes(before, filename).items()}
     every = ((each, each.__code__) for each in gc.get_objects() if type(each) is FunctionType)
     mine = ((each, code) for each, code in every if code.co_filename == filename)
     keys = ((each, old.get((code.co_name, code.co_firstlineno))) for each, code in mine)
     found = ((each, new[key]) for each, key in keys if key in new)
-    # A function refuses code with more or fewer closure variables than its own code.
+    # Python refuses to give a function code with another number of closure variables.
     return {f: code for f, code in found if len(code.co_freevars) == len(f.__code__.co_freevars)}
 
 
@@ -253,9 +253,9 @@ def uses(node: ast.AST, text: str) -> list[ast.expr]:
 def decides(file: str, line: int, code: str) -> bool:
     """Whether the value of an expression in a line decides a branch, a loop or an index.
 
-    Also follows the names that the innermost loop, or the function, computes from the value.
+    Names that the loop or function computes from the value count too. For any ``x[i]``, True.
     """
-    from executing import Source  # slow to import; `expression` has imported it by now
+    from executing import Source  # a slow import, which `files.expression` has done by now
 
     nodes: Any = [*ast.walk(Source.for_filename(file).tree or ast.Pass())]
     decisive = _decisive(nodes)
@@ -271,15 +271,15 @@ def decides(file: str, line: int, code: str) -> bool:
 def _decisive(nodes: list[Any]) -> set[ast.AST]:
     """Return all nodes in conditions, in indices and in the iterables of loops."""
     parts = [getattr(n, name, None) for n in nodes for name in ("test", "iter", "slice", "subject")]
-    parts += [test for node in nodes for test in getattr(node, "ifs", ())]  # of comprehensions
+    parts += [test for node in nodes for test in getattr(node, "ifs", ())]  # `if` in comprehensions
     return {node for part in parts if part is not None for node in ast.walk(part)}
 
 
 def _reads_of(node: ast.AST) -> list[ast.AST]:
-    """Return the names around `node`, in its loop or function, that are computed from its value."""
+    """Return the names in `node`'s loop or function that are computed from `node`'s value."""
     within: Any = [*loops_around(node), function_of(node)][0]
     stmt: Any = statement(node)
-    into = ast.unparse(stmt).partition(".append(")[0]  # of `losses.append(x.item())`, "losses"
+    into = ast.unparse(stmt).partition(".append(")[0]  # "losses" if `losses.append(x.item())`
     names = {into, *stored(stmt)}
     assigned = (ast.Assign, ast.AnnAssign, ast.AugAssign)
     found = computed_from([*names], [n for n in ast.walk(within) if isinstance(n, assigned)])
@@ -328,7 +328,7 @@ class RestOfCode:
 
     @property
     def remade(self) -> set[str]:
-        """Return the names that a rerun binds again, except to a literal list, dict or constant."""
+        """Return names that a rerun of the cell binds anew, except to a list, dict or constant."""
         if self.frame.tree is None or not self.frame.at_top:
             return set()
         body, empty = self.frame.tree.body, (ast.List, ast.Dict, ast.Constant)
@@ -421,7 +421,7 @@ def has_backward_below(name: str, loop: ast.stmt, rest: RestOfCode) -> bool:
 
 
 def is_trained(stmt: ast.stmt) -> bool:
-    """Whether a backward pass that follows a statement uses what the statement binds."""
+    """Whether a later backward pass uses a value computed from a name that `stmt` binds."""
     below = [*_rest(stmt)][1:]
     nodes = [node for each in below for node in ast.walk(each)]
     names = stored(stmt) & {*names_read(ast.Module(below, []))}

@@ -68,7 +68,7 @@ def _values(piece: str, text: str, names: Mapping[str, Any]) -> Sequence[Any]:
     owner, _, rest = word.partition(".")
     if not word.replace("-", "_").replace(".", "_").isidentifier():
         raise GpuError(f"{text}: {piece} is not a value; {TYPE}")
-    with suppress(AttributeError, KeyError):  # such as torch.float16
+    with suppress(AttributeError, KeyError):  # the word may be an attribute, such as torch.float16
         return [attrgetter(rest)(names[owner])]
     return [word]
 
@@ -190,7 +190,7 @@ def items_per_run(
         try:
             value: Any = items if code is None else eval(code, {**namespace, **values})
             count = math.nan if isinstance(value, str) else float(value)
-        except Exception as error:  # noqa: BLE001  it is the user's code
+        except Exception as error:  # noqa: BLE001  user code may raise anything
             raise GpuError(f"{given}: {faults.in_words(error)}; {_ITEMS}") from None
         if not 0 < count < math.inf:
             shown = " ".join(str(value).split())[:40]

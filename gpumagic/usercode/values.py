@@ -1,7 +1,7 @@
 """Read expressions, containers and functions of the user without running the user's code.
 
-Objects are recognized by type, because `getattr` of a user's object may run any code. It could
-resolve a proxy, read a file or a database, or raise an error.
+Objects are recognized by type, because `getattr` of a user's object may run any code. That
+code could resolve a proxy, read a file or a database, or raise an error.
 """
 
 import ast
@@ -56,7 +56,7 @@ def own(value: Any) -> Any:
     """Return an object's `__dict__`, bypassing its `__getattr__`; empty if there is none."""
     try:
         held: Any = object.__getattribute__(value, "__dict__")
-    except Exception:  # noqa: BLE001  a class may define `__dict__`
+    except Exception:  # noqa: BLE001  a property named `__dict__` may raise
         return {}
     return held if isinstance(held, (dict, types.MappingProxyType)) else {}
 
@@ -108,7 +108,7 @@ class _TorchEvaluator(Evaluator):
 def _attribute(owner: Any, name: str) -> Any:
     """Return `owner.name` of a tensor, a torch module or a named tuple."""
     kind, held = type(owner), own(owner)
-    torch, fakes = torch_here(), sys.modules.get("torch._subclasses.fake_tensor")  # of dry runs
+    torch, fakes = torch_here(), sys.modules.get("torch._subclasses.fake_tensor")  # for dry runs
     of_torch = torch and (torch.Tensor, torch.nn.Parameter, getattr(fakes, "FakeTensor", None))
     if of_torch and kind in of_torch and name in _OF_TENSORS:
         return getattr(owner, name)
@@ -194,7 +194,7 @@ def attributes(value: Any) -> dict[str, Any]:
     """Return an object's attributes, from its `__dict__` and its `__slots__`."""
     held = dict(own(value))
     for slot in slots_of(type(value)):
-        with suppress(AttributeError):  # never set
+        with suppress(AttributeError):  # the slot has no value
             held[slot.__name__] = slot.__get__(value)
     return held
 
@@ -298,14 +298,14 @@ def values_held(function: FunctionType) -> Iterator[tuple[str, Any]]:
     """Yield the names and values of a function's closure variables and default arguments."""
     code, defaults = function.__code__, function.__defaults__ or ()
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        with suppress(ValueError):  # not bound yet
+        with suppress(ValueError):  # the variable has no value yet
             yield name, cell.cell_contents
     yield from zip(code.co_varnames[code.co_argcount - len(defaults) :], defaults, strict=False)
     yield from (function.__kwdefaults__ or {}).items()
 
 
 def saved_by(node: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the steps to the tensors that an autograd node saved, and these tensors."""
+    """Yield the attribute's text, such as ``"._saved_self"``, and the tensor that a node saved."""
     names = (name for base in bases_of(type(node)) for name in members_of(base))
     for name in [name for name in names if name.startswith("_raw_saved_")]:
         with suppress(RuntimeError):  # a backward pass has freed the tensor

@@ -27,8 +27,8 @@ from gpumagic.usercode.values import (
 _PYTHON_MAGICS = {"time", "timeit", "capture", "prun", "lprun", "memit", "mprun"}
 _PYTHON_MAGICS |= {"gputime", "gpudiff"}
 _OPTIONS = re.compile(r"^(\s*-{1,2}\w+(\s*\d+)?(?=\s|$))+")
-# Metadata of a tensor that is the same on all devices. `device` is not included, because code uses
-# it to create other tensors.
+# Metadata of a tensor that is the same on all devices. `device` is not included, because code that
+# reads a device may create tensors there.
 _METADATA = {"dim", "dtype", "layout", "nbytes", "ndim", "numel", "shape", "size"}
 _METADATA_OF = {"id", "len", "type"}
 # Code that calls one of these functions may read variables that are named in strings.
@@ -155,7 +155,7 @@ class NamesReader(ast.NodeVisitor):
 
     def _comprehension(self, node: Any) -> None:
         first, *others = ([each.iter, each.target, each.ifs] for each in node.generators)
-        self.visit(first.pop(0))  # the only part outside the nested scope
+        self.visit(first.pop(0))  # Python evaluates the first iterable outside the nested scope
         value = [node.key, node.value] if isinstance(node, ast.DictComp) else node.elt
         self._scope([first, others, value])
         self._sometimes |= {n.target.id for n in ast.walk(node) if isinstance(n, ast.NamedExpr)}
@@ -255,8 +255,8 @@ def variables_read(
     *,
     on_host: bool = True,
 ) -> Iterator[tuple[str, Any]]:
-    """Yield `(name, value)` for `names`, and for variables that functions in these values read.
-    Without `on_host`, skip the code of datasets and loaders, because it runs on the host."""
+    """Yield `(name, value)` for `names`. Functions found in a value add the globals that they read,
+    their closures and defaults. Without `on_host`, datasets' and loaders' host code adds none."""
     queue = deque(names)
     seen: set[str] = set()
     followed: set[FunctionType] = set()

@@ -55,7 +55,7 @@ def enable(
         :func:`disable`.
     asserts : bool
         Imitate device-side asserts. After a bad index, the next synchronization raises "device-side
-        assert triggered". Every later operator raises it too, until :func:`disable`.
+        assert triggered". Every later operator raises this error too, until :func:`disable`.
 
     Raises
     ------

@@ -5,8 +5,8 @@ error is "found at least two devices". Most other operators check each argument 
 wrapper, which the error names. torch's ``native_functions.yaml`` says which rule applies.
 
 With ``enable(asserts=True)``, an operator with a bad index succeeds and returns wrong
-numbers, as on a GPU. The next synchronization raises CUDA's error. From then on every operator
-raises it, until the virtual GPUs are turned off.
+numbers, as on a GPU. The next synchronization raises CUDA's error. From then on, every operator
+raises this error until the virtual GPUs are turned off.
 """
 
 import re
@@ -84,7 +84,7 @@ def _wrapper(plan: Any, structured: bool, found: Found) -> str:
 
 @cache
 def _rules() -> dict[str, tuple[bool, bool]]:
-    """Map operators to two booleans: TensorIterator checks devices; the kernel is structured."""
+    """Map operators to (whether TensorIterator checks devices, whether kernels are structured)."""
     path = Path(torch.__file__).parents[1] / "torchgen/packaged/ATen/native/native_functions.yaml"
     text = ""
     with suppress(OSError):
@@ -105,7 +105,7 @@ ASSERT = (
     "For debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
     "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
 )
-# CPU errors that are failed asserts on CUDA. No size errors, because CUDA raises them too.
+# CPU errors that are failed asserts on CUDA. Size errors are absent: CUDA raises them too.
 ASSERTED = re.compile(
     r"(?i)(index|target) .*out of (range|bounds)|tried to access index|"
     r"INDICES element is out|not in the valid range|Class values must be|p_in >= 0|"
@@ -163,7 +163,7 @@ def run_on(plan: Any, kernel: Callable[..., Any], args: Any, kwargs: Any) -> Any
 
 
 def _harmless(value: Any, written: bool) -> Any:
-    """Return a tensor filled with 0, or 0.5 for floats; keep written and bool tensors unchanged."""
+    """Return an argument with harmless numbers: 0, or 0.5. Written and bool tensors stay."""
     if isinstance(value, (list, tuple)):
         return type(value)(_harmless(each, written) for each in value)
     if not isinstance(value, Tensor) or written or value.dtype == torch.bool:

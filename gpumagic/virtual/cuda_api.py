@@ -91,7 +91,7 @@ class Stream(C.Stream, metaclass=_Kind):  # type: ignore[misc]
 
 
 class Event:
-    """Replacement of ``torch.Event`` and ``torch.cuda.Event``; it uses the CPU's clock."""
+    """Replacement of ``torch.Event`` and ``torch.cuda.Event``, with the CPU's clock."""
 
     def __init__(self, first: Any = None, *others: Any, enable_timing: Any = None, **of: Any):
         # `first` is `enable_timing` for torch.cuda.Event, and the device for torch.Event.
@@ -228,7 +228,7 @@ def install(stack: ExitStack) -> None:
     if torch.version.cuda is not None:
         patch(stack, torch.distributed, Reducer=partial(_refused, _NO_REDUCER))
     elif logger := getattr(torch.distributed, "Logger", None):
-        # For a model on a GPU, this method needs CUDA timers. A CPU build has none.
+        # Replace a method that, for a model on a GPU, needs CUDA timers. A CPU build has none.
         patch(stack, logger, set_runtime_stats_and_log=_nothing)
 
 
@@ -331,7 +331,7 @@ def _patch_storages(stack: ExitStack) -> None:
 
 
 def _refused_for_cuda(method: Any, why: str) -> Any:
-    """Wrap `method` so that it raises an error if its object or an argument is on a GPU."""
+    """Wrap `method` to raise an error if the method's object or an argument is on a GPU."""
 
     def refuse_or_call(self: Any, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
@@ -363,7 +363,7 @@ def _patch_autograd(stack: ExitStack) -> None:
     for module in (torch.autograd, torch.autograd.graph):
         patch(stack, module, _engine_run_backward=backward)
     patch(stack, torch.autograd.profiler.profile, __init__=profile_cpu)
-    # Streams never have pending work here, so this warning about streams never applies.
+    # Virtual GPUs' streams never have pending work, so torch's warning never applies.
     warn = torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch
     warn(False)
     stack.callback(warn, True)

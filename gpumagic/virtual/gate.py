@@ -190,7 +190,7 @@ def check(*, force: bool = False) -> None:
 
 
 def _refusal(real: int, force: bool) -> str | None:
-    """Return why this process cannot have virtual GPUs; None if it can."""
+    """Return why this process cannot have virtual GPUs; None if nothing prevents them."""
     if torch.version.hip is not None:
         return f"they imitate CUDA, and this is a ROCm build of PyTorch; {_INSTEAD}"
     if _release() < OLDEST:

@@ -75,7 +75,7 @@ class KernelPlan:
         self.draws = self.name in DRAWS or "generator" in self.arguments
         self.composite = not has_kernel("CPU")
         self.number_ok = self.name.rstrip("_") in NUMBER_AS_TENSOR
-        # Without a kernel at any LAZY key, torch has resolved conjugate and negative views before.
+        # Without a kernel at any LAZY key, torch resolves conjugate and negative views beforehand.
         self.flip: Callable[..., Tensor] = flip if any(map(has_kernel, LAZY)) else flip_plain
         self.plain = self.dense and not self.outs  # whether `self.flip` suffices for each tensor
         self.fresh = self.plain and _makes_all_new(self.op)
@@ -111,14 +111,14 @@ NOT_PINNED = "Only dense CPU tensors can be pinned"
 
 @functools.cache
 def kernel_of(op: Any, dense: bool = True) -> Callable[..., Any]:
-    """Return a kernel that runs `op` for GPU tensors; dense=False allows sparse and nested ones."""
+    """Return a kernel that runs `op` for GPU tensors; if not `dense`, also sparse or nested."""
     if any(r.alias_info is not None and not writes(r) for r in op._schema.returns):
         return on_metadata(op, CPU)  # the CPU's kernels for views also accept GPU tensors
     return functools.partial(_run, KernelPlan(op, dense))
 
 
 def _run(plan: KernelPlan, /, *args: Any, **kwargs: Any) -> Any:
-    __tracebackhide__ = True  # with a real GPU, a traceback has no such frame
+    __tracebackhide__ = True  # a traceback on a real GPU has no such frame, so hide this one
     try:
         if checks.failed and (checks.dead or plan.waits):
             checks.wait()
@@ -146,18 +146,18 @@ def _run_on_cpu(plan: KernelPlan, args: Any, kwargs: dict[str, Any]) -> Any:
     call = plan.cpu
     if above or kwargs or plan.draws:
         call = _prepare(plan, low, low_kwargs, found, above, gpu)
-    if count > SMALL:  # a result that does not fit raises an error before it is computed
+    if count > SMALL:  # before computing, raise an error if the result does not fit
         tensors, room = [x for _, x, _ in found], gpu.account.room // _LARGEST_NUMBER
         large = plan.grows or prod(map(Tensor.numel, tensors)) > room
         if tensors and large and _at_most(plan, tensors, low) > room:
             _require_results(plan, low, low_kwargs, gpu)
     result = _compute(plan, call, low, low_kwargs, gpu)
     if plan.fresh and isinstance(result, Tensor):
-        result = adopt(result, gpu, 4)  # the fast path of `_lift`
+        result = adopt(result, gpu, 4)  # same as `_lift`, but faster
     else:
         result = _lift(plan, result, found, gpu)
     if plan.scratch:
-        given = (*args, kwargs["dim"]) if "dim" in kwargs else args  # `dim` is from sort.stable
+        given = (*args, kwargs["dim"]) if "dim" in kwargs else args  # sort.stable has kwarg `dim`
         gpu.account.pass_through(temporary_bytes(plan.scratch, gpu.index, given, result))
     return result
 
@@ -173,7 +173,7 @@ def _compute(plan: KernelPlan, call: Any, low: list[Any], kwargs: Any, gpu: Virt
             raise NotImplementedError(
                 f"virtual GPUs use the CPU's kernels; {plan.op.name()} on the CPU failed: {error}"
             ) from None
-        # Of the common errors, only this one has another text on CUDA.
+        # Use CUDA's text. All other common errors have the same text on CUDA and on the CPU.
         error.args = (str(error).replace("expected m1 and m2 to", "expected mat1 and mat2 to"),)
         raise
     gpu.account.worked(started)
@@ -184,7 +184,7 @@ def _lower_all(
     plan: KernelPlan, args: Any, found: Found, above: list[str]
 ) -> tuple[int, int, list[Any]]:
     """Return `at`, `count` and the arguments for the CPU's kernel."""
-    # `at` is the GPU's ordinal, or negative if unknown.
+    # `at` is the GPU's ordinal, or negative if not all tensors are known to be on one GPU.
     # `count` exceeds SMALL if the free memory must be checked.
     low: list[Any] = []
     flip_, plain, at, count = plan.flip, plan.plain, -2, plan.factor
@@ -253,7 +253,7 @@ def _require_results(plan: KernelPlan, args: Any, kwargs: Any, gpu: VirtualGpu) 
 
 
 def _lower(plan: KernelPlan, name: str, x: Any, found: Found, above: list[str]) -> Any:
-    """Convert an argument for the CPU's kernel."""
+    """Return an argument for the CPU's kernel, with CPU tensors in place of GPU tensors."""
     if isinstance(x, Tensor):
         low = _lower_tensor(plan, name, x, found, above) if x.get_device() >= 0 else x
         found.append((name, x, low))

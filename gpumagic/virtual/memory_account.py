@@ -75,7 +75,7 @@ class Allocation(weakref.ref[Any]):
     at: int  # offset of the instruction in `made`
     metadata: str  # this module's `metadata` at the time of the allocation
     place: tuple[int, int]  # address and size of the block in the model of CUDA's allocator
-    # Set while the owner lives, because the address of a dead tensor cannot be read.
+    # `address` is set while the owner lives, because a dead tensor's address cannot be read.
     address: int
 
     def find_address(self) -> int:
@@ -119,7 +119,7 @@ class MemoryAccount:
         self._window = perf_counter_ns()
 
     def charge(self, owner: Any, nbytes: int, depth: int = 1) -> None:
-        """Allocate `nbytes` until `owner` dies, or raise. Skip `depth` frames to find the line."""
+        """Allocate `nbytes` until `owner` dies, or raise. Skip `depth` frames to find user code."""
         # Kernels fill the processor's caches with tensor data, so accesses to other memory are
         # slow. `_count` does all work that can wait.
         room = self._room - max(nbytes, _LEAST)
@@ -209,7 +209,7 @@ class MemoryAccount:
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
-        """Hold the lock. Count the log first, and publish the reserved bytes at the end."""
+        """Hold the lock in a `with` block. First count the log; at the end, publish the bytes."""
         with self._lock:
             self._count()
             yield
@@ -252,7 +252,7 @@ class MemoryAccount:
             self.ooms = self.retries = 0
 
     def refuse(self, why: str) -> None:
-        """Make later allocations raise an error with the text `why`, or succeed if it is empty."""
+        """Make later allocations raise an error with the text `why`. An empty `why` ends this."""
         self.refusal = why
         self._room = -1
 

@@ -53,7 +53,7 @@ def _attention(
     mask = added(mask, query.dtype)
     given, chosen = (query, key, value, mask, *rest), 0  # `rest` has dropout_p and is_causal
     if query.dim() == 4 and torch.backends.cuda.math_sdp_enabled():
-        # Let torch choose, because each version has other rules. `_choose` reads no tensor data.
+        # Let torch choose, because the rules differ by version. `_choose` reads no tensor data.
         chosen = _choose(*given, **options)
     if chosen == 1:  # at::sdp::SDPBackend::flash_attention
         flash = aten._scaled_dot_product_flash_attention_for_cpu
@@ -208,5 +208,5 @@ def _shapes(hx: Any, bidirectional: bool, batch_first: bool = False, **given: An
 
 
 def _raised(found: Iterable[Any], gpu: VirtualGpu) -> list[Any]:
-    """Copy each result to the GPU, because the gradients of two biases may be one tensor."""
+    """Return GPU copies of results. Without copies, two biases' gradients may be one tensor."""
     return [x if x is None else adopt(x.detach().clone(), gpu) for x in found]

@@ -247,7 +247,7 @@ class _Loan:
         return self._lent[id(x)][0] if id(x) in self._lent else x
 
 
-# Collectives in flight. C++ refers only to their C++ objects, so keep the Python objects here.
+# Collectives in flight. C++ keeps only the C++ objects alive, so keep the Python objects here.
 _running: set[Any] = set()
 _Work: Any = getattr(torch.distributed, "Work", object)  # some builds of torch have no `Work`
 

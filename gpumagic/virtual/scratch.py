@@ -55,7 +55,7 @@ def _sum(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
 
 
 def _over(args: tuple[Any, ...]) -> tuple[int, ...]:
-    """Return the dims in an operator's second argument; empty if it names no dims."""
+    """Return the dims in an operator's second argument; empty if the argument has none."""
     dims = args[1] if len(args) > 1 else None
     if dims is None or isinstance(dims, (bool, torch.dtype)):
         return ()

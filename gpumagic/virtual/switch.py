@@ -30,7 +30,7 @@ Kernel = Callable[..., Any]
 # Namespaces that `_register_others` skips. `_register_dense` handles aten. torch itself registers
 # kernels of _native. Operators of symm_mem need memory that several processes share.
 _LEFT_ALONE = {"aten", "symm_mem", "_native"}
-_SHARE = {"_lazy_clone", "_unsafe_view", "unsafe_split"}  # share bytes, which their schemas omit
+_SHARE = {"_lazy_clone", "_unsafe_view", "unsafe_split"}  # results share bytes, against the schema
 _DECOMPOSED = _SHARE | {"copy_", "linalg_lstsq", "masked_fill", "index_fill"}
 """Composite operators to decompose, because they share or copy bytes, or read a value or device."""
 

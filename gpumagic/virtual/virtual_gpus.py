@@ -238,7 +238,7 @@ def _segments(gpu: VirtualGpu) -> list[dict[str, Any]]:
     ]
     unused = gpu.account.allocator.reserved.current - sum(block["size"] for block in blocks)
     if unused > 0:
-        end = blocks[-1]["address"] + blocks[-1]["size"] if blocks else 2**12  # never allocated
+        end = blocks[-1]["address"] + blocks[-1]["size"] if blocks else 2**12  # a free address
         rest = {"address": end, "size": unused, "requested_size": 0, "state": "inactive"}
         blocks.append(rest | {"frames": [], "user_metadata": ""})
     return [

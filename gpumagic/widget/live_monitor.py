@@ -191,7 +191,7 @@ class MonitorWidget(anywidget.AnyWidget):
             future.add_done_callback(lambda done: self._tick(done.result(), ended))
 
     def receive(self, _: Any, content: Any, buffers: Any) -> None:
-        """Handle a view's message: a heartbeat, a request for variables, or that it has closed."""
+        """Handle a view's message: a heartbeat, a request for variables, or its closing."""
         message = content if isinstance(content, dict) else {}
         view, kind = str(message.get("id"))[:64], message.get("type")
         if kind == "alive":

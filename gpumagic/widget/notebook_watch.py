@@ -80,7 +80,7 @@ class Audience:
             return new
 
     def leave(self, view: str) -> bool:
-        """Remove a view; return whether it was the last open view."""
+        """Remove a view; return whether the view was open and no other view is."""
         with self._lock:
             return self._looked.pop(view, None) is not None and not self._looked
 
@@ -94,7 +94,7 @@ class Audience:
         with self._lock:
             if (since := self._receives_since) is None:
                 return True
-            # Above 60 s, because browsers may run a hidden page's timers only once a minute.
+            # Longer than 60 s, because browsers may run a hidden page's timers only once a minute.
             oldest = time.monotonic() - 90.0
             self._looked = {v: at for v, at in self._looked.items() if max(at, since) >= oldest}
             return bool(self._looked) or since >= oldest
