@@ -262,7 +262,7 @@ _KEPT: dict[str, Callable[[Any], Any]] = {
 }
 _BACKWARD = (
     "in each pass, call `.backward()` on the values added to `{}`, scaled as the final loss, and "
-    "add their `.detach()`; no `.backward()` after the loop"
+    "add their `.detach()`; `.zero_grad()` before the loop, and no `.backward()` after it"
 )
 
 
@@ -341,6 +341,9 @@ def _without_graph(trial: CodeTrial, names: tuple[str, ...]) -> str:
     state = next(iter(names)) if {*names} <= trial.rest.accumulated else ""
     if numbers == {False} and type(trial.frame.scope.name(state)) is tuple:
         return f"`tuple(x.detach() for x in {state})`"
+    lists = (each for each in map(trial.frame.scope.name, names) if type(each) is list)
+    if any(own(item) and not is_tensor(item) for each in lists for item in each):
+        return "`.detach()` of the tensors that later code reads, not whole objects,"
     words = "`.item()`" if numbers == {True} else "`.item()` of a number or `.detach()`"
     return "`.detach()`" if numbers == {False} else words
 

@@ -540,6 +540,18 @@ SITUATIONS = [
         "`net.to(torch.bfloat16)` for `net`: half the memory, and rounded results",
     ),
     Notebook(
+        "whole outputs of a model in a list",
+        [
+            "class Output:\n    def __init__(self, y):\n        self.y = y",
+            "torch.utils._pytree.register_pytree_node(\n"
+            "    Output, lambda o: ([o.y], None), lambda found, _: Output(*found))",
+            "net = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 8)).cuda()\nouts = []",
+        ],
+        "for n in range(90):\n    outs.append(Output(net(torch.ones(900, 64, device='cuda'))))\n"
+        "best = sum(o.y.sum().item() for o in outs)",
+        "store `.detach()` of the tensors that later code reads, not whole objects, in `outs`",
+    ),
+    Notebook(
         "a number of samples that a function is given",
         [
             "net = nn.Sequential(nn.Linear(64, 4096), nn.BatchNorm1d(4096)).cuda()\n"
