@@ -545,7 +545,7 @@ SITUATIONS = [
             "class Output:\n    def __init__(self, y):\n        self.y = y",
             "torch.utils._pytree.register_pytree_node(\n"
             "    Output, lambda o: ([o.y], None), lambda found, _: Output(*found))",
-            "net, outs = nn.Sequential(nn.Linear(64, 512), nn.Tanh(), nn.Linear(512, 8)).cuda(), []",
+            "net, outs = nn.Sequential(nn.Linear(64, 512), nn.ELU(), nn.Linear(512, 8)).cuda(), []",
         ],
         "for n in range(90):\n    outs.append(Output(net(torch.ones(900, 64, device='cuda'))))\n"
         "best = sum(o.y.sum().item() for o in outs)",
