@@ -131,14 +131,6 @@ class Explaining:
             self._explain(error, self._between_devices(error))
         self._shown = 0
 
-    def checked_line(self) -> str:
-        """Return advice to run the cell again with `--check`; empty if the cell has no device."""
-        if (cell := self._cell()) is None or cell.run is None:
-            return ""
-        device = str(cell.run.device).removeprefix("cuda:")
-        instead = "" if cell.request.standing else ", instead of the present one,"
-        return f"%%ongpu {device} --check as the cell's first line{instead}"
-
     def report_death(self, where: str, first_line: str) -> None:
         """If CUDA died, report it once to the user and JupyterLab; `where` names the ended cell."""
         if (state := cuda_state()) is None:
@@ -170,7 +162,7 @@ class Explaining:
                 from gpumagic.dryrun.try_fix import try_fix
 
                 found = try_fix(error, found, self.shell)
-            if not found and (line := cuda_advice(error, self.checked_line())):
+            if not found and (line := cuda_advice(error, getattr(self._cell(), "first_line", ""))):
                 self._death_shown = (state := cuda_state()) and state.death() is not None
                 print(f"→ {line}")
             elif found := found or explain_out_of_memory(error, earlier=earlier):

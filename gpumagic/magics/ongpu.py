@@ -104,6 +104,7 @@ class RunningCell:
     tree: ast.AST | None = None
     run: Run | None = None
     request: Namespace | None = None
+    first_line: str = ""  # the advice to type `%%ongpu … --check`; empty without a run
     gone = False  # whether the device was not found
     elsewhere = False  # whether gpumagic runs the tree; IPython then runs only our call
     report: Any = None  # the report to show after a cell that ran `elsewhere`
@@ -177,10 +178,10 @@ class CellHooks:
             return  # IPython announces the end of an empty cell, but not its start
         if (error := getattr(result, "error_in_exec", None)) is not None:
             self.explaining.explain_unshown(error)
-        first_line, cell = self.explaining.checked_line(), self.stack.pop()
+        cell = self.stack.pop()
         self._end(cell, error or getattr(result, "error_before_exec", None))
         number = getattr(result, "execution_count", None)
-        self.explaining.report_death(f"In [{number}]" if number else "a cell", first_line)
+        self.explaining.report_death(f"In [{number}]" if number else "a cell", cell.first_line)
         if cell.stamp:
             unstamp_memory(*cell.stamp)
         while faults.unreported:
@@ -251,6 +252,8 @@ class CellHooks:
         options |= {"frameworks": needed.frameworks, "unusable": needed.unusable}
         # Set both before the run starts, so that `finish` ends a run whose start is interrupted.
         cell.run, cell.request = Run(device, space, names, **options), asked
+        instead = "" if asked.standing else ", instead of the present one,"
+        cell.first_line = f"%%ongpu {asked.where} --check as the cell's first line{instead}"
         cell.run.start(lambda: ProgressLine(self.shell, silent=asked.quiet))
 
     def finish(self, cell: RunningCell, error: BaseException | None) -> None:
