@@ -566,9 +566,10 @@ SITUATIONS = [
         "batches of a generator that the loop moves",
         [
             "net = nn.Sequential(nn.Linear(64, 4096), nn.BatchNorm1d(4096)).cuda()\n"
-            "data = torch.ones(4000, 64)"
+            "data = torch.ones(4000, 64)\ndef train():\n    for X in data.split(2000):\n"
+            "        X = X.cuda()\n        net(X).square().mean().backward()"
         ],
-        "for X in data.split(2000):\n    X = X.cuda()\n    net(X).square().mean().backward()",
+        "train()",
         "`X`: a batch of ",
     ),
     Notebook(
