@@ -9,6 +9,7 @@ import inspect
 import re
 import sys
 import textwrap
+from contextlib import suppress
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
@@ -302,15 +303,18 @@ def in_torch(node: Any, reader: operand.Reader, odd: operand.Part) -> str:
 
 def moved_itself(part: operand.Part, frame: FailedFrame) -> str:
     """Return the reason if a loop's code moves a module, as by ``model.cpu()``; else ""."""
-    loops = loops_around(frame.failed) if frame.failed is not None else []
+    known_module = part.value is not None and frame.failed is not None
+    loops = loops_around(frame.failed or part.node) if known_module else []
     for call in (n for n in ast.walk(loops[-1]) if isinstance(n, ast.Call)) if loops else ():
         function: Any = frame.scope.value(call.func)
         places: list[Any] = [(frame.filename, 0, call, frame.scope.value)]
         if type(function) is FunctionType and is_users(function.__code__.co_filename):
             code, values = function.__code__, map(frame.scope.value, call.args)
             known = {**function.__globals__, **dict(zip(code.co_varnames, values, strict=False))}
-            inner = ast.walk(ast.parse(textwrap.dedent(inspect.getsource(function))))
-            get = lambda node, known=known: known.get(getattr(node, "id", ""))  # noqa: E731
+            get = lambda node, known=known: known.get(getattr(node, "id", ""), MISSING)  # noqa: E731
+            inner = list[Any]()
+            with suppress(OSError, SyntaxError):  # no source is known, or only part of a line
+                inner += ast.walk(ast.parse(textwrap.dedent(inspect.getsource(function))))
             places = [(code.co_filename, code.co_firstlineno - 1, each, get) for each in inner]
         for file, above, each, value in places:
             its: Any = getattr(each, "func", None)

@@ -762,6 +762,17 @@ def test_the_line_that_moved_a_module_is_named_and_modules_that_calls_make_have_
     assert f"write {' and '.join(made)} in __init__, and call these instead" in why
 
 
+def test_functions_of_a_loop_whose_source_is_no_code_alone_are_no_reason():
+    code = (
+        "net, x = nn.Linear(2, 1), torch.ones(1, 2).cuda()\n"
+        "also = [lambda m: m.cpu(),\n        lambda m: None]\nfor n in range(2):\n"
+        "    nn.Linear(2, 1)(x)\n    also[0](net)\n"
+    )
+    told = gpumagic.explain(run(code))
+    assert told.reason is None
+    assert run(told.fix.apply(code)) is None
+
+
 def test_a_layer_that_forward_makes_has_its_place_in_init():
     code = (
         "class Net(nn.Module):\n    def forward(self, x):\n"
