@@ -1,10 +1,10 @@
 """Copy a notebook's objects, with the references between the objects.
 
 All objects are written by one pickler and read back, so that each object has exactly one copy.
-Immutable and process-wide objects are not copied but shared. The pickle contains a number for each
-shared object. Functions and classes of the notebook, and instances of these classes, are recreated
-without calling the user's methods. A copied function has the same code, and copies of its globals,
-closure and defaults. All other objects are pickled as their classes define.
+Immutable and process-wide objects are shared, not copied, and have a number in the pickle.
+Functions and classes of the notebook, and instances of classes that do not define their pickling,
+are recreated without calling the user's methods. A copied function has the same code, and copies of
+its globals, closure and defaults. All other objects are pickled as their classes define.
 """
 
 import contextvars
@@ -89,7 +89,7 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
             self.dump(value)
 
     def read(self, names: Iterable[str]) -> dict[str, Any]:
-        """Return the copies, in the order of `write`. Call `StorageCopier.copy` before `read`."""
+        """Return copies by name, for `names` in the order of `write`. Call `copy` before `read`."""
         self._stream.seek(0)
         reader: Any = pickle.Unpickler(self._stream)
         reader.persistent_load = self._originals.__getitem__

@@ -3,7 +3,7 @@
 Copies between devices are counted by line, as `%gpuwatch` does, but without times. Composite
 operators are decomposed as on CUDA. A dry run uses fakes (tensors without data). Some fake results,
 for example reduced losses, have another size in memory than real results. The real size is counted.
-An operator that must read a tensor's data ends the dry run.
+An operator that must read unknown data ends the dry run, unless guesses are allowed.
 """
 
 import re
@@ -110,7 +110,7 @@ class Operators(TorchDispatchMode):
                 self._held.add(tensor, replaced)
                 whole = tensor.dtype == torch.long and tensor.device.type == "cpu"
                 if self._guesses and name in _ITEMS and whole and tensor.numel() == 1:
-                    with suspended():  # so that values computed from this tensor are known
+                    with suspended():  # set the value, so that values computed from it are known
                         tensor.constant = torch.ones(tensor.shape, dtype=torch.long)
         if (rule := RULES.get(name)) and isinstance(args[0], Tensor) and args[0].is_cuda:
             device = args[0].device
@@ -182,8 +182,8 @@ class Operators(TorchDispatchMode):
         for nodes, names, certain in _IN_PLACE if of_node else ():
             if {name, overload} & names and nodes.match(number[0]):
                 return first, certain
-        # Autograd's engine adds a tensor's gradients to the first gradient in place. Another node
-        # made that gradient. If that gradient is a view or expanded, the sum gets new memory.
+        # The engine adds later gradients to the first one in place. An earlier node made the first
+        # one, so `of_node` is False. If the first is a view or expanded, the sum gets new memory.
         if overload != "add.Tensor" or of_node or torch.is_grad_enabled() or first._is_view():
             return None
         return (first, False) if first.nbytes == first.untyped_storage().nbytes() else None

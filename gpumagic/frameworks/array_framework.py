@@ -152,7 +152,7 @@ class _Moving:
         self._copies: dict[int, tuple[Any, Any]] = {}  # each array and its copy, by the array's id
 
     def copy(self, name: str, value: Any, there: str, bring: Callable[[Any], Any]) -> Sequence[Any]:
-        """Copy a variable's arrays to device `there`; return the originals, or () on failure."""
+        """Copy a variable's arrays to device `there`; return the originals, () if none."""
         if not (arrays := arrays_in(value, self._framework, there)):
             return ()
         if name not in self._namespace:

@@ -162,7 +162,7 @@ _FIRST, _EVERY = 8, 64
 def counted(base: Kernel, before: Callable[..., After | None], *, within: str = "") -> Kernel:
     """Return a wrapper that runs `base`, and counts the call if a watch is running."""
 
-    # `before` gets the arguments of `base`; it may raise `ImplicitCopyError`. If it returns a
+    # `before` gets the arguments of `base`; it raises in a strict watch. If it returns a
     # function, the wrapper calls that function after `base`. Waits inside `base` count as `within`.
     def kernel(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True

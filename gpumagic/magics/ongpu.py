@@ -104,13 +104,13 @@ class RunningCell:
     tree: ast.AST | None = None
     run: Run | None = None
     request: Namespace | None = None
-    first_line: str = ""  # the advice to type `%%ongpu … --check`; empty without a run
+    first_line: str = ""  # what to type after a bad index; empty if no run began
     gone = False  # whether the device was not found
-    elsewhere = False  # whether gpumagic runs the tree; IPython then runs only our call
+    elsewhere = False  # whether gpumagic itself runs the tree; IPython then runs only our call
     report: Any = None  # the report to show after a cell that ran `elsewhere`
     reported = False  # whether a run in this cell has ended
     watch: watch | None = None  # the counter of `%gpuwatch`
-    stamp: tuple[str, str] | None = None  # this cell's stamp on allocations, and the former
+    stamp: tuple[str, str] | None = None  # this cell's stamp on allocations, and the one to restore
 
 
 class CellHooks:

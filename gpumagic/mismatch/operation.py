@@ -177,8 +177,8 @@ def _writes(node: ast.AST) -> bool:
 
 def conflict(frame: FailedFrame, message: Message, *, certain: bool = False) -> Operation | None:
     """Return a frame's failing operation with the operands that explain the message."""
-    # Unless `certain`, assume that a temporary result is on the device that the message names and
-    # that has no operand. Return None if the operands still do not explain the message.
+    # The message may name a device without operands. Unless `certain`, assume that temporary
+    # results are there. Return None if the operands still do not explain the message.
     reader = Reader(frame)
     within = storages(dict(frame.library))
     found = []
@@ -245,7 +245,7 @@ def _on_a_gpu(parts: list[Part], named: frozenset[str]) -> tuple[Part, ...]:
 
 
 def _with_gone(leaves: list[Part], located: list[Part], named: frozenset[str]) -> tuple[Part, ...]:
-    """Return the operands, with temporary results on the one named device that has no operand."""
+    """Return operands; assume temporary results on the one named device without operands."""
     gone = [part for part in leaves if not part.devices and part.value is None]
     if any(part.factory for part in gone):  # a module such as `nn.MSELoss()` has no tensors
         gone = [part for part in gone if part.kind != "module"]
@@ -301,7 +301,7 @@ def also_needed(frame: FailedFrame, node: ast.AST, odd: Iterable[Part], target: 
 def _clashes(
     frame: FailedFrame, node: ast.AST, odd: list[Part], moved: dict[str, str | None], target: str
 ) -> Iterator[tuple[Reader, list[Part]]]:
-    """Yield the operands on the former device of `odd`, for each later operation on `target`."""
+    """Yield what each later operation on `target` still has on the devices that `odd` leave."""
     sources = {part.device for part in odd} - {target}
     reader, ran = Reader(frame, moved), set(ast.walk(node)) - {node}
     for step in _steps(node):
@@ -312,7 +312,7 @@ def _clashes(
         elif step not in ran and wants_one_device(step, reader):
             leaves = _leaves(step, reader)
             if any(part.device == target for part in leaves):
-                # A later call such as `torch.zeros(3)` clashes only if all of `odd` are such calls.
+                # A near `torch.zeros(3)` in later code clashes only if all of `odd` are such calls.
                 alike = NEAR * all(part.factory for part in odd)
                 made = "cpu" if step.lineno < frame.line + alike else None
                 there = [p for p in leaves if (made if p.factory else p.device) in sources]

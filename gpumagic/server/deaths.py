@@ -29,8 +29,8 @@ _LESS = "Load less at a time (chunks, a smaller dtype), del large variables, or 
 _ADVICE = {
     "out-of-memory": _LESS,
     "perhaps-out-of-memory": f"{_LESS} dmesg says whether it was the out-of-memory killer.",
-    "killed": "A person, a scheduler or the out-of-memory killer ended it: dmesg may say which.",
-    "crashed": "A compiled library crashed: run the lines one by one to find the call; update it.",
+    "killed": "A person, a scheduler or the out-of-memory killer ended the kernel: see dmesg.",
+    "crashed": "A compiled library crashed: run line by line to find the call; update the library.",
     "exited": "Something ended the process: look for os._exit in the code; see the server's log.",
 }
 

@@ -24,7 +24,7 @@ _SOONER = 0.9  # show the host's time if it is below this fraction of the device
 _SLOW, _SLOW_S = 5, 0.01
 _LEGEND = {
     "host": "host: time until Python continued, with the device still working",
-    "first run": "first run: not timed, may have compiled",
+    "first run": "first run: not in the median, may have compiled",
     "peak": "peak: memory that the code allocated, without its inputs",
     "change": 'change: from the earlier run; "same": the spreads overlap',
 }

@@ -1,4 +1,4 @@
-"""Run attention, normalization and recurrent networks, for which CUDA has fused kernels.
+"""Run the operators of virtual GPUs that CUDA fuses: attention, normalization, recurrent nets.
 
 Attention runs as the CPU's flash attention, or as several operators. Normalization and recurrent
 cells run as several operators. A whole LSTM, GRU or RNN runs as one CPU operator for all time
@@ -162,7 +162,7 @@ class _Fused(torch.autograd.Function):
             tensors = [x if isinstance(x, Tensor) else None for x in leaves]
             ctx.save_for_backward(reserve, *tensors)
             ctx.others = [x if t is None else None for x, t in zip(leaves, tensors, strict=True)]
-            weakref.finalize(reserve, ctx.graph.clear).atexit = False
+            weakref.finalize(reserve, ctx.graph.clear).atexit = False  # the graph goes with it
         return found if shapes_of else tuple(_raised(found, gpu))
 
     @staticmethod
@@ -171,7 +171,7 @@ class _Fused(torch.autograd.Function):
         """Return the gradients of the inputs."""
         reserve, *given = ctx.saved_tensors  # a second backward pass raises torch's own error
         needed, graph = ctx.needs_input_grad[4:], ctx.graph
-        if ctx.run and not graph:  # a saved-tensor hook freed `reserve`, so run the operator again
+        if ctx.run and not graph:  # a hook freed `reserve`, and so the graph: run again
             leaves = [y if x is None else x for x, y in zip(given, ctx.others, strict=True)]
             graph = ctx.run(ctx.drawn.clone_state(), leaves)
         wanted = [x for x, need in zip(graph.get("low", given), needed, strict=True) if need]

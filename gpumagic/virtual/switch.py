@@ -30,9 +30,9 @@ Kernel = Callable[..., Any]
 # Namespaces that `_register_others` skips. `_register_dense` handles aten. torch itself registers
 # kernels of _native. Operators of symm_mem need memory that several processes share.
 _LEFT_ALONE = {"aten", "symm_mem", "_native"}
-_SHARE = {"_lazy_clone", "_unsafe_view", "unsafe_split"}  # results share bytes, against the schema
+_SHARE = {"_lazy_clone", "_unsafe_view", "unsafe_split"}  # undeclared aliases
 _DECOMPOSED = _SHARE | {"copy_", "linalg_lstsq", "masked_fill", "index_fill"}
-"""Composite operators to decompose, because they share or copy bytes, or read a value or device."""
+"""Composite operators to decompose: they alias or copy memory, or depend on values or devices."""
 
 kernels: dict[str, Kernel] = {}
 """Kernels of aten at the dispatch key CUDA, by name. Empty while virtual GPUs are off."""
@@ -62,7 +62,7 @@ def register(stack: ExitStack) -> None:
 def _register_dense(aten: Any) -> None:
     """Register aten's kernels: the kernels of `cpu_kernels` at the key CPU, all others at CUDA."""
     kernels.update(own_kernels())
-    # Run composite operators as a whole, because their C++ code may need CUDA for GPU tensors.
+    # Run each composite operator as one CPU call: given GPU tensors, its C++ code might call CUDA.
     explicit = "CompositeExplicitAutograd"
     named = _names(explicit) | _names(f"{explicit}NonFunctional")
     whole = {n for n in named if not n.endswith("out") and _is_whole(overload(n))}
@@ -189,7 +189,7 @@ def install(stack: ExitStack, facts: Sequence[VirtualFacts], rows: Sequence[Any]
     cuda_api.install(stack)
     register(stack)
     torch.cuda.init()
-    # At the end, make GPU 0 current, except in a forked child, where the call would raise an error.
+    # When `stack` closes, make GPU 0 current, but not in a forked child, where the call would fail.
     stack.callback(lambda: in_bad_fork() or C._accelerator_setDeviceIndex(0))
 
 

@@ -123,7 +123,7 @@ def test_the_table_of_one_point():
         "in each run on cuda:0: 1 transfer",
         "not timed: copying the inputs (1.0 MiB to cuda:0 in 3.0 ms)",
         "host: time until Python continued, with the device still working",
-        "first run: not timed, may have compiled",
+        "first run: not in the median, may have compiled",
         "peak: memory that the code allocated, without its inputs",
         "cuda:0: H200",
     ]

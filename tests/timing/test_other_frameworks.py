@@ -128,7 +128,7 @@ def test_a_first_run_that_compiles_is_told_apart(slow):
 def test_it_is_a_column_where_devices_are_compared(slow, gpus):
     made = timed(slow, FIRST, ["cpu", "0"])
     assert " first run " in repr(made)
-    assert "first run: not timed, may have compiled" in made.remarks
+    assert "first run: not in the median, may have compiled" in made.remarks
     assert "first run" not in repr(timed(slow, "slow.call()"))
 
 
