@@ -163,8 +163,8 @@ class _Trial:
             return lambda: {"Out": execute(tree)}
 
         device, _ = target_of(f"cuda:{number}" if number else None)
-        how = (device, bool(number), _LIMIT_S, (), target, True)
-        return dry(Subject(namespace, [*reads], prepare, *how))
+        where = (device, bool(number))
+        return dry(Subject(namespace, [*reads], prepare, *where, _LIMIT_S, (), target, True))
 
 
 def _is_repeated(fix: Fix, text: str) -> bool:

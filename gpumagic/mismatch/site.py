@@ -116,8 +116,7 @@ def written_device(site: Site, target: str, line: ast.stmt, *, inside: bool = Fa
         unknown |= {*map(first_name, names)} - {*site.frame.scope.local, *used}
     names = [name for name in names if first_name(name) not in unknown]
     # As the last choice, a function names a global of the notebook that it does not read yet.
-    later = _bound_later(line, site)
-    names += [name for name in _DEVICE_NAMES[:3] if not in_class and name not in later]
+    names += [n for n in _DEVICE_NAMES[:3] if not in_class and n not in _bound_later(line, site)]
     for name in names:
         value = site.frame.scope.value(ast.parse(name, mode="eval").body)
         device = device_of(value) if type(value) is not int else None

@@ -303,8 +303,7 @@ def in_torch(node: Any, reader: operand.Reader, odd: operand.Part) -> str:
 
 def moved_itself(part: operand.Part, frame: FailedFrame) -> str:
     """Return the reason if a loop's code moves a module, as by ``model.cpu()``; else ""."""
-    known_module = part.value is not None and frame.failed is not None
-    loops = loops_around(frame.failed or part.node) if known_module else []
+    loops = loops_around(frame.failed or part.node) if part.value is not None else []
     for call in (n for n in ast.walk(loops[-1]) if isinstance(n, ast.Call)) if loops else ():
         function: Any = frame.scope.value(call.func)
         places: list[Any] = [(frame.filename, 0, call, frame.scope.value)]

@@ -159,6 +159,17 @@ def test_a_deletion_that_suffices_does_not_hide_that_no_graph_is_needed(small, s
     assert [do[:14] for do in done] == ["`y = y.detach(", "`with torch.no"]
 
 
+def test_an_estimator_that_fits_features_is_no_backward_pass(small, shown):
+    small.run(f"{START}\nfrom sklearn.linear_model import LinearRegression")
+    small.run("net = nn.Sequential(*[nn.Linear(256, 256), nn.Tanh()] * 3).cuda()\nouts = []")
+    small.run(
+        "def extract():\n    for n in range(9):\n        outs.append(net(mib(4).view(-1, 256)))\n"
+        "    return torch.cat(outs)"
+    )
+    small.run("found = extract().detach().cpu().numpy()\nLinearRegression().fit(found, found)")
+    assert shown.pop().levers[0].do.startswith("store `.detach()` in `outs`")
+
+
 def test_a_failed_cell_that_runs_again_has_the_same_cure(small, shown):
     small.run(f"{START}\nx, spare = mib(8), mib(40)")
     for _ in range(2):
