@@ -37,7 +37,7 @@ _STAYS = {
 _BUSY = "CUDA-capable device(s) is/are busy or unavailable"
 # Errors that CUDA may report for a GPU that fell off the bus.
 _MAY_BE_LOST = frozenset({_BUSY, "unspecified launch failure", "unknown error"})
-_FIRST_LINE = "%%ongpu 0 --check as the cell's first line"
+_CHECK_LINE = "%%ongpu 0 --check as the cell's first line"
 _CURES = {
     "device-side assert": "restart the kernel; {} names the bad index",
     "uncorrectable ECC error": "restart the kernel; if it happens again, reset the GPU "
@@ -71,7 +71,7 @@ class Death:
 
     what: str  # "device-side assert"
     where: str  # where the failure was found, such as "In [7], line 3"; empty if unknown
-    first_line: str = ""  # the advice to type `%%ongpu … --check`; if empty, `_FIRST_LINE`
+    check_line: str = ""  # the advice to type `%%ongpu … --check`; if empty, `_CHECK_LINE`
 
     @property
     def cause(self) -> str:
@@ -81,7 +81,7 @@ class Death:
     @property
     def cure(self) -> str:
         """The advice to the user."""
-        return _CURES.get(self.what, "restart the kernel").format(self.first_line or _FIRST_LINE)
+        return _CURES.get(self.what, "restart the kernel").format(self.check_line or _CHECK_LINE)
 
     @property
     def said(self) -> str:
@@ -115,7 +115,7 @@ def started() -> list[int]:
     return [n for n in range(cuda.device_count()) if has_context(n)]
 
 
-def look(where: str = "", error: BaseException | None = None, first_line: str = "") -> Death | None:
+def look(where: str = "", error: BaseException | None = None, check_line: str = "") -> Death | None:
     """Return CUDA's death or None, without waiting for CUDA. `error` was raised at `where`."""
     global _death
     if (cuda := live_cuda()) is not None:
@@ -123,9 +123,9 @@ def look(where: str = "", error: BaseException | None = None, first_line: str = 
         if not _MAY_BE_LOST.isdisjoint((said, _said(error))) and _lost():
             _death = Death("GPU lost", where)
         elif said in _STAYS:
-            _death = Death(_STAYS[said], where, first_line)
+            _death = Death(_STAYS[said], where, check_line)
     elif _death is not None and not _death.where:
-        _death = replace(_death, where=where, first_line=first_line)
+        _death = replace(_death, where=where, check_line=check_line)
     return _death
 
 
@@ -155,7 +155,7 @@ def is_death(error: BaseException) -> bool:
     return isinstance(error, CudaDead)
 
 
-def advice(error: BaseException, first_line: str = "") -> str:
+def advice(error: BaseException, check_line: str = "") -> str:
     """Return advice if an error is about a bad index, a missing or a busy GPU; else empty text."""
     if _said(error) == _BUSY:
         return _WHERE_BUSY
@@ -163,7 +163,7 @@ def advice(error: BaseException, first_line: str = "") -> str:
         return there_is(here(memory=False))
     said = faults.in_words(error)
     if re.search(r"index out of range in self|Target -?\d+ is out of bounds", said):
-        return f"{first_line or _FIRST_LINE} names the bad index"
+        return f"{check_line or _CHECK_LINE} names the bad index"
     if said.endswith("device type at start of device string: gpu"):
         return 'torch calls a GPU "cuda", or "cuda:0"'
     found = next((name for name, texts in _NO_GPU.items() if re.search(texts, said)), "")

@@ -107,10 +107,9 @@ class _Trial:
 
     def _completed(self, found: Explanation, target: str = "") -> tuple[Explanation, _Cost]:
         """Add fixes for later errors. Also return the numbers of repeated copies and of edits."""
-        texts, every, fix = dict(self._before), list[Fix](), found.fix
+        texts, every, fix, copies = dict(self._before), list[Fix](), found.fix, 0
         if fix is not None and fix.cls and not self._takes_effect(fix, texts):
             return found, (0, 1)
-        copies = 0
         while fix is not None and len(every) < _MOST and self._takes_effect(fix, texts):
             every.append(fix)
             copies += bool(fix.nbytes) and _is_repeated(fix, texts[fix.filename])
@@ -118,15 +117,15 @@ class _Trial:
             run = self._dry(self._from_change(texts), texts, target=target)
             if run.error:
                 break
-            if not run.mismatches:
-                made = [_changes(self._before[name], texts[name], every, name) for name in texts]
-                edits = [*chain.from_iterable(made)]
-                more = replace(found, fix=edits[0], more=tuple(edits[1:]))
-                return (more if every[1:] else found), (copies, len(every))
-            later = run.mismatches[0].explanation
+            later = run.mismatches[0].explanation if run.mismatches else None
             fix = later.fix if later is not None else None
-            if fix is not None and fix.cls and not self._takes_effect(fix, texts):
-                return replace(found, more=(*found.more, fix)), (copies, len(every) + 1)
+            # An edit of `__init__` ends the search, because a dry run cannot try it.
+            last = [fix] if fix and fix.cls and not self._takes_effect(fix, texts) else []
+            if not run.mismatches or last:
+                made = [_changes(self._before[name], texts[name], every, name) for name in texts]
+                edits = [*chain.from_iterable(made)] if every[1:] else [every[0], *found.more]
+                done = replace(found, fix=edits[0], more=(*edits[1:], *last))
+                return done, (copies, len(every) + len(last))
         return found, (_MOST + 1, _MOST + 1)  # the code still fails
 
     def _takes_effect(self, fix: Fix, texts: dict[str, str]) -> bool:

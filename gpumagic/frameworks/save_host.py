@@ -38,7 +38,7 @@ def save_host(path: str = "rescue.pt") -> None:
     This works after a fatal CUDA error. Variables with data on a GPU and variables that cannot be
     pickled are skipped. Their names are printed. Raises `GpuError` if there is nothing to write."""
     if (torch := torch_here()) is None:
-        raise GpuError("save_host() writes a file of torch; type import torch first")
+        raise GpuError("save_host() needs torch, which is not imported; type `import torch` first")
     safe, lost = _sorted()
     writable: dict[str, Any] = {}
     for name, value in safe.items():

@@ -141,7 +141,7 @@ def _keep(entry: Entry) -> str:
         kept = f"{kept}.detach().clone()"
     found = _INTO.search(where.source) if where else None
     into = found[1] if found and _tensor_of(found[2] or found[3]) == tensor else ""
-    what, instead = into or (kept if named else "what it reads"), ""
+    what, instead = into or (kept if named else "the value"), ""
     if into or (tensor != entry.code and not named):
         instead = f", with {kept} in place of {table.short(entry.code, _LONG)},"
     return f"leave {what} on the device{instead or ','} and read it once after the loop"

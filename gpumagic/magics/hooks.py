@@ -47,7 +47,7 @@ def one_line(magic: str, error: BaseException) -> str:
     return text if not text or text.startswith(f"{magic} ") else f"{magic}: {text}"
 
 
-def cuda_advice(error: BaseException, first_line: str = "") -> str:
+def cuda_advice(error: BaseException, check_line: str = "") -> str:
     """Return advice if an error or one of its causes is a CUDA error; empty for other errors."""
     from gpumagic.device import cuda_state as state
     from gpumagic.usercode.files import innermost_of, last_cell
@@ -57,12 +57,12 @@ def cuda_advice(error: BaseException, first_line: str = "") -> str:
     if "torch" in sys.modules:
         line = innermost_of(chain[-1].__traceback__)
         where = f"{line.label}, line {line.line}" if line else last_cell()
-        state.look(where, chain[-1], first_line)
+        state.look(where, chain[-1], check_line)
         if (death := state.death()) is not None and any(map(state.is_death, chain)):
             from gpumagic.frameworks.save_host import what_is_left
 
             return what_is_left(death)
-    return next(filter(None, (state.advice(each, first_line) for each in chain)), "")
+    return next(filter(None, (state.advice(each, check_line) for each in chain)), "")
 
 
 def cuda_state() -> Any:
@@ -131,11 +131,11 @@ class Explaining:
             self._explain(error, self._between_devices(error))
         self._shown = 0
 
-    def report_death(self, where: str, first_line: str) -> None:
+    def report_death(self, where: str, check_line: str) -> None:
         """If CUDA died, report it once to the user and JupyterLab; `where` names the ended cell."""
         if (state := cuda_state()) is None:
             return
-        if (death := state.look(where, first_line=first_line)) is None:  # CUDA works (again)
+        if (death := state.look(where, check_line=check_line)) is None:  # CUDA works (again)
             self._death_shown = self._death_published = False
         elif not self._death_published:
             self._death_published = True
@@ -162,7 +162,7 @@ class Explaining:
                 from gpumagic.dryrun.try_fix import try_fix
 
                 found = try_fix(error, found, self.shell)
-            if not found and (line := cuda_advice(error, getattr(self._cell(), "first_line", ""))):
+            if not found and (line := cuda_advice(error, getattr(self._cell(), "check_line", ""))):
                 self._death_shown = (state := cuda_state()) and state.death() is not None
                 print(f"→ {line}")
             elif found := found or explain_out_of_memory(error, earlier=earlier):

@@ -104,7 +104,7 @@ class RunningCell:
     tree: ast.AST | None = None
     run: Run | None = None
     request: Namespace | None = None
-    first_line: str = ""  # what to type after a bad index; empty if no run began
+    check_line: str = ""  # what to type after a bad index; empty if no run began
     gone = False  # whether the device was not found
     elsewhere = False  # whether gpumagic itself runs the tree; IPython then runs only our call
     report: Any = None  # the report to show after a cell that ran `elsewhere`
@@ -181,7 +181,7 @@ class CellHooks:
         cell = self.stack.pop()
         self._end(cell, error or getattr(result, "error_before_exec", None))
         number = getattr(result, "execution_count", None)
-        self.explaining.report_death(f"In [{number}]" if number else "a cell", cell.first_line)
+        self.explaining.report_death(f"In [{number}]" if number else "a cell", cell.check_line)
         if cell.stamp:
             unstamp_memory(*cell.stamp)
         while faults.unreported:
@@ -253,7 +253,7 @@ class CellHooks:
         # Set both before the run starts, so that `finish` ends a run whose start is interrupted.
         cell.run, cell.request = Run(device, space, names, **options), asked
         instead = "" if asked.standing else ", instead of the present one,"
-        cell.first_line = f"%%ongpu {asked.where} --check as the cell's first line{instead}"
+        cell.check_line = f"%%ongpu {asked.where} --check as the cell's first line{instead}"
         cell.run.start(lambda: ProgressLine(self.shell, silent=asked.quiet))
 
     def finish(self, cell: RunningCell, error: BaseException | None) -> None:

@@ -354,11 +354,12 @@ class RestOfCode:
         defined = (n for n in ast.walk(self.frame.tree or ast.Pass()) if isinstance(n, _FUNCTIONS))
         makers = {n.name for n in defined if any(map(_is_backward, ast.walk(n)))}
         for node in self.nodes:
-            owner = getattr(node, "value", node)
-            fitted = self.frame.scope.value(getattr(owner, "func", owner))
-            # No gradient passes through `fit` of an estimator of scikit-learn.
-            if _is_backward(node) and not hasattr(fitted, "get_params"):
-                return True
+            if _is_backward(node):
+                owner = getattr(node, "value", node)
+                fitted = self.frame.scope.value(getattr(owner, "func", owner))
+                # No gradient passes through `fit` of an estimator of scikit-learn.
+                if not hasattr(fitted, "get_params"):
+                    return True
             if isinstance(node, ast.Call) and (node.args or node.keywords):
                 code = getattr(self.frame.scope.value(node.func), "__code__", None)
                 if _named(node.func) in makers or {*_BACKWARD} & {*getattr(code, "co_names", ())}:

@@ -230,7 +230,7 @@ LONG = "net(data).square().mean(dim=1).sqrt().log()"
             "preds.extend(net(x).tolist())",
             "preds on the device, with net(x).d",
         ),
-        ("a > b", "print(a > b)", "leave what it reads on the device"),
+        ("a > b", "print(a > b)", "leave the value on the device"),
         ("loss.item()", "losses.append(", "leave loss.detach().clone() on the device, and read it"),
         ("loss.item()", "total = total + loss.item()", "leave loss.detach().clone() on the device"),
         (f"{LONG}.item()", f"x = {LONG}.item()", "with x.detach().clone() in place of net(data).s"),
