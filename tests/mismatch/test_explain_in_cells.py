@@ -447,3 +447,16 @@ def test_a_generator_of_an_earlier_cell_is_made_again_for_this_one(ip):
     line = 'y = jitter(X, torch.Generator("cuda:1").manual_seed(rng.initial_seed()))'
     assert f"replace line 2 with (moves nothing)\n      {line}" in told
     assert ip.run(f"%%ongpu 1\n{line}").error is None
+
+
+def test_an_edit_of_init_that_no_trial_can_make_follows_the_edits_before_it(ip):
+    ip.run(
+        "class Scaled(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.fc, self.scale = nn.Linear(2, 1), torch.ones(1)\n"
+        "    def forward(self, x):\n        return self.fc(x) * self.scale\n"
+        "def mul(p, q):\n    return p * q"
+    )
+    ip.run("net, w = Scaled().cuda(1), torch.ones(2).cuda(1)\nx, y = torch.ones(2), torch.ones(2)")
+    told = explained(ip.run("a = w + x\nnet(a + mul(w, y))"))
+    for moved in ("x.to(w.device)", "y.to(w.device)", "self.scale"):
+        assert moved in told.partition("fix:")[2], told
