@@ -4,6 +4,7 @@
 Calls on autograd's threads are not checked: backward passes reuse the forward pass's indices.
 """
 
+import re
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -22,7 +23,7 @@ from gpumagic.placement import FunctionMode
 from gpumagic.usercode import files
 
 # Functions that return existing values or None, so they cannot make NaN.
-_EXEMPT = ("__get__", "__set__", "__setitem__", "__deepcopy__", "backward", "set_", "detach")
+_EXEMPT = re.compile("__(get|set|setitem|deepcopy)__|backward|set_|detach|new_.*|.*empty.*")
 _NAN, _INFINITY = Tensor.isnan, Tensor.isinf
 Flaw = Callable[[Tensor], Tensor]  # `Tensor.isnan` or `Tensor.isinf`
 
@@ -97,10 +98,10 @@ class NanFinder:
         name = getattr(func, "__name__", "")
         scales = sys._getframe(2).f_globals.get("__name__") == "torch.amp.grad_scaler"
         self._scaled |= scales
-        exempt = scales or name in _EXEMPT or "empty" in name or name.startswith("new_")
+        exempt = scales or _EXEMPT.fullmatch(name)
         if exempt and name != "backward":
             return func(*args, **kwargs)
-        given = tree_leaves((args, {key: kwargs[key] for key in kwargs if key != "out"}))
+        given = tree_leaves((args, {**kwargs, "out": None}))
         writes = name.endswith("_")  # `add_` writes; `__add__` also matches, which is harmless
         before, text = set[Flaw](), ""
         with faults.kept("reading arguments"), uncounted(), torch._C.DisableTorchFunction():
@@ -115,7 +116,7 @@ class NanFinder:
             if any(isinstance(each, Tensor) for each in given) and (after := _flaws(made)):
                 before |= _flaws(given[writes:])
                 flaw = _new_flaw(before, after)
-                library = _library(sys._getframe(1)) if flaw else None
+                library = _library(sys._getframe(1))
                 if flaw is _NAN or (flaw and library is None and not _has_extreme(given)):
                     text = _described(made, flaw, before, library, args, kwargs)
         if text:

@@ -57,7 +57,13 @@ _NO_GPU = {
     "JAX": r"Unknown backend:? '?(?:gpu|cuda)\b",
     "TensorFlow": "Could not satisfy device specification '/job:localhost",
 }
-_ON_CPU = 'device="cpu" works; "cuda" if torch.cuda.is_available() else "cpu" works anywhere'
+# What works without a GPU, and when to type the line that makes virtual GPUs.
+_WITHOUT = {
+    "PyTorch": (
+        'device="cpu" works; "cuda" if torch.cuda.is_available() else "cpu" works anywhere',
+        "then run the cell again as it is",
+    )
+}
 _SAID = re.compile(r"(?:CUDA|HIP)(?: driver| runtime)? error: *(.+)")
 
 
@@ -170,9 +176,8 @@ def advice(error: BaseException, check_line: str = "") -> str:
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     if not found or (found == "PyTorch" and (cuda is None or cuda.is_available())):
         return ""
-    works, then = "the CPU works", "to use them, restart the kernel and type it first"
-    if found == "PyTorch":
-        works, then = _ON_CPU, "then run the cell again as it is"
+    restart = "the CPU works", "to use them, restart the kernel and type it first"
+    works, then = _WITHOUT.get(found, restart)
     cure = f"%gpus --virtual 2 makes two virtual GPUs; {then}"
     if physical_gpus():
         cure = "there is a GPU in this machine: %gpus --doctor says what is missing"

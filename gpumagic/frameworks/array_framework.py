@@ -32,8 +32,8 @@ _IN_PLACE = (list, deque, dict, defaultdict, OrderedDict)
 _CAPTURED = "a function captures it: pass it as an argument, or create it in this cell"
 _LITERALS = (ast.List, ast.Tuple, ast.Dict)
 
-_origins: dict[tuple[str, str], Origin] = {}
-"""Former devices of moved variables. A key is (framework's name, variable's name)."""
+_origins: dict[str, dict[Any, Origin]] = defaultdict(dict)
+"""Former devices of moved variables, by the framework's name, then as in `Origins`."""
 
 
 class ArrayFramework(Framework):
@@ -102,16 +102,14 @@ class ArrayFramework(Framework):
 
     def remember(self, origins: Origins, cell: str) -> None:
         """Record the origins of moved variables; a variable keeps its first origin."""
-        keep_origins(_origins, origins, cell)
+        keep_origins(_origins[self.name], origins, cell)
 
     def home(self, namespace: dict[str, Any], origins: Origins | None = None) -> Moves:
         """Move back the arrays that cells moved, in all variables that now contain these arrays."""
         devices = {str(device): device for device in [CPU, *devices_here(memory=False)]}
         moving = _Moving(self, namespace)
         if origins is None:
-            origins = [(key, o) for key, o in _origins.items() if key[0] == self.name]
-            for key, _ in origins:
-                del _origins[key]
+            origins = [*_origins.pop(self.name, {}).items()]
         known = [origin for _, origin in origins if origin.device in devices]
         copies = {key: (*pair, o) for o in known for key, pair in o.originals.items()}
 

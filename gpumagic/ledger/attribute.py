@@ -73,9 +73,11 @@ def uncounted() -> Iterator[None]:
 
 def watches() -> tuple[ActiveWatch, ...]:
     """Return the watches that count this thread's calls now."""
-    watch, found = current.get(), []
+    watch, found = _current(), []
     if watch is _nobody:
         return ()
+    if watch is not None and watch.outer is None and watch.live:
+        return (watch,)  # the usual case; every copy and wait runs this code
     while watch is not None:
         if watch.live:
             found.append(watch)
@@ -89,35 +91,26 @@ def watches() -> tuple[ActiveWatch, ...]:
 def counts(what: What, tensor: Any) -> Sequence[entry.Count]:
     """Call each watch's alarm, which may raise errors. Return the call's `Count` in each watch."""
     __tracebackhide__ = True
-    watch = _current()
-    # The usual case of a single watch is inlined, because every copy and wait runs this code.
-    if watch is not None and watch.outer is None and watch.live:
-        watching: tuple[ActiveWatch, ...] = (watch,)
-    elif not (watching := watches()):
+    if not (watching := watches()):
         return ()
-    inner: FrameType | None = _getframe(3)
+    inner: Any = _getframe(3)
     kind = entry.LIBRARY
     while inner is not None and (kind := entry.kinds[inner.f_code.co_filename]) == entry.IN_FRONT:
         inner = inner.f_back
     # The key has ids, because hashing a code object costs more than this whole function.
     # The key has the thread's ident, so that each thread changes its own counts without a lock.
     user: FrameType | None
-    if inner is not None and kind == entry.USER:
+    if kind == entry.USER:
         user, via = inner, ""
         key: tuple[Any, ...] = (what, id(inner.f_code), inner.f_lasti, _ident())
     else:
         user, via = entry.locate(inner, watching)
         via = entry.ENGINE if inner is None else via  # no frame: a C++ thread, such as autograd's
         key = (what, via, _at(inner), _at(user), _ident())
-    known = watching[0].tally.counts.get(key)
-    if known is not None and known.warned and len(watching) == 1:
-        return (known,)
-
     found = []
     for watch in watching:
         if (count := watch.tally.counts.get(key)) is None:
-            source, destination = ("cpu" if n == HOST else f"{gpu}:{n}" for n in what[2:4])
-            new = count_for(what[0], what[1], source, destination, via, user, inner)
+            new = count_for(*what[:2], _device(what[2]), _device(what[3]), via, user, inner)
             count = watch.tally.add(key, new)
         found.append(count)
         alarm = watch.alarm
@@ -125,6 +118,10 @@ def counts(what: What, tensor: Any) -> Sequence[entry.Count]:
         if alarm is not None and not count.warned and (alarm.strict or watch is watching[0]):
             alarm(count, tensor)
     return found
+
+
+def _device(ordinal: int) -> str:
+    return "cpu" if ordinal == HOST else f"{gpu}:{ordinal}"
 
 
 def _at(frame: FrameType | None) -> tuple[int, int] | None:

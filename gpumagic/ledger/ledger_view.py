@@ -139,12 +139,17 @@ def _keep(entry: Entry) -> str:
     if not entry.framework:
         kept = f"({kept})" if " " in _INNERMOST.sub("", kept) else kept
         kept = f"{kept}.detach().clone()"
-    found = _INTO.search(where.source) if where else None
-    into = found[1] if found and _tensor_of(found[2] or found[3]) == tensor else ""
-    what, instead = into or (kept if named else "the value"), ""
+    into = _container(entry, tensor)
+    what, instead = into or (kept if named else "the value"), ","
     if into or (tensor != entry.code and not named):
         instead = f", with {kept} in place of {table.short(entry.code, _LONG)},"
-    return f"leave {what} on the device{instead or ','} and read it once after the loop"
+    return f"leave {what} on the device{instead} and read it once after the loop"
+
+
+def _container(entry: Entry, tensor: str) -> str:
+    """Return the variable to which a line appends or adds the tensor's value; may be empty."""
+    found = _INTO.search(entry.where.source) if entry.where else None
+    return found[1] if found and _tensor_of(found[2] or found[3]) == tensor else ""
 
 
 def _fits(entry: Entry) -> bool:

@@ -83,50 +83,64 @@ def free_memory(*what: object, grads: bool = False) -> Freed:
     namespace = user_namespace()
     names, gpus = holders_by_name.names_and_gpus(what, namespace)
     meter = _Meter()
-    if (torch := torch_here()) is not None:
-        # A backward pass clears the tasks that a failed pass left in autograd's queue.
-        with torch.enable_grad(), torch.inference_mode(False):
-            torch.ones((), device="cpu", requires_grad=True).backward()
+    _clear_failed_backward()
     gc.collect()
     meter.take("garbage", always=False)
     found, outputs = find(namespace), KeptOutputs(namespace)
     skipped = _skipped(names, namespace, outputs, found)
     if grads:  # first, so that `spare` includes gradients that only an exception still holds
-        _release_gradients({n: namespace.get(n) for n in names} if names else namespace)
+        _release_gradients(names or namespace, namespace)
         meter.take("gradients")
         found, names = find(namespace), []
     gone = [n for n in names if n in namespace and n not in skipped and not outputs.has(n)]
-    # Storages that only outputs, exceptions, garbage or the variables in `gone` hold.
-    spare = [e for e in found if all(way.kind in KEPT or way.root in gone for way in e.ways)]
+    spare = _held_only_by(gone, found)
     skipped |= (stays := _still_held(gone, found, spare))
     gone = [name for name in gone if name not in stays]
     meter.due = spare
-    every, alone = ([e for e in each if not gpus or e.device in gpus] for each in (found, spare))
-    _release_kept(every, alone, outputs, meter)
+    _release_kept(found, spare, gpus or {each.device for each in found}, outputs, meter)
     for name in reversed(gone):  # so that shared memory counts for the first name
         del namespace[name]
         meter.take(name, {name})
     meter.released += [meter.released.pop() for _ in gone]  # restore the order of the names
-    cache = 0
-    if torch is not None:
-        from gpumagic.memory.allocator import clear_workspaces
-
-        clear_workspaces()
-        reserved = [torch.cuda.memory_reserved(n) for n in range(torch.cuda.device_count())]
-        torch.cuda.empty_cache()
-        cache = sum(old - torch.cuda.memory_reserved(n) for n, old in enumerate(reserved))
+    cache = _return_cache()
     meter.take("cuBLAS workspace", always=False)
     left = tuple(holders_by_name.grouped(find(namespace)))
     return Freed(tuple(meter.released), allocated(), left, tuple(skipped.values()), cache)
 
 
+def _clear_failed_backward() -> None:
+    """Clear the tasks that a failed backward pass left in autograd's queue, by another pass."""
+    if (torch := torch_here()) is not None:
+        with torch.enable_grad(), torch.inference_mode(False):
+            torch.ones((), device="cpu", requires_grad=True).backward()
+
+
+def _return_cache() -> int:
+    """Return cuBLAS's workspaces and torch's unused cache to the driver; return the bytes."""
+    if (torch := torch_here()) is None:
+        return 0
+    from gpumagic.memory.allocator import clear_workspaces
+
+    clear_workspaces()
+    reserved = [torch.cuda.memory_reserved(n) for n in range(torch.cuda.device_count())]
+    torch.cuda.empty_cache()
+    return sum(old - torch.cuda.memory_reserved(n) for n, old in enumerate(reserved))
+
+
+def _holders(found: Iterable[FoundStorage], kind: str) -> set[str]:
+    return {way.root for each in found for way in each.ways if way.kind == kind}
+
+
 def _release_kept(
-    found: list[FoundStorage], spare: list[FoundStorage], outputs: KeptOutputs, meter: "_Meter"
+    found: Iterable[FoundStorage],
+    spare: Iterable[FoundStorage],
+    gpus: Collection[str],
+    outputs: KeptOutputs,
+    meter: "_Meter",
 ) -> None:
     """Release the exceptions that hold memory in `found`, and the outputs that hold `spare`."""
-    ways = {way for each in spare for way in each.ways}
-    held = {way.root for way in ways}
-    every = {way.root for each in found for way in each.ways if way.kind == EXCEPTION}
+    found, spare = ([each for each in side if each.device in gpus] for side in (found, spare))
+    every, held = _holders(found, EXCEPTION), set[str]().union(*(each.roots for each in spare))
     if every:
         release_errors()
     if errors := held & every:
@@ -137,7 +151,12 @@ def _release_kept(
         gc.collect()
     if dropped := [name for name in outputs.numbered() if name in held]:
         outputs.drop(dropped)
-        meter.take(", ".join(dropped), {way.root for way in ways if way.kind == OUTPUT})
+        meter.take(", ".join(dropped), _holders(spare, OUTPUT))
+
+
+def _held_only_by(names: Collection[str], found: Iterable[FoundStorage]) -> list[FoundStorage]:
+    """Return the storages that only these variables, outputs, exceptions and garbage hold."""
+    return [e for e in found if all(way.kind in KEPT or way.root in names for way in e.ways)]
 
 
 def _still_held(
@@ -189,13 +208,13 @@ def allocated() -> dict[str, int]:
     return dict(found)
 
 
-def _release_gradients(namespace: Mapping[str, Any]) -> None:
+def _release_gradients(names: Iterable[str], namespace: Mapping[str, Any]) -> None:
     if (torch := torch_here()) is None:
         raise GpuError("--grads needs torch; JAX's gradients are variables: %gpufree NAME")
     from gpumagic.moving.find_tensors import TensorFinder
 
     finder = TensorFinder()
-    finder.variables(namespace.items())
+    finder.variables((name, namespace.get(name)) for name in names)
     for found in finder.tensors:
         if isinstance(found.tensor, torch.nn.Parameter) and found.tensor.is_cuda:
             found.tensor.grad = None

@@ -188,12 +188,9 @@ def _figures(ordinal: int, gpu: GpuSample | None, held: Sequence[Holder]) -> Dev
     found = DeviceMemory(f"cuda:{ordinal}", None, False, None, None, allocated, reserved, split)
     if gpu is None:  # the snapshot has no figures of this GPU
         return found
-    here = [(holder, holder.memory[gpu.uuid]) for holder in held if gpu.uuid in holder.memory]
-    mine = next((nbytes for holder, nbytes in here if holder.mine), None)
+    mine = next((h.memory[gpu.uuid] for h in held if h.mine and gpu.uuid in h.memory), None)
     # In a container our pid differs from the host's, so our memory is counted as the system's.
-    ours = reserved if mine is None else 0
-    named = ((h.name, _less(n, ours) if h.name == SYSTEM else n) for h, n in here if not h.mine)
-    others = tuple(each for each in named if each[1] != 0)
+    others = _others(gpu.uuid, held, reserved if mine is None else 0)
     known = [nbytes for _, nbytes in others if nbytes is not None]
     return replace(
         found,
@@ -206,6 +203,17 @@ def _figures(ordinal: int, gpu: GpuSample | None, held: Sequence[Holder]) -> Dev
         others_by_name=others,
         uuid=gpu.uuid,
     )
+
+
+def _others(
+    uuid: str, held: Sequence[Holder], ours: int | None
+) -> tuple[tuple[str, int | None], ...]:
+    """Return the bytes of other processes on a GPU; `ours` are counted as the system's."""
+    named = [
+        (each.name, each.memory[uuid]) for each in held if not each.mine and uuid in each.memory
+    ]
+    named = [(name, _less(n, ours) if name == SYSTEM else n) for name, n in named]
+    return tuple(each for each in named if each[1] != 0)
 
 
 def _less(nbytes: int | None, taken: int | None) -> int | None:

@@ -356,14 +356,7 @@ class OutOfMemoryState:
 
     def adds_to(self, rest: RestOfCode) -> list[str]:
         """Return the paths of the holders to which a loop may add memory, the likeliest first."""
-        read = {node.id for node in ast.walk(rest.loops[0]) if isinstance(node, ast.Name)}
-        read |= self.read if rest.frame.at_top else set()
-        steady = torch_here().nn.Module, torch_here().optim.Optimizer
-        values = {name: rest.frame.scope.name(name) for name in read}
-        # A tensor that is only read keeps its size, unless operations in place extend its graph.
-        grows = {n for n in read if getattr(values[n], "grad_fn", self) is not None}
-        made = {n for n in grows | rest.accumulated if not issubclass(type(values.get(n)), steady)}
-        made -= stored(rest.loops[0]) - rest.accumulated
+        made = self._growing(rest)
         by_name = {self.local(rest.frame, name) for name in made | stored(rest.loops[0])}
         nameless = self._exception, self.handled, _TEMPORARIES
         named = [row for row in self.device.holders if row.path not in nameless]
@@ -371,6 +364,17 @@ class OutOfMemoryState:
         keeps = {self.local(rest.frame, name) for name in made | rest.accumulated}
         named.sort(key=lambda row: not (row.path in keeps and self._ran_in(rest, row.made)))
         return [row.path for row in named if row.path in by_name or self._ran_in(rest, row.made)]
+
+    def _growing(self, rest: RestOfCode) -> set[str]:
+        """Return the names of variables that may be larger after each pass of a loop."""
+        read = {node.id for node in ast.walk(rest.loops[0]) if isinstance(node, ast.Name)}
+        read |= self.read if rest.frame.at_top else set()
+        steady = torch_here().nn.Module, torch_here().optim.Optimizer
+        values = {name: rest.frame.scope.name(name) for name in read}
+        # A tensor that is only read keeps its size, unless operations in place extend its graph.
+        grows = {n for n in read if getattr(values[n], "grad_fn", self) is not None}
+        made = {n for n in grows | rest.accumulated if not issubclass(type(values.get(n)), steady)}
+        return made - (stored(rest.loops[0]) - rest.accumulated)
 
     def _ran_in(self, rest: RestOfCode, made: Made | None) -> bool:
         """Whether a loop, or code that the loop calls, made an allocation."""

@@ -141,11 +141,15 @@ class TensorFinder:
             for number in seen & new.keys():
                 del new[number]
             seen.update(new)
-            of_types = {kind for kind in looks if issubclass(kind, type)}
-            classes = [value for value in new.values() if type(value) in of_types]
-            values = gc.get_referents(*(v for v in new.values() if type(v) not in of_types))
-            values += (v for c in classes if defined_in(c) == self._module for v in own(c).values())
+            values = self._referents(new.values(), {k for k in looks if issubclass(k, type)})
         return True
+
+    def _referents(self, values: Iterable[Any], of_types: set[type]) -> list[Any]:
+        """Return the objects to which values refer; of classes, the attributes of our module's."""
+        classes = [value for value in values if type(value) in of_types]
+        found = gc.get_referents(*(value for value in values if type(value) not in of_types))
+        found += (v for c in classes if defined_in(c) == self._module for v in own(c).values())
+        return found
 
     def _is_followed(self, kind: type, look: Any) -> bool:
         ours = issubclass(kind, type) or defined_in(kind) == self._module

@@ -324,16 +324,21 @@ def _name_devices(naming: Iterable[tuple[Any, str]], device: torch.device) -> Or
         held = own(value)
         found = [value] if issubclass(type(value), nn.Module) else held.values()
         parts = [item for item in found if issubclass(type(item), (Tensor, nn.Module))]
-        tensors = (list(p.parameters()) if isinstance(p, nn.Module) else [p] for p in parts)
-        if any(tensor.device != device for each in tensors for tensor in each):
+        if any(_is_elsewhere(part, device) for part in parts):
             continue
-        new = {key: _renamed(key, item, device, bool(parts)) for key, item in held.items()}
-        named = {key: held[key] for key, item in new.items() if item not in (None, held[key])}
-        held.update((key, new[key]) for key in named)
+        named = dict[str, Any]()
+        for key, item in held.items():
+            if (new := _renamed(key, item, device, bool(parts))) not in (None, item):
+                named[key], held[key] = item, new
         if named:
             former = next((torch.device(n) for n in named.values() if type(n) is not int), device)
             origins.append((value, Origin(name, former, device, named=named)))
     return origins
+
+
+def _is_elsewhere(part: Tensor | nn.Module, device: torch.device) -> bool:
+    tensors = part.parameters() if isinstance(part, nn.Module) else [part]
+    return any(tensor.device != device for tensor in tensors)
 
 
 def _renamed(name: str, value: Any, device: torch.device, has_tensors: bool) -> Any:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
+from itertools import chain
 from operator import itemgetter
 from typing import Any
 
@@ -195,38 +196,48 @@ def _compared(
     """Compare two runs; `base` is the relative tolerance if the sides are dtypes, else 0."""
     found, count, largest = dict[str, Gap](), 0, 0.0
     read = runs[0].read | runs[1].read
-    for one, other in _aligned(runs):
+    for one, other in chain(_paired_operations(runs), _paired_variables(runs)):
         inputs = [*one.inputs, *other.inputs]
         known = [Gap(rtol=base), *filter(None, (each.gap for each in inputs))]
         # Count only recorded results. None are recorded once the memory for copies is used up.
-        count += bool(one.results and other.results and one.name)
+        count += all((one.name, one.results, other.results))
         gap = _gap(one, other, known, read)
-        # Blame operations of one side only, if any. Operations of both sides may be equivalent.
-        unpaired = (each.instead for each in inputs if each.instead)
-        instead = min(unpaired, key=all, default=None)
+        instead = _unpaired(inputs)
         if gap.excess > 1 and instead and one.name:
             # An input depends on an unpaired operation, so the results may differ.
             one.instead = other.instead = instead
             continue
         one.gap = other.gap = gap
         # A gradient may consist of rounding errors alone, as for a bias before a norm.
-        rounding = any(each.backward and each.gap and each.gap.noise for each in inputs)
+        rounding = any(each.backward and each.is_noise for each in inputs)
         if gap.excess <= 1:
             largest = max(largest, gap.relative)
         elif all(each.excess <= 1 for each in known) and not (one.variable and rounding):
             gap = _explained(other, gap, instead, sides)
             found.setdefault(gap.where, gap)  # report a loop's operation only once
+    notes = [*notes, _coverage(runs, count)]
+    return NumericDiff(sides, tuple(found.values()), count, largest, tuple(notes))
+
+
+def _unpaired(inputs: list[RecordedOperation]) -> Any:
+    """Return the unpaired operations on which `inputs` depend, or None."""
+    # Blame operations of one side only, if any. Operations of both sides may be equivalent.
+    return min((each.instead for each in inputs if each.instead), key=all, default=None)
+
+
+def _coverage(runs: Sequence[Recorder], count: int) -> str:
+    """Return the note on how many operations were compared, and where the runs first differ."""
     ran = max(sum(not each.empty for each in run.operations) for run in runs)
     said = f"{count:,} of {many(ran, 'operation')} compared, on copies"
     each_run = (enumerate(run.operations) for run in reversed(runs))
     if alone := [each for run in each_run for each in run if each[1].results and each[1].instead]:
         first = min(alone, key=itemgetter(0))[1].place()[0]
         said += f"; others ran on one side only, the first at {first}"
-    return NumericDiff(sides, tuple(found.values()), count, largest, (*notes, said))
+    return said
 
 
-def _aligned(runs: Sequence[Recorder]) -> Iterator[tuple[RecordedOperation, ...]]:
-    """Yield pairs of operations, then pairs of variables. Set `.instead` of unpaired operations."""
+def _paired_operations(runs: Sequence[Recorder]) -> Iterator[tuple[RecordedOperation, ...]]:
+    """Yield pairs of operations, and set `.instead` of unpaired operations."""
     ran = [run.operations for run in runs]
     keys = [[(each.name, each.shapes) for each in run] for run in ran]
     alike = [*(a == b for a, b in zip(*keys, strict=False)), False].index(False)
@@ -239,7 +250,10 @@ def _aligned(runs: Sequence[Recorder]) -> Iterator[tuple[RecordedOperation, ...]
         else:
             for each in (*pair[0], *pair[1]):
                 each.instead = pair
-    # If several paths refer to the same pair of tensors, compare the pair only for the first path.
+
+
+def _paired_variables(runs: Sequence[Recorder]) -> Iterator[tuple[RecordedOperation, ...]]:
+    """Yield each pair of variables' tensors, for the first of the paths that refer to the pair."""
     named = dict[tuple[int, ...], tuple[RecordedOperation, ...]]()
     values, others = (run.variables for run in runs)
     for name in (name for name in values if name in others):
@@ -259,15 +273,15 @@ def _gap(one: RecordedOperation, other: RecordedOperation, known: list[Gap], rea
         depth=max(one.depth, other.depth),
         inputs=max(each.relative for each in known),
     )
-    terms = max(each.scale for each in known) if one.name.startswith(_SUMS, 5) else 0.0
+    terms = max(each.scale for each in known) * one.name.startswith(_SUMS, 5)
     pairs = [*zip(one.results, other.results, strict=False)]
     # Leave out the buffers for the backward pass, such as the workspace of an LSTM.
-    used = [pair for pair in pairs if any(storage in read for storage, _ in pair)]
+    used = [(x, y) for x, y in pairs if read & {x[0], y[0]}]
     gaps = [_difference(x, y, before, terms) for (_, x), (_, y) in used or pairs]
     one.results, other.results = [], []
     worst = max(gaps, key=lambda each: each.excess, default=before)
     # Different integers may be indices of nearly equal numbers, so they count as a choice.
-    exact = all(isinstance(value, int) for value in worst.values)
+    exact = {*map(type, worst.values)} <= {bool, int}
     choice = exact and any(each.excess <= 1 for each in gaps)
     choice |= before.inputs > 0 and (exact or "threshold" in one.name)
     return replace(worst, choice=choice, noise=any(each.noise for each in gaps))
@@ -303,13 +317,13 @@ def _explained(other: RecordedOperation, gap: Gap, instead: Any, sides: tuple[st
     """Add the cause and the user's line to the gap of the diverging operation `other`."""
     blamed, why = other, ""
     unwritten = next((each for each in other.inputs if each.empty), None)
-    noise = next((each for each in other.inputs if each.gap and each.gap.noise), None)
+    noise = next((each for each in other.inputs if each.is_noise), None)
     if instead:
         blamed = (instead[1] or instead[0])[0]
-        ran = [", ".join(dict.fromkeys(each.name for each in run)) or "nothing" for run in instead]
-        why = f"different operations, not compared: {ran[0]} on {sides[0]}, {ran[1]} on {sides[1]}"
+        ran = map("{} on {}".format, map(_names, instead), sides)
+        why = f"different operations, not compared: {', '.join(ran)}"
     elif unwritten:
-        blamed, why = unwritten, f"{other.name or other.variable} reads uninitialized memory"
+        blamed, why = unwritten, f"{other.name}{other.variable} reads uninitialized memory"
     elif gap.choice:
         why = "a choice among numbers that are equal within the tolerance"
     elif noise:
@@ -321,6 +335,10 @@ def _explained(other: RecordedOperation, gap: Gap, instead: Any, sides: tuple[st
         why = "small differences add up: no single operation makes them ten times larger"
     where, line = blamed.place()
     return replace(gap, where=where, line=line, why=why, variable=other.variable)
+
+
+def _names(ran: Sequence[RecordedOperation]) -> str:
+    return ", ".join(dict.fromkeys(each.name for each in ran)) or "nothing"
 
 
 def text(diff: NumericDiff) -> str:

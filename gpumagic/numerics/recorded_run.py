@@ -55,6 +55,11 @@ class RecordedOperation:
         """Whether the operation allocates memory without writing it."""
         return self.name.startswith(("aten.empty", "aten.new_empty"))
 
+    @property
+    def is_noise(self) -> bool:
+        """Whether the results may consist of rounding errors alone."""
+        return bool(self.gap and self.gap.noise)
+
     def place(self) -> tuple[str, int | None]:
         """Return ``"In [3], line 7: `x.softmax(-1)` (aten._softmax)"``, and the line's number."""
         if not self.at:
@@ -126,21 +131,26 @@ class Recorder(TorchDispatchMode):
         at, backward = self._line()
         for each in reads:
             # A forward operation's output is a buffer, no result, if only a backward pass reads it.
-            if any(not backward or writer.backward for writer in self._writers([each])):
+            if any(writer.backward >= backward for writer in self._writers([each])):
                 self.read.add(_storage(each))
-        if not makes and not writes:
+        if not (changed := [*writes, *makes]):
             return
         shapes = tuple(each.shape for each in reads)
         made = RecordedOperation(name, self._writers(reads), shapes, at, backward)
-        for each in (*makes, *writes):
-            storage = each.untyped_storage()
-            is_whole = each.numel() * each.element_size() == storage.nbytes()
-            before = [] if is_whole else self._writers([each])
-            self._storages[_storage(each)] = StorageWeakRef(storage), [*before, made]
-            if made.empty:
-                each.fill_(self._unwritten)
+        for each in changed:
+            self._set_writer(each, made)
         self.operations.append(made)
-        self._keep(made, [] if made.empty else [*writes, *makes])
+        if not made.empty:
+            self._keep(made, changed)
+
+    def _set_writer(self, tensor: Tensor, made: RecordedOperation) -> None:
+        """Record `made` as the writer of a tensor; an operation that allocates fills the tensor."""
+        storage = tensor.untyped_storage()
+        is_whole = tensor.numel() * tensor.element_size() == storage.nbytes()
+        before = [] if is_whole else self._writers([tensor])
+        self._storages[_storage(tensor)] = StorageWeakRef(storage), [*before, made]
+        if made.empty:
+            tensor.fill_(self._unwritten)
 
     def _keep(self, made: RecordedOperation, results: list[Tensor]) -> None:
         self._room -= sum(each.numel() * each.element_size() for each in results)

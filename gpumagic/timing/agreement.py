@@ -211,19 +211,20 @@ def _into(value: Any, others: FrameworksOn) -> list[tuple[Step, Any]]:
     kind = type(value)
     if kind is _Numbers or _is_array(value, others):
         return []
+    pairs: Iterable[tuple[Any, Any]]
     if is_module(value):
-        state = [own(value).get(name) or {} for name in ("_parameters", "_buffers", "_modules")]
-        parts = [((".", name), part) for held in state for name, part in held.items()]
+        state = [own(value).get(name, {}) for name in ("_parameters", "_buffers", "_modules")]
+        sign, pairs = ".", [pair for held in state for pair in held.items()]
     elif issubclass(kind, dict):
-        parts = [(("[]", key), item) for key, item in dict.items(value)]
+        sign, pairs = "[]", dict.items(value)
     elif issubclass(kind, CONTAINERS):
-        parts = items(value)
+        return [(step, _boxed(item)) for step, item in items(value)]
     elif is_dataclass(kind):
-        parts = [((".", name), item) for name, item in attributes(value).items()]
+        sign, pairs = ".", attributes(value).items()
     else:
         held, _ = others.parts(value) or ((), None)
-        parts = [(("[]", n), item) for n, item in enumerate(held)]
-    return [(step, _boxed(item)) for step, item in parts]
+        sign, pairs = "[]", enumerate(held)
+    return [((sign, key), _boxed(item)) for key, item in pairs]
 
 
 def _boxed(value: Any) -> Any:

@@ -360,7 +360,7 @@ class RestOfCode:
                 # No gradient passes through `fit` of an estimator of scikit-learn.
                 if not hasattr(fitted, "get_params"):
                     return True
-            if isinstance(node, ast.Call) and (node.args or node.keywords):
+            if isinstance(node, ast.Call) and [*node.args, *node.keywords]:
                 code = getattr(self.frame.scope.value(node.func), "__code__", None)
                 if _named(node.func) in makers or {*_BACKWARD} & {*getattr(code, "co_names", ())}:
                     return True

@@ -276,15 +276,16 @@ def functions_in(value: Any, module: str) -> list[FunctionType]:
     def into(value: Any) -> list[tuple[Step, Any]]:
         kind = type(value)
         if kind in _INNER:
-            held = [getattr(value, name, None) for name in _INNER[kind]]
-        elif kind in (list, tuple, dict):
+            return [((".", ""), getattr(value, name, None)) for name in _INNER[kind]]
+        if kind in (list, tuple, dict):
             return items(value) if len(value) <= _FEW else []
-        elif issubclass(kind, type):
-            bases = [members_of(base) for base in bases_of(value) if defined_in(base) == module]
-            held = [each for base in bases for each in base.values() if type(each) in _INNER]
+        held: list[Any] = []
+        if issubclass(kind, type):
+            spaces = [members_of(base) for base in bases_of(value) if defined_in(base) == module]
         else:
-            held = [type(part) for part in value.modules()] if is_module(value) else [kind]
-            held += [each for each in own(value).values() if type(each) in _INNER]
+            held = [*map(type, value.modules())] if is_module(value) else [kind]
+            spaces = [own(value)]
+        held += [each for space in spaces for each in space.values() if type(each) in _INNER]
         return [((".", ""), each) for each in held]
 
     try:

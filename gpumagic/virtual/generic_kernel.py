@@ -100,6 +100,11 @@ def _makes_all_new(op: Any) -> bool:
     return bool(returns) and all(str(r.type) == kind and r.alias_info is None for r in returns)
 
 
+def returns_view(op: Any) -> bool:
+    """Whether a result may alias an argument that the operator does not write."""
+    return any(r.alias_info is not None and not writes(r) for r in op._schema.returns)
+
+
 def on_metadata(op: Any, keys: Any) -> Callable[..., Any]:
     """Return a function that calls the operator's kernel at the dispatch keys `keys`."""
     return functools.partial(op._handle.redispatch_boxed, keys)
@@ -112,7 +117,7 @@ NOT_PINNED = "Only dense CPU tensors can be pinned"
 @functools.cache
 def kernel_of(op: Any, dense: bool = True) -> Callable[..., Any]:
     """Return a kernel that runs `op` for GPU tensors; if not `dense`, also sparse or nested."""
-    if any(r.alias_info is not None and not writes(r) for r in op._schema.returns):
+    if returns_view(op):
         return on_metadata(op, CPU)  # the CPU's kernels for views also accept GPU tensors
     return functools.partial(_run, KernelPlan(op, dense))
 
@@ -146,11 +151,8 @@ def _run_on_cpu(plan: KernelPlan, args: Any, kwargs: dict[str, Any]) -> Any:
     call = plan.cpu
     if above or kwargs or plan.draws:
         call = _prepare(plan, low, low_kwargs, found, above, gpu)
-    if count > SMALL:  # before computing, raise an error if the result does not fit
-        tensors, room = [x for _, x, _ in found], gpu.account.room // _LARGEST_NUMBER
-        large = plan.grows or prod(map(Tensor.numel, tensors)) > room
-        if tensors and large and _at_most(plan, tensors, low) > room:
-            _require_results(plan, low, low_kwargs, gpu)
+    if count > SMALL:
+        _check_room(plan, low, low_kwargs, found, gpu)
     result = _compute(plan, call, low, low_kwargs, gpu)
     if plan.fresh and isinstance(result, Tensor):
         result = adopt(result, gpu, 4)  # same as `_lift`, but faster
@@ -217,6 +219,17 @@ def _gpu_for(plan: KernelPlan, found: Found, args: Any, kwargs: Any) -> VirtualG
     elif any(isinstance(x, (int, float)) and x > 4096 for x in args):  # arange, eye, linspace
         _require_results(plan, args, kwargs, gpu)
     return gpu
+
+
+def _check_room(
+    plan: KernelPlan, low: list[Any], kwargs: Any, found: Found, gpu: VirtualGpu
+) -> None:
+    """Raise, before computing, if the results do not fit."""
+    __tracebackhide__ = True
+    tensors, room = [x for _, x, _ in found], gpu.account.room // _LARGEST_NUMBER
+    large = plan.grows or prod(map(Tensor.numel, tensors)) > room
+    if tensors and large and _at_most(plan, tensors, low) > room:
+        _require_results(plan, low, kwargs, gpu)
 
 
 def _at_most(plan: KernelPlan, tensors: list[Tensor], args: Any) -> int:
@@ -288,19 +301,23 @@ def _prepare(
             raise RuntimeError(NOT_PINNED)
         kwargs["device"] = HOST
     if "generator" in plan.arguments:
-        at = plan.arguments.index("generator")
-        rest = low[at:] or [kwargs.get("generator")]
-        if rest[0] is None:
-            kwargs["generator"] = gpu.generator
-            del low[at:]
-        elif not belongs_to_cuda(rest[0]):
-            raise RuntimeError("Expected a 'cuda' device type for generator but found 'cpu'")
+        _set_generator(plan.arguments.index("generator"), low, kwargs, gpu)
     if above and not plan.number_ok:
         for n, (name, x) in enumerate(zip(plan.arguments, low)):  # noqa: B905 (defaults left out)
             if name in above and isinstance(x, (int, float, complex)):
                 low[n] = torch.tensor(x, dtype=torch.result_type(found[0][1], x))
     call = plan.op if above else plan.cpu
     return cpu_draws_from(gpu.generator)(call) if plan.name in DRAWS else call
+
+
+def _set_generator(at: int, low: list[Any], kwargs: Any, gpu: VirtualGpu) -> None:
+    """Use the GPU's generator if the argument at index `at` names none; refuse the CPU's."""
+    generator = low[at] if at < len(low) else kwargs.get("generator")
+    if generator is None:
+        kwargs["generator"] = gpu.generator
+        del low[at:]
+    elif not belongs_to_cuda(generator):
+        raise RuntimeError("Expected a 'cuda' device type for generator but found 'cpu'")
 
 
 def _lift(plan: KernelPlan, result: Any, found: Found, gpu: VirtualGpu) -> Any:
@@ -317,8 +334,7 @@ def _lift(plan: KernelPlan, result: Any, found: Found, gpu: VirtualGpu) -> Any:
         return adopt_parts(result, gpu)
     # Clone a result that shares an argument's bytes; the schema does not always show this.
     strided = (low for _, _, low in found if plan.dense or low.layout is torch.strided)
-    pointer = result.data_ptr()
-    shares = pointer != 0 and any(low.data_ptr() == pointer for low in strided)
+    shares = result.data_ptr() in {*map(Tensor.data_ptr, strided)} - {0}
     return adopt(result.clone() if shares else result, gpu)
 
 

@@ -123,15 +123,19 @@ def recurrent(op: Any) -> Callable[..., Any]:
         leaves, shape = tree_flatten(list(given.values()))
         tensors = [x for x in leaves if isinstance(x, Tensor)]
         fake = any(isinstance(x, FakeTensor) for x in tensors)
-        modes = C._functorch.peek_interpreter_stack() or C._len_torch_dispatch_stack()
-        plain = not modes and {*map(type, tensors)} <= {Tensor, nn.Parameter}
-        if not (fake or plain) or {x.dtype for x in tensors if x.is_cuda} - _FUSED:
+        if not (fake or _are_plain(tensors)) or {x.dtype for x in tensors if x.is_cuda} - _FUSED:
             return op.decompose(*given.values())
         fused: Any = _Fused  # torch's type stubs lack `apply`
         grad = torch.is_grad_enabled()  # within `apply`, this is always False
         return fused.apply(op, given if fake else None, shape, grad, *leaves)
 
     return kernel
+
+
+def _are_plain(tensors: list[Tensor]) -> bool:
+    """Whether no tensor is of a subclass, and neither vmap nor a dispatch mode is active."""
+    modes = C._functorch.peek_interpreter_stack() or C._len_torch_dispatch_stack()
+    return not modes and {*map(type, tensors)} <= {Tensor, nn.Parameter}
 
 
 def _autocast(x: Any) -> Any:

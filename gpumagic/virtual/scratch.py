@@ -9,6 +9,7 @@ torch's CUDA sources. The rule for sums follows ``setReduceConfig`` in ATen/nati
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from math import gcd, prod
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -67,13 +68,13 @@ def _partial_sums(
     shape: Ints, strides: Ints, offset: int, dims: Ints, size: int, card: Any
 ) -> list[int]:
     """Return the bytes of the buffers for partial sums; one partial sum has `size` bytes."""
-    others = [dim for dim in range(len(shape)) if dim not in dims]
+    others = sorted({*range(len(shape))}.difference(dims))
     of_output = {dim: prod(shape[d] for d in others if d > dim) for dim in others}
     reduced = _merged([(shape[dim], strides[dim]) for dim in dims])
     kept = _merged([(shape[dim], strides[dim], of_output[dim]) for dim in others])
     if not reduced:
         return []
-    inputs, outputs = prod(dim[0] for dim in reduced), prod(dim[0] for dim in kept)
+    inputs, outputs = prod(map(itemgetter(0), reduced)), prod(map(itemgetter(0), kept))
     if not kept or reduced[0][1] < kept[0][1]:  # neighboring threads compute the same output
         adjacent = len(reduced) == reduced[0][1] == 1 and inputs > 128
         width = inputs // _VECTOR if adjacent else inputs

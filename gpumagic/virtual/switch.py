@@ -18,7 +18,7 @@ from gpumagic.usercode.files import unseen
 from gpumagic.virtual import cuda_api, flip, gate
 from gpumagic.virtual.cuda_api import patch
 from gpumagic.virtual.flip import writes
-from gpumagic.virtual.generic_kernel import kernel_of, on_metadata
+from gpumagic.virtual.generic_kernel import kernel_of, on_metadata, returns_view
 from gpumagic.virtual.memory_account import MemoryAccount
 from gpumagic.virtual.networks import network_kernels
 from gpumagic.virtual.operators import collective, cpu_kernels, overload, own_kernels
@@ -151,15 +151,16 @@ def _is_whole(op: Any) -> bool:
     """Whether a composite operator for GPU tensors can run as a whole on the CPU."""
     schema = op._schema
     kinds = {argument.name: str(argument.type) for argument in schema.arguments}
-    moves = "device" in kinds and any("Tensor" in kind for kind in kinds.values())
+    moves = "device" in kinds and "Tensor" in " ".join(kinds.values())
     draws = torch.Tag.nondeterministic_seeded in op.tags and "generator" not in kinds
     if moves or draws or torch.Tag.inplace_view in op.tags or schema.name[6:] in _DECOMPOSED:
         return False
-    if any(argument.kwarg_only and writes(argument) for argument in schema.arguments):
+    written = [*filter(writes, schema.arguments)]
+    if returns_view(op) or any(argument.kwarg_only for argument in written):
         return False
     if not schema.returns:
-        return any(map(writes, schema.arguments))
-    return all("Tensor" in str(r.type) and (writes(r) or not r.alias_info) for r in schema.returns)
+        return bool(written)
+    return all("Tensor" in str(r.type) for r in schema.returns)
 
 
 def _can_run(full: str) -> bool:
