@@ -1,8 +1,7 @@
 """Check the bounds of indices, labels and probabilities, which CUDA's kernels assert.
 
-After a failed assert in a kernel, the process cannot use CUDA any more. So gpumagic checks the
-values before the kernel runs, and raises an error. The error shows the user's variable, the bad
-value with its position and bounds, and the likely cause.
+After a failed assert, the process cannot use CUDA any more. So values are checked before the kernel
+runs. The error shows the user's variable, the bad value, its bounds and the likely cause.
 """
 
 import ast

@@ -1,8 +1,7 @@
 """Resolve the names of GPUs to devices.
 
-`resolve` turns a WHERE (devices as the user spells them) into a list of :class:`Device`, or raises
-a one-line GpuError. A UUID always names the same GPU; CUDA ordinals and NVML indexes can change.
-This package never imports torch, and loads NVML only when it must look up a device.
+A UUID always names the same GPU; CUDA ordinals and NVML indexes can change. This package never
+imports torch, and loads NVML only when it must look up a device.
 """
 
 from gpumagic.device import cuda_state as cuda_state

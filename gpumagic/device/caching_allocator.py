@@ -8,8 +8,7 @@ interrupts at function calls, so each method calls functions first and changes t
 from bisect import bisect_left
 from dataclasses import dataclass
 
-BLOCK = 512
-"""Every request is rounded up to a multiple of this many bytes."""
+BLOCK = 512  # every request is rounded up to a multiple of this many bytes
 _SMALL, _SMALL_SEGMENT = 2**20, 2 * 2**20
 """Requests of up to `_SMALL` bytes share segments of `_SMALL_SEGMENT` bytes."""
 _MIDDLE, _MIDDLE_SEGMENT = 10 * 2**20, 20 * 2**20
@@ -54,7 +53,6 @@ class CachingAllocator:
 
     @property
     def stats(self) -> tuple[MemoryStat, ...]:
-        """All statistics."""
         return self.bytes, self.blocks, self.requested, self.reserved, self.segments
 
     def allocate(self, nbytes: int) -> tuple[int, int]:

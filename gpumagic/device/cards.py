@@ -1,7 +1,6 @@
 """Look up the memory of a card (a GPU model) by its name.
 
-torch prints a card's total memory in ``torch.cuda.get_device_properties`` and in out-of-memory
-errors. `_KNOWN` has the smallest total that public texts of 2020 to 2026 show for a card, or only
+`_KNOWN` has the smallest total that public texts of 2020 to 2026 show torch to print for a card, or
 the maker's figure if no text was found.
 """
 

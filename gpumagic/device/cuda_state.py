@@ -19,8 +19,7 @@ from gpumagic.device.discover import here, physical_gpus
 from gpumagic.device.where import there_is
 from gpumagic.errors import GpuError
 
-# Permanent errors: CUDA's text and a short name (see cudaError_t in CUDA's reference).
-_STAYS = {
+_STAYS = {  # permanent errors: CUDA's text (see cudaError_t in CUDA's reference), a short name
     "device-side assert triggered": "device-side assert",
     "an illegal memory access was encountered": "illegal memory access",
     "an illegal instruction was encountered": "illegal instruction",
@@ -49,21 +48,14 @@ _WHERE_BUSY = (
     "the GPU is busy or unavailable: another process may have exclusive use of it (compute mode "
     "Exclusive_Process); `%gpus` shows who holds it; run the cell again, or on another GPU"
 )
-# Patterns of errors that frameworks raise if they find no GPU. torch without CUDA raises PyTorch's
-# first three errors. It raises the third error only after virtual GPUs were turned off.
-_NO_GPU = {
+_NO_GPU = {  # patterns of errors that frameworks raise if they find no GPU
     "PyTorch": r"Torch not compiled with CUDA|not linked with support for cuda|'CUDA' backend"
     r"|Found no NVIDIA driver|No CUDA GPUs are available|torch\.cuda\.is_available\(\) is False",
     "JAX": r"Unknown backend:? '?(?:gpu|cuda)\b",
     "TensorFlow": "Could not satisfy device specification '/job:localhost",
 }
-# What works without a GPU, and when to type the line that makes virtual GPUs.
-_WITHOUT = {
-    "PyTorch": (
-        'device="cpu" works; "cuda" if torch.cuda.is_available() else "cpu" works anywhere',
-        "then run the cell again as it is",
-    )
-}
+_ON_CPU = 'device="cpu" works; "cuda" if torch.cuda.is_available() else "cpu" works anywhere'
+_WITHOUT = {"PyTorch": (_ON_CPU, "then run the cell again as it is")}
 _SAID = re.compile(r"(?:CUDA|HIP)(?: driver| runtime)? error: *(.+)")
 
 
@@ -257,5 +249,4 @@ def _lost() -> bool:
     return bool(door.lost)
 
 
-# After CUDA's death, CUDA's errors are not recorded as faults of gpumagic.
-faults.not_ours.append(is_death)
+faults.not_ours.append(is_death)  # no faults of gpumagic

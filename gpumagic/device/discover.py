@@ -1,13 +1,10 @@
 """List the devices of this process: virtual GPUs, or the GPUs of CUDA, HIP or Level Zero.
 
-CUDA_VISIBLE_DEVICES is parsed as in torch's ``_parse_visible_devices``, so that torch and
-gpumagic number GPUs alike. Numbers and UUIDs cannot be mixed, the list ends at its first invalid
-entry, and a repeated device makes the list empty.
-
-For HIP, ``ROCR_VISIBLE_DEVICES`` selects and orders the GPUs. ``HIP_VISIBLE_DEVICES``, or
-``CUDA_VISIBLE_DEVICES`` if the former is not set, then selects among the selected GPUs
-(https://rocm.docs.amd.com/en/latest/conceptual/gpu-isolation.html). Each variable is a list of
-numbers or UUIDs. The list ends at its first invalid entry.
+CUDA_VISIBLE_DEVICES is parsed as in torch's ``_parse_visible_devices``: numbers and UUIDs cannot be
+mixed, the list ends at its first invalid entry, and a repeated device empties it. For HIP,
+``ROCR_VISIBLE_DEVICES`` selects and orders the GPUs, then ``HIP_VISIBLE_DEVICES``, or else
+``CUDA_VISIBLE_DEVICES``, selects among these
+(https://rocm.docs.amd.com/en/latest/conceptual/gpu-isolation.html).
 """
 
 import os
@@ -58,17 +55,13 @@ class Device:
     kind: Kind  # torch's name, which is "cuda" also for AMD GPUs
     ordinal: int | None = None  # number in this process: the 1 of cuda:1 or xpu:1
     uuid: str | None = None  # "GPU-…" or "MIG-…"; "PCI-…" if the GPU has no UUID
-    # NVIDIA: the GPU's number in nvidia-smi. AMD and Intel: the number in order of PCI addresses.
-    index: int | None = None
+    index: int | None = None  # number in nvidia-smi; for AMD and Intel, in order of PCI addresses
     name: str | None = None
     memory_total: int | None = None  # bytes
     memory_free: int | None = field(default=None, compare=False)
     virtual: bool = False  # whether the device is a virtual GPU
-    # Shown to the user: why this device is the CPU and not the requested device.
-    note: str | None = field(default=None, compare=False)
-    # False if torch may number the GPUs differently, because the GPUs are of several models and no
-    # environment variable fixes their order.
-    ordinal_certain: bool = field(default=True, compare=False)
+    note: str | None = field(default=None, compare=False)  # why this is the CPU instead
+    ordinal_certain: bool = field(default=True, compare=False)  # False if torch's may differ
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.ordinal}" if self.kind in ("cuda", "xpu") else self.kind
@@ -190,7 +183,6 @@ def here(*, memory: bool = True) -> list[Device]:
 
 
 def _bare(uuid: str | None) -> str:
-    # Remove the prefix, which torch's UUIDs lack.
     return (uuid or "").removeprefix("GPU-").removeprefix("MIG-").lower()
 
 

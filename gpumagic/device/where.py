@@ -29,15 +29,13 @@ def resolve(
     A WHERE is a text (see docs/magics.md), an integer, a Device, or a ``torch.device``. A missing
     device becomes the CPU, with a ``note``, if its name ends in ``?``. ``cuda``, ``xpu`` or ``gpu``
     without a number means the GPU number `current`. ``1`` and ``gpu:1`` mean a GPU of any kind.
-
     Raises GpuError if the WHERE is invalid or ambiguous, if a device is missing or named twice, or
     if the CPU is named and `cpu` is False.
     """
     found: list[Device] = []
     try:
         text = _spell(where)
-        # If only the CPU is named, do not call the driver, whose first call can take seconds.
-        if devices is None:
+        if devices is None:  # for the CPU alone, do not call the driver, which may be slow
             devices = [] if _CPU.fullmatch(text.strip()) else here()
         for part in text.split(","):
             for device in _resolve_part(part.strip(), text, devices, current, cpu):
@@ -85,7 +83,6 @@ def complete(prefix: str, devices: Sequence[Device] | None = None) -> list[str]:
 
 
 def _spell(where: object) -> str:
-    """Return a WHERE as text."""
     if isinstance(where, str):
         return where
     if isinstance(where, Device):

@@ -1,8 +1,7 @@
 """Move arrays by replacing them with copies, and find the operands of a failed expression.
 
-One copy replaces an array in all variables that are moved together. So variables and containers
-that shared the array share the copy. Lists, dicts and objects are changed in place. No variable
-changes before all copies are made.
+One copy replaces an array in all variables that are moved together. Lists, dicts and objects are
+changed in place. No variable changes before all copies are made.
 """
 
 import ast
@@ -41,8 +40,7 @@ class ArrayFramework(Framework):
 
     copies: CopyCounting | None = None
     """Counter of copies and waits; None if the framework makes no implicit copies."""
-    virtual = 0
-    """The number of virtual GPUs."""
+    virtual = 0  # the number of virtual GPUs
 
     def __init__(self) -> None:
         self._patches = ExitStack()
@@ -70,7 +68,6 @@ class ArrayFramework(Framework):
         return GpuError(f"{self.name} has no {device}; for GPU support: pip install {build}")
 
     def count(self, tally: Tally, strict: bool, *, warn: bool = False) -> Counting:
-        """Return a context that counts the framework's waits, and its copies between devices."""
         return nullcontext() if self.copies is None else self.copies.count(tally, strict)
 
     def bring(self, array: Any, device: Device, *, committed: bool = True) -> Any:

@@ -13,8 +13,7 @@ from gpumagic.moving.moved import Moves, Origins
 if TYPE_CHECKING:
     from gpumagic.mismatch.explanation import Explanation
 
-# Device types in DLPack's header, dlpack.h. Pinned host memory is "cpu". CUDA's managed memory and
-# ROCm are "cuda", as in torch.
+# Device types of DLPack (dlpack.h). Managed memory and ROCm are "cuda", as in torch.
 _KINDS = dict.fromkeys((1, 3, 11), "cpu") | dict.fromkeys((2, 10, 13), "cuda")
 _KINDS |= {8: "mps", 14: "xpu"}
 # Devices by table library, because tables and some columns support no array protocol.
@@ -66,7 +65,6 @@ def device_of(value: Any) -> str | None:
         name = _KINDS.get(number, f"DLPack's device type {number}")
         return name if name in ("cpu", "mps") else f"{name}:{ordinal}"
     if hasattr(kind, "__cuda_array_interface__"):
-        # An array's `device` may be a number, an object with an `id`, or a name.
         own = getattr(value, "device", None)
         by_number = getattr(own, "id", own)
         named = f"cuda:{by_number}" if isinstance(by_number, int) else str(own)
@@ -115,10 +113,8 @@ def _root(kind: type) -> str:
 class Framework(Protocol):
     """Define the methods of a framework's adapter; method bodies here are the defaults."""
 
-    name: str
-    """The framework's name in its official spelling: ``"JAX"``."""
-    counts_allocations: bool = False
-    """Whether `peak` is known to include all allocations."""
+    name: str  # the framework's name in its official spelling: ``"JAX"``
+    counts_allocations: bool = False  # whether `peak` is known to include all allocations
 
     def started(self) -> bool:
         """Whether the framework is initialized. If not, other methods may initialize it."""

@@ -1,13 +1,10 @@
 """Count JAX's waits, and its copies between devices, by the user's line, and give advice.
 
 JAX silently copies NumPy operands, and arrays on another device that `jax.device_put` has not
-committed to that device. Copies of operands with one element and of constants in compiled programs
-are not counted. Copies within a running program, and by repeated calls of a program compiled ahead
-of time, are not counted either. Only the host's first read of an array counts.
-
-JAX caches calls of compiled programs, such as all functions of `jax.numpy`, in C++. A cached call
-runs no Python code. While copies are counted, calls that move data are not cached, so that Python
-code runs at each such call and counts the copy. No program is compiled again.
+committed to that device. Not counted are operands with one element, constants in compiled programs,
+copies within a running program, and copies by a program compiled ahead of time. Only the host's
+first read of an array counts. While copies are counted, calls that move data do not use JAX's cache
+in C++, so that Python code counts them. No program is compiled again.
 """
 
 import ctypes
@@ -86,7 +83,6 @@ def _leaves(value: Any) -> list[Any]:
         return []
 
 
-# Names of functions of JAX and NumPy. Functions in `_READING` read an array on the host.
 _MAKING = {"array", "asarray", "from_dlpack", "frombuffer"}  # convert data to an array
 _MAKING |= {"make_array_from_callback", "make_array_from_process_local_data"}
 _COMPILING = {"_array_mlir_constant_handler", "shard_const_args"}  # copy a program's constants

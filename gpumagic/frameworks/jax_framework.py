@@ -1,8 +1,6 @@
 """Support JAX's devices, arrays, pytrees and memory, and Flax NNX's objects.
 
-JAX's functions return before the devices have finished. Each device computes in order. So `wait`
-queues a small computation on each device and waits for the result.
-
+JAX's functions return before the devices have finished, so `wait` queues a computation on each.
 Virtual GPU k is logical device k + 1 of the CPU; `jax.devices("gpu")` returns the virtual GPUs.
 """
 
@@ -34,8 +32,7 @@ from gpumagic.usercode.values import MISSING, comes_from
 _GPU = ("gpu", "cuda", "rocm")
 # Functions of `jax` that list or count devices, and the position of their argument `backend`.
 _ASKED = {"devices": 0, "local_devices": 1, "device_count": 0, "local_device_count": 0}
-# Types that `parts` does not split: containers (the callers split them), and types without parts.
-_PLAIN = (list, tuple, dict, set, str, int, float, type(None))
+_PLAIN = (list, tuple, dict, set, str, int, float, type(None))  # not split by `parts`
 _INCOMPATIBLE = re.compile(r"^Received incompatible devices for jitted computation.*", re.DOTALL)
 _DEVICES = re.compile(r"with device ids \[([\d, ]+)\] on platform (\w+)")
 _REASON = (
@@ -97,8 +94,7 @@ class Jax(ArrayFramework):
 
     def make_virtual(self, count: int) -> None:
         try:
-            # This does not start JAX. It raises an error if JAX has started.
-            jax.config.update("jax_num_cpu_devices", count + 1)
+            jax.config.update("jax_num_cpu_devices", count + 1)  # an error if JAX has started
         except RuntimeError:
             if (there := len(jax.local_devices(backend="cpu"))) <= count:
                 raise GpuError(too_late("JAX", there, count)) from None
@@ -171,8 +167,7 @@ class Jax(ArrayFramework):
 
     def knows(self, kind: type) -> bool:
         """Whether a class is a registered pytree, but a copy of the class would not be."""
-        # Flax NNX registers a copy of a class too, so the answer is False.
-        if comes_from(kind, "flax.nnx.Pytree"):
+        if comes_from(kind, "flax.nnx.Pytree"):  # also registers a copy
             return False
         try:
             return not treedef_is_leaf(tree_structure(object.__new__(kind)))

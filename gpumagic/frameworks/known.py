@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     import torch
 
 _CLASSES = {"torch": "Torch", "jax": "Jax", "tensorflow": "TensorFlow", "cupy": "CuPy"}  # adapters
-# Packages that use each framework other than torch.
-_PACKAGES = {
+_PACKAGES = {  # use each framework other than torch
     "jax": {"jax", "jaxlib", "flax", "optax", "equinox"},
     "tensorflow": {"tensorflow", "keras"},
     "cupy": {"cupy", "cupyx", "cudf"},
@@ -119,10 +118,8 @@ class _Finder:
 
 
 def make_virtual(count: int) -> list[str]:
-    """Make each framework create `count` virtual GPUs, now or when imported; 0 removes them.
-
-    Returns an error message for each framework that started too early.
-    """
+    """Make frameworks create `count` virtual GPUs, now or when imported; 0 removes them.
+    Return an error message for each framework that started too early."""
     sys.meta_path[:] = [each for each in sys.meta_path if type(each) is not _Finder]
     if count:
         sys.meta_path.insert(0, _Finder(count))
@@ -146,8 +143,7 @@ def _made(module: str) -> Framework:
     return cast(Framework, getattr(adapter, _CLASSES[module])())
 
 
-# A cache of devices by name. It contains `cpu`, and numbered GPUs after CUDA has started.
-_found: dict[str, Device] = {}
+_found: dict[str, Device] = {}  # by name: `cpu`, and numbered GPUs after CUDA has started
 devices_changed.append(_found.clear)
 
 

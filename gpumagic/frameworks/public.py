@@ -189,7 +189,6 @@ def bring_home(
     cuda_state.check()
     frameworks = known.in_use()
     home = [framework.home(namespace) for framework in frameworks]
-    # Variables that are still on a GPU were created there. If `created`, move them to the CPU.
     for framework in frameworks if created else ():
         outputs = {f"Out[{number}]": value for number, value in namespace.get("Out", {}).items()}
         held = own_variables(namespace) | (outputs if framework.name == "torch" else {})

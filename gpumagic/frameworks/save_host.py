@@ -1,7 +1,4 @@
-"""Report which variables remain usable after a fatal CUDA error, and save these variables.
-
-No code here calls CUDA. Only the `device` of a tensor on a GPU is read.
-"""
+"""Report which variables remain usable after a fatal CUDA error, and save them without CUDA."""
 
 import os
 import types

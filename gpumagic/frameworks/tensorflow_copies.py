@@ -1,10 +1,9 @@
 """Count TensorFlow's copies between devices, and the host's waits, at each line of the user's code.
 
-TensorFlow silently copies an operand from another device, and caches the copy. So each tensor is
-counted once for each device to which it is copied. A copy is implicit if TensorFlow's device policy
-"explicit" would refuse the copy, or if an operator converts a NumPy array. Copies by `tf.identity`
-and copies of `tf.data` batches are explicit. A `tf.function` copies operands and captured variables
-from other devices at each call. docs/frameworks.md lists the copies that are not counted.
+TensorFlow caches a copied operand, so a tensor counts once for each device. A copy is implicit if
+TensorFlow's device policy "explicit" would refuse it, or if an operator converts a NumPy array.
+Copies by `tf.identity` and of `tf.data` batches are explicit. A `tf.function` copies operands and
+variables at each call. docs/frameworks.md lists the copies that are not counted.
 """
 
 import weakref
@@ -65,8 +64,7 @@ def size_of(tensor: Any) -> int | None:
     return None if elements is None else int(elements * dtype.size)
 
 
-# Methods of tensors that read a single value.
-_READING = {"__float__", "__int__", "__bool__", "__index__", "__complex__"}
+_READING = {"__float__", "__int__", "__bool__", "__index__", "__complex__"}  # read a single value
 _OWN = PRINTING | _READING | {"numpy", "__array__"}  # all methods of tensors that read data
 # Functions that convert an array explicitly, so that the copy is not counted.
 _ASKED = {"constant", "convert_to_tensor_v2_with_dispatch", "from_tensors", "from_tensor_slices"}
@@ -118,7 +116,6 @@ class TensorFlowCopies(CopyCounting):
         asked = call.function
         name = asked.strip("_") if asked in _READING else "numpy"
         kind = "copy" if tensor.shape.rank else "wait"
-        # The library or TensorFlow function that reads the tensor; empty if the user's code reads.
         within = call.library or ("" if asked in _OWN else f"tensorflow.{asked}")
         about = {"implicit": asked not in ("numpy", "__array__"), "within": within}
         about["seconds"] = 0.0 if kind == "wait" or name == "numpy" else None
@@ -159,17 +156,11 @@ class TensorFlowCopies(CopyCounting):
             self.refuse(counts)
 
     def _seen(
-        self,
-        operation: Any,
-        operands: Sequence[Any],
-        attributes: Sequence[Any],
-        results: Sequence[Any],
-        op_name: Any = None,
-        graph: Any = None,
+        self, operation: Any, operands: Any, attributes: Any, results: Any, *rest: Any, **of: Any
     ) -> None:
         """Count an operation's copies; TensorFlow calls this after each operation."""
         __tracebackhide__ = True
-        if graph is None:
+        if of.get("graph") is None:
             name = operation.decode() if isinstance(operation, bytes) else operation
             self.guarded(self._look, name, operands, results)
 
@@ -197,7 +188,6 @@ class TensorFlowCopies(CopyCounting):
         """Count a copied operand, unless TensorFlow used a cached copy."""
         ends = self._name(_held_on(operand)), there
         if op_def_registry.get(operation) is None:  # a call of a tf.function
-            # A variable's handle has a shape. The handle of an iterator or a table has none.
             held = getattr(operand, "_handle_data", None) if operand.dtype == tf.resource else None
             if not (getattr(held, "shape_and_type", ()) or self._is_data(operand.dtype)):
                 return []

@@ -32,10 +32,8 @@ _WHY = (
     "XLA, which Keras uses by default, ran it on {ran} and cannot use variables on other devices: "
     "run it in a cell of %%ongpu {there}, or without XLA: compile(…, jit_compile=False)"
 )
-# TensorFlow hides addresses. `places` uses ids instead, shifted so far that no ranges overlap.
-_APART = 48
-# Keep TensorFlow's original function, because `patch` replaces it in `tf.config`.
-_physical_devices = tf.config.list_physical_devices
+_APART = 48  # bits by which ids are shifted, to serve as addresses without overlaps
+_physical_devices = tf.config.list_physical_devices  # `patch` replaces it in `tf.config`
 _GPU = re.compile(r"(?:^|(?<=/)|(?<=:))(?:device:)?gpu(?::(\d+))?$", re.IGNORECASE)
 _DEVICE = re.compile(r"(CPU|GPU):(\d+)$", re.IGNORECASE)
 # Keras modules that must not see virtual GPUs. For a GPU, they would choose kernels for GPUs only.
@@ -60,7 +58,6 @@ class TensorFlow(ArrayFramework):
         return [d for d in here(memory=False) if d.ordinal is not None and d.ordinal < count]
 
     def own(self, device: Device) -> Any:
-        """Return ``tf.device(...)`` for a device; GpuError if there is no such device."""
         return tf.device(self._own(device))
 
     def _count(self) -> int:
@@ -115,7 +112,6 @@ class TensorFlow(ArrayFramework):
 
         @functools.wraps(grow)
         def set_memory_growth(device: Any, enable: bool) -> Any:
-            # A virtual GPU uses only the bytes of its tensors, so there is nothing to set.
             return None if device.device_type == "GPU" else grow(device, enable)
 
         swap_attribute(stack, tf, "device", device)
@@ -249,7 +245,6 @@ class TensorFlow(ArrayFramework):
 
 
 def _logical_cpus() -> int:
-    """Return the configured number of logical CPU devices."""
     cpu = _physical_devices("CPU")[0]
     return len(tf.config.get_logical_device_configuration(cpu) or [cpu])
 

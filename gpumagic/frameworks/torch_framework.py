@@ -1,7 +1,4 @@
-"""Implement the `Framework` protocol for torch.
-
-This is the only file of `gpumagic.frameworks` that imports torch.
-"""
+"""Implement the `Framework` protocol for torch; no other file of this folder imports torch."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -32,7 +29,6 @@ class Torch(Framework):
     counts_allocations = True
 
     def started(self) -> bool:
-        """Whether CUDA has been initialized in this process."""
         return bool(torch.cuda.is_initialized())
 
     def devices(self) -> list[Device]:
@@ -52,7 +48,6 @@ class Torch(Framework):
             leave(placed)
 
     def is_array(self, value: object) -> bool:
-        """Whether the value's class is `Tensor` or a subclass."""
         return issubclass(type(value), Tensor)
 
     def arrays(self, namespace: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
@@ -98,7 +93,6 @@ class Torch(Framework):
             move.wait_for(torch.device(name))
 
     def peak(self, device: Device) -> Callable[[], Iterable[Memory]]:
-        """Start to measure peak memory. Return a function that stops and returns each peak."""
         meter = MemoryMeter()
         meter.start()
         return meter.stop

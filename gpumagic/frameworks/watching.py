@@ -1,8 +1,4 @@
-"""Define `gpumagic.watch()`, and the base class that counts the copies of JAX or TensorFlow.
-
-JAX and TensorFlow are patched while a watch is running. A patched function finds the user's line on
-the stack, and counts the call at that line.
-"""
+"""Define `gpumagic.watch()`, and the base class that counts the copies of JAX or TensorFlow."""
 
 import os
 import sys

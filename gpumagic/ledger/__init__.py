@@ -3,8 +3,7 @@
 No `TorchDispatchMode` is used. The few operators that can copy or wait get a wrapper kernel at the
 GPU's dispatch key. Operators on the CPU, and all other operators on GPUs, have no overhead.
 
-Results, gradients and exceptions do not change. gpumagic's own failures never reach the user's
-code. `%unload_ext gpumagic` restores torch's kernels and attributes.
+Results, gradients and exceptions do not change. `%unload_ext gpumagic` restores torch's kernels.
 """
 
 from gpumagic.display import table

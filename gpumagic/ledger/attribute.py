@@ -21,8 +21,7 @@ from gpumagic.ledger.ledger_view import EXPLICIT, advise
 from gpumagic.usercode.files import in_cell, line_at, line_of, module_of
 
 _getframe, _ident = sys._getframe, threading.get_ident
-HOST = -1
-"""The result of `Tensor.get_device` for a tensor on the CPU."""
+HOST = -1  # the result of `Tensor.get_device` for a tensor on the CPU
 What = tuple[str, str, int, int, bool]
 """A call's kind ("copy" or "wait"), operator, source and destination ordinal, `non_blocking`."""
 # Modules that define tensor methods. Copies inside these methods count as the user's copies.
@@ -34,8 +33,7 @@ class ActiveWatch:
     """The state of a running watch."""
 
     tally: entry.Tally
-    # Warns of a copy or a wait before the call runs. A strict alarm raises `ImplicitCopyError`.
-    alarm: "Alarm | None" = None
+    alarm: "Alarm | None" = None  # called before a copy or wait
     outer: "ActiveWatch | None" = None  # the enclosing watch, which counts the same calls
     live: bool = True  # False after the watch has ended; threads with this watch may still run
     thread: int = field(default_factory=_ident)  # the thread that began the watch
@@ -97,8 +95,7 @@ def counts(what: What, tensor: Any) -> Sequence[entry.Count]:
     kind = entry.LIBRARY
     while inner is not None and (kind := entry.kinds[inner.f_code.co_filename]) == entry.IN_FRONT:
         inner = inner.f_back
-    # The key has ids, because hashing a code object costs more than this whole function.
-    # The key has the thread's ident, so that each thread changes its own counts without a lock.
+    # Ids, because hashing code is slow; the thread, so that its counts need no lock.
     user: FrameType | None
     if kind == entry.USER:
         user, via = inner, ""

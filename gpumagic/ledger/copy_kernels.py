@@ -1,8 +1,7 @@
 """Wrap torch's kernels that copy or wait, to count their bytes and time.
 
-Each wrapper calls the replaced kernel exactly once and returns the result. Without a running watch,
-a wrapper does nothing else. Some CUDA operators copy data internally. A virtual GPU's operators do
-not, so the bytes are computed here. `tests/cuda` compares the computed bytes with CUDA's own log.
+Without a running watch, a wrapper only calls the replaced kernel. Some CUDA operators copy data, a
+virtual GPU's do not, so bytes are computed here; `tests/cuda` checks with CUDA's own log.
 """
 
 import threading
@@ -21,8 +20,7 @@ from gpumagic.ledger.attribute import HOST, add, counts, here, serials
 from gpumagic.ledger.entry import Count, before_reading
 from gpumagic.usercode.files import leave_out_ours
 
-# Copies to time at each line: the first `_TIMED_FIRST`, then every `_TIMED_EVERY`-th.
-_TIMED_FIRST, _TIMED_EVERY = 64, 16
+_TIMED_FIRST, _TIMED_EVERY = 64, 16  # of the copies at each line, to be timed
 
 
 class CopyTimer:
@@ -71,8 +69,7 @@ class CopyTimer:
 TIMER = CopyTimer()
 before_reading.append(TIMER.read_all)
 
-COUNT = 4
-"""Bytes that the host reads to learn the size of an operator's result."""
+COUNT = 4  # bytes that the host reads to learn the size of an operator's result
 WAITS = (
     *("_unique2", "bincount", "equal", "histc", "masked_select", "nonzero", "repeat_interleave"),
     *("unique_consecutive", "unique_dim"),
@@ -155,15 +152,13 @@ After = Callable[[float], None]
 
 _DOING = "counting a copy or a wait"
 _without_overrides = torch._C.DisableTorchFunction
-# Copies that `look_at` checks at each line: the first `_FIRST`, then every `_EVERY`-th.
-_FIRST, _EVERY = 8, 64
+_FIRST, _EVERY = 8, 64  # of the copies at each line, for `look_at`
 
 
 def counted(base: Kernel, before: Callable[..., After | None], *, within: str = "") -> Kernel:
-    """Return a wrapper that runs `base`, and counts the call if a watch is running."""
+    """Return a wrapper that runs `base` and counts the call; waits inside count as `within`."""
 
-    # `before` gets the arguments of `base`; it raises in a strict watch. If it returns a
-    # function, the wrapper calls that function after `base`. Waits inside `base` count as `within`.
+    # `before` gets the arguments of `base`, and returns a function to call after `base`, or None.
     def kernel(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         try:
@@ -249,8 +244,7 @@ def _on_real(found: Sequence[Count], after: After, device: torch.device) -> Afte
         begun = TIMER.begin(found[0].count, device)
 
     def after_on_real(seconds: float) -> None:
-        # If dtypes or strides differ, torch copies through a temporary tensor, by a second `copy_`
-        # inside the first. The second `copy_` has already counted the copy.
+        # If dtypes or strides differ, torch runs a second `copy_` inside, which has counted.
         if here.copies == copies:
             here.copies += 1
             after(0.0 if device.type == "cuda" else seconds)

@@ -1,8 +1,7 @@
 """Count torch's copies and waits, and measure peak memory, while code runs.
 
 The first watch registers wrapper kernels at the GPUs' dispatch key, and `uninstall` removes them.
-Kernels at that key run only for tensors on a GPU. The `synchronize` functions and the function that
-prints tensors are not operators, so they are replaced as attributes.
+`synchronize` and the printing of tensors are no operators, so they are replaced as attributes.
 """
 
 import functools
@@ -72,18 +71,15 @@ C: Any = torch._C
 aten: Any = torch.ops.aten
 # Operators whose kernel copies the result's size to the host. Others in WAITS call e.g. `item`.
 _SIZED = ("nonzero", "_unique2", "unique_consecutive", "unique_dim")
-# Whether a replaced kernel can still be called, as in torch 2.9 and later.
-_CAN_CALL_REPLACED = hasattr(torch.library, "get_kernel")
-# Keep the last removed kernels alive, because another thread may still run them.
-_retired: deque[list[Any]] = deque(maxlen=8)
+_CAN_CALL_REPLACED = hasattr(torch.library, "get_kernel")  # torch 2.9 and later
+_retired: deque[list[Any]] = deque(maxlen=8)  # removed kernels that a thread may still run
 
 
 class Hooks:
     """Wrap the kernels at one dispatch key, and torch's `synchronize` functions."""
 
     def __init__(self, key: str = "CUDA", virtual: str = "") -> None:
-        # `virtual` is the UUID of the first virtual GPU; empty without virtual GPUs.
-        self.key, self.virtual = key, virtual
+        self.key, self.virtual = key, virtual  # the UUID of the first virtual GPU, or empty
         self._library = torch.library.Library("aten", "IMPL")
         self._known = set(torch.library._impls)
         self._names: list[str] = []
@@ -120,15 +116,12 @@ class Hooks:
                 elif self.virtual or (_CAN_CALL_REPLACED and full != "nonzero.out"):
                     yield full, wrap(self._replaced(full), name)
 
-    # A kernel that Python calls directly holds the GIL while it waits. `_copy` and `_nonzero` use
-    # `redispatch`, which releases the GIL.
-
     def _copy(self) -> Kernel:
         if self.virtual:
             return self._replaced("copy_")
         # torch has one `copy_` for all devices. A call at the unused key IPU avoids our wrapper.
         anyones = C.DispatchKeySet(C.DispatchKey.IPU)
-        run = aten.copy_.default.redispatch
+        run = aten.copy_.default.redispatch  # unlike a direct call, it releases the GIL
         return lambda self, src, *rest: run(anyones, self, copy_kernels.as_tensor(src), *rest)
 
     def _nonzero(self, tensor: torch.Tensor) -> Any:
@@ -167,15 +160,13 @@ def _virtual() -> str:
 
 
 _lock = threading.RLock()  # protects `hooks` and `attribute.running`
-hooks: Hooks | None = None
-"""The installed wrappers of torch's kernels, or None."""
+hooks: Hooks | None = None  # the installed wrappers of torch's kernels, or None
 
 
 def install() -> bool:
     """Wrap the kernels of the GPUs; return whether the GPUs are virtual."""
     global hooks
     with _lock:
-        # Without a GPU there are no copies to count.
         if hooks is None and (device_count() or torch.backends.mps.is_available()):
             attribute.gpu = "cuda" if device_count() else "mps"
             hooks = Hooks(attribute.gpu.upper(), _virtual())
@@ -222,8 +213,7 @@ def _forget() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    # A DataLoader's forked worker is not part of the watched code.
-    os.register_at_fork(after_in_child=_forget)
+    os.register_at_fork(after_in_child=_forget)  # a DataLoader's worker is not watched
 
 
 class MemoryMeter:
@@ -259,8 +249,7 @@ class MemoryMeter:
         return [memory for memory in self.read() if memory.allocations]
 
 
-meters: list[MemoryMeter] = []
-"""All running meters."""
+meters: list[MemoryMeter] = []  # all running meters
 
 
 def _read_memory() -> Iterator[tuple[int, tuple[int, int, int]]]:

@@ -24,31 +24,22 @@ OFTEN = 16
 class Entry:
     """Record all calls of one operator in one expression."""
 
-    # "copy" if bytes went from one device to another. "wait" if the host waited for a GPU.
-    # "placement" if a result is not on the requested device.
-    kind: str
+    kind: str  # "copy", "wait" (of the host), or "placement" (not on the requested device)
     operator: str  # in torch: "copy_", "item", "index" …; for JAX, see jax_copies.py
     source: str  # a device, such as "cuda:1" or "cpu"
     destination: str
     count: int = 0  # number of copies or waits
     nbytes: int = 0  # total; waits read few bytes, such as one element
-    # For torch's copies on a real GPU, the time between two CUDA events. For other copies, the time
-    # of the call. For waits, the time that the host was blocked. None if unknown.
-    seconds: float | None = 0.0
-    # Whether the code named no device, as in `.item()`, `print`, a mask or an index on the CPU.
-    # `.to`, `.cpu`, `copy_`, `device=` and `synchronize()` are explicit.
-    implicit: bool = False
+    seconds: float | None = 0.0  # of copies, or of the blocked host; None if unknown
+    implicit: bool = False  # whether the code named no device, as in `.item()` or `print`
     where: files.UserLine | None = None  # the user's line; None if no user code was found
     code: str = ""  # the expression in that line
-    # The cause of an indirect call: "print", "display" (the notebook showed a value), "loader"
-    # (`%%ongpu` copied a DataLoader's batch), or "backward" (autograd's engine). Else empty.
-    via: str = ""
+    via: str = ""  # cause of an indirect call: PRINT, LOADER, DISPLAY or ENGINE; else empty
     within: str = ""  # the library's module that made the call, such as "torch.optim.lbfgs"
     calls: int = 0  # number of calls; one call, such as a print, may wait several times
     repeats: int = 0  # copies that sent the same unchanged tensor as the previous copy
     blocking: int = 0  # copies and waits that blocked the host
-    # Whether the host's memory was pinned. None if it varied, or if the host took no part.
-    pinned: bool | None = None
+    pinned: bool | None = None  # the host's memory; None if it varied, or if the host took no part
     names: tuple[str, ...] = ()  # variables whose values were, or contained, the copied arrays
     framework: str = ""  # "JAX" for JAX's arrays; empty for torch's tensors
     unsized: bool = False  # whether `nbytes` lacks copies of unknown size
@@ -196,9 +187,7 @@ def opcode(code: CodeType | None, at: int) -> str:
     return dis.opname[code.co_code[at]] if code and 0 <= at < len(code.co_code) else ""
 
 
-# A watch counts this many instructions separately, and all further instructions by line. Without
-# this limit, code that a loop recompiles would add a count in each iteration.
-_MOST = 4096
+_MOST = 4096  # a watch counts more instructions by line, as a loop may recompile code
 before_reading: list[Callable[[], None]] = []
 """Functions to call before counts are read; they wait for pending measurements."""
 
@@ -208,8 +197,7 @@ class Count(Entry):
     """Count the calls of one bytecode instruction; `entry` finds the line and the expression."""
 
     at: tuple[CodeType, int] | None = None  # the user's code object, and the instruction's offset
-    # The code objects whose ids are in this count's key. While they live, the ids stay unique.
-    kept: object = None
+    kept: object = None  # keeps the code objects alive whose ids are in the key
     timed: int = 0  # number of copies that CUDA events timed; 0 without events
     looks: int = 0  # number of copies that `look_at` checked
     last: weakref.ref[Any] | None = None  # the tensor that `look_at` saw last
@@ -255,10 +243,8 @@ class Tally:
     """The counts of one watch."""
 
     virtual: bool = False  # whether the devices are virtual
-    # Counts by operator, devices and instruction.
-    counts: dict[tuple[Any, ...], Count] = field(default_factory=dict)
-    # Reentrant, because a finalizer that runs while the lock is held may copy a tensor.
-    _lock: Any = field(default_factory=threading.RLock)
+    counts: dict[tuple[Any, ...], Count] = field(default_factory=dict)  # by operator, instruction
+    _lock: Any = field(default_factory=threading.RLock)  # reentrant: a finalizer may copy
 
     def add(self, key: tuple[Any, ...], new: Count) -> Count:
         """Return the count under `key`; if there is none, add and return `new`."""

@@ -1,8 +1,4 @@
-"""Show the ledger as one line, or as a table with advice on repeated copies and waits.
-
-The table gives advice on each entry that can be improved. The line is followed by advice only on
-frequent copies and waits, and on results that are on the wrong device.
-"""
+"""Show the ledger as one line, or as a table with advice on repeated copies and waits."""
 
 import re
 from collections import Counter, defaultdict
@@ -24,8 +20,7 @@ _CODE = 60  # maximum number of characters shown of a source line or expression
 _HINTS = 3  # maximum lines of advice if no table is shown
 _LONG = 40  # maximum characters of an expression in a sentence
 
-# A line with this many explicit copies to the host probably reads values one by one: advise always.
-EXPLICIT = 100
+EXPLICIT = 100  # explicit copies to the host at one line, which reads values one by one
 _SILENT = ("index", "operand", "tf.function")  # operators that copy silently in each call
 _SCALAR = 16  # maximum bytes of a single number
 _SMALL = 16 * 1024  # bytes; the time of smaller copies does not depend on their size

@@ -146,8 +146,7 @@ def _release_kept(
     if errors := held & every:
         meter.take(", ".join(sorted(errors)), errors)
     elif every:
-        # A variable holds the memory too. Collect the cycle of the exception and IPython's frame
-        # now, because the next cell may rebind the variable.
+        # A variable holds it too. Collect the exception's cycle before the cell rebinds that.
         gc.collect()
     if dropped := [name for name in outputs.numbered() if name in held]:
         outputs.drop(dropped)
@@ -263,7 +262,6 @@ def text(freed: Freed) -> str:
 
 
 def html(freed: Freed) -> str:
-    """Return the line of `text` as HTML."""
     return block(tag("div", text(freed)))
 
 

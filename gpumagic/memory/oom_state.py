@@ -1,10 +1,8 @@
 """Describe a GPU's memory after an out-of-memory error, while the error's frames are still alive.
 
 torch's message has rounded figures. Messages of JAX, TensorFlow and CuPy have only the requested
-bytes. If such a message names no GPU, an operand's GPU is assumed, or else the default GPU.
-
-Memory that only the error's frames hold is listed under the variables of these frames. This memory
-counts as free, because it is freed together with the frames. None of the user's code runs.
+bytes, and often no GPU. Memory that only the error's frames hold is listed under the variables of
+these frames, and counts as free. None of the user's code runs.
 """
 
 import ast
@@ -72,8 +70,7 @@ _TORCHS = re.compile(
     r"|(?:CUDA|HIP)(?: driver| runtime)? error(?: \(2\)\s*)?:? *out of memory"
     r"|CUDA ran out of memory"
     r"|(?:CUDNN|CUBLAS|CUSOLVER|HIPBLAS|CUFFT)\w*_ALLOC_FAILED"
-    # cuBLAS raises this error if no memory is left for a workspace.
-    r"|CUBLAS_STATUS_NOT_INITIALIZED.*cublasCreate"
+    r"|CUBLAS_STATUS_NOT_INITIALIZED.*cublasCreate"  # no memory for a workspace
 )
 _SIZE = r"([\d.]+ (?:bytes|[KMGT]iB))"
 _FIGURES = (
@@ -155,8 +152,7 @@ _NO_POOL = {
     "CuPy": "`cupy.get_default_memory_pool().free_all_blocks()`",
 }
 _TEMPORARIES = "unnamed results"  # the row for memory that has been freed since the error
-# Smaller savings than this share of the capacity are shown only if they let the request fit.
-_WORTH = 0.05
+_WORTH = 0.05  # smaller savings, relative to the capacity, are not shown
 
 
 class OutOfMemoryState:

@@ -31,14 +31,10 @@ from gpumagic.usercode.values import (
 )
 
 _MODULE_STATE = ("_parameters", "_buffers", "_modules")
-# Attributes that every module has, such as hooks.
-_EVERY_MODULES = vars(nn.Module()).keys()
-# Limits for objects of libraries: the depth of nesting, and the number of objects per variable.
-_DEPTH, _OBJECTS = 4, 500
-# A container with this many items is searched only if a fast check finds more than plain data.
-_MANY = 1000
-# Attributes that may name an object's device.
-DEVICE_NAMES = ("device", "_device")
+_EVERY_MODULES = vars(nn.Module()).keys()  # such as hooks
+_DEPTH, _OBJECTS = 4, 500  # limits for objects of libraries: nesting, and number per variable
+_MANY = 1000  # items; larger containers of plain data are not searched
+DEVICE_NAMES = ("device", "_device")  # may name an object's device
 
 NUMPY_STAYS = "its library uses NumPy, which reads only tensors on the CPU"
 
@@ -130,7 +126,6 @@ class TensorFinder:
     def _is_plain(self, values: list[Any]) -> bool:
         """Whether containers, and objects of the notebook's classes, hold only plain data."""
         # gc.get_referents follows references in C, so this is ten times faster than a search.
-        # An object that the collector does not track cannot refer to a tensor.
         seen = set[int]()
         while values := [*filter(gc.is_tracked, values)]:
             looks = {kind: look for kind in set(map(type, values)) if (look := _look_into[kind])}
@@ -156,8 +151,7 @@ class TensorFinder:
         return look is TensorFinder._container or (ours and look is TensorFinder._object)
 
     def _packed(self, packed: PackedSequence, steps: Path) -> None:
-        # batch_sizes stays, because torch requires it on the CPU.
-        for name in ("data", "sorted_indices", "unsorted_indices"):
+        for name in ("data", "sorted_indices", "unsorted_indices"):  # batch_sizes stays
             self.value(getattr(packed, name), (*steps, (".", name)))
 
     def _object(self, value: Any, steps: Path) -> None:
@@ -223,8 +217,7 @@ class TensorFinder:
         for part in _MODULE_STATE:
             for name, item in getattr(module, part).items():
                 self.value(item, (*steps, (".", name)))
-        # Also find tensors that are neither parameter nor buffer, which Module.to() would not move.
-        # Skip tensors that the last forward() computed, because the next call replaces them.
+        # Other tensors too, which Module.to() would not move, but no results of forward().
         for name, item in list(vars(module).items()):
             if name in _EVERY_MODULES and (name in _MODULE_STATE or not item):
                 continue
@@ -272,8 +265,7 @@ _LOOKS: tuple[tuple[_Look | None, Any], ...] = (
     (TensorFinder._packed, PackedSequence),
     (TensorFinder._network, nn.Module),
     (TensorFinder._optimizer, Optimizer),
-    # A dataset stays on the host, because a DataLoader's workers read it there.
-    (TensorFinder._dataset, Dataset),
+    (TensorFinder._dataset, Dataset),  # stays, because a DataLoader's workers read it
     (None, (*PLAIN, torch.device, DataLoader, Sampler, _BaseDataLoaderIter)),
     (TensorFinder._container, CONTAINERS),
     (TensorFinder._attributes, types.SimpleNamespace),

@@ -1,10 +1,8 @@
 """Move existing tensors and objects to a device in place.
 
-A tensor keeps its identity, so aliases, containers, modules and optimizers still refer to it.
-Tensors that share memory still share memory. A leaf that requires a gradient stays a leaf. All
-copies are made before the first tensor changes, so nothing moves if memory runs out or the user
-interrupts. A library's object that has a `to` method moves last, by this method. If the method
-returns a new object, the variable is rebound.
+A tensor keeps its identity, tensors that share memory still share memory, and a leaf stays a leaf.
+All copies are made before the first tensor changes, so nothing moves if memory runs out or the user
+interrupts. A library's object moves last, by its `to`; a new object is bound to the variable.
 """
 
 import sys
@@ -31,14 +29,10 @@ from gpumagic.moving.find_tensors import DEVICE_NAMES, FoundTensor, Held, Tensor
 from gpumagic.moving.moved import Left, Moved, Moves, Origin, Origins, all_of, keep_origins
 from gpumagic.usercode.values import CONTAINERS, Step, own, parts_of, walk, written
 
-# Copied ranges start at multiples of this many bytes, so that each begins at a whole element.
-_ALIGNMENT = 64
-# A move of at least this many bytes shows its progress.
-_MANY = 2**28
-# Containers with more items than this are not searched for optimizers and modules.
-_FEW = 100
-# The start and end of a range of a storage, in bytes, and the overlapping tensors in the range.
-_Family = tuple[int, int, list[FoundTensor]]
+_ALIGNMENT = 64  # bytes; each copied range starts at a multiple, so at a whole element
+_MANY = 2**28  # bytes; a larger move shows its progress
+_FEW = 100  # larger containers are not searched for optimizers and modules
+_Family = tuple[int, int, list[FoundTensor]]  # a range's start and end, and the tensors there
 
 
 def move_all(
@@ -51,9 +45,8 @@ def move_all(
     line: Any = None,
 ) -> Moves:
     """Move tensors, modules, optimizers and containers; raise `GpuError` if they do not fit.
-    The state of optimizers in `namespace` moves with the parameters. Names in `namespace` may be
-    rebound. `origins` receives each moved tensor with its former device. `check_room` checks first
-    that the copies fit in the device's memory. `line` creates the progress line of a long move."""
+    Optimizers' state in `namespace` moves with the parameters; names may be rebound. `origins`
+    receives moved tensors with former devices. `line` creates the progress line of a long move."""
     start = time.perf_counter()
     origins = [] if origins is None else origins
     namespace = {} if namespace is None else namespace
@@ -316,10 +309,7 @@ def bytes_of(tensor: Tensor) -> int:
 
 def _name_devices(naming: Iterable[tuple[Any, str]], device: torch.device) -> Origins:
     """Set the device attributes of objects to `device`; return the origins of changed objects."""
-    # Attributes, such as `pipe.device`, are set only if all tensors of the object are on `device`.
-    # Objects without tensors are changed too. TrainingArguments, for example, names the GPU that
-    # its library chose.
-    origins: Origins = []
+    origins: Origins = []  # also of objects without tensors, such as TrainingArguments
     for value, name in naming:
         held = own(value)
         found = [value] if issubclass(type(value), nn.Module) else held.values()
@@ -368,7 +358,6 @@ def _parts_of(value: Any) -> list[tuple[Step, Any]]:
 
 
 def wait_for(device: torch.device) -> None:
-    """Synchronize `device`."""
     if device.type == "cuda":
         synchronize(device)
     else:

@@ -1,8 +1,7 @@
 """Find the operation at which two devices, or two dtypes, diverge: `gpumagic.diff`.
 
-The code runs once on each side (a device or a dtype), on copies of the variables. Operations of
-the two runs are paired by operator and shapes. An operation's results may differ if they depend on
-an unpaired operation. The values of variables after the run must agree.
+The code runs once on each side (a device or a dtype), on copies of the variables. Operations are
+paired by operator and shapes. Results that depend on an unpaired operation may differ.
 
 For one operation, two results may differ by twice torch.testing's tolerance. For a chain of
 operations, this limit grows with the square root of the chain's length, as rounding errors do
@@ -40,13 +39,10 @@ from gpumagic.usercode.program import Program, namespace_of, program
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
 _SHORT = re.compile(r"^fp(?=\d)|(?<=^b)f(?=\d)")  # to read fp16 as float16, bf16 as bfloat16
 _TYPE = "two devices or two dtypes are needed; type cpu 1, or float32 bfloat16"
-# Errors may grow by this factor, so that an operation with a condition number of 10, which loses
-# one decimal digit, is allowed (Higham, "Accuracy and Stability of Numerical Algorithms", 1.6).
-_DIGIT = 10.0
+_DIGIT = 10.0  # a lost digit (Higham, "Accuracy and Stability of Numerical Algorithms", 1.6)
 # Operators that add terms. Large terms may cancel, so the tolerance is relative to these terms.
 _SUMS = ("add.", "sub.", "sum", "mean", "native_batch_norm_b", "native_layer_norm_b")
-# Maximum operations to pair after the runs first differ, because difflib takes quadratic time.
-_ALIGNED = 2_000
+_ALIGNED = 2_000  # operations to pair after the runs differ, as difflib takes quadratic time
 
 
 @dataclass(frozen=True)
@@ -153,7 +149,6 @@ def diff(
 
 
 def _sides(given: tuple[object, ...]) -> dict[str, Device | torch.dtype]:
-    """Return the two devices, or the two dtypes, by name."""
     words = [_SHORT.sub("float", str(each).removeprefix("torch.")) for each in given]
     found: dict[str, Any] = {word: getattr(torch, word) for word in words if word in _DTYPES}
     found = found or {str(device): device for device in map(find, given)}
@@ -199,12 +194,10 @@ def _compared(
     for one, other in chain(_paired_operations(runs), _paired_variables(runs)):
         inputs = [*one.inputs, *other.inputs]
         known = [Gap(rtol=base), *filter(None, (each.gap for each in inputs))]
-        # Count only recorded results. None are recorded once the memory for copies is used up.
         count += all((one.name, one.results, other.results))
         gap = _gap(one, other, known, read)
         instead = _unpaired(inputs)
         if gap.excess > 1 and instead and one.name:
-            # An input depends on an unpaired operation, so the results may differ.
             one.instead = other.instead = instead
             continue
         one.gap = other.gap = gap
@@ -342,13 +335,11 @@ def _names(ran: Sequence[RecordedOperation]) -> str:
 
 
 def text(diff: NumericDiff) -> str:
-    """Return the text for terminals."""
     first, *others = _lines(diff)
     return "\n".join([first, *(line for each in others for line in wrapped(each, "  "))])
 
 
 def html(diff: NumericDiff) -> str:
-    """Return the HTML for notebooks."""
     first, *others = map(coded, _lines(diff))
     css = "gm-answer" if diff.agree else "gm-answer gm-bad"
     notes = "".join(f'<div class="gm-note">{line}</div>' for line in others)

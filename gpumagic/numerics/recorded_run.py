@@ -1,9 +1,8 @@
 """Record each operation that torch code runs, with its line and a copy of its results.
 
-A dispatch mode is used because it also sees the backward pass. Random numbers are drawn by the
-CPU's generator in float32, so that all devices and dtypes get the same numbers. Fused kernels, and
-calls with a GPU's generator, draw their own numbers. Uninitialized memory is filled with a
-different value in each run, so that the results differ if the code reads that memory.
+Random numbers are drawn by the CPU's generator in float32, so that all devices and dtypes get the
+same, except in fused kernels and calls with a GPU's generator. Uninitialized memory is filled with
+a different value in each run, so that the results differ if the code reads that memory.
 """
 
 import sys
@@ -26,8 +25,7 @@ from gpumagic.moving.find_tensors import TensorFinder
 from gpumagic.usercode.files import expression, line_at, user_frame
 
 _MOST = 2**29  # maximum bytes of host memory for the results of one run
-# Words in the names of fused kernels. The CPU may lack them, so their random numbers stay.
-_FUSED = ("attention", "rnn", "lstm", "gru")
+_FUSED = ("attention", "rnn", "lstm", "gru")  # their random numbers stay
 
 
 @dataclass(eq=False)
@@ -41,8 +39,7 @@ class RecordedOperation:
     at: tuple[CodeType, int] | None = None
     backward: bool = False
     variable: str = ""  # the path to the variable's tensor: "net.weight.grad"
-    # The id of each result's storage, and a copy on the host.
-    results: list[tuple[int, Tensor | None]] = field(default_factory=list)
+    results: list[tuple[int, Tensor | None]] = field(default_factory=list)  # (storage's id, copy)
     gap: Any = None  # the difference from the paired operation of the other run
     instead: Any = None  # both runs' unpaired operations, if this operation or an input is one
     depth: int = 0  # number of operations in the longest chain that ends here

@@ -1,11 +1,9 @@
 """Compare each device's results with the results of the first device.
 
-A sweep runs the code for several values of a variable. The results are compared for each value.
 Integers and bools must be equal, and NaN equals NaN. Floats may differ by torch.testing's tolerance
-for their dtype. The tolerance is relative to the largest number in the tensor, because a sum's
-rounding error is proportional to the terms (Higham, "Accuracy and Stability of Numerical
-Algorithms", 3.1). If a GPU may compute in TF32, TF32's tolerance applies. Python floats get the
-tolerance of float32, because most of them come from float32 tensors.
+for their dtype, relative to the largest number in the tensor, because a sum's rounding error is
+proportional to the terms (Higham, "Accuracy and Stability of Numerical Algorithms", 3.1). If a GPU
+may compute in TF32, TF32's tolerance applies. Python floats get the tolerance of float32.
 """
 
 import math
@@ -33,18 +31,15 @@ from gpumagic.usercode.values import (
     written,
 )
 
-# Relative and absolute tolerances. All except float8's are those of torch.testing.
-_TOLERANCES = {
+_TOLERANCES = {  # relative and absolute; all except float8's are those of torch.testing
     ("float8",): (0.25, 0.02),
     ("float16", "complex32"): (1e-3, 1e-5),
     ("bfloat16",): (1.6e-2, 1e-5),
     ("float32", "complex64"): (1.3e-6, 1e-5),
     ("float64", "complex128"): (1e-7, 1e-7),
 }
-# TF32 has 10 of a float32's 23 mantissa bits (NVIDIA, "TensorFloat-32 in the A100 GPU").
-_TF32 = 2.0**-10
-# Elements compared at a time. A float64 copy of a whole array may need eight times its memory.
-_PART = 2**22
+_TF32 = 2.0**-10  # 10 of 23 mantissa bits (NVIDIA, "TensorFloat-32 in the A100 GPU")
+_PART = 2**22  # elements at a time, because float64 copies may be large
 _KEPT = 2**30  # maximum bytes of a device's results to save for the comparison
 _NUMBERS = {bool, int, float, complex}
 SKIPPED: Any = object()  # the value of each result that was too large to save
@@ -190,7 +185,6 @@ def outcome(
     globals: dict[str, Any], assigned: Iterable[str], value: Any, others: FrameworksOn = NO_OTHERS
 ) -> dict[str, Any]:
     """Return a run's results by name: numbers, and CPU copies of tensors (up to 1 GiB in all)."""
-    # Arrays of other frameworks (`others`) become NumPy arrays.
     found, most = dict[str, Any](), _KEPT
     values = {name: globals[name] for name in assigned if name in globals} | {"Out": value}
     roots = [((name,), _boxed(each)) for name, each in values.items()]

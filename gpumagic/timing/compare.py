@@ -1,8 +1,4 @@
-"""Implement `gpumagic.compare`: time the same code on several devices and for several values.
-
-Ctrl-C ends a comparison and keeps the finished timings. The process's settings are restored after
-each measurement. The monitor shows the progress. `last_comparison` returns the last result.
-"""
+"""Implement `gpumagic.compare`: time the same code on several devices and for several values."""
 
 import contextvars
 import math
@@ -75,10 +71,9 @@ def compare(
 ) -> Comparison:
     """Time `code` on each device, on copies of the variables that it reads.
 
-    For each device and each value of `sweep`, the variables are copied, `setup` runs, and then the
-    code runs once. The results of this first run are compared between the devices. Next, the code
-    runs until its time is steady. Timed repeats follow, at least one. They end when the median's
-    95 % confidence interval is narrower than 1 % of the median, or after `max_time`.
+    For each device and value of `sweep`, the variables are copied, `setup` runs, and the code runs
+    once; these results are compared between devices. Next, it runs until its time is steady. Timed
+    repeats end when the median's 95 % confidence interval is below 1 %, or after `max_time`.
 
     Parameters
     ----------
@@ -117,9 +112,8 @@ def compare(
     GpuError
         If an argument is invalid, or a device does not exist or is given twice.
     Exception
-        An error in the code, with a note that names the device and the line. If the device has
-        finished another value of the sweep, the error is not raised, but stored in the timing. An
-        out-of-memory error is raised only if there is one device and one value.
+        An error in the code, with a note that names the device and the line. It is stored in the
+        timing if the device has finished another value, or if memory runs out for one of several.
     """
     if namespace is None:
         namespace = namespace_of(code, sys._getframe(1))
@@ -223,8 +217,7 @@ class Comparing(Task):
     timings: list[Timing] = field(default_factory=list)
     interrupted: bool = False
     _reported: float = -math.inf
-    # By device: the sweep's value at which memory first ran out.
-    _full: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    _full: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # where memory ran out
 
     def run(self) -> None:
         """Measure everything; Ctrl-C ends this early and keeps the finished timings."""

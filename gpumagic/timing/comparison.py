@@ -1,8 +1,4 @@
-"""Record the times that `%%gputime` and `compare` measured, and compare the devices.
-
-Methods accept a device in any usual spelling, even if this machine has no such device. A sweep is
-the same measurement for several values of a variable.
-"""
+"""Record the times that `%%gputime` and `compare` measured, and compare the devices."""
 
 import math
 import statistics
@@ -28,9 +24,8 @@ if TYPE_CHECKING:
 
 def interval(seconds: Sequence[float]) -> tuple[float, float]:
     """Return the 95 % confidence interval of the median, for any distribution.
-    The ends are the j-th smallest and the j-th largest value (J.-Y. Le Boudec, Performance
-    Evaluation of Computer and Communication Systems, 2010, theorem 2.1). The formula
-    for j is an approximation. With six values or more, the interval is never too narrow."""
+    The ends are the j-th smallest and largest values (J.-Y. Le Boudec, Performance Evaluation of
+    Computer and Communication Systems, 2010, theorem 2.1), with an approximation for j."""
     ordered, count = sorted(seconds), len(seconds)
     rank = max(math.floor(0.5 * count - 0.98 * math.sqrt(count)), 1)
     return ordered[rank - 1], ordered[-rank]
@@ -41,10 +36,8 @@ class Timing:
     """The times of one device, at one value of the sweep's variable."""
 
     where: str  # "cpu", "cuda:1", or "cuda:0+cuda:1" for two devices at the same time
-    # For each repeat: seconds of one run, until every device was done.
-    seconds: tuple[float, ...] = ()
-    # For each repeat: seconds of one run, until Python continued. A GPU may then still work.
-    host: tuple[float, ...] = ()
+    seconds: tuple[float, ...] = ()  # of one run in each repeat, until every device was done
+    host: tuple[float, ...] = ()  # as `seconds`, until Python continued
     number: int = 1  # runs in each repeat; `seconds` has the mean of these runs
     values: Mapping[str, Any] = field(default_factory=dict)  # variable and value: {"n": 256}
     name: str | None = None  # the device's model
@@ -52,14 +45,10 @@ class Timing:
     copied: int = 0  # bytes of the inputs, which are copied once before the first run
     copy_seconds: float = 0.0  # seconds of copying the inputs; not part of `seconds`
     first: float | None = None  # seconds of the first run, which may include compiling
-    # By device, if known: peak of allocated bytes, minus the bytes allocated before the set-up.
-    peak: Mapping[str, int] = field(default_factory=dict)
-    # The copies between devices and the waits for a device in the first run, as text.
-    transfers: str = ""
-    # For several devices, in each repeat: seconds of one run on each device, one after the other.
-    alone: tuple[float, ...] = ()
-    # Why there are no `seconds`: "out of memory", "interrupted" or the text of an exception.
-    error: str | None = None
+    peak: Mapping[str, int] = field(default_factory=dict)  # by device, without inputs
+    transfers: str = ""  # copies and waits in the first run, as text
+    alone: tuple[float, ...] = ()  # seconds of one run on each of several devices in turn
+    error: str | None = None  # why there are no `seconds`, such as "out of memory"
     items: float | None = None  # items that one run processes; None if unknown
 
     @cached_property
@@ -79,8 +68,7 @@ class Timing:
     @cached_property
     def spread(self) -> tuple[float, float] | None:
         """The range of seconds that covers the quartiles and the `interval`."""
-        # With thousands of repeats the interval is too narrow, because two measurements of the same
-        # code differ by more. With few repeats the quartiles are too narrow.
+        # With thousands of repeats the interval is too narrow; with few, the quartiles are.
         if self.quartiles is None:
             return None
         low, high = interval(self.seconds)
@@ -220,10 +208,7 @@ class Comparison(table.Shown):
         )
 
     def timing(self, where: object, **values: Any) -> Timing:
-        """Return the timing of one device; in a sweep, at a value such as ``n=256``.
-
-        Raises `GpuError` if the device or the value is not in this comparison.
-        """
+        """Return a device's timing, in a sweep at a value: ``n=256``; GpuError if unknown."""
         name = self._named(where)
         if (found := self.at(name, values)) is None:
             asked = ", ".join(f"{v} = {sweeping.label(x)}" for v, x in values.items())
@@ -254,11 +239,8 @@ class Comparison(table.Shown):
 
     @property
     def best(self) -> str:
-        """The fastest device; in a sweep, the device that is fastest at the most values.
-
-        Only devices in `alone` whose results did not differ can be the fastest. Raises `GpuError`
-        if no such device was measured.
-        """
+        """The fastest device whose results did not differ; in a sweep, fastest at the most values.
+        Raises `GpuError` if none in `alone` was measured."""
         right = [where for where in self.alone if not self.disagreement(where)]
         known = ([t for w in right if (t := self.at(w, p)) and t.median] for p in self.points)
         wins = Counter(min(ts, key=lambda t: t.median or 0.0).where for ts in known if ts)
@@ -281,11 +263,9 @@ class Comparison(table.Shown):
         return tuple(found)
 
     def crossover(self, a: object, b: object) -> float | None:
-        """Return the largest value at which the faster of the two devices changes, or None.
-
-        The value is interpolated between two measured values, on a log-log scale. Differences
-        within the spread do not count. Raises `GpuError` for an unknown or virtual device.
-        """
+        """Return the largest value at which the faster of two devices changes, or None.
+        It is interpolated on a log-log scale. Differences within the spread do not count.
+        Raises `GpuError` for an unknown or virtual device."""
         pair = self._real(a, b)
         return max((c.at for c in self.crossovers if {c.faster, c.slower} == pair), default=None)
 
@@ -315,8 +295,7 @@ def flips(
     xs: Sequence[float], a: Sequence[Timing | None], b: Sequence[Timing | None]
 ) -> list[tuple[float, float, int]]:
     """Return `(x, seconds, n)` of each crossover; from x on, `a` is faster if n is 0, else `b`."""
-    # Interpolate on log-log scales. If some x is not positive, use a linear scale for x.
-    known = [
+    known = [  # on log-log scales; linear in x if some x is not positive
         (x, math.log(one.ratio(other)), one.median)
         for x, one, other in zip(xs, a, b, strict=True)
         if one and other and one.differs(other) and one.median and other.median

@@ -16,12 +16,10 @@ from gpumagic.timing.comparison import Comparison, Crossover, Timing, of_virtual
 from gpumagic.usercode.sweep import label, number
 
 _FOLD = Fold(36, "… {} more; to_pandas() has all")  # maximum rows of a sweep as text
-# Maximum rows of a sweep as HTML, which must stay small because a notebook saves it.
-_HTML_FOLD = Fold(200, "{} more; to_pandas() has all")
+_HTML_FOLD = Fold(200, "{} more; to_pandas() has all")  # small, because a notebook saves it
 _REMARKS = 3  # maximum number of remarks in the text; `Comparison.remarks` has all
 _SOONER = 0.9  # show the host's time if it is below this fraction of the device's time
-# Show the time of the first run if it exceeds `_SLOW` medians and `_SLOW_S` seconds.
-_SLOW, _SLOW_S = 5, 0.01
+_SLOW, _SLOW_S = 5, 0.01  # show a first run above so many medians and seconds
 _LEGEND = {
     "host": "host: time until Python continued, with the device still working",
     "first run": "first run: not in the median, may have compiled",

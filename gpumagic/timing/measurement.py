@@ -45,9 +45,7 @@ class Task:
     max_time: float  # maximum seconds of each measurement, without the first run
     stopwatch: Stopwatch
     items: Mapping[Any, float | None]  # how many items one run processes, by `sweep.key`
-    # The random state when the comparison began. Each device's set-up starts from this state.
-    randomness: Randomness = field(default_factory=Randomness)
-    # Compares the results of the targets' first runs.
+    randomness: Randomness = field(default_factory=Randomness)  # each set-up's start
     agreeing: AgreementCollector = field(default_factory=AgreementCollector)
 
 
@@ -135,8 +133,7 @@ class Measuring:
                 began = task.stopwatch.clock()
                 with nullcontext() if self._target is task.targets[0] and not n else self.quiet:
                     value = runner.first(n)
-                # Name a GPU by its model, because GPUs of one model draw the same random numbers.
-                drawn = frozenset(
+                drawn = frozenset(  # GPUs of one model draw the same numbers
                     torch_here().cuda.get_device_name(name) if name.startswith("cuda") else name
                     for name in task.randomness.drawn()
                 )

@@ -142,18 +142,14 @@ class Runner:
 
 
 _NARROW = 0.01  # stop if the 95 % confidence interval is at most this fraction of the median
-# A block is just long enough that the loop's overhead is about a thousandth of its time. Because
-# blocks are short, other programs disturb only some of them and hardly change the median.
-_NEGLIGIBLE = 1e-3
+_NEGLIGIBLE = 1e-3  # the loop's share of a block; other programs disturb few short blocks
 _LEAST_BLOCK_S = 1e-3
-# Times are steady if the last five blocks have a coefficient of variation of at most 2 %
-# (A. Georges, D. Buytaert, L. Eeckhout, Statistically rigorous Java performance evaluation, OOPSLA
-# 2007, section 4.2). Warm up for at least 0.1 s, because a GPU raises its clock in that time.
+# Steady: five blocks with a coefficient of variation of at most 2 % (Georges et al., Statistically
+# rigorous Java performance evaluation, OOPSLA 2007, 4.2). In 0.1 s, a GPU raises its clock.
 _WINDOW, _STEADY, _LEAST_WARM_S = 5, 0.02, 0.1
 _WARM_SHARE = 0.2  # warm up for at most this share of `max_time`: some machines are never steady
 _LEAST_TIMED_S = 0.2  # as in torch's Timer.blocked_autorange: other programs run in bursts
-# Check the precision after `_LEAST` repeats for the first time. Stop after `_MOST` repeats.
-_LEAST, _MOST = 10, 10_000
+_LEAST, _MOST = 10, 10_000  # repeats: the precision is first checked after `_LEAST`
 
 
 class Repeats:
@@ -180,11 +176,9 @@ class Repeats:
         return tuple(lap.total / self.number for lap in self.laps)
 
     def median(self) -> float:
-        """Return the median of `seconds` so far."""
         return statistics.median(self.seconds)
 
     def run(self) -> None:
-        """Warm up and repeat."""
         began = self._clock()
         share = _WARM_SHARE * self._max_time
         self._told("warm up")
@@ -196,8 +190,7 @@ class Repeats:
                 return
             lap = self._lap(1)
         if lap.total < share:
-            # Drop a recorded run, because it took longer: it did other work, such as compiling.
-            self.laps.clear()
+            self.laps.clear()  # a longer run did other work, such as compiling
             self._timed_s = 0.0
             began = self._clock() - lap.total
             self._warm_up(lap.total, began, share)
@@ -214,8 +207,7 @@ class Repeats:
         window: deque[float] = deque(maxlen=_WINDOW)
         while True:
             number = min(math.ceil(block / max(each, 1e-9)), 10 * self.number)
-            # Each increase clears the window, so ignore small increases.
-            if number > 1.5 * self.number:
+            if number > 1.5 * self.number:  # because an increase clears the window
                 self.number = number
                 window.clear()
             spent = self._clock() - began

@@ -53,8 +53,7 @@ _LIBRARIES = (
     *(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib")),
     os.path.join(os.path.dirname(os.__file__), ""),
 )
-# Code without a file has a name such as `<stdin>`. This pattern matches code that the user typed.
-_TYPED = re.compile(
+_TYPED = re.compile(  # names of code that the user typed, such as `<stdin>`
     r"<(ipython-input|python-input|input|stdin|doctest |timed |magic-timeit|command-|pyshell#)"
 )
 _NO_FILE = ("", "built-in", "frozen", "namespace")
@@ -96,7 +95,6 @@ def stands_in(file: str) -> bool:
 
 
 def is_torchs(file: str) -> bool:
-    """Whether a file belongs to torch."""
     return file.startswith(_TORCH)
 
 
@@ -249,7 +247,6 @@ def function_of(code: CodeType) -> str:
 
 
 def line_of(code: CodeType, at: int) -> int:
-    """Return the line number of the instruction at `at`."""
     lines = (line for start, end, line in code.co_lines() if start <= at < end and line)
     return next(lines, code.co_firstlineno)
 

@@ -1,7 +1,4 @@
-"""Read a traceback: the user's frames, the expression that failed, and the code around it.
-
-None of the user's code is run.
-"""
+"""Read a traceback and the code around the failed expression, without running any code."""
 
 import ast
 import gc
@@ -105,8 +102,7 @@ class FailedFrame:
         self.direct = library is None  # no library except torch is between this frame and the error
         # Local variables of the deepest frame that this frame called in a library other than torch.
         self.library = local_variables(library) if library is not None else {}
-        # Whether this is the code of a cell or file, not of a function.
-        self.at_top = not self.code.co_flags & inspect.CO_OPTIMIZED
+        self.at_top = not self.code.co_flags & inspect.CO_OPTIMIZED  # code of a cell or file
         found = files.executing(self.code, at)
         self.source: str = found.source.text
         # None if there is no source text. The executing package gives each node a `parent`.
@@ -150,8 +146,7 @@ def local_variables(frame: FrameType) -> Mapping[str, Any]:
     if not frame.f_code.co_flags & inspect.CO_OPTIMIZED:  # the code of a cell, file or class
         return seen
     names = dict(seen)
-    # Before Python 3.13, a function's frame keeps the dictionary that `f_locals` returned. The user
-    # may have the same dictionary from `locals()`. Clear it only if nothing else refers to it.
+    # Before Python 3.13, the frame keeps this dictionary. The user may have it from `locals()`.
     held_by_frame_and_us = 3
     if type(seen) is dict and sys.getrefcount(seen) <= held_by_frame_and_us:
         seen.clear()
@@ -251,10 +246,8 @@ def uses(node: ast.AST, text: str) -> list[ast.expr]:
 
 
 def decides(file: str, line: int, code: str) -> bool:
-    """Whether the value of an expression in a line decides a branch, a loop or an index.
-
-    Names that the loop or function computes from the value count too. For any ``x[i]``, True.
-    """
+    """Whether an expression in a line, or names computed from it, decide a branch, loop or index.
+    For any ``x[i]``, True."""
     from executing import Source  # a slow import, which `files.expression` has done by now
 
     nodes: Any = [*ast.walk(Source.for_filename(file).tree or ast.Pass())]
@@ -286,8 +279,7 @@ def _reads_of(node: ast.AST) -> list[ast.AST]:
     return [n for n in ast.walk(within) if isinstance(n, ast.Name) and n.id in found]
 
 
-# Functions and modules that run a backward pass, in torch and in libraries that train models.
-_BACKWARD = ("backward", "autograd", "fit")
+_BACKWARD = ("backward", "autograd", "fit")  # run a backward pass
 _BLOCKS = ("body", "orelse", "finalbody")
 _SCOPES = (*_FUNCTIONS, ast.ClassDef, ast.Lambda)
 
@@ -357,8 +349,7 @@ class RestOfCode:
             if _is_backward(node):
                 owner = getattr(node, "value", node)
                 fitted = self.frame.scope.value(getattr(owner, "func", owner))
-                # No gradient passes through `fit` of an estimator of scikit-learn.
-                if not hasattr(fitted, "get_params"):
+                if not hasattr(fitted, "get_params"):  # not an estimator of scikit-learn
                     return True
             if isinstance(node, ast.Call) and [*node.args, *node.keywords]:
                 code = getattr(self.frame.scope.value(node.func), "__code__", None)

@@ -19,8 +19,7 @@ from typing import Any
 from gpumagic.errors import GpuError
 from gpumagic.usercode.variables import NOT_VARIABLES, names_assigned, names_read, variables_read
 
-# No code can contain these names, so they hide no variable of the user.
-_RUNS, _RUN = ".runs", ".run"
+_RUNS, _RUN = ".runs", ".run"  # no code can contain these names
 FUNCTION = ".function"
 _FUTURES = sum({getattr(future, name).compiler_flag for name in future.all_feature_names})
 _LATER = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.GeneratorExp)
@@ -70,8 +69,7 @@ def _looped(tree: ast.Module, filename: str) -> CodeType:
 
 def own_code(code: CodeType) -> CodeType:
     """Copy a code object and the code objects inside it."""
-    # Once per code object, torch.compile writes names into a function's globals. A second function
-    # with the same code object but other globals would not find these names.
+    # torch.compile adds names to a function's globals only once for each code object.
     consts = (own_code(c) if isinstance(c, CodeType) else c for c in code.co_consts)
     return code.replace(co_consts=tuple(consts))
 
@@ -90,7 +88,6 @@ class Program:
     _loop: CodeType
 
     def set_up(self, space: dict[str, Any]) -> None:
-        """Run the set-up."""
         _run(self._setup, space)
 
     def once(self, space: dict[str, Any]) -> Any:
@@ -170,7 +167,6 @@ def _run(code: CodeType, space: dict[str, Any]) -> Any:
 
 
 def _read_by(function: Any, namespace: dict[str, Any]) -> list[str]:
-    """Return the variables that a function reads."""
     if not callable(function):
         kind = type(function).__name__
         raise GpuError(f"code or a function is needed, not {kind}; type 'a @ a' or lambda: a @ a")

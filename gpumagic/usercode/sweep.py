@@ -134,8 +134,7 @@ def points(sweep: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
 
 def label(value: Any, most: int = 40) -> str:
     """Return a short text of a value: ``"4096"``, ``"0.001"``, ``"float16"``."""
-    # Convert NumPy's numbers to Python's, because NumPy's repr includes the type.
-    if number(value) is not None:
+    if number(value) is not None:  # NumPy's repr would include the type
         value = int(value) if isinstance(value, Integral) else float(value)
     words = value if isinstance(value, str) else repr(value)
     words = " ".join(words.removeprefix("torch.").split())

@@ -137,18 +137,15 @@ def _item(owner: Any, key: Any) -> Any:
 Step = tuple[str, Any]  # from a value to an attribute or item: (".", name) or ("[]", key)
 Path = tuple[Any, ...]  # to a value: the variable's name, then one step per attribute or item
 
-# Types whose objects are not searched for other objects.
-PLAIN = {int, float, complex, bool, str, bytes, type(None), types.ModuleType}
+PLAIN = {int, float, complex, bool, str, bytes, type(None), types.ModuleType}  # not searched
 _SEQUENCES = (list, tuple, set, frozenset, deque)
-# No other mappings, because reading their items may read a file or a database.
-_MAPPINGS = (dict, UserDict)
+_MAPPINGS = (dict, UserDict)  # items of other mappings may be in a file or database
 _PARTS: dict[type, tuple[str, ...]] = {
     functools.partial: ("func", "args", "keywords"),
     MethodType: ("__self__",),
 }
 CONTAINERS = (*_SEQUENCES, *_MAPPINGS, *_PARTS)
-# Objects of these libraries, such as locks and threads, are not searched.
-_CLOSED = {*sys.stdlib_module_names, "IPython", "ipykernel", "gpumagic"}
+_CLOSED = {*sys.stdlib_module_names, "IPython", "ipykernel", "gpumagic"}  # such as locks, threads
 _ITEMS = 2000  # maximum items that `contents` returns
 
 
@@ -256,8 +253,7 @@ def of_function(function: Any, name: str) -> Any:
     return "torch" if found is None and "torch" in str(type(owner)) else found
 
 
-# The attributes through which a function or method refers to other functions.
-_INNER = {
+_INNER = {  # through which a function refers to other functions
     FunctionType: ("__wrapped__",),
     type(functools.lru_cache(str)): ("__wrapped__",),
     MethodType: ("__func__", "__self__"),

@@ -27,8 +27,7 @@ from gpumagic.usercode.values import (
 _PYTHON_MAGICS = {"time", "timeit", "capture", "prun", "lprun", "memit", "mprun"}
 _PYTHON_MAGICS |= {"gputime", "gpudiff"}
 _OPTIONS = re.compile(r"^(\s*-{1,2}\w+(\s*\d+)?(?=\s|$))+")
-# Metadata of a tensor that is the same on all devices. `device` is not included, because code that
-# reads a device may create tensors there.
+# Metadata that is the same on all devices. Code that reads `device` may create tensors there.
 _METADATA = {"dim", "dtype", "layout", "nbytes", "ndim", "numel", "shape", "size"}
 _METADATA_OF = {"id", "len", "type"}
 # Code that calls one of these functions may read variables that are named in strings.
@@ -57,7 +56,6 @@ class NamesReader(ast.NodeVisitor):
         self._values = values
 
     def visit_all(self, *parts: Any) -> None:
-        """Visit nodes and lists of nodes."""
         for part in parts:
             if isinstance(part, list):
                 self.visit_all(*part)
@@ -215,8 +213,7 @@ class NamesReader(ast.NodeVisitor):
                 self.visit_all([ast.Name(word, ast.Load()) for word in _WORD.findall(text)])
 
 
-# IPython's own names, which do not count as variables.
-NOT_VARIABLES = {"In", "Out", "_ih", "_oh", "_dh", "get_ipython", "exit", "quit"}
+NOT_VARIABLES = {"In", "Out", "_ih", "_oh", "_dh", "get_ipython", "exit", "quit"}  # IPython's own
 
 
 def own_variables(namespace: Mapping[str, Any]) -> dict[str, Any]:

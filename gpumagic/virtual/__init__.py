@@ -3,11 +3,10 @@
 A tensor on ``cuda:1`` is an ordinary ``torch.Tensor``, and its device in C++ is ``cuda:1``. Its
 bytes are in the CPU's memory. Results equal the CPU's bit for bit, errors about mixed devices have
 CUDA's text, and memory is counted and limited as on a GPU. Timings say nothing about a real GPU.
-JAX and TensorFlow get extra CPU devices, even without torch.
+JAX and TensorFlow get as many extra CPU devices, unless they have started, even without torch.
 
-Guarantees: importing this package does not import torch, and virtual GPUs are off until
-:func:`enable` is called. :func:`disable` restores torch. :mod:`gpumagic.virtual.gate` lists the
-private parts of torch that are changed.
+Importing this package does not import torch. :func:`disable` restores torch.
+See :mod:`gpumagic.virtual.gate` for the private parts of torch that are changed.
 """
 
 import sys
@@ -47,9 +46,8 @@ def enable(
     devices : int
         Number of GPUs, 1 to 8. If the same GPUs are already on, they are unchanged.
     memory : str or int, optional
-        Capacity of each GPU: ``"16GiB"``, ``"512MiB"``, ``"2GB"``, or bytes. No memory is reserved.
-        The default is an equal part of the host's memory that this process may use, in whole GiB
-        and at most 16 GiB.
+        Capacity of each GPU: ``"16GiB"``, ``"512MiB"``, ``"2GB"``, or bytes. None is reserved. The
+        default is an equal part of the host's usable memory, in whole GiB, at most 16 GiB.
     force : bool
         Allow virtual GPUs on a machine with real GPUs. PyTorch cannot use the real GPUs until
         :func:`disable`.
@@ -62,10 +60,6 @@ def enable(
     GpuError
         If an argument is out of range, if there is a real GPU (without `force`), if this PyTorch
         cannot have virtual GPUs, or if virtual GPUs of another number or capacity are on.
-
-    Notes
-    -----
-    JAX and TensorFlow get the same number of CPU devices, unless they have already started.
     """
     if type(devices) is not int or not 1 <= devices <= MOST:  # True is an int too
         raise GpuError(

@@ -4,9 +4,8 @@ PyTorch has two rules for devices. Operators built on TensorIterator accept CPU 
 error is "found at least two devices". Most other operators check each argument in a generated
 wrapper, which the error names. torch's ``native_functions.yaml`` says which rule applies.
 
-With ``enable(asserts=True)``, an operator with a bad index succeeds and returns wrong
-numbers, as on a GPU. The next synchronization raises CUDA's error. From then on, every operator
-raises this error until the virtual GPUs are turned off.
+With ``enable(asserts=True)``, an operator with a bad index returns wrong numbers, as on a GPU. The
+next synchronization and all later operators raise CUDA's error.
 """
 
 import re
@@ -105,8 +104,7 @@ ASSERT = (
     "For debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
     "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
 )
-# CPU errors that are failed asserts on CUDA. Size errors are absent: CUDA raises them too.
-ASSERTED = re.compile(
+ASSERTED = re.compile(  # CPU errors that are failed asserts on CUDA
     r"(?i)(index|target) .*out of (range|bounds)|tried to access index|"
     r"INDICES element is out|not in the valid range|Class values must be|p_in >= 0|"
     r"elements of (input|target) should be between 0 and 1|probability tensor contains|"

@@ -99,7 +99,6 @@ class Event:
         self._at: float | None = None
 
     def record(self, stream: Any = None) -> None:
-        """Store the current time."""
         self._at = time.perf_counter()
 
     query, synchronize = Stream.query, Stream.synchronize
@@ -348,8 +347,7 @@ def _patch_autograd(stack: ExitStack) -> None:
 
     @unseen
     def backward(*args: Any, **kwargs: Any) -> Any:
-        # Run on the caller's thread, so that tracebacks have the user's frames. If a backward pass
-        # ran before virtual GPUs were turned on, autograd has no threads for these GPUs.
+        # The caller's thread has the user's frames, and autograd may have none for these GPUs.
         with torch.autograd.set_multithreading_enabled(False):
             return run_backward(*args, **kwargs)
 

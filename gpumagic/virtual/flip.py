@@ -15,13 +15,10 @@ from torch import Tensor
 from gpumagic.virtual.virtual_gpus import VirtualGpu, gpu_of
 
 C: Any = torch._C
-ON_CPU = 1
-"""DLDevice {kDLCPU, 0}, read as one int64."""
-_DEVICE = 1
-"""Offset of the DLDevice in DLManagedTensor, in words of eight bytes."""
+ON_CPU = 1  # DLDevice {kDLCPU, 0}, read as one int64
+_DEVICE = 1  # offset of the DLDevice in DLManagedTensor, in words of eight bytes
 _to_dlpack, _from_dlpack = C._to_dlpack, C._from_dlpack
-# The memory of the whole process, as words of eight bytes. A word's index is its address >> 3.
-# A write through this view is ten times as fast as a write through a new ctypes object.
+# The process's memory in words, by address >> 3; ten times as fast as new ctypes objects.
 _memory = memoryview((ctypes.c_int64 * 2**59).from_address(0)).cast("B").cast("q")
 
 

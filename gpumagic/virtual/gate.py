@@ -13,11 +13,10 @@ cuda device exists. If one answers no, the engine ends the process. So gpumagic 
   copy are changed. isBuilt, isAvailable and hasPrimaryContext return true, and init does nothing.
   If torch's header shows the table's order, a fifth entry makes pinned memory ordinary CPU memory.
 
-gpumagic changes three other private parts of torch. :mod:`gpumagic.virtual.flip` changes the device
-in DLPack capsules, :mod:`gpumagic.virtual.cuda_api` patches attributes, and
-:mod:`gpumagic.virtual.switch` registers kernels. Turning virtual GPUs off removes the patches and
-kernels. It also turns on torch's warning about gradients accumulated on another stream. torch has
-no function that reads this setting, so a user who had turned the warning off will see it again.
+:mod:`gpumagic.virtual.flip` changes the device in DLPack capsules,
+:mod:`gpumagic.virtual.cuda_api` patches attributes, and :mod:`gpumagic.virtual.switch` registers
+kernels. Turning virtual GPUs off undoes this, and turns on torch's warning about gradients
+accumulated on another stream, because torch has no function that reads this setting.
 """
 
 import ctypes
@@ -50,8 +49,7 @@ _HEADER_WORDS = 2  # the two words before a virtual table's first entry
 
 # Pairs (index, address): the word at `index` of a pinned storage is the allocator's `address`.
 _pinned: list[tuple[int, int]] = []
-# Objects that are never freed, because C++ may use them after Python has ended.
-_kept: list[Any] = []
+_kept: list[Any] = []  # never freed, because C++ may use them after Python has ended
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(_kept))
 
 
@@ -89,8 +87,7 @@ def _install_guard(stack: ExitStack, c10: ctypes.CDLL) -> None:
     _kept.append((none, table, counts_none))
 
     def put_back() -> None:
-        # Without a real GPU, keep the fake guard, because `before` may be None or a deleted guard.
-        # If there were no guard, a parameter that is still on a virtual GPU could end the process.
+        # Without a real GPU, keep the fake guard, which a parameter on a virtual GPU still needs.
         if getattr(C, "_cuda_getDeviceCount", int)():
             register(_CUDA, before)
 
@@ -177,8 +174,7 @@ print("verdict: works")
 
 def check(*, force: bool = False) -> None:
     """Raise GpuError if virtual GPUs cannot be turned on in this process."""
-    # torch counts GPUs with NVML if possible, because NVML does not initialize CUDA.
-    real = torch.cuda.device_count()
+    real = torch.cuda.device_count()  # by NVML if possible, without initializing CUDA
     problem = _refusal(real, force) or static_problem()
     released = re.fullmatch(r"\d+\.\d+\.\d+(\+\w+)?", torch.__version__) is not None
     known = sys.platform == "linux" and platform.machine() == "x86_64"

@@ -1,8 +1,7 @@
 """Run any operator on a virtual GPU with the CPU's kernel.
 
-The generic kernel calls the CPU's kernel with CPU tensors that share the arguments' bytes, and
-turns the results into tensors on the GPU. The generic kernel is registered at the dispatch key
-CUDA. Autograd, autocast and vmap run before this key, so they work as usual.
+The CPU's kernel gets CPU tensors that share the arguments' bytes; its results become GPU tensors.
+This runs at the dispatch key CUDA, after autograd, autocast and vmap, which work as usual.
 """
 
 import functools
@@ -32,8 +31,7 @@ C: Any = torch._C
 CPU = C.DispatchKeySet(C.DispatchKey.CPU)
 _SPARSE = C.DispatchKeySet(C.DispatchKey.SparseCPU)
 _LARGEST_NUMBER = 8  # assumed bytes per element; complex128 has 16, but is rare
-LAZY = ("Conjugate", "Negative")
-"""Dispatch keys of conjugate and negative views."""
+LAZY = ("Conjugate", "Negative")  # dispatch keys of conjugate and negative views
 
 DRAWS = frozenset(["native_dropout", "rrelu_with_noise"])
 """Operators that draw random numbers and take no generator."""
@@ -139,8 +137,7 @@ def _run(plan: KernelPlan, /, *args: Any, **kwargs: Any) -> Any:
 
 def _run_on_cpu(plan: KernelPlan, args: Any, kwargs: dict[str, Any]) -> Any:
     __tracebackhide__ = True
-    # Kernels fill the processor's caches with tensor data, so accesses to other memory are slow.
-    # For common arguments, this function and `adopt` therefore access little memory.
+    # Kernels fill the processor's caches, so this function and `adopt` access little memory.
     found: Found = []
     above: list[str] = []  # names of arguments that need the operator's full dispatch
     at, count, low = _lower_all(plan, args, found, above)
@@ -185,9 +182,9 @@ def _compute(plan: KernelPlan, call: Any, low: list[Any], kwargs: Any, gpu: Virt
 def _lower_all(
     plan: KernelPlan, args: Any, found: Found, above: list[str]
 ) -> tuple[int, int, list[Any]]:
-    """Return `at`, `count` and the arguments for the CPU's kernel."""
-    # `at` is the GPU's ordinal, or negative if not all tensors are known to be on one GPU.
-    # `count` exceeds SMALL if the free memory must be checked.
+    """Return `at`, `count` and the arguments for the CPU's kernel.
+    `at` is the GPU's ordinal, or negative if not all tensors are known to be on one GPU.
+    `count` exceeds SMALL if the free memory must be checked."""
     low: list[Any] = []
     flip_, plain, at, count = plan.flip, plan.plain, -2, plan.factor
     for lowers, name, x in zip(plan.lowers, plan.arguments, args):  # noqa: B905 (defaults left out)

@@ -1,11 +1,9 @@
 """Account for the memory of a virtual GPU: bytes, blocks, peaks, limits.
 
-The numbers are right even if several threads allocate and free, or if a garbage collection frees
-memory during an allocation. Allocations and frees are first appended to a log. The numbers are
-updated from the log at each reading, when the GPU could be full, and after every few MiB. `refresh`
-also publishes the numbers for other processes. Errors have the text of CUDA's allocator.
-
-Each allocation stores the user's innermost line, as a code object and an instruction's offset.
+Threads and garbage collections may allocate and free at any moment. So allocations and frees are
+first appended to a log, from which the numbers are updated at each reading, when the GPU could be
+full, and after every few MiB. `refresh` also publishes the numbers for other processes. Each
+allocation stores the user's innermost line. Errors have the text of CUDA's allocator.
 """
 
 import re
@@ -75,8 +73,7 @@ class Allocation(weakref.ref[Any]):
     at: int  # offset of the instruction in `made`
     metadata: str  # this module's `metadata` at the time of the allocation
     place: tuple[int, int]  # address and size of the block in the model of CUDA's allocator
-    # `address` is set while the owner lives, because a dead tensor's address cannot be read.
-    address: int
+    address: int  # set while the owner lives; a dead tensor's cannot be read
 
     def find_address(self) -> int:
         """Return the bytes' address in the host's memory; 0 if the owner has just died."""
@@ -88,8 +85,7 @@ class Allocation(weakref.ref[Any]):
         return self.address
 
 
-metadata = ""
-"""Set by ``torch.cuda.memory._set_memory_metadata``; stored with each allocation."""
+metadata = ""  # set by ``torch.cuda.memory._set_memory_metadata``; stored with each allocation
 observers: list[Callable[[int, int, int, int], object]] = []
 """Called when memory runs out, with the ordinal, requested bytes, limit and free bytes."""
 
@@ -107,11 +103,9 @@ class MemoryAccount:
         self.refusal = ""  # if not empty, each allocation raises an error with this text
         self._row: Any = row
         self._lock = threading.RLock()  # reentrant, because a finalizer may read the numbers
-        # Keeps the weak references alive. A deleted weak reference never calls its callback.
-        self._live: dict[int, Allocation | SimpleNamespace] = {}
-        # Each allocation is logged when it is made, and again when its owner dies. The owner may
-        # die on any thread, at any moment. The weak reference's callback is a C function, because
-        # Python drops an interrupt that arrives in a Python callback.
+        self._live: dict[int, Allocation | SimpleNamespace] = {}  # keeps the references alive
+        # Logged when made, and when the owner dies, on any thread. A weak reference's callback is
+        # a C function, because Python drops an interrupt that arrives in a Python callback.
         self._log: deque[Allocation | SimpleNamespace] = deque()
         self._note: Callable[[Any], None] = self._log.append
         self._room = -1  # bytes that may be allocated before the log must be counted
@@ -120,8 +114,7 @@ class MemoryAccount:
 
     def charge(self, owner: Any, nbytes: int, depth: int = 1) -> None:
         """Allocate `nbytes` until `owner` dies, or raise. Skip `depth` frames to find user code."""
-        # Kernels fill the processor's caches with tensor data, so accesses to other memory are
-        # slow. `_count` does all work that can wait.
+        # Accesses to memory are slow after a kernel, so `_count` does all work that can wait.
         room = self._room - max(nbytes, _LEAST)
         if room < 0:
             self._make_room(nbytes)

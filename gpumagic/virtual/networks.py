@@ -1,10 +1,8 @@
 """Run the operators of virtual GPUs that CUDA fuses: attention, normalization, recurrent nets.
 
-Attention runs as the CPU's flash attention, or as several operators. Normalization and recurrent
-cells run as several operators. A whole LSTM, GRU or RNN runs as one CPU operator for all time
-steps. As with cuDNN, this operator has no second derivative. With fake tensors, its results are
-allocated but not computed. Under vmap, for tensor subclasses, and for dtypes other than float32 and
-float64, an LSTM, GRU or RNN runs as many operators, which is 3 to 10 times slower.
+A whole LSTM, GRU or RNN runs as one CPU operator, which as with cuDNN has no second derivative, and
+with fake tensors only allocates results. Under vmap, for tensor subclasses, and for dtypes other
+than float32 and float64, it runs as many operators, which is 3 to 10 times slower.
 """
 
 import weakref
@@ -105,8 +103,7 @@ def _gru_cell(
 
 
 _FUSED = {torch.float32, torch.float64}
-# Number of elements that CUDA saves for the backward pass, per element of the output. The numbers
-# are from torch's code without cuDNN (ATen/native/cuda/RNN.cu). cuDNN documents no numbers.
+# Elements that CUDA saves per element of the output, without cuDNN (ATen/native/cuda/RNN.cu).
 _SAVED = {"lstm": 6, "gru": 6, "rnn_tanh": 1, "rnn_relu": 1}
 
 
@@ -200,7 +197,6 @@ def _run(op: Any, tree: Any, needed: list[bool], generator: Any, leaves: Iterabl
 
 
 def _shapes(hx: Any, bidirectional: bool, batch_first: bool = False, **given: Any) -> Any:
-    """Return empty tensors with the results' shapes."""
     x = next(iter(given.values()))
     hidden = [hx] if isinstance(hx, Tensor) else hx
     shape = (*x.shape[:-1], hidden[0].shape[-1] * (2 if bidirectional else 1))

@@ -26,8 +26,7 @@ _convolve = kernel_of(aten.convolution.default)
 _put = kernel_of(aten._index_put_impl_.default)
 _count = kernel_of(aten.histc.default)
 
-# Matrix products that CUDA lacks for integers. The keys are the names that CUDA's errors show.
-_FLOATS_ONLY = {
+_FLOATS_ONLY = {  # products that CUDA lacks for integers, by the name in CUDA's error
     "addmm_cuda": "mm addmm addmm_",
     "baddbmm_cuda": "bmm baddbmm baddbmm_",
     "addmv_impl_cuda": "mv addmv addmv_",

@@ -1,8 +1,7 @@
 """Compute the temporary memory that CUDA's operators allocate, such as for partial sums.
 
-A rule is a function of the GPU's properties, an operator's arguments and the operator's result. The
-rule returns the bytes of each temporary buffer. All buffers exist at the same time. Rules follow
-torch's CUDA sources. The rule for sums follows ``setReduceConfig`` in ATen/native/cuda/Reduce.cuh.
+A rule returns the bytes of each temporary buffer; all exist at the same time. Rules follow torch's
+CUDA sources; the rule for sums follows ``setReduceConfig`` in ATen/native/cuda/Reduce.cuh.
 ``tests/cuda`` compares the results with the numbers of torch's allocator on a real GPU.
 """
 
@@ -36,10 +35,8 @@ def temporary_bytes(rule: Rule, device: Any, args: tuple[Any, ...], result: Any)
 
 
 _THREADS, _WARP, _VECTOR = 512, 32, 4
-_FEW, _MANY = 16, 256
-"""Minimum and maximum number of values that one thread adds."""
-_LEAST = 2**15
-"""A sum of fewer elements than this needs only one block of threads per output."""
+_FEW, _MANY = 16, 256  # minimum and maximum number of values that one thread adds
+_LEAST = 2**15  # a sum of fewer elements than this needs only one block of threads per output
 _HALVES = (torch.float16, torch.bfloat16)
 
 
@@ -118,8 +115,7 @@ def _merged(dims: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
     return found
 
 
-_SORTED_IN_A_BLOCK = 4096
-"""A row of at most this many elements is sorted by one block of threads."""
+_SORTED_IN_A_BLOCK = 4096  # a row of at most this many elements is sorted by one block of threads
 
 
 def _aligned(nbytes: int) -> int:

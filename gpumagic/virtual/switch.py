@@ -27,8 +27,7 @@ from gpumagic.virtual.virtual_gpus import GPUS, Properties, VirtualGpu, in_bad_f
 
 C: Any = torch._C
 Kernel = Callable[..., Any]
-# Namespaces that `_register_others` skips. `_register_dense` handles aten. torch itself registers
-# kernels of _native. Operators of symm_mem need memory that several processes share.
+# torch registers _native itself; symm_mem needs memory that several processes share.
 _LEFT_ALONE = {"aten", "symm_mem", "_native"}
 _SHARE = {"_lazy_clone", "_unsafe_view", "unsafe_split"}  # undeclared aliases
 _DECOMPOSED = _SHARE | {"copy_", "linalg_lstsq", "masked_fill", "index_fill"}

@@ -1,9 +1,8 @@
 """Define the virtual GPUs of this process, and the memory functions that ``torch.cuda`` calls.
 
-As on a real GPU, ``torch.cuda.memory._record_memory_history`` starts recording allocations and
-frees. An allocation is recorded with one line of the user's code, and a free without a line.
-Snapshots have torch's layout. A virtual GPU's blocks are scattered over the host's memory, so a
-snapshot has one segment for each block. One more segment is the reserved memory outside all blocks.
+Snapshots have torch's layout. A virtual GPU's blocks are scattered over the host's memory, so each
+block is a segment, and the reserved memory outside all blocks is one more. An allocation is
+recorded with one line of the user's code, and a free without a line.
 """
 
 import os
@@ -23,8 +22,7 @@ from gpumagic.virtual import memory_account
 from gpumagic.virtual.memory_account import MemoryAccount
 
 C: Any = torch._C
-GPUS: list["VirtualGpu"] = []
-"""The virtual GPUs that are on, by ordinal."""
+GPUS: list["VirtualGpu"] = []  # the virtual GPUs that are on, by ordinal
 
 
 @dataclass(frozen=True)
@@ -107,8 +105,7 @@ def keep_after_fork() -> None:
 
 
 def _leave_to_parent() -> None:
-    # The child of a fork has only copies of the tensors, and must not change the parent's counts.
-    for gpu in GPUS:
+    for gpu in GPUS:  # copies, which must not change the parent's counts
         gpu.account.unpublish()
         gpu.account.refuse(_FORKED)
 
