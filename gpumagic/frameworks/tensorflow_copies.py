@@ -1,9 +1,10 @@
 """Count TensorFlow's copies between devices, and the host's waits, at each line of the user's code.
 
-TensorFlow caches a copied operand, so a tensor counts once for each device. A copy is implicit if
-TensorFlow's device policy "explicit" would refuse it, or if an operator converts a NumPy array.
-Copies by `tf.identity` and of `tf.data` batches are explicit. A `tf.function` copies operands and
-variables at each call. docs/frameworks.md lists the copies that are not counted.
+TensorFlow silently copies operands and caches the copies, so a tensor counts once for each device.
+A copy is implicit if TensorFlow's device policy "explicit" would refuse it, or if an operator
+converts a NumPy array. Copies by `tf.identity` and of `tf.data` batches are explicit. A
+`tf.function` copies operands and variables at each call. docs/frameworks.md lists the copies that
+are not counted.
 """
 
 import weakref

@@ -1,7 +1,8 @@
 """Wrap torch's kernels that copy or wait, to count their bytes and time.
 
-Without a running watch, a wrapper only calls the replaced kernel. Some CUDA operators copy data, a
-virtual GPU's do not, so bytes are computed here; `tests/cuda` checks with CUDA's own log.
+Without a running watch, a wrapper only calls the replaced kernel. For
+virtual GPUs, the bytes of copies inside CUDA's operators are computed here; `tests/cuda` compares
+them with CUDA's own log.
 """
 
 import threading

@@ -146,7 +146,7 @@ def _release_kept(
     if errors := held & every:
         meter.take(", ".join(sorted(errors)), errors)
     elif every:
-        # A variable holds it too. Collect the exception's cycle before the cell rebinds that.
+        # A variable holds it too. Collect the exception's cycle now: the next cell may rebind it.
         gc.collect()
     if dropped := [name for name in outputs.numbered() if name in held]:
         outputs.drop(dropped)

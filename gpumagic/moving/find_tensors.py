@@ -126,6 +126,7 @@ class TensorFinder:
     def _is_plain(self, values: list[Any]) -> bool:
         """Whether containers, and objects of the notebook's classes, hold only plain data."""
         # gc.get_referents follows references in C, so this is ten times faster than a search.
+        # An object that the collector does not track cannot refer to a tensor.
         seen = set[int]()
         while values := [*filter(gc.is_tracked, values)]:
             looks = {kind: look for kind in set(map(type, values)) if (look := _look_into[kind])}

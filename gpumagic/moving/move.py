@@ -308,7 +308,7 @@ def bytes_of(tensor: Tensor) -> int:
 
 
 def _name_devices(naming: Iterable[tuple[Any, str]], device: torch.device) -> Origins:
-    """Set the device attributes of objects to `device`; return the origins of changed objects."""
+    """Set the device attributes of objects whose tensors are on `device`; return their origins."""
     origins: Origins = []  # also of objects without tensors, such as TrainingArguments
     for value, name in naming:
         held = own(value)

@@ -39,7 +39,7 @@ from gpumagic.usercode.program import Program, namespace_of, program
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
 _SHORT = re.compile(r"^fp(?=\d)|(?<=^b)f(?=\d)")  # to read fp16 as float16, bf16 as bfloat16
 _TYPE = "two devices or two dtypes are needed; type cpu 1, or float32 bfloat16"
-_DIGIT = 10.0  # a lost digit (Higham, "Accuracy and Stability of Numerical Algorithms", 1.6)
+_DIGIT = 10.0  # one digit (Higham, "Accuracy and Stability of Numerical Algorithms", 1.6)
 # Operators that add terms. Large terms may cancel, so the tolerance is relative to these terms.
 _SUMS = ("add.", "sub.", "sum", "mean", "native_batch_norm_b", "native_layer_norm_b")
 _ALIGNED = 2_000  # operations to pair after the runs differ, as difflib takes quadratic time
