@@ -108,7 +108,7 @@ class _Trial:
     def _completed(self, found: Explanation, target: str = "") -> tuple[Explanation, _Cost]:
         """Add fixes for later errors. Also return the numbers of repeated copies and of edits."""
         texts, every, fix, copies = dict(self._before), list[Fix](), found.fix, 0
-        if fix is not None and fix.cls and not self._takes_effect(fix, texts):
+        if fix is not None and not self._takes_effect(fix, texts):
             return found, (0, 1)
         while fix is not None and len(every) < _MOST and self._takes_effect(fix, texts):
             every.append(fix)
@@ -133,15 +133,18 @@ class _Trial:
         nodes = ast.walk(ast.parse(texts.get(fix.filename, "")))
         functions = (node for node in nodes if isinstance(node, ast.FunctionDef))
         around = [f.name for f in functions if f.lineno < fix.line <= (f.end_lineno or 0)]
-        return fix.filename in texts and (not fix.cls or bool(around and around[-1] != "__init__"))
+        runs = not fix.cls or bool(around and around[-1] != "__init__")
+        return fix.filename in texts and runs and not fix.earlier
 
     def _from_change(self, texts: dict[str, str]) -> list[ast.stmt]:
-        """Return the cell's statements from the failed, or an earlier changed, statement on."""
+        """Return the cell's statements from the first one that failed or that a fix affects on."""
         old = ast.parse(self._top.source).body
         new = ast.parse(texts[self._top.filename]).body
-        alike = (ast.dump(a) == ast.dump(b) for a, b in zip(old, new, strict=False))
+        names = {name for file, text in texts.items() for name in _edited(self._before[file], text)}
+        pairs = zip(old, new, strict=False)
+        affected = (ast.dump(a) != ast.dump(b) or names & {*names_read(b)} for a, b in pairs)
         ran = sum((stmt.end_lineno or 0) < self._top.line for stmt in old)
-        return new[min(ran, next((n for n, same in enumerate(alike) if not same), len(old))) :]
+        return new[min(ran, next((n for n, each in enumerate(affected) if each), len(old))) :]
 
     def _dry(
         self, code: list[ast.stmt], texts: dict[str, str], number: str = "", target: str = ""
@@ -164,6 +167,13 @@ class _Trial:
         device, _ = target_of(f"cuda:{number}" if number else None)
         where = (device, bool(number))
         return dry(Subject(namespace, [*reads], prepare, *where, _LIMIT_S, (), target, True))
+
+
+def _edited(before: str, after: str) -> set[str]:
+    """Return the names of the functions that an edit changed."""
+    trees = (ast.walk(ast.parse(text)) for text in (before, after))
+    functions = [[n for n in tree if isinstance(n, ast.FunctionDef)] for tree in trees]
+    return {a.name for a, b in zip(*functions, strict=False) if ast.dump(a) != ast.dump(b)}
 
 
 def _is_repeated(fix: Fix, text: str) -> bool:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from gpumagic import faults
 from gpumagic.mismatch import fixes, sources
 from gpumagic.mismatch.explanation import Explanation, Operand, expression
+from gpumagic.mismatch.lost_copies import keep_copies
 from gpumagic.mismatch.operand import TRANSFERS, Part, Reader, full, tensors_of
 from gpumagic.mismatch.operation import (
     Message,
@@ -112,7 +113,9 @@ def _mismatch(
     tried = [*((each, [*moved, *extra]) for each, moved in places), *places]
     registering = (sources.register(moved, each, choice.target) for each, moved in tried)
     fix = registered = next(filter(None, registering), None)
-    kept, cause, moves = sources.own_cause(clash, odd, tried)
+    cause, moves = sources.own_cause(clash, odd)
+    lost = (keep_copies(moved, [frame, *outer]) for moved in ([*odd, *extra], odd))
+    kept, why_lost = next((each for each in lost if each[1]), (None, ""))
     # Move an index only in the failing expression, so that its other uses do not change.
     an_index = kind == "index" and clash.parts[0] not in odd
     fix = (
@@ -121,7 +124,7 @@ def _mismatch(
         or fixes.elsewhere(clash, choice, outer)
         or fixes.write_fix(site, site if an_index else above, choice)
     )
-    why = cause or _reason(clash.parts, places, kind, registered)
+    why = why_lost or cause or _reason(clash.parts, places, kind, registered)
     fix = fix if moves else None
     return Explanation(*expression(frame, node), _rows(clash, choice, site, names), fix, why)
 

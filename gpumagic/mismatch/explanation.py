@@ -41,6 +41,7 @@ class Fix:
     label: str = ""  # display name of the file or cell: "In [3]", "train.py"
     nbytes: int | None = None  # bytes that the fix moves; None if unknown
     cls: str = ""  # the edited class, if its objects keep the old code; else empty
+    earlier: bool = False  # whether an earlier cell must run again, which a dry run cannot do
 
     def apply(self, source: str) -> str:
         """Return the source of `filename` with the fix applied."""

@@ -144,34 +144,11 @@ def _names_around(frame: FailedFrame) -> list[ast.expr]:
     return [node for tree in trees for node in ast.walk(tree) if isinstance(node, operand.NAMED)]
 
 
-def own_cause(clash: Operation, odd: list[operand.Part], tried: Any) -> tuple[Any, str, bool]:
-    """Explain a module made anew, a dropped copy, a NumPy reduction: (fix, reason, may move)."""
+def own_cause(clash: Operation, odd: list[operand.Part]) -> tuple[str, bool]:
+    """Explain a module made anew, or a NumPy reduction: the reason, and whether a fix may move."""
     for reason in filter(None, (_made_anew(part, clash.reader.frame) for part in odd)):
-        return None, reason, False
-    for fix, reason in (_keep_copies(parts, frame) for frame, parts in tried):
-        if reason:
-            return fix, reason, True
-    return None, _GRADIENTS * bool(in_torch(clash.node, clash.reader, odd[0])), True
-
-
-def _keep_copies(parts: list[operand.Part], frame: FailedFrame) -> tuple[Fix | None, str]:
-    """Return the fix and the reason if lines such as ``x.to(device)`` discard their result."""
-    calls = {part.key: _dropped(part, frame) for part in parts if part.kind == "tensor"}
-    edits: list[Any] = [(n, f"{key} = {frame.text(n)}") for key, n in calls.items() if n]
-    if not edits or frame.failed is None:
-        return None, ""
-    edit = around(frame, edits) if len(edits) == len(parts) else None
-    first, text = edits[0][0], frame.text(edits[0][0])
-    why = f"line {first.lineno}: {text} returns a copy of a tensor, and nothing keeps this copy"
-    return edit.fix(sum(part.nbytes or 0 for part in parts)) if edit else None, why
-
-
-def _dropped(part: operand.Part, frame: FailedFrame) -> Any:
-    """Return the last call above the failure that moves a tensor and drops the copy; or None."""
-    calls: list[Any] = [stmt.value for stmt in nodes_around(frame.failed or ast.Pass(), ast.Expr)]
-    moves = [n for n in calls if getattr(getattr(n, "func", None), "attr", "") in operand.TRANSFERS]
-    its = (n for n in reversed(moves) if frame.text(n.func.value) == part.text)
-    return next((call for call in its if call.lineno < frame.line), None)
+        return reason, False
+    return _GRADIENTS * bool(in_torch(clash.node, clash.reader, odd[0])), True
 
 
 def _made_anew(part: operand.Part, frame: FailedFrame) -> str:
