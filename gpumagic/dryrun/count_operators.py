@@ -28,7 +28,7 @@ from gpumagic.ledger.attribute import count_for
 from gpumagic.ledger.copy_kernels import INDEXING
 from gpumagic.ledger.entry import Count, Ledger, locate, merged
 from gpumagic.usercode.files import in_cell
-from gpumagic.virtual.checks import INDEX, SAME, TAKEN_FROM_CPU
+from gpumagic.virtual.checks import INDEX, LENGTHS, SAME, TAKEN_FROM_CPU
 from gpumagic.virtual.networks import added
 from gpumagic.virtual.scratch import IN_PARTS, RULES, temporary_bytes
 
@@ -142,6 +142,8 @@ class Operators(TorchDispatchMode):
             raise Stopped(f"{name.strip('_')} in a process group: a dry run sends nothing")
         if name == "copy_":
             self._note(args[1], args[0])
+        elif name == "_pack_padded_sequence" and args[1].device.type != "cpu":
+            raise RuntimeError(LENGTHS.format(args[1].device))
         elif name in INDEXING:
             home = args[0].device
             for index in tree_leaves(args[1]):

@@ -26,6 +26,7 @@ from gpumagic.mismatch.operation import (
     named_in,
     ran_mixed,
     read,
+    without_lengths,
 )
 from gpumagic.mismatch.site import Site, climb
 from gpumagic.mismatch.special_causes import special_cause
@@ -81,6 +82,7 @@ def _module_call(frame: FailedFrame, within: FailedFrame, message: Message) -> O
     call = conflict(frame, message, certain=True)
     if call is None or not call.calls_module or call.parts[0].node is not call.node.func:
         return None
+    call = without_lengths(call, within)
     data = {part.device for part in call.parts if part.kind != "module"}
     given = map(within.scope.name, within.parameters)
     now = {full(value.device) for value in given if issubclass(type(value), Tensor)}

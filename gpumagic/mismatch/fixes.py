@@ -68,9 +68,6 @@ def choose(
     first = _of_indexed(found) if indexed else first
     target = target or first or _written_on(found, frames) or _heaviest(found)
     odd = [part for part in leaves if part.devices != (target,)]
-    # An index on the CPU is always allowed.
-    indices = [*ast.walk(getattr(found.node, "slice", ast.Pass()))]
-    odd = [part for part in odd if part.device != "cpu" or part.node not in indices]
     moving = [part for part in odd if part.kind != "object" or hasattr(type(part.value), "to")]
     return Choice(target, tuple(moving or odd)) if odd else None
 
@@ -137,6 +134,11 @@ def _move_owners(choice: Choice, frames: list[FailedFrame]) -> Fix | None:
 
 def elsewhere(clash: Operation, choice: Choice, outer: list[FailedFrame]) -> Fix | None:
     """Return a fix where the operands were made, or that moves their module; or None."""
+    for frame in outer if choice.target != "cpu" else ():
+        at = Operation(Reader(frame), frame.failed or ast.Pass(), ())
+        edits = [edit for part in choice.odd for edit in sources.made_by_call(part, at)]
+        if edits and (edit := around(frame, [*dict.fromkeys(edits)])):
+            return edit.fix(0)
     return _create_above(clash, choice, outer) or _move_owners(choice, [clash.reader.frame, *outer])
 
 

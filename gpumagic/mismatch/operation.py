@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
+import torch
 from torch import nn
 
 from gpumagic.mismatch.explanation import NEAR
-from gpumagic.mismatch.operand import NAMED, Part, Reader, is_torch, tensors_of, words
+from gpumagic.mismatch.operand import NAMED, Part, Reader, full, is_torch, tensors_of, words
 from gpumagic.usercode.frames import FailedFrame, function_of, parents, statement
 from gpumagic.usercode.values import of_function
 
@@ -210,12 +211,18 @@ def _evidence(
     # another storage did not cause the error, because the library failed on other tensors.
     if message.kind == "replicas":
         return tuple(part for part in done.parts if part.kind == "module" and part.devices)
-    leaves = [p for p in done.parts if "meta" not in p.devices]  # meta tensors never move
+    # Tensors on "meta" never move. An index on the CPU is always allowed.
+    indices = [*ast.walk(getattr(done.node, "slice", ast.Pass()))]
+    leaves = [p for p in done.parts if "meta" not in p.devices]
+    leaves = [p for p in leaves if p.device != "cpu" or p.node not in indices]
     located = [part for part in leaves if part.kind != "generator" and part.devices]
     seen = [part for part in located if storages(part.value) & within]
     if message.kind in ("numpy", "host"):
         named = message.devices - {"cpu"}
         made = [p for p in leaves if p.factory and not p.devices and named]
+        if (default := full(torch.get_default_device())) != "cpu":
+            located += [replace(p, devices=(default,)) for p in made]
+            made = []
         unknown = [p for p in leaves if p.kind == "unknown"] or made
         if len(unknown) == 1 and all(part.device == "cpu" for part in located):
             return (replace(unknown[0], devices=tuple(named)),)
@@ -271,6 +278,8 @@ def named_in(part: Part, reader: Reader) -> list[Part]:
         if inner is not None and inner.kind in ("tensor", "module"):
             if inner.device == part.device and not inner.scalar:
                 found[inner.key] = inner
+        elif isinstance(node, ast.Subscript) and part.device == "cpu":
+            queue.append(node.value)  # an index on the CPU need not move
         else:
             queue += ast.iter_child_nodes(node)
     return list(found.values())
@@ -358,10 +367,23 @@ def wants_one_device(node: ast.AST, reader: Reader) -> bool:
 
 def read_on_host(node: ast.AST, leaves: tuple[Part, ...]) -> tuple[Part, ...]:
     """Return the operands that must be on the host; for `pack_padded_sequence`, the lengths."""
+    lengths = _lengths(node)
+    return leaves if lengths is None else tuple(part for part in leaves if part.node in lengths)
+
+
+def _lengths(node: ast.AST) -> list[ast.expr] | None:
+    """Return the lengths that a call of `pack_padded_sequence` gets; None for other code."""
     if not isinstance(node, ast.Call) or "pack" not in ast.unparse(node.func):
-        return leaves
-    lengths = [word.value for word in node.keywords if word.arg == "lengths"] or node.args[1:2]
-    return tuple(part for part in leaves if part.node in lengths)
+        return None
+    return [word.value for word in node.keywords if word.arg == "lengths"] or node.args[1:2]
+
+
+def without_lengths(call: Operation, within: FailedFrame) -> Operation:
+    """Return a call without the arguments that the called function must have on the host."""
+    calls = nodes_around(within.failed or ast.Pass(), ast.Call)
+    read = [within.scope.value(node) for each in calls for node in _lengths(each) or ()]
+    kept = (part for part in call.parts if not any(part.value is value for value in read))
+    return replace(call, parts=tuple(kept))
 
 
 def learns(part: Part) -> bool:

@@ -24,7 +24,6 @@ from gpumagic.usercode.files import is_users, label
 from gpumagic.usercode.frames import (
     FailedFrame,
     backward_of,
-    first_name,
     function_of,
     in_own_scope,
     loops_around,
@@ -200,19 +199,22 @@ def maker_of(part: operand.Part, at: Operation) -> ast.Assign | None:
 
 def made_by_call(part: operand.Part, at: Operation) -> list[tuple[ast.AST, str]]:
     """Return edits of the module's method, in the same file, that returned an operand; or []."""
-    frame = at.reader.frame
-    made: Any = only_assignment(first_name(part.text), at.node)
-    function: Any = frame.scope.value(getattr(getattr(made, "value", None), "func", at.node))
-    code, owner = getattr(function, "__code__", None), getattr(function, "__self__", None)
-    if code is None or code.co_filename != frame.filename or not issubclass(type(owner), nn.Module):
-        return []
-    found = [n for n in ast.walk(frame.tree or at.node) if isinstance(n, ast.FunctionDef)]
-    body = [n for f in found if f.name == code.co_name for n in ast.walk(f)]
-    values: list[Any] = [n.value for n in body if isinstance(n, ast.Return) and n.value]
-    names = {node.id for value in values for node in ast.walk(value) if isinstance(node, ast.Name)}
-    values += [n.value for n in body if isinstance(n, ast.Assign) and stored(n) & names]
-    device = "next(self.parameters()).device"
-    return [edit for value in values for edit in with_device(value, frame, device)]
+    frame, wanted = at.reader.frame, storages(part.value)
+    for made in nodes_around(at.node, ast.Assign):
+        function: Any = frame.scope.value(getattr(made.value, "func", made))
+        code, owner = getattr(function, "__code__", None), getattr(function, "__self__", None)
+        holds = wanted and wanted <= storages(frame.scope.value(made.targets[0]))
+        if code is None or code.co_filename != frame.filename or not holds:
+            continue
+        if issubclass(type(owner), nn.Module):
+            found = [n for n in ast.walk(frame.tree or made) if isinstance(n, ast.FunctionDef)]
+            body = [n for f in found if f.name == code.co_name for n in ast.walk(f)]
+            values: list[Any] = [n.value for n in body if isinstance(n, ast.Return) and n.value]
+            names = {n.id for value in values for n in ast.walk(value) if isinstance(n, ast.Name)}
+            values += [n.value for n in body if isinstance(n, ast.Assign) and stored(n) & names]
+            device = "next(self.parameters()).device"
+            return [edit for value in values for edit in with_device(value, frame, device)]
+    return []
 
 
 def made_above(
@@ -257,13 +259,18 @@ def before_transfer(node: ast.AST, reader: operand.Reader, target: str | None) -
 
 def moved(node: Any, reader: operand.Reader, target: str, device: str, detached: str) -> str:
     """Return code to move an expression: ``x.cuda()`` or ``x.to(y)`` becomes ``x.to(device)``."""
+    moves = target != "cpu" and moves_to_device(node, reader)
+    whole = node.func.value if moves else node
+    whole_text = bracketed(whole, reader.text(whole)) + detached
+    return before_transfer(node, reader, target) or moving(whole_text, device)
+
+
+def moves_to_device(node: Any, reader: operand.Reader) -> bool:
+    """Whether code such as ``x.cuda()`` or ``x.to(device)`` moves a value and does no more."""
     named = getattr(getattr(node, "func", None), "attr", "")
     given = [*getattr(node, "args", ()), *(k.value for k in getattr(node, "keywords", ()))]
     only_device = len(given) == 1 and reader.device(given[0], "") not in ("", None)
-    moves = named in ("cuda", "cpu") or (named == "to" and only_device)
-    whole = node.func.value if moves and target != "cpu" else node
-    whole_text = bracketed(whole, reader.text(whole)) + detached
-    return before_transfer(node, reader, target) or moving(whole_text, device)
+    return named in ("cuda", "cpu") or (named == "to" and only_device)
 
 
 def in_torch(node: Any, reader: operand.Reader, odd: operand.Part) -> str:
@@ -327,6 +334,9 @@ def with_device(node: ast.AST, frame: FailedFrame, device: str) -> list[tuple[as
     makes = name in operand.FACTORIES or name.endswith("_like")
     if isinstance(node, ast.Call) and (edit := _special_maker(node, function, frame, device)):
         return [edit]
+    if isinstance(node, ast.Call) and moves_to_device(node, operand.Reader(frame)):
+        made = with_device(node.func.value, frame, device)  # type: ignore[attr-defined]
+        return [(node, made[0][1])] if len(made) == 1 else []
     if not isinstance(node, ast.Call) or "device" in given or not makes:
         inner = ast.iter_child_nodes(node)
         return [edit for child in inner for edit in with_device(child, frame, device)]

@@ -29,6 +29,7 @@ Found = list[tuple[str, Tensor, Tensor]]
 TAKEN_FROM_CPU = {"cpu_nested_shape_example", "input_lengths", "lengths", "lr", "target_lengths"}
 """Arguments that CUDA's kernels read on the host."""
 INDEX = "indices should be either on cpu or on the same device as the indexed tensor ({})"
+LENGTHS = "'lengths' argument should be a 1D CPU int64 tensor, but got 1D {} Long tensor"
 SAME = "Expected all tensors to be on the same device, but"
 
 

@@ -460,3 +460,10 @@ def test_an_edit_of_init_that_no_trial_can_make_follows_the_edits_before_it(ip):
     told = explained(ip.run("a = w + x\nnet(a + mul(w, y))"))
     for moved in ("x.to(w.device)", "y.to(w.device)", "self.scale"):
         assert moved in told.partition("fix:")[2], told
+
+
+def test_a_call_that_makes_a_tensor_on_the_default_gpu_moves_too(ip):
+    ip.run("import numpy as np\nx = torch.ones(3)\n%ongpu 1")
+    told = explained(ip.run("np.dot(x, torch.arange(3.0))"))
+    assert 'np.dot(x.cpu(), torch.arange(3.0, device="cpu"))' in told
+    ip.run("%ongpu off")

@@ -201,6 +201,38 @@ def noise(shape, device):
 noise((2,), "cuda:1")
 noise((2,), "cpu")
 """
+WRITTEN = """
+z, rows = torch.ones(4, 3, device="cuda:0"), torch.tensor([0, 2])
+z[rows] = torch.zeros(2, 3)
+"""
+HIDDEN = """
+class Cell(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mix = nn.Linear(5, 2)
+    def init_hidden(self, n):
+        return (torch.zeros(n, 2).cuda(), torch.zeros(n, 2).cuda())
+    def forward(self, x, state):
+        h, c = state
+        h = torch.tanh(self.mix(torch.cat([x, h], 1)) + c)
+        return h, c
+class Steps(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell = Cell()
+    def forward(self, x):
+        state = self.cell.init_hidden(x.size(0))
+        for _ in range(2):
+            state = self.cell(x, state)
+        return state[0]
+y = Steps().to("cuda:1")(torch.ones(3, 3, device="cuda:1"))
+"""
+PACKED = LENGTHS.replace("lengths = (x != 0).sum(1)", "x = x.cpu()\nlengths = (x != 0).sum(1)")
+CHUNKS = """
+net, X = nn.Linear(3, 2).to("cuda:1"), torch.ones(6, 3)
+for rows in torch.randperm(6).split(2):
+    y = net(X[rows])
+"""
 RESUMED = """
 state = {"rng": torch.get_rng_state().cuda()}
 torch.set_rng_state(state["rng"])
@@ -220,6 +252,10 @@ torch.set_rng_state(state["rng"])
         (ACTIONS, "act = torch.from_numpy(chosen).to(seen.device)"),
         (LOSSES, 'v.to("cuda:0") for k, v in losses.items()'),
         (COLUMNS, '"y": a[:, 1].cpu().numpy(),\n    "z": (b * 2).detach().cpu().numpy(),'),
+        (WRITTEN, "z[rows] = torch.zeros(2, 3, device=z.device)"),
+        (HIDDEN, "return (torch.zeros(n, 2, device=next(self.parameters()).device), torch.z"),
+        (PACKED, 'x = x.to("cuda:0")'),
+        (CHUNKS, 'net(X[rows].to("cuda:1"))'),
         (NOISE, "g = torch.Generator(device).manual_seed(0)"),
         (
             CARRIED,
