@@ -13,9 +13,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from difflib import SequenceMatcher
-from itertools import chain, product
+from itertools import chain, islice, product
 from types import CodeType, FunctionType
 from typing import Any
+
+from torch.utils.data import DataLoader
 
 from gpumagic import faults
 from gpumagic.display.progress_line import ProgressLine
@@ -31,6 +33,7 @@ from gpumagic.usercode.frames import FailedFrame, errors, failed_frames, functio
 from gpumagic.usercode.variables import names_read, variables_read
 
 _LIMIT_S, _MOST = 2.0, 4  # seconds of each dry run, and number of edits that are tried
+_BATCHES = 2  # number of batches that a dry run reads from each DataLoader
 _Cost = tuple[int, int]  # the numbers of repeated copies and of all edits
 _PLACED = re.compile(r"\s*%%ongpu\b\s*(?:cuda:|/?gpu:)?([^\s?]*)")
 _PLACES_ITSELF = re.compile(r"^\s*%%?(?:ongpu|gpu\w+)\b", re.MULTILINE)
@@ -162,11 +165,22 @@ class _Trial:
                 linecache.cache[name] = len(text), None, text.splitlines(keepends=True), name
             for function, new in changed.items():
                 function.__code__ = new
-            return lambda: {"Out": execute(tree)}
+            def run() -> dict[str, Any]:
+                _read_few_batches()
+                return {"Out": execute(tree)}
+
+            return run
 
         device, _ = target_of(f"cuda:{number}" if number else None)
         where = (device, bool(number))
         return dry(Subject(namespace, [*reads], prepare, *where, _LIMIT_S, (), target, True))
+
+
+def _read_few_batches() -> None:
+    """Let a DataLoader yield few batches, because devices are the same in each pass of a loop."""
+    iterator = DataLoader._get_iterator  # the dry run's
+    swapped: Any = lambda loader: islice(iterator(loader), _BATCHES)  # noqa: E731
+    DataLoader._get_iterator = swapped  # type: ignore[method-assign]
 
 
 def _edited(before: str, after: str) -> set[str]:

@@ -38,7 +38,7 @@ from gpumagic.usercode.frames import (
     stored,
     uses,
 )
-from gpumagic.usercode.values import own
+from gpumagic.usercode.values import of_function, own
 
 
 @dataclass(frozen=True)
@@ -257,6 +257,7 @@ def _split(site: Site, stmt: ast.stmt, *, to_host: bool) -> tuple[list[Part], li
     for part in [*site.odd, *site.extra]:
         may_stand = part is not site.at.fixed and hasattr(part.node, "lineno")
         is_whole = part.kind == "module" or (sources.is_leaf(part) and not to_host)
+        is_whole = is_whole or (to_host and _read_again(part, site))
         stands = once and may_stand and not is_whole
         if not stands and sources.can_be_bound(part, site.frame, stmt, part is site.at.fixed):
             above.append(part)
@@ -283,6 +284,16 @@ def _used_once(site: Site) -> bool:
     """Whether each operand is used only once, so that the expression itself can move it."""
     scope = function_of(site.at.node) or site.at.node
     return not site.extra and all(len(uses(scope, part.key)) < 2 for part in site.odd)
+
+
+def _read_again(part: Part, site: Site) -> bool:
+    """Whether only calls of libraries other than torch read a tensor below the failed line."""
+    found = uses(function_of(part.node) or part.node, part.key)
+    calls = [next(parents(node), None) for node in found if node.lineno > site.frame.line]
+    functions = (site.frame.scope.value(getattr(call, "func", part.node)) for call in calls)
+    rooms = [of_function(function, "__module__") or "torch" for function in functions]
+    plain = part.kind == "tensor" and not part.value.requires_grad
+    return plain and bool(rooms) and not any(r.startswith(("torch", "__main__")) for r in rooms)
 
 
 def _stays(part: Part, frame: FailedFrame, stmt: ast.stmt) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 from gpumagic.mismatch.operand import Part, Reader, device_of, full
 from gpumagic.mismatch.operation import Operation, named_in, operation, ran_mixed
+from gpumagic.mismatch.sources import only_assignment
 from gpumagic.usercode.frames import (
     FailedFrame,
     first_name,
@@ -84,9 +85,7 @@ def _given(moved: list[Part], frame: FailedFrame, parts: Iterable[Part]) -> list
     above.pop(id(None), None)
     found: list[Part] = []
     for part in moved:
-        named = named_in(part, Reader(frame))
-        if len(named) == 1 and named[0].kind == "tensor":  # `x` for the operand `x[0]`
-            part = named[0]
+        part = _made_of(part, frame)
         name, _, attribute = part.text.partition(".")
         value = frame.scope.name(name) if attribute else part.value
         owner = above.get(id(value))
@@ -99,6 +98,15 @@ def _given(moved: list[Part], frame: FailedFrame, parts: Iterable[Part]) -> list
         inner = replace(part, node=node, text=f"{owner.text}.{attribute}")
         found.append(inner if attribute else owner)
     return found
+
+
+def _made_of(part: Part, frame: FailedFrame) -> Part:
+    """Return the argument from which a function computed an operand; else the operand."""
+    made = only_assignment(part.text, frame.failed or part.node)
+    value = Reader(frame).part(made.value) if made and part.text not in frame.parameters else None
+    named = named_in(replace(value, devices=part.devices) if value else part, Reader(frame))
+    # For example, `x` for the operand `x[0]`.
+    return named[0] if len(named) == 1 and named[0].kind == "tensor" else part
 
 
 def written_device(site: Site, target: str, line: ast.stmt, *, inside: bool = False) -> str:

@@ -193,8 +193,13 @@ def maker_of(part: operand.Part, at: Operation) -> ast.Assign | None:
     if isinstance(made.value, ast.Subscript) and len(whole := named_in(call, at.reader)) == 1:
         return maker_of(whole[0], at)
     from_numpy = ast.unparse(getattr(made.value, "func", made)).endswith("from_numpy")
-    new = call.factory or from_numpy or (is_leaf(part) and with_device(made.value, frame, ""))
-    return made if new else None
+    created = with_device(made.value, frame, "")
+    # An index that is created on a GPU, and is read once, may be created on the CPU instead.
+    an_index = isinstance(node, ast.Subscript) and part.device != "cpu"
+    once = an_index and len(uses(function_of(node) or node, part.text)) == 1
+    words = getattr(made.value, "keywords", []) if once else []
+    asked = any(word.value is node for node, _ in created for word in words)
+    return made if call.factory or from_numpy or asked or (is_leaf(part) and created) else None
 
 
 def made_by_call(part: operand.Part, at: Operation) -> list[tuple[ast.AST, str]]:
@@ -330,17 +335,19 @@ def with_device(node: ast.AST, frame: FailedFrame, device: str) -> list[tuple[as
     function = frame.scope.value(node.func) if isinstance(node, ast.Call) else None
     # Only torch's calls, because NumPy has functions of the same names.
     name = str(of_function(function, "__name__")) if operand.is_torch(function) else ""
-    given = {keyword.arg for keyword in getattr(node, "keywords", ())}
+    given = {keyword.arg: keyword.value for keyword in getattr(node, "keywords", ())}
     makes = name in operand.FACTORIES or name.endswith("_like")
     if isinstance(node, ast.Call) and (edit := _special_maker(node, function, frame, device)):
         return [edit]
     if isinstance(node, ast.Call) and moves_to_device(node, operand.Reader(frame)):
         made = with_device(node.func.value, frame, device)  # type: ignore[attr-defined]
         return [(node, made[0][1])] if len(made) == 1 else []
-    if not isinstance(node, ast.Call) or "device" in given or not makes:
+    if makes and "device" in given:
+        return [(given["device"], device)]
+    if not isinstance(node, ast.Call) or not makes:
         inner = ast.iter_child_nodes(node)
         return [edit for child in inner for edit in with_device(child, frame, device)]
-    if given & {"generator", "out", None}:
+    if given.keys() & {"generator", "out", None}:
         return [(node, moving(frame.text(node), device))]
     return [with_keyword(node, frame, f"device={device}")]
 

@@ -233,6 +233,26 @@ net, X = nn.Linear(3, 2).to("cuda:1"), torch.ones(6, 3)
 for rows in torch.randperm(6).split(2):
     y = net(X[rows])
 """
+SHUFFLED = """
+X, y = torch.ones(6, 2), torch.ones(6)
+order = torch.randperm(6, device="cuda")
+for i in range(0, 6, 3):
+    rows = order[i : i + 3]
+    batch = X[rows].cuda(), y[rows].cuda()
+"""
+SCORES = """
+from sklearn.metrics import accuracy_score, f1_score
+truth, found = torch.tensor([0, 1, 1]), torch.tensor([0, 1, 0], device="cuda")
+print(accuracy_score(truth, found))
+print(f1_score(truth, found))
+"""
+MEAN = """
+def mean(hidden, mask):
+    kept = mask.unsqueeze(-1).expand(hidden.size()).float()
+    return (hidden * kept).sum(1) / kept.sum(1)
+texts = {"mask": torch.ones(2, 3)}
+m = mean(torch.ones(2, 3, 4, device="cuda"), texts["mask"])
+"""
 RESUMED = """
 state = {"rng": torch.get_rng_state().cuda()}
 torch.set_rng_state(state["rng"])
@@ -255,6 +275,9 @@ torch.set_rng_state(state["rng"])
         (WRITTEN, "z[rows] = torch.zeros(2, 3, device=z.device)"),
         (HIDDEN, "return (torch.zeros(n, 2, device=next(self.parameters()).device), torch.z"),
         (PACKED, 'x = x.to("cuda:0")'),
+        (SHUFFLED, "order = torch.randperm(6, device=X.device)"),
+        (SCORES, "found = found.cpu()"),
+        (MEAN, 'texts["mask"].to("cuda:0")'),
         (CHUNKS, 'net(X[rows].to("cuda:1"))'),
         (NOISE, "g = torch.Generator(device).manual_seed(0)"),
         (
