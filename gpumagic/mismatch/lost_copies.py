@@ -19,6 +19,7 @@ from gpumagic.mismatch.sources import only_assignment
 from gpumagic.usercode.files import is_users, label, shell
 from gpumagic.usercode.frames import FailedFrame, first_name, function_of, parents, stored, uses
 
+_SEVERAL = (ast.Tuple, ast.List)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _COPY = "{} returns a copy of a tensor, and nothing keeps this copy"
 _LOOP = "{} binds the name {} only; {} still holds the old tensors"
@@ -39,17 +40,22 @@ def keep_copies(parts: list[Part], frames: list[FailedFrame]) -> tuple[Fix | Non
         if frame.failed is None:
             break
         for code, lost in _places(frame, set[str]().union(*each)):
-            found = [next((lost[name] for name in names if name in lost), None) for names in each]
-            if done := [one for one in found if one is not None]:
+            if found := [name for names in each for name in [*names & lost.keys()][:1]]:
                 cell = "" if code is frame else f"{label(code.filename)}, "
-                whole = len(done) == len(found) and all(one.code for one in done)
-                edits = [[one[:2] for one in some if one.code] for some in (lost.values(), done)]
-                edit = around(code, edits[0]) or around(code, edits[1]) if whole else None
-                nbytes, earlier = total(part.nbytes for part in parts), hasattr(code, "earlier")
-                fix = replace(edit.fix(nbytes), earlier=earlier) if edit else None
-                return fix, f"{cell}line {done[0].node.lineno}: {done[0].why}"
+                why = f"{cell}line {lost[found[0]].node.lineno}: {lost[found[0]].why}"
+                nbytes = total(part.nbytes for part in parts)
+                return _fix(code, lost, found, nbytes) if len(found) == len(each) else None, why
         each = [_given(names, frame, outer) for names in each] if outer else []
     return None, ""
+
+
+def _fix(code: Any, lost: dict[str, _Lost], found: list[str], nbytes: int | None) -> Fix | None:
+    """Return the edit of all lost copies nearby, or of those of the operands `found`."""
+    for names in (lost, found):
+        edits = [lost[name][:2] for name in names]
+        if all(text for _, text in edits) and (edit := around(code, edits)):
+            return replace(edit.fix(nbytes), earlier=hasattr(code, "earlier"))
+    return None
 
 
 def _names_of(part: Part, frame: FailedFrame) -> set[str]:
@@ -85,13 +91,12 @@ def _arguments(call: ast.Call, parameters: tuple[str, ...]) -> Iterator[tuple[st
 def _places(frame: FailedFrame, names: set[str]) -> Iterator[tuple[Any, dict[str, _Lost]]]:
     """Yield code that ran before the failure, with the lost copies of `names` in it."""
     scope: Any = function_of(frame.failed or ast.Pass())
-    classes = [node for node in parents(scope) if isinstance(node, ast.ClassDef)] if scope else []
     names = {n for n in names if not issubclass(type(_value(frame, n)), nn.Module)}
     ran = [node for node in _own_nodes(scope) if node.lineno < frame.line]
     yield from _in_code(frame, ran, frame, names)
     attributes = {name for name in names if name.startswith("self.")}
-    for node in classes[:1] if attributes else ():
-        yield frame, _lost_in([*ast.walk(node)], attributes)
+    within = next(parents(scope), None) if attributes else None
+    yield frame, _lost_in([*ast.walk(within or ast.Pass())], attributes)
     for file in _earlier_cells() if frame.at_top else ():
         names -= set[str]().union(*map(stored, ran))
         if names and file != frame.filename:
@@ -140,47 +145,60 @@ def _code(file: str, **more: Any) -> SimpleNamespace:
     return SimpleNamespace(**{**known, **more})
 
 
+def _called(call: ast.Call, frame: FailedFrame, caller: Any) -> SimpleNamespace | None:
+    """Return the code of the user's function that a call runs; None for other calls."""
+    function: Any = frame.scope.value(call.func)
+    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    if type(function) is type or code is None or not is_users(code.co_filename):
+        return None
+    more = {"earlier": True} if hasattr(caller, "earlier") else {}
+    at = _code(code.co_filename, parameters=code.co_varnames[: code.co_argcount], **more)
+    nodes = [n for n in ast.walk(at.tree or ast.Pass()) if isinstance(n, _FUNCTIONS)]
+    at.nodes = _own_nodes(next((n for n in nodes if n.name == code.co_name), None))
+    at.returned = [n.value for n in at.nodes if isinstance(n, ast.Return) and n.value]
+    return at
+
+
 def _in_function(
     stmt: Any, call: ast.Call, frame: FailedFrame, names: set[str], caller: Any
 ) -> Iterator[tuple[Any, dict[str, _Lost]]]:
     """Yield the lost copies in the user's function that a statement calls with `names`."""
-    function: Any = frame.scope.value(call.func)
-    code = getattr(getattr(function, "__func__", function), "__code__", None)
-    if type(function) is type or code is None or not is_users(code.co_filename):
+    if (at := _called(call, frame, caller)) is None:
         return
-    more = {"earlier": True} if hasattr(caller, "earlier") else {}
-    at = _code(code.co_filename, parameters=code.co_varnames[: code.co_argcount], **more)
-    nodes = [n for n in ast.walk(at.tree or ast.Pass()) if isinstance(n, _FUNCTIONS)]
-    scope = next((n for n in nodes if n.name == code.co_name), None)
-    ours = {name: ast.unparse(value) for name, value in _arguments(call, at.parameters)}
-    own = _own_nodes(scope)
-    returned = [n.value for n in own if isinstance(n, ast.Return) and n.value]
-    targets = stmt.targets if isinstance(stmt, ast.Assign) else []
-    pairs = [pair for to in targets for value in returned for pair in _pairs(value, to)]
-    inner = {name: our for name, our in {**ours, **dict(pairs)}.items() if our in names}
-    yield at, {inner[name]: lost for name, lost in _lost_in(own, {*inner}).items()}
-    rebound = {} if targets else {ast.unparse(n.targets[0]): n for n in own if _rebinds(n)}
-    results = [name for value in returned for name, _ in _pairs(value, value)]
+    targets = getattr(stmt, "targets", [])
+    pairs = [pair for to in targets for value in at.returned for pair in _pairs(value, to)]
+    pairs += [(name, ast.unparse(value)) for name, value in _arguments(call, at.parameters)]
+    inner = {name: our for name, our in reversed(pairs) if our in names}
+    yield at, {inner[name]: lost for name, lost in _lost_in(at.nodes, {*inner}).items()}
+    lost = {n.targets[0].id: n for n in at.nodes if _rebinds(n) and n.targets[0].id in inner}
+    if not targets and lost:
+        yield _unassigned(call, at, caller, inner, lost)
+
+
+def _unassigned(
+    call: ast.Call, at: Any, caller: Any, inner: dict[str, str], lost: dict[str, Any]
+) -> tuple[Any, dict[str, _Lost]]:
+    """Return the copies in a function's names, if the call's result is not assigned."""
+    results = [name for value in at.returned for name, _ in _pairs(value, value)]
     back, text = ", ".join(inner.get(name, "") for name in results), ast.unparse(call)
-    if back:
-        lost = _Lost(call, f"{back} = {text}" * all(back.split(", ")), _CALL.format(text))
-        yield caller, {inner[name]: lost for name in rebound if name in inner}
-    local = ((name, _LOCAL.format(ast.unparse(node), name, name)) for name, node in rebound.items())
-    yield at, {inner[name]: _Lost(rebound[name], "", why) for name, why in local if name in inner}
+    kept = _Lost(call, f"{back} = {text}" * all(back.split(", ")), _CALL.format(text))
+    local = {name: _LOCAL.format(ast.unparse(n), name, name) for name, n in lost.items()}
+    unkept = {inner[name]: _Lost(lost[name], "", why) for name, why in local.items()}
+    return (caller, dict.fromkeys(unkept, kept)) if back else (at, unkept)
 
 
 def _pairs(value: ast.expr, target: ast.expr) -> list[tuple[str, str]]:
     """Return pairs of a returned value and the name to which a call's result is assigned."""
-    groups = [node.elts if isinstance(node, ast.Tuple) else [node] for node in (value, target)]
+    groups = [node.elts if isinstance(node, _SEVERAL) else [node] for node in (value, target)]
     texts = [list(map(ast.unparse, group)) for group in groups]
     return [*zip(*texts, strict=True)] if len(texts[0]) == len(texts[1]) else []
 
 
-def _rebinds(stmt: ast.AST) -> bool:
+def _rebinds(stmt: Any) -> bool:
     """Whether a statement is such as ``x = x.to(device)``."""
-    call = stmt.value if isinstance(stmt, ast.Assign) else None
-    to = ast.unparse(stmt.targets[0]) if isinstance(stmt, ast.Assign) else ""
-    return _is_transfer(call) and ast.unparse(call.func.value) == to  # type: ignore[union-attr]
+    name = stmt.targets[0] if isinstance(stmt, ast.Assign) else None
+    moves = isinstance(name, ast.Name) and _is_transfer(stmt.value)
+    return moves and ast.unparse(stmt.value.func.value) == name.id  # type: ignore[union-attr]
 
 
 def _is_transfer(node: Any) -> bool:
@@ -193,51 +211,42 @@ def _lost_in(nodes: list[Any], names: set[str]) -> dict[str, _Lost]:
     for node in nodes:
         if isinstance(node, ast.For):
             found |= _lost_in_loop(node, {name: name for name in names})
-        elif isinstance(node, ast.Expr) and _is_transfer(call := node.value):
-            text, code = ast.unparse(call.func.value), ast.unparse(call)  # type: ignore[attr-defined]
-            found |= (
-                {text: _Lost(call, f"{text} = {code}", _COPY.format(code))} if text in names else {}
-            )
+        elif isinstance(node, ast.Expr) and _is_transfer(node.value):
+            call: Any = node.value
+            if (text := ast.unparse(call.func.value)) in names:
+                code = ast.unparse(call)
+                found[text] = _Lost(call, f"{text} = {code}", _COPY.format(code))
     return found
 
 
 def _lost_in_loop(loop: ast.For, roots: dict[str, str]) -> dict[str, _Lost]:
     """Return the lost copies of a loop's items. `roots` maps containers to the names to report."""
-    whole = loop.iter
+    whole: Any = loop.iter
     method = getattr(getattr(whole, "func", None), "attr", "")
-    if method in ("items", "values"):
-        whole = whole.func.value  # type: ignore[attr-defined]
-    key, item = _pairs(loop.target, loop.target)[0][0], ast.unparse(loop.target)
-    if isinstance(loop.target, ast.Tuple):
-        item = ast.unparse(loop.target.elts[-1])
-    wholes = whole.elts if isinstance(whole, (ast.Tuple, ast.List)) else [whole]
-    texts = [text for text in map(ast.unparse, wholes) if text in roots]
+    whole = whole.func.value if method in ("items", "values") else whole
+    names = [name for name, _ in _pairs(loop.target, loop.target)]
+    texts = [text for text, _ in _pairs(whole, whole) if text in roots]
     found: dict[str, _Lost] = {}
     for stmt in loop.body if texts else ():
         if isinstance(stmt, ast.For):
-            found |= _lost_in_loop(stmt, {item: roots[texts[0]]})
-        call: Any = getattr(stmt, "value", None)
-        moves = _is_transfer(call) and ast.unparse(call.func.value) == item
-        if (
-            not moves
-            or not (isinstance(stmt, ast.Expr) or _rebinds(stmt))
-            or _used(loop, stmt, item)
-        ):
-            continue
-        text, code, node = ast.unparse(stmt), ast.unparse(call), stmt
-        if method == "items":
-            new = f"{texts[0]}[{key}] = {code}"
-        else:
-            new, node = _in_one_line(loop, item, code, texts, method), loop
-        why = (_COPY if isinstance(stmt, ast.Expr) else _LOOP).format(text, item, texts[0])
-        found |= {roots[each]: _Lost(node, new, why) for each in texts}
+            found |= _lost_in_loop(stmt, {names[-1]: roots[texts[0]]})
+        elif _loses(stmt, names[-1], loop):
+            code, alone = ast.unparse(stmt.value), isinstance(stmt, ast.Expr)  # type: ignore[attr-defined]
+            new, node = f"{texts[0]}[{names[0]}] = {code}", stmt
+            if method != "items":
+                new, node = _in_one_line(loop, names[-1], code, texts, method), loop
+            why = (_COPY if alone else _LOOP).format(ast.unparse(stmt), names[-1], texts[0])
+            found |= {roots[each]: _Lost(node, new, why) for each in texts}
     return found
 
 
-def _used(loop: ast.For, stmt: ast.stmt, item: str) -> bool:
-    """Whether a loop reads an item below a statement that binds it to a copy."""
-    below = [use for use in uses(loop, item) if use.lineno > (stmt.end_lineno or 0)]
-    return bool(below) and isinstance(stmt, ast.Assign)
+def _loses(stmt: ast.stmt, item: str, loop: ast.For) -> bool:
+    """Whether a statement of a loop copies the loop's item, and nothing keeps the copy."""
+    call: Any = getattr(stmt, "value", None)
+    if not _is_transfer(call) or ast.unparse(call.func.value) != item:
+        return False
+    below = (use.lineno > (stmt.end_lineno or 0) for use in uses(loop, item))
+    return isinstance(stmt, ast.Expr) or (_rebinds(stmt) and not any(below))
 
 
 def _in_one_line(loop: ast.For, item: str, code: str, texts: list[str], method: str) -> str:
@@ -247,7 +256,7 @@ def _in_one_line(loop: ast.For, item: str, code: str, texts: list[str], method: 
         return ""
     if method == "values":
         return f"{whole} = {{k: {code} for k, {item} in {whole}.items()}}"
-    if isinstance(loop.iter, (ast.Tuple, ast.List)):
+    if isinstance(loop.iter, _SEVERAL):
         moved = code.removeprefix(item)
         return f"{', '.join(texts)} = {', '.join(text + moved for text in texts)}"
     return f"{whole} = [{code} for {item} in {whole}]"

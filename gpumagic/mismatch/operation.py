@@ -218,21 +218,26 @@ def _evidence(
     located = [part for part in leaves if part.kind != "generator" and part.devices]
     seen = [part for part in located if storages(part.value) & within]
     if message.kind in ("numpy", "host"):
-        named = message.devices - {"cpu"}
-        made = [p for p in leaves if p.factory and not p.devices and named]
-        if (default := full(torch.get_default_device())) != "cpu":
-            located += [replace(p, devices=(default,)) for p in made]
-            made = []
-        unknown = [p for p in leaves if p.kind == "unknown"] or made
-        if len(unknown) == 1 and all(part.device == "cpu" for part in located):
-            return (replace(unknown[0], devices=tuple(named)),)
-        return _on_a_gpu(located, named) if seen or not unknown else ()
-    if not direct and not done.calls_module:
-        located = seen
+        return _for_host(leaves, located, bool(seen), message.devices - {"cpu"})
+    located = located if direct or done.calls_module else seen
     known = _devices(located)
     if len(known) > 1 and agree(message.devices, known):
         return tuple(located)
     return _with_gone(leaves, located, message.devices) if direct else ()
+
+
+def _for_host(
+    leaves: list[Part], located: list[Part], seen: bool, named: frozenset[str]
+) -> tuple[Part, ...]:
+    """Return the GPU operands of code that needs them on the CPU; `named` are the GPUs named."""
+    made = [p for p in leaves if p.factory and not p.devices and named]
+    if (default := full(torch.get_default_device())) != "cpu":
+        located += [replace(p, devices=(default,)) for p in made]
+        made = []
+    unknown = [p for p in leaves if p.kind == "unknown"] or made
+    if len(unknown) == 1 and all(part.device == "cpu" for part in located):
+        return (replace(unknown[0], devices=tuple(named)),)
+    return _on_a_gpu(located, named) if seen or not unknown else ()
 
 
 def _devices(parts: Iterable[Part]) -> frozenset[str]:
