@@ -180,14 +180,14 @@ def _reason(
         return _NUMPY if kind == "numpy" else _HOST
     if told := _brought(leaves):
         return told
-    for frame, odd in frames:
-        for part in odd:
-            if part.kind == "module" and (moved := sources.moved_itself(part, frame)):
-                return moved
-            if left := sources.unregistered(part, frame):
-                # Leave out the advice to register the attribute if the fix does so already.
-                return left.reason.partition(sources.PERMANENTLY)[0] if fix else left.reason
-    if any(part.text.endswith('"]') for _, odd in frames for part in odd):
+    every = [(part, frame) for frame, odd in frames for part in odd]
+    for part, frame in every:
+        if part.kind == "module" and (moved := sources.moved_itself(part, frame)):
+            return moved
+        if left := sources.unregistered(part, frame):
+            # Leave out the advice to register the attribute if the fix does so already.
+            return left.reason.partition(sources.PERMANENTLY)[0] if fix else left.reason
+    if any(part.text.endswith('"]') for part, _ in every):
         return _DICT
     return _INDEX if kind == "index" else None
 

@@ -256,8 +256,8 @@ def _split(site: Site, stmt: ast.stmt, *, to_host: bool) -> tuple[list[Part], li
     once = (to_host or _used_once(site)) and stmt is statement(site.at.node)
     for part in [*site.odd, *site.extra]:
         may_stand = part is not site.at.fixed and hasattr(part.node, "lineno")
-        is_whole = part.kind == "module" or (sources.is_leaf(part) and not to_host)
-        is_whole = is_whole or (to_host and _read_again(part, site))
+        whole = _read_again(part, site) if to_host else sources.is_leaf(part)
+        is_whole = part.kind == "module" or whole
         stands = once and may_stand and not is_whole
         if not stands and sources.can_be_bound(part, site.frame, stmt, part is site.at.fixed):
             above.append(part)

@@ -91,15 +91,15 @@ def _arguments(call: ast.Call, parameters: tuple[str, ...]) -> Iterator[tuple[st
 def _places(frame: FailedFrame, names: set[str]) -> Iterator[tuple[Any, dict[str, _Lost]]]:
     """Yield code that ran before the failure, with the lost copies of `names` in it."""
     scope: Any = function_of(frame.failed or ast.Pass())
-    names = {n for n in names if not issubclass(type(_value(frame, n)), nn.Module)}
+    names -= {name for name in names if issubclass(type(_value(frame, name)), nn.Module)}
     ran = [node for node in _own_nodes(scope) if node.lineno < frame.line]
     yield from _in_code(frame, ran, frame, names)
     attributes = {name for name in names if name.startswith("self.")}
     within = next(parents(scope), None) if attributes else None
     yield frame, _lost_in([*ast.walk(within or ast.Pass())], attributes)
-    for file in _earlier_cells() if frame.at_top else ():
-        names -= set[str]().union(*map(stored, ran))
-        if names and file != frame.filename:
+    cells = _earlier_cells() if frame.at_top else []
+    for file in (file for file in cells if file != frame.filename):
+        if names := names - set[str]().union(*map(stored, ran)):
             ran = _own_nodes((cell := _code(file, earlier=True)).tree)
             yield from _in_code(cell, ran, frame, names)
 
@@ -170,15 +170,15 @@ def _in_function(
     pairs += [(name, ast.unparse(value)) for name, value in _arguments(call, at.parameters)]
     inner = {name: our for name, our in reversed(pairs) if our in names}
     yield at, {inner[name]: lost for name, lost in _lost_in(at.nodes, {*inner}).items()}
-    lost = {n.targets[0].id: n for n in at.nodes if _rebinds(n) and n.targets[0].id in inner}
-    if not targets and lost:
-        yield _unassigned(call, at, caller, inner, lost)
+    if not targets:
+        yield _unassigned(call, at, caller, inner)
 
 
 def _unassigned(
-    call: ast.Call, at: Any, caller: Any, inner: dict[str, str], lost: dict[str, Any]
+    call: ast.Call, at: Any, caller: Any, inner: dict[str, str]
 ) -> tuple[Any, dict[str, _Lost]]:
     """Return the copies in a function's names, if the call's result is not assigned."""
+    lost = {n.targets[0].id: n for n in at.nodes if _rebinds(n) and n.targets[0].id in inner}
     results = [name for value in at.returned for name, _ in _pairs(value, value)]
     back, text = ", ".join(inner.get(name, "") for name in results), ast.unparse(call)
     kept = _Lost(call, f"{back} = {text}" * all(back.split(", ")), _CALL.format(text))
