@@ -10,6 +10,9 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from copy import copy
+from dataclasses import replace
+from functools import cache
+from types import CodeType
 from typing import Any
 
 import torch
@@ -30,7 +33,7 @@ from gpumagic.dryrun.count_operators import Crossings
 from gpumagic.dryrun.fakes import NotKnown, Stopped, host_value, is_real, refusing, suspended
 from gpumagic.dryrun.held_memory import HeldMemory
 from gpumagic.ledger.entry import PRINT
-from gpumagic.usercode.files import is_users
+from gpumagic.usercode.files import UserLine, expression, in_cell, is_users, line_at, user_frame
 
 
 class Calls(TorchFunctionMode):
@@ -145,6 +148,91 @@ class Calls(TorchFunctionMode):
 
     def contents(self, func: Any, args: Any, kwargs: Any, frame: Any) -> Any:
         raise Stopped(f"{_NAMES[func]}() of a tensor depends on data")
+
+
+class DataOnHost(TorchFunctionMode):
+    """Keep data on the CPU, and move only the parts of them that the code reads.
+
+    Data are `held`, and what the code moves to the GPU: in lines `at` of a file, or if larger than
+    `least` bytes. `note` gets the lines of these moves and parts.
+    """
+
+    def __init__(self, held: list[Tensor], at: tuple[str, range], least: int, note: Any) -> None:
+        super().__init__()
+        self._at, self._least, self._note = at, least, note
+        # By id, a tensor, the bytes of the data, the line that reads it as a part, and the GPU.
+        self._known: dict[int, tuple[Tensor, int, UserLine | None, Any]] = {}
+        for each in held:
+            self._known[id(each)] = each, each.nbytes, None, each.device
+            each.data = each.data.cpu()
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        leaves = tree_leaves((args, kwargs))
+        known = [self._known[id(leaf)] for leaf in leaves if id(leaf) in self._known]
+        if (kept := self._kept(func, args, kwargs)) is not None or not known:
+            return func(*args, **kwargs) if kept is None else kept
+        on_gpu = any(isinstance(leaf, Tensor) and leaf.is_cuda for leaf in leaves)
+        if func is Tensor.__getitem__:
+            args = args[0], tree_map_only(Tensor, Tensor.cpu, args[1])
+        elif on_gpu:
+            args, kwargs = tree_map_only(Tensor, self._moved, (args, kwargs))
+        out, (_, whole, part, device) = func(*args, **kwargs), known[0]
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, Tensor) and not leaf.is_cuda:
+                if part is None and leaf.nbytes * _PARTS_OF_DATA <= whole:
+                    part = _expression(".cpu()" * on_gpu)
+                self._known[id(leaf)] = leaf, whole, part, device
+        # A result of `split` may have many parts, which are moved one by one when they are used.
+        at_once = func is torch.stack or is_users(sys._getframe(1).f_code.co_filename)
+        return self._moved(out) if at_once and isinstance(out, Tensor) else out
+
+    def _kept(self, func: Any, args: Any, kwargs: Any) -> Tensor | None:
+        """Return data on the CPU in place of a call that moves them to the GPU; else None."""
+        data, device, dtype = args[0] if args else None, None, None
+        if func in (torch.tensor, torch.as_tensor) and "cuda" in str(kwargs.get("device")):
+            data, device = func(*args, **kwargs | {"device": "cpu"}), kwargs["device"]
+        elif func is Tensor.to and isinstance(data, Tensor):
+            device, dtype, *_ = torch._C._nn._parse_to(*args[1:], **kwargs)
+        elif func is Tensor.cuda:
+            device = "cuda"
+        if "cuda" not in str(device) or data.is_cuda or data.requires_grad:
+            return None
+        line = _expression()
+        here = line is not None and line.file == self._at[0] and line.line in self._at[1]
+        if not (here or data.nbytes >= self._least) or isinstance(data, nn.Parameter):
+            return None
+        self._note(MOVED, line)
+        kept = data.to(dtype or data.dtype)
+        self._known[id(kept)] = kept, kept.nbytes, None, device
+        return kept
+
+    def _moved(self, tensor: Tensor) -> Tensor:
+        """Return a part of the data, moved to the GPU; other tensors as they are."""
+        _, _, part, device = self._known.get(id(tensor), (tensor, 0, None, None))
+        if part is None:
+            return tensor
+        self._note(PART, part)
+        return tensor.to(device)
+
+
+MOVED, PART = "moved whole", "read in part"
+_PARTS_OF_DATA = 4  # a part is at most this fraction of the data
+
+
+def _expression(index: str = "") -> UserLine | None:
+    """Return the user's line with the running expression, whose index gets the call `index`."""
+    frame = user_frame(sys._getframe(1))
+    return None if frame is None else _line(*in_cell(frame), index)
+
+
+@cache
+def _line(code: CodeType, at: int, index: str) -> UserLine:
+    line, text = line_at(code, at), expression(code, at)
+    text = f"{text[:-1]}{index}]" if text.endswith("]") and "," not in text else text
+    return line if text.startswith("for ") else replace(line, source=text)
 
 
 _KINDS = {"int": int, "index": int, "bool": bool, "float": float}

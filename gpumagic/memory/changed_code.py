@@ -19,6 +19,7 @@ from gpumagic.memory.written_forms import Form, checkpointed, forms
 from gpumagic.usercode import frames
 from gpumagic.usercode.files import label
 from gpumagic.usercode.values import comes_from, is_module, is_tensor, own, torch_here
+from gpumagic.usercode.variables import names_read
 
 
 def other_form(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
@@ -127,54 +128,73 @@ def _padded(known: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def on_host(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Propose to keep a large tensor on the CPU, if the code only reads batches of it."""
-    for row in s.device.holders[:_LARGEST]:
-        names = [n for n in (row.path, *row.aliases) if n in s.namespace]
-        held, gives = {id(s.namespace[n]) for n in names}, s.alone([row.path, *row.aliases])
-        value: Any = s.namespace.get(row.path)
-        a_loader = comes_from(type(value), "torch.utils.data.DataLoader")
-        is_data = a_loader or (is_tensor(value) and not value.requires_grad)
-        batch = _batch_of(s, held) if is_data and s.worth(gives) else ""
-        if batch:
-            fits = t.best.fits(t.best.need, gives) if t.best else None
-            do = f"keep `{row.path}` on the CPU, made without `.to(…)` or `.cuda()`, and move each "
-            yield Lever(f'{do}batch: `{batch}.to("{s.name}")`', gives, fits)
-            return
+    """Propose to keep data on the CPU, and to move only the parts that the code reads."""
+    trial, failed = t.best, s.frames[0].failed
+    moves = getattr(getattr(failed, "func", None), "attr", "") in _MOVES
+    data, names = _data(s, trial.lacking if trial is not None else 0)
+    if trial is None or failed is None or not (moves or data):
+        return
+    lines = range(failed.lineno, (failed.end_lineno or 0) + 1) if moves else range(0)
+
+    def within() -> Any:
+        from gpumagic.dryrun.answers import DataOnHost
+
+        least = max(s.capacity // _PART_OF_GPU, 1)
+        return DataOnHost(data, (s.frames[0].filename, lines), least, trial.note)
+
+    need = trial.tried(within=within)
+    if need is not None and (do := _on_host(s, need.noted, names)):
+        yield from helps(trial, do, s.alone(names), grown=trial.grown, then=need)
 
 
+_MOVES = ("to", "cuda", "tensor", "as_tensor")  # functions that move data to the GPU
 _LARGEST = 3  # number of holders to look at
-_WHOLE = ("shape", "size", "dtype", "device", "dim", "numel")  # attributes that need no data
+_PART_OF_GPU = 20  # data are larger than this fraction of the GPU
 
 
-def _batch_of(s: OutOfMemoryState, held: set[int]) -> str:
-    """Return code such as ``x[i]`` that reads a batch; empty if code reads one value whole."""
-    read = list[str | None]()
-    for frame in s.frames:
-        code = frames.function_of(frame.failed or ast.Pass()) or frame.tree or ast.Pass()
-        names = (node for node in ast.walk(code) if isinstance(node, ast.Name))
-        found = (node for node in names if id(frame.scope.name(node.id)) in held)
-        read += [_part_read(s, frame, node) for node in found]
-    return "" if None in read else max(filter(None, read), key=len, default="")
+def _data(s: OutOfMemoryState, lacking: int) -> tuple[list[Any], list[str]]:
+    """Return the largest tensors of data on the GPU, and the names that hold them."""
+    from torch.utils._pytree import tree_leaves
+
+    local = {s.local(f, n): v for f in s.frames for n, v in f.scope.local.items()}
+    data, names = list[Any](), list[str]()
+    for row in s.device.holders[:_LARGEST]:
+        value, held = (s.namespace | local).get(row.path), [row.path, *row.aliases]
+        if comes_from(type(value), "torch.utils.data.DataLoader"):
+            value = [value.dataset, *own(value.dataset).values()]
+        found = [each for each in tree_leaves(value) if is_tensor(each) and each.is_cuda]
+        is_data = found and s.worth(s.alone(held)) and s.alone(names) < max(lacking, 1)
+        if is_data and not any(each.requires_grad for each in found):
+            data, names = [*data, *found], [*names, *held]
+    return data, names
 
 
-def _part_read(s: OutOfMemoryState, frame: frames.FailedFrame, node: ast.Name) -> str | None:
-    """Return the code of the part that `node` reads; empty for no data, None for the whole."""
-    stmt, up = frames.statement(node), next(frames.parents(node), None)
-    if isinstance(up, ast.Subscript) and up.value is node:
-        index = frame.text(up.slice) + ".cpu()" * isinstance(up.slice, ast.Name)
-        return None if isinstance(up.slice, ast.Tuple) else f"{node.id}[{index}]"
-    if isinstance(stmt, ast.For) and node in ast.walk(stmt.iter):
-        values = {name: frame.scope.name(name) for name in frames.stored(stmt.target)}
-        bound = [name for name, value in values.items() if is_tensor(value)]
-        return max(bound, key=lambda name: values[name].nbytes, default="batch")
-    called = getattr(up, "func", node)
-    no_data = (
-        node.id in frames.stored(stmt or node),  # this statement assigns the name
-        getattr(up, "attr", "") in _WHOLE or ast.unparse(called) == "len",
-        isinstance(frame.scope.value(called), type),  # creates an object, such as a dataset
-        up is frame.failed and frame is not s.frames[0],  # passed to the next inner frame
-    )
-    return "" if any(no_data) else None
+def _on_host(s: OutOfMemoryState, noted: Iterable[Any], names: list[str]) -> str:
+    """Return the advice for what a dry run noted; empty if it kept nothing on the CPU."""
+    from gpumagic.dryrun.answers import MOVED, PART
+
+    parts = dict.fromkeys(each.where.source for each in noted if each.reason == PART)
+    batches = [f'`{part}.to("{s.name}")`' for part in parts if not part.endswith(":")]
+    batches += [f"in `{loop}`" for loop in parts if loop.endswith(":")]
+    batches = batches or _batches_of(s, {*names})
+    places = dict.fromkeys((e.where.label, e.where.line) for e in noted if e.reason == MOVED)
+    data = [f"`{name}`" for name in names[:1]]
+    data += [f"the data of {cell}, line {line}" for cell, line in places]
+    if not (batches or (places and not names)):
+        return ""
+    do = f"keep {' and '.join(data)} on the CPU, made without `.to(…)`, `.cuda()` or `device=`"
+    return f"{do}, and move each batch{': ' * bool(batches)}{', '.join(batches)}"
+
+
+def _batches_of(s: OutOfMemoryState, names: set[str]) -> list[str]:
+    """Return code that moves each batch of a loop over data in `names`, such as a loader."""
+    for rest in s.rests:
+        for loop in (each for each in rest.loops if isinstance(each, ast.For)):
+            values = {n: rest.frame.scope.name(n) for n in frames.stored(loop.target)}
+            bytes_of = {n: v.nbytes for n, v in values.items() if is_tensor(v)}
+            if bytes_of and names & {*names_read(ast.Expression(loop.iter))}:
+                return [f'`{max(bytes_of, key=bytes_of.__getitem__)}.to("{s.name}")`']
+    return []
 
 
 def half_weights(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:

@@ -254,7 +254,7 @@ def other_gpu(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 
 
 _DETACHED = "store {1} in `{0}`: results keep their graphs alive"
-_ROOM = "if RAM has room, and move what is read back to the GPU"
+_ROOM = "if RAM has room; not all of them fit on the GPU at once"
 _KEPT: dict[str, Callable[[Any], Any]] = {
     "store `.clone()` in `{}`: a view keeps its whole base tensor alive": methodcaller("clone"),
     f"store `.cpu()` of the tensors in `{{}}`, {_ROOM}": methodcaller("cpu"),

@@ -47,6 +47,7 @@ class Need(NamedTuple):
     most: int  # peak, in bytes
     grows: int | None = 0  # bytes that each pass of the loop keeps; None if unknown
     whole: bool = True  # False if the dry run ended early, so that the code may need more
+    noted: Sequence[Any] = ()  # reasons and lines that the dry run noted
 
     @property
     def first(self) -> int:
@@ -124,12 +125,19 @@ class CodeTrial:
         self._loop: Any = rest.loops[0] if rest.loops else None
         self._step = 1 if rest.loops else 0  # added to the loop's integers in each pass
         whole = self.frame.tree if self.frame.at_top and rest.failed is not None else None
-        # Use the tree's list, not a copy, because `Form.in_place` replaces statements in the tree.
-        self.code: list[ast.stmt] = getattr(self._loop or whole, "body", [])
-        """The statements that a dry run follows."""
+        self._body: list[ast.stmt] = getattr(self._loop or whole, "body", [])
+        self._last = len(self._body)  # the number of last statements to follow
+        # What the code read first may be gone, as in `X = torch.from_numpy(X).cuda()`.
+        if whole and rest.failed in self._body and rest.made_before & {*names_read(whole)}:
+            self._last -= self._body.index(rest.failed)
         # A dry run can only follow torch code.
         is_torchs = self._state.shortage.library == TORCH
         self._compiled = self._as_loop() if is_torchs else None
+
+    @property
+    def code(self) -> list[ast.stmt]:
+        """Return the statements that a dry run follows, as `Form.in_place` has changed them."""
+        return self._body[-self._last :]
 
     @cached_property
     def stale(self) -> set[str]:
@@ -259,6 +267,8 @@ class CodeTrial:
                 space.pop(name, None)
 
         def prepare(note: Callable[[str], object]) -> Callable[[], dict[str, Any]]:
+            self.note = note  # for code in `within`
+
             def follow() -> dict[str, Any]:
                 into, fixed = self._own_namespace(space), {*changed}
                 changed.clear()  # because `changed` would keep alive values that the code frees
@@ -290,7 +300,7 @@ class CodeTrial:
         # If the unchanged code keeps nothing after a pass, one complete pass is enough.
         steady = bool(held) and getattr(self.__dict__.get("need"), "grows", None) == 0
         grows = 0 if steady and grows is None else grows
-        return Need(most, grows if self._loop else 0, run.complete or steady)
+        return Need(most, grows if self._loop else 0, run.complete or steady, run.unknown)
 
     def _passes(self, space: dict[str, Any], note: Any, keep: Any, fixed: set[str]) -> Any:
         """Yield before each pass. After each pass, give `note` the allocated bytes."""
@@ -383,10 +393,16 @@ def _contexts(start: ast.AST | None, frame: frames.FailedFrame) -> Iterator[Any]
 
 
 def helps(
-    trial: CodeTrial | None, do: str, gives: int = 0, freed: int = 0, grown: int = 0, **change: Any
+    trial: CodeTrial | None,
+    do: str,
+    gives: int = 0,
+    freed: int = 0,
+    grown: int = 0,
+    then: Need | None = None,
+    **change: Any,
 ) -> Iterator[Lever]:
-    """Try a change; yield it as a lever if the code then fits or needs clearly less memory."""
-    if trial is None or trial.need is None or (then := trial.tried(**change)) is None:
+    """Try a change, or take its need `then`; yield a lever if that fits or is clearly less."""
+    if trial is None or trial.need is None or (then := then or trial.tried(**change)) is None:
         return
     need, fits = trial.need, trial.fits(then, freed)
     if need.whole > then.whole:  # only the unchanged code was run to its end

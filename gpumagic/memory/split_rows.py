@@ -74,7 +74,6 @@ def split(rest: frames.RestOfCode, t: Trials) -> Iterator[Form]:
     # Do not split a `forward`, because the code that calls the module can be split instead.
     here = rest.failed is not None and rest.frame.code.co_name != "forward"
     block = frames.block_of(rest.failed or ast.Pass()) if here else []
-    yield from _moved_later(rest.failed, block) if block else ()
     found = [*_candidates(rest, block)] if block else []
     results = t.in_fork(partial(_results, rest.frame, found), _ROOM) if found else None
     tested = zip(found, results or (), strict=False)
@@ -86,7 +85,7 @@ def split(rest: frames.RestOfCode, t: Trials) -> Iterator[Form]:
             yield from _forms([(each, result)], rest.frame, block)
             alone = each.old == [rest.failed] and not (each.texts[1:] or each.dim)
             if result == _EACH_ROW and each.part is each.whole and alone:
-                yield from _later(each.old[0], each.whole, each.texts[0], each.texts[0], block)
+                yield from _later(each.old[0], each.whole, each.texts[0], block)
         outer = list[tuple[_Split, str]]()
         for pair in sorted(same, key=lambda pair: [*ast.walk(pair[0].whole)].index(pair[0].part)):
             within = (node for each, _ in outer for node in ast.walk(each.part))
@@ -122,17 +121,7 @@ def _with_texts(tree: ast.expr, new: dict[ast.expr, str]) -> str:
     return text
 
 
-def _moved_later(made: Any, block: list[Any]) -> Iterator[Form]:
-    """Move only rows that are read: `x = y` for `x = y.to(gpu)`, ``x[n].to(gpu)`` for ``x[n]``."""
-    bound, call = getattr(made, "targets", [None])[0], getattr(made, "value", None)
-    function: Any = getattr(call, "func", None)
-    moves = getattr(function, "attr", "") in ("to", "cuda") and isinstance(bound, ast.Name)
-    if moves and isinstance(call, ast.Call):
-        whole = ast.Call(ast.Attribute(bound, function.attr), call.args, call.keywords)
-        yield from _later(made, whole, bound.id, ast.unparse(function.value), block)
-
-
-def _later(made: Any, whole: ast.expr, inner: str, source: str, block: list[Any]) -> Iterator[Form]:
+def _later(made: Any, whole: ast.expr, inner: str, block: list[Any]) -> Iterator[Form]:
     """Compute only rows that are read: `x = y` for `x = f(y)`, and ``f(y[n])`` for ``x[n]``."""
     bound, after = getattr(made, "targets", [None])[0], block[block.index(made) + 1 :]
     uses_of = dict[ast.expr, ast.expr]()
@@ -153,7 +142,7 @@ def _later(made: Any, whole: ast.expr, inner: str, source: str, block: list[Any]
     changed = {n for stmt in after for n in frames.stored(stmt)}
     if uses_of and inner.isidentifier() and not {bound.id, inner} & changed:
         some = {ast.unparse(row): ast.unparse(new) for row, new in uses_of.items()}
-        new = f"{bound.id} = {source}"
+        new = f"{bound.id} = {inner}"
         do = f"`{new}` for line {made.lineno}"
         do += "".join(f", and `{new}` for `{row}`" for row, new in some.items())
         yield Form(do, new, [made], block, uses_of)

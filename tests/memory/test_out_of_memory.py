@@ -741,3 +741,39 @@ def test_shapes_that_broadcast_are_told_once(small, shown):
     small.run(START + "net, X = nn.Linear(8, 1).cuda(), mib(0.25).view(-1, 8)\ny = X[:, 0].clone()")
     small.run("loss = F.mse_loss(net(X), y)")
     assert len([lever for lever in shown.pop().levers if ".view(" in lever.do]) == 1
+
+
+MOVED_WHOLE = {
+    "in a function that reads batches": (
+        "def train(X, bs=500):\n    order = torch.randperm(len(X), device='cuda')\n"
+        "    for i in range(0, len(X), bs):\n        net(X[order[i : i + bs]]).sum().backward()",
+        "X = data.to('cuda')\ntrain(X)",
+        ("In [3], line 1", ': `X[order[i : i + bs].cpu()].to("cuda:0")`'),
+    ),
+    "in a helper function": (
+        "def to_gpu(x):\n    return torch.tensor(x.numpy(), device='cuda')",
+        "loader = torch.utils.data.DataLoader(to_gpu(data), batch_size=500)\n"
+        "for x in loader:\n    net(x).sum().backward()",
+        ("In [2], line 2", ": in `for x in loader:`"),
+    ),
+    "by the samples of a data set": (
+        "class Rows(torch.utils.data.Dataset):\n    def __init__(self, every):\n"
+        "        self.rows = []\n        for x in every:\n            self.rows.append(x.cuda())",
+        "rows = Rows(data.split(50))",
+        ("In [2], line 5", ""),
+    ),
+}
+
+
+@pytest.mark.parametrize("where", MOVED_WHOLE)
+def test_data_that_are_moved_whole_are_kept_on_the_cpu(small, shown, where):
+    before, cell, (line, batch) = MOVED_WHOLE[where]
+    small.run(f"{START}data, net = torch.ones(4000, 5120), nn.Linear(5120, 64).cuda()")
+    small.run(before)
+    small.run(cell)
+    (found,) = shown.pop().levers[:1]
+    assert found.do == (
+        f"keep the data of {line} on the CPU, made without `.to(…)`, `.cuda()` or `device=`, "
+        f"and move each batch{batch}"
+    )
+    assert found.fits
