@@ -314,6 +314,9 @@ def install(calls: Calls, note: Callable[[str], object], held: HeldMemory, virtu
     if virtual:
         # Virtual GPUs run the CPU's kernels, whose temporary tensors differ from CUDA's.
         replaced.append((torch._meta_registrations, "device_hint", lambda tensor: "cpu"))
+    if accelerate := sys.modules.get("accelerate"):  # one process needs no padding
+        alone = lambda self, tensor, *args, **kwargs: tensor  # noqa: E731
+        replaced.append((accelerate.Accelerator, "pad_across_processes", alone))
     for owner, name, value in replaced:
         setattr(owner, name, value)
     # Run compiled functions eagerly. In a dry run, Dynamo would raise an error for fullgraph=True.

@@ -39,10 +39,23 @@ def by_rows(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose to compute the failed code by rows, in the outermost frame where this helps."""
     for rest in reversed(s.rests if t.best is not None else []):
         for form in split(rest, t):
-            levers = helps(t.best, _named(s, rest, form), form=form)
-            if fitting := [lever for lever in levers if lever.fits is not False]:
+            levers = [*helps(t.best, _named(s, rest, form), form=form)]
+            levers += _split_without_graph(s, t, rest, form, levers)
+            if fitting := [lever for lever in levers if lever.fits is not False][-1:]:
                 yield from fitting
                 return
+
+
+def _split_without_graph(
+    s: OutOfMemoryState, t: Trials, rest: frames.RestOfCode, form: Form, alone: list[Lever]
+) -> Iterator[Lever]:
+    """Propose to compute rows without autograd too, if that saves clearly more than rows alone."""
+    if torch_here().is_grad_enabled() and not any(each.backward for each in s.rests) and form.new:
+        new = f"with torch.no_grad(): {form.new}"
+        both = form._replace(new=new, do=form.do.replace(form.new, new, 1))
+        gives = max((lever.gives or 0 for lever in alone), default=0)
+        levers = helps(t.best, _named(s, rest, both), form=both)
+        yield from (each for each in levers if (each.gives or 0) > 1.05 * gives)
 
 
 def _named(s: OutOfMemoryState, rest: frames.RestOfCode, form: Form) -> str:
@@ -195,6 +208,36 @@ def _batches_of(s: OutOfMemoryState, names: set[str]) -> list[str]:
             if bytes_of and names & {*names_read(ast.Expression(loop.iter))}:
                 return [f'`{max(bytes_of, key=bytes_of.__getitem__)}.to("{s.name}")`']
     return []
+
+
+def settings(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
+    """Propose that a `Trainer` of transformers collects its predictions on the CPU."""
+    for name in sorted(s.read):
+        args: Any = own(s.namespace.get(name)).get("args")
+        if getattr(args, _COLLECT, 0) is None:
+            within = lambda args=args: nullcontext(setattr(args, _COLLECT, _BATCHES))  # noqa: E731
+            do = f"`{name}.args.{_COLLECT} = {_BATCHES}`: else all predictions stay on the GPU"
+            yield from helps(t.best, do, within=within)
+
+
+_COLLECT, _BATCHES = "eval_accumulation_steps", 4  # batches whose predictions stay on the GPU
+
+
+def less_state(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
+    """Propose an optimizer with less state, where the state of the first step does not fit."""
+    optimizer: Any = s.optimizer
+    for name in ("Adafactor", "SGD") if optimizer is not None else ():
+
+        def within(name: str = name) -> Any:
+            new = getattr(torch_here().optim, name)
+            optimizer.step = new([p for g in optimizer.param_groups for p in g["params"]]).step
+            return nullcontext()
+
+        do = f"`torch.optim.{name}` for `{type(optimizer).__name__}`: less state, and other steps"
+        for lever in helps(t.best, do, within=within):
+            yield lever
+            if lever.fits is not False:
+                return
 
 
 def half_weights(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:

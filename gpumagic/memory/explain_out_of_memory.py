@@ -130,12 +130,20 @@ def levers(s: OutOfMemoryState, t: Trials) -> list[Lever]:
     free: tuple[Any, ...] = () if beyond else (free_kept, small_views, delete)
     less: tuple[Any, ...] = (
         *(changed_code.other_form, changed_code.other_values, keep_less, changed_code.on_host),
-        *(changed_code.frozen, changed_code.no_graph),
+        *(changed_code.frozen, changed_code.no_graph, changed_code.settings),
     )
     # If each pass of a loop keeps memory, freeing other memory only delays the error.
     first = (free, less) if t.loop is None else (less, free)
     found, enough = list[Lever](), list[Lever]()
-    last: tuple[Any, ...] = changed_code.recomputed, smaller, changed_code.half_weights, other_gpu
+    last: tuple[Any, ...] = (
+        *(
+            changed_code.recomputed,
+            smaller,
+            changed_code.half_weights,
+            changed_code.less_state,
+            other_gpu,
+        ),
+    )
     for group in (*first, (changed_code.by_rows,), last):
         for lever in chain.from_iterable(find(s, t) for find in group):
             found.append(lever)

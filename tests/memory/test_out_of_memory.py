@@ -777,3 +777,27 @@ def test_data_that_are_moved_whole_are_kept_on_the_cpu(small, shown, where):
         f"and move each batch{batch}"
     )
     assert found.fits
+
+
+def test_rows_of_code_without_a_backward_pass_need_no_graph_either(small, shown):
+    small.run(
+        f"{START}net = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 256)).cuda()"
+    )
+    small.run("X = torch.ones(22_000, 256)")
+    small.run("out = net(X.cuda())")
+    lever = shown.pop().levers[0]
+    assert lever.do.startswith("`with torch.no_grad(): out = torch.cat([net(rows.cuda())")
+    assert lever.fits
+    assert small.run(f"%gpufree\n{lever.do.split('`')[1]}").success
+
+
+def test_an_optimizer_with_less_state_is_offered_where_the_first_step_does_not_fit(small, shown):
+    small.run(f"{START}net, x = nn.Linear(2048, 2047).cuda(), torch.ones(1, 2048).cuda()")
+    small.run("opt = torch.optim.Adam(net.parameters())")
+    cell = "net(x).sum().backward()\nopt.step()"
+    small.run(f"spare = mib(8)\n{cell}".replace("opt.step()", "opt.step(); spare.sum()"))
+    lever = next(each for each in shown.pop().levers if "for `Adam`" in each.do)
+    assert lever.fits
+    name = lever.do.split("`")[1]
+    small.run(f"%gpufree opt\nopt = {name}(net.parameters(), lr=0.1)")
+    assert small.run(cell).success
