@@ -11,8 +11,6 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from copy import copy
 from dataclasses import replace
-from functools import cache
-from types import CodeType
 from typing import Any
 
 import torch
@@ -153,8 +151,7 @@ class Calls(TorchFunctionMode):
 class DataOnHost(TorchFunctionMode):
     """Keep data on the CPU, and move only the parts of them that the code reads.
 
-    Data are `held`, and what the code moves to the GPU: in lines `at` of a file, or if larger than
-    `least` bytes. `note` gets the lines of these moves and parts.
+    Data are `held`, and moved by the code, in lines `at` of a file or of at least `least` bytes.
     """
 
     def __init__(self, held: list[Tensor], at: tuple[str, range], least: int, note: Any) -> None:
@@ -191,7 +188,8 @@ class DataOnHost(TorchFunctionMode):
 
     def _kept(self, func: Any, args: Any, kwargs: Any) -> Tensor | None:
         """Return data on the CPU in place of a call that moves them to the GPU; else None."""
-        data, device, dtype = args[0] if args else None, None, None
+        data: Any = args[0] if args else None
+        device, dtype = None, None
         if func in (torch.tensor, torch.as_tensor) and "cuda" in str(kwargs.get("device")):
             data, device = func(*args, **kwargs | {"device": "cpu"}), kwargs["device"]
         elif func is Tensor.to and isinstance(data, Tensor):
@@ -205,7 +203,7 @@ class DataOnHost(TorchFunctionMode):
         if not (here or data.nbytes >= self._least) or isinstance(data, nn.Parameter):
             return None
         self._note(MOVED, line)
-        kept = data.to(dtype or data.dtype)
+        kept: Tensor = data.to(dtype or data.dtype)
         self._known[id(kept)] = kept, kept.nbytes, None, device
         return kept
 
@@ -224,13 +222,9 @@ _PARTS_OF_DATA = 4  # a part is at most this fraction of the data
 
 def _expression(index: str = "") -> UserLine | None:
     """Return the user's line with the running expression, whose index gets the call `index`."""
-    frame = user_frame(sys._getframe(1))
-    return None if frame is None else _line(*in_cell(frame), index)
-
-
-@cache
-def _line(code: CodeType, at: int, index: str) -> UserLine:
-    line, text = line_at(code, at), expression(code, at)
+    if (frame := user_frame(sys._getframe(1))) is None:
+        return None
+    line, text = line_at(*in_cell(frame)), expression(*in_cell(frame))
     text = f"{text[:-1]}{index}]" if text.endswith("]") and "," not in text else text
     return line if text.startswith("for ") else replace(line, source=text)
 

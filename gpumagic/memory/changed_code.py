@@ -19,7 +19,6 @@ from gpumagic.memory.written_forms import Form, checkpointed, forms
 from gpumagic.usercode import frames
 from gpumagic.usercode.files import label
 from gpumagic.usercode.values import comes_from, is_module, is_tensor, own, torch_here
-from gpumagic.usercode.variables import names_read
 
 
 def other_form(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
@@ -40,22 +39,15 @@ def by_rows(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     for rest in reversed(s.rests if t.best is not None else []):
         for form in split(rest, t):
             levers = [*helps(t.best, _named(s, rest, form), form=form)]
-            levers += _split_without_graph(s, t, rest, form, levers)
+            if not any(each.backward for each in s.rests) and torch_here().is_grad_enabled():
+                new = f"with torch.no_grad(): {form.new}"
+                both = form._replace(new=new, do=form.do.replace(form.new, new, 1))
+                least = 1.05 * max((lever.gives or 0 for lever in levers), default=0)
+                without = helps(t.best, _named(s, rest, both), form=both)
+                levers += [lever for lever in without if (lever.gives or 0) > least]
             if fitting := [lever for lever in levers if lever.fits is not False][-1:]:
                 yield from fitting
                 return
-
-
-def _split_without_graph(
-    s: OutOfMemoryState, t: Trials, rest: frames.RestOfCode, form: Form, alone: list[Lever]
-) -> Iterator[Lever]:
-    """Propose to compute rows without autograd too, if that saves clearly more than rows alone."""
-    if torch_here().is_grad_enabled() and not any(each.backward for each in s.rests) and form.new:
-        new = f"with torch.no_grad(): {form.new}"
-        both = form._replace(new=new, do=form.do.replace(form.new, new, 1))
-        gives = max((lever.gives or 0 for lever in alone), default=0)
-        levers = helps(t.best, _named(s, rest, both), form=both)
-        yield from (each for each in levers if (each.gives or 0) > 1.05 * gives)
 
 
 def _named(s: OutOfMemoryState, rest: frames.RestOfCode, form: Form) -> str:
@@ -142,20 +134,16 @@ def _padded(known: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def on_host(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose to keep data on the CPU, and to move only the parts that the code reads."""
+    from gpumagic.dryrun.answers import DataOnHost
+
     trial, failed = t.best, s.frames[0].failed
     moves = getattr(getattr(failed, "func", None), "attr", "") in _MOVES
     data, names = _data(s, trial.lacking if trial is not None else 0)
-    if trial is None or failed is None or not (moves or data):
+    if trial is None or not (moves or data):
         return
-    lines = range(failed.lineno, (failed.end_lineno or 0) + 1) if moves else range(0)
-
-    def within() -> Any:
-        from gpumagic.dryrun.answers import DataOnHost
-
-        least = max(s.capacity // _PART_OF_GPU, 1)
-        return DataOnHost(data, (s.frames[0].filename, lines), least, trial.note)
-
-    need = trial.tried(within=within)
+    line = range(s.frames[0].line, s.frames[0].line + moves)
+    at, least = (s.frames[0].filename, line), max(s.capacity // _PART_OF_GPU, 1)
+    need = trial.tried(within=lambda: DataOnHost(data, at, least, trial.note))
     if need is not None and (do := _on_host(s, need.noted, names)):
         yield from helps(trial, do, s.alone(names), grown=trial.grown, then=need)
 
@@ -172,7 +160,8 @@ def _data(s: OutOfMemoryState, lacking: int) -> tuple[list[Any], list[str]]:
     local = {s.local(f, n): v for f in s.frames for n, v in f.scope.local.items()}
     data, names = list[Any](), list[str]()
     for row in s.device.holders[:_LARGEST]:
-        value, held = (s.namespace | local).get(row.path), [row.path, *row.aliases]
+        value: Any = (s.namespace | local).get(row.path)
+        held = [row.path, *row.aliases]
         if comes_from(type(value), "torch.utils.data.DataLoader"):
             value = [value.dataset, *own(value.dataset).values()]
         found = [each for each in tree_leaves(value) if is_tensor(each) and each.is_cuda]
@@ -186,54 +175,34 @@ def _on_host(s: OutOfMemoryState, noted: Iterable[Any], names: list[str]) -> str
     """Return the advice for what a dry run noted; empty if it kept nothing on the CPU."""
     from gpumagic.dryrun.answers import MOVED, PART
 
+    lines = dict.fromkeys((e.where.label, e.where.line) for e in noted if e.reason == MOVED)
+    data = [f"`{names[0]}`"] if names and names[0] in s.read else []
+    data += [f"the data of {cell}, line {line}" for cell, line in lines]
     parts = dict.fromkeys(each.where.source for each in noted if each.reason == PART)
-    batches = [f'`{part}.to("{s.name}")`' for part in parts if not part.endswith(":")]
-    batches += [f"in `{loop}`" for loop in parts if loop.endswith(":")]
-    batches = batches or _batches_of(s, {*names})
-    places = dict.fromkeys((e.where.label, e.where.line) for e in noted if e.reason == MOVED)
-    data = [f"`{name}`" for name in names[:1]]
-    data += [f"the data of {cell}, line {line}" for cell, line in places]
-    if not (batches or (places and not names)):
-        return ""
+    code = [f"in `{c}`" if c.endswith(":") else f'`{c}.to("{s.name}")`' for c in parts]
     do = f"keep {' and '.join(data)} on the CPU, made without `.to(…)`, `.cuda()` or `device=`"
-    return f"{do}, and move each batch{': ' * bool(batches)}{', '.join(batches)}"
-
-
-def _batches_of(s: OutOfMemoryState, names: set[str]) -> list[str]:
-    """Return code that moves each batch of a loop over data in `names`, such as a loader."""
-    for rest in s.rests:
-        for loop in (each for each in rest.loops if isinstance(each, ast.For)):
-            values = {n: rest.frame.scope.name(n) for n in frames.stored(loop.target)}
-            bytes_of = {n: v.nbytes for n, v in values.items() if is_tensor(v)}
-            if bytes_of and names & {*names_read(ast.Expression(loop.iter))}:
-                return [f'`{max(bytes_of, key=bytes_of.__getitem__)}.to("{s.name}")`']
-    return []
+    do = f"{do}, and move each batch{': ' * bool(code)}{', '.join(code)}"
+    return do if data and (parts or not names or lines == {}) else ""
 
 
 def settings(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose that a `Trainer` of transformers collects its predictions on the CPU."""
-    for name in sorted(s.read):
-        args: Any = own(s.namespace.get(name)).get("args")
-        if getattr(args, _COLLECT, 0) is None:
-            within = lambda args=args: nullcontext(setattr(args, _COLLECT, _BATCHES))  # noqa: E731
-            do = f"`{name}.args.{_COLLECT} = {_BATCHES}`: else all predictions stay on the GPU"
-            yield from helps(t.best, do, within=within)
-
-
-_COLLECT, _BATCHES = "eval_accumulation_steps", 4  # batches whose predictions stay on the GPU
+    name, batches = "eval_accumulation_steps", 4
+    held = {each: own(s.namespace.get(each)).get("args") for each in s.read}
+    for each in (each for each, args in held.items() if getattr(args, name, 0) is None):
+        within = lambda each=each: nullcontext(vars(held[each]).update({name: batches}))  # noqa: E731
+        do = f"`{each}.args.{name} = {batches}`: else all predictions stay on the GPU"
+        yield from helps(t.best, do, within=within)
 
 
 def less_state(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose an optimizer with less state, where the state of the first step does not fit."""
-    optimizer: Any = s.optimizer
-    for name in ("Adafactor", "SGD") if optimizer is not None else ():
-
-        def within(name: str = name) -> Any:
-            new = getattr(torch_here().optim, name)
-            optimizer.step = new([p for g in optimizer.param_groups for p in g["params"]]).step
-            return nullcontext()
-
-        do = f"`torch.optim.{name}` for `{type(optimizer).__name__}`: less state, and other steps"
+    old: Any = s.optimizer
+    weights = [p for group in getattr(old, "param_groups", ()) for p in group["params"]]
+    for name in ("Adafactor", "SGD") if weights else ():
+        new = getattr(torch_here().optim, name)
+        within = lambda new=new: nullcontext(vars(old).update(step=new(weights).step))  # noqa: E731
+        do = f"`torch.optim.{name}` for `{type(old).__name__}`: less state, and other steps"
         for lever in helps(t.best, do, within=within):
             yield lever
             if lever.fits is not False:

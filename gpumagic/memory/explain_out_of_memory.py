@@ -98,18 +98,7 @@ def _reason(s: OutOfMemoryState, t: Trials) -> str:
     if trial.grows_much:
         return f"a pass needs {left}; each pass keeps {size(trial.need.grows)}"
     state = "an optimizer makes its state in its first step: " * (s.optimizer is not None)
-    return f"{state}the code needs {left}{_large_state(s)}"
-
-
-def _large_state(s: OutOfMemoryState) -> str:
-    """Return a remark if weights, gradients and optimizer state alone do not fit; else ""."""
-    groups = getattr(s.optimizer, "param_groups", [])
-    weights = sum(p.nbytes for group in groups for p in group["params"])
-    states = (each.values() for each in getattr(s.optimizer, "state", {}).values())
-    moments = max((sum(is_tensor(v) and v.dim() > 0 for v in each) for each in states), default=0)
-    least = (2 + moments) * weights
-    why = f"; weights, gradients and the whole state are {size(least)}: train fewer weights"
-    return why if least >= s.capacity else ""
+    return f"{state}the code needs {left}"
 
 
 def by_figures(s: OutOfMemoryState, t: Trials) -> tuple[str, list[Lever]] | None:
@@ -135,15 +124,8 @@ def levers(s: OutOfMemoryState, t: Trials) -> list[Lever]:
     # If each pass of a loop keeps memory, freeing other memory only delays the error.
     first = (free, less) if t.loop is None else (less, free)
     found, enough = list[Lever](), list[Lever]()
-    last: tuple[Any, ...] = (
-        *(
-            changed_code.recomputed,
-            smaller,
-            changed_code.half_weights,
-            changed_code.less_state,
-            other_gpu,
-        ),
-    )
+    rare = changed_code.half_weights, changed_code.less_state, other_gpu
+    last: tuple[Any, ...] = changed_code.recomputed, smaller, *rare
     for group in (*first, (changed_code.by_rows,), last):
         for lever in chain.from_iterable(find(s, t) for find in group):
             found.append(lever)
@@ -195,8 +177,6 @@ def small_views(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose to clone small views of a larger tensor, and to detach tensors from their graphs."""
     ends = not any(rest.backward for rest in s.rests)
     for name, value in [*s.namespace.items()]:
-        if type(value) is list:
-            yield from _old_graphs(s, t, name, value)
         if not is_tensor(value) or value.layout is not torch_here().strided:
             continue
         gives = s.alone([name]) - value.nbytes
@@ -210,18 +190,6 @@ def small_views(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
         if worth and s.worth(gives):
             fits = t.whole.fits(t.whole.need, gives) if t.whole else None
             yield Lever(do, gives, fits)
-
-
-def _old_graphs(s: OutOfMemoryState, t: Trials, name: str, values: list[Any]) -> Iterator[Lever]:
-    """Propose to detach a list's tensors, such as the losses of an earlier model."""
-    stale = t.whole.stale if t.whole else set()
-    gives = s.alone({name, *stale}) - s.alone(stale)
-    inside = any(v is values for f in s.frames[:-1] for v in f.scope.local.values())
-    needed = inside or frames.computes(name, s.rests[-1].nodes)
-    if s.worth(gives) and not needed and {getattr(x, "is_leaf", True) for x in values} == {False}:
-        do = f"`{name} = [x.detach() for x in {name}]`: no backward pass uses its graphs, which "
-        fits = t.whole.fits(t.whole.need, gives) if t.whole else None
-        yield Lever(f"{do}keep {size(gives)}", gives, fits)
 
 
 def _unread(s: OutOfMemoryState, rest: frames.RestOfCode, lacking: int) -> list[str]:

@@ -19,7 +19,7 @@ from gpumagic.display.progress_line import ProgressLine
 from gpumagic.errors import GpuError
 from gpumagic.memory.oom_state import TORCH, OutOfMemoryState
 from gpumagic.memory.out_of_memory import Lever
-from gpumagic.memory.written_forms import Form, swapped
+from gpumagic.memory.written_forms import Form
 from gpumagic.usercode import frames
 from gpumagic.usercode.values import comes_from, is_module, is_tensor, own, torch_here
 from gpumagic.usercode.variables import names_read
@@ -128,8 +128,9 @@ class CodeTrial:
         self._body: list[ast.stmt] = getattr(self._loop or whole, "body", [])
         self._last = len(self._body)  # the number of last statements to follow
         # What the code read first may be gone, as in `X = torch.from_numpy(X).cuda()`.
-        if whole and rest.failed in self._body and rest.made_before & {*names_read(whole)}:
-            self._last -= self._body.index(rest.failed)
+        failed: Any = rest.failed
+        if whole and failed in self._body and rest.made_before & {*names_read(whole)}:
+            self._last -= self._body.index(failed)
         # A dry run can only follow torch code.
         is_torchs = self._state.shortage.library == TORCH
         self._compiled = self._as_loop() if is_torchs else None
@@ -273,11 +274,11 @@ class CodeTrial:
                 into, fixed = self._own_namespace(space), {*changed}
                 changed.clear()  # because `changed` would keep alive values that the code frees
                 first(into)
-                self._let_go(keep[0])
+                self._let_go(keep[0], functions)
                 into[_PASSES] = self._passes(into, note, keep, fixed)
                 into[_FEW] = lambda items: islice(items, 2)
                 with ExitStack() as contexts:
-                    for context in (*self._contexts(), within(), swapped(functions)):
+                    for context in (*self._contexts(), within()):
                         contexts.enter_context(context)
                     exec(compiled, into)
                 return {}
@@ -331,8 +332,10 @@ class CodeTrial:
             exec(f"for {target} in {over}: break", space)
         return True
 
-    def _let_go(self, names: Sequence[str]) -> None:
-        """Release the variables `names` of a function, so that only the changed code holds them."""
+    def _let_go(self, names: Sequence[str], functions: dict[FunctionType, CodeType]) -> None:
+        """Release the variables `names` of a function, and give `functions` their new code."""
+        for function, code in functions.items():
+            function.__code__ = code
         local: Any = self.frame.scope.local
         for name in names if not self.frame.at_top else ():
             local.pop(name, None)

@@ -474,9 +474,7 @@ SITUATIONS = [
         "losses that keep an earlier model",
         [f"history = []\n{AGAIN}", "pad = mib(20)"],
         AGAIN,
-        "`history = [x.detach() for x in history]`: no backward pass uses its graphs",
-        29.3,
-        True,
+        often=True,
     ),
     Notebook(
         "data on the GPU of which a loader gives batches",
@@ -485,7 +483,7 @@ SITUATIONS = [
             "loader = torch.utils.data.DataLoader(X, batch_size=1000)",
         ],
         "for x in loader:\n    y = net(x.cuda()).relu().square().sum()\n    y.backward()",
-        "keep `X` on the CPU, made without `.to(…)`, `.cuda()` or `device=`, and move each batch: ",
+        "keep `X` on the CPU, made without `.to(…)`, `.cuda()` or `device=`, and move each batch",
         48.0,
     ),
     Notebook(
@@ -585,7 +583,7 @@ SITUATIONS = [
         ["net = nn.Sequential(nn.Linear(2, 256), nn.ReLU(), nn.Linear(256, 3)).cuda()"],
         "n = torch.linspace(0, 1, 200, device='cuda')\nxy = torch.cartesian_prod(n, n)\n"
         "rgb = net(xy).sigmoid()",
-        "`rgb = torch.cat([net(rows).sigmoid() for rows in xy.split(4096)])` for line 3",
+        "`with torch.no_grad(): rgb = torch.cat([net(rows).sigmoid() for rows in xy.split(4096)])`",
         often=True,
     ),
     Notebook("a batch too large", [PERCEPTRON], TRAIN, "`loss = sum(rows"),

@@ -72,10 +72,6 @@ CASES = {
         "x, m = torch.randn(5000, 16, device=D), torch.randn(5000, device=D)",
         "out = x @ x.T @ m",
     ),
-    "data of which rows are read": (
-        "data = torch.randn(5000, 4000)",
-        f"X = data.to(D)\n{SUMS.format('X', 4000)}",
-    ),
     "classes of which rows are read": (
         "y = torch.arange(5000, device=D) % 3000",
         f"hot = F.one_hot(y, 3000).float()\n{SUMS.format('hot', 3000)}",
