@@ -176,10 +176,13 @@ class DataOnHost(TorchFunctionMode):
             args = args[0], tree_map_only(Tensor, Tensor.cpu, args[1])
         elif on_gpu:
             args, kwargs = tree_map_only(Tensor, self._moved, (args, kwargs))
-        out, (_, whole, part, device) = func(*args, **kwargs), known[0]
+        out, (data, whole, part, device) = func(*args, **kwargs), known[0]
         for leaf in tree_leaves(out):
             if isinstance(leaf, Tensor) and not leaf.is_cuda:
-                if part is None and leaf.nbytes * _PARTS_OF_DATA <= whole:
+                is_view = leaf.untyped_storage()._cdata == data.untyped_storage()._cdata
+                if part is None and not is_view and func not in _READS:
+                    self._note(WHOLE, None)
+                elif part is None and leaf.nbytes * _PARTS_OF_DATA <= whole:
                     part = _expression(".cpu()" * on_gpu)
                 self._known[id(leaf)] = leaf, whole, part, device
         # A result of `split` may have many parts, which are moved one by one when they are used.
@@ -216,7 +219,8 @@ class DataOnHost(TorchFunctionMode):
         return tensor.to(device)
 
 
-MOVED, PART = "moved whole", "read in part"
+MOVED, PART, WHOLE = "moved whole", "read in part", "computed from as a whole"
+_READS = (Tensor.__getitem__, torch.index_select, Tensor.index_select, torch.stack)
 _PARTS_OF_DATA = 4  # a part is at most this fraction of the data
 
 

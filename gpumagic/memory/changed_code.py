@@ -173,16 +173,17 @@ def _data(s: OutOfMemoryState, lacking: int) -> tuple[list[Any], list[str]]:
 
 def _on_host(s: OutOfMemoryState, noted: Iterable[Any], names: list[str]) -> str:
     """Return the advice for what a dry run noted; empty if it kept nothing on the CPU."""
-    from gpumagic.dryrun.answers import MOVED, PART
+    from gpumagic.dryrun.answers import MOVED, PART, WHOLE
 
     lines = dict.fromkeys((e.where.label, e.where.line) for e in noted if e.reason == MOVED)
-    data = [f"`{names[0]}`"] if names and names[0] in s.read else []
+    data = [f"`{names[0]}`"] if {*names} & s.read else []
     data += [f"the data of {cell}, line {line}" for cell, line in lines]
     parts = dict.fromkeys(each.where.source for each in noted if each.reason == PART)
     code = [f"in `{c}`" if c.endswith(":") else f'`{c}.to("{s.name}")`' for c in parts]
     do = f"keep {' and '.join(data)} on the CPU, made without `.to(…)`, `.cuda()` or `device=`"
     do = f"{do}, and move each batch{': ' * bool(code)}{', '.join(code)}"
-    return do if data and (parts or not names or lines == {}) else ""
+    is_whole = any(each.reason == WHOLE for each in noted)
+    return do if data and not is_whole and (parts or not names or not lines) else ""
 
 
 def settings(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:

@@ -177,6 +177,8 @@ def small_views(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose to clone small views of a larger tensor, and to detach tensors from their graphs."""
     ends = not any(rest.backward for rest in s.rests)
     for name, value in [*s.namespace.items()]:
+        if type(value) is list:
+            yield from _old_graphs(s, t, name, value)
         if not is_tensor(value) or value.layout is not torch_here().strided:
             continue
         gives = s.alone([name]) - value.nbytes
@@ -190,6 +192,18 @@ def small_views(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
         if worth and s.worth(gives):
             fits = t.whole.fits(t.whole.need, gives) if t.whole else None
             yield Lever(do, gives, fits)
+
+
+def _old_graphs(s: OutOfMemoryState, t: Trials, name: str, values: list[Any]) -> Iterator[Lever]:
+    """Propose to detach a list's tensors, such as the losses of an earlier model."""
+    stale = t.whole.stale if t.whole else set()
+    gives = s.alone({name, *stale}) - s.alone(stale)
+    inside = any(v is values for f in s.frames[:-1] for v in f.scope.local.values())
+    needed = inside or frames.computes(name, s.rests[-1].nodes)
+    if s.worth(gives) and not needed and {getattr(x, "is_leaf", True) for x in values} == {False}:
+        do = f"`{name} = [x.detach() for x in {name}]`: no backward pass uses its graphs, which "
+        fits = t.whole.fits(t.whole.need, gives) if t.whole else None
+        yield Lever(f"{do}keep {size(gives)}", gives, fits)
 
 
 def _unread(s: OutOfMemoryState, rest: frames.RestOfCode, lacking: int) -> list[str]:

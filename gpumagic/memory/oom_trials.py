@@ -129,7 +129,12 @@ class CodeTrial:
         self._last = len(self._body)  # the number of last statements to follow
         # What the code read first may be gone, as in `X = torch.from_numpy(X).cuda()`.
         failed: Any = rest.failed
-        if whole and failed in self._body and rest.made_before & {*names_read(whole)}:
+        if (
+            whole
+            and not self._loop
+            and failed in whole.body
+            and rest.made_before & {*names_read(whole)}
+        ):
             self._last -= self._body.index(failed)
         # A dry run can only follow torch code.
         is_torchs = self._state.shortage.library == TORCH

@@ -411,6 +411,12 @@ def computed_from(names: list[str], code: list[ast.stmt]) -> set[str]:
     return found
 
 
+def computes(name: str, nodes: list[ast.AST]) -> bool:
+    """Whether nodes call `.backward()` on a value that they compute from `name`."""
+    assigned: Any = [node for node in nodes if isinstance(node, (ast.Assign, ast.AugAssign))]
+    return bool(computed_from([name], assigned) & backward_of(nodes))
+
+
 def has_backward_below(name: str, loop: ast.stmt, rest: RestOfCode) -> bool:
     """Whether code below a loop calls `.backward()` on a value computed from `name`."""
     below = [n for n in rest.nodes if getattr(n, "lineno", 0) > (loop.end_lineno or 0)]

@@ -474,7 +474,9 @@ SITUATIONS = [
         "losses that keep an earlier model",
         [f"history = []\n{AGAIN}", "pad = mib(20)"],
         AGAIN,
-        often=True,
+        "`history = [x.detach() for x in history]`: no backward pass uses its graphs",
+        29.3,
+        True,
     ),
     Notebook(
         "data on the GPU of which a loader gives batches",

@@ -531,7 +531,9 @@ def test_pairs_of_samples_and_data_cut_in_a_loop_are_no_batch(small, shown, cell
     rows, on = (5000, ", device='cuda'") if "cdist" in cell else (70_000, "")
     small.run(START + f"data = torch.ones({rows}, 256{on})")
     small.run(cell)
-    assert [lever for lever in shown.pop().levers if "batch" in lever.do] == []
+    levers = shown.pop().levers
+    assert [lever for lever in levers if "a batch of" in lever.do] == []
+    assert ("each batch" in str(levers)) == ("9" in cell)
 
 
 def test_what_a_needed_variable_shares_does_not_keep_another_from_being_deleted(small, shown):
