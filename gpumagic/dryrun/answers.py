@@ -161,7 +161,9 @@ class DataOnHost(TorchFunctionMode):
         self._known: dict[int, tuple[Tensor, int, UserLine | None, Any]] = {}
         for each in held:
             self._known[id(each)] = each, each.nbytes, None, each.device
-            each.data = each.data.cpu()
+            for tensor in (each, each._base):  # a view keeps its base alive
+                if tensor is not None:
+                    tensor.data = tensor.data.cpu()
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None

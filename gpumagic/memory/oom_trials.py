@@ -124,17 +124,12 @@ class CodeTrial:
         rest = self.rest
         self._loop: Any = rest.loops[0] if rest.loops else None
         self._step = 1 if rest.loops else 0  # added to the loop's integers in each pass
-        whole = self.frame.tree if self.frame.at_top and rest.failed is not None else None
+        whole: Any = self.frame.tree if self.frame.at_top and rest.failed is not None else None
         self._body: list[ast.stmt] = getattr(self._loop or whole, "body", [])
         self._last = len(self._body)  # the number of last statements to follow
         # What the code read first may be gone, as in `X = torch.from_numpy(X).cuda()`.
         failed: Any = rest.failed
-        if (
-            whole
-            and not self._loop
-            and failed in whole.body
-            and rest.made_before & {*names_read(whole)}
-        ):
+        if not self._loop and failed in self._body and rest.made_before & {*names_read(whole)}:
             self._last -= self._body.index(failed)
         # A dry run can only follow torch code.
         is_torchs = self._state.shortage.library == TORCH
