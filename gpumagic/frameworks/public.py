@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from gpumagic import faults
@@ -183,24 +184,29 @@ def move(value: object, where: object) -> Moves:
 
 def bring_home(
     namespace: dict[str, Any], *, created: bool = False, whole: bool = False
-) -> tuple[Moves, list[str]]:
-    """Undo the moves that cells made. Return a report, and the names of variables still on a GPU.
+) -> tuple[Moves, dict[str, set[str]]]:
+    """Undo the moves that cells made. Return a report, and the GPUs of variables still on GPUs.
     If `whole`, undo all moves or none. If `created`, also move variables made on a GPU."""
     cuda_state.check()
     frameworks = known.in_use()
     home = [framework.home(namespace) for framework in frameworks]
     for framework in frameworks if created else ():
-        outputs = {f"Out[{number}]": value for number, value in namespace.get("Out", {}).items()}
-        held = own_variables(namespace) | (outputs if framework.name == "torch" else {})
+        held = (with_outputs if framework.name == "torch" else own_variables)(namespace)
         there = [(name, held[name]) for name in framework.away(held)]
         home.append(framework.move(there, CPU, namespace, []))
     held = own_variables(namespace)
-    left = [name for framework in frameworks for name in framework.away(held)]
+    left = dict(chain.from_iterable(each.away(held).items() for each in frameworks))
     if whole and left:
         for framework, moves in zip(frameworks, home, strict=True):
             _undo(framework, moves, namespace)
         return Moves(), left
     return all_of(home), left
+
+
+def with_outputs(namespace: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the user's variables, and the cells' results under names such as ``Out[3]``."""
+    outputs = {f"Out[{number}]": value for number, value in namespace.get("Out", {}).items()}
+    return own_variables(namespace) | outputs
 
 
 def _undo(framework: Framework, moves: Moves, namespace: dict[str, Any]) -> None:

@@ -16,6 +16,15 @@ class Left:
 
     name: str
     reason: str
+    device: str = field(default="", compare=False)  # where it stays; empty if unknown
+
+
+def reasons(left: Iterable[Left]) -> list[str]:
+    """Return a clause for each reason why variables stayed: ``X, y: a dataset stays …``."""
+    names: dict[str, list[str]] = {}
+    for part in left:
+        names.setdefault(part.reason, []).append(part.name)
+    return [f"{some(found)}: {reason}" for reason, found in names.items()]
 
 
 @dataclass(frozen=True)
