@@ -15,6 +15,7 @@ from gpumagic.device import Device
 from gpumagic.display import table
 from gpumagic.display.units import both
 from gpumagic.errors import GpuError, library_needed
+from gpumagic.moving.moved import Left, reasons
 from gpumagic.timing.agreement import Agreement
 from gpumagic.usercode import sweep as sweeping
 
@@ -46,6 +47,8 @@ class Timing:
     copy_seconds: float = 0.0  # seconds of copying the inputs; not part of `seconds`
     first: float | None = None  # seconds of the first run, which may include compiling
     peak: Mapping[str, int] = field(default_factory=dict)  # by device, without inputs
+    unused: str = ""  # the GPUs in `where` on which torch ran nothing; empty if none, or unknown
+    left: tuple[Left, ...] = ()  # variables whose tensors stayed on their devices
     transfers: str = ""  # copies and waits in the first run, as text
     alone: tuple[float, ...] = ()  # seconds of one run on each of several devices in turn
     error: str | None = None  # why there are no `seconds`, such as "out of memory"
@@ -76,10 +79,20 @@ class Timing:
 
     @property
     def elsewhere(self) -> str:
-        """The devices that the code itself chose; empty if the code used the timed device."""
+        """The devices that the code used, if not the timed device; else empty."""
         used = {device for device, nbytes in self.peak.items() if nbytes}
         mine = {*self.where.split("+")}
         return "" if used & mine else ", ".join(sorted(used - mine))
+
+    @property
+    def off(self) -> str:
+        """A sentence if the code did not use the timed device, with the reason; else empty."""
+        left = reasons(x for x in self.left if not self.elsewhere or x.device in self.elsewhere)
+        why = f"; left {'; '.join(left)}" if left else ""
+        if self.elsewhere:
+            why = why or ", which it names itself in `device=` or `.to()`"
+            return f"{self.where}: the code ran on {self.elsewhere}{why}"
+        return f"torch ran nothing on {self.unused}{why}" if self.unused and self.seconds else ""
 
     @property
     def iqr(self) -> float | None:
@@ -172,7 +185,7 @@ class Comparison(table.Shown):
     @cached_property
     def comparable(self) -> tuple[str, ...]:
         """The real devices in `alone` that were used and timed and whose results did not differ."""
-        timed = {t.where for t in self.timings if t.median and not (t.virtual or t.elsewhere)}
+        timed = {t.where for t in self.timings if t.median and not (t.virtual or t.off)}
         return tuple(w for w in self.alone if w in timed and not self.disagreement(w))
 
     @cached_property
