@@ -175,13 +175,13 @@ class Trial:
         space.update(self._values)
         if self.copies.function is not None:
             space[FUNCTION] = self.copies.function
-        with explained_at_once():
+        with explained_at_once(str(self.device or "")):
             self._program.set_up(space)
         self.loop = self._program.looped(space)
 
     def first(self) -> Any:
         """Run the program once and return its value."""
-        with explained_at_once():
+        with explained_at_once(str(self.device or "")):
             return self._program.once(self.copies.globals)
 
     def has_copies_there(self) -> bool:

@@ -20,7 +20,7 @@ from gpumagic.errors import GpuError, check_exception
 from gpumagic.frameworks import known
 from gpumagic.frameworks.framework import Framework, FrameworksOn, device_of
 from gpumagic.frameworks.known import Needed, holds, imported
-from gpumagic.mismatch.explanation import Explanation
+from gpumagic.mismatch.explanation import Explanation, trial_on
 from gpumagic.moving.moved import Moves, Origins, all_of
 from gpumagic.usercode.files import P, R, last_cell, name_in, unseen
 from gpumagic.usercode.values import Step, class_name, is_tensor, own, parts_of, walk
@@ -256,12 +256,17 @@ def explain(
 
 
 @contextmanager
-def explained_at_once() -> Iterator[None]:
-    """If the block raises an error, explain the error while the variables still exist."""
+def explained_at_once(device: str) -> Iterator[None]:
+    """If the block raises an error, explain the error while the variables still exist.
+    If `device` is given, the code runs on it now, and is to run on other devices too."""
     try:
         yield
     except Exception as error:
-        own(error)[_EXPLAINED] = explain(error)
+        before = trial_on.set(device)
+        try:
+            own(error)[_EXPLAINED] = explain(error)
+        finally:
+            trial_on.reset(before)
         raise
 
 

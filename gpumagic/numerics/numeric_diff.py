@@ -360,7 +360,7 @@ def _lines(diff: NumericDiff) -> list[str]:
     sides, found = " and ".join(diff.sides), diff.first
     notes = [f"torch ran nothing on {diff.unused}"] * bool(diff.unused) + [*diff.notes]
     if found is None and diff.unused:
-        return [f"nothing to compare: {notes[0]}", *notes[1:]]
+        return [f"nothing to compare: {notes[0]}"]
     if found is None:
         words = f"largest difference {diff.largest:.0e}" if diff.largest else "equal"
         return [f"{sides} agree: {words}", *notes]

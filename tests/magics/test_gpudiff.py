@@ -85,7 +85,7 @@ def test_two_runs_on_one_device_are_not_said_to_agree(filled):
     assert not filled.ns["r"].agree
     assert "gm-bad" in filled.ns["r"]._repr_html_()
     done = filled.run("%%gpudiff cpu 1\ntorch.ones(3, device='cuda:0') * 2")
-    assert done.text.startswith("nothing to compare: torch ran nothing on cpu and cuda:1\n")
+    assert done.text.startswith("nothing to compare: torch ran nothing on cpu and cuda:1")
     assert "cpu and cuda:1 agree" in filled.run("%%gpudiff cpu 1\nx.add_(1)").text
 
 

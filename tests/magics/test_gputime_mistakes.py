@@ -149,6 +149,29 @@ def test_a_time_of_a_gpu_on_which_nothing_ran_is_said_to_be_that(gpus, shell, co
     assert "ran nothing" not in shell.run(f"%%gputime cpu 1 {SHORT}\nx.add_(1); {code}").text
 
 
+@pytest.mark.parametrize("magic", [f"%%gputime cpu 0 1 {SHORT}", "%%gpudiff cpu 0"])
+@pytest.mark.parametrize(
+    ("code", "fixed"),
+    [
+        ("layer(ds.tensors[0]).sum()", "layer(ds.tensors[0].to(layer.weight.device)).sum()"),
+        ("layer(ds.tensors[0].to('cuda:1'))", "layer(ds.tensors[0].to(layer.weight.device))"),
+        ("net(ds.tensors[0])", "net(ds.tensors[0].to(next(net.parameters()).device))"),
+        ("x + ds.tensors[0]", "x + ds.tensors[0].to(x.device)"),
+        (
+            "torch.ones(3) + ds.tensors[0]",
+            "torch.ones(3) + ds.tensors[0].to(torch.get_default_device())",
+        ),
+    ],
+)
+def test_a_fix_for_several_devices_names_none_and_works(gpus, shell, magic, code, fixed):
+    shell.run("import torch; from torch.utils.data import TensorDataset; from torch import nn")
+    shell.run("ds = TensorDataset(torch.ones(9, 3)); layer = nn.Linear(3, 3); x = torch.ones(3)")
+    shell.run("net = nn.Sequential(layer)")
+    told = shell.run(f"{magic}\n{code}").text
+    assert f"\n      {fixed}\n" in told, told
+    assert shell.run(f"{magic}\n{fixed}").error is None
+
+
 def test_a_dataset_on_another_gpu_is_the_reason_for_work_there(gpus, shell):
     shell.run("import torch; from torch.utils.data import TensorDataset")
     shell.run("ds = TensorDataset(torch.ones(9, 3, device='cuda:0'))")
