@@ -70,7 +70,7 @@ class Report(Shown):
     @property
     def says_once(self) -> frozenset[str]:
         """Clauses of this report that later reports of the notebook need not repeat."""
-        said = [*reasons(self.left), *([_taken(self)] if self.taken else [])]
+        said = [*(reasons(self.left) if self.left else ()), *([_taken(self)] if self.taken else [])]
         return frozenset([*said, FOR_GOOD] if self.moved and self.returned is None else said)
 
     @property
@@ -171,9 +171,10 @@ def _happened(report: Report) -> Iterator[str]:
         yield taken
     if report.ledger.entries and (said := ledger_view.line(report.ledger, without=_OMITTED)):
         yield said
-    known = report.said.difference(_causes(report))
-    if left := [part for part in reasons(report.left) if part not in known]:
-        yield f"left {'; '.join(left)}"
+    if report.left:
+        known = report.said.difference(_causes(report))
+        if left := [part for part in reasons(report.left) if part not in known]:
+            yield f"left {'; '.join(left)}"
     if report.results:
         yield f"new on {report.device}: {some(report.results)}"
     if report.batches.count:
