@@ -13,7 +13,7 @@ from gpumagic.display.table import Shown, block, coded
 from gpumagic.display.units import duration, size, some
 from gpumagic.ledger import ledger_view
 from gpumagic.ledger.entry import Ledger, Memory
-from gpumagic.moving.moved import Left, Moved, Moves, reasons
+from gpumagic.moving.moved import Left, Moved, Moves, clauses
 
 FOR_GOOD = " for good (%ongpu home undoes it)"
 
@@ -70,7 +70,7 @@ class Report(Shown):
     @property
     def says_once(self) -> frozenset[str]:
         """Clauses of this report that later reports of the notebook need not repeat."""
-        said = [*(reasons(self.left) if self.left else ()), *([_taken(self)] if self.taken else [])]
+        said = [*(clauses(self.left) if self.left else ()), *([_taken(self)] if self.taken else [])]
         return frozenset([*said, FOR_GOOD] if self.moved and self.returned is None else said)
 
     @property
@@ -173,7 +173,7 @@ def _happened(report: Report) -> Iterator[str]:
         yield said
     if report.left:
         known = report.said.difference(_causes(report))
-        if left := [part for part in reasons(report.left) if part not in known]:
+        if left := [part for part in clauses(report.left) if part not in known]:
             yield f"left {'; '.join(left)}"
     if report.results:
         yield f"new on {report.device}: {some(report.results)}"
@@ -196,7 +196,7 @@ def _taken(report: Report) -> str:
 
 def _causes(report: Report) -> list[str]:
     """Return clauses on the variables that stayed on another GPU, where the work ran too."""
-    return reasons(x for x in report.left if "cuda" in x.device and x.device in report.elsewhere)
+    return clauses(x for x in report.left if "cuda" in x.device and x.device in report.elsewhere)
 
 
 def _details(report: Report) -> list[table.Column]:

@@ -8,7 +8,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -262,11 +262,9 @@ def explained_at_once(device: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        before = trial_on.set(device)
-        try:
-            own(error)[_EXPLAINED] = explain(error)
-        finally:
-            trial_on.reset(before)
+        context = copy_context()
+        context.run(trial_on.set, device)
+        own(error)[_EXPLAINED] = context.run(explain, error)
         raise
 
 

@@ -127,9 +127,8 @@ def move_back(namespace: dict[str, Any]) -> str:
     done = home.back if home.moved else "nothing to move back"
     for moved in home.moved:
         # A variable whose former device is a GPU is back there. Of others, a part was not moved.
-        if not there.get(moved.name, {*()}).isdisjoint(moved.sources):
-            there[f"part of {moved.name}"] = there[moved.name]
-        there.pop(moved.name, None)
+        if (gpus := there.pop(moved.name, set())).intersection(moved.sources):
+            there[f"part of {moved.name}"] = gpus
     return f"{done}; still on a GPU: {some(there)}" if there else done
 
 

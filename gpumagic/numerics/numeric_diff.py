@@ -31,7 +31,7 @@ from gpumagic.display.units import both, many
 from gpumagic.errors import GpuError, meant, note
 from gpumagic.isolation.settings import Randomness, deferred, kept
 from gpumagic.isolation.worker import Quiet
-from gpumagic.moving.moved import Left, reasons
+from gpumagic.moving.moved import reasons
 from gpumagic.numerics.recorded_run import RecordedOperation, Recorder
 from gpumagic.placement.torch_devices import as_torch, find
 from gpumagic.timing.agreement import array_differences, dtype_of, tolerance
@@ -132,19 +132,14 @@ def diff(
     pair = _sides(between or ("cpu", "cuda"))
     made = program(code, namespace, filename=filename, text=text)
     randomness, runs, notes = Randomness(), list[Recorder](), dict[str, None]()
-    unused, left = list[str](), dict[Left, None]()
     for name, side in pair.items():
         try:
             with kept(), Quiet() if runs else nullcontext():
                 runs.append(Recorder(len(runs)))
                 randomness.restore()
                 # Use a copied context, so that the code's changes to context variables do not last.
-                said, stays = contextvars.copy_context().run(_run, made, namespace, side, runs[-1])
+                said = contextvars.copy_context().run(_run, made, namespace, side, runs[-1])
                 notes |= dict.fromkeys(said)
-            used = runs[-1].devices
-            if isinstance(side, Device) and used and as_torch(side) not in used:
-                unused.append(name)
-                left |= dict.fromkeys(stays)
         except Exception as error:
             note(error, f"this was the run on {name}")
             raise
@@ -153,8 +148,11 @@ def diff(
     if not any(run.operations or any(run.variables.values()) for run in runs):
         raise GpuError("nothing to compare: the code ran no operation of torch")
     found = _compared(runs, tuple(pair), max(tolerance(name)[0] for name in pair), [*notes])
-    why = f"; left {'; '.join(reasons(left))}" if left else ""
-    return replace(found, unused=both(unused) + why)
+    on = [as_torch(side) if isinstance(side, Device) else None for side in pair.values()]
+    ran = zip(pair, on, runs, strict=True)
+    idle = {name: run for name, at, run in ran if at and run.devices and at not in run.devices}
+    left = dict.fromkeys(part for run in idle.values() for part in run.left)
+    return replace(found, unused=both(idle) + reasons(left))
 
 
 def _sides(given: tuple[object, ...]) -> dict[str, Device | torch.dtype]:
@@ -169,12 +167,12 @@ def _sides(given: tuple[object, ...]) -> dict[str, Device | torch.dtype]:
 
 def _run(
     made: Program, namespace: dict[str, Any], side: Device | torch.dtype, recorder: Recorder
-) -> tuple[list[str], list[Left]]:
-    """Record a run of the code on copies of its variables; return notes, and what stayed."""
+) -> list[str]:
+    """Record one run of the code, on copies of its variables; return notes for the user."""
     trial = Trial(made, as_torch(side) if isinstance(side, Device) else None, namespace, {})
     try:
         trial.set_up()
-        copied = trial.copies.storages.tensors()
+        copied, recorder.left = trial.copies.storages.tensors(), trial.copies.left
         if isinstance(side, torch.dtype):
             torch.set_default_dtype(side)
             for _, tensor in copied:
@@ -187,7 +185,7 @@ def _run(
         recorder.add_variables({**left, "Out": value}, str(namespace.get("__name__")), copied)
         said = [f"{side} is virtual: it rounds as the CPU does"] * getattr(side, "virtual", False)
         said += ["results beyond 512 MiB are not compared"] * recorder.full
-        return [*trial.copies.notes, *said], trial.copies.left
+        return [*trial.copies.notes, *said]
     finally:
         with deferred():
             trial.stack.close()
@@ -358,12 +356,12 @@ def html(diff: NumericDiff) -> str:
 def _lines(diff: NumericDiff) -> list[str]:
     """Return the headline, the numbers, other divergences, and the notes."""
     sides, found = " and ".join(diff.sides), diff.first
-    notes = [f"torch ran nothing on {diff.unused}"] * bool(diff.unused) + [*diff.notes]
-    if found is None and diff.unused:
-        return [f"nothing to compare: {notes[0]}"]
+    unused = [f"torch ran nothing on {diff.unused}"] if diff.unused else []
+    if found is None and unused:
+        return [f"nothing to compare: {unused[0]}"]
     if found is None:
         words = f"largest difference {diff.largest:.0e}" if diff.largest else "equal"
-        return [f"{sides} agree: {words}", *notes]
+        return [f"{sides} agree: {words}", *diff.notes]
     values = (f"{x:.6g}" if isinstance(x, float) else str(x) for x in found.values)
     pairs = ", ".join(f"{value} on {side}" for value, side in zip(values, diff.sides, strict=True))
     within = f"{found.variable}, " * bool(found.variable)
@@ -374,4 +372,4 @@ def _lines(diff: NumericDiff) -> list[str]:
     how = "agree, except for a choice" if diff.agree else "differ"
     answer = "; ".join(filter(None, [found.why, numbers, inputs]))
     also = [f"also at {each.where}" for each in diff.found if each is not found][:4]
-    return [f"{sides} {how} at {found.where}", answer, *also, *notes]
+    return [f"{sides} {how} at {found.where}", answer, *also, *unused, *diff.notes]

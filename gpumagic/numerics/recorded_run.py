@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from gpumagic import faults
 from gpumagic.ledger.attribute import uncounted
 from gpumagic.moving.find_tensors import TensorFinder
+from gpumagic.moving.moved import Left
 from gpumagic.usercode.files import expression, line_at, user_frame
 
 _MOST = 2**29  # maximum bytes of host memory for the results of one run
@@ -75,6 +76,7 @@ class Recorder(TorchDispatchMode):
         self.operations: list[RecordedOperation] = []
         self.variables: dict[str, dict[str, RecordedOperation]] = {}  # by name, then by path
         self.devices: set[torch.device] = set()  # of the tensors that operations used
+        self.left: list[Left] = []  # variables whose tensors stayed on their devices
         self.read: set[int] = set()  # ids of storages that a later operation or a variable used
         self.full = False  # whether results were not saved for lack of room
         self._room = _MOST  # bytes left for results

@@ -79,19 +79,13 @@ class Timing:
 
     @property
     def elsewhere(self) -> str:
-        """The devices that the code used, if not the timed device; else empty."""
-        used = {device for device, nbytes in self.peak.items() if nbytes}
-        mine = {*self.where.split("+")}
-        return "" if used & mine else ", ".join(sorted(used - mine))
-
-    @property
-    def off(self) -> str:
         """A sentence if the code did not use the timed device, with the reason; else empty."""
-        left = reasons(x for x in self.left if not self.elsewhere or x.device in self.elsewhere)
-        why = f"; left {'; '.join(left)}" if left else ""
-        if self.elsewhere:
+        used = {device for device, nbytes in self.peak.items() if nbytes}
+        others = sorted(used) if used.isdisjoint(self.where.split("+")) else []
+        why = reasons(x for x in self.left if not others or x.device in others)
+        if others:
             why = why or ", which it names itself in `device=` or `.to()`"
-            return f"{self.where}: the code ran on {self.elsewhere}{why}"
+            return f"{self.where}: the code ran on {', '.join(others)}{why}"
         return f"torch ran nothing on {self.unused}{why}" if self.unused and self.seconds else ""
 
     @property
@@ -185,7 +179,7 @@ class Comparison(table.Shown):
     @cached_property
     def comparable(self) -> tuple[str, ...]:
         """The real devices in `alone` that were used and timed and whose results did not differ."""
-        timed = {t.where for t in self.timings if t.median and not (t.virtual or t.off)}
+        timed = {t.where for t in self.timings if t.median and not (t.virtual or t.elsewhere)}
         return tuple(w for w in self.alone if w in timed and not self.disagreement(w))
 
     @cached_property

@@ -87,7 +87,7 @@ def _is_line(comparison: Comparison) -> bool:
 
 def _wrong(comparison: Comparison) -> list[str]:
     """Return warnings: a device that the code did not use, results that differ, an interrupt."""
-    said = list(dict.fromkeys(t.off for t in comparison.timings if t.off))
+    said = list(dict.fromkeys(t.elsewhere for t in comparison.timings if t.elsewhere))
     said += [
         f"{f.where} gives different numbers from {f.reference}{_at(f.values)}: {f.reason}"
         for f in filter(None, map(comparison.disagreement, comparison.devices))
