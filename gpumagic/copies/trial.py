@@ -110,7 +110,7 @@ class CopiedVariables:
 def _homes(
     namespace: Mapping[str, Any], values: Mapping[str, Any], device: "torch.device | None"
 ) -> tuple[dict[int, "torch.device"], tuple[str, ...], list[Left]]:
-    """Return the devices of copies by the tensor's id, notes on graphs, and the values that stay."""
+    """Return the devices of copies by tensor id, notes on graphs, and the values that stay."""
     if device is None:
         return {}, (), []
     from gpumagic.moving.find_tensors import TensorFinder
