@@ -65,11 +65,15 @@ def other_values(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     for trial in (trial for trial in t.every if trial.lacking > 0):
         for do, names in _padded(trial.names):
             yield from helps(trial, do, names=names)
-    code, arrays, tensors = _of_float64(known, s.read | s.rests[-1].read_anywhere)
+    room = s.capacity - s.held + s.kept  # after `%gpufree`
+    code, arrays, tensors = _of_float64(known, s.read | s.rests[-1].read_anywhere, room)
 
     def first(into: dict[str, Any]) -> None:
         known.clear()  # `known` would keep the tensors alive
-        into.update((name, into[name].float()) for name in tensors)
+        for name, on_host in tensors:
+            device = into[name].device if on_host else None
+            into[name] = into[name].cpu().float() if on_host else into[name].float()
+            into[name] = into[name].to(device) if on_host else into[name]
 
     if code:  # convert all at once, because most torch functions refuse mixed dtypes
         do = f"{' and '.join(code)} first: float64 takes twice the memory"
@@ -77,10 +81,11 @@ def other_values(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 
 
 def _of_float64(
-    known: dict[str, Any], read: Iterable[str]
-) -> tuple[list[str], dict[str, Any], list[str]]:
-    """Return conversion code, converted arrays by name, and names of float64 tensors and models."""
-    code, arrays, tensors = list[str](), dict[str, Any](), list[str]()
+    known: dict[str, Any], read: Iterable[str], room: int
+) -> tuple[list[str], dict[str, Any], list[tuple[str, bool]]]:
+    """Return code that converts float64, converted arrays, and names of tensors and models."""
+    # True marks a tensor whose copy does not fit beside it, so that it is converted on the CPU.
+    code, arrays, tensors = list[str](), dict[str, Any](), list[tuple[str, bool]]()
     for name in sorted(known.keys() & read):
         value = known[name]
         if type(value).__name__ == "ndarray" and str(value.dtype) == "float64":
@@ -89,15 +94,18 @@ def _of_float64(
             continue
         tensors_of = value.parameters() if is_module(value) else [value] * is_tensor(value)
         if any(each.dtype == torch_here().float64 for each in tensors_of):
-            code.append(f"`{name} = {name}.float()`")
-            tensors.append(name)
+            on_host = is_tensor(value) and value.is_cuda and value.nbytes // 2 > room
+            there = f"`{name} = {name}.cpu().float()` and `{name} = {name}.cuda()`"
+            code.append(there if on_host else f"`{name} = {name}.float()`")
+            tensors.append((name, on_host))
     return code, arrays, tensors
 
 
 def _one_shape(s: OutOfMemoryState) -> Iterator[Form]:
     """Find operands of shapes [N] and [N, 1], which broadcast to [N, N]; skip views."""
     failed = s.rests[0].failed or ast.Pass()
-    names: list[Any] = [node for node in ast.walk(failed) if isinstance(node, ast.Name)]
+    nodes: list[Any] = [node for node in ast.walk(failed) if isinstance(node, ast.Name)]
+    names = [node for node in nodes if isinstance(node.ctx, ast.Load)]
     operands = [value for value in s.operands if is_tensor(value)]
     if any(map(is_module, s.operands)):  # their results may be unnamed, of shape [N, 1]
         operands += [torch_here().empty(len(v), 1, device="meta") for v in operands if v.dim() == 1]

@@ -803,3 +803,25 @@ def test_an_optimizer_with_less_state_is_offered_where_the_first_step_does_not_f
     name = lever.do.split("`")[1]
     small.run(f"%gpufree opt\nopt = {name}(net.parameters(), lr=0.1)")
     assert small.run(cell).success
+
+
+def test_float64_whose_copy_does_not_fit_becomes_float32_on_the_cpu(small, shown):
+    small.run(f"{START}X = torch.ones(45, 2**17).double().cuda()")
+    cell = "A = X - X.mean(0)"
+    small.run(cell)
+    lever = shown.pop().levers[0]
+    assert lever.do.startswith("`X = X.cpu().float()` and `X = X.cuda()` first: float64")
+    assert lever.fits
+    assert small.run(f"%gpufree\nX = X.cpu().float()\nX = X.cuda()\n{cell}").success
+
+
+def test_a_loop_whose_own_variables_are_on_the_gpu_is_explained(small, shown):
+    small.run(f"{START}net = nn.Sequential(nn.Linear(784, 2000), nn.ReLU(), nn.Linear(2000, 10))")
+    small.run("net, X, y = net.cuda(), torch.ones(4096, 784), torch.zeros(4096, dtype=torch.long)")
+    small.run("from torch.utils.data import DataLoader, TensorDataset")
+    small.run("batches = DataLoader(TensorDataset(X, y), batch_size=4096)")
+    small.run("xb, yb, other = X.cuda(), y.cuda(), mib(41)")
+    loop = "for xb, yb in batches:\n    l = nn.functional.cross_entropy(net(xb), yb); l.backward()"
+    assert "out of memory" in str(small.run(f"%%ongpu 0\n{loop}").error)
+    assert faults.all_kept() == []
+    assert "other" in shown.pop().levers[0].do
