@@ -65,6 +65,7 @@ def other_values(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     for trial in (trial for trial in t.every if trial.lacking > 0):
         for do, names in _padded(trial.names):
             yield from helps(trial, do, names=names)
+        yield from _cut_where_read(trial)
     room = s.capacity - s.held + s.kept  # after `%gpufree`
     code, arrays, tensors = _of_float64(known, s.read | s.rests[-1].read_anywhere, room)
 
@@ -78,6 +79,18 @@ def other_values(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     if code:  # convert all at once, because most torch functions refuse mixed dtypes
         do = f"{' and '.join(code)} first: float64 takes twice the memory"
         yield from helps(t.best, do, names=arrays, first=first)
+
+
+def _cut_where_read(trial: CodeTrial) -> Iterator[Lever]:
+    """Propose less padding of texts that each pass of a loop makes again."""
+    made = {n: v for n, v in trial.frame.scope.local.items() if n in trial.stale}
+    for do, names in _padded(made):
+        nodes: list[Any] = [n for each in trial.code for n in ast.walk(each)]
+        read = [n for n in nodes if isinstance(getattr(n, "ctx", None), ast.Load)]
+        read = [n for n in read if isinstance(n, ast.Name) and is_tensor(names.get(n.id))]
+        cut = {n: f"{n.id}[:, :{names[n.id].shape[1]}]" for n in read}
+        uses: Any = {n: ast.parse(code, mode="eval").body for n, code in cut.items()}
+        yield from helps(trial, do, form=Form(do, "", [], trial.code, uses))
 
 
 def _of_float64(

@@ -825,3 +825,19 @@ def test_a_loop_whose_own_variables_are_on_the_gpu_is_explained(small, shown):
     assert "out of memory" in str(small.run(f"%%ongpu 0\n{loop}").error)
     assert faults.all_kept() == []
     assert "other" in shown.pop().levers[0].do
+
+
+def test_texts_that_each_pass_pads_again_are_cut_to_the_longest(small, shown):
+    small.run(
+        f"{START}net = nn.Sequential(nn.Embedding(50, 64), nn.Linear(64, 64), nn.ReLU()).cuda()"
+    )
+    small.run(
+        "def encode(n):\n    ids = torch.ones(n, 512, dtype=torch.long)\n"
+        "    mask = (torch.arange(512) < 20).long().expand(n, 512)\n    return ids, mask"
+    )
+    loop = "for n in (128, 128):\n    ids, mask = encode(n)\n    {}out = net(ids.cuda()) * mask.cuda()[..., None]\n    out.sum().backward()"
+    small.run(loop.format(""))
+    lever = shown.pop().levers[0]
+    assert lever.do.startswith("`ids, mask = (x[:, :mask.sum(1).max()] for x in (ids, mask))`")
+    line = lever.do.split("`")[1]
+    assert small.run("%gpufree\n" + loop.format(f"{line}\n    ")).success
