@@ -123,7 +123,7 @@ class CodeTrial:
         self.rest.loops = rest.loops[around:]  # the innermost `around` loops are part of the code
         rest = self.rest
         self._loop: Any = rest.loops[0] if rest.loops else None
-        self._step = 1 if rest.loops else 0  # added to the loop's integers in each pass
+        self._step = 1 if rest.loops else 0  # added to the loop's numbers in each pass
         whole: Any = self.frame.tree if self.frame.at_top and rest.failed is not None else None
         self._body: list[ast.stmt] = getattr(self._loop or whole, "body", [])
         self._last = len(self._body)  # the number of last statements to follow
@@ -319,8 +319,9 @@ class CodeTrial:
             for name in names:
                 space[name] = change(space[name])
             note(f"{_HELD}{number} {torch_here().cuda.memory_allocated(self._state.name)}")
-            # Increase integer loop variables, so that a cache with these keys grows in each pass.
-            given = {n: v + self._step if type(v) is int else v for n, v in given.items()}
+            # Increase the loop's numbers, so that a dict with these keys grows in each pass.
+            more = {int: self._step, float: self._step * 1e-9}
+            given = {n: v + more[type(v)] if type(v) in more else v for n, v in given.items()}
 
     def _take_first(self, space: dict[str, Any]) -> bool:
         """Bind the loop's variables to the first item; return False for a data loader."""

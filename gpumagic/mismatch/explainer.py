@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from gpumagic import faults
 from gpumagic.mismatch import fixes, sources
+from gpumagic.mismatch.callers import Site, climb, keep_copies
 from gpumagic.mismatch.explanation import Explanation, Operand, expression, trial_on
-from gpumagic.mismatch.lost_copies import keep_copies
 from gpumagic.mismatch.operand import TRANSFERS, Part, Reader, full, tensors_of
 from gpumagic.mismatch.operation import (
     Message,
@@ -28,7 +28,6 @@ from gpumagic.mismatch.operation import (
     read,
     without_lengths,
 )
-from gpumagic.mismatch.site import Site, climb
 from gpumagic.mismatch.special_causes import special_cause
 from gpumagic.moving.move import origin_of
 from gpumagic.usercode.files import last_cell

@@ -15,6 +15,7 @@ from itertools import chain
 from torch import Tensor
 
 from gpumagic.mismatch import sources
+from gpumagic.mismatch.callers import Site, climb, written_device
 from gpumagic.mismatch.explanation import Edit, Fix, around, before_loops, bracketed, total
 from gpumagic.mismatch.operand import Part, Reader
 from gpumagic.mismatch.operation import (
@@ -26,7 +27,6 @@ from gpumagic.mismatch.operation import (
     operation,
     read_on_host,
 )
-from gpumagic.mismatch.site import Site, climb, written_device
 from gpumagic.usercode.frames import (
     FailedFrame,
     first_name,

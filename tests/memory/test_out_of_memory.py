@@ -844,3 +844,15 @@ def test_texts_that_each_pass_pads_again_are_cut_to_the_longest(small, shown):
     assert lever.do.startswith("`ids, mask = (x[:, :mask.sum(1).max()] for x in (ids, mask))`")
     line = lever.do.split("`")[1]
     assert small.run("%gpufree\n" + loop.format(f"{line}\n    ")).success
+
+
+def test_runs_that_a_dict_keeps_by_a_fraction_are_the_cause(small, shown):
+    small.run(f"{START}runs, x = {{}}, torch.ones(1, 1024).cuda()")
+    small.run(
+        "for rate in (0.1, 0.01, 0.001, 0.0001, 0.2, 0.3):\n    net = nn.Linear(1024, 1024).cuda()\n"
+        "    opt = torch.optim.Adam(net.parameters(), lr=rate)\n"
+        "    net(x).sum().backward()\n    opt.step()\n    runs[rate] = {'net': net, 'opt': opt}"
+    )
+    found = shown.pop()
+    assert "each pass of the loop in In [" in found.reason
+    assert "in `runs`" in found.levers[0].do
