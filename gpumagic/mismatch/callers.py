@@ -8,6 +8,7 @@ failed frame, in a function that the frame called before, or in an earlier cell.
 import ast
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -122,16 +123,8 @@ def _made_of(part: Part, frame: FailedFrame) -> Part:
 def written_device(site: Site, target: str, line: ast.stmt, *, inside: bool = False) -> str:
     """Return code for `target`, such as ``x.device``. `inside` allows a comprehension's names."""
     names = [*_DEVICE_NAMES, *(f"{name}.device" for name in _at_hand(site, inside))]
-    unknown = _bound_later(line, site)
-    if inside:
-        within = (node for node in parents(site.at.node) if isinstance(node, ast.expr))
-        unknown -= {name for node in within for name in stored(node)}
-    # In a class, use only local names. In a function, also use globals that the function reads.
     in_class = any(isinstance(node, ast.ClassDef) for node in parents(site.at.node))
-    if in_class or not site.frame.at_top:
-        code = ast.walk(function_of(site.at.node) or line)
-        used = {node.id for node in code if isinstance(node, ast.Name) and not in_class}
-        unknown |= {*map(first_name, names)} - {*site.frame.scope.local, *used}
+    unknown = _unknown(names, line, site, inside, in_class)
     names = [name for name in names if first_name(name) not in unknown]
     # As the last choice, a function names a global of the notebook that it does not read yet.
     names += [n for n in _DEVICE_NAMES[:3] if not in_class and n not in _bound_later(line, site)]
@@ -147,13 +140,30 @@ def written_device(site: Site, target: str, line: ast.stmt, *, inside: bool = Fa
     return f"next({module}.parameters()).device" if module else "torch.get_default_device()"
 
 
+def _unknown(
+    names: list[str], line: ast.stmt, site: Site, inside: bool, in_class: bool
+) -> set[str]:
+    """Return the first names of `names` that code at `line` cannot read."""
+    unknown = _bound_later(line, site)
+    if inside:
+        within = (node for node in parents(site.at.node) if isinstance(node, ast.expr))
+        unknown -= set[str]().union(*map(stored, within))
+    if not (in_class or not site.frame.at_top):
+        return unknown
+    # In a class, use only local names. In a function, also use globals that the function reads.
+    code = ast.walk(function_of(site.at.node) or line)
+    used = {node.id for node in code if isinstance(node, ast.Name) and not in_class}
+    return unknown | ({*map(first_name, names)} - {*site.frame.scope.local, *used})
+
+
 def _at_hand(site: Site, inside: bool) -> list[str]:
     """Return names of values whose `.device` may be the target, such as operands."""
-    nodes = [n for part in [*site.at.parts, *site.odd] for n in ast.walk(part.node)]
-    kinds = (ast.Name, ast.Attribute)
-    nodes = [n for n in nodes if isinstance(n, kinds) and (inside or not in_own_scope(n))]
-    layers = [part.text for part in site.at.parts if part.kind == "module"]
-    layers = [f"{name}.weight" for name in layers if trial_on.get() or not site.frame.at_top]
+    every = [*chain.from_iterable(ast.walk(part.node) for part in [*site.at.parts, *site.odd])]
+    nodes = [n for n in every if isinstance(n, (ast.Name, ast.Attribute))]
+    nodes = [n for n in nodes if inside or not in_own_scope(n)]
+    modules = [part.text for part in site.at.parts if part.kind == "module"]
+    named = trial_on.get() or not site.frame.at_top
+    layers = [f"{name}.weight" for name in modules] if named else []
     names = [*map(ast.unparse, nodes), *site.frame.parameters, *layers]
     return [name for name in names if not name.endswith((".grad", ".data"))]
 

@@ -230,11 +230,11 @@ def _for_host(
     leaves: list[Part], located: list[Part], seen: bool, named: frozenset[str]
 ) -> tuple[Part, ...]:
     """Return the GPU operands of code that needs them on the CPU; `named` are the GPUs named."""
-    made = [p for p in leaves if p.factory and not p.devices and named]
+    made = [p for p in leaves if p.factory and not p.devices]
     if (default := full(torch.get_default_device())) != "cpu":
         located += [replace(p, devices=(default,)) for p in made]
         made = []
-    unknown = [p for p in leaves if p.kind == "unknown"] or made
+    unknown = [p for p in leaves if p.kind == "unknown"] or made * bool(named)
     if len(unknown) == 1 and all(part.device == "cpu" for part in located):
         return (replace(unknown[0], devices=tuple(named)),)
     return _on_a_gpu(located, named) if seen or not unknown else ()

@@ -11,6 +11,7 @@ import sys
 import textwrap
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from types import FunctionType
 from typing import Any
 
@@ -33,6 +34,7 @@ from gpumagic.usercode.frames import (
     uses,
 )
 from gpumagic.usercode.values import MISSING, contents, of_function, own
+from gpumagic.usercode.variables import names_read
 
 # Statements that register a value with a module. Their fields are the module, the name, the value.
 # The buffer is not persistent, so that checkpoints do not change.
@@ -119,28 +121,30 @@ def owner_of(
     top = frames[-1]
     if is_leaf(part) and top is not frames[0] and top.scope.name(part.text) is part.value:
         return top, part
-    # Skip modules with tensors on a third device, because `.to(target)` would move those too.
     named = [part] if part.kind == "module" else named_in(part, operand.Reader(frames[0]))
     mine = all(each is part or each.kind == "tensor" for each in named)  # False for module outputs
-    wanted = {memory for each in named for memory in storages(each.value) if mine}
+    wanted = set[Any]().union(*(storages(each.value) for each in named)) if mine else set()
     for frame in reversed(frames if wanted else []):
-        # Also look up the name of `part`, because the cell may know a global module by this name.
-        name = [ast.Name(part.text, ast.Load())] if part.kind == "module" else []
-        for node in [*_names_around(frame), *(n for n in name if n.id.isidentifier())]:
+        for node in _names_around(frame, part):
             module = frame.scope.value(node)
             tensors = moving_tensors(module) if issubclass(type(module), nn.Module) else []
+            # Skip modules with tensors on a third device, because `.to(target)` would move those.
             devices = {operand.full(tensor.device) for tensor in tensors}
             if wanted <= storages(tensors) and devices <= {*part.devices, target}:
                 return frame, operand.describe(module, node, ast.unparse(node))[0]
     return None
 
 
-def _names_around(frame: FailedFrame) -> list[ast.expr]:
-    """Return the names in the failed statement, and in the iterables of its enclosing loops."""
+def _names_around(frame: FailedFrame, part: operand.Part) -> list[ast.expr]:
+    """Return a module's name, and those in the failed statement and its loops' iterables."""
     failed = frame.failed or ast.Pass()
     loops = [loop.iter for loop in loops_around(failed) if isinstance(loop, ast.For)]
     trees: list[ast.AST] = [statement(failed) or failed, *loops]
-    return [node for tree in trees for node in ast.walk(tree) if isinstance(node, operand.NAMED)]
+    nodes: list[Any] = [node for tree in trees for node in ast.walk(tree)]
+    found = [node for node in nodes if isinstance(node, operand.NAMED)]
+    # The cell may know a global module by the name that a function uses.
+    a_module = part.kind == "module" and part.text.isidentifier()
+    return [*found, *[ast.Name(part.text, ast.Load())] * a_module]
 
 
 def own_cause(clash: Operation, odd: list[operand.Part]) -> tuple[str, bool]:
@@ -209,17 +213,21 @@ def made_by_call(part: operand.Part, at: Operation) -> list[tuple[ast.AST, str]]
         function: Any = frame.scope.value(getattr(made.value, "func", made))
         code, owner = getattr(function, "__code__", None), getattr(function, "__self__", None)
         holds = wanted and wanted <= storages(frame.scope.value(made.targets[0]))
-        if code is None or code.co_filename != frame.filename or not holds:
-            continue
-        if issubclass(type(owner), nn.Module):
-            found = [n for n in ast.walk(frame.tree or made) if isinstance(n, ast.FunctionDef)]
-            body = [n for f in found if f.name == code.co_name for n in ast.walk(f)]
-            values: list[Any] = [n.value for n in body if isinstance(n, ast.Return) and n.value]
-            names = {n.id for value in values for n in ast.walk(value) if isinstance(n, ast.Name)}
-            values += [n.value for n in body if isinstance(n, ast.Assign) and stored(n) & names]
+        here = code is not None and code.co_filename == frame.filename
+        if here and holds and issubclass(type(owner), nn.Module):
             device = "next(self.parameters()).device"
-            return [edit for value in values for edit in with_device(value, frame, device)]
+            returned = _returned(frame, code.co_name)  # type: ignore[union-attr]
+            return [edit for value in returned for edit in with_device(value, frame, device)]
     return []
+
+
+def _returned(frame: FailedFrame, name: str) -> list[ast.expr]:
+    """Return what a function returns, and what it assigns to the names that it returns."""
+    found = [n for n in ast.walk(frame.tree or ast.Pass()) if getattr(n, "name", "") == name]
+    body = [*chain.from_iterable(map(ast.walk, found))]
+    values = [n.value for n in body if isinstance(n, ast.Return) and n.value]
+    names = {*names_read(ast.Tuple(values, ast.Load()))}
+    return values + [n.value for n in body if isinstance(n, ast.Assign) and stored(n) & names]
 
 
 def made_above(
