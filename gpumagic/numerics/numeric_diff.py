@@ -78,7 +78,7 @@ class NumericDiff(Shown):
     sides: tuple[str, ...]  # the devices or dtypes
     found: tuple[Gap, ...]  # in order: results that diverge although their inputs agree
     operations: int  # number of operations whose results were compared
-    largest: float  # the largest relative difference of results that agree
+    largest: float  # relative difference of the results that come closest to their tolerance
     notes: tuple[str, ...]
     unused: str = ""  # the devices on which torch ran nothing, and why: "cuda:0; left ds: …"
 
@@ -196,7 +196,7 @@ def _compared(
     runs: Sequence[Recorder], sides: tuple[str, ...], base: float, notes: list[str]
 ) -> NumericDiff:
     """Compare two runs; `base` is the relative tolerance if the sides are dtypes, else 0."""
-    found, count, largest = dict[str, Gap](), 0, 0.0
+    found, count, closest = dict[str, Gap](), 0, Gap()
     read = runs[0].read | runs[1].read
     for one, other in chain(_paired_operations(runs), _paired_variables(runs)):
         inputs = [*one.inputs, *other.inputs]
@@ -211,12 +211,12 @@ def _compared(
         # A gradient may consist of rounding errors alone, as for a bias before a norm.
         rounding = any(each.backward and each.is_noise for each in inputs)
         if gap.excess <= 1:
-            largest = max(largest, gap.relative)
+            closest = max(closest, gap, key=lambda each: each.excess)
         elif all(each.excess <= 1 for each in known) and not (one.variable and rounding):
             gap = _explained(other, gap, instead, sides)
             found.setdefault(gap.where, gap)  # report a loop's operation only once
     notes = [*notes, _coverage(runs, count)]
-    return NumericDiff(sides, tuple(found.values()), count, largest, tuple(notes))
+    return NumericDiff(sides, tuple(found.values()), count, closest.relative, tuple(notes))
 
 
 def _unpaired(inputs: list[RecordedOperation]) -> Any:
@@ -366,6 +366,7 @@ def _lines(diff: NumericDiff) -> list[str]:
     pairs = ", ".join(f"{value} on {side}" for value, side in zip(values, diff.sides, strict=True))
     within = f"{found.variable}, " * bool(found.variable)
     apart = f"largest difference {found.largest:.2g} in {within}values up to {found.scale:.2g}"
+    apart = apart if math.isfinite(found.largest) else f"{within}a value that is not finite"
     apart = f"{within}shapes" if any(type(each) is tuple for each in found.values) else apart
     numbers = f"{apart}: {pairs}" + f" at {list(found.at)}" * bool(found.at)
     inputs = f"inputs agreed to {found.inputs:.0e}" if found.inputs else "inputs were equal"

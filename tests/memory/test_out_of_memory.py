@@ -849,7 +849,8 @@ def test_texts_that_each_pass_pads_again_are_cut_to_the_longest(small, shown):
 def test_runs_that_a_dict_keeps_by_a_fraction_are_the_cause(small, shown):
     small.run(f"{START}runs, x = {{}}, torch.ones(1, 1024).cuda()")
     small.run(
-        "for rate in (0.1, 0.01, 0.001, 0.0001, 0.2, 0.3):\n    net = nn.Linear(1024, 1024).cuda()\n"
+        "for rate in (0.1, 0.01, 0.001, 0.0001, 0.2, 0.3):\n"
+        "    net = nn.Linear(1024, 1024).cuda()\n"
         "    opt = torch.optim.Adam(net.parameters(), lr=rate)\n"
         "    net(x).sum().backward()\n    opt.step()\n    runs[rate] = {'net': net, 'opt': opt}"
     )

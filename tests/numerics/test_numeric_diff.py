@@ -153,3 +153,14 @@ def test_torch_and_memory_are_as_before():
     assert torch.equal(net.weight.grad, torch.ones(2, 4))
     assert torch.cuda.memory_allocated(1) == allocated
     net.weight.grad = None
+
+
+def test_an_overflow_has_no_difference_and_rounding_of_a_zero_gradient_is_not_shown():
+    v = torch.tensor([1.0, 12.0, 20.0])
+    found = gpumagic.diff(lambda: v.exp(), torch.float32, torch.float16)
+    assert "a value that is not finite: 162755 on float32, inf on float16 at [1]" in repr(found)
+    layers = nn.Sequential(nn.Linear(20, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+    rows = torch.randn(64, 20)
+    found = gpumagic.diff(lambda: layers(rows).square().mean().backward(), torch.float32, "float64")
+    assert found.agree
+    assert 0 < found.largest < 1e-4
