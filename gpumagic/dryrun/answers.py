@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from copy import copy
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ from gpumagic.dryrun.count_operators import Crossings
 from gpumagic.dryrun.fakes import NotKnown, Stopped, host_value, is_real, refusing, suspended
 from gpumagic.dryrun.held_memory import HeldMemory
 from gpumagic.ledger.entry import PRINT
-from gpumagic.usercode.files import is_users
+from gpumagic.usercode.files import UserLine, expression, in_cell, is_users, line_at, user_frame
 
 
 class Calls(TorchFunctionMode):
@@ -147,6 +148,91 @@ class Calls(TorchFunctionMode):
         raise Stopped(f"{_NAMES[func]}() of a tensor depends on data")
 
 
+class DataOnHost(TorchFunctionMode):
+    """Keep data on the CPU, and move only the parts of them that the code reads.
+
+    Data are `held`, and moved by the code, in lines `at` of a file or of at least `least` bytes.
+    """
+
+    def __init__(self, held: list[Tensor], at: tuple[str, range], least: int, note: Any) -> None:
+        super().__init__()
+        self._at, self._least, self._note = at, least, note
+        # By id, a tensor, the bytes of the data, the line that reads it as a part, and the GPU.
+        self._known: dict[int, tuple[Tensor, int, UserLine | None, Any]] = {}
+        for each in held:
+            self._known[id(each)] = each, each.nbytes, None, each.device
+            each.data = each.data.cpu()
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        leaves = tree_leaves((args, kwargs))
+        known = [self._known[id(leaf)] for leaf in leaves if id(leaf) in self._known]
+        if (kept := self._kept(func, args, kwargs)) is not None or not known:
+            return func(*args, **kwargs) if kept is None else kept
+        on_gpu = any(isinstance(leaf, Tensor) and leaf.is_cuda for leaf in leaves)
+        if func is Tensor.__getitem__:
+            args = args[0], tree_map_only(Tensor, Tensor.cpu, args[1])
+        elif on_gpu:
+            args, kwargs = tree_map_only(Tensor, self._moved, (args, kwargs))
+        out, (data, whole, part, device) = func(*args, **kwargs), known[0]
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, Tensor) and not leaf.is_cuda:
+                is_view = leaf.untyped_storage()._cdata == data.untyped_storage()._cdata
+                if part is None and not is_view and func not in _READS:
+                    self._note(WHOLE, None)
+                elif part is None and leaf.nbytes * _PARTS_OF_DATA <= whole:
+                    part = _expression(".cpu()" * on_gpu)
+                self._known[id(leaf)] = leaf, whole, part, device
+        # A result of `split` may have many parts, which are moved one by one when they are used.
+        at_once = func is torch.stack or is_users(sys._getframe(1).f_code.co_filename)
+        return self._moved(out) if at_once and isinstance(out, Tensor) else out
+
+    def _kept(self, func: Any, args: Any, kwargs: Any) -> Tensor | None:
+        """Return data on the CPU in place of a call that moves them to the GPU; else None."""
+        data: Any = args[0] if args else None
+        device, dtype = None, None
+        if func in (torch.tensor, torch.as_tensor) and "cuda" in str(kwargs.get("device")):
+            data, device = func(*args, **kwargs | {"device": "cpu"}), kwargs["device"]
+        elif func is Tensor.to and isinstance(data, Tensor):
+            device, dtype, *_ = torch._C._nn._parse_to(*args[1:], **kwargs)
+        elif func is Tensor.cuda:
+            device = "cuda"
+        if "cuda" not in str(device) or data.is_cuda or data.requires_grad:
+            return None
+        line = _expression()
+        here = line is not None and line.file == self._at[0] and line.line in self._at[1]
+        if not (here or data.nbytes >= self._least) or isinstance(data, nn.Parameter):
+            return None
+        self._note(MOVED, line)
+        kept: Tensor = data.to(dtype or data.dtype)
+        self._known[id(kept)] = kept, kept.nbytes, None, device
+        return kept
+
+    def _moved(self, tensor: Tensor) -> Tensor:
+        """Return a part of the data, moved to the GPU; other tensors as they are."""
+        _, _, part, device = self._known.get(id(tensor), (tensor, 0, None, None))
+        if part is None:
+            return tensor
+        self._note(PART, part)
+        return tensor.to(device)
+
+
+MOVED, PART, WHOLE = "moved whole", "read in part", "computed from as a whole"
+_READS = (Tensor.__getitem__, torch.index_select, Tensor.index_select, torch.stack)
+_PARTS_OF_DATA = 4  # a part is at most this fraction of the data
+
+
+def _expression(index: str = "") -> UserLine | None:
+    """Return the user's line with the running expression, whose index gets the call `index`."""
+    if (frame := user_frame(sys._getframe(1))) is None:
+        return None
+    line, text = line_at(*in_cell(frame)), expression(*in_cell(frame))
+    text = f"{text[:-1]}{index}]" if text.endswith("]") and "," not in text else text
+    return line if text.startswith("for ") else replace(line, source=text)
+
+
 _KINDS = {"int": int, "index": int, "bool": bool, "float": float}
 # Functions that use a number only to scale or fill a tensor, not as a size or an index.
 _SCALES = {
@@ -226,6 +312,9 @@ def install(calls: Calls, note: Callable[[str], object], held: HeldMemory, virtu
     if virtual:
         # Virtual GPUs run the CPU's kernels, whose temporary tensors differ from CUDA's.
         replaced.append((torch._meta_registrations, "device_hint", lambda tensor: "cpu"))
+    if accelerate := sys.modules.get("accelerate"):  # one process needs no padding
+        alone = lambda self, tensor, *args, **kwargs: tensor  # noqa: E731
+        replaced.append((accelerate.Accelerator, "pad_across_processes", alone))
     for owner, name, value in replaced:
         setattr(owner, name, value)
     # Run compiled functions eagerly. In a dry run, Dynamo would raise an error for fullgraph=True.

@@ -38,8 +38,14 @@ def by_rows(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose to compute the failed code by rows, in the outermost frame where this helps."""
     for rest in reversed(s.rests if t.best is not None else []):
         for form in split(rest, t):
-            levers = helps(t.best, _named(s, rest, form), form=form)
-            if fitting := [lever for lever in levers if lever.fits is not False]:
+            levers = [*helps(t.best, _named(s, rest, form), form=form)]
+            if not any(each.backward for each in s.rests) and torch_here().is_grad_enabled():
+                new = f"with torch.no_grad(): {form.new}"
+                both = form._replace(new=new, do=form.do.replace(form.new, new, 1))
+                least = 1.05 * max((lever.gives or 0 for lever in levers), default=0)
+                without = helps(t.best, _named(s, rest, both), form=both)
+                levers += [lever for lever in without if (lever.gives or 0) > least]
+            if fitting := [lever for lever in levers if lever.fits is not False][-1:]:
                 yield from fitting
                 return
 
@@ -127,54 +133,81 @@ def _padded(known: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def on_host(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Propose to keep a large tensor on the CPU, if the code only reads batches of it."""
-    for row in s.device.holders[:_LARGEST]:
-        names = [n for n in (row.path, *row.aliases) if n in s.namespace]
-        held, gives = {id(s.namespace[n]) for n in names}, s.alone([row.path, *row.aliases])
-        value: Any = s.namespace.get(row.path)
-        a_loader = comes_from(type(value), "torch.utils.data.DataLoader")
-        is_data = a_loader or (is_tensor(value) and not value.requires_grad)
-        batch = _batch_of(s, held) if is_data and s.worth(gives) else ""
-        if batch:
-            fits = t.best.fits(t.best.need, gives) if t.best else None
-            do = f"keep `{row.path}` on the CPU, made without `.to(…)` or `.cuda()`, and move each "
-            yield Lever(f'{do}batch: `{batch}.to("{s.name}")`', gives, fits)
-            return
+    """Propose to keep data on the CPU, and to move only the parts that the code reads."""
+    from gpumagic.dryrun.answers import DataOnHost
+
+    trial, failed = t.best, s.frames[0].failed
+    moves = getattr(getattr(failed, "func", None), "attr", "") in _MOVES
+    data, names = _data(s, trial.lacking if trial is not None else 0)
+    if trial is None or not (moves or data):
+        return
+    line = range(s.frames[0].line, s.frames[0].line + moves)
+    at, least = (s.frames[0].filename, line), max(s.capacity // _PART_OF_GPU, 1)
+    need = trial.tried(within=lambda: DataOnHost(data, at, least, trial.note))
+    if need is not None and (do := _on_host(s, need.noted, names)):
+        yield from helps(trial, do, s.alone(names), grown=trial.grown, then=need)
 
 
+_MOVES = ("to", "cuda", "tensor", "as_tensor")  # functions that move data to the GPU
 _LARGEST = 3  # number of holders to look at
-_WHOLE = ("shape", "size", "dtype", "device", "dim", "numel")  # attributes that need no data
+_PART_OF_GPU = 20  # data are larger than this fraction of the GPU
 
 
-def _batch_of(s: OutOfMemoryState, held: set[int]) -> str:
-    """Return code such as ``x[i]`` that reads a batch; empty if code reads one value whole."""
-    read = list[str | None]()
-    for frame in s.frames:
-        code = frames.function_of(frame.failed or ast.Pass()) or frame.tree or ast.Pass()
-        names = (node for node in ast.walk(code) if isinstance(node, ast.Name))
-        found = (node for node in names if id(frame.scope.name(node.id)) in held)
-        read += [_part_read(s, frame, node) for node in found]
-    return "" if None in read else max(filter(None, read), key=len, default="")
+def _data(s: OutOfMemoryState, lacking: int) -> tuple[list[Any], list[str]]:
+    """Return the largest tensors of data on the GPU, and the names that hold them."""
+    from torch.utils._pytree import tree_leaves
+
+    local = {s.local(f, n): v for f in s.frames for n, v in f.scope.local.items()}
+    data, names = list[Any](), list[str]()
+    for row in s.device.holders[:_LARGEST]:
+        value: Any = (s.namespace | local).get(row.path)
+        held = [row.path, *row.aliases]
+        if comes_from(type(value), "torch.utils.data.DataLoader"):
+            value = [value.dataset, *own(value.dataset).values()]
+        found = [each for each in tree_leaves(value) if is_tensor(each) and each.is_cuda]
+        is_data = found and s.worth(s.alone(held)) and s.alone(names) < max(lacking, 1)
+        if is_data and not any(each.requires_grad for each in found):
+            data, names = [*data, *found], [*names, *held]
+    return data, names
 
 
-def _part_read(s: OutOfMemoryState, frame: frames.FailedFrame, node: ast.Name) -> str | None:
-    """Return the code of the part that `node` reads; empty for no data, None for the whole."""
-    stmt, up = frames.statement(node), next(frames.parents(node), None)
-    if isinstance(up, ast.Subscript) and up.value is node:
-        index = frame.text(up.slice) + ".cpu()" * isinstance(up.slice, ast.Name)
-        return None if isinstance(up.slice, ast.Tuple) else f"{node.id}[{index}]"
-    if isinstance(stmt, ast.For) and node in ast.walk(stmt.iter):
-        values = {name: frame.scope.name(name) for name in frames.stored(stmt.target)}
-        bound = [name for name, value in values.items() if is_tensor(value)]
-        return max(bound, key=lambda name: values[name].nbytes, default="batch")
-    called = getattr(up, "func", node)
-    no_data = (
-        node.id in frames.stored(stmt or node),  # this statement assigns the name
-        getattr(up, "attr", "") in _WHOLE or ast.unparse(called) == "len",
-        isinstance(frame.scope.value(called), type),  # creates an object, such as a dataset
-        up is frame.failed and frame is not s.frames[0],  # passed to the next inner frame
-    )
-    return "" if any(no_data) else None
+def _on_host(s: OutOfMemoryState, noted: Iterable[Any], names: list[str]) -> str:
+    """Return the advice for what a dry run noted; empty if it kept nothing on the CPU."""
+    from gpumagic.dryrun.answers import MOVED, PART, WHOLE
+
+    lines = dict.fromkeys((e.where.label, e.where.line) for e in noted if e.reason == MOVED)
+    data = [f"`{names[0]}`"] if {*names} & s.read else []
+    data += [f"the data of {cell}, line {line}" for cell, line in lines]
+    parts = dict.fromkeys(each.where.source for each in noted if each.reason == PART)
+    code = [f"in `{c}`" if c.endswith(":") else f'`{c}.to("{s.name}")`' for c in parts]
+    do = f"keep {' and '.join(data)} on the CPU, made without `.to(…)`, `.cuda()` or `device=`"
+    do = f"{do}, and move each batch{': ' * bool(code)}{', '.join(code)}"
+    is_whole = any(each.reason == WHOLE for each in noted)
+    return do if data and not is_whole and (parts or not names or not lines) else ""
+
+
+def settings(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
+    """Propose that a `Trainer` of transformers collects its predictions on the CPU."""
+    name, batches = "eval_accumulation_steps", 4
+    held = {each: own(s.namespace.get(each)).get("args") for each in s.read}
+    for each in (each for each, args in held.items() if getattr(args, name, 0) is None):
+        within = lambda each=each: nullcontext(vars(held[each]).update({name: batches}))  # noqa: E731
+        do = f"`{each}.args.{name} = {batches}`: else all predictions stay on the GPU"
+        yield from helps(t.best, do, within=within)
+
+
+def less_state(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
+    """Propose an optimizer with less state, where the state of the first step does not fit."""
+    old: Any = s.optimizer
+    weights = [p for group in getattr(old, "param_groups", ()) for p in group["params"]]
+    for name in ("Adafactor", "SGD") if weights else ():
+        new = getattr(torch_here().optim, name)
+        within = lambda new=new: nullcontext(vars(old).update(step=new(weights).step))  # noqa: E731
+        do = f"`torch.optim.{name}` for `{type(old).__name__}`: less state, and other steps"
+        for lever in helps(t.best, do, within=within):
+            yield lever
+            if lever.fits is not False:
+                return
 
 
 def half_weights(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:

@@ -98,18 +98,7 @@ def _reason(s: OutOfMemoryState, t: Trials) -> str:
     if trial.grows_much:
         return f"a pass needs {left}; each pass keeps {size(trial.need.grows)}"
     state = "an optimizer makes its state in its first step: " * (s.optimizer is not None)
-    return f"{state}the code needs {left}{_large_state(s)}"
-
-
-def _large_state(s: OutOfMemoryState) -> str:
-    """Return a remark if weights, gradients and optimizer state alone do not fit; else ""."""
-    groups = getattr(s.optimizer, "param_groups", [])
-    weights = sum(p.nbytes for group in groups for p in group["params"])
-    states = (each.values() for each in getattr(s.optimizer, "state", {}).values())
-    moments = max((sum(is_tensor(v) and v.dim() > 0 for v in each) for each in states), default=0)
-    least = (2 + moments) * weights
-    why = f"; weights, gradients and the whole state are {size(least)}: train fewer weights"
-    return why if least >= s.capacity else ""
+    return f"{state}the code needs {left}"
 
 
 def by_figures(s: OutOfMemoryState, t: Trials) -> tuple[str, list[Lever]] | None:
@@ -130,12 +119,13 @@ def levers(s: OutOfMemoryState, t: Trials) -> list[Lever]:
     free: tuple[Any, ...] = () if beyond else (free_kept, small_views, delete)
     less: tuple[Any, ...] = (
         *(changed_code.other_form, changed_code.other_values, keep_less, changed_code.on_host),
-        *(changed_code.frozen, changed_code.no_graph),
+        *(changed_code.frozen, changed_code.no_graph, changed_code.settings),
     )
     # If each pass of a loop keeps memory, freeing other memory only delays the error.
     first = (free, less) if t.loop is None else (less, free)
     found, enough = list[Lever](), list[Lever]()
-    last: tuple[Any, ...] = changed_code.recomputed, smaller, changed_code.half_weights, other_gpu
+    rare = changed_code.half_weights, changed_code.less_state, other_gpu
+    last: tuple[Any, ...] = changed_code.recomputed, smaller, *rare
     for group in (*first, (changed_code.by_rows,), last):
         for lever in chain.from_iterable(find(s, t) for find in group):
             found.append(lever)
@@ -254,7 +244,7 @@ def other_gpu(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 
 
 _DETACHED = "store {1} in `{0}`: results keep their graphs alive"
-_ROOM = "if RAM has room, and move what is read back to the GPU"
+_ROOM = "if RAM has room; not all of them fit on the GPU at once"
 _KEPT: dict[str, Callable[[Any], Any]] = {
     "store `.clone()` in `{}`: a view keeps its whole base tensor alive": methodcaller("clone"),
     f"store `.cpu()` of the tensors in `{{}}`, {_ROOM}": methodcaller("cpu"),

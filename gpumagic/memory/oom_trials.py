@@ -19,7 +19,7 @@ from gpumagic.display.progress_line import ProgressLine
 from gpumagic.errors import GpuError
 from gpumagic.memory.oom_state import TORCH, OutOfMemoryState
 from gpumagic.memory.out_of_memory import Lever
-from gpumagic.memory.written_forms import Form, swapped
+from gpumagic.memory.written_forms import Form
 from gpumagic.usercode import frames
 from gpumagic.usercode.values import comes_from, is_module, is_tensor, own, torch_here
 from gpumagic.usercode.variables import names_read
@@ -47,6 +47,7 @@ class Need(NamedTuple):
     most: int  # peak, in bytes
     grows: int | None = 0  # bytes that each pass of the loop keeps; None if unknown
     whole: bool = True  # False if the dry run ended early, so that the code may need more
+    noted: Sequence[Any] = ()  # reasons and lines that the dry run noted
 
     @property
     def first(self) -> int:
@@ -124,12 +125,25 @@ class CodeTrial:
         self._loop: Any = rest.loops[0] if rest.loops else None
         self._step = 1 if rest.loops else 0  # added to the loop's integers in each pass
         whole = self.frame.tree if self.frame.at_top and rest.failed is not None else None
-        # Use the tree's list, not a copy, because `Form.in_place` replaces statements in the tree.
-        self.code: list[ast.stmt] = getattr(self._loop or whole, "body", [])
-        """The statements that a dry run follows."""
+        self._body: list[ast.stmt] = getattr(self._loop or whole, "body", [])
+        self._last = len(self._body)  # the number of last statements to follow
+        # What the code read first may be gone, as in `X = torch.from_numpy(X).cuda()`.
+        failed: Any = rest.failed
+        if (
+            whole
+            and not self._loop
+            and failed in whole.body
+            and rest.made_before & {*names_read(whole)}
+        ):
+            self._last -= self._body.index(failed)
         # A dry run can only follow torch code.
         is_torchs = self._state.shortage.library == TORCH
         self._compiled = self._as_loop() if is_torchs else None
+
+    @property
+    def code(self) -> list[ast.stmt]:
+        """Return the statements that a dry run follows, as `Form.in_place` has changed them."""
+        return self._body[-self._last :]
 
     @cached_property
     def stale(self) -> set[str]:
@@ -259,15 +273,17 @@ class CodeTrial:
                 space.pop(name, None)
 
         def prepare(note: Callable[[str], object]) -> Callable[[], dict[str, Any]]:
+            self.note = note  # for code in `within`
+
             def follow() -> dict[str, Any]:
                 into, fixed = self._own_namespace(space), {*changed}
                 changed.clear()  # because `changed` would keep alive values that the code frees
                 first(into)
-                self._let_go(keep[0])
+                self._let_go(keep[0], functions)
                 into[_PASSES] = self._passes(into, note, keep, fixed)
                 into[_FEW] = lambda items: islice(items, 2)
                 with ExitStack() as contexts:
-                    for context in (*self._contexts(), within(), swapped(functions)):
+                    for context in (*self._contexts(), within()):
                         contexts.enter_context(context)
                     exec(compiled, into)
                 return {}
@@ -290,7 +306,7 @@ class CodeTrial:
         # If the unchanged code keeps nothing after a pass, one complete pass is enough.
         steady = bool(held) and getattr(self.__dict__.get("need"), "grows", None) == 0
         grows = 0 if steady and grows is None else grows
-        return Need(most, grows if self._loop else 0, run.complete or steady)
+        return Need(most, grows if self._loop else 0, run.complete or steady, run.unknown)
 
     def _passes(self, space: dict[str, Any], note: Any, keep: Any, fixed: set[str]) -> Any:
         """Yield before each pass. After each pass, give `note` the allocated bytes."""
@@ -321,8 +337,10 @@ class CodeTrial:
             exec(f"for {target} in {over}: break", space)
         return True
 
-    def _let_go(self, names: Sequence[str]) -> None:
-        """Release the variables `names` of a function, so that only the changed code holds them."""
+    def _let_go(self, names: Sequence[str], functions: dict[FunctionType, CodeType]) -> None:
+        """Release the variables `names` of a function, and give `functions` their new code."""
+        for function, code in functions.items():
+            function.__code__ = code
         local: Any = self.frame.scope.local
         for name in names if not self.frame.at_top else ():
             local.pop(name, None)
@@ -383,10 +401,16 @@ def _contexts(start: ast.AST | None, frame: frames.FailedFrame) -> Iterator[Any]
 
 
 def helps(
-    trial: CodeTrial | None, do: str, gives: int = 0, freed: int = 0, grown: int = 0, **change: Any
+    trial: CodeTrial | None,
+    do: str,
+    gives: int = 0,
+    freed: int = 0,
+    grown: int = 0,
+    then: Need | None = None,
+    **change: Any,
 ) -> Iterator[Lever]:
-    """Try a change; yield it as a lever if the code then fits or needs clearly less memory."""
-    if trial is None or trial.need is None or (then := trial.tried(**change)) is None:
+    """Try a change, or take its need `then`; yield a lever if that fits or is clearly less."""
+    if trial is None or trial.need is None or (then := then or trial.tried(**change)) is None:
         return
     need, fits = trial.need, trial.fits(then, freed)
     if need.whole > then.whole:  # only the unchanged code was run to its end

@@ -23,11 +23,10 @@ _PARTS = 8, 64  # numbers of parts to split a tensor into
 _ROWS, _PART = 5, 2  # rows of a test, and rows of its parts
 _TESTS_S = 6.0  # seconds, after which no test is started
 _MOST, _ROOM = 2**30, 2**27  # maximum bytes of a random tensor, and of all tensors in a test
-# Kinds of result, and the code that joins the parts' results: a tuple, one row for each row of the
-# operand, other rows, columns, the sum over all rows, or their mean.
-_SEVERAL, _EACH_ROW = "several", "rows"
+# Kinds of result, and the code that joins the parts' results: one row for each row of the operand,
+# other rows, columns, the sum over all rows, or their mean.
+_EACH_ROW = "rows"
 _JOINED = {
-    _SEVERAL: "map(torch.cat, zip(*[{each} {loop}]))",
     _EACH_ROW: "torch.cat([{each} {loop}])",
     "other": "torch.cat([{each} {loop}])",
     "last": "torch.cat([{each} {loop}], -1)",
@@ -46,11 +45,6 @@ class _Split(NamedTuple):
     texts: tuple[str, ...]  # the tensors to split, as the code writes them
     once: bool = False  # whether only the first use is split, as in ``x @ x.T``
     dim: int = 0  # the dimension to split: the rows, or -1 for the last one
-
-    def is_usable(self, result: str) -> bool:
-        """Whether a test passed; a tuple is usable only if the statement unpacks it."""
-        unpacked = isinstance(getattr(self.old[-1], "targets", [None])[0], ast.Tuple)
-        return bool(result) and (result != _SEVERAL or (unpacked and self.part is self.whole))
 
     def in_parts(self, rows: int, result: str) -> str:
         """Return code for the part in pieces of `rows` rows; `result` is a key of `_JOINED`."""
@@ -74,65 +68,39 @@ def split(rest: frames.RestOfCode, t: Trials) -> Iterator[Form]:
     # Do not split a `forward`, because the code that calls the module can be split instead.
     here = rest.failed is not None and rest.frame.code.co_name != "forward"
     block = frames.block_of(rest.failed or ast.Pass()) if here else []
-    yield from _moved_later(rest.failed, block) if block else ()
     found = [*_candidates(rest, block)] if block else []
     results = t.in_fork(partial(_results, rest.frame, found), _ROOM) if found else None
     tested = zip(found, results or (), strict=False)
     for _, group in groupby(tested, lambda pair: (pair[0].whole, pair[0].dim)):
-        same = [pair for pair in group if pair[0].is_usable(pair[1])]
+        same = [pair for pair in group if pair[1]]
         for n, (each, result) in enumerate(same):
             if any(other.texts == each.texts for other, _ in same[:n]):
                 continue
-            yield from _forms([(each, result)], rest.frame, block)
+            yield from _forms(each, result, rest.frame, block)
             alone = each.old == [rest.failed] and not (each.texts[1:] or each.dim)
             if result == _EACH_ROW and each.part is each.whole and alone:
-                yield from _later(each.old[0], each.whole, each.texts[0], each.texts[0], block)
-        outer = list[tuple[_Split, str]]()
-        for pair in sorted(same, key=lambda pair: [*ast.walk(pair[0].whole)].index(pair[0].part)):
-            within = (node for each, _ in outer for node in ast.walk(each.part))
-            outer += [] if pair[0].part in within else [pair]
-        if outer[1:]:
-            yield from _forms(outer, rest.frame, block)
+                yield from _later(each.old[0], each.whole, each.texts[0], block)
 
 
-def _forms(
-    split_at: list[tuple[_Split, str]], frame: frames.FailedFrame, block: list[Any]
-) -> Iterator[Form]:
-    """Yield a statement that splits all expressions in `split_at`, for each number in `_PARTS`."""
-    first, _ = split_at[0]
-    bound = getattr(first.old[-1], "targets", [None])[0]
+def _forms(each: _Split, how: str, frame: frames.FailedFrame, block: list[Any]) -> Iterator[Form]:
+    """Yield a statement that splits an expression, for each number in `_PARTS`."""
+    bound = getattr(each.old[-1], "targets", [None])[0]
     start = f"{ast.unparse(bound)} = " if bound else "return "
-    counts = [frame.scope.value(expression(e.texts[0])).shape[e.dim] for e, _ in split_at]
+    count = frame.scope.value(expression(each.texts[0])).shape[each.dim]
     for parts in _PARTS:
-        if min(counts) < parts:
+        if count < parts:
             break
-        rows = [2 ** (count // parts).bit_length() // 2 for count in counts]
-        new = {e.part: e.in_parts(n, how) for n, (e, how) in zip(rows, split_at, strict=True)}
-        text = start + _with_texts(first.whole, new)
-        yield Form(advice(text, first.old, block), text, first.old, block)
+        name, new = (
+            ast.Name("gpumagic_"),
+            each.in_parts(2 ** (count // parts).bit_length() // 2, how),
+        )
+        text = start + ast.unparse(Swap({each.part: name}.get).visit(each.whole))
+        Swap({name: each.part}.get).visit(each.whole)
+        text = text.replace(name.id, new)
+        yield Form(advice(text, each.old, block), text, each.old, block)
 
 
-def _with_texts(tree: ast.expr, new: dict[ast.expr, str]) -> str:
-    """Return the code of an expression, with the nodes in `new` replaced by their new code."""
-    names = {node: ast.Name(f"gpumagic_{n}_") for n, node in enumerate(new)}
-    text = ast.unparse(Swap(names.get).visit(tree))
-    Swap({name: node for node, name in names.items()}.get).visit(tree)
-    for node, name in names.items():
-        text = text.replace(name.id, new[node])
-    return text
-
-
-def _moved_later(made: Any, block: list[Any]) -> Iterator[Form]:
-    """Move only rows that are read: `x = y` for `x = y.to(gpu)`, ``x[n].to(gpu)`` for ``x[n]``."""
-    bound, call = getattr(made, "targets", [None])[0], getattr(made, "value", None)
-    function: Any = getattr(call, "func", None)
-    moves = getattr(function, "attr", "") in ("to", "cuda") and isinstance(bound, ast.Name)
-    if moves and isinstance(call, ast.Call):
-        whole = ast.Call(ast.Attribute(bound, function.attr), call.args, call.keywords)
-        yield from _later(made, whole, bound.id, ast.unparse(function.value), block)
-
-
-def _later(made: Any, whole: ast.expr, inner: str, source: str, block: list[Any]) -> Iterator[Form]:
+def _later(made: Any, whole: ast.expr, inner: str, block: list[Any]) -> Iterator[Form]:
     """Compute only rows that are read: `x = y` for `x = f(y)`, and ``f(y[n])`` for ``x[n]``."""
     bound, after = getattr(made, "targets", [None])[0], block[block.index(made) + 1 :]
     uses_of = dict[ast.expr, ast.expr]()
@@ -153,7 +121,7 @@ def _later(made: Any, whole: ast.expr, inner: str, source: str, block: list[Any]
     changed = {n for stmt in after for n in frames.stored(stmt)}
     if uses_of and inner.isidentifier() and not {bound.id, inner} & changed:
         some = {ast.unparse(row): ast.unparse(new) for row, new in uses_of.items()}
-        new = f"{bound.id} = {source}"
+        new = f"{bound.id} = {inner}"
         do = f"`{new}` for line {made.lineno}"
         do += "".join(f", and `{new}` for `{row}`" for row, new in some.items())
         yield Form(do, new, [made], block, uses_of)
@@ -242,8 +210,7 @@ def _result(each: _Split, frame: frames.FailedFrame, space: dict[str, Any]) -> s
         length = min(value.shape[each.dim], _ROWS) if name in texts else 0
         space[name] = _random(value.narrow(each.dim, 0, length) if length else value)
     whole = eval(ast.unparse(part), space)
-    several = isinstance(whole, tuple)
-    for result in (_SEVERAL,) if several else ("other", "last", "sum", "mean"):
+    for result in ("other", "last", "sum", "mean"):
         with suppress(Exception):  # the parts' results do not join like this
             code = each._replace(part=part, texts=texts).in_parts(_PART, result)
             _check_equal(eval(code, space), whole)
@@ -257,10 +224,6 @@ def _result(each: _Split, frame: frames.FailedFrame, space: dict[str, Any]) -> s
 def _check_equal(one: Any, two: Any) -> None:
     """Raise an error if two tensors differ by more than the rounding of their usual values."""
     torch = torch_here()
-    if isinstance(two, tuple):
-        for pair in zip(one, two, strict=True):
-            _check_equal(*pair)
-        return
     usual = float(two.detach().to(torch.complex128).abs().nanmedian())
     torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5 * usual, equal_nan=True)
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import product
-from types import CodeType, FunctionType, ModuleType
+from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 from gpumagic.usercode.frames import FailedFrame, RestOfCode, block_of, stored
@@ -301,11 +301,3 @@ class _Reader:
             do = f"`parts.append({new})` for line {made.lineno}"
             do = f"{do}, and `{old} = {joined}` after the loop (before it `parts = []`)"
             yield Form(do, new, [made], self._block)
-
-
-@contextmanager
-def swapped(functions: dict[FunctionType, CodeType]) -> Iterator[None]:
-    """Replace the code of functions and never restore it. Use this only in a dry run."""
-    for function, code in functions.items():
-        function.__code__ = code
-    yield

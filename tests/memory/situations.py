@@ -485,14 +485,14 @@ SITUATIONS = [
             "loader = torch.utils.data.DataLoader(X, batch_size=1000)",
         ],
         "for x in loader:\n    y = net(x.cuda()).relu().square().sum()\n    y.backward()",
-        "keep `X` on the CPU, made without `.to(…)` or `.cuda()`, and move each batch: `x.to(",
+        "keep `X` on the CPU, made without `.to(…)`, `.cuda()` or `device=`, and move each batch",
         48.0,
     ),
     Notebook(
         "data that are moved whole and read by rows",
         ["data = torch.ones(20000, 1024)", "net = nn.Linear(1024, 8).cuda()"],
         "X = data.to('cuda')\nfor n in range(0, 20000, 2000):\n    y = net(X[n:n + 2000]).sum()",
-        "`X = data` for line 1, and `X[n:n + 2000].to('cuda')` for `X[n:n + 2000]`",
+        "keep the data of In [",
     ),
     Notebook(
         "texts that are padded far beyond the longest",
@@ -585,7 +585,7 @@ SITUATIONS = [
         ["net = nn.Sequential(nn.Linear(2, 256), nn.ReLU(), nn.Linear(256, 3)).cuda()"],
         "n = torch.linspace(0, 1, 200, device='cuda')\nxy = torch.cartesian_prod(n, n)\n"
         "rgb = net(xy).sigmoid()",
-        "`rgb = torch.cat([net(rows).sigmoid() for rows in xy.split(4096)])` for line 3",
+        "`with torch.no_grad(): rgb = torch.cat([net(rows).sigmoid() for rows in xy.split(4096)])`",
         often=True,
     ),
     Notebook("a batch too large", [PERCEPTRON], TRAIN, "`loss = sum(rows"),
@@ -656,7 +656,7 @@ SITUATIONS = [
         "a data set beside a model",
         ["net = nn.Linear(1280, 4095, device='cuda')", "X = torch.ones(10 * 2**10, 1280)"],
         "batch = X.to('cuda')\nnet(batch[:9])",
-        "`batch = X` for line 1",
+        "keep the data of In [",
         often=True,
     ),
     Notebook(

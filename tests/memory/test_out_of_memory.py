@@ -531,7 +531,9 @@ def test_pairs_of_samples_and_data_cut_in_a_loop_are_no_batch(small, shown, cell
     rows, on = (5000, ", device='cuda'") if "cdist" in cell else (70_000, "")
     small.run(START + f"data = torch.ones({rows}, 256{on})")
     small.run(cell)
-    assert [lever for lever in shown.pop().levers if "batch" in lever.do] == []
+    levers = shown.pop().levers
+    assert [lever for lever in levers if "a batch of" in lever.do] == []
+    assert ("each batch" in str(levers)) == ("9" in cell)
 
 
 def test_what_a_needed_variable_shares_does_not_keep_another_from_being_deleted(small, shown):
@@ -741,3 +743,63 @@ def test_shapes_that_broadcast_are_told_once(small, shown):
     small.run(START + "net, X = nn.Linear(8, 1).cuda(), mib(0.25).view(-1, 8)\ny = X[:, 0].clone()")
     small.run("loss = F.mse_loss(net(X), y)")
     assert len([lever for lever in shown.pop().levers if ".view(" in lever.do]) == 1
+
+
+MOVED_WHOLE = {
+    "in a function that reads batches": (
+        "def train(X, bs=500):\n    order = torch.randperm(len(X), device='cuda')\n"
+        "    for i in range(0, len(X), bs):\n        net(X[order[i : i + bs]]).sum().backward()",
+        "X = data.to('cuda')\ntrain(X)",
+        ("In [3], line 1", ': `X[order[i : i + bs].cpu()].to("cuda:0")`'),
+    ),
+    "in a helper function": (
+        "def to_gpu(x):\n    return torch.tensor(x.numpy(), device='cuda')",
+        "loader = torch.utils.data.DataLoader(to_gpu(data), batch_size=500)\n"
+        "for x in loader:\n    net(x).sum().backward()",
+        ("In [2], line 2", ": in `for x in loader:`"),
+    ),
+    "by the samples of a data set": (
+        "class Rows(torch.utils.data.Dataset):\n    def __init__(self, every):\n"
+        "        self.rows = []\n        for x in every:\n            self.rows.append(x.cuda())",
+        "rows = Rows(data.split(50))",
+        ("In [2], line 5", ""),
+    ),
+}
+
+
+@pytest.mark.parametrize("where", MOVED_WHOLE)
+def test_data_that_are_moved_whole_are_kept_on_the_cpu(small, shown, where):
+    before, cell, (line, batch) = MOVED_WHOLE[where]
+    small.run(f"{START}data, net = torch.ones(4000, 5120), nn.Linear(5120, 64).cuda()")
+    small.run(before)
+    small.run(cell)
+    (found,) = shown.pop().levers[:1]
+    assert found.do == (
+        f"keep the data of {line} on the CPU, made without `.to(…)`, `.cuda()` or `device=`, "
+        f"and move each batch{batch}"
+    )
+    assert found.fits
+
+
+def test_rows_of_code_without_a_backward_pass_need_no_graph_either(small, shown):
+    small.run(
+        f"{START}net = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 256)).cuda()"
+    )
+    small.run("X = torch.ones(22_000, 256)")
+    small.run("out = net(X.cuda())")
+    lever = shown.pop().levers[0]
+    assert lever.do.startswith("`with torch.no_grad(): out = torch.cat([net(rows.cuda())")
+    assert lever.fits
+    assert small.run(f"%gpufree\n{lever.do.split('`')[1]}").success
+
+
+def test_an_optimizer_with_less_state_is_offered_where_the_first_step_does_not_fit(small, shown):
+    small.run(f"{START}net, x = nn.Linear(2048, 2047).cuda(), torch.ones(1, 2048).cuda()")
+    small.run("opt = torch.optim.Adam(net.parameters())")
+    cell = "net(x).sum().backward()\nopt.step()"
+    small.run(f"spare = mib(8)\n{cell}".replace("opt.step()", "opt.step(); spare.sum()"))
+    lever = next(each for each in shown.pop().levers if "for `Adam`" in each.do)
+    assert lever.fits
+    name = lever.do.split("`")[1]
+    small.run(f"%gpufree opt\nopt = {name}(net.parameters(), lr=0.1)")
+    assert small.run(cell).success

@@ -72,10 +72,6 @@ CASES = {
         "x, m = torch.randn(5000, 16, device=D), torch.randn(5000, device=D)",
         "out = x @ x.T @ m",
     ),
-    "data of which rows are read": (
-        "data = torch.randn(5000, 4000)",
-        f"X = data.to(D)\n{SUMS.format('X', 4000)}",
-    ),
     "classes of which rows are read": (
         "y = torch.arange(5000, device=D) % 3000",
         f"hot = F.one_hot(y, 3000).float()\n{SUMS.format('hot', 3000)}",
@@ -91,14 +87,6 @@ CASES = {
     "a chain that ends in one number": (
         "x, y = torch.randn(2, 2500, 2000, device=D)",
         "a = (x - y) ** 2\nout = a.sum(1).max()",
-    ),
-    "values and their places": (
-        "x = torch.randn(6000, 8, device=D)",
-        "out, places = (x @ x.T).topk(3, dim=1)",
-    ),
-    "sums of classes": (
-        "x, y = torch.randn(60000, 8, device=D), torch.arange(60000, device=D) % 150",
-        "hot = F.one_hot(y, 150).float()\nout = hot.T @ x / hot.sum(0)[:, None]",
     ),
     "a sum over the last dimension": (
         "m, v = torch.randn(300, 1, 1, device=D), torch.randn(1500, device=D)",
