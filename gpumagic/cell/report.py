@@ -3,7 +3,7 @@
 The line has the device, the time, the peak memory, and at most two clauses, such as on moves.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html import escape
 
@@ -13,7 +13,7 @@ from gpumagic.display.table import Shown, block, coded
 from gpumagic.display.units import duration, size, some
 from gpumagic.ledger import ledger_view
 from gpumagic.ledger.entry import Ledger, Memory
-from gpumagic.moving.moved import Left, Moved, Moves
+from gpumagic.moving.moved import Left, Moved, Moves, clauses
 
 FOR_GOOD = " for good (%ongpu home undoes it)"
 
@@ -70,7 +70,7 @@ class Report(Shown):
     @property
     def says_once(self) -> frozenset[str]:
         """Clauses of this report that later reports of the notebook need not repeat."""
-        said = [*_left(self.left), *([_taken(self)] if self.taken else [])]
+        said = [*(clauses(self.left) if self.left else ()), *([_taken(self)] if self.taken else [])]
         return frozenset([*said, FOR_GOOD] if self.moved and self.returned is None else said)
 
     @property
@@ -139,7 +139,7 @@ def html(report: Report) -> str:
 def _hints(report: Report) -> list[str]:
     """Return advice for the cell, without the ledger's advice if the ledger's table is shown."""
     itself = "cuda" in report.elsewhere and "--no-move" not in report.elsewhere
-    first = [_ITSELF.format(report.device)] if itself else []
+    first = [_ITSELF.format(report.device)] if itself and not _causes(report) else []
     shown = report.table or not report.ledger.entries
     return first if shown else [*first, *ledger_view.hints(report.ledger)]
 
@@ -171,8 +171,10 @@ def _happened(report: Report) -> Iterator[str]:
         yield taken
     if report.ledger.entries and (said := ledger_view.line(report.ledger, without=_OMITTED)):
         yield said
-    if left := [part for part in _left(report.left) if part not in report.said]:
-        yield f"left {'; '.join(left)}"
+    if report.left:
+        known = report.said.difference(_causes(report))
+        if left := [part for part in clauses(report.left) if part not in known]:
+            yield f"left {'; '.join(left)}"
     if report.results:
         yield f"new on {report.device}: {some(report.results)}"
     if report.batches.count:
@@ -192,12 +194,9 @@ def _taken(report: Report) -> str:
     return f"{' and '.join(report.taken)} {was} replaced by {report.device}"
 
 
-def _left(left: Iterable[Left]) -> Iterator[str]:
-    """Yield a clause for each reason why variables stayed: ``X, y: a dataset stays …``."""
-    names: dict[str, list[str]] = {}
-    for part in left:
-        names.setdefault(part.reason, []).append(part.name)
-    return (f"{some(found)}: {reason}" for reason, found in names.items())
+def _causes(report: Report) -> list[str]:
+    """Return clauses on the variables that stayed on another GPU, where the work ran too."""
+    return clauses(x for x in report.left if "cuda" in x.device and x.device in report.elsewhere)
 
 
 def _details(report: Report) -> list[table.Column]:

@@ -18,6 +18,7 @@ from gpumagic.errors import GpuError
 from gpumagic.faults import first_line, in_words
 from gpumagic.frameworks.framework import NO_OTHERS, FrameworksOn
 from gpumagic.frameworks.public import explained_at_once
+from gpumagic.moving.moved import Left
 from gpumagic.usercode.program import FUNCTION, Program
 from gpumagic.usercode.values import comes_from, torch_here
 
@@ -42,6 +43,7 @@ class CopiedVariables:
     ) -> None:
         self.seconds = 0.0  # time of copying, including synchronization
         self.notes: tuple[str, ...] = ()
+        self.left: list[Left] = []  # values whose tensors stay on their devices, such as datasets
         self.function = function
         # Variables that the code does not read are shared. Built-ins are added because torch's
         # dispatch modes look them up in these globals.
@@ -89,7 +91,7 @@ class CopiedVariables:
                         "it; create it in the cell"
                     ) from None
             every = {**values, **copier.read_by_functions}
-            homes, self.notes = _homes(self.globals, every, device)
+            homes, self.notes, self.left = _homes(self.globals, every, device)
             self.storages.copy(homes)
             try:
                 made = copier.read(values)
@@ -107,17 +109,19 @@ class CopiedVariables:
 
 def _homes(
     namespace: Mapping[str, Any], values: Mapping[str, Any], device: "torch.device | None"
-) -> tuple[dict[int, "torch.device"], tuple[str, ...]]:
-    """Return the devices of tensors' copies, by the tensor's id, and notes on graphs not copied."""
+) -> tuple[dict[int, "torch.device"], tuple[str, ...], list[Left]]:
+    """Return the devices of copies by tensor id, notes on graphs, and the values that stay."""
     if device is None:
-        return {}, ()
+        return {}, (), []
     from gpumagic.moving.find_tensors import TensorFinder
 
     finder = TensorFinder(namespace.get("__name__") or "__main__")
     finder.variables(values.items())
     tracked = (found.path for found in finder.tensors if found.tensor.grad_fn is not None)
     notes = dict.fromkeys(f"{path}: copied without its autograd graph" for path in tracked)
-    return {id(found.tensor): found.home or device for found in finder.tensors}, tuple(notes)
+    left = [*finder.left, *(held.left for held in finder.staying if held.must_move(device))]
+    homes = {id(found.tensor): found.home or device for found in finder.tensors}
+    return homes, tuple(notes), left
 
 
 def place(stack: ExitStack, device: "torch.device", space: dict[str, Any]) -> None:
@@ -170,14 +174,18 @@ class Trial:
         space.update(self._values)
         if self.copies.function is not None:
             space[FUNCTION] = self.copies.function
-        with explained_at_once():
+        with explained_at_once(str(self.device or "")):
             self._program.set_up(space)
         self.loop = self._program.looped(space)
 
     def first(self) -> Any:
         """Run the program once and return its value."""
-        with explained_at_once():
+        with explained_at_once(str(self.device or "")):
             return self._program.once(self.copies.globals)
+
+    def has_copies_there(self) -> bool:
+        """Whether copies of tensors are on the device. Code may write them without allocating."""
+        return any(copy.device == self.device for _, copy in self.copies.storages.tensors())
 
     def close(self) -> None:
         """Free the copies."""

@@ -8,8 +8,9 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from gpumagic import faults
@@ -19,7 +20,7 @@ from gpumagic.errors import GpuError, check_exception
 from gpumagic.frameworks import known
 from gpumagic.frameworks.framework import Framework, FrameworksOn, device_of
 from gpumagic.frameworks.known import Needed, holds, imported
-from gpumagic.mismatch.explanation import Explanation
+from gpumagic.mismatch.explanation import Explanation, trial_on
 from gpumagic.moving.moved import Moves, Origins, all_of
 from gpumagic.usercode.files import P, R, last_cell, name_in, unseen
 from gpumagic.usercode.values import Step, class_name, is_tensor, own, parts_of, walk
@@ -183,24 +184,29 @@ def move(value: object, where: object) -> Moves:
 
 def bring_home(
     namespace: dict[str, Any], *, created: bool = False, whole: bool = False
-) -> tuple[Moves, list[str]]:
-    """Undo the moves that cells made. Return a report, and the names of variables still on a GPU.
+) -> tuple[Moves, dict[str, set[str]]]:
+    """Undo the moves that cells made. Return a report, and the GPUs of variables still on GPUs.
     If `whole`, undo all moves or none. If `created`, also move variables made on a GPU."""
     cuda_state.check()
     frameworks = known.in_use()
     home = [framework.home(namespace) for framework in frameworks]
     for framework in frameworks if created else ():
-        outputs = {f"Out[{number}]": value for number, value in namespace.get("Out", {}).items()}
-        held = own_variables(namespace) | (outputs if framework.name == "torch" else {})
+        held = (with_outputs if framework.name == "torch" else own_variables)(namespace)
         there = [(name, held[name]) for name in framework.away(held)]
         home.append(framework.move(there, CPU, namespace, []))
     held = own_variables(namespace)
-    left = [name for framework in frameworks for name in framework.away(held)]
+    left = dict(chain.from_iterable(each.away(held).items() for each in frameworks))
     if whole and left:
         for framework, moves in zip(frameworks, home, strict=True):
             _undo(framework, moves, namespace)
         return Moves(), left
     return all_of(home), left
+
+
+def with_outputs(namespace: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the user's variables, and the cells' results under names such as ``Out[3]``."""
+    outputs = {f"Out[{number}]": value for number, value in namespace.get("Out", {}).items()}
+    return own_variables(namespace) | outputs
 
 
 def _undo(framework: Framework, moves: Moves, namespace: dict[str, Any]) -> None:
@@ -250,12 +256,15 @@ def explain(
 
 
 @contextmanager
-def explained_at_once() -> Iterator[None]:
-    """If the block raises an error, explain the error while the variables still exist."""
+def explained_at_once(device: str) -> Iterator[None]:
+    """If the block raises an error, explain the error while the variables still exist.
+    If `device` is given, the code runs on it now, and is to run on other devices too."""
     try:
         yield
     except Exception as error:
-        own(error)[_EXPLAINED] = explain(error)
+        context = copy_context()
+        context.run(trial_on.set, device)
+        own(error)[_EXPLAINED] = context.run(explain, error)
         raise
 
 

@@ -126,4 +126,4 @@ def bring_results(namespace: dict[str, Any]) -> list[str]:
     results = [t for t in finder.tensors if t.tensor.is_cuda and t.tensor.grad_fn is not None]
     for each in results:
         each.tensor.data = each.tensor.data.cpu()
-    return [each.root for each in results]
+    return [*dict.fromkeys(each.root for each in results)]

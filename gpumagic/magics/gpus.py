@@ -2,7 +2,7 @@
 
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,6 @@ from gpumagic.telemetry import collect
 from gpumagic.telemetry.snapshot import Snapshot
 from gpumagic.usercode.files import user_namespace
 from gpumagic.usercode.values import torch_here
-from gpumagic.usercode.variables import own_variables
 
 
 def gpus(where: str | None = None) -> Snapshot:
@@ -80,7 +79,7 @@ def virtual_on(
 def virtual_off(cells: Any, *, force: bool = False) -> None:
     """Move variables back, and turn virtual GPUs off. GpuError if tensors stay, unless `force`."""
     from gpumagic import virtual
-    from gpumagic.frameworks.public import bring_home
+    from gpumagic.frameworks.public import bring_home, with_outputs
 
     if not virtual.enabled():
         print("virtual GPUs were not on")
@@ -94,8 +93,7 @@ def virtual_off(cells: Any, *, force: bool = False) -> None:
     if force and torch_here() is not None:
         from gpumagic.frameworks.torch_framework import bring_results
 
-        namespace = cells.shell.user_ns
-        results = bring_results(own_variables(namespace) | {"Out": namespace.get("Out")})
+        results = bring_results(with_outputs(cells.shell.user_ns))
     alive = virtual.live_tensors()
     if alive and not force:
         raise GpuError(_why_not_off(made))
@@ -108,7 +106,7 @@ def virtual_off(cells: Any, *, force: bool = False) -> None:
     print(f"virtual GPUs are off{ended}{lost}")
 
 
-def _why_not_off(made: list[str]) -> str:
+def _why_not_off(made: Iterable[str]) -> str:
     """Return why virtual GPUs stay on: the variables `made`, or other tensors, are on them."""
     if made:
         force_it = "to move all to the CPU first, type %gpus --virtual off --force"
@@ -127,8 +125,11 @@ def move_back(namespace: dict[str, Any]) -> str:
 
     home, there = bring_home(namespace)
     done = home.back if home.moved else "nothing to move back"
-    made = some(there)
-    return f"{done}; created on a GPU, and still there: {made}" if made else done
+    for moved in home.moved:
+        # A variable whose former device is a GPU is back there. Of others, a part was not moved.
+        if (gpus := there.pop(moved.name, set())).intersection(moved.sources):
+            there[f"part of {moved.name}"] = gpus
+    return f"{done}; still on a GPU: {some(there)}" if there else done
 
 
 def memory_of(asked: Sequence[str]) -> tuple[Any, Any]:

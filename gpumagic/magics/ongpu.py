@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _LINE = re.compile(r"%%ongpu(?!\w|\s*\?|\s+(-h|--help|help)\s*$)")
 # Matches magics that choose their own devices.
-_TIMED = re.compile(r"get_ipython\(\)\.run_cell_magic\('gpu(time|diff|fit)'")
+_TIMED = re.compile(r"get_ipython\(\)\.run_cell_magic\('(gpu(?:time|diff|fit))'")
 # IPython would parse `%ongpu cuda?` as a request for help on `cuda`.
 _FALLBACK_LINE = re.compile(r"%(?P<magic>ongpu|gpus)\s+(?P<where>\S+\?)\s*$")
 _BEGUN = re.compile(r"""^get_ipython\(\)\.begin_ongpu\(((['"])(?:\\.|(?!\2).)*\2)\)""")
@@ -81,6 +81,12 @@ def _begin_standing(body: list[ast.stmt]) -> None:
         ast.copy_location(node, body[0])
     future = (isinstance(node, ast.ImportFrom) and node.module == "__future__" for node in body)
     body.insert(max((n + 1 for n, is_future in enumerate(future) if is_future), default=0), call)
+
+
+def _timed(body: list[ast.stmt]) -> str:
+    """Return the name of the magic that is the whole cell and chooses its own devices, or ""."""
+    found = _TIMED.match(ast.unparse(body[0])) if len(body) == 1 else None
+    return found[1] if found else ""
 
 
 def _begin(text: str) -> str:
@@ -167,7 +173,7 @@ class CellHooks:
             cell.tree, cell.elsewhere, body[1:] = own, True, []
         elif cell and cell.tree is None:
             placed = self.standing and body and not (line or cell.silent)
-            if placed and not (len(body) == 1 and _TIMED.match(ast.unparse(body[0]))):
+            if placed and not _timed(body):
                 _begin_standing(body)
             cell.tree = own
         return tree
@@ -202,6 +208,10 @@ class CellHooks:
         file = sys._getframe(1).f_code.co_filename
         _show_as_typed(file)
         asked = _request(text) if text else self.standing
+        if text and asked and (magic := _timed(getattr(cell.tree, "body", []))):
+            raise UsageError(
+                f"%%{magic}: the cell says %%ongpu {asked.where} too; leave that line out"
+            )
         if asked is None or (cell.run is not None and cell.request == asked):
             return None
         try:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from gpumagic import faults
 from gpumagic.mismatch import fixes, sources
-from gpumagic.mismatch.explanation import Explanation, Operand, expression
+from gpumagic.mismatch.explanation import Explanation, Operand, expression, trial_on
 from gpumagic.mismatch.lost_copies import keep_copies
 from gpumagic.mismatch.operand import TRANSFERS, Part, Reader, full, tensors_of
 from gpumagic.mismatch.operation import (
@@ -55,7 +55,7 @@ def explain(
         for each in errors(error):
             if (message := read(each)) and (found := failed_frames(each.__traceback__)):
                 found[0].scope.outer = {**(namespace or {}), **found[0].scope.outer}
-                return _explain(found, message, target, here)
+                return _explain(found, message, target or trial_on.get(), here)
     return None
 
 

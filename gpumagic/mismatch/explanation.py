@@ -3,6 +3,7 @@
 import ast
 import linecache
 from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from html import escape
 from textwrap import dedent, indent
@@ -12,6 +13,9 @@ from gpumagic.display.table import Shown, block, tag
 from gpumagic.display.units import size
 from gpumagic.usercode.files import label, last_cell, shell
 from gpumagic.usercode.frames import FailedFrame, loops_around, parents, statement, uses
+
+trial_on: ContextVar[str] = ContextVar("gpumagic_trial_on", default="")
+"""The device of this run, if the code is to run on several devices: then fixes name no device."""
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gpumagic.mismatch.explanation import trial_on
 from gpumagic.mismatch.operand import Part, Reader, device_of, full
 from gpumagic.mismatch.operation import Operation, named_in, operation, ran_mixed
 from gpumagic.mismatch.sources import only_assignment
@@ -130,7 +131,11 @@ def written_device(site: Site, target: str, line: ast.stmt, *, inside: bool = Fa
         device = device_of(value) if type(value) is not int else None
         if device is not None and full(device) == target:
             return name
-    return f'"{target}"'
+    if trial_on.get() != target:
+        return f'"{target}"'
+    there = (p.text for p in site.at.parts if p.kind == "module" and p.devices == (target,))
+    module = next((name for name in there if first_name(name) not in unknown), None)
+    return f"next({module}.parameters()).device" if module else "torch.get_default_device()"
 
 
 def _at_hand(site: Site, inside: bool) -> list[str]:
@@ -139,7 +144,7 @@ def _at_hand(site: Site, inside: bool) -> list[str]:
     kinds = (ast.Name, ast.Attribute)
     nodes = [n for n in nodes if isinstance(n, kinds) and (inside or not in_own_scope(n))]
     layers = [part.text for part in site.at.parts if part.kind == "module"]
-    layers = [] if site.frame.at_top else [f"{name}.weight" for name in layers]
+    layers = [f"{name}.weight" for name in layers if trial_on.get() or not site.frame.at_top]
     names = [*map(ast.unparse, nodes), *site.frame.parameters, *layers]
     return [name for name in names if not name.endswith((".grad", ".data"))]
 

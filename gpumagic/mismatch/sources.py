@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gpumagic.mismatch import operand
+from gpumagic.mismatch import explanation, operand
 from gpumagic.mismatch.explanation import RERUN, Fix, Operand, around, bracketed, can_precede
 from gpumagic.mismatch.operation import Operation, named_in, nodes_around, storages
 from gpumagic.usercode.files import is_users, label
@@ -259,12 +259,13 @@ def before_transfer(node: ast.AST, reader: operand.Reader, target: str | None) -
     part, around = reader.part(owner), next(parents(node), None)
     whole = not isinstance(around, ast.expr) or isinstance(around, ast.Call)
     text = reader.text(owner) if whole else bracketed(owner, reader.text(owner))
-    return text if part is not None and part.device == target else ""
+    # A value on the device of this run may be on another one in the next run, so it moves there.
+    return text if part and part.device == target and not explanation.trial_on.get() else ""
 
 
 def moved(node: Any, reader: operand.Reader, target: str, device: str, detached: str) -> str:
     """Return code to move an expression: ``x.cuda()`` or ``x.to(y)`` becomes ``x.to(device)``."""
-    moves = target != "cpu" and moves_to_device(node, reader)
+    moves = (target != "cpu" or explanation.trial_on.get()) and moves_to_device(node, reader)
     whole = node.func.value if moves else node
     whole_text = bracketed(whole, reader.text(whole)) + detached
     return before_transfer(node, reader, target) or moving(whole_text, device)

@@ -75,6 +75,11 @@ class Held:
         """Whether any tensor in the object must be copied for a move to `device`."""
         return any(found.must_move(device) for found in self.tensors)
 
+    @property
+    def left(self) -> Left:
+        """The object as a part that stays."""
+        return Left(written(self.steps), self.reason, str(self.tensors[0].tensor.device))
+
 
 class TensorFinder:
     """Collect each tensor once, under the variable through which it was first found.

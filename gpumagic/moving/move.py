@@ -56,7 +56,7 @@ def move_all(
     for name, optimizer in instances_in(namespace, Optimizer) if moving else ():
         finder.state(optimizer, (name,), only=moving)
     staying = (held for held in finder.staying if held.must_move(device))
-    left = [*finder.left, *(Left(written(held.steps), held.reason) for held in staying)]
+    left = [*finder.left, *(held.left for held in staying)]
     moved: tuple[Moved, ...] = ()
     if moving:
         # The plan adds to `origins` while tensors move, so that an interrupt loses no origin.
@@ -102,7 +102,7 @@ class MovePlan:
             if not found.must_move(device):
                 continue
             if reason := immovable(found.tensor):
-                self.left.append(Left(found.path, reason))
+                self.left.append(Left(found.path, reason, str(found.tensor.device)))
             elif has_plain_storage(found.tensor):
                 shared.setdefault(found.tensor.untyped_storage()._cdata, []).append(found)
             else:

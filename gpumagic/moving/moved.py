@@ -16,6 +16,20 @@ class Left:
 
     name: str
     reason: str
+    device: str = field(default="", compare=False)  # where it stays; empty if unknown
+
+
+def clauses(left: Iterable[Left]) -> list[str]:
+    """Return a clause for each reason why variables stayed: ``X, y: a dataset stays …``."""
+    names: dict[str, list[str]] = {}
+    for part in left:
+        names.setdefault(part.reason, []).append(part.name)
+    return [f"{some(found)}: {reason}" for reason, found in names.items()]
+
+
+def reasons(left: Iterable[Left]) -> str:
+    """Return the end of a sentence: ``"; left X, y: a dataset stays …"``; empty if all moved."""
+    return f"; left {'; '.join(found)}" if (found := clauses(left)) else ""
 
 
 @dataclass(frozen=True)

@@ -27,10 +27,11 @@ from torch import Tensor
 from gpumagic.copies.trial import Trial
 from gpumagic.device import Device, cuda_state
 from gpumagic.display.table import Shown, block, coded, wrapped
-from gpumagic.display.units import many
+from gpumagic.display.units import both, many
 from gpumagic.errors import GpuError, meant, note
 from gpumagic.isolation.settings import Randomness, deferred, kept
 from gpumagic.isolation.worker import Quiet
+from gpumagic.moving.moved import reasons
 from gpumagic.numerics.recorded_run import RecordedOperation, Recorder
 from gpumagic.placement.torch_devices import as_torch, find
 from gpumagic.timing.agreement import array_differences, dtype_of, tolerance
@@ -79,6 +80,7 @@ class NumericDiff(Shown):
     operations: int  # number of operations whose results were compared
     largest: float  # the largest relative difference of results that agree
     notes: tuple[str, ...]
+    unused: str = ""  # the devices on which torch ran nothing, and why: "cuda:0; left ds: …"
 
     @property
     def first(self) -> Gap | None:
@@ -87,8 +89,8 @@ class NumericDiff(Shown):
 
     @property
     def agree(self) -> bool:
-        """Whether all results agree, except for choices among equal numbers."""
-        return all(each.choice for each in self.found)
+        """Whether all results agree, except for choices among equal numbers. Both sides ran."""
+        return not self.unused and all(each.choice for each in self.found)
 
 
 def diff(
@@ -145,7 +147,12 @@ def diff(
             cuda_state.collect()
     if not any(run.operations or any(run.variables.values()) for run in runs):
         raise GpuError("nothing to compare: the code ran no operation of torch")
-    return _compared(runs, tuple(pair), max(tolerance(name)[0] for name in pair), [*notes])
+    found = _compared(runs, tuple(pair), max(tolerance(name)[0] for name in pair), [*notes])
+    on = [as_torch(side) if isinstance(side, Device) else None for side in pair.values()]
+    ran = zip(pair, on, runs, strict=True)
+    idle = {name: run for name, at, run in ran if at and run.devices and at not in run.devices}
+    left = dict.fromkeys(part for run in idle.values() for part in run.left)
+    return replace(found, unused=both(idle) + reasons(left))
 
 
 def _sides(given: tuple[object, ...]) -> dict[str, Device | torch.dtype]:
@@ -165,7 +172,7 @@ def _run(
     trial = Trial(made, as_torch(side) if isinstance(side, Device) else None, namespace, {})
     try:
         trial.set_up()
-        copied = trial.copies.storages.tensors()
+        copied, recorder.left = trial.copies.storages.tensors(), trial.copies.left
         if isinstance(side, torch.dtype):
             torch.set_default_dtype(side)
             for _, tensor in copied:
@@ -349,6 +356,9 @@ def html(diff: NumericDiff) -> str:
 def _lines(diff: NumericDiff) -> list[str]:
     """Return the headline, the numbers, other divergences, and the notes."""
     sides, found = " and ".join(diff.sides), diff.first
+    unused = [f"torch ran nothing on {diff.unused}"] if diff.unused else []
+    if found is None and unused:
+        return [f"nothing to compare: {unused[0]}"]
     if found is None:
         words = f"largest difference {diff.largest:.0e}" if diff.largest else "equal"
         return [f"{sides} agree: {words}", *diff.notes]
@@ -362,4 +372,4 @@ def _lines(diff: NumericDiff) -> list[str]:
     how = "agree, except for a choice" if diff.agree else "differ"
     answer = "; ".join(filter(None, [found.why, numbers, inputs]))
     also = [f"also at {each.where}" for each in diff.found if each is not found][:4]
-    return [f"{sides} {how} at {found.where}", answer, *also, *diff.notes]
+    return [f"{sides} {how} at {found.where}", answer, *also, *unused, *diff.notes]

@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from gpumagic import faults
 from gpumagic.ledger.attribute import uncounted
 from gpumagic.moving.find_tensors import TensorFinder
+from gpumagic.moving.moved import Left
 from gpumagic.usercode.files import expression, line_at, user_frame
 
 _MOST = 2**29  # maximum bytes of host memory for the results of one run
@@ -74,6 +75,8 @@ class Recorder(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.operations: list[RecordedOperation] = []
         self.variables: dict[str, dict[str, RecordedOperation]] = {}  # by name, then by path
+        self.devices: set[torch.device] = set()  # of the tensors that operations used
+        self.left: list[Left] = []  # variables whose tensors stayed on their devices
         self.read: set[int] = set()  # ids of storages that a later operation or a variable used
         self.full = False  # whether results were not saved for lack of room
         self._room = _MOST  # bytes left for results
@@ -122,6 +125,7 @@ class Recorder(TorchDispatchMode):
 
     def _record(self, name: str, given: Any, writes: list[Tensor], result: Any) -> None:
         reads = _tensors(given)
+        self.devices.update(each.device for each in (*reads, *_tensors(result)))
         # A view of an input is not a new result.
         old = {_storage(each) for each in reads if name != "aten.lift_fresh"}
         makes = [each for each in _tensors(result) if _storage(each) not in old]

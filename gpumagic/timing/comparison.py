@@ -15,6 +15,7 @@ from gpumagic.device import Device
 from gpumagic.display import table
 from gpumagic.display.units import both
 from gpumagic.errors import GpuError, library_needed
+from gpumagic.moving.moved import Left, reasons
 from gpumagic.timing.agreement import Agreement
 from gpumagic.usercode import sweep as sweeping
 
@@ -46,6 +47,8 @@ class Timing:
     copy_seconds: float = 0.0  # seconds of copying the inputs; not part of `seconds`
     first: float | None = None  # seconds of the first run, which may include compiling
     peak: Mapping[str, int] = field(default_factory=dict)  # by device, without inputs
+    unused: str = ""  # the GPUs in `where` on which torch ran nothing; empty if none, or unknown
+    left: tuple[Left, ...] = ()  # variables whose tensors stayed on their devices
     transfers: str = ""  # copies and waits in the first run, as text
     alone: tuple[float, ...] = ()  # seconds of one run on each of several devices in turn
     error: str | None = None  # why there are no `seconds`, such as "out of memory"
@@ -76,10 +79,14 @@ class Timing:
 
     @property
     def elsewhere(self) -> str:
-        """The devices that the code itself chose; empty if the code used the timed device."""
+        """A sentence if the code did not use the timed device, with the reason; else empty."""
         used = {device for device, nbytes in self.peak.items() if nbytes}
-        mine = {*self.where.split("+")}
-        return "" if used & mine else ", ".join(sorted(used - mine))
+        others = sorted(used) if used.isdisjoint(self.where.split("+")) else []
+        why = reasons(x for x in self.left if not others or x.device in others)
+        if others:
+            why = why or ", which it names itself in `device=` or `.to()`"
+            return f"{self.where}: the code ran on {', '.join(others)}{why}"
+        return f"torch ran nothing on {self.unused}{why}" if self.unused and self.seconds else ""
 
     @property
     def iqr(self) -> float | None:

@@ -45,9 +45,9 @@ def html(comparison: Comparison) -> str:
     setup = f"# set-up\n{comparison.setup.strip()}\n\n" if comparison.setup else ""
     how = notes + tag("pre", setup + comparison.code.strip("\n"), "gm-code")
     answer = _answer(comparison)
-    if _is_line(comparison):
-        return block(folded(answer[0], how), "table", "comparison")
     parts = [tag("div", line, "gm-answer gm-bad") for line in _wrong(comparison)]
+    if _is_line(comparison):
+        return block("".join([*parts, folded(answer[0], how)]), "table", "comparison")
     parts += [tag("div", line, "gm-answer") for line in answer]
     if comparison.sweep:
         rows = table.html(_of_sweep(comparison), fold=_HTML_FOLD)
@@ -87,11 +87,7 @@ def _is_line(comparison: Comparison) -> bool:
 
 def _wrong(comparison: Comparison) -> list[str]:
     """Return warnings: a device that the code did not use, results that differ, an interrupt."""
-    elsewhere = {t.where: t.elsewhere for t in comparison.timings if t.elsewhere}
-    said = [
-        f"{where}: the code ran on {used}, which it names itself in `device=` or `.to()`"
-        for where, used in elsewhere.items()
-    ]
+    said = list(dict.fromkeys(t.elsewhere for t in comparison.timings if t.elsewhere))
     said += [
         f"{f.where} gives different numbers from {f.reference}{_at(f.values)}: {f.reason}"
         for f in filter(None, map(comparison.disagreement, comparison.devices))

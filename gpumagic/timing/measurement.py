@@ -12,6 +12,7 @@ from typing import Any
 from gpumagic import faults
 from gpumagic.copies.trial import Trial
 from gpumagic.device import CPU, Device
+from gpumagic.display.units import both
 from gpumagic.frameworks.framework import FrameworksOn
 from gpumagic.frameworks.known import Needed, torch_itself
 from gpumagic.frameworks.watching import watch
@@ -109,12 +110,14 @@ class Measuring:
             copied=sum(each.storages.nbytes for each in copies),
             copy_seconds=sum(each.seconds for each in copies),
         )
+        self._found(left=tuple(copies[0].left))
         self.notes = tuple(note for each in copies for note in each.notes)
+        there = {trial.where for trial in trials if trial.has_copies_there()}
         with deferred():  # an interrupt here would leave the runner's threads running
             runner = Runner(trials, task.stopwatch)
             stack.callback(runner.close)
-        peak = _peak_memory(self._target, task.needed)
-        stack.callback(lambda: self._found(peak=peak()))
+        stop = _peak_memory(self._target, task.needed, there)
+        stack.callback(lambda: self._found(**stop()))
         after = []
         every = [task.needed.of_torch(device) for target in task.targets for device in target]
         for n in range(len(trials)):
@@ -181,19 +184,21 @@ class Measuring:
                 self._found(alone=alone.seconds)
 
 
-def _peak_memory(target: Target, needed: Needed) -> Callable[[], dict[str, int]]:
-    """Start measuring memory; return a function that ends the measurement and returns the peaks."""
+def _peak_memory(target: Target, needed: Needed, there: set[str]) -> Callable[[], dict[str, Any]]:
+    """Start measuring memory; return a function that ends this, and returns `peak` and `unused`.
+    `there` has the devices with copies of tensors."""
     torch = torch_here()
     stops = [] if torch is None else [torch_itself().peak(target[0])]
     stops += [each.peak(device) for each in needed.others for device in target]
 
-    def stop() -> dict[str, int]:
+    def stop() -> dict[str, Any]:
         found = Counter[str]()
         for memory in (memory for stop in stops for memory in stop()):
             found[memory.device] += memory.peak - memory.before
         # If only torch is in use, a GPU without a reported peak has allocated 0 bytes.
-        if torch is not None and torch.cuda.is_initialized() and not needed.others:
-            found.update({str(device): 0 for device in target if device.kind == "cuda"})
-        return dict(found)
+        known = torch is not None and not needed.others
+        idle = [str(d) for d in target if known and d.kind == "cuda" and str(d) not in found]
+        found.update(dict.fromkeys(idle, 0) if torch and torch.cuda.is_initialized() else {})
+        return {"peak": dict(found), "unused": both(each for each in idle if each not in there)}
 
     return stop

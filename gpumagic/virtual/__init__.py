@@ -178,7 +178,8 @@ def _compare(there: list[Device], number: int, capacity: int | None) -> None:
     each = there[0].memory_total or 0
     if len(there) != number or capacity not in (None, each):
         asked = number if capacity is None else f"{number} of {capacity / _GIB:.3g} GiB"
+        off = "%gpus --virtual off" + " --force" * bool(live_tensors())  # always works
         raise GpuError(
             f"virtual GPUs: {asked} requested, {len(there)} of {each / _GIB:.3g} GiB already on; "
-            f"type {as_typed('%gpus --virtual off')} first"
+            f"type {as_typed(off)} first"
         )

@@ -75,6 +75,20 @@ def test_an_error_has_no_frame_of_the_recorder(filled):
     assert True in names
 
 
+def test_two_runs_on_one_device_are_not_said_to_agree(filled):
+    filled.run("from torch.utils.data import TensorDataset\nds = TensorDataset(torch.ones(9, 3))")
+    done = filled.run(
+        "%%gpudiff cpu 1 -o r\nh = ds.tensors[0] * 2\nif h.is_cuda: h = h + 1\nh.sum()"
+    )
+    says = "nothing to compare: torch ran nothing on cuda:1; left ds: a dataset stays where it is"
+    assert done.text.startswith(says), done.text
+    assert not filled.ns["r"].agree
+    assert "gm-bad" in filled.ns["r"]._repr_html_()
+    done = filled.run("%%gpudiff cpu 1\ntorch.ones(3, device='cuda:0') * 2")
+    assert done.text.startswith("nothing to compare: torch ran nothing on cpu and cuda:1")
+    assert "cpu and cuda:1 agree" in filled.run("%%gpudiff cpu 1\nx.add_(1)").text
+
+
 def test_code_that_runs_no_operation_of_torchs_is_not_said_to_agree(filled):
     said = filled.run("%%gpudiff cpu 1\nn = sum(range(9))").text
     assert said == "UsageError: %%gpudiff: nothing to compare: the code ran no operation of torch\n"

@@ -174,6 +174,10 @@ def test_a_placement_and_the_counting_of_copies_end_for_what_is_timed(gpus, shel
     done = shell.run("%ongpu off\n%gpuwatch off")
     assert done.error is None
     assert "says %%ongpu 1 too" in shell.run("%%ongpu 1\n%gputime cpu -- 1").text
+    shell.run("import torch\nx = torch.ones(3)")
+    done = shell.run("%%ongpu 1\n%%gputime cpu 1\nx + 1")
+    says = "UsageError: %%gputime: the cell says %%ongpu 1 too; leave that line out\n"
+    assert (done.text, shell.ns["x"].device.type) == (says, "cpu")  # nothing runs or moves
     assert len(seen) == 1
 
 

@@ -129,6 +129,60 @@ def test_a_time_of_a_device_that_the_code_names_itself_is_said_to_be_that(gpus, 
     assert "the code ran on" not in shell.run(f"%%gputime cpu 1 {SHORT}\ntorch.ones(99) + 1").text
 
 
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        ("ds.tensors[0] @ ds.tensors[0].T", "; left ds: a dataset stays where it is"),
+        ("torch.ones(9, device='cpu') + 1", "\n"),
+        ("a @ a", "\n"),
+    ],
+)
+def test_a_time_of_a_gpu_on_which_nothing_ran_is_said_to_be_that(gpus, shell, code, why):
+    shell.run("import torch, numpy; from torch.utils.data import TensorDataset")
+    shell.run("ds = TensorDataset(torch.ones(9, 3)); a = numpy.ones((3, 3)); x = torch.ones(3)")
+    assert shell.run(f"%%gputime cpu 1 {SHORT} -o r\n{code}").text.startswith(
+        f"! torch ran nothing on cuda:1{why}"
+    )
+    assert "torch ran nothing on cuda:1" in shell.ns["r"]._repr_html_()
+    assert "cuda:1" not in shell.ns["r"].comparable
+    # Work on copies that are there may allocate nothing.
+    assert "ran nothing" not in shell.run(f"%%gputime cpu 1 {SHORT}\nx.add_(1); {code}").text
+
+
+@pytest.mark.parametrize("magic", [f"%%gputime cpu 0 1 {SHORT}", "%%gpudiff cpu 0"])
+@pytest.mark.parametrize(
+    ("code", "fixed"),
+    [
+        ("layer(ds.tensors[0]).sum()", "layer(ds.tensors[0].to(layer.weight.device)).sum()"),
+        ("layer(ds.tensors[0].to('cuda:1'))", "layer(ds.tensors[0].to(layer.weight.device))"),
+        ("net(ds.tensors[0])", "net(ds.tensors[0].to(next(net.parameters()).device))"),
+        ("x + ds.tensors[0]", "x + ds.tensors[0].to(x.device)"),
+        (
+            "torch.ones(3) + ds.tensors[0]",
+            "torch.ones(3) + ds.tensors[0].to(torch.get_default_device())",
+        ),
+    ],
+)
+def test_a_fix_for_several_devices_names_none_and_works(gpus, shell, magic, code, fixed):
+    shell.run("import torch; from torch.utils.data import TensorDataset; from torch import nn")
+    shell.run("ds = TensorDataset(torch.ones(9, 3)); layer = nn.Linear(3, 3); x = torch.ones(3)")
+    shell.run("net = nn.Sequential(layer)")
+    told = shell.run(f"{magic}\n{code}").text
+    assert f"\n      {fixed}\n" in told, told
+    assert shell.run(f"{magic}\n{fixed}").error is None
+
+
+def test_a_dataset_on_another_gpu_is_the_reason_for_work_there(gpus, shell):
+    shell.run("import torch; from torch.utils.data import TensorDataset")
+    shell.run("ds = TensorDataset(torch.ones(9, 3, device='cuda:0'))")
+    done = shell.run(f"%%gputime cpu 1 {SHORT}\nds.tensors[0] + 1")
+    for where in ("cpu", "cuda:1"):
+        assert f"! {where}: the code ran on cuda:0; left ds: a dataset stays" in done.text
+    single = shell.run(f"%%gputime 1 {SHORT} -o r\nds.tensors[0] + 1")
+    assert "ran on cuda:0; left ds" in single.text
+    assert "ran on cuda:0; left ds" in shell.ns["r"]._repr_html_()
+
+
 def test_what_it_displays_is_shown_once(shell):
     done = shell.run(
         f"%%gputime cpu {SHORT} -o r\nfrom IPython.display import display\ndisplay('shown')"

@@ -145,7 +145,28 @@ def test_the_first_move_for_good_says_so_and_home_undoes_all(ip):
     assert ip.ns["X"].device == ip.ns["y"].device == torch.device("cpu")
     assert ip.run("%ongpu home").text.startswith("nothing to move back")
     ip.run("%%ongpu 1\nz = X + 1; w = z * 2")
-    assert "; created on a GPU, and still there: z, w" in ip.run("%ongpu home").text
+    assert "; still on a GPU: z, w" in ip.run("%ongpu home").text
+
+
+def test_home_says_of_each_object_once_where_it_is_and_not_who_put_it_there(ip):
+    ip.run("import gpumagic; A, B, C = torch.ones(5), torch.ones(5), nn.Linear(2, 2)")
+    ip.run("gpumagic.move(A, 1); C.cuda(1); parts = [torch.ones(3), torch.ones(3, device='cuda')]")
+    assert ip.run("%ongpu home").text == "nothing to move back; still on a GPU: A, C, parts\n"
+    ip.run("%%ongpu 0\nA + B + parts[0].sum()")
+    said = ip.run("%ongpu home").text
+    assert re.match(r"moved back A, B, parts: .*; still on a GPU: C, part of parts\n", said), said
+    assert ip.ns["A"].device == torch.device("cuda:1")
+
+
+def test_work_on_the_gpu_of_a_graph_that_stayed_is_explained_by_that_each_time(ip):
+    ip.run("%%ongpu 1\nnet = nn.Linear(20, 2)\nloss = net(torch.ones(30, 20)).sum()")
+    for code in ("(loss * 2).item()", "(loss * 2).item()", "loss.backward()"):
+        said = ip.run(f"%%ongpu 0\n{code}").text
+        assert "all work was on cuda:1" in said
+        assert "left loss: its graph is on cuda:1; compute it in this cell instead" in said
+        assert "chose that device itself" not in said
+    said = ip.run("%%ongpu 0\n(torch.ones(9, device='cuda:1') * 2).sum()").text
+    assert "chose that device itself" in said
 
 
 def test_an_error_says_which_cell_brought_the_data_away(ip):
@@ -163,7 +184,7 @@ def test_a_module_goes_home_whole_also_with_new_buffers(ip, changed):
     ip.run("net = nn.BatchNorm1d(3); X = torch.ones(4, 3)")
     ip.run("%%ongpu 1\nnet(X)")
     ip.run(changed)
-    assert "still there" not in ip.run("%ongpu home").text
+    assert "still on" not in ip.run("%ongpu home").text
     assert {str(x.device) for x in ip.ns["net"].state_dict().values()} == {"cpu"}
     ip.run(f"%%ongpu 1 --back\nnet(X); {changed}")
     assert {str(x.device) for x in ip.ns["net"].state_dict().values()} == {"cpu"}

@@ -90,13 +90,16 @@ def test_a_cell_for_the_cpu_whose_code_names_a_gpu_says_so(ip):
 
 def test_results_with_a_graph_are_moved_without_it_when_virtual_gpus_are_forced_off(ip):
     ip.run("%ongpu off\nnet, b = torch.nn.Linear(3, 3), torch.ones(2, 3)")
-    ip.run("%%ongpu 1\nout = net(b)\nlosses = [out.sum()]")
+    ip.run("%%ongpu 1\nout = net(b)\nlosses = [out.sum(), out.sum()]")
     ip.run("here = torch.ones(2, device='cpu', requires_grad=True) * 2")
     expected = ip.run("[out.detach().cpu(), losses[0].item()]").result
     assert "out, losses; to move all" in ip.run("%gpus --virtual off").text
     assert ip.run("net(b).device.type").result == "cuda"
+    shown = f"Out[{ip.ip.execution_count}]"
+    ip.run("net(b)")
+    assert "already on; type %gpus --virtual off --force first" in ip.run("%gpus --virtual 1").text
     done = ip.run("%gpus --virtual off --force")
-    assert "moved without their graphs: out, losses" in done.text
+    assert f"; moved without their graphs: out, losses, {shown}" in done.text
     assert ip.run("losses[0].item()").result == pytest.approx(expected[1])
     torch.testing.assert_close(ip.ns["out"].detach(), expected[0])
     ip.run("%gpus --virtual 2")

@@ -29,7 +29,7 @@ def test_a_cell_is_placed_and_what_it_reads_is_brought(notebook):
     assert names["Y"].devices() != {gpu}  # an array of JAX's never changes: Y is the one of before
     home = notebook.run("%ongpu home")
     assert "moved back X: 39.1 KiB from cuda:1" in home
-    assert "created on a GPU, and still there: Z" in home
+    assert "still on a GPU: Z" in home
     assert names["X"].devices() == {names["jax"].devices("cpu")[0]}
 
 
@@ -195,7 +195,7 @@ def test_home_names_what_is_still_there_in_containers_too(notebook):
     notebook.run("%%ongpu 1\nM['w'] = M['w'] * 2\nmade = [X * 1]")
     shown = notebook.run("%ongpu home")
     assert "moved back M, X" in shown or "brought home X, M" in shown
-    assert "created on a GPU, and still there: made" in shown
+    assert "still on a GPU: made" in shown
     assert not notebook.names["X"].committed
     assert not notebook.names["M"]["w"].committed
     assert "nothing to move back" in notebook.run("%ongpu home")
