@@ -165,6 +165,7 @@ class _Trial:
                 linecache.cache[name] = len(text), None, text.splitlines(keepends=True), name
             for function, new in changed.items():
                 function.__code__ = new
+
             def run() -> dict[str, Any]:
                 _read_few_batches()
                 return {"Out": execute(tree)}
