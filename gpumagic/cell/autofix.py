@@ -1,7 +1,6 @@
 """Copy the operands of a failed torch call to one device and repeat the call, for `--fix`.
 
-The cell's report lists the lines that needed these copies. `AutoFix` adds a microsecond to each
-torch call, so only cells of `%%ongpu … --fix` use `AutoFix`.
+`AutoFix` adds a microsecond to each torch call, so only cells of `%%ongpu … --fix` use `AutoFix`.
 """
 
 import re

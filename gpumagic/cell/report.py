@@ -1,7 +1,4 @@
-"""Define the report of one cell: a line, advice and, in HTML, a table that opens on a click.
-
-The line has the device, the time, the peak memory, and at most two clauses, such as on moves.
-"""
+"""Define the report of one cell: a line, advice and, in HTML, a table that opens on a click."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -32,33 +29,23 @@ class Report(Shown):
 
     device: Device  #: the device that the cell ran on
     seconds: float  #: from the cell's first statement until the device finished the cell's work
-    #: Whether `seconds` includes the wait for the device. False after an interrupt or a `fault`.
-    waited: bool = True
+    waited: bool = True  #: whether `seconds` includes the wait; False after an interrupt or fault
     moved: tuple[Moved, ...] = ()  #: the variables that were moved to the device
     left: tuple[Left, ...] = ()  #: the variables that were not moved, and the reasons
     move_seconds: float = 0.0  #: the time of the moves, not included in `seconds`
-    #: With `--back`: the moves back to the former devices after the cell. Otherwise None.
-    returned: Moves | None = None
+    returned: Moves | None = None  #: with `--back`: the moves back to the former devices
     results: tuple[str, ...] = ()  #: with `--back`: the new variables, which stay on the device
-    #: Clauses that this report omits, because earlier reports of the notebook showed them.
-    said: frozenset[str] = frozenset((FOR_GOOD,))
+    said: frozenset[str] = frozenset((FOR_GOOD,))  #: clauses that earlier reports have shown
     batches: Batches = Batches()  #: the batches that loaders copied to the device
-    #: For each device on which the cell allocated: bytes in use before, at the peak, and after.
-    memory: tuple[Memory, ...] = ()
-    #: With `--memory`: a `MemoryPeak` with the lines that allocated the memory in use at the peak.
-    peak: Shown | None = None
+    memory: tuple[Memory, ...] = ()  #: of each device on which the cell allocated, in bytes
+    peak: Shown | None = None  #: with `--memory`: the `MemoryPeak`, with the lines that allocated
     profile: Shown | None = None  #: with `--profile`: the `CellProfile` of the cell
-    #: All copies between devices, including batches, and all waits for a device.
-    ledger: Ledger = field(default_factory=Ledger)
-    #: False if an internal error of gpumagic may have left copies or waits uncounted.
-    ledger_complete: bool = True
+    ledger: Ledger = field(default_factory=Ledger)  #: copies, including batches, and waits
+    ledger_complete: bool = True  #: False if an error of gpumagic left copies or waits uncounted
     table: bool = False  #: whether to show the ledger as a table too (`--report`)
-    #: Whether the cell made arrays of a framework whose allocations gpumagic cannot count.
-    made: bool = False
-    #: GPUs that a library or an object used before `device`: ``"accelerate's cuda:0"``.
-    taken: tuple[str, ...] = ()
-    #: Where most work ran, if not on `device`, as a text: ``"all work was on cuda:0"``.
-    elsewhere: str = ""
+    made: bool = False  #: whether the cell made arrays whose allocations are not counted
+    taken: tuple[str, ...] = ()  #: GPUs that `device` replaced: ``"accelerate's cuda:0"``
+    elsewhere: str = ""  #: where most work ran, if not on `device`: ``"all work was on cuda:0"``
     error: str | None = None  #: the name of the exception that ended the cell
     fault: str | None = None  #: the error that the device reported at the end of the cell
 
@@ -84,7 +71,6 @@ _last: list[Report] = []
 
 
 def keep_last(report: Report) -> None:
-    """Store the report that `last_report` returns."""
     _last[:] = [report]
 
 
@@ -145,7 +131,6 @@ def _hints(report: Report) -> list[str]:
 
 
 def _head(report: Report) -> list[str]:
-    """Return the device, the time, any error, and the peak memory of each device."""
     device, took = report.device, duration(report.seconds)
     named = str(device)
     where = f"asked for {named}; {report.elsewhere}" if report.elsewhere else device.label

@@ -23,8 +23,7 @@ from gpumagic.usercode.files import innermost
 from gpumagic.usercode.values import defined_in, is_tensor
 from gpumagic.usercode.variables import own_variables, variables_read
 
-# Packages to ignore in the search for arrays of unsupported libraries.
-_NO_LIBRARIES = ("torch", "builtins", "__main__")
+_NO_LIBRARIES = ("torch", "builtins", "__main__")  # not searched for unsupported arrays
 _NOTHING = "the cell allocated nothing there"
 LEAST_S = 1.0  # a report says `_NOTHING` only of cells that took at least this many seconds
 
@@ -44,7 +43,6 @@ class _Share:
     def move(
         self, read: Sequence[tuple[str, Any]], device: Device, namespace: dict[str, Any], line: Any
     ) -> None:
-        """Move the variables that the cell reads."""
         self.moves = self.framework.move(read, device, namespace, self.origins, line)
         named = {origin.name: str(origin.device) for _, origin in self.origins if origin.named}
         self.taken += [f"{_whose(name)} {gpu}" for name, gpu in named.items() if gpu != "cpu"]
@@ -209,7 +207,6 @@ class Run:
     def _during(
         self, undo: ExitStack, doing: str, start: Callable[[], Any], stop: Callable[[], Any]
     ) -> None:
-        """Register `stop` in `undo`, then call `start`. Errors of both calls are only recorded."""
         undo.callback(self._guarded, doing, stop)
         self._guarded(doing, start)
 
@@ -313,11 +310,9 @@ class Run:
         self.left_out += self._clock() - began
 
     def _wait(self) -> None:
-        """Read the cell's memory use, and wait for the devices that the cell used."""
         try:
             for share, stop in zip(self._shares, self._stops, strict=True):
                 share.memory = [*stop()] if stop else []
-                # After an interrupt, do not wait: the user wants the prompt back.
                 if not self._interrupted:
                     touched = (memory.device for memory in share.memory)
                     share.framework.wait(*dict.fromkeys((self._where, *touched)))
@@ -334,7 +329,6 @@ class Run:
                     share.made[name] = array
 
     def _new_variables(self) -> Iterable[str]:
-        """Return the variables to which the cell assigned new values, and those with new arrays."""
         now, bound = own_variables(self._namespace), self._bound
         arrays = {name for share in self._shares for name in share.made}
         return [name for name in now if bound.get(name) != id(now[name]) or name in arrays]

@@ -1,7 +1,4 @@
-"""Run a cell on ranks: send code and variables, show output, stop failed and hanging cells.
-
-A rank is a process with one GPU. If variables are split into parts, the cell runs once per part.
-"""
+"""Run a cell on ranks: send code and variables, show output, stop failed and hanging cells."""
 
 import ast
 import linecache
@@ -29,11 +26,9 @@ from gpumagic.isolation.settings import noted
 from gpumagic.usercode.files import label, shell, user_namespace
 from gpumagic.usercode.variables import names_assigned, names_read, variables_read
 
-# A rank is replaced if its report says that the cell runs `GRACE_S` seconds after an interrupt. A
-# busy rank may report late, so all ranks that still run are replaced after `_LONGEST_S` seconds.
+# Seconds after an interrupt until a running rank is replaced: by its own report, or without one.
 GRACE_S, _LONGEST_S = 5.0, 30.0
-# Ranks that wait at different places for this many seconds are deadlocked.
-HANGS_S = 5.0
+HANGS_S = 5.0  # ranks that wait at different places for this many seconds are deadlocked
 _LOOK_S, _SAY_S = 0.02, 0.25
 _IMPATIENT = 3  # after this many presses of Ctrl-C, the next raises KeyboardInterrupt at once
 
@@ -68,7 +63,6 @@ class CellOnRanks:
         self.split = SplitValues(asked, space, len(ranks))
         self._queues = dict(zip(ranks, self.split.queues, strict=True))
         there = sending.file_in_rank(file)
-        # Source text of cells by file name, for tracebacks in ranks.
         self._sources = {there: "".join(linecache.getlines(file))}
         read = names_read(tree, ipython.transform_cell if ipython else str)
         whole = {name: value for name, value in space.items() if name not in asked.split}
@@ -137,7 +131,6 @@ class CellOnRanks:
                 raise
 
     def times(self) -> Iterator[RankTime]:
-        """Yield the time and peak memory of each rank that completed a part."""
         for rank in self.ranks:
             every = (each for each in self.outcomes.values() if each.rank == rank.number)
             if mine := [each for each in every if each.error is None]:
@@ -146,7 +139,6 @@ class CellOnRanks:
                 yield RankTime(f"rank {rank.number}", seconds, peak, len(mine), virtual)
 
     def transfers(self) -> Iterator[str]:
-        """Describe the bytes moved to the ranks' GPUs, and the bytes returned to the notebook."""
         done = self.outcomes.values()
         if moved := sum(each.moved for each in done):
             yield f"{size(moved)} moved to their GPUs"
@@ -155,7 +147,6 @@ class CellOnRanks:
             yield f"{size(back)} returned"
 
     def broke_the_group(self) -> bool:
-        """Whether the process group is unusable after the cell."""
         if self.replaced:
             return False  # the group was recreated with the replacement
         # Unequal numbers of collectives break the group, and so does an interrupted collective.
@@ -165,7 +156,6 @@ class CellOnRanks:
         return apart or any(outcome.cut for outcome in outcomes)
 
     def _next(self, rank: RankEngine) -> None:
-        """Start the next part on a rank, if any part is left."""
         queue = self._queues[rank]
         if queue and self._signaled is None:
             part = queue.popleft()
@@ -234,7 +224,6 @@ class CellOnRanks:
         self._signal()
 
     def _signal(self) -> None:
-        """Interrupt all ranks that still run."""
         if self._signaled is None:
             self._signaled = time.monotonic()
             self._engines.interrupt(self._order.cell)

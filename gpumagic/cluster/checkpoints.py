@@ -1,8 +1,7 @@
 """Save and load the ranks' variables with `torch.distributed.checkpoint`.
 
-Each checkpoint is a new directory. torch writes the file `.metadata` last, so a directory without
-this file is incomplete. Any number of ranks can load a checkpoint, with or without DDP or
-`fully_shard`. All ranks call `save` or `restore` together. If one call fails, all calls fail.
+torch writes the file `.metadata` last, so a directory without this file is incomplete. All ranks
+call `save` or `restore` together. If one call fails, all calls fail.
 """
 
 import warnings
@@ -96,7 +95,6 @@ def _state(name: str, space: dict[str, Any], saved: dict[str, Any]) -> State:
 
 
 def _assigned(name: str, space: dict[str, Any], value: Any) -> State:
-    """Return the state of a variable that loading replaces by a new object."""
     return State({"": value}, lambda given: space.update({name: given[""]}))
 
 

@@ -1,9 +1,7 @@
 """Run this process as a rank: join the process group, run cells, report the current line.
 
-The notebook's process calls these functions through ipyparallel. A collective waits in C++, where
-Ctrl-C has no effect. To end a collective, a thread closes the process group's connections. The
-collective then raises an error, and the rank keeps its variables. To end a cell, the notebook sets
-a key with the cell's id in its `TCPStore`, so that a late interrupt cannot end the next cell.
+A collective waits in C++, where Ctrl-C has no effect. A thread ends it by closing the connections
+of the process group. Then the collective raises an error, and the rank keeps its variables.
 """
 
 import ast
@@ -47,12 +45,10 @@ from gpumagic.usercode.variables import names_assigned, names_read
 _dist: Any = dist  # Any, because torch's annotations lack TCPStore and PrefixStore
 _PULSE_S = 0.5  # seconds between reports of the current line
 
-# Keys in the notebook's `TCPStore`.
+# Keys in the notebook's `TCPStore`. The first exists if the cell with the id ``{}`` must end. So a
+# late interrupt cannot end the next cell.
 ENDING = "end/{}"
-"""The key that exists if a cell must end; ``{}`` is the cell's id."""
-PULSE = "pulse/{}"
-"""The key of a rank's last report; ``{}`` is the rank's number."""
-
+PULSE = "pulse/{}"  # the key of a rank's last report; ``{}`` is the rank's number
 
 _connections: set[int] = set()  # file descriptors of the process group's sockets
 _make_group = distributed_c10d._new_process_group_helper
@@ -60,7 +56,6 @@ _init = dist.init_process_group
 
 
 def _sockets() -> set[int]:
-    """Return the file descriptors of this process's open sockets."""
     found = set()
     for each in os.listdir("/proc/self/fd" if sys.platform == "linux" else "/dev/fd"):
         with contextlib.suppress(OSError, ValueError):

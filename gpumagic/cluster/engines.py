@@ -1,7 +1,6 @@
 """Start the engines of a cluster, replace them, and explain how they ended.
 
-ipyparallel starts an engine (a process) for each rank. An engine's id is its rank plus an offset.
-Each start has a new offset, so that an engine of an aborted start never gets a current engine's id.
+Each start has new engine ids, so that an engine of an aborted start never gets a current id.
 """
 
 import asyncio
@@ -33,8 +32,7 @@ from gpumagic.telemetry.host import MemoryGroup, host_name
 _dist: Any = torch.distributed  # Any, because torch's annotations lack TCPStore
 _START_S = 120.0
 _LOOK_S = 0.02
-# Maximum seconds to wait for the cause of an engine's death.
-_CAUSE_S = 0.5
+_CAUSE_S = 0.5  # maximum seconds to wait for the cause of an engine's death
 _GONE = "an engine has ended; %gpucluster shows which"
 
 
@@ -245,7 +243,6 @@ class Engines:
         return found if found.get("cell") == cell else {}
 
     def interrupt(self, cell: str) -> None:
-        """Make all ranks interrupt the cell with this id."""
         self._store.set(ENDING.format(cell), "")
 
     def check(self) -> None:
@@ -295,7 +292,6 @@ class Engines:
         self.join()
 
     def _end(self, ranks: Sequence[RankEngine]) -> None:
-        """Kill the engines of ranks, and the engines' child processes."""
         with deferred():
             for rank in ranks:
                 if rank.about.get("host") != host_name() and rank.engine in self._client.ids:
@@ -305,7 +301,6 @@ class Engines:
                     _run(self._cluster.stop_engines(rank.engine_set.key))
 
     def stop(self) -> None:
-        """End all processes of the cluster."""
         self.stopped = True
         with deferred():
             self._cleanup.close()

@@ -1,11 +1,7 @@
 """Plan and run a cluster's engines, and end them when the notebook's process ends.
 
-An engine is a process ``python -m gpumagic.cluster.launching`` with options of ipyparallel. An
-engine sets its rank and its GPU in its environment before it imports torch.
-
-``python -m gpumagic.cluster.launching --watch PID MARK DIRECTORY`` waits until the process PID has
-ended. Then it kills all processes of the cluster and removes DIRECTORY. The environment of each
-process of the cluster has a mark that begins with MARK. Child processes inherit the mark.
+An engine sets its rank and its GPU in its environment before it imports torch. Each process of a
+cluster has a mark in its environment. A separate process (`watch`) ends the marked processes.
 """
 
 import contextlib
@@ -43,8 +39,7 @@ _RANKS = {
 _HERE = "GPUMAGIC_RANKS_HERE"  # the number of ranks on the host
 FIRST = "GPUMAGIC_FIRST_ENGINE"
 """The environment variable with ipyparallel's id for rank 0. Rank n has this id plus n."""
-MARK = "GPUMAGIC_CLUSTER"
-"""The environment variable with the mark of a cluster's processes."""
+MARK = "GPUMAGIC_CLUSTER"  # the environment variable with the mark of a cluster's processes
 
 
 @dataclass(frozen=True)
@@ -57,7 +52,6 @@ class EngineSet:
 
     @property
     def key(self) -> str:
-        """ipyparallel's id for this set."""
         return f"ranks-{self.ranks[0]}"
 
 
@@ -81,7 +75,6 @@ class Plan:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Environment variables of all engines."""
         found = {"WORLD_SIZE": str(self.count), "MASTER_ADDR": self.address}
         found[_LAUNCHER] = self.launcher
         if self.local:  # gloo and NCCL must listen on loopback only
@@ -118,7 +111,6 @@ def local(asked: str) -> Plan:
 
 
 def _names(asked: str, gpus: list[device.Device]) -> list[str]:
-    """Return a UUID or an ordinal of each requested GPU."""
     wanted = gpus[: int(asked)] if asked.isdecimal() else device.resolve(asked, gpus, cpu=False)
     return [gpu.uuid or str(gpu.ordinal) for gpu in wanted]
 
@@ -245,7 +237,6 @@ def marked(mark: str) -> list[psutil.Process]:
 
 
 def end(mark: str) -> None:
-    """Kill the processes whose mark begins with `mark`."""
     until = time.monotonic() + _GONE_S
     # A killed process may remain as a zombie. `marked` omits zombies, so the loop ends.
     while (left := marked(mark)) and time.monotonic() < until:

@@ -13,8 +13,7 @@ from gpumagic.display import table
 from gpumagic.display.table import Shown, block, coded
 from gpumagic.display.units import duration, many, share, size, some
 
-MOST = 2**18
-"""Maximum number of characters that a rank sends per cell and stream."""
+MOST = 2**18  # maximum number of characters that a rank sends per cell and stream
 
 
 class WholeLines:

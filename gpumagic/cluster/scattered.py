@@ -1,9 +1,7 @@
 """Split variables into parts for ranks or threads, and join the results.
 
-Parts are as large as those of `torch.tensor_split`, unless a chunk size is given. Parts of tensors
-and arrays are copies. A view would be sent with its whole storage, and a write to a view would
-change the notebook's value. Gathered tensors are on the CPU, without an autograd graph. If results
-cannot be joined, a list of the results is returned, so that no work is lost.
+Parts of tensors and arrays are copies. A view would be sent with its whole storage, and a write to
+a view would change the notebook's value. Results that cannot be joined are returned as a list.
 """
 
 import ast
@@ -131,7 +129,6 @@ _KINDS = {
 
 
 def _kind_of(value: Any) -> Kind | None:
-    """Return the kind of a value, or None if the value cannot be split."""
     kind = type(value)
     named_tuple = issubclass(kind, tuple) and kind is not tuple
     without_length = comes_from(kind, "torch.utils.data.IterableDataset")
@@ -181,15 +178,13 @@ class SplitValues:
         filled = [n for n, (start, stop) in enumerate(self.bounds) if stop > start]
         filled = filled or [*range(1 if self._values else ranks)]
         self.total = len(filled)
-        # One queue of parts per rank. With `--chunk`, all ranks share one queue.
-        common = deque(filled)
+        common = deque(filled)  # with `--chunk`, all ranks share one queue of parts
         self.queues = [
             common if asked.chunk else deque([rank] if rank in filled else [])
             for rank in range(ranks)
         ]
 
     def part(self, number: int) -> dict[str, Any]:
-        """Return the variables of one part, by name."""
         found: dict[str, Any] = take(self._values, *self.bounds[number])
         return found
 
@@ -272,7 +267,6 @@ def put_together(
 
 
 def sharing_in_words(asked: Sharing, made: Mapping[str, Any], parts: int) -> Iterator[str]:
-    """Yield descriptions of the gathered and reduced variables."""
     if made and asked.gather:
         on_cpu = any(isinstance(made[name], Tensor) for name in asked.gather)
         yield f"gathered {some(asked.gather)}{' on the CPU' * on_cpu}"
@@ -299,7 +293,6 @@ def check(asked: Sharing, tree: ast.Module, namespace: Mapping[str, Any]) -> Non
 
 
 def _check_known(said: str, name: str, known: Sequence[str], does: str) -> None:
-    """Raise a `GpuError` that begins with `said` if `name` is not in `known`."""
     if name not in known:
         there = f"{meant(name, known)}the cell {does} {some(known) or 'no variable'}"
         raise GpuError(f"{said}; {there}")

@@ -1,10 +1,7 @@
 """Send to the ranks the variables and functions that a cell reads.
 
-A rank gets variables that it lacks, and variables that the notebook changed after they were sent.
-If the notebook and the rank both changed an object, the rank keeps the rank's value. Each tensor
-has a number. For a tensor that a rank has already, only the number is sent. So an optimizer that is
-sent after its module refers to the rank's parameters. A sent function reads the rank's variables.
-Each rank records the values that it received. A new rank has no records, and gets all values.
+A rank gets the variables that it lacks or that the notebook changed. Of a tensor that a rank has,
+only the number is sent, so that an optimizer refers to the parameters that the rank has.
 """
 
 import hashlib
@@ -32,18 +29,14 @@ from gpumagic.usercode.files import label, user_namespace
 from gpumagic.usercode.values import globals_of
 from gpumagic.usercode.variables import NOT_VARIABLES
 
-State = tuple[int, bool]
-"""The version and the `requires_grad` of a tensor."""
-Fingerprint = tuple[bytes, int]
-"""The hash and the `id()` of a variable's value."""
-
+State = tuple[int, bool]  # the version and the `requires_grad` of a tensor
+Fingerprint = tuple[bytes, int]  # the hash and the `id()` of a variable's value
 
 _numbers = count(1)
 _number_of: Any = WeakTensorKeyDictionary()
 
 
 def _number(tensor: torch.Tensor) -> int:
-    """Return the unique number of a tensor."""
     return int(_number_of.setdefault(tensor, next(_numbers)))
 
 
@@ -186,8 +179,7 @@ _sent: dict[str, Fingerprint] = {}
 """Fingerprints of the notebook's variables when this rank received or assigned them."""
 _received: dict[str, bytes] = {}
 """Hashes of received variables in this rank, computed after the variables moved to the GPU."""
-_unread: set[str] = set()
-"""Names of variables received for the next cell, which has not begun."""
+_unread: set[str] = set()  # names of variables received for the next cell, which has not begun
 
 
 def _keep(number: int, state: State, make: Any, args: tuple[Any, ...]) -> torch.Tensor:

@@ -1,9 +1,7 @@
 """Run a cell on several devices of this process at once, with one thread for each device.
 
-A split variable is divided into parts, and each thread gets different parts. With `--chunk`, a
-thread runs the cell for several parts, one after another. Each thread has its own variables for the
-names that the cell assigns. The values that `_shared` returns are shared, not copied. If a thread
-fails or the user interrupts the cell, all threads end, and no variable is gathered.
+Each thread has its own variables for the names that the cell assigns. If a thread fails or the user
+interrupts the cell, all threads end, and no variable is gathered.
 """
 
 import ast
@@ -245,7 +243,6 @@ class CellOnDevices:
         wait_for_all(futures)
 
     def _place(self, error: BaseException, thread: DeviceThread) -> str:
-        """Describe where an error arose: the device, the line, and the items of a chunk."""
         line = innermost_of(error.__traceback__)
         where = [f"on {thread.device}", line.place if line else ""]
         if self._asked.chunk:

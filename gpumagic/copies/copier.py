@@ -1,10 +1,7 @@
 """Copy a notebook's objects, with the references between the objects.
 
-All objects are written by one pickler and read back, so that each object has exactly one copy.
-Immutable and process-wide objects are shared, not copied, and have a number in the pickle.
-Functions and classes of the notebook, and instances of classes that do not define their pickling,
-are recreated without calling the user's methods. A copied function has the same code, and copies of
-its globals, closure and defaults. All other objects are pickled as their classes define.
+One pickler writes all objects, so that each has exactly one copy. Functions, classes and most
+instances of the notebook are recreated without calling the user's methods.
 """
 
 import contextvars
@@ -27,8 +24,7 @@ from gpumagic.usercode.program import own_code
 from gpumagic.usercode.values import attributes, comes_from, globals_of, is_tensor, own, slots_of
 
 _CACHED = type(functools.lru_cache(str))
-# Py_TPFLAGS_HEAPTYPE, a bit that is set in the `__flags__` of classes made in Python.
-_MADE_IN_PYTHON = 1 << 9
+_MADE_IN_PYTHON = 1 << 9  # Py_TPFLAGS_HEAPTYPE in the `__flags__` of classes made in Python
 
 # Types whose values are written into the pickle, not shared.
 _INLINE = {int, float, bool, complex, str, bytes, type(None), tuple, list, dict, set, frozenset}
@@ -82,7 +78,6 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
         self._kinds: dict[type, tuple[bool, bool, frozenset[int]]] = {}  # cache of `_shares`
 
     def write(self, value: Any) -> None:
-        """Pickle an original; raise pickle's error if that fails."""
         with warnings.catch_warnings():
             # Python 3.12 warns that Python 3.14 will not pickle iterators of itertools.
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -99,7 +94,6 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
         return made
 
     def clear(self) -> None:
-        """Drop the references to originals and copies."""
         self.clear_memo()
         self._stream.close()
         for name, held in vars(self).items():
@@ -155,7 +149,6 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
         return id(space) in self._spaces or space.get("__name__") == "__main__"
 
     def is_notebooks(self, function: Any) -> bool:
-        """Whether a function is defined in the notebook."""
         return type(function) is types.FunctionType and self._is_space(function.__globals__)
 
     def is_ours(self, kind: type) -> bool:
@@ -215,12 +208,10 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def _is_jitted(kind: type) -> bool:
-    """Whether a class is JAX's class of compiled functions."""
     return kind.__name__ == "PjitFunction" and kind.__module__.startswith("jaxlib.")
 
 
 def _is_shared_kind(kind: type) -> bool:
-    """Whether all objects of a class are shared."""
     if kind in _SHARED_KINDS or issubclass(kind, (types.ModuleType, enum.Enum)):
         return True
     name = f"{kind.__module__}.{kind.__qualname__}."

@@ -1,9 +1,7 @@
-"""Copy tensors and arrays; copies share memory where the originals do.
+"""Copy tensors and arrays; copies overlap in memory where the originals do, with the same strides.
 
-If tensors and NumPy arrays overlap in memory (views, `from_numpy`, tied weights), their copies
-overlap too, with the same strides. The originals are only read. A copy to another device takes no
-memory on the original's device. Copies of other frameworks' arrays share no memory, so that JAX
-can reuse the memory of a donated copy. torch is used only if the notebook has imported torch.
+A copy to another device takes no memory on the original's device. Copies of other frameworks'
+arrays share no memory, so that JAX can reuse the memory of a donated copy.
 """
 
 import ctypes
@@ -21,8 +19,7 @@ from gpumagic.usercode.values import comes_from, is_tensor, own, torch_here
 if TYPE_CHECKING:
     import torch
 
-# Alignment of torch's allocations in bytes, which is a multiple of every element size.
-_ALIGNMENT = 64
+_ALIGNMENT = 64  # of torch's allocations, in bytes; a multiple of every element size
 
 
 @dataclass
@@ -49,7 +46,6 @@ class StorageCopier:
         self._token: Any = None  # first input of `_rooted`, which makes non-leaf tensors
 
     def has(self, value: Any, kind: type) -> bool:
-        """Whether a value is an array that this class can copy."""
         if comes_from(kind, "numpy.ndarray") and not value.dtype.hasobject:
             # Masked arrays and other subclasses with pickling methods are left to pickle.
             return bool(kind.__reduce__ is kind.__mro__[-2].__reduce__)
@@ -98,15 +94,12 @@ class StorageCopier:
         return self._finished[number]
 
     def tensors(self) -> "list[tuple[torch.Tensor, torch.Tensor]]":
-        """Return each tensor and its copy."""
         return [(self._sources[n], item) for n, item in self._finished.items() if is_tensor(item)]
 
     def made(self) -> list[weakref.ref[Any]]:
-        """Return weak references to all copies."""
         return [weakref.ref(item) for item in (*self._finished.values(), *self._made.values())]
 
     def clear(self) -> None:
-        """Drop all references."""
         for held in (self._made, self._finished, self._sources):
             held.clear()
 
@@ -187,12 +180,10 @@ def _reach(shape: tuple[int, ...], size: int, steps: Iterable[int]) -> tuple[int
 
 
 def _memory(start: int, stop: int) -> Any:
-    """Return a view of the bytes between two addresses."""
     return (ctypes.c_ubyte * (stop - start)).from_address(start)
 
 
 def _filled(piece: Stretch, family: list[Stretch], start: int, stop: int) -> Any:
-    """Return a buffer with the bytes from `start` to `stop`, aligned like the source."""
     lead = start % _ALIGNMENT
     if (torch := torch_here()) is None:
         import numpy
@@ -213,7 +204,6 @@ def _filled(piece: Stretch, family: list[Stretch], start: int, stop: int) -> Any
 
 
 def _array_in(piece: Stretch, buffer: Any, offset: int) -> Any:
-    """Return an array with the source's layout, in `buffer`; an empty array if there is none."""
     import numpy
 
     source = piece.source
@@ -224,7 +214,6 @@ def _array_in(piece: Stretch, buffer: Any, offset: int) -> Any:
 
 
 def _lies_plainly(tensor: "torch.Tensor") -> bool:
-    """Whether a tensor is only a strided view of its storage."""
     torch = torch_here()
     return (
         type(tensor).__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl
@@ -236,7 +225,6 @@ def _lies_plainly(tensor: "torch.Tensor") -> bool:
 
 
 def _tensor_in(piece: Stretch, buffer: Any, offset: int) -> "torch.Tensor":
-    """Return a tensor with the source's layout: in the buffer, or empty if there is no buffer."""
     source = piece.source
     new: torch.Tensor = torch_here().empty(0, dtype=source.dtype, device=piece.home)
     empty = buffer is None or not source.numel()

@@ -1,8 +1,6 @@
 """Run code on copies of variables, so that the user's variables do not change.
 
-The user's objects and the tensors' autograd graphs do not change either. Copied functions and
-classes of the notebook use the copied variables. Two threads can use two sets of copies at the
-same time. After `close`, an error or an interrupt, no copy remains.
+Two threads can use two sets of copies. After `close`, an error or an interrupt, no copy remains.
 """
 
 import builtins
@@ -45,8 +43,7 @@ class CopiedVariables:
         self.notes: tuple[str, ...] = ()
         self.left: list[Left] = []  # values whose tensors stay on their devices, such as datasets
         self.function = function
-        # Variables that the code does not read are shared. Built-ins are added because torch's
-        # dispatch modes look them up in these globals.
+        # Variables that the code does not read are shared. torch's dispatch modes need built-ins.
         self.globals = {"__builtins__": builtins, **namespace}
         self.storages = StorageCopier(others)
         values = {n: namespace[n] for n in names if n in namespace and n != "__builtins__"}
@@ -129,7 +126,6 @@ def place(stack: ExitStack, device: "torch.device", space: dict[str, Any]) -> No
     from gpumagic.placement import suspended
     from gpumagic.placement.swap import enter, leave
 
-    # torch creates tensors on the CPU anyway. Only turn gpumagic's placement off.
     if device.type == "cpu" and torch_here().get_default_device().type == "cpu":
         stack.enter_context(suspended())
     else:
@@ -179,7 +175,6 @@ class Trial:
         self.loop = self._program.looped(space)
 
     def first(self) -> Any:
-        """Run the program once and return its value."""
         with explained_at_once(str(self.device or "")):
             return self._program.once(self.copies.globals)
 
@@ -188,6 +183,5 @@ class Trial:
         return any(copy.device == self.device for _, copy in self.copies.storages.tensors())
 
     def close(self) -> None:
-        """Free the copies."""
         vars(self).pop("loop", None)
         self.copies.close()

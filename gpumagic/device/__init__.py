@@ -1,7 +1,6 @@
 """Resolve the names of GPUs to devices.
 
-A UUID always names the same GPU; CUDA ordinals and NVML indexes can change. This package never
-imports torch, and loads NVML only when it must look up a device.
+This package never imports torch, and loads NVML only when it must look up a device.
 """
 
 from gpumagic.device import cuda_state as cuda_state

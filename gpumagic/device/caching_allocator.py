@@ -1,8 +1,7 @@
 """Model the blocks and the reserved memory of torch's caching allocator for CUDA.
 
 The rules are those of c10/cuda/CUDACachingAllocator.cpp, for default settings and one stream.
-``tests/cuda/test_memory_model.py`` compares the model with the real allocator. Python handles
-interrupts at function calls, so each method calls functions first and changes the model afterwards.
+``tests/cuda/test_memory_model.py`` compares the model with the real allocator.
 """
 
 from bisect import bisect_left
@@ -13,8 +12,7 @@ _SMALL, _SMALL_SEGMENT = 2**20, 2 * 2**20
 """Requests of up to `_SMALL` bytes share segments of `_SMALL_SEGMENT` bytes."""
 _MIDDLE, _MIDDLE_SEGMENT = 10 * 2**20, 20 * 2**20
 """Larger requests below `_MIDDLE` bytes share segments of `_MIDDLE_SEGMENT` bytes."""
-_ROUND = 2 * 2**20
-"""A request of `_MIDDLE` bytes or more gets its own segment, a multiple of `_ROUND` bytes."""
+_ROUND = 2 * 2**20  # a larger request gets its own segment, a multiple of this many bytes
 
 
 def in_blocks(nbytes: int) -> int:
@@ -165,7 +163,6 @@ class CachingAllocator:
             count.freed += 1
 
     def _hole(self, size: int) -> int:
-        """Return the lowest address at which a segment of `size` fits."""
         lowest = 0
         for address in sorted(self._segments):
             if address - lowest >= size:

@@ -12,8 +12,7 @@ from difflib import get_close_matches
 
 from gpumagic.errors import GpuError
 
-CONTEXT = 512 * 2**20
-"""Estimated bytes that CUDA uses before the first tensor; real GPUs use 300 to 600 MiB."""
+CONTEXT = 512 * 2**20  # bytes that CUDA uses before the first tensor; on real GPUs 300 to 600 MiB
 _HOPPER = (9, 0)
 
 # Cards by CUDA capability. "L4 24GB=22558" is an L4 of which torch reports 22558 MiB in total.

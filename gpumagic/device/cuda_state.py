@@ -78,12 +78,10 @@ class Death:
 
     @property
     def cure(self) -> str:
-        """The advice to the user."""
         return _CURES.get(self.what, "restart the kernel").format(self.check_line or _CHECK_LINE)
 
     @property
     def said(self) -> str:
-        """The message that CUDA is dead, with the cause."""
         return f"CUDA in this kernel is dead ({self.cause})"
 
     def __str__(self) -> str:
@@ -141,7 +139,6 @@ def _asked(cuda: Any) -> str:
 
 
 def check() -> None:
-    """Raise `CudaDead` if CUDA is known to be dead."""
     if _death is not None:
         raise CudaDead(str(_death))
 
@@ -185,7 +182,6 @@ def free_bytes(device: Any) -> int:
 
 @contextmanager
 def no_collections() -> Iterator[None]:
-    """Disable garbage collection in a block."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -242,7 +238,6 @@ def _said(error: BaseException | None) -> str:
 
 
 def _lost() -> bool:
-    """Whether NVML says that a GPU has fallen off the bus."""
     door = nvml.shared_nvml()
     door.retry()
     door.gpus()

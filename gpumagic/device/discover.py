@@ -1,7 +1,6 @@
 """List the devices of this process: virtual GPUs, or the GPUs of CUDA, HIP or Level Zero.
 
-CUDA_VISIBLE_DEVICES is parsed as in torch's ``_parse_visible_devices``: numbers and UUIDs cannot be
-mixed, the list ends at its first invalid entry, and a repeated device empties it. For HIP,
+CUDA_VISIBLE_DEVICES is parsed as in torch's ``_parse_visible_devices``. For HIP,
 ``ROCR_VISIBLE_DEVICES`` selects and orders the GPUs, then ``HIP_VISIBLE_DEVICES``, or else
 ``CUDA_VISIBLE_DEVICES``, selects among these
 (https://rocm.docs.amd.com/en/latest/conceptual/gpu-isolation.html).
@@ -90,7 +89,6 @@ def set_virtual(devices: Callable[[], Sequence[Device]] | None) -> None:
 
 
 def has_virtual() -> bool:
-    """Whether the GPUs of this process are virtual."""
     return _virtual is not None
 
 

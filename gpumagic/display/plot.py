@@ -1,7 +1,4 @@
-"""Draw curves as SVG without JavaScript, and mark the points where curves cross.
-
-Curves differ in color and dashes, and are visible on white and on black. Text has the page's color.
-"""
+"""Draw curves as SVG without JavaScript, and mark the points where curves cross."""
 
 import math
 import re
@@ -44,7 +41,6 @@ def text(x: float, y: float, words: str, anchor: str = "start", css: str = "") -
 
 
 def line(x1: float, y1: float, x2: float, y2: float, css: str) -> str:
-    """Return an SVG element of a straight line."""
     return f'<line class="{css}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
 
 
@@ -68,7 +64,6 @@ class Scale:
     log: bool = True
 
     def __call__(self, value: float) -> float:
-        """Return the pixel of a value."""
         low, high, at = map(math.log10 if self.log else float, (self.low, self.high, value))
         share = 0.5 if high == low else (at - low) / (high - low)
         return self.start + share * (self.end - self.start)
@@ -122,7 +117,6 @@ class Curve(NamedTuple):
 
     @property
     def heights(self) -> list[float]:
-        """The values of y that are not missing."""
         return [point.y for point in self.points if point.y is not None]
 
 

@@ -1,8 +1,4 @@
-"""Show the progress of long work in one line, and remove the line at the end.
-
-A terminal shows a line of tqdm; a notebook shows a progress bar. Nothing is shown in the first 2 s,
-or if the output is a pipe or a file.
-"""
+"""Show the progress of long work in one line, and remove the line at the end."""
 
 import sys
 import threading
@@ -17,7 +13,6 @@ SHOW_AFTER_S = 2.0
 
 
 def _bar(now: object) -> dict[str, str]:
-    """Return `now` as text and as an HTML progress bar, by MIME type."""
     share: float | None = getattr(now, "share", None)
     value = "" if share is None else f' value="{share:.3f}"'
     style = "accent-color: var(--gm-mine); margin-right: 8px; vertical-align: middle; width: 16em"

@@ -1,8 +1,7 @@
 """Show records (dataclasses with results) as text, HTML and JSON; lay out tables.
 
-A view is a module whose functions `text` and `html` format a record. By default, the module that
-defines a record's class is its view; `register` names another module. The JSON never names other
-users, processes or notebooks. Text in HTML is always escaped.
+A view is a module whose functions `text` and `html` format a record: the module that defines the
+record's class, or one that `register` names. JSON never names other users, processes or notebooks.
 """
 
 import re
@@ -108,7 +107,6 @@ def block(content: str, *sheets: str, css: str = "gpumagic") -> str:
 
 
 def tag(name: str, text: object, css: str = "", title: str = "") -> str:
-    """Return an HTML element with escaped text."""
     tip = f' title="{escape(title)}"' if title else ""
     return f"<{name}{_css(css)}{tip}>{escape(str(text))}</{name}>"
 
@@ -157,11 +155,9 @@ class Column:
 
     @property
     def width(self) -> int:
-        """The largest width of the head and the cells."""
         return max(map(width, (self.head, *self.cells)))
 
     def note(self, row: int) -> str:
-        """Return the note below a row, or ``""``."""
         return self.notes[row] if self.notes else ""
 
 
@@ -254,7 +250,6 @@ def _widths(columns: Sequence[Column], room: int) -> list[int]:
 
 
 def _row(columns: Sequence[Column], widths: Sequence[int], n: int, room: int) -> list[str]:
-    """Return a row's lines, with notes below."""
     cells = [
         wrapped(column.cells[n], more="", room=most)
         if column.fit == "wrap"

@@ -1,16 +1,14 @@
 """Read AMD's and Intel's GPUs, and the GPUs' processes, from /sys and /proc; never raise.
 
 A card's UUID contains the driver's ``unique_id``, as in ROCm
-(https://docs.kernel.org/gpu/amdgpu/driver-misc.html). If there is no ``unique_id``, the UUID
-consists of the PCI address and the start of the boot id.
+(https://docs.kernel.org/gpu/amdgpu/driver-misc.html), or else the PCI address and the boot id.
 
 For each open file of ``/dev/dri``, Linux provides a file ``/proc/PID/fdinfo/FD``
 (https://docs.kernel.org/gpu/drm-usage-stats.html). Duplicated and inherited descriptors share
 a ``drm-client-id`` and count once, for the lowest pid. Only root can read other users' files.
 
-KFD is the kernel's driver for ROCm (drivers/gpu/drm/amd/amdkfd). In ``/sys/class/kfd/kfd``,
-``topology/nodes`` lists the GPUs, and ``proc/PID/vram_GPU`` contains the GPU memory of a process.
-Every user can read these files for all processes. The pids are the host's, even inside a container.
+KFD is the kernel's driver for ROCm (drivers/gpu/drm/amd/amdkfd). Every user can read its files in
+``/sys/class/kfd/kfd`` for all processes. The pids are the host's, even inside a container.
 """
 
 import os
@@ -33,7 +31,6 @@ class Folder:
         return Folder(os.path.join(self.path, name))
 
     def text(self, name: str) -> str:
-        """Return a file's text, stripped."""
         with suppress(OSError), open(os.path.join(self.path, name), "rb") as file:
             return file.read(65536).decode(errors="replace").strip()  # files here are shorter
         return ""
@@ -73,8 +70,7 @@ def whole(text: str | None) -> int | None:
 
 
 VENDORS = {"0x10de": "nvidia", "0x1002": "amd", "0x8086": "intel"}
-# PCI classes of display controllers and accelerators.
-_SHOWS_OR_COMPUTES = ("0x0300", "0x0302", "0x0380", "0x1200")
+_SHOWS_OR_COMPUTES = ("0x0300", "0x0302", "0x0380", "0x1200")  # PCI classes
 # AMD's list of models, with lines such as "744C, C8, AMD Radeon RX 7900 XTX".
 _AMDS = ("usr/share/libdrm/amdgpu.ids",)
 # Lists of models by vendor, with lines such as "744c  Navi 31 [Radeon RX 7900 XT/7900 XTX]".
@@ -94,7 +90,6 @@ class GraphicsCard:
 
     @property
     def device(self) -> Folder:
-        """The folder of the card's PCI device."""
         return Folder(self.path / "device")
 
     @cached_property

@@ -1,7 +1,6 @@
 """Find the largest value for which code fits into a GPU's memory: `gpumagic.fit`.
 
-The search restores the user's variables, random state, settings and memory, but not files that the
-code writes. After Ctrl-C or an error in gpumagic, `fit` returns the results so far.
+The search restores variables, random state, settings and memory, but not files that code writes.
 """
 
 import inspect
@@ -38,6 +37,8 @@ def fit(
 ) -> Fit:
     """Find the largest value of a variable for which `code` fits into a GPU's memory.
 
+    After Ctrl-C, ``interrupted`` is True, and the results so far are included.
+
     Parameters
     ----------
     code : str or callable
@@ -58,11 +59,6 @@ def fit(
         The name of the file that contains `code`, and the text to show for `code`.
     **value : sequence of numbers
         The variable, and the values that it may take: ``batch=range(1, 4097)``.
-
-    Returns
-    -------
-    Fit
-        The results. After Ctrl-C, ``interrupted`` is True, and the results so far are included.
 
     Raises
     ------
@@ -122,7 +118,6 @@ def fit(
 
 
 def _values(given: dict[str, Sequence[float]]) -> tuple[str, Sequence[float]]:
-    """Return the variable's name, and its values in ascending order."""
     if len(given) != 1:
         named = ", ".join(given) or "none"
         raise GpuError(f"fit takes one variable, not {named}; type one: batch=range(1, 4097)")

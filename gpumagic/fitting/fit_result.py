@@ -75,13 +75,11 @@ class Fit(Shown):
 
 
 def text(fit: Fit) -> str:
-    """Return the text for terminals."""
     lines = [*(_answer(fit, found) for found in fit.largest), "", *table.lines(_columns(fit), "  ")]
     return "\n".join([*lines, *(f"  {note}" for note in _notes(fit))])
 
 
 def html(fit: Fit) -> str:
-    """Return the HTML for notebooks."""
     first, *rest = [_answer(fit, found) for found in fit.largest]
     bad = any(found.value is None for found in fit.largest)
     parts = [tag("div", first, f"gm-answer{' gm-bad' * bad}"), *(tag("div", each) for each in rest)]
@@ -92,7 +90,6 @@ def html(fit: Fit) -> str:
 
 
 def panel(fit: Fit) -> dict[str, object]:
-    """Return the monitor's panel: the title, without bars."""
     return {"title": fit.title, "bars": []}
 
 
@@ -151,7 +148,6 @@ def _columns(fit: Fit) -> list[table.Column]:
 
 
 def _verdict(tried: Tried, found: Largest, failed: float) -> str:
-    """Return whether a value fits; from the value `failed` on, runs were out of memory."""
     if found.value == tried.value:
         return "largest"
     if tried.value >= failed or (tried.needed or 0) > found.free:

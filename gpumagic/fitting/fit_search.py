@@ -73,7 +73,6 @@ class Search:
         self._replaced = nbytes_held([*self._reads, *old], str(self._target)) - self._copied
 
     def _read(self) -> list[tuple[str, Any]]:
-        """Return the variables that the code and its functions read, except variable `name`."""
         space, names = self.space, [*self.program.reads]
         module = str(space.get("__name__") or "__main__")
         if (function := self.program.function) is not None:
@@ -241,7 +240,6 @@ class Search:
             return peaks[0] if peaks else torch.cuda.memory_allocated(self._target)
 
     def _told(self, value: float, by: str) -> None:
-        """Report the results for `value` so far; `by` is "dry run" or "run"."""
         self._last, tried = value, self._tried(value)
         (_, room), *_ = self._rooms.values()
         line = f"{by} of {self.name} = {value}"
@@ -262,7 +260,6 @@ class Search:
         return Tried(value, self._predicted.get(value), nbytes, ran)
 
     def tried(self) -> tuple[Tried, ...]:
-        """Return the results of all tried values, in ascending order of values."""
         return tuple(map(self._tried, sorted(self._predicted.keys() | self._measured.keys())))
 
     def found(self) -> tuple[Largest, ...]:
@@ -282,9 +279,8 @@ def largest(
     values: Sequence[float], need: Need, limit: float, *, near: float = 0, from_below: bool = False
 ) -> float | None:
     """Return the largest of `values` with `need(value) <= limit`; None if there is none."""
-    # `values` are positive and ascending. `need` must not decrease, and may be infinite. Four tries
-    # are enough if `need` is affine. After six tries, the result may be too small by less than the
-    # fraction `near`. `from_below` first doubles the value until `need` exceeds `limit`.
+    # `values` are positive and ascending. `need` must not decrease, and may be infinite. After six
+    # tries, the result may be too small by less than the fraction `near`. See `_doubled`.
     if need(values[0]) > limit:
         return None
     low, high = _doubled(values, need, limit) if from_below else (0, len(values) - 1)

@@ -1,7 +1,6 @@
 """Move arrays by replacing them with copies, and find the operands of a failed expression.
 
-One copy replaces an array in all variables that are moved together. Lists, dicts and objects are
-changed in place. No variable changes before all copies are made.
+Lists, dicts and objects are changed in place. No variable changes before all copies are made.
 """
 
 import ast
@@ -38,8 +37,7 @@ _origins: dict[str, dict[Any, Origin]] = defaultdict(dict)
 class ArrayFramework(Framework):
     """Move variables of a framework by replacing their arrays with copies."""
 
-    copies: CopyCounting | None = None
-    """Counter of copies and waits; None if the framework makes no implicit copies."""
+    copies: CopyCounting | None = None  # None if the framework makes no implicit copies
     virtual = 0  # the number of virtual GPUs
 
     def __init__(self) -> None:
@@ -102,7 +100,6 @@ class ArrayFramework(Framework):
         keep_origins(_origins[self.name], origins, cell)
 
     def home(self, namespace: dict[str, Any], origins: Origins | None = None) -> Moves:
-        """Move back the arrays that cells moved, in all variables that now contain these arrays."""
         devices = {str(device): device for device in [CPU, *devices_here(memory=False)]}
         moving = _Moving(self, namespace)
         if origins is None:
@@ -228,7 +225,6 @@ def _replaced(
 
 
 def _split(value: Any) -> Split | None:
-    """Split a tuple or a `functools.partial`; None for any other value."""
     kind: Any = type(value)
     if issubclass(kind, tuple):
         return value, getattr(kind, "_make", kind)

@@ -22,7 +22,6 @@ class CuPy(ArrayFramework):
         self._used: set[int] = set()
 
     def started(self) -> bool:
-        """Whether gpumagic has used a GPU through CuPy."""
         return bool(self._used)
 
     def devices(self) -> list[Device]:
@@ -70,7 +69,6 @@ class CuPy(ArrayFramework):
             cupy.cuda.Device(ordinal).synchronize()
 
     def allocated(self, device: Device) -> tuple[int, int | None]:
-        """Return the bytes allocated from CuPy's memory pool, and None as the peak."""
         with self.own(device):
             return int(cupy.get_default_memory_pool().used_bytes()), None
 
@@ -78,7 +76,6 @@ class CuPy(ArrayFramework):
         return [] if (place := place_of(array)) is None else [place]
 
     def pool(self, device: Device) -> Pool | None:
-        """Return the figures of CuPy's memory pool for a GPU; None if the GPU is not in use."""
         if device.ordinal not in self._used:
             return None
         with self.own(device):

@@ -227,12 +227,10 @@ class FrameworksOn:
             stack.enter_context(framework.place(self.device))
 
     def wait(self) -> None:
-        """Wait until all frameworks have finished their work."""
         for framework in self.frameworks:
             framework.wait()
 
     def know(self, kind: type) -> bool:
-        """Whether one of the frameworks `knows` a class."""
         return any(framework.knows(kind) for framework in self.frameworks)
 
     def parts(self, value: object) -> Split | None:

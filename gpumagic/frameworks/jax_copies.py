@@ -1,10 +1,7 @@
 """Count JAX's waits, and its copies between devices, by the user's line, and give advice.
 
-JAX silently copies NumPy operands, and arrays on another device that `jax.device_put` has not
-committed to that device. Not counted are operands with one element, constants in compiled programs,
-copies within a running program, and copies by a program compiled ahead of time. Only the host's
-first read of an array counts. While copies are counted, calls that move data do not use JAX's cache
-in C++, so that Python code counts them. No program is compiled again.
+JAX silently copies NumPy operands, and arrays that are not committed to their device. Operands with
+one element, constants, and copies by programs compiled ahead of time are not counted.
 """
 
 import ctypes
@@ -166,7 +163,6 @@ class JaxCopies(CopyCounting):
         stack.callback(self._read.clear)
 
     def _put(self, aval: Any, sharding: Any, xs: Any, devices: Any, *a: Any, **kw: Any) -> Any:
-        """Count copies of values, or of whole arrays, to devices."""
         __tracebackhide__ = True
         copies = [copy for x, there in zip(xs, devices, strict=False) for copy in _one(x, there)]
         return self._copying(copies)
@@ -215,7 +211,6 @@ class JaxCopies(CopyCounting):
         return self._counted("copy", operator, call, copies, asked)
 
     def _blocked(self, arrays: Sequence[Any]) -> _After | None:
-        """Count one wait for each device of the arrays."""
         if (call := self.called_from()) is None:
             return None
         held = [array.sharding.device_set for array in arrays if isinstance(array, jax.Array)]

@@ -58,7 +58,6 @@ class Jax(ArrayFramework):
         return bool(getattr(xla_bridge, "backends_are_initialized", lambda: True)())
 
     def devices(self) -> list[Device]:
-        """Return the real or virtual GPUs that JAX can use, in order of ordinals. Starts JAX."""
         there = self._gpus()
         return [device for device in here(memory=False) if device.ordinal in there]
 
@@ -123,13 +122,11 @@ class Jax(ArrayFramework):
         return cast(AbstractContextManager[object], jax.default_device(own))
 
     def is_array(self, value: object) -> bool:
-        """Whether a value is an array with data: not a tracer, and not deleted or donated."""
         if not isinstance(value, jax.Array) or isinstance(value, jax.core.Tracer):
             return False
         return not value.is_deleted()
 
     def where(self, array: Any) -> str:
-        """Return an array's device; ``"cuda:0 + cuda:1"`` if it is sharded over two devices."""
         on_host = (array.sharding.memory_kind or "").endswith("_host")
         own = sorted(array.sharding.device_set, key=lambda device: device.id)
         return "cpu" if on_host and own[0].platform != "cpu" else " + ".join(map(self.name_of, own))
@@ -154,7 +151,6 @@ class Jax(ArrayFramework):
         return jax.device_put(array, self.own(device), may_alias=False)
 
     def parts(self, value: Any) -> Split | None:
-        """Return the parts of a pytree or Flax NNX object, and a function to rebuild the object."""
         if type(value) in _PLAIN or isinstance(value, jax.Array):
             return None
         if comes_from(type(value), "flax.nnx.Variable"):
@@ -204,7 +200,6 @@ class Jax(ArrayFramework):
         return super().allocated(device)
 
     def places(self, array: Any) -> list[Place]:
-        """Return an array's memory: one place for each shard in this process."""
         if array.is_deleted() or not _has_data(array):
             return []
         # For one shard, avoid `shard.data`, because it would create another live array.
@@ -220,7 +215,6 @@ class Jax(ArrayFramework):
         return [a for a in jax.live_arrays() if id(a) not in ours and not a.is_deleted()]
 
     def pool(self, device: Device) -> Pool | None:
-        """Return JAX's allocator figures for a real GPU; None if virtual, or before JAX starts."""
         if device.virtual or not self.started():
             return None
         try:
@@ -231,7 +225,6 @@ class Jax(ArrayFramework):
         return Pool(self.name, *map(told.get, names)) if told else None
 
     def explain(self, error: BaseException, namespace: Mapping[str, Any]) -> Explanation | None:
-        """Explain JAX's error about several devices; None for any other error, or if uncertain."""
         for message, frame, node in failures(error, namespace, _INCOMPATIBLE):
             said = {self._said(*devices) for devices in _DEVICES.findall(message[0])}
             parts = dict(operands(node, frame, self._committed))

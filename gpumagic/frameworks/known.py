@@ -1,7 +1,4 @@
-"""Find the frameworks that code imports or uses, and their devices.
-
-torch counts as used if the process or the code imports it, or if no other framework is needed.
-"""
+"""Find the frameworks that code imports or uses, and their devices."""
 
 import ast
 import importlib

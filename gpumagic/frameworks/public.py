@@ -1,7 +1,4 @@
-"""Define gpumagic's public functions for all frameworks: `where`, `move`, `on`, `explain` …
-
-`cpu()` and `gpu()` return a device object of the first framework that the caller's code uses.
-"""
+"""Define gpumagic's public functions for all frameworks: `where`, `move`, `on`, `explain` …"""
 
 import functools
 import inspect
@@ -86,10 +83,8 @@ def where(value: object) -> str:
     Arrays may be from torch, JAX, TensorFlow or CuPy, or from a library that supports DLPack or
     CUDA's array interface, such as MLX, Numba or cuDF. Virtual GPUs are named like real GPUs.
 
-    Parameters
-    ----------
-    value : object
-        An array, or a container of arrays: a list, dict, module, optimizer or dataclass.
+    A container is a list, dict, module, optimizer or dataclass. Raises `GpuError` if the value
+    contains no array.
 
     Returns
     -------
@@ -97,11 +92,6 @@ def where(value: object) -> str:
         The device, such as ``"cuda:1"`` or ``"cpu"``; ``"cuda"`` if the GPU's number is unknown.
         ``"cuda:0 + cuda:1"`` for an array that is sharded over two devices. ``"cuda:0 and cpu"``
         for a container with arrays on two devices; GPUs come first.
-
-    Raises
-    ------
-    GpuError
-        The value contains no array.
 
     Examples
     --------
@@ -135,7 +125,6 @@ def where(value: object) -> str:
 
 
 def _device(value: Any) -> str | None:
-    """Return the device of one array; None for any other object."""
     framework = FrameworksOn(CPU, tuple(known.in_use())).of(value)
     return device_of(value) if framework is None else framework.where(value)
 
@@ -156,12 +145,8 @@ def move(value: object, where: object) -> Moves:
     Returns
     -------
     Moves
-        The moved variables and bytes, the variables that did not move, and the moved value.
-
-    Raises
-    ------
-    GpuError
-        There is no such device, or too little free memory. Nothing was moved.
+        The moved variables and bytes, the variables that did not move, and the moved value. If
+        there is no such device, or too little free memory, `GpuError` is raised and nothing moves.
 
     Examples
     --------
@@ -287,14 +272,9 @@ class on:
     Parameters
     ----------
     where : str, int or torch.device
-        Any spelling of one device: ``1``, ``"cuda:1"``, ``"cpu"``, ``"free"``, ``"1?"`` …
+        Any spelling of one device: ``1``, ``"cuda:1"``, ``"1?"`` …; `GpuError` if it is missing.
     batches : bool, default True
         Whether batches of a `DataLoader` are moved to the device.
-
-    Raises
-    ------
-    GpuError
-        There is no such device.
 
     Examples
     --------

@@ -58,7 +58,6 @@ def save_host(path: str = "rescue.pt") -> None:
 
 
 def _sorted() -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the user's variables on the host, and the user's variables with data on a GPU."""
     hidden = getattr(shell(), "user_ns_hidden", {})
     safe, lost = dict[str, Any](), dict[str, Any]()
     for name, value in own_variables(user_namespace()).items():

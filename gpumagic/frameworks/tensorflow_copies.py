@@ -1,10 +1,7 @@
 """Count TensorFlow's copies between devices, and the host's waits, at each line of the user's code.
 
-TensorFlow silently copies operands and caches the copies, so a tensor counts once for each device.
 A copy is implicit if TensorFlow's device policy "explicit" would refuse it, or if an operator
-converts a NumPy array. Copies by `tf.identity` and of `tf.data` batches are explicit. A
-`tf.function` copies operands and variables at each call. docs/frameworks.md lists the copies that
-are not counted.
+converts a NumPy array. docs/frameworks.md lists the copies that are not counted.
 """
 
 import weakref
@@ -108,7 +105,6 @@ class TensorFlowCopies(CopyCounting):
             swap_attribute(stack, owner, name, self.wrapped(getattr(owner, name), ask))
 
     def _read(self, tensor: Any) -> Callable[[Any, float], None] | None:
-        """Count a read of a tensor that is not in host memory."""
         __tracebackhide__ = True
         source = self._name(tensor.backing_device)
         call = self.called_from()
@@ -134,7 +130,6 @@ class TensorFlowCopies(CopyCounting):
         return self._given([value]) if isinstance(value, np.ndarray) else None
 
     def _execute(self, ctx: Any, operation: str, name: Any, *operands: Any) -> Any:
-        """Count the NumPy arrays among an operator's operands."""
         # Omit integers, because most are shapes or indices, which stay on the host.
         arrays = [x for x in operands if isinstance(x, np.ndarray) and x.dtype.kind in "fc"]
         return self._given(arrays)

@@ -1,7 +1,6 @@
 """Support TensorFlow: its devices, its tensors and variables, and Keras's models.
 
-Virtual GPU k is logical device k + 1 of the CPU. TensorFlow does not know virtual GPUs, so
-`tf.device` and the functions of `tf.config` that list devices are patched while virtual GPUs exist.
+Virtual GPU k is logical device k + 1 of the CPU. The functions that list devices are patched.
 """
 
 import functools
@@ -142,7 +141,6 @@ class TensorFlow(ArrayFramework):
 
     @contextmanager
     def place(self, device: Device, **options: Any) -> Iterator[None]:
-        """Place this thread's new tensors on `device`, unless the code names a device."""
         now = context.context()
         before = now.device_name, now.device_spec
         tf.device(self._own(device)).__enter__()
@@ -164,11 +162,9 @@ class TensorFlow(ArrayFramework):
         return " + ".join(sorted(names))
 
     def nbytes(self, array: Any) -> int:
-        """Return the bytes of an array's data; 0 if unknown, as for strings."""
         return sum(size_of(each) or 0 for each in _variables(array) or [array])
 
     def bring(self, array: Any, device: Device, *, committed: bool = True) -> Any:
-        """Return `array` if on `device`, or else a copy; GpuError for variables and models."""
         if self.where(array) == str(device):
             return array
         if not isinstance(array, self._tensor):
@@ -195,7 +191,6 @@ class TensorFlow(ArrayFramework):
             return made
 
     def parts(self, value: object) -> Split | None:
-        """Return the parts of a ragged or sparse tensor, and a function to rebuild the tensor."""
         if not isinstance(value, tf.__internal__.CompositeTensor) or self.is_array(value):
             return None
         made = tf.nest.flatten(value, expand_composites=True)
@@ -227,7 +222,6 @@ class TensorFlow(ArrayFramework):
         return [each for each in gc.get_objects() if issubclass(type(each), kinds)]
 
     def pool(self, device: Device) -> Pool | None:
-        """Return TensorFlow's bytes on a GPU; None if it is virtual, or unused by TensorFlow."""
         if device.virtual or not self.started():
             return None
         if (device.ordinal or 0) >= len(tf.config.list_logical_devices("GPU")):
@@ -236,7 +230,6 @@ class TensorFlow(ArrayFramework):
         return Pool(self.name, used, peak, None, None)
 
     def explain(self, error: BaseException, namespace: Mapping[str, Any]) -> Explanation | None:
-        """Explain XLA's error for a variable on another device; None for any other error."""
         for said, frame, node in failures(error, namespace, _SAID):
             there, ran = map(self.name_of, said.groups())
             why = _WHY.format(ran=ran, there=there)
@@ -259,7 +252,6 @@ def _variables(value: Any) -> list[tf.Variable]:
 
 
 def _way_to_copy(value: Any) -> str:
-    """Return advice with code to copy a variable or a Keras model; empty for other objects."""
     if comes_from(type(value), "keras.Model"):
         return _COPIED.format(_MODEL)
     return _COPIED.format("v = tf.Variable(v)") if isinstance(value, tf.Variable) else ""

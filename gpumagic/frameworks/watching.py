@@ -142,8 +142,7 @@ class CopyCounting:
     inside: Callable[[str], bool]
     around: Collection[str] = ()
     """Names of the framework's internal wrappers; `Call.function` is never one of these."""
-    all_threads = False
-    """Whether all running watches count the calls of a thread that began no watch."""
+    all_threads = False  # whether all watches count the calls of a thread that began no watch
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -201,7 +200,6 @@ class CopyCounting:
             faults.keep(f"counting a copy by {self.framework}", error)
 
     def counters(self) -> Sequence[Counter]:
-        """Return the running watches that count this thread's calls."""
         mine = [one for one in self._running if one.thread == threading.get_ident()]
         return mine or (self._running if self.all_threads else ())
 

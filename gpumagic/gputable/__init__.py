@@ -95,7 +95,6 @@ def _holder(group: Sequence[ProcessSample], each: bool) -> Holder:
 
 
 def _holder_name(process: ProcessSample, pids: Sequence[int]) -> str:
-    """Return the notebook's name; if it is unknown, the program's or the user's name."""
     name = PurePath(process.notebook).name if process.notebook else None
     if process.mine:
         return f"this notebook ({name})" if name else "this process"

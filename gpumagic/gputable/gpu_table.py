@@ -54,7 +54,6 @@ def _gpu_row(
 
 
 def _value(text: str, css: str = "") -> _Cell:
-    """Return a table cell; "N/A" is dimmed."""
     return _Cell(text, tag("span", text, "gm-dim" if text == NOT_KNOWN else css))
 
 
@@ -191,7 +190,6 @@ class GpuTable:
         return {table.JSON: table.as_json(self.snapshot)}
 
     def _holder_columns(self) -> list[Column]:
-        """Return the columns of the table of holders."""
         parts = [_held(holder, self.snapshot.gpus) for holder in self.holders]
         looks = {True: "gm-name gm-this", False: "gm-name"}
         return [
@@ -243,7 +241,6 @@ def _throttled(gpu: GpuSample) -> str:
 
 
 def _caption(snapshot: Snapshot, gpus: Sequence[GpuSample]) -> str:
-    """Return a line that describes the machine, its software and its GPUs."""
     host = snapshot.host
     whole = [gpu for gpu in gpus if gpu.mig is None]
     virtual = sum(gpu.virtual for gpu in whole)

@@ -1,7 +1,6 @@
 """Restore the settings and the random state that code changed.
 
 The list has settings that 1,668 public notebooks change, and others that affect results or speed.
-If restoring a setting fails, the error is recorded, and the other settings are restored.
 """
 
 import logging
@@ -42,7 +41,6 @@ def _named(owner: Any, names: str) -> Iterator[Setting]:
 
 
 def _of_a_thread() -> Iterator[Setting]:
-    """Yield the settings that are separate for each thread."""
     if (torch := torch_here()) is not None:
         yield from _named(torch, "is_grad_enabled/set_grad_enabled")
         for kind in ("cpu", "cuda", "mps"):

@@ -1,7 +1,4 @@
-"""Run jobs on threads that can be interrupted, and discard the output of timed code.
-
-An interrupt can end only the job that was running when the interrupt was sent.
-"""
+"""Run jobs on threads that can be interrupted, and discard the output of timed code."""
 
 import ctypes
 import sys
@@ -45,7 +42,6 @@ class Quiet:
             self._lifted = False
 
     def drops(self) -> bool:
-        """Whether this thread's output is discarded."""
         here = threading.current_thread()
         timed = here.ident == self._thread or here.name.startswith(_THREADS)
         self.dropped |= timed and not self._lifted
@@ -60,7 +56,6 @@ class _Dropping:
 
     def __getattr__(self, name: str) -> Any:
         real = getattr(self._target, name)
-        # Output methods of streams and of IPython's display publisher.
         if name not in ("write", "writelines", "publish", "clear_output"):
             return real
 
@@ -83,12 +78,11 @@ class Worker:
         self._last: Future[Any] | None = None
 
     def submit(self, job: Callable[[], Any]) -> Future[Any]:
-        """Queue a job."""
         self._last = self._pool.submit(self._do, job)
         return self._last
 
     def interrupt(self) -> None:
-        """Raise KeyboardInterrupt once in the running job, at its next bytecode instruction."""
+        """Raise KeyboardInterrupt once in the running job, never in a later one."""
         with self._lock:
             if self._ident is not None and not self._interrupted:
                 self._interrupted = True

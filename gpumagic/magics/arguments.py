@@ -1,7 +1,4 @@
-"""Parse the lines of the magics, check which options combine, and complete lines on Tab.
-
-The definitions of the options are in options.py. Bad input raises a one-line UsageError.
-"""
+"""Parse the lines of the magics, check which options combine, and complete lines on Tab."""
 
 import argparse
 import re
@@ -182,14 +179,12 @@ def _mistakes(typed: str, found: Namespace) -> Iterator[str]:
 
 
 def _conflicts(groups: list[tuple[str, ...]], typed: list[str]) -> Iterator[str]:
-    """Yield an error for each group of conflicting words if more than one of them is typed."""
     for group in groups:
         if len(pair := [each for each in group if each in typed]) > 1:
             yield f"{pair[0]} and {pair[1]} do not combine; leave out one of them"
 
 
 def _device_mistakes(typed: str, where: str, given: list[str]) -> Iterator[str]:
-    """Yield an error for each option that does not fit the number of devices."""
     several = on_cluster(where) or on_several(where)
     if typed == "%ongpu" and (several or "--dry-run" in given):
         what, how = (where, "--split NAME") if several else ("--dry-run", "--dry-run")
@@ -257,7 +252,6 @@ def completions(context: Any) -> dict[str, Any]:
     if match is None or "--" in words or words[-1:] == ["restore"]:
         return {"completions": []}  # IPython completes paths and Python names itself
     typed, last = match[1], match[3]
-    # The option whose value is being typed.
     valued = (option for option in options(typed.lstrip("%")) if option.examples)
     option = next((each for each in valued if {*words[-1:]} & {*each.flags}), None)
     if option is not None and option.type is file:
@@ -283,7 +277,6 @@ def _offers(typed: str, words: list[str], option: Option | None, last: str) -> l
 
 
 def _values(option: Option, prefix: str) -> list[str]:
-    """Return values of an option; `prefix` is the part that is typed."""
     if option.type is reductions and "=" in prefix:
         from gpumagic.cluster.scattered import HOW
 
@@ -296,7 +289,6 @@ def _values(option: Option, prefix: str) -> list[str]:
 
 
 def _arguments(typed: str, words: list[str], before: str, prefix: str) -> list[str]:
-    """Return the arguments that may be typed here, without options."""
     magic = MAGICS[typed.lstrip("%")]
     if magic.verbs or (magic.number == "?" and any(not word.startswith("-") for word in words)):
         return [*magic.verbs] if not words else []
@@ -315,7 +307,6 @@ def _arguments(typed: str, words: list[str], before: str, prefix: str) -> list[s
 
 
 def _variables(prefix: str) -> list[str]:
-    """Return the variables that begin with `prefix`, except modules, functions and classes."""
     shell = get_ipython()
     named = {n: v for n, v in shell.user_ns.items() if n not in shell.user_ns_hidden}
     holding = (n for n, v in named.items() if not isinstance(v, (ModuleType, FunctionType, type)))

@@ -1,8 +1,4 @@
-"""Answer JupyterLab on the kernel's control channel, even while a cell runs.
-
-The control thread must not wait, so a sampler reads the GPUs on other threads. The sampler runs
-only while a JupyterLab page sends requests. If the driver stalls, pages get the last snapshot.
-"""
+"""Answer JupyterLab on the kernel's control channel, even while a cell runs."""
 
 from __future__ import annotations
 

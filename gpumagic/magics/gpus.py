@@ -62,7 +62,6 @@ def virtual_on(
     quiet: bool = False,
     asserts: bool = False,
 ) -> None:
-    """Turn on `number` virtual GPUs."""
     from gpumagic import virtual
     from gpumagic.frameworks.known import make_virtual
 
@@ -162,7 +161,6 @@ _NEEDED = {"restart": "restart 1", "pull": "pull net", "restore": "restore DIR"}
 
 
 def drive_cluster(shell: Any, asked: Namespace) -> None:
-    """Run a `%gpucluster` line, and print the result."""
     from gpumagic.cluster import gpu_cluster
 
     verb, what = asked.verb or "status", asked.what
@@ -197,7 +195,6 @@ def drive_cluster(shell: Any, asked: Namespace) -> None:
 
 
 def _check_arguments(verb: str, what: Sequence[str]) -> None:
-    """Raise GpuError if a verb has too many or too few arguments, or a rank is not a number."""
     many_allowed = verb in ("restart", "pull", "checkpoint")
     most = 0 if verb in ("status", "stop") else len(what) if many_allowed else 1
     if len(what) > most:

@@ -1,8 +1,6 @@
 """Explain errors, display values of magics, and stamp torch's allocations with cell names.
 
-gpumagic's frames are removed from tracebacks, so that `%debug` starts in the user's code. Errors
-are explained wherever the shell shows a traceback, for example in widget callbacks. The modules for
-explanations are imported only when a framework is in use.
+Errors are explained wherever the shell shows a traceback, for example in widget callbacks.
 """
 
 import sys
@@ -66,7 +64,6 @@ def cuda_advice(error: BaseException, check_line: str = "") -> str:
 
 
 def cuda_state() -> Any:
-    """Return the module `gpumagic.device.cuda_state` if torch is imported, else None."""
     if "torch" not in sys.modules:
         return None
     from gpumagic.device import cuda_state

@@ -99,7 +99,6 @@ def _complete(context: Any) -> dict[str, Any]:
 
 _matcher: Any = context_matcher()(_complete)
 
-
 FORGET = (
     ("gpumagic.ledger.dispatch", "uninstall"),
     ("gpumagic.memory.allocator", "forget"),
@@ -134,7 +133,6 @@ def load(shell: Any) -> None:
 
 
 def unload(shell: Any) -> None:
-    """Remove magics and hooks from `shell`, in reverse order, and discard their state."""
     if (installed := _loaded.pop(shell, None)) is not None:
         installed.close()
 

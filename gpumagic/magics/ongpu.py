@@ -1,8 +1,7 @@
 """Run `%%ongpu` cells on a device. In every other way, these cells behave like ordinary cells.
 
 A call replaces the `%%ongpu` line, and IPython runs the cell. Thus all other lines keep their
-numbers, and `await`, `Out[n]` and other magics work. After the cell, gpumagic shows a report.
-While `%gpuwatch` is on, a ledger counts each cell's copies between devices and waits for devices.
+numbers, and `await`, `Out[n]` and other magics work.
 """
 
 from __future__ import annotations
@@ -31,9 +30,7 @@ if TYPE_CHECKING:
     from gpumagic.cell.run import Run
     from gpumagic.frameworks.watching import watch
 
-
 _LINE = re.compile(r"%%ongpu(?!\w|\s*\?|\s+(-h|--help|help)\s*$)")
-# Matches magics that choose their own devices.
 _TIMED = re.compile(r"get_ipython\(\)\.run_cell_magic\('(gpu(?:time|diff|fit))'")
 # IPython would parse `%ongpu cuda?` as a request for help on `cuda`.
 _FALLBACK_LINE = re.compile(r"%(?P<magic>ongpu|gpus)\s+(?P<where>\S+\?)\s*$")
@@ -335,7 +332,6 @@ class CellHooks:
             print(f"cells run on {self.standing_on} from now on; %ongpu off ends it")
 
     def end_all(self) -> None:
-        """Turn `%ongpu` off, and end the runs of this thread's cells."""
         self.standing = None
         for cell in reversed(self.stack):
             self.finish(cell, None)
@@ -408,7 +404,6 @@ def _checks(wanted: str) -> Any:
 
 
 def _recorders(asked: Namespace, device: Any) -> dict[str, Any]:
-    """Return the arguments of a Run for the options --fix, --memory, --check and --profile."""
     found: dict[str, Any] = {"helpers": []}
     if asked.fix or asked.memory:  # both support only torch
         from gpumagic.cell.autofix import AutoFix

@@ -41,7 +41,6 @@ class Option(NamedTuple):
 
     @property
     def flag(self) -> str:
-        """The long spelling of the option."""
         return self.flags[-1]
 
     @property
@@ -229,5 +228,4 @@ OPTIONS = (
 
 
 def options(magic: str) -> list[Option]:
-    """Return the options of a magic."""
     return [option for option in OPTIONS if magic in option.magics.split()]

@@ -1,8 +1,4 @@
-"""Run cells in place of IPython: dry runs, timed cells, and cells on several devices or a cluster.
-
-As in IPython, tracebacks show the cell's lines, and the last expression is the cell's value. After
-Ctrl-C, a timed cell still shows its finished results.
-"""
+"""Run cells in place of IPython: dry runs, timed cells, cells on several devices or a cluster."""
 
 from __future__ import annotations
 
@@ -26,8 +22,7 @@ from gpumagic.usercode.sweep import parse, range_of
 
 # Matches IPython's Python code for a magic that chooses a device.
 _ELSEWHERE = re.compile(r"get_ipython\(\)\.run_(line|cell)_magic\('(ongpu|gputime|gpudiff|gpufit)'")
-# Prefix of the file names of code outside cells, such as the code of --setup.
-_TEXT = "<timed "
+_TEXT = "<timed "  # prefix of the file names of code outside cells, such as the code of --setup
 _USE_SHARDING = (
     "JAX computes where an array is sharded: x = jax.device_put(x, NamedSharding(Mesh("
     "jax.devices('gpu'), 'gpu'), PartitionSpec('gpu'))), all of jax.sharding"
@@ -152,7 +147,6 @@ def diff_cell(shell: Any, asked: Namespace, magic: str, text: str, scope: Any = 
 
 
 def _names(shell: Any, scope: Any) -> dict[str, Any]:
-    """Return the notebook's variables, and the variables in `scope` if given."""
     names: dict[str, Any] = shell.user_ns
     # Copy only if necessary, because the notebook's functions do not see names assigned in a copy.
     return names if scope is None or scope is names else {**names, **scope}
@@ -260,7 +254,6 @@ def _begin_at(shell: Any, error: BaseException, name: str) -> None:
 
 
 def _show_briefly(error: BaseException) -> None:
-    """Make IPython show an error without a traceback."""
     text = "\n".join(traceback.format_exception_only(error)).rstrip()
     show_as(error, lambda: [text])
 

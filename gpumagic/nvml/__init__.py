@@ -1,8 +1,7 @@
 """Query NVIDIA's driver through NVML, and explain the driver's faults; no query raises.
 
-``pynvml`` is imported and NVML is initialized at the first query. A query that fails, or that the
-driver does not support or permit, returns None. An unreachable driver or a lost GPU is reported as
-a :class:`Problem` with cause and cure. A query may block for seconds, so avoid it on an event loop.
+NVML is loaded at the first query. A query that fails, or that is unsupported or not permitted,
+returns None. A query may block for seconds, so avoid it on an event loop.
 """
 
 import os
@@ -114,7 +113,6 @@ class Library:
         self.errors = (*_ERRORS, self.module.NVMLError)
 
     def make(self, function: str, *arguments: Any) -> Any:
-        """Call a function of NVML; raise one of ``errors`` if the call fails."""
         return getattr(self.module, function)(*arguments)
 
     def call(self, function: str, *arguments: Any) -> Any:
@@ -291,7 +289,6 @@ class Nvml:
         return {uuid: int(memory.free) for uuid, memory in asked.items() if memory is not None}
 
     def _enumerate(self, now: float) -> None:
-        """Start NVML if necessary, and get all handles again."""
         try:
             if not self._started:
                 self._library.load()
@@ -329,8 +326,7 @@ class Nvml:
             handle = library.make("nvmlDeviceGetHandleByIndex", index)
             gpu = self._facts(index, handle, None)
         except library.errors as error:
-            # Use the name and UUID from the GPU's last answer.
-            before = self._seen.get(index)
+            before = self._seen.get(index)  # the GPU's last answer
             name, uuid = (before.name, before.uuid) if before else (None, None)
             code = "gpu-lost" if _code(error) == _GPU_IS_LOST else "gpu-unreachable"
             fault = _fault(code, error, name, index, uuid)

@@ -22,8 +22,7 @@ class Placement:
     batches: bool  # whether a `DataLoader`'s batches are copied to the device
     outer: "Placement | None"  # the enclosing placement, in force again after this one
     modes: int  # number of active torch function modes when the placement began
-    # Keyword arguments that pass the device to torch. Empty if torch would use the CPU anyway,
-    # since torch takes 0.2 µs to parse a keyword.
+    # Pass the device to torch. Empty if torch uses the CPU anyway, since a keyword takes 0.2 µs.
     keywords: dict[str, torch.device]
     direct: bool = True  # whether factories use the device without a check of `overruled`
     previous_index: int | None = None  # the current CUDA device's index before the placement

@@ -1,9 +1,7 @@
 """Replace torch's factories with twins (wrappers) while any placement is in force.
 
-A factory is a function that creates tensors; a placement is a device for new tensors. A torch
-function mode would need less code, but would double the cost of every operator. A twin adds 0.4 µs
-to each new tensor; other calls cost nothing. When the last placement ends, every name and default
-argument that refers to a twin is set to the original again, also in modules imported meanwhile.
+A torch function mode would need less code, but would double the cost of every operator. A twin adds
+0.4 µs to each new tensor; other calls cost nothing.
 """
 
 import sys
@@ -28,8 +26,7 @@ from gpumagic.placement.twins import IN_LIBRARIES, METHODS, SPACES, twins
 from gpumagic.usercode.files import is_users
 from gpumagic.usercode.values import defined_in, members_of
 
-# torch caches tables whose keys are its functions. Build the tables before the first swap, so that
-# the keys are the originals, not the twins.
+# torch caches tables of its functions. Build them now, so that they have no twins as keys.
 for _table in ("get_ignored_functions", "get_testing_overrides", "get_overridable_functions"):
     getattr(torch.overrides, _table)()
 _device_constructors()
@@ -144,7 +141,6 @@ def _remove() -> None:
 
 
 def installed() -> bool:
-    """Whether the names are swapped now."""
     return _holders > 0
 
 
@@ -152,7 +148,6 @@ _find_builtin: Callable[[Any], str | None] = _builtins._find_builtin
 
 
 def _find_operator(function: Any) -> Any:
-    """Return the name of a function's operator. For a twin, look up the original."""
     return _find_builtin(_real_of.get(id(function), function))
 
 
@@ -257,7 +252,6 @@ _last_known = ""
 
 
 def _new_modules() -> dict[str, Any]:
-    """Return the modules that were imported since the last call."""
     global _last_known
     name = next(reversed(sys.modules))
     if name == _last_known and _known.get(name) is sys.modules[name]:
@@ -271,7 +265,6 @@ def _new_modules() -> dict[str, Any]:
 
 
 def _look_at(modules: dict[str, Any]) -> None:
-    """Record the names to swap in imported modules."""
     for name, module in modules.items():
         names = getattr(module, "__dict__", {})
         if name.partition(".")[0] in ("torch", "gpumagic"):

@@ -1,10 +1,7 @@
 """Make twins of torch's functions that create tensors, or that take or count devices.
 
-A twin wraps a function, and makes it use the placement (the device for new tensors). If there is no
-placement, or if the caller gives `device=`, `out=` or `pin_memory=`, the twin changes nothing.
-
-There is one exception: a library that asks for GPU 0 or "cuda:0" gets the placement's GPU, as if
-CUDA_VISIBLE_DEVICES named only this GPU. In code of the user, torch or Python, GPU 0 stays GPU 0.
+A twin uses the placement (the device for new tensors), unless the caller gives a device. A library
+that asks for GPU 0 gets the placement's GPU. In code of the user, torch or Python, 0 stays 0.
 """
 
 import types
@@ -80,7 +77,6 @@ def _is_users(given: object, frame: FrameType | None) -> bool:
 
 
 def _on_a_gpu() -> Placement | None:
-    """Return the placement in force if it is on a CUDA device and not overruled by the user."""
     place = placement()
     if place is None or place.device is None or place.device.type != "cuda" or place.overruled():
         return None
@@ -88,7 +84,6 @@ def _on_a_gpu() -> Placement | None:
 
 
 def _first_of(given: object, frame: FrameType | None) -> torch.device | None:
-    """Return the placement's GPU if a library asks for the first GPU in `frame`, else None."""
     place = _on_a_gpu()
     library = _library_at(frame, given) if place is not None else ""
     return place.take(library) if place is not None and library else None
@@ -157,9 +152,7 @@ class _DeviceType(type):
 _device = torch.device
 _device_twin: Any = _DeviceType("device", (), {"__module__": "torch", "__doc__": _device.__doc__})
 
-
-# Modules of "host code", whose small tensors belong on the host. These modules ignore placement.
-# Examples are step counters of optimizers, seeds of samplers and NumPy values of schedulers.
+# Modules of "host code", whose small tensors, such as step counters and seeds, belong on the host.
 _HOST_CODE = (
     *("torch.optim", "torch.utils.", "torch.distributed.", "torch.nn.utils.rnn"),
     *("torch._tensor", "torch._utils", "gpumagic.", "diffusers.schedulers.", "fastai.data."),
@@ -168,7 +161,6 @@ _others: set[object] = set()  # names of modules that were checked and are not h
 
 
 def _is_host_code(module: object) -> bool:
-    """Whether small tensors that this module creates belong on the host."""
     name = str(module)
     # Users may call `collate` to place a batch. In a DataLoader, no placement applies anyway.
     if name.startswith(_HOST_CODE) and name != "torch.utils.data._utils.collate":
@@ -325,9 +317,7 @@ IN_LIBRARIES: dict[str, dict[str, Callable[[Function], Function]]] = {
 }
 """By module name and function name: the function that makes the twin of a library's function."""
 
-
-# The modules of torch with functions that create tensors.
-SPACES = (torch, torch.fft, torch.nested)
+SPACES = (torch, torch.fft, torch.nested)  # modules with functions that create tensors
 _ADAPTED: dict[str, Adapter] = {
     "as_tensor": _convert,
     "asarray": _convert,
@@ -350,7 +340,6 @@ _OTHERS: tuple[tuple[Any, str, Adapter], ...] = (
     (torch.jit.annotations, "try_ann_to_type", _annotated),
     (pin_memory, "pin_memory", _pin),
 )
-# Twins of methods that `Tensor` inherits.
 METHODS = {
     "__new__": _twin(Tensor.__new__, _new),
     **{name: _twin(getattr(Tensor, name), partial(_taking, 1)) for name in ("to", "cuda")},

@@ -177,7 +177,6 @@ _NOTHING: _Block = "none", "", "no copy runs"
 
 
 def _timeline(profile: CellProfile) -> str:
-    """Return an SVG with three lanes: the host, the device and the copies."""
     colors = dict(zip((line.where for line in profile.lines), COLORS, strict=False))
     moments, size = profile.moments, max(len(profile.moments) // _COLUMNS, 1)
     shown, starts = moments[::size], range(0, len(moments), size)

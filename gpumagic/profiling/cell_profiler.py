@@ -1,9 +1,7 @@
 """Profile one cell: its operators with torch's profiler, its lines with `sys.settrace`.
 
-A loop in plain Python may run ten million lines a second. A profiler range for each line would take
-more memory than the operators' events. So a line is logged (in 32 bytes) only if it runs for at
-least `SHORT`. No operator finishes in less time. The times of shorter lines are added up. When
-their sum exceeds `SAMPLE`, the line that has just run gets the whole sum.
+A loop in plain Python may run ten million lines a second, so only lines that run for at least
+`SHORT` are logged. The sum of shorter lines is logged when it exceeds `SAMPLE`.
 """
 
 import gzip
@@ -54,7 +52,6 @@ class CellProfiler:
         self.stopping = 0.0  # seconds that the profiler took to stop, not part of the cell's time
 
     def start(self) -> None:
-        """Start recording."""
         ours = _LEVEL not in os.environ
         os.environ.setdefault(_LEVEL, "99")  # otherwise kineto logs to the cell's output
         try:

@@ -1,8 +1,7 @@
-"""Compute times by line, and the causes of idle time, from a trace of torch's profiler.
+"""Compute times by line, and the causes of idle time, from kineto's trace, in microseconds.
 
-The input is kineto's Chrome trace with two more kinds of events. A `CELL` event is the whole cell.
-A `LINE` event is a period in which one line ran. A host event, on any thread, belongs to the line
-that the cell's thread ran when the event began. Times of events are in microseconds.
+A `CELL` event is the whole cell. A `LINE` event is a period in which one line ran. A host event, on
+any thread, belongs to the line that the cell's thread ran when the event began.
 """
 
 from bisect import bisect_right
@@ -158,7 +157,6 @@ def _kind(e: Event) -> Kind | Literal[""]:
 
 
 def _lines(found: _Trace, ledger: Ledger) -> tuple[ProfiledLine, ...]:
-    """Return the lines with their operators, the slowest first."""
     counts: dict[str, Counter[Label]] = defaultdict(Counter)
     for entry in ledger.entries:
         counts[entry.kind][entry.where] += entry.count
@@ -210,7 +208,6 @@ def _moments(found: _Trace, lanes: dict[str, _Lane]) -> Iterator[Moment]:
 def _causes(
     moments: tuple[Moment, ...], whole: float, waits: _Lane, unseen: tuple[ProfiledLine, ...]
 ) -> tuple[Cause, ...]:
-    """Return a cause of each kind, with its seconds and its most frequent line."""
     # Lines in `unseen` have no device times. Their causes are counts of frequent copies and waits.
     counts: dict[Kind, Counter[Label]] = defaultdict(Counter)
     for cause in filter(None, (moment.cause for moment in moments)):

@@ -1,7 +1,4 @@
-"""Find out why a kernel died, from its exit code, kill counters, and readings of RAM and GPUs.
-
-An uncertain cause is called probable. Exit code 0, or a user's restart or shutdown, is no death.
-"""
+"""Find out why a kernel died, from its exit code, kill counters, and readings of RAM and GPUs."""
 
 import signal
 import threading
@@ -131,7 +128,6 @@ class Deaths:
         return "killed", f"was killed (signal {-code})"
 
     def _ram(self, trail: Trail, now: float) -> list[str]:
-        """Return a line with the kernel's last RAM reading and the RAM's growth; [] if unknown."""
         if not trail:
             return []
         whose = "this machine's" if self._group.limit() is None else "the container's"
@@ -143,7 +139,6 @@ class Deaths:
         return [f"{now - at:.0f} s before: {part}{trend}"]
 
     def _xids(self, kernel: str, now: float) -> list[str]:
-        """Return a line for each recent critical error of a GPU that the kernel used."""
         snapshot = self._latest() or Snapshot(now)
         used = {process.uuid for process in snapshot.processes if process.kernel == kernel}
         return [

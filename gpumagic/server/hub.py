@@ -1,8 +1,7 @@
 """Serve all clients of the server from one sampler.
 
-Each client has a subscription to the sampler, and a task that sends the newest snapshot. The task
-sends one snapshot at a time, so a slow client gets fewer snapshots, not old ones. A snapshot is
-encoded once for all clients, and not on the event loop.
+Each client has a task that sends one snapshot at a time, so a slow client gets fewer snapshots, not
+old ones. A snapshot is encoded once for all clients, and not on the event loop.
 """
 
 import asyncio
@@ -64,7 +63,6 @@ class Client:
         self.task = asyncio.create_task(self._run())
 
     def ask(self, want: Want) -> None:
-        """Change the client's subscription."""
         self.want, before = want, self.subscription
         self.subscription = self._hub.sampler.subscribe(
             partial(self._hub.pass_on, self), period_s=want.period_s, processes=want.processes
@@ -74,7 +72,6 @@ class Client:
         self.wake()
 
     def close(self) -> None:
-        """Stop sending."""
         self.task.cancel()
         if self.subscription is not None:
             self.subscription.close()
@@ -169,7 +166,6 @@ class Hub:
             self._watch = asyncio.create_task(self._look_after())
 
     def leave(self, client: Client) -> None:
-        """Remove a client."""
         client.close()
         self.clients.discard(client)
 
@@ -203,7 +199,6 @@ class Hub:
         return [vars(check) for check in [*found, *own]]
 
     async def close(self) -> None:
-        """Close all clients and stop all tasks."""
         self._closed = True
         tasks = self.tasks
         for client in list(self.clients):

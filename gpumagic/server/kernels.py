@@ -1,7 +1,6 @@
 """Follow the cells of this server's kernels, and end orphans: processes whose kernel has ended.
 
-A request to end a process gives its pid and its start time, because pids are reused. The start and
-end of each cell are known from the messages on an additional iopub socket to the kernel.
+A request to end a process gives its pid and its start time, because pids are reused.
 """
 
 import asyncio
@@ -38,8 +37,7 @@ async def terminate(given: Any, snapshot: Snapshot) -> tuple[bool, str]:
     name = f"process {found.pid} ({found.name or 'unknown'})"
     try:
         process = psutil.Process(found.pid)
-        # The pid may have been reused since the snapshot. psutil itself detects a later reuse.
-        # If the clock was set meanwhile, the two start times of one process may differ a little.
+        # The pid may have been reused. If the clock was set, equal start times differ a little.
         if abs(process.create_time() - float(order["started"])) > 1.0:
             raise psutil.NoSuchProcess(found.pid)
         process.kill() if order.get("force") is True else process.terminate()
@@ -54,7 +52,6 @@ async def terminate(given: Any, snapshot: Snapshot) -> tuple[bool, str]:
 
 
 def _orphan(order: dict[str, Any], snapshot: Snapshot) -> ProcessSample:
-    """Return the orphan with the requested pid and start time; HTTPError if there is none."""
     named = (order.get("pid"), order.get("started"))
     for process in snapshot.processes:
         if process.orphan and process.started and (process.pid, process.started) == named:
@@ -121,7 +118,6 @@ class KernelCells(CellRuns):
         self.followed: dict[str, Iopub] = {}  # each kernel's iopub channel
         self._pids: dict[str, int] = {}
         self._sources: dict[str, str] = {}  # the first characters of each kernel's last cell
-        # The processes of each kernel in the last snapshot.
         self._held: dict[str | None, list[ProcessSample]] = defaultdict(list)
 
     def follow(self, managers: Mapping[str, Any]) -> None:
@@ -145,7 +141,6 @@ class KernelCells(CellRuns):
                 self.keep(replace(run, notebook=name))
 
     def receive(self, kernel: str, message: Mapping[str, Any]) -> None:
-        """Handle a kernel's message."""
         with suppress(KeyError, TypeError, AttributeError):  # ignore a malformed message
             header, parent = message["header"], message["parent_header"]
             kind, content, date = header["msg_type"], message["content"], header["date"]
@@ -220,7 +215,6 @@ class Iopub:
         self._stream.on_recv(self._receive)
 
     def close(self) -> None:
-        """Stop listening."""
         self._stream.close(linger=0)
 
     def _receive(self, frames: list[Any]) -> None:
@@ -228,8 +222,7 @@ class Iopub:
             _, parts = self._session.feed_identities(frames)
             message = self._session.deserialize(parts)
         except (ValueError, TypeError, KeyError, IndexError):
-            # The frames are not a signed message. An example is the welcome of a new socket.
-            return
+            return  # the frames are no signed message, such as the welcome of a new socket
         self._listener(message)
 
 

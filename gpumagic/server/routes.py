@@ -67,14 +67,12 @@ def prometheus_text(snapshot: Snapshot) -> bytes:
 
 
 def _families(snapshot: Snapshot) -> Iterator[Metric]:
-    """Yield a metric family for each reading of GPUs, and for notebooks and problems."""
     for make, table in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
         for name, about, field, factor in table:
             family = make(f"gpumagic_gpu_{name}", about, labels=("uuid", "name", "index"))
             for gpu in snapshot.gpus:
                 if (value := getattr(gpu, field)) is not None:
                     index = "" if gpu.index is None else str(gpu.index)
-                    # Round, so that 57 % is 0.57.
                     family.add_metric((gpu.uuid, gpu.name or "", index), round(value * factor, 9))
             yield family
     yield _held(snapshot)
@@ -101,7 +99,6 @@ HUB = "gpumagic_hub"  # the key of the hub in the settings of the web applicatio
 
 
 def routes() -> list[tuple[Any, ...]]:
-    """Return the path, the handler and the arguments of each route."""
     encode = partial(json.dumps, ensure_ascii=False)
     answers: dict[str, _Answer] = {
         "snapshot": (lambda route: route.hub.fresh(), Snapshot.to_json, _JSON),
@@ -122,14 +119,12 @@ def routes() -> list[tuple[Any, ...]]:
 class Guard(JupyterHandler):
     """Base class of the handlers; refuses requests without a login or from other origins."""
 
-    # The name of the resource that the server's authorizer checks.
-    auth_resource = "gpumagic"
+    auth_resource = "gpumagic"  # the name of the resource that the server's authorizer checks
     # Requests do not count as activity, so an open monitor does not keep an idle server alive.
     _track_activity = False
 
     @property
     def hub(self) -> Hub:
-        """The server's one hub."""
         hub: Hub = self.settings[HUB]
         return hub
 
@@ -150,7 +145,6 @@ class GetRoute(Guard, APIHandler):
     """Answers GET with the encoded result of a function."""
 
     def initialize(self, given: "_Answer") -> None:
-        """Store the function, the encoder and the content type of this route."""
         self._answer, self._encode, self._type = given
 
     @web.authenticated
@@ -160,7 +154,6 @@ class GetRoute(Guard, APIHandler):
         self.finish(self._encode(found), set_content_type=self._type)
 
     def since(self) -> float | None:
-        """Return the argument ``since``, in Unix time; None if there is none."""
         if (text := self.get_query_argument("since", "")) in ("", "null"):
             return None
         with suppress(ValueError):
@@ -180,7 +173,6 @@ def _renderer(route: GetRoute) -> bytes:
 
 
 def _tour(route: GetRoute) -> str:
-    """Return the notebook of Help → GPU Tour without its outputs."""
     book = nbformat.read(example("tour"), as_version=4)
     for cell in book.cells:
         if cell.cell_type == "code":
@@ -213,30 +205,25 @@ class StreamRoute(Guard, WebSocketMixin, WebSocketHandler, JupyterHandler):
 
     @ws_authenticated
     async def get(self, *args: Any, **kwargs: Any) -> None:
-        """Upgrade an authorized request to a websocket."""
         who, resource = self.current_user, self.auth_resource
         if not await ensure_async(self.authorizer.is_authorized(self, who, "execute", resource)):
             raise web.HTTPError(403)
         await super().get(*args, **kwargs)
 
     def open(self, *args: Any, **kwargs: Any) -> None:
-        """Add this websocket to the hub's clients."""
         self.set_nodelay(True)
         link: Any = getattr(getattr(self.ws_connection, "stream", None), "socket", None)
         # Use small buffers, so that old snapshots do not queue for slow clients.
-        # These options fail for a Unix socket, or are missing on some systems.
-        with suppress(OSError, AttributeError):
+        with suppress(OSError, AttributeError):  # a Unix socket, or a system without these options
             link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 32768)
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, 16384)
         self._client = self.hub.join(self.write_message)
 
     def on_message(self, message: str | bytes) -> None:
-        """Handle a client's message; ignore a malformed one."""
         if self._client and (want := parse_want(message, self._client.want)):
             self._client.ask(want)
 
     def on_close(self) -> None:
-        """Remove this websocket from the hub's clients."""
         if self._client is not None:
             self.hub.leave(self._client)
             self._client = None
@@ -266,13 +253,11 @@ class Extension(ExtensionApp):
         deaths = Deaths(cells, KernelLoads(lambda: kernels.kernels), sampler.latest)
         self.hub = Hub(sampler, kernels, cells, deaths)
         self.settings[HUB] = self.hub
-        # Follow new kernels even if no page is open.
         with faults.kept("listening to the starts of kernels"):
             logger: Any = server.event_logger
             logger.add_listener(schema_id=_KERNEL_ACTIONS, listener=self._on_action)
 
     async def _on_action(self, logger: Any, schema_id: str, data: dict[str, Any]) -> None:
-        """Refresh the list of kernels after a kernel starts, restarts or shuts down."""
         self.hub.watch()
 
     def initialize_handlers(self) -> None:
@@ -280,6 +265,5 @@ class Extension(ExtensionApp):
         self.handlers.extend(routes())
 
     async def stop_extension(self) -> None:
-        """Stop the hub when the server stops."""
         if hasattr(self, "hub"):
             await self.hub.close()

@@ -1,7 +1,5 @@
-"""Take a snapshot of this machine from all GPU sources.
+"""Take a snapshot of this machine from all GPU sources. A failing source affects no other source.
 
-A source lists the GPUs of one vendor, or the virtual GPUs. It caches a slow reading for the
-reading's refresh interval, which is a few seconds. A failing source affects no other source.
 The environment variable ``GPUMAGIC_SOURCES`` selects the sources (see docs/vendors.md).
 """
 
@@ -14,7 +12,7 @@ from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from gpumagic import device, faults
 from gpumagic.errors import Problem, as_typed
@@ -23,7 +21,7 @@ from gpumagic.telemetry.host import read_host
 from gpumagic.telemetry.nvml_source import NvmlSource
 from gpumagic.telemetry.processes import Owners
 from gpumagic.telemetry.snapshot import GpuSample, Host, ProcessSample, Snapshot
-from gpumagic.telemetry.source import AppleSource, CachedReadings, Source
+from gpumagic.telemetry.source import AppleSource, CachedReadings, Source, T
 from gpumagic.telemetry.state_files import VirtualSource
 
 _KNOWN: dict[str, Callable[[Path], Any]] = {
@@ -85,9 +83,6 @@ def explain(gpus: Sequence[GpuSample], problems: Sequence[Problem], named: bool)
     return [replace(one, cure=cures.get(one.code, f"{one.cure}; or {offer}")) for one in problems]
 
 
-T = TypeVar("T")
-
-
 class Collector:
     """Takes snapshots of `sources`; the default is the sources of this machine."""
 
@@ -135,12 +130,10 @@ class Collector:
             )
 
     def _gpus(self, host: Host, max_age: float) -> tuple[list[GpuSample], list[Source]]:
-        """Return the GPUs, and the sources that list at least one GPU."""
         found: dict[str, GpuSample] = {}
         listing = []
         for source in self._sources:
             its = self._ask(source, lambda one: one.gpus(host, max_age)) or ()
-            # If two sources list the same GPU, the first source counts.
             found |= {gpu.uuid: gpu for gpu in its if gpu.uuid not in found}
             listing += [source] if its else []
         gpus = list(found.values())
@@ -171,7 +164,6 @@ class Collector:
         return [replace(g, ordinal=n.ordinal, ordinal_certain=n.ordinal_certain) for g, n in named]
 
     def _holders(self, sources: Sequence[Source], max_age: float) -> list[ProcessSample]:
-        """Return the processes that hold GPU memory, each with its owner."""
         found: list[ProcessSample] = []
         for source in sources:
             found += self._ask(source, lambda one: one.processes(max_age)) or ()
@@ -194,16 +186,9 @@ class Collector:
 def snapshot(*, processes: bool = True) -> Snapshot:
     """Take a snapshot of this machine: its GPUs, the processes on them, and the problems.
 
-    Parameters
-    ----------
-    processes : bool
-        Whether to list the processes. This takes several milliseconds per GPU.
-
-    Returns
-    -------
-    Snapshot
-        If a driver fails, no error is raised; ``problems`` has the cause and the cure.
-        The call may take seconds if a driver stalls, so do not call it on an event loop.
+    Listing `processes` takes several milliseconds per GPU. If a driver fails, no error is raised;
+    ``problems`` has the cause and the cure. The call may take seconds if a driver stalls, so do not
+    call it on an event loop.
     """
     return _collector().take(processes=processes)
 

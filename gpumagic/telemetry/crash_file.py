@@ -30,7 +30,6 @@ class CrashFile:
                 atexit.register(self.uninstall)
 
     def uninstall(self) -> None:
-        """Undo `install`."""
         file, self._file = self._file, None
         # A forked child must not touch its parent's file.
         if file is not None and os.getpid() == self._pid:

@@ -1,8 +1,7 @@
 """Check every step from the hardware to torch, and give a cure for the first failure.
 
-The doctor allocates nothing on a GPU and does not import torch. The names of the device files,
-libraries and Unix groups come from the installation guides of ROCm
-(https://rocm.docs.amd.com/projects/install-on-linux) and Intel (https://dgpu-docs.intel.com).
+It allocates nothing on a GPU. Device files, libraries and Unix groups are those of the guides of
+ROCm (https://rocm.docs.amd.com/projects/install-on-linux) and Intel (https://dgpu-docs.intel.com).
 """
 
 import os
@@ -89,7 +88,6 @@ class Doctor:
         others = [check for vendor, its in cards.items() for check in self._of_vendor(vendor, its)]
         apples = AppleSource().gpus(Host())
         others += [Check("Apple GPU", True, gpu.name or "unknown model") for gpu in apples]
-        # Run NVIDIA's checks if there is an NVIDIA GPU, or if no GPU was found.
         is_nvidia = "nvidia" in cards or bool(self._door.gpus()) or not others
         places = ["a container"] * self._container + ["WSL"] * self._wsl
         return [
@@ -103,7 +101,6 @@ class Doctor:
         ]
 
     def _cards(self) -> dict[str, list[_Card]]:
-        """Return the GPUs on the PCI bus by vendor."""
         found: dict[str, list[_Card]] = {}
         for card in drm.pci_gpus(self._root):
             # Intel's integrated GPUs count only if the installed torch supports Intel's GPUs.
@@ -130,7 +127,6 @@ class Doctor:
             yield self._leaves("CUDA_VISIBLE_DEVICES", len(left), len(every))
 
     def _of_vendor(self, vendor: str, cards: Sequence[_Card]) -> list[Check]:
-        """Return the checks of AMD's or Intel's GPUs; empty for another vendor."""
         if (needs := _VENDORS.get(vendor)) is None:
             return []
         models = {card.name or "unknown model" for card in drm.graphics_cards(self._root, vendor)}
@@ -158,7 +154,6 @@ class Doctor:
         return Check(name, True, version or f"{cards[0][2]}, part of the kernel")
 
     def _nodes(self, name: str, needed: Sequence[str]) -> Check:
-        """Check that the device files exist and that this user may open them."""
         nodes = sorted(self._root.glob(_NODES[name]))
         paths = ", ".join(f"/{node.relative_to(self._root)}" for node in nodes)
         closed = [node for node in nodes if not os.access(node, os.R_OK | os.W_OK)]
@@ -182,7 +177,6 @@ class Doctor:
         return Check("Level Zero", True, " and ".join(needs.libraries))
 
     def _leaves(self, name: str, left: int, every: int) -> Check:
-        """Check that an environment variable selects at least one GPU."""
         cure = "correct or unset the variable, then restart the kernel"
         ok = bool(left) if every else None
         return Check(name, ok, f"{self._env[name]!r} selects {left} of {every} GPUs", cure)

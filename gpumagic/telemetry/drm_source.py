@@ -1,13 +1,11 @@
 """Sample AMD's and Intel's GPUs through Linux's DRM drivers, without waking a sleeping GPU.
 
-AMD's files are documented in https://docs.kernel.org/gpu/amdgpu/thermal.html (sensors, load,
-clocks), driver-misc.html (product name, unique id, memory) and ras.html (ECC). ``pcie_bw`` is not
-read because reading it takes a second, and ``gpu_metrics`` is not read because its layout changes.
+AMD's files are documented in https://docs.kernel.org/gpu/amdgpu/thermal.html, driver-misc.html and
+ras.html. ``pcie_bw`` is not read, which takes a second, nor ``gpu_metrics``, whose layout changes.
 
 Intel's files are documented in Linux's Documentation/ABI/testing/sysfs-driver-intel-xe-hwmon and
--i915-hwmon, and in the comment "Xe GT Idle" of the driver xe. Utilization is computed from the
-time in which the GPU slept (state C6), because performance counters need privileges. Only older
-versions of the drivers report the total memory. No version reports the used memory.
+-i915-hwmon, and in the comment "Xe GT Idle" of the driver xe. Utilization is computed from the time
+in state C6 (sleep), because performance counters need privileges. No file has the used memory.
 """
 
 import re
@@ -30,9 +28,7 @@ class DrmSource(Source):
     """Base class of AMD's and Intel's sources; ``root`` is the root of the file system."""
 
     def __init__(
-        self,
-        root: Path = Path("/"),
-        build: Callable[[], TorchBuild] = torch_build,
+        self, root: Path = Path("/"), build: Callable[[], TorchBuild] = torch_build
     ) -> None:
         self.root = root
         self._build = build
@@ -50,12 +46,10 @@ class DrmSource(Source):
         """Return the other fields of a GpuSample, which change slowly and are cached."""
 
     def gpus(self, host: Host, max_age: float = 0.0) -> list[GpuSample]:
-        """Return all GPUs; cached readings may be up to `max_age` refresh intervals old."""
         self._cards = self._kept.get("cards", _SLOW_S, max_age, self._listed)
         return [self._sample(n, card, host, max_age) for n, card in enumerate(self._cards)]
 
     def processes(self, max_age: float = 0.0) -> list[ProcessSample]:
-        """Return the processes that hold memory; `max_age` as in :meth:`gpus`."""
         return self._kept.get("processes", _PROCESSES_S, max_age, self._read_processes)
 
     def _listed(self) -> list[drm.GraphicsCard]:
@@ -161,8 +155,7 @@ class IntelSource(DrmSource):
         return {card.driver: "" for card in self._cards if card.driver}
 
     def _listed(self) -> list[drm.GraphicsCard]:
-        # Integrated GPUs count only if the installed torch supports Intel's GPUs.
-        found = super()._listed()
+        found = super()._listed()  # integrated GPUs count only if torch supports Intel's GPUs
         return [card for card in found if not card.integrated or self._build().xpu is not None]
 
     def _fast(self, card: drm.GraphicsCard) -> dict[str, Any]:
@@ -198,6 +191,5 @@ class IntelSource(DrmSource):
         if before is None:
             return None
         grown, passed = value - before[0], now - before[1]
-        # A rate over more than 30 s is out of date.
         plausible = 0 < passed <= 30.0 and 0 <= grown <= _MOST[counter] * passed
         return grown / passed if plausible else None

@@ -1,7 +1,4 @@
-"""Store recent readings of the GPUs, the cells that ran, and this kernel's measurements.
-
-`History` is thread-safe. A removed GPU stays listed until its last reading is dropped.
-"""
+"""Store recent readings of the GPUs, the cells that ran, and this kernel's measurements."""
 
 import threading
 from collections import Counter, defaultdict, deque
@@ -56,7 +53,7 @@ _Held = dict[str, Counter[str]] | None
 
 
 class History:
-    """A ring buffer of readings. A snapshot within 0.9 s after the last stored one is skipped."""
+    """A thread-safe ring buffer. A snapshot within 0.9 s after the last stored one is skipped."""
 
     def __init__(self, entries: int = 600) -> None:
         self._lock = threading.Lock()
@@ -138,7 +135,6 @@ class CellRuns:
         self.on_change: Callable[[], None] = lambda: None
 
     def keep(self, run: CellRun) -> None:
-        """Add or update a run."""
         with self._lock:
             self.revision += 1
             self._runs[run.id] = (self.revision, run)
@@ -148,16 +144,13 @@ class CellRuns:
         self.on_change()
 
     def get(self, name: str) -> CellRun | None:
-        """Return the run with this id, or None."""
         return self._runs.get(name, (0, None))[1]
 
     def end(self, name: str, when: float) -> None:
-        """Record the end of a run."""
         if (run := self.get(name)) and run.end is None:
             self.keep(replace(run, end=when))
 
     def start(self, name: str, processes: Iterable[ProcessSample]) -> None:
-        """Record the memory of the kernel's processes at the start of a run."""
         self._before[name] = {(one.uuid, one.pid): one.memory for one in processes}
 
     def use(self, name: str, snapshot: Snapshot, processes: Iterable[ProcessSample]) -> None:
@@ -176,12 +169,10 @@ class CellRuns:
             self.keep(replace(run, gpus=tuple(sorted(used))))
 
     def forget(self, unwanted: Callable[[CellRun], bool]) -> None:
-        """Drop the runs for which `unwanted` returns True."""
         with self._lock:
             self._runs = {name: kept for name, kept in self._runs.items() if not unwanted(kept[1])}
             self._before = {name: held for name, held in self._before.items() if name in self._runs}
 
     def since(self, revision: int = 0) -> list[CellRun]:
-        """Return the runs that changed after a revision."""
         with self._lock:
             return [run for changed, run in self._runs.values() if changed > revision]

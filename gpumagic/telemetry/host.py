@@ -1,7 +1,6 @@
 """Measure the CPU and RAM use of the host and of kernels, and a container's RAM.
 
-A kernel's use includes its child processes. On Linux, a control group limits a container's RAM.
-``GPUMAGIC_CGROUP`` sets the group's folder.
+A kernel's use includes its child processes. ``GPUMAGIC_CGROUP`` sets the control group's folder.
 """
 
 import os
@@ -35,7 +34,6 @@ class MemoryGroup:
         self._root = root
 
     def limit(self) -> int | None:
-        """Return the limit in bytes; None if there is no limit."""
         return next((limit for limit, _, _ in self._limited()), None)
 
     def ram(self) -> tuple[int | None, int | None]:
@@ -51,7 +49,6 @@ class MemoryGroup:
         """Return how many processes the out-of-memory killer has ended; None if unknown."""
         groups = self._limited() or list(self._groups())
         counts = [_row(folder, names[2], "oom_kill") for _, folder, names in groups]
-        # If no group has a count, use the count of the whole machine.
         counts.append(_row(drm.Folder(self._root / "proc"), "vmstat", "oom_kill"))
         return next((count for count in counts if count is not None), None)
 
@@ -69,7 +66,6 @@ class MemoryGroup:
                 yield folder.number(names[0]) or 0, folder, names
 
     def _folders(self) -> Iterator[Path]:
-        """Yield the folders of this process's groups, the innermost first."""
         if named := os.environ.get("GPUMAGIC_CGROUP"):
             yield Path(named)
             return
@@ -175,7 +171,6 @@ class KernelLoads:
         )
 
     def _percent(self, process: psutil.Process) -> float | None:
-        """Return the percent of a core used since the last call; None at the first call."""
         first = process not in self._measured
         with suppress(psutil.Error):
             percent = self._measured.setdefault(process, process).cpu_percent()
@@ -184,7 +179,6 @@ class KernelLoads:
 
 
 def _family(pid: int) -> list[psutil.Process]:
-    """Return a process and its descendants; empty if the process has ended."""
     with suppress(psutil.Error):
         process = psutil.Process(pid)
         return [process, *process.children(recursive=True)]

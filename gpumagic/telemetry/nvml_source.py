@@ -13,8 +13,7 @@ from gpumagic.errors import Problem
 from gpumagic.telemetry.snapshot import GpuSample, Host, ProcessSample
 from gpumagic.telemetry.source import CachedReadings
 
-# Values of NVML's enumerations, which are the same in all versions of NVML.
-_CLOCK_SM, _CLOCK_MEMORY = 1, 2
+_CLOCK_SM, _CLOCK_MEMORY = 1, 2  # NVML's enumerations have the same values in all its versions
 _SENSOR_GPU, _THRESHOLD_SLOWDOWN = 0, 1
 _CORRECTED, _UNCORRECTED, _VOLATILE = 0, 1, 0
 # Throttling reasons by bit, without NVML's bits for an idle GPU and for a requested clock.
@@ -55,7 +54,6 @@ _SLOW_S, _LISTS_S = 2.0, 3.0  # seconds for which the answers to _SLOW and _LIST
 
 
 def _fast(door: nvml.Nvml, gpu: nvml.Gpu) -> dict[str, Any]:
-    """Return a GPU's utilization and memory as fields of its sample."""
     rates_call = ("nvmlDeviceGetUtilizationRates",)
     rates, memory = door.ask(gpu, {"rates": rates_call, "memory": door.memory_call}).values()
     memory = memory if memory is not None and memory.total else None
@@ -95,8 +93,7 @@ def _percent(value: float | None) -> float | None:
 
 
 _CONVERT: dict[str, Callable[[int], Any]] = {
-    "power": lambda milliwatts: milliwatts / 1000,
-    "power_limit": lambda milliwatts: milliwatts / 1000,
+    **dict.fromkeys(("power", "power_limit"), lambda milliwatts: milliwatts / 1000),
     "fan": float,
     "throttle": lambda bits: tuple(why for bit, why in _THROTTLE.items() if bits & bit),
 }
@@ -180,6 +177,5 @@ class NvmlSource:
         return GpuSample(gpu.uuid, gpu.name, gpu.index, lost=True, **self._last_xid(gpu))
 
     def _last_xid(self, gpu: nvml.Gpu) -> dict[str, Any]:
-        """Return a sample's fields for the GPU's last Xid error; empty if there was none."""
         found = [(key[1], at) for key, (at, _) in self._xids.items() if key[0] == gpu.uuid]
         return {"xid": found[-1][0], "xid_time": found[-1][1]} if found else {}

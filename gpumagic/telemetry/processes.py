@@ -1,11 +1,7 @@
 """Look up processes and their owners: user, program, kernel and notebook.
 
-For another user's process, only the user's name is read, because other data may be secret. This
-holds even if gpumagic runs as root.
-
-A kernel owns its process and all descendants of that process. A process is an orphan if a kernel
-started it, the leader of its session has ended, and no living kernel can have started it. Daemons
-and programs under ``nohup`` are no orphans, because they are meant to outlive their kernel.
+Of another user's process, only the user's name is read, even by root. A process is an orphan if a
+kernel started it, its session's leader has ended, and no living kernel can have started it.
 """
 
 import os
@@ -24,7 +20,6 @@ from gpumagic.device import amd_gpus, physical_gpus, visible
 from gpumagic.telemetry.snapshot import ProcessSample
 
 _CONNECTION = re.compile(r"kernel-(?P<id>[^/\\]+)\.json$")
-# The environment variables that select a process's GPUs.
 _SELECT = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 _CUDA = (*_SELECT, "CUDA_DEVICE_ORDER")  # the environment variables that select or order GPUs
 _GONE = (psutil.Error, ValueError, OverflowError)  # if no readable process has the pid
@@ -194,7 +189,6 @@ class Owners:
         return not ignores_hangup(facts.pid) or ignores_hangup(os.getpid())
 
     def _from_root(self, notebook: str | None) -> str | None:
-        """Return a notebook's name relative to the server's root."""
         if notebook is None or self._root is None:
             return notebook
         path = Path(notebook)

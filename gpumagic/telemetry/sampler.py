@@ -1,7 +1,6 @@
 """Take snapshots at the rate of the fastest subscriber; without subscribers, take none.
 
-A daemon thread asks the driver and calls the subscribers. If the driver stalls, a timer sends the
-subscribers the last values, the age of these values, and a Problem.
+If the driver stalls, a timer sends the subscribers the last values, their age, and a Problem.
 """
 
 import math

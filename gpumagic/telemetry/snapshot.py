@@ -1,8 +1,7 @@
 """Define the records that kernels, the Jupyter server and the browser exchange as snapshots.
 
-Units: bytes, percent, degrees Celsius, watts, megahertz, seconds of Unix time. None (null in JSON)
-never means zero. It means "unknown" unless a comment says otherwise. Only name and boot id together
-identify a host, because two containers may share a boot id and two machines may share a name.
+Units: bytes, percent, °C, watts, megahertz, seconds of Unix time. None means "unknown" unless a
+comment says otherwise. Only name and boot id together identify a host.
 """
 
 import json

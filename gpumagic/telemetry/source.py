@@ -75,11 +75,9 @@ class AppleSource(Source):
         self._kept = CachedReadings()
 
     def software(self) -> dict[str, str]:
-        """Return the version of macOS."""
         return {"macOS": mac_ver()[0]}
 
     def gpus(self, host: Host, max_age: float = 0.0) -> list[GpuSample]:
-        """Return the GPU; its cached reading may be up to `max_age` refresh intervals old."""
         if not (plist := self._kept.get("ioreg", 2.0, max_age, self._read)):  # takes 20 ms
             return []
         entry = plistlib.loads(plist)[0]

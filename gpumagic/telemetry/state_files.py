@@ -1,9 +1,7 @@
 """Publish virtual GPUs, and processes whose CUDA is dead, to all processes of this user.
 
-Each process with virtual GPUs has a ``.state`` file in the user's runtime directory. The file has
-counters of memory and work, and is mapped into memory, so that writing a counter takes 50 ns. A
-process whose CUDA is dead (unusable until a restart) has a ``.dead`` file. Readers ignore files
-that are incomplete, files of other versions of gpumagic, and files of processes that have ended.
+A process with virtual GPUs has a ``.state`` file, which is mapped into memory, so that writing a
+counter takes 50 ns. A process whose CUDA is dead (unusable until a restart) has a ``.dead`` file.
 """
 
 import atexit
@@ -20,13 +18,13 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from glob import glob
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from gpumagic.device import cuda_state
 from gpumagic.errors import Problem
 from gpumagic.telemetry.processes import started
 from gpumagic.telemetry.snapshot import GpuSample, Host, ProcessSample
-from gpumagic.telemetry.source import Source
+from gpumagic.telemetry.source import Source, T
 
 NAME = "Virtual GPU"  # the model name of every virtual GPU
 
@@ -41,9 +39,7 @@ WINDOW_NS = 1_000_000_000  # length of a window; the utilization is ``BUSY_NS / 
 _STALE_NS = 1_500_000_000  # a GPU counts as idle this long after the end of its last window
 _HEADER = 16384  # bytes of the header, which is JSON padded with spaces
 _ROW = COUNTERS * 8  # bytes of each GPU's row of counters, after the header
-# Errors that reading an invalid state file raises.
 _MALFORMED = (ValueError, TypeError, LookupError, ArithmeticError, RecursionError, struct.error)
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -237,7 +233,6 @@ class VirtualSource(Source):
         return [state.sample for state in self._states]
 
     def processes(self, max_age: float = 0.0) -> list[ProcessSample]:
-        """Return each virtual GPU's process, which holds all of the GPU's used memory."""
         return [
             ProcessSample(state.sample.uuid, state.pid, state.sample.memory_used)
             for state in self._states

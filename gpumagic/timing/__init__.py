@@ -1,7 +1,6 @@
 """Time the same code on several devices, with copies of the code's variables.
 
-No code of gpumagic runs inside a timing, and a timing ends only when all devices are done. The
-user's variables, random state and settings are restored. Ctrl-C keeps the finished timings.
+No code of gpumagic runs inside a timing, and a timing ends only when all devices are done.
 """
 
 from gpumagic.display import table

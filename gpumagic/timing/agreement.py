@@ -2,8 +2,7 @@
 
 Integers and bools must be equal, and NaN equals NaN. Floats may differ by torch.testing's tolerance
 for their dtype, relative to the largest number in the tensor, because a sum's rounding error is
-proportional to the terms (Higham, "Accuracy and Stability of Numerical Algorithms", 3.1). If a GPU
-may compute in TF32, TF32's tolerance applies. Python floats get the tolerance of float32.
+proportional to the terms (Higham, "Accuracy and Stability of Numerical Algorithms", 3.1).
 """
 
 import math
@@ -78,7 +77,6 @@ class AgreementCollector:
         self.found.append(replace(agreement, values=dict(values)))
 
     def forget(self) -> None:
-        """Free the results."""
         self._first = None
 
 
@@ -201,7 +199,6 @@ def outcome(
 
 
 def _into(value: Any, others: FrameworksOn) -> list[tuple[Step, Any]]:
-    """Return the parts of a value that may be results."""
     kind = type(value)
     if kind is _Numbers or _is_array(value, others):
         return []

@@ -73,7 +73,8 @@ def compare(
 
     For each device and value of `sweep`, the variables are copied, `setup` runs, and the code runs
     once; these results are compared between devices. Next, it runs until its time is steady. Timed
-    repeats end when the median's 95 % confidence interval is below 1 %, or after `max_time`.
+    repeats end when the median's 95 % confidence interval is below 1 %, or after `max_time`. After
+    Ctrl-C, the result has only the finished timings, and ``interrupted`` is True.
 
     Parameters
     ----------
@@ -101,11 +102,6 @@ def compare(
         `filename` is the name of the code in tracebacks. `text` is shown in place of the code.
     stopwatch : Stopwatch, optional
         The clock to use, and the frameworks whose devices are synchronized.
-
-    Returns
-    -------
-    Comparison
-        The timings. After Ctrl-C, only the finished ones, and ``interrupted`` is True.
 
     Raises
     ------
@@ -237,7 +233,6 @@ class Comparing(Task):
             cuda_state.give_back()
 
     def _is_beyond(self, where: str, values: Mapping[str, Any]) -> bool:
-        """Whether the device ran out of memory at this value or at a smaller one."""
         points = values, self._full.get(where, {})
         now, full = (next(map(sweeping.number, point.values()), None) for point in points)
         return now is not None and full is not None and now >= full
@@ -273,7 +268,6 @@ class Comparing(Task):
     def _tell(
         self, where: str, values: Mapping[str, Any], stage: str, repeats: Repeats | None = None
     ) -> None:
-        """Report the progress, at most ten times a second."""
         if (now := self.stopwatch.clock()) - self._reported < _PERIOD_S:
             return
         self._reported = now

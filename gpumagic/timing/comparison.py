@@ -200,7 +200,6 @@ class Comparison(table.Shown):
         return next((a for a in self.agreements if a.where == where and a.same is False), None)
 
     def _named(self, where: object) -> str:
-        """Return the entry of `devices` that `where` names."""
         if str(where) in self.devices:  # also "mps", which resolve_one accepts only on a Mac
             return str(where)
         parts = {part.partition(":") for name in self.devices for part in name.split("+")}
@@ -237,7 +236,6 @@ class Comparison(table.Shown):
         return self.median(reference, **values) / self.median(where, **values)
 
     def _real(self, *asked: object) -> set[str]:
-        """Return the names of devices; raise GpuError if one is virtual."""
         found = {self._named(where) for where in asked}
         parts = {part for name in found for part in name.split("+")}
         if virtual := [where for where in self.virtual if where in parts]:

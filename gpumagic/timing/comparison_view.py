@@ -1,7 +1,4 @@
-"""Show a comparison as text, HTML, or an SVG figure: first the faster device, then the numbers.
-
-Virtual GPUs, and devices whose results differ, are never called the fastest.
-"""
+"""Show a comparison as text, HTML, or an SVG figure: first the faster device, then the numbers."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -79,14 +76,12 @@ def bars(medians: Sequence[tuple[str, float | None, str]]) -> list[dict[str, Any
 
 
 def _is_line(comparison: Comparison) -> bool:
-    """Whether one line suffices: there is one device and one value."""
     if len(comparison.timings) != 1 or comparison.sweep or comparison.interrupted:
         return False
     return not (comparison.timings[0].alone or comparison.timings[0].error)
 
 
 def _wrong(comparison: Comparison) -> list[str]:
-    """Return warnings: a device that the code did not use, results that differ, an interrupt."""
     said = list(dict.fromkeys(t.elsewhere for t in comparison.timings if t.elsewhere))
     said += [
         f"{f.where} gives different numbers from {f.reference}{_at(f.values)}: {f.reason}"
@@ -99,7 +94,6 @@ def _wrong(comparison: Comparison) -> list[str]:
 
 
 def _answer(comparison: Comparison) -> list[str]:
-    """Return the sentences of the headline, the most important first."""
     real, said = comparison.comparable, []
     if _is_line(comparison):
         return [_single(comparison)]
@@ -172,7 +166,6 @@ def remarks(comparison: Comparison) -> list[str]:
 
 
 def _warnings(comparison: Comparison) -> list[str]:
-    """Return errors, changes of the code, notes, and reasons to doubt the numbers."""
     said, earlier = [], comparison.earlier
     for timing in comparison.timings:
         if timing.error not in (None, "interrupted"):
@@ -218,7 +211,6 @@ def _numbers(comparison: Comparison, where: str) -> str:
 
 
 def _columns(comparison: Comparison) -> list[Column]:
-    """Return the columns; a row is a value of the sweep or, without a sweep, a device."""
     return _of_sweep(comparison) if comparison.sweep else _of_devices(comparison)
 
 
@@ -251,7 +243,6 @@ def _change(comparison: Comparison, timing: Timing | None) -> str:
 
 
 def _host(timing: Timing) -> str:
-    """Return the host's time if it is clearly below the device's."""
     host, median = timing.host_median, timing.median
     return fine(host) if host is not None and median and host < _SOONER * median else ""
 
@@ -261,7 +252,6 @@ def _rate(timing: Timing | None) -> str:
 
 
 def _first(timing: Timing) -> str:
-    """Return the time of the first run if that run took much longer than the median run."""
     slow = timing.first and timing.median and timing.first > max(_SLOW * timing.median, _SLOW_S)
     return duration(timing.first) if slow else ""
 
@@ -311,7 +301,6 @@ def _of_devices(comparison: Comparison) -> list[Column]:
 
 
 def _of_sweep(comparison: Comparison) -> list[Column]:
-    """Return columns for the values of the sweep, each device, and the fastest device."""
     points, number = comparison.points, partial(Column, number=True)
     columns = [number(name, [_spelled(p[name]) for p in points]) for name in comparison.sweep]
     for where in comparison.devices:
@@ -325,7 +314,6 @@ def _of_sweep(comparison: Comparison) -> list[Column]:
 
 
 def _bars(comparison: Comparison) -> str:
-    """Return a table with a row for each device and a bar for its median."""
     timings, columns = comparison.timings, _of_devices(comparison)
     longest = max((max(t.quartiles or (0, 0)) for t in timings), default=0.0)
     looks = plot.looks([timing.where for timing in timings])
@@ -335,7 +323,6 @@ def _bars(comparison: Comparison) -> str:
 
 
 def _bar(timing: Timing, longest: float, color: str) -> str:
-    """Return a bar for the median, and a line from the first quartile to the third."""
     if not timing.median or not timing.quartiles or not longest:
         return ""
     low, high = (100 * edge / longest for edge in timing.quartiles)

@@ -1,7 +1,4 @@
-"""Time a program on one device, or on several at the same time, for one value of a sweep.
-
-After an error or an interrupt, `Measuring.timing` still returns the results so far.
-"""
+"""Time a program on one device, or on several at the same time, for one value of a sweep."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -109,8 +106,8 @@ class Measuring:
         self._found(
             copied=sum(each.storages.nbytes for each in copies),
             copy_seconds=sum(each.seconds for each in copies),
+            left=tuple(copies[0].left),
         )
-        self._found(left=tuple(copies[0].left))
         self.notes = tuple(note for each in copies for note in each.notes)
         there = {trial.where for trial in trials if trial.has_copies_there()}
         with deferred():  # an interrupt here would leave the runner's threads running

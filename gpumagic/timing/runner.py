@@ -1,7 +1,6 @@
 """Run a program on one device, or on several at the same time, and time blocks of runs.
 
-A GPU may still be working when the call that started the work has returned. So all streams of every
-initialized device are synchronized before and after each block.
+A GPU may still work when a call has returned, so all devices are synchronized around each block.
 """
 
 import math
@@ -43,7 +42,6 @@ class Stopwatch:
     clock: Callable[[], float] = time.perf_counter
 
     def wait(self) -> None:
-        """Synchronize every initialized device."""
         for framework in self.frameworks:
             framework.wait()
 
@@ -172,7 +170,6 @@ class Repeats:
 
     @property
     def seconds(self) -> tuple[float, ...]:
-        """Seconds of one run, for each repeat."""
         return tuple(lap.total / self.number for lap in self.laps)
 
     def median(self) -> float:

@@ -1,8 +1,7 @@
 """Show the live monitor as a widget, with snapshots from this kernel's sampler.
 
-The widget has two outputs in the notebook: a live view, and a table as text and HTML. The table is
-updated after each cell. A visible live view hides the table. A saved notebook that is opened
-without a kernel shows the table.
+The notebook also has a table, which is updated after each cell. A visible live view hides it. A
+saved notebook that is opened without a kernel shows it.
 """
 
 import atexit
@@ -47,13 +46,9 @@ class MonitorWidget(anywidget.AnyWidget):
     results: List[Any] = List().tag(sync=True)
     timing = Dict().tag(sync=True)  # the running measurement of this kernel
     timings: List[Any] = List().tag(sync=True)  # the finished measurements of this kernel
-    # This notebook's variables on GPUs, read when a view last requested them.
-    variables = Dict().tag(sync=True)
-    # The CSS class of the table that the view hides.
-    table = Unicode().tag(sync=True)
-
-    # ipywidgets calls `close` even if `__init__` failed. Then `close` must do nothing.
-    _closed = True
+    variables = Dict().tag(sync=True)  # on GPUs, read when a view last requested them
+    table = Unicode().tag(sync=True)  # the CSS class of the table that the view hides
+    _closed = True  # so that `close`, which ipywidgets calls if `__init__` fails, does nothing
 
     def __init__(self, period: float = 1.0) -> None:
         checked(period)
@@ -123,7 +118,6 @@ class MonitorWidget(anywidget.AnyWidget):
             update_display(self._table(), raw=True, display_id=table)
 
     def _exit(self) -> None:
-        """Stop sampling and save the table when the kernel exits."""
         self._closed = True
         self._subscription.close()
         self._save_table()
@@ -157,7 +151,6 @@ class MonitorWidget(anywidget.AnyWidget):
         self.timing, self.timings = {}, []
 
     def _measured(self) -> None:
-        """Send the running and the finished measurements to the views."""
         if self._running:
             self.timing = board.now or {}
             self.timings = board.entries
@@ -178,7 +171,6 @@ class MonitorWidget(anywidget.AnyWidget):
             self._save_table()
 
     def _on_cell(self) -> None:
-        """Handle the start or end of a cell, on the kernel's thread."""
         if self._closed:
             return
         self._audience.receives(not self._log.busy)

@@ -1,7 +1,6 @@
 """Track a monitor's open views, the notebook's cell runs, and the variables on GPUs.
 
-Variables are read between cells, while JupyterLab's panel or the widget shows them. A view without
-heartbeats counts as closed. During a cell, the kernel gets no heartbeats, so views count as open.
+A view without heartbeats counts as closed, except during a cell, when the kernel gets none.
 """
 
 import os
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
 
 def panel() -> JSON:
-    """Return the variables on the GPUs, for JupyterLab's panel."""
     return JSON(held_now())
 
 
@@ -85,7 +83,6 @@ class Audience:
             return self._looked.pop(view, None) is not None and not self._looked
 
     def receives(self, able: bool) -> None:
-        """Record whether the kernel can receive messages."""
         with self._lock:
             self._receives_since = (self._receives_since or time.monotonic()) if able else None
 
@@ -115,7 +112,6 @@ class ShellCells:
 
     @property
     def busy(self) -> bool:
-        """Whether a cell runs."""
         return bool(self._running)
 
     def install(self) -> None:
