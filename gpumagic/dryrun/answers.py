@@ -171,14 +171,25 @@ class DataOnHost(TorchFunctionMode):
         kwargs = kwargs or {}
         leaves = tree_leaves((args, kwargs))
         known = [self._known[id(leaf)] for leaf in leaves if id(leaf) in self._known]
-        if (kept := self._kept(func, args, kwargs)) is not None or not known:
-            return func(*args, **kwargs) if kept is None else kept
+        if (kept := self._kept(func, args, kwargs)) is not None:
+            return kept
+        if not known:
+            return func(*args, **kwargs)
         on_gpu = any(isinstance(leaf, Tensor) and leaf.is_cuda for leaf in leaves)
         if func is Tensor.__getitem__:
             args = args[0], tree_map_only(Tensor, Tensor.cpu, args[1])
         elif on_gpu:
             args, kwargs = tree_map_only(Tensor, self._moved, (args, kwargs))
-        out, (data, whole, part, device) = func(*args, **kwargs), known[0]
+        out = func(*args, **kwargs)
+        self._keep(func, out, *known[0], on_gpu=on_gpu)
+        # A result of `split` may have many parts, which are moved one by one when they are used.
+        at_once = func is torch.stack or is_users(sys._getframe(1).f_code.co_filename)
+        return self._moved(out) if at_once and isinstance(out, Tensor) else out
+
+    def _keep(
+        self, func: Any, out: Any, data: Tensor, whole: int, part: Any, device: Any, *, on_gpu: bool
+    ) -> None:
+        """Record what a call returned for data on the CPU: other data, or parts to move."""
         for leaf in tree_leaves(out):
             if isinstance(leaf, Tensor) and not leaf.is_cuda:
                 is_view = leaf.untyped_storage()._cdata == data.untyped_storage()._cdata
@@ -187,20 +198,10 @@ class DataOnHost(TorchFunctionMode):
                 elif part is None and leaf.nbytes * _PARTS_OF_DATA <= whole:
                     part = _expression(".cpu()" * on_gpu)
                 self._known[id(leaf)] = leaf, whole, part, device
-        # A result of `split` may have many parts, which are moved one by one when they are used.
-        at_once = func is torch.stack or is_users(sys._getframe(1).f_code.co_filename)
-        return self._moved(out) if at_once and isinstance(out, Tensor) else out
 
     def _kept(self, func: Any, args: Any, kwargs: Any) -> Tensor | None:
         """Return data on the CPU in place of a call that moves them to the GPU; else None."""
-        data: Any = args[0] if args else None
-        device, dtype = None, None
-        if func in (torch.tensor, torch.as_tensor) and "cuda" in str(kwargs.get("device")):
-            data, device = func(*args, **kwargs | {"device": "cpu"}), kwargs["device"]
-        elif func is Tensor.to and isinstance(data, Tensor):
-            device, dtype, *_ = torch._C._nn._parse_to(*args[1:], **kwargs)
-        elif func is Tensor.cuda:
-            device = "cuda"
+        data, device, dtype = _moving(func, args, kwargs)
         if "cuda" not in str(device) or data.is_cuda or data.requires_grad:
             return None
         line = _expression()
@@ -219,6 +220,16 @@ class DataOnHost(TorchFunctionMode):
             return tensor
         self._note(PART, part)
         return tensor.to(device)
+
+
+def _moving(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
+    """Return the data, the device and the dtype of a call that may move data."""
+    data: Any = args[0] if args else None
+    if func in (torch.tensor, torch.as_tensor) and "cuda" in str(kwargs.get("device")):
+        return func(*args, **kwargs | {"device": "cpu"}), kwargs["device"], None
+    if func is Tensor.to and isinstance(data, Tensor):
+        return data, *torch._C._nn._parse_to(*args[1:], **kwargs)[:2]
+    return data, "cuda" if func is Tensor.cuda else None, None
 
 
 MOVED, PART, WHOLE = "moved whole", "read in part", "computed from as a whole"

@@ -407,11 +407,12 @@ def helps(
     """Try a change, or take its need `then`; yield a lever if that fits or is clearly less."""
     if trial is None or trial.need is None or (then := then or trial.tried(**change)) is None:
         return
-    need, fits = trial.need, trial.fits(then, freed)
+    need: Any = trial.need
+    fits = trial.fits(then, freed)
     if need.whole > then.whole:  # only the unchanged code was run to its end
         return
     if trial.grows_much:  # only the growth per pass matters
-        left = 1.0 if then.grows is None else then.grows / (need.grows or 1)
+        left = 1.0 if then.grows is None else then.grows / need.grows
         enough, gives = left <= _LEFT, gives or int(grown * (1 - left))
     else:
         enough = fits or need.most - then.most >= _WORTH * need.most
