@@ -1,8 +1,7 @@
 """Predict what a cell or a function would do, without computing or changing anything.
 
-The code runs in a forked copy of the process, on torch's fake tensors, which have no data. Shapes,
-dtypes, devices, copies, waits and memory are those of a real run. Code that depends on data ends
-the dry run. The result then describes only the code that ran before.
+Shapes, dtypes, devices, copies, waits and memory are those of a real run. Code that depends on data
+ends the dry run; the result then describes only the code before.
 """
 
 import inspect

@@ -247,8 +247,7 @@ def _expression(index: str = "") -> UserLine | None:
 
 
 _KINDS = {"int": int, "index": int, "bool": bool, "float": float}
-# Functions that use a number only to scale or fill a tensor, not as a size or an index.
-_SCALES = {
+_SCALES = {  # functions that use a number neither as a size nor as an index
     *("add", "sub", "rsub", "mul", "div", "true_divide", "floor_divide", "remainder", "fmod"),
     *("pow", "radd", "iadd", "isub", "rmul", "imul", "truediv", "rtruediv", "idiv", "itruediv"),
     *("floordiv", "rdiv", "mod", "rpow", "ipow", "lt", "le", "gt", "ge", "eq", "ne", "fill"),
@@ -351,7 +350,6 @@ def _in_this_process(loader: Any) -> Any:
 
     def fetch_some(indices: Any) -> Any:
         def fill(samples: list[Any]) -> Any:
-            # A collate function may modify its samples, so repeated samples are copies.
             again = (samples[n % most] for n in range(most, len(indices)))
             return collate([*samples, *(s if isinstance(s, Tensor) else copy(s) for s in again)])
 

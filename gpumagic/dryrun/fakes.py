@@ -1,9 +1,8 @@
 """Turn real tensors into fakes (tensors without data); represent numbers that depend on data.
 
 A tensor becomes a fake in place, so every name, container, view, module and optimizer now refers to
-the fake. A fake has the tensor's shape, dtype, device, gradient and hooks. Tensors that share
-memory become fakes that share memory. The code can store a number that depends on data, print
-it and use it in arithmetic. If the code's path depends on such a number, the dry run ends.
+the fake. Tensors that share memory become fakes that share memory. The code can store a number that
+depends on data, print it and compute with it. If its path depends on it, the dry run ends.
 """
 
 import errno

@@ -134,7 +134,6 @@ class DryRun(Shown):
 
 
 def text(run: DryRun) -> str:
-    """Return the text for terminals."""
     lines = [_head(run), *(f"  {words}" for words in (*_on_cards(run), *map(_memory, _peaks(run))))]
     for mismatch in run.mismatches:
         lines += [f"  would fail at {mismatch.where}", indent(str(mismatch), "    ")]
@@ -147,7 +146,6 @@ def text(run: DryRun) -> str:
 
 
 def html(run: DryRun) -> str:
-    """Return the HTML for notebooks."""
     parts = [tag("div", _head(run), "gm-caption")]
     for n, words in enumerate(_on_cards(run)):
         parts.append(tag("div", words, "gm-dim" if n else "gm-this"))

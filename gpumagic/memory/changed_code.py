@@ -1,7 +1,4 @@
-"""Propose changes that let the user's code run with less memory.
-
-A lever is a proposed change. Each function yields levers of one kind. Dry runs estimate effects.
-"""
+"""Propose changes (levers) of the user's code, after which it runs with less memory."""
 
 import ast
 import textwrap
@@ -73,17 +70,16 @@ def other_values(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
             yield from helps(trial, do, names=names)
         yield from _cut_where_read(trial)
     room = s.capacity - s.held + s.kept  # after `%gpufree`
-    code, arrays, tensors = _of_float64(known, s.read | s.rests[-1].read_anywhere, room)
+    code, arrays = _of_float64(known, s.read | s.rests[-1].read_anywhere, room)
 
     def first(into: dict[str, Any]) -> None:
         known.clear()  # `known` would keep the tensors alive
-        for name, on_host in tensors:
-            device = into[name].device if on_host else None
-            into[name] = into[name].cpu().float() if on_host else into[name].float()
-            into[name] = into[name].to(device) if on_host else into[name]
+        exec("\n".join(code), into)
 
-    if code:  # convert all at once, because most torch functions refuse mixed dtypes
-        do = f"{' and '.join(code)} first: float64 takes twice the memory"
+    # Convert all at once, because most torch functions refuse mixed dtypes.
+    every = [*(f'{name} = {name}.astype("float32")' for name in arrays), *code]
+    if every:
+        do = f"`{'` and `'.join(every)}` first: float64 takes twice the memory"
         yield from helps(t.best, do, names=arrays, first=first)
 
 
@@ -101,23 +97,20 @@ def _cut_where_read(trial: CodeTrial) -> Iterator[Lever]:
 
 def _of_float64(
     known: dict[str, Any], read: Iterable[str], room: int
-) -> tuple[list[str], dict[str, Any], list[tuple[str, bool]]]:
-    """Return code that converts float64, converted arrays, and names of tensors and models."""
-    # True marks a tensor whose copy does not fit beside it, so that it is converted on the CPU.
-    code, arrays, tensors = list[str](), dict[str, Any](), list[tuple[str, bool]]()
+) -> tuple[list[str], dict[str, Any]]:
+    """Return statements that convert tensors and models of float64, and arrays of float32."""
+    code, arrays = list[str](), dict[str, Any]()
     for name in sorted(known.keys() & read):
         value = known[name]
         if type(value).__name__ == "ndarray" and str(value.dtype) == "float64":
-            code.append(f'`{name} = {name}.astype("float32")`')
             arrays[name] = type(value)(value.shape, "float32")
             continue
-        tensors_of = value.parameters() if is_module(value) else [value] * is_tensor(value)
-        if any(each.dtype == torch_here().float64 for each in tensors_of):
-            on_host = is_tensor(value) and value.is_cuda and value.nbytes // 2 > room
-            there = f"`{name} = {name}.cpu().float()` and `{name} = {name}.cuda()`"
-            code.append(there if on_host else f"`{name} = {name}.float()`")
-            tensors.append((name, on_host))
-    return code, arrays, tensors
+        tensors = value.parameters() if is_module(value) else [value] * is_tensor(value)
+        if any(each.dtype == torch_here().float64 for each in tensors):
+            code.append(f"{name} = {name}.float()")
+            if is_tensor(value) and value.is_cuda and value.nbytes // 2 > room:  # for the copy
+                code[-1:] = [f"{name} = {name}.cpu().float()", f"{name} = {name}.cuda()"]
+    return code, arrays
 
 
 def _one_shape(s: OutOfMemoryState) -> Iterator[Form]:
@@ -252,8 +245,7 @@ def half_weights(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
         owner = getattr(call.func, "value", None) or call
         model: Any = s.frames[0].scope.value(owner)
         parts = map(type, model.modules()) if is_module(model) else ()
-        # Require an Embedding, because inputs other than token ids would need 16 bits too.
-        if any(comes_from(part, "torch.nn.Embedding") for part in parts):
+        if any(comes_from(part, "torch.nn.Embedding") for part in parts):  # inputs stay integers
             half = f"{ast.unparse(owner)}.to(torch.bfloat16)"
             new = expression(ast.unparse(call).replace(ast.unparse(owner), half, 1))
             do = f"`{half}` for `{ast.unparse(owner)}`: half the memory, and rounded results"
@@ -268,7 +260,6 @@ def frozen(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
         meant = any(own(part).get("requires_grad") is False for part in idle.values())
         why = "`= False` sets an attribute only" if meant else "no optimizer trains it"
         code = "; ".join(f"{path}.requires_grad_(False)" for path in idle)
-        # A dry run has its own process, so nothing needs to be restored.
         within = lambda idle=idle: nullcontext([p.requires_grad_(False) for p in idle.values()])  # noqa: E731
         if idle:
             yield from helps(t.best, f"`{code}`: {why}", within=within)
@@ -299,7 +290,6 @@ def _trained(s: OutOfMemoryState) -> set[int]:
 
 def no_graph(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose `torch.no_grad()` for code whose results no backward pass uses."""
-    # The inner frames without a backward pass, such as a function that validates a model.
     inner = [*takewhile(lambda each: not each.rest.backward, t.every)]
     if t.best is None:
         return
@@ -318,7 +308,6 @@ _USED = "no backward pass uses its results"
 
 
 def _no_grad(t: Trials, trial: CodeTrial, why: str) -> Iterator[Lever]:
-    """Propose to run a trial's loop, or all its code, without autograd."""
     cell, loops = label(trial.frame.filename), trial.rest.loops
     place = f"the loop in {cell}, line {loops[0].lineno}" if loops else "the code"
     do, grown = f"`with torch.no_grad():` around {place}: {why}", t.loop.grown if t.loop else 0

@@ -1,8 +1,7 @@
 """Explain an out-of-memory error of any framework, and propose changes.
 
-A lever is a proposed change, such as to delete a variable. If possible, a lever is tried in a dry
-run. A dry run executes code in a forked process, on tensors without data. Only dry runs execute the
-user's code. The caught error is not changed. The result refers to no tensor and no frame.
+A lever is a proposed change, such as to delete a variable, tried in a dry run if possible. Only dry
+runs execute the user's code. The error is not changed. The result refers to no tensor or frame.
 """
 
 import ast
@@ -43,7 +42,6 @@ def explain_out_of_memory(
     """Explain a caught error of torch, JAX, TensorFlow or CuPy; None for other errors.
     `earlier` are exceptions that held memory when the error was raised."""
     check_exception("explain_out_of_memory", error)
-    # An error in this code must not hide the user's error.
     with faults.kept("explaining an out-of-memory error"):
         found = read(error)
         if found is not None:
@@ -308,20 +306,21 @@ def _kept(
                 yield from found
                 return
     if name and (not carries or _needs_graph(s, trial, name) is False):
-        yield from filter(None, [_elsewhere(s, trial, name, whole)])
+        yield from _elsewhere(s, trial, name, whole)
 
 
-def _elsewhere(s: OutOfMemoryState, trial: CodeTrial, name: str, whole: int) -> Lever | None:
+def _elsewhere(s: OutOfMemoryState, trial: CodeTrial, name: str, whole: int) -> Iterator[Lever]:
     """Propose to store the tensors of `name` as copies, or on the CPU."""
     every = [name, *trial.also_adds], *([each] for each in _objects_of(s, name))
     for names, (how, by) in product(every, _KEPT.items()):
         do, keep = _said(how, trial, names), (names, partial(each_tensor, by))
         for lever in helps(trial, do, grown=whole, keep=keep):
             if lever.fits is not False:
-                return lever
+                yield lever
+                return
     # Dry runs fail if code reads CPU copies, so propose these untried. `h` of `h = f(h)` must stay.
-    states = trial.rest.accumulated
-    return None if name in states else Lever(_said([*_KEPT][1], trial, [name]), whole)
+    if name not in trial.rest.accumulated:
+        yield Lever(_said([*_KEPT][1], trial, [name]), whole)
 
 
 def _contents(trial: CodeTrial, names: Iterable[str]) -> list[Any]:

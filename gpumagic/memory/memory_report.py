@@ -1,7 +1,7 @@
 """Record the holders of each GPU's memory, and show the holders, the largest first.
 
 A holder is a variable, an output or anything else that keeps memory allocated. The records contain
-no tensors and no frames. Small holders share one row; in HTML, a click unfolds this row.
+no tensors and no frames.
 """
 
 from __future__ import annotations
@@ -130,7 +130,6 @@ def text(report: MemoryReport) -> str:
 
 
 def html(report: MemoryReport) -> str:
-    """Return the content of `text` as HTML tables, with a bar for each GPU."""
     parts = [*map(_device_html, report.devices)] or [tag("div", _nothing(), "gm-note")]
     parts += [f'<div class="gm-note">{coded(hint)}</div>' for hint in hints(report)]
     return block("".join(parts))
@@ -149,7 +148,6 @@ def hints(report: MemoryReport) -> list[str]:
 
 
 def label(device: DeviceMemory) -> str:
-    """Return a GPU's name: ``"cuda:0 (virtual)"``."""
     return f"{device.device} (virtual)" if device.virtual else device.device
 
 
@@ -163,7 +161,6 @@ def _figures(device: DeviceMemory) -> list[tuple[str, str, int]]:
     ]
     if device.fragmented != 0:
         found.append((f"fragmented {size(device.fragmented)}", "", 0))
-    # An unknown `other_in_process` is shown only if memory is reserved.
     if rest or (rest is None and reserved):
         found.append((f"driver and other libraries {size(rest)}", "gm-driver", rest or 0))
     found += [(_pool(pool), "", 0) for pool in device.pools]
@@ -215,7 +212,6 @@ def holder_columns(device: DeviceMemory, shown: int, *, html: bool = False) -> l
 
 
 def _more(rest: tuple[MemoryHolder, ...], device: DeviceMemory) -> tuple[MemoryHolder, ...]:
-    """Return one row that sums up the hidden holders `rest`; empty if there are none."""
     left = sum(row.nbytes for row in rest)
     return (MemoryHolder(f"{len(rest):,} more", UNREACHED, device.device, left),) * bool(rest)
 

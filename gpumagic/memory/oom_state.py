@@ -1,8 +1,7 @@
 """Describe a GPU's memory after an out-of-memory error, while the error's frames are still alive.
 
-torch's message has rounded figures. Messages of JAX, TensorFlow and CuPy have only the requested
-bytes, and often no GPU. Memory that only the error's frames hold is listed under the variables of
-these frames, and counts as free. None of the user's code runs.
+Messages of JAX, TensorFlow and CuPy have only the requested bytes, and often no GPU. Memory that
+only the error's frames hold counts as free. None of the user's code runs.
 """
 
 import ast

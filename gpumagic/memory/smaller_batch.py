@@ -184,7 +184,6 @@ def _tensor_in(value: Any) -> Any:
 
 
 def _shortened(batch: Any, number: int) -> Any:
-    """Return a batch's first rows."""
     cut = {k: v[:number] for k, v in batch.items()} if _is_batch(batch) else {}
     return type(batch)(cut) if cut else batch[:number]
 
@@ -200,7 +199,6 @@ def runs_model(s: OutOfMemoryState, trial: CodeTrial) -> bool:
 
 
 def _models(s: OutOfMemoryState, trial: CodeTrial) -> list[Any]:
-    """Return the models that the code reads."""
     every = {**s.namespace, **trial.names}
     read = s.read.union(names_read(ast.Module(trial.code, [])))
     return [every[name] for name in read if is_module(every.get(name))]

@@ -1,8 +1,7 @@
 """Split code by rows of a tensor, if the result stays the same and needs less memory.
 
-The code is the failed statement, or also later statements that use its value. The result must be
-the joined rows, the sum, or the mean of the parts' results. To test this, a fork of this process
-runs the code on a few rows of random numbers, once on all rows and once on parts of the rows.
+The code is the failed statement, or also later statements that use its value. To test whether the
+parts' results join, a fork of this process runs the code on a few rows of random numbers.
 """
 
 import ast
@@ -23,9 +22,8 @@ _PARTS = 8, 64  # numbers of parts to split a tensor into
 _ROWS, _PART = 5, 2  # rows of a test, and rows of its parts
 _TESTS_S = 6.0  # seconds, after which no test is started
 _MOST, _ROOM = 2**30, 2**27  # maximum bytes of a random tensor, and of all tensors in a test
-# Kinds of result, and the code that joins the parts' results: one row for each row of the operand,
-# other rows, columns, the sum over all rows, or their mean.
-_EACH_ROW = "rows"
+_EACH_ROW = "rows"  # a result with one row for each row of the operand
+# Code that joins the parts' results, by the kind of the result.
 _JOINED = {
     _EACH_ROW: "torch.cat([{each} {loop}])",
     "other": "torch.cat([{each} {loop}])",
@@ -220,7 +218,6 @@ def _check_equal(one: Any, two: Any) -> None:
 
 
 def _random(tensor: Any) -> Any:
-    """Return random numbers of a tensor's shape, dtype and device."""
     if tensor.nbytes > _MOST:
         raise MemoryError
     if tensor.is_floating_point() or tensor.is_complex():

@@ -1,7 +1,7 @@
 """Find code with a drop-in replacement that needs less memory, such as attention written by hand.
 
-A form is a pattern of code that has a replacement. A form also matches if earlier statements
-assign parts of the pattern to names. A dry run tests each replacement.
+A form is a pattern of code that has a replacement. It also matches if earlier statements assign
+parts of the pattern to names.
 """
 
 import ast
@@ -140,7 +140,6 @@ def checkpointed(rest: RestOfCode) -> Iterator[Form]:
 
 
 def expression(text: str) -> Any:
-    """Return the tree of an expression."""
     return ast.parse(text, mode="eval").body
 
 
