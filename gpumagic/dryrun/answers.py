@@ -35,9 +35,8 @@ from gpumagic.usercode.files import UserLine, expression, in_cell, is_users, lin
 
 
 class Calls(TorchFunctionMode):
-    """Answer calls that need data; `fake` turns a real tensor into a fake, in place."""
-
-    # With `guesses`, 1 replaces most numbers that code reads from tensors, so the run continues.
+    """Answer calls that need data; `fake` turns a real tensor into a fake, in place.
+    With `guesses`, 1 replaces most numbers that code reads from tensors, so the run continues."""
 
     def __init__(
         self, fake: Callable[[Tensor], object], crossings: Crossings, guesses: bool

@@ -145,8 +145,7 @@ def held_by_the_kernel() -> bool:
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _VERSION = _PATH_BENEATH = 1
 _WRITE_FILE, _TRUNCATE = 1 << 1, 1 << 14
-# The rights to write to files, and to remove or create any kind of file or folder.
-_WRITING = sum(1 << bit for bit in (1, *range(4, 13)))
+_WRITING = sum(1 << bit for bit in (1, *range(4, 13)))  # write to, remove or create files, folders
 
 
 def _no_file_written(libc: Any) -> bool:

@@ -32,8 +32,7 @@ from gpumagic.moving.move import bytes_of
 from gpumagic.usercode.files import UserLine, innermost
 from gpumagic.usercode.values import saved_by
 
-raised: list["Stopped"] = []
-"""`Stopped` exceptions so far, recorded because a bare `except:` may swallow them."""
+raised: list["Stopped"] = []  # recorded because a bare `except:` may swallow them
 
 
 class Stopped(BaseException):
@@ -180,8 +179,7 @@ class Fakes(FakeTensorMode):
         super().__init__(allow_fallback_kernels=False, allow_non_fake_inputs=True)
         # `count` is called with each new fake, `tracked` when a backward pass reaches a `_Cut`.
         self._count, self._tracked = count, tracked
-        # Keeps the real tensors alive, because freeing GPU memory would call the driver.
-        self._kept: list[Tensor] = []
+        self._kept: list[Tensor] = []  # real ones: freeing GPU memory would call the driver
         self._without: dict[int, str] = {}  # why a tensor has no fake, by the tensor's id
         self._graphs: WeakValueDictionary[Any, _Graph] = WeakValueDictionary()
 

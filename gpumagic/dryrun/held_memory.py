@@ -44,8 +44,7 @@ class HeldMemory:
         self.now: dict[str, int] = {}
         self.most: dict[str, int] = {}
         self.start: dict[str, int] = {}
-        # By device, the bytes and the line of each new peak, in order.
-        self.rises: dict[str, list[tuple[int, UserLine | None]]] = {}
+        self.rises: dict[str, list[tuple[int, UserLine | None]]] = {}  # each new peak, and its line
         self._known: dict[int, _Storage] = {}
         self._allocators: defaultdict[str, CachingAllocator] = defaultdict(CachingAllocator)
         self._begun = False

@@ -104,14 +104,11 @@ class DryRun(Shown):
     """Record what a cell or a function would do. Comments in the source describe the attributes."""
 
     device: str  # name of the device or of the first card; empty if neither is given
-    # Variables that the code assigns. A function's result is named "return".
-    assigned: tuple[Assigned, ...] = ()
+    assigned: tuple[Assigned, ...] = ()  # variables; a function's result is named "return"
     peak: dict[str, Peak] = field(default_factory=dict)  # by device; the first card is "cuda:0"
     moved: tuple[Moved, ...] = ()  # variables that `%%ongpu` would move to the device first
-    # Copies between devices and waits of the host, by line, without their times.
-    ledger: Ledger = field(default_factory=Ledger)
-    # Unknown results and skipped code. If the dry run ended early, the last entry may say why.
-    unknown: tuple[Unknown, ...] = ()
+    ledger: Ledger = field(default_factory=Ledger)  # copies and waits by line, without times
+    unknown: tuple[Unknown, ...] = ()  # also skipped code, and why the dry run ended early
     mismatches: tuple[Mismatch, ...] = ()  # at most one operation between devices that would fail
     error: str | None = None  # an error, other than a mismatch, that the code would raise
     error_at: UserLine | None = None

@@ -57,8 +57,7 @@ class Allocator:
                 if each["state"] == "active_allocated":
                     blocks[each["address"]] = each
         self._starts = {number: sorted(blocks) for number, blocks in self._blocks.items()}
-        # Cached allocation sites. A key is the id of a block's list of frames, and a stamp.
-        self._made: dict[tuple[int, str], Made | None] = {}
+        self._made: dict[tuple[int, str], Made | None] = {}  # by the id of a list of frames, stamp
 
     @property
     def total(self) -> int:
@@ -214,8 +213,7 @@ class MemoryPeak(Shown):
     nbytes: int  # allocated by torch's allocator at the peak
     seconds: float  # from the cell's start to the peak
     line: str  # line of the allocation that reached the peak: "line 7: loss.backward()"
-    # Bytes by the line that allocated them, the most first; "before the cell" counts as a line.
-    lines: tuple[tuple[str, int], ...]
+    lines: tuple[tuple[str, int], ...]  # bytes by allocating line or `BEFORE`, the most first
     complete: bool = True  # False if events are missing from the record
     saved: str = ""  # file of torch's snapshot; empty if not saved
     added_seconds: float = 0.0  # time to read the record, without torch's time to write the record

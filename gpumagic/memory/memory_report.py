@@ -49,8 +49,7 @@ class MemoryHolder:
     A storage counts only for its first holder. Sizes are those of the allocator's blocks."""
 
     path: str  # Python expression, or a description: "net", "the exception of In [4]"
-    # Kind with the most bytes: "parameter", "JAX array", …, or one of the constants above.
-    kind: str
+    kind: str  # with the most bytes: "parameter", "JAX array", …, or a constant above
     device: str  # "cuda:0"
     nbytes: int
     made: Made | None = None  # where most bytes were allocated; None if not recorded
@@ -68,15 +67,13 @@ class DeviceMemory:
     virtual: bool  # whether the GPU is simulated by gpumagic
     total: int | None  # all memory of the card
     free: int | None  # as the driver reports it
-    # `torch.cuda.memory_allocated` plus other libraries' arrays; equals the bytes of all holders.
-    allocated: int | None
+    allocated: int | None  # by torch and other libraries; equals the bytes of all holders
     reserved: int | None  # by the allocators of torch and other libraries
     fragmented: int | None = None  # free bytes between allocated blocks, part of `reserved`
     other_in_process: int | None = None  # memory of CUDA's context and other libraries
     others: int | None = None  # memory of other processes
     holders: tuple[MemoryHolder, ...] = ()  # the largest first
-    # Bytes by owner: a notebook, another program of the user, another user, or "system".
-    others_by_name: tuple[tuple[str, int | None], ...] = ()
+    others_by_name: tuple[tuple[str, int | None], ...] = ()  # of programs, users and "system"
     uuid: str | None = None  # as nvidia-smi prints it, with the prefix
     pools: tuple[Pool, ...] = ()  # the figures of JAX's and CuPy's allocators
 

@@ -48,8 +48,7 @@ class MemoryTree(Shown):
     name: str
     devices: tuple[str, ...]
     branches: tuple[MemoryBranch, ...]  # parents before their children
-    # The bytes in `branches`, by kind, that optimizers and autograd hold for the variable.
-    held_for_it: dict[str, int] = field(default_factory=dict)
+    held_for_it: dict[str, int] = field(default_factory=dict)  # by optimizers and autograd, by kind
     made: Made | None = None  # where most bytes were allocated
     aliases: tuple[str, ...] = ()  # other variables and objects that hold part of this memory
 

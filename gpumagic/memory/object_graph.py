@@ -25,8 +25,7 @@ GRAPH = ".grad_fn"  # the step from a tensor to its autograd graph
 # When to follow an object's references: never, at once, or after all objects with `_AT_ONCE`.
 _NEVER, _AT_ONCE, _INDIRECT = range(-1, 2)
 _CLOSED = -1  # the number of every object that no path may pass through
-# Py_TPFLAGS_HAVE_GC. For objects whose class lacks this flag, `gc` returns no references.
-_COLLECTED = 1 << 14
+_COLLECTED = 1 << 14  # Py_TPFLAGS_HAVE_GC; without this flag, `gc` returns no references
 _flags = vars(type)["__flags__"].__get__
 _EXCHANGES = ("__dlpack_device__", "__cuda_array_interface__")
 _PLAIN_KEYS = {id(kind) for kind in (str, int, float, bool, bytes, type(None))}

@@ -26,11 +26,9 @@ from gpumagic.usercode.variables import names_read
 if TYPE_CHECKING:
     from gpumagic.dryrun.result import DryRun
 
-# A dry run takes at most `_LIMIT_S` seconds. After `_PATIENCE_S` seconds, no dry run starts.
-_LIMIT_S, _PATIENCE_S = 8.0, 60.0
+_LIMIT_S, _PATIENCE_S = 8.0, 60.0  # seconds of a dry run, and seconds after which none starts
 _MARGIN = 0.05
-# A pass grows if it keeps this share of the need, or if `_MANY` passes could have filled a variable
-# that exceeds the need.
+# A pass keeps much: this share of the need, or in `_MANY` passes more than the need.
 _GROWS, _MANY = 0.01, 10_000
 _WORTH = 0.05  # a change that does not make the cell fit must save this share of the need
 _LEFT = 0.75  # in a loop whose memory grows, the growth that a change may leave
@@ -59,8 +57,7 @@ class Trials:
         self.state, self._line = state, line
         self._until = time.monotonic() + _PATIENCE_S
         self.ended_early = False
-        self.every = [CodeTrial(self, rest) for rest in state.rests]
-        """A trial for each frame, the innermost first."""
+        self.every = [CodeTrial(self, rest) for rest in state.rests]  # the innermost first
 
     @cached_property
     def whole(self) -> "CodeTrial | None":

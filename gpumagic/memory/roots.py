@@ -99,8 +99,7 @@ class KeptOutputs:
             self._shell.last_execution_result = None
 
 
-# Module attributes that an import sets. `_globals` skips these: a loader may refer to anything.
-_IMPORTING = ("__loader__", "__spec__")
+_IMPORTING = ("__loader__", "__spec__")  # set by an import; a loader may refer to anything
 _module_names = vars(ModuleType)["__dict__"].__get__
 
 

@@ -23,8 +23,7 @@ from gpumagic.usercode.variables import names_read
 # The memory of half a batch must be between these shares of a whole batch's memory. Below the first
 # share, the code combines pairs of samples. Above the second, a smaller batch hardly saves memory.
 _PAIRED, _DECIDES = 0.4, 0.8
-# The reported number may be this share below the largest number that fits, to save dry runs.
-_NEAR, _NEAR_REAL = 0.05, 0.1  # on virtual and on real GPUs
+_NEAR, _NEAR_REAL = 0.05, 0.1  # the reported number may be this share too low: virtual, real GPU
 # Names of numbers that may be lowered. In code without a model, `B` may affect the result.
 _SIZE = re.compile(r"(?i:batch|chunk|capacity)")
 _SIZE_OF_MODELS = re.compile(rf"{_SIZE.pattern}|seq|context|^(?:bs|B|T)$")
@@ -189,8 +188,7 @@ def _shortened(batch: Any, number: int) -> Any:
 
 
 def _is_batch(value: Any) -> bool:
-    """Whether a value is a dict, or a tokenizer's `BatchEncoding`."""
-    return type(value) is dict or isinstance(value, UserDict)
+    return type(value) is dict or isinstance(value, UserDict)  # or a tokenizer's `BatchEncoding`
 
 
 def runs_model(s: OutOfMemoryState, trial: CodeTrial) -> bool:

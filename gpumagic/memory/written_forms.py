@@ -59,12 +59,11 @@ def _forms() -> Iterator[tuple[str, str, int]]:
 
 
 _PARSED = [(ast.parse(form, mode="eval").body, new, dims) for form, new, dims in _forms()]
-_MORE = {
+_MORE = {  # arguments that lower the memory of a call, by the function's name
     "load": 'map_location="cpu"',
     **dict.fromkeys(("vmap", "jacrev"), "chunk_size=16"),
     "backward": "retain_graph=False",
 }
-"""Arguments that lower the memory of a call, by the name of the called function."""
 _CHECKPOINT = "torch.utils.checkpoint.checkpoint"
 _MINUS_INFINITY = re.compile(r"inf|-1e|\.min$")
 _OPERATORS = {"MatMult": "matmul", "Add": "add", "Sub": "sub", "Mult": "mul", "Div": "div"}
@@ -190,8 +189,7 @@ class _Reader:
     def __init__(self, frame: FailedFrame, block: list[Any], at: int) -> None:
         self._frame, self._block, self._at = frame, block, at
         self.used = {at}
-        # For each letter of the form, the matched expression and the index of its statement.
-        self._found: dict[str, tuple[ast.expr, int]] = {}
+        self._found: dict[str, tuple[ast.expr, int]] = {}  # by letter: the match, its statement
         self._last = set[str]()  # arguments in the code that matched `-1` in the form
 
     def fits(self, form: Any, node: ast.expr, at: int) -> bool:
