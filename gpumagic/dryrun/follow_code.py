@@ -75,7 +75,6 @@ class Subject:
 
     @property
     def virtual(self) -> bool:
-        """Whether `device` is a virtual GPU."""
         return self.device is not None and self.device.virtual
 
 

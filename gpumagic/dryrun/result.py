@@ -66,7 +66,6 @@ class OnCard:
 
     @property
     def fits(self) -> bool:
-        """Whether the code fits on the card."""
         return self.left >= 0
 
 
@@ -223,7 +222,6 @@ def _ends(run: DryRun) -> Iterator[str]:
 
 
 def _tables(run: DryRun) -> Iterator[tuple[str, list[table.Column]]]:
-    """Yield a title and a table for the assigned variables, then for the moved variables."""
     card = run.device if run.cards else "cuda:0"  # cuda:0 simulates a card that is not here
     assigned = [(a.name, a.kind, a.device.replace("cuda:0", card)) for a in run.assigned]
     moved = [(m.name, size(m.nbytes), ", ".join(m.sources) + f" → {run.device}") for m in run.moved]

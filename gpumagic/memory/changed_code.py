@@ -98,7 +98,7 @@ def _cut_where_read(trial: CodeTrial) -> Iterator[Lever]:
 def _of_float64(
     known: dict[str, Any], read: Iterable[str], room: int
 ) -> tuple[list[str], dict[str, Any]]:
-    """Return statements that convert tensors and models of float64, and arrays of float32."""
+    """Return code that converts float64 tensors and models, and float32 arrays for NumPy's."""
     code, arrays = list[str](), dict[str, Any]()
     for name in sorted(known.keys() & read):
         value = known[name]

@@ -216,7 +216,6 @@ def _others(
 
 
 def _less(nbytes: int | None, taken: int | None) -> int | None:
-    """Return the difference, at least 0; None if either number is unknown."""
     return None if nbytes is None or taken is None else max(nbytes - taken, 0)
 
 

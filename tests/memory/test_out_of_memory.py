@@ -835,7 +835,10 @@ def test_texts_that_each_pass_pads_again_are_cut_to_the_longest(small, shown):
         "def encode(n):\n    ids = torch.ones(n, 512, dtype=torch.long)\n"
         "    mask = (torch.arange(512) < 20).long().expand(n, 512)\n    return ids, mask"
     )
-    loop = "for n in (128, 128):\n    ids, mask = encode(n)\n    {}out = net(ids.cuda()) * mask.cuda()[..., None]\n    out.sum().backward()"
+    loop = (
+        "for n in (128, 128):\n    ids, mask = encode(n)\n"
+        "    {}out = net(ids.cuda()) * mask.cuda()[..., None]\n    out.sum().backward()"
+    )
     small.run(loop.format(""))
     lever = shown.pop().levers[0]
     assert lever.do.startswith("`ids, mask = (x[:, :mask.sum(1).max()] for x in (ids, mask))`")
