@@ -1,9 +1,4 @@
-"""Predict what a cell or a function would do, without computing or changing anything.
-
-The code runs in a forked copy of the process, on torch's fake tensors, which have no data. Shapes,
-dtypes, devices, copies, waits and memory are those of a real run. Code that depends on data ends
-the dry run. The result then describes only the code that ran before.
-"""
+"""Predict what a cell or a function would do, without computing or changing anything."""
 
 import inspect
 import sys
@@ -32,6 +27,7 @@ def dry_run(
     """Predict what ``function(*args, **kwargs)`` would do, without computing or changing anything.
 
     The call runs in a forked copy of this process, on fake tensors without data or GPU memory.
+    Code that depends on data ends the dry run; the result then describes only the code before.
 
     Parameters
     ----------

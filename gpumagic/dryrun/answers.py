@@ -35,9 +35,8 @@ from gpumagic.usercode.files import UserLine, expression, in_cell, is_users, lin
 
 
 class Calls(TorchFunctionMode):
-    """Answer calls that need data; `fake` turns a real tensor into a fake, in place."""
-
-    # With `guesses`, 1 replaces most numbers that code reads from tensors, so the run continues.
+    """Answer calls that need data; `fake` turns a real tensor into a fake, in place.
+    With `guesses`, 1 replaces most numbers that code reads from tensors, so the run continues."""
 
     def __init__(
         self, fake: Callable[[Tensor], object], crossings: Crossings, guesses: bool
@@ -171,14 +170,25 @@ class DataOnHost(TorchFunctionMode):
         kwargs = kwargs or {}
         leaves = tree_leaves((args, kwargs))
         known = [self._known[id(leaf)] for leaf in leaves if id(leaf) in self._known]
-        if (kept := self._kept(func, args, kwargs)) is not None or not known:
-            return func(*args, **kwargs) if kept is None else kept
+        if (kept := self._kept(func, args, kwargs)) is not None:
+            return kept
+        if not known:
+            return func(*args, **kwargs)
         on_gpu = any(isinstance(leaf, Tensor) and leaf.is_cuda for leaf in leaves)
         if func is Tensor.__getitem__:
             args = args[0], tree_map_only(Tensor, Tensor.cpu, args[1])
         elif on_gpu:
             args, kwargs = tree_map_only(Tensor, self._moved, (args, kwargs))
-        out, (data, whole, part, device) = func(*args, **kwargs), known[0]
+        out = func(*args, **kwargs)
+        self._keep(func, out, *known[0], on_gpu=on_gpu)
+        # A result of `split` may have many parts, which are moved one by one when they are used.
+        at_once = func is torch.stack or is_users(sys._getframe(1).f_code.co_filename)
+        return self._moved(out) if at_once and isinstance(out, Tensor) else out
+
+    def _keep(
+        self, func: Any, out: Any, data: Tensor, whole: int, part: Any, device: Any, *, on_gpu: bool
+    ) -> None:
+        """Record what a call returned for data on the CPU: other data, or parts to move."""
         for leaf in tree_leaves(out):
             if isinstance(leaf, Tensor) and not leaf.is_cuda:
                 is_view = leaf.untyped_storage()._cdata == data.untyped_storage()._cdata
@@ -187,20 +197,10 @@ class DataOnHost(TorchFunctionMode):
                 elif part is None and leaf.nbytes * _PARTS_OF_DATA <= whole:
                     part = _expression(".cpu()" * on_gpu)
                 self._known[id(leaf)] = leaf, whole, part, device
-        # A result of `split` may have many parts, which are moved one by one when they are used.
-        at_once = func is torch.stack or is_users(sys._getframe(1).f_code.co_filename)
-        return self._moved(out) if at_once and isinstance(out, Tensor) else out
 
     def _kept(self, func: Any, args: Any, kwargs: Any) -> Tensor | None:
         """Return data on the CPU in place of a call that moves them to the GPU; else None."""
-        data: Any = args[0] if args else None
-        device, dtype = None, None
-        if func in (torch.tensor, torch.as_tensor) and "cuda" in str(kwargs.get("device")):
-            data, device = func(*args, **kwargs | {"device": "cpu"}), kwargs["device"]
-        elif func is Tensor.to and isinstance(data, Tensor):
-            device, dtype, *_ = torch._C._nn._parse_to(*args[1:], **kwargs)
-        elif func is Tensor.cuda:
-            device = "cuda"
+        data, device, dtype = _moving(func, args, kwargs)
         if "cuda" not in str(device) or data.is_cuda or data.requires_grad:
             return None
         line = _expression()
@@ -221,6 +221,16 @@ class DataOnHost(TorchFunctionMode):
         return tensor.to(device)
 
 
+def _moving(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
+    """Return the data, the device and the dtype of a call that may move data."""
+    data: Any = args[0] if args else None
+    if func in (torch.tensor, torch.as_tensor) and "cuda" in str(kwargs.get("device")):
+        return func(*args, **kwargs | {"device": "cpu"}), kwargs["device"], None
+    if func is Tensor.to and isinstance(data, Tensor):
+        return data, *torch._C._nn._parse_to(*args[1:], **kwargs)[:2]
+    return data, "cuda" if func is Tensor.cuda else None, None
+
+
 MOVED, PART, WHOLE = "moved whole", "read in part", "computed from as a whole"
 _READS = (Tensor.__getitem__, torch.index_select, Tensor.index_select, torch.stack)
 _PARTS_OF_DATA = 4  # a part is at most this fraction of the data
@@ -236,8 +246,7 @@ def _expression(index: str = "") -> UserLine | None:
 
 
 _KINDS = {"int": int, "index": int, "bool": bool, "float": float}
-# Functions that use a number only to scale or fill a tensor, not as a size or an index.
-_SCALES = {
+_SCALES = {  # functions that use a number neither as a size nor as an index
     *("add", "sub", "rsub", "mul", "div", "true_divide", "floor_divide", "remainder", "fmod"),
     *("pow", "radd", "iadd", "isub", "rmul", "imul", "truediv", "rtruediv", "idiv", "itruediv"),
     *("floordiv", "rdiv", "mod", "rpow", "ipow", "lt", "le", "gt", "ge", "eq", "ne", "fill"),
@@ -340,7 +349,6 @@ def _in_this_process(loader: Any) -> Any:
 
     def fetch_some(indices: Any) -> Any:
         def fill(samples: list[Any]) -> Any:
-            # A collate function may modify its samples, so repeated samples are copies.
             again = (samples[n % most] for n in range(most, len(indices)))
             return collate([*samples, *(s if isinstance(s, Tensor) else copy(s) for s in again)])
 

@@ -1,10 +1,9 @@
 """Prevent the code of a dry run from writing files, running programs and sending data.
 
 A refused action ends the dry run at the user's line. Printed and displayed output is captured.
-Nothing here can be undone, so this module is only for a forked child that will exit. Python's
-audit hook misses some actions. The Linux kernel refuses these actions: Landlock refuses
-`os.mkfifo`, shared memory, and writes by C code. A seccomp filter refuses chmod and connections
-by C code, and signals to other processes.
+Nothing here can be undone, so this module is only for a forked child that will exit. The Linux
+kernel refuses what Python's audit hook misses: Landlock refuses `os.mkfifo`, shared memory, and
+writes by C code; a seccomp filter refuses chmod and connections by C code, and signals.
 """
 
 import builtins
@@ -146,8 +145,7 @@ def held_by_the_kernel() -> bool:
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _VERSION = _PATH_BENEATH = 1
 _WRITE_FILE, _TRUNCATE = 1 << 1, 1 << 14
-# The rights to write to files, and to remove or create any kind of file or folder.
-_WRITING = sum(1 << bit for bit in (1, *range(4, 13)))
+_WRITING = sum(1 << bit for bit in (1, *range(4, 13)))  # write to, remove or create files, folders
 
 
 def _no_file_written(libc: Any) -> bool:
@@ -169,9 +167,8 @@ def _no_file_written(libc: Any) -> bool:
 _NO_NEW_PRIVILEGES, _SECCOMP, _FILTER = 38, 22, 2
 _LOAD, _IS, _RETURN = 0x20, 0x15, 0x06
 _ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | errno.EACCES
-# By architecture: the architecture's number, then two groups of system calls. Calls of the first
-# group change files or priorities, send data, or start or access processes. They are always
-# refused. Calls of the second group are refused if the first argument is another process.
+# By architecture: its number, the system calls that are always refused (they change files or
+# priorities, send data, or access processes), and calls refused if their target is another process.
 _CALLS: dict[str, tuple[int, tuple[int, ...], tuple[int, ...]]] = {
     "x86_64": (
         0xC000003E,

@@ -1,9 +1,8 @@
 """Count the memory that operators allocate and the copies that they make, in a dry run.
 
-Copies between devices are counted by line, as `%gpuwatch` does, but without times. Composite
-operators are decomposed as on CUDA. A dry run uses fakes (tensors without data). Some fake results,
-for example reduced losses, have another size in memory than real results. The real size is counted.
-An operator that must read unknown data ends the dry run, unless guesses are allowed.
+Copies between devices are counted by line, without times. Composite operators are decomposed as on
+CUDA. Some results of fakes, such as reduced losses, have another size than real results; the real
+size is counted. An operator that must read unknown data ends the dry run, unless it may guess.
 """
 
 import re
@@ -70,7 +69,6 @@ class Crossings:
         self.counts[key].add(nbytes, None)
 
     def ledger(self, virtual: bool) -> Ledger:
-        """Return the counted copies and waits."""
         return Ledger(merged(c.entry() for c in self.counts.values()), virtual, predicted=True)
 
 
@@ -154,9 +152,9 @@ class Operators(TorchDispatchMode):
 
     def _note(self, source: Any, target: Tensor) -> None:
         # In torch.func, the source may be a number.
-        if isinstance(source, Tensor) and source.device != target.device:
-            nbytes = source.nbytes
-            self._crossings.note(True, "copy_", str(source.device), str(target.device), nbytes)
+        if isinstance(source, Tensor):  # `Crossings` skips copies within a device
+            devices = str(source.device), str(target.device)
+            self._crossings.note(True, "copy_", *devices, source.nbytes)
 
     def _parts(self, func: Any, name: str, args: Any) -> _Function | None:
         """Return a function that decomposes an operator; None if the operator is run whole."""
@@ -177,7 +175,6 @@ class Operators(TorchDispatchMode):
         number = self._enter_node()
         # In a dispatch mode, some C++ code of torch allocates a tensor instead of writing in place.
         first: Any = next(iter(args), None)
-        # A sparse tensor has no storage.
         if number is None or not isinstance(first, Tensor) or first.layout is not torch.strided:
             return None
         overload, of_node = f"{name}.{func._overloadname}", self._held.age(first) > self._began
@@ -212,7 +209,6 @@ _IN_PLACE: tuple[tuple[re.Pattern[str], frozenset[str], bool], ...] = (
 )
 _has_kernel = C._dispatch_has_kernel_for_dispatch_key
 _COMPOSITE = C.DispatchKey.CompositeImplicitAutograd
-# Dispatch keys of the kernels that decompose the operators in `IN_PARTS`.
 _EXPLICIT = (
     C.DispatchKey.CompositeExplicitAutograd,
     C.DispatchKey.CompositeExplicitAutogradNonFunctional,
@@ -285,7 +281,6 @@ def _own(func: Any, name: str, args: Any) -> _Function | None:
     """Return a replacement for `func`; None if `func` itself gives the right result for fakes."""
     if (make := _RESULTS.get(name)) is not None:
         return lambda *args, **kwargs: make(**_bound(func, args, kwargs))
-    # Fused optimizers write into their arguments and return nothing.
     fused = name.startswith("_fused_") and not func._schema.returns
     return (lambda *args, **kwargs: None) if fused else None
 

@@ -1,9 +1,8 @@
 """Turn real tensors into fakes (tensors without data); represent numbers that depend on data.
 
 A tensor becomes a fake in place, so every name, container, view, module and optimizer now refers to
-the fake. A fake has the tensor's shape, dtype, device, gradient and hooks. Tensors that share
-memory become fakes that share memory. The code can store a number that depends on data, print
-it and use it in arithmetic. If the code's path depends on such a number, the dry run ends.
+the fake. Tensors that share memory become fakes that share memory. The code can store a number that
+depends on data, print it and compute with it. If its path depends on it, the dry run ends.
 """
 
 import errno
@@ -33,8 +32,7 @@ from gpumagic.moving.move import bytes_of
 from gpumagic.usercode.files import UserLine, innermost
 from gpumagic.usercode.values import saved_by
 
-raised: list["Stopped"] = []
-"""`Stopped` exceptions so far, recorded because a bare `except:` may swallow them."""
+raised: list["Stopped"] = []  # recorded because a bare `except:` may swallow them
 
 
 class Stopped(BaseException):
@@ -181,8 +179,7 @@ class Fakes(FakeTensorMode):
         super().__init__(allow_fallback_kernels=False, allow_non_fake_inputs=True)
         # `count` is called with each new fake, `tracked` when a backward pass reaches a `_Cut`.
         self._count, self._tracked = count, tracked
-        # Keeps the real tensors alive, because freeing GPU memory would call the driver.
-        self._kept: list[Tensor] = []
+        self._kept: list[Tensor] = []  # real ones: freeing GPU memory would call the driver
         self._without: dict[int, str] = {}  # why a tensor has no fake, by the tensor's id
         self._graphs: WeakValueDictionary[Any, _Graph] = WeakValueDictionary()
 

@@ -1,8 +1,7 @@
 """Run a function or a cell in a forked copy of this process, on tensors without data.
 
-Nothing in this process changes. The result describes the code up to the line where the code ended,
-failed, depended on data or reached the time limit. Shell commands and most magics of IPython are
-skipped and reported. A cell with `await` gets its own event loop.
+The result describes the code up to the line where it ended, failed, depended on data or reached the
+time limit. Shell commands and most magics of IPython are skipped and reported.
 """
 
 import ast
@@ -76,7 +75,6 @@ class Subject:
 
     @property
     def virtual(self) -> bool:
-        """Whether `device` is a virtual GPU."""
         return self.device is not None and self.device.virtual
 
 
@@ -302,7 +300,6 @@ def dry_run_cell(shell: Any, tree: Any, file: str, on: object, *, move: bool = T
         line.update("dry run; Ctrl-C ends it")
         return dry(Subject(namespace, reads, prepare, device, move, LIMIT_S, cards))
     except KeyboardInterrupt as error:
-        # Show no traceback, because it would contain only gpumagic's frames.
         show_as(error, lambda: [_ENDED])
         raise
     finally:

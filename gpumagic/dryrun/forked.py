@@ -1,9 +1,8 @@
 """Run a function in a forked copy of this process, and return its result.
 
-The child has ended when `run_forked` returns, even after Ctrl-C or a timeout. On Linux, the child
-can read the open files without moving the parent's position in them, but cannot write to them. The
-child's other descriptors (terminal, pipe, socket, GPU) become the null device, and its shared
-memory becomes a private copy.
+The child has ended when `run_forked` returns, even after Ctrl-C or a timeout. On Linux, it can read
+open files without moving the parent's position, but not write to them. Its other descriptors
+(terminal, pipe, socket, GPU) become the null device, and its shared memory a private copy.
 """
 
 import ctypes
@@ -96,7 +95,6 @@ def _work_in_child(work: Callable[[], Any], sender: Connection) -> None:
 
 
 def _where(fault: faults.Fault) -> str:
-    """Return a fault's error, and the last file and line of its traceback."""
     lines = [line.strip() for line in fault.traceback.splitlines()]
     return " ".join([fault.error, *[line for line in lines if line.startswith("File ")][-1:]])
 
@@ -122,7 +120,6 @@ def _detach(keep: int) -> None:
 
 
 def _unshare_memory() -> None:
-    """Replace memory that is shared with other processes by private copies."""
     shared: list[re.Match[str]] = []
     with suppress(OSError), open("/proc/self/maps") as file:  # this file exists only on Linux
         shared = [found for line in file if (found := _SHARED.match(line))]
@@ -149,11 +146,9 @@ def _make_private(start: int, size: int, offset: int, path: str) -> None:
     os.close(file)
 
 
-# After a backward pass on a GPU, torch's engine refuses backward passes in forked children, because
-# a fork does not copy the engine's threads. A dry run does not need these threads, because it runs
-# backward passes on the calling thread. A fork sets a flag in libtorch_cpu. While the flag is set,
-# the engine refuses. torch cannot reset the flag, so `let_backward_run` does. torch's function
-# `_READER` reads the flag first, so the function's machine code contains the flag's address.
+# A fork does not copy the threads of torch's engine, and sets a flag that makes the engine refuse
+# backward passes. A dry run needs no such threads. torch cannot reset the flag, so
+# `let_backward_run` does: the machine code of torch's function `_READER` contains its address.
 _READER = "_ZN5torch8autograd6Engine30initialize_device_threads_poolEv"
 _ADRP, _LDRB = (0x9F000000, 0x90000000), (0xFFC00000, 0x39400000)  # AArch64: mask, opcode
 

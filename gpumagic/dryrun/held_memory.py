@@ -44,8 +44,7 @@ class HeldMemory:
         self.now: dict[str, int] = {}
         self.most: dict[str, int] = {}
         self.start: dict[str, int] = {}
-        # By device, the bytes and the line of each new peak, in order.
-        self.rises: dict[str, list[tuple[int, UserLine | None]]] = {}
+        self.rises: dict[str, list[tuple[int, UserLine | None]]] = {}  # each new peak, and its line
         self._known: dict[int, _Storage] = {}
         self._allocators: defaultdict[str, CachingAllocator] = defaultdict(CachingAllocator)
         self._begun = False
@@ -63,16 +62,15 @@ class HeldMemory:
         self.reset_peak()
 
     def reset_peak(self) -> None:
-        """Reset the peak to the present memory."""
         self.most = dict(self.now)
         self.rises = {device: [(nbytes, None)] for device, nbytes in self.now.items()}
 
     def add(
         self, tensor: Any, replaced: tuple[Any, bool] | None = None, *, existing: bool = False
     ) -> None:
-        """Count the storage of a fake once, until the storage is freed."""
-        # `replaced` is a tensor whose memory a real run may reuse, and whether reuse is certain.
-        # `existing` means that the memory was allocated before the dry run.
+        """Count the storage of a fake once, until the storage is freed.
+        `replaced` is a tensor whose memory a real run may reuse, and whether reuse is certain.
+        `existing` means that the memory was allocated before the dry run."""
         if tensor.layout is not torch.strided:
             return  # a sparse tensor has no storage
         storage = tensor.untyped_storage()

@@ -66,7 +66,6 @@ class OnCard:
 
     @property
     def fits(self) -> bool:
-        """Whether the code fits on the card."""
         return self.left >= 0
 
 
@@ -104,14 +103,11 @@ class DryRun(Shown):
     """Record what a cell or a function would do. Comments in the source describe the attributes."""
 
     device: str  # name of the device or of the first card; empty if neither is given
-    # Variables that the code assigns. A function's result is named "return".
-    assigned: tuple[Assigned, ...] = ()
+    assigned: tuple[Assigned, ...] = ()  # variables; a function's result is named "return"
     peak: dict[str, Peak] = field(default_factory=dict)  # by device; the first card is "cuda:0"
     moved: tuple[Moved, ...] = ()  # variables that `%%ongpu` would move to the device first
-    # Copies between devices and waits of the host, by line, without their times.
-    ledger: Ledger = field(default_factory=Ledger)
-    # Unknown results and skipped code. If the dry run ended early, the last entry may say why.
-    unknown: tuple[Unknown, ...] = ()
+    ledger: Ledger = field(default_factory=Ledger)  # copies and waits by line, without times
+    unknown: tuple[Unknown, ...] = ()  # also skipped code, and why the dry run ended early
     mismatches: tuple[Mismatch, ...] = ()  # at most one operation between devices that would fail
     error: str | None = None  # an error, other than a mismatch, that the code would raise
     error_at: UserLine | None = None
@@ -134,7 +130,6 @@ class DryRun(Shown):
 
 
 def text(run: DryRun) -> str:
-    """Return the text for terminals."""
     lines = [_head(run), *(f"  {words}" for words in (*_on_cards(run), *map(_memory, _peaks(run))))]
     for mismatch in run.mismatches:
         lines += [f"  would fail at {mismatch.where}", indent(str(mismatch), "    ")]
@@ -147,7 +142,6 @@ def text(run: DryRun) -> str:
 
 
 def html(run: DryRun) -> str:
-    """Return the HTML for notebooks."""
     parts = [tag("div", _head(run), "gm-caption")]
     for n, words in enumerate(_on_cards(run)):
         parts.append(tag("div", words, "gm-dim" if n else "gm-this"))
@@ -228,7 +222,6 @@ def _ends(run: DryRun) -> Iterator[str]:
 
 
 def _tables(run: DryRun) -> Iterator[tuple[str, list[table.Column]]]:
-    """Yield a title and a table for the assigned variables, then for the moved variables."""
     card = run.device if run.cards else "cuda:0"  # cuda:0 simulates a card that is not here
     assigned = [(a.name, a.kind, a.device.replace("cuda:0", card)) for a in run.assigned]
     moved = [(m.name, size(m.nbytes), ", ".join(m.sources) + f" → {run.device}") for m in run.moved]

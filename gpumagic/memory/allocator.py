@@ -1,9 +1,8 @@
 """Read torch's allocator: the block of a tensor, the line that allocated the block, memory peaks.
 
-Here, the size of a tensor is the size of its block, so that the sizes add up to torch's total.
-Virtual GPUs always record the line of each allocation. On a real GPU, `record` turns this recording
-on. All runs of a cell share one file name. To distinguish the runs, each allocation also has a
-stamp, the running cell's name (``In [4]``). Allocations on autograd's threads have no stamp.
+The size of a tensor is the size of its block, so that the sizes add up to torch's total. Virtual
+GPUs always record the line of each allocation; on a real GPU, `record` turns this on. A stamp, the
+running cell's name, tells the runs of a cell apart. Autograd's threads give no stamp.
 """
 
 import pickle
@@ -58,12 +57,10 @@ class Allocator:
                 if each["state"] == "active_allocated":
                     blocks[each["address"]] = each
         self._starts = {number: sorted(blocks) for number, blocks in self._blocks.items()}
-        # Cached allocation sites. A key is the id of a block's list of frames, and a stamp.
-        self._made: dict[tuple[int, str], Made | None] = {}
+        self._made: dict[tuple[int, str], Made | None] = {}  # by the id of a list of frames, stamp
 
     @property
     def total(self) -> int:
-        """The bytes of all blocks."""
         return sum(each["size"] for blocks in self._blocks.values() for each in blocks.values())
 
     def blocks(self, number: int) -> list[Mapping[str, Any]]:
@@ -108,7 +105,6 @@ class Allocator:
         }
 
     def _at(self, number: int, address: int) -> Place | None:
-        """Return the block that contains an address."""
         starts = self._starts.get(number, [])
         if not (before := bisect_right(starts, address)):
             return None
@@ -142,7 +138,6 @@ def _segments() -> list[Any] | None:
     if not (torch.cuda.is_initialized() and hasattr(_C, "_cuda_memorySnapshot") and is_native()):
         return None
     snapshot: Any = torch.cuda.memory_snapshot
-    # Newer versions of torch can leave out the history of all allocations.
     lean = "include_traces" in signature(snapshot).parameters
     return list(snapshot(include_traces=False) if lean else snapshot())
 
@@ -162,7 +157,6 @@ def _made(frames: Iterable[Mapping[str, Any]], stamp: str) -> Made | None:
     if frame is None or frame["filename"].startswith("<timed "):  # `%%time` renumbers lines
         return Made(stamp) if stamp else None
     name = label(frame["filename"])
-    # All runs of a cell share one file name; the stamp names the run that executed this line.
     if stamp and _is_cell(frame):
         return Made(stamp, frame["line"])
     cell = next(filter(_is_cell, frames), None)
@@ -173,7 +167,6 @@ def _made(frames: Iterable[Mapping[str, Any]], stamp: str) -> Made | None:
 
 
 def _is_cell(frame: Mapping[str, Any]) -> bool:
-    """Whether a recorded frame is the top level of a cell, not a function."""
     return frame["name"] == "<module>" and label(frame["filename"]).startswith("In [")
 
 
@@ -220,8 +213,7 @@ class MemoryPeak(Shown):
     nbytes: int  # allocated by torch's allocator at the peak
     seconds: float  # from the cell's start to the peak
     line: str  # line of the allocation that reached the peak: "line 7: loss.backward()"
-    # Bytes by the line that allocated them, the most first; "before the cell" counts as a line.
-    lines: tuple[tuple[str, int], ...]
+    lines: tuple[tuple[str, int], ...]  # bytes by allocating line or `BEFORE`, the most first
     complete: bool = True  # False if events are missing from the record
     saved: str = ""  # file of torch's snapshot; empty if not saved
     added_seconds: float = 0.0  # time to read the record, without torch's time to write the record
@@ -238,8 +230,7 @@ def replay(
     live = {each["address"]: (each["size"], BEFORE) for each in before}
     now = most = sum(nbytes for nbytes, _ in live.values())
     at, at_line = start_us, BEFORE
-    # `held`: bytes that each line's allocations hold now.
-    # `freed`: bytes of each line freed since the peak, minus bytes allocated since the peak.
+    # Bytes by line: held now, and freed since the peak (less those allocated since the peak).
     held, freed = Counter({BEFORE: now}), Counter[str]()
     for entry in sorted(trace, key=itemgetter("time_us")):
         if entry["action"] == "alloc":
@@ -346,7 +337,6 @@ def text(peak: MemoryPeak) -> str:
 
 
 def html(peak: MemoryPeak) -> str:
-    """Return the peak and its lines as HTML."""
     rows = table.html(_columns(peak), css="gm-titled gm-section")
     notes = "".join(tag("div", note, "gm-note") for note in _notes(peak))
     return block(f"<div>{coded(_head(peak))}</div>{rows}{notes}")
@@ -362,7 +352,6 @@ def _head(peak: MemoryPeak) -> str:
 
 
 def _columns(peak: MemoryPeak) -> list[Column]:
-    """Return table columns with a row for each of the first lines, and a row for all others."""
     rows, rest = [*peak.lines[:_LINES]], peak.lines[_LINES:]
     if rest:
         rows.append((f"{len(rest):,} more", sum(nbytes for _, nbytes in rest)))

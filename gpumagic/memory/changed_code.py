@@ -1,12 +1,9 @@
-"""Propose changes that let the user's code run with less memory.
-
-A lever is a proposed change. Each function yields levers of one kind. Dry runs estimate effects.
-"""
+"""Propose changes (levers) of the user's code, after which it runs with less memory."""
 
 import ast
 import textwrap
 from collections import UserDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from itertools import permutations, takewhile
 from typing import Any
@@ -15,7 +12,7 @@ from gpumagic.memory.oom_state import OutOfMemoryState
 from gpumagic.memory.oom_trials import CodeTrial, Trials, helps
 from gpumagic.memory.out_of_memory import Lever
 from gpumagic.memory.split_rows import split
-from gpumagic.memory.written_forms import Form, checkpointed, forms
+from gpumagic.memory.written_forms import Form, checkpointed, expression, forms
 from gpumagic.usercode import frames
 from gpumagic.usercode.files import label
 from gpumagic.usercode.values import comes_from, is_module, is_tensor, own, torch_here
@@ -39,15 +36,21 @@ def by_rows(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     for rest in reversed(s.rests if t.best is not None else []):
         for form in split(rest, t):
             levers = [*helps(t.best, _named(s, rest, form), form=form)]
-            if not any(each.backward for each in s.rests) and torch_here().is_grad_enabled():
-                new = f"with torch.no_grad(): {form.new}"
-                both = form._replace(new=new, do=form.do.replace(form.new, new, 1))
-                least = 1.05 * max((lever.gives or 0 for lever in levers), default=0)
-                without = helps(t.best, _named(s, rest, both), form=both)
-                levers += [lever for lever in without if (lever.gives or 0) > least]
+            least = 1.05 * max((lever.gives or 0 for lever in levers), default=0)
+            without = _without_graph(s, t, rest, form)
+            levers += [lever for lever in without if (lever.gives or 0) > least]
             if fitting := [lever for lever in levers if lever.fits is not False][-1:]:
                 yield from fitting
                 return
+
+
+def _without_graph(
+    s: OutOfMemoryState, t: Trials, rest: frames.RestOfCode, form: Form
+) -> Iterator[Lever]:
+    if not any(each.backward for each in s.rests) and torch_here().is_grad_enabled():
+        new = f"with torch.no_grad(): {form.new}"
+        form = form._replace(new=new, do=form.do.replace(form.new, new, 1))
+        yield from helps(t.best, _named(s, rest, form), form=form)
 
 
 def _named(s: OutOfMemoryState, rest: frames.RestOfCode, form: Form) -> str:
@@ -67,17 +70,16 @@ def other_values(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
             yield from helps(trial, do, names=names)
         yield from _cut_where_read(trial)
     room = s.capacity - s.held + s.kept  # after `%gpufree`
-    code, arrays, tensors = _of_float64(known, s.read | s.rests[-1].read_anywhere, room)
+    code, arrays = _of_float64(known, s.read | s.rests[-1].read_anywhere, room)
 
     def first(into: dict[str, Any]) -> None:
         known.clear()  # `known` would keep the tensors alive
-        for name, on_host in tensors:
-            device = into[name].device if on_host else None
-            into[name] = into[name].cpu().float() if on_host else into[name].float()
-            into[name] = into[name].to(device) if on_host else into[name]
+        exec("\n".join(code), into)
 
-    if code:  # convert all at once, because most torch functions refuse mixed dtypes
-        do = f"{' and '.join(code)} first: float64 takes twice the memory"
+    # Convert all at once, because most torch functions refuse mixed dtypes.
+    every = [*(f'{name} = {name}.astype("float32")' for name in arrays), *code]
+    if every:
+        do = f"`{'` and `'.join(every)}` first: float64 takes twice the memory"
         yield from helps(t.best, do, names=arrays, first=first)
 
 
@@ -89,68 +91,71 @@ def _cut_where_read(trial: CodeTrial) -> Iterator[Lever]:
         read = [n for n in nodes if isinstance(getattr(n, "ctx", None), ast.Load)]
         read = [n for n in read if isinstance(n, ast.Name) and is_tensor(names.get(n.id))]
         cut = {n: f"{n.id}[:, :{names[n.id].shape[1]}]" for n in read}
-        uses: Any = {n: ast.parse(code, mode="eval").body for n, code in cut.items()}
+        uses: Any = {n: expression(code) for n, code in cut.items()}
         yield from helps(trial, do, form=Form(do, "", [], trial.code, uses))
 
 
 def _of_float64(
     known: dict[str, Any], read: Iterable[str], room: int
-) -> tuple[list[str], dict[str, Any], list[tuple[str, bool]]]:
-    """Return code that converts float64, converted arrays, and names of tensors and models."""
-    # True marks a tensor whose copy does not fit beside it, so that it is converted on the CPU.
-    code, arrays, tensors = list[str](), dict[str, Any](), list[tuple[str, bool]]()
+) -> tuple[list[str], dict[str, Any]]:
+    """Return code that converts float64 tensors and models, and float32 arrays for NumPy's."""
+    code, arrays = list[str](), dict[str, Any]()
     for name in sorted(known.keys() & read):
         value = known[name]
         if type(value).__name__ == "ndarray" and str(value.dtype) == "float64":
-            code.append(f'`{name} = {name}.astype("float32")`')
             arrays[name] = type(value)(value.shape, "float32")
             continue
-        tensors_of = value.parameters() if is_module(value) else [value] * is_tensor(value)
-        if any(each.dtype == torch_here().float64 for each in tensors_of):
-            on_host = is_tensor(value) and value.is_cuda and value.nbytes // 2 > room
-            there = f"`{name} = {name}.cpu().float()` and `{name} = {name}.cuda()`"
-            code.append(there if on_host else f"`{name} = {name}.float()`")
-            tensors.append((name, on_host))
-    return code, arrays, tensors
+        tensors = value.parameters() if is_module(value) else [value] * is_tensor(value)
+        if any(each.dtype == torch_here().float64 for each in tensors):
+            code.append(f"{name} = {name}.float()")
+            if is_tensor(value) and value.is_cuda and value.nbytes // 2 > room:  # for the copy
+                code[-1:] = [f"{name} = {name}.cpu().float()", f"{name} = {name}.cuda()"]
+    return code, arrays
 
 
 def _one_shape(s: OutOfMemoryState) -> Iterator[Form]:
     """Find operands of shapes [N] and [N, 1], which broadcast to [N, N]; skip views."""
     failed = s.rests[0].failed or ast.Pass()
-    nodes: list[Any] = [node for node in ast.walk(failed) if isinstance(node, ast.Name)]
-    names = [node for node in nodes if isinstance(node.ctx, ast.Load)]
-    operands = [value for value in s.operands if is_tensor(value)]
-    if any(map(is_module, s.operands)):  # their results may be unnamed, of shape [N, 1]
-        operands += [torch_here().empty(len(v), 1, device="meta") for v in operands if v.dim() == 1]
-    for one, two in permutations(operands, 2):
-        column = max(one, two, key=lambda operand: operand.dim())
-        alike = one.numel() == two.numel() and one.dim() != two.dim() and column.shape[-1] == 1
-        for name in dict.fromkeys(n.id for n in names) if alike and not column._is_view() else ():
-            if s.frames[0].scope.name(name) is one:
+    names = dict.fromkeys(n.id for n in ast.walk(failed) if isinstance(n, ast.Name))
+    for one, two in permutations(s.operands, 2):
+        for name in names if _clash(one, two) else ():
+            uses = frames.uses(failed, name)
+            if uses and s.frames[0].scope.name(name) is one:
                 code = f"{name}.view({', '.join(map(str, two.shape))})"
                 shapes = f"{[*one.shape]} and {[*two.shape]} broadcast"
                 do = f"`{code}` for `{name}`: {shapes} to {one.numel():,} × {two.numel():,}"
-                uses = {n: ast.parse(code, mode="eval").body for n in names if n.id == name}
-                yield Form(do, "", [], frames.block_of(failed), uses)
+                new = {use: expression(code) for use in uses}
+                yield Form(do, "", [], frames.block_of(failed), new)
+
+
+def _clash(one: Any, two: Any) -> bool:
+    column = max(one, two, key=lambda operand: operand.dim())
+    alike = one.numel() == two.numel() and one.dim() != two.dim()
+    return alike and column.shape[-1] == 1 and not column._is_view()
 
 
 def _padded(known: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Find batches of text whose attention mask shows padding beyond the longest sample."""
-    batches = {n: v for n, v in known.items() if isinstance(v, (dict, UserDict))}
-    for name, batch in [*batches.items(), ("", known)]:
-        tensors = {k: v for k, v in batch.items() if is_tensor(v) and v.dim() == 2}
-        alike = {k: v for k, v in tensors.items() if not v.is_floating_point()}
-        for key in (key for key in alike if "mask" in key.lower()):
-            length, filled = len(alike[key][0]), alike[key].cpu().any(0).nonzero().flatten()
-            used = max(filled.tolist(), default=0) + 1
-            cut = {k: v[:, :used] for k, v in alike.items() if v.shape == alike[key].shape}
-            code, why = ", ".join(cut), f"only {used} of {length} tokens are not padding"
-            if name:
-                do, cut = f"pad each batch to its longest sample: {why}", {**batch, **cut}
-                yield f"{do} in `{name}`", {name: type(batch)(cut)}
-            elif len(cut) > 1:
-                do = f"`{code} = (x[:, :{key}.sum(1).max()] for x in ({code}))` in each pass"
-                yield f"{do}: {why}", cut
+    for name, batch in known.items():
+        for _, cut, why in _cut(batch) if isinstance(batch, (dict, UserDict)) else ():
+            do = f"pad each batch to its longest sample: {why} in `{name}`"
+            yield do, {name: type(batch)({**batch, **cut})}
+    for mask, cut, why in _cut(known):
+        if len(cut) > 1:
+            code = ", ".join(cut)
+            do = f"`{code} = (x[:, :{mask}.sum(1).max()] for x in ({code}))` in each pass"
+            yield f"{do}: {why}", cut
+
+
+def _cut(batch: Any) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """Yield each mask's name, the tensors of its shape without padding, and the reason."""
+    tensors = {k: v for k, v in batch.items() if is_tensor(v) and v.dim() == 2}
+    alike = {k: v for k, v in tensors.items() if not v.is_floating_point()}
+    for key, mask in alike.items():
+        if "mask" in str(key).lower():
+            used = max(mask.cpu().any(0).nonzero().flatten().tolist(), default=0) + 1
+            cut = {k: v[:, :used] for k, v in alike.items() if v.shape == mask.shape}
+            yield key, cut, f"only {used} of {len(mask[0])} tokens are not padding"
 
 
 def on_host(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
@@ -192,19 +197,21 @@ def _data(s: OutOfMemoryState, lacking: int) -> tuple[list[Any], list[str]]:
     return data, names
 
 
-def _on_host(s: OutOfMemoryState, noted: Iterable[Any], names: list[str]) -> str:
+def _on_host(s: OutOfMemoryState, noted: Sequence[Any], names: list[str]) -> str:
     """Return the advice for what a dry run noted; empty if it kept nothing on the CPU."""
     from gpumagic.dryrun.answers import MOVED, PART, WHOLE
 
-    lines = dict.fromkeys((e.where.label, e.where.line) for e in noted if e.reason == MOVED)
+    def at(reason: str) -> list[Any]:
+        return [each.where for each in noted if each.reason == reason]
+
+    lines = dict.fromkeys((where.label, where.line) for where in at(MOVED))
     data = [f"`{names[0]}`"] if {*names} & s.read else []
     data += [f"the data of {cell}, line {line}" for cell, line in lines]
-    parts = dict.fromkeys(each.where.source for each in noted if each.reason == PART)
+    parts = dict.fromkeys(where.source for where in at(PART))
     code = [f"in `{c}`" if c.endswith(":") else f'`{c}.to("{s.name}")`' for c in parts]
     do = f"keep {' and '.join(data)} on the CPU, made without `.to(…)`, `.cuda()` or `device=`"
     do = f"{do}, and move each batch{': ' * bool(code)}{', '.join(code)}"
-    is_whole = any(each.reason == WHOLE for each in noted)
-    return do if data and not is_whole and (parts or not names or not lines) else ""
+    return do if data and not at(WHOLE) and (parts or not names or not lines) else ""
 
 
 def settings(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
@@ -238,12 +245,11 @@ def half_weights(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
         owner = getattr(call.func, "value", None) or call
         model: Any = s.frames[0].scope.value(owner)
         parts = map(type, model.modules()) if is_module(model) else ()
-        # Require an Embedding, because inputs other than token ids would need 16 bits too.
-        if any(comes_from(part, "torch.nn.Embedding") for part in parts):
+        if any(comes_from(part, "torch.nn.Embedding") for part in parts):  # inputs stay integers
             half = f"{ast.unparse(owner)}.to(torch.bfloat16)"
-            new = ast.parse(ast.unparse(call).replace(ast.unparse(owner), half, 1), mode="eval")
+            new = expression(ast.unparse(call).replace(ast.unparse(owner), half, 1))
             do = f"`{half}` for `{ast.unparse(owner)}`: half the memory, and rounded results"
-            form = Form(do, "", [], frames.block_of(failed), {call: new.body})
+            form = Form(do, "", [], frames.block_of(failed), {call: new})
             yield from helps(t.best, do, form=form)
 
 
@@ -254,7 +260,6 @@ def frozen(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
         meant = any(own(part).get("requires_grad") is False for part in idle.values())
         why = "`= False` sets an attribute only" if meant else "no optimizer trains it"
         code = "; ".join(f"{path}.requires_grad_(False)" for path in idle)
-        # A dry run has its own process, so nothing needs to be restored.
         within = lambda idle=idle: nullcontext([p.requires_grad_(False) for p in idle.values()])  # noqa: E731
         if idle:
             yield from helps(t.best, f"`{code}`: {why}", within=within)
@@ -262,12 +267,8 @@ def frozen(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 
 def _idle(s: OutOfMemoryState, name: str) -> dict[str, Any]:
     """Return the largest parts of a model that no optimizer trains, by path."""
-    from gpumagic.moving.move import instances_in
-
-    optimizers = instances_in(s.namespace, torch_here().optim.Optimizer)
-    groups = (group for _, each in optimizers for group in each.param_groups)
-    trained = {id(parameter) for group in groups for parameter in group["params"]}
     model: Any = s.namespace.get(name)
+    trained = _trained(s)
     found = dict[str, Any]()
     for path, part in model.named_modules(prefix=name) if trained and is_module(model) else ():
         learns = {id(p) for p in part.parameters() if p.requires_grad}
@@ -278,9 +279,17 @@ def _idle(s: OutOfMemoryState, name: str) -> dict[str, Any]:
     return found
 
 
+def _trained(s: OutOfMemoryState) -> set[int]:
+    """Return the ids of the parameters that an optimizer trains."""
+    from gpumagic.moving.move import instances_in
+
+    optimizers = instances_in(s.namespace, torch_here().optim.Optimizer)
+    groups = (group for _, each in optimizers for group in each.param_groups)
+    return {id(parameter) for group in groups for parameter in group["params"]}
+
+
 def no_graph(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose `torch.no_grad()` for code whose results no backward pass uses."""
-    # The inner frames without a backward pass, such as a function that validates a model.
     inner = [*takewhile(lambda each: not each.rest.backward, t.every)]
     if t.best is None:
         return
@@ -299,7 +308,6 @@ _USED = "no backward pass uses its results"
 
 
 def _no_grad(t: Trials, trial: CodeTrial, why: str) -> Iterator[Lever]:
-    """Propose to run a trial's loop, or all its code, without autograd."""
     cell, loops = label(trial.frame.filename), trial.rest.loops
     place = f"the loop in {cell}, line {loops[0].lineno}" if loops else "the code"
     do, grown = f"`with torch.no_grad():` around {place}: {why}", t.loop.grown if t.loop else 0

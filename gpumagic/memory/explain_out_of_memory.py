@@ -1,8 +1,7 @@
 """Explain an out-of-memory error of any framework, and propose changes.
 
-A lever is a proposed change, such as to delete a variable. If possible, a lever is tried in a dry
-run. A dry run executes code in a forked process, on tensors without data. Only dry runs execute the
-user's code. The caught error is not changed. The result refers to no tensor and no frame.
+A lever is a proposed change, such as to delete a variable, tried in a dry run if possible. Only dry
+runs execute the user's code. The error is not changed. The result refers to no tensor or frame.
 """
 
 import ast
@@ -43,7 +42,6 @@ def explain_out_of_memory(
     """Explain a caught error of torch, JAX, TensorFlow or CuPy; None for other errors.
     `earlier` are exceptions that held memory when the error was raised."""
     check_exception("explain_out_of_memory", error)
-    # An error in this code must not hide the user's error.
     with faults.kept("explaining an out-of-memory error"):
         found = read(error)
         if found is not None:
@@ -63,7 +61,10 @@ def explain_out_of_memory(
 
 def _explained(s: OutOfMemoryState, where: UserLine, t: Trials) -> OutOfMemory:
     failed = s.frames[0].failed
-    reason, found = by_figures(s, t) or (_reason(s, t), levers(s, t))
+    reason, found = by_figures(s, t) or (
+        _reason(s, t),
+        levers(s, t, (free_kept, small_views, delete)),
+    )
     loop, top = t.loop, t.every[-1]
     stale = top.rest.remade | (top.stale if top.frame.at_top else set())
     joint = s.alone(stale)  # several names may hold a graph together
@@ -105,18 +106,16 @@ def by_figures(s: OutOfMemoryState, t: Trials) -> tuple[str, list[Lever]] | None
     """Return the reason and levers if the GPU's figures alone explain the error; else None."""
     if s.device.total is not None and s.wanted > s.device.total:
         most = f"more than the {size(s.device.total)} that {s.name} has in all"
-        return f"{size(s.wanted)} at once is {most}", levers(s, t)
+        # Freed memory does not help a request for more than the GPU has.
+        return f"{size(s.wanted)} at once is {most}", levers(s, t, ())
     for nbytes, why, do in s.unavailable():
         if nbytes >= max(s.short_by, 1):
             return why, [Lever(do, nbytes)] if do else [*other_gpu(s, t)]
     return None
 
 
-def levers(s: OutOfMemoryState, t: Trials) -> list[Lever]:
+def levers(s: OutOfMemoryState, t: Trials, free: tuple[Any, ...]) -> list[Lever]:
     """Return the cheapest levers that let the cell fit; if there are none, levers that help."""
-    # Freed memory does not help a request for more than the GPU has.
-    beyond = s.device.total is not None and s.wanted > s.device.total
-    free: tuple[Any, ...] = () if beyond else (free_kept, small_views, delete)
     less: tuple[Any, ...] = (
         *(changed_code.other_form, changed_code.other_values, keep_less, changed_code.on_host),
         *(changed_code.frozen, changed_code.no_graph, changed_code.settings),
@@ -129,7 +128,7 @@ def levers(s: OutOfMemoryState, t: Trials) -> list[Lever]:
     for group in (*first, (changed_code.by_rows,), last):
         for lever in chain.from_iterable(find(s, t) for find in group):
             found.append(lever)
-            if lever.fits or (lever.fits is None and (lever.gives or 0) >= s.short_by):
+            if _suffices(s, lever):
                 enough.append(lever)
             # Stop after one lever that frees memory, or after two other levers.
             if len(enough) == (1 if group is free else 2):
@@ -142,11 +141,19 @@ def levers(s: OutOfMemoryState, t: Trials) -> list[Lever]:
     return found[:_MOST]
 
 
+def _suffices(s: OutOfMemoryState, lever: Lever) -> bool:
+    return lever.fits or (lever.fits is None and (lever.gives or 0) >= s.short_by)
+
+
 def free_kept(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose to free outputs and earlier errors."""
     if s.worth(s.kept):
-        fits = t.whole.fits(t.whole.need, s.kept) if t.whole else None
-        yield Lever("`%gpufree` frees what outputs and earlier errors hold", s.kept, fits)
+        yield _freeing(t.whole, "`%gpufree` frees what outputs and earlier errors hold", s.kept)
+
+
+def _freeing(trial: CodeTrial | None, do: str, gives: int) -> Lever:
+    """Return a lever that frees `gives` bytes before the code runs."""
+    return Lever(do, gives, None if trial is None else trial.fits(trial.need, gives))
 
 
 def delete(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
@@ -170,7 +177,7 @@ def _deleted(
     else:
         do = f"`%gpufree {' '.join(names)}`, which this code does not read"
         gives += s.kept  # this command frees outputs and earlier errors too
-    yield Lever(do, gives, trial.fits(trial.need, gives) if trial is not None else None)
+    yield _freeing(trial, do, gives)
 
 
 def small_views(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
@@ -190,8 +197,7 @@ def small_views(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
             do += f"all of {size(gives + value.nbytes)}"
             worth = value._is_view() and gives > value.nbytes
         if worth and s.worth(gives):
-            fits = t.whole.fits(t.whole.need, gives) if t.whole else None
-            yield Lever(do, gives, fits)
+            yield _freeing(t.whole, do, gives)
 
 
 def _old_graphs(s: OutOfMemoryState, t: Trials, name: str, values: list[Any]) -> Iterator[Lever]:
@@ -202,8 +208,7 @@ def _old_graphs(s: OutOfMemoryState, t: Trials, name: str, values: list[Any]) ->
     needed = inside or frames.computes(name, s.rests[-1].nodes)
     if s.worth(gives) and not needed and {getattr(x, "is_leaf", True) for x in values} == {False}:
         do = f"`{name} = [x.detach() for x in {name}]`: no backward pass uses its graphs, which "
-        fits = t.whole.fits(t.whole.need, gives) if t.whole else None
-        yield Lever(f"{do}keep {size(gives)}", gives, fits)
+        yield _freeing(t.whole, f"{do}keep {size(gives)}", gives)
 
 
 def _unread(s: OutOfMemoryState, rest: frames.RestOfCode, lacking: int) -> list[str]:
@@ -215,16 +220,21 @@ def _unread(s: OutOfMemoryState, rest: frames.RestOfCode, lacking: int) -> list[
     free = {s.local(rest.frame, n): n for n in rest.frame.scope.local if n not in needed}
     gives = partial(s.alone, in_frames=not at_top)
     chosen: list[str] = []
-    # Memory that several variables hold is freed only if all of them are deleted.
-    known = s.namespace if at_top else {}
-    every = [[row.path, *(a for a in row.aliases if a in known)] for row in s.device.holders]
-    rows = [[row.path] for row in s.device.holders if row.aliases] + every
     # Prefer a single variable to a group that frees hardly more memory.
-    for paths in sorted(rows, key=lambda each: gives(each) * 0.95 ** len(each), reverse=True):
+    for paths in sorted(
+        _groups(s, at_top), key=lambda each: gives(each) * 0.95 ** len(each), reverse=True
+    ):
         more = list(dict.fromkeys([*chosen, *paths]))
         is_free = free.keys() >= {*paths} and gives(chosen) < max(lacking, 1)
         chosen = more if is_free and s.worth(gives(more) - gives(chosen)) else chosen
     return [free[path] for path in chosen]
+
+
+def _groups(s: OutOfMemoryState, at_top: bool) -> list[list[str]]:
+    """Return each holder alone, and with the variables that must be deleted to free its memory."""
+    known = s.namespace if at_top else {}
+    every = [[row.path, *(a for a in row.aliases if a in known)] for row in s.device.holders]
+    return [[row.path] for row in s.device.holders if row.aliases] + every
 
 
 def other_gpu(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
@@ -238,8 +248,7 @@ def other_gpu(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     for gpu in holders_by_name.figures():  # not `mem_get_info`, which creates a CUDA context
         free, ordinal = gpu.free or 0, gpu.device.partition(":")[2]
         if gpu.device not in (s.name, "mps:0") and free >= max(needed, 1):
-            fits = trial.fits(trial.need, free) if trial else None
-            yield Lever(f"`%%ongpu {ordinal}`, where this much is free", free, fits)
+            yield _freeing(trial, f"`%%ongpu {ordinal}`, where this much is free", free)
             return
 
 
@@ -296,24 +305,22 @@ def _kept(
             if found := [*helps(trial, do, graphs, freed, keep=keep)]:
                 yield from found
                 return
-    if hasattr(trial.frame.scope.name(name), "cache_clear"):
-        keep = (name,), lambda cached: cached.cache_clear() or cached
-        yield from helps(trial, f"`{name}.cache_clear()` after each pass", whole, whole, keep=keep)
-    elif name and (not carries or _needs_graph(s, trial, name) is False):
-        yield from filter(None, [_elsewhere(s, trial, name, whole)])
+    if name and (not carries or _needs_graph(s, trial, name) is False):
+        yield from _elsewhere(s, trial, name, whole)
 
 
-def _elsewhere(s: OutOfMemoryState, trial: CodeTrial, name: str, whole: int) -> Lever | None:
+def _elsewhere(s: OutOfMemoryState, trial: CodeTrial, name: str, whole: int) -> Iterator[Lever]:
     """Propose to store the tensors of `name` as copies, or on the CPU."""
     every = [name, *trial.also_adds], *([each] for each in _objects_of(s, name))
     for names, (how, by) in product(every, _KEPT.items()):
         do, keep = _said(how, trial, names), (names, partial(each_tensor, by))
         for lever in helps(trial, do, grown=whole, keep=keep):
             if lever.fits is not False:
-                return lever
+                yield lever
+                return
     # Dry runs fail if code reads CPU copies, so propose these untried. `h` of `h = f(h)` must stay.
-    states = trial.rest.accumulated
-    return None if name in states else Lever(_said([*_KEPT][1], trial, [name]), whole)
+    if name not in trial.rest.accumulated:
+        yield Lever(_said([*_KEPT][1], trial, [name]), whole)
 
 
 def _contents(trial: CodeTrial, names: Iterable[str]) -> list[Any]:
@@ -334,8 +341,10 @@ def _without_graph(trial: CodeTrial, names: tuple[str, ...]) -> str:
     lists = (each for each in map(trial.frame.scope.name, names) if type(each) is list)
     if any(own(item) and not is_tensor(item) for each in lists for item in each):
         return "`.detach()` of the tensors that later code reads, not whole objects,"
-    words = "`.item()`" if numbers == {True} else "`.item()` of a number or `.detach()`"
-    return "`.detach()`" if numbers == {False} else words
+    return _GRAPHLESS.get(frozenset(numbers), "`.item()` of a number or `.detach()`")
+
+
+_GRAPHLESS = {frozenset((True,)): "`.item()`", frozenset((False,)): "`.detach()`"}
 
 
 def _said(how: str, trial: CodeTrial, names: list[str]) -> str:

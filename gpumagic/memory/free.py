@@ -1,7 +1,7 @@
 """Free GPU memory that no variable of the user holds, and show what was freed.
 
-Exceptions keep their frames' variables alive, and IPython keeps the results of cells. These
-exceptions and results are released. A variable is deleted only if the user names it.
+Exceptions, which keep their frames' variables alive, and IPython's outputs are released. A variable
+is deleted only if the user names it.
 """
 
 import gc
@@ -154,7 +154,6 @@ def _release_kept(
 
 
 def _held_only_by(names: Collection[str], found: Iterable[FoundStorage]) -> list[FoundStorage]:
-    """Return the storages that only these variables, outputs, exceptions and garbage hold."""
     return [e for e in found if all(way.kind in KEPT or way.root in names for way in e.ways)]
 
 
@@ -220,8 +219,6 @@ def _release_gradients(names: Iterable[str], namespace: Mapping[str, Any]) -> No
 
 
 class _Meter:
-    """Count the bytes that each release freed."""
-
     def __init__(self) -> None:
         self.released: list[Released] = []
         self.due: list[FoundStorage] = []  # storages whose holders are not all released yet

@@ -1,8 +1,8 @@
 """List the holders of each GPU's memory (variables, outputs, …); each storage counts once.
 
-The size of a storage comes from torch's allocator. The size of another library's array comes from
-an array protocol. The result contains only names and numbers. The user's code runs only to evaluate
-a part of a variable (`net.fc`). No function here initializes CUDA or creates a context on a GPU.
+The size of another library's array comes from an array protocol. The result contains only names and
+numbers. The user's code runs only to evaluate a part of a variable (`net.fc`). No function here
+initializes CUDA or creates a context on a GPU.
 """
 
 import gc
@@ -126,7 +126,6 @@ def _add_arrays(
 def _storages(
     walk: Walk, visited: dict[Place, list[int]], allocator: "Allocator | None", paths: bool
 ) -> list[FoundStorage]:
-    """Return all storages with their holders, the largest first."""
     found, library = list[FoundStorage](), _add_arrays(walk, visited, allocator)
     for place in library.keys() - visited.keys():  # such as constants of compiled programs
         holder = f"held by {library[place]} itself, or by no Python object"
@@ -217,7 +216,6 @@ def _others(
 
 
 def _less(nbytes: int | None, taken: int | None) -> int | None:
-    """Return the difference, at least 0; None if either number is unknown."""
     return None if nbytes is None or taken is None else max(nbytes - taken, 0)
 
 

@@ -44,7 +44,6 @@ def _matched(before: MemoryReport, after: MemoryReport) -> list[MemoryChange]:
     # Match equal paths first; otherwise an alias could match the wrong holder.
     for holder in sorted(after.holders, key=lambda h: (h.device, h.path) not in gone):
         names = [(holder.device, name) for name in (holder.path, *holder.aliases)]
-        # Match each earlier holder only once. Try the later holder's path before its aliases.
         earlier = [*names, *map(alias.get, names)]
         was = next((gone.pop(key) for key in earlier if key in gone), None)
         found.append(MemoryChange(holder, was.nbytes if was else 0, holder.nbytes))
@@ -62,7 +61,6 @@ def text(found: MemoryChanges) -> str:
 
 
 def html(found: MemoryChanges) -> str:
-    """Return the content of `text` as HTML."""
     lines = "".join(tag("div", line) for line in _lines(found))
     rows = table.html(_columns(found), css="gm-titled gm-section", fold=_FOLD)
     same = tag("div", _unchanged(found), "gm-note") * bool(found.unchanged)

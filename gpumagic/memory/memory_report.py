@@ -1,7 +1,7 @@
 """Record the holders of each GPU's memory, and show the holders, the largest first.
 
 A holder is a variable, an output or anything else that keeps memory allocated. The records contain
-no tensors and no frames. Small holders share one row; in HTML, a click unfolds this row.
+no tensors and no frames.
 """
 
 from __future__ import annotations
@@ -49,8 +49,7 @@ class MemoryHolder:
     A storage counts only for its first holder. Sizes are those of the allocator's blocks."""
 
     path: str  # Python expression, or a description: "net", "the exception of In [4]"
-    # Kind with the most bytes: "parameter", "JAX array", …, or one of the constants above.
-    kind: str
+    kind: str  # with the most bytes: "parameter", "JAX array", …, or a constant above
     device: str  # "cuda:0"
     nbytes: int
     made: Made | None = None  # where most bytes were allocated; None if not recorded
@@ -68,15 +67,13 @@ class DeviceMemory:
     virtual: bool  # whether the GPU is simulated by gpumagic
     total: int | None  # all memory of the card
     free: int | None  # as the driver reports it
-    # `torch.cuda.memory_allocated` plus other libraries' arrays; equals the bytes of all holders.
-    allocated: int | None
+    allocated: int | None  # by torch and other libraries; equals the bytes of all holders
     reserved: int | None  # by the allocators of torch and other libraries
     fragmented: int | None = None  # free bytes between allocated blocks, part of `reserved`
     other_in_process: int | None = None  # memory of CUDA's context and other libraries
     others: int | None = None  # memory of other processes
     holders: tuple[MemoryHolder, ...] = ()  # the largest first
-    # Bytes by owner: a notebook, another program of the user, another user, or "system".
-    others_by_name: tuple[tuple[str, int | None], ...] = ()
+    others_by_name: tuple[tuple[str, int | None], ...] = ()  # of programs, users and "system"
     uuid: str | None = None  # as nvidia-smi prints it, with the prefix
     pools: tuple[Pool, ...] = ()  # the figures of JAX's and CuPy's allocators
 
@@ -130,7 +127,6 @@ def text(report: MemoryReport) -> str:
 
 
 def html(report: MemoryReport) -> str:
-    """Return the content of `text` as HTML tables, with a bar for each GPU."""
     parts = [*map(_device_html, report.devices)] or [tag("div", _nothing(), "gm-note")]
     parts += [f'<div class="gm-note">{coded(hint)}</div>' for hint in hints(report)]
     return block("".join(parts))
@@ -149,7 +145,6 @@ def hints(report: MemoryReport) -> list[str]:
 
 
 def label(device: DeviceMemory) -> str:
-    """Return a GPU's name: ``"cuda:0 (virtual)"``."""
     return f"{device.device} (virtual)" if device.virtual else device.device
 
 
@@ -163,7 +158,6 @@ def _figures(device: DeviceMemory) -> list[tuple[str, str, int]]:
     ]
     if device.fragmented != 0:
         found.append((f"fragmented {size(device.fragmented)}", "", 0))
-    # An unknown `other_in_process` is shown only if memory is reserved.
     if rest or (rest is None and reserved):
         found.append((f"driver and other libraries {size(rest)}", "gm-driver", rest or 0))
     found += [(_pool(pool), "", 0) for pool in device.pools]
@@ -215,7 +209,6 @@ def holder_columns(device: DeviceMemory, shown: int, *, html: bool = False) -> l
 
 
 def _more(rest: tuple[MemoryHolder, ...], device: DeviceMemory) -> tuple[MemoryHolder, ...]:
-    """Return one row that sums up the hidden holders `rest`; empty if there are none."""
     left = sum(row.nbytes for row in rest)
     return (MemoryHolder(f"{len(rest):,} more", UNREACHED, device.device, left),) * bool(rest)
 

@@ -38,7 +38,6 @@ class MemoryBranch:
 
     @property
     def total(self) -> int:
-        """Sum of the bytes of all kinds."""
         return sum(self.nbytes.values())
 
 
@@ -49,8 +48,7 @@ class MemoryTree(Shown):
     name: str
     devices: tuple[str, ...]
     branches: tuple[MemoryBranch, ...]  # parents before their children
-    # The bytes in `branches`, by kind, that optimizers and autograd hold for the variable.
-    held_for_it: dict[str, int] = field(default_factory=dict)
+    held_for_it: dict[str, int] = field(default_factory=dict)  # by optimizers and autograd, by kind
     made: Made | None = None  # where most bytes were allocated
     aliases: tuple[str, ...] = ()  # other variables and objects that hold part of this memory
 
@@ -123,7 +121,6 @@ def tree(name: str, namespace: Mapping[str, Any]) -> MemoryTree:
 
 
 def _add_layers(node: _Node, module: Any) -> None:
-    """Add a node for each submodule, in the order of the module."""
     for name, child in own(module)["_modules"].items():
         if child is not None:
             _add_layers(node.at([module_step(name)]), child)
@@ -144,7 +141,6 @@ def _branches(
         yield from _branches(first, ordered, depth + 1, count, times * count)
 
 
-# Headings by kind, in the order of the columns.
 _HEADS = {each: f"{each}s" for each in ("parameter", "buffer", "gradient")}
 _HEADS |= {STATE: "optimizer", SAVED: "saved"}
 _WHO = {STATE: "optimizers", SAVED: "autograd"}
@@ -157,14 +153,12 @@ def text(tree: MemoryTree) -> str:
     rows = [branch for branch in tree.branches if branch.depth <= _LEVELS]
     lines = [*table.wrapped(_head(tree)), *table.lines(_columns(rows), margin="  ", fold=_FOLD)]
     if len(rows) < len(tree.branches):
-        # The first hidden branch directly follows its parent.
         hidden = next(n for n, each in enumerate(tree.branches) if each.depth > _LEVELS)
         lines.append(f"  {as_typed('%gpumem')} {tree.branches[hidden - 1].path} shows more")
     return "\n".join(lines)
 
 
 def html(tree: MemoryTree) -> str:
-    """Return the content of `text` as an HTML table, with deeper levels folded."""
     rows = [branch for branch in tree.branches if branch.depth <= _LEVELS]
     found = tag("div", _head(tree)) + table.html(_columns(rows), css="gm-titled", fold=_FOLD)
     if len(rows) < len(tree.branches) or len(rows) > _ROWS:

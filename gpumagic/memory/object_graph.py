@@ -1,12 +1,10 @@
 """Visit all objects reachable from roots, and find each object's kind, path and holders.
 
-A root is a named object where the search starts, such as a variable. References come from the
-garbage collector and from torch's C code. An object's parent is the first referrer visited.
-
-Optimizers and autograd graphs are searched last, because most objects to which they refer belong
-to other holders. No path passes through Python modules or libraries' classes, because these reach
-the whole process. The search reads only fields defined in C and does not unpack saved tensors, so
-that no property, method or hook of the user runs.
+References come from the garbage collector and from torch's C code. An object's parent is the first
+referrer visited. Optimizers and autograd graphs are searched last, because most objects to which
+they refer belong to other holders. No path passes through Python modules or libraries' classes,
+which reach the whole process. The search reads only fields defined in C and does not unpack saved
+tensors, so that no property, method or hook of the user runs.
 """
 
 import gc
@@ -27,8 +25,7 @@ GRAPH = ".grad_fn"  # the step from a tensor to its autograd graph
 # When to follow an object's references: never, at once, or after all objects with `_AT_ONCE`.
 _NEVER, _AT_ONCE, _INDIRECT = range(-1, 2)
 _CLOSED = -1  # the number of every object that no path may pass through
-# Py_TPFLAGS_HAVE_GC. For objects whose class lacks this flag, `gc` returns no references.
-_COLLECTED = 1 << 14
+_COLLECTED = 1 << 14  # Py_TPFLAGS_HAVE_GC; without this flag, `gc` returns no references
 _flags = vars(type)["__flags__"].__get__
 _EXCHANGES = ("__dlpack_device__", "__cuda_array_interface__")
 _PLAIN_KEYS = {id(kind) for kind in (str, int, float, bool, bytes, type(None))}
@@ -101,7 +98,6 @@ class Walk:
             self._visit(self._children(some, within))
 
     def _learn(self, kind: type) -> "_Rule":
-        """Find and store the rule for objects of a class."""
         self.kinds.append(kind)
         rule = self.rules[id(kind)] = next(rule for rule in self._rules if rule.fits(kind))
         self._turns[id(kind)] = rule.turn
@@ -222,7 +218,6 @@ class Paths:
         return self._named[parent].get(id(child), unnamed)
 
     def _edges(self, number: int) -> Iterator[Edge]:
-        """Yield the named references of an object."""
         obj, parent = self._walk.objects[number], self._walk.parents[number]
         if edges := self._walk.rules[id(type(obj))].edges:
             yield from edges(obj)
@@ -245,8 +240,7 @@ def _reached(walk: Walk) -> list[int]:
     """Return a bit mask for each object. Bit n is set if root n reaches the object."""
     parents, others, order = walk.parents, walk.others, range(len(walk.objects))
     found = [0] * len(order) + [1 << root for root in reversed(range(len(walk.roots)))]
-    # Most references go to higher numbers, so two passes usually suffice. The direction alternates,
-    # so that a doubly linked list needs only one pass in each direction.
+    # The direction alternates, so that a doubly linked list needs one pass in each direction.
     changed = True
     while changed:
         changed = False
@@ -323,7 +317,6 @@ def module_step(name: str) -> str:
 
 
 def _of_optimizer(optimizer: Any) -> list[Edge]:
-    """Return edges to an optimizer's parameters, and to the state of each parameter."""
     held, found = values.own(optimizer), list[Edge]()
     for n, group in _items(held.get("param_groups")):
         for k, parameter in _items(dict.get(group, "params")):
@@ -336,8 +329,7 @@ def _of_optimizer(optimizer: Any) -> list[Edge]:
 
 def _of_tensor(torch: Any, readable: bool) -> Callable[[Any], list[Edge]]:
     """Return a function that lists edges to a tensor's sparse parts, graph and gradient."""
-    # A subclass may override these attributes, so they are read through torch's C class.
-    base, strided, no_grad = torch._C.TensorBase, torch.strided, torch.no_grad
+    base, strided, no_grad = torch._C.TensorBase, torch.strided, torch.no_grad  # not a subclass's
     names = "layout", "grad_fn", "retains_grad", "grad"
     layout, grad_fn, retains, grad = (vars(base)[name].__get__ for name in names)
     parts = dict[int, list[Edge]]()  # cached, because each call returns new tensors
@@ -370,7 +362,6 @@ def is_node(kind: type) -> bool:
 
 
 def _of_node(node: Any) -> list[Edge]:
-    """Return edges from an autograd node to its next nodes, its leaf and its saved tensors."""
     functions = [function for function, _ in node.next_functions if function is not None]
     found = [Edge(each, f": {values.class_name(type(each))}") for each in functions]
     if type(node).__name__ == _LEAF:

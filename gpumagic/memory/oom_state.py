@@ -1,8 +1,7 @@
 """Describe a GPU's memory after an out-of-memory error, while the error's frames are still alive.
 
-torch's message has rounded figures. Messages of JAX, TensorFlow and CuPy have only the requested
-bytes, and often no GPU. Memory that only the error's frames hold is listed under the variables of
-these frames, and counts as free. None of the user's code runs.
+Messages of JAX, TensorFlow and CuPy have only the requested bytes, and often no GPU. Memory that
+only the error's frames hold counts as free. None of the user's code runs.
 """
 
 import ast
@@ -44,7 +43,7 @@ from gpumagic.usercode.frames import (
     stored,
     tracebacks,
 )
-from gpumagic.usercode.values import torch_here
+from gpumagic.usercode.values import is_module, is_tensor, torch_here
 from gpumagic.usercode.variables import variables_read
 
 TORCH = "torch"
@@ -233,12 +232,16 @@ class OutOfMemoryState:
 
     @property
     def operands(self) -> list[Any]:
-        """Return the values of names in the failed statement and of variables in library frames."""
+        """Return the tensors that the failed statement and the libraries' frames name."""
         nodes = ast.walk(self.rests[0].failed or ast.Pass())
         names = sorted({node.id for node in nodes if isinstance(node, ast.Name)})
         found = [self.frames[0].scope.name(name) for name in names]
         found += [value for frame in self._libraries for value in frame.f_locals.values()]
-        return list({id(value): value for value in found}.values())
+        tensors = [*{id(value): value for value in found if is_tensor(value)}.values()]
+        if any(map(is_module, found)):  # its result may be unnamed, of shape [N, 1]
+            empty = torch_here().empty
+            tensors += [empty(len(v), 1, device="meta") for v in tensors if v.dim() == 1]
+        return tensors
 
     @property
     def optimizer(self) -> Any:

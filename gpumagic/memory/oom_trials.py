@@ -1,8 +1,7 @@
 """Repeat the failed code in dry runs, to measure how much memory it needs.
 
-A dry run executes code on tensors without data, in a fork of this process. The code is two passes
-of the innermost loop around the failing statement, or the whole cell if there is no loop. The need
-of the code is its peak memory. Every pass is assumed to keep as many bytes as the second pass.
+The code is two passes of the innermost loop around the failing statement, or the whole cell. Its
+need is its peak memory. Every pass is assumed to keep as many bytes as the second pass.
 """
 
 import ast
@@ -27,16 +26,12 @@ from gpumagic.usercode.variables import names_read
 if TYPE_CHECKING:
     from gpumagic.dryrun.result import DryRun
 
-# A dry run takes at most `_LIMIT_S` seconds. After `_PATIENCE_S` seconds, no dry run starts.
-_LIMIT_S, _PATIENCE_S = 8.0, 60.0
+_LIMIT_S, _PATIENCE_S = 8.0, 60.0  # seconds of a dry run, and seconds after which none starts
 _MARGIN = 0.05
-# A loop's memory grows if a pass keeps more than the share `_GROWS` of the need. It also grows if
-# the variable that passes add to exceeds the need, and under `_MANY` passes could have filled it.
+# A pass keeps much: this share of the need, or in `_MANY` passes more than the need.
 _GROWS, _MANY = 0.01, 10_000
-# A change that does not make the cell fit must save this share of the needed memory.
-_WORTH = 0.05
-# In a loop whose memory grows, a change must reduce the growth per pass to this share.
-_LEFT = 0.75
+_WORTH = 0.05  # a change that does not make the cell fit must save this share of the need
+_LEFT = 0.75  # in a loop whose memory grows, the growth that a change may leave
 _HELD = "held after a pass: "
 _PASSES, _FEW = "_gpumagic_passes", "_gpumagic_few"
 
@@ -62,8 +57,7 @@ class Trials:
         self.state, self._line = state, line
         self._until = time.monotonic() + _PATIENCE_S
         self.ended_early = False
-        self.every = [CodeTrial(self, rest) for rest in state.rests]
-        """A trial for each frame, the innermost first."""
+        self.every = [CodeTrial(self, rest) for rest in state.rests]  # the innermost first
 
     @cached_property
     def whole(self) -> "CodeTrial | None":
@@ -77,10 +71,6 @@ class Trials:
         outer = (CodeTrial(self, rest, around) for rest, around in pairs)
         growing = ([t for t in trials if t.grows_much] for trials in (self.every, outer))
         return max(next(filter(None, growing), []), key=lambda t: t.holds, default=None)
-
-    def around(self, trial: "CodeTrial") -> "list[CodeTrial]":
-        """Return the trials of all frames outside the frame of `trial`, the innermost first."""
-        return self.every[trial.at + 1 :]
 
     @property
     def best(self) -> "CodeTrial | None":
@@ -131,9 +121,8 @@ class CodeTrial:
         failed: Any = rest.failed
         if not self._loop and failed in self._body and rest.made_before & {*names_read(whole)}:
             self._last -= self._body.index(failed)
-        # A dry run can only follow torch code.
-        is_torchs = self._state.shortage.library == TORCH
-        self._compiled = self._as_loop() if is_torchs else None
+        follows = self._state.shortage.library == TORCH
+        self._compiled = self._as_loop() if follows else None
 
     @property
     def code(self) -> list[ast.stmt]:
@@ -191,7 +180,6 @@ class CodeTrial:
 
     @property
     def holds(self) -> int:
-        """Return the bytes of the holder in `adds_to`."""
         path, _ = self.adds_to
         return sum(row.nbytes for row in self._state.device.holders if row.path == path)
 
@@ -204,8 +192,8 @@ class CodeTrial:
     def need(self) -> Need | None:
         """Return the need of the unchanged code; None if unknown."""
         # The need of a `forward` is unknown, because a dry run of it has no backward pass.
-        around = (self, *self._trials.around(self))
-        return None if any(t.frame.code.co_name == "forward" for t in around) else self.tried()
+        outward = self._trials.every[self.at :]
+        return None if any(t.frame.code.co_name == "forward" for t in outward) else self.tried()
 
     @property
     def lacking(self) -> int:
@@ -229,7 +217,7 @@ class CodeTrial:
             return None if self.grows_much and first <= self.room else False
         if not need.whole:
             return None
-        around = self._trials.around(self)
+        around = self._trials.every[self.at + 1 :]
         steady = self._is_steady(need) and all(each._is_steady(each.need) for each in around)
         return steady or None
 
@@ -343,8 +331,7 @@ class CodeTrial:
             self._state.let_go()
 
     def _contexts(self) -> Iterator[Any]:
-        """Recreate torch's context managers around this code, the outermost first."""
-        for each in reversed(self._trials.around(self)):
+        for each in reversed(self._trials.every[self.at + 1 :]):
             yield from _contexts(each.rest.failed, each.frame)
         yield from _contexts(self._loop, self.frame)
 
@@ -408,11 +395,12 @@ def helps(
     """Try a change, or take its need `then`; yield a lever if that fits or is clearly less."""
     if trial is None or trial.need is None or (then := then or trial.tried(**change)) is None:
         return
-    need, fits = trial.need, trial.fits(then, freed)
+    need: Any = trial.need
+    fits = trial.fits(then, freed)
     if need.whole > then.whole:  # only the unchanged code was run to its end
         return
     if trial.grows_much:  # only the growth per pass matters
-        left = 1.0 if then.grows is None else then.grows / (need.grows or 1)
+        left = 1.0 if then.grows is None else then.grows / need.grows
         enough, gives = left <= _LEFT, gives or int(grown * (1 - left))
     else:
         enough = fits or need.most - then.most >= _WORTH * need.most

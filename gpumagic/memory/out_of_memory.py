@@ -58,7 +58,6 @@ def text(found: OutOfMemory) -> str:
 
 
 def html(found: OutOfMemory) -> str:
-    """Return the content of `text` as HTML."""
     code = tag("code", table.short(found.expression, table.WIDTH))
     body = f"<div>{escape(_head(found))}: {code}</div>" + tag("div", _figures(found), "gm-dim")
     if columns := _holders(found, html=True):

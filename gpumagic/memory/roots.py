@@ -1,8 +1,7 @@
 """List the roots of the search for GPU memory, which are named objects such as variables.
 
-Roots are searched in this order: the notebook's variables, outputs of cells, errors of cells,
-running functions, the user's modules. An object that no root reaches is found through its
-referrers. Such an object is held by C++, a library or running code, or is in a reference cycle.
+An object that no root reaches is found through its referrers. Such an object is held by C++, a
+library or running code, or is in a reference cycle.
 """
 
 import gc
@@ -100,8 +99,7 @@ class KeptOutputs:
             self._shell.last_execution_result = None
 
 
-# Module attributes that an import sets. `_globals` skips these: a loader may refer to anything.
-_IMPORTING = ("__loader__", "__spec__")
+_IMPORTING = ("__loader__", "__spec__")  # set by an import; a loader may refer to anything
 _module_names = vars(ModuleType)["__dict__"].__get__
 
 
@@ -161,7 +159,6 @@ class Roots:
         return [Root(name, value, OUTPUT) for name, value in found.items()]
 
     def _running(self) -> Iterator[Root]:
-        """Yield roots for the variables of the user's running functions."""
         for frame in self._frames:
             code, name = frame.f_code, f"{frame.f_code.co_name}() (running)"
             if code.co_flags & CO_OPTIMIZED and is_users(code.co_filename):  # a function's frame
@@ -197,7 +194,6 @@ def walk_errors(walk: Walk, _: object) -> None:
 def walk_unreachable(walk: Walk, missing: set[int]) -> None:
     """Visit the holders of tensors that no root reaches. `missing` has the ids of the tensors."""
     # An object with more references than known referrers has an unknown holder, such as C++.
-    # Objects that no such object reaches are in reference cycles that are not collected yet.
     objects = {id(obj): obj for obj in gc.get_objects() if not walk.knows(obj)}
 
     def children(key: int) -> Iterator[int]:

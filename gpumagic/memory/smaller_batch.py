@@ -20,15 +20,11 @@ from gpumagic.usercode.frames import block_of, computed_from, statement, stored
 from gpumagic.usercode.values import is_module, is_tensor, torch_here
 from gpumagic.usercode.variables import names_read
 
-# A smaller batch is proposed only if the memory of half a batch is between these shares of a whole
-# batch's memory. Below the first share, the code combines pairs of samples, so that a smaller batch
-# changes the result. Above the second share, a smaller batch hardly saves memory.
+# The memory of half a batch must be between these shares of a whole batch's memory. Below the first
+# share, the code combines pairs of samples. Above the second, a smaller batch hardly saves memory.
 _PAIRED, _DECIDES = 0.4, 0.8
-# The reported number may be this share below the largest number that fits. `_NEAR` is for virtual
-# GPUs, `_NEAR_REAL` is for real GPUs. With smaller shares, the search would need more dry runs.
-_NEAR, _NEAR_REAL = 0.05, 0.1
-# Names of numbers that may be lowered. The second pattern is used only if the code runs a model. In
-# other code, `B` may be a number of samples that affects the result.
+_NEAR, _NEAR_REAL = 0.05, 0.1  # the reported number may be this share too low: virtual, real GPU
+# Names of numbers that may be lowered. In code without a model, `B` may affect the result.
 _SIZE = re.compile(r"(?i:batch|chunk|capacity)")
 _SIZE_OF_MODELS = re.compile(rf"{_SIZE.pattern}|seq|context|^(?:bs|B|T)$")
 _CUTS = {"split", "chunk", "narrow", "select", "index_select", "unbind"}
@@ -36,10 +32,11 @@ _CUTS = {"split", "chunk", "narrow", "select", "index_select", "unbind"}
 
 def smaller(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose the largest batch that fits, in the innermost frame where a smaller batch helps."""
-    for trial in t.every if t.loop is None else ():
-        found = [*_fewer_rows(s, trial), *_lower_number(s, trial)] if trial.lacking > 0 else []
-        yield from found
-        if found:
+    for trial in (trial for trial in t.every if t.loop is None and trial.lacking > 0):
+        names = _SIZE_OF_MODELS if runs_model(s, trial) else _SIZE
+        lower = (*_lower_variable(s, trial, names), *_lower_argument(s, trial, names))
+        if found := [*_fewer_rows(s, trial), *lower]:
+            yield from found
             return
 
 
@@ -84,21 +81,25 @@ def _keep_gradients(models: list[Any], into: object) -> None:
         kind.zero_grad = lambda *args, **kwargs: None
 
 
-def _lower_number(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[Lever]:
+def _lower_variable(s: OutOfMemoryState, trial: CodeTrial, names: Any) -> Iterator[Lever]:
+    """Propose a lower number for a variable whose name matches `names`."""
     made = {name: each for each in trial.code for name in stored(each)}
-    pattern = _SIZE_OF_MODELS if runs_model(s, trial) else _SIZE
     for name in dict.fromkeys((*names_read(ast.Module(trial.code, [])), *made)):
         value = trial.names.get(name, getattr(getattr(made.get(name), "value", None), "value", 0))
-        if pattern.search(name) and type(value) is int and value > 1:
+        if names.search(name) and type(value) is int and value > 1:
             tried = partial(_with_number, trial, name, made.get(name))
             do = f"`{name} = {{}}` instead of {value:,}"
             yield from _largest(s, trial, do, value, tried, 0.0)
+
+
+def _lower_argument(s: OutOfMemoryState, trial: CodeTrial, names: Any) -> Iterator[Lever]:
+    """Propose a lower number for an argument: named like `names`, or the rows of a result."""
     for call in (n for each in trial.code for n in ast.walk(each) if isinstance(n, ast.Call)):
         made_of = map(trial.frame.scope.name, stored(statement(call) or call))
         rows = {len(each) for each in made_of if is_tensor(each) and each.dim()}
         for name, value in _given(trial, call).items():
-            meant = pattern.search(name) or (value in rows and pattern is _SIZE_OF_MODELS)
-            if meant and type(value) is int and value > 1:
+            meant = names.search(name) or (value in rows and names is _SIZE_OF_MODELS)
+            if meant:
                 changed = partial(_with_argument, trial, call, name)
                 called = getattr(call.func, "attr", getattr(call.func, "id", ""))
                 do = f"`{called}(…, {name}={{}})` instead of {value:,}"
@@ -106,13 +107,14 @@ def _lower_number(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[Lever]:
 
 
 def _given(trial: CodeTrial, call: ast.Call) -> dict[str, Any]:
-    """Return a call's constant keyword arguments, and the defaults of a called user function."""
+    """Return numbers above 1: a call's keyword arguments, and defaults of a user's function."""
     function: Any = trial.frame.scope.value(call.func)
     found = dict[str, Any]()
     if type(function) is FunctionType and is_users(function.__code__.co_filename):
         named = inspect.signature(function).parameters.values()
         found = {each.name: each.default for each in [*named][len(call.args) :]}
-    return found | {k.arg or "": getattr(k.value, "value", None) for k in call.keywords}
+    found |= {k.arg or "": getattr(k.value, "value", None) for k in call.keywords}
+    return {name: n for name, n in found.items() if type(n) is int and n > 1}
 
 
 def _with_argument(trial: CodeTrial, call: ast.Call, name: str, number: int) -> Need | None:
@@ -181,14 +183,12 @@ def _tensor_in(value: Any) -> Any:
 
 
 def _shortened(batch: Any, number: int) -> Any:
-    """Return a batch's first rows."""
     cut = {k: v[:number] for k, v in batch.items()} if _is_batch(batch) else {}
     return type(batch)(cut) if cut else batch[:number]
 
 
 def _is_batch(value: Any) -> bool:
-    """Whether a value is a dict, or a tokenizer's `BatchEncoding`."""
-    return type(value) is dict or isinstance(value, UserDict)
+    return type(value) is dict or isinstance(value, UserDict)  # or a tokenizer's `BatchEncoding`
 
 
 def runs_model(s: OutOfMemoryState, trial: CodeTrial) -> bool:
@@ -197,7 +197,6 @@ def runs_model(s: OutOfMemoryState, trial: CodeTrial) -> bool:
 
 
 def _models(s: OutOfMemoryState, trial: CodeTrial) -> list[Any]:
-    """Return the models that the code reads."""
     every = {**s.namespace, **trial.names}
     read = s.read.union(names_read(ast.Module(trial.code, [])))
     return [every[name] for name in read if is_module(every.get(name))]

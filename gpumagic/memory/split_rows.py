@@ -1,8 +1,7 @@
 """Split code by rows of a tensor, if the result stays the same and needs less memory.
 
-The code is the failed statement, or also later statements that use its value. The result must be
-the joined rows, the sum, or the mean of the parts' results. To test this, a fork of this process
-runs the code on a few rows of random numbers, once on all rows and once on parts of the rows.
+The code is the failed statement, or also later statements that use its value. To test whether the
+parts' results join, a fork of this process runs the code on a few rows of random numbers.
 """
 
 import ast
@@ -10,7 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
-from itertools import groupby, islice, product
+from itertools import islice, product
 from typing import Any, NamedTuple
 
 from gpumagic.memory.oom_trials import Trials
@@ -23,15 +22,14 @@ _PARTS = 8, 64  # numbers of parts to split a tensor into
 _ROWS, _PART = 5, 2  # rows of a test, and rows of its parts
 _TESTS_S = 6.0  # seconds, after which no test is started
 _MOST, _ROOM = 2**30, 2**27  # maximum bytes of a random tensor, and of all tensors in a test
-# Kinds of result, and the code that joins the parts' results: one row for each row of the operand,
-# other rows, columns, the sum over all rows, or their mean.
-_EACH_ROW = "rows"
+_EACH_ROW = "rows"  # a result with one row for each row of the operand
+# Code that joins the parts' results, by the kind of the result.
 _JOINED = {
     _EACH_ROW: "torch.cat([{each} {loop}])",
     "other": "torch.cat([{each} {loop}])",
     "last": "torch.cat([{each} {loop}], -1)",
     "sum": "sum({each} {loop})",
-    "mean": "sum({one}.shape[{dim}] * {each} {loop}) / {text}.shape[{dim}]",
+    "mean": "sum(rows.shape[0] * {each} {loop}) / {text}.shape[0]",
 }
 _NAMED = (ast.Name, ast.Attribute, ast.Subscript)
 
@@ -44,56 +42,47 @@ class _Split(NamedTuple):
     part: ast.expr  # `whole`, or an expression in it
     texts: tuple[str, ...]  # the tensors to split, as the code writes them
     once: bool = False  # whether only the first use is split, as in ``x @ x.T``
-    dim: int = 0  # the dimension to split: the rows, or -1 for the last one
 
     def in_parts(self, rows: int, result: str) -> str:
         """Return code for the part in pieces of `rows` rows; `result` is a key of `_JOINED`."""
-        one = "columns" if self.dim else "rows"
-        names = [one, *(f"{one}{n + 1}" for n in range(1, len(self.texts)))]
+        names = ["rows", *(f"rows{n + 1}" for n in range(1, len(self.texts)))]
         each = self.part
         for text, name in zip(self.texts, names, strict=True):
             each = _renamed(each, text, name, 1 if self.once else None)
-        size = f"{rows}, -1" if self.dim else rows
-        cuts = ", ".join(f"{text}.split({size})" for text in self.texts)
+        cuts = ", ".join(f"{text}.split({rows})" for text in self.texts)
         cuts = cuts if len(self.texts) == 1 else f"zip({cuts})"
         loop, text = f"for {', '.join(names)} in {cuts}", self.texts[0]
         code = ast.unparse(each)
         code = f"({code})" if result == "mean" and isinstance(each, ast.BinOp) else code
-        code = _JOINED[result].format(each=code, loop=loop, text=text, dim=self.dim, one=one)
+        code = _JOINED[result].format(each=code, loop=loop, text=text)
         return f"({code})" if result == "mean" and self.part is not self.whole else code
 
 
 def split(rest: frames.RestOfCode, t: Trials) -> Iterator[Form]:
     """Yield the failed code, split by rows in each way that gives the same result."""
-    # Do not split a `forward`, because the code that calls the module can be split instead.
-    here = rest.failed is not None and rest.frame.code.co_name != "forward"
-    block = frames.block_of(rest.failed or ast.Pass()) if here else []
-    found = [*_candidates(rest, block)] if block else []
+    if rest.failed is None or rest.frame.code.co_name == "forward":
+        return  # the code that calls the module can be split instead
+    block = frames.block_of(rest.failed)
+    found = [*_candidates(rest, block)]
     results = t.in_fork(partial(_results, rest.frame, found), _ROOM) if found else None
-    tested = zip(found, results or (), strict=False)
-    for _, group in groupby(tested, lambda pair: (pair[0].whole, pair[0].dim)):
-        same = [pair for pair in group if pair[1]]
-        for n, (each, result) in enumerate(same):
-            if any(other.texts == each.texts for other, _ in same[:n]):
-                continue
-            yield from _forms(each, result, rest.frame, block)
-            alone = each.old == [rest.failed] and not (each.texts[1:] or each.dim)
-            if result == _EACH_ROW and each.part is each.whole and alone:
-                yield from _later(each.old[0], each.whole, each.texts[0], block)
+    first = dict[Any, tuple[_Split, str]]()
+    for each, result in zip(found, results or (), strict=False):
+        if result:
+            first.setdefault((each.whole, each.texts), (each, result))
+    for each, result in first.values():
+        yield from _forms(each, result, rest.frame, block)
+        alone = each.old == [rest.failed] and not each.texts[1:]
+        if result == _EACH_ROW and each.part is each.whole and alone:
+            yield from _later(each.old[0], each.whole, each.texts[0], block)
 
 
 def _forms(each: _Split, how: str, frame: frames.FailedFrame, block: list[Any]) -> Iterator[Form]:
     """Yield a statement that splits an expression, for each number in `_PARTS`."""
     bound = getattr(each.old[-1], "targets", [None])[0]
     start = f"{ast.unparse(bound)} = " if bound else "return "
-    count = frame.scope.value(expression(each.texts[0])).shape[each.dim]
-    for parts in _PARTS:
-        if count < parts:
-            break
-        name, new = (
-            ast.Name("gpumagic_"),
-            each.in_parts(2 ** (count // parts).bit_length() // 2, how),
-        )
+    count, name = len(frame.scope.value(expression(each.texts[0]))), ast.Name("gpumagic_")
+    for parts in (parts for parts in _PARTS if parts <= count):
+        new = each.in_parts(2 ** (count // parts).bit_length() // 2, how)
         text = start + ast.unparse(Swap({each.part: name}.get).visit(each.whole))
         Swap({name: each.part}.get).visit(each.whole)
         text = text.replace(name.id, new)
@@ -103,34 +92,35 @@ def _forms(each: _Split, how: str, frame: frames.FailedFrame, block: list[Any]) 
 def _later(made: Any, whole: ast.expr, inner: str, block: list[Any]) -> Iterator[Form]:
     """Compute only rows that are read: `x = y` for `x = f(y)`, and ``f(y[n])`` for ``x[n]``."""
     bound, after = getattr(made, "targets", [None])[0], block[block.index(made) + 1 :]
-    uses_of = dict[ast.expr, ast.expr]()
-    for node in frames.uses(ast.Module(after, []), bound.id) if isinstance(bound, ast.Name) else ():
-        row: Any = next(frames.parents(node))
-        call: Any = next(frames.parents(row))
-        if isinstance(row, ast.Subscript) and not isinstance(row.slice, ast.Tuple):
-            new = ast.unparse(_renamed(whole, inner, f"{inner}[{ast.unparse(row.slice)}]"))
-        elif getattr(row, "attr", "") == "split" and isinstance(call, ast.Call):
-            cut = ast.unparse(_renamed(call, bound.id, inner))
-            new = f"({ast.unparse(_renamed(whole, inner, 'rows'))} for rows in {cut})"
-            row = call
-        elif ast.unparse(row) == f"len({bound.id})":
-            continue
-        else:
-            return
-        uses_of[row] = expression(new)
+    if not isinstance(bound, ast.Name) or not inner.isidentifier():
+        return
+    uses = frames.uses(ast.Module(after, []), bound.id)
+    reads = dict(_read_by_rows(use, whole, inner) for use in uses)
+    new_of = {row: new for row, new in reads.items() if new != ast.unparse(row)}
     changed = {n for stmt in after for n in frames.stored(stmt)}
-    if uses_of and inner.isidentifier() and not {bound.id, inner} & changed:
-        some = {ast.unparse(row): ast.unparse(new) for row, new in uses_of.items()}
-        new = f"{bound.id} = {inner}"
-        do = f"`{new}` for line {made.lineno}"
-        do += "".join(f", and `{new}` for `{row}`" for row, new in some.items())
-        yield Form(do, new, [made], block, uses_of)
+    if new_of and "" not in reads.values() and not {bound.id, inner} & changed:
+        some = dict.fromkeys(f", and `{v}` for `{ast.unparse(row)}`" for row, v in new_of.items())
+        do = f"`{bound.id} = {inner}` for line {made.lineno}{''.join(some)}"
+        uses_of = {row: expression(new) for row, new in new_of.items()}
+        yield Form(do, f"{bound.id} = {inner}", [made], block, uses_of)
+
+
+def _read_by_rows(use: Any, whole: ast.expr, inner: str) -> tuple[ast.expr, str]:
+    """Return code that reads rows of a variable, and code that computes only these rows."""
+    row: Any = next(frames.parents(use))
+    call: Any = next(frames.parents(row))
+    if isinstance(row, ast.Subscript) and not isinstance(row.slice, ast.Tuple):
+        return row, ast.unparse(_renamed(whole, inner, f"{inner}[{ast.unparse(row.slice)}]"))
+    if getattr(row, "attr", "") == "split" and isinstance(call, ast.Call):
+        cut = ast.unparse(_renamed(call, use.id, inner))
+        return call, f"({ast.unparse(_renamed(whole, inner, 'rows'))} for rows in {cut})"
+    is_length = ast.unparse(row) == f"len({use.id})"
+    return row, ast.unparse(row) if is_length else ""  # empty: the code needs all rows
 
 
 def _candidates(rest: frames.RestOfCode, block: list[Any]) -> Iterator[_Split]:
-    for dim, (old, whole) in product((0, -1), _chains(rest, block)):
-        tensors = _tensors(whole, rest.frame)
-        lengths = {text: x.shape[dim] for text, x in tensors.items() if x.dim() > -dim}
+    for old, whole in _chains(rest, block):
+        lengths = {text: len(x) for text, x in _tensors(whole, rest.frame).items() if x.dim()}
         parts = [n for n in ast.walk(whole) if isinstance(n, (ast.Call, ast.BinOp))]
         for text in sorted(lengths, key=lengths.__getitem__, reverse=True):
             if lengths[text] < min(_PARTS):
@@ -139,7 +129,7 @@ def _candidates(rest: frames.RestOfCode, block: list[Any]) -> Iterator[_Split]:
             for texts, part in product(dict.fromkeys([(text,), alike]), parts):
                 used = [len(frames.uses(part, each)) for each in texts]
                 once = [False] * (0 not in used) + [True] * (used[0] > 1 == len(used))
-                yield from (_Split(old, whole, part, texts, each, dim) for each in once)
+                yield from (_Split(old, whole, part, texts, each) for each in once)
 
 
 def _chains(rest: frames.RestOfCode, block: list[Any]) -> Iterator[tuple[list[Any], ast.expr]]:
@@ -207,8 +197,7 @@ def _result(each: _Split, frame: frames.FailedFrame, space: dict[str, Any]) -> s
     for n, (text, value) in enumerate(_tensors(part, frame).items()):
         name = f"gpumagic_{n}"
         part, texts = _renamed(part, text, name), tuple(name if e == text else e for e in texts)
-        length = min(value.shape[each.dim], _ROWS) if name in texts else 0
-        space[name] = _random(value.narrow(each.dim, 0, length) if length else value)
+        space[name] = _random(value[:_ROWS] if name in texts else value)
     whole = eval(ast.unparse(part), space)
     for result in ("other", "last", "sum", "mean"):
         with suppress(Exception):  # the parts' results do not join like this
@@ -229,7 +218,6 @@ def _check_equal(one: Any, two: Any) -> None:
 
 
 def _random(tensor: Any) -> Any:
-    """Return random numbers of a tensor's shape, dtype and device."""
     if tensor.nbytes > _MOST:
         raise MemoryError
     if tensor.is_floating_point() or tensor.is_complex():

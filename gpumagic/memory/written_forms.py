@@ -1,12 +1,12 @@
 """Find code with a drop-in replacement that needs less memory, such as attention written by hand.
 
-A form is a pattern of code that has a replacement. A form also matches if earlier statements
-assign parts of the pattern to names. A dry run tests each replacement.
+A form is a pattern of code that has a replacement. It also matches if earlier statements assign
+parts of the pattern to names.
 """
 
 import ast
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import product
 from types import FunctionType, ModuleType
@@ -59,12 +59,11 @@ def _forms() -> Iterator[tuple[str, str, int]]:
 
 
 _PARSED = [(ast.parse(form, mode="eval").body, new, dims) for form, new, dims in _forms()]
-_MORE = {
+_MORE = {  # arguments that lower the memory of a call, by the function's name
     "load": 'map_location="cpu"',
     **dict.fromkeys(("vmap", "jacrev"), "chunk_size=16"),
     "backward": "retain_graph=False",
 }
-"""Arguments that lower the memory of a call, by the name of the called function."""
 _CHECKPOINT = "torch.utils.checkpoint.checkpoint"
 _MINUS_INFINITY = re.compile(r"inf|-1e|\.min$")
 _OPERATORS = {"MatMult": "matmul", "Add": "add", "Sub": "sub", "Mult": "mul", "Div": "div"}
@@ -107,19 +106,24 @@ def forms(rest: RestOfCode) -> Iterator[Form]:
     simple = [at for at in range(first, len(block)) if isinstance(block[at], kinds)]
     nodes: list[tuple[int, Any]] = [(n, node) for n in simple for node in ast.walk(block[n])]
     for at, node in nodes:
-        # Use only the first form that fits. A later form may mistake `y.unsqueeze(0)` for `y`.
-        tried = ((_Reader(rest.frame, block, at), *each) for each in _PARSED)
-        fits = ((r, new, dims) for r, form, new, dims in tried if r.fits(form, node, at))
-        reader, new, dims = next(fits, (None, "", 0))
-        if reader and first in reader.used and reader.is_same(new, dims):
-            yield from reader.replaced(node, reader.filled(new))
+        yield from _drop_in(rest.frame, block, at, node, first)
         reader = _Reader(rest.frame, block, at)
         if isinstance(node, ast.Call) and (more := _MORE.get(reader.call(node, at)[0])):
             (new,) = expression(f"f({more})").keywords
             given = [word for word in node.keywords if word.arg != new.arg]
             yield from reader.replaced(node, ast.Call(node.func, node.args, [*given, new]))
-    if block and rest.loops:
-        yield from _Reader(rest.frame, block, first).collected(rest.loops[0])
+
+
+def _drop_in(
+    frame: FailedFrame, block: list[Any], at: int, node: ast.expr, first: int
+) -> Iterator[Form]:
+    """Yield the replacement of the first form that fits, if it uses the statement `first`."""
+    for form, new, dims in _PARSED:
+        reader = _Reader(frame, block, at)
+        if reader.fits(form, node, at):
+            if first in reader.used and reader.is_same(new, dims):
+                yield from reader.replaced(node, reader.filled(new))
+            return  # a later form may mistake `y.unsqueeze(0)` for `y`
 
 
 def checkpointed(rest: RestOfCode) -> Iterator[Form]:
@@ -135,7 +139,6 @@ def checkpointed(rest: RestOfCode) -> Iterator[Form]:
 
 
 def expression(text: str) -> Any:
-    """Return the tree of an expression."""
     return ast.parse(text, mode="eval").body
 
 
@@ -167,14 +170,26 @@ def _unsqueezed(node: ast.Subscript) -> tuple[str, list[ast.expr]]:
     return "", []
 
 
+def _alike(name: str, given: list[Any], words: Mapping[Any, Any]) -> tuple[str, list[ast.expr]]:
+    """Return the name and arguments under which the forms list a call."""
+    if name == "dropout" and "training" in words:
+        p = [*given, ast.Constant(0.5)][1]
+        return name, [given[0], ast.BinOp(p, ast.Mult(), words["training"])]
+    if name == "square":
+        return "pow", [*given, ast.Constant(2)]
+    if name == "norm" and "dim" not in words:
+        return "", []  # without `dim=`, the argument after the tensor is the order of the norm
+    # Assume that `transpose` swaps the last two dimensions, as in attention.
+    return _ALIKE.get(name, name), given[:1] if name == "transpose" else given
+
+
 class _Reader:
     """Match an expression against a form, and write the form's replacement."""
 
     def __init__(self, frame: FailedFrame, block: list[Any], at: int) -> None:
         self._frame, self._block, self._at = frame, block, at
         self.used = {at}
-        # For each letter of the form, the matched expression and the index of its statement.
-        self._found: dict[str, tuple[ast.expr, int]] = {}
+        self._found: dict[str, tuple[ast.expr, int]] = {}  # by letter: the match, its statement
         self._last = set[str]()  # arguments in the code that matched `-1` in the form
 
     def fits(self, form: Any, node: ast.expr, at: int) -> bool:
@@ -233,27 +248,20 @@ class _Reader:
 
     def _called(self, node: ast.Call) -> tuple[str, list[ast.expr]]:
         """Return a function's name and arguments. The object of a method is the first argument."""
-        training = [key.value for key in node.keywords if key.arg == "training"]
-        given = [*node.args, *(key.value for key in node.keywords if key.arg != "training")]
+        words = {key.arg: key.value for key in node.keywords}
+        given = [*node.args, *(value for name, value in words.items() if name != "training")]
         value, owner = self._frame.scope.value(node.func), getattr(node.func, "value", None)
-        name = type(value).__name__.lower()
         if is_module(value):
+            name = type(value).__name__.lower()
             dropped = "{0}.p * {0}.training".format(ast.unparse(node.func))
             setting = dropped if name == "dropout" else str(getattr(value, "dim", None))
             return name, [*given, expression(setting)]
-        name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        is_torchs = (getattr(value, "__module__", None) or "torch").startswith("torch")
+        if not is_torchs and value is not MISSING:
+            return "", []
         if owner is not None and not isinstance(self._frame.scope.value(owner), ModuleType):
             given.insert(0, owner)
-        for on in training if name == "dropout" else ():
-            given[1:] = [ast.BinOp(p, ast.Mult(), on) for p in (*given, ast.Constant(0.5))[1:2]]
-        if name == "square":
-            name, given = "pow", [*given, ast.Constant(2)]
-        if name == "transpose":
-            del given[1:]  # assume the last two dimensions, as in attention
-        if name == "norm" and "dim" not in [key.arg for key in node.keywords]:
-            return "", []  # without `dim=`, the argument after the tensor is the order of the norm
-        is_torchs = (getattr(value, "__module__", None) or "torch").startswith("torch")
-        return _ALIKE.get(name, name) if is_torchs or value is MISSING else "", given
+        return _alike(getattr(node.func, "attr", getattr(node.func, "id", "")), given, words)
 
     def filled(self, new: str) -> Any:
         """Return the replacement `new` with the matched expressions in place of the letters."""
@@ -286,18 +294,3 @@ class _Reader:
         nodes = (node for node in ast.walk(within) if id(node) not in inside)
         read = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
         return bool(names & read)
-
-    def collected(self, loop: ast.stmt) -> Iterator[Form]:
-        """Replace `x = torch.cat([x, y])` by a list, unless other code in the loop reads `x`."""
-        made = self._block[self._at]
-        call: Any = getattr(made, "value", None)
-        name, args, _ = self.call(call, self._at)
-        parts = getattr(args[0], "elts", []) if name == "cat" and hasattr(call, "func") else []
-        is_own = len(parts) == 2 and stored(made) == {getattr(parts[0], "id", "")}
-        if is_own and not self._is_read(made, [made], loop):
-            new = ast.unparse(ast.Call(ast.Attribute(parts[1], "cpu"), [], []))
-            old, every = parts[0].id, expression(f"[{parts[0].id}.cpu(), *parts]")
-            joined = ast.unparse(ast.Call(call.func, [every, *call.args[1:]], call.keywords))
-            do = f"`parts.append({new})` for line {made.lineno}"
-            do = f"{do}, and `{old} = {joined}` after the loop (before it `parts = []`)"
-            yield Form(do, new, [made], self._block)

@@ -318,13 +318,6 @@ SITUATIONS = [
         "store `.cpu()` of the tensors in `Features`, if RAM has room",
         64,
     ),
-    Notebook(
-        "a function that caches",
-        ["from functools import lru_cache\n@lru_cache\ndef made(n):\n    return mib(4) * n"],
-        "for n in range(30):\n    made(n)",
-        "`made.cache_clear()`",
-        why="line 1 keeps 4.0 MiB",
-    ),
     # -- what the code does needs too much
     Notebook(
         "shapes that broadcast by mistake",
@@ -412,25 +405,6 @@ SITUATIONS = [
         [MODEL, "import io\nfile = io.BytesIO()", "torch.save(model.state_dict(), file)"],
         "file.seek(0)\nmodel.load_state_dict(torch.load(file, map_location='cuda'))",
         "`model.load_state_dict(torch.load(file, map_location='cpu'))`",
-    ),
-    Notebook(
-        "a cache of masks and a name that is bound again",
-        [
-            "import functools\n@functools.lru_cache(maxsize=None)\ndef mask(n):\n"
-            "    return torch.full((n, n), -1.0, device='cuda').triu(1)\n"
-            "q = torch.ones(1, 2000, 16, device='cuda')"
-        ],
-        "for n in range(200, 2000, 50):\n    s = q[:, :n] @ q[:, :n].transpose(1, 2)\n"
-        "    s = s + mask(n)\n    a = s.softmax(-1)",
-        "`mask.cache_clear()` after each pass",
-    ),
-    Notebook(
-        "results joined in a loop",
-        ["net = nn.Linear(128, 256).cuda().requires_grad_(False)"],
-        "found = torch.empty(0, 256, device='cuda')\nfor n in range(9):\n"
-        "    found = torch.cat([found, net(torch.ones(4096, 128, device='cuda'))])",
-        "`parts.append(net(torch.ones(4096, 128, device='cuda')).cpu())`",
-        why="line 2 keeps 4.0 MiB",
     ),
     Notebook(
         "a state of two tensors with their graphs",
@@ -636,7 +610,6 @@ SITUATIONS = [
         "a cache of keys and values",
         ["cache = mib(2).view(1, 64, -1)\nstep = mib(1).view(1, 32, -1)"],
         "for _ in range(100):\n    cache = torch.cat([cache, step], 1)",
-        "`parts.append(step.cpu())`",
         why="line 1 keeps 2.0 MiB",
     ),
     Notebook(

@@ -103,11 +103,6 @@ CASES = {
         "out = ((x[:, :, None] - y[:, None]) ** 2).sum(-1).amin(2)",
     ),
     "copies of rows": (MATRICES, "z = x.repeat(1, 1, 1)\nout = x[None].repeat(900, 1, 1)[-1]"),
-    "parts of a result": (
-        MATRICES,
-        "out = torch.ones(800, 9, device=D)\nfor n in range(9):\n"
-        "    part = torch.ones(800, 3000, device=D) * n\n    out = torch.cat([out, part], dim=1)",
-    ),
 }
 
 
@@ -157,14 +152,13 @@ def test_dropout_without_a_number_has_torchs(small, shown):
 
 def replaced(cell, do):
     """The cell with what a lever says in its place."""
-    new, lines, after, rows, read = re.match(
-        r"`(.*?)` for lines? ([\d, ]+)(?:, and `(.*)` after .*|, and `(.*)` for `(.*)`)?$", do
+    new, lines, rows, read = re.match(
+        r"`(.*?)` for lines? ([\d, ]+)(?:, and `(.*)` for `(.*)`)?$", do
     ).groups()
     *others, last = (int(number) - 1 for number in lines.split(", "))
     typed = (cell.replace(read, rows) if rows else cell).splitlines()
     typed[last] = re.match(" *", typed[last])[0] + new
-    kept = [line for n, line in enumerate(typed) if n not in others]
-    return "\n".join(["parts = []", *kept, after] if after else kept)
+    return "\n".join(line for n, line in enumerate(typed) if n not in others)
 
 
 @pytest.mark.parametrize(
@@ -217,15 +211,6 @@ def test_steps_of_a_long_graph_are_computed_again_in_the_backward_pass(small, sh
     assert small.run("steps(x).sum().backward()").error is None
 
 
-def test_columns_are_split_whose_rows_depend_on_each_other(small, shown):
-    small.run(f"{START}\nx = torch.randn(60, 90000, device='cuda') * 0.1")
-    small.run("a = x * 0.5 + 1\nb = a.cumsum(0).abs() + 1\nout = b.sqrt().mean(0) - x[0]")
-    lever = shown.pop().levers[0]
-    assert "columns2.cumsum(0)" in lever.do
-    assert "a.split(8192, -1)" in lever.do
-    assert lever.fits
-
-
 def test_the_call_in_the_failed_cell_is_split_before_the_function(small, shown):
     small.run(f"{START}\n{MATRICES.replace('device=D', 'device=' + repr('cuda'))}")
     small.run("def nearest(a, b):\n    d = (a[:, None] * b).tanh().sum(-1)\n    return d.amin(1)")
@@ -256,7 +241,7 @@ def test_rows_that_depend_on_other_rows_stay_together(small, shown, cell):
     small.run(f"{START}\nx = torch.randn(4000, 3000, device='cuda')")
     small.run("norm = nn.BatchNorm1d(3000).cuda()")
     small.run(cell)
-    assert not re.search(r"split\(\d+\)", str(shown.pop()))  # columns may be split
+    assert ".split(" not in str(shown.pop())
 
 
 @pytest.mark.parametrize("cell", ["f = net(x).float", "with torch.no_grad():\n    y = net(x[()])"])
