@@ -285,7 +285,9 @@ def _kept_in(s: OutOfMemoryState, trial: CodeTrial, path: str, name: str) -> Ite
     row = next(row for row in s.device.holders if row.path == path)
     also = [s.local(trial.frame, each) for each in trial.also_adds]
     whole = s.alone([path, *also], in_frames=in_frames) or row.nbytes
+    tensors = (each for each in _contents(trial, [name]) if is_tensor(each))
     carries = any(path in each.roots and GRAPH in each.path for each in s.storages)
+    carries |= any(each.grad_fn is not None for each in tensors)
     yield from _kept(s, trial, name, graphs, whole, carries=carries)
 
 
@@ -349,8 +351,14 @@ _GRAPHLESS = {frozenset((True,)): "`.item()`", frozenset((False,)): "`.detach()`
 
 def _said(how: str, trial: CodeTrial, names: list[str]) -> str:
     """Return the advice of `_KEPT` for these names, which may contain models."""
-    what = "models" if any(map(is_module, _contents(trial, names))) else "tensors"
-    return how.replace("tensors", what).format("`, `".join(names))
+    do = how.format("`, `".join(names))
+    if not any(map(is_module, _contents(trial, names))):
+        return do
+    end = getattr(next(iter(trial.rest.loops), None), "end_lineno", 0)
+    below = [n for n in trial.rest.nodes if getattr(n, "lineno", 0) > end]
+    used = {n.id for n in below if isinstance(n, ast.Name)} & {*map(frames.first_name, names)}
+    then = "; `.cuda()` each before its later call, and `.cpu()` after it" * bool(used)
+    return do.replace("tensors", "models") + then
 
 
 def _objects_of(s: OutOfMemoryState, name: str) -> list[str]:

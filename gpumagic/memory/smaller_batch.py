@@ -142,9 +142,13 @@ def _largest(
     """Yield a lever with the largest number below `count` that fits, or nothing."""
     from gpumagic.fitting.fit_search import largest
 
+    unfinished = list[float]()  # numbers whose dry runs did not end in time
+
     @cache
     def needed(number: float) -> float:
         need = tried(int(number))
+        if need is None or not need.whole:
+            unfinished.append(number)
         return math.inf if need is None else need.most
 
     need = trial.need
@@ -159,7 +163,8 @@ def _largest(
         parts = -(-count // most)
         number = next(whole, -(-count // parts)) if divides else most  # parts of about equal size
         then, words = int(needed(number)), do.format(number, -(-count // number))
-        words += "" if divides else f" (within {100 * near:.0f} % of the largest that fits)"
+        exact = not divides and not any(other > number for other in unfinished)
+        words += f" (within {100 * near:.0f} % of the largest that fits)" * exact
         yield Lever(words, need.most - then, trial.fits(need._replace(most=then)))
 
 

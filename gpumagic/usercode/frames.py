@@ -416,10 +416,12 @@ def has_backward_below(name: str, loop: ast.stmt, rest: RestOfCode) -> bool:
 
 
 def is_trained(stmt: ast.stmt) -> bool:
-    """Whether a later backward pass uses a value computed from a name that `stmt` binds."""
+    """Whether a later backward pass uses a value that `stmt` binds, or puts into an object."""
     below = [*_rest(stmt)][1:]
     nodes = [node for each in below for node in ast.walk(each)]
-    names = stored(stmt) & {*names_read(ast.Module(below, []))}
+    calls = [n.value for n in ast.walk(stmt) if isinstance(n, ast.Expr)]  # `values.append(v)`
+    owners = {first_name(ast.unparse(call)) for call in calls if isinstance(call, ast.Call)}
+    names = (stored(stmt) | owners) & {*names_read(ast.Module(below, []))}
     stmts: Any = [node for node in nodes if isinstance(node, (ast.Assign, ast.AugAssign))]
     return bool(computed_from([*names], stmts) & backward_of(nodes))
 

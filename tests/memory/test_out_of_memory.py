@@ -857,3 +857,15 @@ def test_runs_that_a_dict_keeps_by_a_fraction_are_the_cause(small, shown):
     found = shown.pop()
     assert "each pass of the loop in In [" in found.reason
     assert "in `runs`" in found.levers[0].do
+
+
+def test_what_a_loop_appends_for_a_later_backward_pass_keeps_its_graph(small, shown):
+    small.run(f"{START}net, x = nn.Linear(1024, 1024).cuda(), torch.ones(512, 1024).cuda()")
+    small.run(
+        "for episode in range(2):\n    values, n = [], 0\n    while n < 50:\n"
+        "        value = net(x).relu()\n        values.append(value)\n        n += 1\n"
+        "    loss = torch.cat(values).mean()\n    loss.backward()"
+    )
+    told = " ".join(lever.do for lever in shown.pop().levers)
+    assert "no backward pass" not in told
+    assert "detach" not in told
