@@ -13,8 +13,9 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
-from gpumagic.mismatch.explanation import Fix, around, total, trial_on
+from gpumagic.mismatch.explanation import Edit, Fix, around, total, trial_on
 from gpumagic.mismatch.operand import TRANSFERS, Part, Reader, device_of, full
 from gpumagic.mismatch.operation import Operation, named_in, operation, ran_mixed
 from gpumagic.mismatch.sources import only_assignment
@@ -29,6 +30,7 @@ from gpumagic.usercode.frames import (
     stored,
     uses,
 )
+from gpumagic.usercode.values import comes_from
 
 _DEVICE_NAMES = ("device", "dev", "DEVICE", "self.device", "self.cfg.device", "args.device")
 
@@ -204,6 +206,20 @@ def keep_copies(parts: list[Part], frames: list[FailedFrame]) -> tuple[Fix | Non
                 nbytes = total(part.nbytes for part in parts)
                 return _fix(code, lost, found, nbytes) if len(found) == len(each) else None, why
         each = [_passed(names, frame, outer) for names in each] if outer else []
+    return None, ""
+
+
+def prepare_loader(frames: list[FailedFrame]) -> tuple[Fix | None, str]:
+    """Return the fix and the reason if a loop reads a loader that accelerate did not prepare."""
+    for frame in frames:
+        known = {**frame.scope.outer, **frame.scope.local}.items()
+        by = [n for n, v in known if comes_from(type(v), "accelerate.accelerator.Accelerator")]
+        loops: list[Any] = loops_around(frame.failed or ast.Pass()) if by else []
+        nodes = [*chain.from_iterable(ast.walk(getattr(each, "iter", each)) for each in loops)]
+        for node in (n for n in nodes if type(frame.scope.value(n)) is DataLoader):
+            name = frame.text(node)
+            why = f"{name} did not go through {by[0]}.prepare(), so its batches stay on the CPU"
+            return Edit(frame, loops[-1], [f"{name} = {by[0]}.prepare({name})"]).fix(0), why
     return None, ""
 
 

@@ -7,7 +7,7 @@ no explanation if the frames contradict the error's message, or if the cause is 
 import ast
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from gpumagic import faults
 from gpumagic.mismatch import fixes, sources
-from gpumagic.mismatch.callers import Site, climb, keep_copies
+from gpumagic.mismatch.callers import Site, climb, keep_copies, prepare_loader
 from gpumagic.mismatch.explanation import Explanation, Operand, expression, trial_on
 from gpumagic.mismatch.operand import TRANSFERS, Part, Reader, full, tensors_of
 from gpumagic.mismatch.operation import (
@@ -115,8 +115,10 @@ def _mismatch(
     registering = (sources.register(moved, each, choice.target) for each, moved in tried)
     fix = registered = next(filter(None, registering), None)
     cause, moves = sources.own_cause(clash, odd)
-    lost = (keep_copies(moved, [frame, *outer]) for moved in ([*odd, *extra], odd))
-    kept, why_lost = next((each for each in lost if each[1]), (None, ""))
+    frames = [frame, *outer]
+    lost = (keep_copies(moved, frames) for moved in ([*odd, *extra], odd))
+    told = (each for each in chain([prepare_loader(frames)], lost) if each[1])
+    kept, why_lost = next(told, (None, ""))
     # Move an index only in the failing expression, so that its other uses do not change.
     an_index = kind == "index" and clash.parts[0] not in odd
     fix = (

@@ -203,7 +203,11 @@ def maker_of(part: operand.Part, at: Operation) -> ast.Assign | None:
     once = an_index and len(uses(function_of(node) or node, part.text)) == 1
     words = getattr(made.value, "keywords", []) if once else []
     asked = any(word.value is node for node, _ in created for word in words)
-    return made if call.factory or from_numpy or asked or (is_leaf(part) and created) else None
+    # `.cuda()` without a number may name another GPU than the one that is needed.
+    on_default = getattr(getattr(made.value, "func", None), "attr", "") == "cuda"
+    on_default = on_default and not operand.arguments(made.value)  # type: ignore[arg-type]
+    movable = created and (is_leaf(part) or on_default)
+    return made if call.factory or from_numpy or asked or movable else None
 
 
 def made_by_call(part: operand.Part, at: Operation) -> list[tuple[ast.AST, str]]:

@@ -155,3 +155,16 @@ def test_a_file_that_it_wrote_is_not_the_users(tmp_path):
     assert (explanation.label, explanation.line) == ("snippet.py", 5)
     assert names_told(explanation)["index"].odd
     assert explanation.fix.label == "snippet.py"
+
+
+def test_a_loader_that_accelerate_did_not_prepare_is_prepared():
+    code = (
+        "from accelerate import Accelerator\n"
+        "accelerator = Accelerator()\n"
+        "net = accelerator.prepare(nn.Linear(3, 2))\n"
+        "loader = DataLoader(torch.ones(4, 3), batch_size=2)\n"
+        "for n, x in enumerate(loader):\n    y = net(x)\n"
+    )
+    told = gpumagic.explain(run(code))
+    assert "loader did not go through accelerator.prepare()" in told.reason
+    assert run(told.fix.apply(code)) is None

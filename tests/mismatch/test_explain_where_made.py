@@ -253,6 +253,12 @@ def mean(hidden, mask):
 texts = {"mask": torch.ones(2, 3)}
 m = mean(torch.ones(2, 3, 4, device="cuda"), texts["mask"])
 """
+HARD_CODED = """
+def hinge(a, b):
+    least = torch.zeros(a.size(0)).cuda()
+    return torch.max(a - b, least).mean()
+y = hinge(torch.ones(3, device="cuda:1"), torch.zeros(3, device="cuda:1"))
+"""
 RESUMED = """
 state = {"rng": torch.get_rng_state().cuda()}
 torch.set_rng_state(state["rng"])
@@ -275,6 +281,7 @@ torch.set_rng_state(state["rng"])
         (WRITTEN, "z[rows] = torch.zeros(2, 3, device=z.device)"),
         (HIDDEN, "return (torch.zeros(n, 2, device=next(self.parameters()).device), torch.z"),
         (PACKED, 'x = x.to("cuda:0")'),
+        (HARD_CODED, "least = torch.zeros(a.size(0), device=a.device)"),
         (SHUFFLED, "order = torch.randperm(6, device=X.device)"),
         (SCORES, "found = found.cpu()"),
         (MEAN, 'texts["mask"].to("cuda:0")'),
