@@ -57,9 +57,6 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
     ) -> tuple[Any, dict[str, Any]]:
         """Run code on ranks like a cell of the notebook: send variables, show output.
 
-        Raises `GpuError` if a rank is missing or dead, or a variable cannot be sent, and
-        `RanksError` if the code fails on a rank.
-
         Parameters
         ----------
         code : str or ast.Module
@@ -80,6 +77,13 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
             None if all values are None. Tensors are on the CPU.
         made : dict
             The gathered and reduced variables, by name.
+
+        Raises
+        ------
+        GpuError
+            If a rank is missing or dead, or a variable cannot be sent.
+        RanksError
+            If the code fails on a rank.
         """
         self.last_report = None
         ranks = self._ranks(where)
@@ -191,7 +195,10 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
     def pull(self, *names: str) -> dict[str, list[Any]]:
         """Return each variable's values in the order of the ranks, with tensors on the CPU.
 
-        Raises `GpuError` if one of the variables exists on no rank.
+        Raises
+        ------
+        GpuError
+            If one of the variables exists on no rank.
         """
         found = self._engines.answers(self._ranks("@all"), engine.pull, list(names))
         if missing := [name for name in names if not any(name in each for each in found)]:
@@ -239,9 +246,6 @@ def cluster(
 ) -> GpuCluster:
     """Start an engine (a process) for each GPU, and join all engines in one process group.
 
-    ``%%ongpu @all`` uses the returned cluster. Raises `GpuError` if a cluster is already running,
-    or cannot be started.
-
     Parameters
     ----------
     where : str or int, optional
@@ -255,6 +259,16 @@ def cluster(
         The address at which engines reach this machine; by default, gpumagic finds it.
     python : str, optional
         Python's path on the `ssh` hosts; by default, the path of this process's Python.
+
+    Returns
+    -------
+    GpuCluster
+        The cluster that ``%%ongpu @all`` uses.
+
+    Raises
+    ------
+    GpuError
+        If a cluster is already running, or cannot be started.
     """
     global _current
     if is_running():

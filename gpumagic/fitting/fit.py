@@ -37,8 +37,6 @@ def fit(
 ) -> Fit:
     """Find the largest value of a variable for which `code` fits into a GPU's memory.
 
-    After Ctrl-C, ``interrupted`` is True, and the results so far are included.
-
     Parameters
     ----------
     code : str or callable
@@ -59,6 +57,11 @@ def fit(
         The name of the file that contains `code`, and the text to show for `code`.
     **value : sequence of numbers
         The variable, and the values that it may take: ``batch=range(1, 4097)``.
+
+    Returns
+    -------
+    Fit
+        The results. After Ctrl-C, ``interrupted`` is True, and the results so far are included.
 
     Raises
     ------

@@ -83,8 +83,10 @@ def where(value: object) -> str:
     Arrays may be from torch, JAX, TensorFlow or CuPy, or from a library that supports DLPack or
     CUDA's array interface, such as MLX, Numba or cuDF. Virtual GPUs are named like real GPUs.
 
-    A container is a list, dict, module, optimizer or dataclass. Raises `GpuError` if the value
-    contains no array.
+    Parameters
+    ----------
+    value : object
+        An array, or a container of arrays: a list, dict, module, optimizer or dataclass.
 
     Returns
     -------
@@ -92,6 +94,11 @@ def where(value: object) -> str:
         The device, such as ``"cuda:1"`` or ``"cpu"``; ``"cuda"`` if the GPU's number is unknown.
         ``"cuda:0 + cuda:1"`` for an array that is sharded over two devices. ``"cuda:0 and cpu"``
         for a container with arrays on two devices; GPUs come first.
+
+    Raises
+    ------
+    GpuError
+        The value contains no array.
 
     Examples
     --------
@@ -145,8 +152,12 @@ def move(value: object, where: object) -> Moves:
     Returns
     -------
     Moves
-        The moved variables and bytes, the variables that did not move, and the moved value. If
-        there is no such device, or too little free memory, `GpuError` is raised and nothing moves.
+        The moved variables and bytes, the variables that did not move, and the moved value.
+
+    Raises
+    ------
+    GpuError
+        There is no such device, or too little free memory. Nothing was moved.
 
     Examples
     --------
@@ -272,9 +283,14 @@ class on:
     Parameters
     ----------
     where : str, int or torch.device
-        Any spelling of one device: ``1``, ``"cuda:1"``, ``"1?"`` …; `GpuError` if it is missing.
+        Any spelling of one device: ``1``, ``"cuda:1"``, ``"cpu"``, ``"free"``, ``"1?"`` …
     batches : bool, default True
         Whether batches of a `DataLoader` are moved to the device.
+
+    Raises
+    ------
+    GpuError
+        There is no such device.
 
     Examples
     --------

@@ -186,9 +186,16 @@ class Collector:
 def snapshot(*, processes: bool = True) -> Snapshot:
     """Take a snapshot of this machine: its GPUs, the processes on them, and the problems.
 
-    Listing `processes` takes several milliseconds per GPU. If a driver fails, no error is raised;
-    ``problems`` has the cause and the cure. The call may take seconds if a driver stalls, so do not
-    call it on an event loop.
+    Parameters
+    ----------
+    processes : bool
+        Whether to list the processes. This takes several milliseconds per GPU.
+
+    Returns
+    -------
+    Snapshot
+        If a driver fails, no error is raised; ``problems`` has the cause and the cure.
+        The call may take seconds if a driver stalls, so do not call it on an event loop.
     """
     return _collector().take(processes=processes)
 

@@ -71,10 +71,10 @@ def compare(
 ) -> Comparison:
     """Time `code` on each device, on copies of the variables that it reads.
 
-    For each device and value of `sweep`, the variables are copied, `setup` runs, and the code runs
-    once; these results are compared between devices. Next, it runs until its time is steady. Timed
-    repeats end when the median's 95 % confidence interval is below 1 %, or after `max_time`. After
-    Ctrl-C, the result has only the finished timings, and ``interrupted`` is True.
+    For each device and each value of `sweep`, the variables are copied, `setup` runs, and then the
+    code runs once. The results of this first run are compared between the devices. Next, the code
+    runs until its time is steady. Timed repeats follow, at least one. They end when the median's
+    95 % confidence interval is narrower than 1 % of the median, or after `max_time`.
 
     Parameters
     ----------
@@ -103,13 +103,19 @@ def compare(
     stopwatch : Stopwatch, optional
         The clock to use, and the frameworks whose devices are synchronized.
 
+    Returns
+    -------
+    Comparison
+        The timings. After Ctrl-C, only the finished ones, and ``interrupted`` is True.
+
     Raises
     ------
     GpuError
         If an argument is invalid, or a device does not exist or is given twice.
     Exception
-        An error in the code, with a note that names the device and the line. It is stored in the
-        timing if the device has finished another value, or if memory runs out for one of several.
+        An error in the code, with a note that names the device and the line. If the device has
+        finished another value of the sweep, the error is not raised, but stored in the timing. An
+        out-of-memory error is raised only if there is one device and one value.
     """
     if namespace is None:
         namespace = namespace_of(code, sys._getframe(1))

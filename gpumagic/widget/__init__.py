@@ -16,9 +16,22 @@ def monitor(period: float = 1.0) -> "MonitorWidget | None":
     """Show a live view of the GPUs' utilization, the owners of GPU memory, and the cells that ran.
 
     The monitor updates even while a cell runs. It pauses while it is not visible, and ends with
-    ``close()`` or with the kernel. Its last state stays in the notebook as a table. `period` is the
-    number of seconds between two readings, from 0.25 to 60; other values raise `GpuError`. In a
-    plain terminal, the table of GPUs is printed, and None is returned.
+    ``close()`` or with the kernel. Its last state stays in the notebook as a table.
+
+    Parameters
+    ----------
+    period : float
+        Seconds between two readings, from 0.25 to 60.
+
+    Returns
+    -------
+    MonitorWidget or None
+        A widget for the notebook. None in a plain terminal, where the table of GPUs is printed.
+
+    Raises
+    ------
+    GpuError
+        If `period` is out of bounds.
     """
     from IPython import get_ipython
 
