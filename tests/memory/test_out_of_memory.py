@@ -869,3 +869,22 @@ def test_what_a_loop_appends_for_a_later_backward_pass_keeps_its_graph(small, sh
     told = " ".join(lever.do for lever in shown.pop().levers)
     assert "no backward pass" not in told
     assert "detach" not in told
+
+
+def test_a_trainer_collects_its_predictions_on_the_cpu(small, shown):
+    small.run(f"{START}from types import SimpleNamespace\nnet = nn.Linear(512, 2048).cuda()")
+    small.run(
+        "class Trainer:\n    def __init__(self):\n"
+        "        self.args = SimpleNamespace(eval_accumulation_steps=None)\n"
+        "    def evaluate(self, batches):\n        with torch.no_grad():\n"
+        "            found = [self.collected(net(x.cuda())) for x in batches]\n"
+        "            return torch.cat(found)\n"
+        "    def collected(self, out):\n"
+        "        return out.cpu() if self.args.eval_accumulation_steps else out\n"
+        "trainer, batches = Trainer(), [torch.ones(1024, 512)] * 12"
+    )
+    small.run("found = trainer.evaluate(batches)")
+    levers = [lever.do for lever in shown.pop().levers]
+    code = next(do for do in levers if "eval_accumulation_steps" in do).split("`")[1]
+    assert code == "trainer.args.eval_accumulation_steps = 4"
+    assert small.run(f"%gpufree\n{code}\nfound = trainer.evaluate(batches)").success
