@@ -43,6 +43,7 @@ from gpumagic.placement import Placement, placement, put_in_force
 from gpumagic.placement.swap import enter, find_swaps
 from gpumagic.placement.torch_devices import as_torch
 from gpumagic.usercode.files import BEFORE, UserLine, innermost, innermost_of
+from gpumagic.usercode.frames import errors
 from gpumagic.usercode.program import compile_cell
 from gpumagic.usercode.variables import names_read, variables_read
 from gpumagic.virtual import switch
@@ -215,6 +216,7 @@ class _Following:
 
     @contextmanager
     def _caught(self) -> Iterator[None]:
+        handled = sys.exc_info()[1]  # an error of the user's that is being explained
         try:
             yield
             for stopped in raised:
@@ -233,6 +235,8 @@ class _Following:
             elif isinstance(error, TypeError) and NotKnown.__name__ in str(error):
                 self.note("this needs a value that depends on data", where, ended=True)
             else:
+                for each in errors(error):
+                    each.__context__ = None if each.__context__ is handled else each.__context__
                 self._error, self._error_at = error, where
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)

@@ -167,14 +167,21 @@ class _Trial:
                 function.__code__ = new
 
             def run() -> dict[str, Any]:
-                _read_few_batches()
+                if few:
+                    _read_few_batches()
                 return {"Out": execute(tree)}
 
             return run
 
         device, _ = target_of(f"cuda:{number}" if number else None)
         where = (device, bool(number))
-        return dry(Subject(namespace, [*reads], prepare, *where, _LIMIT_S, (), target, True))
+        subject = Subject(namespace, [*reads], prepare, *where, _LIMIT_S, (), target, True)
+        few = True
+        found = dry(subject)
+        if found.error:  # perhaps because results of few batches have another shape
+            few = False
+            found = dry(replace(subject, reads=[*reads]))
+        return found
 
 
 def _read_few_batches() -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gpumagic.mismatch import sources
 from gpumagic.mismatch.callers import Site, climb, written_device
-from gpumagic.mismatch.explanation import Edit, Fix, around, before_loops, bracketed, total
+from gpumagic.mismatch.explanation import NEAR, Edit, Fix, around, before_loops, bracketed, total
 from gpumagic.mismatch.operand import Part, Reader
 from gpumagic.mismatch.operation import (
     Message,
@@ -256,8 +256,7 @@ def _split(site: Site, stmt: ast.stmt, *, to_host: bool) -> tuple[list[Part], li
     once = (to_host or _used_once(site)) and stmt is statement(site.at.node)
     for part in [*site.odd, *site.extra]:
         may_stand = part is not site.at.fixed and hasattr(part.node, "lineno")
-        whole = _read_again(part, site) if to_host else sources.is_leaf(part)
-        is_whole = part.kind == "module" or whole
+        is_whole = part.kind == "module" or (sources.is_leaf(part) and not to_host)
         stands = once and may_stand and not is_whole
         if not stands and sources.can_be_bound(part, site.frame, stmt, part is site.at.fixed):
             above.append(part)
@@ -286,14 +285,19 @@ def _used_once(site: Site) -> bool:
     return not site.extra and all(len(uses(scope, part.key)) < 2 for part in site.odd)
 
 
-def _read_again(part: Part, site: Site) -> bool:
-    """Whether only calls of libraries other than torch read a tensor below the failed line."""
-    found = uses(function_of(part.node) or part.node, part.key)
-    calls = [next(parents(node), None) for node in found if node.lineno > site.frame.line]
-    functions = (site.frame.scope.value(getattr(call, "func", part.node)) for call in calls)
-    rooms = [of_function(function, "__module__") or "torch" for function in functions]
-    plain = part.kind == "tensor" and not part.value.requires_grad
-    return plain and bool(rooms) and not any(r.startswith(("torch", "__main__")) for r in rooms)
+def _read_again(part: Part, site: Site) -> list[ast.expr]:
+    """Return the reads of a tensor a few lines below in calls of libraries other than torch."""
+    found: list[ast.expr] = []
+    for node in uses(function_of(part.node) or part.node, part.key):
+        call = next(parents(node), None)
+        function = site.frame.scope.value(getattr(call, "func", part.node))
+        library = of_function(function, "__module__") or "torch"
+        if 0 < node.lineno - site.frame.line <= NEAR and library.partition(".")[0] not in _TORCH:
+            found.append(node)
+    return found if part.kind == "tensor" else []
+
+
+_TORCH = ("torch", "torchvision", "__main__")
 
 
 def _stays(part: Part, frame: FailedFrame, stmt: ast.stmt) -> bool:
@@ -331,6 +335,9 @@ def _moved(part: Part, site: Site, device: str, choice: Choice) -> list[tuple[as
         return [(node.elt, sources.moving(each + detached, device))]
     else:
         text = sources.moved(node, site.at.reader, choice.target, device, detached)
-    if any(each.kind == "array" for each in site.at.parts):
+    function = site.frame.scope.value(getattr(site.at.node, "func", part.node))
+    a_ufunc = type(function).__name__ == "ufunc"  # NumPy warns if it gets a tensor
+    if a_ufunc or any(each.kind == "array" for each in site.at.parts):
         text += ".numpy()"
-    return [(part.node, text)]
+    again = _read_again(part, site) if choice.to_host else []
+    return [(node, text) for node in (part.node, *again)]

@@ -467,3 +467,17 @@ def test_a_call_that_makes_a_tensor_on_the_default_gpu_moves_too(ip):
     told = explained(ip.run("np.dot(x, torch.arange(3.0))"))
     assert 'np.dot(x.cpu(), torch.arange(3.0, device="cpu"))' in told
     ip.run("%ongpu off")
+
+
+def test_another_error_of_the_trial_is_not_the_first_one_again(ip):
+    ip.run("net, y = nn.Linear(3, 2).to('cuda'), torch.zeros(8, dtype=torch.long)")
+    ip.run("loader = torch.utils.data.DataLoader(torch.ones(8, 3), batch_size=2)")
+    cell = (
+        "def collect():\n    found = torch.tensor([])\n    for x in loader:\n"
+        "        found = torch.cat([found, net(x.cuda())])\n    return found\n"
+        "found = collect()\nright = (found.argmax(1) == y).sum()"
+    )
+    told = explained(ip.run(cell))
+    assert "found = torch.tensor([], device=" in told
+    assert "and: In [" in told
+    assert "right = (found.argmax(1) == y.to(" in told
