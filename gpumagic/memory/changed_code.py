@@ -160,18 +160,18 @@ def _cut(batch: Any) -> Iterator[tuple[str, dict[str, Any], str]]:
 
 def on_host(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose to keep data on the CPU, and to move only the parts that the code reads."""
-    from gpumagic.dryrun.answers import DataOnHost
-
-    trial, failed = t.best, s.frames[0].failed
-    moves = getattr(getattr(failed, "func", None), "attr", "") in _MOVES
-    data, names = _data(s, trial.lacking if trial is not None else 0)
-    if trial is None or not (moves or data):
+    if (trial := t.best) is None:
         return
-    line = range(s.frames[0].line, s.frames[0].line + moves)
-    at, least = (s.frames[0].filename, line), max(s.capacity // _PART_OF_GPU, 1)
-    need = trial.tried(within=lambda: DataOnHost(data, at, least, trial.note))
-    if need is not None and (do := _on_host(s, need.noted, names)):
-        yield from helps(trial, do, s.alone(names), grown=trial.grown, then=need)
+    from gpumagic.dryrun.answers import DataOnHost  # needs torch
+
+    moves = getattr(getattr(s.frames[0].failed, "func", None), "attr", "") in _MOVES
+    data, names = _data(s, trial.lacking)
+    if moves or data:
+        line = range(s.frames[0].line, s.frames[0].line + moves)
+        at, least = (s.frames[0].filename, line), max(s.capacity // _PART_OF_GPU, 1)
+        need = trial.tried(within=lambda: DataOnHost(data, at, least, trial.note))
+        if need is not None and (do := _on_host(s, need.noted, names)):
+            yield from helps(trial, do, s.alone(names), grown=trial.grown, then=need)
 
 
 _MOVES = ("to", "cuda", "tensor", "as_tensor")  # functions that move data to the GPU

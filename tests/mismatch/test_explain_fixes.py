@@ -405,9 +405,10 @@ ONCE = [
         ("before", 2, 'h = h.to("cuda:0")'),
     ),
     (  # what a later statement extends
-        "ids, net = torch.ones(1, 2).long() + 0, nn.Embedding(3, 1).cuda()\n"
+        "rows = torch.ones(3, 1)\n"
+        "ids, net = torch.ones(1, 2).long() + 0, nn.Embedding.from_pretrained(rows).cuda()\n"
         "for n in range(2):\n    y = net(ids)[:, -1].long()\n    ids = torch.cat([ids, y], 1)\n",
-        ("before", 2, 'ids = ids.to("cuda:0")'),
+        ("before", 3, 'ids = ids.to("cuda:0")'),
     ),
     (  # what it binds afresh moves in each turn
         "net, xs = nn.Linear(2, 1).cuda(), [torch.ones(1, 2)] * 2\nfor x in xs:\n"
