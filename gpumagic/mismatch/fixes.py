@@ -335,9 +335,7 @@ def _moved(part: Part, site: Site, device: str, choice: Choice) -> list[tuple[as
         return [(node.elt, sources.moving(each + detached, device))]
     else:
         text = sources.moved(node, site.at.reader, choice.target, device, detached)
-    function = site.frame.scope.value(getattr(site.at.node, "func", part.node))
-    a_ufunc = type(function).__name__ == "ufunc"  # NumPy warns if it gets a tensor
-    if a_ufunc or any(each.kind == "array" for each in site.at.parts):
+    if any(each.kind == "array" for each in site.at.parts):
         text += ".numpy()"
     again = _read_again(part, site) if choice.to_host else []
     return [(node, text) for node in (part.node, *again)]

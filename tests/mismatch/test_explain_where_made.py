@@ -246,10 +246,6 @@ truth, found = torch.tensor([0, 1, 1]), torch.tensor([0, 1, 0], device="cuda")
 print(accuracy_score(truth, found))
 print(f1_score(truth, found))
 """
-UFUNC = """
-found = torch.ones(3, device="cuda")
-prices = np.expm1(found)
-"""
 MEAN = """
 def mean(hidden, mask):
     kept = mask.unsqueeze(-1).expand(hidden.size()).float()
@@ -288,7 +284,6 @@ torch.set_rng_state(state["rng"])
         (HARD_CODED, "least = torch.zeros(a.size(0), device=a.device)"),
         (SHUFFLED, "order = torch.randperm(6, device=X.device)"),
         (SCORES, "print(f1_score(truth, found.cpu()))"),
-        (UFUNC, "np.expm1(found.cpu().numpy())"),
         (MEAN, 'texts["mask"].to("cuda:0")'),
         (CHUNKS, 'net(X[rows].to("cuda:1"))'),
         (NOISE, "g = torch.Generator(device).manual_seed(0)"),
