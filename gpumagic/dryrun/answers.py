@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from copy import copy
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -285,7 +286,13 @@ _NAMES = {getattr(Tensor, name): name.strip("_") for name in _BY_NAME}
 _ANSWERS[Tensor.data.__set__] = lambda calls, func, args, *_: _set_data(*args)  # type: ignore[attr-defined]
 
 
-def install(calls: Calls, note: Callable[[str], object], held: HeldMemory, virtual: bool) -> None:
+def install(
+    calls: Calls,
+    note: Callable[[str], object],
+    held: HeldMemory,
+    virtual: bool,
+    batches: int | None,
+) -> None:
     """Replace functions that fail on fakes, until this forked child ends."""
 
     def left_out(name: str) -> Callable[..., object]:
@@ -308,7 +315,7 @@ def install(calls: Calls, note: Callable[[str], object], held: HeldMemory, virtu
         # `Module.to` and similar methods call `swap_tensors`, which fails for fake parameters.
         (torch.utils, "swap_tensors", _set_data),
         *((kind, "__new__", lazy) for kind in (UninitializedParameter, UninitializedBuffer)),
-        (DataLoader, "_get_iterator", _in_this_process),
+        (DataLoader, "_get_iterator", lambda loader: _in_this_process(loader, batches)),
         (os, "mkdir", left_out("making a folder")),  # a later write to the folder ends the dry run
         (torch, "save", left_out("torch.save")),
         (torch, "compile", compiled),
@@ -339,8 +346,8 @@ def _named(device: Any) -> str:
     return f"cuda:{torch.cuda._utils._get_device_index(device, optional=True)}"
 
 
-def _in_this_process(loader: Any) -> Any:
-    """Return an iterator over a DataLoader that reads only some samples of each batch."""
+def _in_this_process(loader: Any, batches: int | None) -> Any:
+    """Return an iterator over a DataLoader's first batches, of which it reads some samples."""
     vars(loader).update(num_workers=0, pin_memory=False, prefetch_factor=None, timeout=0)
     iterator = _SingleProcessDataLoaderIter(loader)
     fetcher: Any = iterator._dataset_fetcher
@@ -357,4 +364,4 @@ def _in_this_process(loader: Any) -> Any:
 
     if isinstance(fetcher, _MapDatasetFetcher) and fetcher.auto_collation:
         vars(fetcher).update(fetch=fetch_some)
-    return iterator
+    return iterator if batches is None else islice(iterator, batches)

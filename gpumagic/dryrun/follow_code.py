@@ -68,6 +68,7 @@ class Subject:
     cards: tuple[Card, ...] = ()  # cards not in this machine; `device` simulates the first
     target: str = ""  # the device that fixes of errors between devices should prefer
     guesses: bool = False  # whether to guess numbers that depend on data, instead of ending the run
+    batches: int | None = None  # the number of batches that each DataLoader yields; None for all
 
     @property
     def where(self) -> str:
@@ -159,7 +160,7 @@ class _Following:
         self._held.begin()
         go = subject.prepare(self.note)
         calls = Calls(mode.fake, self._crossings, subject.guesses)
-        install(calls, self.note, self._held, before.virtual)
+        install(calls, self.note, self._held, before.virtual, subject.batches)
         attention = None if before.virtual else attend_as_cuda()
         with calls, mode, self._operators:
             if not confinement.begin():
@@ -236,7 +237,8 @@ class _Following:
                 self.note("this needs a value that depends on data", where, ended=True)
             else:
                 for each in errors(error):
-                    each.__context__ = None if each.__context__ is handled else each.__context__
+                    if each.__context__ is handled:
+                        each.__context__ = None
                 self._error, self._error_at = error, where
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)

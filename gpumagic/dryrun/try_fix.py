@@ -13,11 +13,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from difflib import SequenceMatcher
-from itertools import chain, islice, product
+from itertools import chain, product
 from types import CodeType, FunctionType
 from typing import Any
-
-from torch.utils.data import DataLoader
 
 from gpumagic import faults
 from gpumagic.display.progress_line import ProgressLine
@@ -143,7 +141,11 @@ class _Trial:
         """Return the cell's statements from the first one that failed or that a fix affects on."""
         old = ast.parse(self._top.source).body
         new = ast.parse(texts[self._top.filename]).body
-        names = {name for file, text in texts.items() for name in _edited(self._before[file], text)}
+        names = {
+            name
+            for file, text in texts.items()
+            for name in _changed_functions(self._before[file], text)
+        }
         pairs = zip(old, new, strict=False)
         affected = (ast.dump(a) != ast.dump(b) or names & {*names_read(b)} for a, b in pairs)
         ran = sum((stmt.end_lineno or 0) < self._top.line for stmt in old)
@@ -166,32 +168,16 @@ class _Trial:
             for function, new in changed.items():
                 function.__code__ = new
 
-            def run() -> dict[str, Any]:
-                if few:
-                    _read_few_batches()
-                return {"Out": execute(tree)}
-
-            return run
+            return lambda: {"Out": execute(tree)}
 
         device, _ = target_of(f"cuda:{number}" if number else None)
-        where = (device, bool(number))
-        subject = Subject(namespace, [*reads], prepare, *where, _LIMIT_S, (), target, True)
-        few = True
-        found = dry(subject)
-        if found.error:  # perhaps because results of few batches have another shape
-            few = False
-            found = dry(replace(subject, reads=[*reads]))
-        return found
+        given = (namespace, [*reads], prepare, device, bool(number), _LIMIT_S, (), target, True)
+        found = dry(Subject(*given, batches=_BATCHES))
+        # Perhaps the results of a few batches have another shape.
+        return dry(Subject(*given)) if found.error else found
 
 
-def _read_few_batches() -> None:
-    """Let a DataLoader yield few batches, because devices are the same in each pass of a loop."""
-    iterator = DataLoader._get_iterator  # the dry run's
-    swapped: Any = lambda loader: islice(iterator(loader), _BATCHES)  # noqa: E731
-    DataLoader._get_iterator = swapped  # type: ignore[method-assign]
-
-
-def _edited(before: str, after: str) -> set[str]:
+def _changed_functions(before: str, after: str) -> set[str]:
     """Return the names of the functions that an edit changed."""
     trees = (ast.walk(ast.parse(text)) for text in (before, after))
     functions = [[n for n in tree if isinstance(n, ast.FunctionDef)] for tree in trees]

@@ -37,16 +37,17 @@ def by_rows(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
         for form in split(rest, t):
             levers = [*helps(t.best, _named(s, rest, form), form=form)]
             least = 1.05 * max((lever.gives or 0 for lever in levers), default=0)
-            without = _without_graph(s, t, rest, form)
+            without = _without_autograd(s, t, rest, form)
             levers += [lever for lever in without if (lever.gives or 0) > least]
             if fitting := [lever for lever in levers if lever.fits is not False][-1:]:
                 yield from fitting
                 return
 
 
-def _without_graph(
+def _without_autograd(
     s: OutOfMemoryState, t: Trials, rest: frames.RestOfCode, form: Form
 ) -> Iterator[Lever]:
+    """Propose the same form under `torch.no_grad()`, if no backward pass follows."""
     if not any(each.backward for each in s.rests) and torch_here().is_grad_enabled():
         new = f"with torch.no_grad(): {form.new}"
         form = form._replace(new=new, do=form.do.replace(form.new, new, 1))

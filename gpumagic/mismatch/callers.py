@@ -9,28 +9,27 @@ import ast
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
-from gpumagic.mismatch.explanation import Edit, Fix, around, total, trial_on
+from gpumagic.mismatch.explanation import Fix, around, total, trial_on
 from gpumagic.mismatch.operand import TRANSFERS, Part, Reader, device_of, full
 from gpumagic.mismatch.operation import Operation, named_in, operation, ran_mixed
 from gpumagic.mismatch.sources import only_assignment
 from gpumagic.usercode.files import is_users, label, shell
 from gpumagic.usercode.frames import (
     FailedFrame,
+    definition,
     first_name,
     function_of,
     in_own_scope,
     loops_around,
     parents,
+    source,
     stored,
     uses,
 )
-from gpumagic.usercode.values import comes_from
 
 _DEVICE_NAMES = ("device", "dev", "DEVICE", "self.device", "self.cfg.device", "args.device")
 
@@ -180,7 +179,6 @@ def _bound_later(line: ast.stmt, site: Site) -> set[str]:
 
 
 _SEVERAL = (ast.Tuple, ast.List)
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _COPY = "{} returns a copy of a tensor, and nothing keeps this copy"
 _LOOP = "{} binds the name {} only; {} still holds the old tensors"
 _CALL = "{} returns the copies, and nothing keeps them"
@@ -193,14 +191,29 @@ class _Lost(NamedTuple):
     why: str
 
 
-def keep_copies(parts: list[Part], frames: list[FailedFrame]) -> tuple[Fix | None, str]:
+@dataclass(frozen=True)
+class _Written:
+    """Describe code of the user that an `Edit` takes in place of a `FailedFrame`."""
+
+    filename: str
+    source: str
+    nodes: list[Any]  # of a function, or of a cell without its functions
+    parameters: tuple[str, ...] = ()
+    earlier: bool = False  # whether an earlier cell ran it
+
+
+def keep_copies(
+    parts: list[Part], frames: list[FailedFrame], target: str
+) -> tuple[Fix | None, str]:
     """Return the fix that keeps the lost copies of all operands, and the reason; or (None, "")."""
     each = [_names_of(part, frames[0]) for part in parts]
     for frame, outer in zip(frames, [*frames[1:], None], strict=True):
         if frame.failed is None:
             break
-        for code, lost in _places(frame, set[str]().union(*each)):
-            if found := [name for names in each for name in [*names & lost.keys()][:1]]:
+        reader = Reader(frame)
+        for code, every in _places(frame, set[str]().union(*each)):
+            lost = {name: one for name, one in every.items() if _is_sent(one, reader, target)}
+            if found := [n for names in each for n in [n for n in lost if n in names][:1]]:
                 cell = "" if code is frame else f"{label(code.filename)}, "
                 why = f"{cell}line {lost[found[0]].node.lineno}: {lost[found[0]].why}"
                 nbytes = total(part.nbytes for part in parts)
@@ -209,18 +222,10 @@ def keep_copies(parts: list[Part], frames: list[FailedFrame]) -> tuple[Fix | Non
     return None, ""
 
 
-def prepare_loader(frames: list[FailedFrame]) -> tuple[Fix | None, str]:
-    """Return the fix and the reason if a loop reads a loader that accelerate did not prepare."""
-    for frame in frames:
-        known = {**frame.scope.outer, **frame.scope.local}.items()
-        by = [n for n, v in known if comes_from(type(v), "accelerate.accelerator.Accelerator")]
-        loops: list[Any] = loops_around(frame.failed or ast.Pass()) if by else []
-        nodes = [*chain.from_iterable(ast.walk(getattr(each, "iter", each)) for each in loops)]
-        for node in (n for n in nodes if type(frame.scope.value(n)) is DataLoader):
-            name = frame.text(node)
-            why = f"{name} did not go through {by[0]}.prepare(), so its batches stay on the CPU"
-            return Edit(frame, loops[-1], [f"{name} = {by[0]}.prepare({name})"]).fix(0), why
-    return None, ""
+def _is_sent(lost: _Lost, reader: Reader, target: str) -> bool:
+    """Whether the copy would be on `target`; True if its device is unknown."""
+    calls: list[Any] = [node for node in ast.walk(lost.node) if _is_transfer(node)]
+    return all(reader.sent_to(call, call.func.attr) in (target, None) for call in calls)
 
 
 def _fix(code: Any, lost: dict[str, _Lost], found: list[str], nbytes: int | None) -> Fix | None:
@@ -228,7 +233,7 @@ def _fix(code: Any, lost: dict[str, _Lost], found: list[str], nbytes: int | None
     for names in (lost, found):
         edits = [lost[name][:2] for name in names]
         if all(text for _, text in edits) and (edit := around(code, edits)):
-            return replace(edit.fix(nbytes), earlier=hasattr(code, "earlier"))
+            return replace(edit.fix(nbytes), earlier=getattr(code, "earlier", False))
     return None
 
 
@@ -274,7 +279,8 @@ def _places(frame: FailedFrame, names: set[str]) -> Iterator[tuple[Any, dict[str
     cells = _earlier_cells() if frame.at_top else []
     for file in (file for file in cells if file != frame.filename):
         if names := names - set[str]().union(*map(stored, ran)):
-            ran = _own_nodes((cell := _code(file, earlier=True)).tree)
+            read = source(file)
+            cell = _Written(file, read.text, ran := _own_nodes(read.tree), earlier=True)
             yield from _in_code(cell, ran, frame, names)
 
 
@@ -310,27 +316,15 @@ def _own_nodes(scope: Any) -> list[Any]:
     return sorted((n for n in nodes if function_of(n) is scope), key=lambda node: node.lineno)
 
 
-def _code(file: str, **more: Any) -> SimpleNamespace:
-    """Return a file's source and syntax tree, as far as an edit needs them."""
-    from executing import Source  # a slow import, which reading the frames has done by now
-
-    source = Source.for_filename(file)
-    known = {"filename": file, "source": source.text, "tree": source.tree, "parameters": ()}
-    return SimpleNamespace(**{**known, **more})
-
-
-def _called(call: ast.Call, frame: FailedFrame, caller: Any) -> SimpleNamespace | None:
+def _called(call: ast.Call, frame: FailedFrame, caller: Any) -> _Written | None:
     """Return the code of the user's function that a call runs; None for other calls."""
     function: Any = frame.scope.value(call.func)
     code = getattr(getattr(function, "__func__", function), "__code__", None)
     if type(function) is type or code is None or not is_users(code.co_filename):
         return None
-    more = {"earlier": True} if hasattr(caller, "earlier") else {}
-    at = _code(code.co_filename, parameters=code.co_varnames[: code.co_argcount], **more)
-    nodes = [n for n in ast.walk(at.tree or ast.Pass()) if isinstance(n, _FUNCTIONS)]
-    at.nodes = _own_nodes(next((n for n in nodes if n.name == code.co_name), None))
-    at.returned = [n.value for n in at.nodes if isinstance(n, ast.Return) and n.value]
-    return at
+    parameters, earlier = code.co_varnames[: code.co_argcount], getattr(caller, "earlier", False)
+    text, nodes = source(code.co_filename).text, _own_nodes(definition(code))
+    return _Written(code.co_filename, text, nodes, parameters, earlier)
 
 
 def _in_function(
@@ -340,20 +334,21 @@ def _in_function(
     if (at := _called(call, frame, caller)) is None:
         return
     targets = getattr(stmt, "targets", [])
-    pairs = [pair for to in targets for value in at.returned for pair in _pairs(value, to)]
+    returned = [n.value for n in at.nodes if isinstance(n, ast.Return) and n.value]
+    pairs = [pair for to in targets for value in returned for pair in _pairs(value, to)]
     pairs += [(name, ast.unparse(value)) for name, value in _arguments(call, at.parameters)]
     inner = {name: our for name, our in reversed(pairs) if our in names}
     yield at, {inner[name]: lost for name, lost in _lost_in(at.nodes, {*inner}).items()}
     if not targets:
-        yield _unassigned(call, at, caller, inner)
+        results = [name for value in returned for name, _ in _pairs(value, value)]
+        yield _unassigned(call, at, caller, inner, results)
 
 
 def _unassigned(
-    call: ast.Call, at: Any, caller: Any, inner: dict[str, str]
+    call: ast.Call, at: _Written, caller: Any, inner: dict[str, str], results: list[str]
 ) -> tuple[Any, dict[str, _Lost]]:
     """Return the copies in a function's names, if the call's result is not assigned."""
     lost = {n.targets[0].id: n for n in at.nodes if _rebinds(n) and n.targets[0].id in inner}
-    results = [name for value in at.returned for name, _ in _pairs(value, value)]
     back, text = ", ".join(inner.get(name, "") for name in results), ast.unparse(call)
     kept = _Lost(call, f"{back} = {text}" * all(back.split(", ")), _CALL.format(text))
     local = {name: _LOCAL.format(ast.unparse(n), name, name) for name, n in lost.items()}
@@ -370,9 +365,10 @@ def _pairs(value: ast.expr, target: ast.expr) -> list[tuple[str, str]]:
 
 def _rebinds(stmt: Any) -> bool:
     """Whether a statement is such as ``x = x.to(device)``."""
-    name = stmt.targets[0] if isinstance(stmt, ast.Assign) else None
-    moves = isinstance(name, ast.Name) and _is_transfer(stmt.value)
-    return moves and ast.unparse(stmt.value.func.value) == name.id  # type: ignore[union-attr]
+    if not isinstance(stmt, ast.Assign) or not _is_transfer(stmt.value):
+        return False
+    call: Any = stmt.value
+    return ast.unparse(call.func.value) == getattr(stmt.targets[0], "id", None)
 
 
 def _is_transfer(node: Any) -> bool:
@@ -401,11 +397,12 @@ def _lost_in_loop(loop: ast.For, roots: dict[str, str]) -> dict[str, _Lost]:
     names = [name for name, _ in _pairs(loop.target, loop.target)]
     texts = [text for text, _ in _pairs(whole, whole) if text in roots]
     found: dict[str, _Lost] = {}
-    for stmt in loop.body if texts else ():
+    body: list[Any] = loop.body if texts else []
+    for stmt in body:
         if isinstance(stmt, ast.For):
             found |= _lost_in_loop(stmt, {names[-1]: roots[texts[0]]})
         elif _loses(stmt, names[-1], loop):
-            code, alone = ast.unparse(stmt.value), isinstance(stmt, ast.Expr)  # type: ignore[attr-defined]
+            code, alone = ast.unparse(stmt.value), isinstance(stmt, ast.Expr)
             new, node = f"{texts[0]}[{names[0]}] = {code}", stmt
             if method != "items":
                 new, node = _in_one_line(loop, names[-1], code, texts, method), loop

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from gpumagic import faults
 from gpumagic.mismatch import fixes, sources
-from gpumagic.mismatch.callers import Site, climb, keep_copies, prepare_loader
+from gpumagic.mismatch.callers import Site, climb, keep_copies
 from gpumagic.mismatch.explanation import Explanation, Operand, expression, trial_on
 from gpumagic.mismatch.operand import TRANSFERS, Part, Reader, full, tensors_of
 from gpumagic.mismatch.operation import (
@@ -28,7 +28,7 @@ from gpumagic.mismatch.operation import (
     read,
     without_lengths,
 )
-from gpumagic.mismatch.special_causes import special_cause
+from gpumagic.mismatch.special_causes import prepare_loader, special_cause
 from gpumagic.moving.move import origin_of
 from gpumagic.usercode.files import last_cell
 from gpumagic.usercode.frames import FailedFrame, errors, failed_frames
@@ -116,8 +116,9 @@ def _mismatch(
     fix = registered = next(filter(None, registering), None)
     cause, moves = sources.own_cause(clash, odd)
     frames = [frame, *outer]
-    lost = (keep_copies(moved, frames) for moved in ([*odd, *extra], odd))
-    told = (each for each in chain([prepare_loader(frames)], lost) if each[1])
+    lost = (keep_copies(moved, frames, choice.target) for moved in ([*odd, *extra], odd))
+    causes = chain([prepare_loader(odd, frames, choice.target)], lost)
+    told = (each for each in causes if each[1])
     kept, why_lost = next(told, (None, ""))
     # Move an index only in the failing expression, so that its other uses do not change.
     an_index = kind == "index" and clash.parts[0] not in odd

@@ -17,7 +17,7 @@ from torch import Tensor
 from gpumagic.mismatch import sources
 from gpumagic.mismatch.callers import Site, climb, written_device
 from gpumagic.mismatch.explanation import NEAR, Edit, Fix, around, before_loops, bracketed, total
-from gpumagic.mismatch.operand import Part, Reader
+from gpumagic.mismatch.operand import Part, Reader, is_torch
 from gpumagic.mismatch.operation import (
     Message,
     Operation,
@@ -291,13 +291,10 @@ def _read_again(part: Part, site: Site) -> list[ast.expr]:
     for node in uses(function_of(part.node) or part.node, part.key):
         call = next(parents(node), None)
         function = site.frame.scope.value(getattr(call, "func", part.node))
-        library = of_function(function, "__module__") or "torch"
-        if 0 < node.lineno - site.frame.line <= NEAR and library.partition(".")[0] not in _TORCH:
+        others = is_torch(function) or of_function(function, "__module__") in (None, "__main__")
+        if 0 < node.lineno - site.frame.line <= NEAR and not others:
             found.append(node)
     return found if part.kind == "tensor" else []
-
-
-_TORCH = ("torch", "torchvision", "__main__")
 
 
 def _stays(part: Part, frame: FailedFrame, stmt: ast.stmt) -> bool:

@@ -295,9 +295,13 @@ class Reader:
             return None
         return [] if name in _NO_TENSOR else [_result_of(owner, node, text)]
 
-    def _transferred(self, owner: Part, node: ast.Call, name: str, text: str) -> Part:
+    def sent_to(self, node: ast.Call, name: str) -> str | None:
+        """Return the device to which `to`, `cuda` or `cpu` sends; "" for none, None if unknown."""
         without = full(torch.device(name)) if name != "to" else ""
-        target = self.device(None if name == "cpu" else _argument(node, "device", 0), without)
+        return self.device(None if name == "cpu" else _argument(node, "device", 0), without)
+
+    def _transferred(self, owner: Part, node: ast.Call, name: str, text: str) -> Part:
+        target = self.sent_to(node, name)
         devices = owner.devices if target == "" else (target,) if target else ()
         if owner.kind == "module":
             return replace(owner, node=node, text=text, devices=devices)

@@ -5,11 +5,8 @@ moved, or the operand is an attribute of a module that `.to()` does not move.
 """
 
 import ast
-import inspect
 import re
 import sys
-import textwrap
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from types import FunctionType
@@ -25,6 +22,7 @@ from gpumagic.usercode.files import is_users, label
 from gpumagic.usercode.frames import (
     FailedFrame,
     backward_of,
+    definition,
     function_of,
     in_own_scope,
     loops_around,
@@ -204,9 +202,9 @@ def maker_of(part: operand.Part, at: Operation) -> ast.Assign | None:
     words = getattr(made.value, "keywords", []) if once else []
     asked = any(word.value is node for node, _ in created for word in words)
     # `.cuda()` without a number may name another GPU than the one that is needed.
-    on_default = getattr(getattr(made.value, "func", None), "attr", "") == "cuda"
-    on_default = on_default and not operand.arguments(made.value)  # type: ignore[arg-type]
-    movable = created and (is_leaf(part) or on_default)
+    value: Any = made.value
+    on_default = getattr(getattr(value, "func", None), "attr", "") == "cuda"
+    movable = created and (is_leaf(part) or (on_default and not operand.arguments(value)))
     return made if call.factory or from_numpy or asked or movable else None
 
 
@@ -217,18 +215,17 @@ def made_by_call(part: operand.Part, at: Operation) -> list[tuple[ast.AST, str]]
         function: Any = frame.scope.value(getattr(made.value, "func", made))
         code, owner = getattr(function, "__code__", None), getattr(function, "__self__", None)
         holds = wanted and wanted <= storages(frame.scope.value(made.targets[0]))
-        here = code is not None and code.co_filename == frame.filename
-        if here and holds and issubclass(type(owner), nn.Module):
-            device = "next(self.parameters()).device"
-            returned = _returned(frame, code.co_name)  # type: ignore[union-attr]
-            return [edit for value in returned for edit in with_device(value, frame, device)]
+        if code is None or code.co_filename != frame.filename or not holds:
+            continue
+        if issubclass(type(owner), nn.Module):
+            values, device = _results(definition(code)), "next(self.parameters()).device"
+            return [edit for value in values for edit in with_device(value, frame, device)]
     return []
 
 
-def _returned(frame: FailedFrame, name: str) -> list[ast.expr]:
-    """Return what a function returns, and what it assigns to the names that it returns."""
-    found = [n for n in ast.walk(frame.tree or ast.Pass()) if getattr(n, "name", "") == name]
-    body = [*chain.from_iterable(map(ast.walk, found))]
+def _results(function: ast.AST) -> list[ast.expr]:
+    """Return the expressions that make a function's results."""
+    body = [*ast.walk(function)]
     values = [n.value for n in body if isinstance(n, ast.Return) and n.value]
     names = {*names_read(ast.Tuple(values, ast.Load()))}
     return values + [n.value for n in body if isinstance(n, ast.Assign) and stored(n) & names]
@@ -308,20 +305,18 @@ def moved_itself(part: operand.Part, frame: FailedFrame) -> str:
     loops = loops_around(frame.failed or part.node) if part.value is not None else []
     for call in (n for n in ast.walk(loops[-1]) if isinstance(n, ast.Call)) if loops else ():
         function: Any = frame.scope.value(call.func)
-        places: list[Any] = [(frame.filename, 0, call, frame.scope.value)]
+        places: list[Any] = [(frame.filename, call, frame.scope.value)]
         if type(function) is FunctionType and is_users(function.__code__.co_filename):
             code, values = function.__code__, map(frame.scope.value, call.args)
             known = {**function.__globals__, **dict(zip(code.co_varnames, values, strict=False))}
             get = lambda node, known=known: known.get(getattr(node, "id", ""), MISSING)  # noqa: E731
-            inner = list[Any]()
-            with suppress(OSError, SyntaxError):  # no source is known, or only part of a line
-                inner += ast.walk(ast.parse(textwrap.dedent(inspect.getsource(function))))
-            places = [(code.co_filename, code.co_firstlineno - 1, each, get) for each in inner]
-        for file, above, each, value in places:
+            inner = ast.walk(definition(code) or ast.Pass())
+            places = [(code.co_filename, each, get) for each in inner]
+        for file, each, value in places:
             its: Any = getattr(each, "func", None)
             if getattr(its, "attr", "") in operand.TRANSFERS and value(its.value) is part.value:
                 text = ast.unparse(each)
-                return f"{label(file)}, line {above + each.lineno}: {text} moves the module itself"
+                return f"{label(file)}, line {each.lineno}: {text} moves the module itself"
     return ""
 
 
@@ -343,26 +338,28 @@ def assigns(stmt: ast.AST | None, text: str) -> bool:
     return isinstance(stmt, ast.Assign) and ast.unparse(stmt.targets[0]) == text
 
 
-def with_device(node: ast.AST, frame: FailedFrame, device: str) -> list[tuple[ast.AST, str]]:
+def with_device(node: Any, frame: FailedFrame, device: str) -> list[tuple[ast.AST, str]]:
     """Return edits that add `device` to the outermost calls that create tensors or generators."""
     function = frame.scope.value(node.func) if isinstance(node, ast.Call) else None
     # Only torch's calls, because NumPy has functions of the same names.
     name = str(of_function(function, "__name__")) if operand.is_torch(function) else ""
     given = {keyword.arg: keyword.value for keyword in getattr(node, "keywords", ())}
     makes = name in operand.FACTORIES or name.endswith("_like")
-    if isinstance(node, ast.Call) and (edit := _special_maker(node, function, frame, device)):
+    if function and (edit := _special_maker(node, function, frame, device)):
         return [edit]
-    if isinstance(node, ast.Call) and moves_to_device(node, operand.Reader(frame)):
-        made = with_device(node.func.value, frame, device)  # type: ignore[attr-defined]
-        return [(node, made[0][1])] if len(made) == 1 else []
     if makes and "device" in given:
         return [(given["device"], device)]
-    if not isinstance(node, ast.Call) or not makes:
-        inner = ast.iter_child_nodes(node)
-        return [edit for child in inner for edit in with_device(child, frame, device)]
-    if given.keys() & {"generator", "out", None}:
+    if makes and given.keys() & {"generator", "out", None}:
         return [(node, moving(frame.text(node), device))]
-    return [with_keyword(node, frame, f"device={device}")]
+    if makes:
+        return [with_keyword(node, frame, f"device={device}")]
+    inner = [with_device(child, frame, device) for child in ast.iter_child_nodes(node)]
+    edits = [*chain.from_iterable(inner)]
+    if edits and moves_to_device(node, operand.Reader(frame)):
+        # For `torch.zeros(3).cuda()`, the created tensor needs no further move.
+        whole = bracketed(node.func.value, frame.text(node.func.value))
+        return [(node, edits[0][1] if edits[0][0] is node.func.value else moving(whole, device))]
+    return edits
 
 
 def _special_maker(

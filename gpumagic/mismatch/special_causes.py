@@ -29,7 +29,8 @@ from gpumagic.mismatch.explanation import (
 from gpumagic.mismatch.operation import Message, named_in, nodes_around, storages
 from gpumagic.moving.move import origin_of
 from gpumagic.usercode.files import label, source_of
-from gpumagic.usercode.frames import FailedFrame, statement, uses
+from gpumagic.usercode.frames import FailedFrame, loops_around, statement, stored, uses
+from gpumagic.usercode.values import comes_from
 
 _STATE = (
     "the optimizer's state stayed behind when the model moved; load_state_dict moves the state to "
@@ -176,6 +177,26 @@ def _for_worker(frames: list[FailedFrame]) -> Explanation:
     rows = tuple(sources.row(part, True) for (part,) in made)
     why = _WORKERS.format(name, *_made_on_host([t for _, t in tensors], frames[-1], name))
     return Explanation(source_of(file, line), line, file, label(file), rows, None, why)
+
+
+def prepare_loader(
+    odd: list[operand.Part], frames: list[FailedFrame], target: str
+) -> tuple[Fix | None, str]:
+    """Return the fix and the reason if operands are batches that accelerate did not prepare."""
+    on_cpu = target != "cpu" and all(part.device == "cpu" for part in odd)
+    wanted = storages([part.value for part in odd]) if on_cpu else set()
+    for frame in frames if wanted else ():
+        known = {**frame.scope.outer, **frame.scope.local}.items()
+        by = [n for n, v in known if comes_from(type(v), "accelerate.accelerator.Accelerator")]
+        loops: list[Any] = loops_around(frame.failed or ast.Pass()) if by else []
+        for loop in (each for each in loops if isinstance(each, ast.For)):
+            held = storages([frame.scope.name(name) for name in stored(loop.target)])
+            loaders = [n for n in ast.walk(loop.iter) if type(frame.scope.value(n)) is DataLoader]
+            if loaders and wanted & held and can_precede(frame, loops[-1]):
+                name = frame.text(loaders[0])
+                why = f"{name} did not go through {by[0]}.prepare(), so its batches stay on the CPU"
+                return Edit(frame, loops[-1], [f"{name} = {by[0]}.prepare({name})"]).fix(0), why
+    return None, ""
 
 
 def _made_on_host(tensors: list[Tensor], frame: FailedFrame, loader: str) -> tuple[str, str]:

@@ -168,3 +168,16 @@ def test_a_loader_that_accelerate_did_not_prepare_is_prepared():
     told = gpumagic.explain(run(code))
     assert "loader did not go through accelerator.prepare()" in told.reason
     assert run(told.fix.apply(code)) is None
+
+
+def test_numpy_in_a_loop_over_an_unprepared_loader_has_its_own_cause():
+    code = (
+        "from accelerate import Accelerator\n"
+        "accelerator = Accelerator()\n"
+        "net = nn.Linear(3, 2).cuda()\n"
+        "loader = DataLoader(torch.ones(4, 3), batch_size=2)\n"
+        "for x in loader:\n    y = net(x.cuda()).detach().numpy()\n"
+    )
+    told = gpumagic.explain(run(code))
+    assert "prepare" not in told.reason
+    assert "detach().cpu().numpy()" in told.fix.code

@@ -130,3 +130,29 @@ def test_a_model_moves_in_place_and_a_used_copy_is_kept(cells):
     code = "for t in (torch.ones(3, 4),):\n    t = t.to(device)\n    moved.append(t)\nnet(moved[0])"
     assert "binds" not in explained(cells.run(code))
     assert "copy" not in explained(cells.run("x = torch.ones(3, 4, device=device)\nnet(x)"))
+
+
+@pytest.mark.parametrize(
+    "line", ["x.to(torch.float32)", "x.to('cuda:1')", "for t in (x,):\n    t = t.double()"]
+)
+def test_a_line_that_sends_no_copy_to_the_device_is_no_cause(cells, line):
+    assert "copy" not in (told := explained(cells.run(f"{DATA}{line}\nloss(x, y)")))
+    assert "binds" not in told
+
+
+def test_a_copy_to_the_gpu_is_not_the_cause_where_numpy_reads(cells):
+    cells.run("import numpy as np")
+    told = explained(cells.run("x = torch.ones(3, device=device)\nx.to(device)\nnp.array(x)"))
+    assert "nothing keeps" not in told
+    assert "np.array(x.cpu())" in told
+
+
+def test_of_two_functions_of_one_name_the_called_one_is_read(cells):
+    code = (
+        "class Other:\n    def load(self, n):\n        x = torch.ones(n, 4)\n"
+        "        x.to(device)\n        return x\n"
+        "class Data:\n    def load(self, n):\n        x = torch.ones(n, 4)\n        return x\n"
+    )
+    cells.run(f"{code}data, other = Data(), Other()")
+    assert "copy" not in explained(cells.run("x = data.load(3)\nloss(x, x[:, :2])"))
+    assert "line 4: x.to(device)" in explained(cells.run("x = other.load(3)\nloss(x, x[:, :2])"))

@@ -259,6 +259,12 @@ def hinge(a, b):
     return torch.max(a - b, least).mean()
 y = hinge(torch.ones(3, device="cuda:1"), torch.zeros(3, device="cuda:1"))
 """
+COMPUTED = """
+def hinge(a, b):
+    least = (torch.zeros(a.size(0)) + 1).cuda()
+    return torch.max(a - b, least).mean()
+y = hinge(torch.ones(3, device="cuda:1"), torch.zeros(3, device="cuda:1"))
+"""
 RESUMED = """
 state = {"rng": torch.get_rng_state().cuda()}
 torch.set_rng_state(state["rng"])
@@ -282,6 +288,7 @@ torch.set_rng_state(state["rng"])
         (HIDDEN, "return (torch.zeros(n, 2, device=next(self.parameters()).device), torch.z"),
         (PACKED, 'x = x.to("cuda:0")'),
         (HARD_CODED, "least = torch.zeros(a.size(0), device=a.device)"),
+        (COMPUTED, "least = (torch.zeros(a.size(0)) + 1).to(a.device)"),
         (SHUFFLED, "order = torch.randperm(6, device=X.device)"),
         (SCORES, "print(f1_score(truth, found.cpu()))"),
         (MEAN, 'texts["mask"].to("cuda:0")'),
