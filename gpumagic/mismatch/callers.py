@@ -17,7 +17,7 @@ from gpumagic.mismatch.explanation import Fix, around, total, trial_on
 from gpumagic.mismatch.operand import TRANSFERS, Part, Reader, device_of, full
 from gpumagic.mismatch.operation import Operation, named_in, operation, ran_mixed
 from gpumagic.mismatch.sources import only_assignment
-from gpumagic.usercode.files import is_users, label, shell
+from gpumagic.usercode.files import is_users, label, parsed, shell
 from gpumagic.usercode.frames import (
     FailedFrame,
     definition,
@@ -26,7 +26,6 @@ from gpumagic.usercode.frames import (
     in_own_scope,
     loops_around,
     parents,
-    source,
     stored,
     uses,
 )
@@ -279,7 +278,7 @@ def _places(frame: FailedFrame, names: set[str]) -> Iterator[tuple[Any, dict[str
     cells = _earlier_cells() if frame.at_top else []
     for file in (file for file in cells if file != frame.filename):
         if names := names - set[str]().union(*map(stored, ran)):
-            read = source(file)
+            read = parsed(file)
             cell = _Written(file, read.text, ran := _own_nodes(read.tree), earlier=True)
             yield from _in_code(cell, ran, frame, names)
 
@@ -323,7 +322,7 @@ def _called(call: ast.Call, frame: FailedFrame, caller: Any) -> _Written | None:
     if type(function) is type or code is None or not is_users(code.co_filename):
         return None
     parameters, earlier = code.co_varnames[: code.co_argcount], getattr(caller, "earlier", False)
-    text, nodes = source(code.co_filename).text, _own_nodes(definition(code))
+    text, nodes = parsed(code.co_filename).text, _own_nodes(definition(code))
     return _Written(code.co_filename, text, nodes, parameters, earlier)
 
 

@@ -277,6 +277,13 @@ def executing(code: CodeType, at: int) -> Any:
     return Source.executing(frame)
 
 
+def parsed(file: str) -> Any:
+    """Return a file's `text` and syntax `tree`, as the executing package has read them."""
+    from executing import Source
+
+    return Source.for_filename(file)
+
+
 def name_in(frame: FrameType, is_it: Callable[[Any], bool]) -> str:
     """Return the first name in a frame's expression whose value satisfies `is_it`, or empty."""
     names: list[str] = re.findall(r"(?<![.\w])[^\W\d]\w*", expression(*in_cell(frame)))

@@ -248,7 +248,7 @@ def uses(node: ast.AST, text: str) -> list[ast.expr]:
 def decides(file: str, line: int, code: str) -> bool:
     """Whether an expression in a line, or names computed from it, decide a branch, loop or index.
     For any ``x[i]``, True."""
-    nodes: Any = [*ast.walk(source(file).tree or ast.Pass())]
+    nodes: Any = [*ast.walk(files.parsed(file).tree or ast.Pass())]
     decisive = _decisive(nodes)
     here = (n for n in nodes if isinstance(n, ast.expr) and n.lineno <= line <= (n.end_lineno or 0))
     with suppress(SyntaxError, ValueError, RecursionError):
@@ -259,19 +259,13 @@ def decides(file: str, line: int, code: str) -> bool:
     return False
 
 
-def source(file: str) -> Any:
-    """Return a file's `text` and `tree`, as the executing package has read them."""
-    from executing import Source  # a slow import, which reading a traceback has done by now
-
-    return Source.for_filename(file)
-
-
 def definition(code: CodeType) -> Any:
     """Return the syntax node of a function, or None."""
-    nodes = ast.walk(source(code.co_filename).tree or ast.Pass())
-    named = [n for n in nodes if isinstance(n, _FUNCTIONS) and n.name == code.co_name]
-    first = ((n, min(each.lineno for each in (n, *n.decorator_list))) for n in named)
-    return next((node for node, line in first if line == code.co_firstlineno), None)
+    nodes = ast.walk(files.parsed(code.co_filename).tree or ast.Pass())
+    for node in (n for n in nodes if isinstance(n, _FUNCTIONS) and n.name == code.co_name):
+        if code.co_firstlineno == min(each.lineno for each in (node, *node.decorator_list)):
+            return node
+    return None
 
 
 def _decisive(nodes: list[Any]) -> set[ast.AST]:
