@@ -1,7 +1,7 @@
 """Run any operator on a virtual GPU with the CPU's kernel.
 
-The CPU's kernel gets CPU tensors that share the arguments' bytes; its results become GPU tensors.
-This runs at the dispatch key CUDA, after autograd, autocast and vmap, which work as usual.
+The CPU's kernel gets CPU tensors that share the arguments' bytes. Its results become GPU tensors.
+Kernels run at the dispatch key CUDA, so autograd, autocast and vmap run before them as usual.
 """
 
 import functools
@@ -32,7 +32,6 @@ CPU = C.DispatchKeySet(C.DispatchKey.CPU)
 _SPARSE = C.DispatchKeySet(C.DispatchKey.SparseCPU)
 _LARGEST_NUMBER = 8  # assumed bytes per element; complex128 has 16, but is rare
 LAZY = ("Conjugate", "Negative")  # dispatch keys of conjugate and negative views
-
 DRAWS = frozenset(["native_dropout", "rrelu_with_noise"])
 """Operators that draw random numbers and take no generator."""
 SHARING = {"_embedding_bag", "_embedding_bag_forward_only", "lu_unpack", "channel_shuffle", "lift"}
@@ -73,9 +72,9 @@ class KernelPlan:
         self.draws = self.name in DRAWS or "generator" in self.arguments
         self.composite = not has_kernel("CPU")
         self.number_ok = self.name.rstrip("_") in NUMBER_AS_TENSOR
-        # Without a kernel at any LAZY key, torch resolves conjugate and negative views beforehand.
+        # torch resolves conjugate and negative views if the operator has no kernel at a LAZY key.
         self.flip: Callable[..., Tensor] = flip if any(map(has_kernel, LAZY)) else flip_plain
-        self.plain = self.dense and not self.outs  # whether `self.flip` suffices for each tensor
+        self.plain = self.dense and not self.outs  # whether `self.flip` can convert each tensor
         self.fresh = self.plain and _makes_all_new(self.op)
         self.pointwise = torch.Tag.pointwise in self.op.tags
         self.grows = [n for n, a in enumerate(arguments) if (a.name, str(a.type)) in _GROWS]
@@ -114,7 +113,7 @@ NOT_PINNED = "Only dense CPU tensors can be pinned"
 
 @functools.cache
 def kernel_of(op: Any, dense: bool = True) -> Callable[..., Any]:
-    """Return a kernel that runs `op` for GPU tensors; if not `dense`, also sparse or nested."""
+    """Return a kernel that runs `op` on GPU tensors, which are all dense if `dense` is true."""
     if returns_view(op):
         return on_metadata(op, CPU)  # the CPU's kernels for views also accept GPU tensors
     return functools.partial(_run, KernelPlan(op, dense))
@@ -137,9 +136,9 @@ def _run(plan: KernelPlan, /, *args: Any, **kwargs: Any) -> Any:
 
 def _run_on_cpu(plan: KernelPlan, args: Any, kwargs: dict[str, Any]) -> Any:
     __tracebackhide__ = True
-    # Kernels fill the processor's caches, so this function and `adopt` access little memory.
+    # A kernel evicts Python's data from the caches, so access little memory here and in `adopt`.
     found: Found = []
-    above: list[str] = []  # names of arguments that need the operator's full dispatch
+    above: list[str] = []  # arguments for which torch must dispatch the operator again
     at, count, low = _lower_all(plan, args, found, above)
     low_kwargs = {name: _lower(plan, name, x, found, above) for name, x in kwargs.items()}
     gpu = _gpu_for(plan, found, args, kwargs) if at < 0 or kwargs else GPUS[at]
@@ -221,7 +220,7 @@ def _gpu_for(plan: KernelPlan, found: Found, args: Any, kwargs: Any) -> VirtualG
 def _check_room(
     plan: KernelPlan, low: list[Any], kwargs: Any, found: Found, gpu: VirtualGpu
 ) -> None:
-    """Raise, before computing, if the results do not fit."""
+    """Before the CPU computes, raise an out-of-memory error if the results would not fit."""
     __tracebackhide__ = True
     tensors, room = [x for _, x, _ in found], gpu.account.room // _LARGEST_NUMBER
     large = plan.grows or prod(map(Tensor.numel, tensors)) > room
@@ -249,7 +248,7 @@ def _at_most(plan: KernelPlan, tensors: list[Tensor], args: Any) -> int:
 
 
 def _require_results(plan: KernelPlan, args: Any, kwargs: Any, gpu: VirtualGpu) -> None:
-    """Raise if the results do not fit. torch's meta kernel takes up to 1 ms to find the sizes."""
+    """Raise an out-of-memory error if results would not fit. Finding their sizes may take 1 ms."""
     __tracebackhide__ = True
     given = {**kwargs, "device": "meta"} if "device" in kwargs else kwargs
     try:
@@ -308,7 +307,7 @@ def _prepare(
 
 
 def _set_generator(at: int, low: list[Any], kwargs: Any, gpu: VirtualGpu) -> None:
-    """Use the GPU's generator if the argument at index `at` names none; refuse the CPU's."""
+    """Pass the GPU's generator if the caller gave none at index `at`; refuse a CPU generator."""
     generator = low[at] if at < len(low) else kwargs.get("generator")
     if generator is None:
         kwargs["generator"] = gpu.generator
@@ -318,7 +317,7 @@ def _set_generator(at: int, low: list[Any], kwargs: Any, gpu: VirtualGpu) -> Non
 
 
 def _lift(plan: KernelPlan, result: Any, found: Found, gpu: VirtualGpu) -> Any:
-    """Return the GPU tensor for a CPU kernel's result, either an argument or a new tensor."""
+    """Return the GPU tensor for a CPU kernel's result: the written argument, or a new tensor."""
     if isinstance(result, (list, tuple)):
         return type(result)([_lift(plan, each, found, gpu) for each in result])
     if not isinstance(result, Tensor):

@@ -1,8 +1,9 @@
-"""Run the operators of virtual GPUs that CUDA fuses: attention, normalization, recurrent nets.
+"""Implement operators that are fused on CUDA: attention, normalization and recurrent networks.
 
-A whole LSTM, GRU or RNN runs as one CPU operator, which as with cuDNN has no second derivative, and
-with fake tensors only allocates results. Under vmap, for tensor subclasses, and for dtypes other
-than float32 and float64, it runs as many operators, which is 3 to 10 times slower.
+A call of an LSTM, GRU or RNN runs one CPU operator. As with cuDNN, there is no second derivative.
+With fake tensors, only the results are allocated. Under vmap, for tensor subclasses, and for dtypes
+other than float32 and float64, the call is decomposed into many operators, which is 3 to 10 times
+slower.
 """
 
 import weakref
@@ -163,7 +164,7 @@ class _Fused(torch.autograd.Function):
             tensors = [x if isinstance(x, Tensor) else None for x in leaves]
             ctx.save_for_backward(reserve, *tensors)
             ctx.others = [x if t is None else None for x, t in zip(leaves, tensors, strict=True)]
-            weakref.finalize(reserve, ctx.graph.clear).atexit = False  # the graph goes with it
+            weakref.finalize(reserve, ctx.graph.clear).atexit = False  # frees the graph too
         return found if shapes_of else tuple(_raised(found, gpu))
 
     @staticmethod

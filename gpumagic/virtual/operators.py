@@ -25,7 +25,6 @@ _fill_mask: Kernel = kernel_of(aten.masked_fill_.Tensor)
 _convolve = kernel_of(aten.convolution.default)
 _put = kernel_of(aten._index_put_impl_.default)
 _count = kernel_of(aten.histc.default)
-
 _FLOATS_ONLY = {  # products that CUDA lacks for integers, by the name in CUDA's error
     "addmm_cuda": "mm addmm addmm_",
     "baddbmm_cuda": "bmm baddbmm baddbmm_",

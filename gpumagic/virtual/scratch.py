@@ -1,7 +1,7 @@
 """Compute the temporary memory that CUDA's operators allocate, such as for partial sums.
 
-A rule returns the bytes of each temporary buffer; all exist at the same time. Rules follow torch's
-CUDA sources; the rule for sums follows ``setReduceConfig`` in ATen/native/cuda/Reduce.cuh.
+A rule is a function that returns the bytes of each temporary buffer. The buffers exist at the same
+time. Rules follow torch's CUDA sources, such as ``setReduceConfig`` in Reduce.cuh for sums.
 ``tests/cuda`` compares the results with the numbers of torch's allocator on a real GPU.
 """
 
@@ -26,7 +26,7 @@ IN_PARTS.add("_trilinear")
 
 
 def temporary_bytes(rule: Rule, device: Any, args: tuple[Any, ...], result: Any) -> list[int]:
-    """Return a rule's buffer sizes. If the rule fails, return []; `%gpus --doctor` reports why."""
+    """Return a rule's buffer sizes; [] if the rule raised an error. `%gpus --doctor` reports it."""
     try:
         return rule(gpu_of(device).properties, args, result)
     except Exception as error:  # noqa: BLE001  a rule's bug must not stop the user's operator
@@ -85,7 +85,7 @@ def _partial_sums(
 def _shared(
     sides: Ints, inputs: int, outputs: int, size: int, card: Any, vector: int = 1, across: int = 0
 ) -> list[int]:
-    """Return the buffers' bytes if several thread blocks share one output, otherwise []."""
+    """Return the buffers' bytes if several thread blocks compute one output together, else []."""
     most = _THREADS // vector
     # Round each side down to a power of two, at most `most`.
     wide, high = (min(1 << max(side, 1).bit_length() - 1, most) for side in sides)

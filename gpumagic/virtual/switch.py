@@ -27,11 +27,12 @@ from gpumagic.virtual.virtual_gpus import GPUS, Properties, VirtualGpu, in_bad_f
 
 C: Any = torch._C
 Kernel = Callable[..., Any]
-# torch registers _native itself; symm_mem needs memory that several processes share.
+# Namespaces that `_register_others` skips. `_register_dense` registers aten, and torch registers
+# _native itself. symm_mem needs memory that several processes share.
 _LEFT_ALONE = {"aten", "symm_mem", "_native"}
-_SHARE = {"_lazy_clone", "_unsafe_view", "unsafe_split"}  # undeclared aliases
+_SHARE = {"_lazy_clone", "_unsafe_view", "unsafe_split"}  # their results are undeclared aliases
 _DECOMPOSED = _SHARE | {"copy_", "linalg_lstsq", "masked_fill", "index_fill"}
-"""Composite operators to decompose: they alias or copy memory, or depend on values or devices."""
+"""Composite operators to decompose, because they alias or copy memory or read values or devices."""
 
 kernels: dict[str, Kernel] = {}
 """Kernels of aten at the dispatch key CUDA, by name. Empty while virtual GPUs are off."""
@@ -61,7 +62,7 @@ def register(stack: ExitStack) -> None:
 def _register_dense(aten: Any) -> None:
     """Register aten's kernels: the kernels of `cpu_kernels` at the key CPU, all others at CUDA."""
     kernels.update(own_kernels())
-    # Run each composite operator as one CPU call: given GPU tensors, its C++ code might call CUDA.
+    # Run each composite operator as one CPU call. With GPU tensors, its C++ code might call CUDA.
     explicit = "CompositeExplicitAutograd"
     named = _names(explicit) | _names(f"{explicit}NonFunctional")
     whole = {n for n in named if not n.endswith("out") and _is_whole(overload(n))}
@@ -200,7 +201,7 @@ def _add(properties: Properties, row: Any) -> MemoryAccount:
 
 
 def stand_in(gpus: Iterable[tuple[Any, int]]) -> None:
-    """Replace GPUs in a forked child by virtual ones of equal properties and allocated bytes."""
+    """In a forked child, replace `gpus` by virtual GPUs with the same properties and used bytes."""
     on = bool(GPUS)  # whether virtual GPUs are on and will be replaced
     GPUS.clear()
     for real, allocated in gpus:
