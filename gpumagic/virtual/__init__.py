@@ -1,11 +1,11 @@
 """Make virtual GPUs: ``cuda:0`` … ``cuda:7`` in a process whose PyTorch sees no GPU.
 
-A tensor on ``cuda:1`` is an ordinary ``torch.Tensor``, and its device in C++ is ``cuda:1``. Its
-bytes are in the CPU's memory. Results equal the CPU's bit for bit, errors about mixed devices have
-CUDA's text, and memory is counted and limited as on a GPU. Timings say nothing about a real GPU.
-JAX and TensorFlow get as many extra CPU devices, unless they have started, even without torch.
+A tensor on ``cuda:1`` is an ordinary ``torch.Tensor`` whose C++ device is ``cuda:1``, but its bytes
+are in the CPU's memory. Results equal the CPU's bit for bit. Errors about mixed devices have CUDA's
+text. Memory is counted and limited as on a GPU. Timings say nothing about a real GPU. In JAX and
+TensorFlow, extra CPU devices serve as virtual GPUs, unless the framework has already started.
 
-Importing this package does not import torch. :func:`disable` restores torch.
+Importing this package does not import torch, which is optional. :func:`disable` restores torch.
 See :mod:`gpumagic.virtual.gate` for the private parts of torch that are changed.
 """
 
@@ -44,10 +44,10 @@ def enable(
     Parameters
     ----------
     devices : int
-        Number of GPUs, 1 to 8. If the same GPUs are already on, they are unchanged.
+        Number of GPUs, 1 to 8. Nothing changes if as many are already on, with this `memory`.
     memory : str or int, optional
-        Capacity of each GPU: ``"16GiB"``, ``"512MiB"``, ``"2GB"``, or bytes. None is reserved. The
-        default is an equal part of the host's usable memory, in whole GiB, at most 16 GiB.
+        Capacity of each GPU: ``"16GiB"``, ``"512MiB"``, ``"2GB"``, or bytes. By default,
+        the GPUs share the host's usable memory equally, in whole GiB, at most 16 GiB each.
     force : bool
         Allow virtual GPUs on a machine with real GPUs. PyTorch cannot use the real GPUs until
         :func:`disable`.
@@ -149,7 +149,8 @@ def enabled() -> bool:
 
 
 def refresh(*, others: bool = True) -> None:
-    """Publish torch's bytes on virtual GPUs and, with `others`, the bytes of other frameworks."""
+    """Publish to other processes how many bytes torch has reserved on each virtual GPU.
+    With `others`, also publish the bytes of JAX and TensorFlow."""
     if gpus := sys.modules.get(f"{__name__}.virtual_gpus"):
         for gpu in gpus.GPUS:
             gpu.account.refresh()
@@ -178,7 +179,7 @@ def _compare(there: list[Device], number: int, capacity: int | None) -> None:
     each = there[0].memory_total or 0
     if len(there) != number or capacity not in (None, each):
         asked = number if capacity is None else f"{number} of {capacity / _GIB:.3g} GiB"
-        off = "%gpus --virtual off" + " --force" * bool(live_tensors())  # always works
+        off = "%gpus --virtual off" + " --force" * bool(live_tensors())
         raise GpuError(
             f"virtual GPUs: {asked} requested, {len(there)} of {each / _GIB:.3g} GiB already on; "
             f"type {as_typed(off)} first"

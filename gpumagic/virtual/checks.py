@@ -1,11 +1,12 @@
 """Raise CUDA's errors for tensors on different devices, and imitate device-side asserts.
 
-PyTorch has two rules for devices. Operators built on TensorIterator accept CPU scalars, and their
-error is "found at least two devices". Most other operators check each argument in a generated
-wrapper, which the error names. torch's ``native_functions.yaml`` says which rule applies.
+PyTorch has two rules for devices. Operators built on TensorIterator accept 0-dim CPU tensors. Their
+error says "found at least two devices". Most other operators have a generated wrapper that checks
+each argument, and the error names this wrapper. torch's ``native_functions.yaml`` says which rule
+applies to an operator.
 
 With ``enable(asserts=True)``, an operator with a bad index returns wrong numbers, as on a GPU. The
-next synchronization and all later operators raise CUDA's error.
+next synchronization raises CUDA's error, and so do all later operators.
 """
 
 import re
@@ -24,17 +25,17 @@ from gpumagic.telemetry.state_files import unpublish_death
 from gpumagic.virtual.virtual_gpus import GPUS, VirtualGpu
 
 Found = list[tuple[str, Tensor, Tensor]]
-"""For each tensor argument, in order: its name, the tensor, and the CPU tensor used instead."""
+"""For each tensor argument, in order: name, tensor, and the tensor that the CPU's kernel gets."""
 
 TAKEN_FROM_CPU = {"cpu_nested_shape_example", "input_lengths", "lengths", "lr", "target_lengths"}
-"""Arguments that CUDA's kernels read on the host."""
+"""Names of arguments that may be CPU tensors, because CUDA's kernels read them on the host."""
 INDEX = "indices should be either on cpu or on the same device as the indexed tensor ({})"
 LENGTHS = "'lengths' argument should be a 1D CPU int64 tensor, but got 1D {} Long tensor"
 SAME = "Expected all tensors to be on the same device, but"
 
 
 def mixed(plan: Any, found: Found) -> VirtualGpu:
-    """Return the GPU for an operator with tensors on several devices, or raise CUDA's error."""
+    """Choose the GPU for an operator with tensors on several devices, or raise CUDA's error."""
     __tracebackhide__ = True
     found = sorted(found, key=lambda each: each[0] not in plan.outs)
     gpu = GPUS[next(tensor for _, tensor, _ in found if tensor.is_cuda).get_device()]
@@ -105,7 +106,7 @@ ASSERT = (
     "For debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
     "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
 )
-ASSERTED = re.compile(  # CPU errors that are failed asserts on CUDA
+ASSERTED = re.compile(  # texts of CPU errors for which CUDA's kernels fail an assert
     r"(?i)(index|target) .*out of (range|bounds)|tried to access index|"
     r"INDICES element is out|not in the valid range|Class values must be|p_in >= 0|"
     r"elements of (input|target) should be between 0 and 1|probability tensor contains|"
@@ -113,11 +114,11 @@ ASSERTED = re.compile(  # CPU errors that are failed asserts on CUDA
     r"invalid max index"
 )
 imitated = failed = dead = False
-"""`imitated`: asserts are imitated. `failed`: an assert failed. `dead`: CUDA's error was raised."""
+"""`imitated`: asserts are imitated. `failed`: an assert failed. `dead`: its error was raised."""
 
 
 def imitate_asserts(stack: ExitStack) -> None:
-    """Imitate asserts until `stack` is closed."""
+    """Imitate device-side asserts until `stack` is closed."""
     global imitated
     if not imitated:
         imitated = True
@@ -148,7 +149,7 @@ def wait() -> None:
 
 
 def run_on(plan: Any, kernel: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Record a failed assert; return wrong values of the right shape."""
+    """Record a failed assert. Run `kernel` on harmless numbers, for results of the right shape."""
     global failed, imitated
     low = [_harmless(x, plan.arguments[n] in plan.written) for n, x in enumerate(args)]
     given = {name: _harmless(x, name in plan.written) for name, x in kwargs.items()}
@@ -162,7 +163,7 @@ def run_on(plan: Any, kernel: Callable[..., Any], args: Any, kwargs: Any) -> Any
 
 
 def _harmless(value: Any, written: bool) -> Any:
-    """Return an argument with harmless numbers: 0, or 0.5. Written and bool tensors stay."""
+    """Return a tensor of zeros, or of 0.5 for floats. Return written and bool tensors unchanged."""
     if isinstance(value, (list, tuple)):
         return type(value)(_harmless(each, written) for each in value)
     if not isinstance(value, Tensor) or written or value.dtype == torch.bool:

@@ -69,13 +69,13 @@ class Stream(C.Stream, metaclass=_Kind):  # type: ignore[misc]
 
     @unseen
     def query(self) -> bool:
-        """Return True, because no work is pending. Raise the error of a failed assert, if any."""
+        """Return True, because no work is pending. Raise CUDA's error if an assert has failed."""
         checks.wait()
         return True
 
     @unseen
     def synchronize(self) -> None:
-        """Raise the error of a failed device-side assert, if any. No work is pending."""
+        """Raise CUDA's error if a device-side assert has failed. No work is pending."""
         checks.wait()
 
     def wait_stream(self, other: Any) -> None:
@@ -131,7 +131,7 @@ class Generator(C.Generator, metaclass=_Kind):  # type: ignore[misc]
         self._device = torch.device(device)
         if self._device.type == "cuda":
             self._device = gpu_of(self._device).device
-            _of_cuda.add(self._cdata)  # C++ may pass `self` on as a torch._C.Generator
+            _of_cuda.add(self._cdata)
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -144,7 +144,7 @@ class Generator(C.Generator, metaclass=_Kind):  # type: ignore[misc]
 
 
 def belongs_to_cuda(generator: Any) -> bool:
-    """Whether a generator belongs to a virtual GPU, even if C++ passed a torch._C.Generator."""
+    """Whether a generator is a virtual GPU's. C++ may pass it as a plain torch._C.Generator."""
     return generator._cdata in _of_cuda
 
 
@@ -153,7 +153,7 @@ _swapping = threading.RLock()
 
 @contextlib.contextmanager
 def cpu_draws_from(generator: Any) -> Iterator[None]:
-    """Make kernels draw from `generator` instead of the CPU's default generator."""
+    """In a `with` block, make CPU kernels draw random numbers from `generator`, not the default."""
     cpu = torch.default_generator
     with _swapping:
         saved = cpu.get_state()
@@ -227,7 +227,7 @@ def install(stack: ExitStack) -> None:
     if torch.version.cuda is not None:
         patch(stack, torch.distributed, Reducer=partial(_refused, _NO_REDUCER))
     elif logger := getattr(torch.distributed, "Logger", None):
-        # Replace a method that, for a model on a GPU, needs CUDA timers. A CPU build has none.
+        # For a model on a GPU, this method needs CUDA's timers, which a CPU build does not have.
         patch(stack, logger, set_runtime_stats_and_log=_nothing)
 
 
@@ -347,13 +347,13 @@ def _patch_autograd(stack: ExitStack) -> None:
 
     @unseen
     def backward(*args: Any, **kwargs: Any) -> Any:
-        # The caller's thread has the user's frames, and autograd may have none for these GPUs.
+        # Stay on the caller's thread, where the user's frames are. autograd may have no GPU thread.
         with torch.autograd.set_multithreading_enabled(False):
             return run_backward(*args, **kwargs)
 
     def profile_cpu(self: Any, enabled: bool = True, **options: Any) -> None:
         on_cuda = options.pop("use_cuda", False) or options.get("use_device") == "cuda"
-        if enabled and on_cuda:  # without this, C++ reports an error for each event
+        if enabled and on_cuda:  # profiling CUDA would report an error per event
             warnings.warn("virtual GPUs: the profile has only the CPU's times", stacklevel=3)
             options |= {"use_cpu": True, "use_device": None}
         begin(self, enabled, **options)
@@ -361,7 +361,7 @@ def _patch_autograd(stack: ExitStack) -> None:
     for module in (torch.autograd, torch.autograd.graph):
         patch(stack, module, _engine_run_backward=backward)
     patch(stack, torch.autograd.profiler.profile, __init__=profile_cpu)
-    # Virtual GPUs' streams never have pending work, so torch's warning never applies.
+    # Streams never have pending work here, so torch need not warn about different streams.
     warn = torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch
     warn(False)
     stack.callback(warn, True)

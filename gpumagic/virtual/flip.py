@@ -18,7 +18,7 @@ C: Any = torch._C
 ON_CPU = 1  # DLDevice {kDLCPU, 0}, read as one int64
 _DEVICE = 1  # offset of the DLDevice in DLManagedTensor, in words of eight bytes
 _to_dlpack, _from_dlpack = C._to_dlpack, C._from_dlpack
-# The process's memory in words, by address >> 3; ten times as fast as new ctypes objects.
+# The process's memory as 8-byte words, by address >> 3. New ctypes objects would be 10x slower.
 _memory = memoryview((ctypes.c_int64 * 2**59).from_address(0)).cast("B").cast("q")
 
 
@@ -99,7 +99,7 @@ def flip_parts(tensor: Tensor) -> Tensor:
 
 
 def adopt_parts(tensor: Tensor, gpu: VirtualGpu) -> Tensor:
-    """Do the same as `adopt` for a sparse or nested tensor."""
+    """Turn a new sparse or nested CPU tensor into a tensor on `gpu`, as `adopt` does."""
     made: Tensor = _rebuild(tensor, lambda part: adopt(part.detach(), gpu), gpu.device)
     return made
 

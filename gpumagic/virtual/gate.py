@@ -1,8 +1,10 @@
 """Decide whether virtual GPUs may be turned on, and make torch's C++ code report a cuda device.
 
-A wrong assumption about torch's C++ code can crash the interpreter. So an untested version of torch
-must first pass a trial in a child process. The autograd engine asks two C++ singletons whether a
-cuda device exists. If one answers no, the engine ends the process. So gpumagic changes both:
+A wrong assumption about torch's C++ code can crash the interpreter. So if this torch or platform is
+untested, or if there is a real GPU, a trial in a child process must succeed first.
+
+The autograd engine asks two C++ singletons whether a cuda device exists. If one answers no, the
+engine ends the process. So gpumagic changes both singletons:
 
 * The device guard. ``_ensureCUDADeviceGuardSet`` installs torch's do-nothing cuda guard
   (``c10::impl::FakeGuardImpl``, eight devices), but only in place of a guard that finds no device.
@@ -15,8 +17,9 @@ cuda device exists. If one answers no, the engine ends the process. So gpumagic 
 
 :mod:`gpumagic.virtual.flip` changes the device in DLPack capsules,
 :mod:`gpumagic.virtual.cuda_api` patches attributes, and :mod:`gpumagic.virtual.switch` registers
-kernels. Turning virtual GPUs off undoes this, and turns on torch's warning about gradients
-accumulated on another stream, because torch has no function that reads this setting.
+kernels. Turning virtual GPUs off undoes these changes, but keeps the fake guard if there is no real
+GPU. It also turns on torch's warning about gradients accumulated on another stream, because torch
+has no function that tells whether this warning was on before.
 """
 
 import ctypes
@@ -46,10 +49,9 @@ YES = ("isBuilt", "isAvailable", "hasPrimaryContext", "init")
 
 _CUDA = 1  # c10::DeviceType::CUDA
 _HEADER_WORDS = 2  # the two words before a virtual table's first entry
-
-# Pairs (index, address): the word at `index` of a pinned storage is the allocator's `address`.
+# Pairs (index, address): in a pinned storage, the word at `index` is its allocator's `address`.
 _pinned: list[tuple[int, int]] = []
-_kept: list[Any] = []  # never freed, because C++ may use them after Python has ended
+_kept: list[Any] = []  # objects that C++ may use even after Python has ended
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(_kept))
 
 
@@ -87,7 +89,7 @@ def _install_guard(stack: ExitStack, c10: ctypes.CDLL) -> None:
     _kept.append((none, table, counts_none))
 
     def put_back() -> None:
-        # Without a real GPU, keep the fake guard, which a parameter on a virtual GPU still needs.
+        # Without a real GPU, keep the fake guard: a parameter still on a virtual GPU needs a guard.
         if getattr(C, "_cuda_getDeviceCount", int)():
             register(_CUDA, before)
 
@@ -118,11 +120,11 @@ def _install_hooks(stack: ExitStack, c10: ctypes.CDLL, cpu: ctypes.CDLL) -> None
 
 
 def _pinned_allocator(c10: ctypes.CDLL) -> Any:
-    """Return a C function that returns the allocator of pinned storages, a copy of the CPU's."""
+    """Return a C function that returns the allocator for pinned storages: a copy of the CPU's."""
     get = getattr(c10, CPU_ALLOCATOR)
     get.restype = ctypes.c_void_p
     ordinary = get()
-    twin = ctypes.create_string_buffer(ctypes.string_at(ordinary, 64))  # an allocator has 8 bytes
+    twin = ctypes.create_string_buffer(ctypes.string_at(ordinary, 64))  # 8 bytes would suffice
     give = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(lambda self: ctypes.addressof(twin))
     words = _words_of(torch.empty(1).untyped_storage())
     if ordinary in words:

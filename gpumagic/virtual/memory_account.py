@@ -1,9 +1,9 @@
 """Account for the memory of a virtual GPU: bytes, blocks, peaks, limits.
 
 Threads and garbage collections may allocate and free at any moment. So allocations and frees are
-first appended to a log, from which the numbers are updated at each reading, when the GPU could be
-full, and after every few MiB. `refresh` also publishes the numbers for other processes. Each
-allocation stores the user's innermost line. Errors have the text of CUDA's allocator.
+first appended to a log. The numbers are updated from the log when they are read, when the GPU could
+be full, and after every few MiB. `refresh` also publishes the reserved bytes to other processes.
+Each allocation stores the innermost line of the user's code. Errors have CUDA's text.
 """
 
 import re
@@ -33,10 +33,8 @@ SMALL = 2**17
 """Tensors of at most this many elements are created without a check of the free memory."""
 _UNCOUNTED, _LEAST = 16 * 2**20, 64 * 2**10
 """After `_UNCOUNTED` allocated bytes, the numbers are updated from the log. To keep the log short,
-each allocation counts as at least `_LEAST` bytes here."""
+each allocation counts as at least `_LEAST` of these bytes."""
 _getframe = sys._getframe
-
-
 _LIBRARY, _USERS, _TIMED = range(3)
 
 
@@ -73,7 +71,7 @@ class Allocation(weakref.ref[Any]):
     at: int  # offset of the instruction in `made`
     metadata: str  # this module's `metadata` at the time of the allocation
     place: tuple[int, int]  # address and size of the block in the model of CUDA's allocator
-    address: int  # set while the owner lives; a dead tensor's cannot be read
+    address: int  # read while the owner lives, because a dead tensor has no address
 
     def find_address(self) -> int:
         """Return the bytes' address in the host's memory; 0 if the owner has just died."""
@@ -103,9 +101,9 @@ class MemoryAccount:
         self.refusal = ""  # if not empty, each allocation raises an error with this text
         self._row: Any = row
         self._lock = threading.RLock()  # reentrant, because a finalizer may read the numbers
-        self._live: dict[int, Allocation | SimpleNamespace] = {}  # keeps the references alive
-        # Logged when made, and when the owner dies, on any thread. A weak reference's callback is
-        # a C function, because Python drops an interrupt that arrives in a Python callback.
+        self._live: dict[int, Allocation | SimpleNamespace] = {}  # keeps weak references alive
+        # Each allocation is logged when it is made and when its owner dies, on any thread. Its weak
+        # reference calls a C function, because Python drops an interrupt during a Python callback.
         self._log: deque[Allocation | SimpleNamespace] = deque()
         self._note: Callable[[Any], None] = self._log.append
         self._room = -1  # bytes that may be allocated before the log must be counted
@@ -113,7 +111,8 @@ class MemoryAccount:
         self._window = perf_counter_ns()
 
     def charge(self, owner: Any, nbytes: int, depth: int = 1) -> None:
-        """Allocate `nbytes` until `owner` dies, or raise. Skip `depth` frames to find user code."""
+        """Count `nbytes` as allocated until `owner` dies; raise an error if they do not fit.
+        The search for the user's code begins `depth` frames above this function."""
         # Accesses to memory are slow after a kernel, so `_count` does all work that can wait.
         room = self._room - max(nbytes, _LEAST)
         if room < 0:
@@ -139,7 +138,7 @@ class MemoryAccount:
             self.refresh()
 
     def _make_room(self, nbytes: int) -> None:
-        """Raise an error if `nbytes` do not fit."""
+        """Raise an error if `nbytes` do not fit, even after the cache was emptied."""
         if self.refusal:
             raise RuntimeError(self.refusal)
         with self._lock:
@@ -175,9 +174,9 @@ class MemoryAccount:
             raise self.out_of_memory(in_blocks(nbytes), host=True)
 
     def record_events(self, most: int | None) -> None:
-        """Record events from now on, and keep the last `most` events. None stops the recording."""
+        """From now on, record the last `most` allocations and frees. If `most` is None, stop."""
         with self._counted():
-            self.blocks_now()  # finds the addresses, for the events of the blocks' frees
+            self.blocks_now()  # stores the addresses, which the events of later frees contain
             self.events = None if most is None else deque(self.events or (), most)
             self._room = -1
 
@@ -196,13 +195,13 @@ class MemoryAccount:
         return sorted(filter(Allocation.find_address, live), key=attrgetter("address"))
 
     def refresh(self) -> None:
-        """Count the logged allocations and frees, and publish the numbers."""
+        """Count the logged allocations and frees, and publish the reserved bytes."""
         with self._counted():
             pass
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
-        """Hold the lock in a `with` block. First count the log; at the end, publish the bytes."""
+        """Hold the lock in a `with` block. Count the log first, and publish reserved bytes last."""
         with self._lock:
             self._count()
             yield
@@ -321,7 +320,7 @@ def _readable(nbytes: int) -> str:
 
 
 def host_has() -> int:
-    """Return the host's available bytes, or the container's if these are fewer."""
+    """Return the available bytes of the host, or of the container if it has fewer."""
     used, total = MemoryGroup().ram()
     available = psutil.virtual_memory().available
     return available if used is None or total is None else min(available, total - used)

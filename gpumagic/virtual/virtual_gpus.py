@@ -1,8 +1,8 @@
 """Define the virtual GPUs of this process, and the memory functions that ``torch.cuda`` calls.
 
-Snapshots have torch's layout. A virtual GPU's blocks are scattered over the host's memory, so each
-block is a segment, and the reserved memory outside all blocks is one more. An allocation is
-recorded with one line of the user's code, and a free without a line.
+Memory snapshots have torch's layout. The blocks of a virtual GPU are scattered over the host's
+memory, so each block is shown as a segment. One more segment is the reserved memory outside all
+blocks. A recorded allocation has one line of the user's code as its stack; a free has no stack.
 """
 
 import os
@@ -105,14 +105,13 @@ def keep_after_fork() -> None:
 
 
 def _leave_to_parent() -> None:
-    for gpu in GPUS:  # copies, which must not change the parent's counts
+    for gpu in GPUS:  # the child's copies must not change the parent's counts
         gpu.account.unpublish()
         gpu.account.refuse(_FORKED)
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_leave_to_parent)
-
 
 _POOL = (0, 0)
 
@@ -201,7 +200,7 @@ def _record(
 
 @lru_cache(maxsize=4096)
 def _shared_frames(code: CodeType | None, at: int, file: str) -> list[dict[str, Any]]:
-    """Return torch's list of frames for a line. As in torch, a line's blocks share one list."""
+    """Return a line as a list of one frame. As in torch, all blocks of one line share the list."""
     return [{"name": code.co_name, "filename": file, "line": line_of(code, at)}] if code else []
 
 
@@ -235,7 +234,7 @@ def _segments(gpu: VirtualGpu) -> list[dict[str, Any]]:
     ]
     unused = gpu.account.allocator.reserved.current - sum(block["size"] for block in blocks)
     if unused > 0:
-        end = blocks[-1]["address"] + blocks[-1]["size"] if blocks else 2**12  # a free address
+        end = blocks[-1]["address"] + blocks[-1]["size"] if blocks else 2**12  # an unused address
         rest = {"address": end, "size": unused, "requested_size": 0, "state": "inactive"}
         blocks.append(rest | {"frames": [], "user_metadata": ""})
     return [
