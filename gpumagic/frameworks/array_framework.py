@@ -29,9 +29,8 @@ from gpumagic.usercode.values import MISSING, PLAIN, defined_in, own
 _IN_PLACE = (list, deque, dict, defaultdict, OrderedDict)
 _CAPTURED = "a function captures it: pass it as an argument, or create it in this cell"
 _LITERALS = (ast.List, ast.Tuple, ast.Dict)
-
 _origins: dict[str, dict[Any, Origin]] = defaultdict(dict)
-"""Former devices of moved variables, by the framework's name, then as in `Origins`."""
+"""Origins of moved variables by the framework's name, then by (framework name, variable name)."""
 
 
 class ArrayFramework(Framework):
@@ -91,12 +90,13 @@ class ArrayFramework(Framework):
         return moving.finish()
 
     def allocated(self, device: Device) -> tuple[int, int | None]:
-        """Return the bytes of live arrays, and None (unknown peak). Shared memory counts once."""
+        """Return the bytes of live arrays on `device`. Memory that arrays share counts once.
+        The second item is None, because the peak is unknown."""
         every = wholes(place for array in self.live() for place in self.places(array))
         return sum(place.nbytes for place in {*every.values()} if place.device == str(device)), None
 
     def remember(self, origins: Origins, cell: str) -> None:
-        """Record the origins of moved variables; a variable keeps its first origin."""
+        """Record the origins of variables that `cell` moved, so that `home` can move them back."""
         keep_origins(_origins[self.name], origins, cell)
 
     def home(self, namespace: dict[str, Any], origins: Origins | None = None) -> Moves:
@@ -144,7 +144,7 @@ class _Moving:
         self._copies: dict[int, tuple[Any, Any]] = {}  # each array and its copy, by the array's id
 
     def copy(self, name: str, value: Any, there: str, bring: Callable[[Any], Any]) -> Sequence[Any]:
-        """Copy a variable's arrays to device `there`; return the originals, () if none."""
+        """Copy a variable's arrays to device `there`; return the originals, or () if none moves."""
         if not (arrays := arrays_in(value, self._framework, there)):
             return ()
         if name not in self._namespace:
@@ -158,7 +158,7 @@ class _Moving:
             return ()
         made = {key: (array, copy) for key, (array, copy) in made.items() if copy is not array}
         self._copies |= made
-        if made:  # an array that two variables share counts for the first
+        if made:  # an array in two variables counts only for the first
             nbytes = sum(self._framework.nbytes(array) for array, _ in made.values())
             sources = dict.fromkeys(map(self._framework.where, arrays))
             self._moved.append(Moved(name, nbytes, tuple(sources)))
@@ -201,7 +201,7 @@ def arrays_in(value: Any, framework: Framework, there: str = "") -> list[Any]:
 def _replaced(
     value: Any, framework: Framework, new: Callable[[Any], Any], seen: dict[int, Any]
 ) -> Any:
-    """Replace each array in `value` by `new(array)`, in place if possible; return the result."""
+    """Replace each array in `value` by `new(array)`, in place if possible; return the new value."""
     if type(value) in PLAIN:
         return value
     if id(value) in seen:
@@ -235,7 +235,7 @@ def _split(value: Any) -> Split | None:
 
 
 def _changeable(value: Any) -> Any:
-    """Return a list, a dict or a user object's attributes, to change in place; else return ()."""
+    """Return the items or attributes of `value` that can be changed in place; () if none can."""
     kind = type(value)
     if kind in _IN_PLACE:
         return value
@@ -246,7 +246,7 @@ def _changeable(value: Any) -> Any:
 def failures(
     error: BaseException, namespace: Mapping[str, Any], pattern: re.Pattern[str]
 ) -> Iterator[tuple[re.Match[str], FailedFrame, ast.AST]]:
-    """Yield (match, user's frame, failed expression) for each matching error, including causes."""
+    """Yield (match, user's frame, failed expression) for `error` and each cause that matches."""
     for each in errors(error):
         said = pattern.search(str(each))
         frames = failed_frames(each.__traceback__) if said else []
@@ -269,7 +269,7 @@ def operands(
             yield child, arrays
             continue
         inner = [*operands(child, frame, held)]
-        # The value of `x[0]` is gone. Use the arrays of `x`, which are on the same device.
+        # The value of `x[0]` no longer exists. Use the arrays of `x`: they are on the same device.
         if isinstance(child, ast.Subscript) and [part for part, _ in inner] == [child.value]:
             inner = [(child, inner[0][1])]
         yield from inner

@@ -12,13 +12,11 @@ from gpumagic.frameworks.framework import Place, Pool, place_of
 
 
 class CuPy(ArrayFramework):
-    """Adapt CuPy to the `Framework` protocol."""
-
     name = "CuPy"
 
     def __init__(self) -> None:
         super().__init__()
-        # Ordinals of the GPUs that gpumagic has used. Querying another GPU would allocate 500 MiB.
+        # Ordinals of the GPUs that gpumagic used via CuPy. Querying another would allocate 500 MiB.
         self._used: set[int] = set()
 
     def started(self) -> bool:

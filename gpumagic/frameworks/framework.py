@@ -55,7 +55,7 @@ class Pool:
 
 
 def device_of(value: Any) -> str | None:
-    """Return an array's device: ``"cuda:1"``, or ``"cuda"`` if the ordinal is unknown; or None."""
+    """Return an array's device: ``"cuda:1"``, or ``"cuda"`` without a number; None if unknown."""
     kind = type(value)  # test the class, because a mock object has every attribute
     if hasattr(kind, "__dlpack_device__"):
         try:
@@ -117,7 +117,7 @@ class Framework(Protocol):
     counts_allocations: bool = False  # whether `peak` is known to include all allocations
 
     def started(self) -> bool:
-        """Whether the framework is initialized. If not, other methods may initialize it."""
+        """Whether the framework is initialized. Other methods may initialize the framework."""
 
     def devices(self) -> list[Device]:
         """Return the real or virtual GPUs that the framework can use, in order of ordinals."""
@@ -132,7 +132,7 @@ class Framework(Protocol):
         self, device: Device, *, batches: bool = True, namespace: dict[str, Any] | None = None
     ) -> AbstractContextManager[Any]:
         """Return a context that places new arrays on `device` unless the code names a device."""
-        # `batches`: whether to move loaders' batches. The context's value may be a `Placement`.
+        # `batches`: whether to move DataLoaders' batches. torch's context yields a `Placement`.
 
     def is_array(self, value: object) -> bool:
         """Whether a value is an array of this framework with data on a device."""
@@ -165,7 +165,7 @@ class Framework(Protocol):
         """Move back all arrays that cells have moved, or only the arrays in `origins`."""
 
     def away(self, namespace: Mapping[str, Any]) -> dict[str, set[str]]:
-        """Return the GPUs of each variable that is or contains an array on a GPU."""
+        """Map the names of variables with arrays on GPUs to the names of these GPUs."""
 
     def copy(self, array: Any, device: Device) -> Any:
         """Return a new copy on `device`, even if the array is already on `device`."""
@@ -204,7 +204,7 @@ class Framework(Protocol):
         return []
 
     def pool(self, device: Device) -> Pool | None:
-        """Return the allocator's figures for a GPU; None if unknown, or if the GPU is unused."""
+        """Return the allocator's bytes on a GPU; None if unknown, or if the GPU is unused."""
 
     def count(self, tally: Tally, strict: bool, *, warn: bool = False) -> Counting:
         """Return a context that counts waits and copies by line; see `watch` for the options."""

@@ -1,4 +1,4 @@
-"""Count JAX's waits, and its copies between devices, by the user's line, and give advice.
+"""Count JAX's waits and copies between devices at each line of the user's code, and give advice.
 
 JAX silently copies NumPy operands, and arrays that are not committed to their device. Operands with
 one element, constants, and copies by programs compiled ahead of time are not counted.
@@ -100,8 +100,6 @@ class _Copy(NamedTuple):
 
 
 class JaxCopies(CopyCounting):
-    """Count JAX's copies and waits."""
-
     framework = "JAX"
     inside = staticmethod(inside_of(jax, "jax_"))
     around = ("reraise_with_filtered_traceback", "wrapper")
@@ -168,7 +166,7 @@ class JaxCopies(CopyCounting):
         return self._copying(copies)
 
     def _copied(self, xs: Any, device_lists: Any, *args: Any) -> Any:
-        """Count copies of shards of arrays to devices."""
+        """Count the copies of arrays' shards to devices."""
         __tracebackhide__ = True
         copies = [
             _Copy(source, device, nbytes, x)
@@ -183,7 +181,7 @@ class JaxCopies(CopyCounting):
         call = self.called_from(_COMPILING) if copies else None
         if call is None:
             return None
-        # If a library, not the user, converts data to an array, count an operand's copy.
+        # If a library converts data to an array, count this as the copy of an operand.
         users = call.inner is not None and kinds[call.inner.f_code.co_filename] == USER
         making, putting = users and call.function in _MAKING, call.function in _PUTTING
         if not (putting or making):
@@ -220,9 +218,10 @@ class JaxCopies(CopyCounting):
     def _counted(
         self, kind: str, operator: str, call: Call, copies: Sequence[_Copy], explicit: bool
     ) -> _After | None:
-        """Return a function that counts the copies when they are done; may raise in strict mode."""
+        """Return a function that counts the copies when they are done; None if there are none.
+        If a watch is strict, raise an error for an implicit copy or wait."""
         __tracebackhide__ = True
-        # Count operands and explicit copies for the user, all else for the library that called JAX.
+        # Operands and explicit copies count as the user's. Otherwise, `within` names the library.
         asked = operator == "operand" or (explicit and kind == "copy")
         about = {"implicit": not explicit, "within": "" if asked else call.library}
         found: list[tuple[Count, _Copy]] = []
@@ -246,7 +245,7 @@ class JaxCopies(CopyCounting):
 
 
 def _name(count: Count, array: Any, user: FrameType | None) -> None:
-    """For the first copies of a line, record the user's variable that contains the array."""
+    """For a line's first copies, add the name of the user's variable that contains the array."""
     if array is None or user is None or count.calls > 4:
         return
 

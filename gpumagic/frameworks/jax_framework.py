@@ -1,6 +1,6 @@
 """Support JAX's devices, arrays, pytrees and memory, and Flax NNX's objects.
 
-JAX's functions return before the devices have finished, so `wait` queues a computation on each.
+JAX's functions return before a device has finished. So `wait` queues a computation on each device.
 Virtual GPU k is logical device k + 1 of the CPU; `jax.devices("gpu")` returns the virtual GPUs.
 """
 
@@ -116,7 +116,7 @@ class Jax(ArrayFramework):
 
     def place(self, device: Device, **options: Any) -> AbstractContextManager[object]:
         own = self.own(device)
-        # JAX uses `own` by default, and JAX's calls are faster if no default device is set.
+        # JAX uses `own` anyway, and JAX's calls are faster while no default device is set.
         if jax.config.jax_default_device is None and own == jax.local_devices()[0]:
             return nullcontext()
         return cast(AbstractContextManager[object], jax.default_device(own))
@@ -163,7 +163,7 @@ class Jax(ArrayFramework):
 
     def knows(self, kind: type) -> bool:
         """Whether a class is a registered pytree, but a copy of the class would not be."""
-        if comes_from(kind, "flax.nnx.Pytree"):  # also registers a copy
+        if comes_from(kind, "flax.nnx.Pytree"):  # Flax also registers copies of a class
             return False
         try:
             return not treedef_is_leaf(tree_structure(object.__new__(kind)))
@@ -173,7 +173,7 @@ class Jax(ArrayFramework):
             return True
 
     def wait(self, *devices: str) -> None:
-        """Wait for all live arrays, and for unreferenced results of this thread."""
+        """Wait for all live arrays, and for results of this thread that nothing refers to."""
         given = []
         # `jax.local_devices` would take 10 times as long, and timings include this wait.
         clients = xla_bridge.backends().values()
@@ -238,7 +238,7 @@ class Jax(ArrayFramework):
         return None
 
     def _committed(self, value: Any) -> list[Any]:
-        """Return the arrays in a value, or in a tracer's value, that are committed to a device."""
+        """Return the arrays that are committed to a device, in a value or in a tracer's value."""
         while isinstance(value, jax.core.Tracer):  # tracers of `jax.jit` have no value
             value = getattr(value, "primal", getattr(value, "val", None))
         return [array for array in arrays_in(value, self) if array.committed]
@@ -250,7 +250,7 @@ class Jax(ArrayFramework):
 
 
 def _has_data(array: Any) -> bool:
-    """Whether an array has data. If its computation failed, reading its address would crash."""
+    """Whether an array has data: after a failed computation, reading its address would crash."""
     if next(iter(array.sharding.device_set)).platform == "cpu":
         try:
             array.block_until_ready()
@@ -298,7 +298,7 @@ def _explained(
 
 
 def _stays(part: ast.expr, node: ast.AST, frame: FailedFrame, devices: Counter[str]) -> bool:
-    """Whether an operand cannot move: it is assigned to, is sharded, or is no pytree of arrays."""
+    """Whether an operand cannot move: it is assigned to, sharded, or contains other objects."""
     value = frame.scope.value(part)
     fixed = part is getattr(node, "target", None) or "+" in "".join(devices)
     return fixed or (value is not MISSING and not can_be_put(value))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
 
 _CLASSES = {"torch": "Torch", "jax": "Jax", "tensorflow": "TensorFlow", "cupy": "CuPy"}  # adapters
-_PACKAGES = {  # use each framework other than torch
+_PACKAGES = {  # packages that use a framework, for each framework other than torch
     "jax": {"jax", "jaxlib", "flax", "optax", "equinox"},
     "tensorflow": {"tensorflow", "keras"},
     "cupy": {"cupy", "cupyx", "cudf"},
@@ -44,7 +44,7 @@ def _is_imported(module: str) -> bool:
 
 
 def counted_here() -> list[Framework]:
-    """Return frameworks for counting copies: those imported, and torch if it is installed."""
+    """Return the frameworks whose copies are counted: the imported ones, and torch if installed."""
     installed = _is_imported("torch") or find_spec("torch") is not None
     return [*([torch_itself()] if installed else ()), *imported()]
 
@@ -55,7 +55,8 @@ def torch_itself() -> Framework:
 
 
 def needed_by(named: set[str], namespace: Mapping[str, Any]) -> list[Framework]:
-    """Import the frameworks of packages in `named`; also return frameworks used in `namespace`."""
+    """Return the frameworks of the packages in `named`, and of variables in `namespace`.
+    Frameworks of `named` are imported here. Frameworks of variables are imported already."""
     # Omit frameworks that only a library uses: starting such a framework would take memory.
     for module, packages in _PACKAGES.items():
         if named & packages:
@@ -140,12 +141,12 @@ def _made(module: str) -> Framework:
     return cast(Framework, getattr(adapter, _CLASSES[module])())
 
 
-_found: dict[str, Device] = {}  # by name: `cpu`, and numbered GPUs after CUDA has started
+_found: dict[str, Device] = {}  # devices by name: `cpu`, and GPUs after CUDA has started
 devices_changed.append(_found.clear)
 
 
 class Needed:
-    """Find the frameworks that the code imports or the notebook uses."""
+    """Find the frameworks that given code imports, or that the variables of a notebook use."""
 
     def __init__(self, tree: ast.AST | None, namespace: dict[str, Any]) -> None:
         named = imports_of(tree)
@@ -168,7 +169,7 @@ class Needed:
         return (*((torch_itself(),) if self.torch else ()), *self.others)
 
     def check(self, what: str) -> None:
-        """Raise GpuError if there is no framework; `what` is the feature that needs one."""
+        """Raise GpuError if there is no framework; `what` is the feature that needs it."""
         if not self.torch and not self.others:
             with torch_needed(f"{what} without JAX, TensorFlow or CuPy"):
                 importlib.import_module("torch")
@@ -208,7 +209,7 @@ class Needed:
         return torch_devices.devices(memory=memory)
 
     def of_torch(self, device: Device) -> "torch.device | None":
-        """Return torch's object for the device; None if the code does not use torch."""
+        """Return the `torch.device`; None if the code does not use torch."""
         return torch_itself().own(device) if self.torch else None
 
     def _of_others(self, memory: bool) -> list[Device]:

@@ -66,14 +66,14 @@ def needed_in(namespace: dict[str, Any], what: str) -> Needed:
     """Return the frameworks that code with this namespace uses; GpuError if it uses none."""
     needed = Needed(None, namespace)
     if needed.others and not holds(namespace, {"torch"}):
-        needed.torch = False  # torch was imported by other code, such as gpumagic's virtual GPUs
+        needed.torch = False  # only other code imported torch, such as gpumagic's virtual GPUs
     needed.others = needed.others or (() if needed.torch else tuple(imported()))
     needed.check(what)
     return needed
 
 
 def _framework(name: str) -> Framework:
-    """Return the first framework of the code that called ``gpumagic.<name>``."""
+    """Return the first framework that the caller of ``gpumagic.<name>`` uses."""
     return needed_in(sys._getframe(2).f_globals, f"gpumagic.{name}").frameworks[0]
 
 
@@ -253,8 +253,8 @@ def explain(
 
 @contextmanager
 def explained_at_once(device: str) -> Iterator[None]:
-    """If the block raises an error, explain the error while the variables still exist.
-    If `device` is given, the code runs on it now, and is to run on other devices too."""
+    """If the `with` block raises an error, explain the error while the variables still exist.
+    A given `device` means that the code runs on several devices, so the fix names no device."""
     try:
         yield
     except Exception as error:

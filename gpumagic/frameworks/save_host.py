@@ -21,7 +21,7 @@ _CODE = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, 
 
 
 def what_is_left(death: Death) -> str:
-    """Return a line that says why CUDA failed, and which variables are safe or lost."""
+    """Return a text that says why CUDA failed, and which variables are safe or lost."""
     safe, lost = _sorted()
     parts = [f"{death}"]
     if safe:
@@ -44,7 +44,7 @@ def save_host(path: str = "rescue.pt") -> None:
             writable[name] = value
     if not writable:
         raise GpuError("no variable on the host can be pickled; nothing was written")
-    whole = f"{path}.incomplete"  # only a complete file may replace `path`
+    whole = f"{path}.incomplete"  # replaces `path` after writing has succeeded
     try:
         torch.save(writable, whole, pickle_module=cloudpickle)
         os.replace(whole, path)

@@ -63,17 +63,17 @@ def size_of(tensor: Any) -> int | None:
 
 
 _READING = {"__float__", "__int__", "__bool__", "__index__", "__complex__"}  # read a single value
-_OWN = PRINTING | _READING | {"numpy", "__array__"}  # all methods of tensors that read data
-# Functions that convert an array explicitly, so that the copy is not counted.
+_OWN = PRINTING | _READING | {"numpy", "__array__"}  # all tensor methods that read data
+# Functions that convert an array explicitly. Their copies are not counted.
 _ASKED = {"constant", "convert_to_tensor_v2_with_dispatch", "from_tensors", "from_tensor_slices"}
-_VARIABLES = {"_init_from_args"}  # creates a variable, which is an explicit conversion too
+_VARIABLES = {"_init_from_args"}  # creates a variable, so it converts explicitly too
 _NO_DATA = (tf.resource, tf.variant, tf.string)
 
 ADVISERS["TensorFlow"] = advise
 
 
 class TensorFlowCopies(CopyCounting):
-    """Count copies and waits of threads that called `count`. `name` maps device names."""
+    """Count copies and waits of threads that called `count`. `name` translates device names."""
 
     framework = "TensorFlow"
     inside = staticmethod(inside_of(tf, "tensorflow_"))

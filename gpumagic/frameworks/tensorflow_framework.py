@@ -31,11 +31,11 @@ _WHY = (
     "XLA, which Keras uses by default, ran it on {ran} and cannot use variables on other devices: "
     "run it in a cell of %%ongpu {there}, or without XLA: compile(…, jit_compile=False)"
 )
-_APART = 48  # bits by which ids are shifted, to serve as addresses without overlaps
+_APART = 48  # bits by which ids are shifted, so that these fake addresses never overlap
 _physical_devices = tf.config.list_physical_devices  # `patch` replaces it in `tf.config`
 _GPU = re.compile(r"(?:^|(?<=/)|(?<=:))(?:device:)?gpu(?::(\d+))?$", re.IGNORECASE)
 _DEVICE = re.compile(r"(CPU|GPU):(\d+)$", re.IGNORECASE)
-# Keras modules that must not see virtual GPUs. For a GPU, they would choose kernels for GPUs only.
+# Keras modules that must not see virtual GPUs, because they would choose kernels of real GPUs.
 _CHOOSE_KERNELS = {f"keras.src.backend.tensorflow.{part}" for part in ("rnn", "nn")}
 
 

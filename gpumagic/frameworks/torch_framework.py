@@ -1,4 +1,4 @@
-"""Implement the `Framework` protocol for torch; no other file of this folder imports torch."""
+"""Implement the `Framework` protocol for torch. Other files here can be imported without torch."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,8 +23,6 @@ _GONE = "virtual GPUs are off, so their tensors are unusable; create these tenso
 
 
 class Torch(Framework):
-    """Implement the `Framework` protocol for torch."""
-
     name = "torch"
     counts_allocations = True
 
@@ -111,7 +109,7 @@ class Torch(Framework):
 
 
 def _with_context() -> list[str]:
-    """Return the GPUs that this process uses. Synchronizing others would create contexts there."""
+    """Return the GPUs that this process uses. Waiting for others would create CUDA contexts."""
     if torch.cuda.is_initialized():
         return [f"cuda:{ordinal}" for ordinal in cuda_state.started()]
     if torch.xpu.is_initialized():
@@ -120,7 +118,7 @@ def _with_context() -> list[str]:
 
 
 def bring_results(namespace: dict[str, Any]) -> list[str]:
-    """Move the data of tensors with an autograd graph to the CPU; return the variables' names."""
+    """Move the data of tensors with a `grad_fn` to the CPU; return the names of their variables."""
     finder = TensorFinder()
     finder.variables(namespace.items())
     results = [t for t in finder.tensors if t.tensor.is_cuda and t.tensor.grad_fn is not None]

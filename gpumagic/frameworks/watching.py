@@ -26,7 +26,7 @@ class watch:
     """Count copies between devices, and waits for a device: ``with gpumagic.watch() as w:``.
 
     A watch counts calls of torch, JAX and TensorFlow, but not of CuPy. Calls in an inner watch also
-    count in the outer one. If a thread began no watch, all watches count its torch and JAX calls.
+    count in the outer watch. All watches count the torch and JAX calls of a thread without a watch.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ class watch:
     ) -> None:
         self._strict, self._warn, self._frameworks = strict, warn, frameworks
         self._counting: ExitStack | None = None
-        self.checks: AbstractContextManager[Any] = nullcontext()  # entered while the watch runs
+        self.checks: AbstractContextManager[Any] = nullcontext()  # active while the watch runs
         self._tally = Tally()
 
     def start(self) -> "watch":
@@ -73,7 +73,7 @@ class watch:
                 try:
                     stack.enter_context(framework.count(self._tally, self._strict, warn=self._warn))
                 except Exception as error:  # noqa: BLE001  other frameworks still count
-                    faults.keep(f"starting the ledger of {framework.name}", error)
+                    faults.keep(f"starting to count copies of {framework.name}", error)
             self._counting = stack.pop_all()
         return self
 
@@ -142,7 +142,7 @@ class CopyCounting:
     inside: Callable[[str], bool]
     around: Collection[str] = ()
     """Names of the framework's internal wrappers; `Call.function` is never one of these."""
-    all_threads = False  # whether all watches count the calls of a thread that began no watch
+    all_threads = False  # whether watches also count threads that began no watch
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -177,7 +177,7 @@ class CopyCounting:
 
     def wrapped(self, real: Callable[..., Any], ask: Callable[..., Any]) -> Any:
         """Return a function that calls `ask`, then `real`, then the function that `ask` returned.
-        The last function gets the result of `real` and the seconds. `ask` may also return None."""
+        The last function gets the result of `real` and its seconds. `ask` may also return None."""
 
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             __tracebackhide__ = True
@@ -194,7 +194,7 @@ class CopyCounting:
         __tracebackhide__ = True
         try:
             return call(*args, **kwargs)
-        except CrossDeviceWarning:  # `refuse` raises a subclass if a watch is strict
+        except CrossDeviceWarning:  # from `refuse`, if a watch is strict
             raise
         except Exception as error:  # noqa: BLE001  must not stop the user's copy
             faults.keep(f"counting a copy by {self.framework}", error)
@@ -204,7 +204,8 @@ class CopyCounting:
         return mine or (self._running if self.all_threads else ())
 
     def called_from(self, never: Collection[str] = ()) -> Call | None:
-        """Return the current call; None if unwatched, or made by gpumagic or one of `never`."""
+        """Return the framework's call that is running now. None if no watch counts this thread, if
+        gpumagic made the call, or if the call runs within a function named in `never`."""
         if not self.counters():
             return None
         frame: FrameType | None = sys._getframe()
@@ -223,7 +224,7 @@ class CopyCounting:
     def counts(
         self, call: Call, kind: str, operator: str, ends: tuple[str, str], **about: Any
     ) -> list[Count]:
-        """Return the call's `Count` in each watch's tally. New counts get the fields in `about`."""
+        """Return the call's `Count` in each watch's `Tally`. New counts get the fields `about`."""
         frames = call.user, call.inner
         at = [None if frame is None else (id(frame.f_code), frame.f_lasti) for frame in frames]
         key = ((kind, operator, *ends), *at, call.via, threading.get_ident())
