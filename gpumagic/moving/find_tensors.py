@@ -31,10 +31,10 @@ from gpumagic.usercode.values import (
 )
 
 _MODULE_STATE = ("_parameters", "_buffers", "_modules")
-_EVERY_MODULES = vars(nn.Module()).keys()  # such as hooks
+_EVERY_MODULES = vars(nn.Module()).keys()  # attributes of every module, such as hooks
 _DEPTH, _OBJECTS = 4, 500  # limits for objects of libraries: nesting, and number per variable
-_MANY = 1000  # items; larger containers of plain data are not searched
-DEVICE_NAMES = ("device", "_device")  # may name an object's device
+_MANY = 1000  # containers of plain data with this many items or more are not searched
+DEVICE_NAMES = ("device", "_device")  # attributes that may name a device
 
 NUMPY_STAYS = "its library uses NumPy, which reads only tensors on the CPU"
 
@@ -64,7 +64,7 @@ class FoundTensor:
 
 @dataclass(frozen=True)
 class Held:
-    """A library's object or a dataset, its path and tensors, and the reason if the tensors stay."""
+    """An object with its path and tensors; if the tensors stay where they are, also the reason."""
 
     value: Any
     steps: Path
@@ -77,7 +77,7 @@ class Held:
 
     @property
     def left(self) -> Left:
-        """The object as a part that stays."""
+        """The report that the object stays on its device."""
         return Left(written(self.steps), self.reason, str(self.tensors[0].tensor.device))
 
 
@@ -92,7 +92,7 @@ class TensorFinder:
         self.modules: list[nn.Module] = []
         self.staying: list[Held] = []
         self.movable: list[Held] = []  # objects with a method `to`
-        self.naming: list[tuple[Any, str]] = []  # objects with a device attribute, and the variable
+        self.naming: list[tuple[Any, str]] = []  # (object that names a device, variable's name)
         self._module, self._every_path = module, every_path
         self._depth = self._objects = 0
         self._seen: dict[int, object] = {}  # keeps visited objects alive, so that ids stay unique
@@ -146,7 +146,8 @@ class TensorFinder:
         return True
 
     def _referents(self, values: Iterable[Any], of_types: set[type]) -> list[Any]:
-        """Return the objects to which values refer; of classes, the attributes of our module's."""
+        """Return the objects to which `values` refer. A class counts as referring to its attributes
+        if `self._module` defines the class; otherwise, it refers to nothing."""
         classes = [value for value in values if type(value) in of_types]
         found = gc.get_referents(*(value for value in values if type(value) not in of_types))
         found += (v for c in classes if defined_in(c) == self._module for v in own(c).values())
@@ -183,7 +184,7 @@ class TensorFinder:
             return
         for name, item in attributes(value).items():
             if name.endswith("dataset") and issubclass(type(item), CONTAINERS):
-                self._first_time(item)  # skip this container, because a dataset stays
+                self._first_time(item)  # do not search it later, because a dataset stays
         imports = vars(sys.modules.get(defined_in(type(value)), types)).values()
         stays = "numpy" in sys.modules and any(one is sys.modules["numpy"] for one in imports)
         held = self._attributes(value, steps, tensors=not stays)
@@ -223,7 +224,7 @@ class TensorFinder:
         for part in _MODULE_STATE:
             for name, item in getattr(module, part).items():
                 self.value(item, (*steps, (".", name)))
-        # Other tensors too, which Module.to() would not move, but no results of forward().
+        # Also search other attributes, which Module.to() does not move. Skip results of forward().
         for name, item in list(vars(module).items()):
             if name in _EVERY_MODULES and (name in _MODULE_STATE or not item):
                 continue
@@ -271,7 +272,7 @@ _LOOKS: tuple[tuple[_Look | None, Any], ...] = (
     (TensorFinder._packed, PackedSequence),
     (TensorFinder._network, nn.Module),
     (TensorFinder._optimizer, Optimizer),
-    (TensorFinder._dataset, Dataset),  # stays, because a DataLoader's workers read it
+    (TensorFinder._dataset, Dataset),  # stays, because DataLoader workers read datasets
     (None, (*PLAIN, torch.device, DataLoader, Sampler, _BaseDataLoaderIter)),
     (TensorFinder._container, CONTAINERS),
     (TensorFinder._attributes, types.SimpleNamespace),

@@ -2,7 +2,7 @@
 
 A tensor keeps its identity, tensors that share memory still share memory, and a leaf stays a leaf.
 All copies are made before the first tensor changes, so nothing moves if memory runs out or the user
-interrupts. A library's object moves last, by its `to`; a new object is bound to the variable.
+interrupts. Libraries' objects move last, by their method `to`, which may rebind a variable.
 """
 
 import sys
@@ -29,10 +29,10 @@ from gpumagic.moving.find_tensors import DEVICE_NAMES, FoundTensor, Held, Tensor
 from gpumagic.moving.moved import Left, Moved, Moves, Origin, Origins, all_of, keep_origins
 from gpumagic.usercode.values import CONTAINERS, Step, own, parts_of, walk, written
 
-_ALIGNMENT = 64  # bytes; each copied range starts at a multiple, so at a whole element
+_ALIGNMENT = 64  # bytes; a copied range starts at a multiple of this, so never within an element
 _MANY = 2**28  # bytes; a larger move shows its progress
-_FEW = 100  # larger containers are not searched for optimizers and modules
-_Family = tuple[int, int, list[FoundTensor]]  # a range's start and end, and the tensors there
+_FEW = 100  # items; larger containers are not searched for optimizers and modules
+_Family = tuple[int, int, list[FoundTensor]]  # a storage's byte range, and the tensors in it
 
 
 def move_all(
@@ -45,8 +45,8 @@ def move_all(
     line: Any = None,
 ) -> Moves:
     """Move tensors, modules, optimizers and containers; raise `GpuError` if they do not fit.
-    Optimizers' state in `namespace` moves with the parameters; names may be rebound. `origins`
-    receives moved tensors with former devices. `line` creates the progress line of a long move."""
+    The state of optimizers in `namespace` moves with their parameters. Variables in `namespace` may
+    be rebound. `origins` receives the origins of moved objects. `line` creates a progress line."""
     start = time.perf_counter()
     origins = [] if origins is None else origins
     namespace = {} if namespace is None else namespace
@@ -59,7 +59,7 @@ def move_all(
     left = [*finder.left, *(held.left for held in staying)]
     moved: tuple[Moved, ...] = ()
     if moving:
-        # The plan adds to `origins` while tensors move, so that an interrupt loses no origin.
+        # The plan itself adds to `origins`, so that an interrupt loses no moved tensor's origin.
         plan = MovePlan(device, finder, origins)
         plan.run(namespace, check_room, line)
         left += plan.left
@@ -87,7 +87,7 @@ class Copying:
 
 
 class MovePlan:
-    """Move the found tensors. All tensors are copied before the first tensor changes."""
+    """Move the tensors that `finder` found. Copy all tensors before the first tensor changes."""
 
     def __init__(self, device: torch.device, finder: TensorFinder, origins: Origins) -> None:
         self.moved: dict[str, Moved] = {}  # by variable
@@ -124,7 +124,7 @@ class MovePlan:
     def run(self, namespace: dict[str, Any], check_room: bool, line: Any) -> None:
         """Move all tensors; if they do not fit, move nothing and raise GpuError."""
         check_room &= self._device.type == "cuda"
-        # Raise here, not in `_copy`, whose out-of-memory error would keep the copies alive.
+        # Raise here, because the traceback of an error in `_copy` would keep the copies alive.
         full = check_room and self._needed > cuda_state.free_bytes(self._device)
         if full or not self._copy(line):
             raise GpuError(_no_room(self._device, self._finder.tensors))
@@ -140,7 +140,7 @@ class MovePlan:
 
     @property
     def _needed(self) -> int:
-        """The bytes that the copies take on the target device."""
+        """The bytes that the copies take on the device to which tensors move."""
         each = (b - a for a, b, family in self._families if any(f.home is None for f in family))
         others = [found for held in self._by_to for found in held.tensors]
         others = [*self._alone, *(found for found in others if found.must_move(self._device))]
@@ -194,7 +194,7 @@ class MovePlan:
                 copies[home] = flat.to(home).untyped_storage()
                 copied = end - start
             offset = old.storage_offset() - start // old.element_size()
-            with torch.inference_mode(old.is_inference()):  # `old.data = new` copies the flag
+            with torch.inference_mode(old.is_inference()):  # `old.data = new` copies this flag
                 new = torch.empty(0, dtype=old.dtype, device=home)
                 new.set_(copies[home], offset if old.numel() else 0, old.size(), old.stride())
             self._add(found, new, copied)
@@ -249,7 +249,7 @@ class MovePlan:
 
 
 def _families(group: list[FoundTensor]) -> list[_Family]:
-    """Group the overlapping tensors of one storage. Each group is copied on its own."""
+    """Group the tensors of one storage that overlap in memory. Each group is copied as a whole."""
     families: list[_Family] = []
     for found in sorted(group, key=lambda f: _span(f.tensor)):
         start, stop = _span(found.tensor)
@@ -308,8 +308,8 @@ def bytes_of(tensor: Tensor) -> int:
 
 
 def _name_devices(naming: Iterable[tuple[Any, str]], device: torch.device) -> Origins:
-    """Set the device attributes of objects whose tensors are on `device`; return their origins."""
-    origins: Origins = []  # also of objects without tensors, such as TrainingArguments
+    """Set device attributes of objects whose tensors are on `device`; return the origins."""
+    origins: Origins = []  # also for objects without tensors (TrainingArguments)
     for value, name in naming:
         held = own(value)
         found = [value] if issubclass(type(value), nn.Module) else held.values()
@@ -338,7 +338,7 @@ def _renamed(name: str, value: Any, device: torch.device, has_tensors: bool) -> 
         return device
     if has_tensors and name in DEVICE_NAMES and kind in (torch.device, str):
         return kind(device)
-    # TrainingArguments has counted all GPUs in `_n_gpu`, but a cell uses one.
+    # `_n_gpu` of TrainingArguments is the number of all GPUs, but a cell uses only one.
     return 1 if name == "_n_gpu" and kind is int and value > 1 else None
 
 
@@ -374,7 +374,7 @@ def _no_room(device: torch.device, tensors: list[FoundTensor]) -> str:
     return (
         f"{device} has {free} free, and the cell's variables need {size(needed.total())} "
         f"({names}); nothing was moved; {as_typed('%gpufree')} frees what errors and outputs hold; "
-        f"or add --no-move, and copy in the cell, some rows of the largest only: .to('{device}')"
+        f"or add --no-move, and in the cell copy only some rows of the largest: .to('{device}')"
     )
 
 
@@ -393,7 +393,7 @@ def origin_of(value: object) -> Origin | None:
         found: Origin | None = _origins.get(value)
     except TypeError:  # the value allows no weak references
         return None
-    # The user may have moved a tensor since then. Other objects are not checked.
+    # A tensor that the user has moved since then has no origin. Other objects are not checked.
     return None if isinstance(value, Tensor) and found and value.device != found.there else found
 
 
@@ -403,7 +403,7 @@ def brought_away() -> Origins:
 
 
 def _add_whole_modules(by_device: Any, namespace: dict[str, Any], away: Origins) -> None:
-    """Add whole modules to `by_device`, because `half()` may have replaced moved buffers."""
+    """Add modules with moved tensors to `by_device`: `half()` may have replaced other buffers."""
     homes = {id(value): origin.device for value, origin in away}
     for name, module in instances_in(namespace, nn.Module):
         tensors = [*module.parameters(), *module.buffers()]
@@ -416,7 +416,7 @@ def bring_home(namespace: dict[str, Any], origins: Origins | None = None) -> Mov
     """Move the objects in `origins` back; by default, all objects that cells moved."""
     by_device: dict[torch.device, list[tuple[str, Any]]] = {}
     away = brought_away() if origins is None else origins
-    # Skip gradients and optimizers' state, because they move back with the parameters.
+    # Skip gradients and optimizer state, because both move back with the parameters.
     states = [[*each.state.values()] for _, each in instances_in(namespace, Optimizer)]
     leaves = [each for each, _ in away if isinstance(each, Tensor) and each.is_leaf]
     following = set(map(id, [*tree_leaves(states), *(leaf.grad for leaf in leaves)]))

@@ -16,7 +16,7 @@ class Left:
 
     name: str
     reason: str
-    device: str = field(default="", compare=False)  # where it stays; empty if unknown
+    device: str = field(default="", compare=False)  # where the variable stays; empty if unknown
 
 
 def clauses(left: Iterable[Left]) -> list[str]:
@@ -74,7 +74,7 @@ class Moves:
 
 
 def all_of(several: Iterable[Moves]) -> Moves:
-    """Combine several moves into one."""
+    """Combine the results of several moves into one result."""
     several = list(several)
     return Moves(
         tuple(moved for moves in several for moved in moves.moved),
@@ -94,7 +94,7 @@ class Origin:
     kind: type | None = None  # type of the variable's value; None for torch's objects
     committed: bool = True  # whether a JAX array was committed to `device`
     originals: Mapping[int, tuple[Any, Any]] = field(default_factory=dict, compare=False)
-    """Map a copy's id to (weak reference to the copy, original). `keep_origins` drops originals."""
+    """Map a copy's id to (weak reference to the copy, original). `keep_origins` omits originals."""
     named: Mapping[str, object] = field(default_factory=dict)
     """Old values of the object's attributes that name a device, by the attribute's name."""
 
