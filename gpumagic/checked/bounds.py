@@ -51,19 +51,19 @@ class Bounded(NamedTuple):
     part: str = ""  # shown after the name of `at`: "[0]", ".sum(-1)"
 
 
-Find = Callable[[Any, Any], Iterator[Bounded]]  # yields the values to check in `args` and `kwargs`
+Find = Callable[[Any, Any], Iterator[Bounded]]  # (args, kwargs) → the values to check
 
 
 class Indexing(NamedTuple):
-    """Describe torch functions in which the same parameter is checked, with the same bounds."""
+    """Describe torch functions whose parameter `at` is checked in the same way."""
 
     functions: str  # names, separated by spaces
     parameters: str  # names of the functions' first parameters
     at: str  # the parameter to check
-    of: str = ""  # the parameter that sets the bound: the indexed tensor or a size
-    unit: str = "elements"  # for the error: what the size counts, or which numbers are allowed
+    of: str = ""  # the parameter that sets the bounds: an indexed tensor or a size
+    unit: str = "elements"  # shown in errors: "rows", "numbers from 0"
     dim: int | None = None  # the indexed dimension, if there is no parameter `dim`
-    high: float = math.inf  # the largest allowed number, if nothing is indexed
+    high: float = math.inf  # the largest allowed number, if no tensor is indexed
     wraps: bool = False  # whether negative indices count from the end
     unless: str = ""  # if this parameter is given, `at` is not checked
 
@@ -91,7 +91,8 @@ class Indexing(NamedTuple):
 def _along(
     of: Tensor, dim: int | None, unit: str = "elements", *, wraps: bool = True
 ) -> tuple[float, float, str]:
-    """Return the lowest and highest index along `dim` (None: of the flat tensor), and a text."""
+    """Return the lowest and the highest allowed index along `dim`, and a text for the error.
+    If `dim` is None, the index counts the elements of the flattened tensor."""
     size = of.numel() if dim is None or not of.dim() else of.shape[dim]
     text, low, high = f"{size} {unit}", -size if wraps else 0, size - 1
     if dim is not None and of.dim() > 1 and unit == "elements":
@@ -126,7 +127,6 @@ _TABLE = (
     Indexing("bernoulli", "input p", "input", unit=_TO_1, high=1, unless="p"),
     Indexing("multinomial", "input", "input", unit=_FINITE, high=_LARGEST),
 )
-
 
 _NAN = "--check nan finds where NaN is made"
 _LOGITS = "These look like logits: use sigmoid or softmax first, or a loss with logits"
@@ -195,7 +195,7 @@ def _index_item(item: Any) -> tuple[Any, Tensor | None, int]:
 
 
 def find_bad_value(finds: list[Find], args: Any, kwargs: Any) -> Exception | None:
-    """Return the error for the first value out of bounds in a call, or None."""
+    """Return the error for the first value that is out of bounds; None if there is none."""
     with uncounted(), torch._C.DisableTorchFunction():
         for bounded in (bounded for find in finds for bounded in find(args, kwargs)):
             if text := _described(bounded, args, kwargs):
@@ -209,7 +209,7 @@ def _described(bounded: Bounded, args: Any, kwargs: Any) -> str:
     values, low, high = bounded.values, bounded.low, bounded.high
     if not readable(values) or values.dtype == torch.bool or values.is_complex():
         return ""
-    # Stack minimum and maximum, so that the host waits once. Both are NaN if any value is NaN.
+    # Stack minimum and maximum, so that the host waits once. If a value is NaN, both are NaN.
     ends = torch.stack(torch.aminmax(values.detach())).tolist()
     if low <= ends[0] and ends[1] <= high:
         return ""
@@ -310,13 +310,13 @@ def _subscripts(frame: FailedFrame, failed: ast.AST, args: Any) -> dict[int, str
 def _results(
     frame: FailedFrame, failed: ast.AST, given: list[Any], known: dict[int, str]
 ) -> dict[int, str]:
-    """Map the ids of unnamed tensors to the expressions that made them; empty if uncertain."""
+    """Map ids of unnamed tensors to the expressions that made the tensors; empty if uncertain."""
     done = operation(failed, Reader(frame))
     parts = () if done is None else done.parts
     if any(own(part.value).get("_modules") for part in parts):
-        return {}  # a submodule, not the user's code, may have made the arguments
+        return {}  # a submodule, not the user's code, may have made the tensors
     texts = [bracketed(p.node, p.text) for p in parts if p.value is None and p.kind != "module"]
-    # An unnamed Parameter is a weight of an unnamed module, not an argument in the user's code.
+    # A Parameter is a weight of an unnamed module, not the value of an expression in the code.
     given = [g for g in given if isinstance(g, Tensor) and not isinstance(g, nn.Parameter)]
     lost = [id(each) for each in given if id(each) not in known]
     return dict(zip(lost, texts, strict=True)) if len(lost) == len(texts) else {}

@@ -1,7 +1,7 @@
 """Check the arguments of torch calls before the calls run, and find where NaN is made.
 
 `check` is a torch function mode, which adds 1 µs to each call. A dispatch mode would add 6 µs.
-Calls on autograd's threads are not checked: backward passes reuse the forward pass's indices.
+Calls on autograd's threads are not checked, because a backward pass reuses checked indices.
 """
 
 import re
@@ -22,7 +22,7 @@ from gpumagic.ledger.attribute import uncounted
 from gpumagic.placement import FunctionMode
 from gpumagic.usercode import files
 
-# Functions that return existing values or None, so they cannot make NaN.
+# Names of functions that return existing values or None, and so cannot make NaN.
 _EXEMPT = re.compile("__(get|set|setitem|deepcopy)__|backward|set_|detach|new_.*|.*empty.*")
 _NAN, _INFINITY = Tensor.isnan, Tensor.isinf
 Flaw = Callable[[Tensor], Tensor]  # `Tensor.isnan` or `Tensor.isinf`
@@ -86,7 +86,7 @@ class check(FunctionMode):
 
 
 class NanFinder:
-    """Find the operation that makes NaN or infinity. Infinity made in a library is no error."""
+    """Find the operation that makes NaN or infinity. Ignore infinity that a library makes."""
 
     def __init__(self, mode: FunctionMode) -> None:
         self._mode = mode
@@ -102,7 +102,7 @@ class NanFinder:
         if exempt and name != "backward":
             return func(*args, **kwargs)
         given = tree_leaves((args, {**kwargs, "out": None}))
-        writes = name.endswith("_")  # `add_` writes; `__add__` also matches, which is harmless
+        writes = name.endswith("_")  # as in `add_`; `__add__` also matches, which is harmless
         before, text = set[Flaw](), ""
         with faults.kept("reading arguments"), uncounted(), torch._C.DisableTorchFunction():
             self._watch_backward(given, earlier=True)
@@ -124,7 +124,7 @@ class NanFinder:
         return result
 
     def _watch_backward(self, values: Iterable[Any], *, earlier: bool = False) -> None:
-        """Check the backward pass of `values`; if `earlier`, previous calls made the values."""
+        """Check the backward pass of `values`. With `earlier`, an earlier call made the values."""
         queue = {node for node in _nodes(values) if self not in node.metadata}
         if not queue or (frame := files.user_frame(sys._getframe(2))) is None:
             return
@@ -179,13 +179,13 @@ def _flaws(values: Iterable[Any]) -> set[Flaw]:
 
 
 def _has_extreme(values: Iterable[Any]) -> bool:
-    """Whether a tensor has the largest or lowest number of its dtype, as attention masks do."""
+    """Whether a tensor contains the largest or lowest number of its dtype, as masks often do."""
     found = (each.detach() for each in values if readable(each) and each.is_floating_point())
     return any((each.abs() == torch.finfo(each.dtype).max).any().item() for each in found)
 
 
 def _library(frame: FrameType | None) -> FrameType | None:
-    """Return the frame that calls torch, if the frame runs a library's code; else None."""
+    """Return the frame that calls torch if this is a library's frame; else None."""
     while frame is not None and (
         files.stands_in(frame.f_code.co_filename) or files.is_torchs(frame.f_code.co_filename)
     ):
@@ -194,7 +194,7 @@ def _library(frame: FrameType | None) -> FrameType | None:
 
 
 def _new_flaw(before: set[Flaw], after: set[Flaw]) -> Flaw | None:
-    """Return the flaw that a call added: NaN without NaN in inputs, infinity with finite inputs."""
+    """Return the flaw in `after` that the inputs' flaws `before` do not explain; None if none."""
     if _NAN in after - before:
         return _NAN
     return _INFINITY if _INFINITY in after and not before else None
