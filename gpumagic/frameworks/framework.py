@@ -207,7 +207,7 @@ class Framework(Protocol):
         """Return the allocator's bytes on a GPU; None if unknown, or if the GPU is unused."""
 
     def count(self, tally: Tally, strict: bool, *, warn: bool = False) -> Counting:
-        """Return a context that counts waits and copies by line; see `watch` for the options."""
+        """Return a context that counts waits and copies in `tally`; see `watch` for options."""
 
     def explain(self, error: BaseException, namespace: Mapping[str, Any]) -> "Explanation | None":
         """Explain an error about arrays on several devices; None for other errors, or if unsure."""

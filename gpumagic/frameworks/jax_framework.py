@@ -279,7 +279,7 @@ def _explained(
     where: Mapping[ast.expr, Counter[str]],
 ) -> Explanation:
     """Explain that operands are on several devices; add a fix if all can move to one device."""
-    # Prefer the device of operands that cannot be copied, then the device with the most bytes.
+    # Choose the device of operands that cannot be copied, otherwise the one with the most bytes.
     stays = [part for part in parts if _stays(part, node, frame, where[part])]
     whole = Counter[str]()
     for part in stays or parts:

@@ -116,7 +116,7 @@ class _Finder:
 
 
 def make_virtual(count: int) -> list[str]:
-    """Make frameworks create `count` virtual GPUs, now or when imported; 0 removes them.
+    """Create `count` virtual GPUs in each framework, now or at its import; 0 removes them.
     Return an error message for each framework that started too early."""
     sys.meta_path[:] = [each for each in sys.meta_path if type(each) is not _Finder]
     if count:

@@ -25,7 +25,7 @@ _SOFT = "soft placement; tf.config.set_soft_device_placement(False) makes it an 
 
 
 def advise(entry: Entry) -> Advice | None:
-    """Return advice on copies or placements of TensorFlow; None if there is no advice."""
+    """Return advice on a copy, or on an operation that ran on an unwanted device; else None."""
     if entry.kind == "placement":
         where = "the CPU" if entry.destination == "cpu" else entry.destination
         return Advice(f"asked for {own(entry.source)[1:]}, but is on {where}: {_SOFT}")

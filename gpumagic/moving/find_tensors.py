@@ -129,7 +129,7 @@ class TensorFinder:
                 self.value(item, (*steps, step))
 
     def _is_plain(self, values: list[Any]) -> bool:
-        """Whether containers, and objects of the notebook's classes, hold only plain data."""
+        """Whether these containers, and objects of the notebook in them, hold only plain data."""
         # gc.get_referents follows references in C, so this is ten times faster than a search.
         # An object that the collector does not track cannot refer to a tensor.
         seen = set[int]()

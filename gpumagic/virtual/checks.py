@@ -85,7 +85,7 @@ def _wrapper(plan: Any, structured: bool, found: Found) -> str:
 
 @cache
 def _rules() -> dict[str, tuple[bool, bool]]:
-    """Map operators to (whether TensorIterator checks devices, whether kernels are structured)."""
+    """Map names to (whether TensorIterator checks devices, whether the kernel is structured)."""
     path = Path(torch.__file__).parents[1] / "torchgen/packaged/ATen/native/native_functions.yaml"
     text = ""
     with suppress(OSError):

@@ -99,7 +99,7 @@ def _register_parts(aten: Any) -> None:
 
 
 def _register_others(stack: ExitStack) -> None:
-    """Register kernels for collectives and for libraries (torchvision …), loaded now or later."""
+    """Register kernels of collectives, and of libraries (torchvision …) now and when imported."""
     known: set[str] = set()
     libraries = stack.enter_context(ExitStack())
 
