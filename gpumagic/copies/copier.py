@@ -1,7 +1,8 @@
 """Copy a notebook's objects, with the references between the objects.
 
 One pickler writes all objects, so that each has exactly one copy. Functions, classes and most
-instances of the notebook are recreated without calling the user's methods.
+instances of the notebook are recreated without calling the user's methods. Most library objects are
+*shared*: the copies refer to the original object.
 """
 
 import contextvars
@@ -71,7 +72,7 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
         self.alive: list[Any] = []  # keeps the targets of copied weak references alive
         self._modules = {"__main__", namespace.get("__name__", "__main__")} - {"builtins"}
         self._spaces = {id(namespace): (namespace, fresh)}
-        # Shared and recreated objects, by id; an original's id is also its number.
+        # Shared and recreated originals, by id. The id is also the original's number in the pickle.
         self._originals: dict[int, Any] = {}
         self._copies: dict[int, Any] = {}  # copies of recreated objects, by number
         self._ours: dict[type, bool] = {}  # results of `is_ours`
@@ -84,7 +85,7 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
             self.dump(value)
 
     def read(self, names: Iterable[str]) -> dict[str, Any]:
-        """Return copies by name, for `names` in the order of `write`. Call `copy` before `read`."""
+        """Return copies by name. `names` is in the order of `write`. Copy the storages first."""
         self._stream.seek(0)
         reader: Any = pickle.Unpickler(self._stream)
         reader.persistent_load = self._originals.__getitem__
@@ -129,7 +130,7 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
         return Copier.copied, (self, self._number(original), make, *args)
 
     def copied(self, number: int, make: Callable[..., Any], *args: Any) -> Any:
-        """Return the copy, made by the first call. For an object in a cycle, pickle calls twice."""
+        """Return the copy, which the first call makes. In a reference cycle, pickle calls twice."""
         if number not in self._copies:
             self._copies[number] = make(self._originals[number], *args)
         return self._copies[number]
@@ -154,7 +155,7 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
     def is_ours(self, kind: type) -> bool:
         """Whether a class or one of its bases is defined in the notebook."""
         if kind not in self._ours:
-            # Share enums, which are compared by identity, and ctypes classes, which have no copies.
+            # Share enums, because they are compared by identity. ctypes classes cannot be copied.
             stays = comes_from(kind, "enum.Enum", "_ctypes.Structure", "_ctypes.Array")
             ours = not (stays or self._storages.others.know(kind))
             self._ours[kind] = ours and any(map(self._is_from_here, kind.__mro__))
@@ -284,7 +285,7 @@ def _reduce_class(copier: Copier, kind: type) -> Any:
         name: item
         for name, item in vars(kind).items()
         if name not in ("__module__", "__qualname__", "__slots__", "_abc_impl")
-        and getattr(item, "__objclass__", None) is not kind  # skip what type.__new__ adds
+        and getattr(item, "__objclass__", None) is not kind  # type.__new__ adds these descriptors
     }
     made = copier.recreate(kind, _new_class, copier, type(kind), kind.__bases__)
     return *made, (copier, held), None, None, _set_class
@@ -304,7 +305,7 @@ def _set_class(kind: type, state: tuple[Copier, dict[str, Any]]) -> None:
     copier, held = state
     for name, item in held.items():
         finish = functools.partial(type.__setattr__, kind, name, item)
-        if name == "__init_subclass__":  # set last, because the copying of subclasses would call it
+        if name == "__init_subclass__":  # set last, because copying a subclass would call it
             copier.finishing.append(finish)
         else:
             finish()
@@ -321,7 +322,7 @@ def _reduce_instance(copier: Copier, value: Any, kind: type) -> Any:
 
 
 def _is_plain(kind: type) -> bool:
-    """Whether the class and its bases are made in Python, so that `object.__new__` works."""
+    """Whether a class and its bases are made in Python, so that `object.__new__` works."""
     return all(
         base.__flags__ & _MADE_IN_PYTHON
         and type(vars(base).get("__new__")) is not types.BuiltinFunctionType

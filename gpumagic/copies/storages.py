@@ -1,7 +1,8 @@
-"""Copy tensors and arrays; copies overlap in memory where the originals do, with the same strides.
+"""Copy tensors and NumPy arrays, so that copies overlap in memory where the originals do.
 
-A copy to another device takes no memory on the original's device. Copies of other frameworks'
-arrays share no memory, so that JAX can reuse the memory of a donated copy.
+A family is a group of tensors and arrays that overlap in memory. A copy has the original's strides,
+and takes no memory on the original's device if the copy goes to another device. Copies of other
+frameworks' arrays share no memory, so that JAX can reuse the memory of a donated copy.
 """
 
 import ctypes
@@ -24,7 +25,7 @@ _ALIGNMENT = 64  # of torch's allocations, in bytes; a multiple of every element
 
 @dataclass
 class Stretch:
-    """The memory of a tensor or array."""
+    """Describe the memory of a tensor or array, and the device of the copy."""
 
     source: Any
     first: int  # address of the first element
@@ -104,7 +105,7 @@ class StorageCopier:
             held.clear()
 
     def _piece(self, source: Any, homes: Mapping[int, Any]) -> Stretch | None:
-        """Return the memory of `source` to copy later; or copy `source` now, and return None."""
+        """Return the memory of `source` if it is copied with others; else copy it, return None."""
         if is_tensor(source):
             home = homes.get(id(source), source.device)
             if _lies_plainly(source):

@@ -43,7 +43,7 @@ class CopiedVariables:
         self.notes: tuple[str, ...] = ()
         self.left: list[Left] = []  # values whose tensors stay on their devices, such as datasets
         self.function = function
-        # Variables that the code does not read are shared. torch's dispatch modes need built-ins.
+        # Variables that the code does not read are shared. torch's modes need `__builtins__`.
         self.globals = {"__builtins__": builtins, **namespace}
         self.storages = StorageCopier(others)
         values = {n: namespace[n] for n in names if n in namespace and n != "__builtins__"}
@@ -63,7 +63,7 @@ class CopiedVariables:
             raise error.with_traceback(None) from None
 
     def close(self, *, emptied: bool = True) -> None:
-        """Free the copies at once. If not `emptied`, copied functions keep their variables."""
+        """Free the copies at once, except the globals of copied functions if not `emptied`."""
         made = self.storages.made()
         self.storages.clear()
         space, self.globals, self.function = self.globals, {}, None
@@ -107,7 +107,7 @@ class CopiedVariables:
 def _homes(
     namespace: Mapping[str, Any], values: Mapping[str, Any], device: "torch.device | None"
 ) -> tuple[dict[int, "torch.device"], tuple[str, ...], list[Left]]:
-    """Return the devices of copies by tensor id, notes on graphs, and the values that stay."""
+    """Return the devices of copies by tensor id, notes on lost graphs, and the values that stay."""
     if device is None:
         return {}, (), []
     from gpumagic.moving.find_tensors import TensorFinder
@@ -133,7 +133,7 @@ def place(stack: ExitStack, device: "torch.device", space: dict[str, Any]) -> No
 
 
 class Trial:
-    """Run a program on one device, with `values` and copies of other variables that it reads."""
+    """Run a program on one device, with copies of the variables that it reads, except `values`."""
 
     # `set_up` sets this function, which runs the code once for each item of an iterable.
     loop: Callable[[Iterable[None]], object]
@@ -152,7 +152,7 @@ class Trial:
         self._others = others
         self._program, self._values = program, values
         self.stack = ExitStack()  # close it on the thread that ran `set_up`
-        # Copy last: if an interrupt ended this method after the copy, nobody would call `close`.
+        # Copy last. If an interrupt ended this method after the copy, no code would call `close`.
         self.copies = CopiedVariables(
             namespace,
             [name for name in program.reads if name not in values],
@@ -179,7 +179,7 @@ class Trial:
             return self._program.once(self.copies.globals)
 
     def has_copies_there(self) -> bool:
-        """Whether copies of tensors are on the device. Code may write them without allocating."""
+        """Whether copied tensors are on the device. Code may write to a copy without allocating."""
         return any(copy.device == self.device for _, copy in self.copies.storages.tensors())
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """Answer torch calls that need a tensor's data, in a torch function mode of a dry run.
 
 Real tensors that the code reaches become fakes (tensors without data). Numbers that depend on data
-become `NotKnown` or end the dry run. Functions that fail on fakes are replaced in the forked child.
+become `NotKnown`, or end the dry run. The forked child replaces functions that fail on fakes.
 """
 
 import math
@@ -36,8 +36,8 @@ from gpumagic.usercode.files import UserLine, expression, in_cell, is_users, lin
 
 
 class Calls(TorchFunctionMode):
-    """Answer calls that need data; `fake` turns a real tensor into a fake, in place.
-    With `guesses`, 1 replaces most numbers that code reads from tensors, so the run continues."""
+    """Answer calls that need data. The function `fake` turns a real tensor into a fake, in place.
+    If `guesses`, most numbers that code reads from tensors become 1, so that the run continues."""
 
     def __init__(
         self, fake: Callable[[Tensor], object], crossings: Crossings, guesses: bool
@@ -60,7 +60,7 @@ class Calls(TorchFunctionMode):
         return out
 
     def _ready(self, func: Any, given: Any) -> Any:
-        """Turn real tensors into fakes. Replace unknown numbers that scale or fill tensors."""
+        """Turn real tensors into fakes. Replace unknown numbers by 1 or NaN, or end the dry run."""
         leaves = tree_leaves(given)
         for leaf in leaves:
             if isinstance(leaf, Tensor) and is_real(leaf):
@@ -96,7 +96,7 @@ class Calls(TorchFunctionMode):
             return _KINDS[name](value) if name in _KINDS else value
         known = name in ("float", "int", "index") or (name == "item" and tensor.is_floating_point())
         if self._guesses and (known or not is_users(frame.f_code.co_filename)):
-            return _KINDS.get(name, float)(name != "bool")  # False if a library checks for errors
+            return _KINDS.get(name, float)(name != "bool")  # False if a library reads a condition
         if name == "item":
             whole = not (tensor.is_floating_point() or tensor.is_complex())
             return NotKnown(".item()", whole=whole)
@@ -104,7 +104,6 @@ class Calls(TorchFunctionMode):
         raise Stopped(f"{words.get(name, f'{name}() of a tensor')} depends on data")
 
     def list_of(self, tensor: Any, frame: Any) -> Any:
-        """Return the nested list of a tensor's elements."""
         self._crossings.note(True, "copy_", str(tensor.device), "cpu", tensor.nbytes)
         if tensor.constant is not None:
             with torch._C.DisableTorchFunction():
@@ -149,15 +148,16 @@ class Calls(TorchFunctionMode):
 
 
 class DataOnHost(TorchFunctionMode):
-    """Keep data on the CPU, and move only the parts of them that the code reads.
+    """Keep data on the CPU. Move a part of the data to the GPU only when the code reads the part.
 
-    Data are `held`, and moved by the code, in lines `at` of a file or of at least `least` bytes.
+    Data are the tensors in `held`. If the code moves another tensor to the GPU, this tensor is data
+    if a line in `at` (a file and a range) moves it, or if it has at least `least` bytes.
     """
 
     def __init__(self, held: list[Tensor], at: tuple[str, range], least: int, note: Any) -> None:
         super().__init__()
         self._at, self._least, self._note = at, least, note
-        # By id, a tensor, the bytes of the data, the line that reads it as a part, and the GPU.
+        # By id: a tensor, the bytes of the data, the line that reads a part (or None), and the GPU.
         self._known: dict[int, tuple[Tensor, int, UserLine | None, Any]] = {}
         for each in held:
             self._known[id(each)] = each, each.nbytes, None, each.device
@@ -189,7 +189,7 @@ class DataOnHost(TorchFunctionMode):
     def _keep(
         self, func: Any, out: Any, data: Tensor, whole: int, part: Any, device: Any, *, on_gpu: bool
     ) -> None:
-        """Record what a call returned for data on the CPU: other data, or parts to move."""
+        """Record each result of a call on data, either as data or as a part that must move."""
         for leaf in tree_leaves(out):
             if isinstance(leaf, Tensor) and not leaf.is_cuda:
                 is_view = leaf.untyped_storage()._cdata == data.untyped_storage()._cdata
@@ -200,7 +200,7 @@ class DataOnHost(TorchFunctionMode):
                 self._known[id(leaf)] = leaf, whole, part, device
 
     def _kept(self, func: Any, args: Any, kwargs: Any) -> Tensor | None:
-        """Return data on the CPU in place of a call that moves them to the GPU; else None."""
+        """If a call would move data to the GPU, return the data on the CPU instead; else None."""
         data, device, dtype = _moving(func, args, kwargs)
         if "cuda" not in str(device) or data.is_cuda or data.requires_grad:
             return None
@@ -214,7 +214,7 @@ class DataOnHost(TorchFunctionMode):
         return kept
 
     def _moved(self, tensor: Tensor) -> Tensor:
-        """Return a part of the data, moved to the GPU; other tensors as they are."""
+        """Move a tensor to the GPU if it is a part of the data; else return it unchanged."""
         _, _, part, device = self._known.get(id(tensor), (tensor, 0, None, None))
         if part is None:
             return tensor
@@ -238,7 +238,7 @@ _PARTS_OF_DATA = 4  # a part is at most this fraction of the data
 
 
 def _expression(index: str = "") -> UserLine | None:
-    """Return the user's line with the running expression, whose index gets the call `index`."""
+    """Return the user's line with the running expression; `index` is appended to its index."""
     if (frame := user_frame(sys._getframe(1))) is None:
         return None
     line, text = line_at(*in_cell(frame)), expression(*in_cell(frame))
@@ -347,7 +347,7 @@ def _named(device: Any) -> str:
 
 
 def _in_this_process(loader: Any, batches: int | None) -> Any:
-    """Return an iterator over a DataLoader's first batches, of which it reads some samples."""
+    """Return an iterator over a DataLoader's first batches. It reads only some of their samples."""
     vars(loader).update(num_workers=0, pin_memory=False, prefetch_factor=None, timeout=0)
     iterator = _SingleProcessDataLoaderIter(loader)
     fetcher: Any = iterator._dataset_fetcher

@@ -2,8 +2,8 @@
 
 A refused action ends the dry run at the user's line. Printed and displayed output is captured.
 Nothing here can be undone, so this module is only for a forked child that will exit. The Linux
-kernel refuses what Python's audit hook misses: Landlock refuses `os.mkfifo`, shared memory, and
-writes by C code; a seccomp filter refuses chmod and connections by C code, and signals.
+kernel refuses actions that Python's audit hook misses. Landlock refuses `os.mkfifo`, shared memory,
+and writes by C code. A seccomp filter refuses signals, and chmod and connections by C code.
 """
 
 import builtins
@@ -54,7 +54,7 @@ class Confinement:
         self.printed = io.StringIO()
         self._importing = 0
         for name, sink in (("stdout", self.printed), ("stderr", io.StringIO())):
-            with suppress(TypeError):  # redirect the former stream too, because logging may use it
+            with suppress(TypeError):  # also redirect the old stream, which logging may use
                 vars(getattr(sys, name)).update(write=sink.write, flush=sink.flush)
             setattr(sys, name, sink)
         warnings.simplefilter("ignore")
@@ -145,7 +145,7 @@ def held_by_the_kernel() -> bool:
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _VERSION = _PATH_BENEATH = 1
 _WRITE_FILE, _TRUNCATE = 1 << 1, 1 << 14
-_WRITING = sum(1 << bit for bit in (1, *range(4, 13)))  # write to, remove or create files, folders
+_WRITING = sum(1 << bit for bit in (1, *range(4, 13)))  # writing, removing and creating files
 
 
 def _no_file_written(libc: Any) -> bool:
@@ -167,8 +167,8 @@ def _no_file_written(libc: Any) -> bool:
 _NO_NEW_PRIVILEGES, _SECCOMP, _FILTER = 38, 22, 2
 _LOAD, _IS, _RETURN = 0x20, 0x15, 0x06
 _ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | errno.EACCES
-# By architecture: its number, the system calls that are always refused (they change files or
-# priorities, send data, or access processes), and calls refused if their target is another process.
+# For each architecture: its number, the system calls that are always refused, and the calls that
+# are refused for other processes. They change files or priorities, send data or access processes.
 _CALLS: dict[str, tuple[int, tuple[int, ...], tuple[int, ...]]] = {
     "x86_64": (
         0xC000003E,
@@ -194,7 +194,7 @@ def _filter(machine: str) -> bytes:
     """Return the BPF program that the kernel runs before each system call."""
 
     def step(does: int, value: int, then: int = 0, otherwise: int = 0) -> bytes:
-        return struct.pack("=HBBI", does, then, otherwise, value)  # steps to skip: then, otherwise
+        return struct.pack("=HBBI", does, then, otherwise, value)  # then, otherwise: steps to skip
 
     allow, refuse = step(_RETURN, _ALLOW), step(_RETURN, _REFUSE)
     if machine not in _CALLS:

@@ -1,8 +1,8 @@
 """Count the memory that operators allocate and the copies that they make, in a dry run.
 
 Copies between devices are counted by line, without times. Composite operators are decomposed as on
-CUDA. Some results of fakes, such as reduced losses, have another size than real results; the real
-size is counted. An operator that must read unknown data ends the dry run, unless it may guess.
+CUDA. Fakes (tensors without data) have wrong sizes for some results, such as reduced losses. The
+real size is counted. An operator that must read data ends the dry run, unless `guesses` is true.
 """
 
 import re
@@ -36,7 +36,7 @@ aten: Any = torch.ops.aten
 _Function = Callable[..., Any]
 _DEVICE: Any = torch.ops.prim.device.default
 _BETWEEN = (__package__, "torch._dynamo", "torch._compile", "torch._subclasses", "torch.utils._")
-# Finds the devices in an error of fakes. torch's kernels raise another error in this case.
+# Matches the error of fakes on several devices. In this case, torch's kernels raise another error.
 _DEVICES = re.compile(r"found (?:two different|at least two) devices,? (\S+?)(?:,| and) (\S+?)!?$")
 _READABLE = {
     "_local_scalar_dense": "the value of a tensor",
@@ -55,7 +55,7 @@ class Crossings:
     def note(
         self, copy: bool, operator: str, source: str, destination: str, nbytes: int, how: Any = None
     ) -> None:
-        """Count a copy, or a wait if not `copy`, at the user's line; `how` becomes `Entry.via`."""
+        """Count a copy, or a wait if not `copy`, at the user's line. `how` becomes `Entry.via`."""
         if source == destination or "meta" in (source, destination) or (copy and not nbytes):
             return
         inner = _caller(sys._getframe(1))
@@ -108,7 +108,7 @@ class Operators(TorchDispatchMode):
                 self._held.add(tensor, replaced)
                 whole = tensor.dtype == torch.long and tensor.device.type == "cpu"
                 if self._guesses and name in _ITEMS and whole and tensor.numel() == 1:
-                    with suspended():  # set the value, so that values computed from it are known
+                    with suspended():  # guess 1, so that values computed from 1 are known
                         tensor.constant = torch.ones(tensor.shape, dtype=torch.long)
         if (rule := RULES.get(name)) and isinstance(args[0], Tensor) and args[0].is_cuda:
             device = args[0].device
@@ -146,7 +146,7 @@ class Operators(TorchDispatchMode):
             home = args[0].device
             for index in tree_leaves(args[1]):
                 if isinstance(index, Tensor) and index.device != home:
-                    if index.device.type != "cpu":  # fakes allow this, but torch does not
+                    if index.device.type != "cpu":  # fakes allow an index there, but torch does not
                         raise RuntimeError(INDEX.format(home))
                     self._crossings.note(True, name, "cpu", str(home), index.nbytes)
 
@@ -158,7 +158,7 @@ class Operators(TorchDispatchMode):
 
     def _parts(self, func: Any, name: str, args: Any) -> _Function | None:
         """Return a function that decomposes an operator; None if the operator is run whole."""
-        if name in IN_PARTS:  # check, because calling a missing kernel ends the process
+        if name in IN_PARTS:  # calling a missing kernel would end the process
             explicit = next((key for key in _EXPLICIT if _has_kernel(func.name(), key)), None)
             return None if explicit is None else partial(func._op_dk, explicit)
         of_aten = isinstance(func, torch._ops.OpOverload) and func.namespace == "aten"
@@ -181,14 +181,14 @@ class Operators(TorchDispatchMode):
         for nodes, names, certain in _IN_PLACE if of_node else ():
             if {name, overload} & names and nodes.match(number[0]):
                 return first, certain
-        # The engine adds later gradients to the first one in place. An earlier node made the first
-        # one, so `of_node` is False. If the first is a view or expanded, the sum gets new memory.
+        # Autograd's engine adds later gradients to the first gradient in place. `of_node` is False,
+        # because an earlier node made this gradient. The sum for a view needs new memory.
         if overload != "add.Tensor" or of_node or torch.is_grad_enabled() or first._is_view():
             return None
         return (first, False) if first.nbytes == first.untyped_storage().nbytes() else None
 
     def _enter_node(self) -> tuple[str, int] | None:
-        """Return the running autograd node's name and number; for a new node, record the start."""
+        """Return the running autograd node's name and number, or None. Record the node's start."""
         node = C._current_autograd_node()
         # Store the name and the number, because the node itself would keep tensors alive.
         number = None if node is None else (node.name(), node._sequence_nr())
@@ -332,7 +332,7 @@ _RESULTS: dict[str, _Function] = {
 
 def attend_as_cuda() -> torch.library.Library:
     """Make attention allocate as on CUDA, while the returned library is alive."""
-    # torch's own function may query the driver, which a forked child must never query.
+    # torch's own function may query the driver, which a forked child must not do.
     library = torch.library.Library("aten", "IMPL")
     for key in ("AutogradCUDA", "CUDA"):  # inference mode skips AutogradCUDA
         library.impl("scaled_dot_product_attention", _attention, key, allow_override=True)

@@ -2,7 +2,7 @@
 
 A tensor becomes a fake in place, so every name, container, view, module and optimizer now refers to
 the fake. Tensors that share memory become fakes that share memory. The code can store a number that
-depends on data, print it and compute with it. If its path depends on it, the dry run ends.
+depends on data, print it and compute with it. The dry run ends if the code branches on the number.
 """
 
 import errno
@@ -32,7 +32,7 @@ from gpumagic.moving.move import bytes_of
 from gpumagic.usercode.files import UserLine, innermost
 from gpumagic.usercode.values import saved_by
 
-raised: list["Stopped"] = []  # recorded because a bare `except:` may swallow them
+raised: list["Stopped"] = []  # recorded, because a bare `except:` may swallow a `Stopped`
 
 
 class Stopped(BaseException):
@@ -64,7 +64,7 @@ def is_refusal(error: BaseException) -> bool:
     path = getattr(error, "filename", None)
     if not isinstance(path, (str, bytes)):
         return True
-    # If a real run could not write to the path either, the error is no refusal of Linux.
+    # A refusal is an error that a real run would not raise, because it could write to the path.
     return os.access(path if os.path.lexists(path) else os.path.dirname(path) or ".", os.W_OK)
 
 
@@ -72,12 +72,12 @@ def is_refusal(error: BaseException) -> bool:
 _HOSTS: tuple[tuple[str, float | None], ...] = (
     ("torch.optim.lbfgs", None),  # no value, because the data decide when LBFGS stops
     ("torch.optim", 2.0),  # a step count or NAdam's mu_product; with 1, torch would divide by 0
-    ("torch.nn.modules.transformer", 1.0),  # a mask is causal
-    ("torch.amp", 0.0),
+    ("torch.nn.modules.transformer", 1.0),  # the answer to "is the mask causal?" is yes
+    ("torch.amp", 0.0),  # no gradient is infinite
     ("torch.cuda.amp", 0.0),
     ("torch.utils.data", 0),
-    ("transformers.trainer", 0.0),  # a loss is finite
-    ("torch.distributions", 1.0),  # arguments are valid
+    ("transformers.trainer", 0.0),  # the answer to "is the loss NaN?" is no
+    ("torch.distributions", 1.0),  # the answer to "are the arguments valid?" is yes
 )
 
 
@@ -120,7 +120,7 @@ class NotKnown:
 def _computes(name: str) -> Callable[..., Any]:
     def compute(self: NotKnown, *others: Any) -> Any:
         if any(isinstance(other, Tensor) for other in others):
-            return NotImplemented  # the tensor's own operator makes the result
+            return NotImplemented  # Python then tries the tensor's own operator
         parts = (getattr(other, "whole", isinstance(other, int)) for other in others)
         return NotKnown(self.what, whole=self.whole and "truediv" not in name and all(parts))
 
@@ -147,7 +147,6 @@ for _name, _does in {
 
 
 def describe(name: str, value: Any) -> Assigned:
-    """Return a variable's kind, device and bytes."""
     if isinstance(value, Tensor):
         dtype = str(value.dtype).removeprefix("torch.")
         shape = tuple(int(n) for n in value.shape)
@@ -173,13 +172,13 @@ def describe(name: str, value: Any) -> Assigned:
 class Fakes(FakeTensorMode):
     """Make fakes as torch does, but without device memory or a CUDA context."""
 
-    with_graphs = True  # whether to count the tensors that graphs of existing tensors saved
+    with_graphs = True  # whether to count tensors that autograd graphs saved before
 
     def __init__(self, count: Callable[[Any], None], tracked: Callable[[], None]) -> None:
         super().__init__(allow_fallback_kernels=False, allow_non_fake_inputs=True)
         # `count` is called with each new fake, `tracked` when a backward pass reaches a `_Cut`.
         self._count, self._tracked = count, tracked
-        self._kept: list[Tensor] = []  # real ones: freeing GPU memory would call the driver
+        self._kept: list[Tensor] = []  # keeps real tensors: freeing one would call the driver
         self._without: dict[int, str] = {}  # why a tensor has no fake, by the tensor's id
         self._graphs: WeakValueDictionary[Any, _Graph] = WeakValueDictionary()
 
@@ -295,7 +294,7 @@ def _is_a_number(tensor: Tensor) -> bool:
 
 
 class _Graph(list[Any]):
-    """Hold the fakes that a node of an autograd graph saved, and the `_Graph` of each next node."""
+    """Hold fakes of the tensors that an autograd node saved, and the `_Graph` of each next node."""
 
 
 class _Cut(torch.autograd.Function):

@@ -66,7 +66,7 @@ class Subject:
     move: bool  # whether variables that the code reads are moved to `device`
     limit: float  # seconds
     cards: tuple[Card, ...] = ()  # cards not in this machine; `device` simulates the first
-    target: str = ""  # the device that fixes of errors between devices should prefer
+    target: str = ""  # the device to which a fix should move tensors; empty if any may do
     guesses: bool = False  # whether to guess numbers that depend on data, instead of ending the run
     batches: int | None = None  # the number of batches that each DataLoader yields; None for all
 
@@ -89,7 +89,7 @@ def dry(subject: Subject) -> DryRun:
     with deferred():  # an interrupt would leave the import incomplete
         importlib.import_module("torch._dynamo")  # imported once here, not in every child
     outer = placement()
-    # Visit objects before the fork: in the child, each visit would make Linux copy a memory page.
+    # Visit objects before the fork. In the child, a visit would make Linux copy the memory page.
     find_swaps()
     finders = [TensorFinder()]
     finders[0].variables([*subject.reads, *subject.namespace.items()])
@@ -124,7 +124,7 @@ def in_fork(work: Callable[[], Any], limit: float, room: int) -> Any:
 
 
 def _prepare_fork(before: Before, outer: Placement | None) -> None:
-    """In a forked child, replace real GPUs by virtual ones and put the placement in force again."""
+    """In a forked child, replace real GPUs by virtual ones. Place new tensors as `outer` says."""
     if before.real:
         switch.stand_in(before.real)
     let_backward_run()
@@ -155,7 +155,7 @@ class _Following:
         confinement = Confinement()
         earlier = "this backward pass reaches an earlier cell's graph, which dry runs cannot follow"
         mode = Fakes(partial(self._held.add, existing=True), partial(self.note, earlier))
-        mode.with_graphs = not subject.cards  # an absent card has no earlier graphs
+        mode.with_graphs = not subject.cards  # no earlier cell used an absent card
         mode.take_over(finders.pop())  # popped, because a finder keeps its tensors alive
         self._held.begin()
         go = subject.prepare(self.note)
@@ -201,7 +201,7 @@ class _Following:
 
     def _bring(self, target: torch.device) -> None:
         subject, old = self._subject, dict[str, tuple[str, ...]]()
-        if subject.cards:  # an absent card is empty at first, so all variables start on the CPU
+        if subject.cards:  # an absent card has no tensors, so all variables start on the CPU
             every = [*subject.reads, *subject.namespace.items()]
             moves = move_all(every, torch.device("cpu"), subject.namespace, check_room=False)
             old = {moved.name: moved.sources for moved in moves.moved}
@@ -217,7 +217,7 @@ class _Following:
 
     @contextmanager
     def _caught(self) -> Iterator[None]:
-        handled = sys.exc_info()[1]  # an error of the user's that is being explained
+        handled = sys.exc_info()[1]  # the user's error that is being explained, or None
         try:
             yield
             for stopped in raised:

@@ -1,8 +1,9 @@
 """Run a function in a forked copy of this process, and return its result.
 
-The child has ended when `run_forked` returns, even after Ctrl-C or a timeout. On Linux, it can read
-open files without moving the parent's position, but not write to them. Its other descriptors
-(terminal, pipe, socket, GPU) become the null device, and its shared memory a private copy.
+The child has ended when `run_forked` returns, even after Ctrl-C or a timeout. On Linux, the child
+can read files that the parent has opened, but cannot write to them or move the parent's position.
+The child's other descriptors (terminal, pipe, socket, GPU) become the null device. Memory that the
+child would share with the parent becomes a private copy.
 """
 
 import ctypes
@@ -146,9 +147,9 @@ def _make_private(start: int, size: int, offset: int, path: str) -> None:
     os.close(file)
 
 
-# A fork does not copy the threads of torch's engine, and sets a flag that makes the engine refuse
-# backward passes. A dry run needs no such threads. torch cannot reset the flag, so
-# `let_backward_run` does: the machine code of torch's function `_READER` contains its address.
+# After a fork, torch's autograd engine has no threads, and a flag makes it refuse backward passes.
+# A dry run does not need these threads, but torch cannot reset the flag. `let_backward_run` finds
+# the flag's address in the machine code of torch's function `_READER`, and resets the flag.
 _READER = "_ZN5torch8autograd6Engine30initialize_device_threads_poolEv"
 _ADRP, _LDRB = (0x9F000000, 0x90000000), (0xFFC00000, 0x39400000)  # AArch64: mask, opcode
 
@@ -158,7 +159,7 @@ def let_backward_run() -> None:
     # `set_num_threads` also creates torch's thread pool, before several threads create it at once.
     torch.set_num_threads(1)  # OpenMP would wait for threads, which a fork does not copy
     torch.autograd.set_multithreading_enabled(False)
-    if (flag := refusal()) is not None and flag.value == 1:  # the value that a fork sets
+    if (flag := refusal()) is not None and flag.value == 1:  # a fork sets 1
         flag.value = 0
 
 

@@ -1,7 +1,7 @@
-"""Count the memory that a run would allocate on each device, and test whether it fits a card.
+"""Count the memory that a run would allocate on each device, and compare it with GPU models.
 
 A storage counts once, until nothing refers to it. Sizes are rounded as on CUDA. Workspaces of
-libraries are not counted, so a peak is a lower bound. A card that this machine lacks starts empty.
+libraries are not counted, so a peak is a lower bound. A `Card` is a GPU model, empty at the start.
 """
 
 import sys
@@ -168,7 +168,7 @@ def measure(target: torch.device | None, card: Card | None = None) -> Before:
     virtual = any(device.virtual for device in gpus.values())
     if target is not None and target.type == "cuda":
         torch.cuda.init()
-    started = cuda_state.started()  # querying another GPU would create a context (0.5 GiB)
+    started = cuda_state.started()  # querying any other GPU would create a context (0.5 GiB)
     for index in range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ():
         allocated, gpu = torch.cuda.memory_allocated(index), gpus.get(index)
         unused = gpu.memory_free if gpu is not None else None

@@ -80,7 +80,7 @@ class Unknown:
     def __str__(self) -> str:
         if self.where is None:
             return self.reason
-        # IPython made the source of a magic. The user did not type this code, so omit the source.
+        # IPython replaces a magic by other code. The user did not type this code, so omit it.
         typed = self.where.line and "get_ipython()" not in self.where.source
         source = f" · {self.where.source}" if typed and self.where.source else ""
         return f"{replace(self.where, source='')}: {self.reason}{source}"
@@ -107,7 +107,7 @@ class DryRun(Shown):
     peak: dict[str, Peak] = field(default_factory=dict)  # by device; the first card is "cuda:0"
     moved: tuple[Moved, ...] = ()  # variables that `%%ongpu` would move to the device first
     ledger: Ledger = field(default_factory=Ledger)  # copies and waits by line, without times
-    unknown: tuple[Unknown, ...] = ()  # also skipped code, and why the dry run ended early
+    unknown: tuple[Unknown, ...] = ()  # unknown results, skipped code, and why the run ended early
     mismatches: tuple[Mismatch, ...] = ()  # at most one operation between devices that would fail
     error: str | None = None  # an error, other than a mismatch, that the code would raise
     error_at: UserLine | None = None

@@ -32,19 +32,19 @@ from gpumagic.usercode.variables import names_read, variables_read
 
 _LIMIT_S, _MOST = 2.0, 4  # seconds of each dry run, and number of edits that are tried
 _BATCHES = 2  # number of batches that a dry run reads from each DataLoader
-_Cost = tuple[int, int]  # the numbers of repeated copies and of all edits
+_Cost = tuple[int, int]  # number of fixes that copy repeatedly, and number of all edits
 _PLACED = re.compile(r"\s*%%ongpu\b\s*(?:cuda:|/?gpu:)?([^\s?]*)")
 _PLACES_ITSELF = re.compile(r"^\s*%%?(?:ongpu|gpu\w+)\b", re.MULTILINE)
 
 
 def try_fix(error: BaseException, found: Explanation, shell: Any = None) -> Explanation:
     """Return `found` with a completed fix, and with a `%%ongpu` line if the line fixes the cell."""
-    said = next(filter(read, errors(error)), None)  # None if the error is not torch's
+    said = next(filter(read, errors(error)), None)  # None if no error is about devices
     every = failed_frames(said.__traceback__) if said is not None else []
     at_top = [n for n, frame in enumerate(every) if frame.at_top and frame.tree is not None]
     if not at_top:
         return found
-    # A fix that contains a magic is no Python code, and is not tried.
+    # If a fix contains a magic, parsing raises SyntaxError, and the fix is not tried.
     ends = suppress(GpuError, SyntaxError, KeyboardInterrupt)
     with ProgressLine(shell) as line, faults.kept("trying a fix"), ends:
         line.update("trying the fix; Ctrl-C ends it")
@@ -81,18 +81,18 @@ class _Trial:
         return any(at.label == last_cell() and at.line < self._top.line for at in ends)
 
     def _gpu_of_earlier(self, found: Explanation) -> str:
-        """Return the number of an operand's GPU if earlier `%%ongpu` lines have it; else empty."""
+        """Return the number of an operand's GPU if earlier `%%ongpu` lines name it; else empty."""
         *earlier, now = getattr(self._shell.history_manager, "input_hist_raw", [""])
         used = {match[1] for match in map(_PLACED.match, earlier) if match}
         gpus = {d.partition(":")[2] for o in found.operands for d in o.devices if d != "cpu"}
         to_gpu = any(o.devices == ("cpu",) for o in found.operands if o.odd or o.along)
-        # Prefer a fix that moves nothing and is in another cell. Such a fix corrects the cause.
+        # Prefer a fix that moves nothing and is in another cell, because it corrects the cause.
         lasts = found.fix is not None and found.fix.nbytes == 0 and found.fix.label != last_cell()
         alone = len(gpus & used) == 1 and to_gpu and not lasts and not _PLACES_ITSELF.search(now)
         return (gpus & used).pop() if alone else ""
 
     def with_fewest_edits(self, found: Explanation, error: Any) -> Explanation:
-        """Return the completed fix, or a fix with fewer copies or edits (other GPU or function)."""
+        """Complete the fix, and fixes for other GPUs or in the failed function. Return the best."""
         best, (copies, count) = self._completed(found)
         gpus = {device for each in found.operands for device in each.devices} - {"cpu"}
         until = time.monotonic() + _MOST * _LIMIT_S
@@ -138,7 +138,7 @@ class _Trial:
         return fix.filename in texts and runs and not fix.earlier
 
     def _from_change(self, texts: dict[str, str]) -> list[ast.stmt]:
-        """Return the cell's statements from the first one that failed or that a fix affects on."""
+        """Return the cell's statements from the failed one, or an earlier one that fixes affect."""
         old = ast.parse(self._top.source).body
         new = ast.parse(texts[self._top.filename]).body
         names = {
@@ -173,7 +173,7 @@ class _Trial:
         device, _ = target_of(f"cuda:{number}" if number else None)
         given = (namespace, [*reads], prepare, device, bool(number), _LIMIT_S, (), target, True)
         found = dry(Subject(*given, batches=_BATCHES))
-        # Perhaps the results of a few batches have another shape.
+        # After an error, use all batches. The results of a few batches may have another shape.
         return dry(Subject(*given)) if found.error else found
 
 

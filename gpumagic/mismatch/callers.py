@@ -1,8 +1,9 @@
-"""Follow operands to the caller that passed them, and to lines that lost a copy of them.
+"""Find the caller that passed an operand, and lines that lost a copy of the operand.
 
-A line such as ``x.to(device)`` loses its copy if nothing keeps the result. Such a line may be in a
-failed frame, in a function that the frame called before, or in an earlier cell. In a loop,
-``v = v.to(device)`` is such a line if the loop does not use `v` after it.
+An operand is a value that the failed operation uses, such as a tensor. The line ``x.to(device)``
+*loses a copy* of `x`, because no variable refers to the copy. Such a line may be in a failed frame,
+in a function that the frame called before, or in an earlier cell. In a loop, ``v = v.to(device)``
+also loses a copy if no later line of the loop uses `v`.
 """
 
 import ast
@@ -38,18 +39,17 @@ class Site:
     """Record an operation and the operands to move, as written in the code of one frame."""
 
     at: Operation
-    odd: list[Part]
+    odd: list[Part]  # the operands to move
     extra: list[Part]  # other values to move, which later code combines with the result
 
     @property
     def frame(self) -> FailedFrame:
-        """Return the frame whose code is edited."""
         return self.at.reader.frame
 
 
 def climb(site: Site, outer: list[FailedFrame]) -> tuple[Site, dict[str, str]]:
     """Return the site in the outermost caller that passed the operands as arguments."""
-    # Also return a map from operands at `site` to their names in that caller, if different.
+    # Also return a dict from the operands' texts at `site` to different texts in that caller.
     first = moved = [*site.odd, *site.extra]
     for frame in outer:
         done = operation(frame.failed, Reader(frame)) if frame.failed is not None else None
@@ -64,7 +64,7 @@ def climb(site: Site, outer: list[FailedFrame]) -> tuple[Site, dict[str, str]]:
 
 
 def _at_notebook(site: Site, outer: list[FailedFrame]) -> Site:
-    """Return the site in the cell's loop, if called functions read the operands as globals."""
+    """Return the cell's loop as the site, if the loop's functions read the operands as globals."""
     frame = next((each for each in outer if each.at_top), site.frame)
     moved = [*site.odd, *site.extra]
     local = {*site.frame.code.co_varnames, *site.frame.code.co_freevars}
@@ -77,7 +77,7 @@ def _at_notebook(site: Site, outer: list[FailedFrame]) -> Site:
 
 
 def _made_for(moved: list[Part], within: FailedFrame, frame: FailedFrame) -> list[Part]:
-    """For a caller's ``x.f(g(y))``, return `x`, and `g(y)` if the result of `g` is an operand."""
+    """For a caller's ``x.f(g(y))``, return `x`, and `g(y)` if `f` failed on the result of `g`."""
     node: Any = frame.failed
     if not isinstance(node, ast.Call):
         return []
@@ -91,7 +91,7 @@ def _made_for(moved: list[Part], within: FailedFrame, frame: FailedFrame) -> lis
 
 
 def _given(moved: list[Part], frame: FailedFrame, parts: Iterable[Part]) -> list[Part] | None:
-    """Return the caller's expressions for the operands `moved`; None if one was not passed."""
+    """Return the caller's expressions for the operands; None if one was not passed or must stay."""
     above = {id(part.value): part for part in reversed([*parts])}
     above.pop(id(None), None)
     found: list[Part] = []
@@ -112,7 +112,7 @@ def _given(moved: list[Part], frame: FailedFrame, parts: Iterable[Part]) -> list
 
 
 def _made_of(part: Part, frame: FailedFrame) -> Part:
-    """Return the argument from which a function computed an operand; else the operand."""
+    """Return the argument from which a function computed an operand; if unknown, the operand."""
     made = only_assignment(part.text, frame.failed or part.node)
     value = Reader(frame).part(made.value) if made and part.text not in frame.parameters else None
     named = named_in(replace(value, devices=part.devices) if value else part, Reader(frame))
@@ -121,12 +121,13 @@ def _made_of(part: Part, frame: FailedFrame) -> Part:
 
 
 def written_device(site: Site, target: str, line: ast.stmt, *, inside: bool = False) -> str:
-    """Return code for `target`, such as ``x.device``. `inside` allows a comprehension's names."""
+    """Return code for the device `target`, such as ``x.device``.
+    If `inside`, the code may use the variables of a comprehension around the operation."""
     names = [*_DEVICE_NAMES, *(f"{name}.device" for name in _at_hand(site, inside))]
     in_class = any(isinstance(node, ast.ClassDef) for node in parents(site.at.node))
     unknown = _unknown(names, line, site, inside, in_class)
     names = [name for name in names if first_name(name) not in unknown]
-    # As the last choice, a function names a global of the notebook that it does not read yet.
+    # As the last choice, use a global such as `device`, even if the function does not read it yet.
     names += [n for n in _DEVICE_NAMES[:3] if not in_class and n not in _bound_later(line, site)]
     for name in names:
         value = site.frame.scope.value(ast.parse(name, mode="eval").body)
@@ -143,21 +144,21 @@ def written_device(site: Site, target: str, line: ast.stmt, *, inside: bool = Fa
 def _unknown(
     names: list[str], line: ast.stmt, site: Site, inside: bool, in_class: bool
 ) -> set[str]:
-    """Return the first names of `names` that code at `line` cannot read."""
+    """Return the variables, such as `self` in `self.device`, that code at `line` cannot read."""
     unknown = _bound_later(line, site)
     if inside:
         within = (node for node in parents(site.at.node) if isinstance(node, ast.expr))
         unknown -= set[str]().union(*map(stored, within))
     if not (in_class or not site.frame.at_top):
         return unknown
-    # In a class, use only local names. In a function, also use globals that the function reads.
+    # Code of a class may use only local names. A function may also use globals that it reads now.
     code = ast.walk(function_of(site.at.node) or line)
     used = {node.id for node in code if isinstance(node, ast.Name) and not in_class}
     return unknown | ({*map(first_name, names)} - {*site.frame.scope.local, *used})
 
 
 def _at_hand(site: Site, inside: bool) -> list[str]:
-    """Return names of values whose `.device` may be the target, such as operands."""
+    """Return expressions, such as operands, whose `.device` may be the target device."""
     every = [*chain.from_iterable(ast.walk(part.node) for part in [*site.at.parts, *site.odd])]
     nodes = [n for n in every if isinstance(n, (ast.Name, ast.Attribute))]
     nodes = [n for n in nodes if inside or not in_own_scope(n)]
@@ -186,25 +187,26 @@ _LOCAL = "{} binds the local name {} only; return {}, and assign the result of t
 
 class _Lost(NamedTuple):
     node: Any  # the code that loses a copy
-    code: str  # the code that keeps the copy; empty if one edit is not enough
-    why: str
+    code: str  # new code that keeps the copy; empty if one edit is not enough
+    why: str  # the reason to show
 
 
 @dataclass(frozen=True)
 class _Written:
-    """Describe code of the user that an `Edit` takes in place of a `FailedFrame`."""
+    """Describe code that ran without an error. An `Edit` accepts it in place of a `FailedFrame`."""
 
     filename: str
     source: str
-    nodes: list[Any]  # of a function, or of a cell without its functions
+    nodes: list[Any]  # syntax nodes of a function or cell, without nested functions
     parameters: tuple[str, ...] = ()
-    earlier: bool = False  # whether an earlier cell ran it
+    earlier: bool = False  # whether an earlier cell ran this code
 
 
 def keep_copies(
     parts: list[Part], frames: list[FailedFrame], target: str
 ) -> tuple[Fix | None, str]:
-    """Return the fix that keeps the lost copies of all operands, and the reason; or (None, "")."""
+    """Return the fix that keeps the operands' lost copies, and the reason why the copies were lost.
+    The fix is None unless it keeps a copy of each operand. The reason is "" if no copy was lost."""
     each = [_names_of(part, frames[0]) for part in parts]
     for frame, outer in zip(frames, [*frames[1:], None], strict=True):
         if frame.failed is None:
@@ -222,13 +224,13 @@ def keep_copies(
 
 
 def _is_sent(lost: _Lost, reader: Reader, target: str) -> bool:
-    """Whether the copy would be on `target`; True if its device is unknown."""
+    """Whether a lost copy was on the device `target`; True if the copy's device is unknown."""
     calls: list[Any] = [node for node in ast.walk(lost.node) if _is_transfer(node)]
     return all(reader.sent_to(call, call.func.attr) in (target, None) for call in calls)
 
 
 def _fix(code: Any, lost: dict[str, _Lost], found: list[str], nbytes: int | None) -> Fix | None:
-    """Return the edit of all lost copies nearby, or of those of the operands `found`."""
+    """Return an edit that keeps all copies in `lost`; if impossible, only the copies in `found`."""
     for names in (lost, found):
         edits = [lost[name][:2] for name in names]
         if all(text for _, text in edits) and (edit := around(code, edits)):
@@ -237,7 +239,7 @@ def _fix(code: Any, lost: dict[str, _Lost], found: list[str], nbytes: int | None
 
 
 def _names_of(part: Part, frame: FailedFrame) -> set[str]:
-    """Return the operand's texts, and the names from which the function computed the operand."""
+    """Return the names in an operand's expression, and in the assignments that computed them."""
     texts = {named.text for named in named_in(part, Reader(frame)) if named.kind == "tensor"}
     made = [only_assignment(text, frame.failed or part.node) for text in texts]
     nodes = [node for stmt in made if stmt for node in ast.walk(stmt.value)]
@@ -245,7 +247,7 @@ def _names_of(part: Part, frame: FailedFrame) -> set[str]:
 
 
 def _passed(names: set[str], frame: FailedFrame, outer: FailedFrame) -> set[str]:
-    """Return a caller's names for the arguments `names`, and the names of global variables."""
+    """Return the caller's names for the parameters in `names`, and the globals in `names`."""
     call: Any = outer.failed
     found = names - {*frame.code.co_varnames}
     for name, value in _arguments(call, frame.parameters) if isinstance(call, ast.Call) else ():
@@ -255,7 +257,7 @@ def _passed(names: set[str], frame: FailedFrame, outer: FailedFrame) -> set[str]
 
 
 def _arguments(call: ast.Call, parameters: tuple[str, ...]) -> Iterator[tuple[str, ast.expr]]:
-    """Yield the name and value of each argument; for ``*batch``, each name that it may fill."""
+    """Yield (parameter, value) for each argument. Pair the value of ``*x`` with every parameter."""
     names = [name for name in parameters if name != "self"]
     for name, value in zip(names, call.args, strict=False):
         if isinstance(value, ast.Starred):
@@ -267,7 +269,7 @@ def _arguments(call: ast.Call, parameters: tuple[str, ...]) -> Iterator[tuple[st
 
 
 def _places(frame: FailedFrame, names: set[str]) -> Iterator[tuple[Any, dict[str, _Lost]]]:
-    """Yield code that ran before the failure, with the lost copies of `names` in it."""
+    """Yield code that ran before the failure, with the copies of `names` that the code lost."""
     scope: Any = function_of(frame.failed or ast.Pass())
     names -= {name for name in names if issubclass(type(_value(frame, name)), nn.Module)}
     ran = [node for node in _own_nodes(scope) if node.lineno < frame.line]
@@ -286,8 +288,8 @@ def _places(frame: FailedFrame, names: set[str]) -> Iterator[tuple[Any, dict[str
 def _in_code(
     code: Any, nodes: list[Any], frame: FailedFrame, names: set[str]
 ) -> Iterator[tuple[Any, dict[str, _Lost]]]:
-    """Yield the lost copies in a scope's nodes, and in the functions that they call."""
-    # Also find the other tensors of which this code lost a copy, except the items of loops.
+    """Yield the lost copies in a scope's nodes, and in the functions that the nodes call."""
+    # Add other tensors of which this code lost a copy, except the variables of loops.
     alone: Any = [n.value for n in nodes if isinstance(n, ast.Expr) and _is_transfer(n.value)]
     owners = {ast.unparse(call.func.value): frame.scope.value(call.func.value) for call in alone}
     items = set[str]().union(*(stored(n.target) for n in nodes if isinstance(n, ast.For)))
@@ -300,7 +302,7 @@ def _in_code(
 
 
 def _earlier_cells() -> list[str]:
-    """Return the file names of the cells that ran, the last first."""
+    """Return the file names of the cells that ran, the latest first."""
     numbers: dict[str, int] = getattr(getattr(shell(), "compile", None), "_filename_map", {})
     return sorted(numbers, key=lambda file: -numbers[file])
 
@@ -310,7 +312,7 @@ def _value(frame: FailedFrame, text: str) -> Any:
 
 
 def _own_nodes(scope: Any) -> list[Any]:
-    """Return the nodes of a function's or cell's own code, by line."""
+    """Return the syntax nodes of a function or cell, sorted by line, without nested functions."""
     nodes = [n for n in ast.walk(scope or ast.Pass()) if hasattr(n, "lineno")]
     return sorted((n for n in nodes if function_of(n) is scope), key=lambda node: node.lineno)
 
@@ -329,7 +331,7 @@ def _called(call: ast.Call, frame: FailedFrame, caller: Any) -> _Written | None:
 def _in_function(
     stmt: Any, call: ast.Call, frame: FailedFrame, names: set[str], caller: Any
 ) -> Iterator[tuple[Any, dict[str, _Lost]]]:
-    """Yield the lost copies in the user's function that a statement calls with `names`."""
+    """Yield the copies of `names` that were lost in a user's function that a statement calls."""
     if (at := _called(call, frame, caller)) is None:
         return
     targets = getattr(stmt, "targets", [])
@@ -346,7 +348,7 @@ def _in_function(
 def _unassigned(
     call: ast.Call, at: _Written, caller: Any, inner: dict[str, str], results: list[str]
 ) -> tuple[Any, dict[str, _Lost]]:
-    """Return the copies in a function's names, if the call's result is not assigned."""
+    """Return the copies of arguments that a call lost, because no name refers to its result."""
     lost = {n.targets[0].id: n for n in at.nodes if _rebinds(n) and n.targets[0].id in inner}
     back, text = ", ".join(inner.get(name, "") for name in results), ast.unparse(call)
     kept = _Lost(call, f"{back} = {text}" * all(back.split(", ")), _CALL.format(text))
@@ -356,14 +358,14 @@ def _unassigned(
 
 
 def _pairs(value: ast.expr, target: ast.expr) -> list[tuple[str, str]]:
-    """Return pairs of a returned value and the name to which a call's result is assigned."""
+    """Return pairs of texts: a returned value, and the variable to which it is assigned."""
     groups = [node.elts if isinstance(node, _SEVERAL) else [node] for node in (value, target)]
     texts = [list(map(ast.unparse, group)) for group in groups]
     return [*zip(*texts, strict=True)] if len(texts[0]) == len(texts[1]) else []
 
 
 def _rebinds(stmt: Any) -> bool:
-    """Whether a statement is such as ``x = x.to(device)``."""
+    """Whether a statement has the form ``x = x.to(device)``."""
     if not isinstance(stmt, ast.Assign) or not _is_transfer(stmt.value):
         return False
     call: Any = stmt.value
@@ -375,7 +377,7 @@ def _is_transfer(node: Any) -> bool:
 
 
 def _lost_in(nodes: list[Any], names: set[str]) -> dict[str, _Lost]:
-    """Return the last lost copy of each name in a scope's nodes."""
+    """Return the last copy of each name that a scope's nodes lost."""
     found: dict[str, _Lost] = {}
     for node in nodes:
         if isinstance(node, ast.For):
@@ -389,7 +391,7 @@ def _lost_in(nodes: list[Any], names: set[str]) -> dict[str, _Lost]:
 
 
 def _lost_in_loop(loop: ast.For, roots: dict[str, str]) -> dict[str, _Lost]:
-    """Return the lost copies of a loop's items. `roots` maps containers to the names to report."""
+    """Return the lost copies of a loop's items. `roots` maps containers to the operands' names."""
     whole: Any = loop.iter
     method = getattr(getattr(whole, "func", None), "attr", "")
     whole = whole.func.value if method in ("items", "values") else whole

@@ -1,7 +1,8 @@
 """Explain an error about tensors on different devices by its operands, its cause and a fix.
 
 None of the user's code runs, the exception stays unchanged, and no tensor is kept alive. There is
-no explanation if the frames contradict the error's message, or if the cause is uncertain.
+no explanation if the frames contradict the error's message, or if the cause is uncertain. In this
+package, an operand is *odd* if it is on the wrong device.
 """
 
 import ast
@@ -47,9 +48,9 @@ def explain(
     target: str = "",
     here: bool = False,
 ) -> Explanation | None:
-    """Return the explanation of torch's error, or None. `gpumagic.explain` calls this.
-    A fix moves values to `target`, if given. If `here`, the fix edits the failed function."""
-    # `faults.kept` catches errors of this code, because they would hide the user's error.
+    """Return the explanation of torch's error, or None. `gpumagic.explain` calls this function.
+    The fix moves values to `target`, if given. If `here`, the fix edits no caller's code."""
+    # An error in this code would hide the user's error, so `faults.kept` catches the former.
     with faults.kept("explaining an error"), torch._C.DisableTorchFunctionSubclass():
         for each in errors(error):
             if (message := read(each)) and (found := failed_frames(each.__traceback__)):
@@ -77,7 +78,7 @@ def _explain(
 
 
 def _module_call(frame: FailedFrame, within: FailedFrame, message: Message) -> Operation | None:
-    """Return a frame's call of a module whose input is on another device; None if uncertain."""
+    """Return the frame's call of a module, if an input is on another device; None if uncertain."""
     call = conflict(frame, message, certain=True)
     if call is None or not call.calls_module or call.parts[0].node is not call.node.func:
         return None
@@ -91,7 +92,7 @@ def _module_call(frame: FailedFrame, within: FailedFrame, message: Message) -> O
 
 
 def _moves_whole(part: Part) -> bool:
-    """Whether an operand is on a single device, and `.to()` moves all its tensors."""
+    """Whether an operand is on a single device, and `.to()` moves all of its tensors."""
     if len(part.devices) > 1:
         return False
     if part.kind != "module" or part.value is None:
@@ -104,7 +105,7 @@ def _mismatch(
     clash: Operation, choice: fixes.Choice, outer: list[FailedFrame], kind: str
 ) -> Explanation:
     frame, node, odd = clash.reader.frame, clash.node, list(choice.odd)
-    # For `host`, only the failed call needs its argument on the CPU, so nothing else moves.
+    # If the kind is "host", only the failed call needs its argument on the CPU.
     extra = also_needed(frame, node, odd, choice.target) if kind != "host" else []
     site = Site(clash, odd, extra)
     above, names = climb(site, outer)
@@ -120,7 +121,7 @@ def _mismatch(
     causes = chain([prepare_loader(odd, frames, choice.target)], lost)
     told = (each for each in causes if each[1])
     kept, why_lost = next(told, (None, ""))
-    # Move an index only in the failing expression, so that its other uses do not change.
+    # Move an index only in the failing expression, so that other uses of the index do not change.
     an_index = kind == "index" and clash.parts[0] not in odd
     fix = (
         fix
@@ -136,11 +137,11 @@ def _mismatch(
 def _rows(
     clash: Operation, choice: fixes.Choice, site: Site, names: dict[str, str]
 ) -> tuple[Operand, ...]:
-    """Return rows for the operands, and for tensors that later code combines with the result."""
+    """Return table rows for operands, and for tensors that later code combines with the result."""
     rows: list[Operand] = []
     for _, group in groupby(clash.parts, key=lambda part: id(part.node)):
         parts = list(group)
-        if len(parts) > 2 * _SHOWN:  # from a long list, show a few items to move and one other
+        if len(parts) > 2 * _SHOWN:  # of a long list, show a few odd items and one other item
             odd = [part for part in parts if part in choice.odd]
             parts = odd[:_SHOWN] + [part for part in parts if part not in odd][:1]
         for part in parts:
@@ -154,7 +155,7 @@ def _rows(
 
 
 def _named(part: Part, reader: Reader, odd: bool) -> list[tuple[Part, bool]]:
-    """Return the parts to show for an operand; True marks a part on the wrong device."""
+    """Return the values to show for an operand, each with True if the value is odd, else False."""
     # For a result of operators, indices and methods, show only the named tensors in the expression.
     # For a result of any other call, show the result and then the named tensors.
     found = named_in(part, reader)
@@ -177,7 +178,7 @@ def _is_method(node: ast.Call, reader: Reader) -> bool:
 def _reason(
     leaves: tuple[Part, ...], frames: list[tuple[FailedFrame, list[Part]]], kind: str, fix: Any
 ) -> str | None:
-    """Return the reason, or None. `frames` has pairs of a frame and its operands to move."""
+    """Return the reason, or None. `frames` pairs each frame with the operands to move there."""
     if kind in ("numpy", "host"):
         return _NUMPY if kind == "numpy" else _HOST
     if told := _brought(leaves):
@@ -187,7 +188,7 @@ def _reason(
         if part.kind == "module" and (moved := sources.moved_itself(part, frame)):
             return moved
         if left := sources.unregistered(part, frame):
-            # Leave out the advice to register the attribute if the fix does so already.
+            # If the fix registers the attribute, leave out the advice to register it.
             return left.reason.partition(sources.PERMANENTLY)[0] if fix else left.reason
     if any(part.text.endswith('"]') for part, _ in every):
         return _DICT

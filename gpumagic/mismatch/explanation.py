@@ -15,7 +15,7 @@ from gpumagic.usercode.files import label, last_cell, shell
 from gpumagic.usercode.frames import FailedFrame, loops_around, parents, statement, uses
 
 trial_on: ContextVar[str] = ContextVar("gpumagic_trial_on", default="")
-"""The device of this run, if the code is to run on several devices: then fixes name no device."""
+"""In a trial that runs code on several devices, the present device; fixes must not name it."""
 
 
 @dataclass(frozen=True)
@@ -23,12 +23,12 @@ class Operand:
     """Describe an operand of the failing expression, such as a tensor or a module."""
 
     name: str
-    devices: tuple[str, ...]  # several for some modules; the one with most bytes is first
+    devices: tuple[str, ...]  # the one with most bytes first, if a module is on several
     nbytes: int | None  # None if unknown, because the value no longer exists
     about: str  # a description: "float32[3, 2]", "Linear, 2 tensors"
     odd: bool = False  # whether the operand is on the wrong device
     also: str | None = None  # the operand's name in the calling code, if different
-    along: bool = False  # True for a tensor that only later code combines with the result
+    along: bool = False  # whether only later code needs the operand to move
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Fix:
     filename: str  # name of the file or cell, as in the traceback
     label: str = ""  # display name of the file or cell: "In [3]", "train.py"
     nbytes: int | None = None  # bytes that the fix moves; None if unknown
-    cls: str = ""  # the edited class, if its objects keep the old code; else empty
+    cls: str = ""  # the edited class, if its existing objects keep the old code; else empty
     earlier: bool = False  # whether an earlier cell must run again, which a dry run cannot do
 
     def apply(self, source: str) -> str:
@@ -83,7 +83,6 @@ def total(counts: Iterable[int | None]) -> int | None:
 
 
 def text(explanation: Explanation) -> str:
-    """Return the expression, a line for each operand, the reason and the fix."""
     lines = [f"{_head(explanation)}: {table.short(explanation.expression, table.WIDTH)}"]
     lines += table.lines(_columns(explanation.operands), "  ")
     for word, do, cost, code in _advice(explanation):
@@ -93,7 +92,6 @@ def text(explanation: Explanation) -> str:
 
 
 def html(explanation: Explanation) -> str:
-    """Return the content of `text` as HTML."""
     code = tag("code", table.short(explanation.expression, table.WIDTH))
     body = f"<div>{escape(_head(explanation))}: {code}</div>"
     if explanation.operands:
@@ -106,7 +104,7 @@ def html(explanation: Explanation) -> str:
 
 
 def _advice(explanation: Explanation) -> Iterator[tuple[str, str, str, str]]:
-    """Yield the reason, the `%%ongpu` line and the edits: a label, a text, a cost and the code."""
+    """Yield the reason, the `%%ongpu` line and the edits, each as (label, text, cost, code)."""
     if explanation.reason:
         yield "why:", explanation.reason, "", ""
     if explanation.first:
@@ -147,7 +145,7 @@ def _where(fix: Fix) -> str:
     return f"{label}replace {lines} with"
 
 
-# Later cells must run again too: for example, an optimizer in them refers to old parameters.
+# Later cells must run again too. For example, an optimizer made there refers to old parameters.
 RERUN = "then run that cell and all below it again"
 
 
@@ -185,7 +183,6 @@ class Edit:
     replaced: list[tuple[ast.AST, str]] = field(default_factory=list)
 
     def fix(self, nbytes: int | None) -> Fix:
-        """Return the changes as a fix."""
         lines = self.frame.source.splitlines()
         start, end = self.stmt.lineno, self.stmt.end_lineno or self.stmt.lineno
         if not isinstance(self.stmt, _SIMPLE):
@@ -224,7 +221,7 @@ def can_precede(frame: FailedFrame, stmt: ast.stmt) -> bool:
     """Whether a line inserted above `stmt` always runs immediately before `stmt`."""
     line = frame.source.splitlines()[stmt.lineno - 1]
     if line.encode()[: stmt.col_offset].strip() or line.lstrip().startswith("elif"):
-        return False  # as in `if ready: y = net(x)` or `a; b`
+        return False  # as for `y = net(x)` in `if ready: y = net(x)`, or for `b` in `a; b`
     return not isinstance(stmt, (ast.While, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
 
 
@@ -238,13 +235,13 @@ def before_loops(frame: FailedFrame, stmt: ast.stmt, texts: list[str]) -> ast.st
     names = {ast.unparse(n) for n in used if isinstance(n, _BOUND)}
     nodes = [n for n in ast.walk(loops[-1]) if isinstance(n, _BOUND) and statement(n) is not stmt]
     made = [(ast.unparse(n), statement(n)) for n in nodes if isinstance(n.ctx, ast.Store)]
-    # A value such as `x` in `x = cat([x, y])` stays on the device to which it was moved once.
+    # If `x` is moved before the loop, `x = cat([x, y])` in the loop leaves `x` on the new device.
     bound = {x for x, by in made if not (isinstance(by, ast.Assign) and uses(by.value, x))}
     return stmt if names & bound else loops[-1]
 
 
 def _edited(lines: list[str], first: int, edits: list[tuple[ast.AST, str]]) -> list[str]:
-    """Return lines after replacing expressions. `first` is the number of the first line."""
+    """Return `lines` with expressions replaced. `first` is the number of the first line."""
     text = "\n".join(lines).encode()  # columns count bytes of UTF-8
     starts = [0]
     for line in lines:

@@ -1,7 +1,7 @@
 """Choose the operands to move and their target device, and write the edit.
 
 The target is usually a module's GPU, or else the GPU with most bytes of operands. An operand that
-the operation changes in place moves only if an edit can create it on the target or rebind it. If a
+the operation changes in place moves only if an edit can create or rebind it on the target. If a
 call such as `torch.zeros(3)` made an operand, the edit adds a device to the call. Later operations
 are checked too. For example, if `x` moves, then `y` must also move for `loss(net(x), y)`.
 """
@@ -53,10 +53,10 @@ class Choice:
 def choose(
     found: Operation, message: Message, frames: list[FailedFrame], target: str
 ) -> Choice | None:
-    """Return the operands to move, and `target` or else the best device; None if uncertain."""
+    """Choose the operands to move, and the best device unless `target` is given; or return None."""
     leaves, indexed = found.parts, message.kind == "index"
     tensors = tuple(part for part in leaves if part.kind != "array")
-    # A method that only tensors have, as in `(x == array).float()`, needs a tensor as result.
+    # In `(x == array).float()`, only tensors have the method, so the array must become a tensor.
     method = getattr(getattr(found.node, "parent", None), "attr", "ndim")
     if tensors and tensors != leaves and not hasattr(sys.modules["numpy"].ndarray, method):
         arrays = tuple(part for part in leaves if part.kind == "array")
@@ -74,7 +74,7 @@ def choose(
 
 def _of_indexed(found: Operation) -> str | None:
     """Return the target for `x[i]`: the device of the tensor `x`, or the GPU of the indices."""
-    # The target is the indices' GPU if the function made `x`, or if later code needs them there.
+    # It is the indices' GPU if the function made `x`, or if later code needs the indices there.
     (indexed, *indices), frame = found.parts, found.reader.frame
     gpus = [part for part in indices if part.device not in ("cpu", None)]
     if not gpus or indexed.device != "cpu" or indexed is found.fixed:
@@ -110,7 +110,8 @@ def _heaviest(found: Operation) -> str:
 
     def weight(device: str) -> tuple[bool, int, int]:
         here = [part for part in found.parts if device in part.devices]
-        # A result has the bytes of the variables in its expression. A module operand counts twice.
+        # Instead of a result, count the variables in its expression. A module counts twice if it
+        # is an operand, and once if it is in the expression of a result.
         named = [each for part in here for each in named_in(part, found.reader) or [part]]
         sizes = {part.key: part.nbytes for part in named}
         model = sum(any(map(learns, parts)) for parts in (here, named))
@@ -120,7 +121,7 @@ def _heaviest(found: Operation) -> str:
 
 
 def _move_owners(choice: Choice, frames: list[FailedFrame]) -> Fix | None:
-    """Return the fix that moves one module, if all operands to move belong to it; else None."""
+    """Return the fix that moves the module to which all operands to move belong; or None."""
     owners = [sources.owner_of(part, frames, choice.target) for part in choice.odd]
     found = {each[1].text: each for each in owners if each}
     if choice.target == "cpu" or None in owners or len(found) != 1:
@@ -133,7 +134,7 @@ def _move_owners(choice: Choice, frames: list[FailedFrame]) -> Fix | None:
 
 
 def elsewhere(clash: Operation, choice: Choice, outer: list[FailedFrame]) -> Fix | None:
-    """Return a fix where the operands were made, or that moves their module; or None."""
+    """Return a fix of the code that made the operands, or one that moves their module; or None."""
     for frame in outer if choice.target != "cpu" else ():
         at = Operation(Reader(frame), frame.failed or ast.Pass(), ())
         edits = [edit for part in choice.odd for edit in sources.made_by_call(part, at)]
@@ -143,7 +144,7 @@ def elsewhere(clash: Operation, choice: Choice, outer: list[FailedFrame]) -> Fix
 
 
 def _create_above(clash: Operation, choice: Choice, outer: list[FailedFrame]) -> Fix | None:
-    """Return the fix that creates the operands on the target where a caller assigned them."""
+    """Return the fix that creates the operands on the target in a caller's assignments; or None."""
     for frame in outer if choice.target != "cpu" else ():
         stmts = sources.made_above([*choice.odd], clash.reader, frame)
         at = Operation(Reader(frame), frame.failed or ast.Pass(), ())
@@ -160,7 +161,7 @@ def write_fix(site: Site, above: Site, choice: Choice) -> Fix | None:
         return _move(above, choice)
     if choice.to_host:
         given = _read_above(site, above)
-        # Copy in the caller only if the function needs its argument on the GPU in no other line.
+        # Copy in the caller only if no other line of the function needs the argument on the GPU.
         climbed = above is not site and _used_once(site) and all(p in given for p in above.odd)
         return _move(replace(above, odd=given) if climbed else site, choice)
     edits = [edit for part in site.odd for edit in sources.made_by_call(part, site.at)]
@@ -182,7 +183,7 @@ def _read_above(site: Site, above: Site) -> list[Part]:
 
 
 def _make_there(site: Site, target: str) -> Fix | None:
-    """Return the fix that creates `odd` and `extra` on `target`, or None."""
+    """Return the fix that creates all values to move on `target` at once, or None."""
     frame, reader, moved = site.frame, Reader(site.frame), [*site.odd, *site.extra]
     named = [[p for p in named_in(each, reader) if p.kind == "tensor"] for each in moved]
     if any(len(parts) != 1 for parts in named):
@@ -205,7 +206,7 @@ def _make_there(site: Site, target: str) -> Fix | None:
 
 
 def _move(site: Site, choice: Choice) -> Fix | None:
-    """Return the fix that moves the operands of `site`, including the extra ones; or None."""
+    """Return the fix that moves the operands and the extra values of `site`, or None."""
     frame, to_host = site.frame, choice.to_host
     stmt = _before(site, once=not to_host)
     if stmt is None:
@@ -251,7 +252,7 @@ def _before(site: Site, *, once: bool) -> ast.stmt | None:
 
 
 def _split(site: Site, stmt: ast.stmt, *, to_host: bool) -> tuple[list[Part], list[Part]] | None:
-    """Return the operands to move by a line above, and those to move in the expression; or None."""
+    """Return the operands that a new line moves, and those that the expression moves; or None."""
     above, standing = list[Part](), list[Part]()
     once = (to_host or _used_once(site)) and stmt is statement(site.at.node)
     for part in [*site.odd, *site.extra]:
@@ -268,7 +269,7 @@ def _split(site: Site, stmt: ast.stmt, *, to_host: bool) -> tuple[list[Part], li
 
 
 def _lines(above: list[Part], device: str) -> list[str]:
-    """Return lines that move operands: one per module or leaf tensor, one for all the rest."""
+    """Return lines that move operands. Modules and leaf tensors get a line each, the others one."""
     above = [*{part.key: part for part in above}.values()]  # `attention(x, x, x)` moves x once
     lines = [sources.moving(part.text, device) for part in above if part.kind == "module"]
     leaves = [f"{part.text}.data" for part in above if sources.is_leaf(part)]
@@ -286,7 +287,7 @@ def _used_once(site: Site) -> bool:
 
 
 def _read_again(part: Part, site: Site) -> list[ast.expr]:
-    """Return the reads of a tensor a few lines below in calls of libraries other than torch."""
+    """Return expressions a few lines below that pass the tensor to a library other than torch."""
     found: list[ast.expr] = []
     for node in uses(function_of(part.node) or part.node, part.key):
         call = next(parents(node), None)
@@ -299,14 +300,14 @@ def _read_again(part: Part, site: Site) -> list[ast.expr]:
 
 def _stays(part: Part, frame: FailedFrame, stmt: ast.stmt) -> bool:
     """Whether an operand cannot be moved, or moving it may break other code."""
-    if part.kind == "module":  # an earlier call in the loop may need the module where it is
+    if part.kind == "module":  # an earlier call in the loop may need its present device
         earlier = [use for loop in loops_around(stmt) for use in uses(loop, part.text)]
         earlier = [use for use in earlier if use.lineno < stmt.lineno]
         on_both = any(isinstance(next(parents(use), None), ast.Call) for use in earlier)
         return on_both or bool(own(part.value).get("hf_device_map"))  # placed by accelerate
     if part.kind == "object":
         return not hasattr(type(part.value), "to")
-    # The gradient of an autograd.Function must be on its input's device.
+    # An autograd.Function must return gradients on its inputs' devices, so the inputs stay.
     return frame.parameters[:1] == ("ctx",) and part.text in frame.parameters
 
 

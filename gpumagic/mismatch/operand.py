@@ -18,12 +18,11 @@ from torch.distributions import Distribution
 from gpumagic.usercode import values
 from gpumagic.usercode.frames import FailedFrame
 
-_DEEP, _MOST = 5, 500  # maximum depth of a search, and maximum number of objects
+_DEEP, _MOST = 5, 500  # maximum depth and number of objects of a search for tensors
 _STATE = ("_parameters", "_buffers", "_modules")
 
 
 def words(text: str) -> frozenset[str]:
-    """Split a text into a set of words."""
     return frozenset(text.split())
 
 
@@ -36,14 +35,14 @@ TRANSFERS = words("to cuda cpu")
 _NO_TENSOR = words(
     "item tolist numpy size dim numel shape stride device dtype ndim is_cuda requires_grad backward"
 )
-_PASSING = map, torch.autograd.Variable  # calls whose arguments count as their results
+_PASSING = map, torch.autograd.Variable  # calls that are described by their arguments
 _DEVICE = type(torch.get_default_device())  # the original class, as `torch.device` may be patched
-_PART_OF = words("T mT H mH real imag data grad values indices")
+_PART_OF = words("T mT H mH real imag data grad values indices")  # on the same device as the tensor
 NAMED = (ast.Name, ast.Attribute, ast.Subscript)  # expressions that read an existing value
 
 
 def device_of(value: Any) -> torch.device | None:
-    """Return the device that a `torch.device`, a string or a number names; None for all others."""
+    """Return the device that a `torch.device`, a string or a number names; else None."""
     if type(value) is _DEVICE:
         return value
     try:
@@ -61,7 +60,7 @@ def full(device: torch.device) -> str:
 
 @lru_cache(maxsize=1000)
 def canonical(text: str) -> str:
-    """Return an expression in the spelling of `ast.unparse`, so that texts can be compared."""
+    """Return an expression as `ast.unparse` writes it, so that texts can be compared."""
     try:
         return ast.unparse(ast.parse(text, mode="eval"))
     except (SyntaxError, ValueError):
@@ -74,11 +73,12 @@ class Part:
 
     node: ast.expr  # the operand's expression; for an item, the container's expression
     text: str  # as in the user's code
-    # tensor, array, module, generator, object, group (several tensors), made (temporary), unknown
+    # tensor, array, module, generator, object, group (several tensors), made (a result that no
+    # longer exists) or unknown (a value whose device is not known)
     kind: str
     devices: tuple[str, ...] = ()  # most bytes first, if a module is on several; empty if unknown
     nbytes: int | None = None
-    about: str = ""
+    about: str = ""  # a description: "float32[3, 2]"
     scalar: bool = False  # whether this is a 0-dim CPU tensor, which may be mixed with GPU tensors
     factory: bool = False  # made by a call without a `device` argument, such as `torch.zeros(3)`
     value: Any = field(default=None, repr=False, compare=False)
@@ -90,7 +90,7 @@ class Part:
 
     @property
     def key(self) -> str:
-        """Return the operand's text in the spelling of `ast.unparse`."""
+        """Return the operand's text as `ast.unparse` writes it."""
         return canonical(self.text)
 
     def to_move(self, target: str) -> int | None:
@@ -109,7 +109,7 @@ def describe(value: Any, node: ast.expr, text: str) -> list[Part]:
         about = f"{dtype}[{', '.join(str(int(n)) for n in value.shape)}]"
         scalar = not value.dim() and where == "cpu"
         return [Part(node, text, "tensor", (where,), bytes_of(value), about, scalar, value=value)]
-    if issubclass(kind, torch._C.Generator):  # virtual GPUs replace the name `torch.Generator`
+    if issubclass(kind, torch._C.Generator):  # virtual GPUs patch `torch.Generator`
         where = full(value.device)
         return [Part(node, text, "generator", (where,), about="generator", value=value)]
     if values.comes_from(kind, "numpy.ndarray", "pandas.Series"):
@@ -183,10 +183,10 @@ class Reader:
 
     def __init__(self, frame: FailedFrame, moved: Mapping[str, str | None] | None = None) -> None:
         self.frame, self.scope, self.text = frame, frame.scope, frame.text
-        self.moved = {} if moved is None else moved  # the devices after a fix, by expression
+        self.moved = {} if moved is None else moved  # the devices after a fix, by code
 
     def part(self, node: ast.expr) -> Part | None:
-        """Return an expression, even a container, as one operand; None if it has no tensors."""
+        """Return an expression, even of a container, as one operand; None if it has no tensors."""
         parts = self.parts(node)
         if len(parts) < 2:
             return parts[0] if parts else None
@@ -296,7 +296,7 @@ class Reader:
         return [] if name in _NO_TENSOR else [_result_of(owner, node, text)]
 
     def sent_to(self, node: ast.Call, name: str) -> str | None:
-        """Return the device to which `to`, `cuda` or `cpu` sends; "" for none, None if unknown."""
+        """Return the device that `to`, `cuda` or `cpu` copies to; "" if none, None if unknown."""
         without = full(torch.device(name)) if name != "to" else ""
         return self.device(None if name == "cpu" else _argument(node, "device", 0), without)
 
@@ -316,7 +316,7 @@ class Reader:
         return self._together(node, text, self.given(node)) or [_made(node, text, None)]
 
     def device(self, node: ast.expr | None, without: str) -> str | None:
-        """Return the device in an argument, or `without` if there is none; None if unknown."""
+        """Return the device that an argument names; `without` if it names none; None if unknown."""
         if node is None:
             return without
         value = self.scope.value(node)
@@ -327,7 +327,7 @@ class Reader:
 
 
 def _result_of(part: Part, node: ast.expr, text: str) -> Part:
-    """Return a tensor's item, or its method's result. Both are on the tensor's device."""
+    """Return a tensor's item, attribute or method result, which are on the tensor's device."""
     return replace(part, node=node, text=text, kind="made", nbytes=None, about="", value=None)
 
 
@@ -337,12 +337,10 @@ def _made(node: ast.expr, text: str, device: str | None) -> Part:
 
 
 def _array(node: ast.expr, text: str) -> Part:
-    """Return a temporary array of NumPy."""
     return Part(node, text, "array", ("cpu",))
 
 
 def arguments(node: ast.Call) -> list[ast.expr]:
-    """Return the arguments of a call, including keyword and unpacked arguments."""
     return [*node.args, *(keyword.value for keyword in node.keywords)]
 
 

@@ -25,12 +25,13 @@ from gpumagic.usercode.values import of_function
 class Message:
     """The type of an error, and the devices that its text names."""
 
-    # mixed, index, numpy, generator, load, ordinal (the GPU does not exist), host (an argument must
-    # be on the CPU), worker (a DataLoader's dataset is on a GPU), replicas (a DataParallel module
-    # is not on the first of its GPUs), gradient (of a function of `torch.autograd`)
+    # mixed (several devices), index, numpy, generator, load (a file from a missing GPU), ordinal
+    # (the GPU does not exist), host (an argument must be on the CPU), worker (a DataLoader's data
+    # are on a GPU), replicas (a DataParallel module is not on the first of its GPUs), or gradient
+    # (a `torch.autograd.Function` returned a gradient on another device than its input)
     kind: str
     devices: frozenset[str] = frozenset()  # "cuda:0", "cpu", or "cuda" if the text has no number
-    said: tuple[str, ...] = ()  # for gradient: function, input's device, gradient's device
+    said: tuple[str, ...] = ()  # if gradient: function's name, input's device, gradient's device
 
 
 _DEVICE = re.compile(r"\b(?:cuda|xpu|mps)(?::\d+)?\b|\bcpu\b")
@@ -73,7 +74,7 @@ def read(error: BaseException) -> Message | None:
         return None
     if _WORKER.search(text):
         return Message("worker")
-    # If the text quotes an error of another thread or process, the failing frame is not here.
+    # If the text quotes an error of another thread or process, this process lacks the failed frame.
     if len(text) > 20_000 or "Original Traceback" in text:
         return None
     if found := _TYPES.search(text):
@@ -103,7 +104,7 @@ def agree(named: frozenset[str], seen: frozenset[str]) -> bool:
 
 OPERATIONS = (ast.BinOp, ast.Compare, ast.Call, ast.AugAssign)
 _STEPS = (*OPERATIONS, ast.Assign)
-# Functions that accept tensors of several devices.
+# Functions that accept tensors on several devices.
 _ANYWHERE = words(
     "copy_ to type_as set_ save load tensor as_tensor is_tensor typename register_hook backward "
     "from_numpy load_state_dict set_default_device manual_seed get_device device index_put_ "
@@ -178,8 +179,8 @@ def _writes(node: ast.AST) -> bool:
 
 def conflict(frame: FailedFrame, message: Message, *, certain: bool = False) -> Operation | None:
     """Return a frame's failing operation with the operands that explain the message."""
-    # The message may name a device without operands. Unless `certain`, assume that temporary
-    # results are there. Return None if the operands still do not explain the message.
+    # The message may name a device that no known operand is on. Unless `certain`, assume that
+    # temporary results are on that device. Return None if this does not explain the message.
     reader = Reader(frame)
     within = storages(dict(frame.library))
     found = []
@@ -189,7 +190,7 @@ def conflict(frame: FailedFrame, message: Message, *, certain: bool = False) -> 
         parts = _evidence(done, message, direct, within) if done else ()
         if done and parts:
             found.append(replace(done, parts=parts))
-    # If only the line is known, there may be several candidates. Exactly one must match.
+    # If only the failed line is known, it may have several operations. Exactly one must match.
     return found[0] if len(found) == 1 else None
 
 
@@ -229,7 +230,7 @@ def _evidence(
 def _for_host(
     leaves: list[Part], located: list[Part], seen: bool, named: frozenset[str]
 ) -> tuple[Part, ...]:
-    """Return the GPU operands of code that needs them on the CPU; `named` are the GPUs named."""
+    """Return the operands to move to the CPU. `named` has the GPUs that the message names."""
     made = [p for p in leaves if p.factory and not p.devices]
     if (default := full(torch.get_default_device())) != "cpu":
         located += [replace(p, devices=(default,)) for p in made]
@@ -257,7 +258,7 @@ def _on_a_gpu(parts: list[Part], named: frozenset[str]) -> tuple[Part, ...]:
 
 
 def _with_gone(leaves: list[Part], located: list[Part], named: frozenset[str]) -> tuple[Part, ...]:
-    """Return operands; assume temporary results on the one named device without operands."""
+    """Return operands; assume that temporary results are on the named device without operands."""
     gone = [part for part in leaves if not part.devices and part.value is None]
     if any(part.factory for part in gone):  # a module such as `nn.MSELoss()` has no tensors
         gone = [part for part in gone if part.kind != "module"]
@@ -298,9 +299,9 @@ def nodes_around(node: ast.AST, kinds: Any) -> list[Any]:
 
 
 def also_needed(frame: FailedFrame, node: ast.AST, odd: Iterable[Part], target: str) -> list[Part]:
-    """Return other named tensors that must move because later code combines them with `odd`."""
+    """Return further tensors that must move, because later code combines them with `odd`."""
     odd = list(odd)
-    # Skip a call such as `torch.zeros(3)`, because the same call later creates another tensor.
+    # Skip calls such as `torch.zeros(3)`, because a later call of the same text makes a new tensor.
     moved: dict[str, str | None] = {part.key: target for part in odd if not part.factory}
     found: dict[str, Part] = {}
     for reader, clashing in _clashes(frame, node, odd, moved, target):
@@ -315,7 +316,7 @@ def also_needed(frame: FailedFrame, node: ast.AST, odd: Iterable[Part], target: 
 def _clashes(
     frame: FailedFrame, node: ast.AST, odd: list[Part], moved: dict[str, str | None], target: str
 ) -> Iterator[tuple[Reader, list[Part]]]:
-    """Yield what each later operation on `target` still has on the devices that `odd` leave."""
+    """For each later operation on `target`, yield its operands on the devices that `odd` leaves."""
     sources = {part.device for part in odd} - {target}
     reader, ran = Reader(frame, moved), set(ast.walk(node)) - {node}
     for step in _steps(node):
@@ -326,7 +327,7 @@ def _clashes(
         elif step not in ran and wants_one_device(step, reader):
             leaves = _leaves(step, reader)
             if any(part.device == target for part in leaves):
-                # A near `torch.zeros(3)` in later code clashes only if all of `odd` are such calls.
+                # `torch.zeros(3)` in a later line must move only if all of `odd` are such calls.
                 alike = NEAR * all(part.factory for part in odd)
                 made = "cpu" if step.lineno < frame.line + alike else None
                 there = [p for p in leaves if (made if p.factory else p.device) in sources]
@@ -334,7 +335,7 @@ def _clashes(
 
 
 def _leaves(step: ast.AST, reader: Reader) -> list[Part]:
-    """Return the operands that must be on one device, which are all except CPU scalars."""
+    """Return an operation's operands except CPU scalars, which torch accepts on any device."""
     done = operation(step, reader)
     return [part for part in done.parts if not part.scalar] if done else []
 
@@ -371,20 +372,20 @@ def wants_one_device(node: ast.AST, reader: Reader) -> bool:
 
 
 def read_on_host(node: ast.AST, leaves: tuple[Part, ...]) -> tuple[Part, ...]:
-    """Return the operands that must be on the host; for `pack_padded_sequence`, the lengths."""
+    """Return the operands that must be on the CPU; of `pack_padded_sequence`, only the lengths."""
     lengths = _lengths(node)
     return leaves if lengths is None else tuple(part for part in leaves if part.node in lengths)
 
 
 def _lengths(node: ast.AST) -> list[ast.expr] | None:
-    """Return the lengths that a call of `pack_padded_sequence` gets; None for other code."""
+    """Return the argument `lengths` of a call of `pack_padded_sequence`; None for other code."""
     if not isinstance(node, ast.Call) or "pack" not in ast.unparse(node.func):
         return None
     return [word.value for word in node.keywords if word.arg == "lengths"] or node.args[1:2]
 
 
 def without_lengths(call: Operation, within: FailedFrame) -> Operation:
-    """Return a call without the arguments that the called function must have on the host."""
+    """Return a call without the arguments that the called function passes on as `lengths`."""
     calls = nodes_around(within.failed or ast.Pass(), ast.Call)
     read = [within.scope.value(node) for each in calls for node in _lengths(each) or ()]
     kept = (part for part in call.parts if not any(part.value is value for value in read))
@@ -392,6 +393,6 @@ def without_lengths(call: Operation, within: FailedFrame) -> Operation:
 
 
 def learns(part: Part) -> bool:
-    """Whether an operand is a module with parameters. A loss function's weights are buffers."""
+    """Whether an operand is a module with parameters. Loss functions have buffers only."""
     known = part.kind == "module" and part.value is not None
     return any(True for _ in nn.Module.parameters(part.value)) if known else part.kind == "module"

@@ -53,7 +53,7 @@ class Unregistered:
     reason: str  # why `.to()` did not move the attribute, and the code to write
 
     def edit(self, frame: FailedFrame) -> tuple[ast.AST, str] | None:
-        """Return the assignment in `__init__` and its new code; None if other code assigns too."""
+        """Return the assignment in `__init__` and its new code; None if other code assigns it."""
         nodes, text = ast.walk(frame.tree) if frame.tree is not None else (), f"self.{self.name}"
         classes = [n for n in nodes if isinstance(n, ast.ClassDef) and n.name == self.cls]
         inner: list[Any] = [node for each in classes for node in ast.walk(each)]
@@ -115,7 +115,7 @@ def register(parts: list[operand.Part], frame: FailedFrame, target: str) -> Fix 
 def owner_of(
     part: operand.Part, frames: list[FailedFrame], target: str
 ) -> tuple[FailedFrame, operand.Part] | None:
-    """Return the outermost frame that names the operand's owner (a module), and the owner."""
+    """Return the outermost frame that names the operand's module (or a leaf), and the module."""
     top = frames[-1]
     if is_leaf(part) and top is not frames[0] and top.scope.name(part.text) is part.value:
         return top, part
@@ -134,7 +134,7 @@ def owner_of(
 
 
 def _names_around(frame: FailedFrame, part: operand.Part) -> list[ast.expr]:
-    """Return a module's name, and those in the failed statement and its loops' iterables."""
+    """Return names in the failed statement and its loops' iterables, and the module's own name."""
     failed = frame.failed or ast.Pass()
     loops = [loop.iter for loop in loops_around(failed) if isinstance(loop, ast.For)]
     trees: list[ast.AST] = [statement(failed) or failed, *loops]
@@ -146,7 +146,7 @@ def _names_around(frame: FailedFrame, part: operand.Part) -> list[ast.expr]:
 
 
 def own_cause(clash: Operation, odd: list[operand.Part]) -> tuple[str, bool]:
-    """Explain a module made anew, or a NumPy reduction: the reason, and whether a fix may move."""
+    """Return why a new module or a NumPy reduction is wrong, or ""; and whether moving may help."""
     for reason in filter(None, (_made_anew(part, clash.reader.frame) for part in odd)):
         return reason, False
     return _GRADIENTS * bool(in_torch(clash.node, clash.reader, odd[0])), True
@@ -184,7 +184,7 @@ def moving_tensors(module: nn.Module) -> list[Tensor]:
 
 
 def maker_of(part: operand.Part, at: Operation) -> ast.Assign | None:
-    """Return the assignment that created an operand, if the fix can edit it; else None."""
+    """Return the assignment that created an operand, if a fix can edit the assignment; or None."""
     node, frame = at.node, at.reader.frame
     made = only_assignment(part.text, node)
     call = operand.Reader(frame).part(made.value) if made is not None else None
@@ -209,7 +209,7 @@ def maker_of(part: operand.Part, at: Operation) -> ast.Assign | None:
 
 
 def made_by_call(part: operand.Part, at: Operation) -> list[tuple[ast.AST, str]]:
-    """Return edits of the module's method, in the same file, that returned an operand; or []."""
+    """Return edits of a module's method that returned an operand, if in the same file; or []."""
     frame, wanted = at.reader.frame, storages(part.value)
     for made in nodes_around(at.node, ast.Assign):
         function: Any = frame.scope.value(getattr(made.value, "func", made))
@@ -224,7 +224,7 @@ def made_by_call(part: operand.Part, at: Operation) -> list[tuple[ast.AST, str]]
 
 
 def _results(function: ast.AST) -> list[ast.expr]:
-    """Return the expressions that make a function's results."""
+    """Return the expressions that a function returns, directly or by a local name."""
     body = [*ast.walk(function)]
     values = [n.value for n in body if isinstance(n, ast.Return) and n.value]
     names = {*names_read(ast.Tuple(values, ast.Load()))}
@@ -268,7 +268,7 @@ def before_transfer(node: ast.AST, reader: operand.Reader, target: str | None) -
     part, around = reader.part(owner), next(parents(node), None)
     whole = not isinstance(around, ast.expr) or isinstance(around, ast.Call)
     text = reader.text(owner) if whole else bracketed(owner, reader.text(owner))
-    # A value on the device of this run may be on another one in the next run, so it moves there.
+    # In a trial, keep the transfer, because the next run is on another device.
     return text if part and part.device == target and not explanation.trial_on.get() else ""
 
 
@@ -326,7 +326,7 @@ def is_leaf(part: operand.Part) -> bool:
 
 
 def only_assignment(text: str, node: Any) -> ast.Assign | None:
-    """Return the only assignment to `text` in a node's function, if it is not below the node."""
+    """Return the only assignment to `text` in a node's function, if the assignment is not below."""
     # Statements such as `x = x + 1` do not count.
     stmts = [stmt for stmt in nodes_around(node, ast.Assign) if assigns(stmt, text)]
     made = [stmt for stmt in stmts if not uses(stmt.value, text)]
@@ -341,7 +341,7 @@ def assigns(stmt: ast.AST | None, text: str) -> bool:
 def with_device(node: Any, frame: FailedFrame, device: str) -> list[tuple[ast.AST, str]]:
     """Return edits that add `device` to the outermost calls that create tensors or generators."""
     function = frame.scope.value(node.func) if isinstance(node, ast.Call) else None
-    # Only torch's calls, because NumPy has functions of the same names.
+    # Consider only torch's functions, because NumPy has functions of the same names.
     name = str(of_function(function, "__name__")) if operand.is_torch(function) else ""
     given = {keyword.arg: keyword.value for keyword in getattr(node, "keywords", ())}
     makes = name in operand.FACTORIES or name.endswith("_like")
@@ -356,7 +356,7 @@ def with_device(node: Any, frame: FailedFrame, device: str) -> list[tuple[ast.AS
     inner = [with_device(child, frame, device) for child in ast.iter_child_nodes(node)]
     edits = [*chain.from_iterable(inner)]
     if edits and moves_to_device(node, operand.Reader(frame)):
-        # For `torch.zeros(3).cuda()`, the created tensor needs no further move.
+        # Drop `.cuda()` in `torch.zeros(3).cuda()`, because the tensor is created on the device.
         whole = bracketed(node.func.value, frame.text(node.func.value))
         return [(node, edits[0][1] if edits[0][0] is node.func.value else moving(whole, device))]
     return edits
@@ -414,12 +414,10 @@ def _can_be_set(owner: Any, name: str) -> bool:
 
 
 def row(part: operand.Part, odd: bool) -> Operand:
-    """Return an operand as a row of the explanation's table."""
     return Operand(part.text, part.devices, part.nbytes, part.about, odd=odd)
 
 
 def moving(text: str, device: str) -> str:
-    """Return the code that moves `text` to a device."""
     return f"{text}.cpu()" if device == '"cpu"' else f"{text}.to({device})"
 
 

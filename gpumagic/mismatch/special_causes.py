@@ -200,7 +200,7 @@ def prepare_loader(
 
 
 def _made_on_host(tensors: list[Tensor], frame: FailedFrame, loader: str) -> tuple[str, str]:
-    """Return code that moves a loader's tensors to the CPU, and the objects to make again then."""
+    """Return code that moves a loader's tensors to the CPU, and the objects to create again."""
     away, every = storages(tensors), {**frame.scope.outer, **frame.scope.local}
     held = {name: v for name, v in every.items() if name[0] != "_" and issubclass(type(v), Tensor)}
     its = {name: tensor for name, tensor in held.items() if storages(tensor) & away}
@@ -235,7 +235,7 @@ def _for_default_generator(frames: list[FailedFrame]) -> Explanation | None:
         outer, stmt, name = _outermost(frames, name, loader)
         start = before_loops(outer, stmt, [name])
         edit = Edit(outer, start, [f"{name}.sampler.generator = {made}"])
-        # No fix in a function, because each call would shuffle in the same order.
+        # In a function, a new generator in each call would repeat one order, so there is no fix.
         fix = edit.fix(0) if outer.at_top else None
         advice = f"make {name} with generator={made}"
         why = f"{why}{sources.PERMANENTLY if fix else ': '}{advice}"
@@ -283,7 +283,7 @@ def _drawn_on(node: Any, reader: operand.Reader, part: operand.Part) -> str | No
 
 
 def _made_on(part: operand.Part, node: Any, frames: list[FailedFrame], target: str) -> Fix | None:
-    """Return the fix that makes the generator on `target`; None if another device needs it too."""
+    """Return the fix that makes a generator on `target`; None if other code draws elsewhere."""
     # If another cell made the generator, a new line makes it again with the same seed. This line is
     # above all loops, because a new generator in each pass would draw the same numbers again.
     for frame in frames:

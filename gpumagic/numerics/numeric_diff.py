@@ -40,10 +40,10 @@ from gpumagic.usercode.program import Program, namespace_of, program
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
 _SHORT = re.compile(r"^fp(?=\d)|(?<=^b)f(?=\d)")  # to read fp16 as float16, bf16 as bfloat16
 _TYPE = "two devices or two dtypes are needed; type cpu 1, or float32 bfloat16"
-_DIGIT = 10.0  # one digit (Higham, "Accuracy and Stability of Numerical Algorithms", 1.6)
+_DIGIT = 10.0  # a loss of one digit (Higham, "Accuracy and Stability of Numerical Algorithms", 1.6)
 # Operators that add terms. Large terms may cancel, so the tolerance is relative to these terms.
 _SUMS = ("add.", "sub.", "sum", "mean", "native_batch_norm_b", "native_layer_norm_b")
-_ALIGNED = 2_000  # operations to pair after the runs differ, as difflib takes quadratic time
+_ALIGNED = 2_000  # operations to pair after the runs differ; difflib takes quadratic time
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Gap:
     choice: bool = False  # whether the operation, such as argmax, chose among nearly equal numbers
     where: str = ""  # "In [3], line 7: `x.softmax(-1)` (aten._softmax)"
     line: int | None = None
-    variable: str = ""  # path of the variable that differs; empty if an operation's result does
+    variable: str = ""  # path of the variable that differs; empty if an operation's result differs
     why: str = ""  # the cause of a divergence; empty if the operation is the cause
 
     @property
@@ -89,7 +89,7 @@ class NumericDiff(Shown):
 
     @property
     def agree(self) -> bool:
-        """Whether all results agree, except for choices among equal numbers. Both sides ran."""
+        """Whether both sides ran, and all results agree except for choices among equal numbers."""
         return not self.unused and all(each.choice for each in self.found)
 
 
@@ -180,7 +180,7 @@ def _run(
                     tensor.data = tensor.data.to(side)
         with recorder:
             value = trial.first()
-        # Leave out the user's own objects: variables that were neither copied nor assigned.
+        # Leave out the user's own objects. The run neither copied nor assigned these variables.
         left = {n: v for n, v in trial.copies.globals.items() if namespace.get(n) is not v}
         recorder.add_variables({**left, "Out": value}, str(namespace.get("__name__")), copied)
         said = [f"{side} is virtual: it rounds as the CPU does"] * getattr(side, "virtual", False)
@@ -221,7 +221,7 @@ def _compared(
 
 def _unpaired(inputs: list[RecordedOperation]) -> Any:
     """Return the unpaired operations on which `inputs` depend, or None."""
-    # Blame operations of one side only, if any. Operations of both sides may be equivalent.
+    # Prefer operations of one side, because different operations of two sides may be equivalent.
     return min((each.instead for each in inputs if each.instead), key=all, default=None)
 
 
@@ -253,7 +253,7 @@ def _paired_operations(runs: Sequence[Recorder]) -> Iterator[tuple[RecordedOpera
 
 
 def _paired_variables(runs: Sequence[Recorder]) -> Iterator[tuple[RecordedOperation, ...]]:
-    """Yield each pair of variables' tensors, for the first of the paths that refer to the pair."""
+    """Yield pairs of variables' tensors. If several paths refer to a pair, yield it only once."""
     named = dict[tuple[int, ...], tuple[RecordedOperation, ...]]()
     values, others = (run.variables for run in runs)
     for name in (name for name in values if name in others):

@@ -1,8 +1,8 @@
 """Record each operation that torch code runs, with its line and a copy of its results.
 
 Random numbers are drawn by the CPU's generator in float32, so that all devices and dtypes get the
-same, except in fused kernels and calls with a GPU's generator. Uninitialized memory is filled with
-a different value in each run, so that the results differ if the code reads that memory.
+same numbers. Fused kernels and calls with a GPU's generator are exceptions. Uninitialized memory is
+filled with a different value in each run. If the code reads this memory, the results differ.
 """
 
 import sys
@@ -26,7 +26,7 @@ from gpumagic.moving.moved import Left
 from gpumagic.usercode.files import expression, line_at, user_frame
 
 _MOST = 2**29  # maximum bytes of host memory for the results of one run
-_FUSED = ("attention", "rnn", "lstm", "gru")  # their random numbers stay
+_FUSED = ("attention", "rnn", "lstm", "gru")  # operators whose random numbers are not replaced
 
 
 @dataclass(eq=False)
@@ -42,7 +42,7 @@ class RecordedOperation:
     variable: str = ""  # the path to the variable's tensor: "net.weight.grad"
     results: list[tuple[int, Tensor | None]] = field(default_factory=list)  # (storage's id, copy)
     gap: Any = None  # the difference from the paired operation of the other run
-    instead: Any = None  # both runs' unpaired operations, if this operation or an input is one
+    instead: Any = None  # unpaired operations of both runs, if this one depends on them
     depth: int = 0  # number of operations in the longest chain that ends here
 
     def __post_init__(self) -> None:
@@ -81,9 +81,9 @@ class Recorder(TorchDispatchMode):
         self.full = False  # whether results were not saved for lack of room
         self._room = _MOST  # bytes left for results
         self._unwritten = unwritten
-        # By storage id: a weak reference (keeps the id unique), and operations that wrote there.
+        # By storage id: a weak reference, which keeps the id unique, and the storage's writers.
         self._storages: dict[int, tuple[StorageWeakRef, list[RecordedOperation]]] = {}
-        self._forward: dict[int, Any] = {}  # forward operations' `at`, by autograd's number
+        self._forward: dict[int, Any] = {}  # `at` of forward operations, by sequence number
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -103,7 +103,7 @@ class Recorder(TorchDispatchMode):
 
     def add_variables(self, variables: dict[str, Any], module: str, copied: list[Any]) -> None:
         """Record the variables' tensors after the run; `copied` has pairs (original, copy)."""
-        # For an unchanged copy, use the original. Its numbers are equal, and it needs no new copy.
+        # For an unchanged copy, use the original, which has the same numbers and needs no new copy.
         unchanged = (pair for pair in copied if not self._writers(_tensors(pair[1])))
         saved: dict[int, list[Any]] = {id(copy): [(0, original)] for original, copy in unchanged}
         self._room, counts = _MOST, Counter[str]()
@@ -145,7 +145,7 @@ class Recorder(TorchDispatchMode):
             self._keep(made, changed)
 
     def _set_writer(self, tensor: Tensor, made: RecordedOperation) -> None:
-        """Record `made` as the writer of a tensor; an operation that allocates fills the tensor."""
+        """Record `made` as the writer of a tensor. Fill the tensor if `made` only allocated it."""
         storage = tensor.untyped_storage()
         is_whole = tensor.numel() * tensor.element_size() == storage.nbytes()
         before = [] if is_whole else self._writers([tensor])
