@@ -49,7 +49,7 @@ class Site:
 
 def climb(site: Site, outer: list[FailedFrame]) -> tuple[Site, dict[str, str]]:
     """Return the site in the outermost caller that passed the operands as arguments."""
-    # Also return a dict from the operands' texts at `site` to different texts in that caller.
+    # Also map each operand's text at `site` to its text in that caller, if the two texts differ.
     first = moved = [*site.odd, *site.extra]
     for frame in outer:
         done = operation(frame.failed, Reader(frame)) if frame.failed is not None else None
@@ -64,7 +64,7 @@ def climb(site: Site, outer: list[FailedFrame]) -> tuple[Site, dict[str, str]]:
 
 
 def _at_notebook(site: Site, outer: list[FailedFrame]) -> Site:
-    """Return the cell's loop as the site, if the loop's functions read the operands as globals."""
+    """Return a site in the cell's loop if functions read the operands as globals; else `site`."""
     frame = next((each for each in outer if each.at_top), site.frame)
     moved = [*site.odd, *site.extra]
     local = {*site.frame.code.co_varnames, *site.frame.code.co_freevars}
@@ -91,7 +91,7 @@ def _made_for(moved: list[Part], within: FailedFrame, frame: FailedFrame) -> lis
 
 
 def _given(moved: list[Part], frame: FailedFrame, parts: Iterable[Part]) -> list[Part] | None:
-    """Return the caller's expressions for the operands; None if one was not passed or must stay."""
+    """Return the caller's expression for each operand; None if one was not passed or must stay."""
     above = {id(part.value): part for part in reversed([*parts])}
     above.pop(id(None), None)
     found: list[Part] = []
@@ -151,7 +151,7 @@ def _unknown(
         unknown -= set[str]().union(*map(stored, within))
     if not (in_class or not site.frame.at_top):
         return unknown
-    # Code of a class may use only local names. A function may also use globals that it reads now.
+    # Code of a class may use only local names. A function may also use globals that it reads.
     code = ast.walk(function_of(site.at.node) or line)
     used = {node.id for node in code if isinstance(node, ast.Name) and not in_class}
     return unknown | ({*map(first_name, names)} - {*site.frame.scope.local, *used})

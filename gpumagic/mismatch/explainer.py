@@ -49,8 +49,8 @@ def explain(
     here: bool = False,
 ) -> Explanation | None:
     """Return the explanation of torch's error, or None. `gpumagic.explain` calls this function.
-    The fix moves values to `target`, if given. If `here`, the fix edits no caller's code."""
-    # An error in this code would hide the user's error, so `faults.kept` catches the former.
+    The fix moves values to `target`, if given. If `here`, it edits only the failed function."""
+    # An error in this code would hide the user's error. `faults.kept` catches and records it.
     with faults.kept("explaining an error"), torch._C.DisableTorchFunctionSubclass():
         for each in errors(error):
             if (message := read(each)) and (found := failed_frames(each.__traceback__)):
@@ -105,7 +105,7 @@ def _mismatch(
     clash: Operation, choice: fixes.Choice, outer: list[FailedFrame], kind: str
 ) -> Explanation:
     frame, node, odd = clash.reader.frame, clash.node, list(choice.odd)
-    # If the kind is "host", only the failed call needs its argument on the CPU.
+    # For the kind "host", only the failed call needs values on the CPU, so no other value moves.
     extra = also_needed(frame, node, odd, choice.target) if kind != "host" else []
     site = Site(clash, odd, extra)
     above, names = climb(site, outer)

@@ -74,7 +74,7 @@ def choose(
 
 def _of_indexed(found: Operation) -> str | None:
     """Return the target for `x[i]`: the device of the tensor `x`, or the GPU of the indices."""
-    # It is the indices' GPU if the function made `x`, or if later code needs the indices there.
+    # Choose the indices' GPU if the function made `x`, or if later code needs the indices there.
     (indexed, *indices), frame = found.parts, found.reader.frame
     gpus = [part for part in indices if part.device not in ("cpu", None)]
     if not gpus or indexed.device != "cpu" or indexed is found.fixed:
@@ -183,7 +183,7 @@ def _read_above(site: Site, above: Site) -> list[Part]:
 
 
 def _make_there(site: Site, target: str) -> Fix | None:
-    """Return the fix that creates all values to move on `target` at once, or None."""
+    """Return the fix that creates the operands and extra values directly on `target`, or None."""
     frame, reader, moved = site.frame, Reader(site.frame), [*site.odd, *site.extra]
     named = [[p for p in named_in(each, reader) if p.kind == "tensor"] for each in moved]
     if any(len(parts) != 1 for parts in named):
@@ -228,7 +228,7 @@ def _move(site: Site, choice: Choice) -> Fix | None:
 
 
 def _loop_module_device(site: Site) -> str | None:
-    """Return code for a module's device, if each pass of a loop may call a different module."""
+    """Return code for a module's device, if each pass of a loop may call another module."""
     for part in site.at.parts if site.at.calls_module else ():
         turns = {name for loop in loops_around(part.node) for name in stored(loop)}
         a_turns = in_own_scope(part.node) or first_name(part.text) in turns
@@ -269,7 +269,7 @@ def _split(site: Site, stmt: ast.stmt, *, to_host: bool) -> tuple[list[Part], li
 
 
 def _lines(above: list[Part], device: str) -> list[str]:
-    """Return lines that move operands. Modules and leaf tensors get a line each, the others one."""
+    """Return lines that move operands. A module or leaf gets a line, the other tensors share one."""
     above = [*{part.key: part for part in above}.values()]  # `attention(x, x, x)` moves x once
     lines = [sources.moving(part.text, device) for part in above if part.kind == "module"]
     leaves = [f"{part.text}.data" for part in above if sources.is_leaf(part)]

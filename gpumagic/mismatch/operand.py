@@ -35,7 +35,7 @@ TRANSFERS = words("to cuda cpu")
 _NO_TENSOR = words(
     "item tolist numpy size dim numel shape stride device dtype ndim is_cuda requires_grad backward"
 )
-_PASSING = map, torch.autograd.Variable  # calls that are described by their arguments
+_PASSING = map, torch.autograd.Variable  # calls whose results are described by the arguments
 _DEVICE = type(torch.get_default_device())  # the original class, as `torch.device` may be patched
 _PART_OF = words("T mT H mH real imag data grad values indices")  # on the same device as the tensor
 NAMED = (ast.Name, ast.Attribute, ast.Subscript)  # expressions that read an existing value
@@ -73,8 +73,8 @@ class Part:
 
     node: ast.expr  # the operand's expression; for an item, the container's expression
     text: str  # as in the user's code
-    # tensor, array, module, generator, object, group (several tensors), made (a result that no
-    # longer exists) or unknown (a value whose device is not known)
+    # tensor, array, module, generator, object (with tensors), group (several tensors), made (the
+    # result of a call or operator, now gone), or unknown (a value whose device is not known)
     kind: str
     devices: tuple[str, ...] = ()  # most bytes first, if a module is on several; empty if unknown
     nbytes: int | None = None
@@ -152,7 +152,6 @@ def _items(value: Any, node: ast.expr, text: str) -> list[Part]:
 
 
 def bytes_of(tensor: Tensor) -> int | None:
-    """Return a tensor's bytes; None if unknown."""
     try:
         return tensor.numel() * tensor.element_size()
     except (RuntimeError, NotImplementedError):
@@ -183,7 +182,7 @@ class Reader:
 
     def __init__(self, frame: FailedFrame, moved: Mapping[str, str | None] | None = None) -> None:
         self.frame, self.scope, self.text = frame, frame.scope, frame.text
-        self.moved = {} if moved is None else moved  # the devices after a fix, by code
+        self.moved = {} if moved is None else moved  # devices after a fix, by expression
 
     def part(self, node: ast.expr) -> Part | None:
         """Return an expression, even of a container, as one operand; None if it has no tensors."""

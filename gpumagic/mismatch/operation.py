@@ -74,7 +74,7 @@ def read(error: BaseException) -> Message | None:
         return None
     if _WORKER.search(text):
         return Message("worker")
-    # If the text quotes an error of another thread or process, this process lacks the failed frame.
+    # If the text quotes an error of another thread or process, the failed frame is not available.
     if len(text) > 20_000 or "Original Traceback" in text:
         return None
     if found := _TYPES.search(text):
@@ -258,7 +258,7 @@ def _on_a_gpu(parts: list[Part], named: frozenset[str]) -> tuple[Part, ...]:
 
 
 def _with_gone(leaves: list[Part], located: list[Part], named: frozenset[str]) -> tuple[Part, ...]:
-    """Return operands; assume that temporary results are on the named device without operands."""
+    """Return operands. Assume that temporary results are on the named device without operands."""
     gone = [part for part in leaves if not part.devices and part.value is None]
     if any(part.factory for part in gone):  # a module such as `nn.MSELoss()` has no tensors
         gone = [part for part in gone if part.kind != "module"]
@@ -316,7 +316,7 @@ def also_needed(frame: FailedFrame, node: ast.AST, odd: Iterable[Part], target: 
 def _clashes(
     frame: FailedFrame, node: ast.AST, odd: list[Part], moved: dict[str, str | None], target: str
 ) -> Iterator[tuple[Reader, list[Part]]]:
-    """For each later operation on `target`, yield its operands on the devices that `odd` leaves."""
+    """For each later operation on `target`, yield a reader, and operands on the devices of `odd`."""
     sources = {part.device for part in odd} - {target}
     reader, ran = Reader(frame, moved), set(ast.walk(node)) - {node}
     for step in _steps(node):
@@ -327,7 +327,7 @@ def _clashes(
         elif step not in ran and wants_one_device(step, reader):
             leaves = _leaves(step, reader)
             if any(part.device == target for part in leaves):
-                # `torch.zeros(3)` in a later line must move only if all of `odd` are such calls.
+                # A few lines below, `torch.zeros(3)` clashes only if all of `odd` are such calls.
                 alike = NEAR * all(part.factory for part in odd)
                 made = "cpu" if step.lineno < frame.line + alike else None
                 there = [p for p in leaves if (made if p.factory else p.device) in sources]

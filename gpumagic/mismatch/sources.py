@@ -115,7 +115,8 @@ def register(parts: list[operand.Part], frame: FailedFrame, target: str) -> Fix 
 def owner_of(
     part: operand.Part, frames: list[FailedFrame], target: str
 ) -> tuple[FailedFrame, operand.Part] | None:
-    """Return the outermost frame that names the operand's module (or a leaf), and the module."""
+    """Return the outermost frame that names the operand's module, and the module; or None."""
+    # If the outermost frame names a leaf operand, return the operand in place of a module.
     top = frames[-1]
     if is_leaf(part) and top is not frames[0] and top.scope.name(part.text) is part.value:
         return top, part
@@ -126,7 +127,7 @@ def owner_of(
         for node in _names_around(frame, part):
             module = frame.scope.value(node)
             tensors = moving_tensors(module) if issubclass(type(module), nn.Module) else []
-            # Skip modules with tensors on a third device, because `.to(target)` would move those.
+            # Skip modules with tensors on a third device, because `.to(target)` would move these.
             devices = {operand.full(tensor.device) for tensor in tensors}
             if wanted <= storages(tensors) and devices <= {*part.devices, target}:
                 return frame, operand.describe(module, node, ast.unparse(node))[0]
@@ -209,7 +210,7 @@ def maker_of(part: operand.Part, at: Operation) -> ast.Assign | None:
 
 
 def made_by_call(part: operand.Part, at: Operation) -> list[tuple[ast.AST, str]]:
-    """Return edits of a module's method that returned an operand, if in the same file; or []."""
+    """Return edits of the module's method, in the same file, that returned an operand; or []."""
     frame, wanted = at.reader.frame, storages(part.value)
     for made in nodes_around(at.node, ast.Assign):
         function: Any = frame.scope.value(getattr(made.value, "func", made))

@@ -265,7 +265,7 @@ def _for_generator(frames: list[FailedFrame]) -> Explanation | None:
         why = f"without device=, this draws on the CPU; {why}"
         replaced = [sources.with_keyword(node, frame, f"device={part.text}.device")]
         fix = Edit(frame, stmt, replaced=replaced).fix(0) if part.text.isidentifier() else None
-    why += "" if fix else f': give it one made by torch.Generator("{target}")'
+    why += "" if fix else f': create it with torch.Generator("{target}")'
     return Explanation(*expression(frame, node), (*rows, sources.row(part, True)), fix, why)
 
 
@@ -283,7 +283,7 @@ def _drawn_on(node: Any, reader: operand.Reader, part: operand.Part) -> str | No
 
 
 def _made_on(part: operand.Part, node: Any, frames: list[FailedFrame], target: str) -> Fix | None:
-    """Return the fix that makes a generator on `target`; None if other code draws elsewhere."""
+    """Return the fix that makes the generator on `target`; None if other devices use it too."""
     # If another cell made the generator, a new line makes it again with the same seed. This line is
     # above all loops, because a new generator in each pass would draw the same numbers again.
     for frame in frames:
