@@ -89,7 +89,7 @@ def _check(function: Any, given: object) -> None:
             "gpumagic.dry_run(lambda: ...)"
         )
     if inspect.iscoroutinefunction(function):
-        raise GpuError("dry_run cannot follow an async function; give it one that awaits nothing")
+        raise GpuError("dry_run cannot follow an async function; pass one that awaits nothing")
     jax: Any = sys.modules.get("jax")  # JAX fails in a forked child, which lacks JAX's threads
     if jax is None:
         return

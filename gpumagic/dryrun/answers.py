@@ -96,7 +96,7 @@ class Calls(TorchFunctionMode):
             return _KINDS[name](value) if name in _KINDS else value
         known = name in ("float", "int", "index") or (name == "item" and tensor.is_floating_point())
         if self._guesses and (known or not is_users(frame.f_code.co_filename)):
-            return _KINDS.get(name, float)(name != "bool")  # False if a library reads a condition
+            return _KINDS.get(name, float)(name != "bool")  # False means that there is no error
         if name == "item":
             whole = not (tensor.is_floating_point() or tensor.is_complex())
             return NotKnown(".item()", whole=whole)
@@ -238,7 +238,7 @@ _PARTS_OF_DATA = 4  # a part is at most this fraction of the data
 
 
 def _expression(index: str = "") -> UserLine | None:
-    """Return the user's line with the running expression; `index` is appended to its index."""
+    """Return the user's line, with the running expression. Append `index` to the subscript."""
     if (frame := user_frame(sys._getframe(1))) is None:
         return None
     line, text = line_at(*in_cell(frame)), expression(*in_cell(frame))

@@ -2,7 +2,7 @@
 
 Copies between devices are counted by line, without times. Composite operators are decomposed as on
 CUDA. Fakes (tensors without data) have wrong sizes for some results, such as reduced losses. The
-real size is counted. An operator that must read data ends the dry run, unless `guesses` is true.
+real size is counted. An operator that must read data ends the dry run, unless results are guessed.
 """
 
 import re
@@ -181,8 +181,8 @@ class Operators(TorchDispatchMode):
         for nodes, names, certain in _IN_PLACE if of_node else ():
             if {name, overload} & names and nodes.match(number[0]):
                 return first, certain
-        # Autograd's engine adds later gradients to the first gradient in place. `of_node` is False,
-        # because an earlier node made this gradient. The sum for a view needs new memory.
+        # The engine adds later gradients to the first gradient in place. An earlier node made
+        # the first, so `of_node` is False. If it is a view or expanded, the sum gets new memory.
         if overload != "add.Tensor" or of_node or torch.is_grad_enabled() or first._is_view():
             return None
         return (first, False) if first.nbytes == first.untyped_storage().nbytes() else None

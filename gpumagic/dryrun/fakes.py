@@ -172,7 +172,7 @@ def describe(name: str, value: Any) -> Assigned:
 class Fakes(FakeTensorMode):
     """Make fakes as torch does, but without device memory or a CUDA context."""
 
-    with_graphs = True  # whether to count tensors that autograd graphs saved before
+    with_graphs = True  # whether to count tensors that earlier autograd graphs saved
 
     def __init__(self, count: Callable[[Any], None], tracked: Callable[[], None]) -> None:
         super().__init__(allow_fallback_kernels=False, allow_non_fake_inputs=True)

@@ -66,7 +66,7 @@ class Subject:
     move: bool  # whether variables that the code reads are moved to `device`
     limit: float  # seconds
     cards: tuple[Card, ...] = ()  # cards not in this machine; `device` simulates the first
-    target: str = ""  # the device to which a fix should move tensors; empty if any may do
+    target: str = ""  # the device to which a fix should move tensors; empty for the best one
     guesses: bool = False  # whether to guess numbers that depend on data, instead of ending the run
     batches: int | None = None  # the number of batches that each DataLoader yields; None for all
 
@@ -89,7 +89,7 @@ def dry(subject: Subject) -> DryRun:
     with deferred():  # an interrupt would leave the import incomplete
         importlib.import_module("torch._dynamo")  # imported once here, not in every child
     outer = placement()
-    # Visit objects before the fork. In the child, a visit would make Linux copy the memory page.
+    # Visit objects before the fork. In the child, a visit would make Linux copy a page of memory.
     find_swaps()
     finders = [TensorFinder()]
     finders[0].variables([*subject.reads, *subject.namespace.items()])

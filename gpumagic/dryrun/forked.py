@@ -159,7 +159,7 @@ def let_backward_run() -> None:
     # `set_num_threads` also creates torch's thread pool, before several threads create it at once.
     torch.set_num_threads(1)  # OpenMP would wait for threads, which a fork does not copy
     torch.autograd.set_multithreading_enabled(False)
-    if (flag := refusal()) is not None and flag.value == 1:  # a fork sets 1
+    if (flag := refusal()) is not None and flag.value == 1:  # a fork sets the flag to 1
         flag.value = 0
 
 

@@ -69,7 +69,7 @@ class HeldMemory:
         self, tensor: Any, replaced: tuple[Any, bool] | None = None, *, existing: bool = False
     ) -> None:
         """Count the storage of a fake once, until the storage is freed.
-        `replaced` is a tensor whose memory a real run may reuse, and whether reuse is certain.
+        `replaced` has a tensor whose memory a real run may reuse, and whether reuse is certain.
         `existing` means that the memory was allocated before the dry run."""
         if tensor.layout is not torch.strided:
             return  # a sparse tensor has no storage

@@ -120,7 +120,7 @@ class _Trial:
                 break
             later = run.mismatches[0].explanation if run.mismatches else None
             fix = later.fix if later is not None else None
-            # An edit of `__init__` ends the search, because a dry run cannot try it.
+            # An edit of `__init__` ends the search, because a dry run cannot try such an edit.
             last = [fix] if fix and fix.cls and not self._takes_effect(fix, texts) else []
             if not run.mismatches or last:
                 made = [_changes(self._before[name], texts[name], every, name) for name in texts]
@@ -138,7 +138,7 @@ class _Trial:
         return fix.filename in texts and runs and not fix.earlier
 
     def _from_change(self, texts: dict[str, str]) -> list[ast.stmt]:
-        """Return the cell's statements from the failed one, or an earlier one that fixes affect."""
+        """Return the statements from the failed one on, or from the first that a fix affects."""
         old = ast.parse(self._top.source).body
         new = ast.parse(texts[self._top.filename]).body
         names = {
