@@ -85,7 +85,7 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
             self.dump(value)
 
     def read(self, names: Iterable[str]) -> dict[str, Any]:
-        """Return copies by name. `names` is in the order of `write`. Copy the storages first."""
+        """Return copies by name, for `names` in the order of `write`. First copy the storages."""
         self._stream.seek(0)
         reader: Any = pickle.Unpickler(self._stream)
         reader.persistent_load = self._originals.__getitem__
@@ -155,7 +155,7 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
     def is_ours(self, kind: type) -> bool:
         """Whether a class or one of its bases is defined in the notebook."""
         if kind not in self._ours:
-            # Share enums, because they are compared by identity. ctypes classes cannot be copied.
+            # Share enums, compared by identity, and ctypes classes, which cannot be copied.
             stays = comes_from(kind, "enum.Enum", "_ctypes.Structure", "_ctypes.Array")
             ours = not (stays or self._storages.others.know(kind))
             self._ours[kind] = ours and any(map(self._is_from_here, kind.__mro__))

@@ -105,7 +105,7 @@ class StorageCopier:
             held.clear()
 
     def _piece(self, source: Any, homes: Mapping[int, Any]) -> Stretch | None:
-        """Return the memory of `source` if it is copied with others; else copy it, return None."""
+        """Return the memory of `source` to copy later. If this is impossible, copy `source` now."""
         if is_tensor(source):
             home = homes.get(id(source), source.device)
             if _lies_plainly(source):

@@ -63,7 +63,7 @@ class CopiedVariables:
             raise error.with_traceback(None) from None
 
     def close(self, *, emptied: bool = True) -> None:
-        """Free the copies at once, except the globals of copied functions if not `emptied`."""
+        """Free the copies at once. If not `emptied`, keep the globals of copied functions."""
         made = self.storages.made()
         self.storages.clear()
         space, self.globals, self.function = self.globals, {}, None

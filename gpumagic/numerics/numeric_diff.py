@@ -43,7 +43,7 @@ _TYPE = "two devices or two dtypes are needed; type cpu 1, or float32 bfloat16"
 _DIGIT = 10.0  # a loss of one digit (Higham, "Accuracy and Stability of Numerical Algorithms", 1.6)
 # Operators that add terms. Large terms may cancel, so the tolerance is relative to these terms.
 _SUMS = ("add.", "sub.", "sum", "mean", "native_batch_norm_b", "native_layer_norm_b")
-_ALIGNED = 2_000  # operations to pair after the runs differ; difflib takes quadratic time
+_ALIGNED = 2_000  # operations to pair after the runs differ; difflib is too slow for more
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ def _compared(
             one.instead = other.instead = instead
             continue
         one.gap = other.gap = gap
-        # A gradient may consist of rounding errors alone, as for a bias before a norm.
+        # A gradient may consist of rounding errors alone, as for a bias before a batch norm.
         rounding = any(each.backward and each.is_noise for each in inputs)
         if gap.excess <= 1:
             closest = max(closest, gap, key=lambda each: each.excess)
