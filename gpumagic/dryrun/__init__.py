@@ -27,16 +27,16 @@ def dry_run(
     """Predict what ``function(*args, **kwargs)`` would do, without computing or changing anything.
 
     The call runs in a forked copy of this process, on fake tensors without data or GPU memory.
-    Code that depends on data ends the dry run; the result then describes only the code before.
+    Code that depends on data ends the dry run. The result then describes only the code before it.
 
     Parameters
     ----------
     function : callable
         A function, a method or a module, to be called with `args` and `kwargs`.
     on : str, int, torch.device, Card or list, optional
-        A device to place the call on, as in ``%%ongpu``: ``1``, ``"cuda:1"``, ``"free"`` … Cards
-        that this machine lacks are given by name or size: ``"H100 80GB"``, ``"24GiB"``. By default
-        nothing is placed or moved.
+        A device to place the call on, as in ``%%ongpu``: ``1``, ``"cuda:1"``, ``"free"`` … To try
+        a GPU that this machine lacks, give its name or size: ``"H100 80GB"``, ``"24GiB"``. By
+        default, nothing is placed or moved.
     move : bool
         Whether to move the arguments, and the variables that the call reads, to `on` first.
     limit : float

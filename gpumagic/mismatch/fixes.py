@@ -56,7 +56,7 @@ def choose(
     """Choose the operands to move, and the best device unless `target` is given; or return None."""
     leaves, indexed = found.parts, message.kind == "index"
     tensors = tuple(part for part in leaves if part.kind != "array")
-    # In `(x == array).float()`, only tensors have the method, so the array must become a tensor.
+    # In `(x == array).float()`, arrays have no method `float`, so the array must become a tensor.
     method = getattr(getattr(found.node, "parent", None), "attr", "ndim")
     if tensors and tensors != leaves and not hasattr(sys.modules["numpy"].ndarray, method):
         arrays = tuple(part for part in leaves if part.kind == "array")
@@ -183,7 +183,7 @@ def _read_above(site: Site, above: Site) -> list[Part]:
 
 
 def _make_there(site: Site, target: str) -> Fix | None:
-    """Return the fix that creates the operands and extra values directly on `target`, or None."""
+    """Return the fix of the assignments that made the operands and extra values, or None."""
     frame, reader, moved = site.frame, Reader(site.frame), [*site.odd, *site.extra]
     named = [[p for p in named_in(each, reader) if p.kind == "tensor"] for each in moved]
     if any(len(parts) != 1 for parts in named):
@@ -269,7 +269,7 @@ def _split(site: Site, stmt: ast.stmt, *, to_host: bool) -> tuple[list[Part], li
 
 
 def _lines(above: list[Part], device: str) -> list[str]:
-    """Return lines that move operands. A module or leaf gets a line, the other tensors share one."""
+    """Return lines that move operands. A module or leaf gets a line, other tensors share one."""
     above = [*{part.key: part for part in above}.values()]  # `attention(x, x, x)` moves x once
     lines = [sources.moving(part.text, device) for part in above if part.kind == "module"]
     leaves = [f"{part.text}.data" for part in above if sources.is_leaf(part)]

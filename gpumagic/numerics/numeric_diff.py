@@ -76,7 +76,7 @@ class NumericDiff(Shown):
     """The result of `diff`: where two devices, or two dtypes, diverge."""
 
     sides: tuple[str, ...]  # the devices or dtypes
-    found: tuple[Gap, ...]  # in order: results that diverge although their inputs agree
+    found: tuple[Gap, ...]  # results that diverge although their inputs agree, in order
     operations: int  # number of operations whose results were compared
     largest: float  # relative difference of the results that come closest to their tolerance
     notes: tuple[str, ...]
@@ -107,8 +107,8 @@ def diff(
     code : str or callable
         Code to run once on each side, on copies of the variables that it reads.
     *between : two objects
-        Two devices (``"cpu", 1``), by default the CPU and the current GPU. Or two dtypes
-        (``"float32", torch.bfloat16``), to which floating tensors are converted.
+        Two devices (``"cpu", 1``) or two dtypes (``"float32", torch.bfloat16``). Floating tensors
+        are converted to each dtype. The default is the CPU and the current GPU.
     namespace : dict, optional
         The variables of the code. By default, the variables of the function or the caller.
     filename, text : str, optional
