@@ -135,7 +135,7 @@ class Calls(TorchFunctionMode):
             with suspended():
                 torch.empty(0, requires_grad=True).numpy()  # raises torch's own error
         if self._guesses:
-            with suspended():  # one element for all positions takes no memory
+            with suspended():  # all positions share one element
                 return torch.ones((), dtype=tensor.dtype).expand(tensor.shape).numpy()
         raise Stopped("a NumPy array of a tensor depends on data")
 

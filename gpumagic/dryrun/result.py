@@ -53,7 +53,7 @@ class Peak:
 
 @dataclass(frozen=True)
 class OnCard:
-    """Record whether the code would fit on a card that is not here."""
+    """Record whether the code would fit on a card, a GPU model that this machine lacks."""
 
     card: Card
     needed: int  # bytes that the code needs at least
@@ -116,7 +116,7 @@ class DryRun(Shown):
     backward: bool = False  # whether a backward pass ran
     seconds: float = 0.0  # duration of the dry run, including the fork
     virtual: bool = False  # whether the device is a virtual GPU
-    cards: tuple[OnCard, ...] = ()  # requested cards that are not here
+    cards: tuple[OnCard, ...] = ()  # requested GPU models that this machine lacks
 
     @property
     def complete(self) -> bool:
@@ -222,7 +222,7 @@ def _ends(run: DryRun) -> Iterator[str]:
 
 
 def _tables(run: DryRun) -> Iterator[tuple[str, list[table.Column]]]:
-    card = run.device if run.cards else "cuda:0"  # cuda:0 simulates a card that is not here
+    card = run.device if run.cards else "cuda:0"  # cuda:0 simulates the first card
     assigned = [(a.name, a.kind, a.device.replace("cuda:0", card)) for a in run.assigned]
     moved = [(m.name, size(m.nbytes), ", ".join(m.sources) + f" → {run.device}") for m in run.moved]
     for title, rows in (("assigns", assigned), ("moves", moved)):

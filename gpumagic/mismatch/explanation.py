@@ -77,7 +77,7 @@ def expression(frame: FailedFrame, node: ast.AST) -> tuple[str, int, str, str]:
 
 
 def total(counts: Iterable[int | None]) -> int | None:
-    """Return the sum of byte counts; None if one is unknown."""
+    """Return the sum of byte counts; None if a count is unknown."""
     found = list(counts)
     return None if None in found else sum(count or 0 for count in found)
 

@@ -300,7 +300,7 @@ def _read_again(part: Part, site: Site) -> list[ast.expr]:
 
 def _stays(part: Part, frame: FailedFrame, stmt: ast.stmt) -> bool:
     """Whether an operand cannot be moved, or moving it may break other code."""
-    if part.kind == "module":  # an earlier call in the loop may need its present device
+    if part.kind == "module":  # an earlier call in the loop may need it on its device
         earlier = [use for loop in loops_around(stmt) for use in uses(loop, part.text)]
         earlier = [use for use in earlier if use.lineno < stmt.lineno]
         on_both = any(isinstance(next(parents(use), None), ast.Call) for use in earlier)
