@@ -1,4 +1,4 @@
-"""Read AMD's and Intel's GPUs, and the GPUs' processes, from /sys and /proc; never raise.
+"""Read AMD's and Intel's GPUs, and the GPUs' processes, from /sys and /proc. No function raises.
 
 A card's UUID contains the driver's ``unique_id``, as in ROCm
 (https://docs.kernel.org/gpu/amdgpu/driver-misc.html), or else the PCI address and the boot id.
@@ -7,7 +7,7 @@ For each open file of ``/dev/dri``, Linux provides a file ``/proc/PID/fdinfo/FD`
 (https://docs.kernel.org/gpu/drm-usage-stats.html). Duplicated and inherited descriptors share
 a ``drm-client-id`` and count once, for the lowest pid. Only root can read other users' files.
 
-KFD is the kernel's driver for ROCm (drivers/gpu/drm/amd/amdkfd). Every user can read its files in
+KFD is the kernel's driver for ROCm (drivers/gpu/drm/amd/amdkfd). Every user can read KFD's files in
 ``/sys/class/kfd/kfd`` for all processes. The pids are the host's, even inside a container.
 """
 
@@ -32,7 +32,7 @@ class Folder:
 
     def text(self, name: str) -> str:
         with suppress(OSError), open(os.path.join(self.path, name), "rb") as file:
-            return file.read(65536).decode(errors="replace").strip()  # files here are shorter
+            return file.read(65536).decode(errors="replace").strip()  # the files here are shorter
         return ""
 
     def number(self, *names: str, unit: int = 1) -> int | None:
@@ -94,7 +94,7 @@ class GraphicsCard:
 
     @cached_property
     def regions(self) -> tuple[str, ...]:
-        """The card's memory regions; drivers may add a number to a name, such as "vram0"."""
+        """The names of the card's memory regions. Drivers may add a number, as in "vram0"."""
         if self.vendor == "intel":
             return ("system", "gtt") if self.integrated else ("vram", "local")
         # On an APU, ROCm also allocates host memory (GTT). Only an APU has the voltage sensor in1.
@@ -181,7 +181,7 @@ def pci_gpus(root: Path) -> list[tuple[str, str, str | None]]:
 
 
 _UNITS = {"": 1, "KiB": 2**10, "kB": 2**10, "MiB": 2**20, "GiB": 2**30}
-# Keys of a region's bytes; the last key has priority. Before Linux 6.14, amdgpu wrote "memory".
+# Keys of a region's bytes. Later keys have priority. Before Linux 6.14, amdgpu wrote "memory".
 _KINDS = ("total", "memory", "resident")
 _HELD = re.compile(
     r"^drm-(total|memory|resident)-(\S+):\s*([0-9]{1,20})(?: (KiB|kB|MiB|GiB))?$", re.MULTILINE

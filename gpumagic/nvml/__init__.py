@@ -1,4 +1,4 @@
-"""Query NVIDIA's driver through NVML, and explain the driver's faults; no query raises.
+"""Query NVIDIA's driver through NVML, and explain the driver's faults. No query raises.
 
 NVML is loaded at the first query. A query that fails, or that is unsupported or not permitted,
 returns None. A query may block for seconds, so avoid it on an event loop.
@@ -187,13 +187,13 @@ class Nvml:
         self._lock = threading.RLock()
         self._started = False
         self.fault: Problem | None = None  # why the last attempt to list the GPUs failed
-        # The next two dicts are replaced, never mutated.
-        self.lost: dict[str, Problem] = {}  # lost GPUs, by UUID or, if unknown, by "index N"
+        # The next two dicts are replaced, never mutated, because other threads may read them.
+        self.lost: dict[str, Problem] = {}  # lost GPUs, by UUID or by "index N"
         self.silent: dict[str, Problem] = {}  # GPUs that answer no query, by UUID
         self._gpus: tuple[Gpu, ...] = ()
         self._seen: dict[int, Gpu] = {}
         self._gpus_until = 0.0
-        # Each GPU's unsupported queries with NVML's error codes, by UUID.
+        # By GPU's UUID: the unsupported queries, each with NVML's error code.
         self._unsupported: dict[str, dict[Call, int | None]] = {}
 
     @property
@@ -301,7 +301,7 @@ class Nvml:
         self.fault, self.lost = None, {}
         gpus = [gpu for index in range(count) for gpu in self._with_mig(index)]
         if self._gpus and [gpu.uuid for gpu in gpus] != [gpu.uuid for gpu in self._gpus]:
-            # After a change of GPUs or MIG devices, other queries may be supported: forget the old.
+            # After a change of GPUs or MIG devices, an unsupported query may work, so try again.
             self._unsupported, self.silent = {}, {}
         self._gpus = tuple(gpus)
         self._gpus_until = now + (_PAUSE_S if self.lost else _KEEP_GPUS_S)
@@ -326,7 +326,7 @@ class Nvml:
             handle = library.make("nvmlDeviceGetHandleByIndex", index)
             gpu = self._facts(index, handle, None)
         except library.errors as error:
-            before = self._seen.get(index)  # the GPU's last answer
+            before = self._seen.get(index)  # the GPU as it was last listed
             name, uuid = (before.name, before.uuid) if before else (None, None)
             code = "gpu-lost" if _code(error) == _GPU_IS_LOST else "gpu-unreachable"
             fault = _fault(code, error, name, index, uuid)

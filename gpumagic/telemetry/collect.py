@@ -1,6 +1,6 @@
-"""Take a snapshot of this machine from all GPU sources. A failing source affects no other source.
+"""Take a snapshot of this machine. Each *source*, such as NVML, reads one kind of GPU.
 
-The environment variable ``GPUMAGIC_SOURCES`` selects the sources (see docs/vendors.md).
+The variable ``GPUMAGIC_SOURCES`` selects the sources. A failing source does not affect the others.
 """
 
 import os
@@ -36,7 +36,7 @@ _THERE_ARE = f"use {', '.join(_KNOWN)} or package.module:callable, then restart"
 def chosen(
     env: Mapping[str, str], platform: str = sys.platform
 ) -> tuple[list[Source], list[Problem]]:
-    """Return the sources that GPUMAGIC_SOURCES names, and a problem for each wrong name."""
+    """Return the sources named in `env` (or the default), and a problem for each wrong name."""
     default = "nvml,apple" if platform == "darwin" else "nvml,amd,intel"
     asked = env.get("GPUMAGIC_SOURCES", "").strip(", ") or default
     sources: list[Source] = []
@@ -55,7 +55,7 @@ def chosen(
     return sources, problems
 
 
-# Codes of problems that only mean that no NVIDIA GPU is there. Hidden if there is any GPU.
+# Problems that only mean that no NVIDIA GPU exists. `explain` hides them if there is any GPU.
 _JUST_NO_GPU = ("library-missing", "driver-not-loaded")
 _NO_NVML = Problem(
     "nvml-missing",
@@ -68,7 +68,7 @@ _NONE_VISIBLE = Problem(
 
 
 def explain(gpus: Sequence[GpuSample], problems: Sequence[Problem], named: bool) -> list[Problem]:
-    """Return the problems to show. If `named`, add a problem if this process can use no GPU."""
+    """Return the problems to show. `named` adds a problem if this process can use no GPU."""
     if there := [gpu for gpu in gpus if not gpu.lost]:
         found = [problem for problem in problems if problem.code not in _JUST_NO_GPU]
         unnamed = named and all(gpu.ordinal is None for gpu in there)
@@ -84,7 +84,7 @@ def explain(gpus: Sequence[GpuSample], problems: Sequence[Problem], named: bool)
 
 
 class Collector:
-    """Takes snapshots of `sources`; the default is the sources of this machine."""
+    """Takes snapshots from `sources`. The default is `chosen(os.environ)` and the virtual GPUs."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class Collector:
         owners: Owners | None = None,
         here: Callable[[], Sequence[device.Device]] = lambda: device.here(memory=False),
         host: Callable[[], Host] | None = None,
-        usable: bool = True,  # False if this process needs no GPU, like the Jupyter server
+        usable: bool = True,  # False if this process needs no GPU, such as the Jupyter server
     ) -> None:
         found, self._misnamed = chosen(os.environ) if sources is None else (sources, [])
         self._sources = [*found, VirtualSource()] if sources is None else list(sources)
@@ -107,7 +107,7 @@ class Collector:
         self._pids: set[int] = set()
 
     def take(self, *, processes: bool = True, max_age: float = 0.0) -> Snapshot:
-        """Return a snapshot; cached readings may be up to `max_age` refresh intervals old."""
+        """Return a snapshot. Cached readings may be as old as `max_age` refresh intervals."""
         with self._lock:
             self._failed = []
             now, host, problems = time.time(), self._host(), list(self._misnamed)
@@ -144,7 +144,7 @@ class Collector:
         return self._with_ordinals(gpus), listing
 
     def _ask(self, source: Source, question: Callable[[Source], T]) -> T | None:
-        """Call `question` with a source; if the call fails, add a problem and return None."""
+        """Return `question(source)`. If the call fails, record a problem and return None."""
         try:
             return question(source)
         except Exception as error:  # noqa: BLE001  third-party code may raise anything
@@ -169,7 +169,7 @@ class Collector:
             found += self._ask(source, lambda one: one.processes(max_age)) or ()
         pids = {holder.pid for holder in found}
         max_age, self._pids = max_age if pids == self._pids else 0.0, pids
-        owners = self._kept.get("owners", 2.9, max_age, lambda: self._owners.look_up(pids))  # s
+        owners = self._kept.get("owners", 2.9, max_age, lambda: self._owners.look_up(pids))
         return [
             replace(
                 owners[holder.pid],
@@ -194,7 +194,7 @@ def snapshot(*, processes: bool = True) -> Snapshot:
     Returns
     -------
     Snapshot
-        If a driver fails, no error is raised; ``problems`` has the cause and the cure.
+        If a driver fails, no error is raised. ``problems`` then has the cause and the cure.
         The call may take seconds if a driver stalls, so do not call it on an event loop.
     """
     return _collector().take(processes=processes)

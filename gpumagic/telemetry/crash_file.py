@@ -40,7 +40,7 @@ class CrashFile:
 
 
 def frames_of_crash(connection_file: str) -> tuple[str, ...]:
-    """Read and delete a crash's file. Return the frames (``"a cell, line 3"``), innermost first."""
+    """Return a crash's frames (``"a cell, line 3"``), innermost first. Delete the crash file."""
     path = _path(connection_file)
     try:
         with path.open("rb") as file:
@@ -49,7 +49,7 @@ def frames_of_crash(connection_file: str) -> tuple[str, ...]:
     except OSError:
         return ()
     frames = []
-    # Forked children that crash write to the same file. The kernel's crash is the file's last.
+    # Forked children that crash write to the same file. The last stack in the file is the kernel's.
     for source, line, function in _FRAME.findall(text.rpartition("Fatal Python error")[2]):
         if source.endswith("interactiveshell.py"):  # later frames belong to IPython or ipykernel
             break

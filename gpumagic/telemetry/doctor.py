@@ -1,7 +1,7 @@
 """Check every step from the hardware to torch, and give a cure for the first failure.
 
-It allocates nothing on a GPU. Device files, libraries and Unix groups are those of the guides of
-ROCm (https://rocm.docs.amd.com/projects/install-on-linux) and Intel (https://dgpu-docs.intel.com).
+The checks allocate nothing on a GPU. The expected device files, libraries and Unix groups are from
+the guides of AMD (rocm.docs.amd.com/projects/install-on-linux) and Intel (dgpu-docs.intel.com).
 """
 
 import os
@@ -24,7 +24,7 @@ class Check:
     """The result of one check."""
 
     name: str
-    ok: bool | None  # None: only information, or a failure after the first failure
+    ok: bool | None  # None: only information, or a failure that follows another failure
     found: str
     cure: str = ""  # only if `ok` is False
 
@@ -64,7 +64,7 @@ _VENDORS = {
 _NODES = {"/dev/kfd": "dev/kfd", "/dev/dri": "dev/dri/renderD*"}  # patterns of device files
 _BUILDS = "https://pytorch.org/get-started/locally"
 _FOLDERS = ("usr/lib/x86_64-linux-gnu", "usr/lib64", "usr/lib", "usr/local/lib")
-# Faults of NVML after which a missing NVIDIA card is a failure, because no driver has answered.
+# With these faults of NVML, no driver has answered. Then a missing NVIDIA card is a failure too.
 _NOT_ASKED = ("library-missing", "driver-not-loaded", "pynvml-clash")
 _Card = tuple[str, str, str | None]  # vendor, PCI address, driver
 
@@ -114,7 +114,7 @@ class Doctor:
         answers = fault is None or fault.code not in _NOT_ASKED
         if not self._wsl:  # WSL shows no PCI bus
             cure = f"{as_typed('%gpus --virtual 2')} makes two virtual ones"
-            # If NVML answers, a missing card is no failure: containers may hide the PCI bus.
+            # A missing card is no failure if NVML answers: a container may hide the PCI bus.
             ok = cards > 0 or (None if answers else False)
             yield Check("NVIDIA card", ok, f"{cards or 'none'} on the PCI bus", cure)
         driver = self._door.system("nvmlSystemGetDriverVersion") or "of unknown version"
@@ -197,7 +197,7 @@ class Doctor:
 
 
 def first_cause(checks: Iterable[Check]) -> list[Check]:
-    """Return the checks; each failure after the first becomes information without a cure."""
+    """Return the checks. Only the first failure keeps its cure; later ones become information."""
     checks = [*checks]
     first = next((check for check in checks if check.ok is False), None)
     return [one if one is first else replace(one, ok=one.ok or None, cure="") for one in checks]

@@ -1,11 +1,11 @@
 """Sample AMD's and Intel's GPUs through Linux's DRM drivers, without waking a sleeping GPU.
 
 AMD's files are documented in https://docs.kernel.org/gpu/amdgpu/thermal.html, driver-misc.html and
-ras.html. ``pcie_bw`` is not read, which takes a second, nor ``gpu_metrics``, whose layout changes.
+ras.html. Two files are not read: ``pcie_bw`` takes a second, and ``gpu_metrics`` varies in layout.
 
 Intel's files are documented in Linux's Documentation/ABI/testing/sysfs-driver-intel-xe-hwmon and
--i915-hwmon, and in the comment "Xe GT Idle" of the driver xe. Utilization is computed from the time
-in state C6 (sleep), because performance counters need privileges. No file has the used memory.
+-i915-hwmon, and in the source of xe, under "Xe GT Idle". Utilization is computed from the time in
+state C6 (sleep), because performance counters need privileges. No file has the used memory.
 """
 
 import re
@@ -33,7 +33,7 @@ class DrmSource(Source):
         self.root = root
         self._build = build
         self._kept = CachedReadings()
-        # The last value of each counter and the time of its reading, by UUID and counter's name.
+        # By GPU's UUID and counter's name: the counter's last value, and when the value was read.
         self._counters: dict[tuple[str, str], tuple[float, float]] = {}
         self._cards: list[drm.GraphicsCard] = []
 
@@ -53,12 +53,12 @@ class DrmSource(Source):
         return self._kept.get("processes", _PROCESSES_S, max_age, self._read_processes)
 
     def _listed(self) -> list[drm.GraphicsCard]:
-        return drm.graphics_cards(self.root, self.name)  # `name` is the vendor's
+        return drm.graphics_cards(self.root, self.name)  # `name` is the vendor's name
 
     def _sample(self, index: int, card: drm.GraphicsCard, host: Host, max_age: float) -> GpuSample:
         readings: dict[str, Any] = {}
         if card.device.text("power/runtime_status") == "suspended":
-            # Forget the counters, which stop during sleep: a rate across the sleep would be wrong.
+            # Counters stop while the GPU sleeps, so a rate across the sleep would be wrong.
             self._counters = {key: at for key, at in self._counters.items() if key[0] != card.uuid}
         else:
             slow = self._kept.get(card.uuid, _SLOW_S, max_age, lambda: self._slow(card))
@@ -165,7 +165,7 @@ class IntelSource(DrmSource):
         tiles = [name for name in card.device.names() if name.startswith("tile")]
         sizes = [card.device.number(f"{tile}/physical_vram_size_bytes") for tile in tiles]
         return {
-            # `idle` is in ms per second. It may be a little above 1000, because clocks differ.
+            # `idle` is in ms per second. The GPU's clock may run fast, so clamp the result.
             "utilization": None if idle is None else min(max(100.0 - idle / 10, 0.0), 100.0),
             "memory_total": sum(filter(None, sizes)) or files.number("lmem_total_bytes"),
         }
@@ -183,7 +183,7 @@ class IntelSource(DrmSource):
         }
 
     def _rate(self, card: drm.GraphicsCard, counter: str, value: float | None) -> float | None:
-        """Return a counter's increase per second; None at first, after a reset or after 30 s."""
+        """Return a counter's increase per second. None at first, after a reset or a 30 s pause."""
         now, before = time.monotonic(), self._counters.pop((card.uuid, counter), None)
         if value is None:
             return None

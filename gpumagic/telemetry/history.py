@@ -1,4 +1,4 @@
-"""Store recent readings of the GPUs, the cells that ran, and this kernel's measurements."""
+"""Store recent readings of the GPUs, the cells that ran, and this kernel's time measurements."""
 
 import threading
 from collections import Counter, defaultdict, deque
@@ -28,7 +28,7 @@ class Board:
         self._tell()
 
     def keep(self, text: str, time: float, title: str, bars: list[dict[str, Any]]) -> None:
-        """Add a result; each bar has ``where``, ``share`` (of the longest time) and ``text``."""
+        """Add a result. Each bar has ``where``, ``text`` and ``share`` (of the longest time)."""
         made = {"id": uuid4().hex, "title": title, "text": text, "bars": bars, "time": time}
         self.entries = [made, *self.entries][:KEPT]
         self._tell()
@@ -48,34 +48,33 @@ class Board:
 board = Board()
 _CHARTED = ("utilization", "memory_used", "power")
 _Readings = tuple[float | None, int | None, float | None]
-# Bytes by GPU, then by holder (kernel, notebook or owner); None if no process is listed.
+# Bytes by GPU and holder (kernel, notebook, `ProcessSample.owner`); None if no process is listed.
 _Held = dict[str, Counter[str]] | None
 
 
 class History:
-    """A thread-safe ring buffer. A snapshot within 0.9 s after the last stored one is skipped."""
+    """A thread-safe ring buffer of GPU readings, about one per second."""
 
     def __init__(self, entries: int = 600) -> None:
         self._lock = threading.Lock()
         self._moments: deque[tuple[float, dict[str, _Readings], _Held]] = deque(maxlen=entries)
 
     def add(self, snapshot: Snapshot) -> bool:
-        """Add a snapshot's readings; return False if the snapshot was skipped."""
+        """Add a snapshot's readings. If the snapshot is too early, skip it and return False."""
         time, values = snapshot.time, attrgetter(*_CHARTED)
         readings: dict[str, _Readings] = {gpu.uuid: values(gpu) for gpu in snapshot.gpus}
         with self._lock:
             # If the clock was set back, drop readings that now lie in the future.
             while self._moments and self._moments[-1][0] > time:
                 self._moments.pop()
-            # Keep one reading per second. The limit is 0.9 s, because a snapshot may be early.
+            # Keep one reading per second. The limit is 0.9 s, because snapshots may be a bit early.
             if self._moments and time - self._moments[-1][0] < 0.9:
                 return False
             self._moments.append((time, readings, _held(snapshot)))
             return True
 
     def since(self, time: float | None = None) -> dict[str, Any]:
-        """Return the readings after `time` (None: all readings), ready for JSON."""
-        # Result: {"time": […], "gpus": {uuid: {"utilization": […], …, "held": {holder: […]}}}}
+        """Return readings after `time` or all: {"time": […], "gpus": {uuid: {"power": […], …}}}."""
         with self._lock:
             kept = list(self._moments)
         moments = [moment for moment in kept if time is None or moment[0] > time]
@@ -88,7 +87,7 @@ class History:
 
 
 def _held(snapshot: Snapshot) -> _Held:
-    """Return each holder's bytes by GPU. ``holders`` in js/src/monitor/owners.ts must match."""
+    """Return the bytes by GPU and holder. ``holders`` in js/src/monitor/owners.ts must match."""
     if not snapshot.processes:
         return None
     parents = {gpu.uuid: gpu.mig for gpu in snapshot.gpus}
@@ -154,14 +153,14 @@ class CellRuns:
         self._before[name] = {(one.uuid, one.pid): one.memory for one in processes}
 
     def use(self, name: str, snapshot: Snapshot, processes: Iterable[ProcessSample]) -> None:
-        """Record GPUs where a process computes, or where its memory use differs from `start`."""
+        """Record GPUs where a process computes, or holds more or less memory than at `start`."""
         if (run := self.get(name)) is None:
             return
         load = {gpu.uuid: gpu.utilization for gpu in snapshot.gpus}
         before = self._before.get(name, {})
         used = set(run.gpus)
         for one in processes:
-            # Without a utilization of the process, use the GPU's. If both are None, record the GPU.
+            # If a process's utilization is unknown, use the GPU's. If both are, record the GPU.
             busy = load.get(one.uuid) if one.utilization is None else one.utilization
             if busy is None or busy > 0 or one.memory != before.get((one.uuid, one.pid)):
                 used.add(one.uuid)

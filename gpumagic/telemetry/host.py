@@ -1,6 +1,6 @@
 """Measure the CPU and RAM use of the host and of kernels, and a container's RAM.
 
-A kernel's use includes its child processes. ``GPUMAGIC_CGROUP`` sets the control group's folder.
+A kernel's use includes its child processes. ``GPUMAGIC_CGROUP`` sets the container's cgroup folder.
 """
 
 import os
@@ -18,13 +18,13 @@ from gpumagic import drm
 from gpumagic.telemetry.processes import Kernel
 from gpumagic.telemetry.snapshot import Host, KernelSample
 
-# Names in a control group of version 2, then of version 1: the files with the RAM limit, the used
-# RAM and the number of kills; then the page cache's row in the file memory.stat.
+# One row for control groups (cgroups) of version 2, one for version 1. A row names the files of the
+# RAM limit, the used RAM and the number of kills, then the page cache's line in memory.stat.
 _VERSIONS = (
     ("memory.max", "memory.current", "memory.events", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.oom_control", "total_inactive_file"),
 )
-_Group = tuple[int, drm.Folder, tuple[str, ...]]  # limit (0 if none), folder, file names
+_Group = tuple[int, drm.Folder, tuple[str, ...]]  # limit (0 if none), folder, row of _VERSIONS
 
 
 class MemoryGroup:
@@ -94,7 +94,7 @@ def host_name() -> str:
 def read_host() -> Host:
     """Return the host's readings; ``cpu_utilization`` is the mean since this thread's last call."""
     utilization = psutil.cpu_percent()
-    meaningless = not getattr(_asked, "before", False)  # psutil returns 0 at first
+    meaningless = not getattr(_asked, "before", False)  # psutil's first result is 0
     _asked.before = True
     memory = psutil.virtual_memory()
     group = MemoryGroup()
@@ -115,7 +115,7 @@ Trail = Sequence[tuple[float, int]]  # Unix times and bytes of RAM, the oldest f
 
 
 class KernelLoads:
-    """Measures the kernels that `kernels` returns; thread-safe."""
+    """Measures the CPU and RAM use of the kernels that `kernels` returns; thread-safe."""
 
     def __init__(self, kernels: Callable[[], Sequence[Kernel]]) -> None:
         self._kernels = kernels
@@ -202,7 +202,7 @@ def _memory(family: Sequence[psutil.Process]) -> int | None:
 
 
 def _growth(trail: Trail) -> float | None:
-    """Return the RAM's growth per second, over 2.5 s or all readings; None for less than 0.5 s."""
+    """Return the RAM's growth in bytes per second, over about 2.5 s; None for the first 0.5 s."""
     if not trail:
         return None
     now, memory = trail[-1]

@@ -1,6 +1,7 @@
 """Sample NVIDIA's GPUs through NVML. Slow readings are cached for a few seconds.
 
 ``nvmlDeviceGetPcieThroughput`` is not used, because it sleeps 20 ms per direction.
+An *Xid* is the number by which NVIDIA's driver reports a kind of error.
 """
 
 import time
@@ -78,7 +79,7 @@ def _read(door: nvml.Nvml, gpu: nvml.Gpu, questions: Questions) -> dict[str, Any
 def _merged(
     gpu: nvml.Gpu, lists: Mapping[str, Any], busy: Mapping[int, float | None] | None
 ) -> list[ProcessSample]:
-    """Return each process of `lists` once; a process that is missing in `busy` is idle."""
+    """Return one sample per process in `lists`. A process that is missing in `busy` is idle."""
     held: dict[int, int | None] = {}
     for entry in (entry for entries in lists.values() for entry in entries or ()):
         counts = (held.get(entry.pid), entry.usedGpuMemory)
@@ -102,18 +103,18 @@ _XID_CURE = "see dmesg, and the number in https://docs.nvidia.com/deploy/xid-err
 
 
 class NvmlSource:
-    """Samples NVIDIA's GPUs. Each method calls `door`, as a forked child needs a new `Nvml`."""
+    """Samples NVIDIA's GPUs. Each method calls `door`, because a fork needs a new `Nvml`."""
 
     name = "nvml"
 
     def __init__(self, door: Callable[[], nvml.Nvml] = nvml.shared_nvml) -> None:
         self._door = door
-        # An error's last time and its Problem, by GPU's UUID and Xid number; the newest is last.
+        # By GPU's UUID and Xid: when the error last occurred, and its Problem. The newest is last.
         self._xids: dict[tuple[str, int], tuple[float, Problem]] = {}
-        self._kept = CachedReadings()  # keys: UUID, kind of reading
+        self._kept = CachedReadings()  # by GPU's UUID and kind of reading
 
     def software(self) -> dict[str, str]:
-        """Return the driver's version, and the newest CUDA that it supports: ``"13.0"``."""
+        """Return the driver's version, and the newest CUDA that the driver supports: ``"13.0"``."""
         system = self._door().system
         driver = system("nvmlSystemGetDriverVersion")
         number = system("nvmlSystemGetCudaDriverVersion")
@@ -128,7 +129,7 @@ class NvmlSource:
             whose = "a program on it" if number in (13, 31, 43, 45) else "the GPU or its driver"
             who = f"{gpu.name or 'a GPU'} (NVML {gpu.index})"
             cause = f"{who} reported Xid {number}: an error of {whose}"
-            self._xids.pop((gpu.uuid, number), None)  # so that the error becomes the newest
+            self._xids.pop((gpu.uuid, number), None)  # move the error to the end
             self._xids[gpu.uuid, number] = time.time(), Problem("xid", cause, _XID_CURE, gpu.uuid)
         samples = [self._sample(door, gpu, host, max_age) for gpu in gpus]
         known = {gpu.uuid for gpu in gpus}
@@ -140,7 +141,7 @@ class NvmlSource:
         """Return the processes that hold memory; takes milliseconds per GPU."""
         door, found = self._door(), []
         gpus = door.gpus()
-        # A GPU also lists its MIG devices' processes. Skip such a GPU to count each process once.
+        # A GPU also lists its MIG devices' processes. Skip that GPU, to count each process once.
         parents = {gpu.parent for gpu in gpus}
         for gpu in (gpu for gpu in gpus if gpu.uuid not in parents):
             read = partial(_read, door, gpu, _LISTS)
@@ -158,7 +159,7 @@ class NvmlSource:
         found = [] if door.fault is None else [door.fault]
         found += (door.silent | door.lost).values()
         now = time.time()
-        # If the clock was set back, an error whose time is now in the future counts as expired.
+        # Xid errors expire after 600 s. If the clock was set back, later errors expire too.
         return found + [xid for at, xid in self._xids.values() if 0 <= now - at <= 600.0]
 
     def _sample(self, door: nvml.Nvml, gpu: nvml.Gpu, host: Host, max_age: float) -> GpuSample:

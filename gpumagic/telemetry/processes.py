@@ -1,6 +1,6 @@
 """Look up processes and their owners: user, program, kernel and notebook.
 
-Of another user's process, only the user's name is read, even by root. A process is an orphan if a
+For another user's process, even root reads only the user's name. A process is an *orphan* if a
 kernel started it, its session's leader has ended, and no living kernel can have started it.
 """
 
@@ -22,7 +22,7 @@ from gpumagic.telemetry.snapshot import ProcessSample
 _CONNECTION = re.compile(r"kernel-(?P<id>[^/\\]+)\.json$")
 _SELECT = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 _CUDA = (*_SELECT, "CUDA_DEVICE_ORDER")  # the environment variables that select or order GPUs
-_GONE = (psutil.Error, ValueError, OverflowError)  # if no readable process has the pid
+_GONE = (psutil.Error, ValueError, OverflowError)  # errors if no readable process has the pid
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,11 @@ class Facts:
     notebook: str | None = None  # from JPY_SESSION_NAME, which the Jupyter server sets for a kernel
     server_pid: int | None = None  # from JPY_PARENT_PID: the process that launched the kernel
     kernel: str | None = None  # the kernel's id in the command line, which forks inherit
-    cuda: Mapping[str, str] = field(default_factory=dict)  # `_CUDA` variables at process start
+    cuda: Mapping[str, str] = field(default_factory=dict)  # the variables _CUDA at process start
 
     @property
     def session(self) -> int | None:
-        """The pid of the leader of the process's session; None if unknown."""
+        """The pid of the process's session leader; None if unknown."""
         with suppress(OSError, AttributeError):  # the process has ended, or Windows has no sessions
             return os.getsid(self.pid)
         return None
@@ -129,7 +129,7 @@ class Owners:
         self.ordinals: dict[int, Mapping[str, int]] = {}
 
     def look_up(self, pids: set[int]) -> dict[int, ProcessSample]:
-        """Return a sample of each process, without GPU data; of a hidden process, only the pid."""
+        """Return the processes' samples, without GPU data. A hidden process has only a pid."""
         self._living, self.ordinals = None, {}
         kernels = {kernel.pid: kernel for kernel in self._kernels()}
         return {pid: self._owner(pid, kernels) for pid in pids}
@@ -203,7 +203,7 @@ class Owners:
         return self._living
 
     def _ordinals(self, cuda: Mapping[str, str]) -> dict[str, int]:
-        # Ordinals are unknown if no variable was set at the start, since one may be set later.
+        # If no variable was set at the start, ordinals are unknown: the process may set one later.
         if not any(name in cuda for name in _SELECT):
             return {}
         return {

@@ -44,13 +44,13 @@ class Subscription(AbstractContextManager["Subscription"]):
         return math.isinf(self.period_s)
 
     def close(self) -> None:
-        """Unsubscribe. Any thread may call this, also more than once or in the listener."""
+        """Unsubscribe. Any thread may call this method, even repeatedly or from the listener."""
         if not self.closed:
             self.closed = True
             self.follow()
 
     def deliver(self, snapshot: Snapshot) -> None:
-        """Call the listener; an error in one listener must not affect the others."""
+        """Call the listener. Record its errors, so that other listeners still get the snapshot."""
         with faults.kept("calling a listener of the GPU monitor"):
             if self.listener is not None and not self.closed:
                 self.listener(snapshot)
@@ -85,7 +85,7 @@ class Sampler:
 
     def __init__(self, source: Collector | None = None, *, stalled_s: float = 2.0) -> None:
         self._source = source or Collector()
-        self._stalled_s = stalled_s  # without an answer for so long, the driver counts as stalled
+        self._stalled_s = stalled_s  # a driver without an answer for this long counts as stalled
         self.history = History()
         self._snapshot: Snapshot | None = None
         self._read_at, self._has_processes = -math.inf, False
@@ -96,7 +96,7 @@ class Sampler:
         self.closed = closed
         self._changed = threading.Condition()
         self._delivering = threading.RLock()
-        self._asking = False  # whether the thread that asks the driver runs
+        self._asking = False  # whether the thread that takes snapshots is running
         self._watching: list[Subscription] = []
         self._called_at: float | None = None  # when the current call of the driver began
         self._stalled = False
@@ -111,7 +111,7 @@ class Sampler:
         return self._add(Subscription(self._follow, listener, checked(period_s), processes))
 
     def latest(self) -> Snapshot | None:
-        """Return the last snapshot without waiting; during a stall, with its age and a Problem."""
+        """Return the last snapshot without waiting. During a stall, add its age and a Problem."""
         with self._changed:
             return self._known(time.monotonic())[0]
 
@@ -140,7 +140,7 @@ class Sampler:
                 one.deliver(self._snapshot or Snapshot(time.time()))
             one.closed = True
 
-    # "Needs `x`" below: the caller must hold the lock `x`. Listeners run without `_changed`.
+    # "Needs `x`" means that the caller must hold the lock `x`. Listeners run without `_changed`.
 
     def _add(self, made: Subscription) -> Subscription:
         with self._changed:
@@ -156,7 +156,7 @@ class Sampler:
             self._period_s = min((one.period_s for one in self._watching), default=math.inf)
             if self._watching and not self._asking:
                 self._asking = True
-                # Use no executor: at exit, Python would wait for the thread even during a stall.
+                # Use no executor, because Python's exit would wait for its thread, even in a stall.
                 threading.Thread(target=self._ask, name="gpumagic-asker", daemon=True).start()
             self._changed.notify_all()
 
@@ -222,7 +222,7 @@ class Sampler:
         """Deliver a snapshot to subscribers whose period is over. Needs `_delivering`."""
         with self._changed:
             served = [one for one in self._watching if stalls or self._serves(one)]
-            # A snapshot may be early, so most of a period is enough.
+            # A snapshot may be a bit early, so 90 % of a period is enough.
             turn = [one for one in served if always or at - one.delivered_at >= 0.9 * one.period_s]
             for one in turn:
                 one.delivered_at = at

@@ -1,7 +1,7 @@
 """Define the records that kernels, the Jupyter server and the browser exchange as snapshots.
 
 Units: bytes, percent, °C, watts, megahertz, seconds of Unix time. None means "unknown" unless a
-comment says otherwise. Only name and boot id together identify a host.
+comment says otherwise. A host is identified by its name and its boot id together.
 """
 
 import json
@@ -20,7 +20,7 @@ class Host:
     cpu_utilization: float | None = None
     memory_total: int | None = None
     memory_used: int | None = None
-    boot: str | None = None  # Linux's id of this boot, unique to the machine
+    boot: str | None = None  # random id that Linux creates at each boot
     memory_limit: int | None = None  # bytes; None if this container has no limit
     limit_used: int | None = None  # used bytes that count towards the limit
 
@@ -47,7 +47,7 @@ class GpuSample:
     memory_total: int | None = None
     memory_used: int | None = None
     memory_reserved: int | None = None  # bytes that the driver reserves; not part of memory_used
-    utilization: float | None = None  # percent of the last second (or less) with computation
+    utilization: float | None = None  # percent of the last second (or less) in which it computed
     memory_utilization: float | None = None  # percent of the time in which memory was accessed
     temperature: float | None = None
     temperature_limit: float | None = None  # the temperature at which the GPU throttles
@@ -65,7 +65,7 @@ class GpuSample:
     ecc_corrected: int | None = None  # memory errors since the driver was loaded
     ecc_uncorrected: int | None = None
     virtual_ordinal: int | None = None  # for a virtual GPU: the ordinal in its process
-    xid: int | None = None  # number of the last critical Xid error since sampling began
+    xid: int | None = None  # NVIDIA's number (Xid) of the last critical error since sampling began
     xid_time: float | None = None
     lost: bool = False  # the GPU no longer answers; only name, UUID, index and Xid are known
     age: float = 0.0  # seconds since the values were read: 0 unless the driver stalls
@@ -99,11 +99,11 @@ class ProcessSample:
     idle_since: float | None = None  # Unix time at which the kernel became idle
     orphan: bool = False  # the process still runs, but its kernel has ended
     ordinal: int | None = None  # the GPU's CUDA ordinal in this process
-    utilization: float | None = None  # percent of the last seconds with computation
+    utilization: float | None = None  # percent of the last seconds in which the process computed
 
     @property
     def owner(self) -> str:
-        """The owner: "mine", "books" (my other notebooks), "left" (an orphan) or "others"."""
+        """One of "mine" (this process), "books" (my other notebooks), "left" (orphan), "others"."""
         if self.orphan:
             return "left"
         if self.mine:
@@ -135,7 +135,7 @@ class KernelDeath:
     count: int | None  # the number of the cell that ran
     code: str | None  # the beginning of that cell's source
     cause: str  # "out-of-memory", "perhaps-out-of-memory", "killed", "crashed" or "exited"
-    exit_code: int  # negative: a signal
+    exit_code: int  # negative: minus the number of a signal
     title: str  # one line: which kernel died, why, and during which cell
     details: tuple[str, ...] = ()  # further lines: evidence for the cause, and the lost data
     advice: str = ""  # what the user can do

@@ -26,7 +26,7 @@ class CachedReadings:
         self._kept: dict[Hashable, tuple[float, Any]] = {}
 
     def get(self, key: Hashable, every_s: float, max_age: float, read: Callable[[], T]) -> T:
-        """Return the cached reading; read again after `max_age` intervals of `every_s` seconds."""
+        """Return the cached reading; read again if it is older than `max_age` times `every_s`."""
         now = time.monotonic()
         kept = self._kept.get(key)
         if kept is None or now - kept[0] >= every_s * max_age:
@@ -36,7 +36,7 @@ class CachedReadings:
 
 
 class Source(Protocol):
-    """A source of GPU readings. Cached readings may be up to `max_age` refresh intervals old."""
+    """A source of GPU readings. Cached ones may be as old as `max_age` refresh intervals."""
 
     name: str
 
@@ -78,7 +78,7 @@ class AppleSource(Source):
         return {"macOS": mac_ver()[0]}
 
     def gpus(self, host: Host, max_age: float = 0.0) -> list[GpuSample]:
-        if not (plist := self._kept.get("ioreg", 2.0, max_age, self._read)):  # takes 20 ms
+        if not (plist := self._kept.get("ioreg", 2.0, max_age, self._read)):  # ioreg takes 20 ms
             return []
         entry = plistlib.loads(plist)[0]
         known, model = entry.get("PerformanceStatistics", {}), entry.get("model")

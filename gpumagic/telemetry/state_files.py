@@ -1,6 +1,6 @@
 """Publish virtual GPUs, and processes whose CUDA is dead, to all processes of this user.
 
-A process with virtual GPUs has a ``.state`` file, which is mapped into memory, so that writing a
+A process with virtual GPUs has a ``.state`` file. The file is mapped into memory, so writing a
 counter takes 50 ns. A process whose CUDA is dead (unusable until a restart) has a ``.dead`` file.
 """
 
@@ -129,7 +129,7 @@ def state_folder() -> Path:
     from platformdirs import user_runtime_path
 
     with warnings.catch_warnings():
-        # Without XDG_RUNTIME_DIR, platformdirs warns and uses the temporary folder, which is fine.
+        # Without XDG_RUNTIME_DIR, platformdirs warns and uses the temporary folder. That is fine.
         warnings.simplefilter("ignore")
         return user_runtime_path("gpumagic") / "virtual"
 
@@ -213,7 +213,7 @@ def publish_death(death: cuda_state.Death) -> None:
 
 
 def unpublish_death() -> None:
-    """Remove the file that `publish_death` wrote, because the virtual GPU is usable again."""
+    """Remove the file that `publish_death` wrote. Call this if the virtual GPU works again."""
     with suppress(OSError):
         (state_folder() / f"{os.getpid()}.dead").unlink()
 
