@@ -1,1 +1,1 @@
-"""Run cells on many GPUs: each GPU gets its own ipyparallel engine, or its own thread."""
+"""Run cells on many GPUs. Each GPU gets its own ipyparallel engine (a process) or thread."""

@@ -1,4 +1,8 @@
-"""Run a cell on ranks: send code and variables, show output, stop failed and hanging cells."""
+"""Run a cell on ranks: send code and variables, show output, stop failed and hanging cells.
+
+A *rank* is a process with one GPU. A *part* is a share of the split variables (``--split``), for
+one rank or one chunk. The cell runs once for each part.
+"""
 
 import ast
 import linecache
@@ -26,11 +30,12 @@ from gpumagic.isolation.settings import noted
 from gpumagic.usercode.files import label, shell, user_namespace
 from gpumagic.usercode.variables import names_assigned, names_read, variables_read
 
-# Seconds after an interrupt until a running rank is replaced: by its own report, or without one.
+# After an interrupt, replace a rank if the user's code still runs GRACE_S seconds after the rank
+# noticed the interrupt, or if the rank has not ended the cell after _LONGEST_S seconds.
 GRACE_S, _LONGEST_S = 5.0, 30.0
 HANGS_S = 5.0  # ranks that wait at different places for this many seconds are deadlocked
 _LOOK_S, _SAY_S = 0.02, 0.25
-_IMPATIENT = 3  # after this many presses of Ctrl-C, the next raises KeyboardInterrupt at once
+_IMPATIENT = 3  # after this many presses of Ctrl-C, the next one raises KeyboardInterrupt at once
 
 
 class RanksError(Exception):
@@ -78,17 +83,17 @@ class CellOnRanks:
         self.kept: dict[str, None] = {}  # variables changed both in the notebook and in a rank
         self._running: dict[RankEngine, tuple[int, Any]] = {}  # number of the part, pending reply
         self.outcomes: dict[int, Outcome] = {}  # by the part's number
-        self.failed: tuple[int, ErrorInRank] | None = None  # the rank that failed first
+        self.failed: tuple[int, ErrorInRank] | None = None  # the rank that failed first, its error
         self.interrupted = False  # by Ctrl-C
         self.replaced: list[RankEngine] = []  # ranks that did not end the cell in time
         self._signaled: float | None = None
         self._presses: list[Any] = []  # presses of Ctrl-C
         self._said = 0.0
-        self._shown = defaultdict[tuple[int, int], Counter[str]](Counter)  # amount of output shown
+        self._shown = defaultdict[tuple[int, int], Counter[str]](Counter)  # output shown so far
 
     def deliver(self) -> None:
-        """Send each rank with a part the variables it lacks; raise `GpuError` or `RanksError`."""
-        busy = [rank for rank in self.ranks if self._queues[rank]]
+        """Send the variables that the ranks lack. Raise `GpuError` or `RanksError`."""
+        busy = [rank for rank in self.ranks if self._queues[rank]]  # ranks that have a part
         groups: dict[str, tuple[Wants, list[RankEngine]]] = {}  # ranks that lack the same variables
         if self._fingerprints:
             found = self._engines.answers(busy, sending.wanted, self._fingerprints)
@@ -177,14 +182,14 @@ class CellOnRanks:
             self._signal()
         for rank in pending:
             part, asked = self._running[rank]
-            # The answer may arrive before the last output.
+            # The reply may arrive before the last output, so wait up to 1 s for the output.
             over = asked.ready() and asked.wait_for_output(1)
             show_new(asked.metadata, self._shown[rank.number, part], self._label(rank))
             if over:
                 self._take(rank, part, asked)
         self._engines.check()
         for rank in [*self._running]:
-            if rank.lost:  # report the death, because other ranks may fail as a result
+            if rank.lost:  # report this death first, as other ranks may fail because of it
                 del self._running[rank]
                 self._fail(rank.number, "died", rank.lost, "", rank.died)
         if self._signaled is None:
@@ -229,7 +234,7 @@ class CellOnRanks:
             self._engines.interrupt(self._order.cell)
 
     def _end_a_deadlock(self) -> None:
-        """Fail the cell if all running ranks wait, unless all ranks wait in the same call."""
+        """Fail the cell if all running ranks wait, unless every rank waits in the same place."""
         waits = {rank.number: self._engines.pulse(rank, self._order.cell) for rank in self._running}
         hang = (where and where["call"] and where["idle"] >= HANGS_S for where in waits.values())
         if not waits or not all(hang):

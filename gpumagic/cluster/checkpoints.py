@@ -60,9 +60,9 @@ def _each(directory: str) -> list[Path]:
 
 
 class State(NamedTuple):
-    """A variable's tensors and data by path. `put` loads new values into the variable."""
+    """A variable's tensors and data. `put` loads new values into the variable."""
 
-    values: dict[str, Any]
+    values: dict[str, Any]  # by path inside the variable: "0/exp_avg"; "" for the whole
     put: Callable[[dict[str, Any]], object]
     same: tuple[str, ...] = ()  # paths whose values must equal those in the checkpoint
 
@@ -120,10 +120,10 @@ def _optimizer(optimizer: Optimizer, saved: dict[str, Any]) -> State:
 
 
 def _slot(at: Any, parameter: Any = None) -> Any:
-    """Return a tensor to load `at` into (sharded like a `parameter` of this shape); 0 for data."""
+    """Return a tensor to load the checkpoint's entry `at` into; 0 if the entry is no tensor."""
     if not hasattr(at, "properties"):
         return 0
-    if parameter is not None and parameter.shape == at.size:
+    if parameter is not None and parameter.shape == at.size:  # shard the tensor like the parameter
         return parameter.detach().to("cpu", at.properties.dtype, copy=True)
     return torch.empty(at.size, dtype=at.properties.dtype)
 
@@ -133,13 +133,13 @@ def _on_cpu(value: Any) -> Any:
 
 
 def _fitting(path: Path, space: dict[str, Any]) -> dict[str, State]:
-    """Return the states of a checkpoint's variables; raise `GpuError` if a state lacks an entry."""
+    """Return the states of a checkpoint's variables; raise `GpuError` if one lacks an entry."""
     saved: dict[str, dict[str, Any]] = {}
     for key, at in dcp.FileSystemReader(path).read_metadata().state_dict_metadata.items():
         saved.setdefault(key.partition("/")[0], {})[key.partition("/")[2]] = at
     found = {name: _state(name, space, each) for name, each in saved.items()}
     for name, each in saved.items():
-        # torch raises if the checkpoint lacks an entry of the state, but not in the reverse case.
+        # torch raises only in the reverse case: if the checkpoint lacks an entry of a variable.
         if lacking := sorted(each.keys() - found[name].values.keys()):
             raise GpuError(f"{name}: the checkpoint's {lacking[0]} does not exist here")
     return found
@@ -157,7 +157,7 @@ def _why(error: BaseException) -> str:
 
 
 def _on_all(step: Callable[[], Any]) -> list[Any]:
-    """Run a step on each rank and return all results. If one rank fails, all raise `GpuError`."""
+    """Run a step on each rank and return all results. If one fails, all ranks raise `GpuError`."""
     try:
         mine = step(), ""
     except _FAILURES as error:  # raised below as GpuError, on all ranks
@@ -195,7 +195,7 @@ def save(directory: str, names: list[str]) -> Checkpoint:
 
 
 def restore(directory: str) -> Checkpoint:
-    """Read a whole checkpoint, then load it into the variables. Errors are returned, not raised."""
+    """Read a whole checkpoint, then set the variables. Errors are returned, not raised."""
     found: dict[str, State] = {}
     read: dict[str, Any] = {}
 

@@ -1,7 +1,7 @@
 """Run this process as a rank: join the process group, run cells, report the current line.
 
-A collective waits in C++, where Ctrl-C has no effect. A thread ends it by closing the connections
-of the process group. Then the collective raises an error, and the rank keeps its variables.
+A collective waits in C++, where Ctrl-C has no effect. To end a collective, a thread closes the
+process group's connections. Then the collective raises an error, and the rank keeps its variables.
 """
 
 import ast
@@ -45,8 +45,8 @@ from gpumagic.usercode.variables import names_assigned, names_read
 _dist: Any = dist  # Any, because torch's annotations lack TCPStore and PrefixStore
 _PULSE_S = 0.5  # seconds between reports of the current line
 
-# Keys in the notebook's `TCPStore`. The first exists if the cell with the id ``{}`` must end. So a
-# late interrupt cannot end the next cell.
+# Keys in the notebook's `TCPStore`. If the key `ENDING.format(cell)` exists, that cell must end.
+# Each cell has its own key, so that a late interrupt cannot end the next cell.
 ENDING = "end/{}"
 PULSE = "pulse/{}"  # the key of a rank's last report; ``{}`` is the rank's number
 
@@ -73,7 +73,7 @@ def _make_and_note(*args: Any, **kwargs: Any) -> Any:
 
 
 def _init_once(*args: Any, **kwargs: Any) -> None:
-    """Replace `init_process_group`, so that a script's call uses the existing group."""
+    """Replacement for `init_process_group`. If there is a group already, do nothing."""
     if not dist.is_initialized():
         _init(*args, **kwargs)
 
@@ -87,14 +87,14 @@ def join(generation: int) -> None:
     distributed_c10d._new_process_group_helper = _make_and_note
     dist.init_process_group = distributed_c10d.init_process_group = _init_once
     real = not _this.device.virtual and dist.is_nccl_available()
-    # The group needs another connection to the store, because a connection that waits is blocked.
+    # Open a second connection to the store, because the group blocks its own while it waits.
     store = _dist.PrefixStore(f"generation-{generation}", _dist.TCPStore(*_this.at))
     backend, ranks = "cpu:gloo,cuda:nccl" if real else "gloo", int(os.environ["WORLD_SIZE"])
     _init(backend, store=store, rank=_this.rank, world_size=ranks)
 
 
 def _cut() -> bool:
-    """Close the group's connections, so that collectives fail; return False if there are none."""
+    """Close the group's connections, so that collectives fail. Return whether there were any."""
     if not dist.is_initialized():
         return False
     if "nccl" in dist.get_backend_config():
@@ -116,7 +116,7 @@ def _collectives() -> int:
 
 
 def _place_of(thread: int) -> tuple[str, int, str]:
-    """Return a thread's current file and line of the user, and `torch.distributed` call or ""."""
+    """Return the file and line of user code that a thread runs, and its collective call or ""."""
     call = ""
     frame: FrameType | None = sys._current_frames().get(thread)
     while frame is not None:
@@ -138,7 +138,7 @@ class ThisRank:
         self.rank, self.device = int(os.environ["RANK"]), find("cuda:0")
         self.at, self.store = store, _dist.TCPStore(*store)
         self.output: WholeLines | None = None  # the cell's output
-        self.cut = self.in_code = self.left_code = False  # `_cut` ran; code runs; code has ended
+        self.cut = self.in_code = self.left_code = False  # `_cut` ran; user code runs; it has ended
         self._main = threading.get_ident()
         self._running = ""  # the id of the running cell
         threading.Thread(target=self._pulse, daemon=True).start()
@@ -163,7 +163,7 @@ class ThisRank:
         """Call the notebook's store; end this process if the notebook is gone."""
         try:
             return getattr(self.store, method)(*args)
-        except RuntimeError:  # the notebook is gone, so it cannot end ranks on other hosts
+        except RuntimeError:  # the notebook is gone, so end this rank
             launching.end(os.environ[launching.MARK])  # also ends child processes
             os._exit(1)
 
@@ -202,7 +202,7 @@ _this: ThisRank
 
 
 def set_up(store: tuple[str, int], path: list[str], memory: int) -> dict[str, Any]:
-    """Make this process a rank; if it has no GPU, create a virtual GPU of `memory` bytes."""
+    """Make this process a rank; if there is no GPU, create a virtual GPU of `memory` bytes."""
     global _this
     sys.path[:] = [*path, *(each for each in sys.path if each not in path)]
     if not torch.cuda.is_available():
@@ -234,7 +234,7 @@ class CellOrder:
     file: str
     sources: dict[str, str]  # cells' source text by file name, for tracebacks
     keep: tuple[str, ...]  # names of the variables to return
-    assigned: dict[str, Fingerprint]  # fingerprints that assigned variables have in the notebook
+    assigned: dict[str, Fingerprint]  # the notebook's hashes of the variables that the cell assigns
     label: str = ""  # printed before each line of output
     given: bytes = b""  # this rank's parts of the split variables, pickled
 
@@ -258,12 +258,12 @@ class Outcome:
 
     rank: int
     seconds: float = 0.0
-    value: bytes = b""
-    kept: dict[str, bytes] = field(default_factory=dict)
+    value: bytes = b""  # the last expression's value, pickled; empty if None
+    kept: dict[str, bytes] = field(default_factory=dict)  # variables to return, pickled
     error: ErrorInRank | None = None
-    moved: int = 0
-    peak: int | None = None
-    collectives: int = -1
+    moved: int = 0  # bytes that were moved to the GPU
+    peak: int | None = None  # bytes
+    collectives: int = -1  # see `_collectives`
     cut: bool = False  # whether an interrupt ended a collective and broke the group
 
 
@@ -313,7 +313,7 @@ def _run(order: CellOrder, outcome: Outcome, space: dict[str, Any]) -> None:
         value = None if last is None else eval(last, space)
         shell().events.trigger("post_execute")  # on this event, matplotlib draws its figures
         _this.in_code, _this.left_code = False, True
-    except BaseException as raised:  # noqa: BLE001  also interrupts
+    except BaseException as raised:  # noqa: BLE001  including interrupts
         _this.in_code, _this.left_code = False, True
         error = raised
         outcome.error = _in_words(raised)

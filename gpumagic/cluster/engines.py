@@ -1,6 +1,6 @@
-"""Start the engines of a cluster, replace them, and explain how they ended.
+"""Start a cluster's engines (ipyparallel's processes), replace them, explain how they ended.
 
-Each start has new engine ids, so that an engine of an aborted start never gets a current id.
+Each start uses new engine ids. An engine of an aborted start thus never has a current id.
 """
 
 import asyncio
@@ -82,7 +82,7 @@ class Engines:
         self._cleanup = contextlib.ExitStack()  # resources to release at the end
         self._group = MemoryGroup()
         self.stopped = False
-        self.pulled: dict[str, list[Any]] = {}  # lists pulled from ranks, not sent to ranks again
+        self.pulled: dict[str, list[Any]] = {}  # lists of the ranks' values; never sent to ranks
 
     def start(self, say: Callable[[str], object]) -> None:
         """Start all engines and join them in a process group. After an error, call `stop`."""
@@ -121,7 +121,7 @@ class Engines:
             cluster_file="",
             log_level=50,
             controller_ip=self.plan.address,
-            # Local engines start before the controller has an address. They read it from a file.
+            # Local engines start before the controller has an address, and read it from a file.
             send_engines_connection_env=not self.plan.local,
             controller_args=[
                 "--IPController.use_threads=True",
@@ -259,7 +259,7 @@ class Engines:
         if self.plan.launcher != "local":
             return ""
         launcher = self._cluster.engines[rank.engine_set.key].launchers["0"]
-        # Only one thread can get a process's exit code: the thread in which ipyparallel waits.
+        # Only one thread can get a process's exit code: ipyparallel's thread, which waits for it.
         launcher._wait_thread.join(patience_s)
         if launcher._wait_thread.is_alive():
             return ""

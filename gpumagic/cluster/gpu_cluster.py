@@ -23,10 +23,7 @@ if TYPE_CHECKING:
 
 
 class GpuCluster(AbstractContextManager["GpuCluster"]):
-    """A running cluster of ranks (processes with one GPU each), started by `gpumagic.cluster`.
-
-    The end of a `with` block stops the cluster.
-    """
+    """A cluster of ranks (processes with one GPU each). The end of a `with` block stops it."""
 
     def __init__(self, engines: Engines) -> None:
         self._engines = engines
@@ -97,7 +94,7 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
             cell = CellOnRanks(self._engines, ranks, tree, file, asked or Sharing(), line)
             cell.deliver()
             sent_s = time.perf_counter() - began
-            self._broken = True  # if `cell.run` raises, the process group is broken
+            self._broken = True  # if `cell.run` raises, the group counts as broken
             cell.run()
         self._broken = cell.broke_the_group()
         return self._finish(cell, sent_s, time.perf_counter() - began)
@@ -165,8 +162,7 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
 
         Saves tensors, numbers, lists, dicts, and objects with a `state_dict`. Rank 0 saves the
         values that are not sharded. All hosts must see `to`. Raises `GpuError` if saving fails
-        or a name is wrong.
-        """
+        or a name is wrong."""
         if not names or len(set(names)) < len(names) or not to:
             typed = "%gpucluster checkpoint net --to runs/cats"
             raise GpuError(f"give each variable once, and a directory; type {typed}")
@@ -176,8 +172,7 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
         """Load a checkpoint, saved by any number of ranks, into the variables of all ranks.
 
         Loads `directory` if it is a complete checkpoint, else the newest complete checkpoint in it.
-        Raises `GpuError` and loads nothing if a module or optimizer is missing or differs in shape.
-        """
+        Raises `GpuError` and loads nothing if a module or optimizer is missing or mismatched."""
         loaded = self._of_checkpoints("restore", directory)
         self.keep(*loaded.variables)
         return loaded
@@ -217,10 +212,8 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
         return RanksTable(f"{self!r}" + "; in each rank, its GPU is cuda:0" * first, rows)
 
     def restart(self, *numbers: int) -> None:
-        """Replace the engines of these ranks. All other ranks keep their variables.
-
-        All ranks then join a new process group. Raises `GpuError` if a rank cannot be replaced.
-        """
+        """Replace the engines of these ranks; all other ranks keep their variables. All ranks then
+        join a new process group. Raises `GpuError` if a rank cannot be replaced."""
         ranks = self._numbered([*map(str, numbers)], "%gpucluster restart 0")
         with ProgressLine(shell()) as line:
             self._engines.replace(ranks, line.update)

@@ -1,4 +1,4 @@
-"""Plan and run a cluster's engines, and end them when the notebook's process ends.
+"""Plan and run a cluster's engines (processes). End them when the notebook's process ends.
 
 An engine sets its rank and its GPU in its environment before it imports torch. Each process of a
 cluster has a mark in its environment. A separate process (`watch`) ends the marked processes.
@@ -28,8 +28,8 @@ _ENGINE = ["-m", "gpumagic.cluster.launching"]
 # Timeouts in seconds. The timeouts are long, because engines are slow on a busy machine.
 _ENGINE += ["--IPEngine.wait_for_url_file=60", "--IPEngine.timeout=30"]
 
-# For each launcher, the environment variable with the rank, and the variable with the rank on its
-# host, which selects the GPU. The variables of other launchers, such as torchrun, are ignored.
+# By launcher: the environment variables with the rank and the local rank. The local rank selects
+# the GPU on the host. The variables of other launchers, such as torchrun, are ignored.
 _LAUNCHER, _LOCAL = "GPUMAGIC_LAUNCHER", "GPUMAGIC_LOCAL_RANK"
 _RANKS = {
     "local": ("RANK", ""),
@@ -226,7 +226,7 @@ def start_watch(mark: str, directory: str) -> subprocess.Popen[bytes]:
 
 
 def marked(mark: str) -> list[psutil.Process]:
-    """Return this host's processes whose mark begins with `mark`, without this process."""
+    """Return this host's processes whose mark begins with `mark`, except this process."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):

@@ -86,7 +86,7 @@ def whole_lines(
 
 
 def show_new(metadata: Mapping[str, Any], shown: Counter[str], label: str) -> None:
-    """Show a rank's new output. `shown` counts the shown characters and figures, and is updated."""
+    """Show a rank's new output. Update `shown`, which counts the shown characters and figures."""
     from IPython.display import display
 
     for name in ("stdout", "stderr", "outputs"):

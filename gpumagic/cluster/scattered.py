@@ -45,7 +45,7 @@ class Sharing:
 
 
 class Unsent:
-    """Replace a rank's value that cannot be pickled; `why` is the reason."""
+    """A placeholder for a rank's value that cannot be pickled. `why` is the reason."""
 
     def __init__(self, text: str, why: str) -> None:
         self._text, self.why = text, why
@@ -238,7 +238,7 @@ def reduce(parts: Sequence[Any], how: str) -> Any:
             return getattr(sys.modules["numpy"].stack(list(parts)), how)(axis=0)
         if all(isinstance(part, Number) for part in parts):
             return _NUMBERS[how](parts)
-    except (RuntimeError, ValueError, TypeError) as error:  # complex numbers have no order
+    except (RuntimeError, ValueError, TypeError) as error:  # such as complex numbers
         raise GpuError(f"the parts have no {how}: {first_line(error)}") from None
     kinds = some(dict.fromkeys(type(part).__name__ for part in parts))
     raise GpuError(f"{kinds} has no {how}; reduce numbers or tensors, or type --gather")

@@ -1,7 +1,8 @@
 """Send to the ranks the variables and functions that a cell reads.
 
-A rank gets the variables that it lacks or that the notebook changed. Of a tensor that a rank has,
-only the number is sent, so that an optimizer refers to the parameters that the rank has.
+A rank gets the variables that it lacks, and those whose *fingerprint* (a hash) has changed in the
+notebook. Each tensor has a number. If a rank already has a tensor, only this number is sent. So an
+optimizer that is sent later refers to the parameters that the rank has.
 """
 
 import hashlib
@@ -64,7 +65,7 @@ def _code_in_rank(code: types.CodeType, sources: dict[str, str]) -> types.CodeTy
 
 
 class _Variables:
-    """Pickled in place of the notebook's variables; unpickled as the rank's variables."""
+    """A placeholder for the notebook's variables. A rank unpickles it as the rank's variables."""
 
     def __reduce__(self) -> Any:
         return user_namespace, ()
@@ -136,7 +137,7 @@ def fingerprints_of(
 
 
 def pack(values: Any, known: Mapping[int, State] = {}, sources: Any = None) -> bytes:
-    """Pickle values. For a tensor whose present version is in `known`, pickle only the number."""
+    """Pickle values. Of tensors whose current version is in `known`, pickle only the number."""
 
     class Pickler(NotebookPickler):
         def __init__(self, stream: Any, protocol: int | None = None) -> None:
@@ -235,7 +236,7 @@ def receive(variables: bytes, fingerprints: dict[str, Fingerprint]) -> str:
 
 
 def note_received() -> None:
-    """Hash received variables after their move to the GPU, so that the move counts as no change."""
+    """Hash received variables after their move to the GPU. The move must not count as a change."""
     _received.update(_fingerprints_now(_unread))
     _unread.clear()
 

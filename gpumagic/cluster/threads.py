@@ -1,7 +1,8 @@
 """Run a cell on several devices of this process at once, with one thread for each device.
 
 Each thread has its own variables for the names that the cell assigns. If a thread fails or the user
-interrupts the cell, all threads end, and no variable is gathered.
+interrupts the cell, all threads end, and no variable is gathered. A *part* is a share of the split
+variables (``--split``): one for each thread, or one for each chunk.
 """
 
 import ast
@@ -114,19 +115,19 @@ class DeviceThread:
         return {name: copies.globals[name] for name in part}
 
     def changed(self) -> list[str]:
-        """Return the variables whose copies the cell has changed in place, as by training."""
+        """Return the variables whose copies the cell has changed in place, as training does."""
         now = _versions(self.copies.globals, [*self._versions])
         return [name for name, count in now.items() if count != self._versions[name]]
 
     def close(self, *, failed: bool) -> None:
-        """End the thread. Unless `failed`, functions that the cell gathered keep their globals."""
+        """End the thread. Delete its variables only if `failed`: gathered functions read them."""
         self.worker.close()
-        # After a failure, delete the variables: the error's frames keep the globals dict alive.
+        # After a failure, empty the dict of variables, because the error's frames keep it alive.
         self.copies.close(emptied=failed)
 
 
 def _versions(space: dict[str, Any], names: Iterable[str]) -> Counter[str]:
-    """Return, by variable, how many in-place changes and gradients its tensors have."""
+    """Return for each variable how many in-place changes and gradients its tensors have."""
     finder, counts = TensorFinder(space.get("__name__", "__main__")), Counter[str]()
     finder.variables((name, space[name]) for name in names if name in space)
     for tensor, root in ((found.tensor, found.root) for found in finder.tensors):
