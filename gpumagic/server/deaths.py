@@ -44,7 +44,7 @@ class Deaths:
         self._group = MemoryGroup()
         self._lock = threading.Lock()
         self._kills: int | None = None
-        # Times at which out-of-memory kills were noticed, without kills that explained a death.
+        # When out-of-memory kills were noticed. A kill that explains a kernel's death is removed.
         self._killed: list[float] = []
         self._filled: deque[tuple[float, float]] = deque(maxlen=30)  # time, used share of RAM
         self._followed: dict[str, Any] = {}
@@ -94,7 +94,7 @@ class Deaths:
         name = (notebook or "a notebook").rpartition("/")[2]
         during = f" while In [{run.count or ' '}] ran" if run else ""
         frames = frames_of_crash(manager.connection_file) if cause == "crashed" else ()
-        trail = [one for one in self._loads.trail(kernel, pid) if now - one[0] < 30.0]  # s
+        trail = [one for one in self._loads.trail(kernel, pid) if now - one[0] < 30.0]
         known = (*self._ram(trail, now), *frames, *self._xids(kernel, now))
         return KernelDeath(
             id=f"{kernel} {pid}",

@@ -77,7 +77,7 @@ class Client:
             self.subscription.close()
 
     def wake(self, newest: bytes = b"") -> None:
-        """Make the task send `newest`, if given, and everything else that is new."""
+        """Make the task send `newest` (if given), requested history and changed cell runs."""
         self._newest = newest or self._newest
         self._woken.set()
 
@@ -103,7 +103,7 @@ T = TypeVar("T")
 
 def aside(function: Callable[[], T]) -> asyncio.Future[T]:
     """Run a blocking function on a new thread; cancelling the future does not stop the function."""
-    # Use no executor: at exit, Python would wait for the thread, even while the driver stalls.
+    # Use no executor, because Python would wait for its thread at exit, even if the driver stalls.
     future: Future[T] = Future()
     future.set_running_or_notify_cancel()
 
@@ -142,7 +142,7 @@ class Hub:
 
     @property
     def tasks(self) -> list[asyncio.Task[None]]:
-        """The clients' tasks, and, while it runs, the task that refreshes kernels."""
+        """The clients' tasks, and the task that refreshes the kernels (if that task runs)."""
         return [*(client.task for client in self.clients), *([self._watch] if self._watch else [])]
 
     def join(self, write: Callable[[bytes], Awaitable[None]]) -> Client | None:
@@ -155,7 +155,7 @@ class Hub:
         self.watch()
         # Accept a snapshot up to 2 s old, so that reloading a page does not query the driver.
         young = self.sampler.fresh(processes=False, max_age_s=2.0)
-        # `pass_on` may block, and a callback of `young` may run on the event loop: use a thread.
+        # Use a thread, because `pass_on` may block and callbacks of `young` may run on the loop.
         aside(lambda: self.pass_on(client, young.result()))
         return client
 
@@ -170,7 +170,7 @@ class Hub:
         self.clients.discard(client)
 
     async def fresh(self, *, max_age_s: float = 1.0) -> Snapshot:
-        """Return a recent snapshot. If the driver stalls, return the last one with a Problem."""
+        """Return a recent snapshot, or the last one with a Problem if the driver stalls."""
         await self.kernels.refresh()
         taken = self.sampler.fresh(max_age_s=max_age_s)
         return await aside(partial(self.deaths.add_to, await asyncio.wrap_future(taken)))

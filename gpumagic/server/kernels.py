@@ -37,7 +37,7 @@ async def terminate(given: Any, snapshot: Snapshot) -> tuple[bool, str]:
     name = f"process {found.pid} ({found.name or 'unknown'})"
     try:
         process = psutil.Process(found.pid)
-        # The pid may have been reused. If the clock was set, equal start times differ a little.
+        # The pid may have been reused. Allow 1 s, because setting the clock changes start times.
         if abs(process.create_time() - float(order["started"])) > 1.0:
             raise psutil.NoSuchProcess(found.pid)
         process.kill() if order.get("force") is True else process.terminate()
@@ -206,7 +206,7 @@ class Iopub:
     def __init__(self, manager: Any, listener: Callable[[Mapping[str, Any]], None]) -> None:
         self._listener = listener
         self.address = _address(manager)
-        self._session = manager.session.clone()  # a session refuses a message's second copy
+        self._session = manager.session.clone()  # a session accepts each message only once
         self._stream = manager.connect_iopub()
         # Receive topics that begin with these words ("kernel.<id>.status"), and no outputs.
         for topic in (b"kernel", b"status", b"execute_input"):

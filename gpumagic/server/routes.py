@@ -83,7 +83,7 @@ def _families(snapshot: Snapshot) -> Iterator[Metric]:
 
 
 def _held(snapshot: Snapshot) -> Metric:
-    """Return GPU memory by notebook. By process, each new pid would start a new time series."""
+    """Return GPU memory by notebook, not by pid, as each pid would start a new time series."""
     about = "GPU memory of a notebook's processes; with an empty name, of all other processes."
     held = GaugeMetricFamily("gpumagic_notebook_memory_bytes", about, labels=("uuid", "notebook"))
     by_notebook = Counter[tuple[str, str]]()
@@ -129,7 +129,7 @@ class Guard(JupyterHandler):
         return hub
 
     async def prepare(self, **options: Any) -> None:
-        """Refuse a request without a login, before its method is checked."""
+        """Refuse a request without a login, before its HTTP method is checked."""
         await super().prepare(**options)
         # Allow a browser's preflight request, which never has credentials.
         preflight = "Access-Control-Request-Method" in self.request.headers
@@ -137,7 +137,7 @@ class Guard(JupyterHandler):
             raise web.HTTPError(403)
 
     def skip_check_origin(self) -> bool:
-        """Return False, so that ``allow_origin`` must allow even a request with a token."""
+        """Return False, so that the origin is checked even for a request with a token."""
         return False
 
 
@@ -167,7 +167,7 @@ _Answer = tuple[Callable[[GetRoute], Any], Callable[[Any], str | bytes], str]
 
 
 def _renderer(route: GetRoute) -> bytes:
-    """Return the renderer's JavaScript. Browsers must revalidate their cached copy."""
+    """Return the monitor's JavaScript. Browsers must revalidate their cached copy."""
     route.set_header("Cache-Control", "no-cache")
     return (Path(__file__).parents[1] / "static" / "panel.js").read_bytes()
 

@@ -1,7 +1,7 @@
 """Show the live monitor as a widget, with snapshots from this kernel's sampler.
 
-The notebook also has a table, which is updated after each cell. A visible live view hides it. A
-saved notebook that is opened without a kernel shows it.
+The notebook also has a table, which is updated after each cell. A visible live view hides the
+table. A saved notebook that is opened without a kernel shows the table.
 """
 
 import atexit
@@ -32,7 +32,6 @@ _NO_MODEL = (
     ".jp-OutputArea-child:has(.{}) + .jp-OutputArea-child:has(.jupyter-widgets)"
     ":not(:has(.gpumagic-monitor)) {{ display: none }}"
 )
-# After a reload of the page, the view appears only when the kernel is idle.
 _NOTE = "The live view appears when the running cell ends, or when this cell is run again."
 
 
@@ -46,7 +45,7 @@ class MonitorWidget(anywidget.AnyWidget):
     results: List[Any] = List().tag(sync=True)
     timing = Dict().tag(sync=True)  # the running measurement of this kernel
     timings: List[Any] = List().tag(sync=True)  # the finished measurements of this kernel
-    variables = Dict().tag(sync=True)  # on GPUs, read when a view last requested them
+    variables = Dict().tag(sync=True)  # variables on GPUs, read when a view last requested them
     table = Unicode().tag(sync=True)  # the CSS class of the table that the view hides
     _closed = True  # so that `close`, which ipywidgets calls if `__init__` fails, does nothing
 
@@ -174,16 +173,16 @@ class MonitorWidget(anywidget.AnyWidget):
         if self._closed:
             return
         self._audience.receives(not self._log.busy)
-        self._due = True  # the next tick updates the table
+        self._due = True  # the next snapshot updates the table
         # Send only the latest cell runs, because an open view already has the earlier runs.
         self.cells = self._log.runs()[-_SENT:]
         if not self._log.busy:
-            # A cell ended. Take a snapshot now, because a new cell may begin before the next tick.
+            # A cell ended. Take a snapshot now, because a new cell may begin before the next one.
             future, ended = self._sampler.fresh(processes=True, max_age_s=0), self._log.ended
             future.add_done_callback(lambda done: self._tick(done.result(), ended))
 
     def receive(self, _: Any, content: Any, buffers: Any) -> None:
-        """Handle a view's message: a heartbeat, a request for variables, or its closing."""
+        """Handle a view's message: a heartbeat, a request for variables, or the view's end."""
         message = content if isinstance(content, dict) else {}
         view, kind = str(message.get("id"))[:64], message.get("type")
         if kind == "alive":

@@ -1,6 +1,7 @@
 """Track a monitor's open views, the notebook's cell runs, and the variables on GPUs.
 
-A view without heartbeats counts as closed, except during a cell, when the kernel gets none.
+A view sends heartbeats while it is open. Without heartbeats, a view counts as closed. While a cell
+runs, the kernel receives no heartbeats, so the views count as open.
 """
 
 import os
@@ -78,7 +79,7 @@ class Audience:
             return new
 
     def leave(self, view: str) -> bool:
-        """Remove a view; return whether the view was open and no other view is."""
+        """Remove a view; return whether it was the last open view."""
         with self._lock:
             return self._looked.pop(view, None) is not None and not self._looked
 
@@ -91,7 +92,7 @@ class Audience:
         with self._lock:
             if (since := self._receives_since) is None:
                 return True
-            # Longer than 60 s, because browsers may run a hidden page's timers only once a minute.
+            # More than 60 s, because browsers may run a hidden page's timers only once a minute.
             oldest = time.monotonic() - 90.0
             self._looked = {v: at for v, at in self._looked.items() if max(at, since) >= oldest}
             return bool(self._looked) or since >= oldest
@@ -104,7 +105,7 @@ class ShellCells:
         self._shell = shell
         self._changed = changed
         self._runs = CellRuns(KEPT)
-        # Ids of runs by `id(info)`, because IPython passes one `info` at a cell's start and end.
+        # Run ids by `id(info)`. IPython passes the same `info` when a cell starts and when it ends.
         self._running: dict[int, str] = {}
         self.ended = ""  # the id of the run that ended last
         self._held: list[ProcessSample] = []
