@@ -1,7 +1,7 @@
 """Run a cell on ranks: send code and variables, show output, stop failed and hanging cells.
 
-A *rank* is a process with one GPU. A *part* is a share of the split variables (``--split``), for
-one rank or one chunk. The cell runs once for each part.
+A *rank* is a process with one GPU. A *part* is a share of the variables in ``--split``. Each rank
+gets one part, or takes parts of ``--chunk`` items from a queue. The cell runs once for each part.
 """
 
 import ast
@@ -189,7 +189,7 @@ class CellOnRanks:
                 self._take(rank, part, asked)
         self._engines.check()
         for rank in [*self._running]:
-            if rank.lost:  # report this death first, as other ranks may fail because of it
+            if rank.lost:  # report the death first, because it may make other ranks fail
                 del self._running[rank]
                 self._fail(rank.number, "died", rank.lost, "", rank.died)
         if self._signaled is None:
@@ -234,7 +234,7 @@ class CellOnRanks:
             self._engines.interrupt(self._order.cell)
 
     def _end_a_deadlock(self) -> None:
-        """Fail the cell if all running ranks wait, unless every rank waits in the same place."""
+        """Fail the cell if all running ranks wait, unless all wait in the same call and line."""
         waits = {rank.number: self._engines.pulse(rank, self._order.cell) for rank in self._running}
         hang = (where and where["call"] and where["idle"] >= HANGS_S for where in waits.values())
         if not waits or not all(hang):

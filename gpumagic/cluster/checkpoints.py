@@ -62,7 +62,7 @@ def _each(directory: str) -> list[Path]:
 class State(NamedTuple):
     """A variable's tensors and data. `put` loads new values into the variable."""
 
-    values: dict[str, Any]  # by path inside the variable: "0/exp_avg"; "" for the whole
+    values: dict[str, Any]  # by path inside the variable: "0/exp_avg", or "" for a whole value
     put: Callable[[dict[str, Any]], object]
     same: tuple[str, ...] = ()  # paths whose values must equal those in the checkpoint
 
@@ -133,7 +133,7 @@ def _on_cpu(value: Any) -> Any:
 
 
 def _fitting(path: Path, space: dict[str, Any]) -> dict[str, State]:
-    """Return the states of a checkpoint's variables; raise `GpuError` if one lacks an entry."""
+    """Return states of a checkpoint's variables. Raise `GpuError` if a variable lacks an entry."""
     saved: dict[str, dict[str, Any]] = {}
     for key, at in dcp.FileSystemReader(path).read_metadata().state_dict_metadata.items():
         saved.setdefault(key.partition("/")[0], {})[key.partition("/")[2]] = at

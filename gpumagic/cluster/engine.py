@@ -73,7 +73,7 @@ def _make_and_note(*args: Any, **kwargs: Any) -> Any:
 
 
 def _init_once(*args: Any, **kwargs: Any) -> None:
-    """Replacement for `init_process_group`. If there is a group already, do nothing."""
+    """Replacement for `init_process_group`, so that a script's call keeps an existing group."""
     if not dist.is_initialized():
         _init(*args, **kwargs)
 
@@ -87,14 +87,14 @@ def join(generation: int) -> None:
     distributed_c10d._new_process_group_helper = _make_and_note
     dist.init_process_group = distributed_c10d.init_process_group = _init_once
     real = not _this.device.virtual and dist.is_nccl_available()
-    # Open a second connection to the store, because the group blocks its own while it waits.
+    # Give the group a connection of its own, because waiting for a key blocks the connection.
     store = _dist.PrefixStore(f"generation-{generation}", _dist.TCPStore(*_this.at))
     backend, ranks = "cpu:gloo,cuda:nccl" if real else "gloo", int(os.environ["WORLD_SIZE"])
     _init(backend, store=store, rank=_this.rank, world_size=ranks)
 
 
 def _cut() -> bool:
-    """Close the group's connections, so that collectives fail. Return whether there were any."""
+    """Close the group's connections, so that collectives fail. Return False if it has none."""
     if not dist.is_initialized():
         return False
     if "nccl" in dist.get_backend_config():

@@ -204,7 +204,7 @@ def main() -> None:
     number = int(os.environ.pop(FIRST, "0")) + int(os.environ["RANK"])
     sys.argv.append(f"--IPEngine.id={number}")
     # Import torch now, so that the first cell need not wait for the import. Import tqdm before
-    # IPython, so that tqdm draws text: a rank cannot show widgets.
+    # IPython, so that tqdm draws text, because a rank cannot show widgets.
     import torch  # noqa: F401
     import tqdm.auto  # noqa: F401
     from ipyparallel.engine import app

@@ -1,8 +1,8 @@
 """Run a cell on several devices of this process at once, with one thread for each device.
 
 Each thread has its own variables for the names that the cell assigns. If a thread fails or the user
-interrupts the cell, all threads end, and no variable is gathered. A *part* is a share of the split
-variables (``--split``): one for each thread, or one for each chunk.
+interrupts the cell, all threads end, and no variable is gathered. A *part* is a share of the
+variables in ``--split``. A thread gets one part, or takes parts of ``--chunk`` items from a queue.
 """
 
 import ast
@@ -45,7 +45,7 @@ _label: ContextVar[str | None] = ContextVar("gpumagic_label", default=None)
 def _shared(
     names: Iterable[str], namespace: Mapping[str, Any], own: Iterable[str]
 ) -> tuple[dict[int, Any], list[str]]:
-    """Return the values that all threads share, by id, and the names of values with tensors."""
+    """Return the values that all threads share, by id, and the names of variables with tensors."""
     module, mine = namespace.get("__name__", "__main__"), dict.fromkeys(own)
     space = {**mine, **namespace}
     kept: dict[int, Any] = {}
@@ -120,7 +120,7 @@ class DeviceThread:
         return [name for name, count in now.items() if count != self._versions[name]]
 
     def close(self, *, failed: bool) -> None:
-        """End the thread. Delete its variables only if `failed`: gathered functions read them."""
+        """End the thread. If `failed`, delete its variables; else gathered functions use them."""
         self.worker.close()
         # After a failure, empty the dict of variables, because the error's frames keep it alive.
         self.copies.close(emptied=failed)

@@ -128,7 +128,7 @@ def graphics_cards(root: Path, vendor: str) -> list[GraphicsCard]:
     folder, found = root / "sys/class/drm", []
     for card in Folder(folder).names():
         files, address = Folder(folder / card / "device"), Folder(folder / card).link("device")
-        # Skip connectors (card0-DP-1: no vendor) and the second entry of a card (renderD128).
+        # Skip a card's other entries: connectors (card0-DP-1) and the render node (renderD128).
         if card.startswith("card") and address and VENDORS.get(files.text("vendor")) == vendor:
             uuid, name = _uuid(root, files, address), _name(root, files, vendor)
             driver = files.link("driver")

@@ -36,7 +36,7 @@ _THERE_ARE = f"use {', '.join(_KNOWN)} or package.module:callable, then restart"
 def chosen(
     env: Mapping[str, str], platform: str = sys.platform
 ) -> tuple[list[Source], list[Problem]]:
-    """Return the sources named in `env` (or the default), and a problem for each wrong name."""
+    """Return the sources in `env` (or the default ones), and a problem for each wrong name."""
     default = "nvml,apple" if platform == "darwin" else "nvml,amd,intel"
     asked = env.get("GPUMAGIC_SOURCES", "").strip(", ") or default
     sources: list[Source] = []
@@ -68,7 +68,7 @@ _NONE_VISIBLE = Problem(
 
 
 def explain(gpus: Sequence[GpuSample], problems: Sequence[Problem], named: bool) -> list[Problem]:
-    """Return the problems to show. `named` adds a problem if this process can use no GPU."""
+    """Return the problems to show. If `named`, also report that this process can use no GPU."""
     if there := [gpu for gpu in gpus if not gpu.lost]:
         found = [problem for problem in problems if problem.code not in _JUST_NO_GPU]
         unnamed = named and all(gpu.ordinal is None for gpu in there)

@@ -58,7 +58,7 @@ class DrmSource(Source):
     def _sample(self, index: int, card: drm.GraphicsCard, host: Host, max_age: float) -> GpuSample:
         readings: dict[str, Any] = {}
         if card.device.text("power/runtime_status") == "suspended":
-            # Counters stop while the GPU sleeps, so a rate across the sleep would be wrong.
+            # Counters stop during sleep, so forget them: a rate across the sleep would be wrong.
             self._counters = {key: at for key, at in self._counters.items() if key[0] != card.uuid}
         else:
             slow = self._kept.get(card.uuid, _SLOW_S, max_age, lambda: self._slow(card))

@@ -74,7 +74,7 @@ class History:
             return True
 
     def since(self, time: float | None = None) -> dict[str, Any]:
-        """Return readings after `time` or all: {"time": […], "gpus": {uuid: {"power": […], …}}}."""
+        """Return the readings after `time` (all if None): {"time": […], "gpus": {uuid: {…}}}."""
         with self._lock:
             kept = list(self._moments)
         moments = [moment for moment in kept if time is None or moment[0] > time]
@@ -160,7 +160,7 @@ class CellRuns:
         before = self._before.get(name, {})
         used = set(run.gpus)
         for one in processes:
-            # If a process's utilization is unknown, use the GPU's. If both are, record the GPU.
+            # Without a process's utilization, use the GPU's. If both are unknown, record the GPU.
             busy = load.get(one.uuid) if one.utilization is None else one.utilization
             if busy is None or busy > 0 or one.memory != before.get((one.uuid, one.pid)):
                 used.add(one.uuid)

@@ -47,7 +47,7 @@ class GpuSample:
     memory_total: int | None = None
     memory_used: int | None = None
     memory_reserved: int | None = None  # bytes that the driver reserves; not part of memory_used
-    utilization: float | None = None  # percent of the last second (or less) in which it computed
+    utilization: float | None = None  # percent of the last second (or less) that the GPU computed
     memory_utilization: float | None = None  # percent of the time in which memory was accessed
     temperature: float | None = None
     temperature_limit: float | None = None  # the temperature at which the GPU throttles
