@@ -1,7 +1,7 @@
 """Plan and run a cluster's engines (processes). End them when the notebook's process ends.
 
 An engine sets its rank and its GPU in its environment before it imports torch. Each process of a
-cluster has a mark in its environment. A separate process (`watch`) ends the marked processes.
+cluster has a *mark* (an id) in its environment. A separate process (`watch`) ends these processes.
 """
 
 import contextlib

@@ -177,7 +177,7 @@ class MonitorWidget(anywidget.AnyWidget):
         # Send only the latest cell runs, because an open view already has the earlier runs.
         self.cells = self._log.runs()[-_SENT:]
         if not self._log.busy:
-            # A cell ended. Take a snapshot now, because a new cell may begin before the next one.
+            # A cell ended. Take a snapshot now, as a new cell may begin before the next snapshot.
             future, ended = self._sampler.fresh(processes=True, max_age_s=0), self._log.ended
             future.add_done_callback(lambda done: self._tick(done.result(), ended))
 
