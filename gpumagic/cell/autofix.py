@@ -17,7 +17,7 @@ _WRITES = re.compile("__i|__setitem__|(?!__).*_$")  # names of functions that wr
 
 
 class AutoFix(FunctionMode):
-    """If a torch call fails because it mixes devices, repeat it with all operands on one device."""
+    """Repeat a torch call that failed because it mixes devices, with all operands on one device."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class AutoFix(FunctionMode):
     ) -> Any:
         __tracebackhide__ = True
         kwargs = kwargs or {}
-        # batch_norm updates its statistics before it fails. Copy the operands before the call.
+        # batch_norm updates its statistics before it can fail, so copy operands before the call.
         if getattr(func, "__name__", "") == "batch_norm":
             together = self._together(func, args, kwargs)
             return _call(func, (args, kwargs), together or (args, kwargs), statistics=True)
@@ -39,13 +39,13 @@ class AutoFix(FunctionMode):
             if message is None or message.kind not in ("mixed", "index"):
                 raise
             failed = error
-        # Outside `except`, so that an error raised below does not show `failed` as its context.
+        # This code is outside `except`, so that its errors do not show `failed` as their context.
         if (together := self._together(func, args, kwargs)) is None:
             raise failed
         return _call(func, (args, kwargs), together)
 
     def _together(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        """Return the arguments, all tensors on one device; None if unnecessary or impossible."""
+        """Return the arguments with all tensors on one device; None if copies cannot help."""
         leaves, spec = tree_flatten((args, kwargs))
         tensors = [x for x in leaves if isinstance(x, Tensor)]
         if len({tensor.device for tensor in tensors}) < 2:
@@ -63,7 +63,7 @@ class AutoFix(FunctionMode):
 
 def _call(func: Any, given: Any, together: Any, *, statistics: bool = False) -> Any:
     """Call `func` with the copies in `together`, and write changed copies back to the operands."""
-    # A write changes `_version`, but not for batch_norm's statistics, which are always copied back.
+    # A write increments `_version`, except in batch_norm's statistics. Always copy these back.
     __tracebackhide__ = True
     pairs = zip(tree_leaves(given), tree_leaves(together), strict=True)
     copies = [(t, c, c._version) for t, c in pairs if t is not c and not c.is_inference()]

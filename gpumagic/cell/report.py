@@ -1,4 +1,7 @@
-"""Define the report of one cell: a line, advice and, in HTML, a table that opens on a click."""
+"""Define the report of one cell: a line, advice and, in HTML, a table that opens on a click.
+
+The line consists of clauses, such as ``moved X: 12.5 MiB``, with " · " between them.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -29,7 +32,7 @@ class Report(Shown):
 
     device: Device  #: the device that the cell ran on
     seconds: float  #: from the cell's first statement until the device finished the cell's work
-    waited: bool = True  #: whether `seconds` includes the wait; False after an interrupt or fault
+    waited: bool = True  #: whether the device was synchronized; False after an interrupt or fault
     moved: tuple[Moved, ...] = ()  #: the variables that were moved to the device
     left: tuple[Left, ...] = ()  #: the variables that were not moved, and the reasons
     move_seconds: float = 0.0  #: the time of the moves, not included in `seconds`
@@ -37,14 +40,14 @@ class Report(Shown):
     results: tuple[str, ...] = ()  #: with `--back`: the new variables, which stay on the device
     said: frozenset[str] = frozenset((FOR_GOOD,))  #: clauses that earlier reports have shown
     batches: Batches = Batches()  #: the batches that loaders copied to the device
-    memory: tuple[Memory, ...] = ()  #: of each device on which the cell allocated, in bytes
-    peak: Shown | None = None  #: with `--memory`: the `MemoryPeak`, with the lines that allocated
+    memory: tuple[Memory, ...] = ()  #: memory use of each device on which the cell allocated
+    peak: Shown | None = None  #: with `--memory`: the peak memory, by the lines that allocated it
     profile: Shown | None = None  #: with `--profile`: the `CellProfile` of the cell
-    ledger: Ledger = field(default_factory=Ledger)  #: copies, including batches, and waits
-    ledger_complete: bool = True  #: False if an error of gpumagic left copies or waits uncounted
+    ledger: Ledger = field(default_factory=Ledger)  #: copies (also of batches) and waits
+    ledger_complete: bool = True  #: False if an internal error left copies or waits uncounted
     table: bool = False  #: whether to show the ledger as a table too (`--report`)
-    made: bool = False  #: whether the cell made arrays whose allocations are not counted
-    taken: tuple[str, ...] = ()  #: GPUs that `device` replaced: ``"accelerate's cuda:0"``
+    made: bool = False  #: whether the cell made arrays of a framework that counts no allocations
+    taken: tuple[str, ...] = ()  #: requested GPUs that `device` replaced: ``"trainer's cuda:0"``
     elsewhere: str = ""  #: where most work ran, if not on `device`: ``"all work was on cuda:0"``
     error: str | None = None  #: the name of the exception that ended the cell
     fault: str | None = None  #: the error that the device reported at the end of the cell
@@ -62,7 +65,7 @@ class Report(Shown):
 
     @property
     def touched(self) -> bool:
-        """Whether any data was moved, copied or allocated, or could not be moved."""
+        """Whether the cell moved, copied or allocated data, or could not move some data."""
         copied = self.batches.count or self.ledger.entries
         return bool(self.moved or self.left or copied or self.memory or self.made)
 
@@ -86,7 +89,7 @@ def last_report() -> Report | None:
     return _last[0] if _last else None
 
 
-# The report's line omits copies by loaders (they have a clause) and by displays (few bytes).
+# The ledger's clause omits copies by displays (few bytes) and by loaders (in another clause).
 _OMITTED = ("loader", "display")
 _CLAUSES = 2  # maximum number of clauses in the line; the other clauses follow below the line
 _ITSELF = "the cell, or a library that it calls, chose that device itself: tell it to use {}"
@@ -123,7 +126,7 @@ def html(report: Report) -> str:
 
 
 def _hints(report: Report) -> list[str]:
-    """Return advice for the cell, without the ledger's advice if the ledger's table is shown."""
+    """Return advice for the cell. Omit the ledger's advice if the ledger's table shows it."""
     itself = "cuda" in report.elsewhere and "--no-move" not in report.elsewhere
     first = [_ITSELF.format(report.device)] if itself and not _causes(report) else []
     shown = report.table or not report.ledger.entries
@@ -180,7 +183,7 @@ def _taken(report: Report) -> str:
 
 
 def _causes(report: Report) -> list[str]:
-    """Return clauses on the variables that stayed on another GPU, where the work ran too."""
+    """Return clauses on the variables that stayed on a GPU where the cell's work ran."""
     return clauses(x for x in report.left if "cuda" in x.device and x.device in report.elsewhere)
 
 

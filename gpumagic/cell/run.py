@@ -23,7 +23,7 @@ from gpumagic.usercode.files import innermost
 from gpumagic.usercode.values import defined_in, is_tensor
 from gpumagic.usercode.variables import own_variables, variables_read
 
-_NO_LIBRARIES = ("torch", "builtins", "__main__")  # not searched for unsupported arrays
+_NO_LIBRARIES = ("torch", "builtins", "__main__")  # modules without unsupported array types
 _NOTHING = "the cell allocated nothing there"
 LEAST_S = 1.0  # a report says `_NOTHING` only of cells that took at least this many seconds
 
@@ -35,8 +35,8 @@ class _Share:
         self.framework = framework
         self.moves = Moves()
         self.origins: Origins = []  # moved objects and their former devices
-        self.placed: Any = None  # value of the context manager `framework.place`
-        self.taken: list[str] = []  # GPUs that moved objects named before: "trainer's cuda:0"
+        self.placed: Any = None  # the value that `framework.place` yielded
+        self.taken: list[str] = []  # former GPUs stored in moved objects: "trainer's cuda:0"
         self.memory: list[Memory] = []
         self.made: dict[str, Any] = {}  # new arrays, by the variable's name
 
@@ -49,7 +49,7 @@ class _Share:
 
     @property
     def batches(self) -> list[list[int]]:
-        """For each batch that a loader copied, the bytes of each tensor."""
+        """The bytes of each tensor, for each batch that a loader copied."""
         return getattr(self.placed, "delivered", [])
 
     @property
@@ -128,7 +128,7 @@ class Run:
         said: frozenset[str] = frozenset((FOR_GOOD,)),  # clauses that earlier reports showed
         helpers: Sequence[Any] = (),  # each has `start` and `stop`
         recorder: Any = None,  # has `start()`, and `stop(seconds)`, which returns `Report.peak`
-        profiler: Any = None,  # has `start`, `stop`, `result`, and `stop`'s seconds in `stopping`
+        profiler: Any = None,  # has `start`, `stop`, `result` and `stopping` (seconds of `stop`)
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.device, self._where = device, str(device)
@@ -233,7 +233,7 @@ class Run:
         self._interrupted = isinstance(error, KeyboardInterrupt)
         try:
             undo.close()  # runs all callbacks, even if Ctrl-C interrupts one of them
-            self._find_made()  # before variables are moved back
+            self._find_made()  # must precede the moves back, which change variables
             new = self._new_variables() if self._back else ()
             backs = [s.bring_back(self._namespace) for s in self._shares if s.origins]
             there = [*self._made_there(new)]
@@ -269,7 +269,7 @@ class Run:
             taken=tuple(self._taken()),
             elsewhere=self._elsewhere(ledger),
             error=self._error,
-            # After a permanent failure of CUDA, the message below the traceback names the failure.
+            # If CUDA failed permanently, a message below the traceback says so; do not repeat it.
             fault=None if self._error and cuda_state.death() else self._fault,
         )
 
@@ -282,9 +282,9 @@ class Run:
         return Ledger() if ledger is None else ledger
 
     def _stayed(self, returned: Moves | None, batches: bool) -> Iterator[Left]:
-        """Yield variables that were not moved, or not moved back. Omit variables that the cell
-        assigned, and omit datasets if a loader copied their batches."""
+        """Yield variables that were not moved, or not moved back."""
         yield from self._left
+        # Omit variables that a successful cell assigned, and datasets whose batches were copied.
         for left in chain.from_iterable(share.moves.left for share in self._shares):
             stayed = self._stays[left.name] == id(self._namespace.get(left.name))
             if (stayed or self._error) and not (batches and left.reason == DATASET_STAYS):
@@ -337,7 +337,7 @@ class Run:
         """Yield the names whose values have arrays on the device; none if the device is the CPU."""
         new = {name: self._namespace[name] for name in names if name in self._namespace}
         for share in self._shares if new and self.device.kind != "cpu" else ():
-            there = {self._where, str(share.framework.own(self.device))}  # such as "mps", "mps:0"
+            there = {self._where, str(share.framework.own(self.device))}  # as "mps" and "mps:0"
             for name, devices in share.framework.away(new).items():
                 if not there.isdisjoint(devices):
                     yield name
@@ -373,7 +373,7 @@ def _whose(name: str) -> str:
 def left_alone(
     names: Iterable[str], namespace: Mapping[str, Any], device: Device, unusable: str = ""
 ) -> Iterator[Left]:
-    """Yield unsupported libraries' arrays on other GPUs, and all tensors if `unusable` is given."""
+    """Yield a `Left` for unsupported arrays on other GPUs, and for all tensors if `unusable`."""
     for name in names:
         value = namespace.get(name)
         library = str(defined_in(type(value))).partition(".")[0]
