@@ -23,7 +23,7 @@ from gpumagic.usercode.files import in_cell, line_at, line_of, module_of
 _getframe, _ident = sys._getframe, threading.get_ident
 HOST = -1  # the result of `Tensor.get_device` for a tensor on the CPU
 What = tuple[str, str, int, int, bool]
-"""A call's kind ("copy" or "wait"), operator, source and destination ordinal, `non_blocking`."""
+"""A call's kind ("copy" or "wait"), operator, two device ordinals (from, to) and `non_blocking`."""
 # Modules that define tensor methods. Copies inside these methods count as the user's copies.
 _METHODS = ("torch._tensor", "torch.functional")
 
@@ -50,7 +50,7 @@ class _Here(threading.local):
     copies = 0  # copies counted on this thread
     reads = 0  # reads of GPU memory by the host, counted on this thread
     within = ""  # name of the running operator, given to the waits inside that operator
-    serial = 0  # number of the running call that may wait several times, such as a print; else 0
+    serial = 0  # unique number of a running call with several waits, such as a print; else 0
     counted = 0  # the last `serial` that `add` counted
 
 
@@ -75,7 +75,7 @@ def watches() -> tuple[ActiveWatch, ...]:
     if watch is _nobody:
         return ()
     if watch is not None and watch.outer is None and watch.live:
-        return (watch,)  # the usual case; every copy and wait runs this code
+        return (watch,)  # a fast path, because every copy and wait calls this function
     while watch is not None:
         if watch.live:
             found.append(watch)
@@ -87,7 +87,7 @@ def watches() -> tuple[ActiveWatch, ...]:
 
 
 def counts(what: What, tensor: Any) -> Sequence[entry.Count]:
-    """Call each watch's alarm, which may raise errors. Return the call's `Count` in each watch."""
+    """Call each watch's alarm, which may raise. Return each watch's `Count` of the call `what`."""
     __tracebackhide__ = True
     if not (watching := watches()):
         return ()
@@ -95,14 +95,14 @@ def counts(what: What, tensor: Any) -> Sequence[entry.Count]:
     kind = entry.LIBRARY
     while inner is not None and (kind := entry.kinds[inner.f_code.co_filename]) == entry.IN_FRONT:
         inner = inner.f_back
-    # Ids, because hashing code is slow; the thread, so that its counts need no lock.
+    # The key has ids, because hashing code is slow. With a thread's id, counts need no lock.
     user: FrameType | None
     if kind == entry.USER:
         user, via = inner, ""
         key: tuple[Any, ...] = (what, id(inner.f_code), inner.f_lasti, _ident())
     else:
         user, via = entry.locate(inner, watching)
-        via = entry.ENGINE if inner is None else via  # no frame: a C++ thread, such as autograd's
+        via = entry.ENGINE if inner is None else via  # a C++ thread, as autograd's, has no frame
         key = (what, via, _at(inner), _at(user), _ident())
     found = []
     for watch in watching:
@@ -134,7 +134,7 @@ def count_for(
     user: FrameType | None,
     inner: FrameType | None,
 ) -> entry.Count:
-    """Return a new count. `inner` called the operator; `user` is the user's innermost frame."""
+    """Return a new count. `inner` is the calling frame; `user` is the user's innermost frame."""
     at = None if user is None else in_cell(user)
     called_in = (None, 0) if inner is None else (inner.f_code, inner.f_lasti)
     place = (at or (None, 0)) if inner is user else called_in
@@ -176,7 +176,7 @@ def add(found: Sequence[entry.Count], nbytes: int, seconds: float, blocking: boo
 
 @dataclass(eq=False)
 class Alarm:
-    """Warn for one watch, at most once for each line."""
+    """Warn of repeated copies and waits in one watch, at most once for each line."""
 
     strict: bool = False  # raise at the first implicit copy or wait
     _lines: set[tuple[str, int]] = field(default_factory=set)

@@ -1,8 +1,8 @@
 """Wrap torch's kernels that copy or wait, to count their bytes and time.
 
-Without a running watch, a wrapper only calls the replaced kernel. For
-virtual GPUs, the bytes of copies inside CUDA's operators are computed here; `tests/cuda` compares
-them with CUDA's own log.
+Without a running watch, a wrapper only calls the kernel that it replaced. On virtual GPUs, the
+wrappers compute the bytes that CUDA's operators would copy. `tests/cuda` compares these bytes with
+CUDA's own log.
 """
 
 import threading
@@ -21,7 +21,7 @@ from gpumagic.ledger.attribute import HOST, add, counts, here, serials
 from gpumagic.ledger.entry import Count, before_reading
 from gpumagic.usercode.files import leave_out_ours
 
-_TIMED_FIRST, _TIMED_EVERY = 64, 16  # of the copies at each line, to be timed
+_TIMED_FIRST, _TIMED_EVERY = 64, 16  # time a line's first 64 copies, then every 16th
 
 
 class CopyTimer:
@@ -42,7 +42,7 @@ class CopyTimer:
         return event, stream
 
     def end(self, begun: tuple[Any, Any], counts: Sequence[Count]) -> None:
-        """Record an event after the copy; `_read` later adds the time between the two events."""
+        """Record an event after the copy. `_read` later adds the time between the events."""
         start, stream = begun
         event = cuda_state.take_event(stream.device_index)
         event.record(stream)
@@ -109,7 +109,7 @@ def reads(operator: str, self: Any, *args: Any, output_size: Any = None, **_: An
 
 
 def _is_compared(one: Any, other: Any) -> bool:
-    """Whether `equal` has to read: not if tensors are empty, differ in shape, or are one view."""
+    """Whether `equal` reads data: not if tensors are empty, differ in shape or share their data."""
     same = one.data_ptr() == other.data_ptr() and one.stride() == other.stride()
     return bool(one.shape == other.shape and one.numel() and not same)
 
@@ -140,7 +140,7 @@ def _reads_of_masks(operator: str, indices: Any, *values: Any) -> list[int]:
 
 
 def fills(indices: Any, value: Any = None, accumulate: bool = False, *_: Any) -> bool:
-    """Whether a mask assigns one number. torch does this by `masked_fill_`, without a read."""
+    """Whether the call is like `x[mask] = 1`, which torch does by `masked_fill_` without a read."""
     given = [index for index in indices if index is not None]
     if value is None or accumulate or value.numel() != 1 or value.get_device() != HOST:
         return False
@@ -153,11 +153,11 @@ After = Callable[[float], None]
 
 _DOING = "counting a copy or a wait"
 _without_overrides = torch._C.DisableTorchFunction
-_FIRST, _EVERY = 8, 64  # of the copies at each line, for `look_at`
+_FIRST, _EVERY = 8, 64  # `look_at` checks a line's first 8 copies, then every 64th
 
 
 def counted(base: Kernel, before: Callable[..., After | None], *, within: str = "") -> Kernel:
-    """Return a wrapper that runs `base` and counts the call; waits inside count as `within`."""
+    """Return a wrapper that counts calls of `base`. Waits in `base` count as waits of `within`."""
 
     # `before` gets the arguments of `base`, and returns a function to call after `base`, or None.
     def kernel(*args: Any, **kwargs: Any) -> Any:
@@ -180,7 +180,7 @@ def counted(base: Kernel, before: Callable[..., After | None], *, within: str = 
                 if within:
                     here.within, here.serial = outer
             return result
-        except BaseException as error:  # leave out our frames, as `unseen` does, but faster
+        except BaseException as error:  # remove our frames; faster than `unseen`
             leave_out_ours(error)
             raise
 
@@ -190,7 +190,7 @@ def counted(base: Kernel, before: Callable[..., After | None], *, within: str = 
 def _ask(
     before: Callable[..., After | None], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> After | None:
-    """Call `before` without `__torch_function__`. Raise CrossDeviceWarning; record other errors."""
+    """Call `before` without `__torch_function__`. Record its errors except CrossDeviceWarning."""
     __tracebackhide__ = True
     try:
         with _without_overrides():
@@ -245,7 +245,7 @@ def _on_real(found: Sequence[Count], after: After, device: torch.device) -> Afte
         begun = TIMER.begin(found[0].count, device)
 
     def after_on_real(seconds: float) -> None:
-        # If dtypes or strides differ, torch runs a second `copy_` inside, which has counted.
+        # If dtypes or strides differ, torch calls `copy_` again inside. Count only that copy.
         if here.copies == copies:
             here.copies += 1
             after(0.0 if device.type == "cuda" else seconds)

@@ -1,7 +1,7 @@
 """Count torch's copies and waits, and measure peak memory, while code runs.
 
 The first watch registers wrapper kernels at the GPUs' dispatch key, and `uninstall` removes them.
-`synchronize` and the printing of tensors are no operators, so they are replaced as attributes.
+The functions `synchronize` and `_tensor_str._str` are no operators, so wrappers replace them.
 """
 
 import functools
@@ -69,17 +69,18 @@ def _before(*args: Any, **kwargs: Any) -> After | None:
 
 C: Any = torch._C
 aten: Any = torch.ops.aten
-# Operators whose kernel copies the result's size to the host. Others in WAITS call e.g. `item`.
+# Operators whose kernel copies the result's size to the host. The other operators in WAITS call
+# another operator, such as `item`, for this.
 _SIZED = ("nonzero", "_unique2", "unique_consecutive", "unique_dim")
 _CAN_CALL_REPLACED = hasattr(torch.library, "get_kernel")  # torch 2.9 and later
-_retired: deque[list[Any]] = deque(maxlen=8)  # removed kernels that a thread may still run
+_retired: deque[list[Any]] = deque(maxlen=8)  # removed kernels that running threads still need
 
 
 class Hooks:
-    """Wrap the kernels at one dispatch key, and torch's `synchronize` functions."""
+    """Wrap the kernels at one dispatch key, and torch's functions that synchronize or print."""
 
     def __init__(self, key: str = "CUDA", virtual: str = "") -> None:
-        self.key, self.virtual = key, virtual  # the UUID of the first virtual GPU, or empty
+        self.key, self.virtual = key, virtual  # `virtual`: the first virtual GPU's UUID, or ""
         self._library = torch.library.Library("aten", "IMPL")
         self._known = set(torch.library._impls)
         self._names: list[str] = []
@@ -148,7 +149,7 @@ class Hooks:
             _retired.append([torch.library.get_kernel(f"aten::{n}", self.key) for n in self._names])
         ours = set(self._library._op_impls)
         self._library._destroy()
-        self._library._op_impls.clear()  # the finalizer must not remove the kernels again
+        self._library._op_impls.clear()  # so that the Library's finalizer removes no kernel
         if self.virtual == _virtual():
             # `_destroy` also removed the virtual GPUs' kernels from torch's list. Add them again.
             torch.library._impls.update(ours & self._known)
@@ -213,7 +214,7 @@ def _forget() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)  # a DataLoader's worker is not watched
+    os.register_at_fork(after_in_child=_forget)  # do not watch a DataLoader's workers
 
 
 class MemoryMeter:

@@ -24,13 +24,13 @@ OFTEN = 16
 class Entry:
     """Record all calls of one operator in one expression."""
 
-    kind: str  # "copy", "wait" (of the host), or "placement" (not on the requested device)
+    kind: str  # "copy", "wait" (of the host), or "placement" (result not on the requested device)
     operator: str  # in torch: "copy_", "item", "index" …; for JAX, see jax_copies.py
     source: str  # a device, such as "cuda:1" or "cpu"
     destination: str
     count: int = 0  # number of copies or waits
     nbytes: int = 0  # total; waits read few bytes, such as one element
-    seconds: float | None = 0.0  # of copies, or of the blocked host; None if unknown
+    seconds: float | None = 0.0  # duration of the copies or of the host's waits; None if unknown
     implicit: bool = False  # whether the code named no device, as in `.item()` or `print`
     where: files.UserLine | None = None  # the user's line; None if no user code was found
     code: str = ""  # the expression in that line
@@ -39,14 +39,14 @@ class Entry:
     calls: int = 0  # number of calls; one call, such as a print, may wait several times
     repeats: int = 0  # copies that sent the same unchanged tensor as the previous copy
     blocking: int = 0  # copies and waits that blocked the host
-    pinned: bool | None = None  # the host's memory; None if it varied, or if the host took no part
+    pinned: bool | None = None  # whether host memory was pinned; None if this varied or is unknown
     names: tuple[str, ...] = ()  # variables whose values were, or contained, the copied arrays
     framework: str = ""  # "JAX" for JAX's arrays; empty for torch's tensors
     unsized: bool = False  # whether `nbytes` lacks copies of unknown size
 
     @property
     def file(self) -> str | None:
-        """``"In [3]"`` for a cell, ``"train.py"`` for a file; None if not from the user's code."""
+        """The label of the user's file: ``"In [3]"`` or ``"train.py"``; None without user code."""
         return None if self.where is None else self.where.label
 
     @property
@@ -86,7 +86,7 @@ class Ledger(Shown):
 
     @property
     def waits(self) -> int:
-        """Number of times that the host waited for a GPU; copies are not counted."""
+        """Number of times that the host waited for a GPU, not counting blocking copies."""
         return sum(e.count for e in self.entries if e.kind == "wait")
 
     @property
@@ -123,7 +123,7 @@ def _sum(a: Entry, b: Entry) -> Entry:
 IN_FRONT, LIBRARY, USER = "in front", "library", "user"
 PRINT, LOADER, DISPLAY, ENGINE = "print", "loader", "display", "backward"
 _SPECIAL = {
-    os.path.join("torch", "_ops.py"): IN_FRONT,  # calls the next kernel for our wrappers
+    os.path.join("torch", "_ops.py"): IN_FRONT,  # wrappers call torch's kernels through it
     os.path.join("torch", "_tensor_str.py"): PRINT,
     os.path.join("torch", "autograd", "graph.py"): ENGINE,
     os.path.join("torch", "autograd", "__init__.py"): ENGINE,
@@ -158,8 +158,7 @@ kinds = _Kinds()
 
 
 def locate(frame: FrameType | None, watches: Iterable[Any] = ()) -> tuple[FrameType | None, str]:
-    """Search outwards from `frame`; return the user's innermost frame, and the cause for `via`."""
-    # A library's thread runs no user code. Then use a frame of a thread that began a watch.
+    """Search `frame` and its callers. Return the user's innermost frame and the cause for `via`."""
     via, first = "", frame
     while frame is not None:
         if (kind := kinds[frame.f_code.co_filename]) == USER:
@@ -167,6 +166,7 @@ def locate(frame: FrameType | None, watches: Iterable[Any] = ()) -> tuple[FrameT
         if kind not in (IN_FRONT, LIBRARY) and (kind != ENGINE or frame is first):
             via = kind
         frame = frame.f_back
+    # A library's thread runs no user code. Use the user's frame in a thread that began a watch.
     others = (locate(sys._current_frames().get(watch.thread))[0] for watch in watches)
     return next(filter(None, others), None), via
 
@@ -187,7 +187,7 @@ def opcode(code: CodeType | None, at: int) -> str:
     return dis.opname[code.co_code[at]] if code and 0 <= at < len(code.co_code) else ""
 
 
-_MOST = 4096  # a watch counts more instructions by line, as a loop may recompile code
+_MOST = 4096  # after this many counts, count by line only, because a loop may recompile code
 before_reading: list[Callable[[], None]] = []
 """Functions to call before counts are read; they wait for pending measurements."""
 
@@ -197,7 +197,7 @@ class Count(Entry):
     """Count the calls of one bytecode instruction; `entry` finds the line and the expression."""
 
     at: tuple[CodeType, int] | None = None  # the user's code object, and the instruction's offset
-    kept: object = None  # keeps the code objects alive whose ids are in the key
+    kept: object = None  # keeps code objects alive, because the key has their ids
     timed: int = 0  # number of copies that CUDA events timed; 0 without events
     looks: int = 0  # number of copies that `look_at` checked
     last: weakref.ref[Any] | None = None  # the tensor that `look_at` saw last
@@ -229,7 +229,7 @@ class Count(Entry):
         known["count"] = max(self.count, at_least)
         calls = self.calls if self.via == PRINT else self.calls or self.count
         known["calls"] = max(calls, at_least)
-        if self.timed:  # assume this average for copies without events
+        if self.timed:  # assume that the other copies took as long on average
             known["seconds"] = (self.seconds or 0.0) * self.count / self.timed
         if self.looks:
             known["repeats"] = round(self.repeats * self.count / self.looks)
@@ -243,8 +243,8 @@ class Tally:
     """The counts of one watch."""
 
     virtual: bool = False  # whether the devices are virtual
-    counts: dict[tuple[Any, ...], Count] = field(default_factory=dict)  # by operator, instruction
-    _lock: Any = field(default_factory=threading.RLock)  # reentrant: a finalizer may copy
+    counts: dict[tuple[Any, ...], Count] = field(default_factory=dict)  # by call and instruction
+    _lock: Any = field(default_factory=threading.RLock)  # reentrant, as finalizers may copy
 
     def add(self, key: tuple[Any, ...], new: Count) -> Count:
         """Return the count under `key`; if there is none, add and return `new`."""

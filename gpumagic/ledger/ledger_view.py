@@ -20,7 +20,7 @@ _CODE = 60  # maximum number of characters shown of a source line or expression
 _HINTS = 3  # maximum lines of advice if no table is shown
 _LONG = 40  # maximum characters of an expression in a sentence
 
-EXPLICIT = 100  # explicit copies to the host at one line, which reads values one by one
+EXPLICIT = 100  # minimum number of explicit copies to the host at one line for advice
 _SILENT = ("index", "operand", "tf.function")  # operators that copy silently in each call
 _SCALAR = 16  # maximum bytes of a single number
 _SMALL = 16 * 1024  # bytes; the time of smaller copies does not depend on their size
@@ -130,7 +130,7 @@ def _keep(entry: Entry) -> str:
         return ""
     named = tensor != entry.code and len(tensor) <= _LONG
     kept = tensor if named else "x"
-    # Without `detach`, all iterations' graphs stay alive; without `clone`, whole storages of views.
+    # With `detach`, each graph can be freed. With `clone`, the storage behind a view can be freed.
     if not entry.framework:
         kept = f"({kept})" if " " in _INNERMOST.sub("", kept) else kept
         kept = f"{kept}.detach().clone()"
@@ -142,7 +142,7 @@ def _keep(entry: Entry) -> str:
 
 
 def _container(entry: Entry, tensor: str) -> str:
-    """Return the variable to which a line appends or adds the tensor's value; may be empty."""
+    """Return the variable to which a line appends or adds the tensor's value, or ""."""
     found = _INTO.search(entry.where.source) if entry.where else None
     return found[1] if found and _tensor_of(found[2] or found[3]) == tensor else ""
 
@@ -162,7 +162,7 @@ def _tensor_of(code: str) -> str:
 
 
 def line(ledger: Ledger, *, without: tuple[str, ...] = ()) -> str:
-    """Return a line: ``3 transfers: 12.0 MiB to cuda:1``; skip entries with `via` in `without`."""
+    """Return a summary such as ``3 transfers: …``, without entries whose `via` is in `without`."""
     kinds: dict[str, list[Entry]] = {"copy": [], "wait": [], PRINT: [], "placement": []}
     for entry in ledger.entries:
         if entry.via not in without:
@@ -201,7 +201,7 @@ def _bytes(entries: list[Entry]) -> str:
 
 
 def _at(entries: list[Entry], total: int, *, calls: bool = False) -> str:
-    """Return the most frequent line, as in ``" at line 4: `loss.item()`"``; may be empty."""
+    """Return the most frequent line: ``" at line 4: `loss.item()`"``; empty if none stands out."""
     lines = defaultdict[str, Counter[str]](Counter)  # counts by line, then by expression
     for e in entries:
         if e.where is not None:
@@ -248,7 +248,7 @@ def text(ledger: Ledger) -> str:
 
 
 def html(ledger: Ledger, *, with_line: bool = True) -> str:
-    """Return the table as HTML, below the ledger's `line`."""
+    """Return the table as HTML; if `with_line`, below the summary that `line` returns."""
     if not ledger.entries:
         return block(tag("div", NOTHING, "gm-caption"))
     caption = f'<div class="gm-caption">{coded(line(ledger))}</div>' if with_line else ""
@@ -288,7 +288,7 @@ def _what(e: Entry) -> str:
 
 
 def _advice(e: Entry, ledger: Ledger) -> str:
-    """Return the advice, the copies or waits that it saves, and on a real GPU the saved time."""
+    """Return the advice, the number of calls that it saves, and on a real GPU the saved time."""
     if (advice := advise(e)) is None:
         return ""
     if not advice.saved:
