@@ -33,9 +33,9 @@ from gpumagic.magics.options import (
 from gpumagic.usercode.files import user_namespace
 
 _QUOTED = r"'[^']*'|\"(?:\\.|[^\"\\])*\""
-# The text before an unquoted `--` that has blanks around it.
+# Matches the text before an unquoted `--` that has blanks around it.
 _BEFORE_CODE = re.compile(rf"""((?:[^\s'"]|{_QUOTED}|\s)*?)(?<!\S)--(?:\s+|$)""")
-# Quoted text; or a comma, plus or equals sign with the blanks around it.
+# Matches quoted text, or a comma, plus or equals sign with the blanks around it.
 _BLANKS = re.compile(rf"({_QUOTED})|\s*([,+=])(?:\s+(?!--))?")
 _BRACED = re.compile(rf"{_QUOTED}|(?<!\$)\{{([^\W\d]\w*)\}}")  # quoted text, or a name in braces
 # Names of GPU models for `--on`. Blanks in these names need no quotes, as in `--on A100 80GB`.
@@ -45,7 +45,7 @@ _CARD = "|".join(
 _ON = re.compile(rf"--on\s+((?:{_CARD})(?:,(?:{_CARD}))*)(?!\S)", re.I)
 _NAMES = re.compile(rf"(?:{_QUOTED}|[^\s'\"])+")
 _TRACES = (".json", ".json.gz")
-_MOST_SHOWN = 8  # most words in a usage line; a longer line would hide the error
+_MOST_SHOWN = 8  # maximum words in a usage line; a longer line would hide the error
 
 
 class _StoreOnce(argparse.Action):
@@ -58,7 +58,7 @@ class _StoreOnce(argparse.Action):
 
 
 class LineParser(argparse.ArgumentParser):
-    """Parse a line; raise a one-line UsageError that ends with what to type."""
+    """Parse a line. For an invalid line, raise a UsageError that ends with what to type."""
 
     words: Sequence[str] = ()  # the words of the last parsed line
 
@@ -75,7 +75,7 @@ class LineParser(argparse.ArgumentParser):
         raise UsageError(f"{self.prog}: {message}; {question.strip() or self.usage}")
 
     def _wrong_value(self, flag: str, said: str) -> None:
-        """Raise a UsageError with right values for `flag`. Return if `flag` is no option."""
+        """Raise a UsageError with valid values for `flag`. Return if `flag` is unknown."""
         if said.startswith("ignored explicit"):
             raise UsageError(f"{self.prog}: {flag} takes no value; type {flag}")
         option = self._option_string_actions.get(flag)
@@ -85,7 +85,7 @@ class LineParser(argparse.ArgumentParser):
             raise UsageError(f"{self.prog}: {flag}: {said}; type {flag} {type_this}")
 
     def _joined(self, extra: str) -> str:
-        """Return advice on words after a device: ``1 0`` may mean 0,1; ``gpu 1`` may mean gpu:1."""
+        """Return advice on surplus words: ``1 0`` may mean 0,1, and ``gpu 1`` may mean gpu:1."""
         first = extra.split()[0]
         pair = self.words[max(self.words.index(first) - 1, 0) :][:2] if first in self.words else []
         joined = next(filter(is_where, (":".join(pair), ",".join(sorted({*pair})))), "")
@@ -131,13 +131,12 @@ def parse(magic: str, line: str) -> Namespace:
             words = [filled(word) if word[0] == "$" else word for word in _NAMES.findall(line)]
             return parser.parse_args(words)
         line = _BLANKS.sub(lambda found: found[1] or found[2], line)
-        # `shlex.split` splits only at blanks, so "/gpu:1" and "0,1" stay whole.
         words = parser.words = shlex.split(_ON.sub(r"--on '\1'", line), comments=True)
         for option in options(magic.lstrip("%")):
             if option.optional and option.flag in words[:-1]:
                 at = words.index(option.flag)
                 if words[at + 1] not in option.examples and not words[at + 1].endswith(_TRACES):
-                    words.append(words.pop(at))  # `--check 1`: "1" is the device; move the flag
+                    words.append(words.pop(at))  # 1 in `--check 1` is the device: move --check
         return parser.parse_intermixed_args(words)
     except ValueError as error:
         raise UsageError(f"{magic}: {error} in {line.strip()}; {parser.usage}") from None
@@ -165,7 +164,7 @@ def _mistakes(typed: str, found: Namespace) -> Iterator[str]:
     given = [flag for flag, option in known.items() if option.given(found)]
     for flag, needed in magic.needs.items():
         if flag in given and needed not in given:
-            # Flags in `magic.alone` take no argument: the two flags are the whole line to type.
+            # If `flag` excludes an argument, the advice can be the whole line.
             line = f"{typed} " * (flag in magic.alone)
             both = f"{known[needed].example} {known[flag].example}"
             yield f"{flag} needs {needed}; type {line}{both}"
@@ -257,7 +256,7 @@ def completions(context: Any) -> dict[str, Any]:
     if option is not None and option.type is file:
         return {"completions": []}
     fit = _offers(typed, words, option, last)
-    # IPython replaces only `context.token`, which may be the end of `last`: "1" of "cuda:1".
+    # IPython replaces only `context.token`, perhaps only the end of `last`: the "1" of "cuda:1".
     skip = len(last) - len(context.token)
     found = [SimpleCompletion(text=text[skip:], type="device") for text in fit]
     return {"completions": found, "suppress": True}
@@ -300,7 +299,7 @@ def _arguments(typed: str, words: list[str], before: str, prefix: str) -> list[s
     if "variables" in magic.completes:
         found += _variables(prefix)
     if {"devices", "gpus"} & {*magic.completes}:
-        # A magic that shows GPUs has no row for the CPU, and shows all GPUs by default.
+        # Magics that show GPUs show no CPU. "all" is their default; `%%ongpu` gets "all" above.
         left_out = ("all", "cpu") if "gpus" in magic.completes else ("all",)
         found += [name for name in complete(prefix) if name not in left_out]
     return found

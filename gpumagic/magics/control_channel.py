@@ -1,4 +1,4 @@
-"""Answer JupyterLab on the kernel's control channel, even while a cell runs."""
+"""Answer JupyterLab's requests for GPU data on the control channel, even while a cell runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 REQUEST, REPLY = "gpumagic_request", "gpumagic_reply"
 TARGET = "gpumagic"
 _PACE_S = 1.0  # seconds from one sample to the next
-_IDLE_S = 5.0  # seconds from a page's last request until sampling ends
+_IDLE_S = 5.0  # seconds from JupyterLab's last request until sampling ends
 
 
 class Sign(BaseComm):
@@ -54,7 +54,7 @@ class ControlChannel:
             with faults.kept("sending a page the GPUs of this host"):
                 snapshot = future.result().to_dict()
                 content = {"status": "ok", "pid": os.getpid(), "snapshot": snapshot}
-                # A ZMQ stream may be used only on its own thread. `reply` may run on others.
+                # A ZMQ stream may be used only on its own thread, but `reply` may run on another.
                 send, how = self._kernel.session.send, {"parent": parent, "ident": ident}
                 stream.io_loop.add_callback(send, stream, REPLY, content, **how)
 

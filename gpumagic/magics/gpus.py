@@ -71,12 +71,12 @@ def virtual_on(
     virtual.enable(int(number), memory, force=force, asserts=asserts)
     if not before and not quiet:
         print("virtual GPUs compute on the CPU: results and memory are as on a GPU, times are not")
-    for line in make_virtual(len(device.here(memory=False))):  # a framework has already started
+    for line in make_virtual(len(device.here(memory=False))):  # errors of started frameworks
         print(line)
 
 
 def virtual_off(cells: Any, *, force: bool = False) -> None:
-    """Move variables back, and turn virtual GPUs off. GpuError if tensors stay, unless `force`."""
+    """Move variables back, and turn virtual GPUs off if they hold no tensor, or if `force`."""
     from gpumagic import virtual
     from gpumagic.frameworks.public import bring_home, with_outputs
 
@@ -125,7 +125,7 @@ def move_back(namespace: dict[str, Any]) -> str:
     home, there = bring_home(namespace)
     done = home.back if home.moved else "nothing to move back"
     for moved in home.moved:
-        # A variable whose former device is a GPU is back there. Of others, a part was not moved.
+        # GPUs in `sources` still hold a part. Any other GPU is the variable's former device.
         if (gpus := there.pop(moved.name, set())).intersection(moved.sources):
             there[f"part of {moved.name}"] = gpus
     return f"{done}; still on a GPU: {some(there)}" if there else done
@@ -156,7 +156,6 @@ def memory_of(asked: Sequence[str]) -> tuple[Any, Any]:
     return report.of(named), whole
 
 
-# Verbs that need an argument, each with an example.
 _NEEDED = {"restart": "restart 1", "pull": "pull net", "restore": "restore DIR"}
 
 

@@ -1,7 +1,4 @@
-"""Explain errors, display values of magics, and stamp torch's allocations with cell names.
-
-Errors are explained wherever the shell shows a traceback, for example in widget callbacks.
-"""
+"""Explain errors, display values of magics, and label torch's allocations with cell names."""
 
 import sys
 import time
@@ -19,7 +16,7 @@ from gpumagic.errors import CrossDeviceWarning, GpuError
 
 @contextmanager
 def in_one_line(magic: str) -> Iterator[None]:
-    """Turn a GpuError or CUDA error into a one-line UsageError that starts with `magic`."""
+    """Turn a GpuError, or a CUDA error outside user code, into a UsageError of one line."""
     try:
         yield
     except (GpuError, RuntimeError) as error:
@@ -72,7 +69,7 @@ def cuda_state() -> Any:
 
 
 class Explaining:
-    """Explain errors below their tracebacks, in one shell."""
+    """Explain errors wherever one shell shows a traceback, for example in widget callbacks."""
 
     def __init__(self, shell: Any, cell: Callable[[], Any]) -> None:
         self.shell = shell
@@ -95,7 +92,7 @@ class Explaining:
 
     def _showtraceback(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> Any:
         raised: Any = exc_tuple[1] if isinstance(exc_tuple, tuple) else sys.exc_info()[1]
-        # Without a raised error, the user typed %tb: show the last error, with library frames.
+        # Without a raised error, the user typed %tb. Explain the last error; show library frames.
         error: Any = raised or getattr(sys, "last_value", None)
         if not self._explains(error):
             return self._original(exc_tuple, *args, **kwargs)
@@ -103,7 +100,7 @@ class Explaining:
         if not found:
             from gpumagic.memory.roots import kept_errors
 
-            earlier = kept_errors()  # read now: IPython will release these errors
+            earlier = kept_errors()  # must precede `_original`, which releases these errors
         with ExitStack() as afterwards:
             afterwards.callback(self._explain, error, found, earlier)
             with faults.kept("shortening a traceback"):
@@ -132,7 +129,7 @@ class Explaining:
         """If CUDA died, report it once to the user and JupyterLab; `where` names the ended cell."""
         if (state := cuda_state()) is None:
             return
-        if (death := state.look(where, check_line=check_line)) is None:  # CUDA works (again)
+        if (death := state.look(where, check_line=check_line)) is None:  # CUDA works
             self._death_shown = self._death_published = False
         elif not self._death_published:
             self._death_published = True
@@ -189,7 +186,7 @@ class DisplayOnce:
         # In a terminal, IPython first writes "Out[1]:", so some text must follow.
         self._must_print = not hasattr(shell, "kernel")
         self._cell = cell
-        self._shown: tuple[object, object] = None, None  # the last value and the cell that shows it
+        self._shown: tuple[object, object] = None, None  # the last value and its cell
 
     def install(self) -> None:
         self._formatter.for_type_by_name(*_SNAPSHOT, self._display)
@@ -232,11 +229,11 @@ _STAMPING = "recording which cell allocates"
 
 
 def stamp_memory() -> tuple[str, str] | None:
-    """Stamp torch's allocations with the starting cell's name; return the new and the old stamp."""
+    """Give torch's allocations the cell's name as metadata. Return the new and old metadata."""
     state = cuda_state()
     with faults.kept(_STAMPING):
         memory: Any = getattr(state and state.live_cuda(), "memory", None)
-        # torch would warn if another allocator is in use, because only torch's supports stamps.
+        # Only torch's allocator supports metadata. With any other allocator, torch would warn.
         able = getattr(memory, "_memory_metadata_supported", lambda: True)
         if memory is not None and hasattr(memory._C, "_cuda_setMemoryMetadata") and able():
             from gpumagic.usercode.files import next_cell
@@ -248,7 +245,7 @@ def stamp_memory() -> tuple[str, str] | None:
 
 
 def unstamp_memory(cell: str, before: str) -> None:
-    """Restore the stamp `before`, unless the cell set another stamp or CUDA died."""
+    """Restore the metadata `before`, unless the cell has set other metadata or CUDA died."""
     state = cuda_state()
     with faults.kept(_STAMPING):
         if (cuda := state and state.live_cuda()) and cuda.memory._get_memory_metadata() == cell:

@@ -108,7 +108,7 @@ FORGET = (
 
 
 def forget() -> None:
-    """Discard the state that cells left in this process. Keep moved variables' former devices."""
+    """Discard the state that cells left in this process, but not variables' former devices."""
     for name, function in FORGET:
         if (module := sys.modules.get(name)) is not None:
             getattr(module, function)()
@@ -158,7 +158,7 @@ def disable() -> str:
 
 
 def _update(names: Mapping[str, str | None]) -> Path | None:
-    """Write magics' extensions to the profile; None removes an entry. Return the changed file."""
+    """Write each magic's extension to the profile, or delete it if None. Return a changed file."""
     started = InteractiveShell.initialized() and InteractiveShell.instance().profile_dir
     profile = started or ProfileDir.create_profile_dir_by_name(get_ipython_dir(), "default")
     manager = BaseJSONConfigManager(config_dir=profile.location)

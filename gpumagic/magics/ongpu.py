@@ -1,7 +1,7 @@
 """Run `%%ongpu` cells on a device. In every other way, these cells behave like ordinary cells.
 
-A call replaces the `%%ongpu` line, and IPython runs the cell. Thus all other lines keep their
-numbers, and `await`, `Out[n]` and other magics work.
+The call `get_ipython().begin_ongpu(…)` replaces the `%%ongpu` line, and IPython runs the cell. Thus
+all other lines keep their numbers, and `await`, `Out[n]` and other magics work.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ BEGIN = "begin_ongpu"  # a method of the shell while the extension is loaded
 
 
 def transform(lines: list[str]) -> list[str]:
-    """Replace a `%%ongpu` or `%ongpu 1?` line by a call; move `%%gputime` etc. above comments."""
+    """Replace a `%%ongpu` or `%ongpu 1?` line by a call. Move a `%%gputime` line above comments."""
     first = next((n for n, line in enumerate(lines) if line.partition("#")[0].strip()), None)
     if first is None:
         return lines
@@ -59,7 +59,7 @@ def transform(lines: list[str]) -> list[str]:
     return [*lines[:first], f"{_begin(line.strip())}\n", *rest]
 
 
-# check_complete skips transformers with side effects, so it treats %%ongpu like any %%magic.
+# IPython's check_complete skips such transformers, so it treats %%ongpu like any other %%magic.
 transform.has_side_effects = True  # type: ignore[attr-defined]
 
 
@@ -81,7 +81,7 @@ def _begin_standing(body: list[ast.stmt]) -> None:
 
 
 def _timed(body: list[ast.stmt]) -> str:
-    """Return the name of the magic that is the whole cell and chooses its own devices, or ""."""
+    """Return the magic's name if a cell is only `%%gputime`, `%%gpudiff` or `%%gpufit`; else ""."""
     found = _TIMED.match(ast.unparse(body[0])) if len(body) == 1 else None
     return found[1] if found else ""
 
@@ -107,13 +107,13 @@ class RunningCell:
     tree: ast.AST | None = None
     run: Run | None = None
     request: Namespace | None = None
-    check_line: str = ""  # what to type after a bad index; empty if no run began
+    check_line: str = ""  # how to find a bad index; empty if no Run began
     gone = False  # whether the device was not found
     elsewhere = False  # whether gpumagic itself runs the tree; IPython then runs only our call
     report: Any = None  # the report to show after a cell that ran `elsewhere`
     reported = False  # whether a run in this cell has ended
     watch: watch | None = None  # the counter of `%gpuwatch`
-    stamp: tuple[str, str] | None = None  # this cell's stamp on allocations, and the one to restore
+    stamp: tuple[str, str] | None = None  # allocation label of this cell, and the former label
 
 
 class CellHooks:
@@ -125,7 +125,7 @@ class CellHooks:
         self.standing: Namespace | None = None  # the parsed line of `%ongpu 1`
         self.standing_on = ""
         self.watching: Namespace | None = None  # the parsed line of `%gpuwatch on`
-        self._said: frozenset[str] = frozenset()  # remarks already shown, which are not shown again
+        self._said: frozenset[str] = frozenset()  # clauses that reports have shown
         self._threads = threading.local()  # a subshell runs its cells on another thread
 
     @property
@@ -257,7 +257,7 @@ class CellHooks:
         options |= {"said": self._said, "table": asked.report or asked.fix}
         options |= _recorders(asked, device)
         options |= {"frameworks": needed.frameworks, "unusable": needed.unusable}
-        # Set both before the run starts, so that `finish` ends a run whose start is interrupted.
+        # Set both attributes before the start, so that `finish` ends a run even if Ctrl-C stops it.
         cell.run, cell.request = Run(device, space, names, **options), asked
         instead = "" if asked.standing else ", instead of the present one,"
         cell.check_line = f"%%ongpu {asked.where} --check as the cell's first line{instead}"

@@ -20,7 +20,7 @@ class Magic(NamedTuple):
     number: str = "?"  # argparse's `nargs` for the arguments; empty if there are none
     verbs: tuple[str, ...] = ()  # possible first words
     completes: tuple[str, ...] = ("devices",)  # kinds that Tab offers: "gpus", "variables", …
-    needs: Mapping[str, str] = {}  # maps an option to another that must also be given
+    needs: Mapping[str, str] = {}  # maps an option to another option that it needs
     excludes: tuple[tuple[str, ...], ...] = ()  # a line may have at most one option of each group
     alone: tuple[str, ...] = ()  # options not allowed together with arguments
 

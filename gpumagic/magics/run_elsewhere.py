@@ -20,7 +20,7 @@ from gpumagic.magics.arguments import on_cluster
 from gpumagic.usercode.frames import steps_of
 from gpumagic.usercode.sweep import parse, range_of
 
-# Matches IPython's Python code for a magic that chooses a device.
+# Matches the Python code to which IPython translates a magic that chooses a device.
 _ELSEWHERE = re.compile(r"get_ipython\(\)\.run_(line|cell)_magic\('(ongpu|gputime|gpudiff|gpufit)'")
 _TEXT = "<timed "  # prefix of the file names of code outside cells, such as the code of --setup
 _USE_SHARDING = (
@@ -66,7 +66,7 @@ def only_torch(
 def _dry_run(shell: Any, tree: Any, asked: Namespace, file: str) -> Any:
     from gpumagic.dryrun import OF_JAX
 
-    # Other frameworks would wait forever in a dry run, because a fork does not copy their threads.
+    # A dry run forks, which copies no threads. Other frameworks would wait for theirs forever.
     only_torch("--dry-run", shell, tree, OF_JAX)
     with torch_needed("%%ongpu --dry-run"):
         from gpumagic.device.cards import cards
@@ -153,7 +153,7 @@ def _names(shell: Any, scope: Any) -> dict[str, Any]:
 
 
 def _earlier(named: str, names: Mapping[str, Any]) -> Any:
-    """Return the result in variable `named`, or "last" unchanged; GpuError if there is none."""
+    """Return the result in variable `named`, or "last" itself. GpuError if there is no result."""
     from gpumagic.timing import last_comparison
     from gpumagic.timing.comparison import Comparison
 
