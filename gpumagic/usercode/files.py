@@ -77,7 +77,7 @@ def is_users(file: str | None) -> bool:
 
 
 def _is_generated(file: str) -> bool:
-    """Whether a file is a loaded module of a library's package. Libraries generate such files."""
+    """Whether a library generated a file: the file is a loaded module of an installed package."""
     modules = [(name, vars(m)) for name, m in [*sys.modules.items()] if type(m) is ModuleType]
     name = next((name for name, held in modules if held.get("__file__") == file), "")
     package = getattr(sys.modules.get(name.partition(".")[0]), "__file__", None)
@@ -99,7 +99,7 @@ def is_torchs(file: str) -> bool:
 
 
 def module_of(file: str) -> str:
-    """Return the module of a package's file, such as ``torch.optim.lbfgs``; empty for others."""
+    """Return the module of a package's file, such as ``torch.optim.lbfgs``, or empty."""
     if is_torchs(file):
         inside = os.path.join("torch", file[len(_TORCH) :])
     elif found := list(_NAMED.finditer(file)):
@@ -110,7 +110,7 @@ def module_of(file: str) -> str:
 
 
 def label(file: str) -> str:
-    """Return the display name of a file: ``"In [3]"`` for a cell, ``"train.py"`` for others."""
+    """Return the display name of a file: ``"In [3]"`` for a cell, else ``"train.py"``."""
     if match := _INPUT.match(file):
         return f"In [{match[1]}]"
     named = getattr(getattr(shell(), "compile", None), "format_code_name", lambda file: None)(file)
@@ -137,7 +137,7 @@ def _typed() -> int:
 _LONG = 60  # maximum length of a displayed line
 _TIMED = ("<timed ", "<magic-timeit")  # names of the code that `%%time` and `%%timeit` run
 _TIMING = ("time", "timeit")  # names of IPython's functions that run code named in `_TIMED`
-# IPython's Python code for a line magic, such as `%timeit x.sum()`.
+# Matches IPython's translation of a line magic, such as `%timeit x.sum()`.
 _MAGIC = re.compile(r"""get_ipython\(\)\.run_line_magic\('(\w+)', (['"])(.*)\2\)""")
 
 
@@ -180,7 +180,7 @@ def user_frame(frame: FrameType | None) -> FrameType | None:
 
 
 def innermost(frame: FrameType | None = None) -> UserLine | None:
-    """Return the user's innermost line in `frame` and its callers; by default, in the callers."""
+    """Return the user's innermost line in `frame` (by default, the caller's) and its callers."""
     found = user_frame(frame or sys._getframe(1))
     return None if found is None else line_at(*in_cell(found))
 
@@ -196,7 +196,7 @@ def innermost_of(traceback: TracebackType | None) -> UserLine | None:
 
 
 def in_cell(frame: FrameType, at: int | None = None) -> tuple[CodeType, int]:
-    """Return a frame's code and instruction; for `%%time`, the code has the cell's line numbers."""
+    """Return a frame's code and instruction. For `%%time`, code gets the cell's line numbers."""
     code, at = frame.f_code, frame.f_lasti if at is None else at
     if not code.co_filename.startswith(_TIMED):
         return code, at
@@ -292,7 +292,7 @@ def name_in(frame: FrameType, is_it: Callable[[Any], bool]) -> str:
 
 
 def called(code: CodeType, at: int) -> str:
-    """Return the name of the function or method called at `at`, or empty."""
+    """Return the name of the function or method called at offset `at`, or empty."""
     text = expression(code, at) if is_users(code.co_filename) else _columns(code, at)
     try:
         tree = ast.parse(textwrap.dedent(text).strip(), mode="eval").body

@@ -39,7 +39,7 @@ def errors(error: BaseException) -> Iterator[BaseException]:
 
 def cut_ours(error: BaseException) -> None:
     """Remove gpumagic's frames from an error's tracebacks."""
-    # Below the user's innermost frame, remove only functions that replace torch's or Python's.
+    # After the user's last frame, remove only functions that replace torch's or Python's functions.
     for each in errors(error):
         chain = steps_of(each.__traceback__)
         names = [tb.tb_frame.f_code.co_filename for tb in chain]
@@ -102,7 +102,7 @@ class FailedFrame:
         self.direct = library is None  # no library except torch is between this frame and the error
         # Local variables of the deepest frame that this frame called in a library other than torch.
         self.library = local_variables(library) if library is not None else {}
-        self.at_top = not self.code.co_flags & inspect.CO_OPTIMIZED  # code of a cell or file
+        self.at_top = not self.code.co_flags & inspect.CO_OPTIMIZED  # outside any function
         found = files.executing(self.code, at)
         self.source: str = found.source.text
         # None if there is no source text. The executing package gives each node a `parent`.
@@ -146,7 +146,7 @@ def local_variables(frame: FrameType) -> Mapping[str, Any]:
     if not frame.f_code.co_flags & inspect.CO_OPTIMIZED:  # the code of a cell, file or class
         return seen
     names = dict(seen)
-    # Before Python 3.13, the frame keeps this dictionary. The user may have it from `locals()`.
+    # Before Python 3.13, the frame keeps this dictionary. Clear it, unless user code has it too.
     held_by_frame_and_us = 3
     if type(seen) is dict and sys.getrefcount(seen) <= held_by_frame_and_us:
         seen.clear()
@@ -183,7 +183,7 @@ def functions_again(filename: str, before: Any, after: Any) -> dict[FunctionType
 
 
 def _codes(source: Any, filename: str) -> dict[CodeType, tuple[str, int]]:
-    """Map the code objects of a source or tree to their names, and number equal names."""
+    """Map each code object of a source or tree to its name and its position among equal names."""
     waiting = [compile(source, filename, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)]
     counts, found = Counter[str](), dict[CodeType, tuple[str, int]]()
     for each in waiting:
@@ -239,28 +239,28 @@ def first_name(text: str) -> str:
 
 
 def uses(node: ast.AST, text: str) -> list[ast.expr]:
-    """Return the nodes that read a name, an attribute or an item written as `text`."""
+    """Return the nodes inside `node` that read `text`: a name, an attribute or an item."""
     kinds = (ast.Name, ast.Attribute, ast.Subscript)
     found = (n for n in ast.walk(node) if isinstance(n, kinds) and isinstance(n.ctx, ast.Load))
     return [n for n in found if ast.unparse(n) == text]
 
 
 def decides(file: str, line: int, code: str) -> bool:
-    """Whether an expression in a line, or names computed from it, decide a branch, loop or index.
-    For any ``x[i]``, True."""
+    """Whether a branch, loop or index depends on an expression, or on names computed from it."""
     nodes: Any = [*ast.walk(files.parsed(file).tree or ast.Pass())]
     decisive = _decisive(nodes)
     here = (n for n in nodes if isinstance(n, ast.expr) and n.lineno <= line <= (n.end_lineno or 0))
     with suppress(SyntaxError, ValueError, RecursionError):
         code = ast.unparse(ast.parse(code, mode="eval"))
         for node in (n for n in here if ast.unparse(n) == code):
+            # Assume a dependency for every subscript, such as `x[i]`.
             if isinstance(node, ast.Subscript) or decisive & {node, *_reads_of(node)}:
                 return True
     return False
 
 
 def definition(code: CodeType) -> Any:
-    """Return the syntax node of a function, or None."""
+    """Return the syntax node of the function with this code, or None."""
     nodes = ast.walk(files.parsed(code.co_filename).tree or ast.Pass())
     for node in (n for n in nodes if isinstance(n, _FUNCTIONS) and n.name == code.co_name):
         if code.co_firstlineno == min(each.lineno for each in (node, *node.decorator_list)):
@@ -276,7 +276,7 @@ def _decisive(nodes: list[Any]) -> set[ast.AST]:
 
 
 def _reads_of(node: ast.AST) -> list[ast.AST]:
-    """Return the names in `node`'s loop or function that are computed from `node`'s value."""
+    """Return the names computed from `node`'s value in the loop or function around `node`."""
     within: Any = [*loops_around(node), function_of(node)][0]
     stmt: Any = statement(node)
     into = ast.unparse(stmt).partition(".append(")[0]  # "losses" if `losses.append(x.item())`
@@ -286,7 +286,7 @@ def _reads_of(node: ast.AST) -> list[ast.AST]:
     return [n for n in ast.walk(within) if isinstance(n, ast.Name) and n.id in found]
 
 
-_BACKWARD = ("backward", "autograd", "fit")  # run a backward pass
+_BACKWARD = ("backward", "autograd", "fit")  # functions that run a backward pass
 _BLOCKS = ("body", "orelse", "finalbody")
 _SCOPES = (*_FUNCTIONS, ast.ClassDef, ast.Lambda)
 
@@ -327,7 +327,7 @@ class RestOfCode:
 
     @property
     def remade(self) -> set[str]:
-        """Return names that a rerun of the cell binds anew, except to a list, dict or constant."""
+        """Return names that a rerun binds again to values other than lists, dicts or constants."""
         if self.frame.tree is None or not self.frame.at_top:
             return set()
         body, empty = self.frame.tree.body, (ast.List, ast.Dict, ast.Constant)
@@ -370,7 +370,7 @@ def _named(node: ast.AST) -> str:
 
 
 def _is_backward(node: ast.AST) -> bool:
-    # `fit(x)` without a dot calls the user's function. `RestOfCode.backward` reads that function.
+    # `fit(x)` without a dot calls a user's function, which `RestOfCode.backward` reads.
     return _named(node) in _BACKWARD and getattr(node, "id", "") != "fit"
 
 
@@ -434,7 +434,7 @@ def is_trained(stmt: ast.stmt) -> bool:
 
 
 def is_chained(name: str, loop: ast.stmt) -> bool:
-    """Whether a loop computes `name` from its last value, other than by an addition."""
+    """Whether a loop computes `name` from the name's previous value, except by an addition."""
     made = [n for n in ast.walk(loop) if isinstance(n, ast.Assign) and name in stored(n)]
     chained = (n.value for n in made if name in names_read(n.value))
     return any(not isinstance(getattr(value, "op", None), ast.Add) for value in chained)

@@ -19,7 +19,7 @@ from typing import Any
 from gpumagic.errors import GpuError
 from gpumagic.usercode.variables import NOT_VARIABLES, names_assigned, names_read, variables_read
 
-_RUNS, _RUN = ".runs", ".run"  # no code can contain these names
+_RUNS, _RUN = ".runs", ".run"  # the loop's variables; no code can contain these names
 FUNCTION = ".function"
 _FUTURES = sum({getattr(future, name).compiler_flag for name in future.all_feature_names})
 _LATER = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.GeneratorExp)
@@ -69,7 +69,7 @@ def _looped(tree: ast.Module, filename: str) -> CodeType:
 
 def own_code(code: CodeType) -> CodeType:
     """Copy a code object and the code objects inside it."""
-    # torch.compile adds names to a function's globals only once for each code object.
+    # torch.compile adds names to globals only once per code object, so each namespace needs a copy.
     consts = (own_code(c) if isinstance(c, CodeType) else c for c in code.co_consts)
     return code.replace(co_consts=tuple(consts))
 
@@ -178,7 +178,7 @@ def _read_by(function: Any, namespace: dict[str, Any]) -> list[str]:
 
 
 def _remember(code: str) -> str:
-    """Register code that has no file, so that tracebacks show its lines; return a file name."""
+    """Register code that has no file, so that tracebacks show its lines; return its file name."""
     name = f"<timed {hashlib.sha1(code.encode(), usedforsecurity=False).hexdigest()[:8]}>"
     linecache.cache[name] = (len(code), None, [f"{line}\n" for line in code.splitlines()], name)
     return name

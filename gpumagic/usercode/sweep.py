@@ -30,7 +30,7 @@ _RANGE = re.compile(r"(?:pow(\d{1,4}):)?(.+?)\.\.([^:]+)(?::(.+))?")
 def parse(
     typed: str, names: Mapping[str, Any] | None = None, option: str = "--sweep "
 ) -> dict[str, tuple[Any, ...]]:
-    """Parse the values typed for a variable, ``"n=64,256"``; look names up in `names`."""
+    """Parse typed values of a variable, such as ``"n=64,256"``. Words are looked up in `names`."""
     typed = " ".join(typed.split())  # in one line
     text = option + typed
     name, _, listed = (part.strip() for part in typed.partition("="))
@@ -97,10 +97,10 @@ def _steps(first: float, last: float, step: float, text: str) -> list[Any]:
     if step == 0 or (last - first) * step < 0:
         between = f"{text.partition('=')[0]}={min(first, last)}..{max(first, last)}"
         raise GpuError(f"{text}: steps of {step} do not reach {last} from {first}; type {between}")
-    # Slightly more than the exact count, so that 0.1..0.5:0.1 includes its end.
+    # Increase the count slightly, so that 0.1..0.5:0.1 includes its end.
     count = min((last - first) / step + 1 + 1e-9, MOST_POINTS + 1)
     values = (first + n * step for n in range(int(count)))
-    # Rounded to 12 digits: 0.3, not 0.30000000000000004.
+    # Round to 12 digits, so that a value is 0.3, not 0.30000000000000004.
     return [each if isinstance(each, int) else float(f"{each:.12g}") for each in values]
 
 

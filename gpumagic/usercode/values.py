@@ -108,7 +108,7 @@ class _TorchEvaluator(Evaluator):
 def _attribute(owner: Any, name: str) -> Any:
     """Return `owner.name` of a tensor, a torch module or a named tuple."""
     kind, held = type(owner), own(owner)
-    torch, fakes = torch_here(), sys.modules.get("torch._subclasses.fake_tensor")  # for dry runs
+    torch, fakes = torch_here(), sys.modules.get("torch._subclasses.fake_tensor")  # in dry runs
     of_torch = torch and (torch.Tensor, torch.nn.Parameter, getattr(fakes, "FakeTensor", None))
     if of_torch and kind in of_torch and name in _OF_TENSORS:
         return getattr(owner, name)
@@ -137,7 +137,7 @@ def _item(owner: Any, key: Any) -> Any:
 Step = tuple[str, Any]  # from a value to an attribute or item: (".", name) or ("[]", key)
 Path = tuple[Any, ...]  # to a value: the variable's name, then one step per attribute or item
 
-PLAIN = {int, float, complex, bool, str, bytes, type(None), types.ModuleType}  # not searched
+PLAIN = {int, float, complex, bool, str, bytes, type(None), types.ModuleType}  # have no parts
 _SEQUENCES = (list, tuple, set, frozenset, deque)
 _MAPPINGS = (dict, UserDict)  # items of other mappings may be in a file or database
 _PARTS: dict[type, tuple[str, ...]] = {
@@ -145,7 +145,8 @@ _PARTS: dict[type, tuple[str, ...]] = {
     MethodType: ("__self__",),
 }
 CONTAINERS = (*_SEQUENCES, *_MAPPINGS, *_PARTS)
-_CLOSED = {*sys.stdlib_module_names, "IPython", "ipykernel", "gpumagic"}  # such as locks, threads
+# Packages whose objects, such as locks and threads, are not searched.
+_CLOSED = {*sys.stdlib_module_names, "IPython", "ipykernel", "gpumagic"}
 _ITEMS = 2000  # maximum items that `contents` returns
 
 
@@ -161,7 +162,7 @@ def written(path: Path) -> str:
 
 
 def items(value: Any, most: int | None = None) -> list[tuple[Step, Any]]:
-    """Return the first `most` items of a container; empty if all items are of `PLAIN` types."""
+    """Return the first `most` items of a container with their steps; empty if all are `PLAIN`."""
     kind = type(value)
     if kind in _PARTS:
         return [((".", name), getattr(value, name)) for name in _PARTS[kind]]
@@ -253,7 +254,7 @@ def of_function(function: Any, name: str) -> Any:
     return "torch" if found is None and "torch" in str(type(owner)) else found
 
 
-_INNER = {  # through which a function refers to other functions
+_INNER = {  # attributes through which an object refers to functions
     FunctionType: ("__wrapped__",),
     type(functools.lru_cache(str)): ("__wrapped__",),
     MethodType: ("__func__", "__self__"),
@@ -286,7 +287,7 @@ def functions_in(value: Any, module: str) -> list[FunctionType]:
 
     try:
         found = [each for _, each in walk([((), value)], into, most=2 * _FEW)]
-    except Exception:  # noqa: BLE001  a torch module whose `__init__` has not run
+    except Exception:  # noqa: BLE001  raised by a torch module before its `__init__`
         return []
     return [each for each in found if type(each) is FunctionType and each.__module__ == module]
 
@@ -302,7 +303,7 @@ def values_held(function: FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def saved_by(node: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the attribute's text, such as ``"._saved_self"``, and the tensor that a node saved."""
+    """Yield an autograd node's attributes, such as ``"._saved_self"``, and their saved tensors."""
     names = (name for base in bases_of(type(node)) for name in members_of(base))
     for name in [name for name in names if name.startswith("_raw_saved_")]:
         with suppress(RuntimeError):  # a backward pass has freed the tensor

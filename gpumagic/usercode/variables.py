@@ -51,7 +51,7 @@ class NamesReader(ast.NodeVisitor):
         self.bound: set[str] = set()
         self._sometimes: set[str] = set()  # bound in some branches, or by := in comprehensions
         self._declared: set[str] = set()  # names declared global or nonlocal
-        self._seen_inside: set[str] | None = None  # in a class: the names that nested scopes see
+        self._seen_inside: set[str] | None = None  # in a class: names that functions in it see
         self._transform = transform
         self._values = values
 
@@ -105,7 +105,7 @@ class NamesReader(ast.NodeVisitor):
 
     visit_IfExp = visit_If
 
-    # A loop also has an empty branch, because `break` may end the body early and skip `else`.
+    # For a loop, add an empty branch, because `break` may end the body early and skip `else`.
     def visit_While(self, node: ast.While) -> None:
         self.visit(node.test)
         self._one_of(node.body, node.orelse, None)
@@ -252,8 +252,7 @@ def variables_read(
     *,
     on_host: bool = True,
 ) -> Iterator[tuple[str, Any]]:
-    """Yield `(name, value)` for `names`. Functions found in a value add the globals that they read,
-    their closures and defaults. Without `on_host`, datasets' and loaders' host code adds none."""
+    """Yield `(name, value)` for `names`. A value's functions add globals, closures and defaults."""
     queue = deque(names)
     seen: set[str] = set()
     followed: set[FunctionType] = set()
@@ -264,6 +263,7 @@ def variables_read(
         value = namespace[name]
         yield name, value
         kind = value if isinstance(value, type) else type(value)
+        # Without `on_host`, do not follow datasets' and loaders' functions, which run on the host.
         closed = _is_array(value) or (not on_host and comes_from(kind, *_ON_HOST))
         functions = deque([] if closed else functions_in(value, module))
         while functions:
