@@ -1,7 +1,4 @@
-"""Define the report of one cell: a line, advice and, in HTML, a table that opens on a click.
-
-The line consists of clauses, such as ``moved X: 12.5 MiB``, with " · " between them.
-"""
+"""Define the report of one cell: a line, advice and, in HTML, a table that opens on a click."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -28,7 +25,7 @@ class Batches:
 
 @dataclass(frozen=True, repr=False)
 class Report(Shown):
-    """Report the moves, copies, time and memory of one cell."""
+    """Report the moves, copies, time and memory of one cell, in a line of several clauses."""
 
     device: Device  #: the device that the cell ran on
     seconds: float  #: from the cell's first statement until the device finished the cell's work

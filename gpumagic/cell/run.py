@@ -36,7 +36,7 @@ class _Share:
         self.moves = Moves()
         self.origins: Origins = []  # moved objects and their former devices
         self.placed: Any = None  # the value that `framework.place` yielded
-        self.taken: list[str] = []  # former GPUs stored in moved objects: "trainer's cuda:0"
+        self.taken: list[str] = []  # GPUs that objects' attributes named: "trainer's cuda:0"
         self.memory: list[Memory] = []
         self.made: dict[str, Any] = {}  # new arrays, by the variable's name
 
@@ -104,7 +104,7 @@ class _Share:
         of = self.framework
         on_cpu = sum(of.nbytes(array) for array in self.made.values() if of.where(array) == "cpu")
         read = sum(entry.nbytes for entry in entries if entry.kind == "copy")
-        # If new CPU arrays have as many bytes as the cell copied, the arrays are copies of results.
+        # New CPU arrays of exactly as many bytes as the cell copied are copies of GPU results.
         # If variables moved, the cell may have changed their data in place, without an allocation.
         stayed = self.moves.left and not self.moves.moved
         return "all work was on cpu" if stayed or on_cpu not in (0, read) else ""
@@ -373,7 +373,7 @@ def _whose(name: str) -> str:
 def left_alone(
     names: Iterable[str], namespace: Mapping[str, Any], device: Device, unusable: str = ""
 ) -> Iterator[Left]:
-    """Yield a `Left` for unsupported arrays on other GPUs, and for all tensors if `unusable`."""
+    """Yield a `Left` for unsupported libraries' arrays on other GPUs, and tensors if `unusable`."""
     for name in names:
         value = namespace.get(name)
         library = str(defined_in(type(value))).partition(".")[0]

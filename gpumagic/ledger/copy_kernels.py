@@ -1,6 +1,6 @@
 """Wrap torch's kernels that copy or wait, to count their bytes and time.
 
-Without a running watch, a wrapper only calls the kernel that it replaced. On virtual GPUs, the
+While nothing is counted, a wrapper only calls the kernel that it replaced. On virtual GPUs, the
 wrappers compute the bytes that CUDA's operators would copy. `tests/cuda` compares these bytes with
 CUDA's own log.
 """
@@ -87,7 +87,8 @@ def crossing(target: Any, source: Any, non_blocking: bool) -> int:
     nbytes: int = target.nbytes
     if target.dtype is source.dtype:
         return nbytes
-    # In a blocking copy, the host converts the dtype. In any other copy, a GPU converts the dtype.
+    # A blocking copy converts the dtype on the host, any other copy on a GPU. If the destination
+    # converts, the bytes sent have the source's dtype.
     here, there = source.get_device() == HOST, target.get_device() == HOST
     if (here or there) and here is bool(non_blocking):
         nbytes = target.numel() * source.element_size()

@@ -1,6 +1,6 @@
 """Count torch's copies and waits, and measure peak memory, while code runs.
 
-The first watch registers wrapper kernels at the GPUs' dispatch key, and `uninstall` removes them.
+The first call of `counting` wraps kernels at the GPUs' dispatch key. `uninstall` restores torch.
 The functions `synchronize` and `_tensor_str._str` are no operators, so wrappers replace them.
 """
 
@@ -191,7 +191,7 @@ devices_changed.append(uninstall)
 def counting(tally: Tally, *, strict: bool, warn: bool) -> Iterator[None]:
     """Count calls in this context and in threads started in it. Any thread may exit the context."""
     outer = attribute.current.get()
-    while outer is not None and not outer.live:  # watches in generators may end in any order
+    while outer is not None and not outer.live:  # contexts in generators may end in any order
         outer = outer.outer
     active = attribute.ActiveWatch(tally, Alarm(strict=strict) if strict or warn else None, outer)
     try:

@@ -96,7 +96,7 @@ class Ledger(Shown):
 
 
 def merged(entries: Iterable[Entry]) -> tuple[Entry, ...]:
-    """Merge entries of equal expression, operator, `via` and devices; sort the result by line."""
+    """Merge entries with equal expression, operator, `via` and devices. Sort the result by line."""
     found: dict[tuple[object, ...], Entry] = {}
     for e in entries:
         place = e.where and (e.where.file, e.where.line, e.code)
@@ -134,6 +134,7 @@ _SPECIAL = {
 
 # Prefixes of bytecode instructions for subscripts, operators and comparisons, which are not calls.
 _NO_CALL = ("BINARY_", "INPLACE_", "COMPARE_", "STORE_SUBSCR", "STORE_SLICE", "UNARY_", "CONTAINS_")
+# Names of functions that copy or read values without naming a device.
 _READING = {
     *("__contains__", "__getitem__", "__setitem__", "getitem", "setitem", "index_put"),
     *("index_put_", "bool", "float", "int", "str", "format", "item", "print", "repr", "tolist"),
@@ -240,7 +241,7 @@ class Count(Entry):
 
 @dataclass(eq=False)
 class Tally:
-    """The counts of one watch."""
+    """The counts of one watch: a context such as `with gpumagic.watch()`, or a `%%ongpu` cell."""
 
     virtual: bool = False  # whether the devices are virtual
     counts: dict[tuple[Any, ...], Count] = field(default_factory=dict)  # by call and instruction

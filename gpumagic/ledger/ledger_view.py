@@ -1,4 +1,4 @@
-"""Show the ledger as one line, or as a table with advice on repeated copies and waits."""
+"""Show a ledger (the copies and waits of a run) as one line, or as a table with advice."""
 
 import re
 from collections import Counter, defaultdict
@@ -124,7 +124,7 @@ _INNERMOST = re.compile(r"[(\[][^()\[\]]*[)\]]")
 
 
 def _keep(entry: Entry) -> str:
-    """Return the advice to keep a value on the device; empty if the code needs it on the host."""
+    """Return the advice to keep a value on the device; empty if the host needs the value."""
     where, tensor = entry.where, _tensor_of(entry.code)
     if (where and decides(where.file, where.line, entry.code)) or not _fits(entry):
         return ""

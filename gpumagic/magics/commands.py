@@ -51,7 +51,7 @@ class GpuMagics(ipython.Magics):
     def __init__(self, shell: Any, cells: CellHooks, once: DisplayOnce) -> None:
         super().__init__(shell)
         self.cells, self.once = cells, once
-        self._last_memory: Any = None  # the last report of all holders, for `--since`
+        self._last_memory: Any = None  # the last full memory report, for `--since`
 
     @magic(ipython.line_magic)
     def gpus(self, asked: Namespace) -> Any:

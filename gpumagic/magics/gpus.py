@@ -132,7 +132,7 @@ def move_back(namespace: dict[str, Any]) -> str:
 
 
 def memory_of(asked: Sequence[str]) -> tuple[Any, Any]:
-    """Return the object that `%gpumem` shows, and the report of all holders if one was made."""
+    """Return the object that `%gpumem` shows, and the full memory report if one was made."""
     from gpumagic.frameworks.known import started
 
     if torch_here() is None and not started():
@@ -156,6 +156,7 @@ def memory_of(asked: Sequence[str]) -> tuple[Any, Any]:
     return report.of(named), whole
 
 
+# Verbs that need an argument, each with an example.
 _NEEDED = {"restart": "restart 1", "pull": "pull net", "restore": "restore DIR"}
 
 

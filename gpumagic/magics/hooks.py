@@ -126,7 +126,7 @@ class Explaining:
         self._shown = 0
 
     def report_death(self, where: str, check_line: str) -> None:
-        """If CUDA died, report it once to the user and JupyterLab; `where` names the ended cell."""
+        """If CUDA has failed, tell the user and JupyterLab once. `where` names the ended cell."""
         if (state := cuda_state()) is None:
             return
         if (death := state.look(where, check_line=check_line)) is None:  # CUDA works
@@ -245,7 +245,7 @@ def stamp_memory() -> tuple[str, str] | None:
 
 
 def unstamp_memory(cell: str, before: str) -> None:
-    """Restore the metadata `before`, unless the cell has set other metadata or CUDA died."""
+    """Restore the metadata `before`, unless the cell has set other metadata or CUDA has failed."""
     state = cuda_state()
     with faults.kept(_STAMPING):
         if (cuda := state and state.live_cuda()) and cuda.memory._get_memory_metadata() == cell:

@@ -49,7 +49,7 @@ def hooks(shell: Any) -> tuple[Any, ...]:
         _Change(lambda: None, forget),
         _registered(GpuMagics(shell, cells, once)),
         cells.explaining,  # replaces shell.showtraceback
-        # Runs last, after IPython's own transformers have removed indentation and prompts (`>>>`).
+        # `transform` runs last, after IPython has removed indentation and prompts (`>>>`).
         _appended(shell.input_transformers_cleanup, transform),
         _appended(shell.ast_transformers, cells),
         _Change(partial(setattr, shell, BEGIN, cells.begin), partial(delattr, shell, BEGIN)),

@@ -59,7 +59,7 @@ def transform(lines: list[str]) -> list[str]:
     return [*lines[:first], f"{_begin(line.strip())}\n", *rest]
 
 
-# IPython's check_complete skips such transformers, so it treats %%ongpu like any other %%magic.
+# Because of this attribute, IPython's check_complete treats %%ongpu like any other %%magic.
 transform.has_side_effects = True  # type: ignore[attr-defined]
 
 
@@ -107,7 +107,7 @@ class RunningCell:
     tree: ast.AST | None = None
     run: Run | None = None
     request: Namespace | None = None
-    check_line: str = ""  # how to find a bad index; empty if no Run began
+    check_line: str = ""  # text that advises --check after a bad index; empty if no Run began
     gone = False  # whether the device was not found
     elsewhere = False  # whether gpumagic itself runs the tree; IPython then runs only our call
     report: Any = None  # the report to show after a cell that ran `elsewhere`
@@ -157,7 +157,7 @@ class CellHooks:
             self._end(self.stack.pop(), None)
 
     def visit(self, tree: ast.Module) -> ast.Module:
-        """Store a cell's tree. Change the tree if the cell runs elsewhere, or if `%ongpu` is on."""
+        """Store a cell's tree. Change the tree if gpumagic runs the cell, or if `%ongpu` is on."""
         cell = self.current()
         body = tree.body if isinstance(tree, ast.Module) else []
         line = _line_of(body)

@@ -145,7 +145,7 @@ _MAGIC = re.compile(r"""get_ipython\(\)\.run_line_magic\('(\w+)', (['"])(.*)\2\)
 class UserLine:
     """A line of the user's code."""
 
-    line: int  # in its cell or file, from 1; 0 for `BEFORE`
+    line: int  # number in its cell or file, from 1; 0 for `BEFORE`
     source: str = ""  # as the user typed it
     function: str = ""  # the function's name; empty for code outside functions
     file: str = ""  # the file name of its code object
@@ -157,7 +157,7 @@ class UserLine:
 
     @property
     def place(self) -> str:
-        """``"line 19"``; ``"In [5], line 19"`` for a line outside the running or last cell."""
+        """``"line 19"`` in the running or last cell; elsewhere, such as ``"In [5], line 19"``."""
         line = f"line {self.line}"
         return line if self.label in ("", last_cell()) else f"{self.label}, {line}"
 
@@ -196,7 +196,7 @@ def innermost_of(traceback: TracebackType | None) -> UserLine | None:
 
 
 def in_cell(frame: FrameType, at: int | None = None) -> tuple[CodeType, int]:
-    """Return a frame's code and instruction. For `%%time`, code gets the cell's line numbers."""
+    """Return a frame's code and instruction. For `%%time`, the code has the cell's line numbers."""
     code, at = frame.f_code, frame.f_lasti if at is None else at
     if not code.co_filename.startswith(_TIMED):
         return code, at

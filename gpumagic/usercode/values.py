@@ -108,7 +108,7 @@ class _TorchEvaluator(Evaluator):
 def _attribute(owner: Any, name: str) -> Any:
     """Return `owner.name` of a tensor, a torch module or a named tuple."""
     kind, held = type(owner), own(owner)
-    torch, fakes = torch_here(), sys.modules.get("torch._subclasses.fake_tensor")  # in dry runs
+    torch, fakes = torch_here(), sys.modules.get("torch._subclasses.fake_tensor")  # for dry runs
     of_torch = torch and (torch.Tensor, torch.nn.Parameter, getattr(fakes, "FakeTensor", None))
     if of_torch and kind in of_torch and name in _OF_TENSORS:
         return getattr(owner, name)
@@ -137,7 +137,7 @@ def _item(owner: Any, key: Any) -> Any:
 Step = tuple[str, Any]  # from a value to an attribute or item: (".", name) or ("[]", key)
 Path = tuple[Any, ...]  # to a value: the variable's name, then one step per attribute or item
 
-PLAIN = {int, float, complex, bool, str, bytes, type(None), types.ModuleType}  # have no parts
+PLAIN = {int, float, complex, bool, str, bytes, type(None), types.ModuleType}  # without parts
 _SEQUENCES = (list, tuple, set, frozenset, deque)
 _MAPPINGS = (dict, UserDict)  # items of other mappings may be in a file or database
 _PARTS: dict[type, tuple[str, ...]] = {

@@ -51,7 +51,7 @@ class NamesReader(ast.NodeVisitor):
         self.bound: set[str] = set()
         self._sometimes: set[str] = set()  # bound in some branches, or by := in comprehensions
         self._declared: set[str] = set()  # names declared global or nonlocal
-        self._seen_inside: set[str] | None = None  # in a class: names that functions in it see
+        self._seen_inside: set[str] | None = None  # in a class body: names that its functions see
         self._transform = transform
         self._values = values
 
