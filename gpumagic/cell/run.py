@@ -125,7 +125,7 @@ class Run:
         strict: bool = False,
         table: bool = False,
         back: bool = False,
-        said: frozenset[str] = frozenset((FOR_GOOD,)),  # clauses that earlier reports showed
+        said: frozenset[str] = frozenset((FOR_GOOD,)),  # parts of earlier reports, not shown again
         helpers: Sequence[Any] = (),  # each has `start` and `stop`
         recorder: Any = None,  # has `start()`, and `stop(seconds)`, which returns `Report.peak`
         profiler: Any = None,  # has `start`, `stop`, `result` and `stopping` (seconds of `stop`)

@@ -65,7 +65,7 @@ _BY_DATA = (
     "the size of its result depends on the data: do it once, before the loop; instead of a mask, "
     "torch.where(mask, x, 0) keeps the size and does not wait"
 )
-_PIN = "pin its memory, x.pin_memory() or DataLoader(..., pin_memory=True); "
+_PIN = "pin the host's memory: x.pin_memory() or DataLoader(..., pin_memory=True); "
 _MADE_ON_HOST = re.compile(
     r"\b(arange|empty|eye|full|linspace|ones|rand|randint|randn|randperm|tensor|zeros)\("
     r".*\)\.(to|cuda)\([^()]*\)$"
@@ -80,11 +80,11 @@ def _of_wait(entry: Entry) -> Advice | None:
     elif entry.operator == "equal":
         text = _keep(entry) and "compare on the device, (a == b).all(), and read the result later"
     elif entry.operator == "histc":
-        return Advice("pass min= and max=: then it does not wait", entry.count)
+        return Advice("pass min= and max= to avoid the wait", entry.count)
     elif entry.operator != "item" and not entry.framework:
         return Advice(_BY_DATA, entry.count)
     elif entry.code.startswith(("torch.tensor(", "torch.as_tensor(")):
-        text = "torch.stack([...]) puts them together on the device"
+        text = "torch.stack([...]) joins the values on the device"
     else:
         text = _keep(entry)
     return all_but_one(entry, text)

@@ -111,7 +111,7 @@ class RunningCell:
     gone = False  # whether the device was not found
     elsewhere = False  # whether gpumagic itself runs the tree; IPython then runs only our call
     report: Any = None  # the report to show after a cell that ran `elsewhere`
-    reported = False  # whether a run in this cell has ended
+    reported = False  # whether a Run of this cell has ended
     watch: watch | None = None  # the counter of `%gpuwatch`
     stamp: tuple[str, str] | None = None  # allocation label of this cell, and the former label
 
@@ -125,7 +125,7 @@ class CellHooks:
         self.standing: Namespace | None = None  # the parsed line of `%ongpu 1`
         self.standing_on = ""
         self.watching: Namespace | None = None  # the parsed line of `%gpuwatch on`
-        self._said: frozenset[str] = frozenset()  # clauses that reports have shown
+        self._said: frozenset[str] = frozenset()  # parts of reports that are shown only once
         self._threads = threading.local()  # a subshell runs its cells on another thread
 
     @property
@@ -257,7 +257,7 @@ class CellHooks:
         options |= {"said": self._said, "table": asked.report or asked.fix}
         options |= _recorders(asked, device)
         options |= {"frameworks": needed.frameworks, "unusable": needed.unusable}
-        # Set both attributes before the start, so that `finish` ends a run even if Ctrl-C stops it.
+        # Set `run` and `request` first, so that `finish` ends the run if Ctrl-C stops its start.
         cell.run, cell.request = Run(device, space, names, **options), asked
         instead = "" if asked.standing else ", instead of the present one,"
         cell.check_line = f"%%ongpu {asked.where} --check as the cell's first line{instead}"
