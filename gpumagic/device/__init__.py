@@ -1,6 +1,6 @@
 """Resolve the names of GPUs to devices.
 
-This package never imports torch, and loads NVML only when it must look up a device.
+This package never imports torch, and loads NVML only when the GPUs are first listed.
 """
 
 from gpumagic.device import cuda_state as cuda_state

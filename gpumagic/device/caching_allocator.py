@@ -1,6 +1,7 @@
 """Model the blocks and the reserved memory of torch's caching allocator for CUDA.
 
-The rules are those of c10/cuda/CUDACachingAllocator.cpp, for default settings and one stream.
+torch reserves segments of memory from the driver, and splits a segment into blocks for tensors. The
+rules are those of c10/cuda/CUDACachingAllocator.cpp, for default settings and one stream.
 ``tests/cuda/test_memory_model.py`` compares the model with the real allocator.
 """
 
@@ -12,7 +13,7 @@ _SMALL, _SMALL_SEGMENT = 2**20, 2 * 2**20
 """Requests of up to `_SMALL` bytes share segments of `_SMALL_SEGMENT` bytes."""
 _MIDDLE, _MIDDLE_SEGMENT = 10 * 2**20, 20 * 2**20
 """Larger requests below `_MIDDLE` bytes share segments of `_MIDDLE_SEGMENT` bytes."""
-_ROUND = 2 * 2**20  # a larger request gets its own segment, a multiple of this many bytes
+_ROUND = 2 * 2**20  # requests of `_MIDDLE` bytes or more get their own segment, a multiple of this
 
 
 def in_blocks(nbytes: int) -> int:
@@ -120,7 +121,8 @@ class CachingAllocator:
         stat, blocks, requested = self.bytes, self.blocks, self.requested
         # No function calls from here on, so that an interrupt cannot come between two writes.
         free[place:place] = ((end - start, start),)
-        if after > before:  # delete the later entry first; the merged block follows both
+        # The merged block was inserted after the entries to delete, so their indices are valid.
+        if after > before:  # delete the later entry first, because this keeps `before` valid
             del free[after]
         if before >= 0:
             del free[before]
@@ -142,7 +144,7 @@ class CachingAllocator:
     def needs(self, nbytes: int) -> tuple[int, int]:
         """Return the bytes to reserve for an allocation of `nbytes` now, and the block's size."""
         size = in_blocks(nbytes)
-        # `allocate` repeats these lines instead of a call, which would slow each allocation down.
+        # `allocate` repeats these lines, because a call would slow each allocation down.
         least, free = (BLOCK, self._free[0]) if size <= _SMALL else (_SMALL + 1, self._free[1])
         place = bisect_left(free, (size,))
         reserved = 0 if place < len(free) else segment_for(size)

@@ -1,7 +1,7 @@
 """Look up the memory of a card (a GPU model) by its name.
 
-`_KNOWN` has the smallest total that public texts of 2020 to 2026 show torch to print for a card, or
-the maker's figure if no text was found.
+`_KNOWN` has each card's memory as torch prints it: the smallest value in public texts of 2020 to
+2026. If no text was found, `_KNOWN` has the maker's figure.
 """
 
 import os
@@ -15,7 +15,7 @@ from gpumagic.errors import GpuError
 CONTEXT = 512 * 2**20  # bytes that CUDA uses before the first tensor; on real GPUs 300 to 600 MiB
 _HOPPER = (9, 0)
 
-# Cards by CUDA capability. "L4 24GB=22558" is an L4 of which torch reports 22558 MiB in total.
+# Cards by CUDA capability. "L4 24GB=22558" means that torch reports 22558 MiB for an L4 of 24 GB.
 _KNOWN = {
     (12, 0): """RTX PRO 6000 96GB=97250, RTX 5090 32GB=32089, RTX 5060 Ti 16GB=15841,
         RTX 5080 16GB, RTX 5070 Ti 16GB, RTX 5070 12GB, RTX 5060 8GB""",
@@ -44,13 +44,13 @@ class Card:
     """A card (a GPU model), which need not be in this machine."""
 
     name: str
-    total: int  # bytes, including CUDA's context and the workspace
+    total: int  # bytes, including CUDA's context and cuBLAS's workspace
     capability: tuple[int, int] = (8, 0)  # CUDA capability, such as (9, 0)
     reported: bool = False  # whether `total` is torch's figure, not the maker's or the user's
 
     @property
     def workspace(self) -> int:
-        """Estimated bytes of one cuBLAS workspace of torch. Each thread has one for each stream."""
+        """Estimated bytes of a cuBLAS workspace. torch makes a workspace per thread and stream."""
         # torch's defaults, as :KiB:count pairs (aten/src/ATen/cuda/CublasHandlePool.cpp).
         default = ":4096:8" if self.capability >= _HOPPER else ":4096:2:16:8"
         asked = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "")
@@ -75,7 +75,7 @@ CARDS = tuple(
 
 
 def card(given: str) -> Card:
-    """Return the card with a name or a size (``24GiB``); raise GpuError for an unknown name."""
+    """Return the card for a name or a size (``24GiB``). An unknown name raises GpuError."""
     given = given.strip()
     if (size := bytes_in(given)) is not None:
         return Card(given, size)
@@ -88,7 +88,7 @@ def card(given: str) -> Card:
     if len(found) == 1:
         return found[0]
     if found:
-        names = " or ".join(shlex.quote(one.name) for one in found)  # as typed after --on
+        names = " or ".join(shlex.quote(one.name) for one in found)  # quoted for a command line
         raise GpuError(f"{given} may be {names}; type one of them")
     near = get_close_matches(wanted, known, 1, 0.7)
     question = f"did you mean {shlex.quote(known[near[0]][0].name)}? " if near else ""

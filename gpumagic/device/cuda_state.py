@@ -1,7 +1,8 @@
 """Check whether CUDA still works in this process, and say what to do if it does not.
 
 After some CUDA errors, each later call fails with the same error, and only a new process can use
-the GPUs again. `look` asks CUDA itself, because an exception may come from another process.
+the GPUs again. This module calls such a failure CUDA's death. `look` asks CUDA itself whether CUDA
+is dead, because an exception may come from another process.
 """
 
 import ctypes
@@ -19,7 +20,7 @@ from gpumagic.device.discover import here, physical_gpus
 from gpumagic.device.where import there_is
 from gpumagic.errors import GpuError
 
-_STAYS = {  # permanent errors: CUDA's text (see cudaError_t in CUDA's reference), a short name
+_STAYS = {  # permanent errors: CUDA's text (documented at cudaError_t), then a short name
     "device-side assert triggered": "device-side assert",
     "an illegal memory access was encountered": "illegal memory access",
     "an illegal instruction was encountered": "illegal instruction",
@@ -55,7 +56,7 @@ _NO_GPU = {  # patterns of errors that frameworks raise if they find no GPU
     "TensorFlow": "Could not satisfy device specification '/job:localhost",
 }
 _ON_CPU = 'device="cpu" works; "cuda" if torch.cuda.is_available() else "cpu" works anywhere'
-_WITHOUT = {"PyTorch": (_ON_CPU, "then run the cell again as it is")}
+_WITHOUT = {"PyTorch": (_ON_CPU, "then run the same cell again")}
 _SAID = re.compile(r"(?:CUDA|HIP)(?: driver| runtime)? error: *(.+)")
 
 
@@ -67,13 +68,13 @@ class CudaDead(GpuError):
 class Death:
     """The permanent failure of CUDA in this process."""
 
-    what: str  # "device-side assert"
+    what: str  # the error's short name, such as "device-side assert"
     where: str  # where the failure was found, such as "In [7], line 3"; empty if unknown
     check_line: str = ""  # the advice to type `%%ongpu … --check`; if empty, `_CHECK_LINE`
 
     @property
     def cause(self) -> str:
-        """The failure and its place: ``"device-side assert in In [7], line 3 or before"``."""
+        """The failure with its place. CUDA reports late, so the text ends in "or before"."""
         return f"{self.what} in {self.where} or before" if self.where else self.what
 
     @property
@@ -103,16 +104,16 @@ def live_cuda() -> Any:
 
 
 def started() -> list[int]:
-    """Return the ordinals of GPUs with a CUDA context. Using other GPUs would create contexts."""
+    """Return the ordinals of GPUs with a CUDA context. A query on another GPU would create one."""
     if (cuda := live_cuda()) is None:
         return []
-    # CPU builds of torch lack this function. In a CPU build, all virtual GPUs count as started.
+    # CPU builds of torch lack `_cuda_hasPrimaryContext`. There, all virtual GPUs count as started.
     has_context = getattr(sys.modules["torch"]._C, "_cuda_hasPrimaryContext", lambda n: True)
     return [n for n in range(cuda.device_count()) if has_context(n)]
 
 
 def look(where: str = "", error: BaseException | None = None, check_line: str = "") -> Death | None:
-    """Return CUDA's death or None, without waiting for CUDA. `error` was raised at `where`."""
+    """Ask CUDA, without waiting; return CUDA's death or None. `error` was raised at `where`."""
     global _death
     if (cuda := live_cuda()) is not None:
         said = _asked(cuda)
@@ -126,9 +127,9 @@ def look(where: str = "", error: BaseException | None = None, check_line: str = 
 
 
 def _asked(cuda: Any) -> str:
-    """Return the error that CUDA reports for its GPUs; empty if there is none."""
+    """Return the text of the error that CUDA reports for any GPU; empty without an error."""
     try:
-        if not cuda.is_current_stream_capturing():  # a query would invalidate the capture
+        if not cuda.is_current_stream_capturing():  # a query would break a graph capture
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # hide torch's warning, which repeats the error
                 for ordinal in started():
@@ -151,7 +152,7 @@ def is_death(error: BaseException) -> bool:
 
 
 def advice(error: BaseException, check_line: str = "") -> str:
-    """Return advice if an error is about a bad index, a missing or a busy GPU; else empty text."""
+    """Return advice on a bad index or a missing, busy or misnamed GPU; empty for other errors."""
     if _said(error) == _BUSY:
         return _WHERE_BUSY
     if _said(error) == "invalid device ordinal":
@@ -192,7 +193,7 @@ def no_collections() -> Iterator[None]:
 
 
 def collect() -> None:
-    """Collect garbage if CUDA is not dead. On a dead CUDA, freeing an event ends the process."""
+    """Collect garbage, unless CUDA is dead: freeing an event would then end the process."""
     if look() is None:
         gc.collect()
 
@@ -201,7 +202,7 @@ def give_back() -> None:
     """Collect garbage, and return the unused memory in torch's cache to the driver."""
     collect()
     if (cuda := live_cuda()) is not None:
-        with suppress(RuntimeError):  # a GPU has failed; the user's own error says so
+        with suppress(RuntimeError):  # a GPU has failed; the user's own code raises the same error
             cuda.empty_cache()
 
 
@@ -209,7 +210,7 @@ _spare: dict[tuple[type, int], list[Any]] = {}
 
 
 def take_event(ordinal: int) -> Any:
-    """Return a timing event of a GPU; give it back with `give_events`."""
+    """Return a timing event of a GPU. Give the event back with `give_events` after use."""
     kind = sys.modules["torch"].cuda.Event
     spare = _spare.setdefault((kind, ordinal), [])
     if spare:
@@ -221,18 +222,18 @@ def take_event(ordinal: int) -> Any:
 
 
 def give_events(ordinal: int, *events: Any) -> None:
-    """Return a GPU's unused events, for `take_event` to reuse."""
+    """Take back events of a GPU, so that `take_event` can reuse them."""
     _spare[type(events[0]), ordinal] += events
 
 
 def forget() -> None:
-    """Delete the record of CUDA's death when the extension unloads, so that `look` asks again."""
+    """Delete the record of CUDA's death. Called by `%unload_ext`, and to reset virtual GPUs."""
     global _death
     _death = None
 
 
 def _said(error: BaseException | None) -> str:
-    """Return CUDA's text in an error; empty if there is none."""
+    """Return the part of an exception's message that is CUDA's text; empty if there is none."""
     found = _SAID.search(faults.in_words(error)) if isinstance(error, RuntimeError) else None
     return found[1].strip() if found else ""
 
@@ -244,4 +245,4 @@ def _lost() -> bool:
     return bool(door.lost)
 
 
-faults.not_ours.append(is_death)  # no faults of gpumagic
+faults.not_ours.append(is_death)  # CUDA's death is no fault of gpumagic

@@ -1,8 +1,8 @@
 """List the devices of this process: virtual GPUs, or the GPUs of CUDA, HIP or Level Zero.
 
 CUDA_VISIBLE_DEVICES is parsed as in torch's ``_parse_visible_devices``. For HIP,
-``ROCR_VISIBLE_DEVICES`` selects and orders the GPUs, then ``HIP_VISIBLE_DEVICES``, or else
-``CUDA_VISIBLE_DEVICES``, selects among these
+``ROCR_VISIBLE_DEVICES`` first selects and orders the GPUs. ``HIP_VISIBLE_DEVICES`` then selects
+among these GPUs. If it is not set, ``CUDA_VISIBLE_DEVICES`` is used in its place
 (https://rocm.docs.amd.com/en/latest/conceptual/gpu-isolation.html).
 """
 
@@ -21,7 +21,7 @@ from gpumagic import drm, nvml
 
 
 class TorchBuild(NamedTuple):
-    """Version of the platform that torch was built for; None for the other platforms."""
+    """Version of the platform that torch was built for. The other platforms' fields are None."""
 
     cuda: str | None = None
     hip: str | None = None
@@ -30,7 +30,7 @@ class TorchBuild(NamedTuple):
 
 @cache
 def torch_build() -> TorchBuild:
-    """Return the build of the torch that this process would import."""
+    """Return the build of the installed torch, without importing torch."""
     with suppress(OSError, ValueError, ImportError):
         spec = util.find_spec("torch")
         for folder in (spec and spec.submodule_search_locations) or ():
@@ -54,13 +54,13 @@ class Device:
     kind: Kind  # torch's name, which is "cuda" also for AMD GPUs
     ordinal: int | None = None  # number in this process: the 1 of cuda:1 or xpu:1
     uuid: str | None = None  # "GPU-…" or "MIG-…"; "PCI-…" if the GPU has no UUID
-    index: int | None = None  # number in nvidia-smi; for AMD and Intel, in order of PCI addresses
+    index: int | None = None  # number in nvidia-smi; for AMD and Intel, counted by PCI address
     name: str | None = None
     memory_total: int | None = None  # bytes
     memory_free: int | None = field(default=None, compare=False)
-    virtual: bool = False  # whether the device is a virtual GPU
-    note: str | None = field(default=None, compare=False)  # why this is the CPU instead
-    ordinal_certain: bool = field(default=True, compare=False)  # False if torch's may differ
+    virtual: bool = False
+    note: str | None = field(default=None, compare=False)  # why the CPU replaces a missing GPU
+    ordinal_certain: bool = field(default=True, compare=False)  # False if torch's number may differ
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.ordinal}" if self.kind in ("cuda", "xpu") else self.kind
@@ -95,8 +95,8 @@ def has_virtual() -> bool:
 def set_cuda_order(
     devices: Sequence[Device] | None, free: Callable[[int], int | None] | None = None
 ) -> None:
-    """Set CUDA's devices in CUDA's order; `free` takes an ordinal and returns free bytes."""
-    # Once CUDA has started, changes of the environment no longer change CUDA's order.
+    """Record CUDA's devices in CUDA's order. `free` returns the free bytes of an ordinal's GPU."""
+    # Once CUDA has started, changed environment variables no longer change CUDA's order.
     global _cuda_order, _cuda_free
     _cuda_order, _cuda_free = None if devices is None else tuple(devices), free
 
@@ -120,11 +120,11 @@ def amd_gpus(env: Mapping[str, str], root: Path = Path("/")) -> list[Device]:
 
 
 def intel_gpus(env: Mapping[str, str], root: Path = Path("/")) -> list[Device]:
-    """Return the GPUs that torch calls ``xpu``; integrated GPUs only if no GPU is discrete."""
+    """Return the GPUs that torch calls ``xpu``. Integrated GPUs count only if none is discrete."""
     known = list(enumerate(drm.graphics_cards(root, "intel")))
     cards = [(index, card) for index, card in known if not card.integrated] or known
     gpus = [_of_card("xpu", index, card) for index, card in cards]
-    # In the mask, ``1.0`` is tile 0 of GPU 1. Delete the tile numbers.
+    # In ZE_AFFINITY_MASK, ``1.0`` is tile 0 of GPU 1. Delete the tile numbers.
     mask = re.sub(r"\.[^,]*", "", env["ZE_AFFINITY_MASK"]) if "ZE_AFFINITY_MASK" in env else None
     # Level Zero does not document how it orders GPUs of different models.
     return _numbered(_listed(gpus, mask), certain=len({gpu.name for gpu in gpus}) <= 1)
@@ -137,7 +137,7 @@ def _of_card(kind: Kind, index: int, card: drm.GraphicsCard) -> Device:
 
 
 def _listed(gpus: list[Device], listed: str | None) -> list[Device]:
-    """Return the GPUs that `listed` (numbers, UUIDs) selects; an invalid entry ends the list."""
+    """Return the GPUs whose numbers or UUIDs `listed` has (None: all), up to an invalid entry."""
     found: list[Device] = []
     for entry in (part.strip() for part in listed.split(",")) if listed is not None else ():
         if re.fullmatch("[0-9]{1,8}", entry):
@@ -206,7 +206,7 @@ def _is_mig(device: Device) -> bool:
 
 
 def _one_mig(chosen: Sequence[Device], physical: Sequence[Device]) -> Sequence[Device]:
-    """Return `chosen`. If a chosen GPU has MIG devices, return only one of them, as CUDA does."""
+    """Return `chosen`. If a GPU in it is split by MIG, return one MIG device only, as CUDA does."""
     for device in chosen:
         if its := [other for other in physical if _is_mig(other) and other.index == device.index]:
             return [device if _is_mig(device) else its[0]]

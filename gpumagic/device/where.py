@@ -75,7 +75,7 @@ def complete(prefix: str, devices: Sequence[Device] | None = None) -> list[str]:
     before = prefix[: len(prefix) - len(start)]
     numbers = [str(device.ordinal) for device in devices]
     offers = [*numbers, *map(str, devices), "cpu", *(("free", "all") if devices else ())]
-    if start:  # offer longer names only if a letter was typed
+    if start:  # offer longer names only if the user has typed a part of them
         offers += [f"gpu:{number}" for number in numbers]
         offers += [device.uuid or "" for device in devices]
     taken = {part.strip() for part in head.split(",")} | {""}
