@@ -1,8 +1,8 @@
 """Compare each device's results with the results of the first device.
 
 Integers and bools must be equal, and NaN equals NaN. Floats may differ by torch.testing's tolerance
-for their dtype, relative to the largest number in the tensor, because a sum's rounding error is
-proportional to the terms (Higham, "Accuracy and Stability of Numerical Algorithms", 3.1).
+for their dtype. The tolerance is relative to the largest number in the tensor, because the rounding
+error of a sum grows with its terms (Higham, Accuracy and Stability of Numerical Algorithms, 3.1).
 """
 
 import math
@@ -30,15 +30,15 @@ from gpumagic.usercode.values import (
     written,
 )
 
-_TOLERANCES = {  # relative and absolute; all except float8's are those of torch.testing
+_TOLERANCES = {  # relative and absolute tolerance; all except float8's are torch.testing's
     ("float8",): (0.25, 0.02),
     ("float16", "complex32"): (1e-3, 1e-5),
     ("bfloat16",): (1.6e-2, 1e-5),
     ("float32", "complex64"): (1.3e-6, 1e-5),
     ("float64", "complex128"): (1e-7, 1e-7),
 }
-_TF32 = 2.0**-10  # 10 of 23 mantissa bits (NVIDIA, "TensorFloat-32 in the A100 GPU")
-_PART = 2**22  # elements at a time, because float64 copies may be large
+_TF32 = 2.0**-10  # TF32 keeps 10 of 23 mantissa bits (NVIDIA, "TensorFloat-32 in the A100 GPU")
+_PART = 2**22  # elements compared at a time, because float64 copies may be large
 _KEPT = 2**30  # maximum bytes of a device's results to save for the comparison
 _NUMBERS = {bool, int, float, complex}
 SKIPPED: Any = object()  # the value of each result that was too large to save
@@ -54,11 +54,11 @@ class Agreement:
     largest: float | None = None  # the largest absolute difference
     name: str | None = None  # the name of the result with that difference
     reason: str = ""  # why the results were not compared, or how the results differ
-    values: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict)  # the sweep's variable: {"n": 64}
 
 
 class AgreementCollector:
-    """Compares results with the first device's results, separately for each value of the sweep."""
+    """Compare results with the first device's results, separately for each value of the sweep."""
 
     def __init__(self) -> None:
         # The key of the sweep's value, the first device, and that device's `results` and `drawn`.
@@ -68,7 +68,7 @@ class AgreementCollector:
     def add(
         self, where: str, values: Mapping[str, Any], results: dict[str, Any], drawn: frozenset[str]
     ) -> None:
-        """Save first results, compare later ones. `drawn`: the devices that drew random numbers."""
+        """Save or compare results. `drawn` names the devices on which random numbers were drawn."""
         if self._first is None or self._first[0] != key(values):
             self._first = key(values), where, results, drawn
             return
@@ -83,7 +83,7 @@ class AgreementCollector:
 def agree(
     reference: str, expected: Mapping[str, Any], where: str, found: Mapping[str, Any], drawn: bool
 ) -> Agreement:
-    """Compare two devices' results. `drawn`: whether random numbers came from different devices."""
+    """Compare two devices' results. `drawn`: whether they drew different random numbers."""
     nothing = Agreement(where, reference, None)
     # cuDNN, JAX and TensorFlow use TF32 by default, so on real GPUs TF32's tolerance applies.
     loose = "cuda" in f"{reference} {where}" and not any(gpu.virtual for gpu in here(memory=False))
@@ -105,7 +105,7 @@ def agree(
 def _differences(
     expected: Mapping[str, Any], found: Mapping[str, Any], loose: bool
 ) -> tuple[list[tuple[bool, float, str, str]], list[str]]:
-    """Return (differs, largest difference, name, how) of each result, and the skipped names."""
+    """Return (whether it differs, largest difference, name, how) per result, and skipped names."""
     differences, large = [], []
     for name in dict.fromkeys((*expected, *found)):
         one, other = expected.get(name), found.get(name)
@@ -118,7 +118,7 @@ def _differences(
 
 
 def _difference(one: Any, other: Any, loose: bool) -> tuple[float, str]:
-    """Return the largest difference of two results, and how they differ: "" if they agree."""
+    """Return the largest difference of two results, and a text that says how they differ, or ""."""
     if one is None or other is None:
         return math.inf, "exists on one device only"
     numpy = sys.modules.get("numpy")
@@ -127,7 +127,7 @@ def _difference(one: Any, other: Any, loose: bool) -> tuple[float, str]:
     if (dtype_of(a), a.shape) != (dtype_of(b), b.shape):
         return math.inf, f"is {dtype_of(b)}{list(b.shape)}, not {dtype_of(a)}{list(a.shape)}"
     exact = not any(tolerance(dtype_of(a)))
-    if exact and bool((a == b).all()):  # compare integers before any rounding to floats
+    if exact and bool((a == b).all()):  # compare integers before they are rounded to floats
         return 0.0, ""
     apart, most, _ = array_differences(a, b)
     if math.isinf(apart):
@@ -135,7 +135,7 @@ def _difference(one: Any, other: Any, loose: bool) -> tuple[float, str]:
     if exact:
         apart = apart or 1.0
         return apart, f"differs by {apart:.2g}"
-    dtype = dtype_of(a) if hasattr(one, "dtype") else "float32"  # a Python number has no dtype
+    dtype = dtype_of(a) if hasattr(one, "dtype") else "float32"  # for Python numbers
     rtol, atol = tolerance(dtype, loose)
     return apart, "" if apart <= atol + rtol * most else f"differs by {apart:.2g}"
 
@@ -154,7 +154,7 @@ def tolerance(dtype: str, loose: bool = False) -> tuple[float, float]:
 
 def array_differences(one: Any, other: Any) -> tuple[float, float, int]:
     """Return the largest difference, the largest finite number, and the difference's flat index."""
-    # A difference is infinite if only one element is finite, or if infinities or NaN differ.
+    # An infinity or NaN makes the difference infinite, unless both elements are the same.
     library: Any = torch_here() if is_tensor(one) else sys.modules["numpy"]
     kind = library.complex128 if "complex" in dtype_of(one) + dtype_of(other) else library.float64
     flat = one.reshape(-1), other.reshape(-1)

@@ -41,7 +41,7 @@ class Progress:
     title: str  # the first line of the code
     where: str  # the measured device, or devices: "cuda:0+cuda:1"
     values: Mapping[str, Any] = field(default_factory=dict)  # the sweep's variable: {"n": 64}
-    stage: str = _BEGIN  # then "warm up", "timing"
+    stage: str = _BEGIN  # followed by "warm up" and "timing"
     done: int = 0  # finished measurements, each of one device at one value
     total: int = 1
     # For each device: name, median so far, and state ("waiting", a stage, "done", or an error).
@@ -69,7 +69,7 @@ def compare(
     text: str | None = None,
     stopwatch: Stopwatch | None = None,
 ) -> Comparison:
-    """Time `code` on each device, on copies of the variables that it reads.
+    """Time `code` on each device, on copies of the variables that the code reads.
 
     For each device and each value of `sweep`, the variables are copied, `setup` runs, and then the
     code runs once. The results of this first run are compared between the devices. Next, the code
@@ -84,14 +84,14 @@ def compare(
         Such as ``"cpu"``, ``"cuda:1"`` or ``0``; ``"0+1"`` means both GPUs at the same time.
         None: the CPU and every GPU.
     setup : str
-        Python code that runs first and untimed, for each device and value.
+        Python code that runs untimed before the code, for each device and value.
     sweep : mapping, optional
         The values that a variable takes: ``{"n": [64, 256]}``.
     items : float or str, optional
         Number of items in one run, to compute the throughput; or an expression for this number,
         such as ``"len(sentences)"``. The expression may use the sweep's variable.
     max_time : float
-        Maximum seconds for each device and value; copying and the first run do not count.
+        Maximum seconds for each device and value; copying, `setup` and the first run do not count.
     namespace : dict, optional
         The variables of the code. None: the globals of the function, or of the caller.
     against : Comparison or "last", optional
@@ -106,7 +106,7 @@ def compare(
     Returns
     -------
     Comparison
-        The timings. After Ctrl-C, only the finished ones, and ``interrupted`` is True.
+        The timings. After Ctrl-C, ``interrupted`` is True, and later measurements are missing.
 
     Raises
     ------
@@ -167,14 +167,14 @@ def compare(
 
 
 def targets(given: Iterable[object] | str | None, needed: Needed) -> tuple[Target, ...]:
-    """Return the tuples of devices that `given` names; if None, the CPU and every GPU."""
+    """Return a tuple of devices for each name in `given`. None means the CPU and every GPU."""
     if given is None:
         return tuple((device,) for device in [needed.find("cpu"), *needed.devices()])
     if isinstance(given, str) or not isinstance(given, Iterable):
         given = [given]
     found: dict[str, Target] = {}
     for target in (target for one in given for target in _named(one, needed)):
-        # An optional device, such as `2?`, may fall back to the CPU. `note` marks such a fallback.
+        # `note` marks a fallback to the CPU, as for a missing `2?`. A fallback may repeat the CPU.
         if (where := where_of(target)) in found and not (target[0].note or found[where][0].note):
             raise GpuError(f"{where} is named twice; type it once")
         found[where] = target
@@ -187,7 +187,7 @@ def _named(one: object, needed: Needed) -> list[Target]:
     if not isinstance(one, str):
         return [(needed.find(one),)]
     found: list[Target] = []
-    # Blanks separate devices, except next to a comma or a plus.
+    # Blanks and commas separate devices. Blanks next to a plus do not.
     for part in re.split(r"\s*,\s*|\s+", re.sub(r"\s*\+\s*", "+", one.strip(" ,"))):
         if part.lower() == "all" and (every := needed.devices()):
             found += [(device,) for device in every]
@@ -211,7 +211,7 @@ def last_comparison() -> Comparison | None:
 
 @dataclass(kw_only=True)
 class Comparing(Task):
-    """All measurements of a comparison: one value on every device, then the next value."""
+    """All measurements of a comparison: the sweep's first value on all devices, then the next."""
 
     points: Sequence[Mapping[str, Any]]
     tell: Callable[[Progress], object]
@@ -219,10 +219,11 @@ class Comparing(Task):
     timings: list[Timing] = field(default_factory=list)
     interrupted: bool = False
     _reported: float = -math.inf
-    _full: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # where memory ran out
+    # For each device, the sweep's first values at which memory ran out.
+    _full: dict[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def run(self) -> None:
-        """Measure everything; Ctrl-C ends this early and keeps the finished timings."""
+        """Measure everything. Ctrl-C ends this early, and the timings so far are kept."""
         try:
             try:
                 for values in self.points:
@@ -303,7 +304,7 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 
 def _line_of(error: BaseException, filename: str) -> str:
-    """Return the innermost line of `filename` in the error's traceback: ``", line 3"``."""
+    """Return the innermost line of `filename` in a traceback, as ``", line 3"``; or empty."""
     trace = traceback.walk_tb(error.__traceback__)
     lines = [line for frame, line in trace if frame.f_code.co_filename == filename]
     return f", line {lines[-1]}" if lines else ""

@@ -37,8 +37,8 @@ class Timing:
     """The times of one device, at one value of the sweep's variable."""
 
     where: str  # "cpu", "cuda:1", or "cuda:0+cuda:1" for two devices at the same time
-    seconds: tuple[float, ...] = ()  # of one run in each repeat, until every device was done
-    host: tuple[float, ...] = ()  # as `seconds`, until Python continued
+    seconds: tuple[float, ...] = ()  # time of one run in each repeat, until every device was done
+    host: tuple[float, ...] = ()  # time of one run in each repeat, until Python continued
     number: int = 1  # runs in each repeat; `seconds` has the mean of these runs
     values: Mapping[str, Any] = field(default_factory=dict)  # variable and value: {"n": 256}
     name: str | None = None  # the device's model
@@ -46,11 +46,11 @@ class Timing:
     copied: int = 0  # bytes of the inputs, which are copied once before the first run
     copy_seconds: float = 0.0  # seconds of copying the inputs; not part of `seconds`
     first: float | None = None  # seconds of the first run, which may include compiling
-    peak: Mapping[str, int] = field(default_factory=dict)  # by device, without inputs
+    peak: Mapping[str, int] = field(default_factory=dict)  # peak bytes by device, without inputs
     unused: str = ""  # the GPUs in `where` on which torch ran nothing; empty if none, or unknown
     left: tuple[Left, ...] = ()  # variables whose tensors stayed on their devices
     transfers: str = ""  # copies and waits in the first run, as text
-    alone: tuple[float, ...] = ()  # seconds of one run on each of several devices in turn
+    alone: tuple[float, ...] = ()  # seconds of one run on several devices, one after the other
     error: str | None = None  # why there are no `seconds`, such as "out of memory"
     items: float | None = None  # items that one run processes; None if unknown
 
@@ -71,7 +71,7 @@ class Timing:
     @cached_property
     def spread(self) -> tuple[float, float] | None:
         """The range of seconds that covers the quartiles and the `interval`."""
-        # With thousands of repeats the interval is too narrow; with few, the quartiles are.
+        # With thousands of repeats, the interval is too narrow. With few, the quartiles are.
         if self.quartiles is None:
             return None
         low, high = interval(self.seconds)
@@ -118,7 +118,7 @@ class Timing:
 
     @property
     def scaling(self) -> float | None:
-        """Speed-up of several devices together over one after the other; None for one device."""
+        """Speed-up of devices at the same time over one after the other; None for one device."""
         return statistics.median(self.alone) / self.median if self.alone and self.median else None
 
     @property
@@ -151,7 +151,7 @@ class Comparison(table.Shown):
     setup: str = ""
     notes: tuple[str, ...] = ()  # remarks on the measurement, one line each
     interrupted: bool = False  # whether Ctrl-C ended the measurement
-    earlier: "Comparison | None" = None  # an earlier comparison, to show changes
+    earlier: "Comparison | None" = None  # the comparison against which changes are shown
 
     @property
     def title(self) -> str:
@@ -214,7 +214,8 @@ class Comparison(table.Shown):
         )
 
     def timing(self, where: object, **values: Any) -> Timing:
-        """Return a device's timing, in a sweep at a value: ``n=256``; GpuError if unknown."""
+        """Return a device's timing. In a sweep, give the value too, such as ``n=256``.
+        Raises `GpuError` if there is no such timing."""
         name = self._named(where)
         if (found := self.at(name, values)) is None:
             asked = ", ".join(f"{v} = {sweeping.label(x)}" for v, x in values.items())
@@ -244,8 +245,8 @@ class Comparison(table.Shown):
 
     @property
     def best(self) -> str:
-        """The fastest device whose results did not differ; in a sweep, fastest at the most values.
-        Raises `GpuError` if none in `alone` was measured."""
+        """The device in `alone` that is fastest, or fastest at the most values of a sweep. Devices
+        whose results differed do not count. Raises `GpuError` if no other device was measured."""
         right = [where for where in self.alone if not self.disagreement(where)]
         known = ([t for w in right if (t := self.at(w, p)) and t.median] for p in self.points)
         wins = Counter(min(ts, key=lambda t: t.median or 0.0).where for ts in known if ts)
@@ -269,7 +270,7 @@ class Comparison(table.Shown):
 
     def crossover(self, a: object, b: object) -> float | None:
         """Return the largest value at which the faster of two devices changes, or None.
-        It is interpolated on a log-log scale. Differences within the spread do not count.
+        The value is interpolated on log-log scales. Differences within the spread do not count.
         Raises `GpuError` for an unknown or virtual device."""
         pair = self._real(a, b)
         return max((c.at for c in self.crossovers if {c.faster, c.slower} == pair), default=None)
@@ -299,7 +300,7 @@ def of_virtual(names: Sequence[str]) -> str:
 def flips(
     xs: Sequence[float], a: Sequence[Timing | None], b: Sequence[Timing | None]
 ) -> list[tuple[float, float, int]]:
-    """Return `(x, seconds, n)` of each crossover; from x on, `a` is faster if n is 0, else `b`."""
+    """Return `(x, seconds, n)` of each crossover. From x on, `a` is faster if n is 0, else `b`."""
     known = [  # on log-log scales; linear in x if some x is not positive
         (x, math.log(one.ratio(other)), one.median)
         for x, one, other in zip(xs, a, b, strict=True)

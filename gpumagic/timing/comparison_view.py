@@ -13,10 +13,10 @@ from gpumagic.timing.comparison import Comparison, Crossover, Timing, of_virtual
 from gpumagic.usercode.sweep import label, number
 
 _FOLD = Fold(36, "… {} more; to_pandas() has all")  # maximum rows of a sweep as text
-_HTML_FOLD = Fold(200, "{} more; to_pandas() has all")  # small, because a notebook saves it
+_HTML_FOLD = Fold(200, "{} more; to_pandas() has all")  # few, because a notebook saves the HTML
 _REMARKS = 3  # maximum number of remarks in the text; `Comparison.remarks` has all
 _SOONER = 0.9  # show the host's time if it is below this fraction of the device's time
-_SLOW, _SLOW_S = 5, 0.01  # show a first run above so many medians and seconds
+_SLOW, _SLOW_S = 5, 0.01  # show a first run longer than 5 medians, and longer than 0.01 s
 _LEGEND = {
     "host": "host: time until Python continued, with the device still working",
     "first run": "first run: not in the median, may have compiled",
@@ -51,7 +51,7 @@ def html(comparison: Comparison) -> str:
         parts += [sweep_figure(comparison), folded("medians", rows, unfolded=True)]
     else:
         parts.append(_bars(comparison))
-    # The first warning is the title of the folded details, so that the user sees it.
+    # The first warning is the title of the folded details, so that the user sees the warning.
     parts.append(folded(next(iter(_warnings(comparison)), "how it was measured"), how))
     return block("".join(parts), "table", "comparison")
 
@@ -145,7 +145,6 @@ def _at(values: Mapping[str, Any], before: str = " at ") -> str:
 
 
 def _percent(part: float) -> str:
-    """Format a fraction: ``"2.1 %"``, ``"34 %"``."""
     return f"{100 * part:.{1 if part < 0.0995 else 0}f} %"
 
 
@@ -182,7 +181,7 @@ def _doubts(comparison: Comparison) -> Iterator[str]:
         wheres, worst = both(t.where for t in noisy), max(t.iqr or 0.0 for t in noisy)
         why = "other work on the machine, or a changing clock"
         yield f"{wheres}: noisy (IQR {_percent(worst)} of the median): {why}"
-    last = {t.where: t.transfers for t in comparison.timings}  # in a sweep, those of its last value
+    last = {t.where: t.transfers for t in comparison.timings}  # in a sweep, of the last value
     yield from (f"in each run on {where}: {words}" for where, words in last.items() if words)
     yield from _on_numbers(comparison)
 
@@ -215,7 +214,7 @@ def _columns(comparison: Comparison) -> list[Column]:
 
 
 def _iqr(timing: Timing) -> str:
-    """Return the IQR in percent of the median; for fewer than four repeats, their number."""
+    """Return the IQR in percent of the median, or the number of repeats if these are under four."""
     few = many(len(timing.seconds), "run") if timing.seconds else ""
     return few if timing.iqr is None else _percent(timing.iqr)
 

@@ -42,13 +42,13 @@ class Task:
     namespace: dict[str, Any]
     max_time: float  # maximum seconds of each measurement, without the first run
     stopwatch: Stopwatch
-    items: Mapping[Any, float | None]  # how many items one run processes, by `sweep.key`
-    randomness: Randomness = field(default_factory=Randomness)  # each set-up's start
+    items: Mapping[Any, float | None]  # items that one run processes, by `sweep.key` of the values
+    randomness: Randomness = field(default_factory=Randomness)  # the state at each set-up's start
     agreeing: AgreementCollector = field(default_factory=AgreementCollector)
 
 
 class Measuring:
-    """One measurement: call `run`, then `timing`."""
+    """Measure one target at one value of the sweep: call `run`, then `timing`."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Measuring:
             name=" + ".join(dict.fromkeys(d.name for d in target if d.name)) or None,
             virtual=any(device.virtual for device in target),
         )
-        self.quiet = Quiet()  # drops the output of all runs after the first
+        self.quiet = Quiet()  # drops all output, except that of the first device's first run
         self._repeats: Repeats | None = None
         self.notes: tuple[str, ...] = ()
 
@@ -133,7 +133,7 @@ class Measuring:
                 began = task.stopwatch.clock()
                 with nullcontext() if self._target is task.targets[0] and not n else self.quiet:
                     value = runner.first(n)
-                drawn = frozenset(  # GPUs of one model draw the same numbers
+                drawn = frozenset(  # by model, because GPUs of one model draw the same numbers
                     torch_here().cuda.get_device_name(name) if name.startswith("cuda") else name
                     for name in task.randomness.drawn()
                 )
@@ -182,8 +182,8 @@ class Measuring:
 
 
 def _peak_memory(target: Target, needed: Needed, there: set[str]) -> Callable[[], dict[str, Any]]:
-    """Start measuring memory; return a function that ends this, and returns `peak` and `unused`.
-    `there` has the devices with copies of tensors."""
+    """Start to measure memory. Return a function that stops this, and returns the fields `peak` and
+    `unused` of `Timing`. Devices in `there` have copies of tensors, and count as used."""
     torch = torch_here()
     stops = [] if torch is None else [torch_itself().peak(target[0])]
     stops += [each.peak(device) for each in needed.others for device in target]

@@ -46,12 +46,12 @@ class Stopwatch:
             framework.wait()
 
     def times(self, run: _Loop, number: int) -> _Times:
-        """Run the code; return the times before it, after it, and when all devices had finished."""
+        """Run the code. Return the times before and after, and when all devices had finished."""
         runs = repeat(None, number)
         began = self.clock()
         run(runs)
         went_on = self.clock()
-        self.wait()  # also for devices that the code has just initialized
+        self.wait()  # waits also for devices that the code has just initialized
         return began, went_on, self.clock()
 
     def lap(self, run: _Loop, number: int) -> Lap:
@@ -140,18 +140,19 @@ class Runner:
 
 
 _NARROW = 0.01  # stop if the 95 % confidence interval is at most this fraction of the median
-_NEGLIGIBLE = 1e-3  # the loop's share of a block; other programs disturb few short blocks
-_LEAST_BLOCK_S = 1e-3
-# Steady: five blocks with a coefficient of variation of at most 2 % (Georges et al., Statistically
-# rigorous Java performance evaluation, OOPSLA 2007, 4.2). In 0.1 s, a GPU raises its clock.
+_NEGLIGIBLE = 1e-3  # maximum share of a block's time that the loop itself takes
+_LEAST_BLOCK_S = 1e-3  # blocks are short, so that other programs disturb few of them
+# Times are steady if the coefficient of variation of five blocks is at most 2 % (Georges et al.,
+# Statistically rigorous Java performance evaluation, OOPSLA 2007, 4.2). The warm-up takes at least
+# 0.1 s, in which a GPU raises its clock.
 _WINDOW, _STEADY, _LEAST_WARM_S = 5, 0.02, 0.1
-_WARM_SHARE = 0.2  # warm up for at most this share of `max_time`: some machines are never steady
-_LEAST_TIMED_S = 0.2  # as in torch's Timer.blocked_autorange: other programs run in bursts
-_LEAST, _MOST = 10, 10_000  # repeats: the precision is first checked after `_LEAST`
+_WARM_SHARE = 0.2  # maximum share of `max_time` to warm up, because some machines are never steady
+_LEAST_TIMED_S = 0.2  # minimum, as in torch's Timer.blocked_autorange: other programs run in bursts
+_LEAST, _MOST = 10, 10_000  # after `_LEAST` repeats, check the precision; after `_MOST`, stop
 
 
 class Repeats:
-    """Warm up after a first run, then call `lap` at least once, for about `max_time` at most."""
+    """Warm up, then call `lap` at least once. The maximum duration is about `max_time`."""
 
     def __init__(
         self,
@@ -187,7 +188,7 @@ class Repeats:
                 return
             lap = self._lap(1)
         if lap.total < share:
-            self.laps.clear()  # a longer run did other work, such as compiling
+            self.laps.clear()  # the earlier, longer run did other work, such as compiling
             self._timed_s = 0.0
             began = self._clock() - lap.total
             self._warm_up(lap.total, began, share)
@@ -198,13 +199,14 @@ class Repeats:
             self._keep(self._lap(self.number))
 
     def _warm_up(self, each: float, began: float, share: float) -> None:
-        """Run until times are steady; set `number`. `each` is the seconds of one run."""
+        """Run until times are steady, for at most `share` seconds; set `number`.
+        One run takes `each` seconds."""
         empty = statistics.median(self._lap(0).total for _ in range(5))
         block = min(max(empty / _NEGLIGIBLE, _LEAST_BLOCK_S), self._max_time / 2 / _LEAST)
         window: deque[float] = deque(maxlen=_WINDOW)
         while True:
             number = min(math.ceil(block / max(each, 1e-9)), 10 * self.number)
-            if number > 1.5 * self.number:  # because an increase clears the window
+            if number > 1.5 * self.number:  # a smaller increase is not worth clearing the window
                 self.number = number
                 window.clear()
             spent = self._clock() - began
