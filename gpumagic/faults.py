@@ -29,7 +29,7 @@ _MOST = 64  # maximum number of kinds of fault
 # Reentrant, because a finalizer that runs while this thread holds the lock may record a fault.
 _lock = threading.RLock()
 unreported: list[Fault] = []  # faults that no cell has reported yet
-not_ours: list[Callable[[BaseException], bool]] = []  # `keep` ignores an error if one returns True
+not_ours: list[Callable[[BaseException], bool]] = []  # if any returns True, `keep` does nothing
 _faults: dict[tuple[str, str, str], Fault] = {}
 
 

@@ -1,6 +1,6 @@
 """Restore the settings and the random state that code changed.
 
-The list has settings that 1,668 public notebooks change, and others that affect results or speed.
+These are the settings that 1,668 public notebooks change, and others that affect results or speed.
 """
 
 import logging
@@ -23,15 +23,13 @@ if TYPE_CHECKING:
 
 
 class Setting(NamedTuple):
-    """One setting to restore."""
-
     name: str
     read: Callable[[], Any]  # returns the value, or a copy if code can change the value in place
     write: Callable[[Any], object]
 
 
 def _named(owner: Any, names: str) -> Iterator[Setting]:
-    """Yield a setting of `owner` per word in `names`: attributes, or functions ``"read/write"``."""
+    """Yield a setting per word in `names`: an attribute, or two functions as ``"read/write"``."""
     for name in names.split():
         read, _, write = name.partition("/")
         if not write:
@@ -90,7 +88,7 @@ def _default_device() -> Any:
 
 
 def _list(owner: Any, name: str) -> Setting:
-    """Return a setting that restores a list in place, so that aliases see the old items too."""
+    """Return a setting that restores a list in place, so that the list's aliases change too."""
 
     def write(before: list[Any]) -> None:
         getattr(owner, name)[:] = before
@@ -150,7 +148,7 @@ def kept() -> Iterator[None]:
 
 
 def thread_modes() -> Callable[[ExitStack], None]:
-    """Return a function. A thread that calls it gets the torch and numpy modes of this thread."""
+    """Save this thread's torch and numpy modes; return a function that sets them in any thread."""
     torch = torch_here()
     inference = torch is not None and torch.is_inference_mode_enabled()
     here = _now(_of_a_thread())
@@ -165,9 +163,9 @@ def thread_modes() -> Callable[[ExitStack], None]:
 
 @contextmanager
 def noted(note: Callable[[int, Any], object], most: int = 1) -> Iterator[None]:
-    """Only call `note` for the first `most` interrupts in the block; raise later ones as usual."""
+    """For the first `most` interrupts, call `note` and raise nothing. Raise later interrupts."""
     before: Any = signal.getsignal(signal.SIGINT)
-    # Only the main thread may set a handler, and `handle` must be able to call the previous one.
+    # Only the main thread may set a handler, and `handle` needs a previous handler to call.
     if threading.current_thread() is not threading.main_thread() or not callable(before):
         yield
         return
@@ -231,7 +229,7 @@ class Randomness:
         """Restore all states. Then make these CUDA devices' states equal, and seed TensorFlow."""
         self.restore()
         if here := [str(d) for d in devices if d.type == "cuda"]:
-            torch_here().cuda.init()  # creates the generators
+            torch_here().cuda.init()  # creates the devices' generators
         self._start, generators = _states(), _generators()
         for name in here:
             self._start[name] = self._start[here[0]]

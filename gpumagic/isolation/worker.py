@@ -25,12 +25,12 @@ class Quiet:
     def __enter__(self) -> None:
         places: list[tuple[Any, str]] = [(sys, "stdout"), (sys, "stderr")]
         if (ipython := shell()) is not None:
-            places.append((ipython, "display_pub"))  # IPython's capture_output also replaces this
+            places.append((ipython, "display_pub"))  # as IPython's capture_output does
         for owner, name in places:
             swap_attribute(self._patches, owner, name, _Dropping(getattr(owner, name), self))
 
     def __exit__(self, *error: object) -> None:
-        self._patches.close()  # restores no stream that the timed code replaced
+        self._patches.close()  # does not restore what the timed code replaced itself
 
     @contextmanager
     def lifted(self) -> Iterator[None]:
@@ -49,7 +49,7 @@ class Quiet:
 
 
 class _Dropping:
-    """Replace a stream or IPython's display publisher; pass on output that is not discarded."""
+    """Wrap a stream or IPython's display publisher, and pass on output that is not discarded."""
 
     def __init__(self, target: Any, quiet: Quiet) -> None:
         self._target, self._quiet = target, quiet
@@ -82,7 +82,7 @@ class Worker:
         return self._last
 
     def interrupt(self) -> None:
-        """Raise KeyboardInterrupt once in the running job, never in a later one."""
+        """Raise KeyboardInterrupt once in the running job, never in a later job."""
         with self._lock:
             if self._ident is not None and not self._interrupted:
                 self._interrupted = True
