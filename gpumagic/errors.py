@@ -38,13 +38,13 @@ def note(error: BaseException, text: str) -> None:
 
 
 def show_as(error: BaseException, lines: Callable[[], list[str]]) -> None:
-    """Make IPython show an error as these lines."""
+    """Make IPython show the lines that `lines` returns, in place of the error's traceback."""
     with suppress(AttributeError):  # the error's class has slots
         error._render_traceback_ = lines  # type: ignore[attr-defined]
 
 
 def as_typed(magic: str) -> str:
-    """Return how to run `magic`, with ``%load_ext`` if gpumagic's magics are not loaded."""
+    """Return what to type to run `magic`. ``%load_ext`` comes first if gpumagic is not loaded."""
     if "gpumagic.magics.loading" in sys.modules:
         return magic
     ipython: Any = sys.modules.get("IPython")
@@ -82,7 +82,6 @@ def library_needed(library: str, what: str, install: str) -> Iterator[None]:
 torch_needed = partial(library_needed, "torch", install='"gpumagic[torch]"')
 """`library_needed` for torch; the argument is the feature that needs torch."""
 cluster_needed = partial(library_needed, "ipyparallel", install='"gpumagic[cluster]"')
-"""`library_needed` for ipyparallel."""
 
 
 class CrossDeviceWarning(UserWarning):

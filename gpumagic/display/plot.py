@@ -55,7 +55,7 @@ def _path(points: Sequence[tuple[float, float]]) -> str:
 
 @dataclass(frozen=True)
 class Scale:
-    """Map values from `low` to `high` to pixels from `start` to `end`, on a log or linear axis."""
+    """Map values in [`low`, `high`] to pixels in [`start`, `end`], on a log or linear axis."""
 
     low: float
     high: float
@@ -70,7 +70,7 @@ class Scale:
 
 
 def ticks(low: float, high: float) -> list[float]:
-    """Return round values for a logarithmic axis: powers of ten, and multiples if fewer than 3."""
+    """Return round values for a log axis: powers of ten and, if these are few, values between."""
     decades = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
     for digits in ((1,), (1, 3), (1, 2, 5)):
         found = [d * 10.0**k for k in decades for d in digits if low <= d * 10.0**k <= high]
@@ -128,18 +128,17 @@ class Plot:
         self._end = _WIDTH - _RIGHT - LETTER * max(len(c.name) for c in curves)
         heights = [e for c in curves for p in c.points for e in (p.y, p.low, p.high) if e]
         low, high = min(heights), max(heights)
-        # Leave space above and below the curves, even if all curves are flat.
-        air = max((high / low) ** 0.06, 1.08)
+        air = max((high / low) ** 0.06, 1.08)  # space above and below the curves, even if flat
         self._y = Scale(low / air, high * air, FOOT, _TOP)
         first, last = min(words), max(words)
         self._x = Scale(first, last, _LEFT + 12, self._end - 12, log=first > 0)
-        self._taken: list[tuple[float, float, float]] = []  # labels so far: left x, right x, y
+        self._taken: list[tuple[float, float, float]] = []  # drawn labels: left x, right x, y
 
     def svg(
         self, name: str, tick: Callable[[float], str], crossings: Iterable[Point], label: str
     ) -> str:
         """Return the SVG element. `name` labels the x axis, and `label` is for screen readers."""
-        # Draw the names first, so that names get room before other labels.
+        # Draw the curves' names before the crossings, so that names get room first.
         parts = [*self._axes(name, tick), *self._names()]
         parts += [part for crossing in crossings for part in self._crossing(crossing)]
         parts += [part for curve in self._curves for part in self._curve(curve)]
@@ -157,7 +156,7 @@ class Plot:
             yield line(_LEFT, y, self._end, y, "gm-grid")
             yield text(_LEFT - 8, y + 4, tick(value), "end")
         yield line(_LEFT, FOOT, self._end, FOOT, "gm-axis")
-        for value, words in reversed([*self._words.items()]):  # the last label always has room
+        for value, words in reversed([*self._words.items()]):  # so that the last label has room
             x, half = self._x(value), LETTER * len(words) / 2
             if self._free(x - half, x + half, FOOT + 17):
                 yield line(x, FOOT, x, FOOT + 4, "gm-axis")
@@ -209,7 +208,7 @@ class Plot:
                 yield from self._missing(point, before, color)
 
     def _missing(self, point: Point, before: Sequence[float], color: str) -> Iterator[str]:
-        """Yield a ✕ at the last y in `before`, and a label below the ✕ if there is room."""
+        """Yield a ✕ at the last y in `before` (earlier points), and a label below if it fits."""
         x, y, half = self._x(point.x), [_TOP + 8, *before][-1], LETTER * len(point.words) / 2
         yield (
             f'<path d="M{x - 4:.1f} {y - 4:.1f}l8 8m0 -8l-8 8" stroke="{color}" stroke-width="2.2"'

@@ -1,7 +1,7 @@
 """Show records (dataclasses with results) as text, HTML and JSON; lay out tables.
 
-A view is a module whose functions `text` and `html` format a record: the module that defines the
-record's class, or one that `register` names. JSON never names other users, processes or notebooks.
+A view is a module whose functions `text` and `html` format a record: by default, the module of the
+record's class. `register` can name another. JSON never names other users, processes or notebooks.
 """
 
 import re
@@ -88,7 +88,7 @@ class Shown:
         return str(view(self).html(self))
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, Any]:
-        """Return the record as JSON, with the entries that the view's `panel` adds, if any."""
+        """Return the record as JSON. The view's function `panel`, if there is one, adds entries."""
         panel = getattr(view(self), "panel", None)
         return {JSON: as_json(self) | (panel(self) if panel else {})}
 
@@ -150,7 +150,7 @@ class Column:
     fit: str = ""
     least: int = 20  # minimum width of a narrowed column
     notes: Sequence[str] = ()  # a note below each row, starting at this column; "" for no note
-    css: str | Sequence[str] = ""  # classes: a string for all cells, or a list with one for each
+    css: str | Sequence[str] = ""  # CSS classes: a string for all cells, or one string per cell
     html: Sequence[str] = ()  # the cells as HTML; if empty, `cells` are escaped and used
 
     @property

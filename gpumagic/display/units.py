@@ -115,5 +115,4 @@ def _digits(value: float, scales: tuple[tuple[float, str], ...]) -> str:
         return "0 "
     scaled, prefix = _scaled(value, scales)
     digits = 2 if abs(scaled) < 9.995 else 1 if abs(scaled) < 99.95 else 0
-    # Clocks do not resolve fractions of a nanosecond.
-    return f"{scaled:.{0 if prefix == 'n' else digits}f} {prefix}"
+    return f"{scaled:.{0 if prefix == 'n' else digits}f} {prefix}"  # clocks resolve whole ns only
