@@ -14,7 +14,7 @@ from gpumagic.errors import GpuError
 _EXAMPLES = """\
 examples:
   gpumagic top                           a live table of the GPUs and their notebooks
-  gpumagic snapshot --processes          once, a line for each process
+  gpumagic snapshot --processes          the table once, with a line for each process
   gpumagic snapshot --watch 2 --json     a line of JSON every two seconds
   gpumagic doctor                        why a GPU is not found
 """
@@ -78,7 +78,7 @@ def _demo(args: argparse.Namespace) -> int:
 
 
 def seconds(text: str) -> float:
-    """Parse a number of seconds. argparse shows this function's name: ``invalid seconds value``."""
+    """Parse seconds. argparse's errors name this function, as in ``invalid seconds value: 'x'``."""
     found = float(text)
     if not 0 < found <= 86400:
         raise argparse.ArgumentTypeError(f"{text} s is not between 0 and 86400 s; type --watch 2")

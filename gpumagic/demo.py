@@ -9,7 +9,7 @@ from gpumagic.errors import GpuError
 
 
 def run(notebook: Path | None, output: Path) -> int:
-    """Run `notebook` in a kernel and write it as HTML into `output`; return 1 if a cell raised."""
+    """Run `notebook`, and write its HTML to the folder `output`. Return 1 if a cell raised."""
     path = notebook or example("quickstart")
     if not path.is_file():
         raise GpuError(f"there is no notebook {path}; type a path that ends in .ipynb")
@@ -47,7 +47,7 @@ def run(notebook: Path | None, output: Path) -> int:
 
 
 class _Show:
-    """Print each code cell's number and first line, and then the cell's outputs."""
+    """Print each code cell's number and first line, and then the cell's outputs and time."""
 
     def __init__(self, book: Any) -> None:
         self._code = [n for n, cell in enumerate(book.cells) if cell.cell_type == "code"]

@@ -1,6 +1,6 @@
 """Run GPU tests with pytest, on virtual GPUs if the machine has no GPU.
 
-The plugin does not import torch until an option, ini setting, marker or fixture needs GPUs.
+The plugin does not import torch until an option, ini setting or marker asks for GPUs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SETTINGS = {
     "virtual_gpus": "number of virtual GPUs for all tests, if the machine has no GPU",
     "virtual_gpu_memory": "memory of each virtual GPU, such as 8GiB",
 }
-_MARKER = 'gpus(number=1, memory="8GiB"): needs these GPUs; virtual ones if there are none'
+_MARKER = 'gpus(number=1, memory="8GiB"): the test needs these GPUs; virtual ones if there are none'
 _TYPED = 'gpus(2, memory="8GiB")'
 _EXAMPLE = "type for example: pytest --virtual-gpus 2 --virtual-gpu-memory 8GiB"
 _HIDE = "set CUDA_VISIBLE_DEVICES= to test on virtual GPUs"
@@ -29,7 +29,7 @@ _owner = pytest.StashKey[object]()  # what turned virtual GPUs on: "run" (the op
 
 
 class Wanted(NamedTuple):
-    """The GPUs that all tests or a marked test need."""
+    """The GPUs that a marked test needs, or that the options ask for."""
 
     number: int = 1
     memory: str | int | None = None
@@ -49,7 +49,7 @@ class Wanted(NamedTuple):
 
 
 def _gpus_here() -> list[Device]:
-    """Return the GPUs that torch can use; without torch, all GPUs of the machine."""
+    """Return the GPUs that torch can use; without torch, the GPUs that this process can see."""
     if find_spec("torch") is None:
         from gpumagic.device import here as found
     else:
@@ -73,7 +73,7 @@ def _turn_off(config: pytest.Config, *unless: object) -> None:
 
 
 def _start(config: pytest.Config, options: object) -> None:
-    """Turn on the virtual GPUs that the options or the ini file ask for."""
+    """Turn on the virtual GPUs of the options or the ini file, unless the machine has a GPU."""
     number, memory = (getattr(options, name, None) or config.getini(name) for name in _SETTINGS)
     leads_workers = getattr(options, "numprocesses", None) and not hasattr(config, "workerinput")
     if not number or leads_workers or config.stash.get(_owner, None):
@@ -92,7 +92,6 @@ def _plain(error: GpuError) -> str:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options and the ini settings."""
     for name, about in _SETTINGS.items():
         option = f"--{name.replace('_', '-')}"
         parser.getgroup("gpumagic", "GPUs").addoption(option, help=about)
@@ -148,5 +147,5 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """After all fixtures end, turn virtual GPUs off if no test needs them next."""
+    """After all fixtures end, turn virtual GPUs off if the next test does not need them."""
     _turn_off(item.config, "run", nextitem and nextitem.get_closest_marker("gpus"))
