@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass
 class Fault:
-    """Record one kind of fault: what gpumagic tried to do, and the error."""
+    """Record one kind of fault: what gpumagic tried to do, the error, and how often it occurred."""
 
     doing: str  # words after "gpumagic failed while", such as "starting the ledger"
     error: str

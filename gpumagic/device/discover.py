@@ -137,7 +137,7 @@ def _of_card(kind: Kind, index: int, card: drm.GraphicsCard) -> Device:
 
 
 def _listed(gpus: list[Device], listed: str | None) -> list[Device]:
-    """Return the GPUs whose numbers or UUIDs `listed` has (None: all), up to an invalid entry."""
+    """Return the GPUs that `listed` names by number or UUID (None: all), up to an invalid entry."""
     found: list[Device] = []
     for entry in (part.strip() for part in listed.split(",")) if listed is not None else ():
         if re.fullmatch("[0-9]{1,8}", entry):

@@ -226,7 +226,7 @@ class Randomness:
         self._start = self._devices
 
     def same_start(self, devices: "Iterable[torch.device]") -> None:
-        """Restore all states. Then make these CUDA devices' states equal, and seed TensorFlow."""
+        """Restore all states. Then give these CUDA devices equal states, and seed TensorFlow."""
         self.restore()
         if here := [str(d) for d in devices if d.type == "cuda"]:
             torch_here().cuda.init()  # creates the devices' generators

@@ -83,7 +83,7 @@ class AgreementCollector:
 def agree(
     reference: str, expected: Mapping[str, Any], where: str, found: Mapping[str, Any], drawn: bool
 ) -> Agreement:
-    """Compare two devices' results. `drawn`: whether they drew different random numbers."""
+    """Compare two devices' results. `drawn`: whether the devices drew different random numbers."""
     nothing = Agreement(where, reference, None)
     # cuDNN, JAX and TensorFlow use TF32 by default, so on real GPUs TF32's tolerance applies.
     loose = "cuda" in f"{reference} {where}" and not any(gpu.virtual for gpu in here(memory=False))

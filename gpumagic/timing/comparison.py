@@ -79,7 +79,7 @@ class Timing:
 
     @property
     def elsewhere(self) -> str:
-        """A sentence if the code did not use the timed device, with the reason; else empty."""
+        """A sentence with the reason, if the code did not use the timed device; else empty."""
         used = {device for device, nbytes in self.peak.items() if nbytes}
         others = sorted(used) if used.isdisjoint(self.where.split("+")) else []
         why = reasons(x for x in self.left if not others or x.device in others)
@@ -118,7 +118,7 @@ class Timing:
 
     @property
     def scaling(self) -> float | None:
-        """Speed-up of devices at the same time over one after the other; None for one device."""
+        """How many times faster the devices are together than in turn; None for one device."""
         return statistics.median(self.alone) / self.median if self.alone and self.median else None
 
     @property
@@ -269,7 +269,7 @@ class Comparison(table.Shown):
         return tuple(found)
 
     def crossover(self, a: object, b: object) -> float | None:
-        """Return the largest value at which the faster of two devices changes, or None.
+        """Return the sweep's largest value at which the faster of two devices changes, or None.
         The value is interpolated on log-log scales. Differences within the spread do not count.
         Raises `GpuError` for an unknown or virtual device."""
         pair = self._real(a, b)

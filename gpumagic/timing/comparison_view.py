@@ -63,7 +63,7 @@ def panel(comparison: Comparison) -> dict[str, Any]:
 
 
 def bars(medians: Sequence[tuple[str, float | None, str]]) -> list[dict[str, Any]]:
-    """Return a bar for each device: a name, the median as a share of the slowest, and a text."""
+    """Return each device's bar: a name, the median as a share of the slowest median, and a text."""
     slowest = max((seconds for _, seconds, _ in medians if seconds), default=0.0)
     return [
         {
@@ -265,7 +265,7 @@ def _cell(timing: Timing | None) -> str:
 
 
 def _winner(comparison: Comparison, point: Mapping[str, Any]) -> tuple[str, str, str]:
-    """Return ``("cuda:0", "11.3 ×", "cpu")``: fastest, speed-up, slowest; empty if unknown."""
+    """Return the fastest device, its speed-up over the slowest, and the slowest; or empty texts."""
     found = [t for w in comparison.comparable if (t := comparison.at(w, point)) and t.median]
     if len(found) < 2:
         return "", "", ""

@@ -147,7 +147,7 @@ _LEAST_BLOCK_S = 1e-3  # blocks are short, so that other programs disturb few of
 # 0.1 s, in which a GPU raises its clock.
 _WINDOW, _STEADY, _LEAST_WARM_S = 5, 0.02, 0.1
 _WARM_SHARE = 0.2  # maximum share of `max_time` to warm up, because some machines are never steady
-_LEAST_TIMED_S = 0.2  # minimum, as in torch's Timer.blocked_autorange: other programs run in bursts
+_LEAST_TIMED_S = 0.2  # minimum of timed seconds, as in torch's Timer: other programs run in bursts
 _LEAST, _MOST = 10, 10_000  # after `_LEAST` repeats, check the precision; after `_MOST`, stop
 
 
