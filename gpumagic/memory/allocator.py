@@ -1,9 +1,9 @@
 """Read torch's allocator: the block of a tensor, the line that allocated the block, memory peaks.
 
-The size of a tensor is the size of its block, so that the sizes add up to torch's total. Virtual
-GPUs always record the line of each allocation; on a real GPU, `record` turns this on. A stamp, the
-running cell's name, tells the runs of a cell apart. Autograd's threads give no stamp.
-"""
+A block is the memory that torch's allocator returns for one storage. Here a tensor is as large as
+its block, so that all sizes add up to torch's total. Virtual GPUs always record the line of each
+allocation. On a real GPU, `record` turns this on. An allocation's stamp is the name of the running
+cell, so that two runs of the same code differ. Autograd's threads give no stamp."""
 
 import pickle
 from bisect import bisect_right
@@ -39,7 +39,7 @@ _data_address = _C._data_address
 
 
 def is_native() -> bool:
-    """Whether torch uses its own allocator. CUDA's asynchronous allocator reports less."""
+    """Whether torch uses its native allocator. CUDA's asynchronous one does not list blocks."""
     backend = getattr(_C, "_cuda_getAllocatorBackend", lambda: "native")
     return bool(backend() == "native")
 
@@ -57,14 +57,13 @@ class Allocator:
                 if each["state"] == "active_allocated":
                     blocks[each["address"]] = each
         self._starts = {number: sorted(blocks) for number, blocks in self._blocks.items()}
-        self._made: dict[tuple[int, str], Made | None] = {}  # by the id of a list of frames, stamp
+        self._made: dict[tuple[int, str], Made | None] = {}  # by a stack's id and a stamp
 
     @property
     def total(self) -> int:
         return sum(each["size"] for blocks in self._blocks.values() for each in blocks.values())
 
     def blocks(self, number: int) -> list[Mapping[str, Any]]:
-        """Return the blocks of one GPU, as torch's snapshot lists them."""
         return [*self._blocks.get(number, {}).values()]
 
     def place(self, tensor: Any) -> Place | None:
@@ -77,7 +76,7 @@ class Allocator:
             return None
 
     def block(self, place: Place) -> Place | None:
-        """Return torch's block at the address of `place`; None for another library's memory."""
+        """Return torch's block that contains the address of `place`; None if there is none."""
         return self._at(_ordinal(place.device), place.address)
 
     def made_in(self, device: str, addresses: Iterable[int]) -> Made | None:
@@ -94,7 +93,7 @@ class Allocator:
 
     @cached_property
     def _stamps(self) -> dict[tuple[str, int], str]:
-        """Map each address in torch's trace to the stamp of its latest allocation."""
+        """Map each GPU and address in torch's trace to the stamp of the latest allocation there."""
         recorded = _C._cuda_isHistoryEnabled()
         traces: list[Any] = memory._snapshot()["device_traces"] if recorded else []
         return {
@@ -127,7 +126,7 @@ def _ordinal(device: str) -> int:
 
 def clear_workspaces() -> None:
     """Give cuBLAS's workspaces back to torch's allocator; the next matmul allocates a new one."""
-    # Do nothing if CUDA graphs were captured, because a graph may use a workspace.
+    # Pools other than (0, 0) belong to captured CUDA graphs, which may use the workspaces.
     segments = None if has_virtual() else _segments()
     pools = {tuple(segment.get("segment_pool_id", ())) for segment in segments or ()}
     if segments and pools <= {(), (0, 0)}:
@@ -147,14 +146,14 @@ _recording = False  # whether `record` turned torch's recording on
 
 
 def users(frames: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """Return the user's innermost frame among torch's recorded frames."""
+    """Return the innermost recorded frame of the user's code; None if there is none."""
     return next((frame for frame in frames if is_users(frame["filename"])), None)
 
 
 def _made(frames: Iterable[Mapping[str, Any]], stamp: str) -> Made | None:
-    """Return the user's innermost line. If another cell ran the line, `ran_in` names that cell."""
+    """Return the user's innermost line. If another cell called it, `ran_in` names that cell."""
     frame = users(frames)
-    if frame is None or frame["filename"].startswith("<timed "):  # `%%time` renumbers lines
+    if frame is None or frame["filename"].startswith("<timed "):  # `%%time` changes line numbers
         return Made(stamp) if stamp else None
     name = label(frame["filename"])
     if stamp and _is_cell(frame):
@@ -171,7 +170,7 @@ def _is_cell(frame: Mapping[str, Any]) -> bool:
 
 
 def record(on: bool) -> str:
-    """Turn torch's recording of allocations on or off; return a line about the new state."""
+    """Turn torch's recording of allocations on or off; return a message about the new state."""
     global _recording
     if has_virtual():
         return "virtual GPUs always know the line; there is nothing to record"
@@ -200,8 +199,8 @@ BEFORE = "before the cell"
 UNKNOWN = "line not known"
 ROUNDED_UP = "rounding up by the allocator"
 PEAK_RING = 100_000  # maximum number of events recorded for a peak
-_ROUNDED = 0.05  # a replay may differ from torch's figure by this share: sizes are rounded
-_GRAPHS = (torch.autograd, torch.autograd.graph)  # modules with the function that `_RUN` names
+_ROUNDED = 0.05  # sizes are rounded, so a replay may differ from torch's figure by this fraction
+_GRAPHS = (torch.autograd, torch.autograd.graph)  # modules that call `_RUN` for a backward pass
 _RUN = "_engine_run_backward"
 
 
@@ -213,10 +212,10 @@ class MemoryPeak(Shown):
     nbytes: int  # allocated by torch's allocator at the peak
     seconds: float  # from the cell's start to the peak
     line: str  # line of the allocation that reached the peak: "line 7: loss.backward()"
-    lines: tuple[tuple[str, int], ...]  # bytes by allocating line or `BEFORE`, the most first
+    lines: tuple[tuple[str, int], ...]  # allocating line (or `BEFORE`) and bytes, largest first
     complete: bool = True  # False if events are missing from the record
     saved: str = ""  # file of torch's snapshot; empty if not saved
-    added_seconds: float = 0.0  # time to read the record, without torch's time to write the record
+    added_seconds: float = 0.0  # time to read the record; torch's time to write it is not counted
 
 
 def replay(
@@ -226,11 +225,12 @@ def replay(
     device: str,
     start_us: int = 0,
 ) -> tuple[MemoryPeak, int]:
-    """Replay a trace that starts with the blocks `before`; return the peak and the final bytes."""
+    """Replay `trace`, beginning with the blocks `before`; return the peak and the bytes at the end.
+    A trace lists allocations and frees. `line` returns the line of a trace entry as text."""
     live = {each["address"]: (each["size"], BEFORE) for each in before}
     now = most = sum(nbytes for nbytes, _ in live.values())
     at, at_line = start_us, BEFORE
-    # Bytes by line: held now, and freed since the peak (less those allocated since the peak).
+    # Bytes by line. `held`: allocated now. `freed`: freed since the peak, minus allocated since.
     held, freed = Counter({BEFORE: now}), Counter[str]()
     for entry in sorted(trace, key=itemgetter("time_us")):
         if entry["action"] == "alloc":
@@ -288,20 +288,20 @@ class PeakRecorder:
         trace = [entry for entry in whole if entry["time_us"] >= self._start]
         peak, now = replay(self._before, trace, self._line, str(self._device), cell_us)
         missing = abs(now - torch.cuda.memory_allocated(self._index))
-        # The allocator also counts the unused ends of its blocks, which no event contains.
+        # torch's peak includes the unused ends of blocks, which the recorded sizes do not.
         most = torch.cuda.max_memory_allocated(self._index)
         if 0 < (ends := most - peak.nbytes) <= _ROUNDED * most:
             peak = replace(peak, nbytes=most, lines=(*peak.lines, (ROUNDED_UP, ends)))
         return replace(
             peak,
-            # torch drops the oldest events first. If one before `start` is left, none is missing.
+            # torch drops old events first. If one before `start` is left, no later one is missing.
             complete=len(trace) < max(len(whole), PEAK_RING) and missing <= _ROUNDED * peak.nbytes,
             saved=self._save or "",
             added_seconds=perf_counter() - began,
         )
 
     def _timed(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap `run` to record its caller's line. torch records no line on autograd's threads."""
+        """Wrap `run` to record the caller's line. Autograd's threads have no Python line."""
 
         def backward(*args: Any, **kwargs: Any) -> Any:
             __tracebackhide__ = True
@@ -331,7 +331,6 @@ _LINES = 8
 
 
 def text(peak: MemoryPeak) -> str:
-    """Return the peak in a sentence, and a row for each line that allocated part of it."""
     rows = [*table.lines(_columns(peak), margin="  "), *(f"  {note}" for note in _notes(peak))]
     return "\n".join([*table.wrapped(_head(peak)), *rows])
 

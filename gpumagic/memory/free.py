@@ -1,8 +1,7 @@
 """Free GPU memory that no variable of the user holds, and show what was freed.
 
-Exceptions, which keep their frames' variables alive, and IPython's outputs are released. A variable
-is deleted only if the user names it.
-"""
+This memory is held by IPython's outputs, or by exceptions, which keep their frames' variables
+alive. A variable is deleted only if the user names it."""
 
 import gc
 from collections import Counter
@@ -98,7 +97,7 @@ def free_memory(*what: object, grads: bool = False) -> Freed:
     gone = [name for name in gone if name not in stays]
     meter.due = spare
     _release_kept(found, spare, gpus or {each.device for each in found}, outputs, meter)
-    for name in reversed(gone):  # so that shared memory counts for the first name
+    for name in reversed(gone):  # `gone[0]` last, so that shared memory is counted for `gone[0]`
         del namespace[name]
         meter.take(name, {name})
     meter.released += [meter.released.pop() for _ in gone]  # restore the order of the names
@@ -109,14 +108,14 @@ def free_memory(*what: object, grads: bool = False) -> Freed:
 
 
 def _clear_failed_backward() -> None:
-    """Clear the tasks that a failed backward pass left in autograd's queue, by another pass."""
+    """Run a small backward pass, which clears the tasks that a failed one left in the queue."""
     if (torch := torch_here()) is not None:
         with torch.enable_grad(), torch.inference_mode(False):
             torch.ones((), device="cpu", requires_grad=True).backward()
 
 
 def _return_cache() -> int:
-    """Return cuBLAS's workspaces and torch's unused cache to the driver; return the bytes."""
+    """Return cuBLAS's workspaces and torch's unused cache to the driver; return their bytes."""
     if (torch := torch_here()) is None:
         return 0
     from gpumagic.memory.allocator import clear_workspaces
@@ -138,7 +137,8 @@ def _release_kept(
     outputs: KeptOutputs,
     meter: "_Meter",
 ) -> None:
-    """Release the exceptions that hold memory in `found`, and the outputs that hold `spare`."""
+    """Release the exceptions that hold storages in `found`, and the outputs that hold `spare`.
+    `spare` are storages that no variable holds, except variables to delete."""
     found, spare = ([each for each in side if each.device in gpus] for side in (found, spare))
     every, held = _holders(found, EXCEPTION), set[str]().union(*(each.roots for each in spare))
     if every:
@@ -146,7 +146,7 @@ def _release_kept(
     if errors := held & every:
         meter.take(", ".join(sorted(errors)), errors)
     elif every:
-        # A variable holds it too. Collect the exception's cycle now: the next cell may rebind it.
+        # Variables hold this memory too. Collect the exceptions' cycles before a cell rebinds them.
         gc.collect()
     if dropped := [name for name in outputs.numbered() if name in held]:
         outputs.drop(dropped)
@@ -226,7 +226,7 @@ class _Meter:
         self._before = allocated()
 
     def take(self, cause: str, holders: Collection[str] = (), *, always: bool = True) -> None:
-        """Record the bytes that a release freed; collect garbage if fewer than expected."""
+        """Record the bytes freed since the last call. Collect garbage if fewer than expected."""
         self._gone.update(holders)
         due = sum(each.nbytes for each in self.due if each.roots <= self._gone)
         self.due = [each for each in self.due if not each.roots <= self._gone]
@@ -242,7 +242,6 @@ class _Meter:
 
 
 def text(freed: Freed) -> str:
-    """Return `freed 3.2 GiB (…) · 512 MiB on cuda:0 still allocated, most by net (400 MiB)`."""
     gave = [each for each in freed.released if any(each.nbytes.values())]
     causes = ", ".join(f"{each.cause}: {_sizes(each.nbytes)}" for each in gave)
     nothing = [f"{each.cause}: nothing" for each in freed.released if each not in gave]

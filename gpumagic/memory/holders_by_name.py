@@ -1,9 +1,9 @@
 """List the holders of each GPU's memory (variables, outputs, …); each storage counts once.
 
-The size of another library's array comes from an array protocol. The result contains only names and
-numbers. The user's code runs only to evaluate a part of a variable (`net.fc`). No function here
-initializes CUDA or creates a context on a GPU.
-"""
+A walk visits all objects that are reachable from roots, such as variables. The place of a tensor is
+its device, address and size. The place of another library's array comes from an array protocol. The
+result contains only names and numbers. The user's code runs only to evaluate a part of a variable
+(`net.fc`). No function here initializes CUDA or creates a context on a GPU."""
 
 import gc
 import re
@@ -41,7 +41,7 @@ class FoundStorage(NamedTuple):
     device: str
     address: int  # as in torch.cuda.memory_snapshot()
     nbytes: int
-    ways: tuple[Way, ...]  # one for each holder
+    ways: tuple[Way, ...]  # each holder's name, and the kind of what it holds, such as "parameter"
     path: tuple[str, ...] = ()  # path from the first holder; empty without `find(paths=True)`
     parameter: tuple[str, ...] = ()  # parameter to which a gradient, state or saved tensor belongs
     is_of_other_library: bool = False  # torch did not allocate the storage
@@ -70,9 +70,9 @@ def find(
     allocator: "Allocator | None" = None,
     paths: bool = False,
 ) -> list[FoundStorage]:
-    """List the storages on GPUs, largest first. Search `before`, the notebook's roots, `after`."""
+    """List storages on GPUs, largest first. Search `before`, then the notebook's roots, `after`."""
     torch = torch_here()
-    # Torch functions are disabled so that no `__torch_function__` of the user's code runs.
+    # Torch functions are disabled, so that no `__torch_function__` of the user's code runs.
     with cuda_state.no_collections(), torch._C.DisableTorchFunction() if torch else nullcontext():
         allocator = allocator or allocations()
         roots = Roots(namespace)
@@ -111,7 +111,7 @@ def _missing(allocator: "Allocator", visited: Mapping[Place, Any]) -> set[int]:
 def _add_arrays(
     walk: Walk, visited: dict[Place, list[int]], allocator: "Allocator | None"
 ) -> dict[Place, str]:
-    """Add non-torch arrays to `visited`; return the libraries of places outside torch's memory."""
+    """Add non-torch arrays to `visited`; return the library of each place not in torch's memory."""
     library = dict[Place, str]()
     kinds = {id(kind) for kind in walk.kinds if is_other_array(kind)}
     for array, place in array_places(obj for obj in walk.objects if id(type(obj)) in kinds):
@@ -127,7 +127,7 @@ def _storages(
     walk: Walk, visited: dict[Place, list[int]], allocator: "Allocator | None", paths: bool
 ) -> list[FoundStorage]:
     found, library = list[FoundStorage](), _add_arrays(walk, visited, allocator)
-    for place in library.keys() - visited.keys():  # such as constants of compiled programs
+    for place in library.keys() - visited.keys():  # unvisited: constants of compiled programs, …
         holder = f"held by {library[place]} itself, or by no Python object"
         way = Way(holder, f"{library[place]} array")
         found.append(FoundStorage(*place, (way,), (holder,), is_of_other_library=True))
@@ -146,7 +146,7 @@ def _storages(
 
 
 def array_places(arrays: Iterable[Any]) -> list[tuple[Any, Place]]:
-    """Return these arrays and frameworks' live arrays, each with the place of its base array."""
+    """Return `arrays` and all live arrays of frameworks, each with the place of its base array."""
     every = {id(array): array for array in arrays}
     for framework in started():
         with faults.kept(f"listing the arrays of {framework.name}"):
@@ -188,7 +188,7 @@ def _figures(ordinal: int, gpu: GpuSample | None, held: Sequence[Holder]) -> Dev
     if gpu is None:  # the snapshot has no figures of this GPU
         return found
     mine = next((h.memory[gpu.uuid] for h in held if h.mine and gpu.uuid in h.memory), None)
-    # In a container our pid differs from the host's, so our memory is counted as the system's.
+    # In a container, the driver lists this process under an unknown pid, as part of `SYSTEM`.
     others = _others(gpu.uuid, held, reserved if mine is None else 0)
     known = [nbytes for _, nbytes in others if nbytes is not None]
     return replace(
@@ -207,7 +207,7 @@ def _figures(ordinal: int, gpu: GpuSample | None, held: Sequence[Holder]) -> Dev
 def _others(
     uuid: str, held: Sequence[Holder], ours: int | None
 ) -> tuple[tuple[str, int | None], ...]:
-    """Return the bytes of other processes on a GPU; `ours` are counted as the system's."""
+    """Return the bytes of other processes on a GPU. `SYSTEM` includes `ours`, so subtract these."""
     named = [
         (each.name, each.memory[uuid]) for each in held if not each.mine and uuid in each.memory
     ]
@@ -227,7 +227,7 @@ def _allocator(ordinal: int) -> tuple[int | None, int | None, int | None]:
     from gpumagic.memory.allocator import is_native
 
     stats: dict[str, Any] = torch.cuda.memory_stats(ordinal)
-    # Other allocators do not report fragments, so torch returns 0 for them.
+    # Other allocators do not report fragments; then torch returns 0.
     split = stats.get("inactive_split_bytes.all.current") if is_native() else None
     return stats.get("allocated_bytes.all.current"), stats.get("reserved_bytes.all.current"), split
 
@@ -316,7 +316,8 @@ def value_of(name: str, namespace: Mapping[str, Any]) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             value = eval(name, {}, namespace)
-            return {**value} if value is namespace.get("_oh", {}) else value  # walks skip `_oh`
+            # Return a copy of `Out`, because a walk does not enter the original.
+            return {**value} if value is namespace.get("_oh", {}) else value
     except Exception as error:  # noqa: BLE001  user code may raise anything
         raise GpuError(f"{name} raises {type(error).__name__}: {error}") from None
 

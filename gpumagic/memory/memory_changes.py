@@ -1,4 +1,4 @@
-"""Compare two memory reports."""
+"""Compare two memory reports, which list the holders (variables, outputs, …) of GPU memory."""
 
 from dataclasses import dataclass
 
@@ -54,7 +54,6 @@ _FOLD = Fold(12)
 
 
 def text(found: MemoryChanges) -> str:
-    """Return a line for each GPU, and a row for each holder whose bytes changed."""
     rows = table.lines(_columns(found), margin="  ", fold=_FOLD)
     same = [f"  {_unchanged(found)}"] * bool(found.unchanged)
     return "\n".join([*_lines(found), *rows, *same])

@@ -1,8 +1,7 @@
 """Record the holders of each GPU's memory, and show the holders, the largest first.
 
 A holder is a variable, an output or anything else that keeps memory allocated. The records contain
-no tensors and no frames.
-"""
+no tensors and no frames."""
 
 from __future__ import annotations
 
@@ -49,7 +48,7 @@ class MemoryHolder:
     A storage counts only for its first holder. Sizes are those of the allocator's blocks."""
 
     path: str  # Python expression, or a description: "net", "the exception of In [4]"
-    kind: str  # with the most bytes: "parameter", "JAX array", …, or a constant above
+    kind: str  # the kind with the most bytes: "parameter", "JAX array", …, or a constant above
     device: str  # "cuda:0"
     nbytes: int
     made: Made | None = None  # where most bytes were allocated; None if not recorded
@@ -73,8 +72,8 @@ class DeviceMemory:
     other_in_process: int | None = None  # memory of CUDA's context and other libraries
     others: int | None = None  # memory of other processes
     holders: tuple[MemoryHolder, ...] = ()  # the largest first
-    others_by_name: tuple[tuple[str, int | None], ...] = ()  # of programs, users and "system"
-    uuid: str | None = None  # as nvidia-smi prints it, with the prefix
+    others_by_name: tuple[tuple[str, int | None], ...] = ()  # `others` by program, user or "system"
+    uuid: str | None = None  # as nvidia-smi prints it, with the prefix "GPU-"
     pools: tuple[Pool, ...] = ()  # the figures of JAX's and CuPy's allocators
 
 
@@ -117,7 +116,6 @@ _COUNTED = ("parameter", "buffer", "gradient", "tensor", "output", "exception")
 
 
 def text(report: MemoryReport) -> str:
-    """Return one line for each GPU, followed by rows for the GPU's holders."""
     lines = [] if report.devices else [_nothing()]
     for device in report.devices:
         figures = " · ".join(words for words, _, _ in _figures(device))
@@ -188,7 +186,7 @@ def folded_rows(device: DeviceMemory) -> int:
 
 
 def holder_columns(device: DeviceMemory, shown: int, *, html: bool = False) -> list[Column]:
-    """Return columns for the first `shown` holders; in text, one last row sums up the others."""
+    """Return columns for the first `shown` holders. As text, a last row sums up other holders."""
     rows, rest = device.holders[:shown], device.holders[shown:]
     rows += () if html else _more(rest, device)
     css = [_CSS.get(row.kind, "gm-code gm-name") for row in rows]

@@ -1,8 +1,7 @@
 """Show the GPU memory of one variable, for each layer of a module or each item of a container.
 
 A layer's row includes the optimizer state of the layer's parameters, and the tensors that autograd
-saved for the layer. Optimizers and autograd graphs hold this memory, not the layer.
-"""
+saved for the layer. Optimizers and autograd graphs hold this memory, not the layer."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -48,7 +47,7 @@ class MemoryTree(Shown):
     name: str
     devices: tuple[str, ...]
     branches: tuple[MemoryBranch, ...]  # parents before their children
-    held_for_it: dict[str, int] = field(default_factory=dict)  # by optimizers and autograd, by kind
+    held_for_it: dict[str, int] = field(default_factory=dict)  # bytes by kind, held by others
     made: Made | None = None  # where most bytes were allocated
     aliases: tuple[str, ...] = ()  # other variables and objects that hold part of this memory
 
@@ -69,7 +68,7 @@ class _Node:
     def add(self, path: tuple[str, ...], kind: str, nbytes: int) -> None:
         """Add the bytes of a storage to the row of its layer, or to a separate row."""
         first, *steps = path
-        if rest := first.removeprefix(self.path):  # ".table" if `first` is "utils.table"
+        if rest := first.removeprefix(self.path):  # ".table" for "utils.table" in "utils"
             steps.insert(0, rest)
         self.at(steps[:-1] if kind in _OF_LAYER else steps).held[kind] += nbytes
 
@@ -129,7 +128,8 @@ def _add_layers(node: _Node, module: Any) -> None:
 def _branches(
     node: _Node, ordered: bool, depth: int = 0, alike: int = 1, times: int = 1
 ) -> Iterator[MemoryBranch]:
-    """Yield a node and its descendants, the largest first unless `ordered`."""
+    """Yield a row for a node and its descendants, siblings largest first unless `ordered`.
+    Equal siblings share a row: `alike` is their number, `times` their number in the whole tree."""
     nbytes = {kind: times * count for kind, count in node.sum().items()}
     yield MemoryBranch(node.path, node.step.lstrip(".: "), depth, nbytes, alike)
     below = [child for child in node.below.values() if child.sum()]
@@ -149,7 +149,6 @@ _FOLD = Fold(_ROWS)
 
 
 def text(tree: MemoryTree) -> str:
-    """Return a line with the total, and rows for two levels of layers or items."""
     rows = [branch for branch in tree.branches if branch.depth <= _LEVELS]
     lines = [*table.wrapped(_head(tree)), *table.lines(_columns(rows), margin="  ", fold=_FOLD)]
     if len(rows) < len(tree.branches):

@@ -4,8 +4,7 @@ References come from the garbage collector and from torch's C code. An object's 
 referrer visited. Optimizers and autograd graphs are searched last, because most objects to which
 they refer belong to other holders. No path passes through Python modules or libraries' classes,
 which reach the whole process. The search reads only fields defined in C and does not unpack saved
-tensors, so that no property, method or hook of the user runs.
-"""
+tensors, so that no property, method or hook of the user runs."""
 
 import gc
 import sys
@@ -66,7 +65,7 @@ class Walk:
     def __init__(self, closed: Iterable[Any], is_users_class: Callable[[Any], bool]) -> None:
         self.roots: list[Root] = []
         self.objects: list[Any] = []
-        self.parents: list[int] = []  # each object's parent; the roots have the numbers -1, -2, …
+        self.parents: list[int] = []  # number of each object's parent; the roots are -1, -2, …
         self.others: dict[int, list[int]] = {}  # each object's other referrers, if it has several
         self._is_users_class = is_users_class
         self.kinds: list[type] = []
@@ -88,7 +87,7 @@ class Walk:
         return id(obj) in self._numbers or issubclass(type(obj), type)
 
     def walk(self, roots: Iterable[Root], within: Collection[int] | None = None) -> None:
-        """Visit all objects reachable from roots. With `within`, skip objects with other ids."""
+        """Visit all objects reachable from roots. `within` has the ids to visit; None means all."""
         for root in roots:
             self.roots.append(root)
             self._visit([(-len(self.roots), [root.value])])
@@ -145,6 +144,7 @@ class Paths:
     def __init__(self, walk: Walk) -> None:
         self._walk = walk
         objects, count = walk.objects, len(walk.roots)
+        # `first` has the root where an object's path starts, `below` a kind that children inherit.
         # Parents have smaller numbers than children. Both lists end with the roots, at -1, -2, ….
         self._first = first = [0] * len(objects) + [*reversed(range(count))]
         self._below = below = [""] * (len(objects) + count)
@@ -159,7 +159,7 @@ class Paths:
         self._named: dict[int, dict[int, Edge]] = {}
 
     def ways(self, number: int, kind: str = "") -> tuple[Way, ...]:
-        """Return a `Way` for each holder of an object. The path starts at the first holder."""
+        """Return a `Way` for each holder of an object, first for the one where its path starts."""
         first, reached, kind = self._first[number], self._reached[number], kind or self.kind(number)
         if (key := (first, reached, kind)) not in self._ways:
             every = [n for n in range(reached.bit_length()) if reached >> n & 1]
@@ -169,7 +169,7 @@ class Paths:
         return self._ways[key]
 
     def plain_first(self, numbers: list[int]) -> list[int]:
-        """Sort objects: first those with the first object's root, and there saved tensors last."""
+        """Put objects with the root of `numbers[0]` first, and among these, saved tensors last."""
         first = self._first[numbers[0]]
         return sorted(numbers, key=lambda n: (self._first[n] != first, self.kind(n) == SAVED))
 
@@ -228,7 +228,7 @@ class Paths:
         else:
             yield from (Edge(value, f"[{_key(key)}]") for key, value in _items(obj))
         yield from (Edge(value, f".{name}") for name, value in _items(attributes))
-        # Slots, and members defined in C, such as `__self__` of a method.
+        # Include slots, and members defined in C, such as `__self__` of a method.
         for base in values.bases_of(type(obj)):
             for name, member in values.members_of(base).items():
                 if type(member) is types.MemberDescriptorType:
@@ -273,7 +273,7 @@ class _Rule(NamedTuple):
     fits: Callable[[type], bool]  # whether the rule is for a class
     turn: int  # `_NEVER`, `_AT_ONCE` or `_INDIRECT`
     edges: Callable[[Any], list[Edge]] | None = None  # lists references and their steps
-    below: str | None = None  # kind of all objects reached from here; None to inherit it
+    below: str | None = None  # kind of the objects reached from here; None to keep the parent's
 
 
 def _rules() -> list[_Rule]:
@@ -329,7 +329,8 @@ def _of_optimizer(optimizer: Any) -> list[Edge]:
 
 def _of_tensor(torch: Any, readable: bool) -> Callable[[Any], list[Edge]]:
     """Return a function that lists edges to a tensor's sparse parts, graph and gradient."""
-    base, strided, no_grad = torch._C.TensorBase, torch.strided, torch.no_grad  # not a subclass's
+    # Read the fields of torch's C class, because a subclass may override them.
+    base, strided, no_grad = torch._C.TensorBase, torch.strided, torch.no_grad
     names = "layout", "grad_fn", "retains_grad", "grad"
     layout, grad_fn, retains, grad = (vars(base)[name].__get__ for name in names)
     parts = dict[int, list[Edge]]()  # cached, because each call returns new tensors

@@ -1,8 +1,7 @@
 """List the roots of the search for GPU memory, which are named objects such as variables.
 
 An object that no root reaches is found through its referrers. Such an object is held by C++, a
-library or running code, or is in a reference cycle.
-"""
+library or running code, or is in a reference cycle."""
 
 import gc
 import sys
@@ -83,7 +82,7 @@ class KeptOutputs:
         return name in self._names
 
     def drop(self, names: list[str]) -> None:
-        """Delete outputs, given as keys of `numbered`, and all of IPython's names for these."""
+        """Delete outputs, given as keys of `numbered`, and all of IPython's names for them."""
         found = self.numbered()
         gone = {id(found[name]) for name in names}
         for space in (self._namespace, self._out, getattr(self._shell, "user_ns_hidden", {})):
@@ -201,7 +200,7 @@ def walk_unreachable(walk: Walk, missing: set[int]) -> None:
 
     above = _inverse(objects, children)  # the referrers of each object
     leading = _reached(missing, above)
-    # Count on a new object how many references this search itself holds.
+    # Use a new object to measure how many references this search itself holds to an object.
     objects[0] = []
     ours = sys.getrefcount(objects[0])
     elsewhere = [key for key in leading if sys.getrefcount(objects[key]) - ours > len(above[key])]
