@@ -1,4 +1,8 @@
-"""Propose changes (levers) of the user's code, after which it runs with less memory."""
+"""Propose changes of the user's code, after which the code runs with less memory.
+
+A lever is a proposed change. A `Form` replaces statements of the code. A trial measures in dry runs
+how much memory one frame's code needs. `s` is the state of memory at the error. `t` has a trial for
+each frame; changes are tested in `t.best`. `rest` is the code that a frame had still to run."""
 
 import ast
 import textwrap
@@ -19,8 +23,8 @@ from gpumagic.usercode.values import comes_from, is_module, is_tensor, own, torc
 
 
 def other_form(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Propose code that computes the same with less memory."""
-    # Dry runs do not count tensors that `torch.load` reads, so `t.best` may be None by mistake.
+    """Propose a replacement that computes the same result with less memory."""
+    # Dry runs do not count what `torch.load` reads, so `t.best` may be None although code fails.
     trial = t.best or t.every[-1]
     found = ((rest, form) for rest in s.rests for form in forms(rest))
     for rest, form in found:
@@ -32,7 +36,7 @@ def other_form(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 
 
 def by_rows(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Propose to compute the failed code by rows, in the outermost frame where this helps."""
+    """Propose to compute the failed code in groups of rows, in the outermost frame possible."""
     for rest in reversed(s.rests if t.best is not None else []):
         for form in split(rest, t):
             levers = [*helps(t.best, _named(s, rest, form), form=form)]
@@ -55,14 +59,14 @@ def _without_autograd(
 
 
 def _named(s: OutOfMemoryState, rest: frames.RestOfCode, form: Form) -> str:
-    """Return a form's advice. Name the cell or file to change, unless the error arose in it."""
+    """Return a form's advice. If the error arose in another cell or file, name where to change."""
     here = rest.frame.filename == s.frames[0].filename
     there = f"` for {label(rest.frame.filename)}, line"
     return form.do if here else form.do.replace("` for line", there, 1)
 
 
 def other_values(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Propose the same shape for two operands, less padding, and float32 for float64."""
+    """Propose equal shapes for two operands, less padding, or float32 instead of float64."""
     known = t.best.names if t.best is not None else {}
     for form in {form.do: form for form in _one_shape(s)}.values():
         yield from helps(t.best, form.do, form=form)
@@ -74,7 +78,7 @@ def other_values(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     code, arrays = _of_float64(known, s.read | s.rests[-1].read_anywhere, room)
 
     def first(into: dict[str, Any]) -> None:
-        known.clear()  # `known` would keep the tensors alive
+        known.clear()  # otherwise, `known` would keep the float64 tensors alive
         exec("\n".join(code), into)
 
     # Convert all at once, because most torch functions refuse mixed dtypes.
@@ -85,7 +89,7 @@ def other_values(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 
 
 def _cut_where_read(trial: CodeTrial) -> Iterator[Lever]:
-    """Propose less padding of texts that each pass of a loop makes again."""
+    """Propose less padding for token tensors that each pass of a loop creates."""
     made = {n: v for n, v in trial.frame.scope.local.items() if n in trial.stale}
     for do, names in _padded(made):
         nodes: list[Any] = [n for each in trial.code for n in ast.walk(each)]
@@ -99,7 +103,7 @@ def _cut_where_read(trial: CodeTrial) -> Iterator[Lever]:
 def _of_float64(
     known: dict[str, Any], read: Iterable[str], room: int
 ) -> tuple[list[str], dict[str, Any]]:
-    """Return code that converts float64 tensors and models, and float32 arrays for NumPy's."""
+    """Return code that converts float64 tensors and models. Return float64 arrays as float32."""
     code, arrays = list[str](), dict[str, Any]()
     for name in sorted(known.keys() & read):
         value = known[name]
@@ -109,13 +113,13 @@ def _of_float64(
         tensors = value.parameters() if is_module(value) else [value] * is_tensor(value)
         if any(each.dtype == torch_here().float64 for each in tensors):
             code.append(f"{name} = {name}.float()")
-            if is_tensor(value) and value.is_cuda and value.nbytes // 2 > room:  # for the copy
+            if is_tensor(value) and value.is_cuda and value.nbytes // 2 > room:  # no room to copy
                 code[-1:] = [f"{name} = {name}.cpu().float()", f"{name} = {name}.cuda()"]
     return code, arrays
 
 
 def _one_shape(s: OutOfMemoryState) -> Iterator[Form]:
-    """Find operands of shapes [N] and [N, 1], which broadcast to [N, N]; skip views."""
+    """Yield forms that give operands [N] and [N, 1] one shape, so that the result is not [N, N]."""
     failed = s.rests[0].failed or ast.Pass()
     names = dict.fromkeys(n.id for n in ast.walk(failed) if isinstance(n, ast.Name))
     for one, two in permutations(s.operands, 2):
@@ -130,13 +134,14 @@ def _one_shape(s: OutOfMemoryState) -> Iterator[Form]:
 
 
 def _clash(one: Any, two: Any) -> bool:
+    """Whether operands [N] and [N, 1] broadcast by mistake. A view `x[:, None]` is intended."""
     column = max(one, two, key=lambda operand: operand.dim())
     alike = one.numel() == two.numel() and one.dim() != two.dim()
     return alike and column.shape[-1] == 1 and not column._is_view()
 
 
 def _padded(known: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Find batches of text whose attention mask shows padding beyond the longest sample."""
+    """Yield advice and shorter tensors, if an attention mask has columns that pad all samples."""
     for name, batch in known.items():
         for _, cut, why in _cut(batch) if isinstance(batch, (dict, UserDict)) else ():
             do = f"pad each batch to its longest sample: {why} in `{name}`"
@@ -149,7 +154,7 @@ def _padded(known: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _cut(batch: Any) -> Iterator[tuple[str, dict[str, Any], str]]:
-    """Yield each mask's name, the tensors of its shape without padding, and the reason."""
+    """Yield each mask's name, the tensors of the mask's shape without padding, and the reason."""
     tensors = {k: v for k, v in batch.items() if is_tensor(v) and v.dim() == 2}
     alike = {k: v for k, v in tensors.items() if not v.is_floating_point()}
     for key, mask in alike.items():
@@ -176,12 +181,12 @@ def on_host(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 
 
 _MOVES = ("to", "cuda", "tensor", "as_tensor")  # functions that move data to the GPU
-_LARGEST = 3  # number of holders to look at
-_PART_OF_GPU = 20  # data are larger than this fraction of the GPU
+_LARGEST = 3  # number of holders that may be data
+_PART_OF_GPU = 20  # a tensor is treated as data if it is larger than 1/20 of the GPU's memory
 
 
 def _data(s: OutOfMemoryState, lacking: int) -> tuple[list[Any], list[str]]:
-    """Return the largest tensors of data on the GPU, and the names that hold them."""
+    """Return large tensors on the GPU that need no gradient, and the names of their holders."""
     from torch.utils._pytree import tree_leaves
 
     local = {s.local(f, n): v for f in s.frames for n, v in f.scope.local.items()}
@@ -199,7 +204,7 @@ def _data(s: OutOfMemoryState, lacking: int) -> tuple[list[Any], list[str]]:
 
 
 def _on_host(s: OutOfMemoryState, noted: Sequence[Any], names: list[str]) -> str:
-    """Return the advice for what a dry run noted; empty if it kept nothing on the CPU."""
+    """Return advice with the lines that a dry run noted; empty if code needs all data at once."""
     from gpumagic.dryrun.answers import MOVED, PART, WHOLE
 
     def at(reason: str) -> list[Any]:
@@ -226,7 +231,7 @@ def settings(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 
 
 def less_state(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Propose an optimizer with less state, where the state of the first step does not fit."""
+    """Propose an optimizer with less state, if the error arose while a first step created state."""
     old: Any = s.optimizer
     weights = [p for group in getattr(old, "param_groups", ()) for p in group["params"]]
     for name in ("Adafactor", "SGD") if weights else ():
@@ -240,13 +245,13 @@ def less_state(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 
 
 def half_weights(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Propose 16-bit weights for a language model that does not fit, and that nothing trains."""
+    """Propose 16-bit weights for the failed call's language model, if no backward pass follows."""
     ends, failed = not any(rest.backward for rest in s.rests), s.rests[0].failed or ast.Pass()
     for call in (n for n in ast.walk(failed) if ends and isinstance(n, ast.Call)):
         owner = getattr(call.func, "value", None) or call
         model: Any = s.frames[0].scope.value(owner)
         parts = map(type, model.modules()) if is_module(model) else ()
-        if any(comes_from(part, "torch.nn.Embedding") for part in parts):  # inputs stay integers
+        if any(comes_from(part, "torch.nn.Embedding") for part in parts):  # its inputs are integers
             half = f"{ast.unparse(owner)}.to(torch.bfloat16)"
             new = expression(ast.unparse(call).replace(ast.unparse(owner), half, 1))
             do = f"`{half}` for `{ast.unparse(owner)}`: half the memory, and rounded results"
@@ -255,7 +260,7 @@ def half_weights(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 
 
 def frozen(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Propose `requires_grad_(False)` for models, or parts of them, that no optimizer trains."""
+    """Propose `requires_grad_(False)` for models or layers that no optimizer trains."""
     for name in sorted(s.read | s.rests[-1].read_anywhere) if t.best is not None else ():
         idle = _idle(s, name)
         meant = any(own(part).get("requires_grad") is False for part in idle.values())
@@ -273,7 +278,7 @@ def _idle(s: OutOfMemoryState, name: str) -> dict[str, Any]:
     found = dict[str, Any]()
     for path, part in model.named_modules(prefix=name) if trained and is_module(model) else ():
         learns = {id(p) for p in part.parameters() if p.requires_grad}
-        meant = own(part).get("requires_grad") is False  # an attribute that freezes nothing
+        meant = own(part).get("requires_grad") is False  # this module attribute freezes nothing
         within = path.startswith(tuple(f"{each}." for each in found))
         if learns and (meant or trained.isdisjoint(learns)) and not within:
             found[path] = part
@@ -316,13 +321,13 @@ def _no_grad(t: Trials, trial: CodeTrial, why: str) -> Iterator[Lever]:
 
 
 def _in_function(s: OutOfMemoryState, t: Trials, inner: list[CodeTrial]) -> Iterator[Lever]:
-    """Propose to run the outermost function of `inner` without autograd."""
+    """Propose `@torch.no_grad()` for the outermost function among the frames in `inner`."""
     body: list[Any] = getattr(frames.function_of(inner[-1].rest.failed or ast.Pass()), "body", [])
     code = textwrap.indent("\n".join(map(ast.unparse, body)), "    ")
     form = Form("", f"with torch.no_grad():\n{code}", [*body], body)
-    # The calling code may use values that the function stores in a notebook's variable.
+    # If the function stores values in a notebook variable, a later backward pass may need them.
     stores = t.loop is not None and t.loop in inner and t.loop.adds_to[0] in s.namespace
-    # `tried` tests that the calling code's backward pass still runs after the change.
+    # This dry run tests that the caller's backward pass still works after the change.
     if not stores and body and t.every[len(inner)].tried(form=form) is not None:
         do = f"`@torch.no_grad()` above `def {inner[-1].frame.code.co_name}`: {_USED}"
         change = {"within": torch_here().no_grad} if t.best in inner else {"form": form}
@@ -330,7 +335,7 @@ def _in_function(s: OutOfMemoryState, t: Trials, inner: list[CodeTrial]) -> Iter
 
 
 def recomputed(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Propose checkpointing: the backward pass repeats the failed call, and less memory is kept."""
+    """Propose checkpointing: do not save the failed call's tensors, but repeat it in backward."""
     trial = t.whole or t.best
     for rest in s.rests if any(rest.backward for rest in s.rests) else ():
         for form in checkpointed(rest):

@@ -1,8 +1,9 @@
 """Explain an out-of-memory error of any framework, and propose changes.
 
-A lever is a proposed change, such as to delete a variable, tried in a dry run if possible. Only dry
-runs execute the user's code. The error is not changed. The result refers to no tensor or frame.
-"""
+A lever is a proposed change, such as the deletion of a variable. If possible, a dry run tests each
+lever. Only dry runs execute the user's code. The error is not changed. The result refers to no
+tensor or frame. `s` is the state of memory at the error. `t` has a trial for each frame, which
+measures in dry runs how much memory the frame's code needs."""
 
 import ast
 from collections.abc import Callable, Iterable, Iterator
@@ -67,7 +68,7 @@ def _explained(s: OutOfMemoryState, where: UserLine, t: Trials) -> OutOfMemory:
     )
     loop, top = t.loop, t.every[-1]
     stale = top.rest.remade | (top.stale if top.frame.at_top else set())
-    joint = s.alone(stale)  # several names may hold a graph together
+    joint = s.alone(stale)  # several names may hold one graph, which the last deletion frees
     needed = (n for n in stale if s.worth(8 * (joint - s.alone(stale - {n})) - joint))
     return OutOfMemory(
         expression=where.source if failed is None else s.frames[0].text(failed),
@@ -130,11 +131,11 @@ def levers(s: OutOfMemoryState, t: Trials, free: tuple[Any, ...]) -> list[Lever]
             found.append(lever)
             if _suffices(s, lever):
                 enough.append(lever)
-            # Stop after one lever that frees memory, or after two other levers.
+            # Stop after one sufficient lever from `free`, or after two other sufficient levers.
             if len(enough) == (1 if group is free else 2):
                 break
         if enough:
-            # Even if a deletion suffices, also propose to drop graphs that no backward pass needs.
+            # If freeing memory suffices, also propose `torch.no_grad()` to avoid unused graphs.
             also = changed_code.no_graph(s, t) if group is free else ()
             enough += [lever for lever in also if lever.fits]
             return sorted(enough, key=lambda lever: not lever.fits)
@@ -146,13 +147,12 @@ def _suffices(s: OutOfMemoryState, lever: Lever) -> bool:
 
 
 def free_kept(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Propose to free outputs and earlier errors."""
+    """Propose `%gpufree`, which releases outputs and earlier errors."""
     if s.worth(s.kept):
         yield _freeing(t.whole, "`%gpufree` frees what outputs and earlier errors hold", s.kept)
 
 
 def _freeing(trial: CodeTrial | None, do: str, gives: int) -> Lever:
-    """Return a lever that frees `gives` bytes before the code runs."""
     return Lever(do, gives, None if trial is None else trial.fits(trial.need, gives))
 
 
@@ -181,7 +181,7 @@ def _deleted(
 
 
 def small_views(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Propose to clone small views of a larger tensor, and to detach tensors from their graphs."""
+    """Propose to clone small views of large storages, and to detach tensors from their graphs."""
     ends = not any(rest.backward for rest in s.rests)
     for name, value in [*s.namespace.items()]:
         if type(value) is list:
@@ -212,7 +212,7 @@ def _old_graphs(s: OutOfMemoryState, t: Trials, name: str, values: list[Any]) ->
 
 
 def _unread(s: OutOfMemoryState, rest: frames.RestOfCode, lacking: int) -> list[str]:
-    """Return a frame's variables that the rest of the code does not read, the largest first."""
+    """Return variables that the remaining code does not read, until `lacking` bytes are freed."""
     at_top = rest.frame.at_top
     # Do not delete variables that a loop assigns, unless the failed statement assigns them.
     made = set[str]().union(*map(frames.stored, rest.loops)) if at_top else rest.made_before
@@ -231,7 +231,7 @@ def _unread(s: OutOfMemoryState, rest: frames.RestOfCode, lacking: int) -> list[
 
 
 def _groups(s: OutOfMemoryState, at_top: bool) -> list[list[str]]:
-    """Return each holder alone, and with the variables that must be deleted to free its memory."""
+    """Return groups of names to delete: each holder alone, and each holder with its aliases."""
     known = s.namespace if at_top else {}
     every = [[row.path, *(a for a in row.aliases if a in known)] for row in s.device.holders]
     return [[row.path] for row in s.device.holders if row.aliases] + every
@@ -277,7 +277,7 @@ def keep_less(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 
 
 def _kept_in(s: OutOfMemoryState, trial: CodeTrial, path: str, name: str) -> Iterator[Lever]:
-    """Propose that passes keep less in the variable `name`, whose path from a root is `path`."""
+    """Propose that each pass of a loop stores less in `name`. `path` is its name as a holder."""
     in_frames = path not in s.namespace
     # Other names that each pass binds may hold the same graphs.
     made = {s.local(trial.frame, n) for n in frames.stored(trial.rest.loops[0])} | {path}
@@ -294,8 +294,8 @@ def _kept_in(s: OutOfMemoryState, trial: CodeTrial, path: str, name: str) -> Ite
 def _kept(
     s: OutOfMemoryState, trial: CodeTrial, name: str, graphs: int, whole: int, *, carries: bool
 ) -> Iterator[Lever]:
-    """Propose to keep no graphs (now `graphs` bytes) or less GPU memory (now `whole` bytes)."""
-    # Names updated from their old values, as in `h = f(h)`, may keep the graphs of all passes.
+    """Propose to store results without graphs (`graphs` bytes) or off the GPU (`whole` bytes)."""
+    # A variable computed from its old value, as in `h = f(h)`, may keep the graphs of all passes.
     added = tuple(sorted(trial.rest.accumulated))
     for names in dict.fromkeys(((name,), added)) if graphs else ():
         needed = {_needs_graph(s, trial, each) for each in names if each}
@@ -312,7 +312,7 @@ def _kept(
 
 
 def _elsewhere(s: OutOfMemoryState, trial: CodeTrial, name: str, whole: int) -> Iterator[Lever]:
-    """Propose to store the tensors of `name` as copies, or on the CPU."""
+    """Propose to store clones of the tensors in `name`, or copies on the CPU."""
     every = [name, *trial.also_adds], *([each] for each in _objects_of(s, name))
     for names, (how, by) in product(every, _KEPT.items()):
         do, keep = _said(how, trial, names), (names, partial(each_tensor, by))
@@ -320,13 +320,13 @@ def _elsewhere(s: OutOfMemoryState, trial: CodeTrial, name: str, whole: int) -> 
             if lever.fits is not False:
                 yield lever
                 return
-    # Dry runs fail if code reads CPU copies, so propose these untried. `h` of `h = f(h)` must stay.
+    # Dry runs fail if code reads CPU copies, so these are untried. `h = f(h)` needs `h` on the GPU.
     if name not in trial.rest.accumulated:
         yield Lever(_said([*_KEPT][1], trial, [name]), whole)
 
 
 def _contents(trial: CodeTrial, names: Iterable[str]) -> list[Any]:
-    """Return the items in the values of `names`, such as tensors, and models in containers."""
+    """Return the items of the containers in `names`, such as tensors. A model is no container."""
     from torch.utils._pytree import tree_leaves
 
     values = [trial.frame.scope.name(name) for name in names]
@@ -334,8 +334,8 @@ def _contents(trial: CodeTrial, names: Iterable[str]) -> list[Any]:
 
 
 def _without_graph(trial: CodeTrial, names: tuple[str, ...]) -> str:
-    """Return text with the calls that store the values of `names` without graphs."""
-    # Prefer `.item()` for a loss, because a detached loss may keep memory of the batch's size.
+    """Return the calls that remove the graphs from the values of `names`, as text for advice."""
+    # Prefer `.item()` for a loss, because a detached loss may keep a storage of the batch's size.
     numbers = {value.numel() == 1 for value in _contents(trial, names) if is_tensor(value)}
     state = next(iter(names)) if {*names} <= trial.rest.accumulated else ""
     if numbers == {False} and type(trial.frame.scope.name(state)) is tuple:
@@ -350,7 +350,7 @@ _GRAPHLESS = {frozenset((True,)): "`.item()`", frozenset((False,)): "`.detach()`
 
 
 def _said(how: str, trial: CodeTrial, names: list[str]) -> str:
-    """Return the advice of `_KEPT` for these names, which may contain models."""
+    """Return the advice `how` for `names`. For models, add how to use the models afterwards."""
     do = how.format("`, `".join(names))
     if not any(map(is_module, _contents(trial, names))):
         return do
@@ -362,13 +362,13 @@ def _said(how: str, trial: CodeTrial, names: list[str]) -> str:
 
 
 def _objects_of(s: OutOfMemoryState, name: str) -> list[str]:
-    """Return other objects that hold the memory of `name`, such as one that registered hooks."""
+    """Return the names of other objects that hold the memory of `name`, such as a hook's owner."""
     also = next((row.aliases for row in s.device.holders if row.path == name), ())
     return [n for n in also if own(s.namespace.get(n)) and not is_tensor(s.namespace[n])]
 
 
 def _needs_graph(s: OutOfMemoryState, trial: CodeTrial, name: str) -> bool | None:
-    """Whether passes need `name`'s graph. None if `.backward()` is in an `if` or after the loop."""
+    """Whether passes need `name`'s graph; None if `.backward()` is in an `if` or below the loop."""
     at, loop = trial.at, trial.rest.loops[0]
     in_loop = frames.backward_of(ast.walk(loop))
     some = [n for each in ast.walk(loop) if isinstance(each, ast.If) for n in ast.walk(each)]
@@ -376,7 +376,7 @@ def _needs_graph(s: OutOfMemoryState, trial: CodeTrial, name: str) -> bool | Non
         return None
     if frames.has_backward_below(name, loop, trial.rest):
         return frames.is_chained(name, loop) or None
-    if in_loop or any(rest.backward for rest in s.rests[:at]):  # `rests[:at]`: called by the loop
+    if in_loop or any(rest.backward for rest in s.rests[:at]):  # the loop calls `rests[:at]`
         return name in in_loop
     # A caller that discards this function's result calls no `.backward()` on it.
     discarded = any(isinstance(rest.failed, ast.Expr) for rest in s.rests[at + 1 : at + 2])

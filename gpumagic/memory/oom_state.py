@@ -1,8 +1,8 @@
 """Describe a GPU's memory after an out-of-memory error, while the error's frames are still alive.
 
-Messages of JAX, TensorFlow and CuPy have only the requested bytes, and often no GPU. Memory that
-only the error's frames hold counts as free. None of the user's code runs.
-"""
+Messages of JAX, TensorFlow and CuPy name only the requested bytes, and often not the GPU. Memory
+that only the error's frames hold counts as free. None of the user's code runs. A frame's `rest` is
+the code that the frame had still to run when the error was raised."""
 
 import ast
 import os
@@ -238,14 +238,14 @@ class OutOfMemoryState:
         found = [self.frames[0].scope.name(name) for name in names]
         found += [value for frame in self._libraries for value in frame.f_locals.values()]
         tensors = [*{id(value): value for value in found if is_tensor(value)}.values()]
-        if any(map(is_module, found)):  # its result may be unnamed, of shape [N, 1]
+        if any(map(is_module, found)):  # a module's result may have no name; assume shape [N, 1]
             empty = torch_here().empty
             tensors += [empty(len(v), 1, device="meta") for v in tensors if v.dim() == 1]
         return tensors
 
     @property
     def optimizer(self) -> Any:
-        """Return the optimizer whose first step failed while creating the state, or None."""
+        """Return the optimizer whose first step failed while creating its state, or None."""
         begun = (f for f in self._libraries if f.f_code.co_name == "_init_group")
         return next((frame.f_locals.get("self") for frame in begun), None)
 
@@ -335,7 +335,7 @@ class OutOfMemoryState:
         return sum(each.nbytes for each in kept if not each.roots <= self._frames)
 
     def alone(self, names: Collection[str], *, in_frames: bool = False, graph_of: str = "") -> int:
-        """Return the bytes that only `names` hold, or only bytes in the graphs of `graph_of`."""
+        """Return the bytes that only `names` hold. If `graph_of` is given, count its graph only."""
         by = set(names)
         # The error's frames may hold the bytes too. With `in_frames`, only library frames may.
         every = by | ({self._exception} if in_frames else self._frames)
@@ -376,7 +376,7 @@ class OutOfMemoryState:
         return made - (stored(rest.loops[0]) - rest.accumulated)
 
     def _ran_in(self, rest: RestOfCode, made: Made | None) -> bool:
-        """Whether a loop, or code that the loop calls, made an allocation."""
+        """Whether the allocating line `made` is in a loop or in code that the loop calls."""
         if made is None:
             return False
         loop, cells = rest.loops[0], {label(frame.filename) for frame in self.frames}

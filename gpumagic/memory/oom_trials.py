@@ -1,8 +1,8 @@
 """Repeat the failed code in dry runs, to measure how much memory it needs.
 
-The code is two passes of the innermost loop around the failing statement, or the whole cell. Its
-need is its peak memory. Every pass is assumed to keep as many bytes as the second pass.
-"""
+The code is two passes of the innermost loop around the failing statement. Without a loop, it is the
+whole cell. The need of the code is its peak memory. Its room is the memory that it may use. Every
+pass is assumed to keep as many bytes as the second pass. A lever is a proposed change."""
 
 import ast
 import time
@@ -28,10 +28,11 @@ if TYPE_CHECKING:
 
 _LIMIT_S, _PATIENCE_S = 8.0, 60.0  # seconds of a dry run, and seconds after which none starts
 _MARGIN = 0.05
-# A pass keeps much: this share of the need, or in `_MANY` passes more than the need.
+# A pass keeps much memory if it keeps more than the share `_GROWS` of the need. It also does if at
+# most `_MANY` passes made the loop's holder larger than the need.
 _GROWS, _MANY = 0.01, 10_000
 _WORTH = 0.05  # a change that does not make the cell fit must save this share of the need
-_LEFT = 0.75  # in a loop whose memory grows, the growth that a change may leave
+_LEFT = 0.75  # if a loop's memory grows, a change helps if at most this share of the growth is left
 _HELD = "held after a pass: "
 _PASSES, _FEW = "_gpumagic_passes", "_gpumagic_few"
 
@@ -66,7 +67,7 @@ class Trials:
 
     @cached_property
     def loop(self) -> "CodeTrial | None":
-        """The trial whose loop holds the most memory, and keeps more after each pass; or None."""
+        """The trial of the loop that keeps much in each pass and holds the most memory, or None."""
         pairs = [(rest, n) for rest in self.state.rests for n in range(1, len(rest.loops))]
         outer = (CodeTrial(self, rest, around) for rest, around in pairs)
         growing = ([t for t in trials if t.grows_much] for trials in (self.every, outer))
@@ -113,11 +114,11 @@ class CodeTrial:
         self.rest.loops = rest.loops[around:]  # the innermost `around` loops are part of the code
         rest = self.rest
         self._loop: Any = rest.loops[0] if rest.loops else None
-        self._step = 1 if rest.loops else 0  # added to the loop's numbers in each pass
+        self._step = 1 if rest.loops else 0  # added to the loop's integer variables in each pass
         whole: Any = self.frame.tree if self.frame.at_top and rest.failed is not None else None
         self._body: list[ast.stmt] = getattr(self._loop or whole, "body", [])
-        self._last = len(self._body)  # the number of last statements to follow
-        # What the code read first may be gone, as in `X = torch.from_numpy(X).cuda()`.
+        self._last = len(self._body)  # number of statements to follow, at the end of the body
+        # After `X = torch.from_numpy(X).cuda()` the first `X` is gone, so do not repeat this line.
         failed: Any = rest.failed
         if not self._loop and failed in self._body and rest.made_before & {*names_read(whole)}:
             self._last -= self._body.index(failed)
@@ -131,7 +132,7 @@ class CodeTrial:
 
     @cached_property
     def stale(self) -> set[str]:
-        """Names whose values are not needed, because a rerun assigns these names before reading."""
+        """Names whose values are not needed, because a rerun assigns them before it reads them."""
         made = frames.bound(self.code) - {*names_read(ast.Module(self.code, []))}
         if not self.frame.at_top:  # the loop's variables are needed, as a dry run does not set them
             targets = frames.stored(getattr(self._loop, "target", ast.Pass()))
@@ -140,7 +141,6 @@ class CodeTrial:
 
     @property
     def names(self) -> dict[str, Any]:
-        """Return the frame's variables, except the stale ones."""
         return {n: v for n, v in self.frame.scope.local.items() if n not in self.stale}
 
     @cached_property
@@ -202,14 +202,14 @@ class CodeTrial:
 
     @property
     def grows_much(self) -> bool:
-        """Whether each pass of the loop keeps much, or many passes have kept more than the need."""
+        """Whether each pass of the loop keeps much memory, as defined at `_GROWS`."""
         if self.need is None or not self.need.grows:
             return False
         many = self.need.most < self.holds < _MANY * self.need.grows
         return many or self.need.grows > _GROWS * self.need.most
 
     def fits(self, need: Need | None, gives: int = 0) -> bool | None:
-        """Whether the cell runs to its end once `gives` bytes are freed; None if unknown."""
+        """Whether the cell fits with this need once `gives` bytes are freed; None if unknown."""
         if need is None:
             return None
         if need.most > self.room + gives:
@@ -237,7 +237,7 @@ class CodeTrial:
         within: Callable[[], AbstractContextManager[Any]] = nullcontext,
         form: Form | None = None,
     ) -> Need | None:
-        """Return the need of the changed code; None if the code cannot be followed.
+        """Return the need of the changed code; None if a dry run of it is impossible.
         `names` maps variables to new values. `first` changes variables before the code runs. `keep`
         has names of variables, and a function that returns their new values after each pass.
         `within` returns a context manager for the code to run in. `form` replaces statements."""
@@ -256,7 +256,7 @@ class CodeTrial:
                 space.pop(name, None)
 
         def prepare(note: Callable[[str], object]) -> Callable[[], dict[str, Any]]:
-            self.note = note  # for code in `within`
+            self.note = note  # the context manager of `within` may call this
 
             def follow() -> dict[str, Any]:
                 into, fixed = self._own_namespace(space), {*changed}
@@ -274,7 +274,8 @@ class CodeTrial:
             return follow
 
         run = self._trials.follow(space, prepare)
-        if self._step and getattr(run, "error", None):  # perhaps the next number has no file
+        # If the loop's number is part of a file name, no file may exist for the next number.
+        if self._step and getattr(run, "error", None):
             self._step = 0
             return self.tried(names, first=first, keep=keep, within=within, form=form)
         return self._need_of(run)
@@ -307,7 +308,7 @@ class CodeTrial:
             for name in names:
                 space[name] = change(space[name])
             note(f"{_HELD}{number} {torch_here().cuda.memory_allocated(self._state.name)}")
-            # Increase the loop's numbers, so that a dict with these keys grows in each pass.
+            # Increase the loop's number variables, so that a dict with these keys grows.
             more = {int: self._step, float: self._step * 1e-9}
             given = {n: v + more[type(v)] if type(v) in more else v for n, v in given.items()}
 
@@ -371,7 +372,7 @@ class CodeTrial:
 
 
 def _contexts(start: ast.AST | None, frame: frames.FailedFrame) -> Iterator[Any]:
-    """Recreate torch's context managers and function decorators around a node."""
+    """Yield new context managers for torch's `with` items and decorators around a node."""
     around = [start, *frames.parents(start)] if start is not None else []
     function = next((n for n, node in enumerate(around) if hasattr(node, "decorator_list")), None)
     for node in reversed(around if function is None else around[: function + 1]):
@@ -392,12 +393,13 @@ def helps(
     then: Need | None = None,
     **change: Any,
 ) -> Iterator[Lever]:
-    """Try a change, or take its need `then`; yield a lever if that fits or is clearly less."""
+    """Yield a lever if the changed code fits, or needs clearly less memory.
+    `then` is the need of the changed code. If it is None, a dry run measures the need."""
     if trial is None or trial.need is None or (then := then or trial.tried(**change)) is None:
         return
     need: Any = trial.need
     fits = trial.fits(then, freed)
-    if need.whole > then.whole:  # only the unchanged code was run to its end
+    if need.whole > then.whole:  # the changed code was not run to its end
         return
     if trial.grows_much:  # only the growth per pass matters
         left = 1.0 if then.grows is None else then.grows / need.grows

@@ -1,4 +1,4 @@
-"""Record an out-of-memory error and its explanation, and show both as text or HTML."""
+"""Record an out-of-memory error and its explanation, and show the two as text or HTML."""
 
 from dataclasses import dataclass
 from html import escape
@@ -48,7 +48,6 @@ _FITS = {None: "", True: "then the cell fits", False: "not enough alone"}
 
 
 def text(found: OutOfMemory) -> str:
-    """Return the expression, the GPU's figures and largest holders, the reason and the levers."""
     lines = [f"{_head(found)}: {table.short(found.expression, table.WIDTH)}"]
     lines += table.wrapped(_figures(found), "  ", "    ")
     lines += table.lines(_holders(found), "  ")
@@ -88,7 +87,6 @@ def _figures(found: OutOfMemory) -> str:
 
 
 def _holders(found: OutOfMemory, *, html: bool = False) -> list[Column]:
-    """Return columns for the largest holders, and for the bytes that a loop's last pass added."""
     shown = min(_HOLDERS, folded_rows(found.device))
     columns = holder_columns(found.device, shown, html=html)
     if columns and found.adds and found.adds_to:

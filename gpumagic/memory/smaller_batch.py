@@ -23,8 +23,8 @@ from gpumagic.usercode.variables import names_read
 # The memory of half a batch must be between these shares of a whole batch's memory. Below the first
 # share, the code combines pairs of samples. Above the second, a smaller batch hardly saves memory.
 _PAIRED, _DECIDES = 0.4, 0.8
-_NEAR, _NEAR_REAL = 0.05, 0.1  # the reported number may be this share too low: virtual, real GPU
-# Names of numbers that may be lowered. In code without a model, `B` may affect the result.
+_NEAR, _NEAR_REAL = 0.05, 0.1  # the number found may be this share too low; on virtual, real GPUs
+# Names of numbers to lower. Without a model, use only `_SIZE`, as a lower `B` may change results.
 _SIZE = re.compile(r"(?i:batch|chunk|capacity)")
 _SIZE_OF_MODELS = re.compile(rf"{_SIZE.pattern}|seq|context|^(?:bs|B|T)$")
 _CUTS = {"split", "chunk", "narrow", "select", "index_select", "unbind"}
@@ -48,7 +48,8 @@ def _fewer_rows(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[Lever]:
     sizes = [name for name, value in trial.names.items() if type(value) is int and value == count]
     learns = any(rest.backward for rest in s.rests)
     loader = _loader(trial, count)
-    batch = [s.local(trial.frame, name) for name in names if loader]  # a loader replaces it
+    # The loader would make this batch smaller too, so subtract the bytes that this saves.
+    batch = [s.local(trial.frame, name) for name in names if loader]
     held = s.alone(batch, in_frames=not trial.frame.at_top)
 
     def tried(number: int, also: list[str]) -> Need | None:
@@ -72,7 +73,7 @@ def _loader(trial: CodeTrial, count: int) -> list[str]:
 
 
 def _keep_gradients(models: list[Any], into: object) -> None:
-    """In a dry run, give models the gradients that are kept between two parts of a batch."""
+    """In a dry run, give models the gradients that accumulate over the parts of a batch."""
     torch = torch_here()
     for parameter in {p for model in models for p in torch.nn.Module.parameters(model)}:
         if parameter.is_cuda and parameter.requires_grad and parameter.grad is None:
@@ -93,7 +94,7 @@ def _lower_variable(s: OutOfMemoryState, trial: CodeTrial, names: Any) -> Iterat
 
 
 def _lower_argument(s: OutOfMemoryState, trial: CodeTrial, names: Any) -> Iterator[Lever]:
-    """Propose a lower number for an argument: named like `names`, or the rows of a result."""
+    """Propose a lower number for an argument that `names` matches, or that is a result's length."""
     for call in (n for each in trial.code for n in ast.walk(each) if isinstance(n, ast.Call)):
         made_of = map(trial.frame.scope.name, stored(statement(call) or call))
         rows = {len(each) for each in made_of if is_tensor(each) and each.dim()}
@@ -107,7 +108,7 @@ def _lower_argument(s: OutOfMemoryState, trial: CodeTrial, names: Any) -> Iterat
 
 
 def _given(trial: CodeTrial, call: ast.Call) -> dict[str, Any]:
-    """Return numbers above 1: a call's keyword arguments, and defaults of a user's function."""
+    """Return a call's keyword arguments and a user function's defaults, if integers above 1."""
     function: Any = trial.frame.scope.value(call.func)
     found = dict[str, Any]()
     if type(function) is FunctionType and is_users(function.__code__.co_filename):
@@ -169,7 +170,7 @@ def _largest(
 
 
 def _batch(s: OutOfMemoryState, trial: CodeTrial) -> list[str]:
-    """Return the names of the batch's tensors: the largest one, and all of the same length."""
+    """Return the names of the batch's tensors: the largest one, and all others of its length."""
     read = names_read(ast.Module(trial.code, []))
     values: dict[str, Any] = {name: trial.names.get(name) for name in read}
     strided = torch_here().strided  # the bytes of a sparse tensor are not defined
@@ -193,7 +194,7 @@ def _shortened(batch: Any, number: int) -> Any:
 
 
 def _is_batch(value: Any) -> bool:
-    return type(value) is dict or isinstance(value, UserDict)  # or a tokenizer's `BatchEncoding`
+    return type(value) is dict or isinstance(value, UserDict)  # such as `BatchEncoding`
 
 
 def runs_model(s: OutOfMemoryState, trial: CodeTrial) -> bool:

@@ -1,8 +1,8 @@
 """Split code by rows of a tensor, if the result stays the same and needs less memory.
 
-The code is the failed statement, or also later statements that use its value. To test whether the
-parts' results join, a fork of this process runs the code on a few rows of random numbers.
-"""
+The code is the failed statement, or this statement and later ones that use its value. Each part
+has some of the rows. To test whether the parts' results can be joined, a fork of this process runs
+the code on a few rows of random numbers."""
 
 import ast
 import time
@@ -19,7 +19,7 @@ from gpumagic.usercode.values import is_module, is_tensor, torch_here
 from gpumagic.usercode.variables import names_read
 
 _PARTS = 8, 64  # numbers of parts to split a tensor into
-_ROWS, _PART = 5, 2  # rows of a test, and rows of its parts
+_ROWS, _PART = 5, 2  # rows of a tensor in a test, and rows of each part
 _TESTS_S = 6.0  # seconds, after which no test is started
 _MOST, _ROOM = 2**30, 2**27  # maximum bytes of a random tensor, and of all tensors in a test
 _EACH_ROW = "rows"  # a result with one row for each row of the operand
@@ -38,13 +38,13 @@ class _Split(NamedTuple):
     """Describe code to split: its statements, their final value, and the expression to split."""
 
     old: list[Any]
-    whole: ast.expr  # with the values of the other statements in place of their names
-    part: ast.expr  # `whole`, or an expression in it
+    whole: ast.expr  # the final value, with earlier statements' values in place of their names
+    part: ast.expr  # the expression to split: `whole`, or an expression in `whole`
     texts: tuple[str, ...]  # the tensors to split, as the code writes them
     once: bool = False  # whether only the first use is split, as in ``x @ x.T``
 
     def in_parts(self, rows: int, result: str) -> str:
-        """Return code for the part in pieces of `rows` rows; `result` is a key of `_JOINED`."""
+        """Return code that computes `part` for `rows` rows at a time. `result` is in `_JOINED`."""
         names = ["rows", *(f"rows{n + 1}" for n in range(1, len(self.texts)))]
         each = self.part
         for text, name in zip(self.texts, names, strict=True):
@@ -90,7 +90,7 @@ def _forms(each: _Split, how: str, frame: frames.FailedFrame, block: list[Any]) 
 
 
 def _later(made: Any, whole: ast.expr, inner: str, block: list[Any]) -> Iterator[Form]:
-    """Compute only rows that are read: `x = y` for `x = f(y)`, and ``f(y[n])`` for ``x[n]``."""
+    """Compute only rows that are read: `x = f(y)` becomes `x = y`, and `x[n]` becomes `f(y[n])`."""
     bound, after = getattr(made, "targets", [None])[0], block[block.index(made) + 1 :]
     if not isinstance(bound, ast.Name) or not inner.isidentifier():
         return
@@ -133,7 +133,8 @@ def _candidates(rest: frames.RestOfCode, block: list[Any]) -> Iterator[_Split]:
 
 
 def _chains(rest: frames.RestOfCode, block: list[Any]) -> Iterator[tuple[list[Any], ast.expr]]:
-    """Yield growing chains of statements, each with its value, from the failed statement on."""
+    """Yield growing lists of statements, each with the last statement's value as one expression.
+    The first list has the failed statement. Each longer list adds the only reader of the value."""
     last: Any = rest.failed
     old, whole, name = list[Any](), expression("_"), "_"
     while last in block and isinstance(last, (ast.Assign, ast.Return)) and last.value is not None:
@@ -211,7 +212,7 @@ def _result(each: _Split, frame: frames.FailedFrame, space: dict[str, Any]) -> s
 
 
 def _check_equal(one: Any, two: Any) -> None:
-    """Raise an error if two tensors differ by more than the rounding of their usual values."""
+    """Raise an error if two tensors differ by more than a rounding error of their median value."""
     torch = torch_here()
     usual = float(two.detach().to(torch.complex128).abs().nanmedian())
     torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5 * usual, equal_nan=True)

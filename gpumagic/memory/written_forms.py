@@ -1,8 +1,8 @@
 """Find code with a drop-in replacement that needs less memory, such as attention written by hand.
 
-A form is a pattern of code that has a replacement. It also matches if earlier statements assign
-parts of the pattern to names.
-"""
+A form is a pattern of code, such as `matmul(matmul(a, b), c)`, in which a letter matches any
+expression. A form also matches if earlier statements assign parts of the code to names. A `Form`
+object is the replacement of code that matched a form."""
 
 import ast
 import re
@@ -99,7 +99,7 @@ class Form(NamedTuple):
 
 
 def forms(rest: RestOfCode) -> Iterator[Form]:
-    """Yield replacements for the failed code."""
+    """Yield replacements for the failed statement, and for later simple statements of its block."""
     block: list[Any] = block_of(rest.failed) if rest.failed is not None else []
     first = block.index(rest.failed) if block else 0
     kinds = (ast.Assign, ast.Expr, ast.Return)
@@ -117,7 +117,7 @@ def forms(rest: RestOfCode) -> Iterator[Form]:
 def _drop_in(
     frame: FailedFrame, block: list[Any], at: int, node: ast.expr, first: int
 ) -> Iterator[Form]:
-    """Yield the replacement of the first form that fits, if it uses the statement `first`."""
+    """Yield the replacement of the first form that fits, if the statement `first` matched too."""
     for form, new, dims in _PARSED:
         reader = _Reader(frame, block, at)
         if reader.fits(form, node, at):
@@ -171,7 +171,7 @@ def _unsqueezed(node: ast.Subscript) -> tuple[str, list[ast.expr]]:
 
 
 def _alike(name: str, given: list[Any], words: Mapping[Any, Any]) -> tuple[str, list[ast.expr]]:
-    """Return the name and arguments under which the forms list a call."""
+    """Return a call's name and arguments as the forms write them."""
     if name == "dropout" and "training" in words:
         p = [*given, ast.Constant(0.5)][1]
         return name, [given[0], ast.BinOp(p, ast.Mult(), words["training"])]
@@ -189,7 +189,7 @@ class _Reader:
     def __init__(self, frame: FailedFrame, block: list[Any], at: int) -> None:
         self._frame, self._block, self._at = frame, block, at
         self.used = {at}
-        self._found: dict[str, tuple[ast.expr, int]] = {}  # by letter: the match, its statement
+        self._found: dict[str, tuple[ast.expr, int]] = {}  # expression and statement, by letter
         self._last = set[str]()  # arguments in the code that matched `-1` in the form
 
     def fits(self, form: Any, node: ast.expr, at: int) -> bool:
@@ -230,7 +230,7 @@ class _Reader:
         return [*inner[: int(dim)], 1, *inner[int(dim) :]]
 
     def call(self, node: Any, at: int) -> tuple[str, list[ast.expr], int]:
-        """Return an operation's name, operands and statement; for a variable, follow its value."""
+        """Return an operation's name, operands and statement. Follow a variable's assignment."""
         if isinstance(node, ast.Name):
             made = next((n for n in reversed(range(at)) if node.id in stored(self._block[n])), at)
             if isinstance(getattr(self._block[made], "targets", [None])[0], ast.Name) and made < at:
