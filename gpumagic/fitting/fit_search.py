@@ -1,4 +1,6 @@
-"""Find the largest value that fits, first by dry runs, then by runs on copied variables."""
+"""Find the largest value that fits, first by dry runs, then by runs on copied variables.
+
+A dry run follows the code in a fork, on tensors without data, and counts the bytes it needs."""
 
 import contextvars
 import inspect
@@ -69,7 +71,7 @@ class Search:
         # Bytes of the variables in `_reads` that are on the device. Each run copies these bytes.
         self._copied = nbytes_held(self._reads, str(self._target))
         old = [(each, self.space[each]) for each in self.program.assigned if each in self.space]
-        # Bytes of the values that the code only replaces, which stay allocated during a run.
+        # Bytes of old values that the code replaces without reading. They stay allocated in a run.
         self._replaced = nbytes_held([*self._reads, *old], str(self._target)) - self._copied
 
     def _read(self) -> list[tuple[str, Any]]:
@@ -82,7 +84,7 @@ class Search:
         return [(name, value) for name, value in found if name != self.name]
 
     def run(self, *, dry: bool) -> None:
-        """Predict the value, then confirm it unless `dry`. If dry runs fail, only run the code."""
+        """Find the value by dry runs; confirm it unless `dry`. If dry runs fail, use runs only."""
         first, *rest = self.values[:2]
         unknown = math.isinf(self._predict(first))
         if unknown and first in self._raises and rest and math.isfinite(self._predict(rest[0])):
@@ -151,7 +153,7 @@ class Search:
         return True
 
     def _say_what_is_open(self, best: float | None) -> None:
-        """Set `stopped` if a dry run of the next value tried above `best` ended early."""
+        """Set `stopped` if the dry run of the next larger value than `best` ended early."""
         known = {tried.value for tried in self.tried()}
         above = (each for each in known | self._ended.keys() if best and each > best)
         if (value := min(above, default=math.inf)) in self._ended:
@@ -181,7 +183,7 @@ class Search:
             raised += [run.error] if run.error else []
             self._ended[value] = [*raised, *(str(each) for each in run.unknown if each.ended)][0]
             self._raises |= {value} if raised else set()
-        # The next time limit is 3 times this dry run's time, from `_FAR_S` up to `LIMIT_S`.
+        # The next dry run may take 3 times as long, but at least `_FAR_S` and at most `LIMIT_S`.
         self._limit = min(LIMIT_S, max(_FAR_S, 3 * run.seconds))
 
     def _subject(self, value: float) -> Subject:
@@ -279,8 +281,8 @@ def largest(
     values: Sequence[float], need: Need, limit: float, *, near: float = 0, from_below: bool = False
 ) -> float | None:
     """Return the largest of `values` with `need(value) <= limit`; None if there is none."""
-    # `values` are positive and ascending. `need` must not decrease, and may be infinite. After six
-    # tries, the result may be too small by less than the fraction `near`. See `_doubled`.
+    # `values` ascend from above 0. `need` must not decrease. After six tries, the result may be too
+    # small by less than the fraction `near`. `from_below` avoids values far above the result.
     if need(values[0]) > limit:
         return None
     low, high = _doubled(values, need, limit) if from_below else (0, len(values) - 1)

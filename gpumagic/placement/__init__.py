@@ -22,11 +22,11 @@ class Placement:
     batches: bool  # whether a `DataLoader`'s batches are copied to the device
     outer: "Placement | None"  # the enclosing placement, in force again after this one
     modes: int  # number of active torch function modes when the placement began
-    # Pass the device to torch. Empty if torch uses the CPU anyway, since a keyword takes 0.2 µs.
+    # Keywords for `torch.zeros` etc. Empty if torch uses the CPU anyway, as a keyword costs 0.2 µs.
     keywords: dict[str, torch.device]
-    direct: bool = True  # whether factories use the device without a check of `overruled`
+    direct: bool = True  # whether `torch.zeros` etc. use the device without calling `overruled`
     previous_index: int | None = None  # the current CUDA device's index before the placement
-    delivered: list[list[int]] = field(default_factory=list)  # of each batch: copied tensors' bytes
+    delivered: list[list[int]] = field(default_factory=list)  # bytes of copied tensors, by batch
     taken: dict[str, None] = field(default_factory=dict)  # libraries that `take` has recorded
 
     def overruled(self) -> bool:
@@ -37,7 +37,7 @@ class Placement:
         return overruled
 
     def take(self, library: str) -> torch.device | None:
-        """Return the device that a library gets for GPU 0; record the library if the two differ."""
+        """Return the device for a library that asks for GPU 0; record the library if it differs."""
         if self.device is not None and self.device.index:
             self.taken[library] = None
         return self.device
@@ -95,7 +95,7 @@ if hasattr(os, "register_at_fork"):
 class FunctionMode(torch.overrides.TorchFunctionMode):
     """A torch function mode, active in one thread from `start` to `stop` or in a `with`."""
 
-    running = 0  # number of `start` calls that no `stop` has followed yet
+    running = 0  # number of calls of `start` minus calls of `stop`
 
     def start(self) -> Any:
         """Enter the mode on this thread; return the mode."""

@@ -1,8 +1,8 @@
 """Replace torch's factories with twins (wrappers) while any placement is in force.
 
-A torch function mode would need less code, but would double the cost of every operator. A twin adds
-0.4 µs to each new tensor; other calls cost nothing.
-"""
+A factory is a function that creates tensors, such as `torch.zeros`. A placement is a device for new
+tensors. A torch function mode would need less code, but would double the cost of every operator. A
+twin adds 0.4 µs to each new tensor; other calls cost nothing."""
 
 import sys
 import threading
@@ -26,7 +26,7 @@ from gpumagic.placement.twins import IN_LIBRARIES, METHODS, SPACES, twins
 from gpumagic.usercode.files import is_users
 from gpumagic.usercode.values import defined_in, members_of
 
-# torch caches tables of its functions. Build them now, so that they have no twins as keys.
+# torch caches tables of its functions. Build the tables now, so that no twin becomes a key.
 for _table in ("get_ignored_functions", "get_testing_overrides", "get_overridable_functions"):
     getattr(torch.overrides, _table)()
 _device_constructors()

@@ -1,8 +1,8 @@
 """Make twins of torch's functions that create tensors, or that take or count devices.
 
-A twin uses the placement (the device for new tensors), unless the caller gives a device. A library
-that asks for GPU 0 gets the placement's GPU. In code of the user, torch or Python, 0 stays 0.
-"""
+A twin is a wrapper that takes the place of the original function. It uses the placement (the device
+for new tensors), unless the caller gives a device. A library that asks for GPU 0 gets the
+placement's GPU. If code of the user, torch or Python asks for GPU 0, it gets GPU 0."""
 
 import types
 from collections.abc import Callable, Iterator
@@ -69,7 +69,7 @@ def _library_at(frame: FrameType | None, given: object) -> str:
 
 
 def _is_users(given: object, frame: FrameType | None) -> bool:
-    """Whether the user chose `given`: user code or a variable holds this ``"cuda:0"`` object."""
+    """Whether the user chose `given`: the user's code or variables have the same string object."""
     if (frame := user_frame(frame)) is None or given != _FIRST:
         return False
     held = (*frame.f_code.co_consts, *frame.f_locals.values(), *frame.f_globals.values())
@@ -162,7 +162,7 @@ _others: set[object] = set()  # names of modules that were checked and are not h
 
 def _is_host_code(module: object) -> bool:
     name = str(module)
-    # Users may call `collate` to place a batch. In a DataLoader, no placement applies anyway.
+    # A user who calls `collate` wants the batch on the device. A DataLoader suspends placement.
     if name.startswith(_HOST_CODE) and name != "torch.utils.data._utils.collate":
         return True
     _others.add(module)
@@ -289,7 +289,7 @@ class _LegacyType(type):
 
 
 def _checked(check: Function, args: Args, kwargs: dict[str, Any], _: FrameType | None) -> Any:
-    """Adapt a check of `device_map`, which rejects a placement if accelerate is missing."""
+    """Adapt the check of `device_map`, which raises under a placement if accelerate is missing."""
     try:
         return check(*args, **kwargs)
     except ValueError:
@@ -304,7 +304,7 @@ def _spread(find: Function, args: Args, kwargs: dict[str, Any], _: FrameType | N
     if not isinstance(device_map, dict) or (place := _on_a_gpu()) is None:
         return device_map
     gpus: dict[int, Any] = {n: _device("cuda", n) for n in device_map.values() if type(n) is int}
-    if gpus.keys() == {0}:  # if the map has other GPUs, keep them, because the user chose them
+    if gpus.keys() == {0}:  # otherwise, the user chose several GPUs, so keep their numbers
         gpus[0] = place.take(str(find.__module__).partition(".")[0])
     return {part: gpus.get(device, device) for part, device in device_map.items()}
 
@@ -315,7 +315,7 @@ IN_LIBRARIES: dict[str, dict[str, Callable[[Function], Function]]] = {
         "_get_device_map": partial(_twin, adapter=_spread),
     }
 }
-"""By module name and function name: the function that makes the twin of a library's function."""
+"""Maps a module's name and a function's name to the code that makes the function's twin."""
 
 SPACES = (torch, torch.fft, torch.nested)  # modules with functions that create tensors
 _ADAPTED: dict[str, Adapter] = {

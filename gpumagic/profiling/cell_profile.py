@@ -18,7 +18,7 @@ Kind = Literal["loader", "copy", "wait", "launch", "python"]
 
 
 class Operator(NamedTuple):
-    """All calls of one operator from one line. Times exclude the operators called inside."""
+    """All calls of one operator from one line. Times exclude the operators that it calls."""
 
     name: str
     calls: int
@@ -44,7 +44,7 @@ class ProfiledLine(NamedTuple):
 
 
 class Cause(NamedTuple):
-    """A cause of idle time, and its most frequent line. `times` is set if `seconds` is None."""
+    """A cause of idle time, and its most frequent line. If `seconds` is None, `times` is set."""
 
     kind: Kind
     where: UserLine | None
@@ -66,12 +66,12 @@ class CellProfile(Shown):
 
     device: str
     virtual: bool  # whether the device is a virtual GPU, whose time cannot be measured
-    seconds: float  # from start to the device's end, without the overhead of tracing
+    seconds: float  # from the cell's start until the device is done, without tracing's overhead
     busy: float | None  # seconds in which a kernel ran; None if the profiler sees no device
     lines: tuple[ProfiledLine, ...]  # the slowest first
     causes: tuple[Cause, ...]  # the longest first
     moments: tuple[Moment, ...]  # evenly distributed samples, for the timeline
-    added: float = 0.0  # seconds of overhead: measured for lines, 2 µs for each event
+    added: float = 0.0  # seconds of overhead: measured for line tracing, 2 µs for each event
     saved: str = ""  # the file of the trace
 
 
@@ -90,14 +90,12 @@ _TAKES = ("takes", "take"), ("leaves the GPU idle for", "leave the GPU idle for"
 
 
 def text(profile: CellProfile) -> str:
-    """Return the sentence, and the table with the slowest operators below each line."""
     rows = table.lines(_columns(profile), margin="  ", fold=table.Fold(_LINES))
     notes = (f"  {note}" for note in _notes(profile))
     return "\n".join([*table.wrapped(_sentence(profile)), *rows, *notes])
 
 
 def html(profile: CellProfile) -> str:
-    """Return the sentence, timeline and table; a click on a line shows its operators."""
     rows = table.html(_columns(profile), css="gm-titled", fold=table.Fold(_LINES))
     notes = "".join(tag("div", note, "gm-note") for note in _notes(profile))
     timeline = _timeline(profile) if profile.moments else ""

@@ -1,8 +1,8 @@
 """Profile one cell: its operators with torch's profiler, its lines with `sys.settrace`.
 
 A loop in plain Python may run ten million lines a second, so only lines that run for at least
-`SHORT` are logged. The sum of shorter lines is logged when it exceeds `SAMPLE`.
-"""
+`SHORT` are logged. The times of shorter lines are added. When their sum exceeds `SAMPLE`, the sum
+is logged for the line that just ran."""
 
 import gzip
 import json
@@ -31,7 +31,7 @@ from gpumagic.profiling.read_trace import CELL, LINE, read_trace
 from gpumagic.usercode.files import UserLine, function_of, in_cell, is_users, source_of, user_frame
 
 SHORT = 1_000  # nanoseconds; every operator takes longer while torch's profiler runs
-SAMPLE = 20_000  # nanoseconds of short lines for which one line is logged
+SAMPLE = 20_000  # nanoseconds; the sum of short lines is logged when it exceeds this time
 _LEVEL = "KINETO_LOG_LEVEL"
 
 
@@ -116,13 +116,13 @@ class LineClock:
         if sys.gettrace() is not None:
             raise GpuError("--profile: a debugger or coverage traces this thread; end it first")
         self._log = array("q")  # four numbers for each period: start, duration, code's id, line
-        self._codes: dict[int, tuple[CodeType, CodeType]] = {}  # by id: executed code, typed code
+        self._codes: dict[int, tuple[CodeType, CodeType]] = {}  # by id: code that ran, typed code
         self._code = self._line = self._began = self._short = self._bias = 0
         self.ended = 0
         """When the last statement of the cell ended; 0 while a statement runs."""
 
     def start(self) -> None:
-        """Trace the user's innermost frame, from its next line on, and functions called inside."""
+        """Trace the user's innermost frame from its next line on, and all functions it calls."""
         self._bias, self.ended = _bias(), perf_counter_ns()
         if (frame := user_frame(sys._getframe(1))) is not None:
             self._codes[id(frame.f_code)] = frame.f_code, in_cell(frame)[0]

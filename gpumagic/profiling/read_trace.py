@@ -1,8 +1,8 @@
 """Compute times by line, and the causes of idle time, from kineto's trace, in microseconds.
 
-A `CELL` event is the whole cell. A `LINE` event is a period in which one line ran. A host event, on
-any thread, belongs to the line that the cell's thread ran when the event began.
-"""
+A `CELL` event is the whole cell. A `LINE` event is a period in which one line ran. Host events are
+operators and CUDA calls, and device events are kernels and copies. A host event, on any thread,
+belongs to the line that the cell's thread ran when the event began."""
 
 from bisect import bisect_right
 from collections import Counter, defaultdict
@@ -20,10 +20,10 @@ CELL, LINE = "user_cell", "user_line"
 _HOST, _DEVICE = ("cpu_op", "user_annotation"), ("kernel", "gpu_memcpy", "gpu_memset")
 _RUNTIME = ("_runtime", "_driver")  # suffixes of categories: "cuda_runtime", "xpu_driver"
 _MOMENTS, _GOLDEN = 3000, 0.618
-_FIRST: tuple[Kind, ...] = ("loader", "copy", "wait")  # where these overlap, the first counts
+_FIRST: tuple[Kind, ...] = ("loader", "copy", "wait")  # if several overlap, the first counts
 _COMPUTES = 0.1  # a line whose operators take a smaller share of its host time is plain Python
 _EVENT = 2e-6  # seconds that torch's profiler takes for an event; from benchmarks/profile_cost.py
-Event = dict[str, Any]  # host and device events get a key `line`, the user's line
+Event = dict[str, Any]  # an event of the trace; `_Trace` adds a key `line`, the user's line
 Label = UserLine | None
 
 
@@ -69,7 +69,7 @@ class _Lane:
 
 
 class _Trace:
-    """The events of a trace, with the line of each event added."""
+    """The events of a trace, with the user's line of each event added."""
 
     def __init__(self, events: Iterable[Event]) -> None:
         cats: dict[str, list[Event]] = defaultdict(list)
@@ -78,7 +78,7 @@ class _Trace:
                 cat = "host" if e["cat"] in _HOST or e["cat"].endswith(_RUNTIME) else e["cat"]
                 cats["device" if cat in _DEVICE else cat].append({**e})
         (self.cell,), self.device = cats[CELL], cats["device"]
-        # Without CUPTI, or on virtual GPUs, there are no runtime calls: device times are unknown.
+        # Without CUPTI, or on virtual GPUs, the trace has no CUDA calls and no device times.
         self.seen = any(e["cat"] not in _HOST for e in cats["host"])
         # Drop host events after the cell, such as the profiler's wait and the display of an error.
         self.host = [e for e in cats["host"] if e["ts"] <= _end(self.cell)]
@@ -96,7 +96,7 @@ class _Trace:
         self.start, self.duration = self.cell["ts"], end - self.cell["ts"]
 
     def _attribute(self) -> None:
-        """Set each event's `line`. Set a host event's `behind`: device seconds that it caused."""
+        """Set each event's `line`, and each host event's `behind`: the device seconds it caused."""
         _subtract_inner(self.host)
         started: dict[tuple[str, Any], Event] = {}
         for e in self.host:
@@ -214,8 +214,8 @@ def _causes(
         counts[cause.kind][cause.where] += 1
     seconds: dict[Kind, float] = defaultdict(float)
     seconds |= {kind: whole * lines.total() / len(moments) for kind, lines in counts.items()}
-    # A host that waits cannot launch operators ahead. So idle time for launches counts as waiting,
-    # up to the time that the host waited while the GPU was busy.
+    # While the host waits for the GPU, it cannot launch the next operators. So idle time for
+    # launches counts as waiting, up to the time that the host waited while the GPU was busy.
     if late := min(seconds["launch"], max(waits.seconds - seconds["wait"], 0.0)):
         seconds["launch"] -= late
         seconds["wait"] += late
