@@ -59,7 +59,7 @@ def _without_autograd(
 
 
 def _named(s: OutOfMemoryState, rest: frames.RestOfCode, form: Form) -> str:
-    """Return a form's advice. If the error arose in another cell or file, name where to change."""
+    """Return a form's advice. Name the cell or file of the code, unless the error arose there."""
     here = rest.frame.filename == s.frames[0].filename
     there = f"` for {label(rest.frame.filename)}, line"
     return form.do if here else form.do.replace("` for line", there, 1)
@@ -103,7 +103,7 @@ def _cut_where_read(trial: CodeTrial) -> Iterator[Lever]:
 def _of_float64(
     known: dict[str, Any], read: Iterable[str], room: int
 ) -> tuple[list[str], dict[str, Any]]:
-    """Return code that converts float64 tensors and models. Return float64 arrays as float32."""
+    """Return code that converts float64 tensors and models, and a float32 array for each array."""
     code, arrays = list[str](), dict[str, Any]()
     for name in sorted(known.keys() & read):
         value = known[name]

@@ -277,7 +277,7 @@ def keep_less(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 
 
 def _kept_in(s: OutOfMemoryState, trial: CodeTrial, path: str, name: str) -> Iterator[Lever]:
-    """Propose that each pass of a loop stores less in `name`. `path` is its name as a holder."""
+    """Propose that each pass of a loop stores less in the variable `name`, the holder `path`."""
     in_frames = path not in s.namespace
     # Other names that each pass binds may hold the same graphs.
     made = {s.local(trial.frame, n) for n in frames.stored(trial.rest.loops[0])} | {path}
@@ -320,7 +320,7 @@ def _elsewhere(s: OutOfMemoryState, trial: CodeTrial, name: str, whole: int) -> 
             if lever.fits is not False:
                 yield lever
                 return
-    # Dry runs fail if code reads CPU copies, so these are untried. `h = f(h)` needs `h` on the GPU.
+    # Code that reads CPU copies fails in a dry run, so make none. `h = f(h)` needs `h` on the GPU.
     if name not in trial.rest.accumulated:
         yield Lever(_said([*_KEPT][1], trial, [name]), whole)
 

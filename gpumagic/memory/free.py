@@ -87,7 +87,7 @@ def free_memory(*what: object, grads: bool = False) -> Freed:
     meter.take("garbage", always=False)
     found, outputs = find(namespace), KeptOutputs(namespace)
     skipped = _skipped(names, namespace, outputs, found)
-    if grads:  # first, so that `spare` includes gradients that only an exception still holds
+    if grads:  # now, so that `spare` below includes gradients that only an exception still holds
         _release_gradients(names or namespace, namespace)
         meter.take("gradients")
         found, names = find(namespace), []
@@ -97,7 +97,7 @@ def free_memory(*what: object, grads: bool = False) -> Freed:
     gone = [name for name in gone if name not in stays]
     meter.due = spare
     _release_kept(found, spare, gpus or {each.device for each in found}, outputs, meter)
-    for name in reversed(gone):  # `gone[0]` last, so that shared memory is counted for `gone[0]`
+    for name in reversed(gone):  # memory of several names counts for the first, deleted last
         del namespace[name]
         meter.take(name, {name})
     meter.released += [meter.released.pop() for _ in gone]  # restore the order of the names

@@ -127,7 +127,7 @@ def _storages(
     walk: Walk, visited: dict[Place, list[int]], allocator: "Allocator | None", paths: bool
 ) -> list[FoundStorage]:
     found, library = list[FoundStorage](), _add_arrays(walk, visited, allocator)
-    for place in library.keys() - visited.keys():  # unvisited: constants of compiled programs, …
+    for place in library.keys() - visited.keys():  # arrays that the walk did not visit
         holder = f"held by {library[place]} itself, or by no Python object"
         way = Way(holder, f"{library[place]} array")
         found.append(FoundStorage(*place, (way,), (holder,), is_of_other_library=True))

@@ -23,7 +23,7 @@ from gpumagic.usercode.variables import names_read
 # The memory of half a batch must be between these shares of a whole batch's memory. Below the first
 # share, the code combines pairs of samples. Above the second, a smaller batch hardly saves memory.
 _PAIRED, _DECIDES = 0.4, 0.8
-_NEAR, _NEAR_REAL = 0.05, 0.1  # the number found may be this share too low; on virtual, real GPUs
+_NEAR, _NEAR_REAL = 0.05, 0.1  # the number may be too low by this fraction, on virtual/real GPUs
 # Names of numbers to lower. Without a model, use only `_SIZE`, as a lower `B` may change results.
 _SIZE = re.compile(r"(?i:batch|chunk|capacity)")
 _SIZE_OF_MODELS = re.compile(rf"{_SIZE.pattern}|seq|context|^(?:bs|B|T)$")

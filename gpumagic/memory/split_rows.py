@@ -90,7 +90,7 @@ def _forms(each: _Split, how: str, frame: frames.FailedFrame, block: list[Any]) 
 
 
 def _later(made: Any, whole: ast.expr, inner: str, block: list[Any]) -> Iterator[Form]:
-    """Compute only rows that are read: `x = f(y)` becomes `x = y`, and `x[n]` becomes `f(y[n])`."""
+    """Yield a form that turns `x = f(y)` into `x = y`, and each later `x[n]` into `f(y[n])`."""
     bound, after = getattr(made, "targets", [None])[0], block[block.index(made) + 1 :]
     if not isinstance(bound, ast.Name) or not inner.isidentifier():
         return
@@ -177,7 +177,7 @@ def _renamed(tree: ast.expr, text: str, new: str, most: int | None = None) -> An
 
 
 def _results(frame: frames.FailedFrame, found: list[_Split]) -> list[str]:
-    """Return each candidate's key of `_JOINED`; empty if the parts cannot be joined."""
+    """Return a key of `_JOINED` for each candidate; empty if its parts cannot be joined."""
     space = {**frame.scope.outer, **frame.scope.local, "torch": torch_here()}
     read = {n for each in found for n in names_read(ast.Expression(each.whole))}
     torch_here().__future__.set_overwrite_module_params_on_conversion(True)
