@@ -172,7 +172,8 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
         """Load a checkpoint, saved by any number of ranks, into the variables of all ranks.
 
         Loads `directory` if it is a complete checkpoint, else the newest complete checkpoint in it.
-        Raises `GpuError` and loads nothing if a module or optimizer is missing or mismatched."""
+        Raises `GpuError`, loading nothing, if a module or optimizer is missing or differs in shape.
+        """
         loaded = self._of_checkpoints("restore", directory)
         self.keep(*loaded.variables)
         return loaded
