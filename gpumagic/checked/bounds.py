@@ -132,7 +132,7 @@ _NAN = "--check nan finds where NaN is made"
 _LOGITS = "These look like logits: use sigmoid or softmax first, or a loss with logits"
 _NO_CLASS = "{0} often means 'no class': ignore_index={0} leaves it out"
 _SCALE = "Scale them to 0 … 1, such as bytes by x / 255, or labels of -1 and 1 by (y + 1) / 2"
-_FROM_1 = "They are 1 to {}: the first is 0, so perhaps subtract 1"
+_FROM_1 = "They are 1 to {}: counting starts at 0, so perhaps subtract 1"
 _PADDING = "Only {} is too large: perhaps a token added later, such as padding"
 _FROM_END = "Negative indices do not count from the end here"
 

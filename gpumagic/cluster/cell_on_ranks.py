@@ -146,7 +146,7 @@ class CellOnRanks:
     def transfers(self) -> Iterator[str]:
         done = self.outcomes.values()
         if moved := sum(each.moved for each in done):
-            yield f"{size(moved)} moved to their GPUs"
+            yield f"{size(moved)} moved to the ranks' GPUs"
         back = sum(len(each.value) + sum(map(len, each.kept.values())) for each in done)
         if back > 2**16:
             yield f"{size(back)} returned"

@@ -151,7 +151,7 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
         if self._broken or cell.replaced:
             notes += ["the process group was recreated: wrap modules in DDP or fully_shard again"]
         if kept := cell.kept:
-            changed = f"{some(kept)} changed in the notebook and in ranks; the ranks use theirs"
+            changed = f"{some(kept)} changed in the notebook and in ranks; the ranks keep theirs"
             notes.append(f"{changed}; del {next(iter(kept))} in the ranks to send the notebook's")
         if cell.interrupted:
             notes += [rank.died for rank in cell.ranks if rank.lost]

@@ -221,7 +221,7 @@ class _Following:
         try:
             yield
             for stopped in raised:
-                self.note(f"{stopped.reason}; the code caught this and continued", stopped.where)
+                self.note(f"{stopped.reason}; the code caught the error and went on", stopped.where)
         except Stopped as stopped:
             self._timed = False
             self.note(stopped.reason, stopped.where, ended=True)

@@ -23,7 +23,7 @@ from gpumagic.mismatch.explanation import Explanation, expression
 from gpumagic.usercode.files import swap_attribute
 from gpumagic.usercode.values import comes_from
 
-_STAYS = "TensorFlow cannot move a variable; make it in this cell"
+_STAYS = "TensorFlow cannot move a variable; create the variable in this cell"
 _COPIED = ", or copy it here: {}"
 _MODEL = "new = keras.models.clone_model(old); new.set_weights(old.get_weights())"
 _SAID = re.compile(r"Trying to access resource .+ located in device (\S+) from device (\S+)")

@@ -106,10 +106,10 @@ def _of_copy_from_host(entry: Entry) -> Advice | None:
     there = entry.destination
     data = entry.operator == "index" or entry.nbytes > entry.count * _SCALAR
     if entry.implicit and data and not entry.framework:
-        text = f"an index or a value is on the CPU; move it once: .to('{there}')"
+        text = f"an index or a value is on the CPU; move that tensor once: .to('{there}')"
         return all_but_one(entry, text)
     if _MADE_ON_HOST.search(entry.code):
-        return Advice(f"create it there: device='{there}' instead of .to", entry.count)
+        return Advice(f"create the data there: device='{there}' instead of .to", entry.count)
     if entry.nbytes < entry.count * _SMALL:
         return all_but_one(entry, "many small copies: combine them, and copy once")
     if entry.blocking and not entry.framework:

@@ -108,7 +108,7 @@ def virtual_off(cells: Any, *, force: bool = False) -> None:
 def _why_not_off(made: Iterable[str]) -> str:
     """Return why virtual GPUs stay on: the variables `made`, or other tensors, are on them."""
     if made:
-        force_it = "to move all to the CPU first, type %gpus --virtual off --force"
+        force_it = "to move everything to the CPU first, type %gpus --virtual off --force"
         return f"--virtual off would leave no GPU for {some(made)}; {force_it}"
     from gpumagic.memory.holders_by_name import memory
 

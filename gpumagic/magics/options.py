@@ -181,7 +181,7 @@ OPTIONS = (
     Option("gpus", "--virtual 2|off|1|4|8", "create virtual GPUs in this process, or remove them"),
     Option("gpus", "--memory 16GiB", "the memory of each virtual GPU; by default at most 16 GiB"),
     Option("gpus", "--asserts", "with --virtual: a bad index kills CUDA, as on a real GPU"),
-    Option("gpus", "--force", "with --virtual: hide real GPUs; with off: move all to the CPU"),
+    Option("gpus", "--force", "with --virtual: hide real GPUs; off: move everything to the CPU"),
     Option("ongpu", "--back", "after the cell, move its variables back"),
     Option("ongpu", "--no-move", "leave variables and batches where they are"),
     Option("ongpu gpuwatch", "--report", "show copies and waits by line, with advice"),
@@ -189,7 +189,7 @@ OPTIONS = (
     Option(
         "ongpu gpuwatch", "--check [nan]", "fail at a bad index or label; nan: also at a NaN", _nan
     ),
-    Option("ongpu", "--fix", "copy operands from other devices here; report the lines"),
+    Option("ongpu", "--fix", "copy operands from other devices to this one; report the lines"),
     Option("ongpu", "--memory", "show which lines allocated the peak memory"),
     Option("ongpu", "--save peak.pickle", "with --memory: write torch's snapshot to a file", file),
     Option("ongpu", "--profile [trace.json]", "show the time of each line; save the trace", file),

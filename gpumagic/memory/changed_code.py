@@ -226,7 +226,7 @@ def settings(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     held = {each: own(s.namespace.get(each)).get("args") for each in s.read}
     for each in (each for each, args in held.items() if getattr(args, name, 0) is None):
         within = lambda each=each: nullcontext(vars(held[each]).update({name: batches}))  # noqa: E731
-        do = f"`{each}.args.{name} = {batches}`: else all predictions stay on the GPU"
+        do = f"`{each}.args.{name} = {batches}`: otherwise, all predictions stay on the GPU"
         yield from helps(t.best, do, within=within)
 
 
@@ -237,7 +237,7 @@ def less_state(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     for name in ("Adafactor", "SGD") if weights else ():
         new = getattr(torch_here().optim, name)
         within = lambda new=new: nullcontext(vars(old).update(step=new(weights).step))  # noqa: E731
-        do = f"`torch.optim.{name}` for `{type(old).__name__}`: less state, and other steps"
+        do = f"`torch.optim.{name}` for `{type(old).__name__}`: less state, other update rule"
         for lever in helps(t.best, do, within=within):
             yield lever
             if lever.fits is not False:

@@ -36,7 +36,7 @@ from gpumagic.usercode.frames import FailedFrame, errors, failed_frames
 
 _SHOWN = 3
 _NUMPY = "NumPy works in the host's memory only, so the values must be copied there"
-_HOST = "this argument must be on the CPU, where it is read"
+_HOST = "torch reads this argument on the CPU, so it must be there"
 _INDEX = "an index must be on the CPU or on the same device as what it indexes"
 _DICT = "a dict does not move with the model: move each of its tensors"
 

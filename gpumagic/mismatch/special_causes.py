@@ -128,7 +128,7 @@ def _for_missing(frame: FailedFrame, kind: str) -> Explanation | None:
             why = f"{frame.text(each)} is no GPU here: {there_is(here(memory=False))}"
             return Explanation(*expression(frame, node), (), edit.fix(None) if edit else None, why)
     if kind == "ordinal":  # the number comes from an f-string or a library, so there is no fix
-        why = f"this names a GPU that is not here: {there_is(here(memory=False))}"
+        why = f"the code names a GPU that is not here: {there_is(here(memory=False))}"
         return Explanation(*expression(frame, node), (), None, why)
     return _with_argument(node, frame, "map_location", '"cpu"', _FILE)
 

@@ -104,7 +104,7 @@ class TensorFinder:
             try:
                 self.value(value, (name,))
             except Exception as error:  # noqa: BLE001  the user's own containers may raise anything
-                self.left.append(Left(name, f"looking into it raised {type(error).__name__}"))
+                self.left.append(Left(name, f"searching it raised {type(error).__name__}"))
 
     @property
     def tensors(self) -> list[FoundTensor]:

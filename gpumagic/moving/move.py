@@ -240,7 +240,7 @@ class MovePlan:
             if len(held.steps) == 1 and namespace.get(name) is held.value:
                 namespace[name] = brought
             else:
-                reason = f".to({str(device)!r}) returns a new object: assign it where it is used"
+                reason = f".to({str(device)!r}) returned a new object: use that one instead"
         if reason:
             self.left.append(Left(written(held.steps), reason))
         elif moving:  # otherwise, the tensors moved with another variable

@@ -232,7 +232,7 @@ def _coverage(runs: Sequence[Recorder], count: int) -> str:
     each_run = (enumerate(run.operations) for run in reversed(runs))
     if alone := [each for run in each_run for each in run if each[1].results and each[1].instead]:
         first = min(alone, key=itemgetter(0))[1].place()[0]
-        said += f"; others ran on one side only, the first at {first}"
+        said += f"; some operations ran on one side only, the first at {first}"
     return said
 
 

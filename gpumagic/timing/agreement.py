@@ -98,7 +98,7 @@ def agree(
     wrong, largest, name, how = max(differences)
     nothing = replace(nothing, largest=None if math.isinf(largest) else largest, name=name)
     if wrong and drawn:
-        return replace(nothing, reason="random numbers were drawn, and differ by device")
+        return replace(nothing, reason="random numbers differ between devices")
     return replace(nothing, same=not wrong, reason=f"{name} {how}" if wrong else reason)
 
 

@@ -84,7 +84,7 @@ class Timing:
         others = sorted(used) if used.isdisjoint(self.where.split("+")) else []
         why = reasons(x for x in self.left if not others or x.device in others)
         if others:
-            why = why or ", which it names itself in `device=` or `.to()`"
+            why = why or ", which it names in `device=` or `.to()`"
             return f"{self.where}: the code ran on {', '.join(others)}{why}"
         return f"torch ran nothing on {self.unused}{why}" if self.unused and self.seconds else ""
 

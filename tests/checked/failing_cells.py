@@ -48,8 +48,8 @@ BAD_INDICES = [
     ),
     (
         "F.cross_entropy(net(images), from_one)",
-        "from_one[7] = 10, but net(images) has 10 classes: …. They are 1 to 10: the first is 0, "
-        "so perhaps subtract 1",
+        "from_one[7] = 10, but net(images) has 10 classes: …. They are 1 to 10: counting starts "
+        "at 0, so perhaps subtract 1",
     ),
     (
         "F.cross_entropy(net(images), labels - 1)",

@@ -141,7 +141,7 @@ def test_what_ranks_made_is_theirs_until_the_notebook_changes_it(shell):
     both = out(shell, "%%ongpu @all\nkept")
     assert both.result == [[1, 2]] * 2
     assert (
-        "kept changed in the notebook and in ranks; the ranks use theirs; del kept in the"
+        "kept changed in the notebook and in ranks; the ranks keep theirs; del kept in the"
         in both.text
     )
     out(shell, "%%ongpu @all\ndel kept")

@@ -125,7 +125,7 @@ def test_a_time_of_a_device_that_the_code_names_itself_is_said_to_be_that(gpus, 
     shell.run("import torch")
     done = shell.run(f"%%gputime cpu 1 {SHORT}\ntorch.ones(99, device='cuda:0') + 1")
     for where in ("cpu", "cuda:1"):
-        assert f"! {where}: the code ran on cuda:0, which it names itself in `device=`" in done.text
+        assert f"! {where}: the code ran on cuda:0, which it names in `device=`" in done.text
     assert "the code ran on" not in shell.run(f"%%gputime cpu 1 {SHORT}\ntorch.ones(99) + 1").text
 
 

@@ -58,7 +58,7 @@ def test_virtual_gpus_turned_off_in_the_middle_end_what_holds(ip):
     ip.run("%gpus --virtual 2")
     ip.run("back = torch.ones(2)\nmoved = back")
     done = ip.run("%%ongpu 1\nkept = zeros(1) + moved.sum()\n%gpus --virtual off")
-    assert "would leave no GPU for kept; to move all to the CPU first, type" in done.text
+    assert "would leave no GPU for kept; to move everything to the CPU first, type" in done.text
     assert ip.ns["moved"] is ip.ns["back"]
     assert ip.ns["moved"].device.type == "cuda"  # what is refused moves nothing
     done = ip.run("%ongpu 1\n%gpus --virtual off --force\nx = torch.zeros(1) + kept.sum()")
@@ -93,7 +93,7 @@ def test_results_with_a_graph_are_moved_without_it_when_virtual_gpus_are_forced_
     ip.run("%%ongpu 1\nout = net(b)\nlosses = [out.sum(), out.sum()]")
     ip.run("here = torch.ones(2, device='cpu', requires_grad=True) * 2")
     expected = ip.run("[out.detach().cpu(), losses[0].item()]").result
-    assert "out, losses; to move all" in ip.run("%gpus --virtual off").text
+    assert "out, losses; to move everything" in ip.run("%gpus --virtual off").text
     assert ip.run("net(b).device.type").result == "cuda"
     shown = f"Out[{ip.ip.execution_count}]"
     ip.run("net(b)")

@@ -110,7 +110,7 @@ def test_a_variable_that_cannot_be_looked_into_is_left_and_the_others_move():
     moves = moved(unfinished=unfinished, x=x)
     assert x.device == GPU1
     assert [(part.name, part.reason) for part in moves.left] == [
-        ("unfinished", "looking into it raised AttributeError")
+        ("unfinished", "searching it raised AttributeError")
     ]
 
 
@@ -423,7 +423,7 @@ def test_where_to_makes_another_object_the_name_is_bound_anew(library):
     assert [m.name for m in moves.moved] == ["frozen"]
     (left,) = move_all([("held", [frozen])], GPU1, namespace=space).left
     assert left.name == "held[0]"
-    assert "returns a new object" in left.reason
+    assert "returned a new object" in left.reason
 
 
 def test_an_object_whose_to_returns_nothing_keeps_its_name(library):

@@ -127,7 +127,7 @@ def test_what_functions_change_in_place_is_compared(ungraded):
 
 def test_the_notes_say_what_ran_on_one_side_only():
     notes = gpumagic.diff(train, "cpu", 1).notes
-    assert "others ran on one side only, the first at" in notes[-1]
+    assert "some operations ran on one side only, the first at" in notes[-1]
     assert "`net.weight.grad.mul_(scale)` (aten.mul_.Tensor)" in notes[-1]
     assert "one side" not in gpumagic.diff(right, "cpu", 1).notes[-1]
 
