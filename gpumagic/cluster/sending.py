@@ -177,7 +177,7 @@ _known: WeakValueDictionary[int, torch.Tensor] = WeakValueDictionary()
 _states: dict[int, State] = {}
 """By number: the state that a received tensor had in the notebook when it was sent."""
 _sent: dict[str, Fingerprint] = {}
-"""Fingerprints of the notebook's variables when this rank received or assigned them."""
+"""By name: the notebook variable's fingerprint when this rank last received or assigned it."""
 _received: dict[str, bytes] = {}
 """Hashes of received variables in this rank, computed after the variables moved to the GPU."""
 _unread: set[str] = set()  # names of variables received for the next cell, which has not begun

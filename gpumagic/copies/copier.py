@@ -85,7 +85,7 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
             self.dump(value)
 
     def read(self, names: Iterable[str]) -> dict[str, Any]:
-        """Return copies by name, for `names` in the order of `write`. First copy the storages."""
+        """Return copies by name, for `names` in the order of `write`. Needs the copied storages."""
         self._stream.seek(0)
         reader: Any = pickle.Unpickler(self._stream)
         reader.persistent_load = self._originals.__getitem__

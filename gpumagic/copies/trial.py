@@ -179,7 +179,7 @@ class Trial:
             return self._program.once(self.copies.globals)
 
     def has_copies_there(self) -> bool:
-        """Whether copied tensors are on the device. Code may write to a copy without allocating."""
+        """Whether the device has copied tensors, which code can use without an allocation there."""
         return any(copy.device == self.device for _, copy in self.copies.storages.tensors())
 
     def close(self) -> None:

@@ -155,7 +155,7 @@ class _Following:
         confinement = Confinement()
         earlier = "this backward pass reaches an earlier cell's graph, which dry runs cannot follow"
         mode = Fakes(partial(self._held.add, existing=True), partial(self.note, earlier))
-        mode.with_graphs = not subject.cards  # no earlier cell used an absent card
+        mode.with_graphs = not subject.cards  # absent cards hold no earlier graphs
         mode.take_over(finders.pop())  # popped, because a finder keeps its tensors alive
         self._held.begin()
         go = subject.prepare(self.note)

@@ -254,7 +254,7 @@ def explain(
 @contextmanager
 def explained_at_once(device: str) -> Iterator[None]:
     """If the `with` block raises an error, explain the error while the variables still exist.
-    A given `device` means that the code runs on several devices, so the fix names no device."""
+    If the same code runs on several devices, `device` is this run's; the fix then names none."""
     try:
         yield
     except Exception as error:

@@ -50,7 +50,7 @@ def save_host(path: str = "rescue.pt") -> None:
         os.replace(whole, path)
     except (OSError, RuntimeError) as error:  # torch raises RuntimeError for a missing folder
         raise GpuError(f"nothing was written to {path}: {first_line(error)}") from None
-    print(f"{some(writable)}: {size(os.path.getsize(path))} written to {path}; in the new kernel")
+    print(f"{some(writable)}: {size(os.path.getsize(path))} written to {path}; in the new kernel,")
     print(f"type import torch; globals().update(torch.load({path!r}, weights_only=False))")
     for reason, names in (("on a GPU", lost), ("cannot be pickled", safe.keys() - writable.keys())):
         if names:

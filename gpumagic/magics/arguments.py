@@ -164,7 +164,7 @@ def _mistakes(typed: str, found: Namespace) -> Iterator[str]:
     given = [flag for flag, option in known.items() if option.given(found)]
     for flag, needed in magic.needs.items():
         if flag in given and needed not in given:
-            # If `flag` excludes an argument, the advice can be the whole line.
+            # A flag in `alone` allows no arguments, so the two flags are the whole line to type.
             line = f"{typed} " * (flag in magic.alone)
             both = f"{known[needed].example} {known[flag].example}"
             yield f"{flag} needs {needed}; type {line}{both}"

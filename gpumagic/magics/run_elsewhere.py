@@ -24,8 +24,8 @@ from gpumagic.usercode.sweep import parse, range_of
 _ELSEWHERE = re.compile(r"get_ipython\(\)\.run_(line|cell)_magic\('(ongpu|gputime|gpudiff|gpufit)'")
 _TEXT = "<timed "  # prefix of the file names of code outside cells, such as the code of --setup
 _USE_SHARDING = (
-    "JAX computes where an array is sharded: x = jax.device_put(x, NamedSharding(Mesh("
-    "jax.devices('gpu'), 'gpu'), PartitionSpec('gpu'))), all of jax.sharding"
+    "JAX computes where an array is sharded: from jax.sharding import *; x = jax.device_put(x, "
+    "NamedSharding(Mesh(jax.devices('gpu'), 'gpu'), PartitionSpec('gpu')))"
 )
 
 
@@ -181,7 +181,9 @@ def fit_cell(shell: Any, asked: Namespace, magic: str, text: str) -> None:
     if len(ranges) != 1:
         raise GpuError("one variable with its values is needed; type batch=1..4096")
     if len(wheres) + (asked.on is not None) > 1:
-        raise GpuError(f"one GPU is needed: leave out {wheres[-1]}, or type only --on CARD, CARD")
+        raise GpuError(
+            f"name one GPU: leave out {wheres[-1]}; for cards, type only --on CARD, CARD"
+        )
     variable, values = range_of(ranges[0])
     named = getfullargspec(fit)
     if variable in (*named.args, *named.kwonlyargs):

@@ -215,7 +215,7 @@ class MemoryPeak(Shown):
     lines: tuple[tuple[str, int], ...]  # allocating line (or `BEFORE`) and bytes, largest first
     complete: bool = True  # False if events are missing from the record
     saved: str = ""  # file of torch's snapshot; empty if not saved
-    added_seconds: float = 0.0  # time to read the record; torch's time to write it is not counted
+    added_seconds: float = 0.0  # time to read the record; torch's time to write it is unknown
 
 
 def replay(
@@ -362,7 +362,7 @@ def _columns(peak: MemoryPeak) -> list[Column]:
 
 
 def _notes(peak: MemoryPeak) -> list[str]:
-    found = [f"Recording added up to {duration(peak.added_seconds)} to the cell's time."]
+    found = [f"Reading the record added {duration(peak.added_seconds)} to the cell's time."]
     if not peak.complete:
         found.append("The record was too short for all events: the first ones are missing.")
     if peak.saved:

@@ -146,7 +146,8 @@ def _release_kept(
     if errors := held & every:
         meter.take(", ".join(sorted(errors)), errors)
     elif every:
-        # Variables hold this memory too. Collect the exceptions' cycles before a cell rebinds them.
+        # Variables hold this memory too, so no memory is freed now. Without the cycles of the
+        # exceptions, it is freed as soon as a cell rebinds these variables.
         gc.collect()
     if dropped := [name for name in outputs.numbered() if name in held]:
         outputs.drop(dropped)

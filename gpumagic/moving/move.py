@@ -403,7 +403,8 @@ def brought_away() -> Origins:
 
 
 def _add_whole_modules(by_device: Any, namespace: dict[str, Any], away: Origins) -> None:
-    """Add modules with moved tensors to `by_device`: `half()` may have replaced other buffers."""
+    """Add whole modules with moved tensors to `by_device`: their other buffers may be new tensors
+    without an origin, for example after `half()`."""
     homes = {id(value): origin.device for value, origin in away}
     for name, module in instances_in(namespace, nn.Module):
         tensors = [*module.parameters(), *module.buffers()]

@@ -221,7 +221,7 @@ def _compared(
 
 def _unpaired(inputs: list[RecordedOperation]) -> Any:
     """Return the unpaired operations on which `inputs` depend, or None."""
-    # Prefer operations of one side, because different operations of two sides may be equivalent.
+    # Prefer operations that only one side ran: where both sides ran some, they may be equivalent.
     return min((each.instead for each in inputs if each.instead), key=all, default=None)
 
 

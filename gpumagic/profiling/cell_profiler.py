@@ -30,7 +30,7 @@ from gpumagic.profiling.cell_profile import CellProfile
 from gpumagic.profiling.read_trace import CELL, LINE, read_trace
 from gpumagic.usercode.files import UserLine, function_of, in_cell, is_users, source_of, user_frame
 
-SHORT = 1_000  # nanoseconds; every operator takes longer while torch's profiler runs
+SHORT = 1_000  # nanoseconds; a line with an operator takes longer than this while torch profiles
 SAMPLE = 20_000  # nanoseconds; the sum of short lines is logged when it exceeds this time
 _LEVEL = "KINETO_LOG_LEVEL"
 

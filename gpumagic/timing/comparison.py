@@ -246,7 +246,7 @@ class Comparison(table.Shown):
     @property
     def best(self) -> str:
         """The device in `alone` that is fastest, or fastest at the most values of a sweep. Devices
-        whose results differed do not count. Raises `GpuError` if no other device was measured."""
+        whose results differed do not count. Raises `GpuError` if no device is left with a time."""
         right = [where for where in self.alone if not self.disagreement(where)]
         known = ([t for w in right if (t := self.at(w, p)) and t.median] for p in self.points)
         wins = Counter(min(ts, key=lambda t: t.median or 0.0).where for ts in known if ts)

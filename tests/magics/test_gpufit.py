@@ -72,8 +72,8 @@ def test_ctrl_c_shows_what_is_known(notebook):
     [
         ("1", "one variable with its values is needed; type batch=1..4096"),
         ("1 n=1,2 m=3", "one variable with its values is needed; type batch=1..4096"),
-        ("0 1 n=1,2", "one GPU is needed: leave out 1, or type only --on CARD, CARD"),
-        ("1 n=1..9 --on t4", "one GPU is needed: leave out 1, or type only --on"),
+        ("0 1 n=1,2", "name one GPU: leave out 1; for cards, type only --on CARD, CARD"),
+        ("1 n=1..9 --on t4", "name one GPU: leave out 1; for cards, type only --on"),
         ("1 n=0..4", "n: the values must be numbers above 0, such as 16, 32"),
         ("1 batch=9..1", "batch=9..1: steps of 1 do not reach 1 from 9; type batch=1..9"),
         ("1 n=a,b", "n: the values must be numbers above 0"),

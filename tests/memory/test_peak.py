@@ -79,7 +79,7 @@ def test_it_is_shown_below_the_report(net):
 def test_it_says_what_recording_cost(net):
     net.run(TRAIN)
     report = gpumagic.last_report()
-    assert "Recording added up to " in repr(report.peak)
+    assert "Reading the record added " in repr(report.peak)
     assert 0 < report.peak.added_seconds < report.seconds
 
 
