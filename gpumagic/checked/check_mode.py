@@ -22,7 +22,7 @@ from gpumagic.ledger.attribute import uncounted
 from gpumagic.placement import FunctionMode
 from gpumagic.usercode import files
 
-# Names of functions that return existing values or None, and so cannot make NaN.
+# Names of functions whose results are not checked, because no number in them was computed.
 _EXEMPT = re.compile("__(get|set|setitem|deepcopy)__|backward|set_|detach|new_.*|.*empty.*")
 _NAN, _INFINITY = Tensor.isnan, Tensor.isinf
 Flaw = Callable[[Tensor], Tensor]  # `Tensor.isnan` or `Tensor.isinf`

@@ -131,7 +131,7 @@ class Engines:
             ],
             shutdown_atexit=False,
         )
-        if self.plan.launcher != "local":  # only the launcher can end remote engines
+        if self.plan.launcher != "local":  # `launching.end` ends only this host's processes
             self._cleanup.callback(lambda: _run(launching.stop_elsewhere(self._cluster)))
 
     def _launch(self, each: EngineSet) -> None:

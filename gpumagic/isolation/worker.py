@@ -10,7 +10,7 @@ from typing import Any
 
 from gpumagic.usercode.files import shell, swap_attribute
 
-_THREADS = "gputime"  # name prefix of threads that run timed code
+_THREADS = "gputime"  # name prefix of every `Worker` thread; `Quiet` looks for this prefix
 
 
 class Quiet:

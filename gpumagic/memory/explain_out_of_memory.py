@@ -214,7 +214,7 @@ def _old_graphs(s: OutOfMemoryState, t: Trials, name: str, values: list[Any]) ->
 def _unread(s: OutOfMemoryState, rest: frames.RestOfCode, lacking: int) -> list[str]:
     """Return variables that the remaining code does not read, until `lacking` bytes are freed."""
     at_top = rest.frame.at_top
-    # Do not delete variables that a loop assigns, unless the failed statement assigns them.
+    # Delete a function's variable, or one that a loop binds, only if the failed statement binds it.
     made = set[str]().union(*map(frames.stored, rest.loops)) if at_top else rest.made_before
     needed = (s.read if at_top else rest.read) | (made - rest.made_now)
     free = {s.local(rest.frame, n): n for n in rest.frame.scope.local if n not in needed}
@@ -320,8 +320,8 @@ def _elsewhere(s: OutOfMemoryState, trial: CodeTrial, name: str, whole: int) -> 
             if lever.fits is not False:
                 yield lever
                 return
-    # Code that reads CPU copies fails in a dry run, so make none. `h = f(h)` needs `h` on the GPU.
-    if name not in trial.rest.accumulated:
+    # A dry run fails if the code reads a CPU copy, so propose CPU copies untested.
+    if name not in trial.rest.accumulated:  # `h = f(h)` needs `h` on the GPU
         yield Lever(_said([*_KEPT][1], trial, [name]), whole)
 
 

@@ -304,7 +304,7 @@ def _spread(find: Function, args: Args, kwargs: dict[str, Any], _: FrameType | N
     if not isinstance(device_map, dict) or (place := _on_a_gpu()) is None:
         return device_map
     gpus: dict[int, Any] = {n: _device("cuda", n) for n in device_map.values() if type(n) is int}
-    if gpus.keys() == {0}:  # otherwise, the user chose several GPUs, so keep their numbers
+    if gpus.keys() == {0}:  # otherwise, the user chose the GPUs, so keep their numbers
         gpus[0] = place.take(str(find.__module__).partition(".")[0])
     return {part: gpus.get(device, device) for part, device in device_map.items()}
 
@@ -347,7 +347,7 @@ METHODS = {
 
 
 def twins() -> Iterator[tuple[Any, str, Any, Any]]:
-    """Yield (owner, name, original, twin) for everything that is swapped."""
+    """Yield (owner, name, original, twin) for all twins but `METHODS` and `IN_LIBRARIES`."""
     made: dict[Any, Function] = {}
     constructors = _device_constructors()
     for owner in SPACES:
