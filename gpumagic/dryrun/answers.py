@@ -96,7 +96,7 @@ class Calls(TorchFunctionMode):
             return _KINDS[name](value) if name in _KINDS else value
         known = name in ("float", "int", "index") or (name == "item" and tensor.is_floating_point())
         if self._guesses and (known or not is_users(frame.f_code.co_filename)):
-            return _KINDS.get(name, float)(name != "bool")  # False means that there is no error
+            return _KINDS.get(name, float)(name != "bool")  # False, as for `if bad.any(): raise`
         if name == "item":
             whole = not (tensor.is_floating_point() or tensor.is_complex())
             return NotKnown(".item()", whole=whole)
@@ -182,7 +182,7 @@ class DataOnHost(TorchFunctionMode):
             args, kwargs = tree_map_only(Tensor, self._moved, (args, kwargs))
         out = func(*args, **kwargs)
         self._keep(func, out, *known[0], on_gpu=on_gpu)
-        # A result of `split` may have many parts, which are moved one by one when they are used.
+        # Parts in a tuple, as from `split`, do not move now. Each moves when a GPU call uses it.
         at_once = func is torch.stack or is_users(sys._getframe(1).f_code.co_filename)
         return self._moved(out) if at_once and isinstance(out, Tensor) else out
 
@@ -234,11 +234,11 @@ def _moving(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
 
 MOVED, PART, WHOLE = "moved whole", "read in part", "computed from as a whole"
 _READS = (Tensor.__getitem__, torch.index_select, Tensor.index_select, torch.stack)
-_PARTS_OF_DATA = 4  # a part is at most this fraction of the data
+_PARTS_OF_DATA = 4  # a part has at most one fourth of the data's bytes
 
 
 def _expression(index: str = "") -> UserLine | None:
-    """Return the user's line, with the running expression. Append `index` to the subscript."""
+    """Return the user's line with the running expression. Append `index` inside its ``[…]``."""
     if (frame := user_frame(sys._getframe(1))) is None:
         return None
     line, text = line_at(*in_cell(frame)), expression(*in_cell(frame))

@@ -157,7 +157,7 @@ class UserLine:
 
     @property
     def place(self) -> str:
-        """``"line 19"`` in the running or last cell; elsewhere, such as ``"In [5], line 19"``."""
+        """``"line 19"`` in the running or last cell; elsewhere ``"In [5], line 19"``."""
         line = f"line {self.line}"
         return line if self.label in ("", last_cell()) else f"{self.label}, {line}"
 

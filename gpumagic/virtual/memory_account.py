@@ -113,7 +113,7 @@ class MemoryAccount:
     def charge(self, owner: Any, nbytes: int, depth: int = 1) -> None:
         """Count `nbytes` as allocated until `owner` dies; raise an error if they do not fit.
         The search for the user's code begins `depth` frames above this function."""
-        # Accesses to memory are slow after a kernel, so `_count` does all work that can wait.
+        # A kernel evicts this object from the CPU's caches, so `_count` does what can wait.
         room = self._room - max(nbytes, _LEAST)
         if room < 0:
             self._make_room(nbytes)
