@@ -149,7 +149,7 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
         lost = "did not end and was replaced; its variables are lost"
         notes = [f"rank {rank.number} {lost}" for rank in cell.replaced]
         if self._broken or cell.replaced:
-            notes += ["the process group was recreated: wrap modules in DDP or fully_shard again"]
+            notes += ["the process group is recreated: wrap modules in DDP or fully_shard again"]
         if kept := cell.kept:
             changed = f"{some(kept)} changed in the notebook and in ranks; the ranks keep theirs"
             notes.append(f"{changed}; del {next(iter(kept))} in the ranks to send the notebook's")

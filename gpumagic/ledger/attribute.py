@@ -81,7 +81,7 @@ def watches() -> tuple[ActiveWatch, ...]:
             found.append(watch)
         watch = watch.outer
     if not found and running:
-        # No watch began in this thread. Watched code or autograd may have started the thread.
+        # Other threads' watches count: watched code or autograd may have started this thread.
         found = [w for w in running if w.thread != _ident()]
     return tuple(found)
 

@@ -316,7 +316,7 @@ class GpuMagics(ipython.Magics):
     def gpufit(self, asked: Namespace, cell: str) -> None:
         """Find the largest value of a variable, such as a batch size, that fits in GPU memory.
 
-        Dry runs predict the memory for each value, without GPU time. A run on copies of your
+        Dry runs predict the memory of the tried values, without GPU time. A run on copies of your
         variables then confirms the largest value, unless --dry is given.
 
         Usage::

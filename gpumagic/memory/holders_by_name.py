@@ -70,7 +70,7 @@ def find(
     allocator: "Allocator | None" = None,
     paths: bool = False,
 ) -> list[FoundStorage]:
-    """List storages on GPUs, largest first. Search `before`, then the notebook's roots, `after`."""
+    """List storages on GPUs, largest first. Search `before`, the notebook's roots, then `after`."""
     torch = torch_here()
     # Torch functions are disabled, so that no `__torch_function__` of the user's code runs.
     with cuda_state.no_collections(), torch._C.DisableTorchFunction() if torch else nullcontext():

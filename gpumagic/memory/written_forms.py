@@ -2,7 +2,7 @@
 
 A form is a pattern of code, such as `matmul(matmul(a, b), c)`, in which a letter matches any
 expression. A form also matches if earlier statements assign parts of the code to names. A `Form`
-object is the replacement of code that matched a form."""
+object is any replacement of code, such as the replacement of code that matched a form."""
 
 import ast
 import re
@@ -117,7 +117,7 @@ def forms(rest: RestOfCode) -> Iterator[Form]:
 def _drop_in(
     frame: FailedFrame, block: list[Any], at: int, node: ast.expr, first: int
 ) -> Iterator[Form]:
-    """Yield the replacement of the first form that fits, if the statement `first` matched too."""
+    """Yield the first fitting form's replacement, if the match includes the failed statement."""
     for form, new, dims in _PARSED:
         reader = _Reader(frame, block, at)
         if reader.fits(form, node, at):

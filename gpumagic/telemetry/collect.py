@@ -68,7 +68,7 @@ _NONE_VISIBLE = Problem(
 
 
 def explain(gpus: Sequence[GpuSample], problems: Sequence[Problem], named: bool) -> list[Problem]:
-    """Return the problems to show. If `named`, also report that this process can use no GPU."""
+    """Return the problems to show. If `named`, also report if this process can use no GPU."""
     if there := [gpu for gpu in gpus if not gpu.lost]:
         found = [problem for problem in problems if problem.code not in _JUST_NO_GPU]
         unnamed = named and all(gpu.ordinal is None for gpu in there)

@@ -1,7 +1,7 @@
 """Look up processes and their owners: user, program, kernel and notebook.
 
-For another user's process, even root reads only the user's name. A process is an *orphan* if a
-kernel started it, its session's leader has ended, and no living kernel can have started it.
+For another user's process, even root reads only the user's name. A process is an *orphan* if
+the kernel that started it and its session's leader have ended, unless it runs under ``nohup``.
 """
 
 import os
