@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 _LIMIT_S, _PATIENCE_S = 8.0, 60.0  # seconds of a dry run, and seconds after which none starts
 _MARGIN = 0.05
-# A pass keeps much memory if it keeps more than the share `_GROWS` of the need. It also does if at
-# most `_MANY` passes made the loop's holder larger than the need.
+# A pass keeps much memory if it keeps more than the share `_GROWS` of the need, or if the holder to
+# which the loop adds is larger than the need, and fewer than `_MANY` passes have filled the holder.
 _GROWS, _MANY = 0.01, 10_000
 _WORTH = 0.05  # a change that does not make the cell fit must save this share of the need
 _LEFT = 0.75  # if a loop's memory grows, a change helps if at most this share of the growth is left
@@ -237,7 +237,7 @@ class CodeTrial:
         within: Callable[[], AbstractContextManager[Any]] = nullcontext,
         form: Form | None = None,
     ) -> Need | None:
-        """Return the need of the changed code; None if a dry run of it is impossible.
+        """Return the need of the changed code; None if its dry run is impossible or meets an error.
         `names` maps variables to new values. `first` changes variables before the code runs. `keep`
         has names of variables, and a function that returns their new values after each pass.
         `within` returns a context manager for the code to run in. `form` replaces statements."""
@@ -274,7 +274,7 @@ class CodeTrial:
             return follow
 
         run = self._trials.follow(space, prepare)
-        # If the loop's number is part of a file name, no file may exist for the next number.
+        # If the loop's number is in a file name, the next file may be missing: repeat the number.
         if self._step and getattr(run, "error", None):
             self._step = 0
             return self.tried(names, first=first, keep=keep, within=within, form=form)

@@ -105,7 +105,7 @@ def _registered(held: Any, odd: set[int]) -> str | None:
 
 
 def register(parts: list[operand.Part], frame: FailedFrame, target: str) -> Fix | None:
-    """Return the fix that registers all these operands; None if one edit is not enough."""
+    """Return one fix that registers all these operands; None if there is no such fix."""
     found = [unregistered(part, frame) for part in parts] if target != "cpu" else []
     edits: Any = [each.edit(frame) if each else None for each in found]
     edit = around(frame, edits) if edits and all(edits) else None
@@ -269,7 +269,7 @@ def before_transfer(node: ast.AST, reader: operand.Reader, target: str | None) -
     part, around = reader.part(owner), next(parents(node), None)
     whole = not isinstance(around, ast.expr) or isinstance(around, ast.Call)
     text = reader.text(owner) if whole else bracketed(owner, reader.text(owner))
-    # In a trial, keep the transfer, because the next run is on another device.
+    # If the code runs on several devices in turn, keep the transfer, which other devices need.
     return text if part and part.device == target and not explanation.trial_on.get() else ""
 
 

@@ -1,4 +1,4 @@
-"""Store recent readings of the GPUs, the cells that ran, and this kernel's time measurements."""
+"""Store recent GPU readings, cell runs, and this kernel's `%%gputime` and `%%gpufit` results."""
 
 import threading
 from collections import Counter, defaultdict, deque

@@ -106,12 +106,12 @@ class Sampler:
     def subscribe(
         self, listener: Listener | None = None, *, period_s: float = 1.0, processes: bool = False
     ) -> Subscription:
-        """Return an open subscription; raise GpuError for an invalid period. The sampler's thread
-        calls the listener, at most once per period. The listener must not block that thread."""
+        """Return an open subscription; raise GpuError for an invalid period. The sampler's threads
+        call the listener at most once per period, and after a stall. A listener must not block."""
         return self._add(Subscription(self._follow, listener, checked(period_s), processes))
 
     def latest(self) -> Snapshot | None:
-        """Return the last snapshot without waiting. During a stall, add its age and a Problem."""
+        """Return the last snapshot at once. During a stall, add the data's age and a Problem."""
         with self._changed:
             return self._known(time.monotonic())[0]
 
