@@ -36,7 +36,7 @@ class _Share:
         self.moves = Moves()
         self.origins: Origins = []  # moved objects and their former devices
         self.placed: Any = None  # the value that `framework.place` yielded
-        self.taken: list[str] = []  # GPUs that objects' attributes named: "trainer's cuda:0"
+        self.taken: list[str] = []  # replaced GPU names in objects' attributes: "trainer's cuda:0"
         self.memory: list[Memory] = []
         self.made: dict[str, Any] = {}  # new arrays, by the variable's name
 
@@ -104,8 +104,8 @@ class _Share:
         of = self.framework
         on_cpu = sum(of.nbytes(array) for array in self.made.values() if of.where(array) == "cpu")
         read = sum(entry.nbytes for entry in entries if entry.kind == "copy")
-        # New CPU arrays of exactly as many bytes as the cell copied are copies of GPU results.
-        # If variables moved, the cell may have changed their data in place, without an allocation.
+        # New CPU arrays of exactly as many bytes as the cell copied count as copies of GPU results.
+        # Variables that stayed mean CPU work, unless others moved: these may change in place.
         stayed = self.moves.left and not self.moves.moved
         return "all work was on cpu" if stayed or on_cpu not in (0, read) else ""
 

@@ -1,7 +1,7 @@
 """Look up the memory of a card (a GPU model) by its name.
 
-`_KNOWN` has each card's memory as torch prints it: the smallest value in public texts of 2020 to
-2026. If no text was found, `_KNOWN` has the maker's figure.
+`_KNOWN` has each card's memory as torch reports it: the smallest of the values that public texts of
+2020 to 2026 quote from torch. If no text was found, `_KNOWN` has the maker's figure.
 """
 
 import os

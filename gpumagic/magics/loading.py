@@ -158,7 +158,7 @@ def disable() -> str:
 
 
 def _update(names: Mapping[str, str | None]) -> Path | None:
-    """Write each magic's extension to the profile, or delete it if None. Return a changed file."""
+    """Set each magic's extension in the profile; None deletes it. Return the file if it changed."""
     started = InteractiveShell.initialized() and InteractiveShell.instance().profile_dir
     profile = started or ProfileDir.create_profile_dir_by_name(get_ipython_dir(), "default")
     manager = BaseJSONConfigManager(config_dir=profile.location)
