@@ -292,9 +292,9 @@ def run(order: CellOrder) -> Outcome:
         before = {name: id(space[name]) for name in order.assigned if name in space}
         _run(order, outcome, space)
         there = {name: notebooks for name, notebooks in order.assigned.items() if name in space}
-        if outcome.error:  # keep only names that the failed cell has assigned
+        if outcome.error:  # the cell may have failed before it assigned some of these names
             there = {n: hashed for n, hashed in there.items() if before.get(n) != id(space[n])}
-        sending.receive(b"", there)
+        sending.receive(b"", there)  # so that the notebook does not send its older values of these
         space.update(whole)
     outcome.cut, outcome.collectives = _this.cut, _collectives()
     return outcome

@@ -89,7 +89,7 @@ class StorageCopier:
                     self._copy_family(family)
 
     def copied(self, number: int, kind: type | None = None) -> Any:
-        """Return the copy with this number. A copied tensor or ndarray gets the class `kind`."""
+        """Return the copy with this number. A leaf's or ndarray's copy gets the class `kind`."""
         if number not in self._finished:
             self._finished[number] = self._finish(self._sources[number], self._made[number], kind)
         return self._finished[number]
@@ -144,7 +144,7 @@ class StorageCopier:
             self._made[id(piece.source)] = lay_out(piece, buffer, piece.first - start + lead)
 
     def _finish(self, source: Any, data: Any, kind: type | None) -> Any:
-        """Return the data as class `kind`, tracked by autograd if the source is tracked."""
+        """Return the data as class `kind`, or as a non-leaf `Tensor` if the source has a graph."""
         torch = torch_here()
         if comes_from(type(data), "numpy.ndarray"):
             return data if kind is type(data) else data.view(kind)

@@ -204,7 +204,7 @@ class Search:
         return Subject(space, [*self._reads], prepare, self.device, True, self._limit, self.cards)
 
     def _run(self, value: float) -> float:
-        """Return the bytes that a run needs besides copied variables; infinite if out of memory."""
+        """Return a run's bytes without copied and replaced values; infinite if out of memory."""
         if value not in self._measured:
             self._told(value, "run")
             self._measured[value] = contextvars.copy_context().run(self._measure, value)

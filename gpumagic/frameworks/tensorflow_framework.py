@@ -31,7 +31,7 @@ _WHY = (
     "XLA, which Keras uses by default, ran it on {ran} and cannot use variables on other devices: "
     "run it in a cell of %%ongpu {there}, or without XLA: compile(…, jit_compile=False)"
 )
-_APART = 48  # bits by which ids are shifted, so that these fake addresses never overlap
+_APART = 48  # `places` shifts ids by this many bits, to make up addresses that never overlap
 _physical_devices = tf.config.list_physical_devices  # `patch` replaces it in `tf.config`
 _GPU = re.compile(r"(?:^|(?<=/)|(?<=:))(?:device:)?gpu(?::(\d+))?$", re.IGNORECASE)
 _DEVICE = re.compile(r"(CPU|GPU):(\d+)$", re.IGNORECASE)

@@ -181,7 +181,7 @@ def counted(base: Kernel, before: Callable[..., After | None], *, within: str = 
                 if within:
                     here.within, here.serial = outer
             return result
-        except BaseException as error:  # remove our frames; faster than `unseen`
+        except BaseException as error:  # remove our frames, as the slower decorator `unseen` does
             leave_out_ours(error)
             raise
 

@@ -87,7 +87,7 @@ class Walk:
         return id(obj) in self._numbers or issubclass(type(obj), type)
 
     def walk(self, roots: Iterable[Root], within: Collection[int] | None = None) -> None:
-        """Visit all objects reachable from roots. `within` has the ids to visit; None means all."""
+        """Visit objects reachable from roots. If given, `within` limits gc's referents by id."""
         for root in roots:
             self.roots.append(root)
             self._visit([(-len(self.roots), [root.value])])
@@ -169,7 +169,7 @@ class Paths:
         return self._ways[key]
 
     def plain_first(self, numbers: list[int]) -> list[int]:
-        """Put objects with the root of `numbers[0]` first, and among these, saved tensors last."""
+        """Put objects with the root of `numbers[0]` first, and in each group saved tensors last."""
         first = self._first[numbers[0]]
         return sorted(numbers, key=lambda n: (self._first[n] != first, self.kind(n) == SAVED))
 

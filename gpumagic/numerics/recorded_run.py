@@ -42,7 +42,7 @@ class RecordedOperation:
     variable: str = ""  # the path to the variable's tensor: "net.weight.grad"
     results: list[tuple[int, Tensor | None]] = field(default_factory=list)  # (storage's id, copy)
     gap: Any = None  # the difference from the paired operation of the other run
-    instead: Any = None  # unpaired operations of both runs, if this one depends on them
+    instead: Any = None  # both runs' unpaired operations, if this is one or depends on one
     depth: int = 0  # number of operations in the longest chain that ends here
 
     def __post_init__(self) -> None:

@@ -68,7 +68,7 @@ class AgreementCollector:
     def add(
         self, where: str, values: Mapping[str, Any], results: dict[str, Any], drawn: frozenset[str]
     ) -> None:
-        """Save or compare results. `drawn` names the devices on which random numbers were drawn."""
+        """Save or compare results. `drawn` names the CPU or GPU models that drew random numbers."""
         if self._first is None or self._first[0] != key(values):
             self._first = key(values), where, results, drawn
             return
