@@ -195,7 +195,7 @@ def save(directory: str, names: list[str]) -> Checkpoint:
 
 
 def restore(directory: str) -> Checkpoint:
-    """Read a whole checkpoint, then set the variables. Errors are returned, not raised."""
+    """Read a whole checkpoint, then set variables. Errors in reading are returned, not raised."""
     found: dict[str, State] = {}
     read: dict[str, Any] = {}
 

@@ -1,7 +1,7 @@
 """Split variables into parts for ranks or threads, and join the results.
 
-Parts of tensors and arrays are copies. A view would be sent with its whole storage, and a write to
-a view would change the notebook's value. Results that cannot be joined are returned as a list.
+Parts of tensors and writable arrays are copies. A view would be sent with its whole storage, and a
+write to a view would change the notebook's value. Results that cannot be joined become a list.
 """
 
 import ast

@@ -124,7 +124,7 @@ _INNERMOST = re.compile(r"[(\[][^()\[\]]*[)\]]")
 
 
 def _keep(entry: Entry) -> str:
-    """Return the advice to keep a value on the device; empty if the host needs the value."""
+    """Return advice to keep a value on a device; empty if the host needs it or it does not fit."""
     where, tensor = entry.where, _tensor_of(entry.code)
     if (where and decides(where.file, where.line, entry.code)) or not _fits(entry):
         return ""

@@ -277,7 +277,7 @@ class CellHooks:
             display(report)
 
     def run(self, line: str, text: str) -> Any:
-        """Run `text` as a separate cell, if `%%ongpu` is below another magic such as `%%time`."""
+        """Run `text` as a separate cell, for a `%%ongpu` line that `transform` has not replaced."""
         if not text.strip():
             raise UsageError("%%ongpu: the cell is empty; put the code to run below that line")
         from gpumagic.usercode.program import awaits, compile_cell

@@ -66,10 +66,10 @@ class DeviceMemory:
     virtual: bool  # whether the GPU is simulated by gpumagic
     total: int | None  # all memory of the card
     free: int | None  # as the driver reports it
-    allocated: int | None  # by torch and other libraries; equals the bytes of all holders
-    reserved: int | None  # by the allocators of torch and other libraries
+    allocated: int | None  # by torch and other frameworks; equals the bytes of all holders
+    reserved: int | None  # by the allocators of torch and other frameworks
     fragmented: int | None = None  # free bytes between allocated blocks, part of `reserved`
-    other_in_process: int | None = None  # memory of CUDA's context and other libraries
+    other_in_process: int | None = None  # memory of this process that is not in `reserved`
     others: int | None = None  # memory of other processes
     holders: tuple[MemoryHolder, ...] = ()  # the largest first
     others_by_name: tuple[tuple[str, int | None], ...] = ()  # `others` by program, user or "system"
