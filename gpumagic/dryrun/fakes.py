@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
-# Import this module now. Otherwise, `suspended` imports it, perhaps during another import.
+# Import this module now: `suspended` reads a class from it, which fails if it is half imported.
 import torch._subclasses.schema_check_mode
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
@@ -90,7 +90,7 @@ def host_value(frame: FrameType | None) -> float | None:
 class NotKnown:
     """Represent a number that depends on data, such as ``loss.item()``."""
 
-    # torch accepts a `NotKnown` that scales or fills tensors. As a size, it ends the dry run.
+    # To scale or fill tensors, answers.py gives torch 1 or NaN. Other torch calls end the dry run.
     __slots__ = ("what", "whole")
 
     def __init__(self, what: str = "a value of a tensor", *, whole: bool | None = False) -> None:

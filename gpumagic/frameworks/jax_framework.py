@@ -298,7 +298,7 @@ def _explained(
 
 
 def _stays(part: ast.expr, node: ast.AST, frame: FailedFrame, devices: Counter[str]) -> bool:
-    """Whether an operand cannot move: it is assigned to, sharded, or contains other objects."""
+    """Whether an operand cannot move: assigned to, sharded, or no pytree of arrays and numbers."""
     value = frame.scope.value(part)
     fixed = part is getattr(node, "target", None) or "+" in "".join(devices)
     return fixed or (value is not MISSING and not can_be_put(value))

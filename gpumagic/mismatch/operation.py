@@ -258,7 +258,7 @@ def _on_a_gpu(parts: list[Part], named: frozenset[str]) -> tuple[Part, ...]:
 
 
 def _with_gone(leaves: list[Part], located: list[Part], named: frozenset[str]) -> tuple[Part, ...]:
-    """Return operands. Assume that temporary results are on the named device without operands."""
+    """Return operands; temporary results get the only named device that no operand is on."""
     gone = [part for part in leaves if not part.devices and part.value is None]
     if any(part.factory for part in gone):  # a module such as `nn.MSELoss()` has no tensors
         gone = [part for part in gone if part.kind != "module"]
@@ -327,7 +327,7 @@ def _clashes(
         elif step not in ran and wants_one_device(step, reader):
             leaves = _leaves(step, reader)
             if any(part.device == target for part in leaves):
-                # A few lines below, `torch.zeros(3)` clashes only if all of `odd` are such calls.
+                # `torch.zeros(3)` clashes only within NEAR lines, if all of `odd` are such calls.
                 alike = NEAR * all(part.factory for part in odd)
                 made = "cpu" if step.lineno < frame.line + alike else None
                 there = [p for p in leaves if (made if p.factory else p.device) in sources]

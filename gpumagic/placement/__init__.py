@@ -37,7 +37,7 @@ class Placement:
         return overruled
 
     def take(self, library: str) -> torch.device | None:
-        """Return the device for a library that asks for GPU 0; record the library if it differs."""
+        """Return this device for a library's GPU 0; record the library if the device differs."""
         if self.device is not None and self.device.index:
             self.taken[library] = None
         return self.device
