@@ -64,7 +64,7 @@ class State(NamedTuple):
 
     values: dict[str, Any]  # by path inside the variable: "0/exp_avg", or "" for a whole value
     put: Callable[[dict[str, Any]], object]
-    same: tuple[str, ...] = ()  # paths whose values must equal those in the checkpoint
+    same: tuple[str, ...] = ()  # paths whose `_fixed` must equal that in the checkpoint
 
 
 def _state(name: str, space: dict[str, Any], saved: dict[str, Any]) -> State:
@@ -116,7 +116,12 @@ def _optimizer(optimizer: Optimizer, saved: dict[str, Any]) -> State:
             state.setdefault(int(number), {})[key] = given[path]
         optimizer.load_state_dict({"state": state, "param_groups": given["groups"]})
 
-    return State(values, put, ("of",))
+    return State(values, put, ("of", "groups"))
+
+
+def _fixed(value: Any) -> Any:
+    """Return an optimizer's numbered parameters by group; another value unchanged."""
+    return [each["params"] for each in value] if isinstance(value[0], dict) else value
 
 
 def _slot(at: Any, parameter: Any = None) -> Any:
@@ -209,8 +214,8 @@ def restore(directory: str) -> Checkpoint:
             warnings.simplefilter("ignore")  # torch warns that each rank reads alone
             dcp.load(read, checkpoint_id=path, planner=planner, no_dist=True)
         for name, each in found.items():
-            if any(each.values[key] != read[f"{name}/{key}"] for key in each.same):
-                raise GpuError(f"{name}: its class or shapes differ from the checkpoint's")
+            if any(_fixed(each.values[key]) != _fixed(read[f"{name}/{key}"]) for key in each.same):
+                raise GpuError(f"{name}: its class, shapes or groups differ from the checkpoint's")
         return path
 
     try:

@@ -89,7 +89,7 @@ class StorageCopier:
                     self._copy_family(family)
 
     def copied(self, number: int, kind: type | None = None) -> Any:
-        """Return the copy with this number. A leaf's or ndarray's copy gets the class `kind`."""
+        """Return the copy with this number. It gets the class `kind`."""
         if number not in self._finished:
             self._finished[number] = self._finish(self._sources[number], self._made[number], kind)
         return self._finished[number]
@@ -144,7 +144,7 @@ class StorageCopier:
             self._made[id(piece.source)] = lay_out(piece, buffer, piece.first - start + lead)
 
     def _finish(self, source: Any, data: Any, kind: type | None) -> Any:
-        """Return the data as class `kind`, or as a non-leaf `Tensor` if the source has a graph."""
+        """Return the data as class `kind`, and as a non-leaf if the source has a graph."""
         torch = torch_here()
         if comes_from(type(data), "numpy.ndarray"):
             return data if kind is type(data) else data.view(kind)
@@ -154,7 +154,8 @@ class StorageCopier:
             tracked, needs = source.grad_fn is not None, source.requires_grad
         if tracked:
             with torch.enable_grad():
-                return _rooted().apply(self._token, [data])
+                made = _rooted().apply(self._token, [data])
+            return made if kind is None else made.as_subclass(kind)
         if kind is None:
             return data.requires_grad_(needs)
         return torch.Tensor._make_subclass(kind, data, needs)
@@ -164,7 +165,7 @@ def _families(pieces: Iterable[Stretch]) -> list[list[Stretch]]:
     """Group the stretches so that stretches that overlap in memory are in one group."""
     found: list[list[Stretch]] = []
     end = -1
-    for one in sorted(pieces, key=lambda p: (p.start, p.stop)):
+    for one in sorted(pieces, key=lambda p: (p.start == p.stop, p.start, p.stop)):  # empty: last
         if one.start >= end or one.start == one.stop:
             found.append([])
         found[-1].append(one)

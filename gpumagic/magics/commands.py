@@ -279,7 +279,7 @@ class GpuMagics(ipython.Magics):
             from gpumagic.memory.memory_changes import changes
 
             shown = changes(before, report)
-        elif asked.since:
+        elif asked.since and report:
             print("This is the first %gpumem; --since will show what changes from now on.")
         return self.once.show(shown)
 

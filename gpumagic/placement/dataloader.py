@@ -45,7 +45,8 @@ def _copy_batch(device: torch.device, copied: list[int], batch: Any) -> Any:
         if hasattr(item, "to") and (isinstance(item, Mapping) or hasattr(item, "pin_memory")):
             # A batch of tokens or graphs. `tree_map` does not search such a batch: call its `to`.
             held = item if isinstance(item, Mapping) else vars(item)
-            copied.extend(x.nbytes for x in held.values() if isinstance(x, torch.Tensor))
+            tensors = [each for each in held.values() if isinstance(each, torch.Tensor)]
+            copied.extend(each.nbytes for each in tensors if each.device != device)
             return item.to(device)
         return item
 

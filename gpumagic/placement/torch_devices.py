@@ -1,6 +1,7 @@
 """Find the devices that torch can use in this process."""
 
 from functools import lru_cache
+from typing import Any
 
 import torch
 
@@ -12,20 +13,20 @@ from gpumagic.errors import GpuError
 def devices(*, memory: bool = True) -> list[Device]:
     """Return the GPUs that torch can use, ordered by ordinal; if `memory`, with free memory."""
     tell_cuda_order()
-    known, count = names.here(memory=memory), torch.cuda.device_count()
-    if any(device.kind == "xpu" for device in known):
-        count = torch.xpu.device_count()
-    if len(known) == count and all(device.uuid for device in known):
+    known = names.here(memory=memory)
+    kind: Any = "xpu" if any(device.kind == "xpu" for device in known) else "cuda"
+    space = getattr(torch, kind)
+    if len(known) == space.device_count() and all(device.uuid for device in known):
         return known
     # Use torch's list, because the driver's list is empty (as on a Jetson) or has other GPUs.
     return [
         Device(
-            "cuda",
+            kind,
             ordinal=index,
-            name=torch.cuda.get_device_name(index),
-            memory_free=torch.cuda.mem_get_info(index)[0] if memory else None,
+            name=space.get_device_name(index),
+            memory_free=space.mem_get_info(index)[0] if memory else None,
         )
-        for index in range(torch.cuda.device_count())
+        for index in range(space.device_count())
     ]
 
 

@@ -103,9 +103,13 @@ def test_what_does_not_fit_is_refused_by_name_and_nothing_is_written_or_changed(
     out(f"%gpucluster restore {tmp_path / 'no'}")  # with its options, too
     assert out("opt.param_groups[0]['momentum'], len(opt.state)").result == [(0.9, 2)] * 2
     out("opt = torch.optim.SGD([net.bias, net.weight], 0.1)")
-    assert "opt: its class or shapes differ" in refused(f"restore {tmp_path / 'no'}")
+    assert "opt: its class, shapes or groups differ" in refused(f"restore {tmp_path / 'no'}")
+    out("opt = torch.optim.SGD([{'params': [each]} for each in net.parameters()], 0.1)")
+    out("x += 5")
+    assert "opt: its class, shapes or groups differ" in refused(f"restore {tmp_path / 'no'}")
+    assert out("float(x[0])").result == [6.0, 6.0]  # nothing was loaded
     out("opt = torch.optim.AdamW(net.parameters())")
-    assert "opt: its class or shapes differ" in refused(f"restore {tmp_path / 'no'}")
+    assert "opt: its class, shapes or groups differ" in refused(f"restore {tmp_path / 'no'}")
     remake = "opt = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)"
     out(f"x = torch.zeros(2)\nnet = nn.Linear(4, 3)\n{remake}")
     wrong = refused(f"restore {tmp_path / 'no'}")

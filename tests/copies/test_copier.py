@@ -132,6 +132,17 @@ PROGRAMS = {
         "s.marks.append(2); base[0] = 5; out = s.marks, float(s[0]), isinstance(s, Signal)",
         ([1, 2], 5.0, True),
     ),
+    "an empty array between two that overlap": (
+        "m = np.arange(100.).reshape(10, 10); e = m[5:, :0]; v = m[6:]",
+        "m[7, 0] = -1; out = v[1, 0], e.shape",
+        (-1, (5, 0)),
+    ),
+    "a result of a tensor's subclass": (
+        "class T(torch.Tensor):\n    def twice(self): return self * 2\n"
+        "x = torch.ones(2).as_subclass(T).requires_grad_(); y = x * 3",
+        "out = type(y) is T, y.twice().tolist(), y.is_leaf, y.requires_grad",
+        (True, [6, 6], False, True),
+    ),
     "an object that leaves a handle out of its state": (
         "class D:\n    def __init__(self): self.x, self.file = [1], (i for i in '1')\n"
         "    def __getstate__(self): return {'x': self.x}\nd = D()",

@@ -62,6 +62,16 @@ def test_batches_of_any_shape_land(collate, tensors):
     assert {t.device.type for t in tensors(host)} == {"cpu"}
 
 
+def test_batches_that_are_there_already_are_no_copies():
+    loader = DataLoader(
+        Rows(), batch_size=2, collate_fn=lambda rows: Tokens(x=stack(rows).to("cuda:1"))
+    )
+    with gpumagic.on(1):
+        batches = list(loader)
+        assert placement().delivered == []
+    assert batches[0]["x"].device.index == 1
+
+
 def test_streams_and_single_items():
     with gpumagic.on(1):
         assert {x.device.index for x in DataLoader(Stream(), batch_size=None)} == {1}

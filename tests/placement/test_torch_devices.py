@@ -89,6 +89,12 @@ def test_intels_gpus_are_torchs_where_it_has_them(monkeypatch):
         assert torch_devices.as_torch(torch_devices.find(where)) == torch.device("xpu", 0)
     with pytest.raises(GpuError, match=r"no cuda:0: there is only xpu:0 \(Intel Arc B580\)"):
         torch_devices.find("cuda:0")
+    monkeypatch.setattr(torch.xpu, "device_count", lambda: 2)  # of a card with two tiles
+    monkeypatch.setattr(torch.xpu, "get_device_name", "tile {}".format)
+    assert [(str(each), each.name) for each in torch_devices.devices(memory=False)] == [
+        ("xpu:0", "tile 0"),
+        ("xpu:1", "tile 1"),
+    ]
 
 
 @pytest.mark.parametrize("spelled", ["1", "cuda:1", "gpu:1", torch.device("cuda:1")])
