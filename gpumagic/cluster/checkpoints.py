@@ -64,7 +64,7 @@ class State(NamedTuple):
 
     values: dict[str, Any]  # by path inside the variable: "0/exp_avg", or "" for a whole value
     put: Callable[[dict[str, Any]], object]
-    same: tuple[str, ...] = ()  # paths whose `_fixed` must equal that in the checkpoint
+    same: tuple[str, ...] = ()  # paths of entries that must match the checkpoint's
 
 
 def _state(name: str, space: dict[str, Any], saved: dict[str, Any]) -> State:
@@ -120,7 +120,7 @@ def _optimizer(optimizer: Optimizer, saved: dict[str, Any]) -> State:
 
 
 def _fixed(value: Any) -> Any:
-    """Return an optimizer's numbered parameters by group; another value unchanged."""
+    """Return what must match: the parameters' numbers of each group, or a whole entry."""
     return [each["params"] for each in value] if isinstance(value[0], dict) else value
 
 

@@ -34,13 +34,16 @@ from gpumagic.dryrun.held_memory import HeldMemory
 from gpumagic.ledger.entry import PRINT
 from gpumagic.usercode.files import UserLine, expression, in_cell, is_users, line_at, user_frame
 
+GUESSED = "a condition on a tensor was taken as False"
+
 
 class Calls(TorchFunctionMode):
     """Answer calls that need data. The function `fake` turns a real tensor into a fake, in place.
-    If `guesses`, most numbers that code reads from tensors become 1, so that the run continues."""
+    With `guesses`, most numbers that code reads from tensors become 1, so that the run continues.
+    Call `guesses` with a reason if a condition in the user's code is taken as False."""
 
     def __init__(
-        self, fake: Callable[[Tensor], object], crossings: Crossings, guesses: bool
+        self, fake: Callable[[Tensor], object], crossings: Crossings, guesses: Any
     ) -> None:
         super().__init__()
         self._fake, self._crossings, self._guesses = fake, crossings, guesses
@@ -97,6 +100,9 @@ class Calls(TorchFunctionMode):
         known = name in ("float", "int", "index") or (name == "item" and tensor.is_floating_point())
         if self._guesses and (known or not is_users(frame.f_code.co_filename)):
             return _KINDS.get(name, float)(name != "bool")  # False, as for `if bad.any(): raise`
+        if self._guesses and name == "bool":
+            self._guesses(GUESSED)
+            return False
         if name == "item":
             whole = not (tensor.is_floating_point() or tensor.is_complex())
             return NotKnown(".item()", whole=whole)

@@ -175,7 +175,7 @@ class Framework(Protocol):
         return None
 
     def knows(self, kind: type) -> bool:
-        """Whether a class is registered in the framework, but a copy of the class would not be."""
+        """Whether the framework knows this very class object, so that code cannot use a copy."""
         return False
 
     def wait(self, *devices: str) -> None:

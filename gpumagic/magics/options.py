@@ -181,7 +181,7 @@ OPTIONS = (
     Option("gpus", "--virtual 2|off|1|4|8", "create virtual GPUs in this process, or remove them"),
     Option("gpus", "--memory 16GiB", "the memory of each virtual GPU; by default at most 16 GiB"),
     Option("gpus", "--asserts", "with --virtual: a bad index kills CUDA, as on a real GPU"),
-    Option("gpus", "--force", "with --virtual: hide real GPUs; off: move everything to the CPU"),
+    Option("gpus", "--force", "--virtual 2 hides real GPUs; --virtual off moves all to the CPU"),
     Option("ongpu", "--back", "after the cell, move its variables back"),
     Option("ongpu", "--no-move", "leave variables and batches where they are"),
     Option("ongpu gpuwatch", "--report", "show copies and waits by line, with advice"),

@@ -92,12 +92,8 @@ def _cut_where_read(trial: CodeTrial) -> Iterator[Lever]:
     """Propose less padding for token tensors that each pass of a loop creates."""
     made = {n: v for n, v in trial.frame.scope.local.items() if n in trial.stale}
     for do, names in _padded(made):
-        nodes: list[Any] = [n for each in trial.code for n in ast.walk(each)]
-        read = [n for n in nodes if isinstance(getattr(n, "ctx", None), ast.Load)]
-        read = [n for n in read if isinstance(n, ast.Name) and is_tensor(names.get(n.id))]
-        cut = {n: f"{n.id}[:, :{names[n.id].shape[1]}]" for n in read}
-        uses: Any = {n: expression(code) for n, code in cut.items()}
-        yield from helps(trial, do, form=Form(do, "", [], trial.code, uses))
+        cut = {n: f"{n}[:, :{v.shape[1]}]" for n, v in names.items() if is_tensor(v)}
+        yield from helps(trial, do, form=Form(do, "", [], trial.code, trial.reads(cut)))
 
 
 def _of_float64(
@@ -171,7 +167,7 @@ def on_host(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     from gpumagic.dryrun.answers import DataOnHost  # needs torch
 
     moves = getattr(getattr(s.frames[0].failed, "func", None), "attr", "") in _MOVES
-    data, names = _data(s, trial.lacking)
+    data, names = _data(s, trial)
     if moves or data:
         line = range(s.frames[0].line, s.frames[0].line + moves)
         at, least = (s.frames[0].filename, line), max(s.capacity // _PART_OF_GPU, 1)
@@ -185,19 +181,20 @@ _LARGEST = 3  # number of holders that may be data
 _PART_OF_GPU = 20  # a tensor is treated as data if it is larger than 1/20 of the GPU's memory
 
 
-def _data(s: OutOfMemoryState, lacking: int) -> tuple[list[Any], list[str]]:
+def _data(s: OutOfMemoryState, trial: CodeTrial) -> tuple[list[Any], list[str]]:
     """Return large tensors on the GPU that need no gradient, and the names of their holders."""
     from torch.utils._pytree import tree_leaves
 
     local = {s.local(f, n): v for f in s.frames for n, v in f.scope.local.items()}
+    gone = {s.local(trial.frame, name) for name in trial.stale}  # the code makes these again
     data, names = list[Any](), list[str]()
     for row in s.device.holders[:_LARGEST]:
-        value: Any = (s.namespace | local).get(row.path)
+        value: Any = None if row.path in gone else (s.namespace | local).get(row.path)
         held = [row.path, *row.aliases]
         if comes_from(type(value), "torch.utils.data.DataLoader"):
             value = [value.dataset, *own(value.dataset).values()]
         found = [each for each in tree_leaves(value) if is_tensor(each) and each.is_cuda]
-        is_data = found and s.worth(s.alone(held)) and s.alone(names) < max(lacking, 1)
+        is_data = found and s.worth(s.alone(held)) and s.alone(names) < max(trial.lacking, 1)
         if is_data and not any(each.requires_grad for each in found):
             data, names = [*data, *found], [*names, *held]
     return data, names
@@ -220,6 +217,19 @@ def _on_host(s: OutOfMemoryState, noted: Sequence[Any], names: list[str]) -> str
     return do if data and not at(WHOLE) and (parts or not names or not lines) else ""
 
 
+def collected(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
+    """Propose to append copies on the CPU to a list that the failed code reads after the loop."""
+    large = {row.path for row in s.device.holders if s.worth(row.nbytes)}
+    nodes: Any = [n for each in (t.best.code if t.best else ()) for n in ast.walk(each)]
+    for call in (n for n in nodes if getattr(getattr(n, "func", None), "attr", "") == "append"):
+        name = ast.unparse(call.func.value)
+        if t.best is not None and s.local(t.best.frame, name) in large:
+            new = {each: expression(f"({ast.unparse(each)}).cpu()") for each in call.args}
+            do = f"`{name}.append({', '.join(map(ast.unparse, new.values()))})`"
+            do = f"{do} for line {call.lineno}"
+            yield from helps(t.best, do, form=Form(do, "", [], t.best.code, new))
+
+
 def settings(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose that a `Trainer` of transformers collects its predictions on the CPU."""
     name, batches = "eval_accumulation_steps", 4
@@ -231,32 +241,25 @@ def settings(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 
 
 def less_state(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Propose an optimizer with less state, if the error arose while a first step created state."""
+    """Propose a fused optimizer, or one with less state if a first step failed to create state."""
+    for name in sorted(s.read):
+        groups: Any = getattr(s.namespace.get(name), "param_groups", ())
+        if any(group.get("fused", True) is None for group in groups):
+            within = lambda groups=groups: nullcontext([g.update(fused=True) for g in groups])  # noqa: E731
+            kind = type(s.namespace[name]).__name__
+            do = f"`{kind}(…, fused=True)` for `{name}`: a step without temporary tensors"
+            yield from helps(t.best, do, within=within)
     old: Any = s.optimizer
     weights = [p for group in getattr(old, "param_groups", ()) for p in group["params"]]
     for name in ("Adafactor", "SGD") if weights else ():
         new = getattr(torch_here().optim, name)
         within = lambda new=new: nullcontext(vars(old).update(step=new(weights).step))  # noqa: E731
-        do = f"`torch.optim.{name}` for `{type(old).__name__}`: less state, other update rule"
+        do = f"`torch.optim.{name}` for `{type(old).__name__}`, then `%gpufree`: less state"
+        do += ", other update rule"
         for lever in helps(t.best, do, within=within):
             yield lever
             if lever.fits is not False:
                 return
-
-
-def half_weights(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Propose 16-bit weights for the failed call's language model, if no backward pass follows."""
-    ends, failed = not any(rest.backward for rest in s.rests), s.rests[0].failed or ast.Pass()
-    for call in (n for n in ast.walk(failed) if ends and isinstance(n, ast.Call)):
-        owner = getattr(call.func, "value", None) or call
-        model: Any = s.frames[0].scope.value(owner)
-        parts = map(type, model.modules()) if is_module(model) else ()
-        if any(comes_from(part, "torch.nn.Embedding") for part in parts):  # its inputs are integers
-            half = f"{ast.unparse(owner)}.to(torch.bfloat16)"
-            new = expression(ast.unparse(call).replace(ast.unparse(owner), half, 1))
-            do = f"`{half}` for `{ast.unparse(owner)}`: half the memory, and rounded results"
-            form = Form(do, "", [], frames.block_of(failed), {call: new})
-            yield from helps(t.best, do, form=form)
 
 
 def frozen(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:

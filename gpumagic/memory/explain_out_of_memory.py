@@ -118,13 +118,14 @@ def by_figures(s: OutOfMemoryState, t: Trials) -> tuple[str, list[Lever]] | None
 def levers(s: OutOfMemoryState, t: Trials, free: tuple[Any, ...]) -> list[Lever]:
     """Return the cheapest levers that let the cell fit; if there are none, levers that help."""
     less: tuple[Any, ...] = (
-        *(changed_code.other_form, changed_code.other_values, keep_less, changed_code.on_host),
-        *(changed_code.frozen, changed_code.no_graph, changed_code.settings),
+        *(changed_code.other_form, changed_code.other_values, keep_less),
+        *(changed_code.on_host, changed_code.collected, changed_code.frozen),
+        *(changed_code.no_graph, changed_code.settings),
     )
     # If each pass of a loop keeps memory, freeing other memory only delays the error.
     first = (free, less) if t.loop is None else (less, free)
     found, enough = list[Lever](), list[Lever]()
-    rare = changed_code.half_weights, changed_code.less_state, other_gpu
+    rare = changed_code.less_state, other_gpu
     last: tuple[Any, ...] = changed_code.recomputed, smaller, *rare
     for group in (*first, (changed_code.by_rows,), last):
         for lever in chain.from_iterable(find(s, t) for find in group):
@@ -184,8 +185,6 @@ def small_views(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose to clone small views of large storages, and to detach tensors from their graphs."""
     ends = not any(rest.backward for rest in s.rests)
     for name, value in [*s.namespace.items()]:
-        if type(value) is list:
-            yield from _old_graphs(s, t, name, value)
         if not is_tensor(value) or value.layout is not torch_here().strided:
             continue
         gives = s.alone([name]) - value.nbytes
@@ -198,17 +197,6 @@ def small_views(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
             worth = value._is_view() and gives > value.nbytes
         if worth and s.worth(gives):
             yield _freeing(t.whole, do, gives)
-
-
-def _old_graphs(s: OutOfMemoryState, t: Trials, name: str, values: list[Any]) -> Iterator[Lever]:
-    """Propose to detach a list's tensors, such as the losses of an earlier model."""
-    stale = t.whole.stale if t.whole else set()
-    gives = s.alone({name, *stale}) - s.alone(stale)
-    inside = any(v is values for f in s.frames[:-1] for v in f.scope.local.values())
-    needed = inside or frames.computes(name, s.rests[-1].nodes)
-    if s.worth(gives) and not needed and {getattr(x, "is_leaf", True) for x in values} == {False}:
-        do = f"`{name} = [x.detach() for x in {name}]`: no backward pass uses its graphs, which "
-        yield _freeing(t.whole, f"{do}keep {size(gives)}", gives)
 
 
 def _unread(s: OutOfMemoryState, rest: frames.RestOfCode, lacking: int) -> list[str]:
@@ -307,6 +295,10 @@ def _kept(
             if found := [*helps(trial, do, graphs, freed, keep=keep)]:
                 yield from found
                 return
+    loop = trial.rest.loops[0]
+    if graphs and frames.is_chained(name, loop) and frames.computes(name, [*ast.walk(loop)]):
+        do = f"`{name} = {name}.detach()` after `.backward()`: the next backward pass stops there"
+        yield Lever(do, graphs)
     if name and (not carries or _needs_graph(s, trial, name) is False):
         yield from _elsewhere(s, trial, name, whole)
 
@@ -350,10 +342,11 @@ _GRAPHLESS = {frozenset((True,)): "`.item()`", frozenset((False,)): "`.detach()`
 
 
 def _said(how: str, trial: CodeTrial, names: list[str]) -> str:
-    """Return the advice `how` for `names`. For models, add how to use the models afterwards."""
+    """Return the advice `how` for `names`. Add how to use what is on the CPU afterwards."""
     do = how.format("`, `".join(names))
     if not any(map(is_module, _contents(trial, names))):
-        return do
+        read = [use for each in names for use in frames.uses(trial.rest.loops[0], each)]
+        return do + "; `.cuda()` what each pass reads" * ("cpu" in how and len(read) > len(names))
     end = getattr(next(iter(trial.rest.loops), None), "end_lineno", 0)
     below = [n for n in trial.rest.nodes if getattr(n, "lineno", 0) > end]
     used = {n.id for n in below if isinstance(n, ast.Name)} & {*map(frames.first_name, names)}
@@ -372,8 +365,8 @@ def _needs_graph(s: OutOfMemoryState, trial: CodeTrial, name: str) -> bool | Non
     at, loop = trial.at, trial.rest.loops[0]
     in_loop = frames.backward_of(ast.walk(loop))
     some = [n for each in ast.walk(loop) if isinstance(each, ast.If) for n in ast.walk(each)]
-    if name in frames.backward_of(some):  # not called in each pass
-        return None
+    if frames.computes(name, some):  # not called in each pass
+        return frames.is_chained(name, loop) or None
     if frames.has_backward_below(name, loop, trial.rest):
         return frames.is_chained(name, loop) or None
     if in_loop or any(rest.backward for rest in s.rests[:at]):  # the loop calls `rests[:at]`

@@ -18,7 +18,7 @@ from gpumagic.display.progress_line import ProgressLine
 from gpumagic.errors import GpuError
 from gpumagic.memory.oom_state import TORCH, OutOfMemoryState
 from gpumagic.memory.out_of_memory import Lever
-from gpumagic.memory.written_forms import Form
+from gpumagic.memory.written_forms import Form, expression
 from gpumagic.usercode import frames
 from gpumagic.usercode.values import comes_from, is_module, is_tensor, own, torch_here
 from gpumagic.usercode.variables import names_read
@@ -129,6 +129,11 @@ class CodeTrial:
     def code(self) -> list[ast.stmt]:
         """Return the statements that a dry run follows, as `Form.in_place` has changed them."""
         return self._body[-self._last :]
+
+    def reads(self, new: dict[str, str]) -> dict[ast.expr, ast.expr]:
+        """Map the places where the code reads variables to new expressions. `new`: by name."""
+        found = {name: frames.uses(ast.Module(self.code, []), name) for name in new}
+        return {use: expression(new[name]) for name in new for use in found[name]}
 
     @cached_property
     def stale(self) -> set[str]:
@@ -283,6 +288,8 @@ class CodeTrial:
     def _need_of(self, run: "DryRun | None") -> Need | None:
         if run is None or run.mismatches or run.error:
             return None
+        from gpumagic.dryrun.answers import GUESSED
+
         peak = run.peak.get(self._state.name)
         held = [int(e.reason.split()[-1]) for e in run.unknown if e.reason.startswith(_HELD)]
         grows = max(held[1] - held[0], 0) if len(held) > 1 else None
@@ -290,13 +297,16 @@ class CodeTrial:
         # If the unchanged code keeps nothing after a pass, one complete pass is enough.
         steady = bool(held) and getattr(self.__dict__.get("need"), "grows", None) == 0
         grows = 0 if steady and grows is None else grows
-        return Need(most, grows if self._loop else 0, run.complete or steady, run.unknown)
+        whole = (run.complete or steady) and GUESSED not in {each.reason for each in run.unknown}
+        return Need(most, grows if self._loop else 0, whole, run.unknown)
 
     def _passes(self, space: dict[str, Any], note: Any, keep: Any, fixed: set[str]) -> Any:
         """Yield before each pass. After each pass, give `note` the allocated bytes."""
         names, change = keep
-        for name in names:  # otherwise, `total += loss` would extend the graph of earlier passes
-            space[name] = space[name].detach() if is_tensor(space[name]) else space[name]
+        for name in names:  # `total += loss` or `losses.append(loss)` must not add to old graphs
+            held = space[name]
+            detached = held.detach() if is_tensor(held) else held
+            space[name] = copy(held) if type(held) in (list, dict) else detached
         # Restore loop variables before each pass, because `batch = batch.cuda()` changes `batch`.
         targets = frames.stored(getattr(self._loop, "target", ast.Pass())) & space.keys()
         bound = targets & frames.bound(self.code)
@@ -323,13 +333,16 @@ class CodeTrial:
         return True
 
     def _let_go(self, names: Sequence[str], functions: dict[FunctionType, CodeType]) -> None:
-        """Release the variables `names` of a function, and give `functions` their new code."""
+        """Release a function's `names`, and those it binds; give `functions` their new code."""
         for function, code in functions.items():
             function.__code__ = code
-        local: Any = self.frame.scope.local
-        for name in names if not self.frame.at_top else ():
+        inner: list[Any] = [each.frame.scope.local for each in self._trials.every[: self.at]]
+        local: Any = {} if self.frame.at_top else self.frame.scope.local
+        for name in {*names, *frames.bound(self.code)}:
             local.pop(name, None)
-            self._state.let_go()
+        for each in inner:  # the code calls these functions again
+            each.clear()
+        self._state.let_go()
 
     def _contexts(self) -> Iterator[Any]:
         for each in reversed(self._trials.every[self.at + 1 :]):
@@ -377,10 +390,10 @@ def _contexts(start: ast.AST | None, frame: frames.FailedFrame) -> Iterator[Any]
     function = next((n for n, node in enumerate(around) if hasattr(node, "decorator_list")), None)
     for node in reversed(around if function is None else around[: function + 1]):
         written = [item.context_expr for item in getattr(node, "items", ())]
-        for expression in (*getattr(node, "decorator_list", ()), *written):
-            made_by = frame.scope.value(getattr(expression, "func", expression))
+        for code in (*getattr(node, "decorator_list", ()), *written):
+            made_by = frame.scope.value(getattr(code, "func", code))
             if getattr(made_by, "__module__", "").startswith("torch"):
-                made = eval(ast.unparse(expression), {**frame.scope.outer, **frame.scope.local})
+                made = eval(ast.unparse(code), {**frame.scope.outer, **frame.scope.local})
                 yield made() if isinstance(made, type) else made
 
 

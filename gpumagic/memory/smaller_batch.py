@@ -6,6 +6,7 @@ import math
 import re
 from collections import UserDict
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import cache, partial
 from types import FunctionType
 from typing import Any
@@ -17,7 +18,7 @@ from gpumagic.memory.out_of_memory import Lever
 from gpumagic.memory.written_forms import Form
 from gpumagic.usercode.files import is_users
 from gpumagic.usercode.frames import block_of, computed_from, statement, stored
-from gpumagic.usercode.values import is_module, is_tensor, torch_here
+from gpumagic.usercode.values import is_module, is_tensor, own, torch_here
 from gpumagic.usercode.variables import names_read
 
 # The memory of half a batch must be between these shares of a whole batch's memory. Below the first
@@ -35,6 +36,7 @@ def smaller(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     for trial in (trial for trial in t.every if t.loop is None and trial.lacking > 0):
         names = _SIZE_OF_MODELS if runs_model(s, trial) else _SIZE
         lower = (*_lower_variable(s, trial, names), *_lower_argument(s, trial, names))
+        lower += (*_lower_setting(s, trial),)
         if found := [*_fewer_rows(s, trial), *lower]:
             yield from found
             return
@@ -43,7 +45,7 @@ def smaller(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 def _fewer_rows(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[Lever]:
     if not (names := _batch(s, trial)):
         return
-    count = len(_tensor_in(trial.names[names[0]]))
+    count = len(_tensor_in(trial.frame.scope.name(names[0])))
     # Numbers equal to the batch size may need lowering too, as in `torch.zeros(batch_size)`.
     sizes = [name for name, value in trial.names.items() if type(value) is int and value == count]
     learns = any(rest.backward for rest in s.rests)
@@ -53,9 +55,11 @@ def _fewer_rows(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[Lever]:
     held = s.alone(batch, in_frames=not trial.frame.at_top)
 
     def tried(number: int, also: list[str]) -> Need | None:
-        cut = {name: _shortened(trial.names[name], number) for name in names}
+        cut = {n: _shortened(trial.names[n], number) for n in names if n in trial.names}
+        read = {n: f"{n}[:{number}]" for n in names if n not in cut}
         first = partial(_keep_gradients, _models(s, trial) if learns else [])
-        need = trial.tried(cut | dict.fromkeys(also, number), first=first)
+        form = Form("", "", [], trial.code, trial.reads(read)) if read else None
+        need = trial.tried(cut | dict.fromkeys(also, number), first=first, form=form)
         return need and need._replace(most=need.most - int(held * (1 - number / count)))
 
     sizes = sizes if tried(count // 2, []) is None else []
@@ -105,6 +109,24 @@ def _lower_argument(s: OutOfMemoryState, trial: CodeTrial, names: Any) -> Iterat
                 called = getattr(call.func, "attr", getattr(call.func, "id", ""))
                 do = f"`{called}(…, {name}={{}})` instead of {value:,}"
                 yield from _largest(s, trial, do, value, changed, 0.0)
+
+
+def _lower_setting(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[Lever]:
+    """Propose a lower number in an attribute, or in the `args` of transformers' `Trainer`."""
+    for each in sorted(s.read):
+        held = own(s.namespace.get(each))
+        for name, value in held.items():
+            if _SIZE.search(name) and type(value) is int and value > 1:
+                tried = partial(_with_setting, trial, held, name)
+                args = held.get("args")  # a `Trainer` copies its `args.per_device_train_batch_size`
+                given = next((key for key in own(args) if key.endswith(name)), "")
+                do = f"`{type(args).__name__}(…, {given}={{}})` for a new `{each}`" if given else ""
+                do = f"{do or f'`{each}.{name} = {{}}`'} instead of {value:,}"
+                yield from _largest(s, trial, do, value, tried, 0.0)
+
+
+def _with_setting(trial: CodeTrial, held: dict[str, Any], name: str, number: int) -> Need | None:
+    return trial.tried(within=lambda: nullcontext(held.update({name: number})))
 
 
 def _given(trial: CodeTrial, call: ast.Call) -> dict[str, Any]:
@@ -171,12 +193,14 @@ def _largest(
 
 def _batch(s: OutOfMemoryState, trial: CodeTrial) -> list[str]:
     """Return the names of the batch's tensors: the largest one, and all others of its length."""
-    read = names_read(ast.Module(trial.code, []))
-    values: dict[str, Any] = {name: trial.names.get(name) for name in read}
+    read = (*names_read(ast.Module(trial.code, [])), *sorted(trial.stale))
+    values: dict[str, Any] = {name: trial.frame.scope.local.get(name) for name in read}
     strided = torch_here().strided  # the bytes of a sparse tensor are not defined
     first = {name: _tensor_in(value) for name, value in values.items()}
     found = {n: v for n, v in first.items() if is_tensor(v) and v.layout is strided and v.dim()}
-    names = sorted(found, key=lambda name: -found[name].nbytes)
+    # Skip tensors computed from other tensors, such as the outputs of the pass before.
+    given = [n for n in found if n not in computed_from([*found.keys() - {n}], trial.code)]
+    names = sorted(given, key=lambda name: -found[name].nbytes)
     alike = [name for name in names if len(found[name]) == len(found[names[0]]) > 1]
     tensors = [name for name in alike if is_tensor(values[name])]
     return alike if runs_model(s, trial) and not _is_cut(trial.code, alike, tensors) else []

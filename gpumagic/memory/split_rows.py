@@ -22,12 +22,11 @@ _PARTS = 8, 64  # numbers of parts to split a tensor into
 _ROWS, _PART = 5, 2  # rows of a tensor in a test, and rows of each part
 _TESTS_S = 6.0  # seconds, after which no test is started
 _MOST, _ROOM = 2**30, 2**27  # maximum bytes of a random tensor, and of all tensors in a test
-_EACH_ROW = "rows"  # a result with one row for each row of the operand
 # Code that joins the parts' results, by the kind of the result.
 _JOINED = {
-    _EACH_ROW: "torch.cat([{each} {loop}])",
     "other": "torch.cat([{each} {loop}])",
     "last": "torch.cat([{each} {loop}], -1)",
+    "tuple": "tuple(map(torch.cat, zip(*({each} {loop}))))",
     "sum": "sum({each} {loop})",
     "mean": "sum(rows.shape[0] * {each} {loop}) / {text}.shape[0]",
 }
@@ -71,9 +70,6 @@ def split(rest: frames.RestOfCode, t: Trials) -> Iterator[Form]:
             first.setdefault((each.whole, each.texts), (each, result))
     for each, result in first.values():
         yield from _forms(each, result, rest.frame, block)
-        alone = each.old == [rest.failed] and not each.texts[1:]
-        if result == _EACH_ROW and each.part is each.whole and alone:
-            yield from _later(each.old[0], each.whole, each.texts[0], block)
 
 
 def _forms(each: _Split, how: str, frame: frames.FailedFrame, block: list[Any]) -> Iterator[Form]:
@@ -87,35 +83,6 @@ def _forms(each: _Split, how: str, frame: frames.FailedFrame, block: list[Any]) 
         Swap({name: each.part}.get).visit(each.whole)
         text = text.replace(name.id, new)
         yield Form(advice(text, each.old, block), text, each.old, block)
-
-
-def _later(made: Any, whole: ast.expr, inner: str, block: list[Any]) -> Iterator[Form]:
-    """Yield a form that turns `x = f(y)` into `x = y`, and each later `x[n]` into `f(y[n])`."""
-    bound, after = getattr(made, "targets", [None])[0], block[block.index(made) + 1 :]
-    if not isinstance(bound, ast.Name) or not inner.isidentifier():
-        return
-    uses = frames.uses(ast.Module(after, []), bound.id)
-    reads = dict(_read_by_rows(use, whole, inner) for use in uses)
-    new_of = {row: new for row, new in reads.items() if new != ast.unparse(row)}
-    changed = {n for stmt in after for n in frames.stored(stmt)}
-    if new_of and "" not in reads.values() and not {bound.id, inner} & changed:
-        some = dict.fromkeys(f", and `{v}` for `{ast.unparse(row)}`" for row, v in new_of.items())
-        do = f"`{bound.id} = {inner}` for line {made.lineno}{''.join(some)}"
-        uses_of = {row: expression(new) for row, new in new_of.items()}
-        yield Form(do, f"{bound.id} = {inner}", [made], block, uses_of)
-
-
-def _read_by_rows(use: Any, whole: ast.expr, inner: str) -> tuple[ast.expr, str]:
-    """Return code that reads rows of a variable, and code that computes only these rows."""
-    row: Any = next(frames.parents(use))
-    call: Any = next(frames.parents(row))
-    if isinstance(row, ast.Subscript) and not isinstance(row.slice, ast.Tuple):
-        return row, ast.unparse(_renamed(whole, inner, f"{inner}[{ast.unparse(row.slice)}]"))
-    if getattr(row, "attr", "") == "split" and isinstance(call, ast.Call):
-        cut = ast.unparse(_renamed(call, use.id, inner))
-        return call, f"({ast.unparse(_renamed(whole, inner, 'rows'))} for rows in {cut})"
-    is_length = ast.unparse(row) == f"len({use.id})"
-    return row, ast.unparse(row) if is_length else ""  # empty: the code needs all rows
 
 
 def _candidates(rest: frames.RestOfCode, block: list[Any]) -> Iterator[_Split]:
@@ -200,12 +167,10 @@ def _result(each: _Split, frame: frames.FailedFrame, space: dict[str, Any]) -> s
         part, texts = _renamed(part, text, name), tuple(name if e == text else e for e in texts)
         space[name] = _random(value[:_ROWS] if name in texts else value)
     whole = eval(ast.unparse(part), space)
-    for result in ("other", "last", "sum", "mean"):
+    for result in ("other", "last", "tuple", "sum", "mean"):
         with suppress(Exception):  # the parts' results do not join like this
             code = each._replace(part=part, texts=texts).in_parts(_PART, result)
             _check_equal(eval(code, space), whole)
-            if result == "other" and len(whole) == _ROWS:
-                return _EACH_ROW
             if result not in ("sum", "mean") or whole.any():  # sums of zeros prove nothing
                 return result
     return ""
@@ -214,8 +179,9 @@ def _result(each: _Split, frame: frames.FailedFrame, space: dict[str, Any]) -> s
 def _check_equal(one: Any, two: Any) -> None:
     """Raise an error if two tensors differ by more than a rounding error of their median value."""
     torch = torch_here()
-    usual = float(two.detach().to(torch.complex128).abs().nanmedian())
-    torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5 * usual, equal_nan=True)
+    for each, other in zip(one, two, strict=True) if type(two) is tuple else [(one, two)]:
+        usual = float(other.detach().to(torch.complex128).abs().nanmedian())
+        torch.testing.assert_close(each, other, rtol=1e-4, atol=1e-5 * usual, equal_nan=True)
 
 
 def _random(tensor: Any) -> Any:

@@ -24,9 +24,6 @@ _DROP_IN = {
     "cosine_similarity(unsqueeze(x, 1), unsqueeze(y, 0), -1)": (
         "F.normalize(x, dim=1) @ F.normalize(y, dim=1).T"
     ),
-    "repeat(x, n, 1)": "x.expand(n, -1)",
-    "repeat(x, n, 1, 1)": "x.expand(n, -1, -1)",
-    "repeat(x, 1, n, 1)": "x.expand(-1, n, -1)",
 }
 _DISTANCES = {
     "sqrt(sum(pow({}, 2), -1))": "torch.cdist(x, y)",
@@ -209,25 +206,12 @@ class _Reader:
         """Whether a replacement gives the same result for the operands' shapes and dtypes."""
         known = {letter: self._frame.scope.value(node) for letter, (node, _) in self._found.items()}
         tensors = {letter: value for letter, value in known.items() if is_tensor(value)}
-        if "expand" in new:  # the repeated dimension must be missing, or of size 1
-            after = new.partition("n,")[2].count("-1") + 1
-            return [1, 1, 1, *self._shape(*self._found["x"])][-after] == 1
         if "attn_mask=m" in new and not ("m" in tensors and tensors["m"].is_floating_point()):
             return False  # a boolean `attn_mask` selects scores, and is not added to them
         dims = {letter: tensor.dim() for letter, tensor in tensors.items()}
         last = of_rows if "(x, " in new else dims.get("q", 0) - 1
         alike = {dims.get("x", of_rows), dims.get("y", of_rows)} == {of_rows}
         return alike and self._last <= {"-1", str(last)}
-
-    def _shape(self, node: ast.expr, at: int) -> list[int]:
-        """Return the shape of a tensor or of an `unsqueeze` call; [0, 0, 0] if unknown."""
-        value = self._frame.scope.value(node)
-        name, args, _ = self.call(node, at)
-        dim = ast.unparse(args[1]) if name == "unsqueeze" else ""
-        if not dim.isdigit():
-            return [*value.shape] if is_tensor(value) else [0, 0, 0]
-        inner = self._shape(args[0], at)
-        return [*inner[: int(dim)], 1, *inner[int(dim) :]]
 
     def call(self, node: Any, at: int) -> tuple[str, list[ast.expr], int]:
         """Return an operation's name, operands and statement. Follow a variable's assignment."""

@@ -150,7 +150,7 @@ def test_a_bare_except_does_not_hide_what_is_not_known():
 
     result = dry_run(swallow)
     (unknown,) = result.unknown
-    assert "a condition on a tensor depends on data; the code caught this" in unknown.reason
+    assert "a condition on a tensor depends on data; the code caught the error" in unknown.reason
 
 
 def test_backward_into_what_an_earlier_cell_computed():

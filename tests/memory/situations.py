@@ -445,14 +445,6 @@ SITUATIONS = [
         True,
     ),
     Notebook(
-        "losses that keep an earlier model",
-        [f"history = []\n{AGAIN}", "pad = mib(20)"],
-        AGAIN,
-        "`history = [x.detach() for x in history]`: no backward pass uses its graphs",
-        29.3,
-        True,
-    ),
-    Notebook(
         "data on the GPU of which a loader gives batches",
         [
             "X = mib(48).view(-1, 1024)\nnet = nn.Linear(1024, 1024).cuda()",
@@ -505,13 +497,91 @@ SITUATIONS = [
         "`get_batch(…, bs=",
     ),
     Notebook(
-        "a model that does not fit and that nothing trains",
+        "a batch that the cell itself makes",
+        ["net = nn.Sequential(nn.Linear(64, 2048), nn.ReLU(), nn.Linear(2048, 8)).cuda()"],
+        "cfg = {'bs': 9000}\nx, y = torch.randn(cfg['bs'], 64, device='cuda'), "
+        "torch.ones(cfg['bs'], dtype=torch.long, device='cuda')\n"
+        "F.cross_entropy(net(x), y).backward()",
+        "`x`, `y`: a batch of ",
+        often=True,
+    ),
+    Notebook(
+        "a batch that is a list",
         [
-            "def load(device):\n    layers = (nn.Linear(2048, 2048) for _ in range(5))\n"
-            "    net = nn.Sequential(nn.Embedding(9, 2048), *layers)\n    return net.to(device)"
+            "net = nn.Sequential(nn.Linear(64, 2048), nn.BatchNorm1d(2048)).cuda()\n"
+            "data = torch.utils.data.TensorDataset(torch.ones(9000, 64))\n"
+            "loader = torch.utils.data.DataLoader(data, batch_size=4500)"
         ],
-        "net = load('cuda')\ny = net(torch.ones(4, dtype=torch.long, device='cuda')).argmax()",
-        "`net.to(torch.bfloat16)` for `net`: half the memory, and rounded results",
+        "for i, found in enumerate(loader):\n    x = found[0].cuda()\n"
+        "    net(x).square().mean().backward()",
+        "`loader`: a batch of ",
+    ),
+    Notebook(
+        "a batch size that an object holds",
+        [
+            "class Fit:\n    def __init__(self, net, batch_size):\n"
+            "        self.net, self.batch_size = net, batch_size\n    def train(self):\n"
+            "        x = torch.ones(self.batch_size, 64, device='cuda')\n"
+            "        self.net(x).square().mean().backward()",
+            "net = nn.Sequential(nn.Linear(64, 2048), nn.BatchNorm1d(2048)).cuda()\n"
+            "fit = Fit(net, 9000)",
+        ],
+        "fit.train()",
+        "`fit.batch_size = ",
+    ),
+    Notebook(
+        "losses of a function whose graphs are retained",
+        [
+            "net, losses = nn.Linear(784, 512).cuda(), []\ndef train():\n    for _ in range(50):\n"
+            "        loss = net(torch.ones(1024, 784, device='cuda')).square().mean()\n"
+            "        loss.backward(retain_graph=True)\n        losses.append(loss)"
+        ],
+        "train()",
+        "store `.item()` in `losses`",
+        often=True,
+    ),
+    Notebook(
+        "a state that is never detached",
+        ["net, h = nn.GRUCell(64, 512).cuda(), torch.zeros(256, 512, device='cuda')"],
+        "for t in range(200):\n    h = net(torch.ones(256, 64, device='cuda'), h)\n"
+        "    if t % 20 == 19:\n        loss = h.sum()\n        loss.backward(retain_graph=True)",
+        "`h = h.detach()` after `.backward()`",
+    ),
+    Notebook(
+        "results in a list that is joined below the loop",
+        ["data, net = torch.ones(40, 1000, 64), nn.Linear(64, 256).cuda()"],
+        "found = []\nwith torch.no_grad():\n    for x in data:\n        y = net(x.cuda())\n"
+        "        found.append(y)\nevery = torch.cat(found).cpu()",
+        "`found.append(y.cpu())` for line 5",
+    ),
+    Notebook(
+        "nearest neighbours of all rows at once",
+        [
+            "a, b = torch.rand(6000, 32, device='cuda'), torch.rand(9000, 32, device='cuda')\n"
+            "def nearest(a, b):\n    near = a @ b.T\n    score, index = near.topk(5)\n"
+            "    return score, index"
+        ],
+        "score, index = nearest(a, b)",
+        "`(score, index) = tuple(map(torch.cat, zip(*(nearest(rows, b) for rows in a.split(",
+    ),
+    Notebook(
+        "augmentation that depends on a random tensor",
+        [
+            "net, bank = nn.Sequential(nn.Linear(64, 512), nn.Tanh()).cuda(), []",
+            "def augment(x):\n    return x.flip(0) if torch.rand(()) < 0.5 else x",
+        ],
+        "for _ in range(40):\n    k = net(augment(torch.ones(2000, 64, device='cuda'))).mean(1)\n"
+        "    bank.append(k)\n    k.detach().sum()",
+        "store `.detach()` in `bank`",
+    ),
+    Notebook(
+        "an optimizer's temporary tensors",
+        [
+            "net = nn.Sequential(nn.Linear(1024, 1664), nn.Linear(1664, 1024)).cuda()\n"
+            "opt = torch.optim.Adam(net.parameters())\nx = torch.ones(1, 1024, device='cuda')",
+        ],
+        "for _ in range(3):\n    net(x).sum().backward()\n    opt.step()",
+        "`Adam(…, fused=True)` for `opt`",
     ),
     Notebook(
         "whole outputs of a model in a list",

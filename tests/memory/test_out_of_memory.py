@@ -109,7 +109,9 @@ def check_first(small, found, first, cell):
         cell = f"{within[1]}\n" + re.sub("^", "    ", cell.strip(), flags=re.MULTILINE)
     elif (code := re.match(r"`((\w+)\.view\(.*\))` for", first.do)) and code[2] in small.ns:
         cell = re.sub(rf"\b{code[2]}\b(?! =)", code[1], cell)
-    elif (batch := re.match(r"`(\w+)`: a batch of", first.do)) and batch[1] in small.ns:
+    elif (batch := re.match(r"`(\w+)`: a batch of", first.do)) and torch.is_tensor(
+        small.ns.get(batch[1])
+    ):
         small.run(f"{batch[1]} = {batch[1]}[:{numbers_of(first.do)[0]}]\nn = len({batch[1]})")
     elif typed := re.match(r"`(\w+ = \w+\.clone\(\))`|create the tensors", first.do):
         small.run(typed[1] or "torch.set_default_dtype(torch.bfloat16)")
@@ -714,6 +716,26 @@ def test_the_batch_that_is_told_is_nearly_the_largest_that_fits(small, shown):
         shown.clear()
         small.run("1 / 0")
         small.run("%reset -f")
+
+
+def test_a_tensor_that_the_cell_makes_is_not_offered_to_the_cpu(small, shown):
+    small.run(START)
+    small.run(
+        "x = torch.ones(3_000_000, dtype=torch.float64, device='cuda')\n"
+        "m = (x - x.mean()) / x.std()"
+    )
+    assert not [lever for lever in shown.pop().levers if "on the CPU" in lever.do]
+
+
+def test_states_that_a_loop_passes_on_do_not_grow(small, shown):
+    small.run(
+        f"{START}\ndef bend(u):\n    return torch.roll(u, 1) + torch.roll(u, -1)\n"
+        "def simulate(u):\n    frames, before, now = [], u.clone(), u.clone()\n"
+        "    for _ in range(90):\n        before, now = now, bend(now) - before\n"
+        "        frames.append(now.clone())\n    return frames"
+    )
+    small.run("movie = simulate(mib(1))")
+    assert shown.pop().adds == MIB
 
 
 def test_what_another_framework_took_and_does_not_use_is_the_cause(gpus):
