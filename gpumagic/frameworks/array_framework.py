@@ -246,13 +246,13 @@ def _changeable(value: Any) -> Any:
 def failures(
     error: BaseException, namespace: Mapping[str, Any], pattern: re.Pattern[str]
 ) -> Iterator[tuple[re.Match[str], FailedFrame, ast.AST]]:
-    """Yield (match, user's frame, failed expression) for `error` and each cause that matches."""
+    """Yield (match, user's frame, failed expression) of each error that matches, deepest first."""
     for each in errors(error):
         said = pattern.search(str(each))
-        frames = failed_frames(each.__traceback__) if said else []
-        if said is not None and frames and (node := frames[0].failed) is not None:
-            frames[0].scope.outer = {**namespace, **frames[0].scope.outer}
-            yield said, frames[0], node
+        for frame in failed_frames(each.__traceback__) if said else ():
+            if said is not None and frame.failed is not None:
+                frame.scope.outer = {**namespace, **frame.scope.outer}
+                yield said, frame, frame.failed
 
 
 def operands(

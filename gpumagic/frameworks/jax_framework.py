@@ -225,15 +225,16 @@ class Jax(ArrayFramework):
         return Pool(self.name, *map(told.get, names)) if told else None
 
     def explain(self, error: BaseException, namespace: Mapping[str, Any]) -> Explanation | None:
-        for message, frame, node in failures(error, namespace, _INCOMPATIBLE):
+        for n, (message, frame, node) in enumerate(failures(error, namespace, _INCOMPATIBLE)):
             said = {self._said(*devices) for devices in _DEVICES.findall(message[0])}
             parts = dict(operands(node, frame, self._committed))
             where = {part: Counter[str]() for part in parts}
-            for part, arrays in parts.items():
-                for array in arrays:
-                    where[part][self.where(array)] += array.nbytes
+            for part, array in ((p, array) for p in parts for array in parts[p]):
+                where[part][self.where(array)] += array.nbytes
             there = {device for devices in where.values() for device in devices}
-            if len(there) > 1 and said <= there:
+            # A caller may pass one container for all devices, which is no evidence.
+            whole = n == 0 or all(len(devices) == 1 for devices in where.values())
+            if len(there) > 1 and said <= there and whole:
                 return _explained(frame, node, parts, where)
         return None
 

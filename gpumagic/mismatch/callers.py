@@ -233,8 +233,8 @@ def _fix(code: Any, lost: dict[str, _Lost], found: list[str], nbytes: int | None
     """Return an edit that keeps all copies in `lost`; if impossible, only the copies in `found`."""
     for names in (lost, found):
         edits = [lost[name][:2] for name in names]
-        if all(text for _, text in edits) and (edit := around(code, edits)):
-            return replace(edit.fix(nbytes), earlier=getattr(code, "earlier", False))
+        if all(text for _, text in edits) and (fix := around(code, edits, nbytes)):
+            return replace(fix, earlier=getattr(code, "earlier", False))
     return None
 
 

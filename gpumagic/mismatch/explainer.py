@@ -38,6 +38,7 @@ _SHOWN = 3
 _NUMPY = "NumPy works in the host's memory only, so the values must be copied there"
 _HOST = "torch reads this argument on the CPU, so it must be there"
 _INDEX = "an index must be on the CPU or on the same device as what it indexes"
+_LEAVE_OUT = "leave out %%ongpu"
 _DICT = "a dict does not move with the model: move each of its tensors"
 
 
@@ -93,10 +94,8 @@ def _module_call(frame: FailedFrame, within: FailedFrame, message: Message) -> O
 
 def _moves_whole(part: Part) -> bool:
     """Whether an operand is on a single device, and `.to()` moves all of its tensors."""
-    if len(part.devices) > 1:
-        return False
-    if part.kind != "module" or part.value is None:
-        return True
+    if len(part.devices) > 1 or part.kind != "module" or part.value is None:
+        return len(part.devices) < 2
     moving = set(map(id, sources.moving_tensors(part.value)))
     return {id(tensor) for _, tensor in tensors_of(part.value)} <= moving
 
@@ -119,18 +118,13 @@ def _mismatch(
     frames = [frame, *outer]
     lost = (keep_copies(moved, frames, choice.target) for moved in ([*odd, *extra], odd))
     causes = chain([prepare_loader(odd, frames, choice.target)], lost)
-    told = (each for each in causes if each[1])
-    kept, why_lost = next(told, (None, ""))
+    kept, why_lost = next((each for each in causes if each[1]), (None, ""))
     # Move an index only in the failing expression, so that other uses of the index do not change.
     an_index = kind == "index" and clash.parts[0] not in odd
-    fix = (
-        fix
-        or kept
-        or fixes.elsewhere(clash, choice, outer)
-        or fixes.write_fix(site, site if an_index else above, choice)
-    )
+    fix = fix or kept or fixes.elsewhere(clash, choice, outer)
+    fix = fix or fixes.write_fix(site, site if an_index else above, choice)
     why = why_lost or cause or _reason(clash.parts, places, kind, registered)
-    fix = fix if moves else None
+    fix = fix if moves and not (why or "").endswith(_LEAVE_OUT) else None
     return Explanation(*expression(frame, node), _rows(clash, choice, site, names), fix, why)
 
 
@@ -148,9 +142,8 @@ def _rows(
             for shown, is_odd in _named(part, clash.reader, part in choice.odd):
                 rows.append(replace(sources.row(shown, is_odd), also=names.get(part.key)))
     known = {operand.name for operand in rows}
-    for part in site.extra[: 2 * _SHOWN]:
-        if part.text not in known:
-            rows.append(replace(sources.row(part, False), also=names.get(part.key), along=True))
+    more = (part for part in site.extra[: 2 * _SHOWN] if part.text not in known)
+    rows += [replace(sources.row(p, False), also=names.get(p.key), along=True) for p in more]
     return tuple(dict.fromkeys(rows))
 
 
@@ -181,7 +174,7 @@ def _reason(
     """Return the reason, or None. `frames` pairs each frame with the operands to move there."""
     if kind in ("numpy", "host"):
         return _NUMPY if kind == "numpy" else _HOST
-    if told := _brought(leaves):
+    if told := _brought(leaves, frames[0][0]):
         return told
     every = [(part, frame) for frame, odd in frames for part in odd]
     for part, frame in every:
@@ -195,17 +188,22 @@ def _reason(
     return _INDEX if kind == "index" else None
 
 
-def _brought(leaves: tuple[Part, ...]) -> str | None:
-    """Return the reason if an earlier cell moved an operand to another device; else None."""
+def _brought(leaves: tuple[Part, ...], frame: FailedFrame) -> str | None:
+    """Return the reason if a cell moved an operand to another device; else None."""
     for part in leaves:
         parameters = part.value.parameters() if issubclass(type(part.value), nn.Module) else ()
         origin = origin_of(next(iter(parameters), part.value))
         others = {device for other in leaves if other is not part for device in other.devices}
-        if origin is None or origin.cell == last_cell():
+        if origin is None or others != {str(origin.device)} or not part.device:
             continue
-        if others == {str(origin.device)} and part.device:
+        cell, name, model = origin.cell or "a cell", origin.name, frame.scope.name(origin.name)
+        its = map(origin_of, model.parameters() if issubclass(type(model), nn.Module) else ())
+        if len({each and each.device for each in its}) > 1:
+            moved = f"{cell} moved parts of {name} from {origin.device} to {part.device}"
+            return f"{moved}; make {name} again, and {_LEAVE_OUT}"
+        if origin.cell != last_cell():
             return (
-                f"{origin.cell or 'a cell'} moved {origin.name} to {part.device}; "
+                f"{cell} moved {name} to {part.device}; "
                 "to undo: %ongpu home; to avoid: --back on that %%ongpu line"
             )
     return None

@@ -6,7 +6,9 @@ from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from html import escape
+from itertools import accumulate
 from textwrap import dedent, indent
+from typing import Any
 
 from gpumagic.display import table
 from gpumagic.display.table import Shown, block, tag
@@ -73,6 +75,8 @@ class Explanation(Shown):
 def expression(frame: FailedFrame, node: ast.AST) -> tuple[str, int, str, str]:
     """Return an explanation's first fields: expression, line, filename and label."""
     line, filename = getattr(node, "lineno", frame.line), frame.filename
+    above = next(parents(node), node)
+    node = above if isinstance(above, ast.Assign) and node in above.targets else node
     return frame.text(node), line, filename, label(filename)
 
 
@@ -124,7 +128,7 @@ def _columns(operands: tuple[Operand, ...]) -> list[table.Column]:
     odd = ["gm-bad" if operand.odd else "" for operand in operands]
     code = [f"gm-code {css}".strip() for css in odd]
     names = [f"{o.name} ({o.also})" if o.also else o.name for o in operands]
-    alone = len(operands) > 1 == sum(operand.odd for operand in operands)
+    alone = len({o.devices for o in operands}) > 1 == sum(o.odd for o in operands)
     mark = "← the odd one" if alone else "← to move"
     marks = [mark if o.odd else "← also to move" * o.along for o in operands]
     return [
@@ -209,12 +213,12 @@ def _magic_before(cell: str, line: int, code: str) -> str:
     return typed.removesuffix(code) if typed.endswith(code) else ""
 
 
-def around(frame: FailedFrame, edits: list[tuple[ast.AST, str]]) -> Edit | None:
-    """Return one edit that makes all replacements; None if the edited lines are far apart."""
+def around(frame: Any, edits: list[tuple[ast.AST, str]], nbytes: int | None) -> Fix | None:
+    """Return one fix that makes all replacements; None if the edited lines are far apart."""
     stmts = [stmt for node, _ in edits if (stmt := statement(node)) is not None]
     stmts.sort(key=lambda stmt: stmt.lineno)
     near = stmts and stmts[-1].lineno - stmts[0].lineno <= NEAR
-    return Edit(frame, stmts[0], replaced=edits) if near else None
+    return Edit(frame, stmts[0], replaced=edits).fix(nbytes) if near else None
 
 
 def can_precede(frame: FailedFrame, stmt: ast.stmt) -> bool:
@@ -243,9 +247,7 @@ def before_loops(frame: FailedFrame, stmt: ast.stmt, texts: list[str]) -> ast.st
 def _edited(lines: list[str], first: int, edits: list[tuple[ast.AST, str]]) -> list[str]:
     """Return `lines` with expressions replaced. `first` is the number of the first line."""
     text = "\n".join(lines).encode()  # columns count bytes of UTF-8
-    starts = [0]
-    for line in lines:
-        starts.append(starts[-1] + len(line.encode()) + 1)
+    starts = [0, *accumulate(len(line.encode()) + 1 for line in lines)]
     spans = []
     for node, new in edits:
         begin = starts[node.lineno - first] + node.col_offset  # type: ignore[attr-defined]

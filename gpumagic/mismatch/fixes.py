@@ -96,26 +96,26 @@ def _written_on(found: Operation, frames: list[FailedFrame]) -> str | None:
         return fixed.device
     lasts = frame.at_top or isinstance(fixed.node, (ast.Attribute, ast.Subscript))
     made = [fixed, *also_needed(frame, found.node, [fixed], gpu)]
-    if (
-        all(sources.maker_of(part, found) for part in made)
-        or sources.owner_of(fixed, frames, gpu)
-        or (lasts and stmt is not None and sources.can_be_bound(fixed, frame, stmt, True))
-    ):
-        return None
-    return fixed.device
+    moves = all(sources.maker_of(part, found) for part in made)
+    moves = moves or sources.owner_of(fixed, frames, gpu) is not None
+    bound = lasts and stmt is not None and sources.can_be_bound(fixed, frame, stmt, True)
+    return None if moves or bound else fixed.device
 
 
 def _heaviest(found: Operation) -> str:
     """Return the best target. Prefer GPUs, then devices of modules, then the most bytes."""
 
-    def weight(device: str) -> tuple[bool, int, int]:
+    def weight(device: str) -> tuple[bool, bool, int, int]:
         here = [part for part in found.parts if device in part.devices]
+        # An attribute that stayed here when its module moved must follow the module.
+        left = [(part, sources.unregistered(part, found.reader.frame)) for part in here]
+        stayed = all(each and "." in p.text and device not in each.homes for p, each in left)
         # Instead of a result, count the variables in its expression. A module counts twice if it
         # is an operand, and once if it is in the expression of a result.
         named = [each for part in here for each in named_in(part, found.reader) or [part]]
         sizes = {part.key: part.nbytes for part in named}
         model = sum(any(map(learns, parts)) for parts in (here, named))
-        return device != "cpu", model, total(sizes.values()) or 0
+        return not stayed, device != "cpu", model, total(sizes.values()) or 0
 
     return max((device for part in found.parts for device in part.devices), key=weight)
 
@@ -138,21 +138,13 @@ def elsewhere(clash: Operation, choice: Choice, outer: list[FailedFrame]) -> Fix
     for frame in outer if choice.target != "cpu" else ():
         at = Operation(Reader(frame), frame.failed or ast.Pass(), ())
         edits = [edit for part in choice.odd for edit in sources.made_by_call(part, at)]
-        if edits and (edit := around(frame, [*dict.fromkeys(edits)])):
-            return edit.fix(0)
-    return _create_above(clash, choice, outer) or _move_owners(choice, [clash.reader.frame, *outer])
-
-
-def _create_above(clash: Operation, choice: Choice, outer: list[FailedFrame]) -> Fix | None:
-    """Return the fix that creates the operands on the target in a caller's assignments; or None."""
-    for frame in outer if choice.target != "cpu" else ():
-        stmts = sources.made_above([*choice.odd], clash.reader, frame)
-        at = Operation(Reader(frame), frame.failed or ast.Pass(), ())
-        device = written_device(Site(at, [], []), choice.target, stmts[0]) if stmts else ""
-        made = [sources.with_device(stmt.value, frame, device) for stmt in stmts]
-        if made and all(made) and (edit := around(frame, [*chain.from_iterable(made)])):
-            return edit.fix(0)
-    return None
+        if stmts := [] if edits else sources.made_above([*choice.odd], clash.reader, frame):
+            device = written_device(Site(at, [], []), choice.target, stmts[0])
+            made = [sources.with_device(stmt.value, frame, device) for stmt in stmts]
+            edits = [*chain.from_iterable(made)] if all(made) else []
+        if fix := around(frame, [*dict.fromkeys(edits)], 0):
+            return fix
+    return _move_owners(choice, [clash.reader.frame, *outer])
 
 
 def write_fix(site: Site, above: Site, choice: Choice) -> Fix | None:
@@ -165,8 +157,7 @@ def write_fix(site: Site, above: Site, choice: Choice) -> Fix | None:
         climbed = above is not site and _used_once(site) and all(p in given for p in above.odd)
         return _move(replace(above, odd=given) if climbed else site, choice)
     edits = [edit for part in site.odd for edit in sources.made_by_call(part, site.at)]
-    called = around(site.frame, edits) if edits else None
-    fix = _make_there(site, choice.target) or (called and called.fix(0))
+    fix = _make_there(site, choice.target) or around(site.frame, edits, 0)
     if fix is None and above is not site:
         fix = _make_there(above, choice.target) or _move(above, choice)
     return fix or _move(site, choice)
@@ -201,18 +192,15 @@ def _make_there(site: Site, target: str) -> Fix | None:
         edits += created or [(stmt.value, before or sources.moving(frame.text(stmt.value), device))]
         whole = (part.nbytes or 0 for part in parts.values() if sources.assigns(stmt, part.text))
         copied += 0 if before or created else sum(whole)
-    edit = around(frame, edits)
-    return edit.fix(copied) if edit else None
+    return around(frame, edits, copied)
 
 
 def _move(site: Site, choice: Choice) -> Fix | None:
     """Return the fix that moves the operands and the extra values of `site`, or None."""
     frame, to_host = site.frame, choice.to_host
     stmt = _before(site, once=not to_host)
-    if stmt is None:
-        return None
-    ways = _split(site, stmt, to_host=to_host)
-    if ways is None:
+    ways = _split(site, stmt, to_host=to_host) if stmt is not None else None
+    if stmt is None or ways is None:
         return None
     above, standing = ways
     device = '"cpu"' if to_host else written_device(site, choice.target, stmt, inside=not above)

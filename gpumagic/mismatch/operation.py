@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gpumagic.mismatch.explanation import NEAR
 from gpumagic.mismatch.operand import NAMED, Part, Reader, full, is_torch, tensors_of, words
@@ -26,9 +26,10 @@ class Message:
     """The type of an error, and the devices that its text names."""
 
     # mixed (several devices), index, numpy, generator, load (a file from a missing GPU), ordinal
-    # (the GPU does not exist), host (an argument must be on the CPU), worker (a DataLoader's data
-    # are on a GPU), replicas (a DataParallel module is not on the first of its GPUs), or gradient
-    # (a `torch.autograd.Function` returned a gradient on another device than its input)
+    # (the GPU does not exist), host (an argument must be on the CPU), worker or pin (workers or
+    # `pin_memory` of a DataLoader read a GPU), replicas (a DataParallel module is not on the first
+    # of its GPUs), or gradient (a `torch.autograd.Function` returned a gradient on another device
+    # than its input)
     kind: str
     devices: frozenset[str] = frozenset()  # "cuda:0", "cpu", or "cuda" if the text has no number
     said: tuple[str, ...] = ()  # if gradient: function's name, input's device, gradient's device
@@ -72,8 +73,8 @@ def read(error: BaseException) -> Message | None:
         text = str(error)
     except Exception:  # noqa: BLE001  a user's `__str__` may raise anything
         return None
-    if _WORKER.search(text):
-        return Message("worker")
+    if found := _WORKER.search(text):
+        return Message("pin" if found[0].endswith("pinned") else "worker")
     # If the text quotes an error of another thread or process, the failed frame is not available.
     if len(text) > 20_000 or "Original Traceback" in text:
         return None
@@ -220,11 +221,19 @@ def _evidence(
     seen = [part for part in located if storages(part.value) & within]
     if message.kind in ("numpy", "host"):
         return _for_host(leaves, located, bool(seen), message.devices - {"cpu"})
-    located = located if direct or done.calls_module else seen
-    known = _devices(located)
-    if len(known) > 1 and agree(message.devices, known):
-        return tuple(located)
-    return _with_gone(leaves, located, message.devices) if direct else ()
+    if direct or done.calls_module:
+        options = [located, *[_with_gone(leaves, located, message.devices)] * direct]
+    else:
+        # The library's arguments that no named operand holds are the user's temporary results.
+        named, given = storages([part.value for part in leaves]), done.reader.frame.given
+        gone = [t for t in given if issubclass(type(t), Tensor) and not storages(t) & named]
+        on = frozenset(full(tensor.device) for tensor in gone)
+        sure = [p for p in located if p in seen or (p.kind == "made" and p.device in on)]
+        # An object's tensors are always reachable, so an object is the last choice.
+        tensors = [part for part in sure if part.kind != "object"]
+        options = [_with_gone(leaves, tensors, on), tensors, sure]
+    explained = (parts for parts in options if agree(message.devices, _devices(parts)))
+    return next((tuple(parts) for parts in explained if len(_devices(parts)) > 1), ())
 
 
 def _for_host(
@@ -257,19 +266,18 @@ def _on_a_gpu(parts: list[Part], named: frozenset[str]) -> tuple[Part, ...]:
     return tuple(found) if agree(named, _devices(found)) else ()
 
 
-def _with_gone(leaves: list[Part], located: list[Part], named: frozenset[str]) -> tuple[Part, ...]:
+def _with_gone(leaves: list[Part], located: list[Part], named: frozenset[str]) -> list[Part]:
     """Return operands; temporary results get the only named device that no operand is on."""
     gone = [part for part in leaves if not part.devices and part.value is None]
     if any(part.factory for part in gone):  # a module such as `nn.MSELoss()` has no tensors
         gone = [part for part in gone if part.kind != "module"]
-    rest = tuple(d for d in named if not agree(frozenset([d]), _devices(located)))
+    rest = [d for d in named if not agree(frozenset([d]), _devices(located))] or [*named]
     alike = len(gone) == 1 or all(part.factory for part in gone)  # created without `device=`
     if not (located and gone and alike and len(rest) == 1):
-        return ()
-    kinds = ["module" if part.kind == "module" else "made" for part in gone]
-    found = [replace(g, kind=kind, devices=rest) for g, kind in zip(gone, kinds, strict=True)]
-    found, order = [*located, *found], [part.node for part in leaves]
-    return tuple(sorted(found, key=lambda part: order.index(part.node)))
+        return []
+    kinds = {"module": "module"}  # a module stays one; any other result is of kind "made"
+    there = {p: replace(p, kind=kinds.get(p.kind, "made"), devices=(*rest,)) for p in gone}
+    return [there.get(part, part) for part in leaves if part in there or part in located]
 
 
 def named_in(part: Part, reader: Reader) -> list[Part]:

@@ -51,6 +51,7 @@ class Unregistered:
     name: str
     registered: str
     reason: str  # why `.to()` did not move the attribute, and the code to write
+    homes: set[str]  # devices of the module's parameters and buffers
 
     def edit(self, frame: FailedFrame) -> tuple[ast.AST, str] | None:
         """Return the assignment in `__init__` and its new code; None if other code assigns it."""
@@ -74,17 +75,23 @@ def unregistered(part: operand.Part, frame: FailedFrame) -> Unregistered | None:
     odd = {id(frame.scope.value(node)) for node in nodes} | {id(part.value)}
     owners = {ast.unparse(node.value): frame.scope.value(node.value) for node in nodes}
     owners["self"] = frame.scope.local.get("self", MISSING)
+    every = nodes_around(frame.failed or part.node, ast.Attribute)
+    assigned = [ast.unparse(node) for node in every if isinstance(node.ctx, ast.Store)]
     for owner, module in owners.items():
         attributes = own(module) if issubclass(type(module), nn.Module) else {}
         for name, held in attributes.items():
             better = None if name.startswith("_") else _registered(held, odd)
             if better:
-                a_tensor, code = issubclass(type(held), Tensor), better.format(owner, name, "…")
+                a_tensor = issubclass(type(held), Tensor)
+                # A function cannot assign a tensor to the name of a Parameter.
+                better = _BUFFER if a_tensor and f"{owner}.{name}" in assigned else better
+                code = better.format(owner, name, "…")
                 kind = "attribute" if a_tensor else type(held).__name__
                 does = "moves parameters and buffers only" if a_tensor else "skips its contents"
                 why = f"{owner}.{name} is a plain {kind}, and .to() {does}"
                 why += f"{PERMANENTLY}write {code} in __init__, {RERUN}"
-                return Unregistered(type(module).__name__, name, better, why)
+                homes = {operand.full(tensor.device) for tensor in moving_tensors(module)}
+                return Unregistered(type(module).__name__, name, better, why, homes)
     return None
 
 
@@ -108,8 +115,7 @@ def register(parts: list[operand.Part], frame: FailedFrame, target: str) -> Fix 
     """Return one fix that registers all these operands; None if there is no such fix."""
     found = [unregistered(part, frame) for part in parts] if target != "cpu" else []
     edits: Any = [each.edit(frame) if each else None for each in found]
-    edit = around(frame, edits) if edits and all(edits) else None
-    return edit.fix(0) if edit else None
+    return around(frame, edits, 0) if all(edits) else None
 
 
 def owner_of(

@@ -37,11 +37,12 @@ _STATE = (
     "the parameters (or move the model before the optimizer steps or loads its state)"
 )
 _FILE = "the file holds tensors of a GPU that is not here; load them to the CPU, then move"
-_WORKERS = (
-    "the workers and pin_memory of a DataLoader can only read tensors on the CPU; make {} again "
-    "with num_workers=0, pin_memory=False; or put its tensors on the CPU first: type {}, "
-    "then make {} in a cell without %%ongpu"
+_WORKERS = "the workers and pin_memory of a DataLoader can only read tensors on the CPU; "
+_AGAIN = (
+    "make {} again with num_workers=0, pin_memory=False; or put its tensors on the CPU first: "
+    "type {}, then make {} in a cell without %%ongpu"
 )
+_LIBRARYS = "a library made this loader; turn off workers and pin_memory in the library's options"
 _DEFAULT = "the default device is {}, but torch's CPU generator draws these numbers"
 _SHOWN = 3
 _NUMBERED = (".to", ".cuda", ".device", ".set_device")  # calls that accept a GPU's number
@@ -51,8 +52,8 @@ def special_cause(found: list[FailedFrame], message: Message) -> Explanation | N
     """Explain an error that has one of the causes in this file; return None for other errors."""
     if message.kind == "generator":
         return _for_default_generator(found) or _for_generator(found)
-    if message.kind == "worker":
-        return _for_worker(found)
+    if message.kind in ("worker", "pin"):
+        return _for_worker(found, message.kind == "pin")
     if message.kind == "gradient":
         return _for_gradient(found[0], *message.said)
     if message.kind in ("load", "ordinal"):
@@ -62,8 +63,7 @@ def special_cause(found: list[FailedFrame], message: Message) -> Explanation | N
 
 def _in_statement(frame: FailedFrame, kind: type) -> list[tuple[str, Any]]:
     """Return the name and value of each object of class `kind` in a frame's failed statement."""
-    header = _header(frame)
-    nodes = ast.walk(header) if header else ()
+    nodes = ast.walk(_header(frame) or ast.Pass())
     values = {frame.text(node): frame.scope.value(node) for node in nodes}
     return [(text, value) for text, value in values.items() if issubclass(type(value), kind)]
 
@@ -77,8 +77,7 @@ def _header(frame: FailedFrame) -> ast.AST | None:
 def _outermost(frames: list[FailedFrame], name: str, value: Any) -> tuple[Any, ast.stmt, str]:
     """Return (frame, failed statement, name) for the outermost frame that names `value`."""
     for frame in reversed(frames):
-        here = ((text, each) for text, each in _in_statement(frame, type(value)))
-        known = [text for text, each in here if each is value]
+        known = [text for text, each in _in_statement(frame, type(value)) if each is value]
         known += [name] * (frame.scope.value(ast.parse(name, mode="eval").body) is value)
         stmt = next(filter(None, map(statement, frame.candidates)), None)
         if known and stmt is not None:
@@ -124,9 +123,9 @@ def _for_missing(frame: FailedFrame, kind: str) -> Explanation | None:
         value = frame.scope.value(each)
         device = operand.device_of(value) if numbered or type(value) is not int else None
         if device is not None and (device.index or 0) > last:
-            edit = _renamed(each, node, frame, value, last)
+            fix = _renamed(each, node, frame, value, last)
             why = f"{frame.text(each)} is no GPU here: {there_is(here(memory=False))}"
-            return Explanation(*expression(frame, node), (), edit.fix(None) if edit else None, why)
+            return Explanation(*expression(frame, node), (), fix, why)
     if kind == "ordinal":  # the number comes from an f-string or a library, so there is no fix
         why = f"the code names a GPU that is not here: {there_is(here(memory=False))}"
         return Explanation(*expression(frame, node), (), None, why)
@@ -134,17 +133,17 @@ def _for_missing(frame: FailedFrame, kind: str) -> Explanation | None:
 
 
 def _renamed(each: ast.expr, node: ast.Call, frame: FailedFrame, value: Any, last: int) -> Any:
-    """Return the edit that replaces `each`, or the value assigned to `each`, by the last GPU."""
+    """Return the fix that replaces `each`, or the value assigned to `each`, by the last GPU."""
     there = {int: f"{last}", str: f'"cuda:{last}"'}
     new = there.get(type(value), f'torch.device("cuda:{last}")')
     made = sources.only_assignment(frame.text(each), node)
     changed = made.value if made else each
     if isinstance(changed, ast.Name) and frame.at_top:
         start = before_loops(frame, statement(node) or ast.Pass(), [changed.id])
-        return Edit(frame, start, [f"{changed.id} = {new}"])
+        return Edit(frame, start, [f"{changed.id} = {new}"]).fix(None)
     same = nodes_around(node, ast.Constant) if type(value) is str else []
     same = [n for n in same if ast.unparse(n) == ast.unparse(changed)] or [changed]
-    return around(frame, [(n, new) for n in same])
+    return around(frame, [(n, new) for n in same], None)
 
 
 def _with_argument(
@@ -166,17 +165,22 @@ def _parameters(function: Any) -> tuple[str, ...]:
     return ()
 
 
-def _for_worker(frames: list[FailedFrame]) -> Explanation:
-    """Explain a DataLoader whose workers read tensors on a GPU."""
+def _for_worker(frames: list[FailedFrame], pins: bool) -> Explanation:
+    """Explain a DataLoader whose workers, or if `pins` whose `pin_memory`, read GPU tensors."""
     file, line = frames[0].filename, frames[0].line
-    loaders = (each for frame in reversed(frames) for each in _in_statement(frame, DataLoader))
+    loaders = [each for frame in reversed(frames) for each in _in_statement(frame, DataLoader)]
     held = ((name, operand.tensors_of(loader)) for name, loader in loaders)
     on_gpu = ((name, [t for t in found if t[1].device.type != "cpu"]) for name, found in held)
     name, tensors = next((each for each in on_gpu if each[1]), ("the loader", []))
     made = (operand.describe(t, ast.Name(name), f"{name}.{p}") for p, t in tensors[:_SHOWN])
     rows = tuple(sources.row(part, True) for (part,) in made)
-    why = _WORKERS.format(name, *_made_on_host([t for _, t in tensors], frames[-1], name))
-    return Explanation(source_of(file, line), line, file, label(file), rows, None, why)
+    again = _AGAIN.format(name, *_made_on_host([t for _, t in tensors], frames[-1], name))
+    why = _WORKERS + (again if loaders or frames[0].direct else _LIBRARYS)
+    # In a `%%ongpu` cell, batches on a GPU are not pinned, and a library's model is moved too.
+    moved = operand.tensors_of({**frames[0].library, **dict(loaders)}) if pins else ()
+    gpus = {t.device.index for _, t in moved if t.device.type != "cpu" and origin_of(t)}
+    first = f"%%ongpu {gpus.pop()}" if len(gpus) == 1 else None
+    return Explanation(source_of(file, line), line, file, label(file), rows, None, why, first)
 
 
 def prepare_loader(

@@ -102,6 +102,8 @@ class FailedFrame:
         self.direct = library is None  # no library except torch is between this frame and the error
         # Local variables of the deepest frame that this frame called in a library other than torch.
         self.library = local_variables(library) if library is not None else {}
+        names = inspect.getargs(library.f_code).args if library is not None else ()
+        self.given: list[Any] = [self.library.get(name) for name in names]  # its arguments
         self.at_top = not self.code.co_flags & inspect.CO_OPTIMIZED  # outside any function
         found = files.executing(self.code, at)
         self.source: str = found.source.text
@@ -115,7 +117,7 @@ class FailedFrame:
     @property
     def parameters(self) -> tuple[str, ...]:
         """Return the names of the function's arguments."""
-        return self.code.co_varnames[: self.code.co_argcount + self.code.co_kwonlyargcount]
+        return tuple(inspect.getargs(self.code).args)
 
     @property
     def failed(self) -> ast.AST | None:
@@ -252,20 +254,18 @@ def decides(file: str, line: int, code: str) -> bool:
     here = (n for n in nodes if isinstance(n, ast.expr) and n.lineno <= line <= (n.end_lineno or 0))
     with suppress(SyntaxError, ValueError, RecursionError):
         code = ast.unparse(ast.parse(code, mode="eval"))
-        for node in (n for n in here if ast.unparse(n) == code):
-            # Assume a dependency for every subscript, such as `x[i]`.
-            if isinstance(node, ast.Subscript) or decisive & {node, *_reads_of(node)}:
-                return True
+        same = [node for node in here if ast.unparse(node) == code]
+        # Assume a dependency for every subscript, such as `x[i]`.
+        return any(isinstance(n, ast.Subscript) or decisive & {n, *_reads_of(n)} for n in same)
     return False
 
 
 def definition(code: CodeType) -> Any:
     """Return the syntax node of the function with this code, or None."""
     nodes = ast.walk(files.parsed(code.co_filename).tree or ast.Pass())
-    for node in (n for n in nodes if isinstance(n, _FUNCTIONS) and n.name == code.co_name):
-        if code.co_firstlineno == min(each.lineno for each in (node, *node.decorator_list)):
-            return node
-    return None
+    named = (n for n in nodes if isinstance(n, _FUNCTIONS) and n.name == code.co_name)
+    starts = ((n, min(each.lineno for each in (n, *n.decorator_list))) for n in named)
+    return next((node for node, line in starts if line == code.co_firstlineno), None)
 
 
 def _decisive(nodes: list[Any]) -> set[ast.AST]:
@@ -429,8 +429,7 @@ def is_trained(stmt: ast.stmt) -> bool:
     calls = [n.value for n in ast.walk(stmt) if isinstance(n, ast.Expr)]  # `values.append(v)`
     owners = {first_name(ast.unparse(call)) for call in calls if isinstance(call, ast.Call)}
     names = (stored(stmt) | owners) & {*names_read(ast.Module(below, []))}
-    stmts: Any = [node for node in nodes if isinstance(node, (ast.Assign, ast.AugAssign))]
-    return bool(computed_from([*names], stmts) & backward_of(nodes))
+    return any(computes(name, nodes) for name in names)
 
 
 def is_chained(name: str, loop: ast.stmt) -> bool:

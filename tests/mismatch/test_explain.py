@@ -222,3 +222,22 @@ def test_a_tensor_on_another_device_than_the_text_says_is_not_to_blame():
     assert gpumagic.explain(error).operands[0].name == "x"
     other = TypeError("can't convert cuda:1 device type tensor to numpy")
     assert gpumagic.explain(other.with_traceback(error.__traceback__)) is None
+
+
+def test_a_value_for_numpy_among_others_of_its_gpu_is_to_move_and_not_the_odd_one():
+    code = 'x, out = torch.ones(3, device="cuda"), np.zeros(3)\nout[:] = x.sin() * x\n'
+    explanation = gpumagic.explain(run(code))
+    assert explanation.expression == "out[:] = x.sin() * x"
+    assert "odd" not in str(explanation)
+    assert "← to move" in str(explanation)
+
+
+@pytest.mark.parametrize("items", ["list(d.values())", "tuple(d.values())", "[*reversed(xs)]"])
+def test_the_items_of_a_list_that_is_made_in_the_call_are_operands(items):
+    code = (
+        'd = {"a": torch.ones(3, device="cuda"), "b": torch.ones(3)}\nxs = [d["a"], d["b"]]\n'
+        f"y = torch.stack({items})\n"
+    )
+    explanation = gpumagic.explain(run(code))
+    assert [operand.odd for operand in explanation.operands].count(True) == 1
+    assert run(explanation.fix.apply(code)) is None

@@ -481,3 +481,33 @@ def test_another_error_of_the_trial_is_not_the_first_one_again(ip):
     assert "found = torch.tensor([], device=" in told
     assert "and: In [" in told
     assert "right = (found.argmax(1) == y.to(" in told
+
+
+def test_a_model_on_two_gpus_is_to_run_without_the_placement_that_moved_a_part(ip):
+    made = "net = Split()"
+    ip.run(
+        "class Split(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.a, self.b = nn.Linear(4, 4).to('cuda:0'), nn.Linear(4, 2).to('cuda:1')\n"
+        "    def forward(self, x):\n        return self.b(self.a(x.to('cuda:0')).to('cuda:1'))"
+    )
+    ip.run(f"{made}\nx = torch.ones(3, 4)")
+    for cell in ("%%ongpu 1\nnet(x)", "net(x)"):
+        told = " ".join(explained(ip.run(cell)).split())
+        assert "moved parts of net from cuda:0 to cuda:1; make net again, and leave out" in told
+        assert "fix:" not in told
+    ip.run(made)
+    assert ip.run("net(x)").error is None
+
+
+def test_a_state_that_stayed_on_the_gpu_follows_its_module(ip):
+    ip.run(
+        "class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.cell, self.h = nn.GRUCell(4, 4), None\n    def forward(self, x):\n"
+        "        self.h = torch.zeros(3, 4) if self.h is None else self.h\n"
+        "        self.h = self.cell(x, self.h.detach())\n        return self.h"
+    )
+    assert ip.run("%%ongpu 1\nnet, x = Net(), torch.ones(3, 4)\nnet(x)").error is None
+    told = explained(ip.run("x = x.cpu()\nnet.cpu()(x)"))
+    assert "self.h.detach().to(x.device)" in told
+    assert "self.cell.to" not in told
+    assert 'register_buffer("h", …' in told  # forward() may not assign to a Parameter

@@ -39,6 +39,20 @@ class Cache:
     def update(self, new):
         self.layers[0].update(new)
 
+class Schedule:
+    def __init__(self):
+        self.table = torch.ones(3)
+    def step(self, pred, n, sample):
+        return sample - self.table[n] * pred
+
+class Loops:
+    def __init__(self, data, pin_memory):
+        self.data, self.pin_memory = data, pin_memory
+    def loop(self):
+        loader = torch.utils.data.DataLoader(self.data, 2, pin_memory=self.pin_memory)
+        for batch in loader:
+            self.last = batch
+
 class Model:
     def fit(self, x, y):
         import numpy
@@ -123,6 +137,25 @@ GIVEN = [
         {"x": ("cuda:0",), "y": ("cuda:0",)},
         "libx.Model().fit(x.cpu(), y.cpu())",
     ),
+    (
+        'schedule, x = libx.Schedule(), torch.ones(3, device="cuda")\n'
+        "schedule.step(x.detach().cpu(), 1, x)\n",
+        {"x.detach().cpu()": ("cpu",), "x": ("cuda:0",)},
+        "schedule.step(x.detach(), 1, x)",
+    ),
+    (
+        'schedule, x = libx.Schedule(), torch.ones(3, device="cuda")\n'
+        "schedule.step(torch.randn(3), 1, x)\n",
+        {"torch.randn(3)": ("cpu",), "x": ("cuda:0",)},
+        "schedule.step(torch.randn(3, device=x.device), 1, x)",
+    ),
+    (
+        'schedule, x = libx.Schedule(), torch.ones(3, device="cuda")\n'
+        "def halved(t):\n    return t / 2\n"
+        "schedule.step(halved(torch.ones(3)), 1, x)\n",
+        {"halved(torch.ones(3))": ("cpu",), "x": ("cuda:0",)},
+        "schedule.step(halved(torch.ones(3)).to(x.device), 1, x)",
+    ),
 ]
 
 
@@ -132,6 +165,7 @@ def test_what_it_was_given_is_named(code, devices, fixed):
     explanation = gpumagic.explain(run(code))
     told = names_told(explanation)
     assert {name: told[name].devices for name in devices} == devices
+    assert "schedule" not in told
     assert (explanation.fix and explanation.fix.code) == fixed
     if fixed:
         assert run(explanation.fix.apply(code)) is None
@@ -181,3 +215,14 @@ def test_numpy_in_a_loop_over_an_unprepared_loader_has_its_own_cause():
     told = gpumagic.explain(run(code))
     assert "prepare" not in told.reason
     assert "detach().cpu().numpy()" in told.fix.code
+
+
+def test_a_loader_that_a_library_made_over_moved_data_can_be_read_in_a_placed_cell(ip):
+    ip.run("import libx\ndata = [torch.ones(3), torch.ones(3)]\nit = libx.Loops(data, True)")
+    assert ip.run("%%ongpu 1\nit.loop()").error is None
+    told = " ".join(ip.run("it.loop()").text.split())
+    told = told[told.index("between devices") :]
+    assert "a library made this loader" in told
+    assert "%ongpu home" not in told  # the library may still send batches to the GPU
+    assert "fix: put %%ongpu 1 on top of this cell" in told
+    assert ip.run("%%ongpu 1\nit.loop()").error is None

@@ -62,6 +62,12 @@ CASES = [
         {"a": "cuda:0", "p['w']": "cuda:1"},
         f"    return (a * jax.device_put(p['w'], {ON_0})).sum()",
     ),
+    (  # of scaled(p), nothing is known in the function
+        "def scaled(p):\n    return p['w'] * 2\ndef loss(p, x):\n"
+        "    return (scaled(p) * x).sum()\njax.grad(loss)({'w': big}, a)",
+        {"big": "cuda:1", "a": "cuda:0"},
+        f"jax.grad(loss)({{'w': big}}, jax.device_put(a, {ON_1}))",
+    ),
     (
         "jax.vmap(lambda row: row * a[0])(big)",
         {"row": "cuda:1", "a[0]": "cuda:0"},
