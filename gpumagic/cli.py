@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown or "run" not in args:
         options = [f"--{name}" for name in ("help", "version", *vars(args))]
         what = f"unexpected {unknown[0]}" if unknown else "a command is needed"
-        parser.error(f"{what}; {meant(what, options) or 'type gpumagic --help'}")
+        parser.error(f"{what}; {meant(what, options) or 'type gpumagic --help'}".rstrip())
     try:
         return int(args.run(args))
     except GpuError as error:
