@@ -9,7 +9,7 @@ from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
-from gpumagic.errors import GpuError
+from gpumagic.errors import GpuError, meant
 
 _EXAMPLES = """\
 examples:
@@ -22,16 +22,20 @@ examples:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a subcommand, and return the exit status."""
-    args = _parser().parse_args(arguments)
+    parser = _parser()
+    args, unknown = parser.parse_known_args(arguments)
+    if unknown or "run" not in args:
+        options = [f"--{name}" for name in ("help", "version", *vars(args))]
+        what = f"unexpected {unknown[0]}" if unknown else "a command is needed"
+        parser.error(f"{what}; {meant(what, options) or 'type gpumagic --help'}".rstrip())
     try:
-        status: int = args.run(args)
+        return int(args.run(args))
     except GpuError as error:
         print(f"gpumagic: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # the pipe's reader, such as head, has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    return status
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -41,7 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     version = f"gpumagic {metadata.version('gpumagic')}"
     parser.add_argument("--version", action="version", version=version)
-    commands = parser.add_subparsers(required=True)
+    commands = parser.add_subparsers()
     keys = "q quits, the arrows scroll, s sorts by the next column, p lists each process."
     live = commands.add_parser("top", help="the table of %%gpus, live in a terminal", epilog=keys)
     live.add_argument("--period", type=float, default=1.0, metavar="SECONDS", help="default: 1")
@@ -58,13 +62,12 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--output", type=Path, default=Path("demo"), help="folder for the HTML")
     demo.set_defaults(run=_demo)
     about = "load gpumagic in new notebooks when one of its magics is first used"
-    commands.add_parser("enable", help=about).set_defaults(run=_every_notebook, enable=True)
-    disable = commands.add_parser("disable", help="undo enable")
-    disable.set_defaults(run=_every_notebook, enable=False)
+    commands.add_parser("enable", help=about).set_defaults(run=_loading, enable=True)
+    commands.add_parser("disable", help="undo enable").set_defaults(run=_loading, enable=False)
     return parser
 
 
-def _every_notebook(args: argparse.Namespace) -> int:
+def _loading(args: argparse.Namespace) -> int:
     from gpumagic.magics import loading
 
     print(loading.enable() if args.enable else loading.disable())

@@ -36,6 +36,22 @@ def test_a_command_is_needed(capsys):
     assert not virtual.enabled()
 
 
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("--verison", "unexpected --verison; did you mean --version?"),
+        ("snapshot --jsno", "unexpected --jsno; did you mean --json?"),
+        ("--x", "unexpected --x; type gpumagic --help"),
+        ("", "a command is needed; type gpumagic --help"),
+    ],
+)
+def test_an_unknown_option_is_named_before_a_missing_command(capsys, typed, said):
+    with pytest.raises(SystemExit) as end:
+        cli.main(typed.split())
+    assert end.value.code == 2
+    assert said in capsys.readouterr().err
+
+
 def test_a_wrong_period_is_named_as_seconds(capsys):
     with pytest.raises(SystemExit):
         cli.main(["snapshot", "--watch", "x"])

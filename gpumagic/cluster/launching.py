@@ -119,7 +119,7 @@ def _virtual(asked: str) -> int:
     """Return the number of virtual GPUs: for example, 2 for ``2``, ``0,1`` or ``all``."""
     names = [part.strip() for part in asked.split(",")]
     if asked != "all" and not all(map(str.isdecimal, names)):
-        raise GpuError(f"{asked}: this machine has no GPU; type %gpucluster start 2")
+        raise GpuError(f"{asked} is no number, and no GPU is here; type %gpucluster start 2")
     return 2 if asked == "all" else int(asked) if asked.isdecimal() else len(names)
 
 

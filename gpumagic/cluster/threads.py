@@ -245,11 +245,9 @@ class CellOnDevices:
 
     def _place(self, error: BaseException, thread: DeviceThread) -> str:
         line = innermost_of(error.__traceback__)
-        where = [f"on {thread.device}", line.place if line else ""]
-        if self._asked.chunk:
-            start, stop = self._split.bounds[thread.number]
-            where += [f"{name}[{start}:{stop}]" for name in self._asked.split]
-        return ", ".join(filter(None, where))
+        start, stop = self._split.bounds[thread.number]
+        items = [f"{name}[{start}:{stop}]" for name in self._asked.split]
+        return ", ".join(filter(None, [f"on {thread.device}", line.place if line else "", *items]))
 
     def _reported(
         self, seconds: float, peaks: dict[str, int], made: dict[str, Any], wrong: list[str]

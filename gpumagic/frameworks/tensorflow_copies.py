@@ -29,7 +29,7 @@ def advise(entry: Entry) -> Advice | None:
     if entry.kind == "placement":
         where = "the CPU" if entry.destination == "cpu" else entry.destination
         return Advice(f"asked for {own(entry.source)[1:]}, but is on {where}: {_SOFT}")
-    if entry.operator == "operand":
+    if entry.operator in ("operand", "assign"):
         put = f"with tf.device('{own(entry.destination)}'): … = tf.identity(…)"
         where = "in host memory" if entry.source == "cpu" else f"on {entry.source}"
         text = f"an operand is {where}: make it on {entry.destination}, or copy it once, {put}"
@@ -187,22 +187,23 @@ class TensorFlowCopies(CopyCounting):
             held = getattr(operand, "_handle_data", None) if operand.dtype == tf.resource else None
             if not (getattr(held, "shape_and_type", ()) or self._is_data(operand.dtype)):
                 return []
-            operator = "tf.function"
+            kind = "tf.function"
         else:
             if not self._is_data(operand.dtype) or (id(operand), there) in self._copied:
                 return []
             self._copied[id(operand), there] = operand
-            operator = "batch" if id(operand) in self._batches else "operand"
-            operator = "identity" if operation == "Identity" else operator
-        return self._add(call, "copy", operator, ends, [size_of(operand)])
+            kind = "batch" if id(operand) in self._batches else "operand"
+            kind = {"Identity": "identity", "AssignVariableOp": "assign"}.get(operation, kind)
+        return self._add(call, "copy", kind, ends, [size_of(operand)])
 
     def _add(
         self, call: Call, kind: str, operator: str, ends: tuple[str, str], sizes: list[int | None]
     ) -> list[Count]:
         if ends[0] == ends[1]:
             return []
+        within = call.library if operator == "assign" else ""  # Keras sets variables of its own
         about = {"implicit": operator not in ("batch", "identity"), "seconds": None}
-        found = self.counts(call, kind, operator, ends, **about)
+        found = self.counts(call, kind, operator, ends, within=within, **about)
         for count in found:
             count.unsized |= None in sizes
             count.add(sum(filter(None, sizes)), None)

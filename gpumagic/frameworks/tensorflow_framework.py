@@ -16,7 +16,7 @@ from tensorflow.python.eager import context
 
 from gpumagic.device import Device, here
 from gpumagic.errors import GpuError
-from gpumagic.frameworks.array_framework import ArrayFramework, failures
+from gpumagic.frameworks.array_framework import ArrayFramework, failures, operands
 from gpumagic.frameworks.framework import Place, Pool, Split, too_late
 from gpumagic.frameworks.tensorflow_copies import TensorFlowCopies, size_of
 from gpumagic.mismatch.explanation import Explanation, expression
@@ -28,9 +28,10 @@ _COPIED = ", or copy it here: {}"
 _MODEL = "new = keras.models.clone_model(old); new.set_weights(old.get_weights())"
 _SAID = re.compile(r"Trying to access resource .+ located in device (\S+) from device (\S+)")
 _WHY = (
-    "XLA, which Keras uses by default, ran it on {ran} and cannot use variables on other devices: "
-    "run it in a cell of %%ongpu {there}, or without XLA: compile(…, jit_compile=False)"
+    "XLA, which Keras uses by default, ran it on {} and cannot use variables on other devices: "
+    "run it{} without XLA: compile(…, jit_compile=False)"
 )
+_AGAIN = ", after compile(…) with a new optimizer there"
 _APART = 48  # `places` shifts ids by this many bits, to make up addresses that never overlap
 _physical_devices = tf.config.list_physical_devices  # `patch` replaces it in `tf.config`
 _GPU = re.compile(r"(?:^|(?<=/)|(?<=:))(?:device:)?gpu(?::(\d+))?$", re.IGNORECASE)
@@ -232,8 +233,14 @@ class TensorFlow(ArrayFramework):
     def explain(self, error: BaseException, namespace: Mapping[str, Any]) -> Explanation | None:
         for said, frame, node in failures(error, namespace, _SAID):
             there, ran = map(self.name_of, said.groups())
-            why = _WHY.format(ran=ran, there=there)
-            return Explanation(*expression(frame, node), (), None, why)
+            found = operands(node, frame, lambda value: [value] if _variables(value) else [])
+            model = next((held[0] for _, held in found), None)
+            home = there if model is None else self.where(model)
+            # A failed `fit` may have created the optimizer's variables: then no device works.
+            state = getattr(model, "optimizer", None)
+            again = _AGAIN if _variables(state) and self.where(state) != home else ""
+            there = f" in a cell of %%ongpu {home}{again}, or" if "+" not in home else ""
+            return Explanation(*expression(frame, node), (), None, _WHY.format(ran, there))
         return None
 
 

@@ -70,10 +70,8 @@ class watch:
         with ExitStack() as stack:
             stack.enter_context(self.checks)
             for framework in counted_here() if self._frameworks is None else self._frameworks:
-                try:
+                with faults.kept(f"starting to count copies of {framework.name}"):
                     stack.enter_context(framework.count(self._tally, self._strict, warn=self._warn))
-                except Exception as error:  # noqa: BLE001  other frameworks still count
-                    faults.keep(f"starting to count copies of {framework.name}", error)
             self._counting = stack.pop_all()
         return self
 

@@ -29,7 +29,7 @@ from gpumagic.display.units import duration, size
 from gpumagic.errors import GpuError
 from gpumagic.frameworks.framework import Place
 from gpumagic.memory.memory_report import Made, share
-from gpumagic.usercode.files import UserLine, innermost, is_users, label, source_of
+from gpumagic.usercode.files import UserLine, innermost, is_users, label, source_of, swap_attribute
 
 _C: Any = torch._C
 # A subclass may override these methods, so they are taken from torch's C class.
@@ -52,10 +52,9 @@ class Allocator:
         self._lists_blocks = segments is not None
         self._blocks: dict[int, dict[int, Mapping[str, Any]]] = {}
         for segment in segments or ():
+            used = [each for each in segment["blocks"] if each["state"] == "active_allocated"]
             blocks = self._blocks.setdefault(segment["device"], {})
-            for each in segment["blocks"]:
-                if each["state"] == "active_allocated":
-                    blocks[each["address"]] = each
+            blocks.update((each["address"], each) for each in used)
         self._starts = {number: sorted(blocks) for number, blocks in self._blocks.items()}
         self._made: dict[tuple[int, str], Made | None] = {}  # by a stack's id and a stamp
 
@@ -199,7 +198,7 @@ BEFORE = "before the cell"
 UNKNOWN = "line not known"
 ROUNDED_UP = "rounding up by the allocator"
 PEAK_RING = 100_000  # maximum number of events recorded for a peak
-_ROUNDED = 0.05  # sizes are rounded, so a replay may differ from torch's figure by this fraction
+_MISSING = 0.05  # blocks without events, as a fraction of the peak, that other threads may cause
 _GRAPHS = (torch.autograd, torch.autograd.graph)  # modules that call `_RUN` for a backward pass
 _RUN = "_engine_run_backward"
 
@@ -224,9 +223,9 @@ def replay(
     line: Callable[[Mapping[str, Any]], str],
     device: str,
     start_us: int = 0,
-) -> tuple[MemoryPeak, int]:
-    """Replay `trace`, beginning with the blocks `before`; return the peak and the bytes at the end.
-    A trace lists allocations and frees. `line` returns the line of a trace entry as text."""
+) -> tuple[MemoryPeak, dict[int, tuple[int, str]]]:
+    """Replay `trace`, beginning with the blocks `before`; return the peak and the blocks at the end
+    (size and line by address). `line` returns the line of an entry of `trace` as text."""
     live = {each["address"]: (each["size"], BEFORE) for each in before}
     now = most = sum(nbytes for nbytes, _ in live.values())
     at, at_line = start_us, BEFORE
@@ -248,7 +247,7 @@ def replay(
             freed.clear()
     held.update(freed)
     lines = tuple(each for each in held.most_common() if each[1])
-    return MemoryPeak(device, most, max(at - start_us, 0) / 1e6, at_line, lines), now
+    return MemoryPeak(device, most, max(at - start_us, 0) / 1e6, at_line, lines), live
 
 
 class PeakRecorder:
@@ -271,9 +270,7 @@ class PeakRecorder:
             memory._record_memory_history("all", "alloc", "python", max_entries=PEAK_RING)
             self._stack.callback(memory._record_memory_history, None)
         for module in _GRAPHS:
-            run = getattr(module, _RUN)
-            self._stack.callback(setattr, module, _RUN, run)
-            setattr(module, _RUN, self._timed(run))
+            swap_attribute(self._stack, module, _RUN, self._timed(getattr(module, _RUN)))
         self._before = Allocator().blocks(self._index)
         self._start = time_ns() // 1000
 
@@ -286,16 +283,18 @@ class PeakRecorder:
                 Path(self._save).write_bytes(pickle.dumps(snapshot))
         whole = snapshot["device_traces"][self._index]
         trace = [entry for entry in whole if entry["time_us"] >= self._start]
-        peak, now = replay(self._before, trace, self._line, str(self._device), cell_us)
-        missing = abs(now - torch.cuda.memory_allocated(self._index))
+        peak, live = replay(self._before, trace, self._line, str(self._device), cell_us)
+        left = {each["address"]: each["size"] for each in Allocator().blocks(self._index)}
+        missing = sum(left.get(at) or live[at][0] for at in left.keys() ^ live.keys())
+        # torch drops old events first. If one before `start` is left, no later one is missing.
+        complete = len(trace) < max(len(whole), PEAK_RING) and missing <= _MISSING * peak.nbytes
         # torch's peak includes the unused ends of blocks, which the recorded sizes do not.
-        most = torch.cuda.max_memory_allocated(self._index)
-        if 0 < (ends := most - peak.nbytes) <= _ROUNDED * most:
-            peak = replace(peak, nbytes=most, lines=(*peak.lines, (ROUNDED_UP, ends)))
+        rest = max(torch.cuda.max_memory_allocated(self._index) - peak.nbytes, 0)
         return replace(
             peak,
-            # torch drops old events first. If one before `start` is left, no later one is missing.
-            complete=len(trace) < max(len(whole), PEAK_RING) and missing <= _ROUNDED * peak.nbytes,
+            nbytes=peak.nbytes + rest,
+            lines=peak.lines + ((ROUNDED_UP if complete else UNKNOWN, rest),) * bool(rest),
+            complete=complete,
             saved=self._save or "",
             added_seconds=perf_counter() - began,
         )

@@ -208,9 +208,7 @@ def _others(
     uuid: str, held: Sequence[Holder], ours: int | None
 ) -> tuple[tuple[str, int | None], ...]:
     """Return the bytes of other processes on a GPU. `SYSTEM` includes `ours`, so subtract these."""
-    named = [
-        (each.name, each.memory[uuid]) for each in held if not each.mine and uuid in each.memory
-    ]
+    named = [(h.name, h.memory[uuid]) for h in held if not h.mine and uuid in h.memory]
     named = [(name, _less(n, ours) if name == SYSTEM else n) for name, n in named]
     return tuple(each for each in named if each[1] != 0)
 

@@ -15,6 +15,7 @@ class MemoryChange:
     holder: MemoryHolder  # from the later report; if gone, from the earlier report
     before: int  # 0 if the holder is new
     after: int  # 0 if the holder is gone
+    kind: str  # the kind whose bytes changed most
 
 
 @dataclass(frozen=True, repr=False)
@@ -46,8 +47,10 @@ def _matched(before: MemoryReport, after: MemoryReport) -> list[MemoryChange]:
         names = [(holder.device, name) for name in (holder.path, *holder.aliases)]
         earlier = [*names, *map(alias.get, names)]
         was = next((gone.pop(key) for key in earlier if key in gone), None)
-        found.append(MemoryChange(holder, was.nbytes if was else 0, holder.nbytes))
-    return found + [MemoryChange(holder, holder.nbytes, 0) for holder in gone.values()]
+        old, new = dict(was.kinds if was else ()), dict(holder.kinds)
+        kind = max(new | old, key=lambda k: abs(new.get(k, 0) - old.get(k, 0)), default="")
+        found.append(MemoryChange(holder, was.nbytes if was else 0, holder.nbytes, kind))
+    return found + [MemoryChange(holder, holder.nbytes, 0, holder.kind) for holder in gone.values()]
 
 
 _FOLD = Fold(12)
@@ -95,7 +98,7 @@ def _columns(found: MemoryChanges) -> list[Column]:
         Column("change", [difference(row.after - row.before) for row in rows], number=True),
         Column("before", [size(row.before) * (row.before > 0) for row in rows], number=True),
         Column("now", [size(row.after) * (row.after > 0) for row in rows], number=True),
-        Column("kind", [holder.kind for holder in holders]),
+        Column("kind", [row.kind for row in rows]),
         Column("made in", [str(holder.made or "") for holder in holders]),
     ]
     return [column for column in columns if any(column.cells)]

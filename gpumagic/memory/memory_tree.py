@@ -136,9 +136,8 @@ def _branches(
     if not ordered:
         below.sort(key=lambda child: (-child.sum().total(), len(child.path), child.path))
     for _, group in groupby(below, key=_Node.shape):
-        first, *others = group
-        count = 1 + len(others)
-        yield from _branches(first, ordered, depth + 1, count, times * count)
+        same = [*group]
+        yield from _branches(same[0], ordered, depth + 1, len(same), times * len(same))
 
 
 _HEADS = {each: f"{each}s" for each in ("parameter", "buffer", "gradient")}

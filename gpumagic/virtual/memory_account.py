@@ -18,7 +18,7 @@ from functools import cache
 from math import prod
 from operator import attrgetter
 from time import perf_counter_ns, time_ns
-from types import CodeType, FrameType, SimpleNamespace
+from types import CodeType, FrameType
 from typing import Any
 
 import psutil
@@ -83,6 +83,12 @@ class Allocation(weakref.ref[Any]):
         return self.address
 
 
+class _Buffer:
+    """Temporary memory of an operator; no tensor has it."""
+
+    data_ptr = object.__hash__  # a made-up address
+
+
 metadata = ""  # set by ``torch.cuda.memory._set_memory_metadata``; stored with each allocation
 observers: list[Callable[[int, int, int, int], object]] = []
 """Called when memory runs out, with the ordinal, requested bytes, limit and free bytes."""
@@ -101,10 +107,10 @@ class MemoryAccount:
         self.refusal = ""  # if not empty, each allocation raises an error with this text
         self._row: Any = row
         self._lock = threading.RLock()  # reentrant, because a finalizer may read the numbers
-        self._live: dict[int, Allocation | SimpleNamespace] = {}  # keeps weak references alive
+        self._live: dict[int, Allocation] = {}  # keeps weak references alive
         # Each allocation is logged when it is made and when its owner dies, on any thread. Its weak
         # reference calls a C function, because Python drops an interrupt during a Python callback.
-        self._log: deque[Allocation | SimpleNamespace] = deque()
+        self._log: deque[Allocation] = deque()
         self._note: Callable[[Any], None] = self._log.append
         self._room = -1  # bytes that may be allocated before the log must be counted
         self._busy = 0
@@ -153,14 +159,11 @@ class MemoryAccount:
             raise self.out_of_memory(segment_for(in_blocks(nbytes)))
 
     def pass_through(self, sizes: list[int]) -> None:
-        """Allocate one block of each size, then free all of them."""
-        if sizes:
-            self._room -= sum(max(nbytes, _LEAST) for nbytes in sizes)
-            if self._room < 0:
-                self._make_room(sum(sizes))
-                self._room = -1
-            taken = [SimpleNamespace(requested=nbytes) for nbytes in sizes if nbytes]
-            self._log.extend(taken + taken)
+        """Allocate one block of each size, then free all of them; or none, if they do not fit."""
+        if self._room < sum(sizes) + len(sizes) * _LEAST:
+            self._make_room(sum(sizes))
+        for buffer, nbytes in [(_Buffer(), nbytes) for nbytes in sizes if nbytes]:
+            self.charge(buffer, nbytes)
 
     def require(self, size: Iterable[int], dtype: torch.dtype | None) -> None:
         """Raise ``torch.OutOfMemoryError`` if a tensor of this size and dtype would not fit."""
@@ -191,7 +194,7 @@ class MemoryAccount:
         """Return every live allocation, sorted by address."""
         with self._lock:
             self._count()
-            live = [block for block in self._live.values() if isinstance(block, Allocation)]
+            live = [*self._live.values()]
         return sorted(filter(Allocation.find_address, live), key=attrgetter("address"))
 
     def refresh(self) -> None:
@@ -218,7 +221,7 @@ class MemoryAccount:
                 # No call, and so no interrupt, lies between the writes in `free` and the `del`.
                 allocator.free(address, size, block.requested)
                 del live[key], log[0]
-                if self.events is not None and isinstance(block, Allocation):
+                if self.events is not None:
                     self._record("free_requested", block)
                     self._record("free_completed", block)
                 continue

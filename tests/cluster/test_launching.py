@@ -57,7 +57,7 @@ def test_too_many_virtual_gpus_are_refused(monkeypatch):
     monkeypatch.setattr(launching.device, "here", lambda memory: [])
     assert launching.local("1").description == "1 virtual GPU of this machine"
     assert launching.local("0,1").count == launching.local("0, 1").count == 2
-    with pytest.raises(gpumagic.GpuError, match="GPU-4f: this machine has no GPU; type"):
+    with pytest.raises(gpumagic.GpuError, match="GPU-4f is no number, and no GPU is here; type"):
         launching.local("GPU-4f")
     for where in ("65", "99"):
         with pytest.raises(gpumagic.GpuError, match=f"{where} engines: there can be 1 to 64 e"):

@@ -207,6 +207,13 @@ def test_an_error_is_shown_once_with_its_device_and_ends_the_other(notebook):
     assert notebook.run("torch.ones(1).device.type").result == "cpu"
 
 
+def test_an_error_names_its_items_without_a_chunk_size_too(notebook):
+    done = notebook.run(
+        "%%ongpu 0,1 --split prompts,x -q\nif 'prompt 16' in prompts:\n    len(x) / 0"
+    )
+    assert "on cuda:1, line 3, prompts[9:17], x[9:17]" in done.text
+
+
 def test_ctrl_c_ends_all_and_the_next_cell_runs(notebook):
     done = notebook.run(
         "%%ongpu 0,1 --split prompts --gather prompts\n"

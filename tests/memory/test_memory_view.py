@@ -159,6 +159,22 @@ def test_what_changed_is_told_by_name():
     assert str(changes(before, before)).startswith("unchanged since the last %gpumem")
 
 
+def test_a_change_has_the_kind_that_changed():
+    """As after `loss.backward()`: the net's parameters are as large as before."""
+    old, new = (
+        replace(DEVICE, holders=(replace(holder("net", total), kind="parameter", kinds=kinds),))
+        for total, kinds in (
+            (2 * GIB, (("parameter", 2 * GIB),)),
+            (3 * GIB, (("parameter", 2 * GIB), ("gradient", GIB))),
+        )
+    )
+    for before, after in ((old, new), (new, old)):
+        found = changes(MemoryReport((before,)), MemoryReport((after,)))
+        assert [each.kind for each in found.changes] == ["gradient"]
+        assert "gradient" in str(found)
+    assert changes(MemoryReport(()), MemoryReport((new,))).changes[0].kind == "parameter"
+
+
 def test_a_name_that_now_holds_another_thing_is_matched_once():
     """What `net` held before is not told twice, though `net` and `x` now hold parts of it."""
     before = MemoryReport((replace(DEVICE, holders=(holder("net", GIB, aliases=("x",)),)),))

@@ -61,6 +61,26 @@ def test_the_peak_is_that_of_the_report_also_where_blocks_are_larger_than_their_
     assert found.lines[-1][0] == "rounding up by the allocator"
 
 
+def test_an_operators_temporary_memory_is_its_lines(ip):
+    ip.run("x = torch.randn(1024, 784)")
+    for line in ("y = x.sum(0)", "y = x.sort(0).values", "y = x[x > 0]"):
+        found = peak(ip, f"%%ongpu 1 --memory\n{line}")
+        (memory,) = gpumagic.last_report().memory
+        assert found.nbytes == memory.peak == sum(dict(found.lines).values())
+        assert found.line == f"line 2: {line}"
+        assert found.complete
+
+
+def test_blocks_much_larger_than_their_tensors_are_no_missing_events(ip):
+    ip.run("def fill(n): return [torch.zeros(n, device='cuda:1') for _ in range(20)]")
+    ip.run("odd = fill(2**19)\ndel odd[::2]")
+    found = peak(ip, "%%ongpu 1 --memory\neven = fill(300_000)")
+    (memory,) = gpumagic.last_report().memory
+    assert found.nbytes == memory.peak == sum(dict(found.lines).values())
+    assert dict(found.lines)["rounding up by the allocator"] > 0.05 * memory.peak
+    assert found.complete
+
+
 def test_a_cell_that_runs_again_is_named_itself(net):
     net.run(TRAIN)
     assert peak(net, TRAIN).line.startswith("line 7: optimizer.step()")
@@ -141,6 +161,8 @@ def test_a_ring_that_is_too_short_is_said(net):
     found = peak(net, TRAIN)
     assert not found.complete
     assert "the first ones are missing" in repr(found)
+    (memory,) = gpumagic.last_report().memory
+    assert found.nbytes == memory.peak == sum(nbytes for _, nbytes in found.lines)
 
 
 @pytest.mark.parametrize(
@@ -185,4 +207,4 @@ def test_a_replay_against_a_table(steps, held):
     assert found.nbytes == sum(most.values()) == sum(nbytes for _, nbytes in found.lines)
     made = {f"line {address}": n for address, n in most.items()}
     assert all(nbytes <= made.get(line, 0) for line, nbytes in found.lines if "line" in line)
-    assert sum(live.values()) == left
+    assert live == {address: nbytes for address, (nbytes, _) in left.items()}

@@ -159,7 +159,7 @@ def test_tensors_are_brought_and_what_is_bound_says_what_to_type(framework, name
         framework.bring(net, GPUS[1])
     module = tf.Module()
     module.v = names["v_c"]
-    with pytest.raises(GpuError, match=r"make it in this cell$"):
+    with pytest.raises(GpuError, match=r"create the variable in this cell$"):
         framework.bring(module, GPUS[1])
     with framework.place(GPUS[1]):  # as it says
         new = keras.models.clone_model(net)
@@ -177,11 +177,65 @@ def test_what_xla_does_not_reach_is_explained(framework, names):
     )
     with pytest.raises(names["tf"].errors.InvalidArgumentError) as raised:
         exec(compiled(code), names)
-    text = " ".join(str(gpumagic.explain(raised.value)).split())  # lines are wrapped
+    text = _advice(raised.value)
     assert "line 6: add(held['v'])" in text
     assert "run it in a cell of %%ongpu cuda:1" in text
     assert "ran it on cuda:0" in text
     assert gpumagic.explain(ValueError("another")) is None
+
+
+def _advice(error):
+    return " ".join(str(gpumagic.explain(error)).split())  # lines are wrapped
+
+
+def test_a_failed_fit_is_followed_by_advice_that_works(framework, names):
+    """The failed `fit` creates the optimizer's variables on GPU 1. The model's are on the CPU."""
+    tf = names["tf"]
+    make = (
+        "net = keras.Sequential([keras.Input((8,)), keras.layers.Dense(2)])\n"
+        "x, y = np.ones((8, 8)), np.ones((8, 2))\n"
+    )
+    compiling, fit = "net.compile('adam', 'mse')\n", "net.fit(x, y, verbose=0)\n"
+    exec(compiled(make + compiling), names)
+    for where in (GPUS[1], CPU):
+        with pytest.raises(tf.errors.InvalidArgumentError) as raised, framework.place(where):
+            exec(compiled(fit), names)
+        said = _advice(raised.value)
+        assert f"ran it on {where}" in said
+        assert (
+            "run it in a cell of %%ongpu cpu, after compile(…) with a new optimizer there, or"
+            in said
+        )
+        assert "there, or without XLA: compile(…, jit_compile=False)" in said
+    with framework.place(GPUS[1]):
+        exec(compiled(compiling.replace("'mse'", "'mse', jit_compile=False") + fit), names)
+    with framework.place(CPU):
+        exec(compiled(compiling + fit), names)
+    with pytest.raises(tf.errors.InvalidArgumentError) as raised, framework.place(GPUS[1]):
+        exec(compiled("net.predict(x, verbose=0)"), names)
+    assert "run it in a cell of %%ongpu cpu, or without XLA" in _advice(raised.value)
+    with framework.place(GPUS[1]):
+        exec(compiled(make), names)
+    exec(compiled(compiling), names)  # the learning rate and the metrics are on the CPU
+    with pytest.raises(tf.errors.InvalidArgumentError) as raised, framework.place(GPUS[1]):
+        exec(compiled(fit), names)
+    assert "in a cell of %%ongpu cuda:1, after compile(…) with a" in _advice(raised.value)
+    with framework.place(GPUS[1]):
+        exec(compiled(compiling + fit), names)
+
+
+def test_a_model_on_two_devices_runs_without_xla(framework, names):
+    make = "net = keras.Sequential([keras.layers.Dense(2), keras.layers.Dense(3)])\n"
+    build = "net.layers[{}].build((8, {}))\n"
+    exec(compiled(make + build.format(0, 4)), names)
+    with framework.place(GPUS[1]):
+        exec(compiled(build.format(1, 2)), names)
+    fit = "net.compile('sgd', 'mse'{})\nnet.fit(np.ones((8, 4)), np.ones((8, 3)), verbose=0)\n"
+    with pytest.raises(names["tf"].errors.InvalidArgumentError) as raised:
+        exec(compiled(fit.format("")), names)
+    said = _advice(raised.value)
+    assert "other devices: run it without XLA: compile(…, jit_compile=False)" in said
+    exec(compiled(fit.format(", jit_compile=False")), names)
 
 
 def test_what_is_no_array_of_its_own(framework, names):

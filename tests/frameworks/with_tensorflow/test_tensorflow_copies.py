@@ -247,6 +247,16 @@ def test_advice_is_tensorflows(counted):
     )
 
 
+def test_what_keras_assigns_itself_is_no_operand_of_the_user(counted, names):
+    names["on_cpu"].compile("adam", "mse")
+    ran = counted("on_cpu.fit(np.ones((4, 8)), np.ones((4, 4)), verbose=0)", strict=True)
+    assert not isinstance(ran.error, ImplicitCopyError)
+    copies = [entry for entry in ran.ledger.copies if entry.destination == "cpu"]
+    assert copies
+    assert {entry.within.split(".")[0] for entry in copies} == {"keras"}
+    assert ledger_view.hints(ran.ledger) == []
+
+
 def test_functions_are_not_traced_anew(counted, names, framework):
     names["traced"] = []
     counted("@tf.function\ndef f(x):\n    traced.append(1)\n    return x + 1")
