@@ -66,7 +66,7 @@ class LineParser(argparse.ArgumentParser):
         if wrong := re.fullmatch(r"argument ([\w-]+)[\w/-]*: (.*)", message):
             self._wrong_value(*wrong.groups())
         magic = self.prog.lstrip("%")
-        values = (value for option in options(magic) for value in option.examples)
+        values = (v for option in options(magic) if option.optional for v in option.examples)
         known = [*MAGICS[magic].verbs, *(option.flag for option in options(magic)), *values]
         question = ""
         if given := re.search(r"(?:arguments: |choice: '?)(.*?)'?(?: \(choose|$)", message):

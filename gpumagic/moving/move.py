@@ -55,8 +55,7 @@ def move_all(
     moving = {id(found.tensor) for found in finder.tensors if found.must_move(device)}
     for name, optimizer in instances_in(namespace, Optimizer) if moving else ():
         finder.state(optimizer, (name,), only=moving)
-    staying = (held for held in finder.staying if held.must_move(device))
-    left = [*finder.left, *(held.left for held in staying)]
+    left = finder.left + [held.left for held in finder.staying if held.must_move(device)]
     moved: tuple[Moved, ...] = ()
     if moving:
         # The plan itself adds to `origins`, so that an interrupt loses no moved tensor's origin.
@@ -98,9 +97,7 @@ class MovePlan:
         self._alone: list[FoundTensor] = []
         self._families: list[_Family] = []
         shared: dict[int, list[FoundTensor]] = {}  # by storage
-        for found in finder.found:
-            if not found.must_move(device):
-                continue
+        for found in (each for each in finder.found if each.must_move(device)):
             if reason := immovable(found.tensor):
                 self.left.append(Left(found.path, reason, str(found.tensor.device)))
             elif has_plain_storage(found.tensor):
@@ -116,10 +113,12 @@ class MovePlan:
         for name, value in list(namespace.items()):
             if name.startswith("_") or id(value) in moving or not (bytes_ := _addresses(value)):
                 continue
+            roots = dict[str, None]()
             for start, stop, family in self._families:
                 base = family[0].tensor.untyped_storage().data_ptr()
                 if bytes_[0] < base + stop and base + start < bytes_[1]:
-                    self.left.append(Left(name, f"memory no longer shared with {family[0].path}"))
+                    roots[family[0].root] = None
+            self.left += [Left(name, f"memory no longer shared with {root}") for root in roots]
 
     def run(self, namespace: dict[str, Any], check_room: bool, line: Any) -> None:
         """Move all tensors; if they do not fit, move nothing and raise GpuError."""
@@ -142,9 +141,8 @@ class MovePlan:
     def _needed(self) -> int:
         """The bytes that the copies take on the device to which tensors move."""
         each = (b - a for a, b, family in self._families if any(f.home is None for f in family))
-        others = [found for held in self._by_to for found in held.tensors]
-        others = [*self._alone, *(found for found in others if found.must_move(self._device))]
-        alone = {id(f.tensor): bytes_of(f.tensor) for f in others if f.home is None}
+        others = [*self._alone, *(found for held in self._by_to for found in held.tensors)]
+        alone = {id(f.tensor): bytes_of(f.tensor) for f in others if f.must_move(self._device)}
         twice = {id(found.tensor) for *_, family in self._families for found in family}
         return sum(each) + sum(alone[key] for key in alone.keys() - twice)
 
@@ -212,6 +210,9 @@ class MovePlan:
         """Replace the data of all tensors; if interrupted, restore the old data."""
         before = [(found, found.tensor.data) for found, _ in self._new]
         noted = len(self._origins)
+        # A variable of which an earlier cell moved a part may have new tensors, as after `half()`.
+        away = {found.root for found in self._finder.found if origin_of(found.tensor)}
+        _seen.update((f.tensor, None) for f in self._finder.found if f.root not in away)
         try:
             self._origins += [
                 (found.tensor, Origin(found.root, found.tensor.device, new.device))
@@ -264,10 +265,9 @@ def _families(group: list[FoundTensor]) -> list[_Family]:
 def _span(tensor: Tensor) -> tuple[int, int]:
     """Return the byte offsets at which a tensor begins and ends in its storage."""
     size, first = tensor.element_size(), tensor.storage_offset()
-    if not tensor.numel():
-        return int(first * size), int(first * size)
-    last = sum((n - 1) * step for n, step in zip(tensor.size(), tensor.stride(), strict=True))
-    return int(first * size), int((first + last + 1) * size)
+    steps = ((n - 1) * step for n, step in zip(tensor.size(), tensor.stride(), strict=True))
+    count = 1 + sum(steps) if tensor.numel() else 0
+    return int(first * size), int((first + count) * size)
 
 
 def _addresses(value: Any) -> tuple[int, int] | None:
@@ -314,7 +314,8 @@ def _name_devices(naming: Iterable[tuple[Any, str]], device: torch.device) -> Or
         held = own(value)
         found = [value] if issubclass(type(value), nn.Module) else held.values()
         parts = [item for item in found if issubclass(type(item), (Tensor, nn.Module))]
-        if any(_is_elsewhere(part, device) for part in parts):
+        of_each = (p.parameters() if isinstance(p, nn.Module) else [p] for p in parts)
+        if any(tensor.device != device for tensors in of_each for tensor in tensors):
             continue
         named = dict[str, Any]()
         for key, item in held.items():
@@ -324,11 +325,6 @@ def _name_devices(naming: Iterable[tuple[Any, str]], device: torch.device) -> Or
             former = next((torch.device(n) for n in named.values() if type(n) is not int), device)
             origins.append((value, Origin(name, former, device, named=named)))
     return origins
-
-
-def _is_elsewhere(part: Tensor | nn.Module, device: torch.device) -> bool:
-    tensors = part.parameters() if isinstance(part, nn.Module) else [part]
-    return any(tensor.device != device for tensor in tensors)
 
 
 def _renamed(name: str, value: Any, device: torch.device, has_tensors: bool) -> Any:
@@ -380,6 +376,7 @@ def _no_room(device: torch.device, tensors: list[FoundTensor]) -> str:
 
 _origins: Any = WeakIdKeyDictionary()
 """The origin of each object that a cell moved, until the object is moved back."""
+_seen: Any = WeakIdKeyDictionary()  # as keys, tensors not newer than their variable's first move
 
 
 def remember(origins: Origins, cell: str) -> None:
@@ -403,14 +400,18 @@ def brought_away() -> Origins:
 
 
 def _add_whole_modules(by_device: Any, namespace: dict[str, Any], away: Origins) -> None:
-    """Add whole modules with moved tensors to `by_device`: their other buffers may be new tensors
-    without an origin, for example after `half()`."""
+    """Add whole modules to `by_device`: their other buffers may be new tensors without an origin,
+    for example after `half()`. If a module has several homes, add its submodules instead."""
     homes = {id(value): origin.device for value, origin in away}
-    for name, module in instances_in(namespace, nn.Module):
+    todo = [*instances_in(namespace, nn.Module)]
+    for name, module in todo:
         tensors = [*module.parameters(), *module.buffers()]
-        home = {homes[id(tensor)] for tensor in tensors if id(tensor) in homes}
-        if len(home) == len({tensor.device for tensor in tensors}) == 1:
+        now = {tensor.device for tensor in tensors}
+        home = {homes.get(id(t), t.device) for t in tensors if id(t) in homes or t in _seen}
+        if len(home) == len(now) == 1 and home != now:
             by_device.setdefault(home.pop(), []).append((name, module))
+        elif len(home) > 1:
+            todo += [(name, child) for child in module.children()]
 
 
 def bring_home(namespace: dict[str, Any], origins: Origins | None = None) -> Moves:
@@ -422,14 +423,12 @@ def bring_home(namespace: dict[str, Any], origins: Origins | None = None) -> Mov
     leaves = [each for each, _ in away if isinstance(each, Tensor) and each.is_leaf]
     following = set(map(id, [*tree_leaves(states), *(leaf.grad for leaf in leaves)]))
     for value, origin in away:
-        if id(value) in following:
-            continue
         if origin.named:
             own(value).update(origin.named)
-        else:
+        elif id(value) not in following:
             by_device.setdefault(origin.device, []).append((origin.name, value))
     _add_whole_modules(by_device, namespace, away)
     made = [move_all(values, device, namespace) for device, values in by_device.items()]
-    for value, _ in away if origins is None else ():
-        _origins.pop(value, None)
+    if origins is None:
+        _origins.clear()
     return all_of(made)

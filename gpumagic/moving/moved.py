@@ -70,7 +70,7 @@ class Moves:
         return f"moved {names}: {size(self.nbytes)} from {sources} in {duration(self.seconds)}"
 
     def __repr__(self) -> str:
-        return "; ".join([str(self), *(f"left {part.name}: {part.reason}" for part in self.left)])
+        return str(self) + reasons(self.left)
 
 
 def all_of(several: Iterable[Moves]) -> Moves:

@@ -46,15 +46,17 @@ def _twin(function: Function, adapter: Adapter) -> Function:
 
 # Functions of these modules, and methods with these names, pass on a device that a caller chose.
 _PASSING_MODULES = ("torch.cuda", "torch.accelerator", "torch.nn.modules.module")
-_PASSING_METHODS = ("to", "cuda")
+_PASSING_METHODS = ("to", "cuda", "set_module_tensor_to_device")
+# These choose no device, but accelerate's hooks send tensors to the devices of a `device_map`.
+_NEUTRAL = ("torch.", "gpumagic.", "accelerate.hooks.", "accelerate.utils.operations.")
 _FIRST, _NAMES = "cuda:0", (str, int)
 
 
 @lru_cache(maxsize=8192)
 def _library_of(file: str) -> str:
-    """Return the library of a source file; empty for torch, gpumagic, Python and user code."""
-    name = module_of(file).partition(".")[0]
-    return "" if name in ("torch", "gpumagic") else name
+    """Return the library of a source file; empty for `_NEUTRAL`, Python and user code."""
+    module = f"{module_of(file)}."
+    return "" if module.startswith(_NEUTRAL) else module.partition(".")[0]
 
 
 def _library_at(frame: FrameType | None, given: object) -> str:
@@ -90,8 +92,7 @@ def _first_of(given: object, frame: FrameType | None) -> torch.device | None:
 
 
 def _placed_name(given: Any, frame: FrameType | None) -> Any:
-    first = _first_of(given, frame) if given in (0, _FIRST) else None
-    return given if first is None else first
+    return (given in (0, _FIRST) and _first_of(given, frame)) or given
 
 
 def _taking(
@@ -169,13 +170,15 @@ def _is_host_code(module: object) -> bool:
     return False
 
 
-def _chosen(frame: FrameType | None = None) -> torch.device | None:
-    """Return the device to use; None if no placement applies, or if `frame` runs host code."""
+def _chosen(frame: FrameType | None = None, default: bool = False) -> torch.device | None:
+    """Return the device to use; None if no placement applies, or if `frame` runs host code.
+    With `default`, `frame` passes `device=None`: torch's own code means the default device."""
     if is_dynamo_compiling():
         return traced_device()
     if (place := placement()) is None or place.overruled():
         return None
-    host = frame is not None and _is_host_code(frame.f_globals.get("__name__"))
+    module = "" if frame is None else frame.f_globals.get("__name__")
+    host = _is_host_code(module) and not (default and str(module).startswith("torch."))
     return None if host else place.device
 
 
@@ -204,7 +207,7 @@ def _make(make: Function, args: Args, kwargs: dict[str, Any], frame: FrameType |
     if frame is not None and type(kwargs.get("device")) in _NAMES:
         kwargs["device"] = _placed_name(kwargs["device"], frame)
     told = kwargs.get("device") is not None or kwargs.get("out") is not None
-    if told or kwargs.get("pin_memory") or (device := _chosen(frame)) is None:
+    if told or kwargs.get("pin_memory") or (device := _chosen(frame, "device" in kwargs)) is None:
         return make(*args, **kwargs)
     generator = kwargs.get("generator")
     if generator is not None and generator.device != device:
@@ -226,7 +229,7 @@ def _convert(make: Function, args: Args, kwargs: dict[str, Any], frame: FrameTyp
     """Adapt `as_tensor` and `asarray`, but leave an existing tensor where it is."""
     data = args[0] if args else kwargs.get("data", kwargs.get("obj"))
     if kwargs.get("device") is None and not isinstance(data, Tensor):
-        kwargs["device"] = _chosen(frame)  # if None, torch uses its default device
+        kwargs["device"] = _chosen(frame, "device" in kwargs)  # None: torch's default device
     return make(*args, **kwargs)
 
 
@@ -247,9 +250,8 @@ def _load(load: Function, args: Args, kwargs: dict[str, Any], _: FrameType | Non
 
 def _pin(pin: Function, args: Args, kwargs: dict[str, Any], _: FrameType | None) -> Any:
     """Adapt a DataLoader's `pin_memory`. Only tensors on the CPU can be pinned."""
-    if isinstance(args[0], Tensor) and args[0].device.type != "cpu":
-        return args[0]
-    return pin(*args, **kwargs)
+    elsewhere = isinstance(args[0], Tensor) and args[0].device.type != "cpu"
+    return args[0] if elsewhere else pin(*args, **kwargs)
 
 
 def _recheck_later(make: Function, args: Args, kwargs: dict[str, Any], _: FrameType | None) -> None:
@@ -298,22 +300,27 @@ def _checked(check: Function, args: Args, kwargs: dict[str, Any], _: FrameType |
         return {"": device}
 
 
-def _spread(find: Function, args: Args, kwargs: dict[str, Any], _: FrameType | None) -> Any:
-    """Replace GPU numbers in a `device_map` by devices, because new threads have no placement."""
-    device_map = find(*args, **kwargs)
-    if not isinstance(device_map, dict) or (place := _on_a_gpu()) is None:
-        return device_map
-    gpus: dict[int, Any] = {n: _device("cuda", n) for n in device_map.values() if type(n) is int}
-    if gpus.keys() == {0}:  # otherwise, the user chose the GPUs, so keep their numbers
-        gpus[0] = place.take(str(find.__module__).partition(".")[0])
-    return {part: gpus.get(device, device) for part, device in device_map.items()}
+def _spread(use: Function, args: Args, kwargs: dict[str, Any], _: FrameType | None) -> Any:
+    """Replace GPU numbers in a `device_map` by devices, because new threads have no placement.
+    The map is `execution_device`, or the result if the function has no such argument."""
+    given: Any = kwargs.get("execution_device")
+    parts = use(*args, **kwargs) if given is None else given
+    if isinstance(parts, dict) and (place := _on_a_gpu()) is not None:
+        gpus: dict[int, Any] = {n: _device("cuda", n) for n in parts.values() if type(n) is int}
+        if gpus.keys() == {0}:  # otherwise, the user chose the GPUs, so keep their numbers
+            gpus[0] = place.take(str(use.__module__).partition(".")[0])
+        parts = {part: gpus.get(device, device) for part, device in parts.items()}
+    return parts if given is None else use(*args, **kwargs | {"execution_device": parts})
 
 
 IN_LIBRARIES: dict[str, dict[str, Callable[[Function], Function]]] = {
     "transformers.modeling_utils": {
         "check_and_set_device_map": partial(_twin, adapter=_checked),
         "_get_device_map": partial(_twin, adapter=_spread),
-    }
+    },
+    "accelerate.big_modeling": {
+        "attach_align_device_hook_on_blocks": partial(_twin, adapter=_spread),
+    },
 }
 """Maps a module's name and a function's name to the code that makes the function's twin."""
 

@@ -178,3 +178,18 @@ def test_a_device_map_of_two_gpus_is_the_users_wish():
     assert "cuda:0\n" in named
     assert "replaced by" not in named
     assert "['cuda:0', 'cuda:1']" in both
+
+
+def test_a_model_dispatched_over_two_gpus_runs_under_any_placement():
+    made = """from accelerate import dispatch_model
+layers = [nn.Embedding(9, 4), nn.Linear(4, 4), nn.Linear(4, 2)]
+def dispatched(a, b):
+    return dispatch_model(nn.Sequential(*layers), {"0": a, "1": b, "2": a})
+nets, ids = [dispatched(0, 1), dispatched("cuda:0", "cuda:1")], torch.arange(3)"""
+    shows = "print([net(ids.to(1)).device.index for net in nets])"
+    _, here, _, later = shown(
+        made, f"%%ongpu 1\n{shows}", "%%ongpu 1\nnets = [dispatched(0, 1)]", f"%%ongpu 0\n{shows}"
+    )
+    assert "[1, 1]" in here
+    assert "replaced by" not in here
+    assert "[1]" in later

@@ -136,6 +136,10 @@ def test_code_that_ipython_runs_silently_is_refused(ip):
             "%ongpu 1 print(2)",
             "%ongpu: unexpected print(2); for this code only, type %%ongpu 1",
         ),
+        (
+            "%ongpu 1 net(images)",  # `images` is an example of a value that --split needs
+            "%ongpu: unexpected net(images); for this code only, type %%ongpu 1",
+        ),
         ("%gpumem $nowhere", "%gpumem: $nowhere is neither"),
         ("%%ongpu 0\n%%ongpu 1\n1", "%%ongpu: the cell says %%ongpu 0 too; leave that line out"),
     ],

@@ -373,6 +373,56 @@ def test_what_one_cell_brings_home_is_still_where_an_earlier_one_brought_it():
     assert x.device == CPU
 
 
+def split():
+    """A module with a layer on each of two GPUs, one of them with buffers."""
+    return nn.Sequential(nn.Linear(2, 2).to(GPU0), nn.BatchNorm1d(2).to(GPU1))
+
+
+def devices_of(net):
+    return [{t.device for t in (*part.parameters(), *part.buffers())} for part in net]
+
+
+@pytest.mark.parametrize("with_origins", [True, False], ids=["--back", "home"])
+@pytest.mark.parametrize("device", [GPU0, GPU1, CPU])
+@pytest.mark.parametrize("alias", [0, 1])
+def test_a_module_on_two_devices_goes_home_to_both(device, with_origins, alias):
+    net = split()
+    adam = torch.optim.Adam(net.parameters())
+    net[1](net[0](torch.ones(2, 2, device=GPU0)).to(GPU1)).sum().backward()
+    adam.step()
+    space = {"part": net[alias], "net": net, "adam": adam}
+    origins = brought(space, device)
+    assert devices_of(net) == [{device}, {device}]
+    bring_home(space, origins if with_origins else None)
+    assert devices_of(net) == [{GPU0}, {GPU1}]
+    states = [adam.state[layer.weight]["exp_avg"] for layer in net]
+    assert [state.device for state in states] == [GPU0, GPU1]
+    assert [layer.weight.grad.device for layer in net] == [GPU0, GPU1]
+
+
+def test_new_buffers_follow_their_layer_of_a_module_on_two_devices():
+    net = split()
+    brought({"net": net}, GPU0)
+    net.double()  # replaces the buffers by new tensors
+    bring_home({"net": net})
+    assert devices_of(net) == [{GPU0}, {GPU1}]
+
+
+def test_new_layers_follow_their_module_but_layers_that_were_there_stay():
+    net, other = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), nn.Linear(2, 2)
+    brought({"net": net})
+    net.double()
+    net.append(nn.Linear(2, 2).to(GPU1))
+    space = {"net": net, "other": other}
+    brought({"other": other, "norm": net[1]}, cell="In [2]")
+    bring_home(space)
+    assert devices_of(net) == [{CPU}, {CPU}, {CPU}]
+    net = nn.Sequential(nn.Linear(2, 2).to(GPU1), nn.Linear(2, 2))
+    brought({"net": net})
+    bring_home({"net": net})
+    assert devices_of(net) == [{GPU1}, {CPU}]
+
+
 class Strategy:
     """An object of a library's that took the first GPU for itself."""
 

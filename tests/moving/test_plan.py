@@ -54,6 +54,17 @@ def test_what_no_longer_shares_memory_with_a_moved_tensor_is_named():
     ]
 
 
+def test_variables_that_no_longer_share_memory_are_named_once_for_each_pair():
+    data, digits = torch.zeros(300, 8), torch.zeros(64)
+    namespace = {"data": data, "digits": digits}
+    variables = [("rows", list(data)), ("parts", list(digits.split(16)))]
+    moves = move_all(variables, GPU1, namespace=namespace)
+    assert [(left.name, left.reason) for left in moves.left] == [
+        ("data", "memory no longer shared with rows"),
+        ("digits", "memory no longer shared with parts"),
+    ]
+
+
 def test_a_long_move_says_how_far_it_is():
     first, second, little = torch.empty(2**26), torch.empty(2**26), torch.ones(3)
     said, line = [], MagicMock()

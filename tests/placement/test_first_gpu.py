@@ -1,6 +1,7 @@
 """A library that picks the first GPU gets the placement's; the user's own code does not."""
 
 import copy
+import importlib
 import pickle
 import sys
 
@@ -173,6 +174,43 @@ def test_the_compiler_follows_devices():
         torch.compiler.reset()
     whole = torch.compile(fixed, backend="eager", fullgraph=True)
     assert whole(torch.ones(2))[0].device == GPU0
+
+
+HOOKS = """
+class Hook:
+    def __init__(self, device):
+        self.device = device
+    def pre_forward(self, x):
+        return x.to(self.device)
+def attach(execution_device):
+    return [Hook(device) for device in execution_device.values()]
+"""
+
+
+@pytest.fixture
+def hooks(installed, monkeypatch):
+    (installed / "accelerate").mkdir()
+    (installed / "accelerate" / "hooks.py").write_text(HOOKS)
+    monkeypatch.syspath_prepend(installed / "accelerate")
+    twin = twins.IN_LIBRARIES["accelerate.big_modeling"]["attach_align_device_hook_on_blocks"]
+    monkeypatch.setitem(twins.IN_LIBRARIES, "hooks", {"attach": twin})
+    yield importlib.import_module("hooks")
+    del sys.modules["hooks"]
+
+
+def test_hooks_of_a_device_map_send_to_the_devices_chosen_at_the_dispatch(hooks):
+    def sent(attached):
+        return [hook.pre_forward(torch.ones(2)).device for hook in attached]
+
+    several = [{"a": 0, "b": 1}, {"a": "cuda:0", "b": "cuda:1"}, {"a": GPU0, "b": GPU1}]
+    earlier = [hooks.attach(execution_device=device_map) for device_map in several]
+    with gpumagic.on(1):
+        assert [sent(attached) for attached in earlier] == [[GPU0, GPU1]] * 3
+        attached = [hooks.attach(execution_device=device_map) for device_map in several]
+        assert [sent(each) for each in attached] == [[GPU0, GPU1]] * 3
+        single = hooks.attach(execution_device={"a": 0, "b": "cpu"})
+        assert sent(single) == [GPU1, torch.device("cpu")]  # the library picked the first GPU
+    assert sent(single) == [GPU1, torch.device("cpu")]  # where the weights are
 
 
 @pytest.mark.parametrize(

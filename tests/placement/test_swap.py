@@ -165,6 +165,18 @@ def test_optimizers_count_on_the_host_and_printing_works():
         assert "cuda:1" in repr(torch.tensor([1.5, float("nan"), 3e9]))
 
 
+def test_device_none_in_torchs_own_code_means_the_placements_device():
+    average = torch.optim.swa_utils.AveragedModel  # passes its argument `device` to a factory
+    with gpumagic.on(1):
+        net = nn.Linear(2, 2)
+        averages = [average(net), average(net, device="cpu")]
+    assert [str(each.n_averaged.device) for each in averages] == ["cuda:1", "cpu"]
+    library = {"__name__": "diffusers.schedulers.scheduling_euler", "torch": torch}
+    exec("def made(device=None): return torch.ones(2, device=device)", library)
+    with gpumagic.on(1):
+        assert library["made"]().device.type == "cpu"  # it combines them with NumPy's arrays
+
+
 def scripted(n: int):
     return torch.zeros(n) + torch.ones(n)
 
