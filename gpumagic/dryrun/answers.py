@@ -31,10 +31,9 @@ from torch.utils.data.dataloader import DataLoader, _SingleProcessDataLoaderIter
 from gpumagic.dryrun.count_operators import Crossings
 from gpumagic.dryrun.fakes import NotKnown, Stopped, host_value, is_real, refusing, suspended
 from gpumagic.dryrun.held_memory import HeldMemory
+from gpumagic.dryrun.result import GUESSED
 from gpumagic.ledger.entry import PRINT
 from gpumagic.usercode.files import UserLine, expression, in_cell, is_users, line_at, user_frame
-
-GUESSED = "a condition on a tensor was taken as False"
 
 
 class Calls(TorchFunctionMode):

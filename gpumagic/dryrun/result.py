@@ -17,6 +17,7 @@ from gpumagic.usercode.files import UserLine
 
 LIMIT_S = 60.0
 """Seconds after which a dry run stops and returns its result so far."""
+GUESSED = "a condition on a tensor was taken as False"
 _FOLD = table.Fold(12)
 
 

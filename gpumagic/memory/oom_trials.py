@@ -12,9 +12,10 @@ from copy import copy
 from functools import cached_property, partial
 from itertools import islice
 from types import CodeType, FunctionType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from gpumagic.display.progress_line import ProgressLine
+from gpumagic.dryrun.result import GUESSED, DryRun
 from gpumagic.errors import GpuError
 from gpumagic.memory.oom_state import TORCH, OutOfMemoryState
 from gpumagic.memory.out_of_memory import Lever
@@ -22,9 +23,6 @@ from gpumagic.memory.written_forms import Form, expression
 from gpumagic.usercode import frames
 from gpumagic.usercode.values import comes_from, is_module, is_tensor, own, torch_here
 from gpumagic.usercode.variables import names_read
-
-if TYPE_CHECKING:
-    from gpumagic.dryrun.result import DryRun
 
 _LIMIT_S, _PATIENCE_S = 8.0, 60.0  # seconds of a dry run, and seconds after which none starts
 _MARGIN = 0.05
@@ -78,7 +76,7 @@ class Trials:
         """Return the trial in which to test changes: `loop`, or else `whole`. May be None."""
         return self.loop or self.whole
 
-    def follow(self, space: dict[str, Any], prepare: Any) -> "DryRun | None":
+    def follow(self, space: dict[str, Any], prepare: Any) -> DryRun | None:
         """Make a dry run; return None if impossible, after Ctrl-C, or after the time limit."""
         from gpumagic.dryrun.follow_code import Subject, dry
 
@@ -285,11 +283,9 @@ class CodeTrial:
             return self.tried(names, first=first, keep=keep, within=within, form=form)
         return self._need_of(run)
 
-    def _need_of(self, run: "DryRun | None") -> Need | None:
+    def _need_of(self, run: DryRun | None) -> Need | None:
         if run is None or run.mismatches or run.error:
             return None
-        from gpumagic.dryrun.answers import GUESSED
-
         peak = run.peak.get(self._state.name)
         held = [int(e.reason.split()[-1]) for e in run.unknown if e.reason.startswith(_HELD)]
         grows = max(held[1] - held[0], 0) if len(held) > 1 else None
@@ -336,12 +332,11 @@ class CodeTrial:
         """Release a function's `names`, and those it binds; give `functions` their new code."""
         for function, code in functions.items():
             function.__code__ = code
-        inner: list[Any] = [each.frame.scope.local for each in self._trials.every[: self.at]]
         local: Any = {} if self.frame.at_top else self.frame.scope.local
         for name in {*names, *frames.bound(self.code)}:
             local.pop(name, None)
-        for each in inner:  # the code calls these functions again
-            each.clear()
+        for each in self._trials.every[: self.at]:  # the code calls these functions again
+            each.frame.scope.local.clear()  # type: ignore[attr-defined]
         self._state.let_go()
 
     def _contexts(self) -> Iterator[Any]:

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from gpumagic.device import here
 from gpumagic.device.where import there_is
+from gpumagic.display.units import some
 from gpumagic.mismatch import operand, sources
 from gpumagic.mismatch.explanation import (
     RERUN,
@@ -174,7 +175,11 @@ def _for_worker(frames: list[FailedFrame], pins: bool) -> Explanation:
     name, tensors = next((each for each in on_gpu if each[1]), ("the loader", []))
     made = (operand.describe(t, ast.Name(name), f"{name}.{p}") for p, t in tensors[:_SHOWN])
     rows = tuple(sources.row(part, True) for (part,) in made)
-    again = _AGAIN.format(name, *_made_on_host([t for _, t in tensors], frames[-1], name))
+    known = {**frames[-1].scope.outer, **frames[-1].scope.local}
+    every = [n for n, v in known.items() if n[0] != "_" and issubclass(type(v), DataLoader)]
+    alike = [n for n in every if any(t.is_cuda for _, t in operand.tensors_of(known[n]))]
+    names = some(dict.fromkeys((name, *alike)))
+    again = _AGAIN.format(names, *_made_on_host([t for _, t in tensors], frames[-1], name))
     why = _WORKERS + (again if loaders or frames[0].direct else _LIBRARYS)
     # In a `%%ongpu` cell, batches on a GPU are not pinned, and a library's model is moved too.
     moved = operand.tensors_of({**frames[0].library, **dict(loaders)}) if pins else ()
@@ -213,7 +218,9 @@ def _made_on_host(tensors: list[Tensor], frame: FailedFrame, loader: str) -> tup
     moves = [f"{', '.join(made)} = {', '.join(f'{name}.cpu()' for name in made)}"] if made else []
     unnamed = not away or away - storages([*its.values()])
     moves += ["%ongpu home"] * bool(unnamed or len(made) < len(its))
-    return " and ".join(moves), f"its data and {loader}" if unnamed else loader
+    data = getattr(every.get(loader), "dataset", None)
+    again = unnamed or any(value is data for value in every.values())
+    return " and ".join(moves), f"its data and {loader}" if again else loader
 
 
 def _for_gradient(frame: FailedFrame, name: str, device: str, there: str) -> Explanation:

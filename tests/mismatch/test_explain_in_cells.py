@@ -197,6 +197,19 @@ def test_data_made_on_the_gpu_can_be_loaded_as_the_explanation_says(ip):
         assert ip.run("for batch in loader: pass").error is None
 
 
+def test_all_loaders_over_the_data_and_their_data_sets_are_named(ip):
+    ip.run("import torch\nX = torch.rand(9, 4).to('cuda:1')\ny = X[:, 0].sum(0)")
+    ip.run(
+        "from torch.utils.data import DataLoader, TensorDataset\n"
+        "train, test = TensorDataset(X[:6]), TensorDataset(X[6:])\n"
+        "loader, other = DataLoader(train, pin_memory=True), DataLoader(test, pin_memory=True)\n"
+        "def epoch(batches):\n    for batch in batches: pass"
+    )
+    told = " ".join(explained(ip.run("epoch(loader)")).split())
+    assert "make loader, other again with num_workers=0, pin_memory=False" in told
+    assert "type X = X.cpu(), then make its data and loader in a cell without" in told
+
+
 def test_named_data_made_on_the_gpu_is_to_be_copied_to_the_cpu(ip):
     ip.run(CLASSES + "D = torch.utils.data.TensorDataset")
     ip.run("%%ongpu 1\na, b = torch.rand(4, 4), torch.rand(8, 2)\nX.sum()")
