@@ -117,7 +117,7 @@ def _heaviest(found: Operation) -> str:
         model = sum(any(map(learns, parts)) for parts in (here, named))
         return not stayed, device != "cpu", model, total(sizes.values()) or 0
 
-    return max((device for part in found.parts for device in part.devices), key=weight)
+    return max(dict.fromkeys(d for part in found.parts for d in part.devices), key=weight)
 
 
 def _move_owners(choice: Choice, frames: list[FailedFrame]) -> Fix | None:

@@ -409,9 +409,9 @@ def test_a_model_is_not_deleted_with_what_holds_the_memory(small, shown):
 
 
 def test_no_backward_pass_is_told_through_a_state_that_passes_hand_on(small, shown):
-    small.run(START + "rnn, xs = nn.LSTMCell(64, 64).cuda(), torch.ones(9000, 64, 64)")
+    small.run(START + "rnn, xs = nn.LSTMCell(256, 256).cuda(), torch.ones(900, 64, 256)")
     small.run(
-        "h = c = torch.zeros(64, 64).cuda()\nloss = 0\nfor x in xs:\n"
+        "h = c = torch.zeros(64, 256).cuda()\nloss = 0\nfor x in xs:\n"
         "    h, c = rnn(x.cuda(), (h, c))\n    loss = loss + h.mean()\nloss.backward()"
     )
     assert not [lever for lever in shown.pop().levers if ".backward()" in lever.do]
