@@ -275,7 +275,10 @@ def test_losses_that_a_callback_sums_are_detached_whatever_its_caller_trains(sma
 
 
 # As they are asked most in forums: the code before, the failed cell, and the first lever.
-RARER = ("what hooks keep", "a loader of dicts", "a part that no optimizer trains")
+RARER = (
+    *("what hooks keep", "a loader of dicts", "a part that no optimizer trains"),
+    *("a dict of lists in a function", "a model of float64"),
+)
 ASKED = {
     "results of items that the loop changes": (
         "items = [torch.ones(640, 256) for _ in range(60)]\nresults = []",
@@ -523,7 +526,7 @@ def test_the_seconds_of_an_explanation_are_none_of_the_cells(small, shown, monke
 @pytest.mark.parametrize(
     "cell",
     [
-        "d = torch.cdist(data, data)\nd.sum()",
+        pytest.param("d = torch.cdist(data, data)\nd.sum()", marks=pytest.mark.slow),
         "torch.fft.fftn(data.to('cuda'))",
         "all_ = (data * 2).to('cuda')\nfor n in range(0, len(all_), 9):\n    all_[n:n + 9].sum()",
     ],

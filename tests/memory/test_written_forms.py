@@ -115,6 +115,8 @@ RARE = {
     "a chain that ends in one number",
     "distances in batches",
     "a mean over pairs",
+    "a chain whose rows do not meet",
+    "a sum over the last dimension",
 }
 
 
@@ -224,9 +226,9 @@ def test_rows_are_split_where_a_placed_cell_makes_tensors_too(small, shown):
     "cell",
     [
         "a = x.abs().softmax(0)\nout = a.sum(1)",
-        "a = x - x.abs().max()\nout = a.abs().sum(1)",
-        "out = norm(x).abs().sum(1)",
-        "out = F.dropout(x).abs().sum(1)",
+        pytest.param("a = x - x.abs().max()\nout = a.abs().sum(1)", marks=pytest.mark.slow),
+        pytest.param("out = norm(x).abs().sum(1)", marks=pytest.mark.slow),
+        pytest.param("out = F.dropout(x).abs().sum(1)", marks=pytest.mark.slow),
         "a = x.abs() + 1\nout = a.sum(1) / len(a)",
     ],
 )
