@@ -92,7 +92,7 @@ class _Trial:
         return (gpus & used).pop() if alone else ""
 
     def with_fewest_edits(self, found: Explanation, error: Any) -> Explanation:
-        """Complete the fix, and fixes for other GPUs or in the failed function. Return the best."""
+        """Return the fix with the fewest edits: this one, or one for another GPU or function."""
         best, (copies, count) = self._completed(found)
         gpus = {device for each in found.operands for device in each.devices} - {"cpu"}
         until = time.monotonic() + _MOST * _LIMIT_S

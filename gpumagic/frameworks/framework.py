@@ -175,7 +175,7 @@ class Framework(Protocol):
         return None
 
     def knows(self, kind: type) -> bool:
-        """Whether the framework knows this very class object, so that code cannot use a copy."""
+        """Whether the class is registered, as JAX's pytrees are. A copy would not be registered."""
         return False
 
     def wait(self, *devices: str) -> None:

@@ -162,7 +162,7 @@ class Jax(ArrayFramework):
         return None if treedef_is_leaf(treedef) else (children, treedef.unflatten)
 
     def knows(self, kind: type) -> bool:
-        """Whether JAX knows this very class object as a pytree, so that code cannot use a copy."""
+        """Whether the class is registered as a pytree. A copy of it would not be registered."""
         if comes_from(kind, "flax.nnx.Pytree"):  # Flax also registers copies of a class
             return False
         try:

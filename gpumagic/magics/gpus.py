@@ -114,7 +114,7 @@ def _why_not_off(made: Iterable[str]) -> str:
 
     return (
         f"--virtual off would destroy the tensors of {some(r.path for r in memory().holders)}; "
-        "free them with %gpufree (.detach() drops a graph), or type %gpus --virtual off --force"
+        "free them with %gpufree (graphs: x = x.detach()), or type %gpus --virtual off --force"
     )
 
 
@@ -125,7 +125,7 @@ def move_back(namespace: dict[str, Any]) -> str:
     home, there = bring_home(namespace)
     done = home.back if home.moved else "nothing to move back"
     for moved in home.moved:
-        # GPUs in `sources` still hold a part. Any other GPU is the variable's former device.
+        # If it is still on a GPU that it was moved back from, a part stayed there.
         if (gpus := there.pop(moved.name, set())).intersection(moved.sources):
             there[f"part of {moved.name}"] = gpus
     return f"{done}; still on a GPU: {some(there)}" if there else done

@@ -229,7 +229,7 @@ def _evidence(
         gone = [t for t in given if issubclass(type(t), Tensor) and not storages(t) & named]
         on = frozenset(full(tensor.device) for tensor in gone)
         sure = [p for p in located if p in seen or (p.kind == "made" and p.device in on)]
-        # An object's tensors are always reachable, so an object is the last choice.
+        # An object may hold the tensors without being an operand, so it is the last choice.
         tensors = [part for part in sure if part.kind != "object"]
         options = [_with_gone(leaves, tensors, on), tensors, sure]
     explained = (parts for parts in options if agree(message.devices, _devices(parts)))
@@ -335,7 +335,7 @@ def _clashes(
         elif step not in ran and wants_one_device(step, reader):
             leaves = _leaves(step, reader)
             if any(part.device == target for part in leaves):
-                # `torch.zeros(3)` clashes only within NEAR lines, if all of `odd` are such calls.
+                # If `odd` are calls such as `torch.zeros(3)`, so are operands of the next lines.
                 alike = NEAR * all(part.factory for part in odd)
                 made = "cpu" if step.lineno < frame.line + alike else None
                 there = [p for p in leaves if (made if p.factory else p.device) in sources]

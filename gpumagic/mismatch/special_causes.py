@@ -181,7 +181,7 @@ def _for_worker(frames: list[FailedFrame], pins: bool) -> Explanation:
     names = some(dict.fromkeys((name, *alike)))
     again = _AGAIN.format(names, *_made_on_host([t for _, t in tensors], frames[-1], name))
     why = _WORKERS + (again if loaders or frames[0].direct else _LIBRARYS)
-    # In a `%%ongpu` cell, batches on a GPU are not pinned, and a library's model is moved too.
+    # Suggest `%%ongpu` with the GPU of moved tensors: such a cell does not pin batches on a GPU.
     moved = operand.tensors_of({**frames[0].library, **dict(loaders)}) if pins else ()
     gpus = {t.device.index for _, t in moved if t.device.type != "cpu" and origin_of(t)}
     first = f"%%ongpu {gpus.pop()}" if len(gpus) == 1 else None
