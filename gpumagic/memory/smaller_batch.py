@@ -37,7 +37,10 @@ def smaller(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
         names = _SIZE_OF_MODELS if runs_model(s, trial) else _SIZE
         lower = (*_lower_variable(s, trial, names), *_lower_argument(s, trial, names))
         lower += (*_lower_setting(s, trial),)
-        if found := [*_fewer_rows(s, trial), *lower]:
+        rows = (*_fewer_rows(s, trial),)
+        # Prefer a number if the code makes the batch, as in `x = get_batch(n=64)`.
+        made = trial.stale.issuperset(_batch(s, trial))
+        if found := lower + rows if made else rows + lower:
             yield from found
             return
 

@@ -72,10 +72,6 @@ CASES = {
         "x, m = torch.randn(5000, 16, device=D), torch.randn(5000, device=D)",
         "out = x @ x.T @ m",
     ),
-    "classes of which rows are read": (
-        "y = torch.arange(5000, device=D) % 3000",
-        f"hot = F.one_hot(y, 3000).float()\n{SUMS.format('hot', 3000)}",
-    ),
     "a mean of outer products": (
         "x, y = torch.randn(400, 300, device=D), torch.randn(400, 200, device=D)",
         "outer = x[:, :, None] * y.unsqueeze(1)\nout = outer.mean(dim=0)",
@@ -111,7 +107,6 @@ RARE = {
     "roots of squared distances",
     "the most alike",
     "gradients of each sample",
-    "classes of which rows are read",
     "a chain that ends in one number",
     "distances in batches",
     "a mean over pairs",
