@@ -25,7 +25,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     args, unknown = parser.parse_known_args(arguments)
     if unknown or "run" not in args:
-        options = [f"--{name}" for name in ("help", "version", *vars(args))]
+        known = {"help", "version", *vars(args)} - {"run", "enable", "notebook"}
+        options = map("--{}".format, known)
         what = f"unexpected {unknown[0]}" if unknown else "a command is needed"
         parser.error(f"{what}; {meant(what, options) or 'type gpumagic --help'}".rstrip())
     try:

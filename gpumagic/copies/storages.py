@@ -155,7 +155,7 @@ class StorageCopier:
         if tracked:
             with torch.enable_grad():
                 made = _rooted().apply(self._token, [data])
-            return made if kind is None else made.as_subclass(kind)
+                return made if kind is None else made.as_subclass(kind)
         if kind is None:
             return data.requires_grad_(needs)
         return torch.Tensor._make_subclass(kind, data, needs)

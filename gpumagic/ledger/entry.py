@@ -232,8 +232,8 @@ class Count(Entry):
         known["calls"] = max(calls, at_least)
         if self.timed:  # assume that the other copies took as long on average
             known["seconds"] = (self.seconds or 0.0) * self.count / self.timed
-        if self.looks:
-            known["repeats"] = round(self.repeats * self.count / self.looks)
+        if self.looks > 1:  # the first copy repeats none
+            known["repeats"] = round(self.repeats * (self.count - 1) / (self.looks - 1))
         if self.at is not None:
             known |= {"where": files.line_at(*self.at), "code": files.expression(*self.at)}
         return Entry(**known)

@@ -290,10 +290,11 @@ class PeakRecorder:
         complete = len(trace) < max(len(whole), PEAK_RING) and missing <= _MISSING * peak.nbytes
         # torch's peak includes the unused ends of blocks, which the recorded sizes do not.
         rest = max(torch.cuda.max_memory_allocated(self._index) - peak.nbytes, 0)
+        lines = Counter(dict(peak.lines)) + Counter({ROUNDED_UP if complete else UNKNOWN: rest})
         return replace(
             peak,
             nbytes=peak.nbytes + rest,
-            lines=peak.lines + ((ROUNDED_UP if complete else UNKNOWN, rest),) * bool(rest),
+            lines=tuple(lines.most_common()),
             complete=complete,
             saved=self._save or "",
             added_seconds=perf_counter() - began,

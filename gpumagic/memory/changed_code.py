@@ -243,11 +243,13 @@ def settings(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 def less_state(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose a fused optimizer, or one with less state if a first step failed to create state."""
     for name in sorted(s.read):
-        groups: Any = getattr(s.namespace.get(name), "param_groups", ())
-        if any(group.get("fused", True) is None for group in groups):
+        opt: Any = s.namespace.get(name)
+        is_one = issubclass(type(opt), torch_here().optim.Optimizer)
+        groups: Any = opt.param_groups if is_one else ()
+        free = [not any(map(g.get, ("foreach", "differentiable"))) for g in groups if "fused" in g]
+        if free and all(free) and not groups[0]["fused"]:
             within = lambda groups=groups: nullcontext([g.update(fused=True) for g in groups])  # noqa: E731
-            kind = type(s.namespace[name]).__name__
-            do = f"`{kind}(…, fused=True)` for `{name}`: a step without temporary tensors"
+            do = f"`{type(opt).__name__}(…, fused=True)` for `{name}`: a step without copies"
             yield from helps(t.best, do, within=within)
     old: Any = s.optimizer
     weights = [p for group in getattr(old, "param_groups", ()) for p in group["params"]]

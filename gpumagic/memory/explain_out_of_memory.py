@@ -117,16 +117,13 @@ def by_figures(s: OutOfMemoryState, t: Trials) -> tuple[str, list[Lever]] | None
 
 def levers(s: OutOfMemoryState, t: Trials, free: tuple[Any, ...]) -> list[Lever]:
     """Return the cheapest levers that let the cell fit; if there are none, levers that help."""
-    less: tuple[Any, ...] = (
-        *(changed_code.other_form, changed_code.other_values, keep_less),
-        *(changed_code.on_host, changed_code.collected, changed_code.frozen),
-        *(changed_code.no_graph, changed_code.settings),
-    )
+    c = changed_code
+    less: tuple[Any, ...] = (c.other_form, c.other_values, keep_less, c.on_host, c.collected)
+    less += c.frozen, c.no_graph, c.settings
     # If each pass of a loop keeps memory, freeing other memory only delays the error.
     first = (free, less) if t.loop is None else (less, free)
     found, enough = list[Lever](), list[Lever]()
-    last = changed_code.recomputed, smaller, changed_code.less_state, other_gpu
-    for group in (*first, (changed_code.by_rows,), last):
+    for group in (*first, (c.by_rows,), (c.recomputed, smaller, c.less_state, other_gpu)):
         for lever in chain.from_iterable(find(s, t) for find in group):
             found.append(lever)
             if _suffices(s, lever):
@@ -239,7 +236,7 @@ def other_gpu(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
             return
 
 
-_DETACHED = "store {1} in `{0}`: results keep their graphs alive"
+_DETACHED = "store {1} in `{0}`{2}: results keep their graphs alive"
 _ROOM = "if RAM has room; not all of them fit on the GPU at once"
 _KEPT: dict[str, Callable[[Any], Any]] = {
     "store `.clone()` in `{}`: a view keeps its whole base tensor alive": methodcaller("clone"),
@@ -283,18 +280,18 @@ def _kept(
 ) -> Iterator[Lever]:
     """Propose to store results without graphs (`graphs` bytes) or off the GPU (`whole` bytes)."""
     # A variable computed from its old value, as in `h = f(h)`, may keep the graphs of all passes.
-    added = tuple(sorted(trial.rest.accumulated))
+    added, loop = tuple(sorted(trial.rest.accumulated)), trial.rest.loops[0]
     for names in dict.fromkeys(((name,), added)) if graphs else ():
         needed = {_needs_graph(s, trial, each) for each in names if each}
         if needed and True not in needed:
             do, by = (_BACKWARD, backward) if None in needed else (_DETACHED, without_graph)
             keep: Any = names, partial(each_tensor, by)
             freed = whole * trial.adds_beyond_room
-            do = do.format("`, `".join(names), _without_graph(trial, names))
+            last = " at the end of each pass" * any(frames.is_chained(each, loop) for each in names)
+            do = do.format("`, `".join(names), _without_graph(trial, names), last)
             if found := [*helps(trial, do, graphs, freed, keep=keep)]:
                 yield from found
                 return
-    loop = trial.rest.loops[0]
     if graphs and frames.is_chained(name, loop) and frames.computes(name, [*ast.walk(loop)]):
         do = f"`{name} = {name}.detach()` after `.backward()`: the next backward pass stops there"
         yield Lever(do, graphs)

@@ -284,7 +284,8 @@ class CodeTrial:
         return self._need_of(run)
 
     def _need_of(self, run: DryRun | None) -> Need | None:
-        if run is None or run.mismatches or run.error:
+        guessed = run is not None and GUESSED in {each.reason for each in run.unknown}
+        if run is None or run.mismatches or (run.error and not guessed):
             return None
         peak = run.peak.get(self._state.name)
         held = [int(e.reason.split()[-1]) for e in run.unknown if e.reason.startswith(_HELD)]
@@ -293,7 +294,7 @@ class CodeTrial:
         # If the unchanged code keeps nothing after a pass, one complete pass is enough.
         steady = bool(held) and getattr(self.__dict__.get("need"), "grows", None) == 0
         grows = 0 if steady and grows is None else grows
-        whole = (run.complete or steady) and GUESSED not in {each.reason for each in run.unknown}
+        whole = (run.complete or steady) and not guessed
         return Need(most, grows if self._loop else 0, whole, run.unknown)
 
     def _passes(self, space: dict[str, Any], note: Any, keep: Any, fixed: set[str]) -> Any:
@@ -301,8 +302,7 @@ class CodeTrial:
         names, change = keep
         for name in names:  # `total += loss` or `losses.append(loss)` must not add to old graphs
             held = space[name]
-            detached = held.detach() if is_tensor(held) else held
-            space[name] = copy(held) if type(held) in (list, dict) else detached
+            space[name] = held.detach() if is_tensor(held) else each_tensor(lambda x: x, held)
         # Restore loop variables before each pass, because `batch = batch.cuda()` changes `batch`.
         targets = frames.stored(getattr(self._loop, "target", ast.Pass())) & space.keys()
         bound = targets & frames.bound(self.code)

@@ -8,6 +8,7 @@ from collections import UserDict
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import cache, partial
+from itertools import chain, islice
 from types import FunctionType
 from typing import Any
 
@@ -28,6 +29,7 @@ _NEAR, _NEAR_REAL = 0.05, 0.1  # the number may be too low by this fraction, on 
 # Names of numbers to lower. Without a model, use only `_SIZE`, as a lower `B` may change results.
 _SIZE = re.compile(r"(?i:batch|chunk|capacity)")
 _SIZE_OF_MODELS = re.compile(rf"{_SIZE.pattern}|seq|context|^(?:bs|B|T)$")
+_MOST = 9  # number of tensors that may belong to one batch
 _CUTS = {"split", "chunk", "narrow", "select", "index_select", "unbind"}
 
 
@@ -35,8 +37,8 @@ def smaller(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose the largest batch that fits, in the innermost frame where a smaller batch helps."""
     for trial in (trial for trial in t.every if t.loop is None and trial.lacking > 0):
         names = _SIZE_OF_MODELS if runs_model(s, trial) else _SIZE
-        lower = (*_lower_variable(s, trial, names), *_lower_argument(s, trial, names))
-        lower += (*_lower_setting(s, trial),)
+        named = _lower_variable(s, trial, names), _lower_argument(s, trial, names)
+        lower = *chain(*named), *_lower_setting(s, trial)
         rows = (*_fewer_rows(s, trial),)
         # Prefer a number if the code makes the batch, as in `x = get_batch(n=64)`.
         made = trial.stale.issuperset(_batch(s, trial))
@@ -117,19 +119,20 @@ def _lower_argument(s: OutOfMemoryState, trial: CodeTrial, names: Any) -> Iterat
 def _lower_setting(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[Lever]:
     """Propose a lower number in an attribute, or in the `args` of transformers' `Trainer`."""
     for each in sorted(s.read):
-        held = own(s.namespace.get(each))
-        for name, value in held.items():
+        owner = s.namespace.get(each)
+        args = own(owner).get("args")  # a `Trainer` copies its `args.per_device_train_batch_size`
+        for name, value in own(owner).items():
             if _SIZE.search(name) and type(value) is int and value > 1:
-                tried = partial(_with_setting, trial, held, name)
-                args = held.get("args")  # a `Trainer` copies its `args.per_device_train_batch_size`
-                given = next((key for key in own(args) if key.endswith(name)), "")
-                do = f"`{type(args).__name__}(…, {given}={{}})` for a new `{each}`" if given else ""
-                do = f"{do or f'`{each}.{name} = {{}}`'} instead of {value:,}"
+                tried = partial(_with_setting, trial, owner, name)
+                do = f"`{each}.{name} = {{}}` instead of {value:,}"
+                if given := next((n for n in own(args) if name[0] == "_" and n.endswith(name)), ""):
+                    new = f"`{type(args).__name__}(…, {given}={{}})` for a new `{each}`"
+                    do = f"{new} instead of {value:,}"
                 yield from _largest(s, trial, do, value, tried, 0.0)
 
 
-def _with_setting(trial: CodeTrial, held: dict[str, Any], name: str, number: int) -> Need | None:
-    return trial.tried(within=lambda: nullcontext(held.update({name: number})))
+def _with_setting(trial: CodeTrial, owner: Any, name: str, number: int) -> Need | None:
+    return trial.tried(within=lambda: nullcontext(owner.__setattr__(name, number)))
 
 
 def _given(trial: CodeTrial, call: ast.Call) -> dict[str, Any]:
@@ -201,9 +204,10 @@ def _batch(s: OutOfMemoryState, trial: CodeTrial) -> list[str]:
     strided = torch_here().strided  # the bytes of a sparse tensor are not defined
     first = {name: _tensor_in(value) for name, value in values.items()}
     found = {n: v for n, v in first.items() if is_tensor(v) and v.layout is strided and v.dim()}
+    names = sorted(found, key=lambda name: -found[name].nbytes)
     # Skip tensors computed from other tensors, such as the outputs of the pass before.
-    given = [n for n in found if n not in computed_from([*found.keys() - {n}], trial.code)]
-    names = sorted(given, key=lambda name: -found[name].nbytes)
+    given = (n for n in names if n not in computed_from([*found.keys() - {n}], trial.code))
+    names = [*islice(given, _MOST)]
     alike = [name for name in names if len(found[name]) == len(found[names[0]]) > 1]
     tensors = [name for name in alike if is_tensor(values[name])]
     return alike if runs_model(s, trial) and not _is_cut(trial.code, alike, tensors) else []

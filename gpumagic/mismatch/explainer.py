@@ -8,7 +8,7 @@ package, an operand is *odd* if it is on the wrong device.
 import ast
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import chain, groupby
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -29,8 +29,8 @@ from gpumagic.mismatch.operation import (
     read,
     without_lengths,
 )
-from gpumagic.mismatch.special_causes import prepare_loader, special_cause
-from gpumagic.moving.move import origin_of
+from gpumagic.mismatch.special_causes import special_cause
+from gpumagic.moving.move import origin_of, unmoved
 from gpumagic.usercode.files import last_cell
 from gpumagic.usercode.frames import FailedFrame, errors, failed_frames
 
@@ -117,8 +117,7 @@ def _mismatch(
     cause, moves = sources.own_cause(clash, odd)
     frames = [frame, *outer]
     lost = (keep_copies(moved, frames, choice.target) for moved in ([*odd, *extra], odd))
-    causes = chain([prepare_loader(odd, frames, choice.target)], lost)
-    kept, why_lost = next((each for each in causes if each[1]), (None, ""))
+    kept, why_lost = next((each for each in lost if each[1]), (None, ""))
     # Move an index only in the failing expression, so that other uses of the index do not change.
     an_index = kind == "index" and clash.parts[0] not in odd
     fix = fix or kept or fixes.elsewhere(clash, choice, outer)
@@ -197,8 +196,8 @@ def _brought(leaves: tuple[Part, ...], frame: FailedFrame) -> str | None:
         if origin is None or others != {str(origin.device)} or not part.device:
             continue
         cell, name, model = origin.cell or "a cell", origin.name, frame.scope.name(origin.name)
-        its = map(origin_of, model.parameters() if issubclass(type(model), nn.Module) else ())
-        if len({each and each.device for each in its}) > 1:
+        its = model.parameters() if issubclass(type(model), nn.Module) else ()
+        if any(each in unmoved and origin_of(each) is None for each in its):
             moved = f"{cell} moved parts of {name} from {origin.device} to {part.device}"
             return f"{moved}; make {name} again, and {_LEAVE_OUT}"
         if origin.cell != last_cell():

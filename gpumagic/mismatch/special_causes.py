@@ -3,6 +3,7 @@
 import ast
 import inspect
 from contextlib import suppress
+from itertools import chain
 from types import FunctionType
 from typing import Any
 
@@ -30,8 +31,7 @@ from gpumagic.mismatch.explanation import (
 from gpumagic.mismatch.operation import Message, named_in, nodes_around, storages
 from gpumagic.moving.move import origin_of
 from gpumagic.usercode.files import label, source_of
-from gpumagic.usercode.frames import FailedFrame, loops_around, statement, stored, uses
-from gpumagic.usercode.values import comes_from
+from gpumagic.usercode.frames import FailedFrame, statement, uses
 
 _STATE = (
     "the optimizer's state stayed behind when the model moved; load_state_dict moves the state to "
@@ -177,35 +177,16 @@ def _for_worker(frames: list[FailedFrame], pins: bool) -> Explanation:
     rows = tuple(sources.row(part, True) for (part,) in made)
     known = {**frames[-1].scope.outer, **frames[-1].scope.local}
     every = [n for n, v in known.items() if n[0] != "_" and issubclass(type(v), DataLoader)]
-    alike = [n for n in every if any(t.is_cuda for _, t in operand.tensors_of(known[n]))]
-    names = some(dict.fromkeys((name, *alike)))
-    again = _AGAIN.format(names, *_made_on_host([t for _, t in tensors], frames[-1], name))
+    alike = [n for n in every if known[n].pin_memory or known[n].num_workers]
+    its = {n: [t for _, t in operand.tensors_of(known[n]) if t.is_cuda] for n in alike}
+    its = {name: [t for _, t in tensors], **{n: found for n, found in its.items() if found}}
+    again = _AGAIN.format(some(its), *_made_on_host([*chain(*its.values())], frames[-1], some(its)))
     why = _WORKERS + (again if loaders or frames[0].direct else _LIBRARYS)
     # Suggest `%%ongpu` with the GPU of moved tensors: such a cell does not pin batches on a GPU.
     moved = operand.tensors_of({**frames[0].library, **dict(loaders)}) if pins else ()
     gpus = {t.device.index for _, t in moved if t.device.type != "cpu" and origin_of(t)}
     first = f"%%ongpu {gpus.pop()}" if len(gpus) == 1 else None
     return Explanation(source_of(file, line), line, file, label(file), rows, None, why, first)
-
-
-def prepare_loader(
-    odd: list[operand.Part], frames: list[FailedFrame], target: str
-) -> tuple[Fix | None, str]:
-    """Return the fix and the reason if operands are batches that accelerate did not prepare."""
-    on_cpu = target != "cpu" and all(part.device == "cpu" for part in odd)
-    wanted = storages([part.value for part in odd]) if on_cpu else set()
-    for frame in frames if wanted else ():
-        known = {**frame.scope.outer, **frame.scope.local}.items()
-        by = [n for n, v in known if comes_from(type(v), "accelerate.accelerator.Accelerator")]
-        loops: list[Any] = loops_around(frame.failed or ast.Pass()) if by else []
-        for loop in (each for each in loops if isinstance(each, ast.For)):
-            held = storages([frame.scope.name(name) for name in stored(loop.target)])
-            loaders = [n for n in ast.walk(loop.iter) if type(frame.scope.value(n)) is DataLoader]
-            if loaders and wanted & held and can_precede(frame, loops[-1]):
-                name = frame.text(loaders[0])
-                why = f"{name} did not go through {by[0]}.prepare(), so its batches stay on the CPU"
-                return Edit(frame, loops[-1], [f"{name} = {by[0]}.prepare({name})"]).fix(0), why
-    return None, ""
 
 
 def _made_on_host(tensors: list[Tensor], frame: FailedFrame, loader: str) -> tuple[str, str]:
@@ -218,8 +199,8 @@ def _made_on_host(tensors: list[Tensor], frame: FailedFrame, loader: str) -> tup
     moves = [f"{', '.join(made)} = {', '.join(f'{name}.cpu()' for name in made)}"] if made else []
     unnamed = not away or away - storages([*its.values()])
     moves += ["%ongpu home"] * bool(unnamed or len(made) < len(its))
-    data = getattr(every.get(loader), "dataset", None)
-    again = unnamed or any(value is data for value in every.values())
+    data = [getattr(every.get(each), "dataset", tensors) for each in loader.split(", ")]
+    again = unnamed or any(value is each for value in every.values() for each in data)
     return " and ".join(moves), f"its data and {loader}" if again else loader
 
 

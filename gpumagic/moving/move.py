@@ -212,7 +212,8 @@ class MovePlan:
         noted = len(self._origins)
         # A variable of which an earlier cell moved a part may have new tensors, as after `half()`.
         away = {found.root for found in self._finder.found if origin_of(found.tensor)}
-        _seen.update((f.tensor, None) for f in self._finder.found if f.root not in away)
+        for found in (each for each in self._finder.found if each.root not in away):
+            unmoved[found.tensor] = None
         try:
             self._origins += [
                 (found.tensor, Origin(found.root, found.tensor.device, new.device))
@@ -376,7 +377,7 @@ def _no_room(device: torch.device, tensors: list[FoundTensor]) -> str:
 
 _origins: Any = WeakIdKeyDictionary()
 """The origin of each object that a cell moved, until the object is moved back."""
-_seen: Any = WeakIdKeyDictionary()  # as keys, tensors not newer than their variable's first move
+unmoved: Any = WeakIdKeyDictionary()  # keys: tensors no newer than their variable's first move
 
 
 def remember(origins: Origins, cell: str) -> None:
@@ -403,15 +404,17 @@ def _add_whole_modules(by_device: Any, namespace: dict[str, Any], away: Origins)
     """Add whole modules to `by_device`: their other buffers may be new tensors without an origin,
     for example after `half()`. If a module has several homes, add its submodules instead."""
     homes = {id(value): origin.device for value, origin in away}
-    todo = [*instances_in(namespace, nn.Module)]
-    for name, module in todo:
+    done = set[int]()
+    tops = instances_in(namespace, nn.Module)
+    every = ((name, each) for name, top in tops for each in top.modules())
+    for name, module in ((name, each) for name, each in every if id(each) not in done):
         tensors = [*module.parameters(), *module.buffers()]
         now = {tensor.device for tensor in tensors}
-        home = {homes.get(id(t), t.device) for t in tensors if id(t) in homes or t in _seen}
+        home = {homes.get(id(t), t.device) for t in tensors if id(t) in homes or t in unmoved}
         if len(home) == len(now) == 1 and home != now:
             by_device.setdefault(home.pop(), []).append((name, module))
-        elif len(home) > 1:
-            todo += [(name, child) for child in module.children()]
+        if len(home) < 2:
+            done.update(map(id, module.modules()))
 
 
 def bring_home(namespace: dict[str, Any], origins: Origins | None = None) -> Moves:

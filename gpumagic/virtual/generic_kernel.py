@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from gpumagic.ledger.copy_kernels import INDEXING, WAITS
@@ -39,6 +40,8 @@ SHARING |= {"native_channel_shuffle", "_slow_conv2d_forward", "slow_conv3d_forwa
 """Operators that may return an existing tensor. The list follows torchgen's gen_variable_type.py.
 torch's debug builds assert that all other non-composite operators return new tensors."""
 PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "_cdist_forward", "_euclidean_dist"})
+_UNCOUNTED = {"aten::_foreach_zero_", "aten::_foreach_lerp_.Scalar"}
+"""In-place operators on lists whose CUDA kernels leave the versions of the tensors as they are."""
 _GROWS = {(n, "List[int]") for n in ("repeats", "pad", "output_size", "size", "kernel_size")}
 """Names and types of arguments that can make a result many times as large as the input."""
 # Operators that may return a sparse, nested or quantized tensor.
@@ -78,6 +81,8 @@ class KernelPlan:
         self.fresh = self.plain and _makes_all_new(self.op)
         self.pointwise = torch.Tag.pointwise in self.op.tags
         self.grows = [n for n, a in enumerate(arguments) if (a.name, str(a.type)) in _GROWS]
+        in_place = self.name.startswith("_foreach_") and self.name.endswith("_")
+        self.counts = in_place and self.op.name() not in _UNCOUNTED
         checked = all((self.fresh, not self.draws, not self.name.startswith("_foreach_")))
         # If the product of this factor and all tensors' numel exceeds SMALL, check the free memory.
         self.factor = checked * max(1, len(self.grows) * (SMALL + 1))
@@ -150,6 +155,8 @@ def _run_on_cpu(plan: KernelPlan, args: Any, kwargs: dict[str, Any]) -> Any:
     if count > SMALL:
         _check_room(plan, low, low_kwargs, found, gpu)
     result = _compute(plan, call, low, low_kwargs, gpu)
+    if plan.counts:  # CUDA's kernel raises the versions, so that autograd detects the change
+        increment_version([tensor for tensor in args[0] if not tensor.is_inference()])
     if plan.fresh and isinstance(result, Tensor):
         result = adopt(result, gpu, 4)  # same as `_lift`, but faster
     else:

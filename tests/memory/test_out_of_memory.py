@@ -913,3 +913,22 @@ def test_a_trainer_collects_its_predictions_on_the_cpu(small, shown):
     code = next(do for do in levers if "eval_accumulation_steps" in do).split("`")[1]
     assert code == "trainer.args.eval_accumulation_steps = 4"
     assert small.run(f"%gpufree\n{code}\nfound = trainer.evaluate(batches)").success
+
+
+def test_a_check_of_values_and_an_object_with_every_attribute_hide_no_lever(small, shown):
+    small.run(f"{START}\nfrom unittest.mock import Mock\nlog = Mock()")
+    small.run("net, x = nn.Linear(256, 512).cuda(), torch.ones(30_000, 256)")
+    small.run(
+        "log.info(1)\ny = net(x.cuda())\nassert torch.isfinite(y).all()\n"
+        "if torch.isnan(y).any():\n    raise ValueError('nan')\nz = y.square().sum(1)"
+    )
+    assert shown.pop().levers
+
+
+def test_an_option_that_the_optimizer_refuses_is_not_offered(small, shown):
+    small.run(f"{START}\nnet = nn.Sequential(nn.Linear(1024, 1664), nn.Linear(1664, 1024)).cuda()")
+    small.run(
+        "opt, x = torch.optim.Adam(net.parameters(), foreach=True), mib(1).view(-1, 1024)[:1]"
+    )
+    small.run("for _ in range(3):\n    net(x).sum().backward()\n    opt.step()")
+    assert not [lever for lever in shown.pop().levers if "fused" in lever.do]

@@ -240,3 +240,9 @@ def test_odd_code_is_explained_too(small, shown, cell):
     small.run(cell)
     assert faults.all_kept() == []
     assert shown.pop().reason
+
+
+def test_rows_that_the_code_chooses_are_not_split(small, shown):
+    small.run(f"{START}\nnet, x = nn.Linear(64, 8000).cuda(), torch.ones(4000, 64).cuda()")
+    small.run("out = net(x[:3000]).square().mean()")
+    assert not [lever for lever in shown.pop().levers if "x.split" in lever.do]

@@ -524,3 +524,11 @@ def test_a_state_that_stayed_on_the_gpu_follows_its_module(ip):
     assert "self.h.detach().to(x.device)" in told
     assert "self.cell.to" not in told
     assert 'register_buffer("h", …' in told  # forward() may not assign to a Parameter
+
+
+def test_a_layer_that_a_placed_cell_made_is_no_part_that_was_left(ip):
+    ip.run("net, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU()), torch.ones(2, 4)")
+    ip.run("%%ongpu 0\nnet.append(nn.Linear(8, 3))\nnet(x)")
+    told = " ".join(explained(ip.run("net(torch.ones(2, 4))")).split())
+    assert "make net again" not in told
+    assert "put %%ongpu 0 on top of this cell" in told

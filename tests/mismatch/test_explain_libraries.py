@@ -191,32 +191,6 @@ def test_a_file_that_it_wrote_is_not_the_users(tmp_path):
     assert explanation.fix.label == "snippet.py"
 
 
-def test_a_loader_that_accelerate_did_not_prepare_is_prepared():
-    code = (
-        "from accelerate import Accelerator\n"
-        "accelerator = Accelerator()\n"
-        "net = accelerator.prepare(nn.Linear(3, 2))\n"
-        "loader = DataLoader(torch.ones(4, 3), batch_size=2)\n"
-        "for n, x in enumerate(loader):\n    y = net(x)\n"
-    )
-    told = gpumagic.explain(run(code))
-    assert "loader did not go through accelerator.prepare()" in told.reason
-    assert run(told.fix.apply(code)) is None
-
-
-def test_numpy_in_a_loop_over_an_unprepared_loader_has_its_own_cause():
-    code = (
-        "from accelerate import Accelerator\n"
-        "accelerator = Accelerator()\n"
-        "net = nn.Linear(3, 2).cuda()\n"
-        "loader = DataLoader(torch.ones(4, 3), batch_size=2)\n"
-        "for x in loader:\n    y = net(x.cuda()).detach().numpy()\n"
-    )
-    told = gpumagic.explain(run(code))
-    assert "prepare" not in told.reason
-    assert "detach().cpu().numpy()" in told.fix.code
-
-
 def test_a_loader_that_a_library_made_over_moved_data_can_be_read_in_a_placed_cell(ip):
     ip.run("import libx\ndata = [torch.ones(3), torch.ones(3)]\nit = libx.Loops(data, True)")
     assert ip.run("%%ongpu 1\nit.loop()").error is None

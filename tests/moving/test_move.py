@@ -473,3 +473,23 @@ def test_the_gpu_of_an_object_whose_tensors_stay_is_kept():
     move_all([("strategy", strategy)], GPU1)
     assert strategy.weights.device == CPU
     assert strategy.root_device == GPU0
+
+
+def test_modules_that_hold_each_other_go_home(gpus):
+    a, b = nn.Sequential(nn.Linear(2, 2)), nn.Sequential(nn.Linear(2, 2, device=GPU1))
+    a.append(b)
+    b._modules["outer"] = a
+    space = {"a": a}
+    brought(space, GPU1)
+    bring_home(space)
+    assert (a[0].weight.device, b[0].weight.device) == (CPU, GPU1)
+
+
+def test_a_tensor_class_that_cannot_be_hashed_is_moved(gpus):
+    class Pair(torch.Tensor):
+        def __eq__(self, other):
+            return torch.Tensor.__eq__(self, other)
+
+    space = {"x": torch.ones(3).as_subclass(Pair)}
+    gpumagic.move(space, 1)
+    assert space["x"].device == GPU1

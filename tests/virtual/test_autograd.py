@@ -115,3 +115,26 @@ def test_functional_gradients_through_attention(gpus, same):
         return nn.functional.scaled_dot_product_attention(x, x, x).square().sum()
 
     assert same(torch.func.grad(loss)(query.cuda(1)), torch.func.grad(loss)(query))
+
+
+def test_an_optimizers_step_before_the_backward_pass_is_an_error_as_on_cuda():
+    net = torch.nn.Linear(3, 2, device="cuda:1")
+    optimizer = torch.optim.Adam(net.parameters())
+    x = torch.ones(4, 3, device="cuda:1", requires_grad=True)
+    loss = net(x).square().sum()
+    loss.backward(retain_graph=True)
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_operators_on_lists_raise_the_versions_that_cudas_kernels_raise():
+    a, b = torch.ones(2, 3, device="cuda:1").unbind()
+    a, b = a.clone(), b.clone()
+    torch._foreach_mul_([a, b], 2.0)
+    torch._foreach_zero_([b])
+    assert (a._version, b._version) == (1, 1)
+    with torch.inference_mode():
+        inside = torch.ones(3, device="cuda:1")
+        torch._foreach_add_([inside], 1.0)
+    assert inside.tolist() == [2, 2, 2]
