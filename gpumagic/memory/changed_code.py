@@ -242,7 +242,7 @@ def settings(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 
 def less_state(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose a fused optimizer, or one with less state if a first step failed to create state."""
-    for name in sorted(s.read):
+    for name in sorted(s.read) if t.best is not None else ():
         opt: Any = s.namespace.get(name)
         is_one = issubclass(type(opt), torch_here().optim.Optimizer)
         groups: Any = opt.param_groups if is_one else ()

@@ -207,7 +207,7 @@ def test_all_loaders_over_the_data_and_their_data_sets_are_named(ip):
     )
     told = " ".join(explained(ip.run("epoch(loader)")).split())
     assert "make loader, other again with num_workers=0, pin_memory=False" in told
-    assert "type X = X.cpu(), then make its data and loader in a cell without" in told
+    assert "type X = X.cpu(), then make its data and loader, other in a cell without" in told
 
 
 def test_named_data_made_on_the_gpu_is_to_be_copied_to_the_cpu(ip):
