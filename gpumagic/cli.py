@@ -26,9 +26,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args, unknown = parser.parse_known_args(arguments)
     if unknown or "run" not in args:
         known = {"help", "version", *vars(args)} - {"run", "enable", "notebook"}
-        options = map("--{}".format, known)
         what = f"unexpected {unknown[0]}" if unknown else "a command is needed"
-        parser.error(f"{what}; {meant(what, options) or 'type gpumagic --help'}".rstrip())
+        question = meant(what, map("--{}".format, known)) or "type gpumagic --help"
+        parser.error(f"{what}; {question}".rstrip())
     try:
         return int(args.run(args))
     except GpuError as error:

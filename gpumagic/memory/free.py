@@ -166,7 +166,7 @@ def _still_held(
     for name in names:
         if not any(name in each.roots for each in spare):
             ways = (way for each in found if name in each.roots for way in each.ways)
-            others = dict.fromkeys(way.root for way in ways if way.root not in names)
+            others = {w.root: None for w in ways if w.kind not in KEPT and w.root not in names}
             verb = "hold" if len(others) > 1 else "holds"
             said[name] = f"{name} stays: {some(others)} {verb} its memory too"
     return said

@@ -116,9 +116,11 @@ class CodeTrial:
         whole: Any = self.frame.tree if self.frame.at_top and rest.failed is not None else None
         self._body: list[ast.stmt] = getattr(self._loop or whole, "body", [])
         self._last = len(self._body)  # number of statements to follow, at the end of the body
-        # After `X = torch.from_numpy(X).cuda()` the first `X` is gone, so do not repeat this line.
+        # After `X = X.cuda()` or `del X`, the first `X` is gone, so do not repeat this line.
         failed: Any = rest.failed
-        if not self._loop and failed in self._body and rest.made_before & {*names_read(whole)}:
+        gone: Any = rest.made_before & {*names_read(whole or ast.Pass())}
+        gone = gone or ast.Delete in map(type, self._body)
+        if not self._loop and failed in self._body and gone:
             self._last -= self._body.index(failed)
         follows = self._state.shortage.library == TORCH
         self._compiled = self._as_loop() if follows else None

@@ -29,7 +29,6 @@ _NEAR, _NEAR_REAL = 0.05, 0.1  # the number may be too low by this fraction, on 
 # Names of numbers to lower. Without a model, use only `_SIZE`, as a lower `B` may change results.
 _SIZE = re.compile(r"(?i:batch|chunk|capacity)")
 _SIZE_OF_MODELS = re.compile(rf"{_SIZE.pattern}|seq|context|^(?:bs|B|T)$")
-_MOST = 9  # number of tensors that may belong to one batch
 _CUTS = {"split", "chunk", "narrow", "select", "index_select", "unbind"}
 
 
@@ -124,10 +123,9 @@ def _lower_setting(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[Lever]:
         for name, value in own(owner).items():
             if _SIZE.search(name) and type(value) is int and value > 1:
                 tried = partial(_with_setting, trial, owner, name)
-                do = f"`{each}.{name} = {{}}` instead of {value:,}"
-                if given := next((n for n in own(args) if name[0] == "_" and n.endswith(name)), ""):
-                    new = f"`{type(args).__name__}(…, {given}={{}})` for a new `{each}`"
-                    do = f"{new} instead of {value:,}"
+                given = next((n for n in own(args) if name[0] == "_" and n.endswith(name)), "")
+                new = f"`{type(args).__name__}(…, {given}={{}})` for a new `{each}`"
+                do = f"{new if given else f'`{each}.{name} = {{}}`'} instead of {value:,}"
                 yield from _largest(s, trial, do, value, tried, 0.0)
 
 
@@ -207,7 +205,7 @@ def _batch(s: OutOfMemoryState, trial: CodeTrial) -> list[str]:
     names = sorted(found, key=lambda name: -found[name].nbytes)
     # Skip tensors computed from other tensors, such as the outputs of the pass before.
     given = (n for n in names if n not in computed_from([*found.keys() - {n}], trial.code))
-    names = [*islice(given, _MOST)]
+    names = [*islice(given, 9)]  # a batch has few tensors
     alike = [name for name in names if len(found[name]) == len(found[names[0]]) > 1]
     tensors = [name for name in alike if is_tensor(values[name])]
     return alike if runs_model(s, trial) and not _is_cut(trial.code, alike, tensors) else []

@@ -339,3 +339,10 @@ def test_in_a_program_a_gpu_is_named_as_in_the_magic(held, where):
     for wrong in (7, 2.5, torch.ones(2)):
         with pytest.raises(gpumagic.GpuError, match=r"no GPU 7|is not a device"):
             gpumagic.free_memory(wrong)
+
+
+def test_an_error_that_was_released_is_no_holder_any_more(held):
+    held.run("y = x.view(2, -1)\ndef fail(x):\n    raise ValueError")
+    held.run("fail(x)")
+    said = held.run("%gpufree x").text
+    assert "x stays: y holds its memory too" in said

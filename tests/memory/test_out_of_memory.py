@@ -932,3 +932,11 @@ def test_an_option_that_the_optimizer_refuses_is_not_offered(small, shown):
     )
     small.run("for _ in range(3):\n    net(x).sum().backward()\n    opt.step()")
     assert not [lever for lever in shown.pop().levers if "fused" in lever.do]
+
+
+def test_a_cell_that_begins_with_a_deletion_has_levers(small, shown):
+    small.run(
+        f"{START}\nnet = nn.Sequential(*[nn.Linear(256, 256), nn.Tanh()] * 3).cuda()\nold = 1"
+    )
+    small.run("del old\ny = net(torch.ones(14_000, 256).cuda())\nbest = y.argmax(1).cpu()")
+    assert any("no_grad" in lever.do for lever in shown.pop().levers)
