@@ -87,10 +87,10 @@ def _forms(each: _Split, how: str, frame: frames.FailedFrame, block: list[Any]) 
 
 def _candidates(rest: frames.RestOfCode, block: list[Any]) -> Iterator[_Split]:
     for old, whole in _chains(rest, block):
-        # Code such as `x[:200]` reads chosen rows, so do not split `x`. `x[:, 0]` has all rows.
+        # `x[:200]` reads chosen rows, so do not split `x`. `x[:, 0]` and `x[None]` read all rows.
         indexed = [n for n in ast.walk(whole) if isinstance(n, ast.Subscript)]
         first = [(n.value, next(iter(getattr(n.slice, "elts", ())), n.slice)) for n in indexed]
-        chosen = {ast.unparse(value) for value, index in first if ast.unparse(index) != ":"}
+        chosen = {ast.unparse(v) for v, at in first if ast.unparse(at) not in (":", "None")}
         tensors = {k: x for k, x in _tensors(whole, rest.frame).items() if k not in chosen}
         lengths = {text: len(x) for text, x in tensors.items() if x.dim()}
         parts = [n for n in ast.walk(whole) if isinstance(n, (ast.Call, ast.BinOp))]
