@@ -6,7 +6,7 @@ package, an operand is *odd* if it is on the wrong device.
 """
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import groupby
 from typing import Any
@@ -30,7 +30,8 @@ from gpumagic.mismatch.operation import (
     without_lengths,
 )
 from gpumagic.mismatch.special_causes import special_cause
-from gpumagic.moving.move import origin_of, unmoved
+from gpumagic.moving.move import first_found, origin_of
+from gpumagic.moving.moved import Origin
 from gpumagic.usercode.files import last_cell
 from gpumagic.usercode.frames import FailedFrame, errors, failed_frames
 
@@ -38,7 +39,6 @@ _SHOWN = 3
 _NUMPY = "NumPy works in the host's memory only, so the values must be copied there"
 _HOST = "torch reads this argument on the CPU, so it must be there"
 _INDEX = "an index must be on the CPU or on the same device as what it indexes"
-_LEAVE_OUT = "leave out %%ongpu"
 _DICT = "a dict does not move with the model: move each of its tensors"
 
 
@@ -65,7 +65,7 @@ def _explain(
 ) -> Explanation | None:
     frame, outer = found[0], found[1:]
     special = special_cause(found, message)
-    if special or message.kind in ("generator", "ordinal", "gradient"):
+    if special or message.kind in ("generator", "ordinal"):
         return special
     clash, on_host = conflict(frame, message), message.kind in ("numpy", "host")
     for at in range(len(outer), 0, -1):
@@ -114,7 +114,8 @@ def _mismatch(
     tried = [*((each, [*moved, *extra]) for each, moved in places), *places]
     registering = (sources.register(moved, each, choice.target) for each, moved in tried)
     fix = registered = next(filter(None, registering), None)
-    cause, moves = sources.own_cause(clash, odd)
+    parted = _moved_in_part(clash)
+    cause, moves = (parted, False) if parted else sources.own_cause(clash, odd)
     frames = [frame, *outer]
     lost = (keep_copies(moved, frames, choice.target) for moved in ([*odd, *extra], odd))
     kept, why_lost = next((each for each in lost if each[1]), (None, ""))
@@ -123,7 +124,7 @@ def _mismatch(
     fix = fix or kept or fixes.elsewhere(clash, choice, outer)
     fix = fix or fixes.write_fix(site, site if an_index else above, choice)
     why = why_lost or cause or _reason(clash.parts, places, kind, registered)
-    fix = fix if moves and not (why or "").endswith(_LEAVE_OUT) else None
+    fix = fix if moves else None
     return Explanation(*expression(frame, node), _rows(clash, choice, site, names), fix, why)
 
 
@@ -173,7 +174,7 @@ def _reason(
     """Return the reason, or None. `frames` pairs each frame with the operands to move there."""
     if kind in ("numpy", "host"):
         return _NUMPY if kind == "numpy" else _HOST
-    if told := _brought(leaves, frames[0][0]):
+    if told := _brought(leaves):
         return told
     every = [(part, frame) for frame, odd in frames for part in odd]
     for part, frame in every:
@@ -187,22 +188,33 @@ def _reason(
     return _INDEX if kind == "index" else None
 
 
-def _brought(leaves: tuple[Part, ...], frame: FailedFrame) -> str | None:
-    """Return the reason if a cell moved an operand to another device; else None."""
+def _brought(leaves: tuple[Part, ...]) -> str | None:
+    """Return the reason if an earlier cell moved an operand to another device; else None."""
+    for origin in _origins(leaves):
+        if origin.cell != last_cell():
+            return (
+                f"{origin.cell or 'a cell'} moved {origin.name} to {origin.there}; "
+                "to undo: %ongpu home; to avoid: --back on that %%ongpu line"
+            )
+    return None
+
+
+def _moved_in_part(clash: Operation) -> str:
+    """Return the reason if a cell moved some of a module's layers and found others in place."""
+    for origin in _origins(clash.parts):
+        model: Any = clash.reader.frame.scope.name(origin.name)
+        its = model.parameters() if issubclass(type(model), nn.Module) else ()
+        if any(each in first_found and origin_of(each) is None for each in its):
+            moved = f"{origin.cell or 'a cell'} moved parts of {origin.name} from {origin.device}"
+            return f"{moved} to {origin.there}; type %ongpu home, and leave out %%ongpu"
+    return ""
+
+
+def _origins(leaves: tuple[Part, ...]) -> Iterator[Origin]:
+    """Yield the origin of each operand that a cell moved away from the device of all others."""
     for part in leaves:
         parameters = part.value.parameters() if issubclass(type(part.value), nn.Module) else ()
         origin = origin_of(next(iter(parameters), part.value))
         others = {device for other in leaves if other is not part for device in other.devices}
-        if origin is None or others != {str(origin.device)} or not part.device:
-            continue
-        cell, name, model = origin.cell or "a cell", origin.name, frame.scope.name(origin.name)
-        its = model.parameters() if issubclass(type(model), nn.Module) else ()
-        if any(each in unmoved and origin_of(each) is None for each in its):
-            moved = f"{cell} moved parts of {name} from {origin.device} to {part.device}"
-            return f"{moved}; make {name} again, and {_LEAVE_OUT}"
-        if origin.cell != last_cell():
-            return (
-                f"{cell} moved {name} to {part.device}; "
-                "to undo: %ongpu home; to avoid: --back on that %%ongpu line"
-            )
-    return None
+        if origin is not None and part.device and others == {str(origin.device)}:
+            yield origin

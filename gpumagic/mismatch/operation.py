@@ -27,12 +27,10 @@ class Message:
 
     # mixed (several devices), index, numpy, generator, load (a file from a missing GPU), ordinal
     # (the GPU does not exist), host (an argument must be on the CPU), worker or pin (workers or
-    # `pin_memory` of a DataLoader read a GPU), replicas (a DataParallel module is not on the first
-    # of its GPUs), or gradient (a `torch.autograd.Function` returned a gradient on another device
-    # than its input)
+    # `pin_memory` of a DataLoader read a GPU), or replicas (a DataParallel module is not on the
+    # first of its GPUs)
     kind: str
     devices: frozenset[str] = frozenset()  # "cuda:0", "cpu", or "cuda" if the text has no number
-    said: tuple[str, ...] = ()  # if gradient: function's name, input's device, gradient's device
 
 
 _DEVICE = re.compile(r"\b(?:cuda|xpu|mps)(?::\d+)?\b|\bcpu\b")
@@ -54,9 +52,6 @@ _KINDS = {
     r"|^invalid gradient at index \d+ - expected device \S+ but got"
     r"|Tensor on device \S+ is not on the expected device",
 }
-_GRADIENT = re.compile(
-    r"Function (\w+)Backward returned an invalid gradient .* expected device (\S+) but got (\S+)"
-)
 _WORKER = re.compile(
     r"in DataLoader worker process.*(?:Cannot re-initialize CUDA in forked subprocess"
     r"|CUDA error: initialization error|Storage device not recognized: cuda)"
@@ -81,8 +76,6 @@ def read(error: BaseException) -> Message | None:
     if found := _TYPES.search(text):
         kinds = {_device_of_type(name) for name in found.groups()}
         return Message("mixed", frozenset(kinds)) if len(kinds) > 1 else None
-    if found := _GRADIENT.search(text):
-        return Message("gradient", said=found.groups())
     for kind, pattern in _KINDS.items():
         if found := re.search(pattern, text):
             # The "cpu" in "either on cpu or …" is not a tensor's device.

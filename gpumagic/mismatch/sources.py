@@ -153,7 +153,7 @@ def _names_around(frame: FailedFrame, part: operand.Part) -> list[ast.expr]:
 
 
 def own_cause(clash: Operation, odd: list[operand.Part]) -> tuple[str, bool]:
-    """Return why a new module or a NumPy reduction is wrong, or ""; and whether moving may help."""
+    """Return a cause that no move of the operands cures, or ""; and whether a fix may move them."""
     for reason in filter(None, (_made_anew(part, clash.reader.frame) for part in odd)):
         return reason, False
     return _GRADIENTS * bool(in_torch(clash.node, clash.reader, odd[0])), True

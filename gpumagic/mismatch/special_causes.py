@@ -1,4 +1,4 @@
-"""Explain device errors of optimizers, files, loaders, gradients, generators and missing GPUs."""
+"""Explain device errors of optimizers, files, loaders, generators and missing GPUs."""
 
 import ast
 import inspect
@@ -17,7 +17,6 @@ from gpumagic.device.where import there_is
 from gpumagic.display.units import some
 from gpumagic.mismatch import operand, sources
 from gpumagic.mismatch.explanation import (
-    RERUN,
     Edit,
     Explanation,
     Fix,
@@ -55,8 +54,6 @@ def special_cause(found: list[FailedFrame], message: Message) -> Explanation | N
         return _for_default_generator(found) or _for_generator(found)
     if message.kind in ("worker", "pin"):
         return _for_worker(found, message.kind == "pin")
-    if message.kind == "gradient":
-        return _for_gradient(found[0], *message.said)
     if message.kind in ("load", "ordinal"):
         return _for_missing(found[0], message.kind)
     return _for_optimizer(found)
@@ -168,30 +165,40 @@ def _parameters(function: Any) -> tuple[str, ...]:
 
 def _for_worker(frames: list[FailedFrame], pins: bool) -> Explanation:
     """Explain a DataLoader whose workers, or if `pins` whose `pin_memory`, read GPU tensors."""
-    file, line = frames[0].filename, frames[0].line
-    loaders = [each for frame in reversed(frames) for each in _in_statement(frame, DataLoader)]
-    held = ((name, operand.tensors_of(loader)) for name, loader in loaders)
-    on_gpu = ((name, [t for t in found if t[1].device.type != "cpu"]) for name, found in held)
-    name, tensors = next((each for each in on_gpu if each[1]), ("the loader", []))
+    file, line, loaders = frames[0].filename, frames[0].line, _loaders(frames)
+    name, tensors = next(iter(loaders.items()), ("the loader", []))
     made = (operand.describe(t, ast.Name(name), f"{name}.{p}") for p, t in tensors[:_SHOWN])
     rows = tuple(sources.row(part, True) for (part,) in made)
-    known = {**frames[-1].scope.outer, **frames[-1].scope.local}
-    every = [n for n, v in known.items() if n[0] != "_" and issubclass(type(v), DataLoader)]
-    alike = [n for n in every if known[n].pin_memory or known[n].num_workers]
-    its = {n: [t for _, t in operand.tensors_of(known[n]) if t.is_cuda] for n in alike}
-    its = {name: [t for _, t in tensors], **{n: found for n, found in its.items() if found}}
-    again = _AGAIN.format(some(its), *_made_on_host([*chain(*its.values())], frames[-1], some(its)))
+    again = _AGAIN.format(some(loaders) or name, *_made_on_host(loaders, frames[-1]))
     why = _WORKERS + (again if loaders or frames[0].direct else _LIBRARYS)
     # Suggest `%%ongpu` with the GPU of moved tensors: such a cell does not pin batches on a GPU.
-    moved = operand.tensors_of({**frames[0].library, **dict(loaders)}) if pins else ()
+    moved = chain(*loaders.values(), operand.tensors_of(dict(frames[0].library))) if pins else ()
     gpus = {t.device.index for _, t in moved if t.device.type != "cpu" and origin_of(t)}
     first = f"%%ongpu {gpus.pop()}" if len(gpus) == 1 else None
     return Explanation(source_of(file, line), line, file, label(file), rows, None, why, first)
 
 
-def _made_on_host(tensors: list[Tensor], frame: FailedFrame, loader: str) -> tuple[str, str]:
-    """Return code that moves a loader's tensors to the CPU, and the objects to create again."""
-    away, every = storages(tensors), {**frame.scope.outer, **frame.scope.local}
+def _loaders(frames: list[FailedFrame]) -> dict[str, list[tuple[str, Tensor]]]:
+    """Return the GPU tensors, with paths, of the failed loader and of the notebook's others."""
+    every = [each for frame in reversed(frames) for each in _in_statement(frame, DataLoader)]
+    if every:  # else a library made the failed loader
+        known = [*frames[-1].scope.outer.items(), *frames[-1].scope.local.items()]
+        known = [(n, v) for n, v in known if n[0] != "_" and issubclass(type(v), DataLoader)]
+        every += [(n, v) for n, v in known if v.pin_memory or v.num_workers]
+    once: dict[int, tuple[str, Any]] = {}
+    for name, loader in every:
+        once.setdefault(id(loader), (name, loader))
+    held = ((name, operand.tensors_of(loader)) for name, loader in once.values())
+    on_gpu = ((name, [t for t in found if t[1].device.type != "cpu"]) for name, found in held)
+    return {name: tensors for name, tensors in on_gpu if tensors}
+
+
+def _made_on_host(
+    loaders: dict[str, list[tuple[str, Tensor]]], frame: FailedFrame
+) -> tuple[str, str]:
+    """Return code that moves the loaders' tensors to the CPU, and the objects to create again."""
+    away = storages([tensor for held in loaders.values() for _, tensor in held])
+    every = {**frame.scope.outer, **frame.scope.local}
     held = {name: v for name, v in every.items() if name[0] != "_" and issubclass(type(v), Tensor)}
     its = {name: tensor for name, tensor in held.items() if storages(tensor) & away}
     # `%ongpu home` leaves tensors that were created on the GPU.
@@ -199,21 +206,9 @@ def _made_on_host(tensors: list[Tensor], frame: FailedFrame, loader: str) -> tup
     moves = [f"{', '.join(made)} = {', '.join(f'{name}.cpu()' for name in made)}"] if made else []
     unnamed = not away or away - storages([*its.values()])
     moves += ["%ongpu home"] * bool(unnamed or len(made) < len(its))
-    data = [getattr(every.get(each), "dataset", tensors) for each in loader.split(", ")]
-    again = unnamed or any(value is each for value in every.values() for each in data)
-    return " and ".join(moves), f"its data and {loader}" if again else loader
-
-
-def _for_gradient(frame: FailedFrame, name: str, device: str, there: str) -> Explanation:
-    """Explain a `torch.autograd.Function` whose gradient is not on its input's device."""
-    every: list[Any] = [*frame.scope.local.values(), *frame.scope.outer.values()]
-    made = [each for each in every if issubclass(type(each), type) and each.__name__ == name]
-    code = next((getattr(each.backward, "__code__", None) for each in made), None)
-    given = code.co_varnames[1:2] if code is not None else ()
-    to = f".to({given[0]}.device)" if given else f'.to("{device}")'
-    why = f"{name}.backward returns a gradient on {there} for an input on {device}; return it with"
-    node = frame.failed or ast.Pass()
-    return Explanation(*expression(frame, node), (), None, f"{why} {to}, {RERUN}")
+    data = {id(every[name].dataset) for name in loaders if name in every}
+    again = "its data and " * bool(unnamed or any(id(value) in data for value in every.values()))
+    return " and ".join(moves), again + (some(loaders) or "the loader")
 
 
 def _for_default_generator(frames: list[FailedFrame]) -> Explanation | None:

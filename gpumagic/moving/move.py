@@ -213,7 +213,7 @@ class MovePlan:
         # A variable of which an earlier cell moved a part may have new tensors, as after `half()`.
         away = {found.root for found in self._finder.found if origin_of(found.tensor)}
         for found in (each for each in self._finder.found if each.root not in away):
-            unmoved[found.tensor] = None
+            first_found[found.tensor] = None
         try:
             self._origins += [
                 (found.tensor, Origin(found.root, found.tensor.device, new.device))
@@ -377,7 +377,8 @@ def _no_room(device: torch.device, tensors: list[FoundTensor]) -> str:
 
 _origins: Any = WeakIdKeyDictionary()
 """The origin of each object that a cell moved, until the object is moved back."""
-unmoved: Any = WeakIdKeyDictionary()  # keys: tensors no newer than their variable's first move
+first_found: Any = WeakIdKeyDictionary()
+"""As keys, the tensors that a variable had when a cell first moved it. Others are newer."""
 
 
 def remember(origins: Origins, cell: str) -> None:
@@ -410,7 +411,7 @@ def _add_whole_modules(by_device: Any, namespace: dict[str, Any], away: Origins)
     for name, module in ((name, each) for name, each in every if id(each) not in done):
         tensors = [*module.parameters(), *module.buffers()]
         now = {tensor.device for tensor in tensors}
-        home = {homes.get(id(t), t.device) for t in tensors if id(t) in homes or t in unmoved}
+        home = {homes.get(id(t), t.device) for t in tensors if id(t) in homes or t in first_found}
         if len(home) == len(now) == 1 and home != now:
             by_device.setdefault(home.pop(), []).append((name, module))
         if len(home) < 2:
