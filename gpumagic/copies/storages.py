@@ -89,7 +89,7 @@ class StorageCopier:
                     self._copy_family(family)
 
     def copied(self, number: int, kind: type | None = None) -> Any:
-        """Return the copy with this number. It gets the class `kind`."""
+        """Return the copy with this number, as an object of class `kind` if given."""
         if number not in self._finished:
             self._finished[number] = self._finish(self._sources[number], self._made[number], kind)
         return self._finished[number]

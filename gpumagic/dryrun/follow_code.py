@@ -159,7 +159,7 @@ class _Following:
         mode.take_over(finders.pop())  # popped, because a finder keeps its tensors alive
         self._held.begin()
         go = subject.prepare(self.note)
-        calls = Calls(mode.fake, self._crossings, subject.guesses and self.note)
+        calls = Calls(mode.fake, self._crossings, self.note if subject.guesses else None)
         install(calls, self.note, self._held, before.virtual, subject.batches)
         attention = None if before.virtual else attend_as_cuda()
         with calls, mode, self._operators:

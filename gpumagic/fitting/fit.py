@@ -1,6 +1,7 @@
 """Find the largest value for which code fits into a GPU's memory: `gpumagic.fit`.
 
-The search restores variables, random state, settings and memory, but not files that code writes."""
+The search restores variables, random state, settings and memory, but not files that code writes.
+"""
 
 import inspect
 import math

@@ -1,6 +1,7 @@
 """Find the largest value that fits, first by dry runs, then by runs on copied variables.
 
-A dry run follows the code in a fork, on tensors without data, and counts the bytes it needs."""
+A dry run follows the code in a fork, on tensors without data, and counts the bytes it needs.
+"""
 
 import contextvars
 import inspect

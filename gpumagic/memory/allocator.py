@@ -1,9 +1,9 @@
 """Read torch's allocator: the block of a tensor, the line that allocated the block, memory peaks.
 
-A block is the memory that torch's allocator returns for one storage. Here a tensor is as large as
-its block, so that all sizes add up to torch's total. Virtual GPUs always record the line of each
-allocation. On a real GPU, `record` turns this on. An allocation's stamp is the name of the running
-cell, so that two runs of the same code differ. Autograd's threads give no stamp."""
+A block is the memory that torch's allocator returns for one storage. A tensor counts with its whole
+block, so that sizes add up to torch's total. Virtual GPUs always record the line of each
+allocation; on a real GPU, `record` turns this on. A stamp names the cell that allocated.
+"""
 
 import pickle
 from bisect import bisect_right
@@ -47,8 +47,8 @@ def is_native() -> bool:
 class Allocator:
     """Find tensors' blocks in torch's snapshot. Without a snapshot, a storage counts as a block."""
 
-    def __init__(self) -> None:
-        segments = _segments()
+    def __init__(self, segments: list[Any] | None = None) -> None:
+        segments = _segments() if segments is None else segments
         self._lists_blocks = segments is not None
         self._blocks: dict[int, dict[int, Mapping[str, Any]]] = {}
         for segment in segments or ():
@@ -284,7 +284,8 @@ class PeakRecorder:
         whole = snapshot["device_traces"][self._index]
         trace = [entry for entry in whole if entry["time_us"] >= self._start]
         peak, live = replay(self._before, trace, self._line, str(self._device), cell_us)
-        left = {each["address"]: each["size"] for each in Allocator().blocks(self._index)}
+        blocks = Allocator(snapshot["segments"]).blocks(self._index)
+        left = {each["address"]: each["size"] for each in blocks}
         missing = sum(left.get(at) or live[at][0] for at in left.keys() ^ live.keys())
         # torch drops old events first. If one before `start` is left, no later one is missing.
         complete = len(trace) < max(len(whole), PEAK_RING) and missing <= _MISSING * peak.nbytes

@@ -2,7 +2,8 @@
 
 A lever is a proposed change. A `Form` replaces statements of the code. A trial measures in dry runs
 how much memory one frame's code needs. `s` is the state of memory at the error. `t` has a trial for
-each frame; changes are tested in `t.best`. `rest` is the code that a frame had still to run."""
+each frame; changes are tested in `t.best`. `rest` is the code that a frame had still to run.
+"""
 
 import ast
 import textwrap
@@ -240,8 +241,8 @@ def settings(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
         yield from helps(t.best, do, within=within)
 
 
-def less_state(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Propose a fused optimizer, or one with less state if a first step failed to create state."""
+def fused(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
+    """Propose the fused form of an optimizer, whose step makes no temporary tensors."""
     for name in sorted(s.read) if t.best is not None else ():
         opt: Any = s.namespace.get(name)
         is_one = issubclass(type(opt), torch_here().optim.Optimizer)
@@ -251,6 +252,10 @@ def less_state(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
             within = lambda groups=groups: nullcontext([g.update(fused=True) for g in groups])  # noqa: E731
             do = f"`{type(opt).__name__}(…, fused=True)` for `{name}`: a step without copies"
             yield from helps(t.best, do, within=within)
+
+
+def less_state(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
+    """Propose an optimizer with less state, if a first step failed while it created the state."""
     old: Any = s.optimizer
     weights = [p for group in getattr(old, "param_groups", ()) for p in group["params"]]
     for name in ("Adafactor", "SGD") if weights else ():

@@ -1,9 +1,9 @@
 """Explain an out-of-memory error of any framework, and propose changes.
 
-A lever is a proposed change, such as the deletion of a variable. If possible, a dry run tests each
-lever. Only dry runs execute the user's code. The error is not changed. The result refers to no
-tensor or frame. `s` is the state of memory at the error. `t` has a trial for each frame, which
-measures in dry runs how much memory the frame's code needs."""
+A lever is a proposed change, such as the deletion of a variable. If possible, a dry run tests it.
+Only dry runs execute the user's code. The result refers to no tensor or frame. `s` is the state of
+memory at the error. `t` has a trial for each frame, which measures the need of the frame's code.
+"""
 
 import ast
 from collections.abc import Callable, Iterable, Iterator
@@ -117,13 +117,17 @@ def by_figures(s: OutOfMemoryState, t: Trials) -> tuple[str, list[Lever]] | None
 
 def levers(s: OutOfMemoryState, t: Trials, free: tuple[Any, ...]) -> list[Lever]:
     """Return the cheapest levers that let the cell fit; if there are none, levers that help."""
-    c = changed_code
-    less: tuple[Any, ...] = (c.other_form, c.other_values, keep_less, c.on_host, c.collected)
-    less += c.frozen, c.no_graph, c.settings
+    less: tuple[Any, ...] = (
+        *(changed_code.other_form, changed_code.other_values, keep_less, changed_code.on_host),
+        *(changed_code.collected, changed_code.frozen, changed_code.no_graph),
+        changed_code.settings,
+    )
     # If each pass of a loop keeps memory, freeing other memory only delays the error.
     first = (free, less) if t.loop is None else (less, free)
     found, enough = list[Lever](), list[Lever]()
-    for group in (*first, (c.by_rows,), (c.recomputed, smaller, c.less_state, other_gpu)):
+    last: tuple[Any, ...] = (changed_code.recomputed, smaller, changed_code.fused)
+    last += changed_code.less_state, other_gpu
+    for group in (*first, (changed_code.by_rows,), last):
         for lever in chain.from_iterable(find(s, t) for find in group):
             found.append(lever)
             if _suffices(s, lever):
@@ -178,21 +182,15 @@ def _deleted(
 
 
 def small_views(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Propose to clone small views of large storages, and to detach tensors from their graphs."""
-    ends = not any(rest.backward for rest in s.rests)
+    """Propose to clone small views of large storages."""
     for name, value in [*s.namespace.items()]:
-        if not is_tensor(value) or value.layout is not torch_here().strided:
+        a_view = is_tensor(value) and value.layout is torch_here().strided and value._is_view()
+        if not a_view or value.grad_fn is not None:
             continue
         gives = s.alone([name]) - value.nbytes
-        if value.grad_fn is not None:
-            do = f"`{name} = {name}.detach()`: no backward pass follows, and its graph keeps "
-            do, worth = f"{do}{size(gives)}", ends and value.numel() > 1
-        else:
+        if gives > value.nbytes and s.worth(gives):
             do = f"`{name} = {name}.clone()`: it is a view of {size(value.nbytes)}, and keeps "
-            do += f"all of {size(gives + value.nbytes)}"
-            worth = value._is_view() and gives > value.nbytes
-        if worth and s.worth(gives):
-            yield _freeing(t.whole, do, gives)
+            yield _freeing(t.whole, f"{do}all of {size(gives + value.nbytes)}", gives)
 
 
 def _unread(s: OutOfMemoryState, rest: frames.RestOfCode, lacking: int) -> list[str]:

@@ -1,7 +1,7 @@
 """Free GPU memory that no variable of the user holds, and show what was freed.
 
-This memory is held by IPython's outputs, or by exceptions, which keep their frames' variables
-alive. A variable is deleted only if the user names it."""
+IPython's outputs and exceptions hold such memory. A variable is deleted only if the user names it.
+"""
 
 import gc
 from collections import Counter
@@ -147,7 +147,7 @@ def _release_kept(
         meter.take(", ".join(sorted(errors)), errors)
     elif every:
         # Variables hold this memory too, so no memory is freed now. Without the cycles of the
-        # exceptions, it is freed as soon as a cell rebinds these variables.
+        # exceptions, a cell that rebinds these variables frees the memory at once.
         gc.collect()
     if dropped := [name for name in outputs.numbered() if name in held]:
         outputs.drop(dropped)

@@ -1,9 +1,10 @@
 """List the holders of each GPU's memory (variables, outputs, …); each storage counts once.
 
-A walk visits all objects that are reachable from roots, such as variables. The place of a tensor is
-its device, address and size. The place of another library's array comes from an array protocol. The
-result contains only names and numbers. The user's code runs only to evaluate a part of a variable
-(`net.fc`). No function here initializes CUDA or creates a context on a GPU."""
+A walk visits all objects reachable from roots (variables, …). A place is a device, an address and a
+size; for another library's array, it comes from an array protocol. The result has only names and
+numbers. User code runs only to evaluate a part of a variable, as in `net.fc`. CUDA is not
+initialized.
+"""
 
 import gc
 import re
@@ -41,7 +42,7 @@ class FoundStorage(NamedTuple):
     device: str
     address: int  # as in torch.cuda.memory_snapshot()
     nbytes: int
-    ways: tuple[Way, ...]  # each holder's name, and the kind of what it holds, such as "parameter"
+    ways: tuple[Way, ...]  # the name of each holder, and the kind of its value, such as "parameter"
     path: tuple[str, ...] = ()  # path from the first holder; empty without `find(paths=True)`
     parameter: tuple[str, ...] = ()  # parameter to which a gradient, state or saved tensor belongs
     is_of_other_library: bool = False  # torch did not allocate the storage

@@ -1,7 +1,7 @@
 """Record the holders of each GPU's memory, and show the holders, the largest first.
 
-A holder is a variable, an output or anything else that keeps memory allocated. The records contain
-no tensors and no frames."""
+A holder, such as a variable or an output, keeps memory allocated. Records contain no tensors.
+"""
 
 from __future__ import annotations
 

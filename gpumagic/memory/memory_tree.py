@@ -1,7 +1,8 @@
 """Show the GPU memory of one variable, for each layer of a module or each item of a container.
 
 A layer's row includes the optimizer state of the layer's parameters, and the tensors that autograd
-saved for the layer. Optimizers and autograd graphs hold this memory, not the layer."""
+saved for the layer. Optimizers and autograd graphs hold this memory, not the layer.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -2,9 +2,9 @@
 
 References come from the garbage collector and from torch's C code. An object's parent is the first
 referrer visited. Optimizers and autograd graphs are searched last, because most objects to which
-they refer belong to other holders. No path passes through Python modules or libraries' classes,
-which reach the whole process. The search reads only fields defined in C and does not unpack saved
-tensors, so that no property, method or hook of the user runs."""
+they refer belong to other holders. No path passes through modules or libraries' classes, which
+reach the whole process. The search reads only fields defined in C, so that no user code runs.
+"""
 
 import gc
 import sys

@@ -1,8 +1,8 @@
 """Describe a GPU's memory after an out-of-memory error, while the error's frames are still alive.
 
-Messages of JAX, TensorFlow and CuPy name only the requested bytes, and often not the GPU. Memory
-that only the error's frames hold counts as free. None of the user's code runs. A frame's `rest` is
-the code that the frame had still to run when the error was raised."""
+JAX, TensorFlow and CuPy name only the requested bytes, and often not the GPU. Memory that only the
+error's frames hold counts as free. No user code runs. A frame's `rest` is the code yet to run.
+"""
 
 import ast
 import os

@@ -1,8 +1,9 @@
 """Repeat the failed code in dry runs, to measure how much memory it needs.
 
-The code is two passes of the innermost loop around the failing statement. Without a loop, it is the
-whole cell. The need of the code is its peak memory. Its room is the memory that it may use. Every
-pass is assumed to keep as many bytes as the second pass. A lever is a proposed change."""
+The code is two passes of the innermost loop around the failing statement, or else the whole cell.
+Its need is its peak memory; its room is the memory that it may use. Every pass is assumed to keep
+as much as the second.
+"""
 
 import ast
 import time
@@ -116,12 +117,12 @@ class CodeTrial:
         whole: Any = self.frame.tree if self.frame.at_top and rest.failed is not None else None
         self._body: list[ast.stmt] = getattr(self._loop or whole, "body", [])
         self._last = len(self._body)  # number of statements to follow, at the end of the body
-        # After `X = X.cuda()` or `del X`, the first `X` is gone, so do not repeat this line.
         failed: Any = rest.failed
-        gone: Any = rest.made_before & {*names_read(whole or ast.Pass())}
-        gone = gone or ast.Delete in map(type, self._body)
-        if not self._loop and failed in self._body and gone:
-            self._last -= self._body.index(failed)
+        ran = self._body.index(failed) if not self._loop and failed in self._body else 0
+        again = rest.made_before & {*names_read(whole)} if ran else set[str]()
+        # After `X = X.cuda()` or `del X`, the first `X` is gone, so do not repeat these lines.
+        if again or ast.Delete in map(type, self._body[:ran]):
+            self._last -= ran
         follows = self._state.shortage.library == TORCH
         self._compiled = self._as_loop() if follows else None
 
@@ -334,11 +335,11 @@ class CodeTrial:
         """Release a function's `names`, and those it binds; give `functions` their new code."""
         for function, code in functions.items():
             function.__code__ = code
-        local: Any = {} if self.frame.at_top else self.frame.scope.local
-        for name in {*names, *frames.bound(self.code)}:
-            local.pop(name, None)
-        for each in self._trials.every[: self.at]:  # the code calls these functions again
-            each.frame.scope.local.clear()  # type: ignore[attr-defined]
+        held: list[Any] = [t.frame.scope.local for t in self._trials.every[: self.at + 1]]
+        for name in set() if self.frame.at_top else {*names, *frames.bound(self.code)}:
+            held[-1].pop(name, None)
+        for variables in held[:-1]:  # of functions that the code calls again
+            variables.clear()
         self._state.let_go()
 
     def _contexts(self) -> Iterator[Any]:

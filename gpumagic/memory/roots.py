@@ -1,7 +1,8 @@
 """List the roots of the search for GPU memory, which are named objects such as variables.
 
 An object that no root reaches is found through its referrers. Such an object is held by C++, a
-library or running code, or is in a reference cycle."""
+library or running code, or is in a reference cycle.
+"""
 
 import gc
 import sys

@@ -1,7 +1,6 @@
 """Find the largest batch that fits, by shortening tensors or lowering numbers like `batch_size`."""
 
 import ast
-import inspect
 import math
 import re
 from collections import UserDict
@@ -9,15 +8,13 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import cache, partial
 from itertools import chain, islice
-from types import FunctionType
 from typing import Any
 
 from gpumagic.display.units import some
 from gpumagic.memory.oom_state import OutOfMemoryState
 from gpumagic.memory.oom_trials import CodeTrial, Need, Trials
 from gpumagic.memory.out_of_memory import Lever
-from gpumagic.memory.written_forms import Form
-from gpumagic.usercode.files import is_users
+from gpumagic.memory.written_forms import Form, takes_rows
 from gpumagic.usercode.frames import block_of, computed_from, statement, stored
 from gpumagic.usercode.values import is_module, is_tensor, own, torch_here
 from gpumagic.usercode.variables import names_read
@@ -102,17 +99,20 @@ def _lower_variable(s: OutOfMemoryState, trial: CodeTrial, names: Any) -> Iterat
 
 
 def _lower_argument(s: OutOfMemoryState, trial: CodeTrial, names: Any) -> Iterator[Lever]:
-    """Propose a lower number for an argument that `names` matches, or that is a result's length."""
+    """Propose a lower number for a keyword argument whose name matches `names`."""
     for call in (n for each in trial.code for n in ast.walk(each) if isinstance(n, ast.Call)):
-        made_of = map(trial.frame.scope.name, stored(statement(call) or call))
-        rows = {len(each) for each in made_of if is_tensor(each) and each.dim()}
-        for name, value in _given(trial, call).items():
-            meant = names.search(name) or (value in rows and names is _SIZE_OF_MODELS)
-            if meant:
-                changed = partial(_with_argument, trial, call, name)
+        for word in call.keywords:
+            value = getattr(word.value, "value", None)
+            if names.search(word.arg or "") and type(value) is int and value > 1:
+                tried = partial(_with_argument, trial, call, word.value)
                 called = getattr(call.func, "attr", getattr(call.func, "id", ""))
-                do = f"`{called}(…, {name}={{}})` instead of {value:,}"
-                yield from _largest(s, trial, do, value, changed, 0.0)
+                do = f"`{called}(…, {word.arg}={{}})` instead of {value:,}"
+                yield from _largest(s, trial, do, value, tried, 0.0)
+
+
+def _with_argument(trial: CodeTrial, call: ast.Call, old: ast.expr, number: int) -> Need | None:
+    new = ast.copy_location(ast.Constant(number), old)
+    return trial.tried(form=Form("", "", [], block_of(statement(call) or call), {old: new}))
 
 
 def _lower_setting(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[Lever]:
@@ -131,24 +131,6 @@ def _lower_setting(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[Lever]:
 
 def _with_setting(trial: CodeTrial, owner: Any, name: str, number: int) -> Need | None:
     return trial.tried(within=lambda: nullcontext(owner.__setattr__(name, number)))
-
-
-def _given(trial: CodeTrial, call: ast.Call) -> dict[str, Any]:
-    """Return a call's keyword arguments and a user function's defaults, if integers above 1."""
-    function: Any = trial.frame.scope.value(call.func)
-    found = dict[str, Any]()
-    if type(function) is FunctionType and is_users(function.__code__.co_filename):
-        named = inspect.signature(function).parameters.values()
-        found = {each.name: each.default for each in [*named][len(call.args) :]}
-    found |= {k.arg or "": getattr(k.value, "value", None) for k in call.keywords}
-    return {name: n for name, n in found.items() if type(n) is int and n > 1}
-
-
-def _with_argument(trial: CodeTrial, call: ast.Call, name: str, number: int) -> Need | None:
-    others = [each for each in call.keywords if each.arg != name]
-    given = [*others, ast.keyword(name, ast.Constant(number))]
-    new = ast.fix_missing_locations(ast.copy_location(ast.Call(call.func, call.args, given), call))
-    return trial.tried(form=Form("", "", [], block_of(statement(call) or call), {call: new}))
 
 
 def _with_number(trial: CodeTrial, name: str, made: ast.stmt | None, number: int) -> Need | None:
@@ -246,8 +228,7 @@ def _is_cut(code: list[ast.stmt], names: list[str], tensors: list[str]) -> bool:
         part = getattr(node, "value" if is_part else "iter", None)
         cut = getattr(node, "slice", None)
         sliced = isinstance(cut, ast.Slice) and names_read(ast.Expression(cut))
-        # An index such as `[:, 1:]` keeps all rows.
-        rows = not isinstance(cut, ast.Tuple) or [*map(ast.unparse, cut.elts)][:1] != [":"]
+        rows = takes_rows(node) or not isinstance(node, ast.Subscript)
         if sliced or (rows and getattr(part, "id", "") in (results if is_cut else tensors)):
             return True
     return False

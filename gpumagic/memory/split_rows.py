@@ -1,8 +1,8 @@
 """Split code by rows of a tensor, if the result stays the same and needs less memory.
 
-The code is the failed statement, or this statement and later ones that use its value. Each part
-has some of the rows. To test whether the parts' results can be joined, a fork of this process runs
-the code on a few rows of random numbers."""
+The code is the failed statement, perhaps with later ones that use its value. To test whether the
+parts' results can be joined, a fork runs the code on a few rows of random numbers.
+"""
 
 import ast
 import time
@@ -13,7 +13,7 @@ from itertools import islice, product
 from typing import Any, NamedTuple
 
 from gpumagic.memory.oom_trials import Trials
-from gpumagic.memory.written_forms import Form, Swap, advice, expression
+from gpumagic.memory.written_forms import Form, Swap, advice, expression, takes_rows
 from gpumagic.usercode import frames
 from gpumagic.usercode.values import is_module, is_tensor, torch_here
 from gpumagic.usercode.variables import names_read
@@ -87,10 +87,8 @@ def _forms(each: _Split, how: str, frame: frames.FailedFrame, block: list[Any]) 
 
 def _candidates(rest: frames.RestOfCode, block: list[Any]) -> Iterator[_Split]:
     for old, whole in _chains(rest, block):
-        # `x[:200]` reads chosen rows, so do not split `x`. `x[:, 0]` and `x[None]` read all rows.
         indexed = [n for n in ast.walk(whole) if isinstance(n, ast.Subscript)]
-        first = [(n.value, next(iter(getattr(n.slice, "elts", ())), n.slice)) for n in indexed]
-        chosen = {ast.unparse(v) for v, at in first if ast.unparse(at) not in (":", "None")}
+        chosen = {ast.unparse(n.value) for n in indexed if takes_rows(n)}
         tensors = {k: x for k, x in _tensors(whole, rest.frame).items() if k not in chosen}
         lengths = {text: len(x) for text, x in tensors.items() if x.dim()}
         parts = [n for n in ast.walk(whole) if isinstance(n, (ast.Call, ast.BinOp))]

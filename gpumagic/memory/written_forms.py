@@ -1,8 +1,8 @@
 """Find code with a drop-in replacement that needs less memory, such as attention written by hand.
 
-A form is a pattern of code, such as `matmul(matmul(a, b), c)`, in which a letter matches any
-expression. A form also matches if earlier statements assign parts of the code to names. A `Form`
-object is any replacement of code, such as the replacement of code that matched a form."""
+A form is a pattern, such as `matmul(softmax(s, -1), v)`. A letter matches any expression, also one
+that an earlier statement assigned to a name. A `Form` object is any replacement of code.
+"""
 
 import ast
 import re
@@ -15,20 +15,9 @@ from typing import Any, NamedTuple
 from gpumagic.usercode.frames import FailedFrame, RestOfCode, block_of, stored
 from gpumagic.usercode.values import MISSING, is_module, is_tensor
 
-_DROP_IN = {
-    "matmul(matmul(a, b), c)": "a @ (b @ c)",
-    "matmul(float(one_hot(c)), w)": "w[c]",
-    "matmul(float(one_hot(c, n)), w)": "w[c]",
-    "mean(mul(unsqueeze(x, 2), unsqueeze(y, 1)), 0)": "x.T @ y / len(x)",
-    "sum(mul(unsqueeze(x, 2), unsqueeze(y, 1)), 0)": "x.T @ y",
-    "cosine_similarity(unsqueeze(x, 1), unsqueeze(y, 0), -1)": (
-        "F.normalize(x, dim=1) @ F.normalize(y, dim=1).T"
-    ),
-}
 _DISTANCES = {
     "sqrt(sum(pow({}, 2), -1))": "torch.cdist(x, y)",
     "sum(pow({}, 2), -1)": "torch.cdist(x, y).square()",
-    "sum(abs({}), -1)": "torch.cdist(x, y, p=1)",
     "norm({}, -1)": "torch.cdist(x, y)",
 }
 _DIFFERENCES = {  # values: the number of dimensions of `x` and `y`
@@ -43,7 +32,6 @@ _DROPS = {"{}": "", "dropout({}, p)": ", dropout_p=p"}
 
 def _forms() -> Iterator[tuple[str, str, int]]:
     """Yield each form, a replacement that needs less memory, and the dimensions of `x` and `y`."""
-    yield from ((form, new, 2) for form, new in _DROP_IN.items())
     for (distance, new), (difference, dims) in product(_DISTANCES.items(), _DIFFERENCES.items()):
         yield distance.format(difference), new, dims
     for (scaled, scale), (masked, mask), (dropped, drop) in product(
@@ -156,6 +144,13 @@ def advice(new: str, old: list[Any], block: list[Any]) -> str:
     gone = {ast.unparse(each) for each in old[:-1]}
     numbers = f"line{'s' * (len(lines) > 1)} {', '.join(map(str, lines))}"
     return f"`{'; '.join(each for each in code if each not in gone)}` for {numbers}"
+
+
+def takes_rows(node: ast.AST) -> bool:
+    """Whether code such as `x[:200]` selects rows of `x`. `x[:, 0]` and `x[None]` have all rows."""
+    index = getattr(node, "slice", None)
+    first = next(iter(getattr(index, "elts", ())), index)
+    return first is not None and ast.unparse(first) not in (":", "None")
 
 
 def _unsqueezed(node: ast.Subscript) -> tuple[str, list[ast.expr]]:

@@ -240,7 +240,7 @@ def _before(site: Site, *, once: bool) -> ast.stmt | None:
 
 
 def _split(site: Site, stmt: ast.stmt, *, to_host: bool) -> tuple[list[Part], list[Part]] | None:
-    """Return the operands that a new line moves, and those that the expression moves; or None."""
+    """Return two lists of operands, to move by a new line and in the expression; or None."""
     above, standing = list[Part](), list[Part]()
     once = (to_host or _used_once(site)) and stmt is statement(site.at.node)
     for part in [*site.odd, *site.extra]:

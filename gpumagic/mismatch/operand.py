@@ -35,7 +35,7 @@ TRANSFERS = words("to cuda cpu")
 _NO_TENSOR = words(
     "item tolist numpy size dim numel shape stride device dtype ndim is_cuda requires_grad backward"
 )
-_PASSING = map, list, tuple, sorted, reversed, torch.autograd.Variable  # their results: arguments
+_PASSING = map, list, tuple, sorted, reversed, torch.autograd.Variable  # they pass arguments on
 _DEVICE = type(torch.get_default_device())  # the original class, as `torch.device` may be patched
 _PART_OF = words("T mT H mH real imag data grad values indices")  # on the same device as the tensor
 NAMED = (ast.Name, ast.Attribute, ast.Subscript)  # expressions that read an existing value

@@ -1,6 +1,7 @@
 """Make a DataLoader's batches on the host, then copy them to the device for new tensors.
 
-The ledger, which records copies between devices, recognizes batches by this file's name."""
+The ledger, which records copies between devices, recognizes batches by this file's name.
+"""
 
 from collections.abc import Callable, Mapping
 from types import FrameType

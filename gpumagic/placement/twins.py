@@ -1,8 +1,8 @@
 """Make twins of torch's functions that create tensors, or that take or count devices.
 
-A twin is a wrapper that takes the place of the original function. It uses the placement (the device
-for new tensors), unless the caller gives a device. A library that asks for GPU 0 gets the
-placement's GPU. If code of the user, torch or Python asks for GPU 0, it gets GPU 0."""
+A twin wraps the original function and uses the placement (the device for new tensors), unless the
+caller gives a device. In a library, GPU 0 means the placement's GPU; elsewhere, it is GPU 0.
+"""
 
 import types
 from collections.abc import Callable, Iterator
@@ -92,7 +92,8 @@ def _first_of(given: object, frame: FrameType | None) -> torch.device | None:
 
 
 def _placed_name(given: Any, frame: FrameType | None) -> Any:
-    return (given in (0, _FIRST) and _first_of(given, frame)) or given
+    first = _first_of(given, frame) if given in (0, _FIRST) else None
+    return given if first is None else first
 
 
 def _taking(
@@ -300,26 +301,33 @@ def _checked(check: Function, args: Args, kwargs: dict[str, Any], _: FrameType |
         return {"": device}
 
 
-def _spread(use: Function, args: Args, kwargs: dict[str, Any], _: FrameType | None) -> Any:
-    """Replace GPU numbers in a `device_map` by devices, because new threads have no placement.
-    The map is `execution_device`, or the result if the function has no such argument."""
-    given: Any = kwargs.get("execution_device")
-    parts = use(*args, **kwargs) if given is None else given
-    if isinstance(parts, dict) and (place := _on_a_gpu()) is not None:
-        gpus: dict[int, Any] = {n: _device("cuda", n) for n in parts.values() if type(n) is int}
-        if gpus.keys() == {0}:  # otherwise, the user chose the GPUs, so keep their numbers
-            gpus[0] = place.take(str(use.__module__).partition(".")[0])
-        parts = {part: gpus.get(device, device) for part, device in parts.items()}
-    return parts if given is None else use(*args, **kwargs | {"execution_device": parts})
+def _over_gpus(parts: Any, library: str) -> Any:
+    """Replace GPU numbers in a `device_map` by devices, because new threads have no placement."""
+    if not isinstance(parts, dict) or (place := _on_a_gpu()) is None:
+        return parts
+    gpus: dict[int, Any] = {n: _device("cuda", n) for n in parts.values() if type(n) is int}
+    if gpus.keys() == {0}:  # otherwise, the user chose the GPUs, so keep their numbers
+        gpus[0] = place.take(library)
+    return {part: gpus.get(device, device) for part, device in parts.items()}
+
+
+def _map_found(find: Function, args: Args, kwargs: dict[str, Any], _: FrameType | None) -> Any:
+    return _over_gpus(find(*args, **kwargs), "transformers")
+
+
+def _map_given(use: Function, args: Args, kwargs: dict[str, Any], _: FrameType | None) -> Any:
+    if "execution_device" in kwargs:
+        kwargs["execution_device"] = _over_gpus(kwargs["execution_device"], "accelerate")
+    return use(*args, **kwargs)
 
 
 IN_LIBRARIES: dict[str, dict[str, Callable[[Function], Function]]] = {
     "transformers.modeling_utils": {
         "check_and_set_device_map": partial(_twin, adapter=_checked),
-        "_get_device_map": partial(_twin, adapter=_spread),
+        "_get_device_map": partial(_twin, adapter=_map_found),
     },
     "accelerate.big_modeling": {
-        "attach_align_device_hook_on_blocks": partial(_twin, adapter=_spread),
+        "attach_align_device_hook_on_blocks": partial(_twin, adapter=_map_given),
     },
 }
 """Maps a module's name and a function's name to the code that makes the function's twin."""

@@ -1,8 +1,8 @@
 """Profile one cell: its operators with torch's profiler, its lines with `sys.settrace`.
 
-A loop in plain Python may run ten million lines a second, so only lines that run for at least
-`SHORT` are logged. The times of shorter lines are added. When their sum exceeds `SAMPLE`, the sum
-is logged for the line that just ran."""
+A loop may run ten million lines a second, so only lines of at least `SHORT` are logged. The times
+of shorter lines are added, and logged for the last of them when the sum exceeds `SAMPLE`.
+"""
 
 import gzip
 import json

@@ -2,7 +2,8 @@
 
 A `CELL` event is the whole cell. A `LINE` event is a period in which one line ran. Host events are
 operators and CUDA calls, and device events are kernels and copies. A host event, on any thread,
-belongs to the line that the cell's thread ran when the event began."""
+belongs to the line that the cell's thread ran when the event began.
+"""
 
 from bisect import bisect_right
 from collections import Counter, defaultdict

@@ -84,9 +84,9 @@ class Allocation(weakref.ref[Any]):
 
 
 class _Buffer:
-    """Temporary memory of an operator; no tensor has it."""
+    """Own an operator's temporary memory, for which there is no tensor."""
 
-    data_ptr = object.__hash__  # a made-up address
+    data_ptr = object.__hash__  # any number that differs between live buffers
 
 
 metadata = ""  # set by ``torch.cuda.memory._set_memory_metadata``; stored with each allocation

@@ -123,15 +123,18 @@ def memory_functions(stack: ExitStack) -> dict[str, Any]:
     stack.callback(memory_account.observers.clear)
     info = _of_account(lambda account: (account.free, account.capacity))
     return {
-        **dict.fromkeys(("_cuda_memoryStats", "_accelerator_getDeviceStats"), _of_account(_stats)),
-        **dict.fromkeys(("_cuda_cudaMemGetInfo", "_accelerator_getMemoryInfo"), info),
+        "_cuda_memoryStats": _of_account(_stats),
+        "_accelerator_getDeviceStats": _of_account(_stats),
+        "_cuda_cudaMemGetInfo": info,
+        "_accelerator_getMemoryInfo": info,
         "_cuda_resetPeakMemoryStats": _of_account(MemoryAccount.reset_peak),
         "_accelerator_resetPeakStats": _of_account(MemoryAccount.reset_peak),
         "_cuda_resetAccumulatedMemoryStats": _of_account(MemoryAccount.reset_accumulated),
         "_accelerator_resetAccumulatedStats": _of_account(MemoryAccount.reset_accumulated),
         "_cuda_getMemoryFraction": _of_account(lambda account: account.limit / account.capacity),
         "_cuda_setMemoryFraction": _set_fraction,
-        **dict.fromkeys(("_cuda_emptyCache", "_accelerator_emptyCache"), _empty_cache),
+        "_cuda_emptyCache": _empty_cache,
+        "_accelerator_emptyCache": _empty_cache,
         "_accelerator_isAllocatorInitialized": lambda: True,
         "_cuda_getAllocatorBackend": lambda: "native",
         "_cuda_memoryMetadataSupported": lambda: True,

@@ -247,7 +247,7 @@ SITUATIONS = [
         "one_hot times a matrix",
         ["w = torch.ones(20_000, 16, device='cuda')\nids = torch.arange(1000, device='cuda')"],
         "y = F.one_hot(ids, 20_000).float() @ w",
-        "`y = w[ids]` for line 1",
+        "`y = torch.cat([F.one_hot(",
     ),
     Notebook(
         "the capacity of a replay buffer",
@@ -494,7 +494,7 @@ SITUATIONS = [
             "    return torch.stack([data[i] for i in ix]).cuda()",
         ],
         "for _ in range(3):\n    x = get_batch('train')\n    net(x).sum().backward()",
-        "`get_batch(…, bs=",
+        "`x`: a batch of ",
     ),
     Notebook(
         "a batch that the cell itself makes",
@@ -596,7 +596,7 @@ SITUATIONS = [
         "store `.detach()` of the tensors that later code reads, not whole objects, in `outs`",
     ),
     Notebook(
-        "a number of samples that a function is given",
+        "a batch that a function makes for a normalised layer",
         [
             "net = nn.Sequential(nn.Linear(64, 4096), nn.BatchNorm1d(4096)).cuda()\n"
             "data = torch.ones(9000, 64)\ndef crops(data, n):\n"
@@ -604,7 +604,7 @@ SITUATIONS = [
         ],
         "for _ in range(2):\n    x = crops(data, n=2000).cuda()\n"
         "    net(x).square().mean().backward()",
-        "`crops(…, n=",
+        "`torch.utils.checkpoint.checkpoint(net, x",
     ),
     Notebook(
         "batches of a generator that the loop moves",

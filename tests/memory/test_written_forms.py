@@ -68,10 +68,6 @@ CASES = {
         "def embed(model, x):\n    with torch.no_grad():\n"
         "        return model(x.to(D)).relu().mean(1)\nout = embed(net, x)",
     ),
-    "the order of a chain": (
-        "x, m = torch.randn(5000, 16, device=D), torch.randn(5000, device=D)",
-        "out = x @ x.T @ m",
-    ),
     "a mean of outer products": (
         "x, y = torch.randn(400, 300, device=D), torch.randn(400, 200, device=D)",
         "outer = x[:, :, None] * y.unsqueeze(1)\nout = outer.mean(dim=0)",
