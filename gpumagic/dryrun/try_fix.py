@@ -100,7 +100,7 @@ class _Trial:
             if count < 2 or time.monotonic() > until:
                 break
             other = explain(error, namespace=self._namespace, target=gpu, here=here)
-            if other and other.fix and found.fix and other.fix.code != found.fix.code:
+            if other and other.fix and (not found.fix or other.fix.code != found.fix.code):
                 done, cost = self._completed(replace(other, first=found.first), gpu)
                 if cost < (copies, count):
                     best, (copies, count) = done, cost
@@ -117,6 +117,8 @@ class _Trial:
             texts[fix.filename] = fix.apply(texts[fix.filename])
             run = self._dry(self._from_change(texts), texts, target=target)
             if run.error:
+                no_tensor = "has no attribute 'to'" in run.error and not every[1:]
+                found = replace(found, fix=None) if no_tensor else found
                 break
             later = run.mismatches[0].explanation if run.mismatches else None
             fix = later.fix if later is not None else None

@@ -88,6 +88,7 @@ def fit(
         namespace = namespace_of(code, sys._getframe(1))
     made = _program(code, namespace, name, filename, text)
     device, cards = _place(on)
+    cuda_state.collect()  # errors of earlier cells may still hold memory in reference cycles
     tell = progress or (lambda line: None)
     search = Search(made, namespace, name, values, device, cards, margin, tell)
     interrupted = False

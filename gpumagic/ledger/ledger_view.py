@@ -129,7 +129,7 @@ def _keep(entry: Entry) -> str:
     if (where and decides(where.file, where.line, entry.code)) or not _fits(entry):
         return ""
     named = tensor != entry.code and len(tensor) <= _LONG
-    kept = tensor if named else "x"
+    kept = tensor if named else "…"
     # With `detach`, each graph can be freed. With `clone`, the storage behind a view can be freed.
     if not entry.framework:
         kept = f"({kept})" if " " in _INNERMOST.sub("", kept) else kept
@@ -137,7 +137,8 @@ def _keep(entry: Entry) -> str:
     into = _container(entry, tensor)
     what, instead = into or (kept if named else "the value"), ","
     if into or (tensor != entry.code and not named):
-        instead = f", with {kept} in place of {table.short(entry.code, _LONG)},"
+        read = entry.code if named or tensor == entry.code else entry.code.replace(tensor, "…")
+        instead = f", with {kept} in place of {table.short(read, _LONG)},"
     return f"leave {what} on the device{instead} and read it once after the loop"
 
 

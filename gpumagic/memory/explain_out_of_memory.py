@@ -198,7 +198,9 @@ def _unread(s: OutOfMemoryState, rest: frames.RestOfCode, lacking: int) -> list[
     at_top = rest.frame.at_top
     # Delete a function's variable, or one that a loop binds, only if the failed statement binds it.
     made = set[str]().union(*map(frames.stored, rest.loops)) if at_top else rest.made_before
-    needed = (s.read if at_top else rest.read) | (made - rest.made_now)
+    needed = (s.read if at_top else rest.read) | (
+        made - frames.bound([rest.failed] if rest.failed else [])
+    )
     free = {s.local(rest.frame, n): n for n in rest.frame.scope.local if n not in needed}
     gives = partial(s.alone, in_frames=not at_top)
     chosen: list[str] = []

@@ -9,13 +9,12 @@ also loses a copy if no later line of the loop uses `v`.
 import ast
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from gpumagic.mismatch.explanation import Fix, around, total, trial_on
-from gpumagic.mismatch.operand import TRANSFERS, Part, Reader, device_of, full
+from gpumagic.mismatch.explanation import Fix, around, total
+from gpumagic.mismatch.operand import TRANSFERS, Part, Reader
 from gpumagic.mismatch.operation import Operation, named_in, operation, ran_mixed
 from gpumagic.mismatch.sources import only_assignment
 from gpumagic.usercode.files import is_users, label, parsed, shell
@@ -30,8 +29,6 @@ from gpumagic.usercode.frames import (
     stored,
     uses,
 )
-
-_DEVICE_NAMES = ("device", "dev", "DEVICE", "self.device", "self.cfg.device", "args.device")
 
 
 @dataclass(frozen=True)
@@ -118,64 +115,6 @@ def _made_of(part: Part, frame: FailedFrame) -> Part:
     named = named_in(replace(value, devices=part.devices) if value else part, Reader(frame))
     # For example, `x` for the operand `x[0]`.
     return named[0] if len(named) == 1 and named[0].kind == "tensor" else part
-
-
-def written_device(site: Site, target: str, line: ast.stmt, *, inside: bool = False) -> str:
-    """Return code for the device `target`, such as ``x.device``.
-    If `inside`, the code may use the variables of a comprehension around the operation."""
-    names = [*_DEVICE_NAMES, *(f"{name}.device" for name in _at_hand(site, inside))]
-    in_class = any(isinstance(node, ast.ClassDef) for node in parents(site.at.node))
-    unknown = _unknown(names, line, site, inside, in_class)
-    names = [name for name in names if first_name(name) not in unknown]
-    # As the last choice, use a global such as `device`, even if the function does not read it yet.
-    names += [n for n in _DEVICE_NAMES[:3] if not in_class and n not in _bound_later(line, site)]
-    for name in names:
-        value = site.frame.scope.value(ast.parse(name, mode="eval").body)
-        device = device_of(value) if type(value) is not int else None
-        if device is not None and full(device) == target:
-            return name
-    if trial_on.get() != target:
-        return f'"{target}"'
-    there = (p.text for p in site.at.parts if p.kind == "module" and p.devices == (target,))
-    module = next((name for name in there if first_name(name) not in unknown), None)
-    return f"next({module}.parameters()).device" if module else "torch.get_default_device()"
-
-
-def _unknown(
-    names: list[str], line: ast.stmt, site: Site, inside: bool, in_class: bool
-) -> set[str]:
-    """Return the variables, such as `self` in `self.device`, that code at `line` cannot read."""
-    unknown = _bound_later(line, site)
-    if inside:
-        within = (node for node in parents(site.at.node) if isinstance(node, ast.expr))
-        unknown -= set[str]().union(*map(stored, within))
-    if not (in_class or not site.frame.at_top):
-        return unknown
-    # Code of a class may use only local names. A function may also use globals that it reads.
-    code = ast.walk(function_of(site.at.node) or line)
-    used = {node.id for node in code if isinstance(node, ast.Name) and not in_class}
-    return unknown | ({*map(first_name, names)} - {*site.frame.scope.local, *used})
-
-
-def _at_hand(site: Site, inside: bool) -> list[str]:
-    """Return expressions, such as operands, whose `.device` may be the target device."""
-    every = [*chain.from_iterable(ast.walk(part.node) for part in [*site.at.parts, *site.odd])]
-    nodes = [n for n in every if isinstance(n, (ast.Name, ast.Attribute))]
-    nodes = [n for n in nodes if inside or not in_own_scope(n)]
-    modules = [part.text for part in site.at.parts if part.kind == "module"]
-    named = trial_on.get() or not site.frame.at_top
-    layers = [f"{name}.weight" for name in modules] if named else []
-    names = [*map(ast.unparse, nodes), *site.frame.parameters, *layers]
-    return [name for name in names if not name.endswith((".grad", ".data"))]
-
-
-def _bound_later(line: ast.stmt, site: Site) -> set[str]:
-    """Return a function's local names that are unbound at `line`, or bound again before `site`."""
-    bound = [n for n in ast.walk(function_of(line) or line) if isinstance(n, ast.Name)]
-    bound = [n for n in bound if isinstance(n.ctx, ast.Store)]
-    again = {n.id for n in bound if line.lineno <= n.lineno < site.at.node.lineno}
-    known = {n.id for n in bound if n.lineno < line.lineno} - again | {*site.frame.parameters}
-    return {n.id for n in bound} - known
 
 
 _SEVERAL = (ast.Tuple, ast.List)
@@ -277,12 +216,9 @@ def _places(frame: FailedFrame, names: set[str]) -> Iterator[tuple[Any, dict[str
     attributes = {name for name in names if name.startswith("self.")}
     within = next(parents(scope), None) if attributes else None
     yield frame, _lost_in([*ast.walk(within or ast.Pass())], attributes)
-    cells = _earlier_cells() if frame.at_top else []
-    for file in (file for file in cells if file != frame.filename):
+    for cell in _earlier_cells() if frame.at_top else ():
         if names := names - set[str]().union(*map(stored, ran)):
-            read = parsed(file)
-            cell = _Written(file, read.text, ran := _own_nodes(read.tree), earlier=True)
-            yield from _in_code(cell, ran, frame, names)
+            yield from _in_code(cell, ran := cell.nodes, frame, names)
 
 
 def _in_code(
@@ -301,10 +237,12 @@ def _in_code(
             yield from _in_function(stmt, call, frame, names, code)
 
 
-def _earlier_cells() -> list[str]:
-    """Return the file names of the cells that ran, the latest first."""
+def _earlier_cells() -> Iterator[_Written]:
+    """Yield the code of the cells that ran before this one, the latest first."""
     numbers: dict[str, int] = getattr(getattr(shell(), "compile", None), "_filename_map", {})
-    return sorted(numbers, key=lambda file: -numbers[file])
+    for file in sorted(numbers, key=lambda file: -numbers[file])[1:]:
+        read = parsed(file)
+        yield _Written(file, read.text, _own_nodes(read.tree), earlier=True)
 
 
 def _value(frame: FailedFrame, text: str) -> Any:
@@ -326,6 +264,59 @@ def _called(call: ast.Call, frame: FailedFrame, caller: Any) -> _Written | None:
     parameters, earlier = code.co_varnames[: code.co_argcount], getattr(caller, "earlier", False)
     text, nodes = parsed(code.co_filename).text, _own_nodes(definition(code))
     return _Written(code.co_filename, text, nodes, parameters, earlier)
+
+
+def moved_itself(part: Part, frame: FailedFrame) -> tuple[str, bool]:
+    """Return the reason if ``model.cpu()`` or the like moved a module, and if a loop repeats it."""
+    loops: list[Any] = loops_around(frame.failed or part.node)[-1:]
+    last = loops[0].end_lineno if loops else frame.line - 1
+    ran = [n for n in _own_nodes(function_of(frame.failed or part.node)) if n.lineno <= last]
+    in_cells = frame.at_top or first_name(part.text) not in frame.code.co_varnames
+    for code in [_Written(frame.filename, "", ran), *(_earlier_cells() if in_cells else ())]:
+        for node in reversed(code.nodes if part.device == "cpu" else []):
+            for file, call in _sent(node, part.text, frame, code):
+                why = f"{label(file)}, line {call.lineno}: {ast.unparse(call)}"
+                again = any(code.nodes is ran and node.lineno >= loop.lineno for loop in loops)
+                return f"{why} moves the module itself", again
+            if part.text in stored(node):
+                return "", False
+    return "", False
+
+
+def _sent(node: Any, text: str, frame: FailedFrame, code: _Written) -> Iterator[tuple[str, Any]]:
+    """Yield the calls by which a node, or a function that it calls, sends a value to the CPU."""
+    found = [(code.filename, node, text)]
+    if isinstance(node, ast.Call) and (at := _called(node, frame, code)):
+        names = [n for n, v in _arguments(node, at.parameters) if ast.unparse(v) == text]
+        found += [(at.filename, each, name) for each in at.nodes for name in names]
+    for file, each, name in found:
+        its: Any = each.func if _is_transfer(each) else None
+        goes = its is not None and ast.unparse(its.value) == name
+        if goes and Reader(frame).sent_to(each, its.attr) == "cpu":
+            yield file, each
+
+
+def made_in(part: Part, frame: FailedFrame) -> str:
+    """Return the reason if one line of the class, or of an earlier cell, made an operand; or ""."""
+    of_self = part.text.startswith("self.") and frame.parameters[:1] == ("self",)
+    text = ".".join(part.text.split(".")[:2]) if of_self else first_name(part.text)
+    around = (n for n in parents(frame.failed or part.node) if isinstance(n, ast.ClassDef))
+    codes = [(frame.filename, [*ast.walk(next(around, ast.Pass()))])] if of_self else []
+    if frame.at_top or text not in frame.code.co_varnames:
+        codes += ((cell.filename, cell.nodes) for cell in _earlier_cells())
+    for file, nodes in codes if part.device == "cpu" else ():
+        made = [n for n in nodes if isinstance(n, ast.Assign) and text in _targets(n)]
+        made = [n for n in made if not isinstance(n.value, ast.Constant)]
+        values = [n for stmt in made[-1:] for n in ast.walk(stmt.value)]
+        given = any(_is_transfer(n) or getattr(n, "arg", "") == "device" for n in values)
+        if made:
+            where = f"{label(file)}, line {made[-1].lineno}"
+            return "" if given or len(made) > 1 else f"{where} made {text} on the CPU"
+    return ""
+
+
+def _targets(stmt: ast.Assign) -> list[str]:
+    return [text for target in stmt.targets for text, _ in _pairs(target, target)]
 
 
 def _in_function(

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from gpumagic import faults
 from gpumagic.mismatch import fixes, sources
-from gpumagic.mismatch.callers import Site, climb, keep_copies
+from gpumagic.mismatch.callers import Site, climb, keep_copies, made_in, moved_itself
 from gpumagic.mismatch.explanation import Explanation, Operand, expression, trial_on
 from gpumagic.mismatch.operand import TRANSFERS, Part, Reader, full, tensors_of
 from gpumagic.mismatch.operation import (
@@ -178,14 +178,16 @@ def _reason(
         return told
     every = [(part, frame) for frame, odd in frames for part in odd]
     for part, frame in every:
-        if part.kind == "module" and (moved := sources.moved_itself(part, frame)):
+        if part.kind == "module" and (moved := moved_itself(part, frame)[0]):
             return moved
         if left := sources.unregistered(part, frame):
             # If the fix registers the attribute, leave out the advice to register it.
             return left.reason.partition(sources.PERMANENTLY)[0] if fix else left.reason
     if any(part.text.endswith('"]') for part, _ in every):
         return _DICT
-    return _INDEX if kind == "index" else None
+    if kind == "index":
+        return _INDEX
+    return next(filter(None, (made_in(part, frame) for part, frame in every)), None)
 
 
 def _brought(leaves: tuple[Part, ...]) -> str | None:

@@ -15,9 +15,18 @@ from itertools import chain
 from torch import Tensor
 
 from gpumagic.mismatch import sources
-from gpumagic.mismatch.callers import Site, climb, written_device
-from gpumagic.mismatch.explanation import NEAR, Edit, Fix, around, before_loops, bracketed, total
-from gpumagic.mismatch.operand import Part, Reader, is_torch
+from gpumagic.mismatch.callers import Site, climb, moved_itself
+from gpumagic.mismatch.explanation import (
+    NEAR,
+    Edit,
+    Fix,
+    around,
+    before_loops,
+    bracketed,
+    total,
+    trial_on,
+)
+from gpumagic.mismatch.operand import Part, Reader, device_of, full, is_torch
 from gpumagic.mismatch.operation import (
     Message,
     Operation,
@@ -26,6 +35,7 @@ from gpumagic.mismatch.operation import (
     named_in,
     operation,
     read_on_host,
+    storages_in,
 )
 from gpumagic.usercode.frames import (
     FailedFrame,
@@ -39,6 +49,8 @@ from gpumagic.usercode.frames import (
     uses,
 )
 from gpumagic.usercode.values import of_function, own
+
+_DEVICE_NAMES = ("device", "dev", "DEVICE", "self.device", "self.cfg.device", "args.device")
 
 
 @dataclass(frozen=True)
@@ -135,10 +147,13 @@ def _move_owners(choice: Choice, frames: list[FailedFrame]) -> Fix | None:
 
 def elsewhere(clash: Operation, choice: Choice, outer: list[FailedFrame]) -> Fix | None:
     """Return a fix of the code that made the operands, or one that moves their module; or None."""
+    wanted = [storages_in(part, clash.reader) for part in choice.odd]
     for frame in outer if choice.target != "cpu" else ():
         at = Operation(Reader(frame), frame.failed or ast.Pass(), ())
-        edits = [edit for part in choice.odd for edit in sources.made_by_call(part, at)]
-        if stmts := [] if edits else sources.made_above([*choice.odd], clash.reader, frame):
+        if fix := sources.made_by_call(wanted, at, choice.target):
+            return fix
+        edits = list[tuple[ast.AST, str]]()
+        if stmts := sources.made_above([*choice.odd], clash.reader, frame):
             device = written_device(Site(at, [], []), choice.target, stmts[0])
             made = [sources.with_device(stmt.value, frame, device) for stmt in stmts]
             edits = [*chain.from_iterable(made)] if all(made) else []
@@ -156,8 +171,9 @@ def write_fix(site: Site, above: Site, choice: Choice) -> Fix | None:
         # Copy in the caller only if no other line of the function needs the argument on the GPU.
         climbed = above is not site and _used_once(site) and all(p in given for p in above.odd)
         return _move(replace(above, odd=given) if climbed else site, choice)
-    edits = [edit for part in site.odd for edit in sources.made_by_call(part, site.at)]
-    fix = _make_there(site, choice.target) or around(site.frame, edits, 0)
+    wanted = [storages_in(part, site.at.reader) for part in site.odd]
+    fix = _make_there(site, choice.target)
+    fix = fix or sources.made_by_call(wanted, site.at, choice.target)
     if fix is None and above is not site:
         fix = _make_there(above, choice.target) or _move(above, choice)
     return fix or _move(site, choice)
@@ -215,6 +231,64 @@ def _move(site: Site, choice: Choice) -> Fix | None:
     return edit.fix(total(nbytes.values())) if moved else None
 
 
+def written_device(site: Site, target: str, line: ast.stmt, *, inside: bool = False) -> str:
+    """Return code for the device `target`, such as ``x.device``.
+    If `inside`, the code may use the variables of a comprehension around the operation."""
+    names = [*_DEVICE_NAMES, *(f"{name}.device" for name in _at_hand(site, inside))]
+    in_class = any(isinstance(node, ast.ClassDef) for node in parents(site.at.node))
+    unknown = _unknown(names, line, site, inside, in_class)
+    names = [name for name in names if first_name(name) not in unknown]
+    # As the last choice, use a global such as `device`, even if the function does not read it yet.
+    names += [n for n in _DEVICE_NAMES[:3] if not in_class and n not in _bound_later(line, site)]
+    for name in names:
+        value = site.frame.scope.value(ast.parse(name, mode="eval").body)
+        device = device_of(value) if type(value) is not int else None
+        if device is not None and full(device) == target:
+            return name
+    if trial_on.get() != target:
+        return f'"{target}"'
+    there = (p.text for p in site.at.parts if p.kind == "module" and p.devices == (target,))
+    module = next((name for name in there if first_name(name) not in unknown), None)
+    return f"next({module}.parameters()).device" if module else "torch.get_default_device()"
+
+
+def _unknown(
+    names: list[str], line: ast.stmt, site: Site, inside: bool, in_class: bool
+) -> set[str]:
+    """Return the variables, such as `self` in `self.device`, that code at `line` cannot read."""
+    unknown = _bound_later(line, site)
+    if inside:
+        within = (node for node in parents(site.at.node) if isinstance(node, ast.expr))
+        unknown -= set[str]().union(*map(stored, within))
+    if not (in_class or not site.frame.at_top):
+        return unknown
+    # Code of a class may use only local names. A function may also use globals that it reads.
+    code = ast.walk(function_of(site.at.node) or line)
+    used = {node.id for node in code if isinstance(node, ast.Name) and not in_class}
+    return unknown | ({*map(first_name, names)} - {*site.frame.scope.local, *used})
+
+
+def _at_hand(site: Site, inside: bool) -> list[str]:
+    """Return expressions, such as operands, whose `.device` may be the target device."""
+    every = [*chain.from_iterable(ast.walk(part.node) for part in [*site.at.parts, *site.odd])]
+    nodes = [n for n in every if isinstance(n, (ast.Name, ast.Attribute))]
+    nodes = [n for n in nodes if inside or not in_own_scope(n)]
+    modules = [part.text for part in site.at.parts if part.kind == "module"]
+    named = trial_on.get() or not site.frame.at_top
+    layers = [f"{name}.weight" for name in modules] if named else []
+    names = [*map(ast.unparse, nodes), *site.frame.parameters, *layers]
+    return [name for name in names if not name.endswith((".grad", ".data"))]
+
+
+def _bound_later(line: ast.stmt, site: Site) -> set[str]:
+    """Return a function's local names that are unbound at `line`, or bound again before `site`."""
+    bound = [n for n in ast.walk(function_of(line) or line) if isinstance(n, ast.Name)]
+    bound = [n for n in bound if isinstance(n.ctx, ast.Store)]
+    again = {n.id for n in bound if line.lineno <= n.lineno < site.at.node.lineno}
+    known = {n.id for n in bound if n.lineno < line.lineno} - again | {*site.frame.parameters}
+    return {n.id for n in bound} - known
+
+
 def _loop_module_device(site: Site) -> str | None:
     """Return code for a module's device, if each pass of a loop may call another module."""
     for part in site.at.parts if site.at.calls_module else ():
@@ -232,7 +306,7 @@ def _before(site: Site, *, once: bool) -> ast.stmt | None:
         return None
     start = before_loops(site.frame, stmt, [ast.unparse(part.node) for part in moved])
     frame, fixed = site.frame, site.at.fixed
-    goes = any(sources.moved_itself(part, frame) for part in moved if part.kind == "module")
+    goes = any(moved_itself(part, frame)[1] for part in moved if part.kind == "module")
     start = stmt if goes or _loop_module_device(site) else start
     if once and all(sources.can_be_bound(part, frame, start, part is fixed) for part in moved):
         return start

@@ -198,6 +198,12 @@ def storages(value: Any) -> set[Any]:
     return found
 
 
+def storages_in(part: Part, reader: Reader) -> set[Any]:
+    """Return the storages of an operand's tensors, and of those in a result's expression."""
+    # For example, `x.detach()` shares the storage of `x`.
+    return storages([part.value, *(named.value for named in named_in(part, reader))])
+
+
 def _evidence(
     done: Operation, message: Message, direct: bool, within: set[Any]
 ) -> tuple[Part, ...]:
@@ -211,7 +217,7 @@ def _evidence(
     leaves = [p for p in done.parts if "meta" not in p.devices]
     leaves = [p for p in leaves if p.device != "cpu" or p.node not in indices]
     located = [part for part in leaves if part.kind != "generator" and part.devices]
-    seen = [part for part in located if storages(part.value) & within]
+    seen = [part for part in located if storages_in(part, done.reader) & within]
     if message.kind in ("numpy", "host"):
         return _for_host(leaves, located, bool(seen), message.devices - {"cpu"})
     if direct or done.calls_module:

@@ -7,9 +7,9 @@ moved, or the operand is an attribute of a module that `.to()` does not move.
 import ast
 import re
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import chain
-from types import FunctionType
+from itertools import chain, takewhile
 from typing import Any
 
 import torch
@@ -18,13 +18,14 @@ from torch import Tensor, nn
 from gpumagic.mismatch import explanation, operand
 from gpumagic.mismatch.explanation import RERUN, Fix, Operand, around, bracketed, can_precede
 from gpumagic.mismatch.operation import Operation, named_in, nodes_around, storages
-from gpumagic.usercode.files import is_users, label
+from gpumagic.usercode.files import is_users
 from gpumagic.usercode.frames import (
+    OWN_SCOPES,
     FailedFrame,
     backward_of,
     definition,
+    first_name,
     function_of,
-    in_own_scope,
     loops_around,
     parents,
     statement,
@@ -160,29 +161,19 @@ def own_cause(clash: Operation, odd: list[operand.Part]) -> tuple[str, bool]:
 
 
 def _made_anew(part: operand.Part, frame: FailedFrame) -> str:
-    """Return the reason if a function other than `__init__` makes a module in each call, or ""."""
+    """Return the reason if a method other than `__init__` makes a module in each call, or ""."""
     function = getattr(function_of(frame.failed or ast.Pass()), "name", "__init__")
-    if part.kind == "module" and part.value is None and frame.parameters[:1] == ("self",):
-        code, calls = frame.text(part.node), nodes_around(part.node, ast.Call)
-        count = [*map(frame.text, calls)].count(code)
-        numbers = [f"_{n}" for n in range(1, count + 1)] if count > 1 else [""]
-        every = " and ".join(f"self.{part.about.lower()}{n} = {code}" for n in numbers)
-        why = f"each call of {function}() creates a new {part.about}, so no optimizer trains it"
-        these = "these" if count > 1 else "it"
-        return f"{why}; write {every} in __init__, and call {these} instead, {RERUN}"
-    local = part.text.isidentifier() and frame.parameters[:1] == ("self",)
-    if part.kind != "module" or part.value is None or not (local or part.text[:5] == "self."):
+    made = only_assignment(part.text, frame.failed or part.node)
+    call: Any = part.node if part.value is None else getattr(made, "value", None)
+    a_class = isinstance(call, ast.Call) and isinstance(frame.scope.value(call.func), type)
+    method = function != "__init__" and frame.parameters[:1] == ("self",)
+    if part.kind != "module" or not (a_class and method):
         return ""
-    made: Any = only_assignment(part.text, frame.failed)
-    called = function != "__init__" and isinstance(getattr(made, "value", None), ast.Call)
-    called = called and (not local or isinstance(frame.scope.value(made.value.func), type))
-    if not called or not [*part.value.parameters()]:
+    if part.value is not None and not [*part.value.parameters()]:
         return ""
-    plain = type(part.value).__module__.startswith("torch.nn.") and not [*part.value.children()]
-    arguments = part.value.extra_repr() if plain else "…"
-    code = f"{'self.' * local}{part.text} = {frame.text(made.value.func)}({arguments})"
-    why = f"each call of {function}() creates a new {part.text}, so no optimizer trains it"
-    return f"{why}; write {code} in __init__ instead, {RERUN}"
+    new = frame.text(call.func)
+    why = f"each call of {function}() creates a new {new}, so no optimizer trains it"
+    return f"{why}; create it in __init__ as an attribute of self, {RERUN}"
 
 
 def moving_tensors(module: nn.Module) -> list[Tensor]:
@@ -215,19 +206,24 @@ def maker_of(part: operand.Part, at: Operation) -> ast.Assign | None:
     return made if call.factory or from_numpy or asked or movable else None
 
 
-def made_by_call(part: operand.Part, at: Operation) -> list[tuple[ast.AST, str]]:
-    """Return edits of the module's method, in the same file, that returned an operand; or []."""
-    frame, wanted = at.reader.frame, storages(part.value)
+def made_by_call(wanted: Iterable[set[Any]], at: Operation, target: str) -> Fix | None:
+    """Return a fix of the module's method that created these storages; None if there is none."""
+    frame, wanted = at.reader.frame, [*wanted]
     for made in nodes_around(at.node, ast.Assign):
         function: Any = frame.scope.value(getattr(made.value, "func", made))
-        code, owner = getattr(function, "__code__", None), getattr(function, "__self__", None)
-        holds = wanted and wanted <= storages(frame.scope.value(made.targets[0]))
-        if code is None or code.co_filename != frame.filename or not holds:
+        held = storages(frame.scope.value(made.targets[0]))
+        function = function.forward if issubclass(type(function), nn.Module) else function
+        owner: Any = getattr(function, "__self__", None)
+        if not issubclass(type(owner), nn.Module) or not any(w and w <= held for w in wanted):
             continue
-        if issubclass(type(owner), nn.Module):
+        code = getattr(function, "__code__", None)
+        there = {operand.full(tensor.device) for tensor in moving_tensors(owner)}
+        if code is not None and is_users(code.co_filename) and there == {target}:
+            where = frame.in_file(code.co_filename)
             values, device = _results(definition(code)), "next(self.parameters()).device"
-            return [edit for value in values for edit in with_device(value, frame, device)]
-    return []
+            edits = [edit for value in values for edit in with_device(value, where, device)]
+            return around(where, edits, 0)
+    return None
 
 
 def _results(function: ast.AST) -> list[ast.expr]:
@@ -307,26 +303,6 @@ def in_torch(node: Any, reader: operand.Reader, odd: operand.Part) -> str:
     return code if trained else ""
 
 
-def moved_itself(part: operand.Part, frame: FailedFrame) -> str:
-    """Return the reason if a loop's code moves a module, as by ``model.cpu()``; else ""."""
-    loops = loops_around(frame.failed or part.node) if part.value is not None else []
-    for call in (n for n in ast.walk(loops[-1]) if isinstance(n, ast.Call)) if loops else ():
-        function: Any = frame.scope.value(call.func)
-        places: list[Any] = [(frame.filename, call, frame.scope.value)]
-        if type(function) is FunctionType and is_users(function.__code__.co_filename):
-            code, values = function.__code__, map(frame.scope.value, call.args)
-            known = {**function.__globals__, **dict(zip(code.co_varnames, values, strict=False))}
-            get = lambda node, known=known: known.get(getattr(node, "id", ""), MISSING)  # noqa: E731
-            inner = ast.walk(definition(code) or ast.Pass())
-            places = [(code.co_filename, each, get) for each in inner]
-        for file, each, value in places:
-            its: Any = getattr(each, "func", None)
-            if getattr(its, "attr", "") in operand.TRANSFERS and value(its.value) is part.value:
-                text = ast.unparse(each)
-                return f"{label(file)}, line {each.lineno}: {text} moves the module itself"
-    return ""
-
-
 def is_leaf(part: operand.Part) -> bool:
     """Whether an operand is a leaf that requires a gradient. A moved copy would not be a leaf."""
     return part.kind == "tensor" and part.value.requires_grad and part.value.is_leaf
@@ -396,7 +372,7 @@ def can_be_bound(
     """Whether a line above `stmt` can rebind the operand without running the user's setters."""
     # An item of a list or dict is rebound only if the operation writes to the item (`written`).
     node, value = part.node, part.value
-    if in_own_scope(node) or not can_precede(frame, stmt):
+    if first_name(part.text) in _bound_inside(node) or not can_precede(frame, stmt):
         return False
     if part.kind == "module":
         return value is not None
@@ -412,6 +388,13 @@ def can_be_bound(
     own_names = (*frame.code.co_varnames, *frame.code.co_cellvars)
     named = isinstance(node, ast.Name) and part.text == node.id
     return named and (frame.at_top or part.text in own_names)
+
+
+def _bound_inside(node: ast.AST) -> set[str]:
+    """Return the names that comprehensions and lambdas around a node bind."""
+    within = takewhile(lambda parent: not isinstance(parent, ast.stmt), parents(node))
+    inner = [n for each in within if isinstance(each, OWN_SCOPES) for n in ast.walk(each)]
+    return {n.arg for n in inner if isinstance(n, ast.arg)}.union(*map(stored, inner))
 
 
 def _can_be_set(owner: Any, name: str) -> bool:

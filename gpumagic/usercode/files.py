@@ -25,8 +25,8 @@ from typing import Any, ParamSpec, TypeVar
 
 def shell() -> Any:
     """Return this process's IPython shell, or None; does not import IPython."""
-    ipython: Any = sys.modules.get("IPython")
-    return ipython.get_ipython() if ipython is not None else None
+    # While another thread imports IPython, the module has no `get_ipython` yet.
+    return getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
 
 
 def user_namespace() -> dict[str, Any]:

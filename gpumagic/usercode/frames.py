@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from copy import copy
 from functools import cached_property
 from itertools import islice, takewhile
 from operator import attrgetter
@@ -113,6 +114,13 @@ class FailedFrame:
         self._asttext = found.source.asttext()
         positions: Any = getattr(self.code, "co_positions", tuple)()  # from Python 3.11 on
         self._place = next(islice(positions, at // 2, None), None)
+
+    def in_file(self, file: str) -> "FailedFrame":
+        """Return a copy of this frame that reads source text from another file."""
+        other, read = copy(self), files.parsed(file)
+        other.filename, other.source, other.tree = file, read.text, read.tree
+        other._asttext = read.asttext()
+        return other
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -300,11 +308,6 @@ class RestOfCode:
         self._rest = list(_rest(self.failed)) if self.failed is not None else []
         self.read = set(names_read(ast.Module(self._rest, [])))
         self.loops = loops_around(self.failed) if self.failed is not None else []
-
-    @property
-    def made_now(self) -> set[str]:
-        """Return the names that the failed statement binds."""
-        return bound([self.failed]) if self.failed is not None else set()
 
     @property
     def read_anywhere(self) -> set[str]:

@@ -70,6 +70,20 @@ def test_the_margin_stays_free():
 
 
 @pytest.mark.usefixtures("small")
+def test_garbage_takes_no_room():
+    def of(data):  # a reference cycle that holds 16 MiB
+        data["itself"] = data
+
+    gc.disable()
+    try:
+        of({"held": torch.empty(16 * MIB, dtype=torch.uint8, device="cuda:1")})
+        step = lambda n: torch.ones(n, MIB // 4)  # noqa: E731
+        assert gpumagic.fit(step, 1, n=range(1, 100), margin=0).value == 24
+    finally:
+        gc.enable()
+
+
+@pytest.mark.usefixtures("small")
 def test_the_answer_has_the_values_of_the_table():
     result = gpumagic.fit(lambda n: torch.ones(n, 4), 1, n=range(1, 10**7), dry=True, margin=0.1)
     above = next(tried.value for tried in result.tried if tried.value > result.value)

@@ -237,7 +237,7 @@ LONG = "net(data).square().mean(dim=1).sqrt().log()"
         ("a > b", "print(a > b)", "leave the value on the device"),
         ("loss.item()", "losses.append(", "leave loss.detach().clone() on the device, and read it"),
         ("loss.item()", "total = total + loss.item()", "leave loss.detach().clone() on the device"),
-        (f"{LONG}.item()", f"x = {LONG}.item()", "with x.detach().clone() in place of net(data).s"),
+        (f"{LONG}.item()", f"x = {LONG}.item()", "with ….detach().clone() in place of ….item()"),
         (
             "h.detach().cpu()",
             "keep.append(h.detach().cpu())",

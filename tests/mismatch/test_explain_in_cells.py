@@ -519,3 +519,51 @@ def test_a_layer_that_a_placed_cell_made_is_no_part_that_was_left(ip):
     told = " ".join(explained(ip.run("net(torch.ones(2, 4))")).split())
     assert "make net again" not in told
     assert "put %%ongpu 0 on top of this cell" in told
+
+
+def test_an_edit_that_calls_to_of_a_tuple_is_not_offered(ip):
+    ip.run("rnn, x = nn.LSTM(4, 8).cuda(1), torch.ones(2, 1, 4).cuda(1)")
+    ip.run("def start():\n    return torch.zeros(1, 1, 8), torch.zeros(1, 1, 8)")
+    told = explained(ip.run("y, state = rnn(x, start())"))
+    assert "start() cpu" in " ".join(told.split())
+    assert "fix:" not in told
+
+
+def test_the_earlier_cell_that_moved_the_model_is_named(ip):
+    ip.run("net, x = nn.Linear(2, 1).cuda(), torch.ones(3, 2).cuda()")
+    ip.run(
+        "def run(x):\n    return net(x)\ndef state_of(model):\n    return model.cpu().state_dict()"
+    )
+    ip.run("run(x)")
+    ip.run("saved = state_of(net)")
+    told = explained(ip.run("run(x)"))
+    assert "line 4: model.cpu() moves the module itself" in told
+    assert "net.to(" in told
+    ip.run("net = nn.Linear(2, 1)")
+    assert "moves the module itself" not in explained(ip.run("run(x)"))
+
+
+def test_the_buffer_that_a_modules_forward_makes_is_made_on_the_device(ip):
+    ip.run(
+        "class Decoder(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.fc = nn.Linear(2, 3)\n    def forward(self, x):\n"
+        "        outputs = torch.zeros(4, 3)\n        for t in range(4):\n"
+        "            outputs[t] = self.fc(x)\n        return outputs"
+    )
+    ip.run("net, x, y = Decoder().cuda(), torch.ones(2).cuda(), torch.zeros(4, 3).cuda()")
+    told = explained(ip.run("out = net(x)\nloss = ((out[1:] - y[1:]) ** 2).mean()"))
+    assert "line 6" in told
+    assert "torch.zeros(4, 3, device=next(self.parameters()).device)" in told
+
+
+def test_the_line_that_made_an_operand_is_named_and_a_comprehension_is_no_obstacle(ip):
+    ip.run(
+        "class Both:\n    def __init__(self):\n        self.big = nn.Linear(2, 1)\n"
+        "    def step(self, x):\n        return self.big(x.cuda())"
+    )
+    ip.run("xs, w = torch.ones(3, 2), torch.ones(2)\nboth = Both()")
+    told = explained(ip.run("ys = [both.step(x) for x in xs]"))
+    assert "In [2], line 3 made self.big on the CPU" in told
+    assert "both.big.to(" in told
+    told = explained(ip.run("y = xs.cuda() * w"))
+    assert "In [3], line 1 made w on the CPU" in told

@@ -138,6 +138,12 @@ GIVEN = [
         "libx.Model().fit(x.cpu(), y.cpu())",
     ),
     (
+        'x, y = torch.ones(3, device="cuda", requires_grad=True), [1]\n'
+        "libx.Model().fit(x.detach(), y)\n",
+        {"x": ("cuda:0",)},
+        "libx.Model().fit(x.detach().cpu(), y)",
+    ),
+    (
         'schedule, x = libx.Schedule(), torch.ones(3, device="cuda")\n'
         "schedule.step(x.detach().cpu(), 1, x)\n",
         {"x.detach().cpu()": ("cpu",), "x": ("cuda:0",)},
