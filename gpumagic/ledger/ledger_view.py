@@ -1,16 +1,27 @@
 """Show a ledger (the copies and waits of a run) as one line, or as a table with advice."""
 
+import ast
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from gpumagic.device import cuda_state
 from gpumagic.display import table
 from gpumagic.display.table import block, coded, tag
 from gpumagic.display.units import duration, many, size, some
 from gpumagic.ledger.entry import DISPLAY, ENGINE, LOADER, OFTEN, PRINT, Entry, Ledger
-from gpumagic.usercode.frames import decides
+from gpumagic.usercode.files import parsed
+from gpumagic.usercode.frames import (
+    OWN_SCOPES,
+    computed_from,
+    function_of,
+    loops_around,
+    statement,
+    stored,
+)
 
 NOTHING = "no copies between devices, no waits for a GPU"
 _VIRTUAL = "Times on virtual GPUs are the CPU's and say nothing about a GPU: savings are in calls."
@@ -126,7 +137,7 @@ _INNERMOST = re.compile(r"[(\[][^()\[\]]*[)\]]")
 def _keep(entry: Entry) -> str:
     """Return advice to keep a value on a device; empty if the host needs it or it does not fit."""
     where, tensor = entry.where, _tensor_of(entry.code)
-    if (where and decides(where.file, where.line, entry.code)) or not _fits(entry):
+    if (where and _decides(where.file, where.line, entry.code)) or not _fits(entry):
         return ""
     named = tensor != entry.code and len(tensor) <= _LONG
     kept = tensor if named else "…"
@@ -140,6 +151,50 @@ def _keep(entry: Entry) -> str:
         read = entry.code if named or tensor == entry.code else entry.code.replace(tensor, "…")
         instead = f", with {kept} in place of {table.short(read, _LONG)},"
     return f"leave {what} on the device{instead} and read it once after the loop"
+
+
+def _decides(file: str, line: int, code: str) -> bool:
+    """Whether a branch, loop or index depends on an expression, or on names computed from it."""
+    nodes: Any = [*ast.walk(parsed(file).tree or ast.Pass())]
+    decisive = _decisive(nodes)
+    here = (n for n in nodes if isinstance(n, ast.expr) and n.lineno <= line <= (n.end_lineno or 0))
+    with suppress(SyntaxError, ValueError, RecursionError):
+        code = ast.unparse(ast.parse(code, mode="eval"))
+        same = [node for node in here if ast.unparse(node) == code]
+        # Assume a dependency for every subscript, such as `x[i]`.
+        return any(isinstance(n, ast.Subscript) or decisive & {n, *_reads_of(n)} for n in same)
+    return False
+
+
+_KEEPING = ("append", "extend", "print", "float", "int", "sum", "round")
+
+
+def _decisive(nodes: list[Any]) -> set[ast.AST]:
+    """Return all nodes in conditions, indices and iterables; and values that code passes on."""
+    parts = [getattr(n, name, None) for n in nodes for name in ("test", "iter", "slice", "subject")]
+    parts += [test for node in nodes for test in getattr(node, "ifs", ())]  # `if` in comprehensions
+    found = {node for part in parts if part is not None for node in ast.walk(part)}
+    # A function's result, and arguments of most calls, are needed at once.
+    calls = [n for n in nodes if isinstance(n, ast.Call)]
+    calls = [n for n in calls if getattr(n.func, "attr", getattr(n.func, "id", "")) not in _KEEPING]
+    waiting: list[ast.AST] = [n.value for n in nodes if isinstance(n, ast.Return) and n.value]
+    waiting += [each for call in calls for each in call.args]
+    for node in waiting:
+        if not isinstance(node, OWN_SCOPES):
+            found.add(node)
+            waiting += ast.iter_child_nodes(node)
+    return found
+
+
+def _reads_of(node: ast.AST) -> list[ast.AST]:
+    """Return the names computed from `node`'s value in the loop or function around `node`."""
+    within: Any = [*loops_around(node), function_of(node)][0]
+    stmt: Any = statement(node)
+    into = ast.unparse(stmt).partition(".append(")[0]  # "losses" if `losses.append(x.item())`
+    names = {into, *stored(stmt)}
+    assigned = (ast.Assign, ast.AnnAssign, ast.AugAssign)
+    found = computed_from([*names], [n for n in ast.walk(within) if isinstance(n, assigned)])
+    return [n for n in ast.walk(within) if isinstance(n, ast.Name) and n.id in found]
 
 
 def _container(entry: Entry, tensor: str) -> str:

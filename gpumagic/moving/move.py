@@ -247,7 +247,7 @@ class MovePlan:
             self.left.append(Left(written(held.steps), reason))
         elif moving:  # otherwise, the tensors moved with another variable
             self._count(name, sum(map(bytes_of, moving)), sources)
-            self._origins.append((brought, Origin(name, moving[0].device, device)))
+            self._origins.append((brought, Origin(name, torch.device(sources[0]), device)))
 
 
 def _families(group: list[FoundTensor]) -> list[_Family]:

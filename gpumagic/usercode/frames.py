@@ -6,7 +6,7 @@ import inspect
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from copy import copy
 from functools import cached_property
 from itertools import islice, takewhile
@@ -255,43 +255,12 @@ def uses(node: ast.AST, text: str) -> list[ast.expr]:
     return [n for n in found if ast.unparse(n) == text]
 
 
-def decides(file: str, line: int, code: str) -> bool:
-    """Whether a branch, loop or index depends on an expression, or on names computed from it."""
-    nodes: Any = [*ast.walk(files.parsed(file).tree or ast.Pass())]
-    decisive = _decisive(nodes)
-    here = (n for n in nodes if isinstance(n, ast.expr) and n.lineno <= line <= (n.end_lineno or 0))
-    with suppress(SyntaxError, ValueError, RecursionError):
-        code = ast.unparse(ast.parse(code, mode="eval"))
-        same = [node for node in here if ast.unparse(node) == code]
-        # Assume a dependency for every subscript, such as `x[i]`.
-        return any(isinstance(n, ast.Subscript) or decisive & {n, *_reads_of(n)} for n in same)
-    return False
-
-
 def definition(code: CodeType) -> Any:
     """Return the syntax node of the function with this code, or None."""
     nodes = ast.walk(files.parsed(code.co_filename).tree or ast.Pass())
     named = (n for n in nodes if isinstance(n, _FUNCTIONS) and n.name == code.co_name)
     starts = ((n, min(each.lineno for each in (n, *n.decorator_list))) for n in named)
     return next((node for node, line in starts if line == code.co_firstlineno), None)
-
-
-def _decisive(nodes: list[Any]) -> set[ast.AST]:
-    """Return all nodes in conditions, in indices and in the iterables of loops."""
-    parts = [getattr(n, name, None) for n in nodes for name in ("test", "iter", "slice", "subject")]
-    parts += [test for node in nodes for test in getattr(node, "ifs", ())]  # `if` in comprehensions
-    return {node for part in parts if part is not None for node in ast.walk(part)}
-
-
-def _reads_of(node: ast.AST) -> list[ast.AST]:
-    """Return the names computed from `node`'s value in the loop or function around `node`."""
-    within: Any = [*loops_around(node), function_of(node)][0]
-    stmt: Any = statement(node)
-    into = ast.unparse(stmt).partition(".append(")[0]  # "losses" if `losses.append(x.item())`
-    names = {into, *stored(stmt)}
-    assigned = (ast.Assign, ast.AnnAssign, ast.AugAssign)
-    found = computed_from([*names], [n for n in ast.walk(within) if isinstance(n, assigned)])
-    return [n for n in ast.walk(within) if isinstance(n, ast.Name) and n.id in found]
 
 
 _BACKWARD = ("backward", "autograd", "fit")  # functions that run a backward pass

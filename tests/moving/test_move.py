@@ -426,6 +426,26 @@ def test_new_layers_follow_their_module_but_layers_that_were_there_stay():
     assert devices_of(net) == [{GPU1}, {CPU}]
 
 
+class Pipeline:
+    """An object whose `to` moves its module in place."""
+
+    def __init__(self):
+        self.net = nn.Linear(2, 2)
+
+    def to(self, device):
+        self.net.to(device)
+        return self
+
+
+@pytest.mark.parametrize("with_origins", [True, False], ids=["--back", "home"])
+def test_an_object_whose_to_moves_a_module_goes_home(with_origins):
+    space = {"pipe": Pipeline()}
+    origins = brought(space)
+    assert devices_of([space["pipe"].net]) == [{GPU1}]
+    assert [m.name for m in bring_home(space, origins if with_origins else None).moved] == ["pipe"]
+    assert devices_of([space["pipe"].net]) == [{CPU}]
+
+
 class Strategy:
     """An object of a library's that took the first GPU for itself."""
 
