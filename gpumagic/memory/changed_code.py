@@ -16,11 +16,13 @@ from typing import Any
 from gpumagic.memory.oom_state import OutOfMemoryState
 from gpumagic.memory.oom_trials import CodeTrial, Trials, helps
 from gpumagic.memory.out_of_memory import Lever
+from gpumagic.memory.smaller_batch import models
 from gpumagic.memory.split_rows import split
 from gpumagic.memory.written_forms import Form, checkpointed, expression, forms
 from gpumagic.usercode import frames
 from gpumagic.usercode.files import label
 from gpumagic.usercode.values import comes_from, is_module, is_tensor, own, torch_here
+from gpumagic.usercode.variables import names_read
 
 
 def other_form(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
@@ -219,16 +221,31 @@ def _on_host(s: OutOfMemoryState, noted: Sequence[Any], names: list[str]) -> str
 
 
 def collected(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Propose to append copies on the CPU to a list that the failed code reads after the loop."""
+    """Propose to append copies on the CPU to a list or tensor that the code reads after a loop."""
     large = {row.path for row in s.device.holders if s.worth(row.nbytes)}
     nodes: Any = [n for each in (t.best.code if t.best else ()) for n in ast.walk(each)]
-    for call in (n for n in nodes if getattr(getattr(n, "func", None), "attr", "") == "append"):
-        name = ast.unparse(call.func.value)
+    for call in (n for n in nodes if isinstance(n, ast.Call)):
+        name, args = _appended(call)
         if t.best is not None and s.local(t.best.frame, name) in large:
-            new = {each: expression(f"({ast.unparse(each)}).cpu()") for each in call.args}
-            do = f"`{name}.append({', '.join(map(ast.unparse, new.values()))})`"
-            do = f"{do} for line {call.lineno}"
-            yield from helps(t.best, do, form=Form(do, "", [], t.best.code, new))
+            new = {each: expression(f"({ast.unparse(each)}).cpu()") for each in args}
+            form = Form("", "", [], t.best.code, new)
+            with form.in_place():
+                do = f"`{ast.unparse(frames.statement(call) or call)}` for line {call.lineno}"
+            yield from helps(t.best, do, form=form)
+
+
+def _appended(call: ast.Call) -> tuple[str, list[ast.expr]]:
+    """Return the name to which a call appends, and what to copy; of `x = cat([x, y])` both."""
+    function, stmt = getattr(call.func, "attr", ""), frames.statement(call)
+    if function == "append" and isinstance(call.func, ast.Attribute):
+        return ast.unparse(call.func.value), call.args
+    items = getattr(call.args[0], "elts", []) if call.args and function in _CATS else []
+    name = ast.unparse(items[0]) if items else ""
+    into = [*map(ast.unparse, stmt.targets)] if isinstance(stmt, ast.Assign) else []
+    return (name, items) if into == [name] else ("", [])
+
+
+_CATS = ("cat", "concat", "concatenate", "vstack", "hstack")
 
 
 def settings(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
@@ -318,15 +335,23 @@ def no_graph(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
         loop = next(iter(trial.rest.loops), None)
         if loop is not None and not (frames.is_trained(loop) or frames.backward_of(ast.walk(loop))):
             yield from _no_grad(t, trial, _USED)
+        # In `if phase == "train": loss.backward()`, the code may skip the backward pass.
+        every = {**s.namespace, **trial.names} if loop is not None else {}
+        read = (n for n in names_read(ast.Module(trial.code, [])) if is_module(every.get(n)))
+        for name in [n for n in read if not every[n].training and [*every[n].parameters()]][:1]:
+            code = f"torch.set_grad_enabled({name}.training)"
+            yield from _no_grad(t, trial, f"{name} is in eval mode, without a backward pass", code)
 
 
 _USED = "no backward pass uses its results"
 
 
-def _no_grad(t: Trials, trial: CodeTrial, why: str) -> Iterator[Lever]:
+def _no_grad(
+    t: Trials, trial: CodeTrial, why: str, code: str = "torch.no_grad()"
+) -> Iterator[Lever]:
     cell, loops = label(trial.frame.filename), trial.rest.loops
     place = f"the loop in {cell}, line {loops[0].lineno}" if loops else "the code"
-    do, grown = f"`with torch.no_grad():` around {place}: {why}", t.loop.grown if t.loop else 0
+    do, grown = f"`with {code}:` around {place}: {why}", t.loop.grown if t.loop else 0
     yield from helps(trial, do, grown=grown, within=torch_here().no_grad)
 
 
@@ -347,7 +372,11 @@ def _in_function(s: OutOfMemoryState, t: Trials, inner: list[CodeTrial]) -> Iter
 def recomputed(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose checkpointing: do not save the failed call's tensors, but repeat it in backward."""
     trial = t.whole or t.best
-    for rest in s.rests if any(rest.backward for rest in s.rests) else ():
+    # A second forward pass would change the running statistics of such layers a second time.
+    read = models(s, trial) if trial is not None else []
+    running = any("running_mean" in name for each in read for name, _ in each.named_buffers())
+    trains = any(rest.backward for rest in s.rests)
+    for rest in s.rests if trains and not running else ():
         for form in checkpointed(rest):
             for lever in helps(trial, f"{_named(s, rest, form)}: slower, keeps less", form=form):
                 yield lever

@@ -34,6 +34,7 @@ from gpumagic.usercode import frames
 from gpumagic.usercode.files import UserLine, innermost_of, label, shell, user_namespace
 from gpumagic.usercode.values import is_module, is_tensor, own, torch_here
 
+_LARGE = 0.1  # a weight is named if it takes more than this share of the GPU's memory
 _MOST = 4  # maximum number of levers to show if none lets the cell fit
 
 
@@ -100,7 +101,17 @@ def _reason(s: OutOfMemoryState, t: Trials) -> str:
     if trial.grows_much:
         return f"a pass needs {left}; each pass keeps {size(trial.need.grows)}"
     state = "an optimizer makes its state in its first step: " * (s.optimizer is not None)
-    return f"{state}the code needs {left}"
+    return f"{state}the code needs {left}{_large_weight(s)}"
+
+
+def _large_weight(s: OutOfMemoryState) -> str:
+    """Return a clause on a weight that takes much of the GPU's memory in training, or ""."""
+    modules = {name: value for name, value in s.namespace.items() if is_module(value)}
+    every = [(p.nbytes, f"{m}.{n}") for m in modules for n, p in modules[m].named_parameters()]
+    nbytes, name = max(every, default=(0, ""))
+    if nbytes < _LARGE * s.capacity or not any(rest.backward for rest in s.rests):
+        return ""
+    return f"; {name} takes {size(nbytes)}, and so do its gradient and each of its optimizer states"
 
 
 def by_figures(s: OutOfMemoryState, t: Trials) -> tuple[str, list[Lever]] | None:
@@ -238,6 +249,7 @@ def other_gpu(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 
 _DETACHED = "store {1} in `{0}`{2}: results keep their graphs alive"
 _ROOM = "if RAM has room; not all of them fit on the GPU at once"
+_READ = "; `.cuda()` what each pass reads"
 _KEPT: dict[str, Callable[[Any], Any]] = {
     "store `.clone()` in `{}`: a view keeps its whole base tensor alive": methodcaller("clone"),
     f"store `.cpu()` of the tensors in `{{}}`, {_ROOM}": methodcaller("cpu"),
@@ -310,7 +322,8 @@ def _elsewhere(s: OutOfMemoryState, trial: CodeTrial, name: str, whole: int) -> 
                 return
     # A dry run fails if the code reads a CPU copy, so propose CPU copies untested.
     if name not in trial.rest.accumulated:  # `h = f(h)` needs `h` on the GPU
-        yield Lever(_said([*_KEPT][1], trial, [name]), whole)
+        do = _said([*_KEPT][1], trial, [name])
+        yield Lever(do + _READ * ("`.cuda()`" not in do), whole)
 
 
 def _contents(trial: CodeTrial, names: Iterable[str]) -> list[Any]:
@@ -339,15 +352,17 @@ _GRAPHLESS = {frozenset((True,)): "`.item()`", frozenset((False,)): "`.detach()`
 
 def _said(how: str, trial: CodeTrial, names: list[str]) -> str:
     """Return the advice `how` for `names`. Add how to use what is on the CPU afterwards."""
-    do = how.format("`, `".join(names))
-    if not any(map(is_module, _contents(trial, names))):
+    do, held = how.format("`, `".join(names)), _contents(trial, names)
+    if not any(map(is_module, held)):
         read = [use for each in names for use in frames.uses(trial.rest.loops[0], each)]
-        return do + "; `.cuda()` what each pass reads" * ("cpu" in how and len(read) > len(names))
+        do += _READ * ("cpu" in how and len(read) > len(names))
+        return do + f"; create `{names[0]}` again, for what it holds stays" * trial.adds_beyond_room
     end = getattr(next(iter(trial.rest.loops), None), "end_lineno", 0)
     below = [n for n in trial.rest.nodes if getattr(n, "lineno", 0) > end]
     used = {n.id for n in below if isinstance(n, ast.Name)} & {*map(frames.first_name, names)}
     then = "; `.cuda()` each before its later call, and `.cpu()` after it" * bool(used)
-    return do.replace("tensors", "models") + then
+    optimizers = any(issubclass(type(each), torch_here().optim.Optimizer) for each in held)
+    return do.replace("tensors", "models") + ", without their optimizers" * optimizers + then
 
 
 def _objects_of(s: OutOfMemoryState, name: str) -> list[str]:

@@ -22,10 +22,12 @@ from gpumagic.usercode.variables import names_read
 # The memory of half a batch must be between these shares of a whole batch's memory. Below the first
 # share, the code combines pairs of samples. Above the second, a smaller batch hardly saves memory.
 _PAIRED, _DECIDES = 0.4, 0.8
+_FEWER_PAIRS = "; the loss reads fewer pairs then, so it changes"
 _NEAR, _NEAR_REAL = 0.05, 0.1  # the number may be too low by this fraction, on virtual/real GPUs
 # Names of numbers to lower. Without a model, use only `_SIZE`, as a lower `B` may change results.
 _SIZE = re.compile(r"(?i:batch|chunk|capacity)")
 _SIZE_OF_MODELS = re.compile(rf"{_SIZE.pattern}|seq|context|^(?:bs|B|T)$")
+_GROUPS = 3  # number of lengths for which tensors are tried as a batch
 _CUTS = {"split", "chunk", "narrow", "select", "index_select", "unbind"}
 
 
@@ -34,18 +36,16 @@ def smaller(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     for trial in (trial for trial in t.every if t.loop is None and trial.lacking > 0):
         names = _SIZE_OF_MODELS if runs_model(s, trial) else _SIZE
         named = _lower_variable(s, trial, names), _lower_argument(s, trial, names)
-        lower = *chain(*named), *_lower_setting(s, trial)
-        rows = (*_fewer_rows(s, trial),)
+        lower = [*chain(*named), *_lower_setting(s, trial)]
+        tried = ((batch, [*_fewer_rows(s, trial, batch)]) for batch in _batches(s, trial))
+        batch, rows = next((each for each in tried if each[1]), (list[str](), list[Lever]()))
         # Prefer a number if the code makes the batch, as in `x = get_batch(n=64)`.
-        made = trial.stale.issuperset(_batch(s, trial))
-        if found := lower + rows if made else rows + lower:
+        if found := lower + rows if trial.stale.issuperset(batch) else rows + lower:
             yield from found
             return
 
 
-def _fewer_rows(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[Lever]:
-    if not (names := _batch(s, trial)):
-        return
+def _fewer_rows(s: OutOfMemoryState, trial: CodeTrial, names: list[str]) -> Iterator[Lever]:
     count = len(_tensor_in(trial.frame.scope.name(names[0])))
     # Numbers equal to the batch size may need lowering too, as in `torch.zeros(batch_size)`.
     sizes = [name for name, value in trial.names.items() if type(value) is int and value == count]
@@ -58,16 +58,20 @@ def _fewer_rows(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[Lever]:
     def tried(number: int, also: list[str]) -> Need | None:
         cut = {n: _shortened(trial.names[n], number) for n in names if n in trial.names}
         read = {n: f"{n}[:{number}]" for n in names if n not in cut}
-        first = partial(_keep_gradients, _models(s, trial) if learns else [])
+        first = partial(_keep_gradients, models(s, trial) if learns else [])
         form = Form("", "", [], trial.code, trial.reads(read)) if read else None
         need = trial.tried(cut | dict.fromkeys(also, number), first=first, form=form)
         return need and need._replace(most=need.most - int(held * (1 - number / count)))
 
-    sizes = sizes if tried(count // 2, []) is None else []
+    half = tried(count // 2, [])
+    sizes = sizes if half is None else []
     added = ", accumulating the gradients of {}" if learns else ""
+    # In training, a loss over pairs of a batch's samples is computed over fewer pairs.
+    paired = learns and half is not None and half.most < _PAIRED * getattr(trial.need, "most", 0)
+    added, least = (_FEWER_PAIRS, 0.0) if paired else (added, _PAIRED)
     cuts = some(f"`{name}`" for name in loader or (*names, *sizes))
     do = f"{cuts}: a batch of {{:,}} instead of {count:,}{added}"
-    yield from _largest(s, trial, do, count, partial(tried, also=sizes), _PAIRED, divides=learns)
+    yield from _largest(s, trial, do, count, partial(tried, also=sizes), least, divides=learns)
 
 
 def _loader(trial: CodeTrial, count: int) -> list[str]:
@@ -77,13 +81,13 @@ def _loader(trial: CodeTrial, count: int) -> list[str]:
     return [ast.unparse(node) for node in batched][:1]
 
 
-def _keep_gradients(models: list[Any], into: object) -> None:
+def _keep_gradients(trained: list[Any], into: object) -> None:
     """In a dry run, give models the gradients that accumulate over the parts of a batch."""
     torch = torch_here()
-    for parameter in {p for model in models for p in torch.nn.Module.parameters(model)}:
+    for parameter in {p for model in trained for p in torch.nn.Module.parameters(model)}:
         if parameter.is_cuda and parameter.requires_grad and parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-    for kind in (torch.optim.Optimizer, torch.nn.Module) if models else ():
+    for kind in (torch.optim.Optimizer, torch.nn.Module) if trained else ():
         kind.zero_grad = lambda *args, **kwargs: None
 
 
@@ -177,20 +181,23 @@ def _largest(
         yield Lever(words, need.most - then, trial.fits(need._replace(most=then)))
 
 
-def _batch(s: OutOfMemoryState, trial: CodeTrial) -> list[str]:
-    """Return the names of the batch's tensors: the largest one, and all others of its length."""
+def _batches(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[list[str]]:
+    """Yield names of tensors that may be a batch: the largest tensor, and others of its length."""
     read = (*names_read(ast.Module(trial.code, [])), *sorted(trial.stale))
     values: dict[str, Any] = {name: trial.frame.scope.local.get(name) for name in read}
     strided = torch_here().strided  # the bytes of a sparse tensor are not defined
     first = {name: _tensor_in(value) for name, value in values.items()}
     found = {n: v for n, v in first.items() if is_tensor(v) and v.layout is strided and v.dim()}
-    names = sorted(found, key=lambda name: -found[name].nbytes)
-    # Skip tensors computed from other tensors, such as the outputs of the pass before.
-    given = (n for n in names if n not in computed_from([*found.keys() - {n}], trial.code))
-    names = [*islice(given, 9)]  # a batch has few tensors
-    alike = [name for name in names if len(found[name]) == len(found[names[0]]) > 1]
-    tensors = [name for name in alike if is_tensor(values[name])]
-    return alike if runs_model(s, trial) and not _is_cut(trial.code, alike, tensors) else []
+    names = sorted(found, key=lambda name: -found[name].nbytes) if runs_model(s, trial) else []
+    counts = dict.fromkeys(len(found[name]) for name in names)
+    for count in islice((n for n in counts if n > 1), _GROUPS):
+        alike = [name for name in names if len(found[name]) == count]
+        # Skip what the code computes from the others, such as the outputs of the pass before.
+        made = {n for n in trial.stale if n in computed_from([*{*alike} - {n}], trial.code)}
+        alike = [name for name in alike if name not in made][:9]  # a batch has few tensors
+        tensors = [name for name in alike if is_tensor(values[name])]
+        if alike and not _is_cut(trial.code, alike, tensors):
+            yield alike
 
 
 def _tensor_in(value: Any) -> Any:
@@ -210,10 +217,11 @@ def _is_batch(value: Any) -> bool:
 
 def runs_model(s: OutOfMemoryState, trial: CodeTrial) -> bool:
     """Whether the code reads a model or a backward pass follows."""
-    return bool(_models(s, trial)) or any(rest.backward for rest in s.rests)
+    return bool(models(s, trial)) or any(rest.backward for rest in s.rests)
 
 
-def _models(s: OutOfMemoryState, trial: CodeTrial) -> list[Any]:
+def models(s: OutOfMemoryState, trial: CodeTrial) -> list[Any]:
+    """Return the modules that the code reads."""
     every = {**s.namespace, **trial.names}
     read = s.read.union(names_read(ast.Module(trial.code, [])))
     return [every[name] for name in read if is_module(every.get(name))]

@@ -4,7 +4,6 @@ import ast
 import inspect
 from contextlib import suppress
 from itertools import chain
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -270,24 +269,17 @@ def _drawn_on(node: Any, reader: operand.Reader, part: operand.Part) -> str | No
 
 
 def _made_on(part: operand.Part, node: Any, frames: list[FailedFrame], target: str) -> Fix | None:
-    """Return the fix that makes the generator on `target`; None if other devices use it too."""
-    # If another cell made the generator, a new line makes it again with the same seed. This line is
-    # above all loops, because a new generator in each pass would draw the same numbers again.
+    """Return the fix that makes the generator on `target`; None if other code uses it too."""
+    written = [ast.unparse(each.value) for each in node.keywords if each.arg == "device"]
     for frame in frames:
-        found = sources.assignments_of(part.value, frame)
-        made, text = part.node, part.key
-        if part.value is not None and len(found) == 1:
-            made, text = found[0].value, ast.unparse(found[0].targets[0])
-        stmt = statement(made)
-        written = [ast.unparse(each.value) for each in node.keywords if each.arg == "device"]
-        local = frame.code.co_varnames if frame is frames[0] and not frame.at_top else written
-        kept = {t for t in written if t in frame.parameters or t not in local}
-        known = [t for t in written if t in kept or (stmt and sources.only_assignment(t, stmt))]
-        calls = sources.with_device(made, frame, next(iter(known), f'"{target}"'))
-        earlier = frame.filename != frames[-1].filename
-        if stmt and calls and not _draws_elsewhere(text, frame, part, target, earlier):
-            return Edit(frame, stmt, replaced=calls).fix(0)
-        if not found and (edit := _made_again(part, frame, target)) is not None:
+        made = sources.assignments_of(part.value, frame) if part.value is not None else []
+        value, text = (made[0].value, ast.unparse(made[0].targets[0])) if made else (part.node, "")
+        values = {t: frame.scope.value(ast.parse(t, mode="eval").body) for t in written}
+        known = [t for t in written if operand.device_of(values[t]) == torch.device(target)]
+        calls = sources.with_device(value, frame, next(iter(known), f'"{target}"'))
+        if len(uses(frame.tree or ast.Pass(), text)) < 2 and (fix := around(frame, calls, 0)):
+            return fix
+        if not made and (edit := _made_again(part, frame, target)) is not None:
             return edit.fix(0)
     return None
 
@@ -304,23 +296,3 @@ def _made_again(part: operand.Part, frame: FailedFrame, target: str) -> Edit | N
         return Edit(frame, start, [f"{name} = {made}"])
     # Replace only this use, because other code may draw from the old generator.
     return Edit(frame, at, replaced=[(node, made) for node in uses(at, name)])
-
-
-def _draws_elsewhere(
-    text: str, frame: FailedFrame, part: operand.Part, target: str, earlier: bool
-) -> bool:
-    """Whether the code may use the generator for numbers on another device than `target`."""
-    reader, nodes = operand.Reader(frame), ast.walk(frame.tree) if frame.tree is not None else ()
-    for call in (node for node in nodes if isinstance(node, ast.Call)):
-        by_name = any(keyword.arg == "generator" for keyword in call.keywords)
-        given = text in [ast.unparse(argument) for argument in operand.arguments(call)]
-        function = frame.scope.value(call.func)
-        drawn, other = _drawn_on(call, reader, part), earlier
-        # In an earlier cell, a user's function that takes the generator may draw on any device.
-        if operand.is_torch(function):
-            other = drawn != target
-        elif by_name and type(function) is not FunctionType:
-            other = drawn not in (target, None)
-        if given and other:
-            return True
-    return False

@@ -497,6 +497,49 @@ SITUATIONS = [
         "`x`: a batch of ",
     ),
     Notebook(
+        "a loader whose images and labels move in one line",
+        [
+            "net = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(),"
+            " nn.Flatten(), nn.Linear(16 * 32 * 32, 5)).cuda()\n"
+            "images, labels = torch.rand(512, 3, 32, 32), torch.arange(512) % 5\n"
+            "data = torch.utils.data.TensorDataset(images, labels)\n"
+            "loader = torch.utils.data.DataLoader(data, 256)"
+        ],
+        "for images, labels in loader:\n    images, labels = images.cuda(), labels.cuda()\n"
+        "    loss = F.cross_entropy(net(images), labels)\n    loss.backward()",
+        "`loader`: a batch of ",
+    ),
+    Notebook(
+        "a tensor that grows by cat",
+        ["net, every = nn.Linear(64, 1024).cuda(), torch.empty(0, 1024).cuda()"],
+        "x = torch.ones(1024, 64).cuda()\nfor _ in range(20):\n    y = net(x).detach()\n"
+        "    every = torch.cat([every, y])\nmean = every.mean(0)",
+        "`every = torch.cat([every.cpu(), y.cpu()])` for line 4",
+    ),
+    Notebook(
+        "phases of training and validation",
+        [
+            "net = nn.Sequential(nn.Linear(64, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(),"
+            " nn.Linear(2048, 8)).cuda()",
+            "data = {'train': torch.ones(2, 64, 64), 'val': torch.ones(1, 1500, 64)}",
+        ],
+        "for phase in data:\n    net.train(phase == 'train')\n    for x in data[phase]:\n"
+        "        loss = net(x.cuda()).square().mean()\n        if phase == 'train':\n"
+        "            loss.backward()",
+        "`with torch.set_grad_enabled(net.training):` around the loop",
+    ),
+    Notebook(
+        "a loss over pairs of a batch",
+        [
+            "net = nn.Linear(64, 16).cuda()",
+            "loader = torch.utils.data.DataLoader(torch.ones(9000, 64), 3000)",
+        ],
+        "for x in loader:\n    z = net(x.cuda())\n"
+        "    near = z @ z.T - 9 * torch.eye(len(z)).cuda()\n"
+        "    loss = F.cross_entropy(near, torch.arange(len(z)).cuda())\n    loss.backward()",
+        "`loader`: a batch of ",
+    ),
+    Notebook(
         "a batch that the cell itself makes",
         ["net = nn.Sequential(nn.Linear(64, 2048), nn.ReLU(), nn.Linear(2048, 8)).cuda()"],
         "cfg = {'bs': 9000}\nx, y = torch.randn(cfg['bs'], 64, device='cuda'), "
@@ -604,7 +647,7 @@ SITUATIONS = [
         ],
         "for _ in range(2):\n    x = crops(data, n=2000).cuda()\n"
         "    net(x).square().mean().backward()",
-        "`torch.utils.checkpoint.checkpoint(net, x",
+        "`x`: a batch of ",
     ),
     Notebook(
         "batches of a generator that the loop moves",

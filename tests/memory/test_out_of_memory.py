@@ -940,3 +940,22 @@ def test_a_cell_that_begins_with_a_deletion_has_levers(small, shown):
     )
     small.run("del old\ny = net(torch.ones(14_000, 256).cuda())\nbest = y.argmax(1).cpu()")
     assert any("no_grad" in lever.do for lever in shown.pop().levers)
+
+
+def test_the_images_of_a_loader_that_move_with_their_labels_are_a_batch(small, shown):
+    small.run(f"{START}\nnet = nn.Sequential(nn.Linear(64, 2048), nn.BatchNorm1d(2048)).cuda()")
+    small.run("data = torch.utils.data.TensorDataset(torch.ones(9000, 64), torch.ones(9000))")
+    small.run("loader = torch.utils.data.DataLoader(data, 3000)")
+    small.run(
+        "for x, y in loader:\n    x, y = x.cuda(), y.cuda()\n"
+        "    out = net(x)\n    (out.sum() - y.sum()).backward()"
+    )
+    (lever,) = shown.pop().levers  # no checkpoint, as it would change the layer's statistics
+    assert lever.do.startswith("`loader`: a batch of ")
+
+
+def test_the_weight_that_takes_most_of_the_memory_is_named(small, shown):
+    small.run(f"{START}\nnet = nn.Sequential(nn.Flatten(), nn.Linear(8192, 600)).cuda()")
+    small.run("opt, x = torch.optim.Adam(net.parameters()), torch.ones(2, 8192).cuda()")
+    small.run("for _ in range(2):\n    net(x).sum().backward()\n    opt.step()")
+    assert "; net.1.weight takes 18.8 MiB" in shown.pop().reason
