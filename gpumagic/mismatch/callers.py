@@ -372,7 +372,7 @@ def _lost_in(nodes: list[Any], names: set[str]) -> dict[str, _Lost]:
     found: dict[str, _Lost] = {}
     for node in nodes:
         if isinstance(node, ast.For):
-            found |= _lost_in_loop(node, {name: name for name in names})
+            found |= _lost_in_loop(node, names)
         elif isinstance(node, ast.Expr) and _is_transfer(node.value):
             call: Any = node.value
             if (text := ast.unparse(call.func.value)) in names:
@@ -381,45 +381,24 @@ def _lost_in(nodes: list[Any], names: set[str]) -> dict[str, _Lost]:
     return found
 
 
-def _lost_in_loop(loop: ast.For, roots: dict[str, str]) -> dict[str, _Lost]:
-    """Return the lost copies of a loop's items. `roots` maps containers to the operands' names."""
-    whole: Any = loop.iter
-    method = getattr(getattr(whole, "func", None), "attr", "")
-    whole = whole.func.value if method in ("items", "values") else whole
-    names = [name for name, _ in _pairs(loop.target, loop.target)]
-    texts = [text for text, _ in _pairs(whole, whole) if text in roots]
+def _lost_in_loop(loop: ast.For, names: set[str]) -> dict[str, _Lost]:
+    """Return the copies that a loop lost: ``for k, v in batch.items(): v = v.to(device)``."""
+    its: Any = getattr(loop.iter, "func", None)
+    whole = ast.unparse(its.value) if getattr(its, "attr", "") == "items" else ""
+    key, _, item = ast.unparse(loop.target).strip("()").partition(", ")
     found: dict[str, _Lost] = {}
-    body: list[Any] = loop.body if texts else []
-    for stmt in body:
-        if isinstance(stmt, ast.For):
-            found |= _lost_in_loop(stmt, {names[-1]: roots[texts[0]]})
-        elif _loses(stmt, names[-1], loop):
-            code, alone = ast.unparse(stmt.value), isinstance(stmt, ast.Expr)
-            new, node = f"{texts[0]}[{names[0]}] = {code}", stmt
-            if method != "items":
-                new, node = _in_one_line(loop, names[-1], code, texts, method), loop
-            why = (_COPY if alone else _LOOP).format(ast.unparse(stmt), names[-1], texts[0])
-            found |= {roots[each]: _Lost(node, new, why) for each in texts}
+    for stmt in loop.body if whole in names else []:
+        call: Any = getattr(stmt, "value", None)
+        if _is_transfer(call) and ast.unparse(call.func.value) == item and not _is_read(stmt, item):
+            why = (_COPY if isinstance(stmt, ast.Expr) else _LOOP).format(
+                ast.unparse(stmt), item, whole
+            )
+            found[whole] = _Lost(stmt, f"{whole}[{key}] = {ast.unparse(call)}", why)
     return found
 
 
-def _loses(stmt: ast.stmt, item: str, loop: ast.For) -> bool:
-    """Whether a statement of a loop copies the loop's item, and nothing keeps the copy."""
-    call: Any = getattr(stmt, "value", None)
-    if not _is_transfer(call) or ast.unparse(call.func.value) != item:
-        return False
-    below = (use.lineno > (stmt.end_lineno or 0) for use in uses(loop, item))
-    return isinstance(stmt, ast.Expr) or (_rebinds(stmt) and not any(below))
-
-
-def _in_one_line(loop: ast.For, item: str, code: str, texts: list[str], method: str) -> str:
-    """Return the assignment that replaces a loop of one statement; empty for other loops."""
-    whole = texts[0]
-    if len(loop.body) > 1 or not isinstance(loop.target, ast.Name):
-        return ""
-    if method == "values":
-        return f"{whole} = {{k: {code} for k, {item} in {whole}.items()}}"
-    if isinstance(loop.iter, _SEVERAL):
-        moved = code.removeprefix(item)
-        return f"{', '.join(texts)} = {', '.join(text + moved for text in texts)}"
-    return f"{whole} = [{code} for {item} in {whole}]"
+def _is_read(stmt: ast.stmt, item: str) -> bool:
+    """Whether a copy of a loop's item is used: the loop reads it, or another name refers to it."""
+    loop, end = loops_around(stmt)[0], stmt.end_lineno or 0
+    below = any(use.lineno > end for use in uses(loop, item))
+    return not isinstance(stmt, ast.Expr) and (below or not _rebinds(stmt))

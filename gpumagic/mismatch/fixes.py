@@ -152,13 +152,6 @@ def elsewhere(clash: Operation, choice: Choice, outer: list[FailedFrame]) -> Fix
         at = Operation(Reader(frame), frame.failed or ast.Pass(), ())
         if fix := sources.made_by_call(wanted, at, choice.target):
             return fix
-        edits = list[tuple[ast.AST, str]]()
-        if stmts := sources.made_above([*choice.odd], clash.reader, frame):
-            device = written_device(Site(at, [], []), choice.target, stmts[0])
-            made = [sources.with_device(stmt.value, frame, device) for stmt in stmts]
-            edits = [*chain.from_iterable(made)] if all(made) else []
-        if fix := around(frame, [*dict.fromkeys(edits)], 0):
-            return fix
     return _move_owners(choice, [clash.reader.frame, *outer])
 
 

@@ -234,33 +234,11 @@ def _results(function: ast.AST) -> list[ast.expr]:
     return values + [n.value for n in body if isinstance(n, ast.Assign) and stored(n) & names]
 
 
-def made_above(
-    odd: list[operand.Part], reader: operand.Reader, frame: FailedFrame
-) -> list[ast.Assign]:
-    """Return a caller's assignments of the containers and attributes that hold the operands."""
-    all_odd, found = storages([each.value for each in odd]), list[ast.Assign]()
-    for part in (each for p in odd for each in named_in(p, reader)):
-        value = reader.scope.value(_whole(part.node))
-        made = assignments_of(value, frame)
-        loads = [n for n in made if frame.scope.value(getattr(n.value, "func", n)) is torch.load]
-        # If the fix creates a container on another device, all of its tensors move.
-        alone = bool(loads) or storages(value) <= all_odd
-        if part.text.isidentifier() or len(made) != 1 or not alone:
-            return []
-        found += made
-    return [*dict.fromkeys(found)]
-
-
 def assignments_of(value: Any, frame: FailedFrame) -> list[ast.Assign]:
     """Return a frame's assignments to a single name, attribute or item that has this value."""
     nodes = ast.walk(frame.tree or ast.Pass())
     made = [node for node in nodes if isinstance(node, ast.Assign) and len(node.targets) == 1]
     return [n for n in made if frame.scope.value(n.targets[0]) is value is not MISSING]
-
-
-def _whole(node: Any) -> Any:
-    """Return ``x`` for ``x["a"][0]``."""
-    return _whole(node.value) if isinstance(node, ast.Subscript) else node
 
 
 def before_transfer(node: ast.AST, reader: operand.Reader, target: str | None) -> str:

@@ -26,7 +26,7 @@ from gpumagic.mismatch.explanation import (
     expression,
     total,
 )
-from gpumagic.mismatch.operation import Message, named_in, nodes_around, storages
+from gpumagic.mismatch.operation import Message, named_in, storages
 from gpumagic.moving.move import origin_of
 from gpumagic.usercode.files import label, source_of
 from gpumagic.usercode.frames import FailedFrame, statement, uses
@@ -134,13 +134,10 @@ def _renamed(each: ast.expr, node: ast.Call, frame: FailedFrame, value: Any, las
     there = {int: f"{last}", str: f'"cuda:{last}"'}
     new = there.get(type(value), f'torch.device("cuda:{last}")')
     made = sources.only_assignment(frame.text(each), node)
-    changed = made.value if made else each
-    if isinstance(changed, ast.Name) and frame.at_top:
-        start = before_loops(frame, statement(node) or ast.Pass(), [changed.id])
-        return Edit(frame, start, [f"{changed.id} = {new}"]).fix(None)
-    same = nodes_around(node, ast.Constant) if type(value) is str else []
-    same = [n for n in same if ast.unparse(n) == ast.unparse(changed)] or [changed]
-    return around(frame, [(n, new) for n in same], None)
+    if isinstance(each, ast.Name) and frame.at_top and not made:
+        start = before_loops(frame, statement(node) or ast.Pass(), [each.id])
+        return Edit(frame, start, [f"{each.id} = {new}"]).fix(None)
+    return around(frame, [(made.value if made else each, new)], None)
 
 
 def _with_argument(

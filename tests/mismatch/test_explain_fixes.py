@@ -218,7 +218,6 @@ def test_the_rows_of_an_explanation_are_operands_and_not_the_module_that_has_the
 
 ORDINALS = [
     'torch.ones(2, device="cuda:2")',
-    'torch.ones(2, 9).to("cuda:5") + torch.ones(1, device="cuda:5")',
     "torch.ones(9).cuda(3)",
     "where = torch.device('cuda:7')\nfor _ in range(2):\n    x = nn.Linear(9, 9).to(where)",
     "f = io.BytesIO()\ntorch.save(torch.ones(2), f)\nf.seek(0)\ntorch.load(f, 'cuda:3')",

@@ -55,16 +55,6 @@ def explained(ran):
             "line 4: v = v.to(device) binds the name v only; batch still holds",
             "    batch[k] = v.to(device)",
         ),
-        (
-            DATA + "for t in (x, y):\n    t = t.to(device)\nloss(x, y)",
-            "binds the name t only",
-            "x, y = x.to(device), y.to(device)",
-        ),
-        (
-            DATA + "batch = [x, y]\nfor t in batch:\n    t.to(device)\nloss(*batch)",
-            "t.to(device) returns a copy",
-            "batch = [t.to(device) for t in batch]",
-        ),
         (DATA + "move(x, y)\nloss(x, y)", "line 2: move(x, y) returns the", "x, y = move(x, y)"),
         (
             "rows = [{'x': torch.ones(4)} for _ in range(3)]\n"

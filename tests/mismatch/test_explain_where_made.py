@@ -55,20 +55,6 @@ def focal(target):
     return torch.where(target > 0, SHARE, 1 - SHARE)
 focal(torch.ones(2, 3, device="cuda"))
 """
-CARRIED = """
-class Reader(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.lstm = nn.LSTM(3, 4)
-        self.state = (torch.zeros(1, 2, 4), torch.zeros(1, 2, 4))
-    def forward(self, x):
-        out, self.state = self.lstm(x, self.state)
-        return out
-net = Reader().cuda()
-for _ in range(2):
-    net.state = (torch.zeros(1, 2, 4), torch.zeros(1, 2, 4))
-    y = net(torch.ones(5, 2, 3, device="cuda"))
-"""
 LOADED = """
 import io
 file = io.BytesIO()
@@ -294,12 +280,8 @@ torch.set_rng_state(state["rng"])
         (MEAN, 'texts["mask"].to("cuda:0")'),
         (CHUNKS, 'net(X[rows].to("cuda:1"))'),
         (NOISE, "g = torch.Generator(device).manual_seed(0)"),
-        (
-            CARRIED,
-            'net.state = (torch.zeros(1, 2, 4, device="cuda:0"), torch.zeros(1, 2, 4, device',
-        ),
-        (LOADED, 'torch.load(io.BytesIO(file.getvalue()), map_location="cuda:0")'),
-        (DRAWN, "g = torch.Generator(device).manual_seed(0)"),
+        (LOADED, 'index["rows"].T.to(q.device)'),
+        (DRAWN, 'g = torch.Generator("cuda:0").manual_seed(0)'),
         (LENGTHS, "h = net(x, lengths.cpu())"),
         (KEYWORDS, "self.words(x), lengths.cpu(), batch_first=True"),
         (TABLE, "table.to(t.device)[t]"),
