@@ -148,10 +148,8 @@ def diff(
     if not any(run.operations or any(run.variables.values()) for run in runs):
         raise GpuError("nothing to compare: the code ran no operation of torch")
     found = _compared(runs, tuple(pair), max(tolerance(name)[0] for name in pair), [*notes])
-    on = [as_torch(side) if isinstance(side, Device) else None for side in pair.values()]
-    ran = zip(pair, on, runs, strict=True)
-    idle = {name: run for name, at, run in ran if at and run.devices and at not in run.devices}
-    left = dict.fromkeys(part for run in idle.values() for part in run.left)
+    idle = {name: run.left for name, run in zip(pair, runs, strict=True) if run.idle}
+    left = dict.fromkeys(chain.from_iterable(idle.values()))
     return replace(found, unused=both(idle) + reasons(left))
 
 
@@ -169,7 +167,8 @@ def _run(
     made: Program, namespace: dict[str, Any], side: Device | torch.dtype, recorder: Recorder
 ) -> list[str]:
     """Record one run of the code, on copies of its variables; return notes for the user."""
-    trial = Trial(made, as_torch(side) if isinstance(side, Device) else None, namespace, {})
+    device = as_torch(side) if isinstance(side, Device) else None
+    trial = Trial(made, device, namespace, {})
     try:
         trial.set_up()
         copied, recorder.left = trial.copies.storages.tensors(), trial.copies.left
@@ -180,6 +179,7 @@ def _run(
                     tensor.data = tensor.data.to(side)
         with recorder:
             value = trial.first()
+        recorder.idle = bool(device and recorder.devices and device not in recorder.devices)
         # Leave out the user's own objects. The run neither copied nor assigned these variables.
         left = {n: v for n, v in trial.copies.globals.items() if namespace.get(n) is not v}
         recorder.add_variables({**left, "Out": value}, str(namespace.get("__name__")), copied)
@@ -353,21 +353,24 @@ def html(diff: NumericDiff) -> str:
     return block(f'<div class="{css}">{first}</div>{notes}', "table", "comparison")
 
 
+def _number(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
 def _lines(diff: NumericDiff) -> list[str]:
     """Return the headline, the numbers, other divergences, and the notes."""
     sides, found = " and ".join(diff.sides), diff.first
-    unused = [f"torch ran nothing on {diff.unused}"] if diff.unused else []
+    unused = [f"torch ran nothing on {diff.unused}"] * bool(diff.unused)
     if found is None and unused:
         return [f"nothing to compare: {unused[0]}"]
     if found is None:
         words = f"largest difference {diff.largest:.0e}" if diff.largest else "equal"
         return [f"{sides} agree: {words}", *diff.notes]
-    values = (f"{x:.6g}" if isinstance(x, float) else str(x) for x in found.values)
-    pairs = ", ".join(f"{value} on {side}" for value, side in zip(values, diff.sides, strict=True))
+    pairs = ", ".join(map("{} on {}".format, map(_number, found.values), diff.sides))
     within = f"{found.variable}, " * bool(found.variable)
     apart = f"largest difference {found.largest:.2g} in {within}values up to {found.scale:.2g}"
     apart = apart if math.isfinite(found.largest) else f"{within}a value that is not finite"
-    apart = f"{within}shapes" if any(type(each) is tuple for each in found.values) else apart
+    apart = f"{within}shapes" if tuple in map(type, found.values) else apart
     numbers = f"{apart}: {pairs}" + f" at {list(found.at)}" * bool(found.at)
     inputs = f"inputs agreed to {found.inputs:.0e}" if found.inputs else "inputs were equal"
     how = "agree, except for a choice" if diff.agree else "differ"

@@ -76,6 +76,7 @@ class Recorder(TorchDispatchMode):
         self.operations: list[RecordedOperation] = []
         self.variables: dict[str, dict[str, RecordedOperation]] = {}  # by name, then by path
         self.devices: set[torch.device] = set()  # of the tensors that operations used
+        self.idle = False  # whether no tensor that operations used was on the side's device
         self.left: list[Left] = []  # variables whose tensors stayed on their devices
         self.read: set[int] = set()  # ids of storages that a later operation or a variable used
         self.full = False  # whether results were not saved for lack of room
