@@ -315,8 +315,7 @@ def _name_devices(naming: Iterable[tuple[Any, str]], device: torch.device) -> Or
         held = own(value)
         found = [value] if issubclass(type(value), nn.Module) else held.values()
         parts = [item for item in found if issubclass(type(item), (Tensor, nn.Module))]
-        of_each = (p.parameters() if isinstance(p, nn.Module) else [p] for p in parts)
-        if any(tensor.device != device for tensors in of_each for tensor in tensors):
+        if any(tensor.device != device for tensor in _tensors_of(parts)):
             continue
         named = dict[str, Any]()
         for key, item in held.items():
@@ -326,6 +325,12 @@ def _name_devices(naming: Iterable[tuple[Any, str]], device: torch.device) -> Or
             former = next((torch.device(n) for n in named.values() if type(n) is not int), device)
             origins.append((value, Origin(name, former, device, named=named)))
     return origins
+
+
+def _tensors_of(parts: Iterable[Any]) -> Iterator[Tensor]:
+    """Yield tensors, and the parameters of modules."""
+    for part in parts:
+        yield from part.parameters() if isinstance(part, nn.Module) else [part]
 
 
 def _renamed(name: str, value: Any, device: torch.device, has_tensors: bool) -> Any:
@@ -407,8 +412,9 @@ def _add_whole_modules(by_device: Any, namespace: dict[str, Any], away: Origins)
     homes = {id(value): origin.device for value, origin in away}
     done = set[int]()
     tops = instances_in(namespace, nn.Module)
-    every = ((name, each) for name, top in tops for each in top.modules())
-    for name, module in ((name, each) for name, each in every if id(each) not in done):
+    for name, module in ((name, each) for name, top in tops for each in top.modules()):
+        if id(module) in done:
+            continue
         tensors = [*module.parameters(), *module.buffers()]
         now = {tensor.device for tensor in tensors}
         home = {homes.get(id(t), t.device) for t in tensors if id(t) in homes or t in first_found}

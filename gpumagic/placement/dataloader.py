@@ -46,8 +46,9 @@ def _copy_batch(device: torch.device, copied: list[int], batch: Any) -> Any:
         if hasattr(item, "to") and (isinstance(item, Mapping) or hasattr(item, "pin_memory")):
             # A batch of tokens or graphs. `tree_map` does not search such a batch: call its `to`.
             held = item if isinstance(item, Mapping) else vars(item)
-            tensors = [each for each in held.values() if isinstance(each, torch.Tensor)]
-            copied.extend(each.nbytes for each in tensors if each.device != device)
+            for each in held.values():
+                if isinstance(each, torch.Tensor) and each.device != device:
+                    copied.append(each.nbytes)
             return item.to(device)
         return item
 

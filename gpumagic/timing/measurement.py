@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 from gpumagic import faults
@@ -116,9 +117,10 @@ class Measuring:
         stop = _peak_memory(self._target, task.needed, there)
         stack.callback(lambda: self._found(**stop()))
         after = []
-        every = [task.needed.of_torch(device) for target in task.targets for device in target]
+        devices = chain.from_iterable(task.targets)
+        every = [*filter(None, map(task.needed.of_torch, devices))]
         for n in range(len(trials)):
-            task.randomness.same_start(device for device in every if device is not None)
+            task.randomness.same_start(every)
             runner.set_up(n)
             after.append(Randomness())  # the first run starts from this random state
         self._first(runner, after)
