@@ -284,21 +284,21 @@ class CodeTrial:
         if self._step and getattr(run, "error", None):
             self._step = 0
             return self.tried(names, first=first, keep=keep, within=within, form=form)
-        return self._need_of(run)
+        return self._need_of(run) if run is not None else None
 
-    def _need_of(self, run: DryRun | None) -> Need | None:
-        guessed = run is not None and GUESSED in {each.reason for each in run.unknown}
-        if run is None or run.mismatches or (run.error and not guessed):
+    def _need_of(self, run: DryRun) -> Need | None:
+        reasons = [each.reason for each in run.unknown]
+        guessed = GUESSED in reasons
+        if run.mismatches or (run.error and not guessed):
             return None
-        peak = run.peak.get(self._state.name)
-        held = [int(e.reason.split()[-1]) for e in run.unknown if e.reason.startswith(_HELD)]
-        grows = max(held[1] - held[0], 0) if len(held) > 1 else None
-        most = 0 if peak is None else peak.needed
+        held = [int(reason.split()[-1]) for reason in reasons if reason.startswith(_HELD)]
         # If the unchanged code keeps nothing after a pass, one complete pass is enough.
         steady = bool(held) and getattr(self.__dict__.get("need"), "grows", None) == 0
-        grows = 0 if steady and grows is None else grows
-        whole = (run.complete or steady) and not guessed
-        return Need(most, grows if self._loop else 0, whole, run.unknown)
+        grows = None if self._loop and not steady else 0
+        if len(held) > 1:
+            grows = max(held[1] - held[0], 0)
+        most = getattr(run.peak.get(self._state.name), "needed", 0)
+        return Need(most, grows, (run.complete or steady) and not guessed, run.unknown)
 
     def _passes(self, space: dict[str, Any], note: Any, keep: Any, fixed: set[str]) -> Any:
         """Yield before each pass. After each pass, give `note` the allocated bytes."""

@@ -87,19 +87,22 @@ def _forms(each: _Split, how: str, frame: frames.FailedFrame, block: list[Any]) 
 
 def _candidates(rest: frames.RestOfCode, block: list[Any]) -> Iterator[_Split]:
     for old, whole in _chains(rest, block):
-        indexed = [n for n in ast.walk(whole) if isinstance(n, ast.Subscript)]
-        chosen = {ast.unparse(n.value) for n in indexed if takes_rows(n)}
-        tensors = {k: x for k, x in _tensors(whole, rest.frame).items() if k not in chosen}
-        lengths = {text: len(x) for text, x in tensors.items() if x.dim()}
+        lengths = _lengths(whole, rest.frame)
         parts = [n for n in ast.walk(whole) if isinstance(n, (ast.Call, ast.BinOp))]
         for text in sorted(lengths, key=lengths.__getitem__, reverse=True):
-            if lengths[text] < min(_PARTS):
-                break
             alike = tuple(each for each in lengths if lengths[each] == lengths[text])
             for texts, part in product(dict.fromkeys([(text,), alike]), parts):
                 used = [len(frames.uses(part, each)) for each in texts]
                 once = [False] * (0 not in used) + [True] * (used[0] > 1 == len(used))
                 yield from (_Split(old, whole, part, texts, each) for each in once)
+
+
+def _lengths(whole: ast.expr, frame: frames.FailedFrame) -> dict[str, int]:
+    """Map the tensors that can be split, by their text, to their numbers of rows."""
+    indexed = [n for n in ast.walk(whole) if isinstance(n, ast.Subscript)]
+    chosen = {ast.unparse(n.value) for n in indexed if takes_rows(n)}
+    lengths = {text: len(x) for text, x in _tensors(whole, frame).items() if x.dim()}
+    return {k: n for k, n in lengths.items() if n >= min(_PARTS) and k not in chosen}
 
 
 def _chains(rest: frames.RestOfCode, block: list[Any]) -> Iterator[tuple[list[Any], ast.expr]]:
