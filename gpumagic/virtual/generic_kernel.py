@@ -7,7 +7,7 @@ Kernels run at the dispatch key CUDA, so autograd, autocast and vmap run before 
 import functools
 import re
 from collections.abc import Callable
-from itertools import chain, zip_longest
+from itertools import chain, filterfalse, zip_longest
 from math import prod
 from operator import attrgetter
 from time import perf_counter_ns
@@ -81,9 +81,9 @@ class KernelPlan:
         self.fresh = self.plain and _makes_all_new(self.op)
         self.pointwise = torch.Tag.pointwise in self.op.tags
         self.grows = [n for n, a in enumerate(arguments) if (a.name, str(a.type)) in _GROWS]
-        in_place = self.name.startswith("_foreach_") and self.name.endswith("_")
-        self.counts = in_place and self.op.name() not in _UNCOUNTED
-        checked = all((self.fresh, not self.draws, not self.name.startswith("_foreach_")))
+        foreach = self.name.startswith("_foreach_")
+        self.counts = all((foreach, self.name[-1] == "_", self.op.name() not in _UNCOUNTED))
+        checked = all((self.fresh, not self.draws, not foreach))
         # If the product of this factor and all tensors' numel exceeds SMALL, check the free memory.
         self.factor = checked * max(1, len(self.grows) * (SMALL + 1))
         self.scratch = RULES.get(self.name)
@@ -144,9 +144,8 @@ def _run_on_cpu(plan: KernelPlan, args: Any, kwargs: dict[str, Any]) -> Any:
     # A kernel evicts Python's data from the caches, so access little memory here and in `adopt`.
     found: Found = []
     above: list[str] = []  # arguments for which torch must dispatch the operator again
-    at, count, low = _lower_all(plan, args, found, above)
-    low_kwargs = {name: _lower(plan, name, x, found, above) for name, x in kwargs.items()}
-    gpu = _gpu_for(plan, found, args, kwargs) if at < 0 or kwargs else GPUS[at]
+    at, count, low, low_kwargs = _lower_all(plan, args, kwargs, found, above)
+    gpu = _gpu_for(plan, found, args, kwargs) if at < 0 else GPUS[at]
     if gpu is None:  # the composite operator's inner operators will check the devices
         return plan.cpu(*args, **kwargs)
     call = plan.cpu
@@ -156,7 +155,7 @@ def _run_on_cpu(plan: KernelPlan, args: Any, kwargs: dict[str, Any]) -> Any:
         _check_room(plan, low, low_kwargs, found, gpu)
     result = _compute(plan, call, low, low_kwargs, gpu)
     if plan.counts:  # CUDA's kernel raises the versions, so that autograd detects the change
-        increment_version([tensor for tensor in args[0] if not tensor.is_inference()])
+        increment_version([*filterfalse(Tensor.is_inference, args[0])])
     if plan.fresh and isinstance(result, Tensor):
         result = adopt(result, gpu, 4)  # same as `_lift`, but faster
     else:
@@ -186,8 +185,8 @@ def _compute(plan: KernelPlan, call: Any, low: list[Any], kwargs: Any, gpu: Virt
 
 
 def _lower_all(
-    plan: KernelPlan, args: Any, found: Found, above: list[str]
-) -> tuple[int, int, list[Any]]:
+    plan: KernelPlan, args: Any, kwargs: dict[str, Any], found: Found, above: list[str]
+) -> tuple[int, int, list[Any], dict[str, Any]]:
     """Return `at`, `count` and the arguments for the CPU's kernel.
     `at` is the GPU's ordinal, or negative if not all tensors are known to be on one GPU.
     `count` exceeds SMALL if the free memory must be checked."""
@@ -205,7 +204,8 @@ def _lower_all(
         else:
             low.append(_lower(plan, name, x, found, above))
             at, count = -1, count * (SMALL + 1)
-    return at, count, low
+    low_kwargs = {name: _lower(plan, name, x, found, above) for name, x in kwargs.items()}
+    return -1 if kwargs else at, count, low, low_kwargs
 
 
 def _gpu_for(plan: KernelPlan, found: Found, args: Any, kwargs: Any) -> VirtualGpu | None:
