@@ -95,7 +95,7 @@ class Calls(TorchFunctionMode):
             with torch._C.DisableTorchFunction():  # returns the value, or raises torch's error
                 return func(tensor if tensor.constant is None else tensor.constant, *args[1:])
         if value is not None:
-            return _KINDS[name](value) if name in _KINDS else value
+            return _KINDS.get(name, type(value))(value)
         known = name in ("float", "int", "index") or (name == "item" and tensor.is_floating_point())
         if self._guesses and (known or not is_users(frame.f_code.co_filename)):
             return _KINDS.get(name, float)(name != "bool")  # False, as for `if bad.any(): raise`
@@ -103,8 +103,7 @@ class Calls(TorchFunctionMode):
             self._guesses(GUESSED)
             return False
         if name == "item":
-            whole = not (tensor.is_floating_point() or tensor.is_complex())
-            return NotKnown(".item()", whole=whole)
+            return NotKnown(".item()", whole=torch.can_cast(tensor.dtype, torch.int64))
         words = {"bool": "a condition on a tensor", "index": "a tensor as a size or an index"}
         raise Stopped(f"{words.get(name, f'{name}() of a tensor')} depends on data")
 

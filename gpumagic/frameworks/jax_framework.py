@@ -231,7 +231,7 @@ class Jax(ArrayFramework):
             where = {part: Counter[str]() for part in parts}
             for part, array in ((p, array) for p in parts for array in parts[p]):
                 where[part][self.where(array)] += array.nbytes
-            there = {device for devices in where.values() for device in devices}
+            there = {*chain.from_iterable(where.values())}
             # A caller may pass one container for all devices, which is no evidence.
             whole = n == 0 or all(len(devices) == 1 for devices in where.values())
             if len(there) > 1 and said <= there and whole:

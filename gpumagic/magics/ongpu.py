@@ -205,12 +205,12 @@ class CellHooks:
         file = sys._getframe(1).f_code.co_filename
         _show_as_typed(file)
         asked = _request(text) if text else self.standing
-        if text and asked and (magic := _timed(getattr(cell.tree, "body", []))):
+        if asked is None or cell.request == asked:
+            return None
+        if text and (magic := _timed(getattr(cell.tree, "body", []))):
             raise UsageError(
                 f"%%{magic}: the cell says %%ongpu {asked.where} too; leave that line out"
             )
-        if asked is None or (cell.run is not None and cell.request == asked):
-            return None
         try:
             if not asked.elsewhere:
                 return self.place(cell, asked)
