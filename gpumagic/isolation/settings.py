@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from itertools import product
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -41,12 +42,9 @@ def _named(owner: Any, names: str) -> Iterator[Setting]:
 def _of_a_thread() -> Iterator[Setting]:
     if (torch := torch_here()) is not None:
         yield from _named(torch, "is_grad_enabled/set_grad_enabled")
-        for kind in ("cpu", "cuda", "mps"):
-            for read, write in (
-                (torch.is_autocast_enabled, torch.set_autocast_enabled),
-                (torch.get_autocast_dtype, torch.set_autocast_dtype),
-            ):
-                yield Setting(f"autocast, {kind}", partial(read, kind), partial(write, kind))
+        names = "is_autocast_enabled/set_autocast_enabled get_autocast_dtype/set_autocast_dtype"
+        for kind, (_, read, write) in product(("cpu", "cuda", "mps"), [*_named(torch, names)]):
+            yield Setting(f"autocast, {kind}", partial(read, kind), partial(write, kind))
     if numpy := sys.modules.get("numpy"):
         yield Setting("numpy.seterr", numpy.geterr, lambda how: numpy.seterr(**how))
 

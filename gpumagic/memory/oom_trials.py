@@ -123,8 +123,7 @@ class CodeTrial:
         # After `X = X.cuda()` or `del X`, the first `X` is gone, so do not repeat these lines.
         if again or ast.Delete in map(type, self._body[:ran]):
             self._last -= ran
-        follows = self._state.shortage.library == TORCH
-        self._compiled = self._as_loop() if follows else None
+        self._compiled = self._as_loop() if self._state.shortage.library == TORCH else None
 
     @property
     def code(self) -> list[ast.stmt]:

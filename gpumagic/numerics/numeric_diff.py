@@ -353,10 +353,6 @@ def html(diff: NumericDiff) -> str:
     return block(f'<div class="{css}">{first}</div>{notes}', "table", "comparison")
 
 
-def _number(value: object) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
 def _lines(diff: NumericDiff) -> list[str]:
     """Return the headline, the numbers, other divergences, and the notes."""
     sides, found = " and ".join(diff.sides), diff.first
@@ -366,7 +362,8 @@ def _lines(diff: NumericDiff) -> list[str]:
     if found is None:
         words = f"largest difference {diff.largest:.0e}" if diff.largest else "equal"
         return [f"{sides} agree: {words}", *diff.notes]
-    pairs = ", ".join(map("{} on {}".format, map(_number, found.values), diff.sides))
+    values = (f"{x:.6g}" if isinstance(x, float) else str(x) for x in found.values)
+    pairs = ", ".join(map("{} on {}".format, values, diff.sides))
     within = f"{found.variable}, " * bool(found.variable)
     apart = f"largest difference {found.largest:.2g} in {within}values up to {found.scale:.2g}"
     apart = apart if math.isfinite(found.largest) else f"{within}a value that is not finite"

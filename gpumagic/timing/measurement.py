@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from typing import Any
 
 from gpumagic import faults
@@ -117,10 +116,9 @@ class Measuring:
         stop = _peak_memory(self._target, task.needed, there)
         stack.callback(lambda: self._found(**stop()))
         after = []
-        devices = chain.from_iterable(task.targets)
-        every = [*filter(None, map(task.needed.of_torch, devices))]
+        every = [task.needed.of_torch(device) for target in task.targets for device in target]
         for n in range(len(trials)):
-            task.randomness.same_start(every)
+            task.randomness.same_start(filter(None, every))
             runner.set_up(n)
             after.append(Randomness())  # the first run starts from this random state
         self._first(runner, after)
