@@ -178,10 +178,8 @@ def _parts(report: RanksReport) -> list[str]:
 
 def _times(report: RanksReport) -> str:
     ran: Sequence[RankTime] = sorted((e for e in report.ranks if e.parts), key=lambda e: -e.seconds)
-    parts = []
-    if len(ran) > 1:
-        parts = [f"slowest: {ran[0].name}, {duration(ran[0].seconds)}"]
-        parts.append(f"fastest: {ran[-1].name}, {duration(ran[-1].seconds)}")
+    ends = {"slowest": ran[0], "fastest": ran[-1]} if len(ran) > 1 else {}
+    parts = [f"{how}: {each.name}, {duration(each.seconds)}" for how, each in ends.items()]
     if idle := [each.name for each in report.ranks if not each.parts]:
         parts.append(f"{some(idle)} had no items")
     return duration(report.seconds) + (f" ({'; '.join(parts)})" if parts else "")

@@ -200,10 +200,9 @@ def _timeline(profile: CellProfile) -> str:
         x = scale(seconds)
         parts.append(plot.line(x, _FOOT - 6, x, _FOOT - 2, "gm-axis"))
         parts.append(plot.text(min(x, _WIDTH - 22), _FOOT + 10, tick(seconds), "middle"))
-    return (
-        f'<svg class="gm-plot" viewBox="0 0 {_WIDTH:g} {_HEIGHT:g}" width="{_WIDTH:g}" role="img"'
-        f' aria-label="{escape(f"timeline: {_sentence(profile)}")}">{"".join(parts)}</svg>'
-    )
+    box = f'viewBox="0 0 {_WIDTH:g} {_HEIGHT:g}" width="{_WIDTH:g}"'
+    label = escape(f"timeline: {_sentence(profile)}")
+    return f'<svg class="gm-plot" {box} role="img" aria-label="{label}">{"".join(parts)}</svg>'
 
 
 def _lane(blocks: list[_Block], y: float) -> Iterator[str]:
@@ -212,10 +211,8 @@ def _lane(blocks: list[_Block], y: float) -> Iterator[str]:
     for (color, words, tip), run in groupby(blocks):
         x, count = _LEFT + at * pixel, len([*run])
         wide, at = count * pixel, at + count
-        yield (
-            f'<rect x="{x:.1f}" y="{y:.0f}" width="{wide:.1f}" height="16" style="fill:{color}">'
-            f"<title>{escape(tip)}</title></rect>"
-        )
+        box = f'x="{x:.1f}" y="{y:.0f}" width="{wide:.1f}" height="16"'
+        yield f'<rect {box} style="fill:{color}"><title>{escape(tip)}</title></rect>'
         if len(words) * LETTER + 4 < wide:
             yield plot.text(x + wide / 2, y + 12, words, "middle")
 

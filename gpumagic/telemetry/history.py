@@ -94,9 +94,8 @@ def _held(snapshot: Snapshot) -> _Held:
     held = defaultdict[str, Counter[str]](Counter)
     for process in snapshot.processes:
         book = (process.kernel or process.notebook) if process.owner == "books" else None
-        holder = book or process.owner
         for uuid in filter(None, (process.uuid, parents.get(process.uuid))):
-            held[uuid][holder] += process.memory or 0
+            held[uuid][book or process.owner] += process.memory or 0
     return held
 
 

@@ -158,9 +158,8 @@ class NvmlSource:
         door = self._door()
         found = [] if door.fault is None else [door.fault]
         found += (door.silent | door.lost).values()
-        now = time.time()
         # Xid errors expire after 600 s. If the clock was set back, errors in the future expire too.
-        return found + [xid for at, xid in self._xids.values() if 0 <= now - at <= 600.0]
+        return found + [xid for at, xid in self._xids.values() if 0 <= time.time() - at <= 600.0]
 
     def _sample(self, door: nvml.Nvml, gpu: nvml.Gpu, host: Host, max_age: float) -> GpuSample:
         values = _fast(door, gpu)

@@ -226,9 +226,8 @@ def _boxed(value: Any) -> Any:
 
 
 def _is_array(value: Any, others: FrameworksOn) -> bool:
-    if is_tensor(value) or others.of(value) is not None:
-        return True
-    return comes_from(type(value), "numpy.ndarray") and value.dtype.kind in "biufc"
+    known = is_tensor(value) or others.of(value) is not None
+    return known or (comes_from(type(value), "numpy.ndarray") and value.dtype.kind in "biufc")
 
 
 def _nbytes(item: Any, others: FrameworksOn) -> int:

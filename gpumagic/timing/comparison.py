@@ -209,9 +209,8 @@ class Comparison(table.Shown):
             for name in self.devices:
                 if sorted(asked) == sorted(name.split("+")):
                     return name
-        raise GpuError(
-            f"{sweeping.label(where)} is not in this comparison; it has {', '.join(self.devices)}"
-        )
+        there = ", ".join(self.devices)
+        raise GpuError(f"{sweeping.label(where)} is not in this comparison; it has {there}")
 
     def timing(self, where: object, **values: Any) -> Timing:
         """Return a device's timing. In a sweep, give the value too, such as ``n=256``.

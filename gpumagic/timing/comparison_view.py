@@ -76,9 +76,8 @@ def bars(medians: Sequence[tuple[str, float | None, str]]) -> list[dict[str, Any
 
 
 def _is_line(comparison: Comparison) -> bool:
-    if len(comparison.timings) != 1 or comparison.sweep or comparison.interrupted:
-        return False
-    return not (comparison.timings[0].alone or comparison.timings[0].error)
+    whole = len(comparison.timings) == 1 and not (comparison.sweep or comparison.interrupted)
+    return whole and not (comparison.timings[0].alone or comparison.timings[0].error)
 
 
 def _wrong(comparison: Comparison) -> list[str]:
@@ -165,10 +164,8 @@ def remarks(comparison: Comparison) -> list[str]:
 
 
 def _warnings(comparison: Comparison) -> list[str]:
-    said, earlier = [], comparison.earlier
-    for timing in comparison.timings:
-        if timing.error not in (None, "interrupted"):
-            said.append(f"{timing.where}: {timing.error}{_at(timing.values)}")
+    failed = [t for t in comparison.timings if t.error not in (None, "interrupted")]
+    said, earlier = [f"{t.where}: {t.error}{_at(t.values)}" for t in failed], comparison.earlier
     for name in ("code", "setup") if earlier is not None else ():
         if getattr(comparison, name).strip() != getattr(earlier, name).strip():
             said.append(f"differs from the earlier run: the {name}")
@@ -328,11 +325,9 @@ def _bar(timing: Timing, longest: float, color: str) -> str:
     first, third = map(fine, timing.quartiles)
     words = f"{timing.where}: median {fine(timing.median)}, half of the repeats"
     tip = escape(f"{words} from {first} to {third}")
-    return (
-        f'<span class="gm-race" role="img" aria-label="{tip}" title="{tip}">'
-        f'<i style="width:{100 * timing.median / longest:.2f}%;background:{color}"></i>'
-        f'<u style="left:{low:.2f}%;width:{high - low:.2f}%"></u></span>'
-    )
+    bar = f'<i style="width:{100 * timing.median / longest:.2f}%;background:{color}"></i>'
+    half = f'<u style="left:{low:.2f}%;width:{high - low:.2f}%"></u>'
+    return f'<span class="gm-race" role="img" aria-label="{tip}" title="{tip}">{bar}{half}</span>'
 
 
 def sweep_figure(comparison: Comparison) -> str:
