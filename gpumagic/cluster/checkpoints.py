@@ -87,10 +87,8 @@ def _state(name: str, space: dict[str, Any], saved: dict[str, Any]) -> State:
         return State(own, lambda given: value.load_state_dict(given["state"]))
     leaves = tree_leaves(value)
     if not all(isinstance(leaf, _DATA) or type(leaf).__module__ == "numpy" for leaf in leaves):
-        raise GpuError(
-            f"{name} is a {type(value).__name__}, which cannot be saved; save tensors, numbers, "
-            "strings, lists and dicts of them, or objects with a state_dict()"
-        )
+        what = "tensors, numbers, strings, lists and dicts of them, or objects with a state_dict()"
+        raise GpuError(f"{name} is a {type(value).__name__}, which cannot be saved; save {what}")
     return _assigned(name, space, _on_cpu(value))
 
 

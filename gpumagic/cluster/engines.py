@@ -275,10 +275,9 @@ class Engines:
         """Kill ranks, start new engines for them, and join all ranks in a new process group."""
         for rank in ranks:
             if len(rank.engine_set.ranks) > 1:
-                raise GpuError(
-                    f"rank {rank.number} cannot be replaced alone: {self.plan.launcher} started it "
-                    "with others; type %gpucluster stop, then start again"
-                )
+                why = f"{self.plan.launcher} started it with others"
+                cure = "type %gpucluster stop, then start again"
+                raise GpuError(f"rank {rank.number} cannot be replaced alone: {why}; {cure}")
         try:
             self._end(ranks)
             for rank in ranks:

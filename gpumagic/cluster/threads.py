@@ -285,7 +285,5 @@ def _refuse_magics(tree: ast.Module) -> None:
             said = ast.unparse(node.func)
             if node.args and isinstance(node.args[0], ast.Constant):
                 said = f"%{node.args[0].value!s}"
-            raise GpuError(
-                f"{said}: magics use the notebook's variables, not each device's copies; "
-                "remove that line"
-            )
+            why = "magics use the notebook's variables, not each device's copies"
+            raise GpuError(f"{said}: {why}; remove that line")

@@ -131,10 +131,8 @@ class Calls(TorchFunctionMode):
     def numpy(self, func: Any, args: Any, kwargs: Any, frame: Any) -> Any:
         tensor, force = args[0], kwargs.get("force")
         if tensor.device.type != "cpu" and not force:
-            raise TypeError(
-                f"can't convert {tensor.device} device type tensor to numpy. Use Tensor.cpu() to "
-                "copy the tensor to host memory first."
-            )
+            cure = "Use Tensor.cpu() to copy the tensor to host memory first."
+            raise TypeError(f"can't convert {tensor.device} device type tensor to numpy. {cure}")
         if tensor.requires_grad and not force:
             with suspended():
                 torch.empty(0, requires_grad=True).numpy()  # raises torch's own error

@@ -32,10 +32,8 @@ class CuPy(ArrayFramework):
 
     def own(self, device: Device) -> Any:
         if device.kind != "cuda" or device.ordinal is None:
-            raise GpuError(
-                f"CuPy's arrays are only on GPUs, not on {device}; cupy.asnumpy(x) returns"
-                " a NumPy array"
-            )
+            cure = "cupy.asnumpy(x) returns a NumPy array"
+            raise GpuError(f"CuPy's arrays are only on GPUs, not on {device}; {cure}")
         if device.virtual:
             self.make_virtual(1)
         self._used.add(device.ordinal)

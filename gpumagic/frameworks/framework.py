@@ -248,7 +248,6 @@ NO_OTHERS = FrameworksOn(CPU)
 def too_late(framework: str, there: int, wanted: int) -> str:
     """Return the error text for a framework that started with too few devices for virtual GPUs."""
     devices = f"{there} CPU device{'s' * (there != 1)}"
-    return (
-        f"{framework} has started in this kernel with {devices}: restart the kernel, and type "
-        f"{as_typed(f'%gpus --virtual {wanted}')} before anything uses {framework}"
-    )
+    typed = as_typed(f"%gpus --virtual {wanted}")
+    cure = f"restart the kernel, and type {typed} before anything uses {framework}"
+    return f"{framework} has started in this kernel with {devices}: {cure}"

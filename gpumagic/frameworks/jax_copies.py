@@ -115,10 +115,8 @@ class JaxCopies(CopyCounting):
         try:
             self._patch(stack)
         except (ImportError, AttributeError, KeyError) as error:
-            raise GpuError(
-                f"copies are not counted with JAX {jax.__version__}: {error}; "
-                "counting works with JAX 0.10"
-            ) from error
+            said = f"copies are not counted with JAX {jax.__version__}: {error}"
+            raise GpuError(f"{said}; counting works with JAX 0.10") from error
 
     def _patch(self, stack: ExitStack) -> None:
         from jax._src import pjit, traceback_util

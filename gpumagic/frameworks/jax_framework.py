@@ -121,10 +121,9 @@ class Jax(ArrayFramework):
             return nullcontext()
         return cast(AbstractContextManager[object], jax.default_device(own))
 
-    def is_array(self, value: object) -> bool:
-        if not isinstance(value, jax.Array) or isinstance(value, jax.core.Tracer):
-            return False
-        return not value.is_deleted()
+    def is_array(self, value: Any) -> bool:
+        has_data = isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer)
+        return has_data and not value.is_deleted()
 
     def where(self, array: Any) -> str:
         on_host = (array.sharding.memory_kind or "").endswith("_host")
@@ -134,10 +133,8 @@ class Jax(ArrayFramework):
     def bring(self, array: Any, device: Device, *, committed: bool = True) -> Any:
         """Return `array` if it is on `device`, else a copy. JAX never moves a `committed` copy."""
         if array.sharding.num_devices > 1:
-            raise GpuError(
-                f"it is sharded over {self.where(array)}, and was not moved; "
-                "jax.device_put(x, device) gathers it"
-            )
+            why = f"it is sharded over {self.where(array)}, and was not moved"
+            raise GpuError(f"{why}; jax.device_put(x, device) gathers it")
         if self.where(array) == str(device):
             return array
         own = self.own(device)

@@ -124,10 +124,8 @@ def where(value: object) -> str:
         pass
     devices = sorted(within, key=lambda each: (each == "cpu", len(each), each))
     if not devices:
-        raise GpuError(
-            f"where: this {class_name(type(value))} contains no array; give an array, or a list, "
-            "dict or module that contains arrays"
-        )
+        cure = "give an array, or a list, dict or module that contains arrays"
+        raise GpuError(f"where: this {class_name(type(value))} contains no array; {cure}")
     return both(devices)
 
 
@@ -337,10 +335,8 @@ class on:
         # The body of a generator or coroutine would run after the call, when the context has ended.
         flags = getattr(getattr(function, "__code__", None), "co_flags", 0)
         if isinstance(function, (type, classmethod, staticmethod)) or flags & _LATER:
-            raise TypeError(
-                "@gpumagic.on wraps functions and methods, not generators, coroutines or classes; "
-                "use `with gpumagic.on(...)` inside"
-            )
+            what = "functions and methods, not generators, coroutines or classes"
+            raise TypeError(f"@gpumagic.on wraps {what}; use `with gpumagic.on(...)` inside")
         namespace = getattr(inspect.unwrap(function), "__globals__", None)
 
         @unseen

@@ -182,9 +182,8 @@ class TensorFlow(ArrayFramework):
                 return tf.Variable(array, trainable=array.trainable, dtype=array.dtype)
             keras = sys.modules.get("keras")
             if keras is None or not isinstance(array, keras.Model):
-                raise GpuError(
-                    f"a {type(array).__name__} cannot be copied; create it in the code that you run"
-                )
+                why = f"a {type(array).__name__} cannot be copied"
+                raise GpuError(f"{why}; create it in the code that you run")
             made = keras.models.clone_model(array)
             made.set_weights(array.get_weights())
             if array.compiled:

@@ -39,9 +39,8 @@ _BEFORE_CODE = re.compile(rf"""((?:[^\s'"]|{_QUOTED}|\s)*?)(?<!\S)--(?:\s+|$)"""
 _BLANKS = re.compile(rf"({_QUOTED})|\s*([,+=])(?:\s+(?!--))?")
 _BRACED = re.compile(rf"{_QUOTED}|(?<!\$)\{{([^\W\d]\w*)\}}")  # quoted text, or a name in braces
 # Names of GPU models for `--on`. Blanks in these names need no quotes, as in `--on A100 80GB`.
-_CARD = "|".join(
-    sorted((n for c in CARDS for n in (c.name, c.name.rpartition(" ")[0])), reverse=True)
-)
+_MODELS = (name for card in CARDS for name in (card.name, card.name.rpartition(" ")[0]))
+_CARD = "|".join(sorted(_MODELS, reverse=True))
 _ON = re.compile(rf"--on\s+((?:{_CARD})(?:,(?:{_CARD}))*)(?!\S)", re.I)
 _NAMES = re.compile(rf"(?:{_QUOTED}|[^\s'\"])+")
 _TRACES = (".json", ".json.gz")
@@ -234,10 +233,9 @@ def timing_request(line: str, cell: str | None, name: str) -> tuple[Namespace, s
     if cell is not None:
         return checked(f"%%{name}", line), cell
     if (split := _BEFORE_CODE.match(line)) is None:
-        raise UsageError(
-            f"%{name}: no code; put it after --, as in %{name} cpu 0 -- torch.mm(a, a),"
-            f" or below a line %%{name}"
-        )
+        example = f"%{name} cpu 0 -- torch.mm(a, a)"
+        below = f"or below a line %%{name}"
+        raise UsageError(f"%{name}: no code; put it after --, as in {example}, {below}")
     return checked(f"%{name}", split[1]), line[split.end() :]
 
 

@@ -112,10 +112,9 @@ def _why_not_off(made: Iterable[str]) -> str:
         return f"--virtual off would leave no GPU for {some(made)}; {force_it}"
     from gpumagic.memory.holders_by_name import memory
 
-    return (
-        f"--virtual off would destroy the tensors of {some(r.path for r in memory().holders)}; "
-        "free them with %gpufree (graphs: x = x.detach()), or type %gpus --virtual off --force"
-    )
+    names = some(row.path for row in memory().holders)
+    cure = "free them with %gpufree (graphs: x = x.detach()), or type %gpus --virtual off --force"
+    return f"--virtual off would destroy the tensors of {names}; {cure}"
 
 
 def move_back(namespace: dict[str, Any]) -> str:
@@ -173,10 +172,8 @@ def drive_cluster(shell: Any, asked: Namespace) -> None:
     ranks = gpu_cluster.current()
     if verb == "restart":
         ranks.restart(*map(int, what))
-        print(
-            "the new rank has none of the variables of %%ongpu @all cells; run those cells again, "
-            "or type %gpucluster restore DIR"
-        )
+        lost = "the new rank has none of the variables of %%ongpu @all cells"
+        print(f"{lost}; run those cells again, or type %gpucluster restore DIR")
     elif verb == "pull":
         found = ranks.pull(*what)
         shell.user_ns.update(found)

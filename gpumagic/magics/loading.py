@@ -144,10 +144,8 @@ _EXTENSION = "gpumagic"
 def enable() -> str:
     """Make IPython load the extension at the first use of a magic; return the line to print."""
     path = _update(dict.fromkeys(MAGICS, _EXTENSION))
-    return (
-        "new kernels load gpumagic when you first use one of its magics "
-        f"({path}); to undo: gpumagic disable"
-    )
+    when = "when you first use one of its magics"
+    return f"new kernels load gpumagic {when} ({path}); to undo: gpumagic disable"
 
 
 def disable() -> str:

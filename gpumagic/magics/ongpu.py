@@ -208,9 +208,8 @@ class CellHooks:
         if asked is None or cell.request == asked:
             return None
         if text and (magic := _timed(getattr(cell.tree, "body", []))):
-            raise UsageError(
-                f"%%{magic}: the cell says %%ongpu {asked.where} too; leave that line out"
-            )
+            said = f"the cell says %%ongpu {asked.where} too"
+            raise UsageError(f"%%{magic}: {said}; leave that line out")
         try:
             if not asked.elsewhere:
                 return self.place(cell, asked)
@@ -293,9 +292,8 @@ class CellHooks:
         try:
             tree = shell.transform_ast(shell.compile.ast_parse(code, filename=name))
             if awaits(tree):
-                raise UsageError(
-                    "%%ongpu: a cell with await must begin with %%ongpu; if it does, run it again"
-                )
+                said = "a cell with await must begin with %%ongpu"
+                raise UsageError(f"%%ongpu: {said}; if it does, run it again")
             body, value = compile_cell(tree, name, shell.compile.flags)
             exec(body, shell.user_ns)
             return None if value is None else eval(value, shell.user_ns)

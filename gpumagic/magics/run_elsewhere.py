@@ -181,9 +181,8 @@ def fit_cell(shell: Any, asked: Namespace, magic: str, text: str) -> None:
     if len(ranges) != 1:
         raise GpuError("one variable with its values is needed; type batch=1..4096")
     if len(wheres) + (asked.on is not None) > 1:
-        raise GpuError(
-            f"name one GPU: leave out {wheres[-1]}; for cards, type only --on CARD, CARD"
-        )
+        instead = "for cards, type only --on CARD, CARD"
+        raise GpuError(f"name one GPU: leave out {wheres[-1]}; {instead}")
     variable, values = range_of(ranges[0])
     named = getfullargspec(fit)
     if variable in (*named.args, *named.kwonlyargs):

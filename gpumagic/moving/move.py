@@ -373,11 +373,10 @@ def _no_room(device: torch.device, tensors: list[FoundTensor]) -> str:
             needed[found.root] += bytes_of(found.tensor)
     names = ", ".join(f"{name} {size(nbytes)}" for name, nbytes in needed.most_common(3))
     free = size(cuda_state.free_bytes(device)) if device.type == "cuda" else "too little"
-    return (
-        f"{device} has {free} free, and the cell's variables need {size(needed.total())} "
-        f"({names}); nothing was moved; {as_typed('%gpufree')} frees what errors and outputs hold; "
-        f"or add --no-move, and in the cell copy only some rows of the largest: .to('{device}')"
-    )
+    said = f"{device} has {free} free, and the cell's variables need {size(needed.total())}"
+    cure = f"{as_typed('%gpufree')} frees what errors and outputs hold"
+    rows = f"or add --no-move, and in the cell copy only some rows of the largest: .to('{device}')"
+    return f"{said} ({names}); nothing was moved; {cure}; {rows}"
 
 
 _origins: Any = WeakIdKeyDictionary()

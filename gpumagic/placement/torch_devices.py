@@ -57,10 +57,8 @@ def find(where: object) -> Device:
     current = torch.cuda.current_device() if here and cuda_state.live_cuda() else 0
     target = names.resolve_one(where, here or unusable, current=current)
     if unusable and target.kind in ("cuda", "xpu"):
-        raise GpuError(
-            f"{target} is there, but torch {torch.__version__} cannot use it; type cpu, or "
-            "install a build of torch for it: %gpus --doctor"
-        )
+        cure = "type cpu, or install a build of torch for it: %gpus --doctor"
+        raise GpuError(f"{target} is there, but torch {torch.__version__} cannot use it; {cure}")
     if target.kind == "cuda":
         cuda_state.check()
     elif target.kind == "mps" and not torch.backends.mps.is_available():

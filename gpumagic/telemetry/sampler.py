@@ -70,10 +70,9 @@ def checked(period_s: Any) -> float:
 def stalled(seconds: float) -> Problem:
     """Return the Problem for a driver that has not answered for `seconds`."""
     cause = f"a GPU's driver has not answered for {seconds:.0f} s; the values shown are old"
-    cure = (
-        "wait: waking an idle GPU takes seconds (sudo nvidia-smi -pm 1 keeps NVIDIA's awake); "
-        "if the stall lasts, see dmesg, and restart the machine"
-    )
+    awake = "sudo nvidia-smi -pm 1 keeps NVIDIA's awake"
+    lasts = "if the stall lasts, see dmesg, and restart the machine"
+    cure = f"wait: waking an idle GPU takes seconds ({awake}); {lasts}"
     return Problem("stalled", cause, cure)
 
 

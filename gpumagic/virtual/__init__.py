@@ -62,18 +62,14 @@ def enable(
         cannot have virtual GPUs, or if virtual GPUs of another number or capacity are on.
     """
     if type(devices) is not int or not 1 <= devices <= MOST:  # True is an int too
-        raise GpuError(
-            f"virtual GPUs: {devices} requested, 1 to {MOST} are possible; "
-            f"type {as_typed('%gpus --virtual 2')}"
-        )
+        said = f"{devices} requested, 1 to {MOST} are possible"
+        raise GpuError(f"virtual GPUs: {said}; type {as_typed('%gpus --virtual 2')}")
     capacity = None
     if memory is not None:
         capacity = bytes_in(f"{memory} bytes" if isinstance(memory, int) else str(memory)) or 0
         if not 2**20 <= capacity <= 2**40:
-            raise GpuError(
-                f"virtual GPUs: their memory cannot be {memory!r}, 1MiB to 1TiB are possible; "
-                "type for example 16GiB or 512MiB"
-            )
+            said = f"their memory cannot be {memory!r}, 1MiB to 1TiB are possible"
+            raise GpuError(f"virtual GPUs: {said}; type for example 16GiB or 512MiB")
     with _lock:
         if has_virtual():
             _compare(here(memory=False), devices, capacity)
@@ -92,10 +88,8 @@ def _check(force: bool) -> None:
         gate.check(force=force)
     elif not force and (real := len(physical_gpus())):
         there = "a real GPU" if real == 1 else f"{real} real GPUs"
-        raise GpuError(
-            f"no virtual GPUs: this machine has {there}; add --force to have virtual ones in place "
-            "of real ones"
-        )
+        cure = "add --force to have virtual ones in place of real ones"
+        raise GpuError(f"no virtual GPUs: this machine has {there}; {cure}")
 
 
 def turn_on(number: int, capacity: int | None) -> None:
@@ -180,7 +174,5 @@ def _compare(there: list[Device], number: int, capacity: int | None) -> None:
     if len(there) != number or capacity not in (None, each):
         asked = number if capacity is None else f"{number} of {capacity / _GIB:.3g} GiB"
         off = "%gpus --virtual off" + " --force" * bool(live_tensors())
-        raise GpuError(
-            f"virtual GPUs: {asked} requested, {len(there)} of {each / _GIB:.3g} GiB already on; "
-            f"type {as_typed(off)} first"
-        )
+        said = f"{asked} requested, {len(there)} of {each / _GIB:.3g} GiB already on"
+        raise GpuError(f"virtual GPUs: {said}; type {as_typed(off)} first")

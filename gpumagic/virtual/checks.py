@@ -44,10 +44,8 @@ def mixed(plan: Any, found: Found) -> VirtualGpu:
         if any(tensor.is_cuda and tensor.device != home for _, tensor, _ in found[1:]):
             raise RuntimeError(INDEX.format(home))
     elif plan.name == "masked_fill_" and (mask := found[1][1].device) != home:
-        raise RuntimeError(
-            "expected self and mask to be on the same device, but got mask on "
-            f"{mask} and self on {home}"
-        )
+        got = f"mask on {mask} and self on {home}"
+        raise RuntimeError(f"expected self and mask to be on the same device, but got {got}")
     else:
         _check_each(plan, found, gpu)
     return gpu
@@ -62,10 +60,9 @@ def _check_each(plan: Any, found: Found, gpu: VirtualGpu) -> None:
         if tensor.device == home or argument in TAKEN_FROM_CPU:
             continue
         if not iterates:
-            raise RuntimeError(
-                f"{SAME} got {argument} is on {tensor.device}, different from other tensors on "
-                f"{home} (when checking argument in method {_wrapper(plan, structured, found)})"
-            )
+            got = f"{argument} is on {tensor.device}, different from other tensors on {home}"
+            when = f"when checking argument in method {_wrapper(plan, structured, found)}"
+            raise RuntimeError(f"{SAME} got {got} ({when})")
         if argument in plan.written or tensor.is_cuda or tensor.dim():
             raise RuntimeError(f"{SAME} found at least two devices, {home} and {tensor.device}!")
 

@@ -210,10 +210,8 @@ def static_problem() -> str | None:
     except (OSError, ValueError) as error:
         return f"this build of PyTorch lacks symbols that virtual GPUs need ({error}); {_INSTEAD}"
     if (order := header_order()) and order[1 : 1 + len(YES)] != list(YES):
-        return (
-            f"PyTorch {torch.__version__} lays its CUDA hooks out differently "
-            f"({', '.join(order[:5])}); {_INSTEAD}"
-        )
+        why = f"lays its CUDA hooks out differently ({', '.join(order[:5])})"
+        return f"PyTorch {torch.__version__} {why}; {_INSTEAD}"
     return None
 
 

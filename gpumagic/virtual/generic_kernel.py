@@ -94,9 +94,8 @@ class KernelPlan:
 def _makes_all_new(op: Any) -> bool:
     """Whether the CPU's kernel always returns new dense tensors that share no bytes with inputs."""
     name, returns = op._schema.name.removeprefix("aten::"), op._schema.returns
-    if C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"):
-        return False
-    if name in SHARING or _APART.search(name) or "::" in name:
+    composite = C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
+    if composite or name in SHARING or _APART.search(name) or "::" in name:
         return False
     kind = "List[Tensor]" if name.startswith("_foreach_") else "Tensor"
     return bool(returns) and all(str(r.type) == kind and r.alias_info is None for r in returns)
@@ -345,9 +344,8 @@ def _lift_argument(plan: KernelPlan, tensor: Tensor, low: Tensor, gpu: VirtualGp
     """Give the written argument `tensor` the shape and bytes of `low`, and return `tensor`."""
     if not plan.dense and low.layout is not torch.strided:
         if tensor.layout is not torch.sparse_coo:
-            raise NotImplementedError(
-                f"virtual GPUs cannot write into a {tensor.layout} tensor in place"
-            )
+            what = f"write into a {tensor.layout} tensor in place"
+            raise NotImplementedError(f"virtual GPUs cannot {what}")
         copy: Any = torch.ops.aten.copy_sparse_to_sparse_.default
         replaced: Tensor = copy.redispatch(_SPARSE, tensor, adopt_parts(low.clone(), gpu))
         return replaced._coalesced_(low.is_coalesced())

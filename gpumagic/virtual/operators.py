@@ -162,9 +162,8 @@ def _convolution(input: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any)
         return aten.convolution.default.redispatch(CPU, input, weight, bias, *rest)
     for name, other in (("weight", weight), ("bias", bias)):
         if other is not None and not other.is_cuda:
-            raise RuntimeError(
-                f"Input type ({input.type()}) and {name} type ({other.type()}) should be the same"
-            )
+            types = f"Input type ({input.type()}) and {name} type ({other.type()})"
+            raise RuntimeError(f"{types} should be the same")
     return _convolve(input, weight, bias, *rest)
 
 

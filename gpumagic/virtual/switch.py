@@ -173,9 +173,8 @@ def _can_run(full: str) -> bool:
 def _refusal(full: str) -> Kernel:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
-        raise NotImplementedError(
-            f"virtual GPUs do not support {full}: it has a kernel for real GPUs only"
-        )
+        why = "it has a kernel for real GPUs only"
+        raise NotImplementedError(f"virtual GPUs do not support {full}: {why}")
 
     return kernel
 
