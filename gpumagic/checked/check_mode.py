@@ -142,7 +142,10 @@ class NanFinder:
                 if flaw and not (self._scaled and (before or half)):
                     text = f"{name} before " if earlier else ""
                     place = files.line_at(code, at).place
-                    text += f"{files.expression(code, at)} ({place}): from finite gradients, its "
+                    why = "from finite gradients"
+                    if _flaws(_saved(torch._C._current_autograd_node())):
+                        why = "from input that already has nan or inf"
+                    text += f"{files.expression(code, at)} ({place}): {why}, its "
                     text += f"backward pass {_makes(made, flaw)[0]} of a gradient"
             if text:
                 raise MadeNanError(text)
@@ -162,6 +165,11 @@ def _nodes(values: Iterable[Any]) -> set[Any]:
         with suppress(RuntimeError):  # raised for a view that changed under `no_grad`
             found.add(value.grad_fn if isinstance(value, Tensor) and value.requires_grad else None)
     return found - {None}
+
+
+def _saved(node: Any) -> list[Any]:
+    """Return what an autograd node has saved of its forward pass."""
+    return [getattr(node, name, None) for name in dir(node) if name.startswith("_saved_")]
 
 
 def _flaws(values: Iterable[Any]) -> set[Flaw]:

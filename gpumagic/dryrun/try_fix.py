@@ -135,7 +135,7 @@ class _Trial:
         """Whether a dry run executes an edit. Dry runs do not call a class's `__init__` again."""
         nodes = ast.walk(ast.parse(texts.get(fix.filename, "")))
         functions = (node for node in nodes if isinstance(node, ast.FunctionDef))
-        around = [f.name for f in functions if f.lineno < fix.line <= (f.end_lineno or 0)]
+        around = [f.name for f in functions if f.lineno <= fix.line <= (f.end_lineno or 0)]
         runs = not fix.cls or bool(around and around[-1] != "__init__")
         return fix.filename in texts and runs and not fix.earlier
 

@@ -238,11 +238,13 @@ def written_device(site: Site, target: str, line: ast.stmt, *, inside: bool = Fa
         device = device_of(value) if type(value) is not int else None
         if device is not None and full(device) == target:
             return name
-    if trial_on.get() != target:
-        return f'"{target}"'
+    trial = trial_on.get() == target
     there = (p.text for p in site.at.parts if p.kind == "module" and p.devices == (target,))
     module = next((name for name in there if first_name(name) not in unknown), None)
-    return f"next({module}.parameters()).device" if module else "torch.get_default_device()"
+    # Code of a function may run on another device for its next caller.
+    if module and (trial or not site.frame.at_top):
+        return f"next({module}.parameters()).device"
+    return "torch.get_default_device()" if trial else f'"{target}"'
 
 
 def _unknown(

@@ -218,6 +218,11 @@ MADE_NAN = [
         "of a gradient",
     ),
     (
+        "seen = images.clone()\nseen[0, 1] = float('nan')\n"
+        "F.mse_loss(net(seen), torch.zeros(8, 10)).backward()",
+        "F.mse_loss(net(seen), torch.zeros(8, 10)) (line 3): from input that already has nan or inf, its",
+    ),
+    (
         "loss = torch.where(weights > 0, weights.log(), weights).sum()\nloss.backward()",
         "weights.log(): makes -inf at [0] (3 of 3), from finite input: weights[0] = 0",
     ),

@@ -567,3 +567,16 @@ def test_the_line_that_made_an_operand_is_named_and_a_comprehension_is_no_obstac
     assert "both.big.to(" in told
     told = explained(ip.run("y = xs.cuda() * w"))
     assert "In [3], line 1 made w on the CPU" in told
+
+
+def test_a_function_of_one_line_in_a_class_is_tried_too_and_serves_any_device(ip):
+    ip.run(
+        "class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.fc = nn.Linear(3, 2)\n        self.top = torch.ones(2)\n"
+        "    def forward(self, x): return self.fc(x) + self.top"
+    )
+    told = explained(ip.run("net = Net().cuda()\ny = net(torch.ones(3))"))
+    assert 'self.register_buffer("top", torch.ones(2), persistent=False)' in told
+    ip.run("def step(net):\n    z = torch.ones(3)\n    return net.fc(z)")
+    told = explained(ip.run("step(net)"))
+    assert "torch.ones(3, device=next(net.fc.parameters()).device)" in told
