@@ -220,7 +220,8 @@ MADE_NAN = [
     (
         "seen = images.clone()\nseen[0, 1] = float('nan')\n"
         "F.mse_loss(net(seen), torch.zeros(8, 10)).backward()",
-        "F.mse_loss(net(seen), torch.zeros(8, 10)) (line 3): from input that already has nan or inf, its",
+        "F.mse_loss(net(seen), torch.zeros(8, 10)) (line 4): from input that already has nan or "
+        "inf, its backward pass makes nan",
     ),
     (
         "loss = torch.where(weights > 0, weights.log(), weights).sum()\nloss.backward()",
