@@ -174,13 +174,18 @@ def _decisive(nodes: list[Any]) -> set[ast.AST]:
     parts = [getattr(n, name, None) for n in nodes for name in ("test", "iter", "slice", "subject")]
     parts += [test for node in nodes for test in getattr(node, "ifs", ())]  # `if` in comprehensions
     found = {node for part in parts if part is not None for node in ast.walk(part)}
-    # A function's result, and arguments of most calls, are needed at once.
-    calls = [n for n in nodes if isinstance(n, ast.Call)]
-    calls = [n for n in calls if getattr(n.func, "attr", getattr(n.func, "id", "")) not in _KEEPING]
-    waiting: list[ast.AST] = [n.value for n in nodes if isinstance(n, ast.Return) and n.value]
-    waiting += [each for call in calls for each in call.args]
+    return found | _passed_on(nodes)
+
+
+def _passed_on(nodes: list[Any]) -> set[ast.AST]:
+    """Return the nodes in results of functions and in arguments, which are needed at once."""
+    waiting: list[Any] = [n.value for n in nodes if isinstance(n, ast.Return)]
+    for call in (n for n in nodes if isinstance(n, ast.Call)):
+        name = getattr(call.func, "attr", getattr(call.func, "id", ""))
+        waiting += call.args if name not in _KEEPING else []
+    found = set[ast.AST]()
     for node in waiting:
-        if not isinstance(node, OWN_SCOPES):
+        if node is not None and not isinstance(node, OWN_SCOPES):
             found.add(node)
             waiting += ast.iter_child_nodes(node)
     return found

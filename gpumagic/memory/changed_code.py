@@ -335,12 +335,16 @@ def no_graph(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
         loop = next(iter(trial.rest.loops), None)
         if loop is not None and not (frames.is_trained(loop) or frames.backward_of(ast.walk(loop))):
             yield from _no_grad(t, trial, _USED)
-        # In `if phase == "train": loss.backward()`, the code may skip the backward pass.
-        every = {**s.namespace, **trial.names} if loop is not None else {}
-        read = (n for n in names_read(ast.Module(trial.code, [])) if is_module(every.get(n)))
-        for name in [n for n in read if not every[n].training and [*every[n].parameters()]][:1]:
-            code = f"torch.set_grad_enabled({name}.training)"
-            yield from _no_grad(t, trial, f"{name} is in eval mode, without a backward pass", code)
+        yield from _in_phases(s, t, trial)
+
+
+def _in_phases(s: OutOfMemoryState, t: Trials, trial: CodeTrial) -> Iterator[Lever]:
+    """Propose gradients in training only, as ``if phase == "train"`` may skip the backward pass."""
+    every = {**s.namespace, **trial.names} if trial.rest.loops else {}
+    models = (n for n in names_read(ast.Module(trial.code, [])) if is_module(every.get(n)))
+    for name in [n for n in models if not every[n].training and [*every[n].parameters()]][:1]:
+        code = f"torch.set_grad_enabled({name}.training)"
+        yield from _no_grad(t, trial, f"{name} is in eval mode, without a backward pass", code)
 
 
 _USED = "no backward pass uses its results"

@@ -183,21 +183,26 @@ def _largest(
 
 def _batches(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[list[str]]:
     """Yield names of tensors that may be a batch: the largest tensor, and others of its length."""
-    read = (*names_read(ast.Module(trial.code, [])), *sorted(trial.stale))
-    values: dict[str, Any] = {name: trial.frame.scope.local.get(name) for name in read}
-    strided = torch_here().strided  # the bytes of a sparse tensor are not defined
-    first = {name: _tensor_in(value) for name, value in values.items()}
-    found = {n: v for n, v in first.items() if is_tensor(v) and v.layout is strided and v.dim()}
-    names = sorted(found, key=lambda name: -found[name].nbytes) if runs_model(s, trial) else []
+    found = _tensors(trial) if runs_model(s, trial) else {}
+    names = sorted(found, key=lambda name: -found[name].nbytes)
     counts = dict.fromkeys(len(found[name]) for name in names)
     for count in islice((n for n in counts if n > 1), _GROUPS):
-        alike = [name for name in names if len(found[name]) == count]
+        alike = {name for name in names if len(found[name]) == count}
         # Skip what the code computes from the others, such as the outputs of the pass before.
-        made = {n for n in trial.stale if n in computed_from([*{*alike} - {n}], trial.code)}
-        alike = [name for name in alike if name not in made][:9]  # a batch has few tensors
-        tensors = [name for name in alike if is_tensor(values[name])]
-        if alike and not _is_cut(trial.code, alike, tensors):
-            yield alike
+        made = {n for n in trial.stale if n in computed_from([*alike - {n}], trial.code)}
+        batch = [name for name in names if name in alike - made][:9]  # a batch has few tensors
+        tensors = [name for name in batch if is_tensor(trial.frame.scope.local.get(name))]
+        if batch and not _is_cut(trial.code, batch, tensors):
+            yield batch
+
+
+def _tensors(trial: CodeTrial) -> dict[str, Any]:
+    """Return the tensors that the code reads or makes. For a dict, return its largest tensor."""
+    read = (*names_read(ast.Module(trial.code, [])), *sorted(trial.stale))
+    first = {name: _tensor_in(trial.frame.scope.local.get(name)) for name in read}
+    found = ((name, tensor) for name, tensor in first.items() if is_tensor(tensor))
+    strided = torch_here().strided  # the bytes of a sparse tensor are not defined
+    return {name: each for name, each in found if each.layout is strided and each.dim()}
 
 
 def _tensor_in(value: Any) -> Any:

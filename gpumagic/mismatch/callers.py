@@ -301,22 +301,25 @@ def made_in(part: Part, frame: FailedFrame) -> str:
     of_self = part.text.startswith("self.") and frame.parameters[:1] == ("self",)
     text = ".".join(part.text.split(".")[:2]) if of_self else first_name(part.text)
     around = (n for n in parents(frame.failed or part.node) if isinstance(n, ast.ClassDef))
-    codes = [(frame.filename, [*ast.walk(next(around, ast.Pass()))])] if of_self else []
+    codes = [(frame.filename, list[Any](ast.walk(next(around, ast.Pass()))))] if of_self else []
     if frame.at_top or text not in frame.code.co_varnames:
         codes += ((cell.filename, cell.nodes) for cell in _earlier_cells())
     for file, nodes in codes if part.device == "cpu" else ():
-        made = [n for n in nodes if isinstance(n, ast.Assign) and text in _targets(n)]
-        made = [n for n in made if not isinstance(n.value, ast.Constant)]
-        values = [n for stmt in made[-1:] for n in ast.walk(stmt.value)]
-        given = any(_is_transfer(n) or getattr(n, "arg", "") == "device" for n in values)
-        if made:
-            where = f"{label(file)}, line {made[-1].lineno}"
-            return "" if given or len(made) > 1 else f"{where} made {text} on the CPU"
+        if made := [node for node in nodes if _makes(node, text)]:
+            alone = len(made) == 1 and not _names_device(made[0].value)
+            return f"{label(file)}, line {made[0].lineno} made {text} on the CPU" * alone
     return ""
 
 
-def _targets(stmt: ast.Assign) -> list[str]:
-    return [text for target in stmt.targets for text, _ in _pairs(target, target)]
+def _makes(node: Any, text: str) -> bool:
+    """Whether a node assigns a value to `text`. A constant such as `None` is only a placeholder."""
+    targets = node.targets if isinstance(node, ast.Assign) else []
+    names = (name for target in targets for name, _ in _pairs(target, target))
+    return text in names and not isinstance(node.value, ast.Constant)
+
+
+def _names_device(value: ast.expr) -> bool:
+    return any(_is_transfer(n) or getattr(n, "arg", "") == "device" for n in ast.walk(value))
 
 
 def _in_function(

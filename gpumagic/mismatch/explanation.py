@@ -127,7 +127,7 @@ def _head(explanation: Explanation) -> str:
 def _columns(operands: tuple[Operand, ...]) -> list[table.Column]:
     odd = ["gm-bad" if operand.odd else "" for operand in operands]
     code = [f"gm-code {css}".strip() for css in odd]
-    names = [f"{o.name} ({o.also})" if o.also else o.name for o in operands]
+    names = [o.name + f" ({o.also})" * bool(o.also) for o in operands]
     alone = len({o.devices for o in operands}) > 1 == sum(o.odd for o in operands)
     mark = "← the odd one" if alone else "← to move"
     marks = [mark if o.odd else "← also to move" * o.along for o in operands]

@@ -268,9 +268,8 @@ def _at_hand(site: Site, inside: bool) -> list[str]:
     every = [*chain.from_iterable(ast.walk(part.node) for part in [*site.at.parts, *site.odd])]
     nodes = [n for n in every if isinstance(n, (ast.Name, ast.Attribute))]
     nodes = [n for n in nodes if inside or not in_own_scope(n)]
-    modules = [part.text for part in site.at.parts if part.kind == "module"]
-    named = trial_on.get() or not site.frame.at_top
-    layers = [f"{name}.weight" for name in modules] if named else []
+    layers = [f"{part.text}.weight" for part in site.at.parts if part.kind == "module"]
+    layers = layers if trial_on.get() or not site.frame.at_top else []
     names = [*map(ast.unparse, nodes), *site.frame.parameters, *layers]
     return [name for name in names if not name.endswith((".grad", ".data"))]
 
