@@ -65,7 +65,7 @@ def _explained(s: OutOfMemoryState, where: UserLine, t: Trials) -> OutOfMemory:
     failed = s.frames[0].failed
     reason, found = by_figures(s, t) or (
         _reason(s, t),
-        levers(s, t, (free_kept, small_views, delete)),
+        levers(s, t, (free_kept, delete)),
     )
     loop, top = t.loop, t.every[-1]
     stale = top.rest.remade | (top.stale if top.frame.at_top else set())
@@ -190,18 +190,6 @@ def _deleted(
         do = f"`%gpufree {' '.join(names)}`, which this code does not read"
         gives += s.kept  # this command frees outputs and earlier errors too
     yield _freeing(trial, do, gives)
-
-
-def small_views(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Propose to clone small views of large storages."""
-    for name, value in [*s.namespace.items()]:
-        a_view = is_tensor(value) and value.layout is torch_here().strided and value._is_view()
-        if not a_view or value.grad_fn is not None:
-            continue
-        gives = s.alone([name]) - value.nbytes
-        if gives > value.nbytes and s.worth(gives):
-            do = f"`{name} = {name}.clone()`: it is a view of {size(value.nbytes)}, and keeps "
-            yield _freeing(t.whole, f"{do}all of {size(gives + value.nbytes)}", gives)
 
 
 def _unread(s: OutOfMemoryState, rest: frames.RestOfCode, lacking: int) -> list[str]:

@@ -7,7 +7,7 @@ from collections import UserDict
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import cache, partial
-from itertools import chain, islice
+from itertools import islice
 from typing import Any
 
 from gpumagic.display.units import some
@@ -15,7 +15,7 @@ from gpumagic.memory.oom_state import OutOfMemoryState
 from gpumagic.memory.oom_trials import CodeTrial, Need, Trials
 from gpumagic.memory.out_of_memory import Lever
 from gpumagic.memory.written_forms import Form, takes_rows
-from gpumagic.usercode.frames import block_of, computed_from, statement, stored
+from gpumagic.usercode.frames import block_of, computed_from, stored
 from gpumagic.usercode.values import is_module, is_tensor, own, torch_here
 from gpumagic.usercode.variables import names_read
 
@@ -35,8 +35,7 @@ def smaller(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose the largest batch that fits, in the innermost frame where a smaller batch helps."""
     for trial in (trial for trial in t.every if t.loop is None and trial.lacking > 0):
         names = _SIZE_OF_MODELS if runs_model(s, trial) else _SIZE
-        named = _lower_variable(s, trial, names), _lower_argument(s, trial, names)
-        lower = [*chain(*named), *_lower_setting(s, trial)]
+        lower = [*_lower_variable(s, trial, names), *_lower_setting(s, trial)]
         tried = ((batch, [*_fewer_rows(s, trial, batch)]) for batch in _batches(s, trial))
         batch, rows = next((each for each in tried if each[1]), (list[str](), list[Lever]()))
         # Prefer a number if the code makes the batch, as in `x = get_batch(n=64)`.
@@ -100,23 +99,6 @@ def _lower_variable(s: OutOfMemoryState, trial: CodeTrial, names: Any) -> Iterat
             tried = partial(_with_number, trial, name, made.get(name))
             do = f"`{name} = {{}}` instead of {value:,}"
             yield from _largest(s, trial, do, value, tried, 0.0)
-
-
-def _lower_argument(s: OutOfMemoryState, trial: CodeTrial, names: Any) -> Iterator[Lever]:
-    """Propose a lower number for a keyword argument whose name matches `names`."""
-    for call in (n for each in trial.code for n in ast.walk(each) if isinstance(n, ast.Call)):
-        for word in call.keywords:
-            value = getattr(word.value, "value", None)
-            if names.search(word.arg or "") and type(value) is int and value > 1:
-                tried = partial(_with_argument, trial, call, word.value)
-                called = getattr(call.func, "attr", getattr(call.func, "id", ""))
-                do = f"`{called}(…, {word.arg}={{}})` instead of {value:,}"
-                yield from _largest(s, trial, do, value, tried, 0.0)
-
-
-def _with_argument(trial: CodeTrial, call: ast.Call, old: ast.expr, number: int) -> Need | None:
-    new = ast.copy_location(ast.Constant(number), old)
-    return trial.tried(form=Form("", "", [], block_of(statement(call) or call), {old: new}))
 
 
 def _lower_setting(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[Lever]:

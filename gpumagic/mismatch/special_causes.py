@@ -243,11 +243,6 @@ def _for_generator(frames: list[FailedFrame]) -> Explanation | None:
     rows = [sources.row(named, False) for each in parts for named in named_in(each, reader)]
     fix = _made_on(part, node, frames, target)
     why = f"random numbers on {target} need a generator on {target}"
-    stmt, given_device = statement(node), [word.arg for word in node.keywords]
-    if fix is None and target == "cpu" and stmt is not None and "device" not in given_device:
-        why = f"without device=, this draws on the CPU; {why}"
-        replaced = [sources.with_keyword(node, frame, f"device={part.text}.device")]
-        fix = Edit(frame, stmt, replaced=replaced).fix(0) if part.text.isidentifier() else None
     why += "" if fix else f': create it with torch.Generator("{target}")'
     return Explanation(*expression(frame, node), (*rows, sources.row(part, True)), fix, why)
 

@@ -437,14 +437,6 @@ SITUATIONS = [
         "`teacher.requires_grad_(False)`: no optimizer trains it",
     ),
     Notebook(
-        "a small view of a large tensor",
-        ["raw = mib(40).view(-1, 1024)\nthumb = raw[:, :4]\ndel raw"],
-        "other = mib(30)",
-        "`thumb = thumb.clone()`: it is a view of 160 KiB",
-        39.8,
-        True,
-    ),
-    Notebook(
         "data on the GPU of which a loader gives batches",
         [
             "X = mib(48).view(-1, 1024)\nnet = nn.Linear(1024, 1024).cuda()",
