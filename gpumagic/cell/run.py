@@ -23,7 +23,7 @@ from gpumagic.usercode.files import innermost
 from gpumagic.usercode.values import defined_in, is_tensor
 from gpumagic.usercode.variables import own_variables, variables_read
 
-_NO_LIBRARIES = ("torch", "builtins", "__main__")  # modules without unsupported array types
+_NO_LIBRARIES = ("torch", "builtins", "__main__")  # none of their types is another library's array
 _NOTHING = "the cell allocated nothing there"
 LEAST_S = 1.0  # a report says `_NOTHING` only of cells that took at least this many seconds
 
@@ -105,7 +105,8 @@ class _Share:
         on_cpu = sum(of.nbytes(array) for array in self.made.values() if of.where(array) == "cpu")
         read = sum(entry.nbytes for entry in entries if entry.kind == "copy")
         # New CPU arrays of exactly as many bytes as the cell copied count as copies of GPU results.
-        # Variables that stayed mean CPU work, unless others moved: these may change in place.
+        # If variables stayed and none moved, the CPU did the work. If some moved, the cell may have
+        # changed those in place, without an allocation.
         stayed = self.moves.left and not self.moves.moved
         return "all work was on cpu" if stayed or on_cpu not in (0, read) else ""
 
@@ -373,7 +374,7 @@ def _whose(name: str) -> str:
 def left_alone(
     names: Iterable[str], namespace: Mapping[str, Any], device: Device, unusable: str = ""
 ) -> Iterator[Left]:
-    """Yield a `Left` for unsupported libraries' arrays on other GPUs, and tensors if `unusable`."""
+    """Yield a `Left` for unsupported libraries' arrays on other GPUs; if `unusable`, for tensors."""
     for name in names:
         value = namespace.get(name)
         library = str(defined_in(type(value))).partition(".")[0]

@@ -39,7 +39,7 @@ from gpumagic.usercode.files import UserLine, expression, in_cell, is_users, lin
 class Calls(TorchFunctionMode):
     """Answer calls that need data. The function `fake` turns a real tensor into a fake, in place.
     With `guesses`, most numbers that code reads from tensors become 1, so that the run continues.
-    Call `guesses` with a reason if a condition in the user's code is taken as False."""
+    Conditions on tensors become False; for those of the user's code, `guesses` gets the reason."""
 
     def __init__(
         self, fake: Callable[[Tensor], object], crossings: Crossings, guesses: Any
@@ -98,7 +98,7 @@ class Calls(TorchFunctionMode):
             return _KINDS.get(name, type(value))(value)
         known = name in ("float", "int", "index") or (name == "item" and tensor.is_floating_point())
         if self._guesses and (known or not is_users(frame.f_code.co_filename)):
-            return _KINDS.get(name, float)(name != "bool")  # False, as for `if bad.any(): raise`
+            return _KINDS.get(name, float)(name != "bool")  # a library's `if bad.any()` is False
         if self._guesses and name == "bool":
             self._guesses(GUESSED)
             return False

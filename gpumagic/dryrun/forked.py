@@ -156,8 +156,9 @@ _ADRP, _LDRB = (0x9F000000, 0x90000000), (0xFFC00000, 0x39400000)  # AArch64: ma
 
 def let_backward_run() -> None:
     """Let backward passes run in a forked child, on the calling thread."""
-    # `set_num_threads` creates torch's thread pool. Two threads creating it together could fail.
-    torch.set_num_threads(1)  # OpenMP would wait for threads, which a fork does not copy
+    # With one thread, OpenMP does not wait for threads that a fork does not copy. The call also
+    # creates torch's thread pool, which could fail if autograd's threads created it together.
+    torch.set_num_threads(1)
     torch.autograd.set_multithreading_enabled(False)
     if (flag := refusal()) is not None and flag.value == 1:  # a fork sets the flag to 1
         flag.value = 0

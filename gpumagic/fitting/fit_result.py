@@ -153,7 +153,7 @@ def _verdict(tried: Tried, found: Largest, failed: float) -> str:
     if tried.value >= failed or (tried.needed or 0) > found.free:
         return "too large"
     fits = found.value is not None and tried.value < found.value
-    return "fits" if fits and (tried.needed or 0) <= found.room else "within the margin"
+    return "fits" if fits and (tried.needed or 0) <= found.room else "fits only without the margin"
 
 
 def _notes(fit: Fit) -> Iterator[str]:

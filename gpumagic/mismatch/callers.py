@@ -267,7 +267,8 @@ def _called(call: ast.Call, frame: FailedFrame, caller: Any) -> _Written | None:
 
 
 def moved_itself(part: Part, frame: FailedFrame) -> tuple[str, bool]:
-    """Return the reason if ``model.cpu()`` or the like moved a module, and if a loop repeats it."""
+    """Return a reason if a call such as ``model.cpu()`` moved a module, else ""; and if it repeats.
+    The second value is True if a loop around the failed code repeats the call."""
     loops: list[Any] = loops_around(frame.failed or part.node)[-1:]
     last = loops[0].end_lineno if loops else frame.line - 1
     ran = [n for n in _own_nodes(function_of(frame.failed or part.node)) if n.lineno <= last]

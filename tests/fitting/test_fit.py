@@ -66,7 +66,7 @@ def test_the_margin_stays_free():
     assert (result.value, result.confirmed) == (18, True)
     assert result.largest[0].room == 18 * MIB
     assert str(result).splitlines()[0].endswith("; a run confirms it; the power of two below: 16")
-    assert "within the margin" in str(result)
+    assert "fits only without the margin" in str(result)
 
 
 @pytest.mark.usefixtures("small")
@@ -90,7 +90,7 @@ def test_the_answer_has_the_values_of_the_table():
     said = f"n = {result.value} is the largest known to fit, and {above} does not, with 10 % left"
     assert str(result).startswith(said)
     assert re.search(
-        rf"\n +{result.value} .* largest\n +{above} .* within the margin\n", str(result)
+        rf"\n +{result.value} .* largest\n +{above} .* fits only without the margin\n", str(result)
     )
     assert "; the power of two below: 1_048_576" in str(result)
     exact = gpumagic.fit(lambda n: torch.ones(n, 512), 1, n=range(1, 10**6), dry=True, margin=0)
@@ -191,7 +191,13 @@ def test_runs_alone_beside_values_that_the_cell_makes_again_leave_larger_values_
 def test_the_table_of_values_and_their_verdicts_agree():
     found = Largest("cuda:0", 100, 95, 8)
     tried = [(4, 97, None), (8, 90, None), (9, 98, None), (10, None, False), (11, 99, None)]
-    verdicts = ["within the margin", "largest", "within the margin", "too large", "too large"]
+    verdicts = [
+        "fits only without the margin",
+        "largest",
+        "fits only without the margin",
+        "too large",
+        "too large",
+    ]
     rows = tuple(Tried(value, needed, None, ran) for value, needed, ran in tried)
     shown = str(Fit("f(n)", "n", (found,), rows, False, 0.05)).splitlines()
     assert [line.rstrip().endswith(v) for line, v in zip(shown[3:], verdicts)] == [True] * 5  # noqa: B905
