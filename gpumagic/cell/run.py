@@ -374,7 +374,7 @@ def _whose(name: str) -> str:
 def left_alone(
     names: Iterable[str], namespace: Mapping[str, Any], device: Device, unusable: str = ""
 ) -> Iterator[Left]:
-    """Yield a `Left` for unsupported libraries' arrays on other GPUs; if `unusable`, for tensors."""
+    """Yield a `Left` for unsupported libraries' arrays on other GPUs, or tensors if `unusable`."""
     for name in names:
         value = namespace.get(name)
         library = str(defined_in(type(value))).partition(".")[0]

@@ -168,8 +168,12 @@ def _nodes(values: Iterable[Any]) -> set[Any]:
 
 
 def _saved(node: Any) -> list[Any]:
-    """Return what an autograd node has saved of its forward pass."""
-    return [getattr(node, name, None) for name in dir(node) if name.startswith("_saved_")]
+    """Return the tensors that an autograd node has saved of its input."""
+    found, names = list[Any](), [name for name in dir(node) if name.startswith("_saved_")]
+    for name in names if "_saved_result" not in names else ():
+        with suppress(Exception):  # a checkpoint allows no second look
+            found.append(getattr(node, name))
+    return [each for each in found if isinstance(each, Tensor)]
 
 
 def _flaws(values: Iterable[Any]) -> set[Flaw]:

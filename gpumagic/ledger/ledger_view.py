@@ -19,6 +19,7 @@ from gpumagic.usercode.frames import (
     computed_from,
     function_of,
     loops_around,
+    parents,
     statement,
     stored,
 )
@@ -166,7 +167,7 @@ def _decides(file: str, line: int, code: str) -> bool:
     return False
 
 
-_KEEPING = ("append", "extend", "print", "float", "int", "sum", "round")
+_KEEPING = ("append", "extend", "print", "float", "int", "sum", "round", "len", "mean", "stack")
 
 
 def _decisive(nodes: list[Any]) -> set[ast.AST]:
@@ -179,10 +180,11 @@ def _decisive(nodes: list[Any]) -> set[ast.AST]:
 
 def _passed_on(nodes: list[Any]) -> set[ast.AST]:
     """Return the nodes in results of functions and in arguments, which are needed at once."""
-    waiting: list[Any] = [n.value for n in nodes if isinstance(n, ast.Return)]
+    waiting: list[Any] = [n.value for n in nodes if isinstance(n, (ast.Return, ast.Yield))]
     for call in (n for n in nodes if isinstance(n, ast.Call)):
         name = getattr(call.func, "attr", getattr(call.func, "id", ""))
-        waiting += call.args if name not in _KEEPING else []
+        given = [*call.args, *(keyword.value for keyword in call.keywords)]
+        waiting += given if name not in _KEEPING else []
     found = set[ast.AST]()
     for node in waiting:
         if node is not None and not isinstance(node, OWN_SCOPES):
@@ -193,7 +195,8 @@ def _passed_on(nodes: list[Any]) -> set[ast.AST]:
 
 def _reads_of(node: ast.AST) -> list[ast.AST]:
     """Return the names computed from `node`'s value in the loop or function around `node`."""
-    within: Any = [*loops_around(node), function_of(node)][0]
+    inner = [each for each in parents(node) if isinstance(each, OWN_SCOPES)]
+    within: Any = [*inner, *loops_around(node), function_of(node)][0]
     stmt: Any = statement(node)
     into = ast.unparse(stmt).partition(".append(")[0]  # "losses" if `losses.append(x.item())`
     names = {into, *stored(stmt)}

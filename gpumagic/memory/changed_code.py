@@ -237,6 +237,8 @@ def collected(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 def _appended(call: ast.Call) -> tuple[str, list[ast.expr]]:
     """Return the name to which a call appends, and what to copy; of `x = cat([x, y])` both."""
     function, stmt = getattr(call.func, "attr", ""), frames.statement(call)
+    if any(isinstance(node, ast.Starred) for node in ast.walk(call)):
+        return "", []
     if function == "append" and isinstance(call.func, ast.Attribute):
         return ast.unparse(call.func.value), call.args
     items = getattr(call.args[0], "elts", []) if call.args and function in _CATS else []
@@ -271,21 +273,6 @@ def fused(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
             yield from helps(t.best, do, within=within)
 
 
-def less_state(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Propose an optimizer with less state, if a first step failed while it created the state."""
-    old: Any = s.optimizer
-    weights = [p for group in getattr(old, "param_groups", ()) for p in group["params"]]
-    for name in ("Adafactor", "SGD") if weights else ():
-        new = getattr(torch_here().optim, name)
-        within = lambda new=new: nullcontext(vars(old).update(step=new(weights).step))  # noqa: E731
-        do = f"`torch.optim.{name}` for `{type(old).__name__}`, then `%gpufree`: less state"
-        do += ", other update rule"
-        for lever in helps(t.best, do, within=within):
-            yield lever
-            if lever.fits is not False:
-                return
-
-
 def frozen(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose `requires_grad_(False)` for models or layers that no optimizer trains."""
     for name in sorted(s.read | s.rests[-1].read_anywhere) if t.best is not None else ():
@@ -301,7 +288,7 @@ def frozen(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 def _idle(s: OutOfMemoryState, name: str) -> dict[str, Any]:
     """Return the largest parts of a model that no optimizer trains, by path."""
     model: Any = s.namespace.get(name)
-    trained = _trained(s)
+    trained = trained_by(s)
     found = dict[str, Any]()
     for path, part in model.named_modules(prefix=name) if trained and is_module(model) else ():
         learns = {id(p) for p in part.parameters() if p.requires_grad}
@@ -312,7 +299,7 @@ def _idle(s: OutOfMemoryState, name: str) -> dict[str, Any]:
     return found
 
 
-def _trained(s: OutOfMemoryState) -> set[int]:
+def trained_by(s: OutOfMemoryState) -> set[int]:
     """Return the ids of the parameters that an optimizer trains."""
     from gpumagic.moving.move import instances_in
 
@@ -378,7 +365,8 @@ def recomputed(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     trial = t.whole or t.best
     # A second forward pass would change the running statistics of such layers a second time.
     read = models(s, trial) if trial is not None else []
-    running = any("running_mean" in name for each in read for name, _ in each.named_buffers())
+    every = (module for each in read for module in each.modules() if module.training)
+    running = any("running_mean" in own(module).get("_buffers", ()) for module in every)
     trains = any(rest.backward for rest in s.rests)
     for rest in s.rests if trains and not running else ():
         for form in checkpointed(rest):

@@ -106,9 +106,11 @@ def _reason(s: OutOfMemoryState, t: Trials) -> str:
 
 def _large_weight(s: OutOfMemoryState) -> str:
     """Return a clause on a weight that takes much of the GPU's memory in training, or ""."""
-    modules = {name: value for name, value in s.namespace.items() if is_module(value)}
-    every = [(p.nbytes, f"{m}.{n}") for m in modules for n, p in modules[m].named_parameters()]
-    nbytes, name = max(every, default=(0, ""))
+    modules = {name: s.namespace[name] for name in s.read if is_module(s.namespace.get(name))}
+    trained = changed_code.trained_by(s)
+    every = [(p, f"{m}.{n}") for m in modules for n, p in modules[m].named_parameters()]
+    sizes = [(p.nbytes, name) for p, name in every if id(p) in trained and str(p.device) == s.name]
+    nbytes, name = max(sizes, default=(0, ""))
     if nbytes < _LARGE * s.capacity or not any(rest.backward for rest in s.rests):
         return ""
     return f"; {name} takes {size(nbytes)}, and so do its gradient and each of its optimizer states"
@@ -136,8 +138,7 @@ def levers(s: OutOfMemoryState, t: Trials, free: tuple[Any, ...]) -> list[Lever]
     # If each pass of a loop keeps memory, freeing other memory only delays the error.
     first = (free, less) if t.loop is None else (less, free)
     found, enough = list[Lever](), list[Lever]()
-    last: tuple[Any, ...] = (changed_code.recomputed, smaller, changed_code.fused)
-    last += changed_code.less_state, other_gpu
+    last = changed_code.recomputed, smaller, changed_code.fused, other_gpu
     for group in (*first, (changed_code.by_rows,), last):
         for lever in chain.from_iterable(find(s, t) for find in group):
             found.append(lever)

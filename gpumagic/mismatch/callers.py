@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from gpumagic.mismatch.explanation import Fix, around, total
-from gpumagic.mismatch.operand import TRANSFERS, Part, Reader
+from gpumagic.mismatch.operand import NAMED, TRANSFERS, Part, Reader
 from gpumagic.mismatch.operation import Operation, named_in, operation, ran_mixed
 from gpumagic.mismatch.sources import only_assignment
 from gpumagic.usercode.files import is_users, label, parsed, shell
@@ -26,8 +26,8 @@ from gpumagic.usercode.frames import (
     in_own_scope,
     loops_around,
     parents,
+    statement,
     stored,
-    uses,
 )
 
 
@@ -216,7 +216,7 @@ def _places(frame: FailedFrame, names: set[str]) -> Iterator[tuple[Any, dict[str
     attributes = {name for name in names if name.startswith("self.")}
     within = next(parents(scope), None) if attributes else None
     yield frame, _lost_in([*ast.walk(within or ast.Pass())], attributes)
-    for cell in _earlier_cells() if frame.at_top else ():
+    for cell in _earlier_cells(frame) if frame.at_top else ():
         if names := names - set[str]().union(*map(stored, ran)):
             yield from _in_code(cell, ran := cell.nodes, frame, names)
 
@@ -237,10 +237,12 @@ def _in_code(
             yield from _in_function(stmt, call, frame, names, code)
 
 
-def _earlier_cells() -> Iterator[_Written]:
+def _earlier_cells(frame: FailedFrame) -> Iterator[_Written]:
     """Yield the code of the cells that ran before this one, the latest first."""
     numbers: dict[str, int] = getattr(getattr(shell(), "compile", None), "_filename_map", {})
-    for file in sorted(numbers, key=lambda file: -numbers[file])[1:]:
+    # Code that an editor runs silently has the number of the cell.
+    now = {file for file, n in numbers.items() if n == max(numbers.values())} | {frame.filename}
+    for file in sorted(numbers.keys() - now, key=lambda file: -numbers[file]):
         read = parsed(file)
         yield _Written(file, read.text, _own_nodes(read.tree), earlier=True)
 
@@ -269,12 +271,15 @@ def _called(call: ast.Call, frame: FailedFrame, caller: Any) -> _Written | None:
 def moved_itself(part: Part, frame: FailedFrame) -> tuple[str, bool]:
     """Return a reason if a call such as ``model.cpu()`` moved a module, else ""; and if it repeats.
     The second value is True if a loop around the failed code repeats the call."""
+    if part.device != "cpu":
+        return "", False
     loops: list[Any] = loops_around(frame.failed or part.node)[-1:]
     last = loops[0].end_lineno if loops else frame.line - 1
     ran = [n for n in _own_nodes(function_of(frame.failed or part.node)) if n.lineno <= last]
-    in_cells = frame.at_top or first_name(part.text) not in frame.code.co_varnames
-    for code in [_Written(frame.filename, "", ran), *(_earlier_cells() if in_cells else ())]:
-        for node in reversed(code.nodes if part.device == "cpu" else []):
+    of_notebook = frame.at_top or first_name(part.text) not in frame.code.co_varnames
+    cells = _earlier_cells(frame) if of_notebook else ()
+    for code in [_Written(frame.filename, "", ran), *cells]:
+        for node in reversed(code.nodes):
             for file, call in _sent(node, part.text, frame, code):
                 why = f"{label(file)}, line {call.lineno}: {ast.unparse(call)}"
                 again = any(code.nodes is ran and node.lineno >= loop.lineno for loop in loops)
@@ -286,41 +291,51 @@ def moved_itself(part: Part, frame: FailedFrame) -> tuple[str, bool]:
 
 def _sent(node: Any, text: str, frame: FailedFrame, code: _Written) -> Iterator[tuple[str, Any]]:
     """Yield the calls by which a node, or a function that it calls, sends a value to the CPU."""
-    found = [(code.filename, node, text)]
-    if isinstance(node, ast.Call) and (at := _called(node, frame, code)):
-        names = [n for n, v in _arguments(node, at.parameters) if ast.unparse(v) == text]
-        found += [(at.filename, each, name) for each in at.nodes for name in names]
-    for file, each, name in found:
+    found: list[tuple[str, Any, str, dict[str, ast.expr]]] = [(code.filename, node, text, {})]
+    given = [*node.args, *(k.value for k in node.keywords)] if isinstance(node, ast.Call) else []
+    if text in map(ast.unparse, given) and (at := _called(node, frame, code)):
+        values = dict(_arguments(node, at.parameters))
+        names = [name for name, value in values.items() if ast.unparse(value) == text]
+        found += [(at.filename, each, name, values) for each in at.nodes for name in names]
+    for file, each, name, values in found:
         its: Any = each.func if _is_transfer(each) else None
-        goes = its is not None and ast.unparse(its.value) == name
-        if goes and Reader(frame).sent_to(each, its.attr) == "cpu":
-            yield file, each
+        if its is not None and ast.unparse(its.value) == name:
+            args = [values.get(getattr(arg, "id", ""), arg) for arg in each.args]
+            if Reader(frame).sent_to(ast.Call(its, args, each.keywords), its.attr) == "cpu":
+                yield file, each
 
 
 def made_in(part: Part, frame: FailedFrame) -> str:
     """Return the reason if one line of the class, or of an earlier cell, made an operand; or ""."""
     of_self = part.text.startswith("self.") and frame.parameters[:1] == ("self",)
     text = ".".join(part.text.split(".")[:2]) if of_self else first_name(part.text)
+    scope: Any = function_of(frame.failed or part.node)
+    above = (stored(node) for node in _own_nodes(scope) if node.lineno < frame.line)
+    if part.device != "cpu" or (not of_self and text in set[str]().union(*above)):
+        return ""
     around = (n for n in parents(frame.failed or part.node) if isinstance(n, ast.ClassDef))
     codes = [(frame.filename, list[Any](ast.walk(next(around, ast.Pass()))))] if of_self else []
-    if frame.at_top or text not in frame.code.co_varnames:
-        codes += ((cell.filename, cell.nodes) for cell in _earlier_cells())
-    for file, nodes in codes if part.device == "cpu" else ():
-        if made := [node for node in nodes if _makes(node, text)]:
-            alone = len(made) == 1 and not _names_device(made[0].value)
-            return f"{label(file)}, line {made[0].lineno} made {text} on the CPU" * alone
+    if frame.at_top:
+        codes += ((cell.filename, cell.nodes) for cell in _earlier_cells(frame))
+    for file, nodes in codes:
+        bound = (n for n in nodes if isinstance(n, NAMED) and not isinstance(n.ctx, ast.Load))
+        if stmts := [statement(node) for node in bound if ast.unparse(node) == text]:
+            made: list[Any] = [stmt for stmt in stmts if not _is_placeholder(stmt)]
+            alone = len(made) == 1 and _is_origin(made[0])
+            return f"{label(file)}, line {made[0].lineno} made {text} on the CPU" if alone else ""
     return ""
 
 
-def _makes(node: Any, text: str) -> bool:
-    """Whether a node assigns a value to `text`. A constant such as `None` is only a placeholder."""
-    targets = node.targets if isinstance(node, ast.Assign) else []
-    names = (name for target in targets for name, _ in _pairs(target, target))
-    return text in names and not isinstance(node.value, ast.Constant)
+def _is_placeholder(stmt: Any) -> bool:
+    return isinstance(stmt, ast.Assign) and isinstance(stmt.value, ast.Constant)
 
 
-def _names_device(value: ast.expr) -> bool:
-    return any(_is_transfer(n) or getattr(n, "arg", "") == "device" for n in ast.walk(value))
+def _is_origin(stmt: Any) -> bool:
+    """Whether a statement assigns a new value, without naming a device."""
+    if not isinstance(stmt, ast.Assign) or isinstance(stmt.value, NAMED):
+        return False
+    nodes = [*ast.walk(stmt.value)]
+    return not any(_is_transfer(n) or getattr(n, "arg", "") == "device" for n in nodes)
 
 
 def _in_function(
@@ -390,19 +405,10 @@ def _lost_in_loop(loop: ast.For, names: set[str]) -> dict[str, _Lost]:
     its: Any = getattr(loop.iter, "func", None)
     whole = ast.unparse(its.value) if getattr(its, "attr", "") == "items" else ""
     key, _, item = ast.unparse(loop.target).strip("()").partition(", ")
-    found: dict[str, _Lost] = {}
-    for stmt in loop.body if whole in names else []:
-        call: Any = getattr(stmt, "value", None)
-        if _is_transfer(call) and ast.unparse(call.func.value) == item and not _is_read(stmt, item):
-            why = (_COPY if isinstance(stmt, ast.Expr) else _LOOP).format(
-                ast.unparse(stmt), item, whole
-            )
-            found[whole] = _Lost(stmt, f"{whole}[{key}] = {ast.unparse(call)}", why)
-    return found
-
-
-def _is_read(stmt: ast.stmt, item: str) -> bool:
-    """Whether a copy of a loop's item is used: the loop reads it, or another name refers to it."""
-    loop, end = loops_around(stmt)[0], stmt.end_lineno or 0
-    below = any(use.lineno > end for use in uses(loop, item))
-    return not isinstance(stmt, ast.Expr) and (below or not _rebinds(stmt))
+    stmt: Any = loop.body[-1]
+    call: Any = getattr(stmt, "value", None)
+    copies = _is_transfer(call) and ast.unparse(call.func.value) == item
+    if whole not in names or not copies or not (isinstance(stmt, ast.Expr) or _rebinds(stmt)):
+        return {}
+    why = (_COPY if isinstance(stmt, ast.Expr) else _LOOP).format(ast.unparse(stmt), item, whole)
+    return {whole: _Lost(stmt, f"{whole}[{key}] = {ast.unparse(call)}", why)}

@@ -167,8 +167,7 @@ def write_fix(site: Site, above: Site, choice: Choice) -> Fix | None:
     wanted = [storages_in(part, site.at.reader) for part in site.odd]
     fix = _make_there(site, choice.target)
     fix = fix or sources.made_by_call(wanted, site.at, choice.target)
-    if fix is None and above is not site:
-        fix = _make_there(above, choice.target) or _move(above, choice)
+    fix = fix or _make_there(above, choice.target) or _move(above, choice)
     return fix or _move(site, choice)
 
 

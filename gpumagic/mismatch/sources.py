@@ -24,7 +24,6 @@ from gpumagic.usercode.frames import (
     FailedFrame,
     backward_of,
     definition,
-    first_name,
     function_of,
     loops_around,
     parents,
@@ -211,16 +210,17 @@ def made_by_call(wanted: Iterable[set[Any]], at: Operation, target: str) -> Fix 
     frame, wanted = at.reader.frame, [*wanted]
     for made in nodes_around(at.node, ast.Assign):
         function: Any = frame.scope.value(getattr(made.value, "func", made))
-        held = storages(frame.scope.value(made.targets[0]))
         function = function.forward if issubclass(type(function), nn.Module) else function
         owner: Any = getattr(function, "__self__", None)
-        if not issubclass(type(owner), nn.Module) or not any(w and w <= held for w in wanted):
+        code: Any = getattr(function, "__code__", None)
+        body = definition(code) if is_users(getattr(code, "co_filename", None)) else None
+        if body is None or not issubclass(type(owner), nn.Module):
             continue
-        code = getattr(function, "__code__", None)
-        there = {operand.full(tensor.device) for tensor in moving_tensors(owner)}
-        if code is not None and is_users(code.co_filename) and there == {target}:
+        held = storages(frame.scope.value(made.targets[0]))
+        there = {operand.full(parameter.device) for parameter in owner.parameters()}
+        if there == {target} and any(each and each <= held for each in wanted):
             where = frame.in_file(code.co_filename)
-            values, device = _results(definition(code)), "next(self.parameters()).device"
+            values, device = _results(body), "next(self.parameters()).device"
             edits = [edit for value in values for edit in with_device(value, where, device)]
             return around(where, edits, 0)
     return None
@@ -350,7 +350,8 @@ def can_be_bound(
     """Whether a line above `stmt` can rebind the operand without running the user's setters."""
     # An item of a list or dict is rebound only if the operation writes to the item (`written`).
     node, value = part.node, part.value
-    if first_name(part.text) in _bound_inside(node) or not can_precede(frame, stmt):
+    names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+    if names & _bound_inside(node) or not can_precede(frame, stmt):
         return False
     if part.kind == "module":
         return value is not None

@@ -29,7 +29,7 @@ from gpumagic.mismatch.explanation import (
 from gpumagic.mismatch.operation import Message, named_in, storages
 from gpumagic.moving.move import origin_of
 from gpumagic.usercode.files import label, source_of
-from gpumagic.usercode.frames import FailedFrame, statement, uses
+from gpumagic.usercode.frames import FailedFrame, parents, statement, uses
 
 _STATE = (
     "the optimizer's state stayed behind when the model moved; load_state_dict moves the state to "
@@ -262,14 +262,15 @@ def _drawn_on(node: Any, reader: operand.Reader, part: operand.Part) -> str | No
 
 def _made_on(part: operand.Part, node: Any, frames: list[FailedFrame], target: str) -> Fix | None:
     """Return the fix that makes the generator on `target`; None if other code uses it too."""
-    written = [ast.unparse(each.value) for each in node.keywords if each.arg == "device"]
+    given = [getattr(word.value, "id", "") for word in node.keywords if word.arg == "device"]
     for frame in frames:
         made = sources.assignments_of(part.value, frame) if part.value is not None else []
         value, text = (made[0].value, ast.unparse(made[0].targets[0])) if made else (part.node, "")
-        values = {t: frame.scope.value(ast.parse(t, mode="eval").body) for t in written}
-        known = [t for t in written if operand.device_of(values[t]) == torch.device(target)]
-        calls = sources.with_device(value, frame, next(iter(known), f'"{target}"'))
-        if len(uses(frame.tree or ast.Pass(), text)) < 2 and (fix := around(frame, calls, 0)):
+        reads = (next(parents(use), None) for use in uses(frame.tree or ast.Pass(), text))
+        draws = [each for each in reads if not isinstance(each, ast.Attribute)]
+        device = next((name for name in given if name in frame.parameters), f'"{target}"')
+        calls = sources.with_device(value, frame, device)
+        if len(draws) < 2 and (fix := around(frame, calls, 0)):
             return fix
         if not made and (edit := _made_again(part, frame, target)) is not None:
             return edit.fix(0)

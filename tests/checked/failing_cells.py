@@ -218,6 +218,11 @@ MADE_NAN = [
         "of a gradient",
     ),
     (
+        "torch.utils.checkpoint.checkpoint(\n    lambda w: (w.sqrt() * w).sum(), weights, "
+        "use_reentrant=False\n).backward()",
+        "from finite gradients, its backward pass makes",
+    ),
+    (
         "seen = images.clone()\nseen[0, 1] = float('nan')\n"
         "F.mse_loss(net(seen), torch.zeros(8, 10)).backward()",
         "F.mse_loss(net(seen), torch.zeros(8, 10)) (line 4): from input that already has nan or "

@@ -580,3 +580,37 @@ def test_a_function_of_one_line_in_a_class_is_tried_too_and_serves_any_device(ip
     ip.run("def step(net):\n    z = torch.ones(3)\n    return net.fc(z)")
     told = explained(ip.run("step(net)"))
     assert "torch.ones(3, device=net.fc.weight.device)" in told
+
+
+@pytest.mark.parametrize(
+    ("made", "read"),
+    [
+        ("X = torch.ones(3, 2)", "X = X * 2 + 1\nnet(X)"),
+        ("for X in [torch.ones(3, 2)]:\n    pass", "net(X)"),
+        ("X = torch.ones(3, 2)\nX += 1", "net(X)"),
+        ("Y = torch.ones(3, 2)\nX = Y", "net(X)"),
+        ("X = torch.ones(3, 2, device='cpu')", "net(X)"),
+    ],
+)
+def test_no_line_is_named_that_did_not_make_the_operand(ip, made, read):
+    ip.run("X, net = torch.zeros(3, 2), nn.Linear(2, 1).cuda()")
+    ip.run(made)
+    assert "made X on the CPU" not in explained(ip.run(read))
+
+
+def test_a_line_that_has_not_run_moved_no_model(ip):
+    ip.run("net, x = nn.Linear(2, 1), torch.ones(3, 2).cuda()")
+    assert "moves the module itself" not in explained(ip.run("net(x)\nnet.cpu()"))
+
+
+def test_a_comprehension_whose_items_move_has_no_line_above(ip):
+    ip.run("ws, y = [torch.ones(2), torch.ones(2)], torch.ones(2).cuda(1)")
+    told = explained(ip.run("out = [ws[i].add_(y) for i in range(2)]"))
+    assert "ws[i] = ws[i]" not in told
+
+
+def test_a_model_that_a_function_of_the_loop_moves_is_moved_in_each_pass(ip):
+    ip.run("net, xs = nn.Linear(2, 1).cuda(), torch.ones(2, 3, 2).cuda()")
+    ip.run("def save(m, device):\n    m.to(device)\n    return 0")
+    told = explained(ip.run("for x in xs:\n    net(x)\n    save(net, 'cpu')"))
+    assert "before line 2" in told
