@@ -328,8 +328,8 @@ def no_graph(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 def _in_phases(s: OutOfMemoryState, t: Trials, trial: CodeTrial) -> Iterator[Lever]:
     """Propose gradients in training only, as ``if phase == "train"`` may skip the backward pass."""
     every = {**s.namespace, **trial.names} if trial.rest.loops else {}
-    models = (n for n in names_read(ast.Module(trial.code, [])) if is_module(every.get(n)))
-    for name in [n for n in models if not every[n].training and [*every[n].parameters()]][:1]:
+    read = (n for n in names_read(ast.Module(trial.code, [])) if is_module(every.get(n)))
+    for name in [n for n in read if not every[n].training and [*every[n].parameters()]][:1]:
         code = f"torch.set_grad_enabled({name}.training)"
         yield from _no_grad(t, trial, f"{name} is in eval mode, without a backward pass", code)
 

@@ -241,7 +241,8 @@ def _earlier_cells(frame: FailedFrame) -> Iterator[_Written]:
     """Yield the code of the cells that ran before this one, the latest first."""
     numbers: dict[str, int] = getattr(getattr(shell(), "compile", None), "_filename_map", {})
     # Code that an editor runs silently has the number of the cell.
-    now = {file for file, n in numbers.items() if n == max(numbers.values())} | {frame.filename}
+    last = max(numbers.values(), default=0)
+    now = {file for file, number in numbers.items() if number == last} | {frame.filename}
     for file in sorted(numbers.keys() - now, key=lambda file: -numbers[file]):
         read = parsed(file)
         yield _Written(file, read.text, _own_nodes(read.tree), earlier=True)
