@@ -27,8 +27,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown or "run" not in args:
         known = {"help", "version", *vars(args)} - {"run", "enable", "notebook"}
         what = f"unexpected {unknown[0]}" if unknown else "a command is needed"
-        question = meant(what, map("--{}".format, known)) or "type gpumagic --help"
-        parser.error(f"{what}; {question}".rstrip())
+        cure = meant(what, map("--{}".format, known)) or "type gpumagic --help"
+        parser.error(f"{what}; {cure}".rstrip())
     try:
         return int(args.run(args))
     except GpuError as error:

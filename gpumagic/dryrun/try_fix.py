@@ -117,8 +117,10 @@ class _Trial:
             texts[fix.filename] = fix.apply(texts[fix.filename])
             run = self._dry(self._from_change(texts), texts, target=target)
             if run.error:
-                no_tensor = "has no attribute 'to'" in run.error and not every[1:]
-                found = replace(found, fix=None) if no_tensor else found
+                edited = range(fix.line, fix.line + len(fix.code.splitlines()))
+                here = run.error_at is not None and run.error_at.line in edited
+                if here and "has no attribute 'to'" in run.error and not every[1:]:
+                    found = replace(found, fix=None)  # the edit moves a container
                 break
             later = run.mismatches[0].explanation if run.mismatches else None
             fix = later.fix if later is not None else None

@@ -39,7 +39,7 @@ _BEFORE_CODE = re.compile(rf"""((?:[^\s'"]|{_QUOTED}|\s)*?)(?<!\S)--(?:\s+|$)"""
 _BLANKS = re.compile(rf"({_QUOTED})|\s*([,+=])(?:\s+(?!--))?")
 _BRACED = re.compile(rf"{_QUOTED}|(?<!\$)\{{([^\W\d]\w*)\}}")  # quoted text, or a name in braces
 # Names of GPU models for `--on`. Blanks in these names need no quotes, as in `--on A100 80GB`.
-_MODELS = (name for card in CARDS for name in (card.name, card.name.rpartition(" ")[0]))
+_MODELS = [name for card in CARDS for name in (card.name, card.name.rpartition(" ")[0])]
 _CARD = "|".join(sorted(_MODELS, reverse=True))
 _ON = re.compile(rf"--on\s+((?:{_CARD})(?:,(?:{_CARD}))*)(?!\S)", re.I)
 _NAMES = re.compile(rf"(?:{_QUOTED}|[^\s'\"])+")

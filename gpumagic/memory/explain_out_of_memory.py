@@ -130,11 +130,9 @@ def by_figures(s: OutOfMemoryState, t: Trials) -> tuple[str, list[Lever]] | None
 
 def levers(s: OutOfMemoryState, t: Trials, free: tuple[Any, ...]) -> list[Lever]:
     """Return the cheapest levers that let the cell fit; if there are none, levers that help."""
-    less: tuple[Any, ...] = (
-        *(changed_code.other_form, changed_code.other_values, keep_less, changed_code.on_host),
-        *(changed_code.collected, changed_code.frozen, changed_code.no_graph),
-        changed_code.settings,
-    )
+    less: tuple[Any, ...] = changed_code.other_form, changed_code.other_values, keep_less
+    less += changed_code.on_host, changed_code.collected, changed_code.frozen
+    less += changed_code.no_graph, changed_code.settings
     # If each pass of a loop keeps memory, freeing other memory only delays the error.
     first = (free, less) if t.loop is None else (less, free)
     found, enough = list[Lever](), list[Lever]()
@@ -198,9 +196,7 @@ def _unread(s: OutOfMemoryState, rest: frames.RestOfCode, lacking: int) -> list[
     at_top = rest.frame.at_top
     # Delete a function's variable, or one that a loop binds, only if the failed statement binds it.
     made = set[str]().union(*map(frames.stored, rest.loops)) if at_top else rest.made_before
-    needed = (s.read if at_top else rest.read) | (
-        made - frames.bound([rest.failed] if rest.failed else [])
-    )
+    needed = (s.read if at_top else rest.read) | (made - rest.made_now)
     free = {s.local(rest.frame, n): n for n in rest.frame.scope.local if n not in needed}
     gives = partial(s.alone, in_frames=not at_top)
     chosen: list[str] = []

@@ -1,9 +1,9 @@
-"""Find the caller that passed an operand, and lines that lost a copy of the operand.
+"""Find the caller that passed an operand, and lines that made, moved or lost a copy of it.
 
 An operand is a value that the failed operation uses, such as a tensor. The line ``x.to(device)``
 *loses a copy* of `x`, because no variable refers to the copy. Such a line may be in a failed frame,
-in a function that the frame called before, or in an earlier cell. In a loop, ``v = v.to(device)``
-also loses a copy if no later line of the loop uses `v`.
+in a function that the frame called before, or in an earlier cell. ``v = v.to(device)`` also loses a
+copy if it is the last line of a loop over a dict.
 """
 
 import ast

@@ -252,8 +252,7 @@ def _unknown(
     """Return the variables, such as `self` in `self.device`, that code at `line` cannot read."""
     unknown = _bound_later(line, site)
     if inside:
-        within = (node for node in parents(site.at.node) if isinstance(node, ast.expr))
-        unknown -= set[str]().union(*map(stored, within))
+        unknown -= sources.bound_inside(site.at.node)
     if not (in_class or not site.frame.at_top):
         return unknown
     # Code of a class may use only local names. A function may also use globals that it reads.

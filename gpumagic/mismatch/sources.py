@@ -7,7 +7,6 @@ moved, or the operand is an attribute of a module that `.to()` does not move.
 import ast
 import re
 import sys
-from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain, takewhile
 from typing import Any
@@ -205,9 +204,9 @@ def maker_of(part: operand.Part, at: Operation) -> ast.Assign | None:
     return made if call.factory or from_numpy or asked or movable else None
 
 
-def made_by_call(wanted: Iterable[set[Any]], at: Operation, target: str) -> Fix | None:
+def made_by_call(wanted: list[set[Any]], at: Operation, target: str) -> Fix | None:
     """Return a fix of the module's method that created these storages; None if there is none."""
-    frame, wanted = at.reader.frame, [*wanted]
+    frame = at.reader.frame
     for made in nodes_around(at.node, ast.Assign):
         function: Any = frame.scope.value(getattr(made.value, "func", made))
         function = function.forward if issubclass(type(function), nn.Module) else function
@@ -351,7 +350,7 @@ def can_be_bound(
     # An item of a list or dict is rebound only if the operation writes to the item (`written`).
     node, value = part.node, part.value
     names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
-    if names & _bound_inside(node) or not can_precede(frame, stmt):
+    if names & bound_inside(node) or not can_precede(frame, stmt):
         return False
     if part.kind == "module":
         return value is not None
@@ -369,7 +368,7 @@ def can_be_bound(
     return named and (frame.at_top or part.text in own_names)
 
 
-def _bound_inside(node: ast.AST) -> set[str]:
+def bound_inside(node: ast.AST) -> set[str]:
     """Return the names that comprehensions and lambdas around a node bind."""
     within = takewhile(lambda parent: not isinstance(parent, ast.stmt), parents(node))
     inner = [n for each in within if isinstance(each, OWN_SCOPES) for n in ast.walk(each)]

@@ -279,6 +279,11 @@ class RestOfCode:
         self.loops = loops_around(self.failed) if self.failed is not None else []
 
     @property
+    def made_now(self) -> set[str]:
+        """Return the names that the failed statement binds."""
+        return bound([self.failed]) if self.failed is not None else set()
+
+    @property
     def read_anywhere(self) -> set[str]:
         """Return the names that the code reads, including the part that has already run."""
         return set(names_read(self.frame.tree)) if self.frame.tree is not None else set()

@@ -614,3 +614,9 @@ def test_a_model_that_a_function_of_the_loop_moves_is_moved_in_each_pass(ip):
     ip.run("def save(m, device):\n    m.to(device)\n    return 0")
     told = explained(ip.run("for x in xs:\n    net(x)\n    save(net, 'cpu')"))
     assert "before line 2" in told
+
+
+def test_an_error_further_down_does_not_hide_a_fix(ip):
+    ip.run("net, x = nn.Linear(2, 1).cuda(), torch.ones(3, 2)")
+    told = explained(ip.run("y = net(x)\nz = [y]\nz.to('cpu')"))
+    assert 'y = net(x.to("cuda:0"))' in told
