@@ -116,22 +116,21 @@ class CodeTrial:
         self._step = 1 if rest.loops else 0  # added to the loop's integer variables in each pass
         whole: Any = self.frame.tree if self.frame.at_top and rest.failed is not None else None
         self._body: list[ast.stmt] = getattr(self._loop or whole, "body", [])
-        self._last = len(self._body)  # number of statements to follow, at the end of the body
         failed: Any = rest.failed
         ran = self._body.index(failed) if not self._loop and failed in self._body else 0
         again = rest.made_before & {*names_read(whole)} if ran else set[str]()
         # After `X = X.cuda()` or `del X`, the first `X` is gone, so do not repeat these lines.
-        if again or ast.Delete in map(type, self._body[:ran]):
-            self._last -= ran
+        skips = again or ast.Delete in map(type, self._body[:ran])
+        self._skipped = self._body[: ran if skips else 0]
         self._compiled = self._as_loop() if self._state.shortage.library == TORCH else None
 
     @property
     def code(self) -> list[ast.stmt]:
         """Return the statements that a dry run follows, as `Form.in_place` has changed them."""
-        return self._body[-self._last :]
+        return [stmt for stmt in self._body if stmt not in self._skipped]
 
     def reads(self, new: dict[str, str]) -> dict[ast.expr, ast.expr]:
-        """Map the places where the code reads variables to new expressions. `new`: by name."""
+        """Map the places where the code reads variables to the expressions in `new`, by name."""
         found = {name: frames.uses(ast.Module(self.code, []), name) for name in new}
         return {use: expression(new[name]) for name in new for use in found[name]}
 
@@ -279,7 +278,7 @@ class CodeTrial:
             return follow
 
         run = self._trials.follow(space, prepare)
-        # If the loop's number is in a file name, the next file may be missing: repeat the number.
+        # The loop's next number may name a file that is missing, so try with the same number twice.
         if self._step and getattr(run, "error", None):
             self._step = 0
             return self.tried(names, first=first, keep=keep, within=within, form=form)

@@ -131,6 +131,12 @@ def test_the_replacement_gives_the_same(small, shown, case):
     torch.testing.assert_close(small.ns["out"].cpu(), expected, atol=1e-3, rtol=1e-3)
 
 
+def test_lines_above_that_cannot_run_again_are_left_out(small, shown):
+    small.run(f"{START}\nD = 'cuda'\n{HEADS}\ntemporary = 1")
+    small.run("del temporary\ns = q @ k.mT\nw = s.softmax(-1)\nout = w @ v")
+    assert "scaled_dot_product_attention(q" in shown.pop().levers[0].do
+
+
 def test_dropout_without_a_number_has_torchs(small, shown):
     small.run(f"{START}\nD, learns = 'cuda', True\n{HEADS}\ndel m")
     small.run(ATTENTION.format("* 2", "F.dropout(scores.softmax(-1), training=learns)").strip())
