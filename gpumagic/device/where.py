@@ -166,7 +166,7 @@ def _by_uuid(asked: str, devices: Sequence[Device]) -> Device:
         uuids = " and ".join(str(device.uuid) for device in found[:2])
         raise GpuError(f"{asked} matches {len(found)} UUIDs: {uuids}; type more of the UUID")
     uuids = ", ".join(f"{device.label} is {device.uuid}" for device in devices if device.uuid)
-    raise _NotHere(asked, uuids or there_is([]))
+    raise _NotHere(asked, uuids or there_is(devices))
 
 
 def _freest(devices: Sequence[Device]) -> Device:

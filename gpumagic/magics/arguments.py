@@ -150,7 +150,7 @@ def filled(line: str) -> str:
 
 def checked(magic: str, line: str) -> Namespace:
     """Parse a magic's line; raise UsageError if it is invalid or its options conflict."""
-    found = parse(magic, line if magic.endswith("gpumem") else filled(line))
+    found = parse(magic, line if magic.endswith(("gpumem", "ongpu")) else filled(line))
     for mistake in _mistakes(magic, found):
         raise UsageError(f"{magic}: {mistake}")
     return found

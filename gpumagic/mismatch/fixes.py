@@ -133,7 +133,7 @@ def _heaviest(found: Operation) -> str:
 
 
 def _move_owners(choice: Choice, frames: list[FailedFrame]) -> Fix | None:
-    """Return the fix that moves the module to which all operands to move belong; or None."""
+    """Return the fix that moves the one module that owns all of `choice.odd`; or None."""
     owners = [sources.owner_of(part, frames, choice.target) for part in choice.odd]
     found = {each[1].text: each for each in owners if each}
     if choice.target == "cpu" or None in owners or len(found) != 1:
@@ -255,7 +255,7 @@ def _unknown(
         unknown -= sources.bound_inside(site.at.node)
     if not (in_class or not site.frame.at_top):
         return unknown
-    # Code of a class may use only local names. A function may also use globals that it reads.
+    # In a class, use only local names. In a function, also globals that it already reads.
     code = ast.walk(function_of(site.at.node) or line)
     used = {node.id for node in code if isinstance(node, ast.Name) and not in_class}
     return unknown | ({*map(first_name, names)} - {*site.frame.scope.local, *used})
@@ -277,7 +277,7 @@ def _bound_later(line: ast.stmt, site: Site) -> set[str]:
     bound = [n for n in ast.walk(function_of(line) or line) if isinstance(n, ast.Name)]
     bound = [n for n in bound if isinstance(n.ctx, ast.Store)]
     again = {n.id for n in bound if line.lineno <= n.lineno < site.at.node.lineno}
-    known = {n.id for n in bound if n.lineno < line.lineno} - again | {*site.frame.parameters}
+    known = ({n.id for n in bound if n.lineno < line.lineno} | {*site.frame.parameters}) - again
     return {n.id for n in bound} - known
 
 

@@ -137,7 +137,8 @@ def _percent(part: float | None, whole: float) -> str:
 
 def _columns(profile: CellProfile) -> list[Column]:
     whole = sum(line.host for line in profile.lines)
-    rows = [_cells(line, whole) for line in profile.lines]
+    if not (rows := [_cells(line, whole) for line in profile.lines]):
+        return []
     places, code, html, dearest, *numbers = map(list, zip(*rows, strict=True))
     number = partial(Column, number=True)
     source = Column("source", code, fit="cut", notes=dearest, css="gm-code", html=html)

@@ -30,7 +30,7 @@ from gpumagic.telemetry.host import MemoryGroup
 from gpumagic.usercode.files import in_cell, is_users
 
 SMALL = 2**17
-"""Tensors of at most this many elements are created without a check of the free memory."""
+"""Before tensors of at most this many elements are created, the free memory is not checked."""
 _UNCOUNTED, _LEAST = 16 * 2**20, 64 * 2**10
 """After `_UNCOUNTED` allocated bytes, the numbers are updated from the log. To keep the log short,
 each allocation counts as at least `_LEAST` of these bytes."""
@@ -108,8 +108,8 @@ class MemoryAccount:
         self._row: Any = row
         self._lock = threading.RLock()  # reentrant, because a finalizer may read the numbers
         self._live: dict[int, Allocation] = {}  # keeps weak references alive
-        # Each allocation is logged when it is made and when its owner dies, on any thread. Its weak
-        # reference calls a C function, because Python drops an interrupt during a Python callback.
+        # Each allocation is logged when it is made and when its owner dies, on any thread. The weak
+        # reference's callback is in C, because an interrupt in a Python callback would be lost.
         self._log: deque[Allocation] = deque()
         self._note: Callable[[Any], None] = self._log.append
         self._room = -1  # bytes that may be allocated before the log must be counted
@@ -119,7 +119,7 @@ class MemoryAccount:
     def charge(self, owner: Any, nbytes: int, depth: int = 1) -> None:
         """Count `nbytes` as allocated until `owner` dies; raise an error if they do not fit.
         The search for the user's code begins `depth` frames above this function."""
-        # A kernel evicts this object from the CPU's caches, so `_count` does what can wait.
+        # A kernel evicts this object from the CPU's caches, so work that can wait is in `_count`.
         room = self._room - max(nbytes, _LEAST)
         if room < 0:
             self._make_room(nbytes)
@@ -159,7 +159,7 @@ class MemoryAccount:
             raise self.out_of_memory(segment_for(in_blocks(nbytes)))
 
     def pass_through(self, sizes: list[int]) -> None:
-        """Allocate one block of each size, then free all of them; or none, if they do not fit."""
+        """Allocate a block of each size, then free all. Raise an error if they do not fit."""
         if self._room < sum(sizes) + len(sizes) * _LEAST:
             self._make_room(sum(sizes))
         for buffer, nbytes in [(_Buffer(), nbytes) for nbytes in sizes if nbytes]:
@@ -317,7 +317,7 @@ _OUT_OF_MEMORY = (
 def _readable(nbytes: int) -> str:
     """Format a size as CUDA's allocator does."""
     for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        if nbytes >= unit:
+        if nbytes > unit:  # the allocator formats 1 GiB as "1024.00 MiB"
             return f"{nbytes / unit:.2f} {name}"
     return f"{nbytes} bytes"
 
