@@ -85,9 +85,9 @@ cluster_needed = partial(library_needed, "ipyparallel", install='"gpumagic[clust
 
 
 class CrossDeviceWarning(UserWarning):
-    """Warn of an implicit copy between devices, or of an implicit wait for a GPU.
+    """Warn of a line that repeatedly copies between devices, or repeatedly waits for a GPU.
 
-    Examples are `.item()` and indexing with a mask. Each line of a cell warns once. To ignore these
+    An example is `.item()` in a loop. In a cell, each line warns at most once. To ignore these
     warnings: ``warnings.simplefilter("ignore", gpumagic.CrossDeviceWarning)``.
     """
 

@@ -24,7 +24,7 @@ _SETTINGS = {
 _MARKER = 'gpus(number=1, memory="8GiB"): the test needs these GPUs; virtual ones if there are none'
 _TYPED = 'gpus(2, memory="8GiB")'
 _EXAMPLE = "type for example: pytest --virtual-gpus 2 --virtual-gpu-memory 8GiB"
-_HIDE = "set CUDA_VISIBLE_DEVICES= to test on virtual GPUs"
+_HIDE = 'set CUDA_VISIBLE_DEVICES="" to test on virtual GPUs'
 _owner = pytest.StashKey[object]()  # what turned virtual GPUs on: "run" (the options) or a marker
 
 

@@ -23,7 +23,7 @@ from gpumagic.usercode.files import innermost
 from gpumagic.usercode.values import defined_in, is_tensor
 from gpumagic.usercode.variables import own_variables, variables_read
 
-_NO_LIBRARIES = ("torch", "builtins", "__main__")  # none of their types is another library's array
+_NO_LIBRARIES = ("torch", "builtins", "__main__")  # these define no other library's arrays
 _NOTHING = "the cell allocated nothing there"
 LEAST_S = 1.0  # a report says `_NOTHING` only of cells that took at least this many seconds
 
@@ -90,23 +90,23 @@ class _Share:
         places = dict.fromkeys(map(self.framework.where, self.made.values()))
         if not places or any(device in place.split(" + ") for place in places):
             return ""
-        return f"all arrays that it created are on {', '.join(places)}"
+        return f"all arrays that the cell created are on {', '.join(places)}"
 
     def _by_allocations(self, device: Device, entries: Sequence[Entry]) -> str:
         made = {memory.device: memory.allocations for memory in self.memory}
         here = made.pop(str(device), 0) - sum(map(len, self.batches))
         others = sum(made.values())
         if here > 0:
-            part = round(100 * others / (here + others))
-            return f"{part} % of its allocations were on {', '.join(made)}" if others > here else ""
+            part = f"{round(100 * others / (here + others))} % of the cell's allocations"
+            return f"{part} were on {', '.join(made)}" if others > here else ""
         if others:
             return f"all work was on {', '.join(made)}"
         of = self.framework
         on_cpu = sum(of.nbytes(array) for array in self.made.values() if of.where(array) == "cpu")
         read = sum(entry.nbytes for entry in entries if entry.kind == "copy")
-        # New CPU arrays of exactly as many bytes as the cell copied count as copies of GPU results.
-        # If variables stayed and none moved, the CPU did the work. If some moved, the cell may have
-        # changed those in place, without an allocation.
+        # If the new CPU arrays have exactly as many bytes as the cell copied, assume that they are
+        # copies of GPU results. If variables stayed and none moved, the CPU did the work. If some
+        # moved, the cell may have changed the moved variables in place, without an allocation.
         stayed = self.moves.left and not self.moves.moved
         return "all work was on cpu" if stayed or on_cpu not in (0, read) else ""
 
@@ -357,7 +357,7 @@ class Run:
         if {*said} == {_NOTHING}:
             return _NOTHING if self._seconds >= LEAST_S and not self._reads_there() else ""
         found = [sentence for sentence in said if sentence not in (None, _NOTHING)]
-        left = "" if self._move else ", where --no-move left its data"
+        left = "" if self._move else ", where --no-move left the cell's data"
         return found[0] + left if found and all(found) else ""
 
     def _reads_there(self) -> bool:

@@ -140,7 +140,7 @@ class NanFinder:
                 flaw = _new_flaw(before := _flaws(given), _flaws(made))
                 half = any(getattr(each, "dtype", None) == torch.float16 for each in made)
                 if flaw and not (self._scaled and (before or half)):
-                    text = f"{name} before " if earlier else ""
+                    text = f"{name}, recorded before " if earlier else ""
                     place = files.line_at(code, at).place
                     why = "from finite gradients"
                     if _flaws(_saved(torch._C._current_autograd_node())):
@@ -171,7 +171,7 @@ def _saved(node: Any) -> list[Any]:
     """Return the tensors that an autograd node has saved of its input."""
     found, names = list[Any](), [name for name in dir(node) if name.startswith("_saved_")]
     for name in names if "_saved_result" not in names else ():
-        with suppress(Exception):  # a checkpoint allows no second look
+        with suppress(Exception):  # a checkpoint's saved tensors can be read only once
             found.append(getattr(node, name))
     return [each for each in found if isinstance(each, Tensor)]
 

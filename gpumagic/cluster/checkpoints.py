@@ -118,7 +118,7 @@ def _optimizer(optimizer: Optimizer, saved: dict[str, Any]) -> State:
 
 
 def _fixed(value: Any) -> Any:
-    """Return what must match: the parameters' numbers of each group, or a whole entry."""
+    """Return the part of an entry to compare: each group's parameter numbers, or all of it."""
     return [each["params"] for each in value] if isinstance(value[0], dict) else value
 
 

@@ -186,7 +186,7 @@ async def stop_elsewhere(cluster: Any) -> None:
 
 
 def take_place(environment: MutableMapping[str, str]) -> None:
-    """Set an engine's rank, number of CPU threads and only visible GPU in its environment."""
+    """Set in an engine's environment its rank, its number of CPU threads and its one GPU."""
     rank, local = _RANKS[environment[_LAUNCHER]]
     environment["RANK"], environment["LOCAL_RANK"] = environment[rank], "0"  # one GPU is visible
     share = (os.cpu_count() or 1) // int(environment[_HERE])

@@ -120,7 +120,7 @@ class DeviceThread:
         return [name for name, count in now.items() if count != self._versions[name]]
 
     def close(self, *, failed: bool) -> None:
-        """End the thread. Delete its variables only if `failed`: gathered functions use them."""
+        """End the thread. Keep its variables unless `failed`: gathered functions may read them."""
         self.worker.close()
         # After a failure, empty the dict of variables, because the error's frames keep it alive.
         self.copies.close(emptied=failed)

@@ -85,7 +85,7 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
             self.dump(value)
 
     def read(self, names: Iterable[str]) -> dict[str, Any]:
-        """Return copies by name, for `names` in the order of `write`. Needs the copied storages."""
+        """Return copies by name; `names` has the order of `write`. Copy all storages before."""
         self._stream.seek(0)
         reader: Any = pickle.Unpickler(self._stream)
         reader.persistent_load = self._originals.__getitem__
@@ -153,9 +153,9 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
         return type(function) is types.FunctionType and self._is_space(function.__globals__)
 
     def is_ours(self, kind: type) -> bool:
-        """Whether a class or one of its bases is defined in the notebook."""
+        """Whether the notebook defines a class or one of its bases; False for classes to share."""
         if kind not in self._ours:
-            # Share enums, compared by identity, and ctypes classes, which cannot be copied.
+            # Code compares enums by identity, so they are shared. ctypes classes cannot be copied.
             stays = comes_from(kind, "enum.Enum", "_ctypes.Structure", "_ctypes.Array")
             ours = not (stays or self._storages.others.know(kind))
             self._ours[kind] = ours and any(map(self._is_from_here, kind.__mro__))

@@ -31,7 +31,7 @@ class Stretch:
     first: int  # address of the first element
     start: int  # lowest address to copy
     stop: int  # address after the last byte to copy
-    device: Any = None  # None without torch
+    device: Any = None  # the source's device; None without torch
     home: Any = None  # the copy's device
 
 

@@ -43,7 +43,7 @@ class CopiedVariables:
         self.notes: tuple[str, ...] = ()
         self.left: list[Left] = []  # values whose tensors stay on their devices, such as datasets
         self.function = function
-        # Variables that the code does not read are shared. torch's modes need `__builtins__`.
+        # Variables that the code does not read are shared. Dispatch modes look up built-ins here.
         self.globals = {"__builtins__": builtins, **namespace}
         self.storages = StorageCopier(others)
         values = {n: namespace[n] for n in names if n in namespace and n != "__builtins__"}
@@ -133,7 +133,7 @@ def place(stack: ExitStack, device: "torch.device", space: dict[str, Any]) -> No
 
 
 class Trial:
-    """Run a program on one device, with copies of the variables that it reads, except `values`."""
+    """Run a program on one device. Copy the variables that it reads, but set those in `values`."""
 
     # `set_up` sets this function, which runs the code once for each item of an iterable.
     loop: Callable[[Iterable[None]], object]

@@ -38,8 +38,8 @@ from gpumagic.usercode.files import UserLine, expression, in_cell, is_users, lin
 
 class Calls(TorchFunctionMode):
     """Answer calls that need data. The function `fake` turns a real tensor into a fake, in place.
-    With `guesses`, most numbers that code reads from tensors become 1, so that the run continues.
-    Conditions on tensors become False; for those of the user's code, `guesses` gets the reason."""
+    Unless `guesses` is None, most numbers that code reads from tensors become 1, and conditions on
+    tensors False. For a condition in the user's code, `guesses` is called with the reason."""
 
     def __init__(
         self, fake: Callable[[Tensor], object], crossings: Crossings, guesses: Any
@@ -150,16 +150,16 @@ class Calls(TorchFunctionMode):
 
 
 class DataOnHost(TorchFunctionMode):
-    """Keep data on the CPU. Move a part of the data to the GPU only when the code reads the part.
+    """Try a change: data stay on the CPU, and a part moves to the GPU when the code reads the part.
 
-    Data are the tensors in `held`. If the code moves another tensor to the GPU, this tensor is data
-    if a line in `at` (a file and a range) moves it, or if it has at least `least` bytes.
+    Data are the tensors in `held`. A tensor that the code would move to the GPU is also data if a
+    line in `at` (a file and a range of lines) moves it, or if it has at least `least` bytes.
     """
 
     def __init__(self, held: list[Tensor], at: tuple[str, range], least: int, note: Any) -> None:
         super().__init__()
         self._at, self._least, self._note = at, least, note
-        # By id: a tensor, the bytes of the data, the line that reads a part (or None), and the GPU.
+        # By id: a tensor, the bytes of its whole data, the line that read it as a part, its GPU.
         self._known: dict[int, tuple[Tensor, int, UserLine | None, Any]] = {}
         for each in held:
             self._known[id(each)] = each, each.nbytes, None, each.device
@@ -240,7 +240,7 @@ _PARTS_OF_DATA = 4  # a part has at most one fourth of the data's bytes
 
 
 def _expression(index: str = "") -> UserLine | None:
-    """Return the user's line with the running expression. Append `index` inside its ``[…]``."""
+    """Return the user's line; its source is the running expression: ``x[i.cpu()]`` for `.cpu()`."""
     if (frame := user_frame(sys._getframe(1))) is None:
         return None
     line, text = line_at(*in_cell(frame)), expression(*in_cell(frame))

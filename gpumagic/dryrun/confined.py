@@ -168,7 +168,7 @@ _NO_NEW_PRIVILEGES, _SECCOMP, _FILTER = 38, 22, 2
 _LOAD, _IS, _RETURN = 0x20, 0x15, 0x06
 _ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | errno.EACCES
 # For each architecture: its number, the system calls that are always refused, and the calls that
-# are refused for other processes. They change files or priorities, send data or access processes.
+# are refused if they act on another process. All change files, send data, or affect processes.
 _CALLS: dict[str, tuple[int, tuple[int, ...], tuple[int, ...]]] = {
     "x86_64": (
         0xC000003E,

@@ -97,7 +97,7 @@ class Operators(TorchDispatchMode):
             return self._one(func, name, args, kwargs or {})
 
     def _one(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run and count an operator that is not composite."""
+        """Run an operator without decomposing it; count the copies and memory that it makes."""
         self._before(func, name, args)
         replaced = self._replaced(func, name, args)
         out = self._run(func, name, args, kwargs)
@@ -108,7 +108,7 @@ class Operators(TorchDispatchMode):
                 self._held.add(tensor, replaced)
                 whole = tensor.dtype == torch.long and tensor.device.type == "cpu"
                 if self._guesses and name in _ITEMS and whole and tensor.numel() == 1:
-                    with suspended():  # guess 1, so that values computed from 1 are known
+                    with suspended():  # guess 1; torch then computes with this constant
                         tensor.constant = torch.ones(tensor.shape, dtype=torch.long)
         if (rule := RULES.get(name)) and isinstance(args[0], Tensor) and args[0].is_cuda:
             device = args[0].device
@@ -181,8 +181,8 @@ class Operators(TorchDispatchMode):
         for nodes, names, certain in _IN_PLACE if of_node else ():
             if {name, overload} & names and nodes.match(number[0]):
                 return first, certain
-        # The engine adds later gradients to the first gradient in place. An earlier node made
-        # the first, so `of_node` is False. If it is a view or expanded, the sum gets new memory.
+        # To sum a tensor's gradients, the engine adds to the first one in place. An earlier node
+        # made this gradient (`of_node` is False). If it is a view or expanded, the sum is new.
         if overload != "add.Tensor" or of_node or torch.is_grad_enabled() or first._is_view():
             return None
         return (first, False) if first.nbytes == first.untyped_storage().nbytes() else None

@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
-# Import this module now: `suspended` reads a class from it, which fails if it is half imported.
+# Import this module now. In a dry run, its import calls `suspended`, which needs this module.
 import torch._subclasses.schema_check_mode
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
@@ -36,7 +36,7 @@ raised: list["Stopped"] = []  # recorded, because a bare `except:` may swallow a
 
 
 class Stopped(BaseException):
-    """End a dry run. It is no `Exception`, so the user's `except Exception` does not catch it."""
+    """End a dry run. The class is no `Exception`, so a user's `except Exception` has no effect."""
 
     def __init__(self, reason: str, where: UserLine | None = None) -> None:
         super().__init__(reason)

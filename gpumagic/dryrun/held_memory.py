@@ -1,7 +1,7 @@
 """Count the memory that a run would allocate on each device, and compare it with GPU models.
 
 A storage counts once, until nothing refers to it. Sizes are rounded as on CUDA. Workspaces of
-libraries are not counted, so a peak is a lower bound. A `Card` is a GPU model, empty at the start.
+libraries are not counted, so a peak is a lower bound. A `Card` is a GPU model with all memory free.
 """
 
 import sys
@@ -97,7 +97,7 @@ class HeldMemory:
         if nbytes and device.startswith("cuda"):
             new.address, new.size = self._allocators[device].allocate(nbytes)
         self.now[device] = self.now.get(device, 0) + new.size
-        # Ignore `existing` on the CPU, where callers set `existing` for the dry run's tensors too.
+        # Ignore `existing` on the CPU: `Fakes` also sets it for tensors that the code has created.
         if existing and self._begun and device != "cpu":
             self.start[device] = self.start.get(device, 0) + new.size
             self.most[device] = self.most.get(device, 0) + new.size

@@ -182,9 +182,9 @@ def _on_cards(run: DryRun) -> Iterator[str]:
     at_least = "" if run.complete else "at least "
     yield f"needs {at_least}{size(run.cards[0].needed)}; {'; '.join(map(_on_card, run.cards))}"
     for known in (each.card for each in run.cards):
-        total = f"{size(known.total)}{' by torch' if known.reported else ' by its name'}"
+        total = f"{size(known.total)} according to {'torch' if known.reported else 'its name'}"
         yield (
-            f"{known.name}: {total}, less estimates of {size(CONTEXT)} for CUDA's context "
+            f"{known.name}: {total}, minus an estimated {size(CONTEXT)} for CUDA's context "
             f"and {size(known.workspace)} for cuBLAS"
         )
 

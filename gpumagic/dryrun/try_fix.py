@@ -92,7 +92,7 @@ class _Trial:
         return (gpus & used).pop() if alone else ""
 
     def with_fewest_edits(self, found: Explanation, error: Any) -> Explanation:
-        """Return the fix with the fewest edits: this one, or one for another GPU or function."""
+        """Return `found` or another explanation, by fewest repeated copies, then fewest edits."""
         best, (copies, count) = self._completed(found)
         gpus = {device for each in found.operands for device in each.devices} - {"cpu"}
         until = time.monotonic() + _MOST * _LIMIT_S

@@ -96,24 +96,24 @@ def panel(fit: Fit) -> dict[str, object]:
 def _answer(fit: Fit, found: Largest) -> str:
     """Return a sentence: ``batch = 384 is the largest that fits on cuda:0: it needs …``."""
     where = f"{found.where} (virtual)" if found.virtual else found.where
-    spare = f"of {size(found.free)} free"
+    free = f"{size(found.free)} free"
     if not fit.tried:
         return f"no result: no value of {fit.name} ran to its end on {where}"
     if found.value is None:
         least = fit.tried[0]
-        needs = "ran out of memory," if least.ran is False else f"needs {size(least.needed)}"
-        return f"no {fit.name} fits on {where}: {fit.name} = {least.value} {needs} {spare}"
+        needs = "ran out of memory with" if least.ran is False else f"needs {size(least.needed)} of"
+        return f"no {fit.name} fits on {where}: {fit.name} = {least.value} {needs} {free}"
     best = next(tried for tried in fit.tried if tried.value == found.value)
     kind = {True: ", with its backward pass", False: ", without a backward pass", None: ""}
     how = "a run confirms it" if found.confirmed else "predicted, not run"
-    needs = f"it needs {size(best.needed)} {spare}; {how}"
+    needs = f"needs {size(best.needed)} of {free}; {how}"
     if fit.values and found.value == fit.values[-1]:
-        return f"all fit on {where}{kind[fit.trains]}, up to {fit.name} = {found.value}: {needs}"
+        return f"all values fit on {where}{kind[fit.trains]}; {fit.name} = {found.value} {needs}"
     words = f"{fit.name} = {_how_sure(fit, found.value)}"
     power = 1 << max(int(found.value).bit_length() - 1, 0)
     below = 2 < power < found.value and power in fit.values
     also = f"; the power of two below: {power:_}" if below else ""
-    return f"{words} on {where}{kind[fit.trains]}: {needs}{also}"
+    return f"{words} on {where}{kind[fit.trains]}: it {needs}{also}"
 
 
 def _how_sure(fit: Fit, value: float) -> str:

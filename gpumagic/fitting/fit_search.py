@@ -184,7 +184,7 @@ class Search:
             raised += [run.error] if run.error else []
             self._ended[value] = [*raised, *(str(each) for each in run.unknown if each.ended)][0]
             self._raises |= {value} if raised else set()
-        # The next dry run may take 3 times as long, but at least `_FAR_S` and at most `LIMIT_S`.
+        # Stop the next dry run after 3 times this one's seconds, within `_FAR_S` to `LIMIT_S`.
         self._limit = min(LIMIT_S, max(_FAR_S, 3 * run.seconds))
 
     def _subject(self, value: float) -> Subject:
@@ -282,8 +282,8 @@ def largest(
     values: Sequence[float], need: Need, limit: float, *, near: float = 0, from_below: bool = False
 ) -> float | None:
     """Return the largest of `values` with `need(value) <= limit`; None if there is none."""
-    # `values` ascend from above 0. `need` must not decrease. After six tries, the result may be too
-    # small by less than the fraction `near`. `from_below` avoids values far above the result.
+    # `values` are positive and ascending. `need` must not decrease. After six tries, the result may
+    # be too small by less than the fraction `near`. `from_below` tries no value far above it.
     if need(values[0]) > limit:
         return None
     low, high = _doubled(values, need, limit) if from_below else (0, len(values) - 1)

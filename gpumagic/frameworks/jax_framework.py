@@ -1,6 +1,6 @@
 """Support JAX's devices, arrays, pytrees and memory, and Flax NNX's objects.
 
-JAX's functions return before a device has finished. So `wait` queues a computation on each device.
+JAX works asynchronously. `wait` queues one more computation on each device, and waits for its end.
 Virtual GPU k is logical device k + 1 of the CPU; `jax.devices("gpu")` returns the virtual GPUs.
 """
 
@@ -159,7 +159,7 @@ class Jax(ArrayFramework):
         return None if treedef_is_leaf(treedef) else (children, treedef.unflatten)
 
     def knows(self, kind: type) -> bool:
-        """Whether the class is registered as a pytree. A copy of it would not be registered."""
+        """Whether the class is registered as a pytree, but a copy of the class would not be."""
         if comes_from(kind, "flax.nnx.Pytree"):  # Flax also registers copies of a class
             return False
         try:
@@ -229,7 +229,7 @@ class Jax(ArrayFramework):
             for part, array in ((p, array) for p in parts for array in parts[p]):
                 where[part][self.where(array)] += array.nbytes
             there = {*chain.from_iterable(where.values())}
-            # A caller may pass one container for all devices, which is no evidence.
+            # Skip a caller if an operand has arrays on several devices: the call may use only one.
             whole = n == 0 or all(len(devices) == 1 for devices in where.values())
             if len(there) > 1 and said <= there and whole:
                 return _explained(frame, node, parts, where)

@@ -55,8 +55,8 @@ def torch_itself() -> Framework:
 
 
 def needed_by(named: set[str], namespace: Mapping[str, Any]) -> list[Framework]:
-    """Return the frameworks of the packages in `named`, and of variables in `namespace`.
-    Frameworks of `named` are imported here. Frameworks of variables are imported already."""
+    """Return the frameworks, except torch, that packages `named` or variables in `namespace` use.
+    Import the frameworks of `named`; the frameworks of variables are already imported."""
     # Omit frameworks that only a library uses: starting such a framework would take memory.
     for module, packages in _PACKAGES.items():
         if named & packages:

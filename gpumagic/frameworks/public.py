@@ -63,7 +63,7 @@ def try_all_gpus() -> list[Any]:
 
 
 def needed_in(namespace: dict[str, Any], what: str) -> Needed:
-    """Return the frameworks that code with this namespace uses; GpuError if it uses none."""
+    """Return the frameworks that this namespace uses, else a default; GpuError if there is none."""
     needed = Needed(None, namespace)
     if needed.others and not holds(namespace, {"torch"}):
         needed.torch = False  # only other code imported torch, such as gpumagic's virtual GPUs
@@ -252,7 +252,7 @@ def explain(
 @contextmanager
 def explained_at_once(device: str) -> Iterator[None]:
     """If the `with` block raises an error, explain the error while the variables still exist.
-    If the same code runs on several devices, `device` is this run's; the fix then names none."""
+    If the code runs on several devices in turn, pass this run's `device`; fixes do not name it."""
     try:
         yield
     except Exception as error:

@@ -28,14 +28,14 @@ def advise(entry: Entry) -> Advice | None:
     """Return advice on a copy, or on an operation that ran on an unwanted device; else None."""
     if entry.kind == "placement":
         where = "the CPU" if entry.destination == "cpu" else entry.destination
-        return Advice(f"asked for {own(entry.source)[1:]}, but is on {where}: {_SOFT}")
+        return Advice(f"asked for {own(entry.source)[1:]}, but the result is on {where}: {_SOFT}")
     if entry.operator in ("operand", "assign"):
         put = f"with tf.device('{own(entry.destination)}'): … = tf.identity(…)"
         where = "in host memory" if entry.source == "cpu" else f"on {entry.source}"
         text = f"an operand is {where}: make it on {entry.destination}, or copy it once, {put}"
         return Advice(text, entry.count)
     if entry.operator == "tf.function":
-        text = f"each call copies it: give the function tensors on {entry.destination}"
+        text = f"each call copies an operand: give the function tensors on {entry.destination}"
         return Advice(f"{text}, and make its variables there", entry.count)
     if entry.operator == "batch" and entry.calls >= OFTEN:
         there = f"tf.data.experimental.prefetch_to_device('{own(entry.destination)}')"

@@ -235,7 +235,7 @@ class TensorFlow(ArrayFramework):
             found = operands(node, frame, lambda value: [value] if _variables(value) else [])
             model = next((held[0] for _, held in found), None)
             home = there if model is None else self.where(model)
-            # A failed `fit` may have created the optimizer's variables: then no device works.
+            # A failed `fit` may leave the optimizer's variables elsewhere: advise a new optimizer.
             state = getattr(model, "optimizer", None)
             again = _AGAIN if _variables(state) and self.where(state) != home else ""
             there = f" in a cell of %%ongpu {home}{again}, or" if "+" not in home else ""

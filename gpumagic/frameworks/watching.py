@@ -47,7 +47,7 @@ class watch:
     >>> w.ledger.transfers, w.ledger.waits, w.ledger.nbytes
     (10, 10, 81920)
     >>> w
-    10 transfers: 80.0 KiB to cuda:0; 10 waits at line 3: `net(x.to("cuda:0")).sum().item()`
+    10 transfers: 80.0 KiB to cuda:0 at line 3: `x.to("cuda:0")`; 10 waits at line 3: …
     """
 
     def __init__(

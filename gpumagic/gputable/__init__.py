@@ -40,7 +40,7 @@ class Holder:
 def split(
     gpu: GpuSample, processes: Iterable[ProcessSample], gpus: Iterable[GpuSample] = ()
 ) -> dict[str, int] | None:
-    """Return a GPU's used and reserved bytes by owner, also on its MIG devices; None if unknown."""
+    """Return the bytes used and reserved on a GPU and its MIG devices by owner; None if unknown."""
     if gpu.memory_total is None or gpu.memory_used is None:
         return None
     parts = dict.fromkeys(OWNERS, 0)

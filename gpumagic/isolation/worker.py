@@ -30,7 +30,7 @@ class Quiet:
             swap_attribute(self._patches, owner, name, _Dropping(getattr(owner, name), self))
 
     def __exit__(self, *error: object) -> None:
-        self._patches.close()  # does not restore what the timed code replaced itself
+        self._patches.close()  # keeps a stream that the timed code has put in place of ours
 
     @contextmanager
     def lifted(self) -> Iterator[None]:

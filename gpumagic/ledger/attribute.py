@@ -207,10 +207,10 @@ class Alarm:
         if place in self._lines:
             return
         self._lines.add(place)
-        # Python's registry of past warnings would hide an equal warning in a later cell.
         advice = advise(count.entry(at_least=2))
         said = words(count) + " again and again" * bool(count.count)
         said += f"; {advice.text}" if advice else ""
+        # Use an empty registry: Python's would hide an equal warning in a later cell.
         warnings.warn_explicit(said, CrossDeviceWarning, *place, registry={})
 
 

@@ -245,7 +245,7 @@ class Tally:
 
     virtual: bool = False  # whether the devices are virtual
     counts: dict[tuple[Any, ...], Count] = field(default_factory=dict)  # by call and instruction
-    _lock: Any = field(default_factory=threading.RLock)  # reentrant, as finalizers may copy
+    _lock: Any = field(default_factory=threading.RLock)  # reentrant: finalizers may call `add`
 
     def add(self, key: tuple[Any, ...], new: Count) -> Count:
         """Return the count under `key`; if there is none, add and return `new`."""

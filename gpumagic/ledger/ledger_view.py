@@ -74,7 +74,7 @@ def advise(entry: Entry) -> Advice | None:
 
 _CHECKS = "the distribution checks its arguments; validate_args=False turns this off"
 _BY_DATA = (
-    "the size of its result depends on the data: do it once, before the loop; instead of a mask, "
+    "the result's size depends on the data: compute it once, before the loop; instead of a mask, "
     "torch.where(mask, x, 0) keeps the size and does not wait"
 )
 _PIN = "pin the host's memory: x.pin_memory() or DataLoader(..., pin_memory=True); "
@@ -108,7 +108,7 @@ def _of_copy(entry: Entry) -> Advice | None:
         text = f"the same {what} each time; move it to {there} once, before the loop"
         return Advice(text, entry.repeats)
     if entry.via == LOADER:
-        return None if entry.pinned else Advice("pin its batches: DataLoader(..., pin_memory=True)")
+        return None if entry.pinned else Advice("pin the batches: DataLoader(..., pin_memory=True)")
     if there == "cpu":
         return all_but_one(entry, _keep(entry))
     return _of_copy_from_host(entry) if entry.source == "cpu" else None

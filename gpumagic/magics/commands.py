@@ -183,7 +183,7 @@ class GpuMagics(ipython.Magics):
 
             {options}
 
-            --sweep n=pow2:64..8192  powers of two from 64 to 8192; also words: how=mean,sum
+            --sweep n=pow2:64..8192  powers of two from 64 to 8192; or words: how=mean,sum
             --against NAME           compare with the result of an earlier -o NAME
 
         Examples::

@@ -51,7 +51,7 @@ class ControlChannel:
         """Answer a request without waiting, because this thread also handles interrupts."""
 
         def reply(future: Future[Snapshot]) -> None:
-            with faults.kept("sending a page the GPUs of this host"):
+            with faults.kept("sending this host's GPU data to JupyterLab"):
                 snapshot = future.result().to_dict()
                 content = {"status": "ok", "pid": os.getpid(), "snapshot": snapshot}
                 # A ZMQ stream may be used only on its own thread, but `reply` may run on another.

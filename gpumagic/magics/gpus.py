@@ -113,7 +113,7 @@ def _why_not_off(made: Iterable[str]) -> str:
     from gpumagic.memory.holders_by_name import memory
 
     names = some(row.path for row in memory().holders)
-    cure = "free them with %gpufree (graphs: x = x.detach()), or type %gpus --virtual off --force"
+    cure = "type %gpufree (if a graph holds them: x = x.detach()), or %gpus --virtual off --force"
     return f"--virtual off would destroy the tensors of {names}; {cure}"
 
 
@@ -124,7 +124,7 @@ def move_back(namespace: dict[str, Any]) -> str:
     home, there = bring_home(namespace)
     done = home.back if home.moved else "nothing to move back"
     for moved in home.moved:
-        # If it is still on a GPU that it was moved back from, a part stayed there.
+        # If the variable is still on a GPU from which it was moved back, a part of it stayed.
         if (gpus := there.pop(moved.name, set())).intersection(moved.sources):
             there[f"part of {moved.name}"] = gpus
     return f"{done}; still on a GPU: {some(there)}" if there else done

@@ -108,7 +108,7 @@ FORGET = (
 
 
 def forget() -> None:
-    """Discard the state that cells left in this process, but not variables' former devices."""
+    """Discard what cells left in this process; still remember where moved variables came from."""
     for name, function in FORGET:
         if (module := sys.modules.get(name)) is not None:
             getattr(module, function)()

@@ -125,7 +125,7 @@ class CellHooks:
         self.standing: Namespace | None = None  # the parsed line of `%ongpu 1`
         self.standing_on = ""
         self.watching: Namespace | None = None  # the parsed line of `%gpuwatch on`
-        self._said: frozenset[str] = frozenset()  # parts of reports that are shown only once
+        self._said: frozenset[str] = frozenset()  # parts of earlier reports, not to show again
         self._threads = threading.local()  # a subshell runs its cells on another thread
 
     @property

@@ -26,7 +26,7 @@ class Magic(NamedTuple):
 
 
 class Option(NamedTuple):
-    """Define an option of the magics in `magics`, whose names are separated by spaces."""
+    """Define an option. `magics` has the names of its magics, separated by spaces."""
 
     magics: str
     typed: str  # flags, then examples of the value: "-o --output result", "--on h100|l4"
@@ -85,7 +85,7 @@ def _seconds(text: str) -> float:
 
 
 def _percent(text: str) -> float:
-    return _number(text.removesuffix("%"), lambda number: 0 <= number < 100, "from 0 to 100") / 100
+    return _number(text.removesuffix("%"), lambda n: 0 <= n < 100, "from 0 to below 100") / 100
 
 
 def _count(text: str) -> int:
@@ -181,7 +181,7 @@ OPTIONS = (
     Option("gpus", "--virtual 2|off|1|4|8", "create virtual GPUs in this process, or remove them"),
     Option("gpus", "--memory 16GiB", "the memory of each virtual GPU; by default at most 16 GiB"),
     Option("gpus", "--asserts", "with --virtual: a bad index kills CUDA, as on a real GPU"),
-    Option("gpus", "--force", "--virtual 2 hides real GPUs; --virtual off moves all to the CPU"),
+    Option("gpus", "--force", "with --virtual: hide real GPUs; with off: move tensors to the CPU"),
     Option("ongpu", "--back", "after the cell, move its variables back"),
     Option("ongpu", "--no-move", "leave variables and batches where they are"),
     Option("ongpu gpuwatch", "--report", "show copies and waits by line, with advice"),

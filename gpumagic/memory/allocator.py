@@ -198,7 +198,7 @@ BEFORE = "before the cell"
 UNKNOWN = "line not known"
 ROUNDED_UP = "rounding up by the allocator"
 PEAK_RING = 100_000  # maximum number of events recorded for a peak
-_MISSING = 0.05  # blocks without events, as a fraction of the peak, that other threads may cause
+_MISSING = 0.05  # fraction of the peak by which replay and snapshot may differ due to other threads
 _GRAPHS = (torch.autograd, torch.autograd.graph)  # modules that call `_RUN` for a backward pass
 _RUN = "_engine_run_backward"
 
@@ -365,7 +365,7 @@ def _columns(peak: MemoryPeak) -> list[Column]:
 def _notes(peak: MemoryPeak) -> list[str]:
     found = [f"Reading the record added {duration(peak.added_seconds)} to the cell's time."]
     if not peak.complete:
-        found.append("The record was too short for all events: the first ones are missing.")
+        found.append("The record lacks some events, so the table is incomplete.")
     if peak.saved:
         found.append(f"{peak.saved} is for the viewer at https://docs.pytorch.org/memory_viz")
     return found

@@ -102,7 +102,7 @@ def _cut_where_read(trial: CodeTrial) -> Iterator[Lever]:
 def _of_float64(
     known: dict[str, Any], read: Iterable[str], room: int
 ) -> tuple[list[str], dict[str, Any]]:
-    """Return code that converts float64 tensors and models, and a float32 array for each array."""
+    """Return code that makes float64 tensors and models float32, and float32 arrays by name."""
     code, arrays = list[str](), dict[str, Any]()
     for name in sorted(known.keys() & read):
         value = known[name]
@@ -221,7 +221,7 @@ def _on_host(s: OutOfMemoryState, noted: Sequence[Any], names: list[str]) -> str
 
 
 def collected(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Propose to append copies on the CPU to a list or tensor that the code reads after a loop."""
+    """Propose to append copies on the CPU to a list or tensor that holds much GPU memory."""
     large = {row.path for row in s.device.holders if s.worth(row.nbytes)}
     nodes: Any = [n for each in (t.best.code if t.best else ()) for n in ast.walk(each)]
     for call in (n for n in nodes if isinstance(n, ast.Call)):
@@ -235,7 +235,7 @@ def collected(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 
 
 def _appended(call: ast.Call) -> tuple[str, list[ast.expr]]:
-    """Return the name to which a call appends, and what to copy; of `x = cat([x, y])` both."""
+    """Return the name to which a call appends, and what to copy: `[x, y]` of `x = cat([x, y])`."""
     function, stmt = getattr(call.func, "attr", ""), frames.statement(call)
     if any(isinstance(node, ast.Starred) for node in ast.walk(call)):
         return "", []
@@ -278,7 +278,7 @@ def frozen(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     for name in sorted(s.read | s.rests[-1].read_anywhere) if t.best is not None else ():
         idle = _idle(s, name)
         meant = any(own(part).get("requires_grad") is False for part in idle.values())
-        why = "`= False` sets an attribute only" if meant else "no optimizer trains it"
+        why = "`.requires_grad = False` freezes nothing" if meant else "no optimizer trains it"
         code = "; ".join(f"{path}.requires_grad_(False)" for path in idle)
         within = lambda idle=idle: nullcontext([p.requires_grad_(False) for p in idle.values()])  # noqa: E731
         if idle:
@@ -326,7 +326,7 @@ def no_graph(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 
 
 def _in_phases(s: OutOfMemoryState, t: Trials, trial: CodeTrial) -> Iterator[Lever]:
-    """Propose gradients in training only, as ``if phase == "train"`` may skip the backward pass."""
+    """Propose gradients in training only: ``if phase == "train"`` may skip the backward pass."""
     every = {**s.namespace, **trial.names} if trial.rest.loops else {}
     read = (n for n in names_read(ast.Module(trial.code, [])) if is_module(every.get(n)))
     for name in [n for n in read if not every[n].training and [*every[n].parameters()]][:1]:
@@ -363,7 +363,7 @@ def _in_function(s: OutOfMemoryState, t: Trials, inner: list[CodeTrial]) -> Iter
 def recomputed(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose checkpointing: do not save the failed call's tensors, but repeat it in backward."""
     trial = t.whole or t.best
-    # A second forward pass would change the running statistics of such layers a second time.
+    # A second forward pass would update running statistics, as of BatchNorm, a second time.
     read = models(s, trial) if trial is not None else []
     every = (module for each in read for module in each.modules() if module.training)
     running = any("running_mean" in own(module).get("_buffers", ()) for module in every)

@@ -258,7 +258,7 @@ def keep_less(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 
 
 def _kept_in(s: OutOfMemoryState, trial: CodeTrial, path: str, name: str) -> Iterator[Lever]:
-    """Propose that each pass of a loop stores less in the variable `name`, the holder `path`."""
+    """Propose that each pass of a loop stores less in `name`; `path` is its name as a holder."""
     in_frames = path not in s.namespace
     # Other names that each pass binds may hold the same graphs.
     made = {s.local(trial.frame, n) for n in frames.stored(trial.rest.loops[0])} | {path}
@@ -336,12 +336,12 @@ _GRAPHLESS = {frozenset((True,)): "`.item()`", frozenset((False,)): "`.detach()`
 
 
 def _said(how: str, trial: CodeTrial, names: list[str]) -> str:
-    """Return the advice `how` for `names`. Add how to use what is on the CPU afterwards."""
+    """Return the advice `how` for `names`, and how to use the CPU copies in later code."""
     do, held = how.format("`, `".join(names)), _contents(trial, names)
     if not any(map(is_module, held)):
         read = [use for each in names for use in frames.uses(trial.rest.loops[0], each)]
         do += _READ * ("cpu" in how and len(read) > len(names))
-        return do + f"; create `{names[0]}` again, for what it holds stays" * trial.adds_beyond_room
+        return do + f"; recreate `{names[0]}`: old items stay on the GPU" * trial.adds_beyond_room
     end = getattr(next(iter(trial.rest.loops), None), "end_lineno", 0)
     below = [n for n in trial.rest.nodes if getattr(n, "lineno", 0) > end]
     used = {n.id for n in below if isinstance(n, ast.Name)} & {*map(frames.first_name, names)}
@@ -361,7 +361,7 @@ def _needs_graph(s: OutOfMemoryState, trial: CodeTrial, name: str) -> bool | Non
     at, loop = trial.at, trial.rest.loops[0]
     in_loop = frames.backward_of(ast.walk(loop))
     some = [n for each in ast.walk(loop) if isinstance(each, ast.If) for n in ast.walk(each)]
-    if frames.computes(name, some):  # not called in each pass
+    if frames.computes(name, some):  # an `if` calls `.backward()`, so not each pass does
         return frames.is_chained(name, loop) or None
     if frames.has_backward_below(name, loop, trial.rest):
         return frames.is_chained(name, loop) or None

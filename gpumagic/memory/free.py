@@ -34,7 +34,7 @@ class Released:
 class Freed(Shown):
     """Record the result of `%gpufree`. Comments in the source describe the attributes."""
 
-    released: tuple[Released, ...]  # in the order of release; some may have freed nothing
+    released: tuple[Released, ...]  # variables in the order given; some may have freed nothing
     allocated: dict[str, int]  # bytes still allocated, by device
     holders: tuple[MemoryHolder, ...]  # the remaining holders, the largest first
     skipped: tuple[str, ...] = ()  # names that could not be deleted, each with the reason
@@ -97,7 +97,7 @@ def free_memory(*what: object, grads: bool = False) -> Freed:
     gone = [name for name in gone if name not in stays]
     meter.due = spare
     _release_kept(found, spare, gpus or {each.device for each in found}, outputs, meter)
-    for name in reversed(gone):  # memory of several names counts for the first, deleted last
+    for name in reversed(gone):  # memory that several names hold counts for the last deleted
         del namespace[name]
         meter.take(name, {name})
     meter.released += [meter.released.pop() for _ in gone]  # restore the order of the names

@@ -69,7 +69,7 @@ class _Node:
     def add(self, path: tuple[str, ...], kind: str, nbytes: int) -> None:
         """Add the bytes of a storage to the row of its layer, or to a separate row."""
         first, *steps = path
-        if rest := first.removeprefix(self.path):  # ".table" for "utils.table" in "utils"
+        if rest := first.removeprefix(self.path):  # ".table" if `first` is "utils.table"
             steps.insert(0, rest)
         self.at(steps[:-1] if kind in _OF_LAYER else steps).held[kind] += nbytes
 

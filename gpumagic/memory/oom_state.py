@@ -238,7 +238,7 @@ class OutOfMemoryState:
         found = [self.frames[0].scope.name(name) for name in names]
         found += [value for frame in self._libraries for value in frame.f_locals.values()]
         tensors = [*{id(value): value for value in found if is_tensor(value)}.values()]
-        if any(map(is_module, found)):  # the result may have no name; suppose [N, 1] for each [N]
+        if any(map(is_module, found)):  # a model's result may have no name: assume it is [N, 1]
             empty = torch_here().empty
             tensors += [empty(len(v), 1, device="meta") for v in tensors if v.dim() == 1]
         return tensors
@@ -335,8 +335,8 @@ class OutOfMemoryState:
         return sum(each.nbytes for each in kept if not each.roots <= self._frames)
 
     def alone(self, names: Collection[str], *, in_frames: bool = False, graph_of: str = "") -> int:
-        """Return the bytes that nothing but `names` and this error's frames hold. `in_frames`: the
-        names are local variables, so only libraries' frames may. Count only `graph_of`'s graph."""
+        """Return the bytes that nothing but `names` and this error's frames hold. If `in_frames`,
+        the frames are only the libraries'. If `graph_of` is given, count only its graph."""
         by = set(names)
         every = by | ({self._exception} if in_frames else self._frames)
         found = [each for each in self.storages if by & each.roots and each.roots <= every]

@@ -27,7 +27,7 @@ _NEAR, _NEAR_REAL = 0.05, 0.1  # the number may be too low by this fraction, on 
 # Names of numbers to lower. Without a model, use only `_SIZE`, as a lower `B` may change results.
 _SIZE = re.compile(r"(?i:batch|chunk|capacity)")
 _SIZE_OF_MODELS = re.compile(rf"{_SIZE.pattern}|seq|context|^(?:bs|B|T)$")
-_GROUPS = 3  # number of lengths for which tensors are tried as a batch
+_GROUPS = 3  # maximum number of tensor lengths that are tried as batch sizes
 _CUTS = {"split", "chunk", "narrow", "select", "index_select", "unbind"}
 
 
@@ -65,7 +65,7 @@ def _fewer_rows(s: OutOfMemoryState, trial: CodeTrial, names: list[str]) -> Iter
     half = tried(count // 2, [])
     sizes = sizes if half is None else []
     added = ", accumulating the gradients of {}" if learns else ""
-    # In training, a loss over pairs of a batch's samples is computed over fewer pairs.
+    # In training with a smaller batch, a loss over pairs of samples has fewer pairs.
     paired = learns and half is not None and half.most < _PAIRED * getattr(trial.need, "most", 0)
     added, least = (_FEWER_PAIRS, 0.0) if paired else (added, _PAIRED)
     cuts = some(f"`{name}`" for name in loader or (*names, *sizes))
@@ -203,7 +203,7 @@ def _is_batch(value: Any) -> bool:
 
 
 def runs_model(s: OutOfMemoryState, trial: CodeTrial) -> bool:
-    """Whether the code reads a model or a backward pass follows."""
+    """Whether the code reads a model, or is followed by a backward pass."""
     return bool(models(s, trial)) or any(rest.backward for rest in s.rests)
 
 

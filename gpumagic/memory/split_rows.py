@@ -132,7 +132,7 @@ def _only_reader(name: str, made: ast.stmt) -> ast.stmt | None:
 
 
 def _tensors(tree: ast.AST, frame: frames.FailedFrame) -> dict[str, Any]:
-    """Return the tensors that code reads, by their text: ``x`` in ``x.T``, ``d["x"]``."""
+    """Return the tensors that code reads, by their text: ``d["x"]``, or ``x`` for ``x.T``."""
     found = dict[str, Any]()
     nodes = [n for n in ast.walk(tree) if isinstance(n, _NAMED) and isinstance(n.ctx, ast.Load)]
     for node in nodes:

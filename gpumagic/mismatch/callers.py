@@ -1,4 +1,4 @@
-"""Find the caller that passed an operand, and lines that made, moved or lost a copy of it.
+"""Find the caller that passed an operand, and lines that made it, moved it, or lost its copy.
 
 An operand is a value that the failed operation uses, such as a tensor. The line ``x.to(device)``
 *loses a copy* of `x`, because no variable refers to the copy. Such a line may be in a failed frame,
@@ -270,7 +270,7 @@ def _called(call: ast.Call, frame: FailedFrame, caller: Any) -> _Written | None:
 
 
 def moved_itself(part: Part, frame: FailedFrame) -> tuple[str, bool]:
-    """Return a reason if a call such as ``model.cpu()`` moved a module, else ""; and if it repeats.
+    """Return the call, such as ``model.cpu()``, that moved a module, as text for the user; or "".
     The second value is True if a loop around the failed code repeats the call."""
     if part.device != "cpu":
         return "", False
@@ -307,7 +307,7 @@ def _sent(node: Any, text: str, frame: FailedFrame, code: _Written) -> Iterator[
 
 
 def made_in(part: Part, frame: FailedFrame) -> str:
-    """Return the reason if one line of the class, or of an earlier cell, made an operand; or ""."""
+    """Return which line of the class or an earlier cell made an operand; "" unless only one did."""
     of_self = part.text.startswith("self.") and frame.parameters[:1] == ("self",)
     text = ".".join(part.text.split(".")[:2]) if of_self else first_name(part.text)
     scope: Any = function_of(frame.failed or part.node)

@@ -50,7 +50,7 @@ def explain(
     here: bool = False,
 ) -> Explanation | None:
     """Return the explanation of torch's error, or None. `gpumagic.explain` calls this function.
-    The fix moves values to `target`, if given. If `here`, it edits only the failed function."""
+    The fix moves values to `target`, if given. If `here`, the fix edits no caller's code."""
     # An error in this code would hide the user's error. `faults.kept` catches and records it.
     with faults.kept("explaining an error"), torch._C.DisableTorchFunctionSubclass():
         for each in errors(error):
@@ -202,7 +202,7 @@ def _brought(leaves: tuple[Part, ...]) -> str | None:
 
 
 def _moved_in_part(clash: Operation) -> str:
-    """Return the reason if a cell moved some of a module's layers and found others in place."""
+    """Return the reason if a cell moved only some of a module's layers; else ""."""
     for origin in _origins(clash.parts):
         model: Any = clash.reader.frame.scope.name(origin.name)
         its = model.parameters() if issubclass(type(model), nn.Module) else ()

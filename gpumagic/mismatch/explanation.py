@@ -68,7 +68,7 @@ class Explanation(Shown):
     operands: tuple[Operand, ...]
     fix: Fix | None
     reason: str | None  # the cause, in one sentence; None if unknown
-    first: str | None = None  # the `%%ongpu` line that fixes the cell instead of `fix`
+    first: str | None = None  # an alternative to `fix`, shown before it: a `%%ongpu` line
     more: tuple[Fix, ...] = ()  # further edits that the fix needs elsewhere
 
 

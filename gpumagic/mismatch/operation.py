@@ -199,7 +199,7 @@ def storages(value: Any) -> set[Any]:
 
 
 def storages_in(part: Part, reader: Reader) -> set[Any]:
-    """Return the storages of an operand's tensors, and of those in a result's expression."""
+    """Return the storages of an operand's tensors; for a result, of those in its expression."""
     # For example, `x.detach()` shares the storage of `x`.
     return storages([part.value, *(named.value for named in named_in(part, reader))])
 
@@ -266,7 +266,7 @@ def _on_a_gpu(parts: list[Part], named: frozenset[str]) -> tuple[Part, ...]:
 
 
 def _with_gone(leaves: list[Part], located: list[Part], named: frozenset[str]) -> list[Part]:
-    """Return operands; temporary results get the only named device that no operand is on."""
+    """Return operands; assume that temporary results are on the named device without operands."""
     gone = [part for part in leaves if not part.devices and part.value is None]
     if any(part.factory for part in gone):  # a module such as `nn.MSELoss()` has no tensors
         gone = [part for part in gone if part.kind != "module"]
@@ -334,7 +334,7 @@ def _clashes(
         elif step not in ran and wants_one_device(step, reader):
             leaves = _leaves(step, reader)
             if any(part.device == target for part in leaves):
-                # If `odd` are calls such as `torch.zeros(3)`, so are operands of the next lines.
+                # If `odd` are calls such as `torch.zeros(3)`, edit such calls just below them too.
                 alike = NEAR * all(part.factory for part in odd)
                 made = "cpu" if step.lineno < frame.line + alike else None
                 there = [p for p in leaves if (made if p.factory else p.device) in sources]

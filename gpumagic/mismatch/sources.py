@@ -1,7 +1,7 @@
 """Find the code that made an operand of a failed operation, and edit the code there.
 
 There are three cases: an assignment made the operand, the operand belongs to a module that was not
-moved, or the operand is an attribute of a module that `.to()` does not move.
+moved, or the operand is a module's attribute that `.to()` does not move.
 """
 
 import ast
@@ -53,7 +53,7 @@ class Unregistered:
     homes: set[str]  # devices of the module's parameters and buffers
 
     def edit(self, frame: FailedFrame) -> tuple[ast.AST, str] | None:
-        """Return the assignment in `__init__` and its new code; None if other code assigns it."""
+        """Return the attribute's only assignment, in `__init__`, and its new code; else None."""
         nodes, text = ast.walk(frame.tree) if frame.tree is not None else (), f"self.{self.name}"
         classes = [n for n in nodes if isinstance(n, ast.ClassDef) and n.name == self.cls]
         inner: list[Any] = [node for each in classes for node in ast.walk(each)]
@@ -146,7 +146,7 @@ def _names_around(frame: FailedFrame, part: operand.Part) -> list[ast.expr]:
     trees: list[ast.AST] = [statement(failed) or failed, *loops]
     nodes: list[Any] = [node for tree in trees for node in ast.walk(tree)]
     found = [node for node in nodes if isinstance(node, operand.NAMED)]
-    # The cell may know a global module by the name that a function uses.
+    # In the cell, a global module may have the same name as in the function that reads it.
     a_module = part.kind == "module" and part.text.isidentifier()
     return [*found, *[ast.Name(part.text, ast.Load())] * a_module]
 

@@ -167,7 +167,7 @@ def _for_worker(frames: list[FailedFrame], pins: bool) -> Explanation:
     rows = tuple(sources.row(part, True) for (part,) in made)
     again = _AGAIN.format(some(loaders) or name, *_made_on_host(loaders, frames[-1]))
     why = _WORKERS + (again if loaders or frames[0].direct else _LIBRARYS)
-    # Suggest `%%ongpu` with the GPU of moved tensors: such a cell does not pin batches on a GPU.
+    # Suggest `%%ongpu` with the GPU of moved tensors: in its cell, GPU tensors are not pinned.
     moved = chain(*loaders.values(), operand.tensors_of(dict(frames[0].library))) if pins else ()
     gpus = {t.device.index for _, t in moved if t.device.type != "cpu" and origin_of(t)}
     first = f"%%ongpu {gpus.pop()}" if len(gpus) == 1 else None
@@ -197,13 +197,13 @@ def _made_on_host(
     every = {**frame.scope.outer, **frame.scope.local}
     held = {name: v for name, v in every.items() if name[0] != "_" and issubclass(type(v), Tensor)}
     its = {name: tensor for name, tensor in held.items() if storages(tensor) & away}
-    # `%ongpu home` leaves tensors that were created on the GPU.
+    # `%ongpu home` does not move tensors that were created on the GPU.
     made = [name for name, tensor in its.items() if origin_of(tensor) is None]
     moves = [f"{', '.join(made)} = {', '.join(f'{name}.cpu()' for name in made)}"] if made else []
     unnamed = not away or away - storages([*its.values()])
     moves += ["%ongpu home"] * bool(unnamed or len(made) < len(its))
     data = {id(every[name].dataset) for name in loaders if name in every}
-    again = "its data and " * bool(unnamed or any(id(value) in data for value in every.values()))
+    again = "the data and " * bool(unnamed or any(id(value) in data for value in every.values()))
     return " and ".join(moves), again + (some(loaders) or "the loader")
 
 
@@ -278,7 +278,7 @@ def _made_on(part: operand.Part, node: Any, frames: list[FailedFrame], target: s
 
 
 def _made_again(part: operand.Part, frame: FailedFrame, target: str) -> Edit | None:
-    """Return the edit that makes another cell's generator on `target`, with the same seed."""
+    """Return the edit that replaces another cell's generator by one on `target` with its seed."""
     name = next((t for t, v in _in_statement(frame, torch._C.Generator) if v is part.value), "")
     at = statement(frame.failed) if frame.failed else None
     imports_torch = frame.at_top and frame.scope.name("torch") is torch

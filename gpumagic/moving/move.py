@@ -2,7 +2,7 @@
 
 A tensor keeps its identity, tensors that share memory still share memory, and a leaf stays a leaf.
 All copies are made before the first tensor changes, so nothing moves if memory runs out or the user
-interrupts. Libraries' objects move last, by their method `to`, which may rebind a variable.
+interrupts. Libraries' objects move last. If their `to` returns a new object, a variable is rebound.
 """
 
 import sys
@@ -210,7 +210,7 @@ class MovePlan:
         """Replace the data of all tensors; if interrupted, restore the old data."""
         before = [(found, found.tensor.data) for found, _ in self._new]
         noted = len(self._origins)
-        # A variable of which an earlier cell moved a part may have new tensors, as after `half()`.
+        # Skip variables that a cell moved before: they may have newer tensors, as after `half()`.
         away = {found.root for found in self._finder.found if origin_of(found.tensor)}
         for found in (each for each in self._finder.found if each.root not in away):
             first_found[found.tensor] = None
@@ -382,7 +382,7 @@ def _no_room(device: torch.device, tensors: list[FoundTensor]) -> str:
 _origins: Any = WeakIdKeyDictionary()
 """The origin of each object that a cell moved, until the object is moved back."""
 first_found: Any = WeakIdKeyDictionary()
-"""As keys, the tensors that a variable had when a cell first moved it. Others are newer."""
+"""The keys are the tensors that a variable had when a cell first moved the variable."""
 
 
 def remember(origins: Origins, cell: str) -> None:
@@ -406,8 +406,8 @@ def brought_away() -> Origins:
 
 
 def _add_whole_modules(by_device: Any, namespace: dict[str, Any], away: Origins) -> None:
-    """Add whole modules to `by_device`: their other buffers may be new tensors without an origin,
-    for example after `half()`. If a module has several homes, add its submodules instead."""
+    """Add whole modules to `by_device`, because a buffer that code replaced, as `half()` does, has
+    no origin. If a module has several homes, add its submodules instead."""
     homes = {id(value): origin.device for value, origin in away}
     done = set[int]()
     tops = instances_in(namespace, nn.Module)

@@ -94,7 +94,7 @@ class Origin:
     kind: type | None = None  # type of the variable's value; None for torch's objects
     committed: bool = True  # whether a JAX array was committed to `device`
     originals: Mapping[int, tuple[Any, Any]] = field(default_factory=dict, compare=False)
-    """Map a copy's id to (weak reference to the copy, original). `keep_origins` omits originals."""
+    """Map a copy's id to (copy's weak reference, original). `keep_origins` stores no original."""
     named: Mapping[str, object] = field(default_factory=dict)
     """Old values of the object's attributes that name a device, by the attribute's name."""
 

@@ -1,7 +1,7 @@
 """Find the operation at which two devices, or two dtypes, diverge: `gpumagic.diff`.
 
 The code runs once on each side (a device or a dtype), on copies of the variables. Operations are
-paired by operator and shapes. Results that depend on an unpaired operation may differ.
+paired by operator and shapes. Operations that depend on an unpaired operation are not reported.
 
 For one operation, two results may differ by twice torch.testing's tolerance. For a chain of
 operations, this limit grows with the square root of the chain's length, as rounding errors do
@@ -221,7 +221,7 @@ def _compared(
 
 def _unpaired(inputs: list[RecordedOperation]) -> Any:
     """Return the unpaired operations on which `inputs` depend, or None."""
-    # Prefer operations that only one side ran: where both sides ran some, they may be equivalent.
+    # Prefer operations where the other side ran none: two different sequences may be equivalent.
     return min((each.instead for each in inputs if each.instead), key=all, default=None)
 
 

@@ -188,7 +188,7 @@ class Nvml:
         self._started = False
         self.fault: Problem | None = None  # why the last attempt to list the GPUs failed
         # The next two dicts are replaced, never mutated, because other threads may read them.
-        self.lost: dict[str, Problem] = {}  # lost GPUs, by UUID, or by "index N" if never read
+        self.lost: dict[str, Problem] = {}  # lost GPUs, by UUID, or by "index N" if unknown
         self.silent: dict[str, Problem] = {}  # GPUs that answer no query, by UUID
         self._gpus: tuple[Gpu, ...] = ()
         self._seen: dict[int, Gpu] = {}

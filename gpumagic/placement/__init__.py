@@ -37,7 +37,7 @@ class Placement:
         return overruled
 
     def take(self, library: str) -> torch.device | None:
-        """Return the device that `library` gets where it names GPU 0; record a change of GPU."""
+        """Return the device to use for a library's GPU 0; record `library` if the two differ."""
         if self.device is not None and self.device.index:
             self.taken[library] = None
         return self.device

@@ -47,7 +47,7 @@ def _twin(function: Function, adapter: Adapter) -> Function:
 # Functions of these modules, and methods with these names, pass on a device that a caller chose.
 _PASSING_MODULES = ("torch.cuda", "torch.accelerator", "torch.nn.modules.module")
 _PASSING_METHODS = ("to", "cuda", "set_module_tensor_to_device")
-# These choose no device, but accelerate's hooks send tensors to the devices of a `device_map`.
+# These modules choose no device. For example, accelerate's hooks follow the `device_map`.
 _NEUTRAL = ("torch.", "gpumagic.", "accelerate.hooks.", "accelerate.utils.operations.")
 _FIRST, _NAMES = "cuda:0", (str, int)
 
@@ -173,7 +173,7 @@ def _is_host_code(module: object) -> bool:
 
 def _chosen(frame: FrameType | None = None, default: bool = False) -> torch.device | None:
     """Return the device to use; None if no placement applies, or if `frame` runs host code.
-    With `default`, `frame` passes `device=None`: torch's own code means the default device."""
+    If `default`, the caller passed `device=None`. Then torch's host code gets the device too."""
     if is_dynamo_compiling():
         return traced_device()
     if (place := placement()) is None or place.overruled():

@@ -1,7 +1,7 @@
 """Profile one cell: its operators with torch's profiler, its lines with `sys.settrace`.
 
-A loop may run ten million lines a second, so only lines of at least `SHORT` are logged. The times
-of shorter lines are added, and logged for the last of them when the sum exceeds `SAMPLE`.
+A loop may run ten million lines a second, so only lines that take `SHORT` or longer are logged. The
+times of shorter lines are summed; when the sum exceeds `SAMPLE`, it is logged for the last of them.
 """
 
 import gzip
@@ -116,7 +116,7 @@ class LineClock:
         if sys.gettrace() is not None:
             raise GpuError("--profile: a debugger or coverage traces this thread; end it first")
         self._log = array("q")  # four numbers for each period: start, duration, code's id, line
-        self._codes: dict[int, tuple[CodeType, CodeType]] = {}  # by id: code that ran, typed code
+        self._codes: dict[int, tuple[CodeType, CodeType]] = {}  # by id: code as run, as in the cell
         self._code = self._line = self._began = self._short = self._bias = 0
         self.ended = 0
         """When the last statement of the cell ended; 0 while a statement runs."""

@@ -81,7 +81,7 @@ class Deaths:
             code = getattr(getattr(manager.provisioner, "process", None), "returncode", None)
             now, (run, _) = time.time(), self._cells.running(kernel)
             before = max((e.time for e in self.events if e.kernel == kernel), default=0.0)
-            # Ignore a second death within a few seconds, unless a new cell was running.
+            # Ignore a second death within 15 s, unless a new cell was running.
             again = now - before < 15.0 and (run is None or run.start < before)
             if code and not again and self._followed.get(kernel) is manager:
                 self.look()

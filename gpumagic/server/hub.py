@@ -155,7 +155,7 @@ class Hub:
         self.watch()
         # Accept a snapshot up to 2 s old, so that reloading a page does not query the driver.
         young = self.sampler.fresh(processes=False, max_age_s=2.0)
-        # Wait on a thread: a callback of `young` may run on the loop, which `pass_on` may block.
+        # Not `young.add_done_callback`: that may call `pass_on` on this loop and block the loop.
         aside(lambda: self.pass_on(client, young.result()))
         return client
 

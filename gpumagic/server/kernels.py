@@ -208,7 +208,7 @@ class Iopub:
         self.address = _address(manager)
         self._session = manager.session.clone()  # a session accepts each message only once
         self._stream = manager.connect_iopub()
-        # Receive topics that begin with these words ("kernel.<id>.status"), and no outputs.
+        # Receive topics that begin with these words ("kernel.<id>.status"), no streams or displays.
         for topic in (b"kernel", b"status", b"execute_input"):
             self._stream.setsockopt(zmq.SUBSCRIBE, topic)
         self._stream.setsockopt(zmq.UNSUBSCRIBE, b"")
@@ -222,7 +222,7 @@ class Iopub:
             _, parts = self._session.feed_identities(frames)
             message = self._session.deserialize(parts)
         except (ValueError, TypeError, KeyError, IndexError):
-            return  # the frames are no signed message, such as the welcome of a new socket
+            return  # not a correctly signed message of Jupyter's protocol
         self._listener(message)
 
 

@@ -1,7 +1,7 @@
 """Look up processes and their owners: user, program, kernel and notebook.
 
-For another user's process, even root reads only the user's name. A process is an *orphan* if
-the kernel that started it and its session's leader have ended, unless it runs under ``nohup``.
+For another user's process, only the user's name is read, even by root. A process is an *orphan* if
+its kernel and its session's leader have ended, unless the process runs under ``nohup``.
 """
 
 import os

@@ -70,7 +70,7 @@ def checked(period_s: Any) -> float:
 def stalled(seconds: float) -> Problem:
     """Return the Problem for a driver that has not answered for `seconds`."""
     cause = f"a GPU's driver has not answered for {seconds:.0f} s; the values shown are old"
-    awake = "sudo nvidia-smi -pm 1 keeps NVIDIA's awake"
+    awake = "sudo nvidia-smi -pm 1 keeps NVIDIA's GPUs awake"
     lasts = "if the stall lasts, see dmesg, and restart the machine"
     cure = f"wait: waking an idle GPU takes seconds ({awake}); {lasts}"
     return Problem("stalled", cause, cure)
@@ -155,7 +155,7 @@ class Sampler:
             self._period_s = min((one.period_s for one in self._watching), default=math.inf)
             if self._watching and not self._asking:
                 self._asking = True
-                # Use no executor, because Python's exit would wait for its thread, even in a stall.
+                # Use no executor: at exit, Python would wait for the executor's thread in a stall.
                 threading.Thread(target=self._ask, name="gpumagic-asker", daemon=True).start()
             self._changed.notify_all()
 

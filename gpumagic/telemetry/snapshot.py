@@ -47,7 +47,7 @@ class GpuSample:
     memory_total: int | None = None
     memory_used: int | None = None
     memory_reserved: int | None = None  # bytes that the driver reserves; not part of memory_used
-    utilization: float | None = None  # percent of the last second (or less) that the GPU computed
+    utilization: float | None = None  # percent of the time it computed, in the last second or less
     memory_utilization: float | None = None  # percent of the time in which memory was accessed
     temperature: float | None = None
     temperature_limit: float | None = None  # the temperature at which the GPU throttles
@@ -99,7 +99,7 @@ class ProcessSample:
     idle_since: float | None = None  # Unix time at which the kernel became idle
     orphan: bool = False  # the process still runs, but its kernel has ended
     ordinal: int | None = None  # the GPU's CUDA ordinal in this process
-    utilization: float | None = None  # percent of the last seconds in which the process computed
+    utilization: float | None = None  # percent of the time it computed, in the last seconds
 
     @property
     def owner(self) -> str:

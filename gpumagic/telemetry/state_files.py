@@ -213,7 +213,7 @@ def publish_death(death: cuda_state.Death) -> None:
 
 
 def unpublish_death() -> None:
-    """Remove the file that `publish_death` wrote. Call this if the virtual GPU works again."""
+    """Remove the file that `publish_death` wrote, once a failed virtual GPU is usable again."""
     with suppress(OSError):
         (state_folder() / f"{os.getpid()}.dead").unlink()
 

@@ -174,7 +174,7 @@ def targets(given: Iterable[object] | str | None, needed: Needed) -> tuple[Targe
         given = [given]
     found: dict[str, Target] = {}
     for target in (target for one in given for target in _named(one, needed)):
-        # `note` marks a fallback to the CPU, as for a missing `2?`. A fallback may repeat the CPU.
+        # `note` is set if a missing `2?` became the CPU. Then the CPU may be named a second time.
         if (where := where_of(target)) in found and not (target[0].note or found[where][0].note):
             raise GpuError(f"{where} is named twice; type it once")
         found[where] = target
@@ -219,7 +219,7 @@ class Comparing(Task):
     timings: list[Timing] = field(default_factory=list)
     interrupted: bool = False
     _reported: float = -math.inf
-    # For each device, the sweep's first values at which memory ran out.
+    # For each device, the first point of the sweep at which memory ran out.
     _full: dict[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def run(self) -> None:

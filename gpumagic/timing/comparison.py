@@ -219,7 +219,7 @@ class Comparison(table.Shown):
         if (found := self.at(name, values)) is None:
             asked = ", ".join(f"{v} = {sweeping.label(x)}" for v, x in values.items())
             known = ", ".join(f"{v}={sweeping.label(x[0])}" for v, x in self.sweep.items())
-            type_ = f"see .sweep for its values, such as {known}" if known else "leave it out"
+            type_ = f"see .sweep for its values, such as {known}" if known else "omit the value"
             at = f"at {asked}" if asked else "without a value"
             raise GpuError(f"{name} was not timed {at}; {type_}")
         return found

@@ -141,13 +141,13 @@ class Runner:
 
 _NARROW = 0.01  # stop if the 95 % confidence interval is at most this fraction of the median
 _NEGLIGIBLE = 1e-3  # maximum share of a block's time that the loop itself takes
-_LEAST_BLOCK_S = 1e-3  # blocks are short, so that other programs disturb few of them
+_LEAST_BLOCK_S = 1e-3  # minimum seconds of a block; short, so that few blocks are disturbed
 # Times are steady if the coefficient of variation of five blocks is at most 2 % (Georges et al.,
 # Statistically rigorous Java performance evaluation, OOPSLA 2007, 4.2). The warm-up takes at least
 # 0.1 s, in which a GPU raises its clock.
 _WINDOW, _STEADY, _LEAST_WARM_S = 5, 0.02, 0.1
 _WARM_SHARE = 0.2  # maximum share of `max_time` to warm up, because some machines are never steady
-_LEAST_TIMED_S = 0.2  # minimum of timed seconds, as in torch's Timer: other programs run in bursts
+_LEAST_TIMED_S = 0.2  # least timed seconds (like torch's Timer), as other programs run in bursts
 _LEAST, _MOST = 10, 10_000  # after `_LEAST` repeats, check the precision; after `_MOST`, stop
 
 

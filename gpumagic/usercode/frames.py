@@ -104,7 +104,7 @@ class FailedFrame:
         # Local variables of the deepest frame that this frame called in a library other than torch.
         self.library = local_variables(library) if library is not None else {}
         names = inspect.getargs(library.f_code).args if library is not None else ()
-        self.given: list[Any] = [self.library.get(name) for name in names]  # its arguments
+        self.given: list[Any] = [self.library.get(name) for name in names]  # library's arguments
         self.at_top = not self.code.co_flags & inspect.CO_OPTIMIZED  # outside any function
         found = files.executing(self.code, at)
         self.source: str = found.source.text
@@ -188,7 +188,7 @@ def functions_again(filename: str, before: Any, after: Any) -> dict[FunctionType
     mine = ((each, code) for each, code in every if code.co_filename == filename)
     keys = ((each, old.get((code.co_name, code.co_firstlineno))) for each, code in mine)
     found = ((each, new[key]) for each, key in keys if key in new)
-    # Python refuses to give a function code with another number of closure variables.
+    # A function accepts only new code that has the same number of closure variables.
     return {f: code for f, code in found if len(code.co_freevars) == len(f.__code__.co_freevars)}
 
 

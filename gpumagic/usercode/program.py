@@ -82,7 +82,7 @@ class Program:
     filename: str  # as shown in tracebacks
     reads: tuple[str, ...]  # variables that the code or the set-up reads
     assigned: tuple[str, ...]  # variables that the code binds
-    function: Callable[[], Any] | None  # the function, called as `FUNCTION`; None if code is text
+    function: Callable[[], Any] | None  # called by the name in `FUNCTION`; None if code is text
     _setup: CodeType
     _once: tuple[CodeType, CodeType | None]
     _loop: CodeType
@@ -120,7 +120,7 @@ def program(
     text: str | None = None,
     passed: Iterable[str] = (),
 ) -> Program:
-    """Compile code, or a function's call with arguments `passed`; raise GpuError for an `await`."""
+    """Compile code, or a call of a function with variables `passed`; raise GpuError for `await`."""
     named = _remember(setup)
     if awaits(before := ast.parse(setup, named)):
         raise GpuError("the set-up has an await; move it to an earlier cell, and use its result")

@@ -1,6 +1,6 @@
 """Parse a sweep (one variable and its values), and count the items of work for each value.
 
-Forms: ``n=64,256``, ``n=1..4096``, ``n=pow2:1..64``. A point is one value: ``{"n": 64}``.
+Forms: ``n=64,256``, ``n=64..640:64``, ``n=pow2:1..64``. A point is one value: ``{"n": 64}``.
 """
 
 import ast
@@ -30,7 +30,7 @@ _RANGE = re.compile(r"(?:pow(\d{1,4}):)?(.+?)\.\.([^:]+)(?::(.+))?")
 def parse(
     typed: str, names: Mapping[str, Any] | None = None, option: str = "--sweep "
 ) -> dict[str, tuple[Any, ...]]:
-    """Parse typed values of a variable, such as ``"n=64,256"``. Words are looked up in `names`."""
+    """Parse a variable's values: ``"n=64,256"``. A word with a dot is looked up in `names`."""
     typed = " ".join(typed.split())  # in one line
     text = option + typed
     name, _, listed = (part.strip() for part in typed.partition("="))

@@ -27,7 +27,7 @@ from gpumagic.usercode.values import (
 _PYTHON_MAGICS = {"time", "timeit", "capture", "prun", "lprun", "memit", "mprun"}
 _PYTHON_MAGICS |= {"gputime", "gpudiff"}
 _OPTIONS = re.compile(r"^(\s*-{1,2}\w+(\s*\d+)?(?=\s|$))+")
-# Metadata that is the same on all devices. Code that reads `device` may create tensors there.
+# Metadata that is the same on all devices. Not `device`: code may read it to create tensors.
 _METADATA = {"dim", "dtype", "layout", "nbytes", "ndim", "numel", "shape", "size"}
 _METADATA_OF = {"id", "len", "type"}
 # Code that calls one of these functions may read variables that are named in strings.
@@ -252,7 +252,7 @@ def variables_read(
     *,
     on_host: bool = True,
 ) -> Iterator[tuple[str, Any]]:
-    """Yield `(name, value)` for `names`. A value's functions add globals, closures and defaults."""
+    """Yield `(name, value)` of `names`, and of their functions' globals, closures and defaults."""
     queue = deque(names)
     seen: set[str] = set()
     followed: set[FunctionType] = set()

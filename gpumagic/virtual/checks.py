@@ -103,7 +103,7 @@ ASSERT = (
     "For debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
     "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
 )
-ASSERTED = re.compile(  # texts of CPU errors for which CUDA's kernels fail an assert
+ASSERTED = re.compile(  # texts of CPU errors; on CUDA, the kernel fails an assert instead
     r"(?i)(index|target) .*out of (range|bounds)|tried to access index|"
     r"INDICES element is out|not in the valid range|Class values must be|p_in >= 0|"
     r"elements of (input|target) should be between 0 and 1|probability tensor contains|"

@@ -181,7 +181,7 @@ _NO_COMPILER = (
     'virtual GPUs have no compiled kernels; type torch.compile(..., backend="aot_eager"), which '
     "traces the code in the same way and runs its operators one by one"
 )
-_NO_REDUCER = (
+_NO_REDUCER = (  # follows "virtual GPUs have no"
     "DistributedDataParallel on a CUDA build of PyTorch, where it asks the driver for times; use a "
     "CPU build, or all_reduce the gradients"
 )

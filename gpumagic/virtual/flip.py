@@ -18,7 +18,7 @@ C: Any = torch._C
 ON_CPU = 1  # DLDevice {kDLCPU, 0}, read as one int64
 _DEVICE = 1  # offset of the DLDevice in DLManagedTensor, in words of eight bytes
 _to_dlpack, _from_dlpack = C._to_dlpack, C._from_dlpack
-# The process's memory as 8-byte words, by address >> 3. New ctypes objects would be 10x slower.
+# The process's memory as 8-byte words, by address >> 3. A ctypes object per access is 10x slower.
 _memory = memoryview((ctypes.c_int64 * 2**59).from_address(0)).cast("B").cast("q")
 
 

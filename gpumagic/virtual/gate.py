@@ -197,7 +197,9 @@ def _refusal(real: int, force: bool) -> str | None:
         gpus = "a real GPU" if real == 1 else f"{real} real GPUs"
         return f"this machine has {gpus}; add --force to have virtual ones in place of real ones"
     if real and torch.cuda.is_initialized():
-        return "this process has used its real GPU; restart the kernel and turn them on first"
+        return (
+            "this process has used its real GPU; restart the kernel and turn virtual GPUs on first"
+        )
     return None
 
 

@@ -41,7 +41,7 @@ SHARING |= {"native_channel_shuffle", "_slow_conv2d_forward", "slow_conv3d_forwa
 torch's debug builds assert that all other non-composite operators return new tensors."""
 PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "_cdist_forward", "_euclidean_dist"})
 _UNCOUNTED = {"aten::_foreach_zero_", "aten::_foreach_lerp_.Scalar"}
-"""In-place operators on lists whose CUDA kernels leave the versions of the tensors as they are."""
+"""In-place operators on lists of tensors. Their CUDA kernels do not increment the versions."""
 _GROWS = {(n, "List[int]") for n in ("repeats", "pad", "output_size", "size", "kernel_size")}
 """Names and types of arguments that can make a result many times as large as the input."""
 # Operators that may return a sparse, nested or quantized tensor.

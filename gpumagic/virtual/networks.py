@@ -164,7 +164,7 @@ class _Fused(torch.autograd.Function):
             tensors = [x if isinstance(x, Tensor) else None for x in leaves]
             ctx.save_for_backward(reserve, *tensors)
             ctx.others = [x if t is None else None for x, t in zip(leaves, tensors, strict=True)]
-            weakref.finalize(reserve, ctx.graph.clear).atexit = False  # frees the graph too
+            weakref.finalize(reserve, ctx.graph.clear).atexit = False  # frees the graph with it
         return found if shapes_of else tuple(_raised(found, gpu))
 
     @staticmethod

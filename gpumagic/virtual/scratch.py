@@ -210,4 +210,4 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("_index_put_impl_", "_unsafe_index_put"), _indices),
     **dict.fromkeys(("masked_scatter", "masked_scatter_"), _masked_scatter),
 }
-"""The rules by operator name, without overload. For other operators, no memory is counted."""
+"""Rules by operator name, without overload. For others, no temporary memory is counted."""

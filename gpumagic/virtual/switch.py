@@ -32,7 +32,7 @@ Kernel = Callable[..., Any]
 _LEFT_ALONE = {"aten", "symm_mem", "_native"}
 _SHARE = {"_lazy_clone", "_unsafe_view", "unsafe_split"}  # their results are undeclared aliases
 _DECOMPOSED = _SHARE | {"copy_", "linalg_lstsq", "masked_fill", "index_fill"}
-"""Composite operators to decompose, because they alias or copy memory or read values or devices."""
+"""Composite operators to decompose: they alias or copy memory, or depend on values or devices."""
 
 kernels: dict[str, Kernel] = {}
 """Kernels of aten at the dispatch key CUDA, by name. Empty while virtual GPUs are off."""

@@ -78,9 +78,9 @@ def test_no_time_on_a_virtual_gpu_passes_for_a_gpus():
 
 
 def test_work_on_another_gpu_is_told_first_as_trouble_and_what_to_do():
-    report = replace(PLAIN, elsewhere="96 % of its allocations were on cuda:0")
+    report = replace(PLAIN, elsewhere="96 % of the cell's allocations were on cuda:0")
     first, advice = str(report).splitlines()
-    assert first.startswith("asked for cuda:1; 96 % of its allocations were on cuda:0 · ")
+    assert first.startswith("asked for cuda:1; 96 % of the cell's allocations were on cuda:0 · ")
     assert advice.endswith("chose that device itself: tell it to use cuda:1")
     assert 'gm-bad">asked for cuda:1; 96 %' in report._repr_html_()
     assert 'gm-bad">' not in PLAIN._repr_html_()

@@ -135,7 +135,7 @@ def test_where_data_decide_it_is_found_by_runs():
     with pytest.raises(gpumagic.GpuError, match=r"the dry run ended early: .*depends on data"):
         gpumagic.fit(step, 1, batch=range(1, 100), dry=True)
     none = str(gpumagic.fit(step, 1, batch=[40, 50]))
-    assert "no batch fits on cuda:1 (virtual): batch = 40 ran out of memory, of 24.0 MiB" in none
+    assert "no batch fits on cuda:1 (virtual): batch = 40 ran out of memory with 24.0 MiB" in none
 
 
 @pytest.mark.usefixtures("small")
@@ -318,7 +318,7 @@ def test_it_says_what_ran_and_that_files_are_written(tmp_path):
     text = str(result)
     assert "the cell ran 3 times (n = 2, 4, 5): files it wrote remain; --dry" in text
     assert {path.name for path in tmp_path.iterdir()} == {"2", "4", "5"}
-    assert "all fit on cuda:1 (virtual), up to n = 5: it needs" in text
+    assert "all values fit on cuda:1 (virtual); n = 5 needs" in text
     assert "is the largest that fits" not in text
     assert "the cell ran" not in str(gpumagic.fit(lambda n: torch.ones(n), 1, n=[2, 5], dry=True))
 

@@ -79,7 +79,10 @@ def test_ctrl_c_shows_what_is_known(notebook):
         ("1 n=a,b", "n: the values must be numbers above 0"),
         ("1 text=1..4", "text is an option of gpumagic.fit; give the variable another name"),
         ("1 class=1..4", "'class' cannot be a variable's name"),
-        ("1 n=1..9 --margin 200", "--margin: 200 is not a number from 0 to 100; type --margin 5"),
+        (
+            "1 n=1..9 --margin 200",
+            "--margin: 200 is not a number from 0 to below 100; type",
+        ),
         ("cpu n=1..9", "torch cannot limit the memory of cpu; type a GPU, or a card's name"),
         ("1 k=1..9", "k makes no difference: the code does not read it"),
         ("--on 4091 n=1..9", "no card '4091' is known; did you mean 'RTX 4090 24GB'"),

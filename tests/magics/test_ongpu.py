@@ -110,7 +110,7 @@ def test_no_move_and_quiet(ip):
 def test_work_that_no_move_left_elsewhere_is_no_fault_of_the_code(ip):
     ip.run("X = torch.ones(2, device='cuda:0')")
     done = ip.run("%%ongpu 1 --no-move\nY = X + 1")
-    assert "asked for cuda:1; all work was on cuda:0, where --no-move left its data" in done.text
+    assert "all work was on cuda:0, where --no-move left the cell's data" in done.text
     assert "→" not in done.text
 
 
@@ -413,7 +413,7 @@ def test_other_devices_that_the_cell_touches_are_in_the_report(ip):
         ("y = X.to('cuda:0') @ X.to('cuda:0')", "all work was on cuda:0"),
         (
             "y = X @ X\nfor n in range(24): y = X.to('cuda:0') @ X.to('cuda:0')",
-            "% of its allocations were on cuda:0",
+            "% of the cell's allocations were on cuda:0",
         ),
         ("for (x,) in loader: total = x.cpu() * 2", "all work was on cpu"),
         ("y = X.cpu()", ""),

@@ -82,7 +82,7 @@ def test_virtual_gpus_turned_off_in_the_middle_end_what_holds(ip):
 
 def test_a_cell_for_the_cpu_whose_code_names_a_gpu_says_so(ip):
     ip.run("%ongpu off")
-    said = "asked for cpu; all arrays that it created are on cuda:0"
+    said = "asked for cpu; all arrays that the cell created are on cuda:0"
     assert said in ip.run("%%ongpu cpu\nmade = torch.ones(2**18, device='cuda:0')").text
     assert said not in ip.run("%%ongpu cpu\nmade = torch.ones(2**18)").text
     ip.run("del made")
@@ -109,7 +109,7 @@ def test_what_a_graph_or_an_output_holds_on_virtual_gpus_is_named(ip):
     ip.run("%ongpu off\nnet, b = torch.nn.Linear(3, 3), torch.ones(2, 3)")
     ip.run("%%ongpu 1\nloss = net(b * 2).sum()")
     done = ip.run("loss = loss.cpu()\n%gpus --virtual off")
-    assert "would destroy the tensors of loss; free them with %gpufree" in done.text
+    assert "would destroy the tensors of loss; type %gpufree" in done.text
     done = ip.run("loss = loss.detach()\n%gpus --virtual off")
     assert "virtual GPUs are off" in done.text
     ip.run("%gpus --virtual 2")

@@ -355,7 +355,7 @@ ASKED = {
         "all_ = nn.ModuleDict({'body': net, 'head': head}).cuda()\n"
         "opt = torch.optim.SGD(all_.parameters(), 0.1)\nx = torch.ones(12000, 256).cuda()",
         "loss = all_['head'](all_['body'](x)).sum()\nloss.backward()\nopt.step()",
-        "`all_.body.requires_grad_(False)`: `= False` sets an attribute only",
+        "`all_.body.requires_grad_(False)`: `.requires_grad = False` freezes nothing",
     ),
     "a model of float64": (
         "net.double()\nx = torch.ones(5000, 256).double().cuda()",

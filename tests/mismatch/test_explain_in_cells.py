@@ -190,7 +190,7 @@ def test_data_made_on_the_gpu_can_be_loaded_as_the_explanation_says(ip):
     ip.run("%%ongpu 1\n" + made)
     told = " ".join(explained(ip.run("for batch in loader: pass")).split())
     assert AGAIN in told
-    assert "type %ongpu home, then make its data and loader in a cell without %%ongpu" in told
+    assert "type %ongpu home, then make the data and loader in a cell without %%ongpu" in told
     ip.run("%ongpu home")
     for cell in (made, "%%ongpu 1\n" + made.replace("num_workers=1", "num_workers=0")):
         ip.run(cell)
@@ -207,7 +207,7 @@ def test_all_loaders_over_the_data_and_their_data_sets_are_named(ip):
     )
     told = " ".join(explained(ip.run("epoch(loader)")).split())
     assert "make loader, other again with num_workers=0, pin_memory=False" in told
-    assert "type X = X.cpu(), then make its data and loader, other in a cell without" in told
+    assert "type X = X.cpu(), then make the data and loader, other in a cell without" in told
 
 
 def test_named_data_made_on_the_gpu_is_to_be_copied_to_the_cpu(ip):

@@ -83,7 +83,7 @@ def test_a_question_that_has_no_answer_gets_a_line(ask, said):
 
 
 def test_without_a_sweep_there_is_no_value_to_ask_at():
-    with pytest.raises(GpuError, match="not timed at n = 3; leave it out"):
+    with pytest.raises(GpuError, match="not timed at n = 3; omit the value"):
         two().median("cpu", n=3)
 
 

@@ -83,7 +83,10 @@ def test_a_real_gpu(monkeypatch):
 def test_a_real_gpu_in_use_even_with_force(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    refuses("this process has used its real GPU; restart the kernel and turn them", force=True)
+    refuses(
+        "this process has used its real GPU; restart the kernel and turn virtual GPUs on first",
+        force=True,
+    )
 
 
 def test_force_with_a_real_gpu_is_tried_first(monkeypatch):

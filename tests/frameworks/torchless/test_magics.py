@@ -123,7 +123,7 @@ def test_a_report_says_where_the_work_was(notebook):
     notebook.run("import gc, jax, jax.numpy as jnp\ncpu = jax.devices('cpu')[0]")
     notebook.run("%%ongpu 1\nB = jnp.ones(8)")
     elsewhere = notebook.run("%%ongpu 1\nhost = jax.device_put(1.0, cpu)")
-    assert elsewhere.startswith("asked for cuda:1; all arrays that it created are on cpu")
+    assert elsewhere.startswith("asked for cuda:1; all arrays that the cell created are on cpu")
     # Where the old B was a new one may lie.
     both = notebook.run("%%ongpu 1\nhost = jax.device_put(2.0, cpu)\nfor _ in range(9): B = B + 1")
     assert both.startswith("cuda:1 (virtual)")

@@ -205,7 +205,7 @@ def test_placement_by_soft_placement_is_told_by_line(counted):
     ]
     assert "2 results on cpu, not cuda:7" in ledger_view.line(ran.ledger)
     assert ledger_view.hints(ran.ledger)[0].endswith(
-        "line 3: asked for GPU:7, but is on the CPU: soft placement; "
+        "line 3: asked for GPU:7, but the result is on the CPU: soft placement; "
         "tf.config.set_soft_device_placement(False) makes it an error"
     )
     assert "asked for cuda:7, got cpu (soft placement)" in ledger_view.text(ran.ledger)

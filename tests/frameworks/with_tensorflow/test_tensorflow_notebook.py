@@ -24,7 +24,7 @@ def test_the_textbooks_chapter_in_tensorflow(tmp_path):
     assert "`V + Y` copies data from cuda:0 to cuda:1, which strict mode forbids" in shown
     assert "(True, 'cuda:0', 'cuda:1')" in shown  # the assignment in a scope copies nothing
     assert "moved X: 24 B from cuda:0" in shown
-    assert "line 3: asked for GPU:10, but is on the CPU: soft placement" in shown
+    assert "line 3: asked for GPU:10, but the result is on the CPU: soft placement" in shown
     assert "left net: TensorFlow cannot move a variable" in shown
     assert "6 transfers: 48 B to cuda:1 at line 3: `net(Y)`" in shown
     moved = "194 transfers: 35.2 KiB to cuda:1, 12 B to cpu, 192 of them at line 7: `net(X)`"
