@@ -23,11 +23,19 @@ from gpumagic.dryrun.follow_code import Note, Subject, dry, leave_out_magics
 from gpumagic.dryrun.held_memory import target_of
 from gpumagic.dryrun.result import DryRun
 from gpumagic.errors import GpuError
+from gpumagic.mismatch.callers import filled_list
 from gpumagic.mismatch.explainer import explain
 from gpumagic.mismatch.explanation import NEAR, Explanation, Fix, total
 from gpumagic.mismatch.operation import read
 from gpumagic.usercode.files import label, last_cell
-from gpumagic.usercode.frames import FailedFrame, errors, failed_frames, functions_again
+from gpumagic.usercode.frames import (
+    FailedFrame,
+    errors,
+    failed_frames,
+    first_name,
+    functions_again,
+    stored,
+)
 from gpumagic.usercode.variables import names_read, variables_read
 
 _LIMIT_S, _MOST = 2.0, 4  # seconds of each dry run, and number of edits that are tried
@@ -153,7 +161,11 @@ class _Trial:
         pairs = zip(old, new, strict=False)
         affected = (ast.dump(a) != ast.dump(b) or names & {*names_read(b)} for a, b in pairs)
         ran = sum((stmt.end_lineno or 0) < self._top.line for stmt in old)
-        return new[min(ran, next((n for n, each in enumerate(affected) if each), len(old))) :]
+        first = min(ran, next((n for n, each in enumerate(affected) if each), len(old)))
+        # Lists that this code fills must be empty again.
+        lists = {first_name(filled_list(n)) for n in ast.walk(ast.Module(new[first:], []))}
+        made = (n for n, stmt in enumerate(new[:first]) if stored(stmt) & lists)
+        return new[next(made, first) :]
 
     def _dry(
         self, code: list[ast.stmt], texts: dict[str, str], number: str = "", target: str = ""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from gpumagic.mismatch.explanation import Fix, around, total
+from gpumagic.mismatch.explanation import Fix, around, bracketed, total
 from gpumagic.mismatch.operand import NAMED, TRANSFERS, Part, Reader
 from gpumagic.mismatch.operation import Operation, named_in, operation, ran_mixed
 from gpumagic.mismatch.sources import only_assignment
@@ -337,6 +337,40 @@ def _is_origin(stmt: Any) -> bool:
         return False
     nodes = [*ast.walk(stmt.value)]
     return not any(_is_transfer(n) or getattr(n, "arg", "") == "device" for n in nodes)
+
+
+_NUMBERS = {"append": ".item()", "extend": ".tolist()"}  # by the method that fills a list
+
+
+def filled(parts: list[Part], at: Operation) -> tuple[Fix | None, str]:
+    """Return the fix of the calls that filled lists with GPU tensors; or, if one of the calls is in
+    an earlier cell, which need not run again, a reason that tells what to write there."""
+    frame, edits = at.reader.frame, list[tuple[ast.AST, str]]()
+    here = _Written(frame.filename, "", _own_nodes(function_of(at.node)))
+    for part in parts:
+        held: Any = frame.scope.value(part.node)
+        tensors = [t for t in held if issubclass(type(t), Tensor)] if type(held) is list else []
+        codes = [here, *(_earlier_cells(frame) if frame.at_top else ())]
+        calls = ([(c, n) for n in c.nodes if filled_list(n) == part.key] for c in codes)
+        ((code, call),) = next(filter(None, calls), [(here, at.node)])
+        if not tensors or call is at.node or len(tensors) < len(held):
+            return None, ""
+        text = bracketed(call.args[0], ast.unparse(call.args[0]))
+        detached = ".detach()" * any(t.requires_grad for t in tensors)
+        to_cpu = _NUMBERS[call.func.attr]
+        text += f"{detached}.cpu()" if any(t.dim() for t in tensors) else to_cpu
+        if code is not here:
+            why = f"{label(code.filename)}, line {call.lineno} keeps tensors on the GPU"
+            return None, f"{why}; better: {ast.unparse(call.func)}({text})"
+        edits.append((call.args[0], text))
+    return around(frame, edits, total(part.nbytes for part in parts)), ""
+
+
+def filled_list(node: Any) -> str:
+    """Return the list to which a call such as ``losses.append(loss)`` appends; "" for others."""
+    one = isinstance(node, ast.Call) and len(node.args) == 1
+    fills = one and getattr(node.func, "attr", "") in _NUMBERS
+    return ast.unparse(node.func.value) if fills else ""
 
 
 def _in_function(

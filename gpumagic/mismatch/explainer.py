@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from gpumagic import faults
 from gpumagic.mismatch import fixes, sources
-from gpumagic.mismatch.callers import Site, climb, keep_copies, made_in, moved_itself
+from gpumagic.mismatch.callers import Site, climb, filled, keep_copies, made_in, moved_itself
 from gpumagic.mismatch.explanation import Explanation, Operand, expression, trial_on
 from gpumagic.mismatch.operand import TRANSFERS, Part, Reader, full, tensors_of
 from gpumagic.mismatch.operation import (
@@ -75,7 +75,7 @@ def _explain(
     choice = fixes.choose(clash, message, [frame, *outer], target) if clash else None
     if clash is None or choice is None:
         return None
-    return _mismatch(clash, choice, [] if here else outer, message.kind)
+    return _mismatch(clash, choice, [] if here else outer, message.kind, here)
 
 
 def _module_call(frame: FailedFrame, within: FailedFrame, message: Message) -> Operation | None:
@@ -101,7 +101,7 @@ def _moves_whole(part: Part) -> bool:
 
 
 def _mismatch(
-    clash: Operation, choice: fixes.Choice, outer: list[FailedFrame], kind: str
+    clash: Operation, choice: fixes.Choice, outer: list[FailedFrame], kind: str, here: bool
 ) -> Explanation:
     frame, node, odd = clash.reader.frame, clash.node, list(choice.odd)
     # For the kind "host", only the failed call needs values on the CPU, so no other value moves.
@@ -121,9 +121,10 @@ def _mismatch(
     kept, why_lost = next((each for each in lost if each[1]), (None, ""))
     # Move an index only in the failing expression, so that other uses of the index do not change.
     an_index = kind == "index" and clash.parts[0] not in odd
-    fix = fix or kept or fixes.elsewhere(clash, choice, outer)
+    stored, why_stored = filled(above.odd, above.at) if choice.to_host and not here else (None, "")
+    fix = fix or kept or stored or fixes.elsewhere(clash, choice, outer)
     fix = fix or fixes.write_fix(site, site if an_index else above, choice)
-    why = why_lost or cause or _reason(clash.parts, places, kind, registered)
+    why = why_lost or cause or why_stored or _reason(clash.parts, places, kind, registered)
     fix = fix if moves else None
     return Explanation(*expression(frame, node), _rows(clash, choice, site, names), fix, why)
 
