@@ -363,7 +363,7 @@ def filled(parts: list[Part], at: Operation) -> tuple[Fix | None, str]:
             why = f"{label(code.filename)}, line {call.lineno} keeps tensors on the GPU"
             return None, f"{why}; better: {ast.unparse(call.func)}({text})"
         edits.append((call.args[0], text))
-    return around(frame, edits, total(part.nbytes for part in parts)), ""
+    return around(frame, edits, None), ""
 
 
 def filled_list(node: Any) -> str:

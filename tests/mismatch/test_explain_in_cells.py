@@ -620,3 +620,43 @@ def test_an_error_further_down_does_not_hide_a_fix(ip):
     ip.run("net, x = nn.Linear(2, 1).cuda(), torch.ones(3, 2)")
     told = explained(ip.run("y = net(x)\nz = [y]\nz.to('cpu')"))
     assert 'y = net(x.to("cuda:0"))' in told
+
+
+def test_a_list_is_mended_where_this_cell_fills_it(ip):
+    ip.run("import numpy as np\nnet = nn.Linear(4, 1).to('cuda:1')\nx = torch.ones(8, 4).cuda(1)")
+    cell = (
+        "losses, rows, hits = [], [], []\nfor _ in range(3):\n    loss = net(x).mean()\n"
+        "    losses.append(loss)\n    rows.append(net(x))\n    hits.extend(x[0] > 0)\n"
+        "print(np.mean(losses), np.concatenate(rows).shape, np.mean(hits))"
+    )
+    told = explained(ip.run(cell))
+    new = cell.replace("(loss)", "(loss.item())").replace("(x[0] > 0)", "((x[0] > 0).tolist())")
+    new = new.replace("s.append(net(x))", "s.append(net(x).detach().cpu())")
+    for line in new.splitlines()[3:6]:
+        assert line.strip() in told
+    assert ip.run(new).error is None
+
+
+def test_a_list_that_code_needs_on_the_gpu_is_copied_where_numpy_reads_it(ip):
+    ip.run("import numpy as np\nnet = nn.Linear(4, 1).to('cuda:1')\nx = torch.ones(8, 4).cuda(1)")
+    cell = (
+        "losses = []\nfor _ in range(3):\n    losses.append(net(x).mean())\n"
+        "print(np.mean(losses))\ntorch.stack(losses).sum().backward()"
+    )
+    told = explained(ip.run(cell))
+    new = "print(np.mean([t.detach().cpu() for t in losses]))"
+    assert new in told
+    assert ip.run(cell.replace("print(np.mean(losses))", new)).error is None
+
+
+def test_the_line_of_an_earlier_cell_that_fills_a_list_is_named(ip):
+    ip.run("import numpy as np\nx = torch.ones(8, 4).cuda(1)\nsums = []")
+    ip.run("for row in x:\n    sums.append(row.sum())")
+    told = " ".join(explained(ip.run("np.mean(sums)")).split())
+    assert "In [3], line 2 keeps tensors on the GPU; better: sums.append(row.sum().item())" in told
+    assert "np.mean([t.detach().cpu() for t in sums])" in told
+
+
+def test_a_parameter_that_is_bound_again_does_not_name_the_device_above_that_line(ip):
+    ip.run("def f(h):\n    x = torch.zeros(3)\n    h = h.to('cuda:1')\n    return h + x")
+    assert 'x = torch.zeros(3, device="cuda:1")' in explained(ip.run("f(torch.ones(3))"))

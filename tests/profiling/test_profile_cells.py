@@ -71,6 +71,11 @@ def profiled(shell, cell):
     return gpumagic.last_report().profile
 
 
+def test_a_cell_without_code_has_a_profile_without_lines(cells):
+    assert not profiled(cells, "%%ongpu 1 --profile\n# nothing").lines
+    assert "asked" not in repr(gpumagic.last_report())
+
+
 @pytest.mark.parametrize(("cell", "kind", "line", "words"), PLANTED, ids=[p[1] for p in PLANTED])
 def test_a_planted_bottleneck_is_the_first_cause(cells, cell, kind, line, words):
     found = profiled(cells, cell)

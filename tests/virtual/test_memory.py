@@ -77,8 +77,8 @@ def test_out_of_memory_in_cudas_words(gpus):
     half = torch.empty(2**30, dtype=torch.uint8, device="cuda:0")
     text = (
         r"^CUDA out of memory\. Tried to allocate 1\.50 GiB\. GPU 0 has a total capacity of "
-        r"2\.00 GiB of which 1\.00 GiB is free\..* this process has 1\.00 GiB memory in use\. Of "
-        r"the allocated memory 1\.00 GiB is allocated by PyTorch, and 0 bytes is reserved"
+        r"2\.00 GiB of which 1024\.00 MiB is free\..* this process has 1024\.00 MiB memory in "
+        r"use\. Of the allocated memory 1024\.00 MiB is allocated by PyTorch, and 0 bytes is "
     )
     with pytest.raises(torch.OutOfMemoryError, match=text):
         torch.empty(3 * 2**29, dtype=torch.uint8, device="cuda:0")
