@@ -36,8 +36,11 @@ from gpumagic.usercode.files import last_cell
 from gpumagic.usercode.frames import FailedFrame, errors, failed_frames
 
 _SHOWN = 3
-_NUMPY = "NumPy works in the host's memory only, so the values must be copied there"
-_HOST = "torch reads this argument on the CPU, so it must be there"
+_WHY = {
+    "numpy": "NumPy works in the host's memory only, so the values must be copied there",
+    "host": "torch reads this argument on the CPU, so it must be there",
+    "replicas": "DataParallel needs the module on the first GPU of its device_ids",
+}
 _INDEX = "an index must be on the CPU or on the same device as what it indexes"
 _DICT = "a dict does not move with the model: move each of its tensors"
 
@@ -173,8 +176,8 @@ def _reason(
     leaves: tuple[Part, ...], frames: list[tuple[FailedFrame, list[Part]]], kind: str, fix: Any
 ) -> str | None:
     """Return the reason, or None. `frames` pairs each frame with the operands to move there."""
-    if kind in ("numpy", "host"):
-        return _NUMPY if kind == "numpy" else _HOST
+    if kind in _WHY:
+        return _WHY[kind]
     if told := _brought(leaves):
         return told
     every = [(part, frame) for frame, odd in frames for part in odd]

@@ -261,16 +261,20 @@ def _drawn_on(node: Any, reader: operand.Reader, part: operand.Part) -> str | No
 
 
 def _made_on(part: operand.Part, node: Any, frames: list[FailedFrame], target: str) -> Fix | None:
-    """Return the fix that makes the generator on `target`; None if other code uses it too."""
-    given = [getattr(word.value, "id", "") for word in node.keywords if word.arg == "device"]
+    """Return the fix that makes the generator on `target`; None if other code draws elsewhere."""
+    words = (word.value for word in node.keywords if word.arg == "device")
+    given = [value for value in words if isinstance(value, ast.Name)]
     for frame in frames:
+        reader, own_names = operand.Reader(frame), {*frame.code.co_varnames} - {*frame.parameters}
         made = sources.assignments_of(part.value, frame) if part.value is not None else []
         value, text = (made[0].value, ast.unparse(made[0].targets[0])) if made else (part.node, "")
-        reads = (next(parents(use), None) for use in uses(frame.tree or ast.Pass(), text))
-        draws = [each for each in reads if not isinstance(each, ast.Attribute)]
-        device = next((name for name in given if name in frame.parameters), f'"{target}"')
-        calls = sources.with_device(value, frame, device)
-        if len(draws) < 2 and (fix := around(frame, calls, 0)):
+        reads = ([*parents(use)] for use in uses(frame.tree or ast.Pass(), text))
+        draws = [up for up in reads if not isinstance(up[0], ast.Attribute)]
+        calls = [next((n for n in up if isinstance(n, ast.Call)), None) for up in draws]
+        alike = all(call and _drawn_on(call, reader, part) == target for call in calls)
+        names = (n.id for n in given if n.id not in own_names and reader.device(n, "") == target)
+        edits = sources.with_device(value, frame, next(names, f'"{target}"'))
+        if alike and (fix := around(frame, edits, 0)):
             return fix
         if not made and (edit := _made_again(part, frame, target)) is not None:
             return edit.fix(0)

@@ -44,6 +44,17 @@ def test_a_generator_with_other_draws_stays():
     assert explanation.reason.endswith('create it with torch.Generator("cpu")')
 
 
+def test_a_generator_for_several_draws_on_one_device_is_made_there():
+    code = (
+        'device = "cuda:1"\ndef noise(n):\n    rng = torch.Generator().manual_seed(n)\n'
+        "    x = torch.rand(n, generator=rng, device=device)\n"
+        "    return x + torch.rand(n, generator=rng, device=device)\nx = noise(4)\n"
+    )
+    explanation = gpumagic.explain(run(code))
+    assert explanation.fix.code.strip() == "rng = torch.Generator(device).manual_seed(n)"
+    assert run(explanation.fix.apply(code)) is None
+
+
 LOADER = """
 from torch.utils.data import DataLoader
 torch.set_default_device("cuda")
