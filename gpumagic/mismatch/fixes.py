@@ -17,7 +17,6 @@ from torch import Tensor
 from gpumagic.mismatch import sources
 from gpumagic.mismatch.callers import Site, climb, moved_itself
 from gpumagic.mismatch.explanation import (
-    NEAR,
     Edit,
     Fix,
     around,
@@ -26,7 +25,7 @@ from gpumagic.mismatch.explanation import (
     total,
     trial_on,
 )
-from gpumagic.mismatch.operand import Part, Reader, device_of, full, is_torch
+from gpumagic.mismatch.operand import Part, Reader, device_of, full
 from gpumagic.mismatch.operation import (
     Message,
     Operation,
@@ -48,7 +47,7 @@ from gpumagic.usercode.frames import (
     stored,
     uses,
 )
-from gpumagic.usercode.values import of_function, own
+from gpumagic.usercode.values import own
 
 _DEVICE_NAMES = ("device", "dev", "DEVICE", "self.device", "self.cfg.device", "args.device")
 
@@ -340,18 +339,6 @@ def _used_once(site: Site) -> bool:
     return not site.extra and all(len(uses(scope, part.key)) < 2 for part in site.odd)
 
 
-def _read_again(part: Part, site: Site) -> list[ast.expr]:
-    """Return expressions a few lines below that pass the tensor to a library other than torch."""
-    found: list[ast.expr] = []
-    for node in uses(function_of(part.node) or part.node, part.key):
-        call = next(parents(node), None)
-        function = site.frame.scope.value(getattr(call, "func", part.node))
-        others = is_torch(function) or of_function(function, "__module__") in (None, "__main__")
-        if 0 < node.lineno - site.frame.line <= NEAR and not others:
-            found.append(node)
-    return found if part.kind == "tensor" else []
-
-
 def _stays(part: Part, frame: FailedFrame, stmt: ast.stmt) -> bool:
     """Whether an operand cannot be moved, or moving it may break other code."""
     if part.kind == "module":  # an earlier call in the loop may need it on its device
@@ -389,5 +376,4 @@ def _moved(part: Part, site: Site, device: str, choice: Choice) -> list[tuple[as
         text = sources.moved(node, site.at.reader, choice.target, device, detached)
     if any(each.kind == "array" for each in site.at.parts):
         text += ".numpy()"
-    again = _read_again(part, site) if choice.to_host else []
-    return [(node, text) for node in (part.node, *again)]
+    return [(part.node, text)]

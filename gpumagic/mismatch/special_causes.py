@@ -270,8 +270,10 @@ def _made_on(part: operand.Part, node: Any, frames: list[FailedFrame], target: s
         value, text = (made[0].value, ast.unparse(made[0].targets[0])) if made else (part.node, "")
         reads = ([*parents(use)] for use in uses(frame.tree or ast.Pass(), text))
         draws = [up for up in reads if not isinstance(up[0], ast.Attribute)]
-        calls = [next((n for n in up if isinstance(n, ast.Call)), None) for up in draws]
-        alike = all(call and _drawn_on(call, reader, part) == target for call in calls)
+        calls = (next((n for n in up if isinstance(n, ast.Call)), ast.Pass()) for up in draws)
+        asked = ([w.value for w in getattr(c, "keywords", ()) if w.arg == "device"] for c in calls)
+        alike = all(each and reader.device(each[0], "") == target for each in asked)
+        alike |= len(draws) < 2
         names = (n.id for n in given if n.id not in own_names and reader.device(n, "") == target)
         edits = sources.with_device(value, frame, next(names, f'"{target}"'))
         if alike and (fix := around(frame, edits, 0)):

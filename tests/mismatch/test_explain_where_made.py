@@ -281,7 +281,7 @@ torch.set_rng_state(state["rng"])
         (CHUNKS, 'net(X[rows].to("cuda:1"))'),
         (NOISE, "g = torch.Generator(device).manual_seed(0)"),
         (LOADED, 'index["rows"].T.to(q.device)'),
-        (DRAWN, 'g = torch.Generator("cuda:0").manual_seed(0)'),
+        (DRAWN, "g = torch.Generator(device).manual_seed(0)"),
         (LENGTHS, "h = net(x, lengths.cpu())"),
         (KEYWORDS, "self.words(x), lengths.cpu(), batch_first=True"),
         (TABLE, "table.to(t.device)[t]"),
