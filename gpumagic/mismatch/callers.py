@@ -1,4 +1,4 @@
-"""Find the caller that passed an operand, and lines that made it, moved it, or lost its copy.
+"""Find the caller that passed an operand, and lines that moved it, stored it or lost its copy.
 
 An operand is a value that the failed operation uses, such as a tensor. The line ``x.to(device)``
 *loses a copy* of `x`, because no variable refers to the copy. Such a line may be in a failed frame,
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from gpumagic.mismatch.explanation import Fix, around, bracketed, total
-from gpumagic.mismatch.operand import NAMED, TRANSFERS, Part, Reader
+from gpumagic.mismatch.operand import TRANSFERS, Part, Reader
 from gpumagic.mismatch.operation import Operation, named_in, operation, ran_mixed
 from gpumagic.mismatch.sources import only_assignment
 from gpumagic.usercode.files import is_users, label, parsed, shell
@@ -26,7 +26,6 @@ from gpumagic.usercode.frames import (
     in_own_scope,
     loops_around,
     parents,
-    statement,
     stored,
 )
 
@@ -63,14 +62,16 @@ def climb(site: Site, outer: list[FailedFrame]) -> tuple[Site, dict[str, str]]:
 def _at_notebook(site: Site, outer: list[FailedFrame]) -> Site:
     """Return a site in the cell's loop if functions read the operands as globals; else `site`."""
     frame = next((each for each in outer if each.at_top), site.frame)
-    moved = [*site.odd, *site.extra]
+    moved = [_made_of(part, site.frame) for part in [*site.odd, *site.extra]]
     local = {*site.frame.code.co_varnames, *site.frame.code.co_freevars}
     names = {part.text for part in moved if frame.scope.name(part.text) is part.value}
     if frame is site.frame or frame.failed is None or not loops_around(frame.failed):
         return site
     if len(names) < len(moved) or names & local or any(map(in_own_scope, (p.node for p in moved))):
         return site
-    return Site(Operation(Reader(frame), frame.failed, ()), site.odd, site.extra)
+    # The cell cannot edit the function's expressions, so its parts have nodes without a place.
+    moved, odd = [replace(p, node=ast.Name(p.text, ast.Load())) for p in moved], len(site.odd)
+    return Site(Operation(Reader(frame), frame.failed, ()), moved[:odd], moved[odd:])
 
 
 def _made_for(moved: list[Part], within: FailedFrame, frame: FailedFrame) -> list[Part]:
@@ -164,7 +165,7 @@ def keep_copies(
 
 def _is_sent(lost: _Lost, reader: Reader, target: str) -> bool:
     """Whether a lost copy was on the device `target`; True if the copy's device is unknown."""
-    calls: list[Any] = [node for node in ast.walk(lost.node) if _is_transfer(node)]
+    calls: list[Any] = [node for node in ast.walk(lost.node) if is_transfer(node)]
     return all(reader.sent_to(call, call.func.attr) in (target, None) for call in calls)
 
 
@@ -211,12 +212,12 @@ def _places(frame: FailedFrame, names: set[str]) -> Iterator[tuple[Any, dict[str
     """Yield code that ran before the failure, with the copies of `names` that the code lost."""
     scope: Any = function_of(frame.failed or ast.Pass())
     names -= {name for name in names if issubclass(type(_value(frame, name)), nn.Module)}
-    ran = [node for node in _own_nodes(scope) if node.lineno < frame.line]
+    ran = [node for node in own_nodes(scope) if node.lineno < frame.line]
     yield from _in_code(frame, ran, frame, names)
     attributes = {name for name in names if name.startswith("self.")}
     within = next(parents(scope), None) if attributes else None
     yield frame, _lost_in([*ast.walk(within or ast.Pass())], attributes)
-    for cell in _earlier_cells(frame) if frame.at_top else ():
+    for cell in earlier_cells(frame) if frame.at_top else ():
         if names := names - set[str]().union(*map(stored, ran)):
             yield from _in_code(cell, ran := cell.nodes, frame, names)
 
@@ -226,7 +227,7 @@ def _in_code(
 ) -> Iterator[tuple[Any, dict[str, _Lost]]]:
     """Yield the lost copies in a scope's nodes, and in the functions that the nodes call."""
     # Add other tensors of which this code lost a copy, except the variables of loops.
-    alone: Any = [n.value for n in nodes if isinstance(n, ast.Expr) and _is_transfer(n.value)]
+    alone: Any = [n.value for n in nodes if isinstance(n, ast.Expr) and is_transfer(n.value)]
     owners = {ast.unparse(call.func.value): frame.scope.value(call.func.value) for call in alone}
     items = set[str]().union(*(stored(n.target) for n in nodes if isinstance(n, ast.For)))
     tensors = {name for name, value in owners.items() if issubclass(type(value), Tensor)} - items
@@ -237,7 +238,7 @@ def _in_code(
             yield from _in_function(stmt, call, frame, names, code)
 
 
-def _earlier_cells(frame: FailedFrame) -> Iterator[_Written]:
+def earlier_cells(frame: FailedFrame) -> Iterator[_Written]:
     """Yield the code of the cells that ran before this one, the latest first."""
     numbers: dict[str, int] = getattr(getattr(shell(), "compile", None), "_filename_map", {})
     # Code that an editor runs silently has the number of the cell.
@@ -245,14 +246,14 @@ def _earlier_cells(frame: FailedFrame) -> Iterator[_Written]:
     now = {file for file, number in numbers.items() if number == last} | {frame.filename}
     for file in sorted(numbers.keys() - now, key=lambda file: -numbers[file]):
         read = parsed(file)
-        yield _Written(file, read.text, _own_nodes(read.tree), earlier=True)
+        yield _Written(file, read.text, own_nodes(read.tree), earlier=True)
 
 
 def _value(frame: FailedFrame, text: str) -> Any:
     return frame.scope.value(ast.parse(text, mode="eval").body)
 
 
-def _own_nodes(scope: Any) -> list[Any]:
+def own_nodes(scope: Any) -> list[Any]:
     """Return the syntax nodes of a function or cell, sorted by line, without nested functions."""
     nodes = [n for n in ast.walk(scope or ast.Pass()) if hasattr(n, "lineno")]
     return sorted((n for n in nodes if function_of(n) is scope), key=lambda node: node.lineno)
@@ -265,7 +266,7 @@ def _called(call: ast.Call, frame: FailedFrame, caller: Any) -> _Written | None:
     if type(function) is type or code is None or not is_users(code.co_filename):
         return None
     parameters, earlier = code.co_varnames[: code.co_argcount], getattr(caller, "earlier", False)
-    text, nodes = parsed(code.co_filename).text, _own_nodes(definition(code))
+    text, nodes = parsed(code.co_filename).text, own_nodes(definition(code))
     return _Written(code.co_filename, text, nodes, parameters, earlier)
 
 
@@ -276,9 +277,9 @@ def moved_itself(part: Part, frame: FailedFrame) -> tuple[str, bool]:
         return "", False
     loops: list[Any] = loops_around(frame.failed or part.node)[-1:]
     last = loops[0].end_lineno if loops else frame.line - 1
-    ran = [n for n in _own_nodes(function_of(frame.failed or part.node)) if n.lineno <= last]
+    ran = [n for n in own_nodes(function_of(frame.failed or part.node)) if n.lineno <= last]
     of_notebook = frame.at_top or first_name(part.text) not in frame.code.co_varnames
-    cells = _earlier_cells(frame) if of_notebook else ()
+    cells = earlier_cells(frame) if of_notebook else ()
     for code in [_Written(frame.filename, "", ran), *cells]:
         for node in reversed(code.nodes):
             for file, call in _sent(node, part.text, frame, code):
@@ -299,44 +300,11 @@ def _sent(node: Any, text: str, frame: FailedFrame, code: _Written) -> Iterator[
         names = [name for name, value in values.items() if ast.unparse(value) == text]
         found += [(at.filename, each, name, values) for each in at.nodes for name in names]
     for file, each, name, values in found:
-        its: Any = each.func if _is_transfer(each) else None
+        its: Any = each.func if is_transfer(each) else None
         if its is not None and ast.unparse(its.value) == name:
             args = [values.get(getattr(arg, "id", ""), arg) for arg in each.args]
             if Reader(frame).sent_to(ast.Call(its, args, each.keywords), its.attr) == "cpu":
                 yield file, each
-
-
-def made_in(part: Part, frame: FailedFrame) -> str:
-    """Return which line of the class or an earlier cell made an operand; "" unless only one did."""
-    of_self = part.text.startswith("self.") and frame.parameters[:1] == ("self",)
-    text = ".".join(part.text.split(".")[:2]) if of_self else first_name(part.text)
-    scope: Any = function_of(frame.failed or part.node)
-    above = (stored(node) for node in _own_nodes(scope) if node.lineno < frame.line)
-    if part.device != "cpu" or (not of_self and text in set[str]().union(*above)):
-        return ""
-    around = (n for n in parents(frame.failed or part.node) if isinstance(n, ast.ClassDef))
-    codes = [(frame.filename, list[Any](ast.walk(next(around, ast.Pass()))))] if of_self else []
-    if frame.at_top:
-        codes += ((cell.filename, cell.nodes) for cell in _earlier_cells(frame))
-    for file, nodes in codes:
-        bound = (n for n in nodes if isinstance(n, NAMED) and not isinstance(n.ctx, ast.Load))
-        if stmts := [statement(node) for node in bound if ast.unparse(node) == text]:
-            made: list[Any] = [stmt for stmt in stmts if not _is_placeholder(stmt)]
-            alone = len(made) == 1 and _is_origin(made[0])
-            return f"{label(file)}, line {made[0].lineno} made {text} on the CPU" if alone else ""
-    return ""
-
-
-def _is_placeholder(stmt: Any) -> bool:
-    return isinstance(stmt, ast.Assign) and isinstance(stmt.value, ast.Constant)
-
-
-def _is_origin(stmt: Any) -> bool:
-    """Whether a statement assigns a new value, without naming a device."""
-    if not isinstance(stmt, ast.Assign) or isinstance(stmt.value, NAMED):
-        return False
-    nodes = [*ast.walk(stmt.value)]
-    return not any(_is_transfer(n) or getattr(n, "arg", "") == "device" for n in nodes)
 
 
 _NUMBERS = {"append": ".item()", "extend": ".tolist()"}  # by the method that fills a list
@@ -346,11 +314,11 @@ def filled(parts: list[Part], at: Operation) -> tuple[Fix | None, str]:
     """Return the fix of the calls that filled lists with GPU tensors; or, if one of the calls is in
     an earlier cell, which need not run again, a reason that tells what to write there."""
     frame, edits = at.reader.frame, list[tuple[ast.AST, str]]()
-    here = _Written(frame.filename, "", _own_nodes(function_of(at.node)))
+    here = _Written(frame.filename, "", own_nodes(function_of(at.node)))
     for part in parts:
         held: Any = frame.scope.value(part.node)
         tensors = [t for t in held if issubclass(type(t), Tensor)] if type(held) is list else []
-        codes = [here, *(_earlier_cells(frame) if frame.at_top else ())]
+        codes = [here, *(earlier_cells(frame) if frame.at_top else ())]
         calls = ([(c, n) for n in c.nodes if filled_list(n) == part.key] for c in codes)
         ((code, call),) = next(filter(None, calls), [(here, at.node)])
         if not tensors or call is at.node or len(tensors) < len(held):
@@ -411,13 +379,13 @@ def _pairs(value: ast.expr, target: ast.expr) -> list[tuple[str, str]]:
 
 def _rebinds(stmt: Any) -> bool:
     """Whether a statement has the form ``x = x.to(device)``."""
-    if not isinstance(stmt, ast.Assign) or not _is_transfer(stmt.value):
+    if not isinstance(stmt, ast.Assign) or not is_transfer(stmt.value):
         return False
     call: Any = stmt.value
     return ast.unparse(call.func.value) == getattr(stmt.targets[0], "id", None)
 
 
-def _is_transfer(node: Any) -> bool:
+def is_transfer(node: Any) -> bool:
     return isinstance(node, ast.Call) and getattr(node.func, "attr", "") in TRANSFERS
 
 
@@ -427,7 +395,7 @@ def _lost_in(nodes: list[Any], names: set[str]) -> dict[str, _Lost]:
     for node in nodes:
         if isinstance(node, ast.For):
             found |= _lost_in_loop(node, names)
-        elif isinstance(node, ast.Expr) and _is_transfer(node.value):
+        elif isinstance(node, ast.Expr) and is_transfer(node.value):
             call: Any = node.value
             if (text := ast.unparse(call.func.value)) in names:
                 code = ast.unparse(call)
@@ -442,7 +410,7 @@ def _lost_in_loop(loop: ast.For, names: set[str]) -> dict[str, _Lost]:
     key, _, item = ast.unparse(loop.target).strip("()").partition(", ")
     stmt: Any = loop.body[-1]
     call: Any = getattr(stmt, "value", None)
-    copies = _is_transfer(call) and ast.unparse(call.func.value) == item
+    copies = is_transfer(call) and ast.unparse(call.func.value) == item
     if whole not in names or not copies or not (isinstance(stmt, ast.Expr) or _rebinds(stmt)):
         return {}
     why = (_COPY if isinstance(stmt, ast.Expr) else _LOOP).format(ast.unparse(stmt), item, whole)

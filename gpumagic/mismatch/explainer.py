@@ -15,10 +15,19 @@ import torch
 from torch import Tensor, nn
 
 from gpumagic import faults
-from gpumagic.mismatch import fixes, sources
-from gpumagic.mismatch.callers import Site, climb, filled, keep_copies, made_in, moved_itself
+from gpumagic.mismatch import fixes, sources, special_causes
+from gpumagic.mismatch.callers import (
+    Site,
+    climb,
+    earlier_cells,
+    filled,
+    is_transfer,
+    keep_copies,
+    moved_itself,
+    own_nodes,
+)
 from gpumagic.mismatch.explanation import Explanation, Operand, expression, trial_on
-from gpumagic.mismatch.operand import TRANSFERS, Part, Reader, full, tensors_of
+from gpumagic.mismatch.operand import NAMED, TRANSFERS, Part, Reader, full, tensors_of
 from gpumagic.mismatch.operation import (
     Message,
     Operation,
@@ -29,17 +38,25 @@ from gpumagic.mismatch.operation import (
     read,
     without_lengths,
 )
-from gpumagic.mismatch.special_causes import special_cause
 from gpumagic.moving.move import first_found, origin_of
 from gpumagic.moving.moved import Origin
-from gpumagic.usercode.files import last_cell
-from gpumagic.usercode.frames import FailedFrame, errors, failed_frames
+from gpumagic.usercode.files import label, last_cell
+from gpumagic.usercode.frames import (
+    FailedFrame,
+    errors,
+    failed_frames,
+    first_name,
+    function_of,
+    parents,
+    statement,
+    stored,
+)
 
 _SHOWN = 3
 _WHY = {
     "numpy": "NumPy works in the host's memory only, so the values must be copied there",
     "host": "torch reads this argument on the CPU, so it must be there",
-    "replicas": "DataParallel needs the module on the first GPU of its device_ids",
+    "replicas": special_causes.FIRST,
 }
 _INDEX = "an index must be on the CPU or on the same device as what it indexes"
 _DICT = "a dict does not move with the model: move each of its tensors"
@@ -67,7 +84,7 @@ def _explain(
     found: list[FailedFrame], message: Message, target: str, here: bool
 ) -> Explanation | None:
     frame, outer = found[0], found[1:]
-    special = special_cause(found, message)
+    special = special_causes.special_cause(found, message)
     if special or message.kind in ("generator", "ordinal"):
         return special
     clash, on_host = conflict(frame, message), message.kind in ("numpy", "host")
@@ -122,12 +139,13 @@ def _mismatch(
     frames = [frame, *outer]
     lost = (keep_copies(moved, frames, choice.target) for moved in ([*odd, *extra], odd))
     kept, why_lost = next((each for each in lost if each[1]), (None, ""))
-    # Move an index only in the failing expression, so that other uses of the index do not change.
-    an_index = kind == "index" and clash.parts[0] not in odd
-    stored, why_stored = filled(above.odd, above.at) if choice.to_host and not here else (None, "")
-    fix = fix or kept or stored or fixes.elsewhere(clash, choice, outer)
-    fix = fix or fixes.write_fix(site, site if an_index else above, choice)
-    why = why_lost or cause or why_stored or _reason(clash.parts, places, kind, registered)
+    # An index is moved only where the error is, so that its other uses do not change. So are values
+    # that torch reads on the CPU, because each call of the function needs them there.
+    stays = kind == "host" or (kind == "index" and clash.parts[0] not in odd)
+    listed, why_listed = filled(above.odd, above.at) if choice.to_host and not here else (None, "")
+    fix = fix or kept or listed or fixes.elsewhere(clash, choice, outer)
+    fix = fix or fixes.write_fix(site, site if stays else above, choice)
+    why = why_lost or cause or why_listed or _reason(clash.parts, places, kind, registered)
     fix = fix if moves else None
     return Explanation(*expression(frame, node), _rows(clash, choice, site, names), fix, why)
 
@@ -191,7 +209,43 @@ def _reason(
         return _DICT
     if kind == "index":
         return _INDEX
-    return next(filter(None, (made_in(part, frame) for part, frame in every)), None)
+    return next(filter(None, (_made_in(part, frame) for part, frame in every)), None)
+
+
+def _made_in(part: Part, frame: FailedFrame) -> str:
+    """Return which line of the class or an earlier cell made an operand; "" unless only one did."""
+    of_self = part.text.startswith("self.") and frame.parameters[:1] == ("self",)
+    text = first_name(part.text.removeprefix("self."))
+    scope: Any = function_of(frame.failed or part.node)
+    above = (stored(node) for node in own_nodes(scope) if node.lineno < frame.line)
+    if part.device != "cpu" or (not of_self and text in set[str]().union(*above)):
+        return ""
+    around = (n for n in parents(frame.failed or part.node) if isinstance(n, ast.ClassDef))
+    cells = earlier_cells(frame) if frame.at_top or of_self else ()
+    codes = [(cell.filename, cell.nodes) for cell in cells]
+    codes += [(frame.filename, [*ast.walk(next(around, ast.Pass()))])] * of_self
+    for file, nodes in codes:
+        bound = (n for n in nodes if isinstance(n, NAMED) and not isinstance(n.ctx, ast.Load))
+        # Code outside the class, such as `net.fc = …`, may assign the attribute of any object.
+        same = (n for n in bound if (getattr(n, "attr", "") if of_self else ast.unparse(n)) == text)
+        if found := [*same]:
+            made = [node for node in found if not _is_placeholder(statement(node))]
+            if len(made) != 1 or not _is_origin(statement(made[0])):
+                return ""
+            return f"{label(file)}, line {made[0].lineno} made {ast.unparse(made[0])} on the CPU"
+    return ""
+
+
+def _is_placeholder(stmt: Any) -> bool:
+    return isinstance(stmt, ast.Assign) and isinstance(stmt.value, ast.Constant)
+
+
+def _is_origin(stmt: Any) -> bool:
+    """Whether a statement assigns a new value, without naming a device."""
+    if not isinstance(stmt, ast.Assign) or isinstance(stmt.value, NAMED):
+        return False
+    nodes = [*ast.walk(stmt.value)]
+    return not any(is_transfer(n) or getattr(n, "arg", "") == "device" for n in nodes)
 
 
 def _brought(leaves: tuple[Part, ...]) -> str | None:

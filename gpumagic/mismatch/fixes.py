@@ -79,6 +79,7 @@ def choose(
     first = _of_indexed(found) if indexed else first
     target = target or first or _written_on(found, frames) or _heaviest(found)
     odd = [part for part in leaves if part.devices != (target,)]
+    odd = [part for part in odd if not part.scalar] or odd  # such as a time step of diffusion
     moving = [part for part in odd if part.kind != "object" or hasattr(type(part.value), "to")]
     return Choice(target, tuple(moving or odd)) if odd else None
 
@@ -196,7 +197,7 @@ def _make_there(site: Site, target: str) -> Fix | None:
     for stmt in stmts:
         before = sources.before_transfer(stmt.value, reader, target)
         created = [] if before else sources.with_device(stmt.value, frame, device)
-        edits += created or [(stmt.value, before or sources.moving(frame.text(stmt.value), device))]
+        edits += created or [(stmt.value, sources.moved(stmt.value, reader, target, device, ""))]
         whole = (part.nbytes or 0 for part in parts.values() if sources.assigns(stmt, part.text))
         copied += 0 if before or created else sum(whole)
     return around(frame, edits, copied)

@@ -201,7 +201,8 @@ def maker_of(part: operand.Part, at: Operation) -> ast.Assign | None:
     value: Any = made.value
     on_default = getattr(getattr(value, "func", None), "attr", "") == "cuda"
     movable = created and (is_leaf(part) or (on_default and not operand.arguments(value)))
-    return made if call.factory or from_numpy or asked or movable else None
+    sent = moves_to_device(value, at.reader) and part.device != "cpu" and not is_leaf(part)
+    return made if call.factory or from_numpy or asked or movable or sent else None
 
 
 def made_by_call(wanted: list[set[Any]], at: Operation, target: str) -> Fix | None:

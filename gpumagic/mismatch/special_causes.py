@@ -7,7 +7,7 @@ from itertools import chain
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
@@ -43,6 +43,7 @@ _AGAIN = (
 )
 _LIBRARYS = "a library made this loader; turn off workers and pin_memory in the library's options"
 _DEFAULT = "the default device is {}, but torch's CPU generator draws these numbers"
+FIRST = "DataParallel needs the module on the first GPU of its device_ids"
 _SHOWN = 3
 _NUMBERED = (".to", ".cuda", ".device", ".set_device")  # calls that accept a GPU's number
 
@@ -55,7 +56,8 @@ def special_cause(found: list[FailedFrame], message: Message) -> Explanation | N
         return _for_worker(found, message.kind == "pin")
     if message.kind in ("load", "ordinal"):
         return _for_missing(found[0], message.kind)
-    return _for_optimizer(found)
+    replicated = _for_replicas(found) if message.kind == "replicas" else None
+    return replicated or _for_optimizer(found)
 
 
 def _in_statement(frame: FailedFrame, kind: type) -> list[tuple[str, Any]]:
@@ -80,6 +82,24 @@ def _outermost(frames: list[FailedFrame], name: str, value: Any) -> tuple[Any, a
         if known and stmt is not None:
             return frame, stmt, known[0]
     return frames[0], ast.Pass(), name
+
+
+def _for_replicas(frames: list[FailedFrame]) -> Explanation | None:
+    """Explain a DataParallel module that is on a GPU other than the first of its `device_ids`."""
+    failed: Any = frames[0].failed
+    given = operand.Reader(frames[0]).given(failed) if isinstance(failed, ast.Call) else []
+    for name, model in _in_statement(frames[0], nn.DataParallel):
+        first, data = f"cuda:{model.device_ids[0]}", {part.device for part in given}
+        homes = {operand.full(parameter.device) for parameter in model.parameters()}
+        outer, stmt, text = _outermost(frames, name, model)
+        ids = sorted(model.device_ids, key=lambda number: f"cuda:{number}" not in homes)
+        if len(homes) == 1 and ids != model.device_ids and first not in data and outer.at_top:
+            line = f"{text} = torch.nn.DataParallel({text}.module, device_ids={ids})"
+            fix = Edit(outer, before_loops(outer, stmt, [text]), [line]).fix(0)
+            parts = operand.describe(model, ast.Name(name), name)
+            rows = (sources.row(part, False) for part in parts)
+            return Explanation(*expression(frames[0], failed or stmt), (*rows,), fix, FIRST)
+    return None
 
 
 def _for_optimizer(frames: list[FailedFrame]) -> Explanation | None:

@@ -282,7 +282,7 @@ torch.set_rng_state(state["rng"])
         (NOISE, "g = torch.Generator(device).manual_seed(0)"),
         (LOADED, 'index["rows"].T.to(q.device)'),
         (DRAWN, "g = torch.Generator(device).manual_seed(0)"),
-        (LENGTHS, "h = net(x, lengths.cpu())"),
+        (LENGTHS, "self.words(x), lengths.cpu(), batch_first=True"),
         (KEYWORDS, "self.words(x), lengths.cpu(), batch_first=True"),
         (TABLE, "table.to(t.device)[t]"),
         (POOLED, "(x * valid).sum(1) / lengths[:, None].to(x.device)"),
