@@ -21,6 +21,8 @@ PARTIAL = {
     "all fields failing": ({"gpu.1.fail": 999}, "(NVML 1)", "dmesg"),
     "a stall": ({"stall.nvmlDeviceGetUtilizationRates": 20}, "has not answered", "dmesg"),
 }
+# Of each of the two lists, the faults that the panel draws alike are slow.
+RARE = {"driver not loaded", "versions differ", "a GPU that cannot be opened", "all fields failing"}
 FIELDS = (
     "nvmlDeviceGetUtilizationRates",
     "nvmlDeviceGetTemperature",
@@ -54,7 +56,11 @@ def recovers(lab, view, cause):
     expect(view.status).not_to_contain_text("⚠")
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+def some_slow(faults):
+    return [pytest.param(fault, marks=[pytest.mark.slow] * (fault in RARE)) for fault in faults]
+
+
+@pytest.mark.parametrize("fault", some_slow(FAULTS))
 def test_a_driver_that_cannot_be_asked(lab, watched, fault):
     code, cause, cure = FAULTS[fault]
     lab.machine({"fail.*": code, "fail.nvmlInitWithFlags": code})
@@ -71,7 +77,7 @@ def test_a_driver_that_cannot_be_asked(lab, watched, fault):
     watched.hides("state files")
 
 
-@pytest.mark.parametrize("fault", PARTIAL)
+@pytest.mark.parametrize("fault", some_slow(PARTIAL))
 def test_a_gpu_that_does_not_answer(lab, watched, fault):
     machine, cause, cure = PARTIAL[fault]
     lab.machine(machine)

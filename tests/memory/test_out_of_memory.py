@@ -277,7 +277,8 @@ def test_losses_that_a_callback_sums_are_detached_whatever_its_caller_trains(sma
 # As they are asked most in forums: the code before, the failed cell, and the first lever.
 RARER = (
     *("what hooks keep", "a loader of dicts", "a part that no optimizer trains"),
-    *("a dict of lists in a function", "a model of float64"),
+    *("a dict of lists in a function", "a model of float64", "a memory in an object"),
+    "results of items that the loop changes",
 )
 ASKED = {
     "results of items that the loop changes": (
@@ -792,7 +793,13 @@ MOVED_WHOLE = {
 }
 
 
-@pytest.mark.parametrize("where", MOVED_WHOLE)
+@pytest.mark.parametrize(
+    "where",
+    [
+        pytest.param(n, marks=[pytest.mark.slow] * (n == "in a helper function"))
+        for n in MOVED_WHOLE
+    ],
+)
 def test_data_that_are_moved_whole_are_kept_on_the_cpu(small, shown, where):
     before, cell, (line, batch) = MOVED_WHOLE[where]
     small.run(f"{START}data, net = torch.ones(4000, 5120), nn.Linear(5120, 64).cuda()")
