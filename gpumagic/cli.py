@@ -9,7 +9,7 @@ from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
-from gpumagic.errors import GpuError, meant
+from gpumagic.errors import GpuError, as_in_a_shell, meant
 
 _EXAMPLES = """\
 examples:
@@ -105,7 +105,7 @@ def _snapshot(args: argparse.Namespace) -> int:
         while True:
             found = snapshot()
             shown = found.to_json() if args.json else GpuTable(found, processes=args.processes)
-            print(shown, flush=True)
+            print(as_in_a_shell(shown), flush=True)
             if args.watch is None:
                 break
             time.sleep(args.watch)

@@ -52,6 +52,11 @@ def as_typed(magic: str) -> str:
     return f"{where}%load_ext gpumagic, then {magic}"
 
 
+def as_in_a_shell(shown: object) -> str:
+    """Return text with the commands to type in a shell instead of magics."""
+    return str(shown).replace("%gpus --doctor", "gpumagic doctor")
+
+
 def meant(given: str, known: Iterable[str]) -> str:
     """Return a question such as ``"did you mean cuda:1? "``; empty if no known word is close."""
     from difflib import get_close_matches

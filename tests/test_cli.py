@@ -1,10 +1,14 @@
 """The command line, but for the demo, whose test is with the examples."""
 
+from dataclasses import replace
+
 import pytest
 from snapshots import snapshot_in
 
 import gpumagic
 from gpumagic import cli, virtual
+from gpumagic.telemetry import collect
+from gpumagic.telemetry.snapshot import Problem
 
 
 def test_snapshot_as_json_and_as_a_table(capsys, gpus):
@@ -13,6 +17,14 @@ def test_snapshot_as_json_and_as_a_table(capsys, gpus):
     assert [g.virtual for g in snapshot.gpus] == [True, True]
     assert cli.main(["snapshot"]) == 0
     assert "cuda:1" in capsys.readouterr().out
+
+
+def test_a_shell_is_told_a_shells_command(capsys, monkeypatch):
+    none = [Problem("no-gpu", "no driver finds a GPU on this machine", "run %gpus --doctor")]
+    empty = replace(gpumagic.snapshot(), gpus=(), processes=(), problems=tuple(none))
+    monkeypatch.setattr(collect, "snapshot", lambda: empty)
+    assert cli.main(["snapshot"]) == 0
+    assert "run gpumagic doctor." in capsys.readouterr().out
 
 
 def test_the_doctor_fails_where_something_is_wrong(capsys):

@@ -9,7 +9,7 @@ from contextlib import closing, suppress
 from typing import Any
 
 from gpumagic.display.table import short
-from gpumagic.errors import GpuError
+from gpumagic.errors import GpuError, as_in_a_shell
 from gpumagic.gputable import Holder
 from gpumagic.gputable.gpu_table import GpuTable
 from gpumagic.telemetry.sampler import Sampler
@@ -97,4 +97,4 @@ class _Screen:
         table = GpuTable(snapshot, processes=self._processes, width=max(width, 40))
         # The last row has no PIDs. It shows the memory that belongs to no visible process.
         table.holders.sort(key=lambda one: (not one.pids, _SORTS[self._sort](one)))
-        return str(table).splitlines()
+        return as_in_a_shell(table).splitlines()
