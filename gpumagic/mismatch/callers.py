@@ -320,9 +320,10 @@ def filled(parts: list[Part], at: Operation) -> tuple[Fix | None, str]:
         tensors = [t for t in held if issubclass(type(t), Tensor)] if type(held) is list else []
         codes = [here, *(earlier_cells(frame) if frame.at_top else ())]
         calls = ([(c, n) for n in c.nodes if filled_list(n) == part.key] for c in codes)
-        ((code, call),) = next(filter(None, calls), [(here, at.node)])
-        if not tensors or call is at.node or len(tensors) < len(held):
+        found = next(filter(None, calls), [])
+        if not tensors or len(tensors) < len(held) or len(found) != 1:
             return None, ""
+        ((code, call),) = found
         text = bracketed(call.args[0], ast.unparse(call.args[0]))
         detached = ".detach()" * any(t.requires_grad for t in tensors)
         to_cpu = _NUMBERS[call.func.attr]

@@ -225,10 +225,13 @@ def _made_in(part: Part, frame: FailedFrame) -> str:
     codes = [(cell.filename, cell.nodes) for cell in cells]
     codes += [(frame.filename, [*ast.walk(next(around, ast.Pass()))])] * of_self
     for file, nodes in codes:
-        bound = (n for n in nodes if isinstance(n, NAMED) and not isinstance(n.ctx, ast.Load))
-        # Code outside the class, such as `net.fc = …`, may assign the attribute of any object.
-        same = (n for n in bound if (getattr(n, "attr", "") if of_self else ast.unparse(n)) == text)
-        if found := [*same]:
+        bound = [n for n in nodes if isinstance(n, NAMED) and not isinstance(n.ctx, ast.Load)]
+        found = [node for node in bound if ast.unparse(node) == text]
+        if of_self:  # code outside the class may have assigned the attribute, as in `net.fc = …`
+            of_any = [n for n in bound if isinstance(n, ast.Attribute) and n.attr == text]
+            its = frame.scope.name("self")
+            found = [node for node in of_any if frame.scope.value(node.value) is its]
+        if found:
             made = [node for node in found if not _is_placeholder(statement(node))]
             if len(made) != 1 or not _is_origin(statement(made[0])):
                 return ""

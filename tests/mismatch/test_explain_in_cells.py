@@ -657,6 +657,19 @@ def test_the_line_of_an_earlier_cell_that_fills_a_list_is_named(ip):
     assert "np.mean([t.detach().cpu() for t in sums])" in told
 
 
+def test_a_list_that_two_calls_fill_is_copied_where_numpy_reads_it(ip):
+    ip.run("import numpy as np\nx = torch.ones(2).cuda()")
+    told = explained(ip.run("n = []\nn.append(x.sum())\nn.append(x.max())\nnp.mean(n)"))
+    assert "np.mean([t.detach().cpu() for t in n])" in told
+
+
+def test_the_line_that_replaced_a_layer_is_named_and_no_line_of_another_object(ip):
+    ip.run(CLASSES + "net, other = Net().cuda(), Net()\nx = torch.ones(3, 4).cuda()")
+    ip.run("other.fc = nn.Linear(5, 2)")
+    ip.run("net.fc = nn.Linear(5, 2)")
+    assert "why: In [4], line 1 made net.fc on the CPU" in explained(ip.run("net(x)"))
+
+
 def test_a_parameter_that_is_bound_again_does_not_name_the_device_above_that_line(ip):
     ip.run("def f(h):\n    x = torch.zeros(3)\n    h = h.to('cuda:1')\n    return h + x")
     assert 'x = torch.zeros(3, device="cuda:1")' in explained(ip.run("f(torch.ones(3))"))
