@@ -134,7 +134,7 @@ class GpuTable:
 
     def __init__(self, snapshot: Snapshot, processes: bool = False, width: int = 80) -> None:
         self.snapshot, self.processes, self.width = snapshot, processes, width
-        # Leave out the virtual GPUs of other kernels. The table of holders shows their number.
+        # Leave out the virtual GPUs of other kernels. The table of holders only counts them.
         self.gpus = [gpu for gpu in snapshot.gpus if not gpu.virtual or gpu.ordinal is not None]
         self.splits = [split(gpu, snapshot.processes, self.gpus) for gpu in self.gpus]
         self.holders = holders(snapshot.gpus, snapshot.processes, each=processes)

@@ -326,7 +326,7 @@ def no_graph(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 
 
 def _in_phases(s: OutOfMemoryState, t: Trials, trial: CodeTrial) -> Iterator[Lever]:
-    """Propose gradients in training only: ``if phase == "train"`` may skip the backward pass."""
+    """Propose gradients only in training, if a model is in eval mode in a loop over phases."""
     every = {**s.namespace, **trial.names} if trial.rest.loops else {}
     read = (n for n in names_read(ast.Module(trial.code, [])) if is_module(every.get(n)))
     for name in [n for n in read if not every[n].training and [*every[n].parameters()]][:1]:
