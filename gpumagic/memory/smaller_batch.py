@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import cache, partial
 from itertools import islice
+from operator import setitem
 from typing import Any
 
 from gpumagic.display.units import some
@@ -102,21 +103,24 @@ def _lower_variable(s: OutOfMemoryState, trial: CodeTrial, names: Any) -> Iterat
 
 
 def _lower_setting(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[Lever]:
-    """Propose a lower number in an attribute, or in the `args` of transformers' `Trainer`."""
+    """Propose a lower number in an attribute, a dict, or the `args` of transformers' `Trainer`."""
     for each in sorted(s.read):
-        owner = s.namespace.get(each)
+        owner: Any = s.namespace.get(each)
+        a_dict = type(owner) is dict
         args = own(owner).get("args")  # a `Trainer` copies its `args.per_device_train_batch_size`
-        for name, value in own(owner).items():
-            if _SIZE.search(name) and type(value) is int and value > 1:
+        for name, value in (owner if a_dict else own(owner)).items():
+            if _SIZE.search(str(name)) and type(value) is int and value > 1:
                 tried = partial(_with_setting, trial, owner, name)
                 given = next((n for n in own(args) if name[0] == "_" and n.endswith(name)), "")
                 new = f"`{type(args).__name__}(…, {given}={{}})` for a new `{each}`"
-                do = f"{new if given else f'`{each}.{name} = {{}}`'} instead of {value:,}"
+                at = f"[{name!r}]" if a_dict else f".{name}"
+                do = f"{new if given else f'`{each}{at} = {{}}`'} instead of {value:,}"
                 yield from _largest(s, trial, do, value, tried, 0.0)
 
 
 def _with_setting(trial: CodeTrial, owner: Any, name: str, number: int) -> Need | None:
-    return trial.tried(within=lambda: nullcontext(owner.__setattr__(name, number)))
+    put = setitem if type(owner) is dict else setattr
+    return trial.tried(within=lambda: nullcontext(put(owner, name, number)))
 
 
 def _with_number(trial: CodeTrial, name: str, made: ast.stmt | None, number: int) -> Need | None:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from gpumagic.usercode.frames import FailedFrame, RestOfCode, block_of, stored
 from gpumagic.usercode.values import MISSING, is_module, is_tensor
 
+_COSINES = "cosine_similarity(unsqueeze(x, 1), unsqueeze(y, 0), -1)"
 _DISTANCES = {
     "sqrt(sum(pow({}, 2), -1))": "torch.cdist(x, y)",
     "sum(pow({}, 2), -1)": "torch.cdist(x, y).square()",
@@ -32,6 +33,7 @@ _DROPS = {"{}": "", "dropout({}, p)": ", dropout_p=p"}
 
 def _forms() -> Iterator[tuple[str, str, int]]:
     """Yield each form, a replacement that needs less memory, and the dimensions of `x` and `y`."""
+    yield _COSINES, "F.normalize(x, dim=1) @ F.normalize(y, dim=1).T", 2
     for (distance, new), (difference, dims) in product(_DISTANCES.items(), _DIFFERENCES.items()):
         yield distance.format(difference), new, dims
     for (scaled, scale), (masked, mask), (dropped, drop) in product(

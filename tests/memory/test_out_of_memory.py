@@ -570,13 +570,17 @@ def test_a_batch_whose_size_has_a_name_that_must_follow_names_it_too(small, show
     assert "`X`, `n`: a batch of" in shown.pop().levers[0].do
 
 
-def test_a_batch_in_capitals_is_lowered_too(small, shown):
-    small.run(START + "net = nn.Sequential(*[nn.Linear(256, 256), nn.ReLU()] * 9).cuda()")
-    small.run("X = torch.ones(9000, 256)\nBATCH = 9000")
-    loop = "for n in range(0, len(X), BATCH):\n    net(X[n:n + BATCH].cuda()).sum().backward()"
+@pytest.mark.parametrize("batch", ["BATCH", "cfg['batch']"])
+def test_a_batch_in_capitals_or_in_a_dict_is_lowered_too(small, shown, batch):
+    small.run(START + "net = nn.Sequential(*[nn.Linear(256, 256), nn.ReLU()] * 6).cuda()")
+    small.run(f"X, cfg = torch.ones(9000, 256), {{'epochs': 1}}\n{batch} = 9000")
+    loop = (
+        f"for n in range(0, len(X), {batch}):\n    x = X[n:n + {batch}].cuda()\n"
+        "    net(x).sum().backward()"
+    )
     small.run(loop)
     lever = next(lever for lever in shown.pop().levers if lever.fits)
-    assert re.match(r"`BATCH = \d+` instead of 9,000", lever.do)
+    assert re.match(rf"`{re.escape(batch)} = \d+` instead of 9,000", lever.do)
     assert small.run(f"%gpufree\n{lever.do.split('`')[1]}\n{loop}").success
 
 
