@@ -20,7 +20,7 @@ from gpumagic.memory.smaller_batch import models
 from gpumagic.memory.split_rows import split
 from gpumagic.memory.written_forms import Form, checkpointed, expression, forms
 from gpumagic.usercode import frames
-from gpumagic.usercode.files import label
+from gpumagic.usercode.files import is_users, label
 from gpumagic.usercode.values import comes_from, is_module, is_tensor, own, torch_here
 from gpumagic.usercode.variables import names_read
 
@@ -248,6 +248,31 @@ def _appended(call: ast.Call) -> tuple[str, list[ast.expr]]:
 
 
 _CATS = ("cat", "concat", "concatenate", "vstack", "hstack")
+
+
+def unhooked(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
+    """Propose to remove the user's forward hooks, if they store in what the code does not read."""
+    top, path = s.rests[-1], t.loop.adds_to[0] if t.loop is not None else ""
+    known = top.read_anywhere | frames.stored(top.frame.tree or ast.Pass())
+    for name in sorted(s.read) if path and path not in known else ():
+        parts = s.namespace[name].modules() if is_module(s.namespace.get(name)) else ()
+        every = (part._forward_hooks for part in parts)
+        hooks = [each for each in every if any(map(_is_users, each.values()))]
+        held = {n: v if type(v) is list else [v] for n, v in s.namespace.items() if n[0] != "_"}
+        ids = {number for each in hooks for number in each}
+        handles = [n for n, v in held.items() if v and all(own(h).get("id") in ids for h in v)]
+        loops = {n: f"for h in {n}: h.remove()" for n in handles if type(s.namespace[n]) is list}
+        code = "`, `".join(loops.get(n, f"{n}.remove()") for n in handles)
+        code = code or f"for m in {name}.modules(): m._forward_hooks.clear()"
+        do = f"`{code}` and `%gpufree {path}`: hooks of `{name}` store what this code does not read"
+        within = lambda hooks=hooks: nullcontext([each.clear() for each in hooks])  # noqa: E731
+        if hooks:
+            grown = t.loop.holds if t.loop is not None else 0
+            yield from helps(t.loop, do, freed=s.alone([path]), grown=grown, within=within)
+
+
+def _is_users(function: Any) -> bool:
+    return is_users(getattr(getattr(function, "__code__", None), "co_filename", None))
 
 
 def settings(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:

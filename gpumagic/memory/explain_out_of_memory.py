@@ -130,9 +130,9 @@ def by_figures(s: OutOfMemoryState, t: Trials) -> tuple[str, list[Lever]] | None
 
 def levers(s: OutOfMemoryState, t: Trials, free: tuple[Any, ...]) -> list[Lever]:
     """Return the cheapest levers that let the cell fit; if there are none, levers that help."""
-    less: tuple[Any, ...] = changed_code.other_form, changed_code.other_values, keep_less
-    less += changed_code.on_host, changed_code.collected, changed_code.frozen
-    less += changed_code.no_graph, changed_code.settings
+    less: tuple[Any, ...] = changed_code.unhooked, changed_code.other_form
+    less += changed_code.other_values, keep_less, changed_code.on_host, changed_code.collected
+    less += changed_code.frozen, changed_code.no_graph, changed_code.settings
     # If each pass of a loop keeps memory, freeing other memory only delays the error.
     first = (free, less) if t.loop is None else (less, free)
     found, enough = list[Lever](), list[Lever]()

@@ -317,7 +317,8 @@ class RestOfCode:
         """Return the names whose values an enclosing loop carries from one pass to the next."""
         loops: list[Any] = self.loops
         modules = [ast.Module(loop.body, []) for loop in loops]
-        return {name for each in modules for name in stored(each) & {*names_read(each)}}
+        targets = set[str]().union(*(stored(getattr(n, "target", ast.Pass())) for n in loops))
+        return {n for each in modules for n in stored(each) & {*names_read(each)}} - targets
 
     @cached_property
     def nodes(self) -> list[ast.AST]:
