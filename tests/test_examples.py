@@ -131,7 +131,7 @@ def test_memory(shown):
     assert "freed 28.0 MiB (the exception of In [6]: 28.0 MiB on cuda:0)" in shown
     assert "cuda:0: −96.1 MiB since the last %gpumem (96.1 MiB → 0 B allocated)" in shown
     assert "out of memory · In [9], line 5: model(images.cuda())" in shown
-    fitted = r"batch = 21\d is the largest known to fit,.* on cuda:0 .* a run confirms it"
+    fitted = r"batch = 21\d is the largest known to fit .* on cuda:0 .* a run confirms it"
     assert re.search(fitted, shown)
 
 

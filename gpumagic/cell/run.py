@@ -23,7 +23,7 @@ from gpumagic.usercode.files import innermost
 from gpumagic.usercode.values import defined_in, is_tensor
 from gpumagic.usercode.variables import own_variables, variables_read
 
-_NO_LIBRARIES = ("torch", "builtins", "__main__")  # these define no other library's arrays
+_NO_LIBRARIES = ("torch", "builtins", "__main__")  # `left_alone` skips classes of these modules
 _NOTHING = "the cell allocated nothing there"
 LEAST_S = 1.0  # a report says `_NOTHING` only of cells that took at least this many seconds
 
@@ -36,7 +36,7 @@ class _Share:
         self.moves = Moves()
         self.origins: Origins = []  # moved objects and their former devices
         self.placed: Any = None  # the value that `framework.place` yielded
-        self.taken: list[str] = []  # replaced GPU names in objects' attributes: "trainer's cuda:0"
+        self.taken: list[str] = []  # GPU names that a move replaced in objects: "trainer's cuda:0"
         self.memory: list[Memory] = []
         self.made: dict[str, Any] = {}  # new arrays, by the variable's name
 
@@ -350,7 +350,7 @@ class Run:
                 yield f"{_whose(library)} cuda:0"
 
     def _elsewhere(self, ledger: Ledger) -> str:
-        """Return where most of the work ran; empty if on the cell's device, or if unknown."""
+        """Return where most work ran, or `_NOTHING`; empty if on the cell's device, or unknown."""
         if self._error or self._fault or not self._complete:
             return ""
         said = [share.elsewhere(self.device, ledger.entries) for share in self._shares]
@@ -374,7 +374,7 @@ def _whose(name: str) -> str:
 def left_alone(
     names: Iterable[str], namespace: Mapping[str, Any], device: Device, unusable: str = ""
 ) -> Iterator[Left]:
-    """Yield a `Left` for unsupported libraries' arrays on other GPUs, or tensors if `unusable`."""
+    """Yield a `Left` for unsupported arrays on other GPUs and, if `unusable`, for torch tensors."""
     for name in names:
         value = namespace.get(name)
         library = str(defined_in(type(value))).partition(".")[0]

@@ -234,7 +234,7 @@ class CellOnRanks:
             self._engines.interrupt(self._order.cell)
 
     def _end_a_deadlock(self) -> None:
-        """Fail the cell if all its ranks wait, unless all ranks wait in the same call and line."""
+        """Fail the cell if its running ranks all wait, unless every rank waits at one place."""
         waits = {rank.number: self._engines.pulse(rank, self._order.cell) for rank in self._running}
         hang = (where and where["call"] and where["idle"] >= HANGS_S for where in waits.values())
         if not waits or not all(hang):

@@ -138,7 +138,7 @@ class ThisRank:
         self.rank, self.device = int(os.environ["RANK"]), find("cuda:0")
         self.at, self.store = store, _dist.TCPStore(*store)
         self.output: WholeLines | None = None  # the cell's output
-        self.cut = self.in_code = self.left_code = False  # `_cut` ran; code runs; code has ended
+        self.cut = self.in_code = self.left_code = False  # `_cut` ran; user code runs; it ended
         self._main = threading.get_ident()
         self._running = ""  # the id of the running cell
         threading.Thread(target=self._pulse, daemon=True).start()

@@ -1,6 +1,6 @@
 """Run code on copies of variables, so that the user's variables do not change.
 
-Two threads can use two sets of copies. After `close`, an error or an interrupt, no copy remains.
+Threads may each use copies at the same time. After `close`, an error or interrupt, none remains.
 """
 
 import builtins
@@ -43,7 +43,7 @@ class CopiedVariables:
         self.notes: tuple[str, ...] = ()
         self.left: list[Left] = []  # values whose tensors stay on their devices, such as datasets
         self.function = function
-        # Variables that the code does not read are shared. Dispatch modes look up built-ins here.
+        # Share variables that the code does not read. torch's dispatch modes need `__builtins__`.
         self.globals = {"__builtins__": builtins, **namespace}
         self.storages = StorageCopier(others)
         values = {n: namespace[n] for n in names if n in namespace and n != "__builtins__"}
@@ -63,7 +63,7 @@ class CopiedVariables:
             raise error.with_traceback(None) from None
 
     def close(self, *, emptied: bool = True) -> None:
-        """Free the copies at once. If not `emptied`, keep the globals of copied functions."""
+        """Free the copies at once. If not `emptied`, remaining functions keep their globals."""
         made = self.storages.made()
         self.storages.clear()
         space, self.globals, self.function = self.globals, {}, None
@@ -133,7 +133,7 @@ def place(stack: ExitStack, device: "torch.device", space: dict[str, Any]) -> No
 
 
 class Trial:
-    """Run a program on one device. Copy the variables that it reads, but set those in `values`."""
+    """Run a program on one device. Set the variables in `values`; copy others that it reads."""
 
     # `set_up` sets this function, which runs the code once for each item of an iterable.
     loop: Callable[[Iterable[None]], object]

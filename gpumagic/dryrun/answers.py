@@ -98,7 +98,8 @@ class Calls(TorchFunctionMode):
             return _KINDS.get(name, type(value))(value)
         known = name in ("float", "int", "index") or (name == "item" and tensor.is_floating_point())
         if self._guesses and (known or not is_users(frame.f_code.co_filename)):
-            return _KINDS.get(name, float)(name != "bool")  # a library's `if bad.any()` is False
+            kind = _KINDS.get(name, float if tensor.is_floating_point() else int)
+            return kind(name != "bool")  # a library's `if bad.any()` is False
         if self._guesses and name == "bool":
             self._guesses(GUESSED)
             return False
@@ -150,7 +151,7 @@ class Calls(TorchFunctionMode):
 
 
 class DataOnHost(TorchFunctionMode):
-    """Try a change: data stay on the CPU, and a part moves to the GPU when the code reads the part.
+    """Try the code with its data on the CPU. A part of the data moves to the GPU when it is read.
 
     Data are the tensors in `held`. A tensor that the code would move to the GPU is also data if a
     line in `at` (a file and a range of lines) moves it, or if it has at least `least` bytes.
@@ -159,7 +160,7 @@ class DataOnHost(TorchFunctionMode):
     def __init__(self, held: list[Tensor], at: tuple[str, range], least: int, note: Any) -> None:
         super().__init__()
         self._at, self._least, self._note = at, least, note
-        # By id: a tensor, the bytes of its whole data, the line that read it as a part, its GPU.
+        # By id: tensor, bytes of the whole data, line that read it as a part (or None), target GPU.
         self._known: dict[int, tuple[Tensor, int, UserLine | None, Any]] = {}
         for each in held:
             self._known[id(each)] = each, each.nbytes, None, each.device
@@ -240,7 +241,7 @@ _PARTS_OF_DATA = 4  # a part has at most one fourth of the data's bytes
 
 
 def _expression(index: str = "") -> UserLine | None:
-    """Return the user's line; its source is the running expression: ``x[i.cpu()]`` for `.cpu()`."""
+    """Return the user's line with the running expression as source; `index` goes before its `]`."""
     if (frame := user_frame(sys._getframe(1))) is None:
         return None
     line, text = line_at(*in_cell(frame)), expression(*in_cell(frame))

@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
-# Import this module now. In a dry run, its import calls `suspended`, which needs this module.
+# `suspended` imports this module. Do so now: in a dry run, each library's import calls `suspended`.
 import torch._subclasses.schema_check_mode
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
@@ -90,12 +90,12 @@ def host_value(frame: FrameType | None) -> float | None:
 class NotKnown:
     """Represent a number that depends on data, such as ``loss.item()``."""
 
-    # To scale or fill tensors, answers.py gives torch 1 or NaN. Other torch calls end the dry run.
+    # torch calls that scale or fill a tensor get 1 or NaN instead (answers.py). Others end the run.
     __slots__ = ("what", "whole")
 
     def __init__(self, what: str = "a value of a tensor", *, whole: bool | None = False) -> None:
         self.what = what
-        self.whole = whole  # whether the number is an integer; None if it may be no number
+        self.whole = whole  # whether the value is an integer; None if it may not be a number
 
     def __repr__(self) -> str:
         return "?"

@@ -58,7 +58,7 @@ class OnCard:
 
     card: Card
     needed: int  # bytes that the code needs at least
-    at: UserLine | None  # first line that does not fit; None if unknown or if the code fits
+    at: UserLine | None  # first line that does not fit; None if the code fits or its inputs do not
 
     @property
     def left(self) -> int:

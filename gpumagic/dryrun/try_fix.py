@@ -162,7 +162,7 @@ class _Trial:
         affected = (ast.dump(a) != ast.dump(b) or names & {*names_read(b)} for a, b in pairs)
         ran = sum((stmt.end_lineno or 0) < self._top.line for stmt in old)
         first = min(ran, next((n for n, each in enumerate(affected) if each), len(old)))
-        # Lists that this code fills must be empty again.
+        # Begin where the lists that this code fills are created, so that they are empty again.
         lists = {first_name(filled_list(n)) for n in ast.walk(ast.Module(new[first:], []))}
         made = (n for n, stmt in enumerate(new[:first]) if stored(stmt) & lists)
         return new[next(made, first) :]
@@ -189,7 +189,7 @@ class _Trial:
         device, _ = target_of(f"cuda:{number}" if number else None)
         given = (namespace, [*reads], prepare, device, bool(number), _LIMIT_S, (), target, True)
         found = dry(Subject(*given, batches=_BATCHES))
-        # After an error, use all batches. The results of a few batches may have another shape.
+        # Retry an error with all batches, because results of fewer batches may have a wrong shape.
         return dry(Subject(*given)) if found.error else found
 
 

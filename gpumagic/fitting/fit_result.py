@@ -124,8 +124,8 @@ def _how_sure(fit: Fit, value: float) -> str:
         return known
     if bisect_left(fit.values, above) - bisect_left(fit.values, value) <= 1:
         return f"{value} is the largest that fits"
-    spare = f", with {100 * fit.margin:.3g} % left free," if fit.margin else ","
-    return f"{known}, and {above} does not{spare}"
+    spare = f" with {100 * fit.margin:.3g} % left free" if fit.margin else ""
+    return f"{known} ({above} does not fit{spare})"
 
 
 def _size(nbytes: int | None) -> str:

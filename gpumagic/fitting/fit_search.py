@@ -273,7 +273,7 @@ class Search:
         )
 
     def _best(self, room: int) -> tuple[float | None, bool]:
-        """Return the largest value that needs at most `room` bytes, and whether a run completed."""
+        """Return the largest value that fits in `room` bytes, and whether a run of it completed."""
         fitting = [tried for tried in self.tried() if self._estimate(tried.value) <= room]
         return (fitting[-1].value, bool(fitting[-1].ran)) if fitting else (None, False)
 

@@ -246,7 +246,7 @@ def _changeable(value: Any) -> Any:
 def failures(
     error: BaseException, namespace: Mapping[str, Any], pattern: re.Pattern[str]
 ) -> Iterator[tuple[re.Match[str], FailedFrame, ast.AST]]:
-    """Yield (match, frame, failed expression) for each of a matching error's frames of the user."""
+    """Yield (match, frame, failed expression) for user frames of errors that match `pattern`."""
     for each in errors(error):
         said = pattern.search(str(each))
         for frame in failed_frames(each.__traceback__) if said else ():

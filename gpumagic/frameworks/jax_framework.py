@@ -229,7 +229,7 @@ class Jax(ArrayFramework):
             for part, array in ((p, array) for p in parts for array in parts[p]):
                 where[part][self.where(array)] += array.nbytes
             there = {*chain.from_iterable(where.values())}
-            # Skip a caller if an operand has arrays on several devices: the call may use only one.
+            # Skip a caller if an operand has arrays on several devices: perhaps only some are used.
             whole = n == 0 or all(len(devices) == 1 for devices in where.values())
             if len(there) > 1 and said <= there and whole:
                 return _explained(frame, node, parts, where)

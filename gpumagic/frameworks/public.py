@@ -252,7 +252,7 @@ def explain(
 @contextmanager
 def explained_at_once(device: str) -> Iterator[None]:
     """If the `with` block raises an error, explain the error while the variables still exist.
-    If the code runs on several devices in turn, pass this run's `device`; fixes do not name it."""
+    `device` is this trial's device. No fix names this device, because other trials use others."""
     try:
         yield
     except Exception as error:

@@ -1,6 +1,6 @@
 """Restore the settings and the random state that code changed.
 
-These are the settings that 1,668 public notebooks change, and others that affect results or speed.
+These settings were found in 1,668 public notebooks, or affect the results or the speed of code.
 """
 
 import logging

@@ -198,7 +198,7 @@ class Count(Entry):
     """Count the calls of one bytecode instruction; `entry` finds the line and the expression."""
 
     at: tuple[CodeType, int] | None = None  # the user's code object, and the instruction's offset
-    kept: object = None  # keeps code objects alive, because the key has their ids
+    kept: object = None  # keeps code objects alive, because the key in `Tally.counts` has their ids
     timed: int = 0  # number of copies that CUDA events timed; 0 without events
     looks: int = 0  # number of copies that `look_at` checked
     last: weakref.ref[Any] | None = None  # the tensor that `look_at` saw last

@@ -24,8 +24,8 @@ from gpumagic.usercode.sweep import parse, range_of
 _ELSEWHERE = re.compile(r"get_ipython\(\)\.run_(line|cell)_magic\('(ongpu|gputime|gpudiff|gpufit)'")
 _TEXT = "<timed "  # prefix of the file names of code outside cells, such as the code of --setup
 _USE_SHARDING = (
-    "JAX computes where an array is sharded: from jax.sharding import *; x = jax.device_put(x, "
-    "NamedSharding(Mesh(jax.devices('gpu'), 'gpu'), PartitionSpec('gpu')))"
+    "JAX computes on all GPUs of a sharded array: from jax.sharding import *; x = jax.device_put("
+    "x, NamedSharding(Mesh(jax.devices('gpu'), 'gpu'), PartitionSpec('gpu')))"
 )
 
 

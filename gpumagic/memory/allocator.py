@@ -172,7 +172,7 @@ def record(on: bool) -> str:
     """Turn torch's recording of allocations on or off; return a message about the new state."""
     global _recording
     if has_virtual():
-        return "virtual GPUs always know the line; there is nothing to record"
+        return "virtual GPUs always record the allocating lines; --record changes nothing"
     if not hasattr(_C, "_cuda_memorySnapshot"):
         raise GpuError("--record is for CUDA GPUs, and this process has none")
     running = torch.cuda.is_initialized() and _C._cuda_isHistoryEnabled()
@@ -184,7 +184,7 @@ def record(on: bool) -> str:
         memory._record_memory_history(None)
     _recording = on
     if on:
-        return "lines are recorded from now on, for about 2 µs per allocation; --record off ends it"
+        return "allocating lines are recorded, at about 2 µs per allocation; --record off ends it"
     return "lines are no longer recorded" if running else "--record was not on"
 
 

@@ -102,7 +102,7 @@ def _cut_where_read(trial: CodeTrial) -> Iterator[Lever]:
 def _of_float64(
     known: dict[str, Any], read: Iterable[str], room: int
 ) -> tuple[list[str], dict[str, Any]]:
-    """Return code that makes float64 tensors and models float32, and float32 arrays by name."""
+    """Return (code that converts float64 tensors and models, float32 arrays by variable name)."""
     code, arrays = list[str](), dict[str, Any]()
     for name in sorted(known.keys() & read):
         value = known[name]
@@ -294,7 +294,7 @@ def fused(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
         free = [not any(map(g.get, ("foreach", "differentiable"))) for g in groups if "fused" in g]
         if free and all(free) and not groups[0]["fused"]:
             within = lambda groups=groups: nullcontext([g.update(fused=True) for g in groups])  # noqa: E731
-            do = f"`{type(opt).__name__}(…, fused=True)` for `{name}`: a step without copies"
+            do = f"`{type(opt).__name__}(…, fused=True)` for `{name}`: a step without temporaries"
             yield from helps(t.best, do, within=within)
 
 
@@ -395,7 +395,7 @@ def recomputed(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     trains = any(rest.backward for rest in s.rests)
     for rest in s.rests if trains and not running else ():
         for form in checkpointed(rest):
-            for lever in helps(trial, f"{_named(s, rest, form)}: slower, keeps less", form=form):
+            for lever in helps(trial, f"{_named(s, rest, form)}: slower, less memory", form=form):
                 yield lever
                 if lever.fits:
                     return

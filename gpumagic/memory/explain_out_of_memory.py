@@ -192,7 +192,7 @@ def _deleted(
 
 
 def _unread(s: OutOfMemoryState, rest: frames.RestOfCode, lacking: int) -> list[str]:
-    """Return variables that the remaining code does not read, until `lacking` bytes are freed."""
+    """Return variables that the remaining code does not read, enough to free `lacking` bytes."""
     at_top = rest.frame.at_top
     # Delete a function's variable, or one that a loop binds, only if the failed statement binds it.
     made = set[str]().union(*map(frames.stored, rest.loops)) if at_top else rest.made_before
@@ -241,8 +241,8 @@ _KEPT: dict[str, Callable[[Any], Any]] = {
     f"store `.detach().cpu()` of the tensors in `{{}}`, {_ROOM}": lambda x: x.detach().cpu(),
 }
 _BACKWARD = (
-    "in each pass, call `.backward()` on the values added to `{}`, scaled as the final loss, and "
-    "add their `.detach()`; `.zero_grad()` before the loop, and no `.backward()` after it"
+    "in each pass, call `.backward()` on the values added to `{}`, scaled as in the final loss, "
+    "and add only their `.detach()`; `.zero_grad()` before the loop, and no `.backward()` after it"
 )
 
 
@@ -347,7 +347,8 @@ def _said(how: str, trial: CodeTrial, names: list[str]) -> str:
     used = {n.id for n in below if isinstance(n, ast.Name)} & {*map(frames.first_name, names)}
     then = "; `.cuda()` each before its later call, and `.cpu()` after it" * bool(used)
     optimizers = any(issubclass(type(each), torch_here().optim.Optimizer) for each in held)
-    return do.replace("tensors", "models") + ", without their optimizers" * optimizers + then
+    do = do.replace("store `.cpu()` of the tensors", "after each pass, call `.cpu()` of the models")
+    return do + ", without their optimizers" * optimizers + then
 
 
 def _objects_of(s: OutOfMemoryState, name: str) -> list[str]:
@@ -357,7 +358,7 @@ def _objects_of(s: OutOfMemoryState, name: str) -> list[str]:
 
 
 def _needs_graph(s: OutOfMemoryState, trial: CodeTrial, name: str) -> bool | None:
-    """Whether passes need `name`'s graph; None if `.backward()` is in an `if` or below the loop."""
+    """Whether passes need `name`'s graph; None if `.backward()` in each pass could free it."""
     at, loop = trial.at, trial.rest.loops[0]
     in_loop = frames.backward_of(ast.walk(loop))
     some = [n for each in ast.walk(loop) if isinstance(each, ast.If) for n in ast.walk(each)]

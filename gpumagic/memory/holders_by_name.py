@@ -1,9 +1,8 @@
 """List the holders of each GPU's memory (variables, outputs, …); each storage counts once.
 
-A walk visits all objects reachable from roots (variables, …). A place is a device, an address and a
-size; for another library's array, it comes from an array protocol. The result has only names and
-numbers. User code runs only to evaluate a part of a variable, as in `net.fc`. CUDA is not
-initialized.
+A walk visits all objects reachable from roots (variables, …). Tensors and arrays at the same place
+(a device, an address and a size) count as one storage. The result has only names and numbers. User
+code runs only to evaluate a part of a variable, as in `net.fc`. CUDA is not initialized.
 """
 
 import gc

@@ -87,7 +87,7 @@ class Walk:
         return id(obj) in self._numbers or issubclass(type(obj), type)
 
     def walk(self, roots: Iterable[Root], within: Collection[int] | None = None) -> None:
-        """Visit objects reachable from roots. If given, `within` limits gc's referents by id."""
+        """Visit all reachable objects; follow gc's references only to ids in `within`, if given."""
         for root in roots:
             self.roots.append(root)
             self._visit([(-len(self.roots), [root.value])])

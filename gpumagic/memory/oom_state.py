@@ -335,8 +335,8 @@ class OutOfMemoryState:
         return sum(each.nbytes for each in kept if not each.roots <= self._frames)
 
     def alone(self, names: Collection[str], *, in_frames: bool = False, graph_of: str = "") -> int:
-        """Return the bytes that only `names` and this error's frames hold. If `in_frames`, frames
-        of user code must not hold them. If `graph_of` is given, count only its graph."""
+        """Return the bytes that only `names` and this error's frames hold; if `in_frames`, only
+        `names` and library frames. If `graph_of` is given, count only graphs that it holds."""
         by = set(names)
         every = by | ({self._exception} if in_frames else self._frames)
         found = [each for each in self.storages if by & each.roots and each.roots <= every]

@@ -330,7 +330,7 @@ class CodeTrial:
         return True
 
     def _let_go(self, names: Sequence[str], functions: dict[FunctionType, CodeType]) -> None:
-        """Release a function's `names`, and those it binds; give `functions` their new code."""
+        """Release a function's `names` and the names its code binds; give `functions` new code."""
         for function, code in functions.items():
             function.__code__ = code
         held: list[Any] = [t.frame.scope.local for t in self._trials.every[: self.at + 1]]

@@ -23,7 +23,7 @@ from gpumagic.usercode.variables import names_read
 # The memory of half a batch must be between these shares of a whole batch's memory. Below the first
 # share, the code combines pairs of samples. Above the second, a smaller batch hardly saves memory.
 _PAIRED, _DECIDES = 0.4, 0.8
-_FEWER_PAIRS = "; the loss reads fewer pairs then, so it changes"
+_FEWER_PAIRS = "; the loss then compares fewer pairs of samples, so its value changes"
 _NEAR, _NEAR_REAL = 0.05, 0.1  # the number may be too low by this fraction, on virtual/real GPUs
 # Names of numbers to lower. Without a model, use only `_SIZE`, as a lower `B` may change results.
 _SIZE = re.compile(r"(?i:batch|chunk|capacity)")
@@ -49,6 +49,7 @@ def _fewer_rows(s: OutOfMemoryState, trial: CodeTrial, names: list[str]) -> Iter
     count = len(_tensor_in(trial.frame.scope.name(names[0])))
     # Numbers equal to the batch size may need lowering too, as in `torch.zeros(batch_size)`.
     sizes = [name for name, value in trial.names.items() if type(value) is int and value == count]
+    sizes = [name for name in sizes if _SIZE_OF_MODELS.search(name)] or sizes
     learns = any(rest.backward for rest in s.rests)
     loader = _loader(trial, count)
     # The loader would make this batch smaller too, so subtract the bytes that this saves.
@@ -65,7 +66,10 @@ def _fewer_rows(s: OutOfMemoryState, trial: CodeTrial, names: list[str]) -> Iter
 
     half = tried(count // 2, [])
     sizes = sizes if half is None else []
-    added = ", accumulating the gradients of {}" if learns else ""
+    kinds = [type(s.namespace.get(name)) for name in s.read]
+    # In a GAN, a model also has gradients of the other's loss, which must not accumulate.
+    alone = sum(issubclass(kind, torch_here().optim.Optimizer) for kind in kinds) < 2
+    added = ", accumulating the gradients of {}" if learns and alone else ""
     # In training with a smaller batch, a loss over pairs of samples has fewer pairs.
     paired = learns and half is not None and half.most < _PAIRED * getattr(trial.need, "most", 0)
     added, least = (_FEWER_PAIRS, 0.0) if paired else (added, _PAIRED)
@@ -174,7 +178,7 @@ def _batches(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[list[str]]:
     counts = dict.fromkeys(len(found[name]) for name in names)
     for count in islice((n for n in counts if n > 1), _GROUPS):
         alike = {name for name in names if len(found[name]) == count}
-        # Skip what the code computes from the others, such as the outputs of the pass before.
+        # Skip tensors computed from the others, such as outputs of the loop's previous pass.
         made = {n for n in trial.stale if n in computed_from([*alike - {n}], trial.code)}
         batch = [name for name in names if name in alike - made][:9]  # a batch has few tensors
         tensors = [name for name in batch if is_tensor(trial.frame.scope.local.get(name))]

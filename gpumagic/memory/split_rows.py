@@ -1,4 +1,4 @@
-"""Split code by rows of a tensor, if the result stays the same and needs less memory.
+"""Split code by rows of a tensor, so that it needs less memory and gives the same result.
 
 The code is the failed statement, perhaps with later ones that use its value. To test whether the
 parts' results can be joined, a fork runs the code on a few rows of random numbers.
@@ -21,7 +21,7 @@ from gpumagic.usercode.variables import names_read
 _PARTS = 8, 64  # numbers of parts to split a tensor into
 _ROWS, _PART = 5, 2  # rows of a tensor in a test, and rows of each part
 _TESTS_S = 6.0  # seconds, after which no test is started
-_MOST, _ROOM = 2**30, 2**27  # maximum bytes of a random tensor, and of all tensors in a test
+_MOST, _ROOM = 2**30, 2**27  # maximum bytes of a random tensor, and free bytes of a GPU in a test
 # Code that joins the parts' results, by the kind of the result.
 _JOINED = {
     "other": "torch.cat([{each} {loop}])",

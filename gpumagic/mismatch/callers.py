@@ -69,7 +69,7 @@ def _at_notebook(site: Site, outer: list[FailedFrame]) -> Site:
         return site
     if len(names) < len(moved) or names & local or any(map(in_own_scope, (p.node for p in moved))):
         return site
-    # The cell cannot edit the function's expressions, so its parts have nodes without a place.
+    # A fix in the cell cannot edit the function's code, so give the parts nodes without `lineno`.
     moved, odd = [replace(p, node=ast.Name(p.text, ast.Load())) for p in moved], len(site.odd)
     return Site(Operation(Reader(frame), frame.failed, ()), moved[:odd], moved[odd:])
 
@@ -241,7 +241,7 @@ def _in_code(
 def earlier_cells(frame: FailedFrame) -> Iterator[_Written]:
     """Yield the code of the cells that ran before this one, the latest first."""
     numbers: dict[str, int] = getattr(getattr(shell(), "compile", None), "_filename_map", {})
-    # Code that an editor runs silently has the number of the cell.
+    # Silent code of an editor has the running cell's number, so skip all code with this number.
     last = max(numbers.values(), default=0)
     now = {file for file, number in numbers.items() if number == last} | {frame.filename}
     for file in sorted(numbers.keys() - now, key=lambda file: -numbers[file]):
@@ -307,12 +307,12 @@ def _sent(node: Any, text: str, frame: FailedFrame, code: _Written) -> Iterator[
                 yield file, each
 
 
-_NUMBERS = {"append": ".item()", "extend": ".tolist()"}  # by the method that fills a list
+_NUMBERS = {"append": ".item()", "extend": ".tolist()"}  # to get numbers, by the list's method
 
 
 def filled(parts: list[Part], at: Operation) -> tuple[Fix | None, str]:
-    """Return the fix of the calls that filled lists with GPU tensors; or, if one of the calls is in
-    an earlier cell, which need not run again, a reason that tells what to write there."""
+    """Return the fix of the calls that filled lists with GPU tensors. If a call is in an earlier
+    cell, rerunning it may take long, so return no fix but a reason that says what to write."""
     frame, edits = at.reader.frame, list[tuple[ast.AST, str]]()
     here = _Written(frame.filename, "", own_nodes(function_of(at.node)))
     for part in parts:

@@ -139,8 +139,8 @@ def _mismatch(
     frames = [frame, *outer]
     lost = (keep_copies(moved, frames, choice.target) for moved in ([*odd, *extra], odd))
     kept, why_lost = next((each for each in lost if each[1]), (None, ""))
-    # An index is moved only where the error is, so that its other uses do not change. So are values
-    # that torch reads on the CPU, because each call of the function needs them there.
+    # Fix the failed frame, not a caller. The other uses of an index then do not change. For values
+    # that torch reads on the CPU, each call of the function needs the fix.
     stays = kind == "host" or (kind == "index" and clash.parts[0] not in odd)
     listed, why_listed = filled(above.odd, above.at) if choice.to_host and not here else (None, "")
     fix = fix or kept or listed or fixes.elsewhere(clash, choice, outer)

@@ -79,7 +79,7 @@ def choose(
     first = _of_indexed(found) if indexed else first
     target = target or first or _written_on(found, frames) or _heaviest(found)
     odd = [part for part in leaves if part.devices != (target,)]
-    odd = [part for part in odd if not part.scalar] or odd  # such as a time step of diffusion
+    odd = [part for part in odd if not part.scalar] or odd  # CPU scalars stay if others are odd
     moving = [part for part in odd if part.kind != "object" or hasattr(type(part.value), "to")]
     return Choice(target, tuple(moving or odd)) if odd else None
 

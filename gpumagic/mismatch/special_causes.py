@@ -180,14 +180,14 @@ def _parameters(function: Any) -> tuple[str, ...]:
 
 
 def _for_worker(frames: list[FailedFrame], pins: bool) -> Explanation:
-    """Explain a DataLoader whose workers, or if `pins` whose `pin_memory`, read GPU tensors."""
+    """Explain a DataLoader whose workers (or, if `pins`, whose `pin_memory`) read GPU tensors."""
     file, line, loaders = frames[0].filename, frames[0].line, _loaders(frames)
     name, tensors = next(iter(loaders.items()), ("the loader", []))
     made = (operand.describe(t, ast.Name(name), f"{name}.{p}") for p, t in tensors[:_SHOWN])
     rows = tuple(sources.row(part, True) for (part,) in made)
     again = _AGAIN.format(some(loaders) or name, *_made_on_host(loaders, frames[-1]))
     why = _WORKERS + (again if loaders or frames[0].direct else _LIBRARYS)
-    # Suggest `%%ongpu` with the GPU of moved tensors: in its cell, GPU tensors are not pinned.
+    # Cells of `%%ongpu` do not pin GPU tensors, so suggest it with the GPU of the moved tensors.
     moved = chain(*loaders.values(), operand.tensors_of(dict(frames[0].library))) if pins else ()
     gpus = {t.device.index for _, t in moved if t.device.type != "cpu" and origin_of(t)}
     first = f"%%ongpu {gpus.pop()}" if len(gpus) == 1 else None

@@ -180,7 +180,7 @@ def _run(
         with recorder:
             value = trial.first()
         recorder.idle = bool(device and recorder.devices and device not in recorder.devices)
-        # Leave out the user's own objects. The run neither copied nor assigned these variables.
+        # Leave out variables with the user's own objects: the run neither copied nor assigned them.
         left = {n: v for n, v in trial.copies.globals.items() if namespace.get(n) is not v}
         recorder.add_variables({**left, "Out": value}, str(namespace.get("__name__")), copied)
         said = [f"{side} is virtual: it rounds as the CPU does"] * getattr(side, "virtual", False)
@@ -221,7 +221,7 @@ def _compared(
 
 def _unpaired(inputs: list[RecordedOperation]) -> Any:
     """Return the unpaired operations on which `inputs` depend, or None."""
-    # Prefer operations where the other side ran none: two different sequences may be equivalent.
+    # Prefer operations that ran on one side only: two different sequences may be equivalent.
     return min((each.instead for each in inputs if each.instead), key=all, default=None)
 
 

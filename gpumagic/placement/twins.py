@@ -302,7 +302,7 @@ def _checked(check: Function, args: Args, kwargs: dict[str, Any], _: FrameType |
 
 
 def _over_gpus(parts: Any, library: str) -> Any:
-    """Replace GPU numbers in a `device_map` by devices, because new threads have no placement."""
+    """Replace GPU numbers in a `device_map` by devices: weight-loading threads lack a placement."""
     if not isinstance(parts, dict) or (place := _on_a_gpu()) is None:
         return parts
     gpus: dict[int, Any] = {n: _device("cuda", n) for n in parts.values() if type(n) is int}

@@ -116,7 +116,7 @@ class LineClock:
         if sys.gettrace() is not None:
             raise GpuError("--profile: a debugger or coverage traces this thread; end it first")
         self._log = array("q")  # four numbers for each period: start, duration, code's id, line
-        self._codes: dict[int, tuple[CodeType, CodeType]] = {}  # by id: code as run, as in the cell
+        self._codes: dict[int, tuple[CodeType, CodeType]] = {}  # by id: code as run and as typed
         self._code = self._line = self._began = self._short = self._bias = 0
         self.ended = 0
         """When the last statement of the cell ended; 0 while a statement runs."""

@@ -150,7 +150,7 @@ class Collector:
         except Exception as error:  # noqa: BLE001  third-party code may raise anything
             faults.keep(f"asking the source {source.name}", error)
             cause = f"the source {source.name} failed ({faults.in_words(error)})"
-            problem = Problem("source-failed", cause, "run %gpus --doctor; other sources are shown")
+            problem = Problem("source-failed", cause, "run %gpus --doctor; other GPUs are shown")
             self._failed += [] if problem in self._failed else [problem]
             return None
 

@@ -147,7 +147,7 @@ _LEAST_BLOCK_S = 1e-3  # minimum seconds of a block; short, so that few blocks a
 # 0.1 s, in which a GPU raises its clock.
 _WINDOW, _STEADY, _LEAST_WARM_S = 5, 0.02, 0.1
 _WARM_SHARE = 0.2  # maximum share of `max_time` to warm up, because some machines are never steady
-_LEAST_TIMED_S = 0.2  # least timed seconds (like torch's Timer), as other programs run in bursts
+_LEAST_TIMED_S = 0.2  # minimum sum of laps, as in torch's Timer: evens out other programs' load
 _LEAST, _MOST = 10, 10_000  # after `_LEAST` repeats, check the precision; after `_MOST`, stop
 
 

@@ -18,8 +18,8 @@ engine ends the process. So gpumagic changes both singletons:
 :mod:`gpumagic.virtual.flip` changes the device in DLPack capsules,
 :mod:`gpumagic.virtual.cuda_api` patches attributes, and :mod:`gpumagic.virtual.switch` registers
 kernels. Turning virtual GPUs off undoes these changes, but keeps the fake guard if there is no real
-GPU. Virtual GPUs silence torch's warning about gradients accumulated on another stream. It is on
-afterwards, because torch has no function that tells whether it was on before.
+GPU. Virtual GPUs silence torch's warning about gradients accumulated on another stream. Turning
+them off enables the warning, because torch has no function that tells whether it was on before.
 """
 
 import ctypes

@@ -1,7 +1,7 @@
 """Implement operators that are fused on CUDA: attention, normalization and recurrent networks.
 
 A call of an LSTM, GRU or RNN runs one CPU operator. As with cuDNN, there is no second derivative.
-With fake tensors, only the results are allocated. Under vmap, for tensor subclasses, and for dtypes
+With fake tensors, nothing is computed. Under vmap, for tensor subclasses, and for dtypes
 other than float32 and float64, the call is decomposed into many operators, which is 3 to 10 times
 slower.
 """
@@ -142,7 +142,7 @@ def _autocast(x: Any) -> Any:
 
 
 class _Fused(torch.autograd.Function):
-    """Run the CPU's operator on the GPU tensors' bytes; for fake tensors, only allocate results."""
+    """Run the CPU's operator on the GPU tensors' bytes; for fake tensors, compute nothing."""
 
     @staticmethod
     def forward(ctx: Any, op: Any, shapes_of: Any, tree: Any, grad: bool, *leaves: Any) -> Any:

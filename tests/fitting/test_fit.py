@@ -87,7 +87,7 @@ def test_garbage_takes_no_room():
 def test_the_answer_has_the_values_of_the_table():
     result = gpumagic.fit(lambda n: torch.ones(n, 4), 1, n=range(1, 10**7), dry=True, margin=0.1)
     above = next(tried.value for tried in result.tried if tried.value > result.value)
-    said = f"n = {result.value} is the largest known to fit, and {above} does not, with 10 % left"
+    said = f"n = {result.value} is the largest known to fit ({above} does not fit with 10 %"
     assert str(result).startswith(said)
     assert re.search(
         rf"\n +{result.value} .* largest\n +{above} .* fits only without the margin\n", str(result)
@@ -116,8 +116,8 @@ def test_in_few_steps_each_of_which_is_told():
     assert told[-1].startswith(f"run of n = {result.value} needs ")
     above = next(tried for tried in result.tried if tried.value > result.value)
     assert result.value + 1 < above.value <= result.value * 1.025  # half of the margin
-    said = f"n = {result.value} is the largest known to fit, and {above.value} does not, "
-    assert f"{said}with 5 % left free, on cuda:1" in str(result)
+    said = f"n = {result.value} is the largest known to fit ({above.value} does not fit "
+    assert f"{said}with 5 % left free) on cuda:1" in str(result)
     assert weights.device.type == "cpu"
 
 

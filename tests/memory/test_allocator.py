@@ -95,7 +95,7 @@ def as_real(monkeypatch):
 
 
 def test_virtual_gpus_need_no_record(ip):
-    assert "always know" in ip.run("%gpumem --record on").text
+    assert "virtual GPUs always record" in ip.run("%gpumem --record on").text
     assert not torch._C._cuda_isHistoryEnabled()
 
 

@@ -81,7 +81,7 @@ def test_gpus_show_what_arrays_hold(notebook):
         ("%%gpufit 1 n=1..9\njnp.ones(n)", "%%gpufit is for torch; this cell uses JAX"),
         (
             "%%ongpu 0,1 --split x\nx + 1",
-            "%%ongpu 0,1 is for torch; this cell uses JAX; JAX computes where",
+            "%%ongpu 0,1 is for torch; this cell uses JAX; JAX computes on",
         ),
         ("%gpus --virtual 3", "3 requested, 2 of"),
     ],
