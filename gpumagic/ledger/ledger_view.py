@@ -13,16 +13,8 @@ from gpumagic.display import table
 from gpumagic.display.table import block, coded, tag
 from gpumagic.display.units import duration, many, size, some
 from gpumagic.ledger.entry import DISPLAY, ENGINE, LOADER, OFTEN, PRINT, Entry, Ledger
+from gpumagic.usercode import frames
 from gpumagic.usercode.files import parsed
-from gpumagic.usercode.frames import (
-    OWN_SCOPES,
-    computed_from,
-    function_of,
-    loops_around,
-    parents,
-    statement,
-    stored,
-)
 
 NOTHING = "no copies between devices, no waits for a GPU"
 _VIRTUAL = "Times on virtual GPUs are the CPU's and say nothing about a GPU: savings are in calls."
@@ -187,7 +179,7 @@ def _passed_on(nodes: list[Any]) -> set[ast.AST]:
         waiting += given if name not in _KEEPING else []
     found = set[ast.AST]()
     for node in waiting:
-        if node is not None and not isinstance(node, OWN_SCOPES):
+        if node is not None and not isinstance(node, frames.OWN_SCOPES):
             found.add(node)
             waiting += ast.iter_child_nodes(node)
     return found
@@ -195,13 +187,13 @@ def _passed_on(nodes: list[Any]) -> set[ast.AST]:
 
 def _reads_of(node: ast.AST) -> list[ast.AST]:
     """Return the names computed from `node`'s value in the loop or function around `node`."""
-    inner = [each for each in parents(node) if isinstance(each, OWN_SCOPES)]
-    within: Any = [*inner, *loops_around(node), function_of(node)][0]
-    stmt: Any = statement(node)
+    inner = [each for each in frames.parents(node) if isinstance(each, frames.OWN_SCOPES)]
+    within: Any = [*inner, *frames.loops_around(node), frames.function_of(node)][0]
+    stmt: Any = frames.statement(node)
     into = ast.unparse(stmt).partition(".append(")[0]  # "losses" if `losses.append(x.item())`
-    names = {into, *stored(stmt)}
+    names = {into, *frames.stored(stmt)}
     assigned = (ast.Assign, ast.AnnAssign, ast.AugAssign)
-    found = computed_from([*names], [n for n in ast.walk(within) if isinstance(n, assigned)])
+    found = frames.computed_from([*names], [n for n in ast.walk(within) if isinstance(n, assigned)])
     return [n for n in ast.walk(within) if isinstance(n, ast.Name) and n.id in found]
 
 
