@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import chain, pairwise
 from numbers import Number
 from operator import getitem
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -185,8 +185,7 @@ class SplitValues:
         ]
 
     def part(self, number: int) -> dict[str, Any]:
-        found: dict[str, Any] = take(self._values, *self.bounds[number])
-        return found
+        return cast(dict[str, Any], take(self._values, *self.bounds[number]))
 
     def __str__(self) -> str:
         """Return the numbers of items, ``"17 prompts: 9 + 8"``; empty if nothing is split."""

@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import nbformat
 from jupyter_core.utils import ensure_async
@@ -125,8 +125,7 @@ class Guard(JupyterHandler):
 
     @property
     def hub(self) -> Hub:
-        hub: Hub = self.settings[HUB]
-        return hub
+        return cast(Hub, self.settings[HUB])
 
     async def prepare(self, **options: Any) -> None:
         """Refuse a request without a login, before its HTTP method is checked."""

@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
 from platform import mac_ver
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 from gpumagic.errors import Problem
 from gpumagic.telemetry.snapshot import GpuSample, Host, ProcessSample
@@ -31,8 +31,7 @@ class CachedReadings:
         kept = self._kept.get(key)
         if kept is None or now - kept[0] >= every_s * max_age:
             kept = self._kept[key] = (now, read())
-        value: T = kept[1]
-        return value
+        return cast(T, kept[1])
 
 
 class Source(Protocol):

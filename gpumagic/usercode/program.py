@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from types import CodeType, FrameType, FunctionType
-from typing import Any
+from typing import Any, cast
 
 from gpumagic.errors import GpuError
 from gpumagic.usercode.variables import NOT_VARIABLES, names_assigned, names_read, variables_read
@@ -41,8 +41,7 @@ def _compiled(
     tree: ast.Module | ast.Expression, filename: str, mode: str, flags: int = 0
 ) -> CodeType:
     flags |= ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-    made: CodeType = compile(tree, filename, mode, flags, dont_inherit=True)
-    return made
+    return cast(CodeType, compile(tree, filename, mode, flags, dont_inherit=True))
 
 
 def awaits(node: ast.AST) -> int | None:

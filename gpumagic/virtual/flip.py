@@ -7,7 +7,7 @@ keeps the original tensor alive. A sparse or nested tensor is rebuilt from its d
 
 import ctypes
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -94,14 +94,12 @@ def in_parts(tensor: Tensor) -> bool:
 
 def flip_parts(tensor: Tensor) -> Tensor:
     """Return a CPU tensor that shares the bytes of a virtual GPU's sparse or nested tensor."""
-    low: Tensor = _rebuild(tensor, flip, torch.device("cpu"))
-    return low
+    return cast(Tensor, _rebuild(tensor, flip, torch.device("cpu")))
 
 
 def adopt_parts(tensor: Tensor, gpu: VirtualGpu) -> Tensor:
     """Turn a new sparse or nested CPU tensor into a tensor on `gpu`, as `adopt` does."""
-    made: Tensor = _rebuild(tensor, lambda part: adopt(part.detach(), gpu), gpu.device)
-    return made
+    return cast(Tensor, _rebuild(tensor, lambda part: adopt(part.detach(), gpu), gpu.device))
 
 
 def _rebuild(tensor: Tensor, part: Any, device: torch.device) -> Any:
