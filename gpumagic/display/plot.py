@@ -2,11 +2,13 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import count
 from typing import NamedTuple
+
+from gpumagic.display.units import tick
 
 # Contrast with white and with #111 is at least 3 : 1 (WCAG 2.1, 1.4.11). No color is orange or red,
 # because orange and red mark problems. js/src/monitor/overview.ts has the same colors.
@@ -134,12 +136,10 @@ class Plot:
         self._x = Scale(first, last, _LEFT + 12, self._end - 12, log=first > 0)
         self._taken: list[tuple[float, float, float]] = []  # drawn labels: left x, right x, y
 
-    def svg(
-        self, name: str, tick: Callable[[float], str], crossings: Iterable[Point], label: str
-    ) -> str:
+    def svg(self, name: str, crossings: Iterable[Point], label: str) -> str:
         """Return the SVG element. `name` labels the x axis, and `label` is for screen readers."""
         # Draw the curves' names before the crossings, so that names get room first.
-        parts = [*self._axes(name, tick), *self._names()]
+        parts = [*self._axes(name), *self._names()]
         parts += [part for crossing in crossings for part in self._crossing(crossing)]
         parts += [part for curve in self._curves for part in self._curve(curve)]
         return (
@@ -148,7 +148,7 @@ class Plot:
             f"{''.join(parts)}</svg>"
         )
 
-    def _axes(self, name: str, tick: Callable[[float], str]) -> Iterator[str]:
+    def _axes(self, name: str) -> Iterator[str]:
         yield text(_LEFT - 8, _TOP - 11, "time", "end", "gm-dim")
         self._free(0.0, _LEFT - 8, 0.0)
         for value in ticks(self._y.low, self._y.high):

@@ -148,7 +148,7 @@ def _program(
             f"{name} makes no difference: {called} neither takes it nor reads it; "
             f"type def {called}({name}): …"
         )
-    if unread := sweeping.unread({name: ()}, made, namespace):
+    if unread := sweeping.unread([name], made, namespace):
         raise GpuError(f"{unread[0]}; give a variable that the code reads")
     return made
 

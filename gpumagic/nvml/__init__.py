@@ -73,14 +73,6 @@ _BY_RETURN_CODE = {
 }
 
 
-def _fault(
-    code: str, error: object = "", name: str | None = None, index: int = 0, uuid: str | None = None
-) -> Problem:
-    cause, cure = _FAULTS[code]
-    who = f"{name or 'a GPU'} (NVML {index})"
-    return Problem(code, cause.format(who=who, error=error), cure, uuid)
-
-
 Call = tuple[Any, ...]  # an NVML function's name, and the arguments that follow the handle
 
 
@@ -94,6 +86,13 @@ class Gpu:
     memory_total: int | None  # bytes; None if unknown, or if the GPU shares the host's memory
     parent: str | None  # UUID of a MIG device's parent; None for a GPU
     handle: Any
+
+
+def _fault(code: str, error: object, gpu: Gpu | None = None, index: int = 0) -> Problem:
+    cause, cure = _FAULTS[code]
+    name, uuid = (gpu.name, gpu.uuid) if gpu else (None, None)
+    who = f"{name or 'a GPU'} (NVML {index})"
+    return Problem(code, cause.format(who=who, error=error), cure, uuid)
 
 
 class Library:
@@ -218,16 +217,14 @@ class Nvml:
         with self._lock:
             return self._library.call(function)
 
-    def ask(
-        self, gpu: Gpu, questions: Mapping[str, Call], *, alive: bool = False
-    ) -> dict[str, Any]:
+    def ask(self, gpu: Gpu, calls: Mapping[str, Call], *, alive: bool = False) -> dict[str, Any]:
         """Make several queries of a GPU; return the answers by name, None where a query failed."""
         # `alive`: the GPU has just answered another query, so record its unsupported queries.
-        answers: dict[str, Any] = dict.fromkeys(questions)
+        answers: dict[str, Any] = dict.fromkeys(calls)
         known = self._unsupported.setdefault(gpu.uuid, {})
         unsupported: dict[Call, int | None] = {}
         failure: Exception | None = None
-        for name, call in questions.items():
+        for name, call in calls.items():
             if call in known:
                 continue
             try:
@@ -238,7 +235,7 @@ class Nvml:
                 else:
                     failure = error
         if failure is not None and _code(failure) == _GPU_IS_LOST:
-            fault = _fault("gpu-lost", "", gpu.name, gpu.index, gpu.uuid)
+            fault = _fault("gpu-lost", failure, gpu, gpu.index)
             self.lost = {**self.lost, gpu.uuid: fault}
         if any(answer is not None for answer in answers.values()):
             alive = True
@@ -246,7 +243,7 @@ class Nvml:
         if alive:
             known.update(unsupported)
         elif failure is not None:
-            fault = _fault("gpu-silent", failure, gpu.name, gpu.index, gpu.uuid)
+            fault = _fault("gpu-silent", failure, gpu, gpu.index)
             self.silent = {**self.silent, gpu.uuid: fault}
             # List the GPUs again, because a reset or the end of a MIG instance invalidates handles.
             self._gpus_until = 0.0
@@ -327,10 +324,9 @@ class Nvml:
             gpu = self._facts(index, handle, None)
         except library.errors as error:
             before = self._seen.get(index)  # the GPU as it was last listed
-            name, uuid = (before.name, before.uuid) if before else (None, None)
             code = "gpu-lost" if _code(error) == _GPU_IS_LOST else "gpu-unreachable"
-            fault = _fault(code, error, name, index, uuid)
-            self.lost = {**self.lost, uuid or f"index {index}": fault}
+            key = before.uuid if before else f"index {index}"
+            self.lost = {**self.lost, key: _fault(code, error, before, index)}
             return []
         self._seen[index] = gpu
         gpus = [gpu]

@@ -27,9 +27,7 @@ _SLOW_S, _PROCESSES_S = 2.0, 3.0  # refresh intervals of `_slow` and `processes`
 class DrmSource(Source):
     """Base class of AMD's and Intel's sources; ``root`` is the root of the file system."""
 
-    def __init__(
-        self, root: Path = Path("/"), build: Callable[[], TorchBuild] = torch_build
-    ) -> None:
+    def __init__(self, root: Path, build: Callable[[], TorchBuild] = torch_build) -> None:
         self.root = root
         self._build = build
         self._kept = CachedReadings()

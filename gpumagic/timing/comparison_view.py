@@ -6,9 +6,9 @@ from html import escape
 from typing import Any
 
 from gpumagic.display import plot, table
-from gpumagic.display.plot import Curve, Plot, Point
+from gpumagic.display.plot import Curve, Look, Plot, Point
 from gpumagic.display.table import Column, Fold, block, folded, tag
-from gpumagic.display.units import NOT_KNOWN, both, duration, fine, many, rate, size, tick, times
+from gpumagic.display.units import NOT_KNOWN, both, duration, fine, many, rate, size, times
 from gpumagic.timing.comparison import Comparison, Crossover, Timing, of_virtual
 from gpumagic.usercode.sweep import label, number
 
@@ -343,7 +343,7 @@ def sweep_figure(comparison: Comparison) -> str:
     ends = [f"{c.name} from {fine(c.heights[0])} to {fine(c.heights[-1])}" for c in drawn]
     crossings = [_crossing(name, crossover) for crossover in comparison.crossovers]
     made = Plot({x: _spelled(v) for x, v in xs}, curves)
-    return made.svg(name, tick, crossings, f"median time over {name}: {'; '.join(ends)}")
+    return made.svg(name, crossings, f"median time over {name}: {'; '.join(ends)}")
 
 
 def _crossing(name: str, found: Crossover) -> Point:
@@ -353,9 +353,7 @@ def _crossing(name: str, found: Crossover) -> Point:
     return Point(found.at, found.seconds, tip, words)
 
 
-def _curve(
-    comparison: Comparison, where: str, look: plot.Look, xs: Sequence[tuple[float, Any]]
-) -> Curve:
+def _curve(comparison: Comparison, where: str, look: Look, xs: list[tuple[float, Any]]) -> Curve:
     points: list[Point] = []
     (name,) = comparison.sweep
     for x, value in xs:

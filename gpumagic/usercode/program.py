@@ -37,9 +37,7 @@ def compile_cell(
     return _compiled(ast.Module(body, tree.type_ignores), filename, "exec", flags), last
 
 
-def _compiled(
-    tree: ast.Module | ast.Expression, filename: str, mode: str, flags: int = 0
-) -> CodeType:
+def _compiled(tree: ast.Module | ast.Expression, filename: str, mode: str, flags: int) -> CodeType:
     flags |= ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     return cast(CodeType, compile(tree, filename, mode, flags, dont_inherit=True))
 
@@ -59,7 +57,7 @@ def awaits(node: ast.AST) -> int | None:
 
 def _looped(tree: ast.Module, filename: str) -> CodeType:
     """Compile a loop over `_RUNS` whose body is a cell's code."""
-    flags = _compiled(tree, filename, "exec").co_flags & _FUTURES
+    flags = _compiled(tree, filename, "exec", 0).co_flags & _FUTURES
     body = [n for n in tree.body if getattr(n, "module", "") != "__future__"] or [ast.Pass()]
     loop = ast.For(ast.Name(_RUN, ast.Store()), ast.Name(_RUNS, ast.Load()), body, [])
     ast.copy_location(loop, tree.body[0])

@@ -7,7 +7,7 @@ import ast
 import keyword
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from numbers import Integral, Real
@@ -156,16 +156,14 @@ def number(value: Any) -> float | None:
     return None
 
 
-def unread(
-    sweep: Mapping[str, Sequence[Any]], program: Program, namespace: dict[str, Any]
-) -> list[str]:
-    """Return a note on each variable of the sweep that the code does not read."""
-    if not sweep or program.function is not None:
+def unread(names: Collection[str], program: Program, namespace: dict[str, Any]) -> list[str]:
+    """Return a note on each of a sweep's variables `names` that the code does not read."""
+    if not names or program.function is not None:
         return []
-    known = {**namespace, **dict.fromkeys(sweep)}
+    known = {**namespace, **dict.fromkeys(names)}
     read = {name for name, _ in variables_read(program.reads, known)}
     said = []
-    for name in [name for name in sweep if name not in read]:
+    for name in [name for name in names if name not in read]:
         if name in program.assigned:
             said.append(f"{name} makes no difference: the code sets it itself")
         elif not re.search(rf"\b{name}\b", program.text):
