@@ -188,9 +188,7 @@ def counted(base: Kernel, before: Callable[..., After | None], *, within: str = 
     return kernel
 
 
-def _ask(
-    before: Callable[..., After | None], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> After | None:
+def _ask(before: Callable[..., After | None], args: Any, kwargs: Any) -> After | None:
     """Call `before` without `__torch_function__`. Record its errors except CrossDeviceWarning."""
     __tracebackhide__ = True
     try:

@@ -14,9 +14,7 @@ from torch.utils._pytree import tree_map
 from gpumagic.placement import placement, suspended
 
 
-def deliver(
-    next_batch: Callable[..., Any], args: Any, kwargs: dict[str, Any], frame: FrameType | None
-) -> Any:
+def deliver(next_batch: Callable[..., Any], args: Any, kwargs: Any, frame: FrameType | None) -> Any:
     """Make a DataLoader's next batch on the host, and return its copy on the device."""
     place = placement()
     with suspended():

@@ -223,15 +223,13 @@ def _gpu_for(plan: KernelPlan, found: Found, args: Any, kwargs: Any) -> VirtualG
     return gpu
 
 
-def _check_room(
-    plan: KernelPlan, low: list[Any], kwargs: Any, found: Found, gpu: VirtualGpu
-) -> None:
+def _check_room(plan: KernelPlan, args: Any, kwargs: Any, found: Found, gpu: VirtualGpu) -> None:
     """Before the CPU computes, raise an out-of-memory error if the results would not fit."""
     __tracebackhide__ = True
     tensors, room = [x for _, x, _ in found], gpu.account.room // _LARGEST_NUMBER
     large = plan.grows or prod(map(Tensor.numel, tensors)) > room
-    if tensors and large and _at_most(plan, tensors, low) > room:
-        _require_results(plan, low, kwargs, gpu)
+    if tensors and large and _at_most(plan, tensors, args) > room:
+        _require_results(plan, args, kwargs, gpu)
 
 
 def _at_most(plan: KernelPlan, tensors: list[Tensor], args: Any) -> int:
