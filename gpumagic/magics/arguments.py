@@ -169,17 +169,13 @@ def _mistakes(typed: str, found: Namespace) -> Iterator[str]:
             yield f"{flag} needs {needed}; type {line}{both}"
     words = getattr(found, magic.name, "")
     word = words[:1] if isinstance(words, list) else [words] * bool(words)
-    yield from _conflicts([*product(magic.alone, word), *magic.excludes], [*given, *word])
+    for group in (*product(magic.alone, word), *magic.excludes):
+        if len(pair := [each for each in group if each in (*given, *word)]) > 1:
+            yield f"{pair[0]} and {pair[1]} do not combine; leave out one of them"
     if word and f"--{word[0]}" in known and word[0] not in user_namespace():
         yield f"unexpected {word[0]}; did you mean --{word[0]}?"
     if typed.endswith("ongpu"):
         yield from _device_mistakes(typed, found.where, given)
-
-
-def _conflicts(groups: list[tuple[str, ...]], typed: list[str]) -> Iterator[str]:
-    for group in groups:
-        if len(pair := [each for each in group if each in typed]) > 1:
-            yield f"{pair[0]} and {pair[1]} do not combine; leave out one of them"
 
 
 def _device_mistakes(typed: str, where: str, given: list[str]) -> Iterator[str]:

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from gpumagic.telemetry.snapshot import Snapshot
 
 REQUEST, REPLY = "gpumagic_request", "gpumagic_reply"
-TARGET = "gpumagic"
 _PACE_S = 1.0  # seconds from one sample to the next
 _IDLE_S = 5.0  # seconds from JupyterLab's last request until sampling ends
 
@@ -34,7 +33,7 @@ class ControlChannel:
 
     def __init__(self, kernel: Any) -> None:
         self._kernel = kernel
-        self._sign = Sign(TARGET, primary=False)
+        self._sign = Sign("gpumagic", primary=False)
         self._subscription: Subscription | None = None
         self._asked_at = 0.0
 

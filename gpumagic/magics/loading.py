@@ -56,7 +56,7 @@ def hooks(shell: Any) -> tuple[Any, ...]:
         *_called(cells, "pre_execute", "pre_run_cell", "post_execute", "post_run_cell"),
         once,  # changes shell.display_formatter
         *of_kernel,
-        _appended(shell.Completer.custom_matchers, _matcher),
+        _appended(shell.Completer.custom_matchers, context_matcher()(_complete)),
         _Change(lambda: None, lambda: cells.watch(None)),
         _Change(lambda: None, cells.end_all),
     )
@@ -96,8 +96,6 @@ def _complete(context: Any) -> dict[str, Any]:
 
     return completions(context)
 
-
-_matcher: Any = context_matcher()(_complete)
 
 FORGET = (
     ("gpumagic.ledger.dispatch", "uninstall"),

@@ -203,7 +203,9 @@ def _compared(
         known = [Gap(rtol=base), *filter(None, (each.gap for each in inputs))]
         count += all((one.name, one.results, other.results))
         gap = _gap(one, other, known, read)
-        instead = _unpaired(inputs)
+        # Unpaired operations on which the inputs depend. Prefer operations where the other side ran
+        # none: two different sequences may be equivalent.
+        instead = min((each.instead for each in inputs if each.instead), key=all, default=None)
         if gap.excess > 1 and instead and one.name:
             one.instead = other.instead = instead
             continue
@@ -217,12 +219,6 @@ def _compared(
             found.setdefault(gap.where, gap)  # report a loop's operation only once
     notes = [*notes, _coverage(runs, count)]
     return NumericDiff(sides, tuple(found.values()), count, closest.relative, tuple(notes))
-
-
-def _unpaired(inputs: list[RecordedOperation]) -> Any:
-    """Return the unpaired operations on which `inputs` depend, or None."""
-    # Prefer operations that ran on one side only: two different sequences may be equivalent.
-    return min((each.instead for each in inputs if each.instead), key=all, default=None)
 
 
 def _coverage(runs: Sequence[Recorder], count: int) -> str:

@@ -23,7 +23,6 @@ _NEEDED = ("nvmlInitWithFlags", "nvmlMemory_v2", "nvmlDeviceGetMigMode", "NVMLEr
 _ERRORS = (ImportError, OSError, AttributeError, TypeError, ValueError)
 # Codes of errors and events, fixed by NVML's binary interface.
 _NOT_SUPPORTED, _NOT_FOUND, _TIMEOUT, _FUNCTION_NOT_FOUND, _GPU_IS_LOST = 3, 6, 10, 13, 15
-_UNSUPPORTED = (_NOT_SUPPORTED, _FUNCTION_NOT_FOUND)
 _XID_ERROR = 0x8
 
 # Cause and cure of each fault. `{who}` names a GPU; `{error}` is the text of an error.
@@ -230,7 +229,7 @@ class Nvml:
             try:
                 answers[name] = self._library.make(call[0], gpu.handle, *call[1:])
             except self._library.errors as error:
-                if _code(error) in _UNSUPPORTED:
+                if _code(error) in (_NOT_SUPPORTED, _FUNCTION_NOT_FOUND):
                     unsupported[call] = _code(error)
                 else:
                     failure = error
