@@ -38,7 +38,7 @@ from gpumagic.mismatch.explainer import explain
 from gpumagic.placement.torch_devices import find
 from gpumagic.telemetry.host import host_name
 from gpumagic.usercode.files import innermost_of, is_users, shell
-from gpumagic.usercode.frames import cut_ours, errors
+from gpumagic.usercode.frames import cut_ours, errors, steps_of
 from gpumagic.usercode.program import compile_cell
 from gpumagic.usercode.variables import names_assigned, names_read
 
@@ -333,9 +333,8 @@ def _run(order: CellOrder, outcome: Outcome, space: dict[str, Any]) -> None:
 def _in_words(error: BaseException) -> ErrorInRank:
     """Return an error as text: the traceback from the user's first frame, and an explanation."""
     cut_ours(error)
-    trace = error.__traceback__
-    while trace is not None and not is_users(trace.tb_frame.f_code.co_filename):
-        trace = trace.tb_next
+    steps = steps_of(error.__traceback__)
+    trace = next((tb for tb in steps if is_users(tb.tb_frame.f_code.co_filename)), None)
     line = innermost_of(trace)
     place = f"{line.label}, line {line.line}" if line else ""
     if isinstance(error, GpuError) or trace is None:

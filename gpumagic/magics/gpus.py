@@ -25,10 +25,9 @@ def gpus(where: str | None = None) -> Snapshot:
         tell_cuda_order()
     if not where:
         return collect.snapshot()
-    found = device.resolve(where, device.here(), cpu=False)
-    if any(each.uuid is None for each in found):
+    wanted = {each.uuid for each in device.resolve(where, device.here(), cpu=False)}
+    if None in wanted:
         raise GpuError(f"{where} has no UUID; type %gpus for all GPUs")
-    wanted = {each.uuid for each in found}
     snapshot = collect.snapshot()
     return replace(
         snapshot,
