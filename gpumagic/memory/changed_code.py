@@ -252,8 +252,11 @@ _CATS = ("cat", "concat", "concatenate", "vstack", "hstack")
 
 def unhooked(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose to remove the user's forward hooks, if they store in what the code does not read."""
-    top, path = s.rests[-1], t.loop.adds_to[0] if t.loop is not None else ""
-    known = top.read_anywhere | frames.stored(top.frame.tree or ast.Pass())
+    loop, top = t.loop, s.rests[-1]
+    # Without a backward pass, the loop may run only for what the hooks store.
+    if loop is None or not any(rest.backward for rest in s.rests):
+        return
+    path, known = loop.adds_to[0], top.read_anywhere | frames.stored(top.frame.tree or ast.Pass())
     for name in sorted(s.read) if path and path not in known else ():
         parts = s.namespace[name].modules() if is_module(s.namespace.get(name)) else ()
         every = (part._forward_hooks for part in parts)
@@ -267,8 +270,7 @@ def unhooked(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
         do = f"`{code}` and `%gpufree {path}`: hooks of `{name}` store what this code does not read"
         within = lambda hooks=hooks: nullcontext([each.clear() for each in hooks])  # noqa: E731
         if hooks:
-            grown = t.loop.holds if t.loop is not None else 0
-            yield from helps(t.loop, do, freed=s.alone([path]), grown=grown, within=within)
+            yield from helps(loop, do, freed=s.alone([path]), grown=loop.holds, within=within)
 
 
 def _is_users(function: Any) -> bool:
@@ -283,19 +285,6 @@ def settings(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
         within = lambda each=each: nullcontext(vars(held[each]).update({name: batches}))  # noqa: E731
         do = f"`{each}.args.{name} = {batches}`: otherwise, all predictions stay on the GPU"
         yield from helps(t.best, do, within=within)
-
-
-def fused(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Propose the fused form of an optimizer, whose step makes no temporary tensors."""
-    for name in sorted(s.read) if t.best is not None else ():
-        opt: Any = s.namespace.get(name)
-        is_one = issubclass(type(opt), torch_here().optim.Optimizer)
-        groups: Any = opt.param_groups if is_one else ()
-        free = [not any(map(g.get, ("foreach", "differentiable"))) for g in groups if "fused" in g]
-        if free and all(free) and not groups[0]["fused"]:
-            within = lambda groups=groups: nullcontext([g.update(fused=True) for g in groups])  # noqa: E731
-            do = f"`{type(opt).__name__}(…, fused=True)` for `{name}`: a step without temporaries"
-            yield from helps(t.best, do, within=within)
 
 
 def frozen(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:

@@ -2,8 +2,7 @@
 
 An operand is a value that the failed operation uses, such as a tensor. The line ``x.to(device)``
 *loses a copy* of `x`, because no variable refers to the copy. Such a line may be in a failed frame,
-in a function that the frame called before, or in an earlier cell. ``v = v.to(device)`` also loses a
-copy if it is the last line of a loop over a dict.
+in a function that the frame called before, or in an earlier cell.
 """
 
 import ast
@@ -120,14 +119,11 @@ def _made_of(part: Part, frame: FailedFrame) -> Part:
 
 _SEVERAL = (ast.Tuple, ast.List)
 _COPY = "{} returns a copy of a tensor, and nothing keeps this copy"
-_LOOP = "{} binds the name {} only; {} still holds the old tensors"
-_CALL = "{} returns the copies, and nothing keeps them"
-_LOCAL = "{} binds the local name {} only; return {}, and assign the result of the call"
 
 
 class _Lost(NamedTuple):
     node: Any  # the code that loses a copy
-    code: str  # new code that keeps the copy; empty if one edit is not enough
+    code: str  # new code that keeps the copy
     why: str  # the reason to show
 
 
@@ -173,7 +169,7 @@ def _fix(code: Any, lost: dict[str, _Lost], found: list[str], nbytes: int | None
     """Return an edit that keeps all copies in `lost`; if impossible, only the copies in `found`."""
     for names in (lost, found):
         edits = [lost[name][:2] for name in names]
-        if all(text for _, text in edits) and (fix := around(code, edits, nbytes)):
+        if fix := around(code, edits, nbytes):
             return replace(fix, earlier=getattr(code, "earlier", False))
     return None
 
@@ -354,21 +350,6 @@ def _in_function(
     pairs += [(name, ast.unparse(value)) for name, value in _arguments(call, at.parameters)]
     inner = {name: our for name, our in reversed(pairs) if our in names}
     yield at, {inner[name]: lost for name, lost in _lost_in(at.nodes, {*inner}).items()}
-    if not targets:
-        results = [name for value in returned for name, _ in _pairs(value, value)]
-        yield _unassigned(call, at, caller, inner, results)
-
-
-def _unassigned(
-    call: ast.Call, at: _Written, caller: Any, inner: dict[str, str], results: list[str]
-) -> tuple[Any, dict[str, _Lost]]:
-    """Return the copies of arguments that a call lost, because no name refers to its result."""
-    lost = {n.targets[0].id: n for n in at.nodes if _rebinds(n) and n.targets[0].id in inner}
-    back, text = ", ".join(inner.get(name, "") for name in results), ast.unparse(call)
-    kept = _Lost(call, f"{back} = {text}" * all(back.split(", ")), _CALL.format(text))
-    local = {name: _LOCAL.format(ast.unparse(n), name, name) for name, n in lost.items()}
-    unkept = {inner[name]: _Lost(lost[name], "", why) for name, why in local.items()}
-    return (caller, dict.fromkeys(unkept, kept)) if back else (at, unkept)
 
 
 def _pairs(value: ast.expr, target: ast.expr) -> list[tuple[str, str]]:
@@ -376,14 +357,6 @@ def _pairs(value: ast.expr, target: ast.expr) -> list[tuple[str, str]]:
     groups = [node.elts if isinstance(node, _SEVERAL) else [node] for node in (value, target)]
     texts = [list(map(ast.unparse, group)) for group in groups]
     return [*zip(*texts, strict=True)] if len(texts[0]) == len(texts[1]) else []
-
-
-def _rebinds(stmt: Any) -> bool:
-    """Whether a statement has the form ``x = x.to(device)``."""
-    if not isinstance(stmt, ast.Assign) or not is_transfer(stmt.value):
-        return False
-    call: Any = stmt.value
-    return ast.unparse(call.func.value) == getattr(stmt.targets[0], "id", None)
 
 
 def is_transfer(node: Any) -> bool:
@@ -394,25 +367,9 @@ def _lost_in(nodes: list[Any], names: set[str]) -> dict[str, _Lost]:
     """Return the last copy of each name that a scope's nodes lost."""
     found: dict[str, _Lost] = {}
     for node in nodes:
-        if isinstance(node, ast.For):
-            found |= _lost_in_loop(node, names)
-        elif isinstance(node, ast.Expr) and is_transfer(node.value):
+        if isinstance(node, ast.Expr) and is_transfer(node.value):
             call: Any = node.value
             if (text := ast.unparse(call.func.value)) in names:
                 code = ast.unparse(call)
                 found[text] = _Lost(call, f"{text} = {code}", _COPY.format(code))
     return found
-
-
-def _lost_in_loop(loop: ast.For, names: set[str]) -> dict[str, _Lost]:
-    """Return the copies that a loop lost: ``for k, v in batch.items(): v = v.to(device)``."""
-    its: Any = getattr(loop.iter, "func", None)
-    whole = ast.unparse(its.value) if getattr(its, "attr", "") == "items" else ""
-    key, _, item = ast.unparse(loop.target).strip("()").partition(", ")
-    stmt: Any = loop.body[-1]
-    call: Any = getattr(stmt, "value", None)
-    copies = is_transfer(call) and ast.unparse(call.func.value) == item
-    if whole not in names or not copies or not (isinstance(stmt, ast.Expr) or _rebinds(stmt)):
-        return {}
-    why = (_COPY if isinstance(stmt, ast.Expr) else _LOOP).format(ast.unparse(stmt), item, whole)
-    return {whole: _Lost(stmt, f"{whole}[{key}] = {ast.unparse(call)}", why)}

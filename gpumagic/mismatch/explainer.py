@@ -134,8 +134,8 @@ def _mismatch(
     tried = [*((each, [*moved, *extra]) for each, moved in places), *places]
     registering = (sources.register(moved, each, choice.target) for each, moved in tried)
     fix = registered = next(filter(None, registering), None)
-    parted = _moved_in_part(clash)
-    cause, moves = (parted, False) if parted else sources.own_cause(clash, odd)
+    made_anew = (sources.made_anew(part, frame) for part in odd)
+    cause = _moved_in_part(clash) or next(filter(None, made_anew), "")
     frames = [frame, *outer]
     lost = (keep_copies(moved, frames, choice.target) for moved in ([*odd, *extra], odd))
     kept, why_lost = next((each for each in lost if each[1]), (None, ""))
@@ -146,7 +146,7 @@ def _mismatch(
     fix = fix or kept or listed or fixes.elsewhere(clash, choice, outer)
     fix = fix or fixes.write_fix(site, site if stays else above, choice)
     why = why_lost or cause or why_listed or _reason(clash.parts, places, kind, registered)
-    fix = fix if moves else None
+    fix = None if cause else fix  # no move of the operands cures such a cause
     return Explanation(*expression(frame, node), _rows(clash, choice, site, names), fix, why)
 
 

@@ -361,8 +361,6 @@ def _moved(part: Part, site: Site, device: str, choice: Choice) -> list[tuple[as
         return sources.with_device(part.node, site.frame, device)
     if part.kind == "array":
         return [(part.node, f"torch.as_tensor({part.text}, device={device})")]
-    if choice.to_host and (text := sources.in_torch(site.at.node, site.at.reader, site.odd[0])):
-        return [(site.at.node, text)]
     owner = site.frame.scope.value(part.node)
     made_of = [each.value for each in named_in(part, site.at.reader)]
     tracked = any(not issubclass(type(t), Tensor) or t.requires_grad for t in made_of or [None])

@@ -6,7 +6,6 @@ moved, or the operand is a module's attribute that `.to()` does not move.
 
 import ast
 import re
-import sys
 from dataclasses import dataclass
 from itertools import chain, takewhile
 from typing import Any
@@ -21,7 +20,6 @@ from gpumagic.usercode.files import is_users
 from gpumagic.usercode.frames import (
     OWN_SCOPES,
     FailedFrame,
-    backward_of,
     definition,
     function_of,
     loops_around,
@@ -39,7 +37,6 @@ _BUFFER = '{}.register_buffer("{}", {}, persistent=False)'
 _REGISTERED = "{}.{} = nn.%s({})"  # %s is a class such as Parameter or ModuleList
 PERMANENTLY = "; to fix it permanently, "
 _PARAMETER = re.compile(r"[\w.]*\bParameter(?=\()")
-_GRADIENTS = "NumPy's results have no gradients, and the backward pass needs them"
 
 
 @dataclass(frozen=True)
@@ -151,14 +148,7 @@ def _names_around(frame: FailedFrame, part: operand.Part) -> list[ast.expr]:
     return [*found, *[ast.Name(part.text, ast.Load())] * a_module]
 
 
-def own_cause(clash: Operation, odd: list[operand.Part]) -> tuple[str, bool]:
-    """Return a cause that no move of the operands cures, or ""; and whether a fix may move them."""
-    for reason in filter(None, (_made_anew(part, clash.reader.frame) for part in odd)):
-        return reason, False
-    return _GRADIENTS * bool(in_torch(clash.node, clash.reader, odd[0])), True
-
-
-def _made_anew(part: operand.Part, frame: FailedFrame) -> str:
+def made_anew(part: operand.Part, frame: FailedFrame) -> str:
     """Return the reason if a method other than `__init__` makes a module in each call, or ""."""
     function = getattr(function_of(frame.failed or ast.Pass()), "name", "__init__")
     made = only_assignment(part.text, frame.failed or part.node)
@@ -267,18 +257,6 @@ def moves_to_device(node: Any, reader: operand.Reader) -> bool:
     given = [*getattr(node, "args", ()), *(k.value for k in getattr(node, "keywords", ()))]
     only_device = len(given) == 1 and reader.device(given[0], "") not in ("", None)
     return named in ("cuda", "cpu") or (named == "to" and only_device)
-
-
-def in_torch(node: Any, reader: operand.Reader, odd: operand.Part) -> str:
-    """Return the torch code for a NumPy reduction whose result needs a gradient; else ""."""
-    function: Any = getattr(node, "func", None)
-    of_numpy = reader.scope.value(getattr(function, "value", node)) is sys.modules.get("numpy")
-    if not of_numpy or not hasattr(Tensor, function.attr) or len(node.args) != 1:
-        return ""
-    text = reader.text(node.args[0])
-    code = f"{text if type(odd.value) is Tensor else f'torch.stack({text})'}.{function.attr}()"
-    trained = stored(statement(node) or node) & backward_of(nodes_around(node, ast.Attribute))
-    return code if trained else ""
 
 
 def is_leaf(part: operand.Part) -> bool:

@@ -610,15 +610,6 @@ SITUATIONS = [
         "store `.detach()` in `bank`",
     ),
     Notebook(
-        "an optimizer's temporary tensors",
-        [
-            "net = nn.Sequential(nn.Linear(1024, 1664), nn.Linear(1664, 1024)).cuda()\n"
-            "opt = torch.optim.Adam(net.parameters())\nx = torch.ones(1, 1024, device='cuda')",
-        ],
-        "for _ in range(3):\n    net(x).sum().backward()\n    opt.step()",
-        "`Adam(…, fused=True)` for `opt`",
-    ),
-    Notebook(
         "whole outputs of a model in a list",
         [
             "class Output:\n    def __init__(self, y):\n        self.y = y",

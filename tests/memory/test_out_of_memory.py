@@ -924,13 +924,43 @@ def test_a_check_of_values_and_an_object_with_every_attribute_hide_no_lever(smal
     assert shown.pop().levers
 
 
-def test_an_option_that_the_optimizer_refuses_is_not_offered(small, shown):
-    small.run(f"{START}\nnet = nn.Sequential(nn.Linear(1024, 1664), nn.Linear(1664, 1024)).cuda()")
+def test_hooks_that_fill_what_the_code_does_not_read_are_removed(small, shown):
     small.run(
-        "opt, x = torch.optim.Adam(net.parameters(), foreach=True), mib(1).view(-1, 1024)[:1]"
+        START + "net = nn.Sequential(*[nn.Linear(256, 256), nn.ReLU()] * 3).cuda()\nkept = []"
     )
-    small.run("for _ in range(3):\n    net(x).sum().backward()\n    opt.step()")
-    assert not [lever for lever in shown.pop().levers if "fused" in lever.do]
+    small.run("handles = [net[0].register_forward_hook(lambda m, x, y: kept.append(y))]")
+    loop = "for _ in range(40):\n    net(torch.ones(900, 256).cuda()).sum().backward()"
+    small.run(loop)
+    found = shown.pop()
+    assert found.adds_to == "kept"
+    lever = found.levers[0]
+    assert lever.do.startswith("`for h in handles: h.remove()` and `%gpufree kept`: hooks of `net`")
+    assert lever.fits
+    assert small.run(f"for h in handles: h.remove()\n%gpufree kept\n{loop}").error is None
+
+
+def test_an_integer_that_a_library_reads_is_one_in_a_trial(small, shown):
+    code = "def longest(n):\n    return list(range(n.max().item()))"
+    small.run(f"{START}\nlib = {{}}\nexec(compile({code!r}, torch.__file__, 'exec'), lib)")
+    small.run("net = nn.Sequential(*[nn.Linear(256, 256), nn.ReLU()] * 4).cuda()")
+    small.run(
+        "for _ in range(2):\n    x = torch.ones(20_000, 256).cuda()\n"
+        "    k = lib['longest'](torch.tensor([3, 4]).cuda())\n    net(x).sum().backward()"
+    )
+    assert shown.pop().levers[0].do.startswith("`x`: a batch of ")
+
+
+def test_a_gans_losses_do_not_accumulate_and_only_the_number_of_the_batch_is_named(small, shown):
+    small.run(f"{START}\nbs = width = 24_000\nD = nn.Linear(256, 1).cuda()")
+    small.run("G = nn.Linear(256, 256).cuda()")
+    small.run("d, g = torch.optim.SGD(D.parameters(), 0.1), torch.optim.SGD(G.parameters(), 0.1)")
+    small.run(
+        "for _ in range(2):\n    z = torch.ones(bs, 256).cuda()\n"
+        "    D(G(z).tanh()).sum().backward()\n    g.step()\n    d.step()\n    g.zero_grad()"
+    )
+    told = [lever.do for lever in shown.pop().levers]
+    assert not re.search("accumulating|width", " ".join(told))
+    assert any("a batch of" in do or "bs = " in do for do in told)
 
 
 def test_a_cell_that_begins_with_a_deletion_has_levers(small, shown):

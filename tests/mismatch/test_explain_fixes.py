@@ -629,12 +629,6 @@ ASKED = {
         "net, a = Net(), torch.ones(3, device='cuda')\nfeature = net.features(a).data.numpy()",
         "feature = net.features(a).data.cpu().numpy()",
     ),
-    "losses that NumPy sums": (
-        "import numpy as np\ndef half(v):\n    return (v / 2).sum()\n"
-        "w = torch.ones(3, device='cuda', requires_grad=True)\n"
-        "loss = np.sum([half(w) for n in range(3)])\nloss.backward()",
-        "loss = torch.stack([half(w) for n in range(3)]).sum()",
-    ),
     "items that NumPy reads": (
         "import numpy as np\ndef half(v):\n    return (v / 2).sum()\n"
         "w = torch.ones(3, device='cuda', requires_grad=True)\n"
