@@ -140,7 +140,7 @@ def levers(s: OutOfMemoryState, t: Trials, free: tuple[Any, ...]) -> list[Lever]
     for group in (*first, (changed_code.by_rows,), last):
         for lever in chain.from_iterable(find(s, t) for find in group):
             found.append(lever)
-            if _suffices(s, lever):
+            if lever.fits or (lever.fits is None and (lever.gives or 0) >= s.short_by):
                 enough.append(lever)
             # Stop after one sufficient lever from `free`, or after two other sufficient levers.
             if len(enough) == (1 if group is free else 2):
@@ -151,10 +151,6 @@ def levers(s: OutOfMemoryState, t: Trials, free: tuple[Any, ...]) -> list[Lever]
             enough += [lever for lever in also if lever.fits]
             return sorted(enough, key=lambda lever: not lever.fits)
     return found[:_MOST]
-
-
-def _suffices(s: OutOfMemoryState, lever: Lever) -> bool:
-    return lever.fits or (lever.fits is None and (lever.gives or 0) >= s.short_by)
 
 
 def free_kept(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:

@@ -207,7 +207,8 @@ def _arguments(call: ast.Call, parameters: tuple[str, ...]) -> Iterator[tuple[st
 def _places(frame: FailedFrame, names: set[str]) -> Iterator[tuple[Any, dict[str, _Lost]]]:
     """Yield code that ran before the failure, with the copies of `names` that the code lost."""
     scope: Any = function_of(frame.failed or ast.Pass())
-    names -= {name for name in names if issubclass(type(_value(frame, name)), nn.Module)}
+    values = {name: frame.scope.value(ast.parse(name, mode="eval").body) for name in names}
+    names -= {name for name in names if issubclass(type(values[name]), nn.Module)}
     ran = [node for node in own_nodes(scope) if node.lineno < frame.line]
     yield from _in_code(frame, ran, frame, names)
     attributes = {name for name in names if name.startswith("self.")}
@@ -243,10 +244,6 @@ def earlier_cells(frame: FailedFrame) -> Iterator[_Written]:
     for file in sorted(numbers.keys() - now, key=lambda file: -numbers[file]):
         read = parsed(file)
         yield _Written(file, read.text, own_nodes(read.tree), earlier=True)
-
-
-def _value(frame: FailedFrame, text: str) -> Any:
-    return frame.scope.value(ast.parse(text, mode="eval").body)
 
 
 def own_nodes(scope: Any) -> list[Any]:

@@ -231,16 +231,13 @@ def _made_in(part: Part, frame: FailedFrame) -> str:
             of_any = [n for n in bound if isinstance(n, ast.Attribute) and n.attr == text]
             its = frame.scope.name("self")
             found = [node for node in of_any if frame.scope.value(node.value) is its]
-        if found:
-            made = [node for node in found if not _is_placeholder(statement(node))]
-            if len(made) != 1 or not _is_origin(statement(made[0])):
-                return ""
+        every: list[tuple[ast.expr, Any]] = [(node, statement(node)) for node in found]
+        made = [n for n, by in every if not ast.unparse(by).endswith((" = None", " = 0"))]
+        if len(made) == 1 and _is_origin(statement(made[0])):
             return f"{label(file)}, line {made[0].lineno} made {ast.unparse(made[0])} on the CPU"
+        if found:
+            return ""
     return ""
-
-
-def _is_placeholder(stmt: Any) -> bool:
-    return isinstance(stmt, ast.Assign) and isinstance(stmt.value, ast.Constant)
 
 
 def _is_origin(stmt: Any) -> bool:

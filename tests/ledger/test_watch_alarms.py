@@ -69,7 +69,7 @@ def test_a_value_read_in_a_loop_warns_once(do, says):
     ("do", "says"),
     [
         (lambda x: x[torch.tensor([0])], "copies its index from cpu to cuda:1 again and again"),
-        (lambda x: x[x > 1], "makes the host wait for cuda:1 again and again; the size of its"),
+        (lambda x: x[x > 1], "makes the host wait for cuda:1 again and again; the result's size"),
         (lambda x: x.nonzero(), "torch.where"),
         (lambda x: torch.tensor([x[0, 0], x[0, 1]]), "torch.stack([...])"),
     ],
