@@ -25,6 +25,7 @@ from gpumagic.copies.trial import CopiedVariables, place
 from gpumagic.device import Device
 from gpumagic.display.units import some
 from gpumagic.errors import GpuError, note
+from gpumagic.frameworks.public import explained_at_once
 from gpumagic.isolation.settings import deferred, thread_modes
 from gpumagic.isolation.worker import Worker, wait_for_all
 from gpumagic.ledger.dispatch import MemoryMeter
@@ -90,8 +91,9 @@ class DeviceThread:
         space = self.copies.globals
         space.update(self._brought(part))
         began, value = time.perf_counter(), None
-        for code in codes:
-            value = None if code is None else FunctionType(code, space)()
+        with explained_at_once(str(self.target)):
+            for code in codes:
+                value = None if code is None else FunctionType(code, space)()
         wait_for(self.target)
         self.seconds += time.perf_counter() - began
         self.parts += 1

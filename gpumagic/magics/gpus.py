@@ -172,7 +172,7 @@ def drive_cluster(shell: Any, asked: Namespace) -> None:
     if verb == "restart":
         ranks.restart(*map(int, what))
         lost = "the new rank has none of the variables of %%ongpu @all cells"
-        print(f"{lost}; run those cells again, or type %gpucluster restore DIR")
+        print(f"{lost}; run those cells again, then %gpucluster restore DIR")
     elif verb == "pull":
         found = ranks.pull(*what)
         shell.user_ns.update(found)

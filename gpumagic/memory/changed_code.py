@@ -6,6 +6,7 @@ each frame; changes are tested in `t.best`. `rest` is the code that a frame had 
 """
 
 import ast
+import re
 import textwrap
 from collections import UserDict
 from collections.abc import Iterable, Iterator, Sequence
@@ -194,13 +195,22 @@ def _data(s: OutOfMemoryState, trial: CodeTrial) -> tuple[list[Any], list[str]]:
     for row in s.device.holders[:_LARGEST]:
         value: Any = None if row.path in gone else (s.namespace | local).get(row.path)
         held = [row.path, *row.aliases]
+        unread = {*held} & s.namespace.keys() and s.read.isdisjoint(held)
         if comes_from(type(value), "torch.utils.data.DataLoader"):
             value = [value.dataset, *own(value.dataset).values()]
         found = [each for each in tree_leaves(value) if is_tensor(each) and each.is_cuda]
-        is_data = found and s.worth(s.alone(held)) and s.alone(names) < max(trial.lacking, 1)
+        is_data = (
+            found
+            and not unread
+            and s.worth(s.alone(held))
+            and s.alone(names) < max(trial.lacking, 1)
+        )
         if is_data and not any(each.requires_grad for each in found):
             data, names = [*data, *found], [*names, *held]
     return data, names
+
+
+_SPLITS = re.compile(r"\.(?:split|chunk|unbind)\([^()]*\)$")
 
 
 def _on_host(s: OutOfMemoryState, noted: Sequence[Any], names: list[str]) -> str:
@@ -214,7 +224,9 @@ def _on_host(s: OutOfMemoryState, noted: Sequence[Any], names: list[str]) -> str
     data = [f"`{names[0]}`"] if {*names} & s.read else []
     data += [f"the data of {cell}, line {line}" for cell, line in lines]
     parts = dict.fromkeys(where.source for where in at(PART))
-    code = [f"in `{c}`" if c.endswith(":") else f'`{c}.to("{s.name}")`' for c in parts]
+    texts = {c: f'{c}.to("{s.name}")' for c in parts}
+    texts |= {c: f'(x.to("{s.name}") for x in {c})' for c in parts if _SPLITS.search(c)}
+    code = [f"in `{c}`" if c.endswith(":") else f"`{texts[c]}`" for c in parts]
     do = f"keep {' and '.join(data)} on the CPU, made without `.to(…)`, `.cuda()` or `device=`"
     do = f"{do}, and move each batch{': ' * bool(code)}{', '.join(code)}"
     return do if data and not at(WHOLE) and (parts or not names or not lines) else ""
@@ -224,18 +236,20 @@ def collected(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose to append copies on the CPU to a list or tensor that holds much GPU memory."""
     large = {row.path for row in s.device.holders if s.worth(row.nbytes)}
     nodes: Any = [n for each in (t.best.code if t.best else ()) for n in ast.walk(each)]
-    for call in (n for n in nodes if isinstance(n, ast.Call)):
-        name, args = _appended(call)
-        if t.best is not None and s.local(t.best.frame, name) in large:
+    for node in (n for n in nodes if isinstance(n, (ast.Call, ast.ListComp))):
+        name, args = _appended(node)
+        if t.best is not None and (not name or s.local(t.best.frame, name) in large):
             new = {each: expression(f"({ast.unparse(each)}).cpu()") for each in args}
             form = Form("", "", [], t.best.code, new)
             with form.in_place():
-                do = f"`{ast.unparse(frames.statement(call) or call)}` for line {call.lineno}"
-            yield from helps(t.best, do, form=form)
+                do = f"`{ast.unparse(frames.statement(node) or node)}` for line {node.lineno}"
+            yield from helps(t.best, do, form=form) if args else ()
 
 
-def _appended(call: ast.Call) -> tuple[str, list[ast.expr]]:
+def _appended(call: ast.Call | ast.ListComp) -> tuple[str, list[ast.expr]]:
     """Return the name to which a call appends, and what to copy: `[x, y]` of `x = cat([x, y])`."""
+    if isinstance(call, ast.ListComp):  # the list has no name until it is complete
+        return "", [call.elt]
     function, stmt = getattr(call.func, "attr", ""), frames.statement(call)
     if any(isinstance(node, ast.Starred) for node in ast.walk(call)):
         return "", []

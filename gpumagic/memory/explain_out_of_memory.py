@@ -6,6 +6,7 @@ memory at the error. `t` has a trial for each frame, which measures the need of 
 """
 
 import ast
+import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import chain, product
@@ -180,7 +181,9 @@ def _deleted(
     gives = s.alone(paths, in_frames=not rest.frame.at_top)
     if {*names} & (rest.overwritten | rest.read_anywhere | rest.made_before):
         code = f"{' = '.join(names)} = None" if rest.loops else f"del {', '.join(names)}"
-        do = f"`{code}` before line {getattr(rest.failed, 'lineno', 0)}"
+        line = getattr(rest.failed, "lineno", 0)
+        in_line = any(loop.lineno == line for loop in rest.loops)  # as in `for x in a: y = f(x)`
+        do = f"`{code}` {'first in the body of the loop in' if in_line else 'before'} line {line}"
     else:
         do = f"`%gpufree {' '.join(names)}`, which this code does not read"
         gives += s.kept  # this command frees outputs and earlier errors too
@@ -215,7 +218,11 @@ def _groups(s: OutOfMemoryState, at_top: bool) -> list[list[str]]:
 
 def other_gpu(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose another GPU with enough free memory for the cell and the variables it reads."""
-    if s.shortage.library != TORCH or t.loop is not None:
+    values = map(s.namespace.get, s.read)
+    texts = [str(value) for value in values if type(value).__name__ in ("str", "device")]
+    # Where code names a GPU, `%%ongpu` does not choose another one.
+    named = any(map(_NAMES_GPU.search, [*texts, *(rest.frame.source for rest in s.rests)]))
+    if s.shortage.library != TORCH or t.loop is not None or named:
         return
     needed, trial = (s.device.allocated or 0) + s.wanted, t.whole
     if trial is not None and trial.need is not None:
@@ -228,6 +235,7 @@ def other_gpu(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
             return
 
 
+_NAMES_GPU = re.compile(r"cuda:\d|\.cuda\(\d")
 _DETACHED = "store {1} in `{0}`{2}: results keep their graphs alive"
 _ROOM = "if RAM has room; not all of them fit on the GPU at once"
 _READ = "; `.cuda()` what each pass reads"

@@ -27,7 +27,7 @@ _FEWER_PAIRS = "; the loss then compares fewer pairs of samples, so its value ch
 _NEAR, _NEAR_REAL = 0.05, 0.1  # the number may be too low by this fraction, on virtual/real GPUs
 # Names of numbers to lower. Without a model, use only `_SIZE`, as a lower `B` may change results.
 _SIZE = re.compile(r"(?i:batch|chunk|capacity)")
-_SIZE_OF_MODELS = re.compile(rf"{_SIZE.pattern}|seq|context|^(?:bs|B|T)$")
+_SIZE_OF_MODELS = re.compile(rf"{_SIZE.pattern}|seq|context|bptt|^(?:bs|B|T)$")
 _GROUPS = 3  # maximum number of tensor lengths that are tried as batch sizes
 _CUTS = {"split", "chunk", "narrow", "select", "index_select", "unbind"}
 
@@ -98,7 +98,7 @@ def _keep_gradients(trained: list[Any], into: object) -> None:
 def _lower_variable(s: OutOfMemoryState, trial: CodeTrial, names: Any) -> Iterator[Lever]:
     """Propose a lower number for a variable whose name matches `names`."""
     made = {name: each for each in trial.code for name in stored(each)}
-    for name in dict.fromkeys((*names_read(ast.Module(trial.code, [])), *made)):
+    for name in dict.fromkeys((*names_read(ast.Module(trial.code, [])), *made, *sorted(s.read))):
         value = trial.names.get(name, getattr(getattr(made.get(name), "value", None), "value", 0))
         if names.search(name) and type(value) is int and value > 1:
             tried = partial(_with_number, trial, name, made.get(name))

@@ -205,7 +205,7 @@ def _reason(
         if left := sources.unregistered(part, frame):
             # If the fix registers the attribute, leave out the advice to register it.
             return left.reason.partition(sources.PERMANENTLY)[0] if fix else left.reason
-    if any(part.text.endswith('"]') for part, _ in every):
+    if any(part.text.endswith('"]') and part.kind != "module" for part, _ in every):
         return _DICT
     if kind == "index":
         return _INDEX
@@ -218,7 +218,8 @@ def _made_in(part: Part, frame: FailedFrame) -> str:
     text = first_name(part.text.removeprefix("self."))
     scope: Any = function_of(frame.failed or part.node)
     above = (stored(node) for node in own_nodes(scope) if node.lineno < frame.line)
-    if part.device != "cpu" or (not of_self and text in set[str]().union(*above)):
+    moved = part.device != "cpu" or is_transfer(part.node)
+    if moved or (not of_self and text in set[str]().union(*above)):
         return ""
     around = (n for n in parents(frame.failed or part.node) if isinstance(n, ast.ClassDef))
     cells = earlier_cells(frame) if frame.at_top or of_self else ()

@@ -264,17 +264,25 @@ class Reader:
         # `len` and `float` return no tensor. `map` is lazy, so its arguments are the operands.
         if any(function is each for each in (*_PASSING, len, *values.PLAIN)):
             return self.given(node) if any(function is each for each in _PASSING) else []
-        if issubclass(type(function), type) and issubclass(function, nn.Module):
-            return [Part(node, text, "module", about=function.__name__)]
-        if function is torch.Generator:
-            given = self.device(_argument(node, "device", 0), "cpu")
-            return [Part(node, text, "generator", (given,) if given else (), about="generator")]
+        if function is torch.Generator or issubclass(type(function), type):
+            return self._new(function, node, text)
         called = self.part(node.func)
         if called is None or called.kind != "module" or called.value is None:
             return [_made(node, text, None)]
         if not called.devices:  # a module without weights keeps the device of its arguments
             return self._together(node, text, self.given(node))
         return [_made(node, text, called.device)]
+
+    def _new(self, kind: Any, node: ast.Call, text: str) -> list[Part]:
+        """Return the object that a call of a class creates, as an operand."""
+        if kind is torch.Generator:
+            given = self.device(_argument(node, "device", 0), "cpu")
+            return [Part(node, text, "generator", (given,) if given else (), about="generator")]
+        if issubclass(kind, nn.Module):
+            return [Part(node, text, "module", about=kind.__name__)]
+        # A library's object that is created without tensors has none, such as a range.
+        without = kind.__module__ != "__main__" and not self.given(node)
+        return [] if without else [_made(node, text, None)]
 
     def given(self, node: ast.Call) -> list[Part]:
         """Return the operands among a call's arguments."""

@@ -331,6 +331,9 @@ def can_be_bound(
     names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
     if names & bound_inside(node) or not can_precede(frame, stmt):
         return False
+    targets = [getattr(loop, "target", ast.Pass()) for loop in loops_around(stmt)]
+    if written and isinstance(node, ast.Name) and names & set[str]().union(*map(stored, targets)):
+        return False  # the operation would change a copy, and not the item of the loop
     if part.kind == "module":
         return value is not None
     if is_leaf(part):

@@ -193,9 +193,12 @@ def test_another_gpu_is_offered_without_a_context_on_it(gpus, monkeypatch):
     trials = SimpleNamespace(loop=None, whole=None)
     device = SimpleNamespace(allocated=MIB)
     state = SimpleNamespace(shortage=Shortage(0), device=device, wanted=MIB, name="cuda:0")
+    state.read, state.rests, state.namespace = {"where"}, (), {"where": "cpu"}
     (lever,) = explain_out_of_memory.other_gpu(state, trials)
     assert lever.do.startswith("`%%ongpu 1`")
-    state.wanted = 2**60
+    state.namespace["where"] = "cuda:0"  # the code names its GPU, so `%%ongpu` chooses no other
+    assert not [*explain_out_of_memory.other_gpu(state, trials)]
+    state.wanted, state.namespace["where"] = 2**60, "cpu"
     assert not [*explain_out_of_memory.other_gpu(state, trials)]
 
 
@@ -998,3 +1001,28 @@ def test_a_cat_of_a_starred_list_and_a_frozen_model_hide_no_explanation(small, s
         "    out = torch.cat([out, *parts])"
     )
     assert "takes" not in shown.pop().reason
+
+
+def test_a_list_that_a_comprehension_makes_is_collected_on_the_cpu(small, shown):
+    small.run(START + "net, x = nn.Linear(256, 512).cuda(), torch.ones(40, 1000, 256)")
+    cell = "with torch.no_grad():\n    ys = [net(part.cuda()) for part in x]"
+    small.run(cell)
+    lever = shown.pop().levers[0]
+    assert lever.do == "`ys = [net(part.cuda()).cpu() for part in x]` for line 2"
+    assert lever.fits
+
+
+def test_a_variable_that_an_earlier_error_holds_too_can_be_freed(small, shown):
+    small.run(START + "big = torch.ones(20_000, 256, device='cuda')")
+    small.run("big.foo")
+    small.run("t = torch.zeros(48, 1024, 256, device='cuda:0')")
+    lever = shown.pop().levers[0]
+    assert lever.do == "`%gpufree big`, which this code does not read"
+    assert lever.fits
+
+
+def test_no_line_is_named_where_the_loop_has_one_line(small, shown):
+    small.run(START + "net, x = nn.Linear(256, 2048).cuda(), torch.ones(8000, 256).cuda()")
+    small.run("with torch.no_grad():\n    for part in x.split(4000): z = net(part)")
+    told = [lever.do for lever in shown.pop().levers]
+    assert "`z = None` first in the body of the loop in line 2" in told

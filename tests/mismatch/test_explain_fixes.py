@@ -795,3 +795,24 @@ def test_a_generator_of_another_cell_is_made_again_with_its_seed():
     explanation = gpumagic.explain(run(code, namespace={"g": g}))
     assert run(explanation.fix.apply(code), namespace={"g": g}) is None
     assert "manual_seed(g.initial_seed())" in explanation.fix.code
+
+
+@pytest.mark.parametrize("change", ["s += {}", "s.mul_(0.5).add_({})"])
+def test_a_loops_item_that_changes_in_place_stays_where_it_is(change):
+    code = (
+        "sums, ps = [torch.zeros(2)] * 2, [torch.ones(2, device='cuda')] * 2\n"
+        f"for s, p in zip(sums, ps):\n    {change.format('p')}\nassert sums[1].sum() > 0\n"
+    )
+    assert_fixed(code, f"    {change.format('p.to(s.device)')}")
+
+
+@pytest.mark.parametrize(
+    "call", ["np.interp(range(4), range(4), x.mean(1))", "PCA(2).fit(F.normalize(x))"]
+)
+def test_an_object_that_holds_no_tensor_hides_no_operand(call):
+    code = (
+        "import numpy as np\nfrom sklearn.decomposition import PCA\n"
+        f"x = torch.rand(4, 3, device='cuda')\n{call}\n"
+    )
+    fix = gpumagic.explain(run(code)).fix
+    assert run(fix.apply(code)) is None
