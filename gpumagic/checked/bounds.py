@@ -91,8 +91,7 @@ class Indexing(NamedTuple):
 def _along(
     of: Tensor, dim: int | None, unit: str = "elements", *, wraps: bool = True
 ) -> tuple[float, float, str]:
-    """Return the lowest and the highest allowed index along `dim`, and a text for the error.
-    If `dim` is None, the index counts the elements of the flattened tensor."""
+    """Return the lowest and highest index along `dim` (if None, of all elements), and a text."""
     size = of.numel() if dim is None or not of.dim() else of.shape[dim]
     text, low, high = f"{size} {unit}", -size if wraps else 0, size - 1
     if dim is not None and of.dim() > 1 and unit == "elements":

@@ -23,19 +23,12 @@ from gpumagic.dryrun.follow_code import Note, Subject, dry, leave_out_magics
 from gpumagic.dryrun.held_memory import target_of
 from gpumagic.dryrun.result import DryRun
 from gpumagic.errors import GpuError
-from gpumagic.mismatch.callers import filled_list
+from gpumagic.mismatch.callers import refilled
 from gpumagic.mismatch.explainer import explain
 from gpumagic.mismatch.explanation import NEAR, Explanation, Fix, total
 from gpumagic.mismatch.operation import read
 from gpumagic.usercode.files import label, last_cell
-from gpumagic.usercode.frames import (
-    FailedFrame,
-    errors,
-    failed_frames,
-    first_name,
-    functions_again,
-    stored,
-)
+from gpumagic.usercode.frames import FailedFrame, errors, failed_frames, functions_again
 from gpumagic.usercode.variables import names_read, variables_read
 
 _LIMIT_S, _MOST = 2.0, 4  # seconds of each dry run, and number of edits that are tried
@@ -162,10 +155,7 @@ class _Trial:
         affected = (ast.dump(a) != ast.dump(b) or names & {*names_read(b)} for a, b in pairs)
         ran = sum((stmt.end_lineno or 0) < self._top.line for stmt in old)
         first = min(ran, next((n for n, each in enumerate(affected) if each), len(old)))
-        # Begin where the lists that this code fills are created, so that they are empty again.
-        lists = {first_name(filled_list(n)) for n in ast.walk(ast.Module(new[first:], []))}
-        made = (n for n, stmt in enumerate(new[:first]) if stored(stmt) & lists)
-        return new[next(made, first) :]
+        return refilled(new, first)
 
     def _dry(
         self, code: list[ast.stmt], texts: dict[str, str], number: str = "", target: str = ""

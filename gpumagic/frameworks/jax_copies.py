@@ -216,8 +216,7 @@ class JaxCopies(CopyCounting):
     def _counted(
         self, kind: str, operator: str, call: Call, copies: Sequence[_Copy], explicit: bool
     ) -> _After | None:
-        """Return a function that counts the copies when they are done; None if there are none.
-        If a watch is strict, raise an error for an implicit copy or wait."""
+        """Return a function that counts the copies when they are done; None if there are none."""
         __tracebackhide__ = True
         # Operands and explicit copies count as the user's. Otherwise, `within` names the library.
         asked = operator == "operand" or (explicit and kind == "copy")

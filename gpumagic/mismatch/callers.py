@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from gpumagic.mismatch.explanation import Fix, around, bracketed, total
-from gpumagic.mismatch.operand import TRANSFERS, Part, Reader
+from gpumagic.mismatch.operand import NAMED, TRANSFERS, Part, Reader
 from gpumagic.mismatch.operation import Operation, named_in, operation, ran_mixed
 from gpumagic.mismatch.sources import only_assignment
 from gpumagic.usercode.files import is_users, label, parsed, shell
@@ -25,6 +25,7 @@ from gpumagic.usercode.frames import (
     in_own_scope,
     loops_around,
     parents,
+    statement,
     stored,
 )
 
@@ -300,6 +301,43 @@ def _sent(node: Any, text: str, frame: FailedFrame, code: _Written) -> Iterator[
                 yield file, each
 
 
+def made_in(part: Part, frame: FailedFrame) -> str:
+    """Return which line of the class or an earlier cell made an operand; "" unless only one did."""
+    of_self = part.text.startswith("self.") and frame.parameters[:1] == ("self",)
+    text = first_name(part.text.removeprefix("self."))
+    scope: Any = function_of(frame.failed or part.node)
+    above = (stored(node) for node in own_nodes(scope) if node.lineno < frame.line)
+    moved = part.device != "cpu" or is_transfer(part.node)
+    if moved or (not of_self and text in set[str]().union(*above)):
+        return ""
+    around = (n for n in parents(frame.failed or part.node) if isinstance(n, ast.ClassDef))
+    cells = earlier_cells(frame) if frame.at_top or of_self else ()
+    codes = [(cell.filename, cell.nodes) for cell in cells]
+    codes += [(frame.filename, [*ast.walk(next(around, ast.Pass()))])] * of_self
+    for file, nodes in codes:
+        bound = [n for n in nodes if isinstance(n, NAMED) and not isinstance(n.ctx, ast.Load)]
+        found = [node for node in bound if ast.unparse(node) == text]
+        if of_self:  # code outside the class may have assigned the attribute, as in `net.fc = …`
+            of_any = [n for n in bound if isinstance(n, ast.Attribute) and n.attr == text]
+            its = frame.scope.name("self")
+            found = [node for node in of_any if frame.scope.value(node.value) is its]
+        every: list[tuple[ast.expr, Any]] = [(node, statement(node)) for node in found]
+        made = [n for n, by in every if not ast.unparse(by).endswith((" = None", " = 0"))]
+        if len(made) == 1 and _is_origin(statement(made[0])):
+            return f"{label(file)}, line {made[0].lineno} made {ast.unparse(made[0])} on the CPU"
+        if found:
+            return ""
+    return ""
+
+
+def _is_origin(stmt: Any) -> bool:
+    """Whether a statement assigns a new value, without naming a device."""
+    if not isinstance(stmt, ast.Assign) or isinstance(stmt.value, NAMED):
+        return False
+    nodes = [*ast.walk(stmt.value)]
+    return not any(is_transfer(n) or getattr(n, "arg", "") == "device" for n in nodes)
+
+
 _NUMBERS = {"append": ".item()", "extend": ".tolist()"}  # to get numbers, by the list's method
 
 
@@ -326,6 +364,13 @@ def filled(parts: list[Part], at: Operation) -> tuple[Fix | None, str]:
             return None, f"{why}; better: {ast.unparse(call.func)}({text})"
         edits.append((call.args[0], text))
     return around(frame, edits, None), ""
+
+
+def refilled(code: list[ast.stmt], first: int) -> list[ast.stmt]:
+    """Return the statements from `first` on, or from where the lists that they fill are created."""
+    lists = {first_name(filled_list(n)) for n in ast.walk(ast.Module(code[first:], []))}
+    made = (n for n, stmt in enumerate(code[:first]) if stored(stmt) & lists)
+    return code[next(made, first) :]
 
 
 def filled_list(node: Any) -> str:

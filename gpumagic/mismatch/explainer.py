@@ -15,19 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from gpumagic import faults
-from gpumagic.mismatch import fixes, sources, special_causes
-from gpumagic.mismatch.callers import (
-    Site,
-    climb,
-    earlier_cells,
-    filled,
-    is_transfer,
-    keep_copies,
-    moved_itself,
-    own_nodes,
-)
+from gpumagic.mismatch import callers, fixes, sources, special_causes
 from gpumagic.mismatch.explanation import Explanation, Operand, expression, trial_on
-from gpumagic.mismatch.operand import NAMED, TRANSFERS, Part, Reader, full, tensors_of
+from gpumagic.mismatch.operand import TRANSFERS, Part, Reader, full, tensors_of
 from gpumagic.mismatch.operation import (
     Message,
     Operation,
@@ -40,17 +30,8 @@ from gpumagic.mismatch.operation import (
 )
 from gpumagic.moving.move import first_found, origin_of
 from gpumagic.moving.moved import Origin
-from gpumagic.usercode.files import label, last_cell
-from gpumagic.usercode.frames import (
-    FailedFrame,
-    errors,
-    failed_frames,
-    first_name,
-    function_of,
-    parents,
-    statement,
-    stored,
-)
+from gpumagic.usercode.files import last_cell
+from gpumagic.usercode.frames import FailedFrame, errors, failed_frames
 
 _SHOWN = 3
 _WHY = {
@@ -126,8 +107,8 @@ def _mismatch(
     frame, node, odd = clash.reader.frame, clash.node, list(choice.odd)
     # For the kind "host", only the failed call needs values on the CPU, so no other value moves.
     extra = also_needed(frame, node, odd, choice.target) if kind != "host" else []
-    site = Site(clash, odd, extra)
-    above, names = climb(site, outer)
+    site = callers.Site(clash, odd, extra)
+    above, names = callers.climb(site, outer)
     # A comprehension may have a separate frame, so also try the frame of the enclosing function.
     around = outer[:1] if frame.code.co_name.endswith(("comp>", "expr>")) else []
     places = [(each, odd) for each in [frame, *around]] + [(above.frame, above.odd)]
@@ -137,12 +118,13 @@ def _mismatch(
     made_anew = (sources.made_anew(part, frame) for part in odd)
     cause = _moved_in_part(clash) or next(filter(None, made_anew), "")
     frames = [frame, *outer]
-    lost = (keep_copies(moved, frames, choice.target) for moved in ([*odd, *extra], odd))
+    lost = (callers.keep_copies(moved, frames, choice.target) for moved in ([*odd, *extra], odd))
     kept, why_lost = next((each for each in lost if each[1]), (None, ""))
     # Fix the failed frame, not a caller. The other uses of an index then do not change. For values
     # that torch reads on the CPU, each call of the function needs the fix.
     stays = kind == "host" or (kind == "index" and clash.parts[0] not in odd)
-    listed, why_listed = filled(above.odd, above.at) if choice.to_host and not here else (None, "")
+    fills = choice.to_host and not here
+    listed, why_listed = callers.filled(above.odd, above.at) if fills else (None, "")
     fix = fix or kept or listed or fixes.elsewhere(clash, choice, outer)
     fix = fix or fixes.write_fix(site, site if stays else above, choice)
     why = why_lost or cause or why_listed or _reason(clash.parts, places, kind, registered)
@@ -151,7 +133,7 @@ def _mismatch(
 
 
 def _rows(
-    clash: Operation, choice: fixes.Choice, site: Site, names: dict[str, str]
+    clash: Operation, choice: fixes.Choice, site: callers.Site, names: dict[str, str]
 ) -> tuple[Operand, ...]:
     """Return table rows for operands, and for tensors that later code combines with the result."""
     rows: list[Operand] = []
@@ -200,7 +182,7 @@ def _reason(
         return told
     every = [(part, frame) for frame, odd in frames for part in odd]
     for part, frame in every:
-        if part.kind == "module" and (moved := moved_itself(part, frame)[0]):
+        if part.kind == "module" and (moved := callers.moved_itself(part, frame)[0]):
             return moved
         if left := sources.unregistered(part, frame):
             # If the fix registers the attribute, leave out the advice to register it.
@@ -209,44 +191,7 @@ def _reason(
         return _DICT
     if kind == "index":
         return _INDEX
-    return next(filter(None, (_made_in(part, frame) for part, frame in every)), None)
-
-
-def _made_in(part: Part, frame: FailedFrame) -> str:
-    """Return which line of the class or an earlier cell made an operand; "" unless only one did."""
-    of_self = part.text.startswith("self.") and frame.parameters[:1] == ("self",)
-    text = first_name(part.text.removeprefix("self."))
-    scope: Any = function_of(frame.failed or part.node)
-    above = (stored(node) for node in own_nodes(scope) if node.lineno < frame.line)
-    moved = part.device != "cpu" or is_transfer(part.node)
-    if moved or (not of_self and text in set[str]().union(*above)):
-        return ""
-    around = (n for n in parents(frame.failed or part.node) if isinstance(n, ast.ClassDef))
-    cells = earlier_cells(frame) if frame.at_top or of_self else ()
-    codes = [(cell.filename, cell.nodes) for cell in cells]
-    codes += [(frame.filename, [*ast.walk(next(around, ast.Pass()))])] * of_self
-    for file, nodes in codes:
-        bound = [n for n in nodes if isinstance(n, NAMED) and not isinstance(n.ctx, ast.Load)]
-        found = [node for node in bound if ast.unparse(node) == text]
-        if of_self:  # code outside the class may have assigned the attribute, as in `net.fc = …`
-            of_any = [n for n in bound if isinstance(n, ast.Attribute) and n.attr == text]
-            its = frame.scope.name("self")
-            found = [node for node in of_any if frame.scope.value(node.value) is its]
-        every: list[tuple[ast.expr, Any]] = [(node, statement(node)) for node in found]
-        made = [n for n, by in every if not ast.unparse(by).endswith((" = None", " = 0"))]
-        if len(made) == 1 and _is_origin(statement(made[0])):
-            return f"{label(file)}, line {made[0].lineno} made {ast.unparse(made[0])} on the CPU"
-        if found:
-            return ""
-    return ""
-
-
-def _is_origin(stmt: Any) -> bool:
-    """Whether a statement assigns a new value, without naming a device."""
-    if not isinstance(stmt, ast.Assign) or isinstance(stmt.value, NAMED):
-        return False
-    nodes = [*ast.walk(stmt.value)]
-    return not any(is_transfer(n) or getattr(n, "arg", "") == "device" for n in nodes)
+    return next(filter(None, (callers.made_in(part, frame) for part, frame in every)), None)
 
 
 def _brought(leaves: tuple[Part, ...]) -> str | None:

@@ -96,9 +96,8 @@ def _for_replicas(frames: list[FailedFrame]) -> Explanation | None:
         if len(homes) == 1 and ids != model.device_ids and first not in data and outer.at_top:
             line = f"{text} = torch.nn.DataParallel({text}.module, device_ids={ids})"
             fix = Edit(outer, before_loops(outer, stmt, [text]), [line]).fix(0)
-            parts = operand.describe(model, ast.Name(name), name)
-            rows = (sources.row(part, False) for part in parts)
-            return Explanation(*expression(frames[0], failed or stmt), (*rows,), fix, FIRST)
+            row = Operand(name, tuple(homes), None, "DataParallel")
+            return Explanation(*expression(frames[0], failed or stmt), (row,), fix, FIRST)
     return None
 
 
@@ -298,20 +297,4 @@ def _made_on(part: operand.Part, node: Any, frames: list[FailedFrame], target: s
         edits = sources.with_device(value, frame, next(names, f'"{target}"'))
         if alike and (fix := around(frame, edits, 0)):
             return fix
-        if not made and (edit := _made_again(part, frame, target)) is not None:
-            return edit.fix(0)
     return None
-
-
-def _made_again(part: operand.Part, frame: FailedFrame, target: str) -> Edit | None:
-    """Return the edit that replaces another cell's generator by one on `target` with its seed."""
-    name = next((t for t, v in _in_statement(frame, torch._C.Generator) if v is part.value), "")
-    at = statement(frame.failed) if frame.failed else None
-    imports_torch = frame.at_top and frame.scope.name("torch") is torch
-    if at is None or not name.isidentifier() or not imports_torch:
-        return None
-    made = f'torch.Generator("{target}").manual_seed({name}.initial_seed())'
-    if (start := before_loops(frame, at, [name])) is not at:
-        return Edit(frame, start, [f"{name} = {made}"])
-    # Replace only this use, because other code may draw from the old generator.
-    return Edit(frame, at, replaced=[(node, made) for node in uses(at, name)])

@@ -199,8 +199,7 @@ class Repeats:
             self._keep(self._lap(self.number))
 
     def _warm_up(self, each: float, began: float, share: float) -> None:
-        """Run until times are steady, for at most `share` seconds; set `number`.
-        One run takes `each` seconds."""
+        """Set `number`: run until times are steady, for at most `share` s. A run takes `each`."""
         empty = statistics.median(self._lap(0).total for _ in range(5))
         block = min(max(empty / _NEGLIGIBLE, _LEAST_BLOCK_S), self._max_time / 2 / _LEAST)
         window: deque[float] = deque(maxlen=_WINDOW)

@@ -437,18 +437,6 @@ def test_the_cell_that_moved_it_last_is_named(ip):
     assert f"In [{ip.ip.execution_count - 2}] moved net to cuda:0" in told
 
 
-def test_a_generator_of_an_earlier_cell_is_made_again_for_this_one(ip):
-    ip.run("import torch\nX = torch.ones(3)")
-    ip.run(
-        "rng = torch.Generator().manual_seed(7)\n"
-        "def jitter(x, rng):\n    return torch.normal(x, 0.1, generator=rng)\njitter(X, rng)"
-    )
-    told = explained(ip.run("%%ongpu 1\ny = jitter(X, rng)"))
-    line = 'y = jitter(X, torch.Generator("cuda:1").manual_seed(rng.initial_seed()))'
-    assert f"replace line 2 with (moves nothing)\n      {line}" in told
-    assert ip.run(f"%%ongpu 1\n{line}").error is None
-
-
 def test_an_edit_of_init_that_no_trial_can_make_follows_the_edits_before_it(ip):
     ip.run(
         "class Scaled(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
