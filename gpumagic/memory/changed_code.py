@@ -265,7 +265,7 @@ _CATS = ("cat", "concat", "concatenate", "vstack", "hstack")
 
 
 def unhooked(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Propose to remove the user's forward hooks, if they store in what the code does not read."""
+    """Propose to remove the user's forward hooks, if this code does not read what they store."""
     loop, top = t.loop, s.rests[-1]
     # Without a backward pass, the loop may run only for what the hooks store.
     if loop is None or not any(rest.backward for rest in s.rests):

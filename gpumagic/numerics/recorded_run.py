@@ -42,7 +42,7 @@ class RecordedOperation:
     variable: str = ""  # the path to the variable's tensor: "net.weight.grad"
     results: list[tuple[int, Tensor | None]] = field(default_factory=list)  # (storage's id, copy)
     gap: Any = None  # the difference from the paired operation of the other run
-    instead: Any = None  # both runs' unpaired operations, if this is one or depends on one
+    instead: Any = None  # unpaired operations of both runs, from which a difference comes
     depth: int = 0  # number of operations in the longest chain that ends here
 
     def __post_init__(self) -> None:
@@ -76,7 +76,7 @@ class Recorder(TorchDispatchMode):
         self.operations: list[RecordedOperation] = []
         self.variables: dict[str, dict[str, RecordedOperation]] = {}  # by name, then by path
         self.devices: set[torch.device] = set()  # of the tensors that operations used
-        self.idle = False  # whether no tensor that operations used was on the side's device
+        self.idle = False  # whether this run was to use a device, and used no tensor on it
         self.left: list[Left] = []  # variables whose tensors stayed on their devices
         self.read: set[int] = set()  # ids of storages that a later operation or a variable used
         self.full = False  # whether results were not saved for lack of room
