@@ -210,7 +210,7 @@ def _data(s: OutOfMemoryState, trial: CodeTrial) -> tuple[list[Any], list[str]]:
     return data, names
 
 
-_SPLITS = re.compile(r"\.(?:split|chunk|unbind)\([^()]*\)$")
+_SPLITS = re.compile(r"\.(?:\w*split|chunk|unbind)\(")
 
 
 def _on_host(s: OutOfMemoryState, noted: Sequence[Any], names: list[str]) -> str:
@@ -224,9 +224,11 @@ def _on_host(s: OutOfMemoryState, noted: Sequence[Any], names: list[str]) -> str
     data = [f"`{names[0]}`"] if {*names} & s.read else []
     data += [f"the data of {cell}, line {line}" for cell, line in lines]
     parts = dict.fromkeys(where.source for where in at(PART))
-    texts = {c: f'{c}.to("{s.name}")' for c in parts}
-    texts |= {c: f'(x.to("{s.name}") for x in {c})' for c in parts if _SPLITS.search(c)}
-    code = [f"in `{c}`" if c.endswith(":") else f"`{texts[c]}`" for c in parts]
+    code = [f"in `{c}`" if c.endswith(":") else f'`{c}.to("{s.name}")`' for c in parts]
+    code = [
+        f"each part of `{c}`" if _SPLITS.search(c) else each
+        for c, each in zip(parts, code, strict=True)
+    ]
     do = f"keep {' and '.join(data)} on the CPU, made without `.to(…)`, `.cuda()` or `device=`"
     do = f"{do}, and move each batch{': ' * bool(code)}{', '.join(code)}"
     return do if data and not at(WHOLE) and (parts or not names or not lines) else ""
@@ -238,12 +240,20 @@ def collected(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     nodes: Any = [n for each in (t.best.code if t.best else ()) for n in ast.walk(each)]
     for node in (n for n in nodes if isinstance(n, (ast.Call, ast.ListComp))):
         name, args = _appended(node)
-        if t.best is not None and (not name or s.local(t.best.frame, name) in large):
+        simple = isinstance(
+            frames.statement(node), (ast.Assign, ast.AugAssign, ast.Expr, ast.Return)
+        )
+        if (
+            args
+            and simple
+            and t.best is not None
+            and (not name or s.local(t.best.frame, name) in large)
+        ):
             new = {each: expression(f"({ast.unparse(each)}).cpu()") for each in args}
             form = Form("", "", [], t.best.code, new)
             with form.in_place():
                 do = f"`{ast.unparse(frames.statement(node) or node)}` for line {node.lineno}"
-            yield from helps(t.best, do, form=form) if args else ()
+            yield from helps(t.best, do, form=form)
 
 
 def _appended(call: ast.Call | ast.ListComp) -> tuple[str, list[ast.expr]]:
@@ -277,7 +287,9 @@ def unhooked(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
         hooks = [each for each in every if any(map(_is_users, each.values()))]
         held = {n: v if type(v) is list else [v] for n, v in s.namespace.items() if n[0] != "_"}
         ids = {number for each in hooks for number in each}
-        handles = [n for n, v in held.items() if v and all(own(h).get("id") in ids for h in v)]
+        kinds = {n: {*map(type, v)} for n, v in held.items()}
+        handles = [n for n in held if kinds[n] == {torch_here().utils.hooks.RemovableHandle}]
+        handles = [n for n in handles if all(handle.id in ids for handle in held[n])]
         loops = {n: f"for h in {n}: h.remove()" for n in handles if type(s.namespace[n]) is list}
         code = "`, `".join(loops.get(n, f"{n}.remove()") for n in handles)
         code = code or f"for m in {name}.modules(): m._forward_hooks.clear()"

@@ -186,7 +186,7 @@ def _deleted(
         do = f"`{code}` {'first in the body of the loop in' if in_line else 'before'} line {line}"
     else:
         do = f"`%gpufree {' '.join(names)}`, which this code does not read"
-        gives += s.kept  # this command frees outputs and earlier errors too
+        gives = s.alone({*paths, *s.kept_roots})
     yield _freeing(trial, do, gives)
 
 
@@ -197,7 +197,11 @@ def _unread(s: OutOfMemoryState, rest: frames.RestOfCode, lacking: int) -> list[
     made = set[str]().union(*map(frames.stored, rest.loops)) if at_top else rest.made_before
     needed = (s.read if at_top else rest.read) | (made - rest.made_now)
     free = {s.local(rest.frame, n): n for n in rest.frame.scope.local if n not in needed}
-    gives = partial(s.alone, in_frames=not at_top)
+    kept = s.kept_roots if at_top else set[str]()
+
+    def gives(paths: Iterable[str]) -> int:
+        return s.alone({*paths, *kept}, in_frames=not at_top)
+
     chosen: list[str] = []
     # Prefer a single variable to a group that frees hardly more memory.
     for paths in sorted(

@@ -334,13 +334,17 @@ class OutOfMemoryState:
         kept = (each for each in self.storages if all(way.kind in KEPT for way in each.ways))
         return sum(each.nbytes for each in kept if not each.roots <= self._frames)
 
+    @property
+    def kept_roots(self) -> set[str]:
+        """Return the names of outputs and earlier errors, which `%gpufree` releases."""
+        roots = (way.root for each in self.storages for way in each.ways if way.kind in KEPT)
+        return {*roots} - self._frames
+
     def alone(self, names: Collection[str], *, in_frames: bool = False, graph_of: str = "") -> int:
-        """Return the bytes that only `names`, this error's frames and what `%gpufree` frees hold;
-        if `in_frames`, only `names` and library frames. With `graph_of`, count only its graphs."""
+        """Return the bytes that only `names` and this error's frames hold; if `in_frames`, only
+        `names` and library frames. If `graph_of` is given, count only graphs that it holds."""
         by = set(names)
         every = by | ({self._exception} if in_frames else self._frames)
-        if not in_frames:  # outputs and earlier errors
-            every |= {w.root for each in self.storages for w in each.ways if w.kind in KEPT}
         found = [each for each in self.storages if by & each.roots and each.roots <= every]
         if graph_of:
             found = [each for each in found if graph_of in each.roots and GRAPH in each.path]

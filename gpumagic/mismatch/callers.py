@@ -341,29 +341,22 @@ def _is_origin(stmt: Any) -> bool:
 _NUMBERS = {"append": ".item()", "extend": ".tolist()"}  # to get numbers, by the list's method
 
 
-def filled(parts: list[Part], at: Operation) -> tuple[Fix | None, str]:
-    """Return the fix of the calls that filled lists with GPU tensors. If a call is in an earlier
-    cell, rerunning it may take long, so return no fix but a reason that says what to write."""
+def filled(parts: list[Part], at: Operation) -> Fix | None:
+    """Return the fix of the calls by which this code fills lists with GPU tensors, or None."""
     frame, edits = at.reader.frame, list[tuple[ast.AST, str]]()
-    here = _Written(frame.filename, "", own_nodes(function_of(at.node)))
+    nodes = own_nodes(function_of(at.node))
     for part in parts:
         held: Any = frame.scope.value(part.node)
         tensors = [t for t in held if issubclass(type(t), Tensor)] if type(held) is list else []
-        codes = [here, *(earlier_cells(frame) if frame.at_top else ())]
-        calls = ([(c, n) for n in c.nodes if filled_list(n) == part.key] for c in codes)
-        found = next(filter(None, calls), [])
-        if not tensors or len(tensors) < len(held) or len(found) != 1:
-            return None, ""
-        ((code, call),) = found
-        text = bracketed(call.args[0], ast.unparse(call.args[0]))
-        detached = ".detach()" * any(t.requires_grad for t in tensors)
-        to_cpu = _NUMBERS[call.func.attr]
-        text += f"{detached}.cpu()" if any(t.dim() for t in tensors) else to_cpu
-        if code is not here:
-            why = f"{label(code.filename)}, line {call.lineno} keeps tensors on the GPU"
-            return None, f"{why}; better: {ast.unparse(call.func)}({text})"
-        edits.append((call.args[0], text))
-    return around(frame, edits, None), ""
+        calls = [node for node in nodes if filled_list(node) == part.key]
+        if not tensors or len(tensors) < len(held) or len(calls) != 1:
+            return None
+        (given,) = calls[0].args
+        to_cpu = ".detach()" * any(t.requires_grad for t in tensors) + ".cpu()"
+        numbers = not any(t.dim() for t in tensors)
+        to_cpu = _NUMBERS[calls[0].func.attr] if numbers else to_cpu
+        edits.append((given, bracketed(given, frame.text(given)) + to_cpu))
+    return around(frame, edits, None)
 
 
 def refilled(code: list[ast.stmt], first: int) -> list[ast.stmt]:

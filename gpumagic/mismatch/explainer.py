@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from gpumagic import faults
-from gpumagic.mismatch import callers, fixes, sources, special_causes
+from gpumagic.mismatch import callers, fixes, sources
 from gpumagic.mismatch.explanation import Explanation, Operand, expression, trial_on
 from gpumagic.mismatch.operand import TRANSFERS, Part, Reader, full, tensors_of
 from gpumagic.mismatch.operation import (
@@ -28,16 +28,18 @@ from gpumagic.mismatch.operation import (
     read,
     without_lengths,
 )
-from gpumagic.moving.move import first_found, origin_of
+from gpumagic.mismatch.special_causes import special_cause
+from gpumagic.moving.move import origin_of
 from gpumagic.moving.moved import Origin
 from gpumagic.usercode.files import last_cell
 from gpumagic.usercode.frames import FailedFrame, errors, failed_frames
 
 _SHOWN = 3
+_FIRST = "DataParallel needs the module on the first of its device_ids"
 _WHY = {
     "numpy": "NumPy works in the host's memory only, so the values must be copied there",
     "host": "torch reads this argument on the CPU, so it must be there",
-    "replicas": special_causes.FIRST,
+    "replicas": _FIRST,
 }
 _INDEX = "an index must be on the CPU or on the same device as what it indexes"
 _DICT = "a dict does not move with the model: move each of its tensors"
@@ -65,7 +67,7 @@ def _explain(
     found: list[FailedFrame], message: Message, target: str, here: bool
 ) -> Explanation | None:
     frame, outer = found[0], found[1:]
-    special = special_causes.special_cause(found, message)
+    special = special_cause(found, message)
     if special or message.kind in ("generator", "ordinal"):
         return special
     clash, on_host = conflict(frame, message), message.kind in ("numpy", "host")
@@ -116,18 +118,17 @@ def _mismatch(
     registering = (sources.register(moved, each, choice.target) for each, moved in tried)
     fix = registered = next(filter(None, registering), None)
     made_anew = (sources.made_anew(part, frame) for part in odd)
-    cause = _moved_in_part(clash) or next(filter(None, made_anew), "")
+    cause = _replicated(odd, kind) or next(filter(None, made_anew), "")
     frames = [frame, *outer]
     lost = (callers.keep_copies(moved, frames, choice.target) for moved in ([*odd, *extra], odd))
     kept, why_lost = next((each for each in lost if each[1]), (None, ""))
     # Fix the failed frame, not a caller. The other uses of an index then do not change. For values
     # that torch reads on the CPU, each call of the function needs the fix.
     stays = kind == "host" or (kind == "index" and clash.parts[0] not in odd)
-    fills = choice.to_host and not here
-    listed, why_listed = callers.filled(above.odd, above.at) if fills else (None, "")
+    listed = callers.filled(above.odd, above.at) if choice.to_host and not here else None
     fix = fix or kept or listed or fixes.elsewhere(clash, choice, outer)
     fix = fix or fixes.write_fix(site, site if stays else above, choice)
-    why = why_lost or cause or why_listed or _reason(clash.parts, places, kind, registered)
+    why = why_lost or cause or _reason(clash.parts, places, kind, registered)
     fix = None if cause else fix  # no move of the operands cures such a cause
     return Explanation(*expression(frame, node), _rows(clash, choice, site, names), fix, why)
 
@@ -205,15 +206,12 @@ def _brought(leaves: tuple[Part, ...]) -> str | None:
     return None
 
 
-def _moved_in_part(clash: Operation) -> str:
-    """Return the reason if a cell moved only some of a module's layers; else ""."""
-    for origin in _origins(clash.parts):
-        model: Any = clash.reader.frame.scope.name(origin.name)
-        its = model.parameters() if issubclass(type(model), nn.Module) else ()
-        if any(each in first_found and origin_of(each) is None for each in its):
-            moved = f"{origin.cell or 'a cell'} moved parts of {origin.name} from {origin.device}"
-            return f"{moved} to {origin.there}; type %ongpu home, and leave out %%ongpu"
-    return ""
+def _replicated(odd: list[Part], kind: str) -> str:
+    """Return the reason if a DataParallel module is on another GPU than its first; else ""."""
+    ids = odd[0].value.device_ids if kind == "replicas" and odd[0].device != "cpu" else []
+    turned = sorted(ids, key=lambda number: f"cuda:{number}" != odd[0].device)
+    cures = (f"pass device_ids={turned}, or move the module and its data to cuda:{n}" for n in ids)
+    return f"{_FIRST}: {next(cures)}" if ids else ""
 
 
 def _origins(leaves: tuple[Part, ...]) -> Iterator[Origin]:

@@ -6,6 +6,7 @@ operands were on one device, the result was there too. Otherwise, the device is 
 """
 
 import ast
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from gpumagic.usercode import values
+from gpumagic.usercode.files import is_users
 from gpumagic.usercode.frames import FailedFrame
 
 _DEEP, _MOST = 5, 500  # maximum depth and number of objects of a search for tensors
@@ -281,8 +283,9 @@ class Reader:
         if issubclass(kind, nn.Module):
             return [Part(node, text, "module", about=kind.__name__)]
         # A library's object that is created without tensors has none, such as a range.
-        without = kind.__module__ != "__main__" and not self.given(node)
-        return [] if without else [_made(node, text, None)]
+        home = getattr(sys.modules.get(kind.__module__), "__file__", None)
+        own_class = kind.__module__ == "__main__" or is_users(home)
+        return [_made(node, text, None)] if own_class or self.given(node) else []
 
     def given(self, node: ast.Call) -> list[Part]:
         """Return the operands among a call's arguments."""

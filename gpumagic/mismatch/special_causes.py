@@ -7,7 +7,7 @@ from itertools import chain
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
@@ -29,7 +29,7 @@ from gpumagic.mismatch.explanation import (
 from gpumagic.mismatch.operation import Message, named_in, storages
 from gpumagic.moving.move import origin_of
 from gpumagic.usercode.files import label, source_of
-from gpumagic.usercode.frames import FailedFrame, parents, statement, uses
+from gpumagic.usercode.frames import FailedFrame, parents, statement, stored, uses
 
 _STATE = (
     "the optimizer's state stayed behind when the model moved; load_state_dict moves the state to "
@@ -43,7 +43,6 @@ _AGAIN = (
 )
 _LIBRARYS = "a library made this loader; turn off workers and pin_memory in the library's options"
 _DEFAULT = "the default device is {}, but torch's CPU generator draws these numbers"
-FIRST = "DataParallel needs the module on the first GPU of its device_ids"
 _SHOWN = 3
 _NUMBERED = (".to", ".cuda", ".device", ".set_device")  # calls that accept a GPU's number
 
@@ -56,8 +55,7 @@ def special_cause(found: list[FailedFrame], message: Message) -> Explanation | N
         return _for_worker(found, message.kind == "pin")
     if message.kind in ("load", "ordinal"):
         return _for_missing(found[0], message.kind)
-    replicated = _for_replicas(found) if message.kind == "replicas" else None
-    return replicated or _for_optimizer(found)
+    return _for_optimizer(found)
 
 
 def _in_statement(frame: FailedFrame, kind: type) -> list[tuple[str, Any]]:
@@ -82,23 +80,6 @@ def _outermost(frames: list[FailedFrame], name: str, value: Any) -> tuple[Any, a
         if known and stmt is not None:
             return frame, stmt, known[0]
     return frames[0], ast.Pass(), name
-
-
-def _for_replicas(frames: list[FailedFrame]) -> Explanation | None:
-    """Explain a DataParallel module that is on a GPU other than the first of its `device_ids`."""
-    failed: Any = frames[0].failed
-    given = operand.Reader(frames[0]).given(failed) if isinstance(failed, ast.Call) else []
-    for name, model in _in_statement(frames[0], nn.DataParallel):
-        first, data = f"cuda:{model.device_ids[0]}", {part.device for part in given}
-        homes = {operand.full(parameter.device) for parameter in model.parameters()}
-        outer, stmt, text = _outermost(frames, name, model)
-        ids = sorted(model.device_ids, key=lambda number: f"cuda:{number}" not in homes)
-        if len(homes) == 1 and ids != model.device_ids and first not in data and outer.at_top:
-            line = f"{text} = torch.nn.DataParallel({text}.module, device_ids={ids})"
-            fix = Edit(outer, before_loops(outer, stmt, [text]), [line]).fix(0)
-            row = Operand(name, tuple(homes), None, "DataParallel")
-            return Explanation(*expression(frames[0], failed or stmt), (row,), fix, FIRST)
-    return None
 
 
 def _for_optimizer(frames: list[FailedFrame]) -> Explanation | None:
@@ -293,6 +274,9 @@ def _made_on(part: operand.Part, node: Any, frames: list[FailedFrame], target: s
         asked = ([w.value for w in getattr(c, "keywords", ()) if w.arg == "device"] for c in calls)
         alike = all(each and reader.device(each[0], "") == target for each in asked)
         alike |= len(draws) < 2
+        nodes: list[Any] = [*ast.walk(frame.tree or ast.Pass())] if frame.at_top else []
+        later = (n for n in nodes if getattr(n, "lineno", 0) >= value.lineno)
+        own_names |= set[str]().union(*map(stored, later))  # unbound where the generator is made
         names = (n.id for n in given if n.id not in own_names and reader.device(n, "") == target)
         edits = sources.with_device(value, frame, next(names, f'"{target}"'))
         if alike and (fix := around(frame, edits, 0)):

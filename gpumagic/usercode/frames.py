@@ -316,9 +316,9 @@ class RestOfCode:
     def accumulated(self) -> set[str]:
         """Return the names whose values an enclosing loop carries from one pass to the next."""
         loops: list[Any] = self.loops
-        modules = [ast.Module(loop.body, []) for loop in loops]
-        targets = set[str]().union(*(stored(getattr(n, "target", ast.Pass())) for n in loops))
-        return {n for each in modules for n in stored(each) & {*names_read(each)}} - targets
+        modules = [(ast.Module(n.body, []), getattr(n, "target", ast.Pass())) for n in loops]
+        carried = (stored(body) & {*names_read(body)} - stored(to) for body, to in modules)
+        return set[str]().union(*carried)
 
     @cached_property
     def nodes(self) -> list[ast.AST]:

@@ -931,6 +931,7 @@ def test_hooks_that_fill_what_the_code_does_not_read_are_removed(small, shown):
     small.run(
         START + "net = nn.Sequential(*[nn.Linear(256, 256), nn.ReLU()] * 3).cuda()\nkept = []"
     )
+    small.run("class Other:\n    id = 0\nother = Other()")
     small.run("handles = [net[0].register_forward_hook(lambda m, x, y: kept.append(y))]")
     loop = "for _ in range(40):\n    net(torch.ones(900, 256).cuda()).sum().backward()"
     small.run(loop)
@@ -1026,3 +1027,20 @@ def test_no_line_is_named_where_the_loop_has_one_line(small, shown):
     small.run("with torch.no_grad():\n    for part in x.split(4000): z = net(part)")
     told = [lever.do for lever in shown.pop().levers]
     assert "`z = None` first in the body of the loop in line 2" in told
+
+
+def test_a_loop_carries_what_an_outer_loop_binds_for_it(small, shown):
+    small.run(START + "xs, net = [torch.ones(1, 256)], nn.Linear(256, 256).cuda()")
+    small.run(
+        "with torch.no_grad():\n    for x in xs:\n        x = x.cuda()\n"
+        "        for _ in range(40):\n            x = torch.cat([x, net(x)])"
+    )
+    assert not [lever for lever in shown.pop().levers if "store" in lever.do]
+
+
+def test_an_output_that_holds_a_variable_too_is_not_freed_by_del(small, shown):
+    small.run(START + "a = torch.ones(20, 1024, 256, device='cuda')\na")
+    small.run("s = a.sum()\nb = torch.zeros(44, 1024, 256, device='cuda')")
+    assert not [
+        lever for lever in shown.pop().levers if lever.do.startswith("`del a") and lever.fits
+    ]
