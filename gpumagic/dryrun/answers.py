@@ -98,7 +98,7 @@ class Calls(TorchFunctionMode):
             return _KINDS.get(name, type(value))(value)
         known = name in ("float", "int", "index") or (name == "item" and tensor.is_floating_point())
         if self._guesses and (known or not is_users(frame.f_code.co_filename)):
-            kind = _KINDS.get(name, float if tensor.is_floating_point() else int)
+            kind = _KINDS.get(name, (int, float)[tensor.is_floating_point()])
             return kind(name != "bool")  # a library's `if bad.any()` is False
         if self._guesses and name == "bool":
             self._guesses(GUESSED)

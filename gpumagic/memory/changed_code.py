@@ -11,7 +11,7 @@ import textwrap
 from collections import UserDict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from itertools import permutations, takewhile
+from itertools import chain, permutations, takewhile
 from typing import Any
 
 from gpumagic.memory.oom_state import OutOfMemoryState
@@ -210,7 +210,10 @@ def _data(s: OutOfMemoryState, trial: CodeTrial) -> tuple[list[Any], list[str]]:
     return data, names
 
 
-_SPLITS = re.compile(r"\.(?:\w*split|chunk|unbind)\(")
+def _of_part(text: str, gpu: str) -> str:
+    """Return advice on the code that reads a part of the data, such as ``X[rows]``."""
+    where = f"in `{text}`" if text.endswith(":") else f'`{text}.to("{gpu}")`'
+    return f"each part of `{text}`" if re.search(r"\.(\w*split|chunk|unbind)\(", text) else where
 
 
 def _on_host(s: OutOfMemoryState, noted: Sequence[Any], names: list[str]) -> str:
@@ -224,11 +227,7 @@ def _on_host(s: OutOfMemoryState, noted: Sequence[Any], names: list[str]) -> str
     data = [f"`{names[0]}`"] if {*names} & s.read else []
     data += [f"the data of {cell}, line {line}" for cell, line in lines]
     parts = dict.fromkeys(where.source for where in at(PART))
-    code = [f"in `{c}`" if c.endswith(":") else f'`{c}.to("{s.name}")`' for c in parts]
-    code = [
-        f"each part of `{c}`" if _SPLITS.search(c) else each
-        for c, each in zip(parts, code, strict=True)
-    ]
+    code = [_of_part(text, s.name) for text in parts]
     do = f"keep {' and '.join(data)} on the CPU, made without `.to(…)`, `.cuda()` or `device=`"
     do = f"{do}, and move each batch{': ' * bool(code)}{', '.join(code)}"
     return do if data and not at(WHOLE) and (parts or not names or not lines) else ""
@@ -236,30 +235,28 @@ def _on_host(s: OutOfMemoryState, noted: Sequence[Any], names: list[str]) -> str
 
 def collected(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose to append copies on the CPU to a list or tensor that holds much GPU memory."""
-    large = {row.path for row in s.device.holders if s.worth(row.nbytes)}
-    nodes: Any = [n for each in (t.best.code if t.best else ()) for n in ast.walk(each)]
-    for node in (n for n in nodes if isinstance(n, (ast.Call, ast.ListComp))):
+    if (trial := t.best) is None:
+        return
+    large = {"", *(s.local(trial.frame, name) for name in trial.frame.scope.local)}
+    large &= {"", *(row.path for row in s.device.holders if s.worth(row.nbytes))}
+    nodes: Any = [node for stmt in trial.code for node in ast.walk(stmt)]
+    for node in nodes:
         name, args = _appended(node)
-        simple = isinstance(
-            frames.statement(node), (ast.Assign, ast.AugAssign, ast.Expr, ast.Return)
-        )
-        if (
-            args
-            and simple
-            and t.best is not None
-            and (not name or s.local(t.best.frame, name) in large)
-        ):
+        if args and (s.local(trial.frame, name) if name else "") in large:
             new = {each: expression(f"({ast.unparse(each)}).cpu()") for each in args}
-            form = Form("", "", [], t.best.code, new)
+            form = Form("", "", [], trial.code, new)
             with form.in_place():
                 do = f"`{ast.unparse(frames.statement(node) or node)}` for line {node.lineno}"
-            yield from helps(t.best, do, form=form)
+            yield from helps(trial, do, form=form)
 
 
-def _appended(call: ast.Call | ast.ListComp) -> tuple[str, list[ast.expr]]:
+def _appended(call: Any) -> tuple[str, list[ast.expr]]:
     """Return the name to which a call appends, and what to copy: `[x, y]` of `x = cat([x, y])`."""
-    if isinstance(call, ast.ListComp):  # the list has no name until it is complete
+    simple = isinstance(frames.statement(call), (ast.Assign, ast.Expr, ast.Return))
+    if isinstance(call, ast.ListComp) and simple:  # the list has no name until it is complete
         return "", [call.elt]
+    if not isinstance(call, ast.Call):
+        return "", []
     function, stmt = getattr(call.func, "attr", ""), frames.statement(call)
     if any(isinstance(node, ast.Starred) for node in ast.walk(call)):
         return "", []
@@ -283,20 +280,21 @@ def unhooked(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     path, known = loop.adds_to[0], top.read_anywhere | frames.stored(top.frame.tree or ast.Pass())
     for name in sorted(s.read) if path and path not in known else ():
         parts = s.namespace[name].modules() if is_module(s.namespace.get(name)) else ()
-        every = (part._forward_hooks for part in parts)
-        hooks = [each for each in every if any(map(_is_users, each.values()))]
-        held = {n: v if type(v) is list else [v] for n, v in s.namespace.items() if n[0] != "_"}
-        ids = {number for each in hooks for number in each}
-        kinds = {n: {*map(type, v)} for n, v in held.items()}
-        handles = [n for n in held if kinds[n] == {torch_here().utils.hooks.RemovableHandle}]
-        handles = [n for n in handles if all(handle.id in ids for handle in held[n])]
-        loops = {n: f"for h in {n}: h.remove()" for n in handles if type(s.namespace[n]) is list}
-        code = "`, `".join(loops.get(n, f"{n}.remove()") for n in handles)
-        code = code or f"for m in {name}.modules(): m._forward_hooks.clear()"
-        do = f"`{code}` and `%gpufree {path}`: hooks of `{name}` store what this code does not read"
+        hooks = [m._forward_hooks for m in parts if any(map(_is_users, m._forward_hooks.values()))]
+        why = f"hooks of `{name}` store what this code does not read"
+        do = f"`{_removal(s, name, hooks)}` and `%gpufree {path}`: {why}"
         within = lambda hooks=hooks: nullcontext([each.clear() for each in hooks])  # noqa: E731
         if hooks:
             yield from helps(loop, do, freed=s.alone([path]), grown=loop.holds, within=within)
+
+
+def _removal(s: OutOfMemoryState, model: str, hooks: Sequence[Any]) -> str:
+    """Return code that removes the hooks, if possible by the notebook's list of their handles."""
+    ids, handle = {*chain.from_iterable(hooks)}, torch_here().utils.hooks.RemovableHandle
+    lists = {n: v for n, v in s.namespace.items() if type(v) is list and v and type(v[0]) is handle}
+    names = [name for name, value in lists.items() if {own(h).get("id") for h in value} == ids]
+    clear = f"for m in {model}.modules(): m._forward_hooks.clear()"
+    return f"for h in {names[0]}: h.remove()" if names else clear
 
 
 def _is_users(function: Any) -> bool:

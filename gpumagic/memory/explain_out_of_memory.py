@@ -141,7 +141,7 @@ def levers(s: OutOfMemoryState, t: Trials, free: tuple[Any, ...]) -> list[Lever]
     for group in (*first, (changed_code.by_rows,), last):
         for lever in chain.from_iterable(find(s, t) for find in group):
             found.append(lever)
-            if lever.fits or (lever.fits is None and (lever.gives or 0) >= s.short_by):
+            if _suffices(s, lever):
                 enough.append(lever)
             # Stop after one sufficient lever from `free`, or after two other sufficient levers.
             if len(enough) == (1 if group is free else 2):
@@ -152,6 +152,10 @@ def levers(s: OutOfMemoryState, t: Trials, free: tuple[Any, ...]) -> list[Lever]
             enough += [lever for lever in also if lever.fits]
             return sorted(enough, key=lambda lever: not lever.fits)
     return found[:_MOST]
+
+
+def _suffices(s: OutOfMemoryState, lever: Lever) -> bool:
+    return lever.fits or (lever.fits is None and (lever.gives or 0) >= s.short_by)
 
 
 def free_kept(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
@@ -222,11 +226,8 @@ def _groups(s: OutOfMemoryState, at_top: bool) -> list[list[str]]:
 
 def other_gpu(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose another GPU with enough free memory for the cell and the variables it reads."""
-    values = map(s.namespace.get, s.read)
-    texts = [str(value) for value in values if type(value).__name__ in ("str", "device")]
     # Where code names a GPU, `%%ongpu` does not choose another one.
-    named = any(map(_NAMES_GPU.search, [*texts, *(rest.frame.source for rest in s.rests)]))
-    if s.shortage.library != TORCH or t.loop is not None or named:
+    if s.shortage.library != TORCH or t.loop is not None or _names_gpu(s):
         return
     needed, trial = (s.device.allocated or 0) + s.wanted, t.whole
     if trial is not None and trial.need is not None:
@@ -239,7 +240,13 @@ def other_gpu(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
             return
 
 
-_NAMES_GPU = re.compile(r"cuda:\d|\.cuda\(\d")
+def _names_gpu(s: OutOfMemoryState) -> bool:
+    values = map(s.namespace.get, s.read)
+    texts = [str(value) for value in values if type(value).__name__ in ("str", "device")]
+    code = "\n".join([*texts, *(rest.frame.source for rest in s.rests)])
+    return re.search(r"cuda:\d|\.cuda\(\d", code) is not None
+
+
 _DETACHED = "store {1} in `{0}`{2}: results keep their graphs alive"
 _ROOM = "if RAM has room; not all of them fit on the GPU at once"
 _READ = "; `.cuda()` what each pass reads"

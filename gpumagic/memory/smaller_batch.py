@@ -66,9 +66,9 @@ def _fewer_rows(s: OutOfMemoryState, trial: CodeTrial, names: list[str]) -> Iter
 
     half = tried(count // 2, [])
     sizes = sizes if half is None else []
-    kinds = [type(s.namespace.get(name)) for name in s.read]
+    values = (s.namespace.get(name) for name in s.read)
     # In a GAN, a model also has gradients of the other's loss, which must not accumulate.
-    alone = sum(issubclass(kind, torch_here().optim.Optimizer) for kind in kinds) < 2
+    alone = sum(isinstance(value, torch_here().optim.Optimizer) for value in values) < 2
     added = ", accumulating the gradients of {}" if learns and alone else ""
     # In training with a smaller batch, a loss over pairs of samples has fewer pairs.
     paired = learns and half is not None and half.most < _PAIRED * getattr(trial.need, "most", 0)

@@ -61,7 +61,7 @@ def climb(site: Site, outer: list[FailedFrame]) -> tuple[Site, dict[str, str]]:
 
 def _at_notebook(site: Site, outer: list[FailedFrame]) -> Site:
     """Return a site in the cell's loop if functions read the operands as globals; else `site`."""
-    frame = next((each for each in outer if each.at_top), site.frame)
+    frame = next(filter(lambda each: each.at_top, outer), site.frame)
     moved = [_made_of(part, site.frame) for part in [*site.odd, *site.extra]]
     local = {*site.frame.code.co_varnames, *site.frame.code.co_freevars}
     names = {part.text for part in moved if frame.scope.name(part.text) is part.value}
@@ -208,8 +208,10 @@ def _arguments(call: ast.Call, parameters: tuple[str, ...]) -> Iterator[tuple[st
 def _places(frame: FailedFrame, names: set[str]) -> Iterator[tuple[Any, dict[str, _Lost]]]:
     """Yield code that ran before the failure, with the copies of `names` that the code lost."""
     scope: Any = function_of(frame.failed or ast.Pass())
-    values = {name: frame.scope.value(ast.parse(name, mode="eval").body) for name in names}
-    names -= {name for name in names if issubclass(type(values[name]), nn.Module)}
+    value = frame.scope.value
+    names -= {
+        n for n in names if issubclass(type(value(ast.parse(n, mode="eval").body)), nn.Module)
+    }
     ran = [node for node in own_nodes(scope) if node.lineno < frame.line]
     yield from _in_code(frame, ran, frame, names)
     attributes = {name for name in names if name.startswith("self.")}

@@ -35,11 +35,9 @@ from gpumagic.usercode.files import last_cell
 from gpumagic.usercode.frames import FailedFrame, errors, failed_frames
 
 _SHOWN = 3
-_FIRST = "DataParallel needs the module on the first of its device_ids"
 _WHY = {
     "numpy": "NumPy works in the host's memory only, so the values must be copied there",
     "host": "torch reads this argument on the CPU, so it must be there",
-    "replicas": _FIRST,
 }
 _INDEX = "an index must be on the CPU or on the same device as what it indexes"
 _DICT = "a dict does not move with the model: move each of its tensors"
@@ -211,7 +209,7 @@ def _replicated(odd: list[Part], kind: str) -> str:
     ids = odd[0].value.device_ids if kind == "replicas" and odd[0].device != "cpu" else []
     turned = sorted(ids, key=lambda number: f"cuda:{number}" != odd[0].device)
     cures = (f"pass device_ids={turned}, or move the module and its data to cuda:{n}" for n in ids)
-    return f"{_FIRST}: {next(cures)}" if ids else ""
+    return f"DataParallel needs the module on its first GPU: {next(cures)}" if ids else ""
 
 
 def _origins(leaves: tuple[Part, ...]) -> Iterator[Origin]:

@@ -274,9 +274,9 @@ def _made_on(part: operand.Part, node: Any, frames: list[FailedFrame], target: s
         asked = ([w.value for w in getattr(c, "keywords", ()) if w.arg == "device"] for c in calls)
         alike = all(each and reader.device(each[0], "") == target for each in asked)
         alike |= len(draws) < 2
-        nodes: list[Any] = [*ast.walk(frame.tree or ast.Pass())] if frame.at_top else []
-        later = (n for n in nodes if getattr(n, "lineno", 0) >= value.lineno)
-        own_names |= set[str]().union(*map(stored, later))  # unbound where the generator is made
+        cell = ast.walk(frame.tree or ast.Pass()) if frame.at_top else ()
+        later = (stored(n) for n in cell if getattr(n, "lineno", 0) >= value.lineno)
+        own_names = own_names.union(*later)  # these are unbound where the generator is made
         names = (n.id for n in given if n.id not in own_names and reader.device(n, "") == target)
         edits = sources.with_device(value, frame, next(names, f'"{target}"'))
         if alike and (fix := around(frame, edits, 0)):

@@ -186,9 +186,8 @@ def _compute(plan: KernelPlan, call: Any, low: list[Any], kwargs: Any, gpu: Virt
 def _lower_all(
     plan: KernelPlan, args: Any, kwargs: dict[str, Any], found: Found, above: list[str]
 ) -> tuple[int, int, list[Any], dict[str, Any]]:
-    """Return `at`, `count` and the arguments for the CPU's kernel.
-    `at` is the GPU's ordinal, or negative if not all tensors are known to be on one GPU.
-    `count` exceeds SMALL if the free memory must be checked."""
+    """Return the GPU's ordinal (negative if tensors may be elsewhere), a count that exceeds SMALL
+    if the free memory must be checked, and the arguments for the CPU's kernel."""
     low: list[Any] = []
     flip_, plain, at, count = plan.flip, plan.plain, -2, plan.factor
     for lowers, name, x in zip(plan.lowers, plan.arguments, args):  # noqa: B905 (defaults left out)
