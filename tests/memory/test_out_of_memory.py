@@ -281,7 +281,7 @@ def test_losses_that_a_callback_sums_are_detached_whatever_its_caller_trains(sma
 RARER = (
     *("what hooks keep", "a loader of dicts", "a part that no optimizer trains"),
     *("a dict of lists in a function", "a model of float64", "a memory in an object"),
-    "results of items that the loop changes",
+    *("results of items that the loop changes", "copies that an outer loop keeps"),
 )
 ASKED = {
     "results of items that the loop changes": (
@@ -415,6 +415,7 @@ def test_a_model_is_not_deleted_with_what_holds_the_memory(small, shown):
     assert "`%gpufree total`" in shown.pop().levers[0].do
 
 
+@pytest.mark.slow
 def test_no_backward_pass_is_told_through_a_state_that_passes_hand_on(small, shown):
     small.run(START + "rnn, xs = nn.LSTMCell(256, 256).cuda(), torch.ones(900, 64, 256)")
     small.run(
@@ -532,7 +533,11 @@ def test_the_seconds_of_an_explanation_are_none_of_the_cells(small, shown, monke
     [
         pytest.param("d = torch.cdist(data, data)\nd.sum()", marks=pytest.mark.slow),
         "torch.fft.fftn(data.to('cuda'))",
-        "all_ = (data * 2).to('cuda')\nfor n in range(0, len(all_), 9):\n    all_[n:n + 9].sum()",
+        pytest.param(
+            "all_ = (data * 2).to('cuda')\nfor n in range(0, len(all_), 9):\n"
+            "    all_[n:n + 9].sum()",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_pairs_of_samples_and_data_cut_in_a_loop_are_no_batch(small, shown, cell, monkeypatch):
@@ -573,7 +578,7 @@ def test_a_batch_whose_size_has_a_name_that_must_follow_names_it_too(small, show
     assert "`X`, `n`: a batch of" in shown.pop().levers[0].do
 
 
-@pytest.mark.parametrize("batch", ["BATCH", "cfg['batch']"])
+@pytest.mark.parametrize("batch", [pytest.param("BATCH", marks=pytest.mark.slow), "cfg['batch']"])
 def test_a_batch_in_capitals_or_in_a_dict_is_lowered_too(small, shown, batch):
     small.run(START + "net = nn.Sequential(*[nn.Linear(256, 256), nn.ReLU()] * 6).cuda()")
     small.run(f"X, cfg = torch.ones(9000, 256), {{'epochs': 1}}\n{batch} = 9000")

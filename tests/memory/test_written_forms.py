@@ -94,6 +94,7 @@ CASES = {
 
 # Of each kind of replacement, one case always runs.
 RARE = {
+    "the nearest",
     "a mask",
     "a mask to add",
     "modules of layers",
