@@ -52,7 +52,7 @@ MAY = {
         "numerics",
     },
     "cluster": GROUND
-    | {"cell", "copies", "frameworks", "isolation", "ledger", "moving", "placement", "telemetry"}
+    | {"cell", "copies", "isolation", "ledger", "moving", "placement", "telemetry"}
     | {"virtual", "mismatch", "memory"},
     "numerics": GROUND | {"copies", "isolation", "ledger", "moving", "placement", "timing"},
     "timing": GROUND

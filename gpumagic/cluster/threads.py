@@ -11,7 +11,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from contextvars import ContextVar, copy_context
 from functools import partial
 from types import CodeType, FunctionType
@@ -25,7 +25,6 @@ from gpumagic.copies.trial import CopiedVariables, place
 from gpumagic.device import Device
 from gpumagic.display.units import some
 from gpumagic.errors import GpuError, note
-from gpumagic.frameworks.public import explained_at_once
 from gpumagic.isolation.settings import deferred, thread_modes
 from gpumagic.isolation.worker import Worker, wait_for_all
 from gpumagic.ledger.dispatch import MemoryMeter
@@ -91,9 +90,8 @@ class DeviceThread:
         space = self.copies.globals
         space.update(self._brought(part))
         began, value = time.perf_counter(), None
-        with explained_at_once(str(self.target)):
-            for code in codes:
-                value = None if code is None else FunctionType(code, space)()
+        for code in codes:
+            value = None if code is None else FunctionType(code, space)()
         wait_for(self.target)
         self.seconds += time.perf_counter() - began
         self.parts += 1
@@ -153,11 +151,12 @@ class CellOnDevices:
         names: Iterable[str],  # names that the cell reads
         *,
         flags: int = 0,
+        explains: Callable[[str], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         _refuse_magics(tree)
         check(asked, tree, namespace)
         self._asked, self._namespace = asked, namespace
-        self._devices = devices
+        self._devices, self._explains = devices, explains
         self._codes = compile_cell(tree, file, flags)
         self._split = SplitValues(asked, namespace, len(devices))
         self._names = [name for name in names if name not in asked.split]
@@ -233,7 +232,8 @@ class CellOnDevices:
                     thread.number = queue.popleft()
                 except IndexError:
                     return
-                value, space = thread.run(codes, self._split.part(thread.number))
+                with self._explains(str(thread.target)):
+                    value, space = thread.run(codes, self._split.part(thread.number))
                 kept = {n: space[n] for n in self._asked.made if n in space}
                 self._came[thread.number] = value, kept
 

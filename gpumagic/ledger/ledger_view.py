@@ -110,10 +110,8 @@ def _of_copy_from_host(entry: Entry) -> Advice | None:
     there = entry.destination
     data = entry.operator == "index" or entry.nbytes > entry.count * _SCALAR
     if entry.implicit and data and not entry.framework:
-        text = (
-            f"an index or a value is on the CPU: create it with device='{there}', or move it once"
-        )
-        return Advice(text)
+        cure = f"create it with device='{there}', or move it once"
+        return Advice(f"an index or a value is on the CPU: {cure}")
     if _MADE_ON_HOST.search(entry.code):
         return Advice(f"create the data there: device='{there}' instead of .to", entry.count)
     if entry.nbytes < entry.count * _SMALL:

@@ -96,6 +96,7 @@ def _on_ranks(shell: Any, tree: Any, asked: Namespace, file: str) -> tuple[Any, 
 
 def _on_several(shell: Any, tree: Any, asked: Namespace, file: str) -> tuple[Any, Any]:
     from gpumagic.cluster.threads import CellOnDevices
+    from gpumagic.frameworks.public import explained_at_once
     from gpumagic.placement.torch_devices import find_several
     from gpumagic.usercode.variables import names_read
 
@@ -103,7 +104,8 @@ def _on_several(shell: Any, tree: Any, asked: Namespace, file: str) -> tuple[Any
     names = names_read(tree, shell.transform_cell, space)
     flags = shell.compile.flags & PyCF_MASK
     with _progressing(shell, asked, file) as line:
-        run = CellOnDevices(tree, file, devices, _sharing(asked), space, names, flags=flags)
+        given = (tree, file, devices, _sharing(asked), space, names)
+        run = CellOnDevices(*given, flags=flags, explains=explained_at_once)
         value = run.run(line.update)
     line.close()
     return value, run.report

@@ -199,13 +199,9 @@ def _data(s: OutOfMemoryState, trial: CodeTrial) -> tuple[list[Any], list[str]]:
         if comes_from(type(value), "torch.utils.data.DataLoader"):
             value = [value.dataset, *own(value.dataset).values()]
         found = [each for each in tree_leaves(value) if is_tensor(each) and each.is_cuda]
-        is_data = (
-            found
-            and not unread
-            and s.worth(s.alone(held))
-            and s.alone(names) < max(trial.lacking, 1)
-        )
-        if is_data and not any(each.requires_grad for each in found):
+        large = s.worth(s.alone(held)) and s.alone(names) < max(trial.lacking, 1)
+        is_data = found and not unread and not any(each.requires_grad for each in found)
+        if large and is_data:
             data, names = [*data, *found], [*names, *held]
     return data, names
 
@@ -237,12 +233,11 @@ def collected(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose to append copies on the CPU to a list or tensor that holds much GPU memory."""
     if (trial := t.best) is None:
         return
-    large = {"", *(s.local(trial.frame, name) for name in trial.frame.scope.local)}
-    large &= {"", *(row.path for row in s.device.holders if s.worth(row.nbytes))}
+    large = {row.path for row in s.device.holders if s.worth(row.nbytes)}
     nodes: Any = [node for stmt in trial.code for node in ast.walk(stmt)]
     for node in nodes:
         name, args = _appended(node)
-        if args and (s.local(trial.frame, name) if name else "") in large:
+        if args and (not name or s.local(trial.frame, name) in large):
             new = {each: expression(f"({ast.unparse(each)}).cpu()") for each in args}
             form = Form("", "", [], trial.code, new)
             with form.in_place():

@@ -187,7 +187,8 @@ def _deleted(
         code = f"{' = '.join(names)} = None" if rest.loops else f"del {', '.join(names)}"
         line = getattr(rest.failed, "lineno", 0)
         in_line = any(loop.lineno == line for loop in rest.loops)  # as in `for x in a: y = f(x)`
-        do = f"`{code}` {'first in the body of the loop in' if in_line else 'before'} line {line}"
+        do = f"`{code}` {'at the start of the body of the loop in' if in_line else 'before'} "
+        do += f"line {line}"
     else:
         do = f"`%gpufree {' '.join(names)}`, which this code does not read"
         gives = s.alone({*paths, *s.kept_roots})

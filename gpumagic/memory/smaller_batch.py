@@ -68,8 +68,8 @@ def _fewer_rows(s: OutOfMemoryState, trial: CodeTrial, names: list[str]) -> Iter
     sizes = sizes if half is None else []
     values = (s.namespace.get(name) for name in s.read)
     # In a GAN, a model also has gradients of the other's loss, which must not accumulate.
-    alone = sum(isinstance(value, torch_here().optim.Optimizer) for value in values) < 2
-    added = ", accumulating the gradients of {}" if learns and alone else ""
+    is_gan = sum(isinstance(value, torch_here().optim.Optimizer) for value in values) > 1
+    added = ", accumulating the gradients of {}" if learns and not is_gan else ""
     # In training with a smaller batch, a loss over pairs of samples has fewer pairs.
     paired = learns and half is not None and half.most < _PAIRED * getattr(trial.need, "most", 0)
     added, least = (_FEWER_PAIRS, 0.0) if paired else (added, _PAIRED)

@@ -324,6 +324,7 @@ def made_in(part: Part, frame: FailedFrame) -> str:
             its = frame.scope.name("self")
             found = [node for node in of_any if frame.scope.value(node.value) is its]
         every: list[tuple[ast.expr, Any]] = [(node, statement(node)) for node in found]
+        # A statement such as `x = None` is a placeholder that other code replaces.
         made = [n for n, by in every if not ast.unparse(by).endswith((" = None", " = 0"))]
         if len(made) == 1 and _is_origin(statement(made[0])):
             return f"{label(file)}, line {made[0].lineno} made {ast.unparse(made[0])} on the CPU"

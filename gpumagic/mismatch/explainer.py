@@ -115,8 +115,8 @@ def _mismatch(
     tried = [*((each, [*moved, *extra]) for each, moved in places), *places]
     registering = (sources.register(moved, each, choice.target) for each, moved in tried)
     fix = registered = next(filter(None, registering), None)
-    made_anew = (sources.made_anew(part, frame) for part in odd)
-    cause = _replicated(odd, kind) or next(filter(None, made_anew), "")
+    made = (sources.made_in_each_call(part, frame) for part in odd)
+    cause = _replicated(odd, kind) or next(filter(None, made), "")
     frames = [frame, *outer]
     lost = (callers.keep_copies(moved, frames, choice.target) for moved in ([*odd, *extra], odd))
     kept, why_lost = next((each for each in lost if each[1]), (None, ""))
@@ -207,9 +207,11 @@ def _brought(leaves: tuple[Part, ...]) -> str | None:
 def _replicated(odd: list[Part], kind: str) -> str:
     """Return the reason if a DataParallel module is on another GPU than its first; else ""."""
     ids = odd[0].value.device_ids if kind == "replicas" and odd[0].device != "cpu" else []
-    turned = sorted(ids, key=lambda number: f"cuda:{number}" != odd[0].device)
-    cures = (f"pass device_ids={turned}, or move the module and its data to cuda:{n}" for n in ids)
-    return f"DataParallel needs the module on its first GPU: {next(cures)}" if ids else ""
+    if not ids:
+        return ""
+    order = sorted(ids, key=lambda number: f"cuda:{number}" != odd[0].device)
+    cure = f"pass device_ids={order}, or move the module and its data to cuda:{ids[0]}"
+    return f"DataParallel needs the module on its first GPU: {cure}"
 
 
 def _origins(leaves: tuple[Part, ...]) -> Iterator[Origin]:

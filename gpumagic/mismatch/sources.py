@@ -148,7 +148,7 @@ def _names_around(frame: FailedFrame, part: operand.Part) -> list[ast.expr]:
     return [*found, *[ast.Name(part.text, ast.Load())] * a_module]
 
 
-def made_anew(part: operand.Part, frame: FailedFrame) -> str:
+def made_in_each_call(part: operand.Part, frame: FailedFrame) -> str:
     """Return the reason if a method other than `__init__` makes a module in each call, or ""."""
     function = getattr(function_of(frame.failed or ast.Pass()), "name", "__init__")
     made = only_assignment(part.text, frame.failed or part.node)

@@ -1031,7 +1031,7 @@ def test_no_line_is_named_where_the_loop_has_one_line(small, shown):
     small.run(START + "net, x = nn.Linear(256, 2048).cuda(), torch.ones(8000, 256).cuda()")
     small.run("with torch.no_grad():\n    for part in x.split(4000): z = net(part)")
     told = [lever.do for lever in shown.pop().levers]
-    assert "`z = None` first in the body of the loop in line 2" in told
+    assert "`z = None` at the start of the body of the loop in line 2" in told
 
 
 def test_a_loop_carries_what_an_outer_loop_binds_for_it(small, shown):

@@ -629,3 +629,14 @@ def test_the_line_that_replaced_a_layer_is_named_and_no_line_of_another_object(i
 def test_a_parameter_that_is_bound_again_does_not_name_the_device_above_that_line(ip):
     ip.run("def f(h):\n    x = torch.zeros(3)\n    h = h.to('cuda:1')\n    return h + x")
     assert 'x = torch.zeros(3, device="cuda:1")' in explained(ip.run("f(torch.ones(3))"))
+
+
+@pytest.mark.parametrize(
+    ("code", "fixed"), [("net(X) * w.cpu()", "w.to(X.device)"), ("net(X.cpu())", "X.to(X.device)")]
+)
+def test_a_cell_on_several_gpus_has_a_fix_for_each_of_them(ip, code, fixed):
+    ip.run("net, X, w = nn.Linear(4, 3), torch.ones(8, 4), torch.ones(3)")
+    told = explained(ip.run(f"%%ongpu 0,1 --split X --gather q\nq = {code}"))
+    assert fixed in told
+    new = code.replace("w.cpu()", fixed).replace("X.cpu()", fixed)
+    assert ip.run(f"%%ongpu 0,1 --split X --gather q\nq = {new}").error is None
