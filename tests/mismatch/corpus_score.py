@@ -7,10 +7,10 @@ from snippets import names_told, read, run
 from gpumagic.dryrun.try_fix import try_fix
 from gpumagic.mismatch.explainer import explain
 
-WRITTEN_ALONG = "cross_device.txt"
-HELD_OUT = [
-    f"cross_device_{name}.txt" for name in ("held_out", "later", "blind", "blind_2", "more")
-]
+BLIND = ["cross_device_held_out.txt", "cross_device_blind.txt", "cross_device_blind_2.txt"]
+LATER = ["cross_device_later.txt", "cross_device_more.txt"]
+HELD_OUT = [*BLIND, *LATER]
+OTHERS = ["cross_device.txt", *LATER]
 
 
 class Score:

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import executing
 import pytest
-from corpus_score import HELD_OUT, WRITTEN_ALONG, score
+from corpus_score import BLIND, HELD_OUT, OTHERS, score
 
 from gpumagic import faults
 
@@ -12,15 +12,16 @@ pytestmark = [pytest.mark.usefixtures("gpus"), pytest.mark.filterwarnings("ignor
 
 
 @pytest.mark.timeout(300)
-def test_the_score_of_all_snippets():
+@pytest.mark.parametrize("files", [BLIND, pytest.param(OTHERS, marks=pytest.mark.slow)])
+def test_the_score_of_snippets(files):
     faults.forget()
-    result = score([WRITTEN_ALONG, *HELD_OUT])
+    result = score(files)
     print(result)
     assert faults.all_kept() == []
     assert result.share("devices") == 1
     assert result.share("the error is left alone") == 1
     assert result.share("fix runs") >= 0.97
-    assert result.right["rightly withheld"] >= 5
+    assert result.missed["rightly withheld"] == []
     # Of the rules that choose what moves, and of the causes that are known; no promise.
     assert result.share("the odd one") >= 0.9
     assert result.share("the reason") >= 0.8
