@@ -24,7 +24,7 @@ from gpumagic.dryrun.held_memory import target_of
 from gpumagic.dryrun.result import DryRun
 from gpumagic.errors import GpuError
 from gpumagic.mismatch.callers import refilled
-from gpumagic.mismatch.explainer import explain
+from gpumagic.mismatch.explainer import explain, in_library
 from gpumagic.mismatch.explanation import NEAR, Explanation, Fix, total
 from gpumagic.mismatch.operation import read
 from gpumagic.usercode.files import label, last_cell
@@ -38,20 +38,25 @@ _PLACED = re.compile(r"\s*%%ongpu\b\s*(?:cuda:|/?gpu:)?([^\s?]*)")
 _PLACES_ITSELF = re.compile(r"^\s*%%?(?:ongpu|gpu\w+)\b", re.MULTILINE)
 
 
-def try_fix(error: BaseException, found: Explanation, shell: Any = None) -> Explanation:
-    """Return `found` with a completed fix, and with a `%%ongpu` line if the line fixes the cell."""
+def try_fix(
+    error: BaseException, found: Explanation | None, shell: Any = None
+) -> Explanation | None:
+    """Return `found` with a completed fix, and with a `%%ongpu` line if the line fixes the cell.
+    If `found` is None, return an explanation only if such a line fixes an error in a library."""
     said = next(filter(read, errors(error)), None)  # None if no error is about devices
     every = failed_frames(said.__traceback__) if said is not None else []
     at_top = [n for n, frame in enumerate(every) if frame.at_top and frame.tree is not None]
-    if not at_top:
+    tried = found or (in_library(every[0], read(said)) if said and at_top else None)
+    if tried is None or not at_top:
         return found
     # If a fix contains a magic, parsing raises SyntaxError, and the fix is not tried.
     ends = suppress(GpuError, SyntaxError, KeyboardInterrupt)
     with ProgressLine(shell) as line, faults.kept("trying a fix"), ends:
         line.update("trying the fix; Ctrl-C ends it")
         trial = _Trial(shell, every[: at_top[0] + 1])
-        found = trial.placed(found)
-        return trial.with_fewest_edits(found, said)
+        tried = trial.placed(tried)
+        found = tried if found or tried.first else None
+        return found and trial.with_fewest_edits(found, said)
     return found
 
 
@@ -86,7 +91,8 @@ class _Trial:
         *earlier, now = getattr(self._shell.history_manager, "input_hist_raw", [""])
         used = {match[1] for match in map(_PLACED.match, earlier) if match}
         gpus = {d.partition(":")[2] for o in found.operands for d in o.devices if d != "cpu"}
-        to_gpu = any(o.devices == ("cpu",) for o in found.operands if o.odd or o.along)
+        moved = [o for o in found.operands if o.odd or o.along] or found.operands
+        to_gpu = any(o.devices == ("cpu",) for o in moved)
         # Prefer a fix that moves nothing and is in another cell, because it corrects the cause.
         lasts = found.fix is not None and found.fix.nbytes == 0 and found.fix.label != last_cell()
         alone = len(gpus & used) == 1 and to_gpu and not lasts and not _PLACES_ITSELF.search(now)

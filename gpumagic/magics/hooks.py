@@ -152,7 +152,7 @@ class Explaining:
         with self._not_timed():
             from gpumagic.memory.explain_out_of_memory import explain_out_of_memory
 
-            if found and "torch" in sys.modules:
+            if sys.modules.get("torch"):
                 from gpumagic.dryrun.try_fix import try_fix
 
                 found = try_fix(error, found, self.shell)

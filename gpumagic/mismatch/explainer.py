@@ -79,6 +79,15 @@ def _explain(
     return _mismatch(clash, choice, [] if here else outer, message.kind, here)
 
 
+def in_library(frame: FailedFrame, message: Message | None) -> Explanation | None:
+    """Return an explanation without a fix if a library combined tensors that it made or moved."""
+    if message is None or len(message.devices) < 2 or frame.direct or frame.failed is None:
+        return None
+    name = f"a tensor in {frame.package}"
+    rows = [Operand(name, (device,), None, "") for device in sorted(message.devices)]
+    return Explanation(*expression(frame, frame.failed), (*rows,), None, None)
+
+
 def _module_call(frame: FailedFrame, within: FailedFrame, message: Message) -> Operation | None:
     """Return the frame's call of a module, if an input is on another device; None if uncertain."""
     call = conflict(frame, message, certain=True)

@@ -6,7 +6,8 @@ moved, or the operand is a module's attribute that `.to()` does not move.
 
 import ast
 import re
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from itertools import chain, takewhile
 from typing import Any
 
@@ -48,6 +49,18 @@ class Unregistered:
     registered: str
     reason: str  # why `.to()` did not move the attribute, and the code to write
     homes: set[str]  # devices of the module's parameters and buffers
+    module: nn.Module
+
+    def others(self, target: str) -> "Iterator[Unregistered]":
+        """Yield the module's other attributes with tensors that are not on `target`."""
+        for name, held in own(self.module).items():
+            parts = [held, *(item for _, item in contents(held))]
+            tensors = ((id(part), t) for part in parts for _, t in operand.tensors_of(part))
+            better = _registered(
+                name, held, {n for n, t in tensors if operand.full(t.device) != target}
+            )
+            if better and name != self.name:
+                yield replace(self, name=name, registered=better)
 
     def edit(self, frame: FailedFrame) -> tuple[ast.AST, str] | None:
         """Return the attribute's only assignment, in `__init__`, and its new code; else None."""
@@ -76,7 +89,7 @@ def unregistered(part: operand.Part, frame: FailedFrame) -> Unregistered | None:
     for owner, module in owners.items():
         attributes = own(module) if issubclass(type(module), nn.Module) else {}
         for name, held in attributes.items():
-            better = None if name.startswith("_") else _registered(held, odd)
+            better = _registered(name, held, odd)
             if better:
                 a_tensor = issubclass(type(held), Tensor)
                 # A function cannot assign a tensor to the name of a Parameter.
@@ -87,12 +100,14 @@ def unregistered(part: operand.Part, frame: FailedFrame) -> Unregistered | None:
                 why = f"{owner}.{name} is a plain {kind}, and .to() {does}"
                 why += f"{PERMANENTLY}write {code} in __init__, {RERUN}"
                 homes = {operand.full(tensor.device) for tensor in moving_tensors(module)}
-                return Unregistered(type(module).__name__, name, better, why, homes)
+                return Unregistered(type(module).__name__, name, better, why, homes, module)
     return None
 
 
-def _registered(held: Any, odd: set[int]) -> str | None:
+def _registered(name: str, held: Any, odd: set[int]) -> str | None:
     """Return the statement that registers `held`, if `odd` has the id of `held` or of an item."""
+    if name.startswith("_"):
+        return None
     if issubclass(type(held), Tensor):
         better = _REGISTERED % "Parameter" if held.requires_grad else _BUFFER
         return better if id(held) in odd else None
@@ -111,7 +126,11 @@ def register(parts: list[operand.Part], frame: FailedFrame, target: str) -> Fix 
     """Return one fix that registers all these operands; None if there is no such fix."""
     found = [unregistered(part, frame) for part in parts] if target != "cpu" else []
     edits: Any = [each.edit(frame) if each else None for each in found]
-    return around(frame, edits, 0) if all(edits) else None
+    if not all(edits):
+        return None
+    others = [other.edit(frame) for each in found if each for other in each.others(target)]
+    more = [edit for edit in others if edit and edit not in edits]
+    return around(frame, [*edits, *more], 0) or around(frame, edits, 0)
 
 
 def owner_of(

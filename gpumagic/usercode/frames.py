@@ -103,6 +103,7 @@ class FailedFrame:
         self.direct = library is None  # no library except torch is between this frame and the error
         # Local variables of the deepest frame that this frame called in a library other than torch.
         self.library = local_variables(library) if library is not None else {}
+        self.package = str(library.f_globals.get("__name__")).split(".")[0] if library else ""
         names = inspect.getargs(library.f_code).args if library is not None else ()
         self.given: list[Any] = [self.library.get(name) for name in names]  # library's arguments
         self.at_top = not self.code.co_flags & inspect.CO_OPTIMIZED  # outside any function

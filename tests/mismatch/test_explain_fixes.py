@@ -318,6 +318,12 @@ REGISTERED = [
         "self.w = nn.Parameter(torch.ones(4, requires_grad=True)); self.n = 1",
     ),
     (
+        "self.mean = torch.ones(4); self.tags = ['a']; self.out = [nn.Linear(4, 2)]",
+        "self.out[0](x - self.mean)",
+        'self.register_buffer("mean", torch.ones(4), persistent=False); '
+        "self.tags = ['a']; self.out = nn.ModuleList([nn.Linear(4, 2)])",
+    ),
+    (
         "self.layers = [  # two\n            nn.Linear(4, 4) for _ in range(2)]",
         "self.layers[1](x)",
         "self.layers = nn.ModuleList([  # two\n            nn.Linear(4, 4) for _ in range(2)])",

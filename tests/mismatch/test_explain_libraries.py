@@ -45,6 +45,14 @@ class Schedule:
     def step(self, pred, n, sample):
         return sample - self.table[n] * pred
 
+class Sender:
+    def __init__(self, weight):
+        self.weight, self.settings = weight, {}
+    def to_device(self):
+        self.settings["device"] = str(torch.ones(1).cuda().device)
+    def add(self):
+        return self.weight + torch.ones(3).to(self.settings["device"])
+
 class Loops:
     def __init__(self, data, pin_memory):
         self.data, self.pin_memory = data, pin_memory
@@ -206,3 +214,16 @@ def test_a_loader_that_a_library_made_over_moved_data_can_be_read_in_a_placed_ce
     assert "%ongpu home" not in told  # the library may still send batches to the GPU
     assert "fix: put %%ongpu 1 on top of this cell" in told
     assert ip.run("%%ongpu 1\nit.loop()").error is None
+
+
+def test_what_only_a_library_has_on_the_gpu_is_explained_if_the_line_of_ongpu_cures_it(ip):
+    ip.run("import libx\nstore = libx.Sender(torch.ones(3))")
+    assert ip.run("%%ongpu 1\nstore.to_device()\nstore.add()").error is None
+    ip.run("%ongpu home")
+    failed = ip.run("store.add()")
+    assert failed.error is not None
+    told = failed.text[failed.text.index("between devices") :]
+    assert "a tensor in libx  cuda:1" in told
+    assert "fix: put %%ongpu 1 on top of this cell" in told
+    assert ip.run("%%ongpu 1\nstore.add()").error is None
+    assert "between devices" not in ip.run("libx.own_mistake(torch.ones(3), torch.ones(3))").text
