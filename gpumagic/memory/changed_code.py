@@ -78,6 +78,8 @@ def other_values(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
         for do, names in _padded(trial.names):
             yield from helps(trial, do, names=names)
         yield from _cut_where_read(trial)
+    if t.best is not None:
+        yield from _as_float32(t.best)
     room = s.capacity - s.held + s.kept  # after `%gpufree`
     code, arrays = _of_float64(known, s.read | s.rests[-1].read_anywhere, room)
 
@@ -90,6 +92,29 @@ def other_values(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     if every:
         do = f"`{'` and `'.join(every)}` first: float64 takes twice the memory"
         yield from helps(t.best, do, names=arrays, first=first)
+
+
+def _as_float32(trial: CodeTrial) -> Iterator[Lever]:
+    """Propose float32 where the code creates float64 tensors, for example from NumPy's arrays."""
+    torch, value = torch_here(), trial.frame.scope.value
+    arrays = ((torch.from_numpy, ").float()"), (torch.tensor, ", dtype=torch.float32)"))
+    new = dict[ast.expr, ast.expr]()
+    for node in (node for each in trial.code for node in ast.walk(each)):
+        text = ast.unparse(node)
+        if isinstance(node, ast.Attribute) and value(node) is torch.float64:
+            new[node] = expression(f"{ast.unparse(node.value)}.float32")
+        elif isinstance(node, ast.Call) and text.endswith(".double()"):
+            new[node] = expression(f"{text.removesuffix('double()')}float()")
+        elif isinstance(node, ast.Call) and "dtype" not in text:
+            made = (text[:-1] + end for maker, end in arrays if value(node.func) is maker)
+            new |= {node: expression(code) for code in made}
+    # Change all of them together, or else only one, because labels must remain integers.
+    for uses in [new, *({node: new[node]} for node in new)] if new else []:
+        each = (f"`{ast.unparse(uses[node])}` for line {node.lineno}" for node in uses)
+        do = f"{' and '.join(each)}: float64 takes twice the memory"
+        if levers := [*helps(trial, do, form=Form(do, "", [], trial.code, uses))]:
+            yield from levers
+            return
 
 
 def _cut_where_read(trial: CodeTrial) -> Iterator[Lever]:

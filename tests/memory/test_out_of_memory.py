@@ -654,6 +654,27 @@ def test_float64_becomes_float32_first(small, shown):
     assert small.run(f"%gpufree\nX = X.float()\n{cell}").success
 
 
+@pytest.mark.parametrize(
+    ("made", "instead"),
+    [
+        ("torch.from_numpy(A).cuda()", "torch.from_numpy(A).float()"),
+        ("torch.tensor(A, device='cuda')", "torch.tensor(A, device='cuda', dtype=torch.float32)"),
+        ("torch.ones(3500, 1500).double().cuda()", "torch.ones(3500, 1500).float()"),
+        ("torch.ones(3500, 1500, dtype=torch.float64, device='cuda')", "torch.float32"),
+    ],
+)
+def test_a_float64_tensor_that_the_cell_makes_is_made_as_float32(small, shown, made, instead):
+    small.run(f"{START}import numpy as np")
+    labels = "y = torch.from_numpy(np.zeros(3500, dtype=int)).cuda()\n"
+    cell = f"A = np.ones((3500, 1500))\n{labels}x = {made}\nloss = (x * 2)[y[:1]].sum()"
+    small.run(cell)
+    lever = shown.pop().levers[0]
+    assert lever.do == f"`{instead}` for line 3: float64 takes twice the memory"
+    assert lever.fits
+    old = made.removesuffix(".cuda()") if instead.endswith(")") else "torch.float64"
+    assert small.run(f"%gpufree\n{cell.replace(old, instead)}").success
+
+
 FRAMES = "frames = [torch.ones(3, 64, 64, device='cuda') for _ in range(500)]"
 """23.4 MiB."""
 
