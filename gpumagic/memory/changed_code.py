@@ -331,6 +331,25 @@ def settings(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
         yield from helps(t.best, do, within=within)
 
 
+def stateless(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
+    """Propose SGD, which keeps no state, instead of an optimizer whose first step failed."""
+    if (trial := t.best) is None or s.optimizer is None:
+        return
+    groups, given = s.optimizer.param_groups, [*trial.names.items(), *s.namespace.items()]
+    names, lr = [name for name, value in given if value is s.optimizer], float(groups[0]["lr"])
+    code = f"`{names[-1]} = torch.optim.SGD({names[-1]}.param_groups, lr={lr})` first" * bool(names)
+    frame, uses = s.rests[-1].frame, dict[ast.expr, ast.expr]()
+    for n in ast.walk(frame.tree or ast.Pass()):
+        if isinstance(n, ast.Call) and n.args and frame.scope.value(n.func) is type(s.optimizer):
+            uses[n] = expression(f"torch.optim.SGD({ast.unparse(n.args[0])}, lr={lr})")
+            code = f"`{ast.unparse(uses[n])}` for line {n.lineno}"
+    changed = dict.fromkeys(names, torch_here().optim.SGD([{**each} for each in groups], lr=lr))
+    form = Form("", "", [], trial.code, uses) if uses else None
+    do, freed = f"{code}: SGD keeps no state, but may need another lr", s.alone(names[-1:])
+    if code:
+        yield from helps(trial, do, freed=freed, names=changed, form=form)
+
+
 def frozen(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose `requires_grad_(False)` for models or layers that no optimizer trains."""
     for name in sorted(s.read | s.rests[-1].read_anywhere) if t.best is not None else ():
