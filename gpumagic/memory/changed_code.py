@@ -106,8 +106,8 @@ def _as_float32(trial: CodeTrial) -> Iterator[Lever]:
         elif isinstance(node, ast.Call) and text.endswith(".double()"):
             new[node] = expression(f"{text.removesuffix('double()')}float()")
         elif isinstance(node, ast.Call) and "dtype" not in text:
-            made = (text[:-1] + end for maker, end in arrays if value(node.func) is maker)
-            new |= {node: expression(code) for code in made}
+            ends = (end for maker, end in arrays if value(node.func) is maker)
+            new.update((node, expression(text[:-1] + end)) for end in ends)
     # Change all of them together, or else only one, because labels must remain integers.
     for uses in [new, *({node: new[node]} for node in new)] if new else []:
         each = (f"`{ast.unparse(uses[node])}` for line {node.lineno}" for node in uses)

@@ -654,12 +654,38 @@ def test_float64_becomes_float32_first(small, shown):
     assert small.run(f"%gpufree\nX = X.float()\n{cell}").success
 
 
+@pytest.mark.parametrize("in_cell", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_an_optimizer_whose_states_do_not_fit_is_to_keep_none(small, shown, in_cell):
+    made = "opt = torch.optim.AdamW(net.parameters(), lr=0.01, betas=(0.9, 0.99))\n"
+    small.run(f"{START}net = nn.Linear(2300, 2300).cuda()\n{made}")
+    small.run(
+        "def train(net, optimizer):\n    for _ in range(2):\n"
+        "        optimizer.zero_grad()\n        net(torch.ones(4, 2300, device='cuda')).sum()"
+        ".backward()\n        optimizer.step()"
+    )
+    cell = f"{made * in_cell}train(net, opt)"
+    small.run(cell)
+    (lever,) = shown.pop().levers
+    code, _, where = lever.do.partition(": SGD keeps no state")[0].rpartition("` ")
+    assert (where, lever.fits) == ("for line 1" if in_cell else "first", True)
+    cell = f"opt = {code[1:]}\ntrain(net, opt)" if in_cell else f"{code[1:]}\n{cell}"
+    assert small.run(f"%gpufree\n{cell}").success
+
+
 @pytest.mark.parametrize(
     ("made", "instead"),
     [
         ("torch.from_numpy(A).cuda()", "torch.from_numpy(A).float()"),
-        ("torch.tensor(A, device='cuda')", "torch.tensor(A, device='cuda', dtype=torch.float32)"),
-        ("torch.ones(3500, 1500).double().cuda()", "torch.ones(3500, 1500).float()"),
+        pytest.param(
+            "torch.tensor(A, device='cuda')",
+            "torch.tensor(A, device='cuda', dtype=torch.float32)",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "torch.ones(3500, 1500).double().cuda()",
+            "torch.ones(3500, 1500).float()",
+            marks=pytest.mark.slow,
+        ),
         ("torch.ones(3500, 1500, dtype=torch.float64, device='cuda')", "torch.float32"),
     ],
 )
