@@ -54,7 +54,7 @@ def special_cause(found: list[FailedFrame], message: Message) -> Explanation | N
     if message.kind in ("worker", "pin"):
         return _for_worker(found, message.kind == "pin")
     if message.kind in ("load", "ordinal"):
-        return _for_missing(found[0], message.kind)
+        return _for_missing(found, message.kind)
     return _for_optimizer(found)
 
 
@@ -110,9 +110,10 @@ def _for_optimizer(frames: list[FailedFrame]) -> Explanation | None:
     return Explanation(*expression(frame, node), rows, fix, _STATE)
 
 
-def _for_missing(frame: FailedFrame, kind: str) -> Explanation | None:
+def _for_missing(frames: list[FailedFrame], kind: str) -> Explanation | None:
     """Explain a missing GPU. The fix names the last existing GPU, or loads a file to the CPU."""
-    node, last = frame.failed, torch.cuda.device_count() - 1
+    frame, last = frames[0], torch.cuda.device_count() - 1
+    node = frame.failed
     if not isinstance(node, ast.Call):
         return None
     numbered = ast.unparse(node.func).endswith(_NUMBERED)
@@ -120,7 +121,7 @@ def _for_missing(frame: FailedFrame, kind: str) -> Explanation | None:
         value = frame.scope.value(each)
         device = operand.device_of(value) if numbered or type(value) is not int else None
         if device is not None and (device.index or 0) > last:
-            fix = _renamed(each, node, frame, value, last)
+            fix = _renamed(each, node, frames, value, last)
             why = f"{frame.text(each)} is no GPU here: {there_is(here(memory=False))}"
             return Explanation(*expression(frame, node), (), fix, why)
     if kind == "ordinal":  # the number comes from an f-string or a library, so there is no fix
@@ -129,15 +130,20 @@ def _for_missing(frame: FailedFrame, kind: str) -> Explanation | None:
     return _with_argument(node, frame, "map_location", '"cpu"', _FILE)
 
 
-def _renamed(each: ast.expr, node: ast.Call, frame: FailedFrame, value: Any, last: int) -> Any:
+def _renamed(
+    each: ast.expr, node: ast.Call, frames: list[FailedFrame], value: Any, last: int
+) -> Any:
     """Return the fix that replaces `each`, or the value assigned to `each`, by the last GPU."""
     there = {int: f"{last}", str: f'"cuda:{last}"'}
     new = there.get(type(value), f'torch.device("cuda:{last}")')
-    made = sources.only_assignment(frame.text(each), node)
-    if isinstance(each, ast.Name) and frame.at_top and not made:
-        start = before_loops(frame, statement(node) or ast.Pass(), [each.id])
-        return Edit(frame, start, [f"{each.id} = {new}"]).fix(None)
-    return around(frame, [(made.value if made else each, new)], None)
+    # Fix the outermost code that names a device. The same number may be elsewhere by chance.
+    called = frames if type(value) is not int else frames[:1]
+    frame, stmt, name = _outermost(called, frames[0].text(each), value)
+    made = sources.only_assignment(name, stmt)
+    if name.isidentifier() and frame.at_top and not made:
+        return Edit(frame, before_loops(frame, stmt, [name]), [f"{name} = {new}"]).fix(None)
+    fix = around(frame, [(made.value, new)], None) if made else None
+    return fix or around(frames[0], [(each, new)], None)
 
 
 def _with_argument(
@@ -260,6 +266,14 @@ def _drawn_on(node: Any, reader: operand.Reader, part: operand.Part) -> str | No
     return "cpu" if part.device != "cpu" else None
 
 
+def _draws_on(target: str, call: Any, reader: operand.Reader) -> bool:
+    """Whether a call with a generator may draw on `target`. Without `device`, torch's cannot."""
+    asked = [word.value for word in getattr(call, "keywords", ()) if word.arg == "device"]
+    if asked:
+        return reader.device(asked[0], "") == target
+    return isinstance(call, ast.Call) and not operand.is_torch(reader.scope.value(call.func))
+
+
 def _made_on(part: operand.Part, node: Any, frames: list[FailedFrame], target: str) -> Fix | None:
     """Return the fix that makes the generator on `target`; None if other code draws elsewhere."""
     words = (word.value for word in node.keywords if word.arg == "device")
@@ -271,9 +285,7 @@ def _made_on(part: operand.Part, node: Any, frames: list[FailedFrame], target: s
         reads = ([*parents(use)] for use in uses(frame.tree or ast.Pass(), text))
         draws = [up for up in reads if not isinstance(up[0], ast.Attribute)]
         calls = (next((n for n in up if isinstance(n, ast.Call)), ast.Pass()) for up in draws)
-        asked = ([w.value for w in getattr(c, "keywords", ()) if w.arg == "device"] for c in calls)
-        alike = all(each and reader.device(each[0], "") == target for each in asked)
-        alike |= len(draws) < 2
+        alike = len(draws) < 2 or all(_draws_on(target, call, reader) for call in calls)
         cell = ast.walk(frame.tree or ast.Pass()) if frame.at_top else ()
         later = (stored(n) for n in cell if getattr(n, "lineno", 0) >= value.lineno)
         own_names = own_names.union(*later)  # these are unbound where the generator is made

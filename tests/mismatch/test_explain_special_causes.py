@@ -48,7 +48,9 @@ def test_a_generator_for_several_draws_on_one_device_is_made_there():
     code = (
         'device = "cuda:1"\ndef noise(n):\n    rng = torch.Generator().manual_seed(n)\n'
         "    x = torch.rand(n, generator=rng, device=device)\n"
-        "    return x + torch.rand(n, generator=rng, device=device)\nx = noise(4)\n"
+        "    return more(x + torch.rand(n, generator=rng, device=device), rng)\n"
+        "def more(x, g):\n    return x + torch.randn(4, device=x.device, generator=g)\n"
+        "x = noise(4)\n"
     )
     explanation = gpumagic.explain(run(code))
     assert explanation.fix.code.strip() == "rng = torch.Generator(device).manual_seed(n)"
@@ -82,3 +84,14 @@ def test_a_gpu_that_is_not_here_is_named():
     assert explanation.reason.startswith(
         'cfg["device"] is no GPU here: there are cuda:0 and cuda:1'
     )
+
+
+def test_a_gpu_that_is_not_here_is_renamed_where_the_cell_names_it():
+    code = (
+        "cfg = {'gpu': 7}\ndef train(device):\n    net = nn.Linear(2, 2).to(device)\n"
+        "    return net(torch.ones(1, 2).to(device))\n"
+        "device = torch.device('cuda:%d' % cfg['gpu'])\ny = train(device)\n"
+    )
+    explanation = gpumagic.explain(run(code))
+    assert (explanation.fix.line, explanation.fix.code) == (5, 'device = torch.device("cuda:1")')
+    assert run(explanation.fix.apply(code)) is None
