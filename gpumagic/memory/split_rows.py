@@ -20,6 +20,8 @@ from gpumagic.usercode.variables import names_read
 
 _PARTS = 8, 64  # numbers of parts to split a tensor into
 _ROWS, _PART = 5, 2  # rows of a tensor in a test, and rows of each part
+# Each row of `softmax(x @ x.T)` would depend on one row only if all numbers were large and unlike.
+_SMALL = 0.01  # factor of the numbers in a second test
 _TESTS_S = 6.0  # seconds, after which no test is started
 _MOST, _ROOM = 2**30, 2**27  # maximum bytes of a random tensor, and free bytes of a GPU in a test
 # Code that joins the parts' results, by the kind of the result.
@@ -88,7 +90,12 @@ def _forms(each: _Split, how: str, frame: frames.FailedFrame, block: list[Any]) 
 def _candidates(rest: frames.RestOfCode, block: list[Any]) -> Iterator[_Split]:
     for old, whole in _chains(rest, block):
         lengths = _lengths(whole, rest.frame)
-        parts = [n for n in ast.walk(whole) if isinstance(n, (ast.Call, ast.BinOp))]
+        nodes = [*ast.walk(whole)]
+        called = [getattr(n, "func", None) for n in nodes]
+        # For `x.topk(3).indices`, the field must be read before the parts' results are joined.
+        fields = [n for n in nodes if isinstance(n, ast.Attribute) and n not in called]
+        fields = [n for n in fields if isinstance(n.value, ast.Call)]
+        parts = fields + [n for n in nodes if isinstance(n, (ast.Call, ast.BinOp))]
         for text in sorted(lengths, key=lengths.__getitem__, reverse=True):
             alike = tuple(each for each in lengths if lengths[each] == lengths[text])
             for texts, part in product(dict.fromkeys([(text,), alike]), parts):
@@ -126,7 +133,8 @@ def _chains(rest: frames.RestOfCode, block: list[Any]) -> Iterator[tuple[list[An
 def _only_reader(name: str, made: ast.stmt) -> ast.stmt | None:
     """Return the only statement below `made` that reads a name; or None."""
     every = frames.uses(frames.function_of(made) or made, name)
-    found = [node for node in every if node.lineno > made.lineno]
+    end = made.end_lineno, made.end_col_offset
+    found = [node for node in every if (node.lineno, node.col_offset) > end]
     readers = {frames.statement(node) for node in found}
     return readers.pop() if len(readers) == 1 and not any(map(frames.in_own_scope, found)) else None
 
@@ -162,22 +170,38 @@ def _results(frame: frames.FailedFrame, found: list[_Split]) -> list[str]:
             break
         results.append("")
         with suppress(Exception):
-            results[-1] = _result(each, frame, dict(space))
+            how = _joined(each, frame, dict(space), [*_JOINED], False)
+            results[-1] = _joined(each, frame, dict(space), [how], True) if how else ""
     return results
 
 
-def _result(each: _Split, frame: frames.FailedFrame, space: dict[str, Any]) -> str:
-    part, texts = each.part, each.texts
-    for n, (text, value) in enumerate(_tensors(part, frame).items()):
-        name = f"gpumagic_{n}"
-        part, texts = _renamed(part, text, name), tuple(name if e == text else e for e in texts)
-        space[name] = _random(value[:_ROWS] if name in texts else value)
-    whole = eval(ast.unparse(part), space)
-    for result in ("other", "last", "tuple", "sum", "mean"):
+def _joined(
+    each: _Split, frame: frames.FailedFrame, space: dict[str, Any], keys: list[str], alike: bool
+) -> str:
+    """Return the first of `keys` that joins the parts' results for random numbers, or ""."""
+    part, texts, tensors = each.part, each.texts, _tensors(each.part, frame)
+    whole: Any = None
+    names = {text: f"gpumagic_{n}" for n, text in enumerate(tensors)}
+    for text, name in names.items():
+        part = _renamed(part, text, name)
+    count = len(tensors[texts[0]])
+    meeting = [t for t, value in tensors.items() if value.dim() and len(value) == count]
+    for shortened in (texts, meeting):  # rows of `y` meet those of `x` in `softmax(x @ x.T) @ y`
+        with suppress(Exception):
+            for text, value in tensors.items():
+                short = value[:_ROWS] if text in shortened else value
+                space[names[text]] = _random(short, alike)
+            whole = eval(ast.unparse(part), space)
+            break
+    to_split = each._replace(part=part, texts=tuple(names[text] for text in texts))
+    target = getattr(each.old[-1], "targets", [None])[0]
+    # Code may read a field of a named tuple, unless it assigns the items to several names.
+    unnamed = type(whole) in (tuple, torch_here().Tensor) or isinstance(target, ast.Tuple)
+    for result in keys if unnamed else ():
         with suppress(Exception):  # the parts' results do not join like this
-            code = each._replace(part=part, texts=texts).in_parts(_PART, result)
-            _check_equal(eval(code, space), whole)
-            if result not in ("sum", "mean") or whole.any():  # sums of zeros prove nothing
+            _check_equal(eval(to_split.in_parts(_PART, result), space), whole)
+            # Sums of zeros prove nothing, but of small numbers they may be right.
+            if result not in ("sum", "mean") or alike or whole.any():
                 return result
     return ""
 
@@ -185,14 +209,20 @@ def _result(each: _Split, frame: frames.FailedFrame, space: dict[str, Any]) -> s
 def _check_equal(one: Any, two: Any) -> None:
     """Raise an error if two tensors differ by more than a rounding error of their median value."""
     torch = torch_here()
-    for each, other in zip(one, two, strict=True) if type(two) is tuple else [(one, two)]:
+    for each, other in zip(one, two, strict=True) if isinstance(two, tuple) else [(one, two)]:
         usual = float(other.detach().to(torch.complex128).abs().nanmedian())
         torch.testing.assert_close(each, other, rtol=1e-4, atol=1e-5 * usual, equal_nan=True)
 
 
-def _random(tensor: Any) -> Any:
+def _random(tensor: Any, alike: bool = False) -> Any:
+    """Return random numbers of a tensor's shape; if `alike`, small, with nearly parallel rows."""
     if tensor.nbytes > _MOST:
         raise MemoryError
-    if tensor.is_floating_point() or tensor.is_complex():
-        return torch_here().randn(tensor.shape, dtype=tensor.dtype, device=tensor.device)
-    return torch_here().randint(2, tensor.shape, device=tensor.device).to(tensor.dtype)
+    torch, like = torch_here(), {"dtype": tensor.dtype, "device": tensor.device}
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return torch.randint(2, tensor.shape, device=tensor.device).to(tensor.dtype)
+    found = torch.randn(tensor.shape, **like)
+    if alike and tensor.dim():
+        factors = torch.rand(len(tensor), *[1] * (tensor.dim() - 1), **like)
+        found = _SMALL * (factors * found[:1] + found / 10)
+    return found

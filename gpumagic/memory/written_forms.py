@@ -156,12 +156,15 @@ def takes_rows(node: ast.AST) -> bool:
 
 
 def _unsqueezed(node: ast.Subscript) -> tuple[str, list[ast.expr]]:
-    """Return ``"unsqueeze"`` and its operands for code such as `x[:, None]`; else ``""``."""
+    """Return ``"unsqueeze"`` and its operands for code such as `x[:9, None]`; else ``""``."""
     index = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-    written = [ast.unparse(each) for each in index]
-    if {*written} <= {"None", ":"} and written.count("None") == 1:
-        return "unsqueeze", [node.value, ast.Constant(written.index("None"))]
-    return "", []
+    slices, written = [n for n in index if isinstance(n, ast.Slice)], [*map(ast.unparse, index)]
+    if written.count("None") != 1 or len(slices) < len(index) - 1:
+        return "", []
+    of = f"{ast.unparse(node.value)}[{', '.join(map(ast.unparse, slices))}]"
+    whole = {*written} <= {"None", ":"}
+    value = node.value if whole else expression(of)
+    return "unsqueeze", [value, ast.Constant(written.index("None"))]
 
 
 def _alike(name: str, given: list[Any], words: Mapping[Any, Any]) -> tuple[str, list[ast.expr]]:

@@ -20,6 +20,10 @@ HEADS = (
 )
 MATRICES = "x, y = torch.randn(3000, 8, device=D), torch.randn(2000, 8, device=D)"
 MANY = MATRICES.replace("(3000", "(9000")
+ALIKE = (
+    "x, y = torch.randn(4200, 16, device=D) + 2, torch.randn(4200, 4, device=D)\n"
+    "x = F.normalize(x, dim=1)"
+)
 SUMS = """out = torch.zeros({1}, device=D)
 for n in range(0, len({0}), 500):
     out += {0}[n:n + 500].sum(0)"""
@@ -53,7 +57,7 @@ CASES = {
     ),
     "cosines of all pairs": (
         MATRICES,
-        "out = F.cosine_similarity(x.unsqueeze(1), y.unsqueeze(0), dim=2).amin(1)",
+        "out = F.cosine_similarity(x.unsqueeze(1), y[None, :1900], dim=2).amin(1)",
     ),
     "the nearest": (MANY, "d = torch.cdist(x, y)\nout = d.argmin(dim=1)"),
     "the most alike": (MANY, "out = (x @ y.T).argmax(1)"),
@@ -85,6 +89,10 @@ CASES = {
         "out = (m - v * torch.ones(40, 1, device=D)).square().sum(-1)",
     ),
     "a mean over pairs": (MATRICES, "out = (x[:, None] - y).square().sum(-1).neg().exp().mean()"),
+    "rows that meet all rows": (ALIKE, "out = torch.exp(-torch.cdist(x, x).square() / 2) @ y"),
+    "a field of the result": (ALIKE, "out = (x @ x.T).max(1).values"),
+    "two fields": (ALIKE, "best, at = (x @ x.T).topk(3)\nout = best.sum(1) + at.sum(1) * 0"),
+    "statements on one line": (ALIKE, "w = (x @ x.T * 9).softmax(1); out = w @ y"),
     "distances in batches": (
         "x, y = torch.randn(2, 4, 700, 8, device=D)",
         "out = ((x[:, :, None] - y[:, None]) ** 2).sum(-1).amin(2)",
@@ -109,6 +117,9 @@ RARE = {
     "a mean over pairs",
     "a chain whose rows do not meet",
     "a sum over the last dimension",
+    "a field of the result",
+    "two fields",
+    "statements on one line",
 }
 
 
