@@ -337,7 +337,8 @@ def stateless(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
         return
     groups, given = s.optimizer.param_groups, [*trial.names.items(), *s.namespace.items()]
     names, lr = [name for name, value in given if value is s.optimizer], float(groups[0]["lr"])
-    code = f"`{names[-1]} = torch.optim.SGD({names[-1]}.param_groups, lr={lr})` first" * bool(names)
+    code = f"`{names[-1]} = torch.optim.SGD({names[-1]}.param_groups, lr={lr})`" if names else ""
+    code += " and `%gpufree` first" * bool(names)  # the traceback holds the old optimizer
     frame, uses = s.rests[-1].frame, dict[ast.expr, ast.expr]()
     for n in ast.walk(frame.tree or ast.Pass()):
         if isinstance(n, ast.Call) and n.args and frame.scope.value(n.func) is type(s.optimizer):

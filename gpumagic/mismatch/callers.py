@@ -60,12 +60,17 @@ def climb(site: Site, outer: list[FailedFrame]) -> tuple[Site, dict[str, str]]:
 
 
 def _at_notebook(site: Site, outer: list[FailedFrame]) -> Site:
-    """Return a site in the cell's loop if functions read the operands as globals; else `site`."""
+    """Return a site in the cell if functions of other cells read the operands as globals.
+    Return a site in the cell's loop also for its own functions; otherwise, return `site`."""
     frame = next(filter(lambda each: each.at_top, outer), site.frame)
     moved = [_made_of(part, site.frame) for part in [*site.odd, *site.extra]]
     local = {*site.frame.code.co_varnames, *site.frame.code.co_freevars}
     names = {part.text for part in moved if frame.scope.name(part.text) is part.value}
-    if frame is site.frame or frame.failed is None or not loops_around(frame.failed):
+    own_cell = frame.filename == site.frame.filename
+    own_cell |= isinstance(function_of(site.at.node), (ast.Module, type(None)))
+    if frame is site.frame or frame.failed is None:
+        return site
+    if own_cell and not loops_around(frame.failed):  # edit the function, or the timed line
         return site
     if len(names) < len(moved) or names & local or any(map(in_own_scope, (p.node for p in moved))):
         return site

@@ -668,8 +668,9 @@ def test_an_optimizer_whose_states_do_not_fit_is_to_keep_none(small, shown, in_c
     (lever,) = shown.pop().levers
     code, _, where = lever.do.partition(": SGD keeps no state")[0].rpartition("` ")
     assert (where, lever.fits) == ("for line 1" if in_cell else "first", True)
-    cell = f"opt = {code[1:]}\ntrain(net, opt)" if in_cell else f"{code[1:]}\n{cell}"
-    assert small.run(f"%gpufree\n{cell}").success
+    code = code.removesuffix("` and `%gpufree")[1:]
+    small.run("%gpufree" if in_cell else f"{code}\n%gpufree")
+    assert small.run(f"opt = {code}\ntrain(net, opt)" if in_cell else cell).success
 
 
 @pytest.mark.parametrize(
