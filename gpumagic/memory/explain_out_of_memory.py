@@ -258,8 +258,10 @@ _KEPT: dict[str, Callable[[Any], Any]] = {
 }
 _BACKWARD = (
     "in each pass, call `.backward()` on the values added to `{}`, scaled as in the final loss, "
-    "and add only their `.detach()`; `.zero_grad()` before the loop, and no `.backward()` after it"
+    "and add only their `.detach()`; "
 )
+_AFTER_LOOP = "`.zero_grad()` before the loop, and no `.backward()` after it"
+_IN_BRANCH = "leave out the later `.backward()`, and call `.zero_grad()` after `.step()`"
 
 
 def keep_less(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
@@ -297,11 +299,15 @@ def _kept(
     for names in dict.fromkeys(((name,), added)) if graphs else ():
         needed = {_needs_graph(s, trial, each) for each in names if each}
         if needed and True not in needed:
-            do, by = (_BACKWARD, backward) if None in needed else (_DETACHED, without_graph)
+            last = _IN_BRANCH if any(_branches(loop, each) for each in names) else _AFTER_LOOP
+            whens = (_BACKWARD + last, backward), (_DETACHED, without_graph)
+            do, by = whens[None not in needed]
             keep: Any = names, partial(each_tensor, by)
             freed = whole * trial.adds_beyond_room
             last = " at the end of each pass" * any(frames.is_chained(each, loop) for each in names)
             do = do.format("`, `".join(names), _without_graph(trial, names), last)
+            again = f"; recreate `{names[0]}`: what it holds keeps its graphs"
+            do += again * (trial.adds_beyond_room and names == (name,))
             if found := [*helps(trial, do, graphs, freed, keep=keep)]:
                 yield from found
                 return
@@ -377,13 +383,16 @@ def _needs_graph(s: OutOfMemoryState, trial: CodeTrial, name: str) -> bool | Non
     """Whether passes need `name`'s graph; None if `.backward()` in each pass could free it."""
     at, loop = trial.at, trial.rest.loops[0]
     in_loop = frames.backward_of(ast.walk(loop))
-    some = [n for each in ast.walk(loop) if isinstance(each, ast.If) for n in ast.walk(each)]
-    if frames.computes(name, some):  # an `if` calls `.backward()`, so not each pass does
-        return frames.is_chained(name, loop) or None
-    if frames.has_backward_below(name, loop, trial.rest):
+    if _branches(loop, name) or frames.has_backward_below(name, loop, trial.rest):
         return frames.is_chained(name, loop) or None
     if in_loop or any(rest.backward for rest in s.rests[:at]):  # the loop calls `rests[:at]`
         return name in in_loop
     # A caller that discards this function's result calls no `.backward()` on it.
     discarded = any(isinstance(rest.failed, ast.Expr) for rest in s.rests[at + 1 : at + 2])
     return not discarded and any(rest.backward for rest in s.rests)
+
+
+def _branches(loop: ast.AST, name: str) -> bool:
+    """Whether an `if` in a loop calls `.backward()` on what `name` holds, so not each pass does."""
+    some = [n for each in ast.walk(loop) if isinstance(each, ast.If) for n in ast.walk(each)]
+    return frames.computes(name, some)
