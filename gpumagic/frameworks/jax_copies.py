@@ -19,7 +19,7 @@ import numpy
 from gpumagic.errors import GpuError
 from gpumagic.frameworks import watching
 from gpumagic.frameworks.watching import Call, CopyCounting, inside_of
-from gpumagic.ledger.entry import OFTEN, USER, Count, Entry, kinds
+from gpumagic.ledger.entry import OFTEN, USER, Count, Entry, kind_of
 from gpumagic.ledger.ledger_view import ADVISERS, Advice, all_but_one
 from gpumagic.usercode.files import called, in_cell, name_in, shell, swap_attribute
 from gpumagic.usercode.values import comes_from
@@ -180,7 +180,7 @@ class JaxCopies(CopyCounting):
         if call is None:
             return None
         # If a library converts data to an array, count this as the copy of an operand.
-        users = call.inner is not None and kinds[call.inner.f_code.co_filename] == USER
+        users = call.inner is not None and kind_of(call.inner.f_code.co_filename) == USER
         making, putting = users and call.function in _MAKING, call.function in _PUTTING
         if not (putting or making):
             copies = [copy for copy in copies if copy.array.size != 1]

@@ -93,7 +93,7 @@ def counts(what: What, tensor: Any) -> Sequence[entry.Count]:
         return ()
     inner: Any = _getframe(3)
     kind = entry.LIBRARY
-    while inner is not None and (kind := entry.kinds[inner.f_code.co_filename]) == entry.IN_FRONT:
+    while inner is not None and (kind := entry.kind_of(inner.f_code.co_filename)) == entry.IN_FRONT:
         inner = inner.f_back
     # The key has ids, because hashing code is slow. With a thread's id, counts need no lock.
     user: FrameType | None

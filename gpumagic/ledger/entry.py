@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
 from types import CodeType, FrameType
 from typing import Any
 
@@ -141,28 +142,20 @@ _READING = {
 }
 
 
-class _Kinds(dict[str, str]):
-    """Cache the kind of frame by file name."""
-
-    def __missing__(self, file: str) -> str:
-        if len(self) > 4096:  # each cell adds a file name
-            self.clear()
-        kind = USER
-        if not files.is_users(file):
-            ends = (k for end, k in _SPECIAL.items() if file.endswith(os.sep + end))
-            kind = next(ends, IN_FRONT if files.is_ours(file) else LIBRARY)
-        self[file] = kind
-        return kind
-
-
-kinds = _Kinds()
+@lru_cache(maxsize=4096)  # bounded, because each cell adds a file name
+def kind_of(file: str) -> str:
+    """Return the kind of the frames that run a file's code."""
+    if files.is_users(file):
+        return USER
+    ends = (kind for end, kind in _SPECIAL.items() if file.endswith(os.sep + end))
+    return next(ends, IN_FRONT if files.is_ours(file) else LIBRARY)
 
 
 def locate(frame: FrameType | None, watches: Iterable[Any] = ()) -> tuple[FrameType | None, str]:
     """Search `frame` and its callers. Return the user's innermost frame and the cause for `via`."""
     via, first = "", frame
     while frame is not None:
-        if (kind := kinds[frame.f_code.co_filename]) == USER:
+        if (kind := kind_of(frame.f_code.co_filename)) == USER:
             return frame, via
         if kind not in (IN_FRONT, LIBRARY) and (kind != ENGINE or frame is first):
             via = kind
