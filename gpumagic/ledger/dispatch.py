@@ -233,21 +233,17 @@ class MemoryMeter:
             self._before[index] = allocated, allocations
         meters.append(self)
 
-    def read(self) -> list[Memory]:
-        """Return the measurements so far, one for each device."""
-        found = []
-        for index, (allocated, peak, allocations) in _read_memory():
-            before, allocations_before = self._before.get(index, (0, 0))
-            peak = max(peak, self._peaks.get(index, 0))
-            made = allocations - allocations_before
-            found.append(Memory(f"cuda:{index}", peak, allocated, before, made))
-        return found
-
     def stop(self) -> list[Memory]:
         """Return the measurement of each device that had allocations since `start`."""
         if self in meters:
             meters.remove(self)
-        return [memory for memory in self.read() if memory.allocations]
+        found = []
+        for index, (allocated, peak, allocations) in _read_memory():
+            before, allocations_before = self._before.get(index, (0, 0))
+            peak = max(peak, self._peaks.get(index, 0))
+            if made := allocations - allocations_before:
+                found.append(Memory(f"cuda:{index}", peak, allocated, before, made))
+        return found
 
 
 meters: list[MemoryMeter] = []  # all running meters
