@@ -343,6 +343,8 @@ def _is_origin(stmt: Any) -> bool:
     if not isinstance(stmt, ast.Assign) or isinstance(stmt.value, NAMED):
         return False
     nodes = [*ast.walk(stmt.value)]
+    if stored(stmt) & {node.id for node in nodes if isinstance(node, ast.Name)}:
+        return False  # `net = net.eval()` returns an existing value
     return not any(is_transfer(n) or getattr(n, "arg", "") == "device" for n in nodes)
 
 

@@ -10,7 +10,7 @@ import ast
 import sys
 from collections import UserDict
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, takewhile
 
 from torch import Tensor
 
@@ -25,7 +25,7 @@ from gpumagic.mismatch.explanation import (
     total,
     trial_on,
 )
-from gpumagic.mismatch.operand import Part, Reader, device_of, full
+from gpumagic.mismatch.operand import Part, Reader, arguments, device_of, full
 from gpumagic.mismatch.operation import (
     Message,
     Operation,
@@ -152,7 +152,10 @@ def elsewhere(clash: Operation, choice: Choice, outer: list[FailedFrame]) -> Fix
         at = Operation(Reader(frame), frame.failed or ast.Pass(), ())
         if fix := sources.made_by_call(wanted, at, choice.target):
             return fix
-    return _move_owners(choice, [clash.reader.frame, *outer])
+    # A cell that compares two models' parameters must not split a model over two devices.
+    compares = all(sources.is_leaf(p) and isinstance(p.node, ast.Attribute) for p in clash.parts)
+    frames = [clash.reader.frame, *outer]
+    return None if compares and frames[0].at_top else _move_owners(choice, frames)
 
 
 def write_fix(site: Site, above: Site, choice: Choice) -> Fix | None:
@@ -185,7 +188,7 @@ def _make_there(site: Site, target: str) -> Fix | None:
     """Return the fix of the assignments that made the operands and extra values, or None."""
     frame, reader, moved = site.frame, Reader(site.frame), [*site.odd, *site.extra]
     named = [[p for p in named_in(each, reader) if p.kind == "tensor"] for each in moved]
-    if any(len(parts) != 1 for parts in named):
+    if any(len(parts) != 1 for parts in named) or any(part.factory for part in site.odd):
         return None
     parts = {part.key: part for (part,) in named}
     made = [sources.maker_of(part, site.at) for part in parts.values()]
@@ -219,8 +222,18 @@ def _move(site: Site, choice: Choice) -> Fix | None:
     # An operand without edits is used only in later lines, so its bytes are not counted.
     moved = [*above, *(part for part, found in edits if found)]
     nbytes = {part.key: part.to_move(choice.target) for part in moved}
-    edit = Edit(frame, stmt, _lines(above, device), [e for _, found in edits for e in found])
+    replaced = [e for _, found in edits for e in found]
+    replaced += _chained(site, replaced) if to_host else []
+    edit = Edit(frame, stmt, _lines(above, device), replaced)
     return edit.fix(total(nbytes.values())) if moved else None
+
+
+def _chained(site: Site, edits: list[tuple[ast.AST, str]]) -> list[tuple[ast.AST, str]]:
+    """Return the same edits for later calls of a chain, as in `model.fit(x, y).score(x, y)`."""
+    chain_of = takewhile(lambda n: isinstance(n, (ast.Attribute, ast.Call)), parents(site.at.node))
+    later = [each for n in chain_of if isinstance(n, ast.Call) for each in arguments(n)]
+    new = {ast.unparse(node): text for node, text in edits}
+    return [(node, new[ast.unparse(node)]) for node in later if ast.unparse(node) in new]
 
 
 def written_device(site: Site, target: str, line: ast.stmt, *, inside: bool = False) -> str:

@@ -118,7 +118,9 @@ class Operation:
 
 
 def operation(node: ast.AST, reader: Reader) -> Operation | None:
-    """Return a syntax node as an operation; None if the node has no operands."""
+    """Return a syntax node as an operation; None for one without operands, or for a magic."""
+    if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("get_ipython()."):
+        return None
     if isinstance(node, ast.Call):
         return _call(node, reader)
     if isinstance(node, ast.Assign):

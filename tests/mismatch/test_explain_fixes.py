@@ -825,3 +825,30 @@ def test_an_object_that_holds_no_tensor_hides_no_operand(call):
     )
     fix = gpumagic.explain(run(code)).fix
     assert run(fix.apply(code)) is None
+
+
+@pytest.mark.parametrize(
+    ("code", "fixed"),
+    [
+        (
+            "x, mask = torch.ones(2, 3, device='cuda:1'), torch.ones(2) > 0\n"
+            "x[mask] = torch.zeros(int(mask.sum()), 3)",
+            "x[mask] = torch.zeros(int(mask.sum()), 3, device=x.device)",
+        ),
+        (
+            "a, b = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.Linear(4, 4).cuda()\n"
+            "d = (a[0].weight - b.weight).abs().max()",
+            "d = (a[0].weight.to(b.weight.device) - b.weight).abs().max()",
+        ),
+        (
+            "from sklearn.linear_model import LogisticRegression\n"
+            "x = torch.arange(8.0, device='cuda')[:, None]\ny = (x[:, 0] > 3).long()\n"
+            "s = LogisticRegression().fit(x, y).score(x, y)",
+            "s = LogisticRegression().fit(x.cpu(), y.cpu()).score(x.cpu(), y.cpu())",
+        ),
+    ],
+)
+def test_the_fix_is_at_the_odd_one_and_complete(code, fixed):
+    explanation = gpumagic.explain(run(code))
+    assert explanation.fix.code == fixed
+    assert run(explanation.fix.apply(code)) is None

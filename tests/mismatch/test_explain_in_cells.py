@@ -641,3 +641,15 @@ def test_a_cell_on_several_gpus_has_a_fix_for_each_of_them(ip, code, fixed):
     assert fixed in told
     new = code.replace("w.cpu()", fixed).replace("X.cpu()", fixed)
     assert ip.run(f"%%ongpu 0,1 --split X --gather q\nq = {new}").error is None
+
+
+def test_no_cell_is_said_to_have_made_what_a_name_already_had(ip):
+    ip.run("net = nn.Linear(8, 3)")
+    ip.run("%%ongpu 1\nnet = net.eval()")
+    ip.run("%ongpu home")
+    told = explained(ip.run("net(torch.ones(2, 8, device='cuda:1'))"))
+    assert "made net on the CPU" not in told
+    setup = '--setup "v = torch.ones(8, device=0).numpy()"'
+    failed = ip.run(f"q = torch.ones(8, 8)\n%gputime cpu {setup} --max-time 0.1 -- q @ q")
+    assert "to numpy" in failed.text
+    assert "between devices" not in failed.text
