@@ -222,7 +222,9 @@ def _data(s: OutOfMemoryState, trial: CodeTrial) -> tuple[list[Any], list[str]]:
         held = [row.path, *row.aliases]
         unread = {*held} & s.namespace.keys() and s.read.isdisjoint(held)
         if comes_from(type(value), "torch.utils.data.DataLoader"):
-            value = [value.dataset, *own(value.dataset).values()]
+            value = value.dataset
+        if comes_from(type(value), "torch.utils.data.Dataset") and not {*held}.isdisjoint(s.read):
+            value = [value, *own(value).values()]
         found = [each for each in tree_leaves(value) if is_tensor(each) and each.is_cuda]
         large = s.worth(s.alone(held)) and s.alone(names) < max(trial.lacking, 1)
         is_data = found and not unread and not any(each.requires_grad for each in found)

@@ -307,7 +307,7 @@ def _kept(
             last = " at the end of each pass" * any(frames.is_chained(each, loop) for each in names)
             do = do.format("`, `".join(names), _without_graph(trial, names), last)
             again = f"; recreate `{names[0]}`: what it holds keeps its graphs"
-            do += again * (trial.adds_beyond_room and names == (name,))
+            do += again * (_stays(s, trial) and names == (name,))
             if found := [*helps(trial, do, graphs, freed, keep=keep)]:
                 yield from found
                 return
@@ -321,15 +321,18 @@ def _kept(
 def _elsewhere(s: OutOfMemoryState, trial: CodeTrial, name: str, whole: int) -> Iterator[Lever]:
     """Propose to store clones of the tensors in `name`, or copies on the CPU."""
     every = [name, *trial.also_adds], *([each] for each in _objects_of(s, name))
-    for names, (how, by) in product(every, _KEPT.items()):
-        do, keep = _said(how, trial, names), (names, partial(each_tensor, by))
+    # A loss is no view, although its storage may have the size of its batch.
+    tensors = [each for each in _contents(trial, [name]) if is_tensor(each)]
+    no_view = all(t.numel() == 1 or t.untyped_storage().nbytes() == t.nbytes for t in tensors)
+    for names, (how, by) in product(every, [*_KEPT.items()][no_view:]):
+        do, keep = _said(s, how, trial, names), (names, partial(each_tensor, by))
         for lever in helps(trial, do, grown=whole, keep=keep):
             if lever.fits is not False:
                 yield lever
                 return
     # A dry run fails if the code reads a CPU copy, so propose CPU copies untested.
     if name not in trial.rest.accumulated:  # `h = f(h)` needs `h` on the GPU
-        do = _said([*_KEPT][1], trial, [name])
+        do = _said(s, [*_KEPT][1], trial, [name])
         yield Lever(do + _READ * ("`.cuda()`" not in do), whole)
 
 
@@ -357,13 +360,13 @@ def _without_graph(trial: CodeTrial, names: tuple[str, ...]) -> str:
 _GRAPHLESS = {frozenset((True,)): "`.item()`", frozenset((False,)): "`.detach()`"}
 
 
-def _said(how: str, trial: CodeTrial, names: list[str]) -> str:
+def _said(s: OutOfMemoryState, how: str, trial: CodeTrial, names: list[str]) -> str:
     """Return the advice `how` for `names`, and how to use the CPU copies in later code."""
     do, held = how.format("`, `".join(names)), _contents(trial, names)
     if not any(map(is_module, held)):
         read = [use for each in names for use in frames.uses(trial.rest.loops[0], each)]
         do += _READ * ("cpu" in how and len(read) > len(names))
-        return do + f"; recreate `{names[0]}`: old items stay on the GPU" * trial.adds_beyond_room
+        return do + f"; recreate `{names[0]}`: old items stay on the GPU" * _stays(s, trial)
     end = getattr(next(iter(trial.rest.loops), None), "end_lineno", 0)
     below = [n for n in trial.rest.nodes if getattr(n, "lineno", 0) > end]
     used = {n.id for n in below if isinstance(n, ast.Name)} & {*map(frames.first_name, names)}
@@ -371,6 +374,13 @@ def _said(how: str, trial: CodeTrial, names: list[str]) -> str:
     optimizers = any(issubclass(type(each), torch_here().optim.Optimizer) for each in held)
     do = do.replace("store `.cpu()` of the tensors", "after each pass, call `.cpu()` of the models")
     return do + ", without their optimizers" * optimizers + then
+
+
+def _stays(s: OutOfMemoryState, trial: CodeTrial) -> bool:
+    """Whether a rerun of the cell starts with the old holder, to which the loop adds memory."""
+    path = trial.adds_to[0]
+    kept = path in s.namespace and path not in s.rests[-1].remade
+    return trial.adds_beyond_room and kept
 
 
 def _objects_of(s: OutOfMemoryState, name: str) -> list[str]:

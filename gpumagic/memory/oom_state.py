@@ -40,6 +40,7 @@ from gpumagic.usercode.frames import (
     RestOfCode,
     errors,
     failed_frames,
+    function_of,
     stored,
     tracebacks,
 )
@@ -385,10 +386,16 @@ class OutOfMemoryState:
         """Whether the allocating line `made` is in a loop or in code that the loop calls."""
         if made is None:
             return False
-        loop, cells = rest.loops[0], {label(frame.filename) for frame in self.frames}
-        inside = loop.lineno <= (made.line or 0) <= (loop.end_lineno or loop.lineno)
-        here = made.cell == label(rest.frame.filename) and inside
-        return here or made.ran_in.partition(",")[0] in cells
+        called = self.frames[: self.frames.index(rest.frame)]
+        code: list[Any] = [function_of(frame.failed or ast.Pass()) for frame in called]
+        places = zip([rest.frame, *called], [rest.loops[0], *code], strict=True)
+        inside = (
+            made.cell == label(frame.filename) and at.lineno <= (made.line or 0) <= at.end_lineno
+            for frame, at in places
+            if hasattr(at, "lineno")
+        )
+        cells = {label(frame.filename) for frame in self.frames}
+        return any(inside) or made.ran_in.partition(",")[0] in cells
 
     def let_go(self) -> None:
         """Clear the error's frames and incomplete optimizer state. Call this only in a fork."""

@@ -225,7 +225,10 @@ def models(s: OutOfMemoryState, trial: CodeTrial) -> list[Any]:
 def _is_cut(code: list[ast.stmt], names: list[str], tensors: list[str]) -> bool:
     """Whether code takes parts of a batch in `names`, or has a slice such as `[i : i + n]`."""
     results = computed_from(names, code)
-    for node in (node for stmt in code for node in ast.walk(stmt)):
+    # `z1, z2 = z.chunk(2)` has the same number of parts for any batch.
+    into = (getattr(stmt, "targets", [None])[0] for stmt in code)
+    many = [stmt for stmt, to in zip(code, into, strict=True) if not isinstance(to, ast.Tuple)]
+    for node in (node for stmt in many for node in ast.walk(stmt)):
         is_cut = getattr(node, "attr", "") in _CUTS
         is_part = is_cut or isinstance(node, ast.Subscript)
         part = getattr(node, "value" if is_part else "iter", None)

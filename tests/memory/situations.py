@@ -389,7 +389,7 @@ SITUATIONS = [
         "numbers of NumPy's",
         ["import numpy as np\na = np.ones((6000, 900))"],
         "X = torch.from_numpy(a).cuda()\nm = X * 2",
-        '`a = a.astype("float32")` first',
+        "`torch.from_numpy(a).float()` for line 1",
     ),
     Notebook(
         "outputs with their graphs in a dictionary of lists",
