@@ -425,9 +425,9 @@ def without_graph(tensor: Any) -> Any:
 
 
 def backward(tensor: Any) -> Any:
-    """Call `.backward()` if possible; return the tensor without its graph."""
-    if tensor.numel() == 1 and tensor.requires_grad:
-        tensor.backward()
+    """Call `.backward()` on the sum, if possible; return the tensor without its graph."""
+    if tensor.requires_grad:
+        tensor.sum().backward()
     return without_graph(tensor)
 
 

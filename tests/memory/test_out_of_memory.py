@@ -423,6 +423,11 @@ def test_no_backward_pass_is_told_through_a_state_that_passes_hand_on(small, sho
         "    h, c = rnn(x.cuda(), (h, c))\n    loss = loss + h.mean()\nloss.backward()"
     )
     assert not [lever for lever in shown.pop().levers if ".backward()" in lever.do]
+    small.run(
+        "logs, c = [], torch.zeros(64, 256).cuda()\nfor x in xs:\n    h, c = rnn(x.cuda(), (h.detach()"
+        ", c))\n    logs.append(h.mean(1))\ntorch.stack(logs).sum().backward()"
+    )
+    assert not [lever for lever in shown.pop().levers if ".backward()" in lever.do]
 
 
 def test_names_that_only_together_hold_a_graph_are_freed_before_a_rerun(small, shown):
