@@ -9,6 +9,7 @@ from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
+from gpumagic.demo import run
 from gpumagic.errors import GpuError, as_in_a_shell, meant
 
 _EXAMPLES = """\
@@ -61,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     demo = commands.add_parser("demo", help="run a notebook headless and show its reports")
     demo.add_argument("notebook", nargs="?", type=Path, help="default: the quickstart")
     demo.add_argument("--output", type=Path, default=Path("demo"), help="folder for the HTML")
-    demo.set_defaults(run=_demo)
+    demo.set_defaults(run=lambda args: run(args.notebook, args.output))
     about = "load gpumagic in new notebooks when one of its magics is first used"
     commands.add_parser("enable", help=about).set_defaults(run=_loading, enable=True)
     commands.add_parser("disable", help="undo enable").set_defaults(run=_loading, enable=False)
@@ -73,12 +74,6 @@ def _loading(args: argparse.Namespace) -> int:
 
     print(loading.enable() if args.enable else loading.disable())
     return 0
-
-
-def _demo(args: argparse.Namespace) -> int:
-    from gpumagic.demo import run
-
-    return run(args.notebook, args.output)
 
 
 def seconds(text: str) -> float:
