@@ -107,16 +107,14 @@ def _detach(keep: int) -> None:
     with suppress(OSError):  # not on Linux, so detach only the standard streams
         descriptors = {int(name) for name in os.listdir("/proc/self/fd")}
     for descriptor in descriptors - {keep, nowhere}:
-        try:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                os.dup2(nowhere, descriptor, inheritable=False)
-                continue
-            own = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY)
-            os.lseek(own, os.lseek(descriptor, 0, os.SEEK_CUR), os.SEEK_SET)
-            os.dup2(own, descriptor, inheritable=False)
+        own = nowhere
+        with suppress(OSError):  # an unreadable file, or the descriptor that `listdir` has closed
+            if stat.S_ISREG(os.fstat(descriptor).st_mode):
+                own = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY)
+                os.lseek(own, os.lseek(descriptor, 0, os.SEEK_CUR), os.SEEK_SET)
+        os.dup2(own, descriptor, inheritable=False)
+        if own != nowhere:
             os.close(own)
-        except OSError:  # an unreadable file, or the descriptor that `listdir` has closed
-            os.dup2(nowhere, descriptor, inheritable=False)
     _unshare_memory()
 
 
@@ -132,9 +130,8 @@ def _unshare_memory() -> None:
 
 
 def _make_private(start: int, size: int, offset: int, path: str) -> None:
-    remap = ctypes.CDLL(None, use_errno=True).mmap
-    remap.restype, pointer = ctypes.c_void_p, ctypes.c_void_p
-    remap.argtypes = [pointer, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    remap = ctypes.CDLL(None).mmap
+    remap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
     access = mmap.PROT_READ | mmap.PROT_WRITE
     try:
         file = os.open(path, os.O_RDONLY)
