@@ -125,11 +125,9 @@ class CachingAllocator:
         if after > before:  # delete the later entry first, because this keeps `before` valid
             del free[after]
         if before >= 0:
-            del free[before]
+            del free[before], self._starts[address]
         if before > after >= 0:
             del free[after]
-        if before >= 0:
-            del self._starts[address]
         if after >= 0:
             del self._sizes[address + size]
         self._sizes[start] = end - start
