@@ -74,7 +74,6 @@ _HOSTS: tuple[tuple[str, float | None], ...] = (
     ("torch.optim", 2.0),  # a step count or NAdam's mu_product; with 1, torch would divide by 0
     ("torch.nn.modules.transformer", 1.0),  # the answer to "is the mask causal?" is yes
     ("torch.amp", 0.0),  # no gradient is infinite
-    ("torch.cuda.amp", 0.0),
     ("torch.utils.data", 0),
     ("transformers.trainer", 0.0),  # the answer to "is the loss NaN?" is no
     ("torch.distributions", 1.0),  # the answer to "are the arguments valid?" is yes
