@@ -180,9 +180,8 @@ class Search:
             self.trains = bool(self.trains) or run.backward
             self.notes |= dict.fromkeys(str(each) for each in run.unknown if not each.ended)
         else:
-            raised = [str(mismatch.error) for mismatch in run.mismatches]
-            raised += [run.error] if run.error else []
-            self._ended[value] = [*raised, *(str(each) for each in run.unknown if each.ended)][0]
+            raised = run.error or next((each.error for each in run.mismatches), "")
+            self._ended[value] = raised or next(str(each) for each in run.unknown if each.ended)
             self._raises |= {value} if raised else set()
         # Stop the next dry run after 3 times this one's seconds, within `_FAR_S` to `LIMIT_S`.
         self._limit = min(LIMIT_S, max(_FAR_S, 3 * run.seconds))
