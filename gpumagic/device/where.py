@@ -18,7 +18,6 @@ _MPS = re.compile(r"mps(?::0)?", re.I)
 _UUID = re.compile(r"(?:GPU|MIG)-[0-9a-z/-]+|PCI-[0-9a-f:.-]+", re.I)
 
 SPELLINGS = "1, gpu:1, cuda:1, cuda, xpu:1, cpu, mps, GPU-<uuid>, free, all, or 0,1"
-NO_GPU = "this machine has no GPU that this process can see"
 
 
 def resolve(
@@ -185,9 +184,9 @@ def _list(devices: Sequence[Device]) -> str:
 
 
 def there_is(devices: Sequence[Device]) -> str:
-    """Return a text such as ``there are cuda:0 and cuda:1``; `NO_GPU` without devices."""
+    """Return a text such as ``there are cuda:0 and cuda:1``."""
     if not devices:
-        return NO_GPU
+        return "this machine has no GPU that this process can see"
     return f"there {'is only' if len(devices) == 1 else 'are'} {_list(devices)}"
 
 
