@@ -119,7 +119,7 @@ class Operators(TorchDispatchMode):
         try:
             if _is_unchecked(func):
                 _check_devices(func, args)
-            return (_own(func, name, args) or func)(*args, **kwargs)
+            return (_own(func, name) or func)(*args, **kwargs)
         except (fake.DataDependentOutputException, fake.DynamicOutputShapeException):
             value = host_value(_caller(sys._getframe(1)))
             if value is not None and name == "_local_scalar_dense":
@@ -277,7 +277,7 @@ def _caller(frame: FrameType | None) -> FrameType | None:
     return frame
 
 
-def _own(func: Any, name: str, args: Any) -> _Function | None:
+def _own(func: Any, name: str) -> _Function | None:
     """Return a replacement for `func`; None if `func` itself gives the right result for fakes."""
     if (make := _RESULTS.get(name)) is not None:
         return lambda *args, **kwargs: make(**_bound(func, args, kwargs))
