@@ -314,19 +314,23 @@ def _name_devices(naming: Iterable[tuple[Any, str]], device: torch.device) -> Or
     for value, name in naming:
         held = own(value)
         found = [value] if issubclass(type(value), nn.Module) else held.values()
-        modules = [item for item in found if issubclass(type(item), nn.Module)]
-        tensors = [item for item in found if issubclass(type(item), Tensor)]
-        tensors += [tensor for module in modules for tensor in module.parameters()]
-        if any(tensor.device != device for tensor in tensors):
+        parts = [item for item in found if issubclass(type(item), (Tensor, nn.Module))]
+        if any(tensor.device != device for tensor in _tensors_of(parts)):
             continue
         named = dict[str, Any]()
         for key, item in held.items():
-            if (new := _renamed(key, item, device, bool(modules or tensors))) not in (None, item):
+            if (new := _renamed(key, item, device, bool(parts))) not in (None, item):
                 named[key], held[key] = item, new
         if named:
             former = next((torch.device(n) for n in named.values() if type(n) is not int), device)
             origins.append((value, Origin(name, former, device, named=named)))
     return origins
+
+
+def _tensors_of(parts: Iterable[Any]) -> Iterator[Tensor]:
+    """Yield tensors, and the parameters of modules."""
+    for part in parts:
+        yield from part.parameters() if isinstance(part, nn.Module) else [part]
 
 
 def _renamed(name: str, value: Any, device: torch.device, has_tensors: bool) -> Any:
