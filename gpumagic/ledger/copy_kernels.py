@@ -99,16 +99,20 @@ def reads(operator: str, self: Any, *args: Any, output_size: Any = None, **_: An
     """Return the bytes of each read for which the host waits; empty if the host does not wait."""
     if operator in INDEXING:
         return _reads_of_masks(operator, *args)
-    if operator == "equal":  # reads nothing if both are empty, differ in shape or share their data
-        other = args[0]
-        same = self.data_ptr() == other.data_ptr() and self.stride() == other.stride()
-        return [1] * bool(self.shape == other.shape and self.numel() and not same)
+    if operator == "equal":
+        return [1] * _is_compared(self, args[0])
     if operator == "repeat_interleave":  # reads the result's size, and whether a repeat is negative
         return [8, 1] if output_size is None else []
     if operator in ("bincount", "histc"):  # reads the smallest and the largest value
         low, high = (*args[1:], 0, 0)[:2] if operator == "histc" else (0, 0)
         return [int(self.element_size())] * 2 * bool(low == high and self.numel())
     return [COUNT] if self.numel() or operator == "nonzero" else []
+
+
+def _is_compared(one: Any, other: Any) -> bool:
+    """Whether `equal` reads data: not if tensors are empty, differ in shape or share their data."""
+    same = one.data_ptr() == other.data_ptr() and one.stride() == other.stride()
+    return bool(one.shape == other.shape and one.numel() and not same)
 
 
 def copies_to_gpu(operator: str, indices: Any, *values: Any) -> list[tuple[Any, str, int, bool]]:

@@ -3,7 +3,7 @@
 import ast
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -103,8 +103,11 @@ def _of_copy(entry: Entry) -> Advice | None:
         return None if entry.pinned else Advice("pin the batches: DataLoader(..., pin_memory=True)")
     if there == "cpu":
         return all_but_one(entry, _keep(entry))
-    if entry.source != "cpu":
-        return None
+    return _of_copy_from_host(entry) if entry.source == "cpu" else None
+
+
+def _of_copy_from_host(entry: Entry) -> Advice | None:
+    there = entry.destination
     data = entry.operator == "index" or entry.nbytes > entry.count * _SCALAR
     if entry.implicit and data and not entry.framework:
         cure = f"create it with device='{there}', or move it once"
@@ -135,9 +138,7 @@ def _keep(entry: Entry) -> str:
     if not entry.framework:
         kept = f"({kept})" if " " in _INNERMOST.sub("", kept) else kept
         kept = f"{kept}.detach().clone()"
-    # `into` is the variable to which the line appends or adds the tensor's value.
-    found = _INTO.search(where.source) if where else None
-    into = found[1] if found and _tensor_of(found[2] or found[3]) == tensor else ""
+    into = _container(entry, tensor)
     what, instead = into or (kept if named else "the value"), ","
     if into or (tensor != entry.code and not named):
         read = entry.code if named or tensor == entry.code else entry.code.replace(tensor, "…")
@@ -196,6 +197,12 @@ def _reads_of(node: ast.AST) -> list[ast.AST]:
     return [n for n in ast.walk(within) if isinstance(n, ast.Name) and n.id in found]
 
 
+def _container(entry: Entry, tensor: str) -> str:
+    """Return the variable to which a line appends or adds the tensor's value, or ""."""
+    found = _INTO.search(entry.where.source) if entry.where else None
+    return found[1] if found and _tensor_of(found[2] or found[3]) == tensor else ""
+
+
 def _fits(entry: Entry) -> bool:
     """Whether the source GPU has room to keep all copied values; True if unknown."""
     kind, _, number = entry.source.partition(":")
@@ -225,9 +232,7 @@ def _said(kind: str, entries: list[Entry]) -> str:
     count = sum(e.calls for e in entries) if kind == PRINT else reads
     said = many(count, "wait")
     if kind == "copy":
-        devices = dict.fromkeys(e.destination for e in entries)
-        sent = [f"{_bytes([e for e in entries if e.destination == to])} to {to}" for to in devices]
-        said = f"{many(count, 'transfer')}: {', '.join(sent)}"
+        said = f"{many(count, 'transfer')}: {', '.join(_sent(entries))}"
     elif kind == PRINT:
         what = "array" if any(e.framework for e in entries) else "tensor"
         said = f"{many(count, what)} printed in {many(reads, 'read')}"
@@ -235,6 +240,12 @@ def _said(kind: str, entries: list[Entry]) -> str:
         where = dict.fromkeys(f"{e.destination}, not {e.source}" for e in entries)
         said = f"{many(count, 'result')} on {', '.join(where)}"
     return said + _at(entries, count, calls=kind == PRINT)
+
+
+def _sent(copies: list[Entry]) -> Iterator[str]:
+    """Yield the bytes for each destination: ``12.0 MiB to cuda:1``."""
+    for device in dict.fromkeys(e.destination for e in copies):
+        yield f"{_bytes([e for e in copies if e.destination == device])} to {device}"
 
 
 def _bytes(entries: list[Entry]) -> str:

@@ -180,6 +180,11 @@ def _doubts(comparison: Comparison) -> Iterator[str]:
         yield f"{wheres}: noisy (IQR {_percent(worst)} of the median): {why}"
     last = {t.where: t.transfers for t in comparison.timings}  # in a sweep, of the last value
     yield from (f"in each run on {where}: {words}" for where, words in last.items() if words)
+    yield from _on_numbers(comparison)
+
+
+def _on_numbers(comparison: Comparison) -> Iterator[str]:
+    """Yield why results were not compared and, in a sweep, which devices' results agree."""
     reasons = dict.fromkeys(a.reason for a in comparison.agreements if a.same is None)
     yield from (f"numbers not compared: {reason}" for reason in reasons)
     known = [(where, _numbers(comparison, where)) for where in comparison.devices]
