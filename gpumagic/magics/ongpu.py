@@ -222,10 +222,14 @@ class CellHooks:
         except (GpuError, RuntimeError) as error:
             if not (text := one_line("%ongpu" if asked.standing else "%%ongpu", error)):
                 raise
-            if asked.standing and cell.gone:
-                self.standing = None  # otherwise no cell could run any more, not even `%ongpu off`
-                text = f"{text}; %ongpu {asked.where} has ended"
-            raise UsageError(text) from None
+            raise UsageError(text + self._ended(cell, asked)) from None
+
+    def _ended(self, cell: RunningCell, asked: Namespace) -> str:
+        """If the device of `%ongpu` is gone, turn `%ongpu` off, and return a remark; else ""."""
+        if not (asked.standing and cell.gone):
+            return ""
+        self.standing = None  # otherwise no cell could run any more, not even `%ongpu off`
+        return f"; %ongpu {asked.where} has ended"
 
     def place(self, cell: RunningCell, asked: Namespace) -> None:
         """End the cell's previous Run, and start a Run on the chosen device. May raise GpuError."""
