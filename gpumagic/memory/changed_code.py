@@ -11,7 +11,7 @@ import textwrap
 from collections import UserDict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from itertools import chain, permutations, takewhile
+from itertools import permutations, takewhile
 from typing import Any
 
 from gpumagic.memory.oom_state import OutOfMemoryState
@@ -77,7 +77,6 @@ def other_values(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     for trial in (trial for trial in t.every if trial.lacking > 0):
         for do, names in _padded(trial.names):
             yield from helps(trial, do, names=names)
-        yield from _cut_where_read(trial)
     if t.best is not None:
         yield from _as_float32(t.best)
     room = s.capacity - s.held + s.kept  # after `%gpufree`
@@ -115,14 +114,6 @@ def _as_float32(trial: CodeTrial) -> Iterator[Lever]:
         if levers := [*helps(trial, do, form=Form(do, "", [], trial.code, uses))]:
             yield from levers
             return
-
-
-def _cut_where_read(trial: CodeTrial) -> Iterator[Lever]:
-    """Propose less padding for token tensors that each pass of a loop creates."""
-    made = {n: v for n, v in trial.frame.scope.local.items() if n in trial.stale}
-    for do, names in _padded(made):
-        cut = {n: f"{n}[:, :{v.shape[1]}]" for n, v in names.items() if is_tensor(v)}
-        yield from helps(trial, do, form=Form(do, "", [], trial.code, trial.reads(cut)))
 
 
 def _of_float64(
@@ -304,19 +295,11 @@ def unhooked(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
         parts = s.namespace[name].modules() if is_module(s.namespace.get(name)) else ()
         hooks = [m._forward_hooks for m in parts if any(map(_is_users, m._forward_hooks.values()))]
         why = f"hooks of `{name}` store what this code does not read"
-        do = f"`{_removal(s, name, hooks)}` and `%gpufree {path}`: {why}"
+        clear = f"for m in {name}.modules(): m._forward_hooks.clear()"
+        do = f"`{clear}` and `%gpufree {path}`: {why}"
         within = lambda hooks=hooks: nullcontext([each.clear() for each in hooks])  # noqa: E731
         if hooks:
             yield from helps(loop, do, freed=s.alone([path]), grown=loop.holds, within=within)
-
-
-def _removal(s: OutOfMemoryState, model: str, hooks: Sequence[Any]) -> str:
-    """Return code that removes the hooks, if possible by the notebook's list of their handles."""
-    ids, handle = {*chain.from_iterable(hooks)}, torch_here().utils.hooks.RemovableHandle
-    lists = {n: v for n, v in s.namespace.items() if type(v) is list and v and type(v[0]) is handle}
-    names = [name for name, value in lists.items() if {own(h).get("id") for h in value} == ids]
-    clear = f"for m in {model}.modules(): m._forward_hooks.clear()"
-    return f"for h in {names[0]}: h.remove()" if names else clear
 
 
 def _is_users(function: Any) -> bool:
