@@ -9,7 +9,7 @@ import ast
 import re
 import textwrap
 from collections import UserDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from itertools import permutations, takewhile
 from typing import Any
@@ -95,25 +95,31 @@ def other_values(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 
 def _as_float32(trial: CodeTrial) -> Iterator[Lever]:
     """Propose float32 where the code creates float64 tensors, for example from NumPy's arrays."""
-    torch, value = torch_here(), trial.frame.scope.value
-    arrays = ((torch.from_numpy, ").float()"), (torch.tensor, ", dtype=torch.float32)"))
-    new = dict[ast.expr, ast.expr]()
-    for node in (node for each in trial.code for node in ast.walk(each)):
-        text = ast.unparse(node)
-        if isinstance(node, ast.Attribute) and value(node) is torch.float64:
-            new[node] = expression(f"{ast.unparse(node.value)}.float32")
-        elif isinstance(node, ast.Call) and text.endswith(".double()"):
-            new[node] = expression(f"{text.removesuffix('double()')}float()")
-        elif isinstance(node, ast.Call) and "dtype" not in text:
-            ends = (end for maker, end in arrays if value(node.func) is maker)
-            new.update((node, expression(text[:-1] + end)) for end in ends)
+    nodes = [node for each in trial.code for node in ast.walk(each) if isinstance(node, ast.expr)]
+    found = ((node, _float32(node, trial.frame.scope.value)) for node in nodes)
+    new = {node: expression(text) for node, text in found if text}
     # Change all of them together, or else only one, because labels must remain integers.
     for uses in [new, *({node: new[node]} for node in new)] if new else []:
-        each = (f"`{ast.unparse(uses[node])}` for line {node.lineno}" for node in uses)
-        do = f"{' and '.join(each)}: float64 takes twice the memory"
+        edits = (f"`{ast.unparse(uses[node])}` for line {node.lineno}" for node in uses)
+        do = f"{' and '.join(edits)}: float64 takes twice the memory"
         if levers := [*helps(trial, do, form=Form(do, "", [], trial.code, uses))]:
             yield from levers
             return
+
+
+def _float32(node: ast.expr, value: Callable[[ast.AST], Any]) -> str:
+    """Return code that creates float32 instead of float64 numbers, or ""."""
+    torch, text = torch_here(), ast.unparse(node)
+    if isinstance(node, ast.Attribute) and value(node) is torch.float64:
+        return f"{ast.unparse(node.value)}.float32"
+    if not isinstance(node, ast.Call) or "dtype" in text:
+        return ""
+    if text.endswith(".double()"):
+        return f"{text.removesuffix('double()')}float()"
+    function = value(node.func)
+    if function is torch.from_numpy:
+        return f"{text}.float()"
+    return f"{text[:-1]}, dtype=torch.float32)" if function is torch.tensor else ""
 
 
 def _of_float64(
@@ -322,9 +328,9 @@ def stateless(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
         return
     groups, given = s.optimizer.param_groups, [*trial.names.items(), *s.namespace.items()]
     names, lr = [name for name, value in given if value is s.optimizer], float(groups[0]["lr"])
-    code = f"`{names[-1]} = torch.optim.SGD({names[-1]}.param_groups, lr={lr})`" if names else ""
-    code += " and `%gpufree` first" * bool(names)  # the traceback holds the old optimizer
-    frame, uses = s.rests[-1].frame, dict[ast.expr, ast.expr]()
+    frame, uses, code = s.rests[-1].frame, dict[ast.expr, ast.expr](), ""
+    for name in names[-1:]:  # the traceback holds the old optimizer, which `%gpufree` releases
+        code = f"`{name} = torch.optim.SGD({name}.param_groups, lr={lr})` and `%gpufree` first"
     for n in ast.walk(frame.tree or ast.Pass()):
         if isinstance(n, ast.Call) and n.args and frame.scope.value(n.func) is type(s.optimizer):
             uses[n] = expression(f"torch.optim.SGD({ast.unparse(n.args[0])}, lr={lr})")
@@ -332,8 +338,7 @@ def stateless(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     changed = dict.fromkeys(names, torch_here().optim.SGD([{**each} for each in groups], lr=lr))
     form = Form("", "", [], trial.code, uses) if uses else None
     do, freed = f"{code}: SGD keeps no state, but may need another lr", s.alone(names[-1:])
-    if code:
-        yield from helps(trial, do, freed=freed, names=changed, form=form)
+    yield from helps(trial if code else None, do, freed=freed, names=changed, form=form)
 
 
 def frozen(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:

@@ -182,8 +182,14 @@ def _batches(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[list[str]]:
         made = {n for n in trial.stale if n in computed_from([*alike - {n}], trial.code)}
         batch = [name for name in names if name in alike - made][:9]  # a batch has few tensors
         tensors = [name for name in batch if is_tensor(trial.frame.scope.local.get(name))]
-        if batch and not _is_cut(trial.code, batch, tensors):
+        # `z1, z2 = z.chunk(2)` has the same number of parts for any batch.
+        code = [stmt for stmt in trial.code if not isinstance(_target(stmt), ast.Tuple)]
+        if batch and not _is_cut(code, batch, tensors):
             yield batch
+
+
+def _target(stmt: ast.stmt) -> ast.expr | None:
+    return stmt.targets[0] if isinstance(stmt, ast.Assign) else None
 
 
 def _tensors(trial: CodeTrial) -> dict[str, Any]:
@@ -225,10 +231,7 @@ def models(s: OutOfMemoryState, trial: CodeTrial) -> list[Any]:
 def _is_cut(code: list[ast.stmt], names: list[str], tensors: list[str]) -> bool:
     """Whether code takes parts of a batch in `names`, or has a slice such as `[i : i + n]`."""
     results = computed_from(names, code)
-    # `z1, z2 = z.chunk(2)` has the same number of parts for any batch.
-    into = (getattr(stmt, "targets", [None])[0] for stmt in code)
-    many = [stmt for stmt, to in zip(code, into, strict=True) if not isinstance(to, ast.Tuple)]
-    for node in (node for stmt in many for node in ast.walk(stmt)):
+    for node in (node for stmt in code for node in ast.walk(stmt)):
         is_cut = getattr(node, "attr", "") in _CUTS
         is_part = is_cut or isinstance(node, ast.Subscript)
         part = getattr(node, "value" if is_part else "iter", None)

@@ -90,18 +90,23 @@ def _forms(each: _Split, how: str, frame: frames.FailedFrame, block: list[Any]) 
 def _candidates(rest: frames.RestOfCode, block: list[Any]) -> Iterator[_Split]:
     for old, whole in _chains(rest, block):
         lengths = _lengths(whole, rest.frame)
-        nodes = [*ast.walk(whole)]
-        called = [getattr(n, "func", None) for n in nodes]
-        # For `x.topk(3).indices`, the field must be read before the parts' results are joined.
-        fields = [n for n in nodes if isinstance(n, ast.Attribute) and n not in called]
-        fields = [n for n in fields if isinstance(n.value, ast.Call)]
-        parts = fields + [n for n in nodes if isinstance(n, (ast.Call, ast.BinOp))]
+        parts = _parts(whole)
         for text in sorted(lengths, key=lengths.__getitem__, reverse=True):
             alike = tuple(each for each in lengths if lengths[each] == lengths[text])
             for texts, part in product(dict.fromkeys([(text,), alike]), parts):
                 used = [len(frames.uses(part, each)) for each in texts]
                 once = [False] * (0 not in used) + [True] * (used[0] > 1 == len(used))
                 yield from (_Split(old, whole, part, texts, each) for each in once)
+
+
+def _parts(whole: ast.expr) -> list[ast.expr]:
+    """Return the calls, operators, and fields of results, in an expression."""
+    nodes = [*ast.walk(whole)]
+    called = [getattr(n, "func", None) for n in nodes]
+    # For `x.topk(3).indices`, the field must be read before the parts' results are joined.
+    fields = [n for n in nodes if isinstance(n, ast.Attribute) and n not in called]
+    fields = [n for n in fields if isinstance(n.value, ast.Call)]
+    return fields + [n for n in nodes if isinstance(n, (ast.Call, ast.BinOp))]
 
 
 def _lengths(whole: ast.expr, frame: frames.FailedFrame) -> dict[str, int]:
@@ -170,8 +175,8 @@ def _results(frame: frames.FailedFrame, found: list[_Split]) -> list[str]:
             break
         results.append("")
         with suppress(Exception):
-            how = _joined(each, frame, dict(space), [*_JOINED], False)
-            results[-1] = _joined(each, frame, dict(space), [how], True) if how else ""
+            how = _joined(each, frame, space, [*_JOINED], False)
+            results[-1] = _joined(each, frame, space, [how], True) if how else ""
     return results
 
 
@@ -179,27 +184,30 @@ def _joined(
     each: _Split, frame: frames.FailedFrame, space: dict[str, Any], keys: list[str], alike: bool
 ) -> str:
     """Return the first of `keys` that joins the parts' results for random numbers, or ""."""
-    part, texts, tensors = each.part, each.texts, _tensors(each.part, frame)
-    whole: Any = None
+    part, tensors = each.part, _tensors(each.part, frame)
     names = {text: f"gpumagic_{n}" for n, text in enumerate(tensors)}
     for text, name in names.items():
         part = _renamed(part, text, name)
-    count = len(tensors[texts[0]])
-    meeting = [t for t, value in tensors.items() if value.dim() and len(value) == count]
-    for shortened in (texts, meeting):  # rows of `y` meet those of `x` in `softmax(x @ x.T) @ y`
+    renamed = each._replace(part=part, texts=tuple(names[text] for text in each.texts))
+    count = len(tensors[each.texts[0]])
+    meeting = [text for text, x in tensors.items() if x.dim() and len(x) == count]
+    # If only `x` is shortened, its rows do not meet those of `y` in `softmax(x @ x.T) @ y`.
+    for shortened in (each.texts, meeting):
         with suppress(Exception):
-            for text, value in tensors.items():
-                short = value[:_ROWS] if text in shortened else value
-                space[names[text]] = _random(short, alike)
-            whole = eval(ast.unparse(part), space)
-            break
-    to_split = each._replace(part=part, texts=tuple(names[text] for text in texts))
+            few = {text: x[:_ROWS] if text in shortened else x for text, x in tensors.items()}
+            numbers = {names[text]: _random(x, alike) for text, x in few.items()}
+            return _first_equal(renamed, space | numbers, keys, alike)
+    return ""
+
+
+def _first_equal(each: _Split, space: dict[str, Any], keys: list[str], alike: bool) -> str:
+    whole = eval(ast.unparse(each.part), space)
     target = getattr(each.old[-1], "targets", [None])[0]
     # Code may read a field of a named tuple, unless it assigns the items to several names.
     unnamed = type(whole) in (tuple, torch_here().Tensor) or isinstance(target, ast.Tuple)
     for result in keys if unnamed else ():
         with suppress(Exception):  # the parts' results do not join like this
-            _check_equal(eval(to_split.in_parts(_PART, result), space), whole)
+            _check_equal(eval(each.in_parts(_PART, result), space), whole)
             # Sums of zeros prove nothing, but of small numbers they may be right.
             if result not in ("sum", "mean") or alike or whole.any():
                 return result

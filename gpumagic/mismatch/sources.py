@@ -56,10 +56,8 @@ class Unregistered:
         for name, held in own(self.module).items():
             parts = [held, *(item for _, item in contents(held))]
             tensors = ((id(part), t) for part in parts for _, t in operand.tensors_of(part))
-            better = _registered(
-                name, held, {n for n, t in tensors if operand.full(t.device) != target}
-            )
-            if better and name != self.name:
+            better = _registered(held, {n for n, t in tensors if operand.full(t.device) != target})
+            if better and name != self.name and not name.startswith("_"):
                 yield replace(self, name=name, registered=better)
 
     def edit(self, frame: FailedFrame) -> tuple[ast.AST, str] | None:
@@ -89,7 +87,7 @@ def unregistered(part: operand.Part, frame: FailedFrame) -> Unregistered | None:
     for owner, module in owners.items():
         attributes = own(module) if issubclass(type(module), nn.Module) else {}
         for name, held in attributes.items():
-            better = _registered(name, held, odd)
+            better = None if name.startswith("_") else _registered(held, odd)
             if better:
                 a_tensor = issubclass(type(held), Tensor)
                 # A function cannot assign a tensor to the name of a Parameter.
@@ -104,10 +102,8 @@ def unregistered(part: operand.Part, frame: FailedFrame) -> Unregistered | None:
     return None
 
 
-def _registered(name: str, held: Any, odd: set[int]) -> str | None:
+def _registered(held: Any, odd: set[int]) -> str | None:
     """Return the statement that registers `held`, if `odd` has the id of `held` or of an item."""
-    if name.startswith("_"):
-        return None
     if issubclass(type(held), Tensor):
         better = _REGISTERED % "Parameter" if held.requires_grad else _BUFFER
         return better if id(held) in odd else None
