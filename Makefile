@@ -29,7 +29,7 @@ FRONT = package.json package-lock.json schema/plugin.json $(wildcard js/src/*.ts
 .PHONY: demo test check suite slow hardware lab docs screenshots examples benchmark wheel test-wheel wheel-check release-check conda-recipe release-notes test-libraries test-frameworks test-cuda cuda-build crash-hunt clean
 
 demo: .venv/demo  ## train a network on a GPU (a virtual one where there is none), headless
-	$(BIN)/gpumagic demo
+	$(BIN)/python examples/run_notebook.py
 
 test: check suite  ## everything: lint, types, tests of Python, TypeScript and the real thing in a browser
 

@@ -7,9 +7,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import metadata
-from pathlib import Path
 
-from gpumagic.demo import run
 from gpumagic.errors import GpuError, as_in_a_shell, meant
 
 _EXAMPLES = """\
@@ -26,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     args, unknown = parser.parse_known_args(arguments)
     if unknown or "run" not in args:
-        known = {"help", "version", *vars(args)} - {"run", "enable", "notebook"}
+        known = {"help", "version", *vars(args)} - {"run", "enable"}
         what = f"unexpected {unknown[0]}" if unknown else "a command is needed"
         cure = meant(what, map("--{}".format, known)) or "type gpumagic --help"
         parser.error(f"{what}; {cure}".rstrip())
@@ -59,10 +57,6 @@ def _parser() -> argparse.ArgumentParser:
     snapshot.set_defaults(run=_snapshot)
     doctor = commands.add_parser("doctor", help="say why a GPU is not found, and how to fix it")
     doctor.set_defaults(run=_doctor)
-    demo = commands.add_parser("demo", help="run a notebook headless and show its reports")
-    demo.add_argument("notebook", nargs="?", type=Path, help="default: the quickstart")
-    demo.add_argument("--output", type=Path, default=Path("demo"), help="folder for the HTML")
-    demo.set_defaults(run=lambda args: run(args.notebook, args.output))
     about = "load gpumagic in new notebooks when one of its magics is first used"
     commands.add_parser("enable", help=about).set_defaults(run=_loading, enable=True)
     commands.add_parser("disable", help="undo enable").set_defaults(run=_loading, enable=False)

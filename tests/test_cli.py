@@ -1,4 +1,4 @@
-"""The command line, but for the demo, whose test is with the examples."""
+"""The command line."""
 
 from dataclasses import replace
 
@@ -44,7 +44,7 @@ def test_its_version(capsys):
 def test_a_command_is_needed(capsys):
     with pytest.raises(SystemExit):
         cli.main([])
-    assert "demo" in capsys.readouterr().err
+    assert "doctor" in capsys.readouterr().err
     assert not virtual.enabled()
 
 

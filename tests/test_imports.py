@@ -36,8 +36,7 @@ MAY = {
     },
     "__main__": {"cli"},
     "pytest_plugin": {"virtual", "placement", "display", "device"} | {"errors"},
-    "cli": {"demo", "gputable", "magics", "telemetry", "errors", "faults"},
-    "demo": {"errors", "faults"},
+    "cli": {"gputable", "magics", "telemetry", "errors", "faults"},
     "magics": GROUND
     | {"timing", "memory", "fitting", "dryrun", "cell", "ledger", "mismatch", "moving", "placement"}
     | {
@@ -77,7 +76,7 @@ MAY = {
     "placement": {"device", "usercode", "errors", "faults"},
     "usercode": {"errors", "faults"},
     "widget": {"display", "memory", "gputable", "telemetry", "errors", "faults"},
-    "server": {"telemetry", "display", "device", "demo", "errors", "faults"},
+    "server": {"telemetry", "display", "device", "errors", "faults"},
     "gputable": {"display", "telemetry", "device", "errors"},
     "virtual": {"frameworks", "ledger", "telemetry", "device", "usercode", "errors", "faults"},
     "telemetry": {"device", "drm", "nvml", "errors", "faults"},

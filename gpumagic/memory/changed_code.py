@@ -21,9 +21,8 @@ from gpumagic.memory.smaller_batch import models
 from gpumagic.memory.split_rows import split
 from gpumagic.memory.written_forms import Form, checkpointed, expression, forms
 from gpumagic.usercode import frames
-from gpumagic.usercode.files import is_users, label
+from gpumagic.usercode.files import label
 from gpumagic.usercode.values import comes_from, is_module, is_tensor, own, torch_here
-from gpumagic.usercode.variables import names_read
 
 
 def other_form(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
@@ -77,8 +76,7 @@ def other_values(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     for trial in (trial for trial in t.every if trial.lacking > 0):
         for do, names in _padded(trial.names):
             yield from helps(trial, do, names=names)
-    if t.best is not None:
-        yield from _as_float32(t.best)
+    yield from _as_float32(t.best) if t.best is not None else ()
     room = s.capacity - s.held + s.kept  # after `%gpufree`
     code, arrays = _of_float64(known, s.read | s.rests[-1].read_anywhere, room)
 
@@ -290,38 +288,6 @@ def _appended(call: Any) -> tuple[str, list[ast.expr]]:
 _CATS = ("cat", "concat", "concatenate", "vstack", "hstack")
 
 
-def unhooked(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Propose to remove the user's forward hooks, if this code does not read what they store."""
-    loop, top = t.loop, s.rests[-1]
-    # Without a backward pass, the loop may run only for what the hooks store.
-    if loop is None or not any(rest.backward for rest in s.rests):
-        return
-    path, known = loop.adds_to[0], top.read_anywhere | frames.stored(top.frame.tree or ast.Pass())
-    for name in sorted(s.read) if path and path not in known else ():
-        parts = s.namespace[name].modules() if is_module(s.namespace.get(name)) else ()
-        hooks = [m._forward_hooks for m in parts if any(map(_is_users, m._forward_hooks.values()))]
-        why = f"hooks of `{name}` store what this code does not read"
-        clear = f"for m in {name}.modules(): m._forward_hooks.clear()"
-        do = f"`{clear}` and `%gpufree {path}`: {why}"
-        within = lambda hooks=hooks: nullcontext([each.clear() for each in hooks])  # noqa: E731
-        if hooks:
-            yield from helps(loop, do, freed=s.alone([path]), grown=loop.holds, within=within)
-
-
-def _is_users(function: Any) -> bool:
-    return is_users(getattr(getattr(function, "__code__", None), "co_filename", None))
-
-
-def settings(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Propose that a `Trainer` of transformers collects its predictions on the CPU."""
-    name, batches = "eval_accumulation_steps", 4
-    held = {each: own(s.namespace.get(each)).get("args") for each in s.read}
-    for each in (each for each, args in held.items() if getattr(args, name, 0) is None):
-        within = lambda each=each: nullcontext(vars(held[each]).update({name: batches}))  # noqa: E731
-        do = f"`{each}.args.{name} = {batches}`: otherwise, all predictions stay on the GPU"
-        yield from helps(t.best, do, within=within)
-
-
 def stateless(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose SGD, which keeps no state, instead of an optimizer whose first step failed."""
     if (trial := t.best) is None or s.optimizer is None:
@@ -390,27 +356,15 @@ def no_graph(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
         loop = next(iter(trial.rest.loops), None)
         if loop is not None and not (frames.is_trained(loop) or frames.backward_of(ast.walk(loop))):
             yield from _no_grad(t, trial, _USED)
-        yield from _in_phases(s, t, trial)
-
-
-def _in_phases(s: OutOfMemoryState, t: Trials, trial: CodeTrial) -> Iterator[Lever]:
-    """Propose gradients only in training, if a model is in eval mode in a loop over phases."""
-    every = {**s.namespace, **trial.names} if trial.rest.loops else {}
-    read = (n for n in names_read(ast.Module(trial.code, [])) if is_module(every.get(n)))
-    for name in [n for n in read if not every[n].training and [*every[n].parameters()]][:1]:
-        code = f"torch.set_grad_enabled({name}.training)"
-        yield from _no_grad(t, trial, f"{name} is in eval mode, without a backward pass", code)
 
 
 _USED = "no backward pass uses its results"
 
 
-def _no_grad(
-    t: Trials, trial: CodeTrial, why: str, code: str = "torch.no_grad()"
-) -> Iterator[Lever]:
+def _no_grad(t: Trials, trial: CodeTrial, why: str) -> Iterator[Lever]:
     cell, loops = label(trial.frame.filename), trial.rest.loops
     place = f"the loop in {cell}, line {loops[0].lineno}" if loops else "the code"
-    do, grown = f"`with {code}:` around {place}: {why}", t.loop.grown if t.loop else 0
+    do, grown = f"`with torch.no_grad():` around {place}: {why}", t.loop.grown if t.loop else 0
     yield from helps(trial, do, grown=grown, within=torch_here().no_grad)
 
 

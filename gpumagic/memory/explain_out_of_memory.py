@@ -131,9 +131,9 @@ def by_figures(s: OutOfMemoryState, t: Trials) -> tuple[str, list[Lever]] | None
 
 def levers(s: OutOfMemoryState, t: Trials, free: tuple[Any, ...]) -> list[Lever]:
     """Return the cheapest levers that let the cell fit; if there are none, levers that help."""
-    less: tuple[Any, ...] = changed_code.unhooked, changed_code.other_form
-    less += changed_code.other_values, keep_less, changed_code.on_host, changed_code.collected
-    less += changed_code.frozen, changed_code.no_graph, changed_code.settings
+    less: tuple[Any, ...] = changed_code.other_form, changed_code.other_values
+    less += keep_less, changed_code.on_host, changed_code.collected
+    less += changed_code.frozen, changed_code.no_graph
     # If each pass of a loop keeps memory, freeing other memory only delays the error.
     first = (free, less) if t.loop is None else (less, free)
     found, enough = list[Lever](), list[Lever]()
@@ -378,9 +378,7 @@ def _said(s: OutOfMemoryState, how: str, trial: CodeTrial, names: list[str]) -> 
 
 def _stays(s: OutOfMemoryState, trial: CodeTrial) -> bool:
     """Whether a rerun of the cell starts with the old holder, to which the loop adds memory."""
-    path = trial.adds_to[0]
-    kept = path in s.namespace and path not in s.rests[-1].remade
-    return trial.adds_beyond_room and kept
+    return trial.adds_beyond_room and trial.adds_to[0] in s.namespace.keys() - s.rests[-1].remade
 
 
 def _objects_of(s: OutOfMemoryState, name: str) -> list[str]:

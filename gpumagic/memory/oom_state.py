@@ -386,13 +386,12 @@ class OutOfMemoryState:
         """Whether the allocating line `made` is in a loop or in code that the loop calls."""
         if made is None:
             return False
-        called = self.frames[: self.frames.index(rest.frame)]
-        code: list[Any] = [function_of(frame.failed or ast.Pass()) for frame in called]
-        places = zip([rest.frame, *called], [rest.loops[0], *code], strict=True)
+        line, called = made.line or 0, self.frames[: self.frames.index(rest.frame)]
+        functions = ((frame, function_of(frame.failed or ast.Pass())) for frame in called)
         inside = (
-            made.cell == label(frame.filename) and at.lineno <= (made.line or 0) <= at.end_lineno
-            for frame, at in places
-            if hasattr(at, "lineno")
+            made.cell == label(frame.filename) and at.lineno <= line <= (at.end_lineno or 0)
+            for frame, at in [(rest.frame, rest.loops[0]), *functions]
+            if isinstance(at, (ast.stmt, ast.Lambda))
         )
         cells = {label(frame.filename) for frame in self.frames}
         return any(inside) or made.ran_in.partition(",")[0] in cells

@@ -183,13 +183,10 @@ def _batches(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[list[str]]:
         batch = [name for name in names if name in alike - made][:9]  # a batch has few tensors
         tensors = [name for name in batch if is_tensor(trial.frame.scope.local.get(name))]
         # `z1, z2 = z.chunk(2)` has the same number of parts for any batch.
-        code = [stmt for stmt in trial.code if not isinstance(_target(stmt), ast.Tuple)]
+        into = {stmt: getattr(stmt, "targets", [None])[0] for stmt in trial.code}
+        code = [stmt for stmt, target in into.items() if not isinstance(target, ast.Tuple)]
         if batch and not _is_cut(code, batch, tensors):
             yield batch
-
-
-def _target(stmt: ast.stmt) -> ast.expr | None:
-    return stmt.targets[0] if isinstance(stmt, ast.Assign) else None
 
 
 def _tensors(trial: CodeTrial) -> dict[str, Any]:

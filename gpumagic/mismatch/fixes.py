@@ -198,11 +198,10 @@ def _make_there(site: Site, target: str) -> Fix | None:
     device, edits = written_device(site, target, stmts[0]), list[tuple[ast.AST, str]]()
     copied = 0
     for stmt in stmts:
-        before = sources.before_transfer(stmt.value, reader, target)
-        created = [] if before else sources.with_device(stmt.value, frame, device)
+        created = sources.with_device(stmt.value, frame, device)
         edits += created or [(stmt.value, sources.moved(stmt.value, reader, target, device, ""))]
         whole = (part.nbytes or 0 for part in parts.values() if sources.assigns(stmt, part.text))
-        copied += 0 if before or created else sum(whole)
+        copied += 0 if created else sum(whole)
     return around(frame, edits, copied)
 
 

@@ -246,24 +246,12 @@ def assignments_of(value: Any, frame: FailedFrame) -> list[ast.Assign]:
     return [n for n in made if frame.scope.value(n.targets[0]) is value is not MISSING]
 
 
-def before_transfer(node: ast.AST, reader: operand.Reader, target: str | None) -> str:
-    """Return ``"x"`` for ``x.cpu()`` or ``x.to(…)`` if `x` is on `target`, else an empty string."""
-    if not isinstance(node, ast.Call) or getattr(node.func, "attr", "") not in operand.TRANSFERS:
-        return ""
-    owner: Any = node.func.value  # type: ignore[attr-defined]
-    part, around = reader.part(owner), next(parents(node), None)
-    whole = not isinstance(around, ast.expr) or isinstance(around, ast.Call)
-    text = reader.text(owner) if whole else bracketed(owner, reader.text(owner))
-    # If the code runs on several devices in turn, keep the transfer, which other devices need.
-    return text if part and part.device == target and not explanation.trial_on.get() else ""
-
-
 def moved(node: Any, reader: operand.Reader, target: str, device: str, detached: str) -> str:
     """Return code to move an expression: ``x.cuda()`` or ``x.to(y)`` becomes ``x.to(device)``."""
     moves = (target != "cpu" or explanation.trial_on.get()) and moves_to_device(node, reader)
     whole = node.func.value if moves else node
     whole_text = bracketed(whole, reader.text(whole)) + detached
-    return before_transfer(node, reader, target) or moving(whole_text, device)
+    return moving(whole_text, device)
 
 
 def moves_to_device(node: Any, reader: operand.Reader) -> bool:

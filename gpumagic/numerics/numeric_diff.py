@@ -43,7 +43,6 @@ _TYPE = "two devices or two dtypes are needed; type cpu 1, or float32 bfloat16"
 _DIGIT = 10.0  # a loss of one digit (Higham, "Accuracy and Stability of Numerical Algorithms", 1.6)
 # Operators that add terms. Large terms may cancel, so the tolerance is relative to these terms.
 _SUMS = ("add.", "sub.", "rsub.", "sum", "mean", "native_batch_norm_b", "native_layer_norm_b")
-_COARSE = 0.01  # relative difference of agreeing results that needs a note
 _ALIGNED = 2_000  # operations to pair after the runs differ; difflib is too slow for more
 
 
@@ -218,9 +217,9 @@ def _compared(
         elif all(each.excess <= 1 for each in known) and not (one.variable and rounding):
             gap = _explained(other, gap, instead, sides)
             found.setdefault(gap.where, gap)  # report a loop's operation only once
-    if closest.relative > _COARSE:
-        apart = f"{closest.largest:.0e} in values up to {closest.scale:.0e}"
-        notes = [*notes, f"{apart} counts as a rounding error: below 1e-05, or of larger terms"]
+    if closest.relative > 0.01:  # this needs a note, although the results agree
+        apart = f"{closest.largest:.0e} in values up to {closest.scale:.0e} counts as a rounding"
+        notes = [*notes, f"{apart} error: below 1e-05, or of larger terms"]
     notes = [*notes, _coverage(runs, count)]
     return NumericDiff(sides, tuple(found.values()), count, closest.relative, tuple(notes))
 

@@ -509,18 +509,6 @@ SITUATIONS = [
         "`every = torch.cat([every.cpu(), y.cpu()])` for line 4",
     ),
     Notebook(
-        "phases of training and validation",
-        [
-            "net = nn.Sequential(nn.Linear(64, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(),"
-            " nn.Linear(2048, 8)).cuda()",
-            "data = {'train': torch.ones(2, 64, 64), 'val': torch.ones(1, 1500, 64)}",
-        ],
-        "for phase in data:\n    net.train(phase == 'train')\n    for x in data[phase]:\n"
-        "        loss = net(x.cuda()).square().mean()\n        if phase == 'train':\n"
-        "            loss.backward()",
-        "`with torch.set_grad_enabled(net.training):` around the loop",
-    ),
-    Notebook(
         "a loss over pairs of a batch",
         [
             "net = nn.Linear(64, 16).cuda()",

@@ -938,25 +938,6 @@ def test_what_a_loop_appends_for_a_later_backward_pass_keeps_its_graph(small, sh
     assert "detach" not in told
 
 
-def test_a_trainer_collects_its_predictions_on_the_cpu(small, shown):
-    small.run(f"{START}from types import SimpleNamespace\nnet = nn.Linear(512, 2048).cuda()")
-    small.run(
-        "class Trainer:\n    def __init__(self):\n"
-        "        self.args = SimpleNamespace(eval_accumulation_steps=None)\n"
-        "    def evaluate(self, batches):\n        with torch.no_grad():\n"
-        "            found = [self.collected(net(x.cuda())) for x in batches]\n"
-        "            return torch.cat(found)\n"
-        "    def collected(self, out):\n"
-        "        return out.cpu() if self.args.eval_accumulation_steps else out\n"
-        "trainer, batches = Trainer(), [torch.ones(1024, 512)] * 12"
-    )
-    small.run("found = trainer.evaluate(batches)")
-    levers = [lever.do for lever in shown.pop().levers]
-    code = next(do for do in levers if "eval_accumulation_steps" in do).split("`")[1]
-    assert code == "trainer.args.eval_accumulation_steps = 4"
-    assert small.run(f"%gpufree\n{code}\nfound = trainer.evaluate(batches)").success
-
-
 def test_a_check_of_values_and_an_object_with_every_attribute_hide_no_lever(small, shown):
     small.run(f"{START}\nfrom unittest.mock import Mock\nlog = Mock()")
     small.run("net, x = nn.Linear(256, 512).cuda(), torch.ones(30_000, 256)")
@@ -965,22 +946,6 @@ def test_a_check_of_values_and_an_object_with_every_attribute_hide_no_lever(smal
         "if torch.isnan(y).any():\n    raise ValueError('nan')\nz = y.square().sum(1)"
     )
     assert shown.pop().levers
-
-
-def test_hooks_that_fill_what_the_code_does_not_read_are_removed(small, shown):
-    small.run(
-        START + "net = nn.Sequential(*[nn.Linear(256, 256), nn.ReLU()] * 3).cuda()\nkept = []"
-    )
-    small.run("handles = [net[0].register_forward_hook(lambda m, x, y: kept.append(y))]")
-    loop = "for _ in range(40):\n    net(torch.ones(900, 256).cuda()).sum().backward()"
-    small.run(loop)
-    found = shown.pop()
-    assert found.adds_to == "kept"
-    lever = found.levers[0]
-    clear = "for m in net.modules(): m._forward_hooks.clear()"
-    assert lever.do.startswith(f"`{clear}` and `%gpufree kept`: hooks of `net`")
-    assert lever.fits
-    assert small.run(f"{clear}\n%gpufree kept\n{loop}").error is None
 
 
 def test_an_integer_that_a_library_reads_is_one_in_a_trial(small, shown):

@@ -1,34 +1,28 @@
 """Run a notebook without a browser, and print the output of each cell."""
 
+import argparse
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from gpumagic.errors import GpuError
+import nbformat
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+from nbconvert import HTMLExporter
 
 
-def run(notebook: Path | None, output: Path) -> int:
+def run(notebook: Path, output: Path) -> int:
     """Run `notebook`, and write its HTML to the folder `output`. Return 1 if a cell raised."""
-    path = notebook or example("quickstart")
-    if not path.is_file():
-        raise GpuError(f"there is no notebook {path}; type a path that ends in .ipynb")
-    try:
-        import nbformat
-        from nbclient import NotebookClient
-        from nbclient.exceptions import CellExecutionError
-        from nbconvert import HTMLExporter
-    except ModuleNotFoundError as error:
-        raise GpuError(f'the demo needs {error.name}; type: pip install "gpumagic[demo]"') from None
-    book = nbformat.read(path, as_version=4)
-    print(f"running {path.name} in a kernel of {sys.executable}")
+    book = nbformat.read(notebook, as_version=4)
+    print(f"running {notebook.name} in a kernel of {sys.executable}")
     show = _Show(book)
     client = NotebookClient(
         book,
         timeout=600,
         kernel_name="python3",
         extra_arguments=["--log-level=ERROR"],
-        resources={"metadata": {"path": str(path.parent)}},
+        resources={"metadata": {"path": str(notebook.parent)}},
         on_cell_execute=show.start,
         on_cell_executed=show.outputs,
     )
@@ -40,7 +34,7 @@ def run(notebook: Path | None, output: Path) -> int:
         status = 1
     html, _ = HTMLExporter().from_notebook_node(book)
     output.mkdir(parents=True, exist_ok=True)
-    written = output / path.with_suffix(".html").name
+    written = output / notebook.with_suffix(".html").name
     written.write_text(html, encoding="utf-8")
     print(f"\nthe notebook with its outputs: {written.resolve()}")
     return status
@@ -72,10 +66,9 @@ def _text(output: Any) -> str:
     return f"{text}\n" if text else ""
 
 
-def example(name: str) -> Path:
-    """Return the path of an example notebook; raise GpuError if it is not installed."""
-    here = Path(__file__).parent
-    for folder in (here / "examples", here.parent / "examples"):
-        if (folder / f"{name}.ipynb").is_file():
-            return folder / f"{name}.ipynb"
-    raise GpuError(f"{name}.ipynb is not installed; type: gpumagic demo PATH.ipynb")
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    quickstart = Path(__file__).with_name("quickstart.ipynb")
+    parser.add_argument("notebook", nargs="?", type=Path, default=quickstart)
+    parser.add_argument("--output", type=Path, default=Path("demo"), help="folder for the HTML")
+    sys.exit(run(**vars(parser.parse_args())))
