@@ -218,8 +218,8 @@ def _compared(
             gap = _explained(other, gap, instead, sides)
             found.setdefault(gap.where, gap)  # report a loop's operation only once
     if closest.relative > 0.01:  # this needs a note, although the results agree
-        apart = f"{closest.largest:.0e} in values up to {closest.scale:.0e} counts as a rounding"
-        notes = [*notes, f"{apart} error: below 1e-05, or of larger terms"]
+        apart = f"a difference of {closest.largest:.0e} in values up to {closest.scale:.0e}"
+        notes = [*notes, f"{apart} counts as a rounding error of small numbers or large terms"]
     notes = [*notes, _coverage(runs, count)]
     return NumericDiff(sides, tuple(found.values()), count, closest.relative, tuple(notes))
 

@@ -164,3 +164,13 @@ def test_an_overflow_has_no_difference_and_rounding_of_a_zero_gradient_is_not_sh
     found = gpumagic.diff(lambda: layers(rows).square().mean().backward(), torch.float32, "float64")
     assert found.agree
     assert 0 < found.largest < 1e-4
+
+
+def test_small_numbers_that_cancel_have_a_note_and_are_blamed_for_what_follows():
+    small = torch.linspace(1, 2, 9) * 1e-4
+    found = gpumagic.diff(lambda: 1 - small.cos(), torch.float32, torch.float64)
+    assert found.agree
+    assert any("counts as a rounding error of small numbers" in note for note in found.notes)
+    found = gpumagic.diff(lambda: (1 - small.cos()).sqrt(), torch.float32, torch.float64)
+    assert "aten.rsub" in found.first.where
+    assert found.first.why == "cancellation: only rounding errors are left"
