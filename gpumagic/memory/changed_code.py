@@ -76,7 +76,7 @@ def other_values(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     for trial in (trial for trial in t.every if trial.lacking > 0):
         for do, names in _padded(trial.names):
             yield from helps(trial, do, names=names)
-    yield from _as_float32(t.best) if t.best is not None else ()
+    yield from _as_float32(s, t.best) if t.best is not None else ()
     room = s.capacity - s.held + s.kept  # after `%gpufree`
     code, arrays = _of_float64(known, s.read | s.rests[-1].read_anywhere, room)
 
@@ -91,30 +91,27 @@ def other_values(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
         yield from helps(t.best, do, names=arrays, first=first)
 
 
-def _as_float32(trial: CodeTrial) -> Iterator[Lever]:
-    """Propose float32 where the code creates float64 tensors, for example from NumPy's arrays."""
-    nodes = [node for each in trial.code for node in ast.walk(each) if isinstance(node, ast.expr)]
+def _as_float32(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[Lever]:
+    """Propose float32 where the code makes tensors of NumPy's float64 arrays."""
+    nodes = [node for each in trial.code for node in ast.walk(each) if isinstance(node, ast.Call)]
     found = ((node, _float32(node, trial.frame.scope.value)) for node in nodes)
-    new = {node: expression(text) for node, text in found if text}
-    # Change all of them together, or else only one, because labels must remain integers.
+    new: dict[ast.expr, ast.expr] = {node: expression(text) for node, text in found if text}
+    cell = f"{label(trial.frame.filename)}, " * (trial.frame.filename != s.frames[0].filename)
+    # Change all of them together, or else only one.
     for uses in [new, *({node: new[node]} for node in new)] if new else []:
-        edits = (f"`{ast.unparse(uses[node])}` for line {node.lineno}" for node in uses)
+        edits = (f"`{ast.unparse(uses[node])}` for {cell}line {node.lineno}" for node in uses)
         do = f"{' and '.join(edits)}: float64 takes twice the memory"
         if levers := [*helps(trial, do, form=Form(do, "", [], trial.code, uses))]:
             yield from levers
             return
 
 
-def _float32(node: ast.expr, value: Callable[[ast.AST], Any]) -> str:
-    """Return code that creates float32 instead of float64 numbers, or ""."""
-    torch, text = torch_here(), ast.unparse(node)
-    if isinstance(node, ast.Attribute) and value(node) is torch.float64:
-        return f"{ast.unparse(node.value)}.float32"
-    if not isinstance(node, ast.Call) or "dtype" in text:
+def _float32(call: ast.Call, value: Callable[[ast.AST], Any]) -> str:
+    """Return a call that makes a float32 tensor of a float64 array, or ""."""
+    array, text, torch = value(next(iter(call.args), call)), ast.unparse(call), torch_here()
+    if "dtype" in text or str(getattr(array, "dtype", "")) != "float64":
         return ""
-    if text.endswith(".double()"):
-        return f"{text.removesuffix('double()')}float()"
-    function = value(node.func)
+    function = value(call.func)
     if function is torch.from_numpy:
         return f"{text}.float()"
     return f"{text[:-1]}, dtype=torch.float32)" if function is torch.tensor else ""
@@ -217,8 +214,8 @@ def _data(s: OutOfMemoryState, trial: CodeTrial) -> tuple[list[Any], list[str]]:
         held = [row.path, *row.aliases]
         unread = {*held} & s.namespace.keys() and s.read.isdisjoint(held)
         if comes_from(type(value), "torch.utils.data.DataLoader"):
-            value = value.dataset
-        if comes_from(type(value), "torch.utils.data.Dataset") and not {*held}.isdisjoint(s.read):
+            value = [value.dataset, *own(value.dataset).values()]
+        elif comes_from(type(value), "torch.utils.data.Dataset") and {*held} & s.read:
             value = [value, *own(value).values()]
         found = [each for each in tree_leaves(value) if is_tensor(each) and each.is_cuda]
         large = s.worth(s.alone(held)) and s.alone(names) < max(trial.lacking, 1)
@@ -286,25 +283,6 @@ def _appended(call: Any) -> tuple[str, list[ast.expr]]:
 
 
 _CATS = ("cat", "concat", "concatenate", "vstack", "hstack")
-
-
-def stateless(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Propose SGD, which keeps no state, instead of an optimizer whose first step failed."""
-    if (trial := t.best) is None or s.optimizer is None:
-        return
-    groups, given = s.optimizer.param_groups, [*trial.names.items(), *s.namespace.items()]
-    names, lr = [name for name, value in given if value is s.optimizer], float(groups[0]["lr"])
-    frame, uses, code = s.rests[-1].frame, dict[ast.expr, ast.expr](), ""
-    for name in names[-1:]:  # the traceback holds the old optimizer, which `%gpufree` releases
-        code = f"`{name} = torch.optim.SGD({name}.param_groups, lr={lr})` and `%gpufree` first"
-    for n in ast.walk(frame.tree or ast.Pass()):
-        if isinstance(n, ast.Call) and n.args and frame.scope.value(n.func) is type(s.optimizer):
-            uses[n] = expression(f"torch.optim.SGD({ast.unparse(n.args[0])}, lr={lr})")
-            code = f"`{ast.unparse(uses[n])}` for line {n.lineno}"
-    changed = dict.fromkeys(names, torch_here().optim.SGD([{**each} for each in groups], lr=lr))
-    form = Form("", "", [], trial.code, uses) if uses else None
-    do, freed = f"{code}: SGD keeps no state, but may need another lr", s.alone(names[-1:])
-    yield from helps(trial if code else None, do, freed=freed, names=changed, form=form)
 
 
 def frozen(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:

@@ -137,7 +137,7 @@ def levers(s: OutOfMemoryState, t: Trials, free: tuple[Any, ...]) -> list[Lever]
     # If each pass of a loop keeps memory, freeing other memory only delays the error.
     first = (free, less) if t.loop is None else (less, free)
     found, enough = list[Lever](), list[Lever]()
-    last = changed_code.recomputed, smaller, other_gpu, changed_code.stateless
+    last = changed_code.recomputed, smaller, other_gpu
     for group in (*first, (changed_code.by_rows,), last):
         for lever in chain.from_iterable(find(s, t) for find in group):
             found.append(lever)
@@ -321,10 +321,8 @@ def _kept(
 def _elsewhere(s: OutOfMemoryState, trial: CodeTrial, name: str, whole: int) -> Iterator[Lever]:
     """Propose to store clones of the tensors in `name`, or copies on the CPU."""
     every = [name, *trial.also_adds], *([each] for each in _objects_of(s, name))
-    # A loss is no view, although its storage may have the size of its batch.
-    tensors = [each for each in _contents(trial, [name]) if is_tensor(each)]
-    no_view = all(t.numel() == 1 or t.untyped_storage().nbytes() == t.nbytes for t in tensors)
-    for names, (how, by) in product(every, [*_KEPT.items()][no_view:]):
+    ways = [*_KEPT.items()][_no_view(trial, name) :]
+    for names, (how, by) in product(every, ways):
         do, keep = _said(s, how, trial, names), (names, partial(each_tensor, by))
         for lever in helps(trial, do, grown=whole, keep=keep):
             if lever.fits is not False:
@@ -338,10 +336,14 @@ def _elsewhere(s: OutOfMemoryState, trial: CodeTrial, name: str, whole: int) -> 
 
 def _contents(trial: CodeTrial, names: Iterable[str]) -> list[Any]:
     """Return the items of the containers in `names`, such as tensors. A model is no container."""
+    values = (trial.frame.scope.name(name) for name in names)
+    return _leaves([value for value in values if not is_module(value)])
+
+
+def _leaves(value: Any) -> list[Any]:
     from torch.utils._pytree import tree_leaves
 
-    values = [trial.frame.scope.name(name) for name in names]
-    return tree_leaves([value for value in values if not is_module(value)])
+    return tree_leaves(value)
 
 
 def _without_graph(trial: CodeTrial, names: tuple[str, ...]) -> str:
@@ -376,9 +378,21 @@ def _said(s: OutOfMemoryState, how: str, trial: CodeTrial, names: list[str]) -> 
     return do + ", without their optimizers" * optimizers + then
 
 
+def _no_view(trial: CodeTrial, name: str) -> bool:
+    """Whether `name` has tensors, and none of them is a view of a part of a larger tensor."""
+    # A loss is no view, although its storage may have the size of its batch.
+    inner = own(trial.frame.scope.name(name)).values()
+    held = chain(_contents(trial, [name]), *map(_leaves, inner))
+    tensors = [t for t in held if is_tensor(t) and t.layout is torch_here().strided]
+    partly = (t for t in tensors if t.untyped_storage().nbytes() > t.nbytes)
+    return bool(tensors) and not any(t.numel() > 1 or t._is_view() for t in partly)
+
+
 def _stays(s: OutOfMemoryState, trial: CodeTrial) -> bool:
     """Whether a rerun of the cell starts with the old holder, to which the loop adds memory."""
-    return trial.adds_beyond_room and trial.adds_to[0] in s.namespace.keys() - s.rests[-1].remade
+    return (
+        trial.adds_beyond_room and trial.adds_to[0] in s.namespace.keys() - s.rests[-1].made_before
+    )
 
 
 def _objects_of(s: OutOfMemoryState, name: str) -> list[str]:

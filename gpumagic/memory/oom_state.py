@@ -378,7 +378,7 @@ class OutOfMemoryState:
         steady = torch_here().nn.Module, torch_here().optim.Optimizer
         values = {name: rest.frame.scope.name(name) for name in read}
         # A tensor that is only read keeps its size, unless operations in place extend its graph.
-        grows = {n for n in read if getattr(values[n], "grad_fn", self) is not None}
+        grows = {n for n in read if not is_tensor(values[n]) or values[n].grad_fn is not None}
         made = {n for n in grows | rest.accumulated if not issubclass(type(values.get(n)), steady)}
         return made - (stored(rest.loops[0]) - rest.accumulated)
 

@@ -228,7 +228,9 @@ def _random(tensor: Any, alike: bool = False) -> Any:
         raise MemoryError
     torch, like = torch_here(), {"dtype": tensor.dtype, "device": tensor.device}
     if not (tensor.is_floating_point() or tensor.is_complex()):
-        return torch.randint(2, tensor.shape, device=tensor.device).to(tensor.dtype)
+        found = torch.randint(2, tensor.shape, device=tensor.device).to(tensor.dtype)
+        # A loss may ignore negative labels, and then its mean is not over all rows.
+        return found * int(tensor.min()) if tensor.numel() and tensor.min() < 0 else found
     found = torch.randn(tensor.shape, **like)
     if alike and tensor.dim():
         factors = torch.rand(len(tensor), *[1] * (tensor.dim() - 1), **like)

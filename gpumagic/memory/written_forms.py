@@ -50,7 +50,6 @@ _MORE = {  # arguments that lower the memory of a call, by the function's name
     "load": 'map_location="cpu"',
     **dict.fromkeys(("vmap", "jacrev"), "chunk_size=16"),
     "backward": "retain_graph=False",
-    "svd": "full_matrices=False",
 }
 _CHECKPOINT = "torch.utils.checkpoint.checkpoint"
 _MINUS_INFINITY = re.compile(r"inf|-1e|\.min$")

@@ -10,7 +10,7 @@ import ast
 import sys
 from collections import UserDict
 from dataclasses import dataclass, replace
-from itertools import chain, takewhile
+from itertools import chain
 
 from torch import Tensor
 
@@ -229,8 +229,12 @@ def _move(site: Site, choice: Choice) -> Fix | None:
 
 def _chained(site: Site, edits: list[tuple[ast.AST, str]]) -> list[tuple[ast.AST, str]]:
     """Return the same edits for later calls of a chain, as in `model.fit(x, y).score(x, y)`."""
-    chain_of = takewhile(lambda n: isinstance(n, (ast.Attribute, ast.Call)), parents(site.at.node))
-    later = [each for n in chain_of if isinstance(n, ast.Call) for each in arguments(n)]
+    node, later = site.at.node, list[ast.expr]()
+    for parent in parents(node):
+        if not isinstance(parent, ast.Attribute) and getattr(parent, "func", None) is not node:
+            break
+        later += arguments(parent) if isinstance(parent, ast.Call) else []
+        node = parent
     new = {ast.unparse(node): text for node, text in edits}
     return [(node, new[ast.unparse(node)]) for node in later if ast.unparse(node) in new]
 

@@ -37,6 +37,7 @@ from gpumagic.usercode.variables import names_read
 _BUFFER = '{}.register_buffer("{}", {}, persistent=False)'
 _REGISTERED = "{}.{} = nn.%s({})"  # %s is a class such as Parameter or ModuleList
 PERMANENTLY = "; to fix it permanently, "
+_ON_CPU = re.compile(r"\.cpu\(\)|\.numpy\(|pack_padded")
 _PARAMETER = re.compile(r"[\w.]*\bParameter(?=\()")
 
 
@@ -51,13 +52,15 @@ class Unregistered:
     homes: set[str]  # devices of the module's parameters and buffers
     module: nn.Module
 
-    def others(self, target: str) -> "Iterator[Unregistered]":
-        """Yield the module's other attributes with tensors that are not on `target`."""
+    def others(self, frame: FailedFrame, target: str) -> "Iterator[Unregistered]":
+        """Yield the module's other attributes of decimal numbers that are not on `target`."""
         for name, held in own(self.module).items():
             parts = [held, *(item for _, item in contents(held))]
             tensors = ((id(part), t) for part in parts for _, t in operand.tensors_of(part))
-            better = _registered(held, {n for n, t in tensors if operand.full(t.device) != target})
-            if better and name != self.name and not name.startswith("_"):
+            tensors = ((n, t) for n, t in tensors if operand.full(t.device) != target)
+            better = _registered(held, {n for n, t in tensors if t.is_floating_point()})
+            follows = name != self.name and not name.startswith("_") and _moves(name, frame)
+            if better and follows:
                 yield replace(self, name=name, registered=better)
 
     def edit(self, frame: FailedFrame) -> tuple[ast.AST, str] | None:
@@ -74,6 +77,12 @@ class Unregistered:
         if self.registered == _REGISTERED % "Parameter":  # the value may call Parameter already
             value = ast.unparse(ast.parse(_PARAMETER.sub("", value), mode="eval"))
         return made[0], self.registered.format("self", self.name, value)
+
+
+def _moves(name: str, frame: FailedFrame) -> bool:
+    """Whether code reads the attribute, but not as lengths or statistics on the CPU."""
+    read = [statement(use) for use in uses(frame.tree or ast.Pass(), f"self.{name}")]
+    return bool(read) and not any(_ON_CPU.search(ast.unparse(n)) for n in read if n is not None)
 
 
 def unregistered(part: operand.Part, frame: FailedFrame) -> Unregistered | None:
@@ -124,7 +133,7 @@ def register(parts: list[operand.Part], frame: FailedFrame, target: str) -> Fix 
     edits: Any = [each.edit(frame) if each else None for each in found]
     if not all(edits):
         return None
-    others = [other.edit(frame) for each in found if each for other in each.others(target)]
+    others = [other.edit(frame) for each in found if each for other in each.others(frame, target)]
     more = [edit for edit in others if edit and edit not in edits]
     return around(frame, [*edits, *more], 0) or around(frame, edits, 0)
 

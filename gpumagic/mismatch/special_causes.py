@@ -266,14 +266,6 @@ def _drawn_on(node: Any, reader: operand.Reader, part: operand.Part) -> str | No
     return "cpu" if part.device != "cpu" else None
 
 
-def _draws_on(target: str, call: Any, reader: operand.Reader) -> bool:
-    """Whether a call with a generator may draw on `target`. Without `device`, torch's cannot."""
-    asked = [word.value for word in getattr(call, "keywords", ()) if word.arg == "device"]
-    if asked:
-        return reader.device(asked[0], "") == target
-    return isinstance(call, ast.Call) and not operand.is_torch(reader.scope.value(call.func))
-
-
 def _made_on(part: operand.Part, node: Any, frames: list[FailedFrame], target: str) -> Fix | None:
     """Return the fix that makes the generator on `target`; None if other code draws elsewhere."""
     words = (word.value for word in node.keywords if word.arg == "device")
@@ -285,7 +277,9 @@ def _made_on(part: operand.Part, node: Any, frames: list[FailedFrame], target: s
         reads = ([*parents(use)] for use in uses(frame.tree or ast.Pass(), text))
         draws = [up for up in reads if not isinstance(up[0], ast.Attribute)]
         calls = (next((n for n in up if isinstance(n, ast.Call)), ast.Pass()) for up in draws)
-        alike = len(draws) < 2 or all(_draws_on(target, call, reader) for call in calls)
+        asked = ([w.value for w in getattr(c, "keywords", ()) if w.arg == "device"] for c in calls)
+        alike = all(each and reader.device(each[0], "") == target for each in asked)
+        alike |= len(draws) < 2
         cell = ast.walk(frame.tree or ast.Pass()) if frame.at_top else ()
         later = (stored(n) for n in cell if getattr(n, "lineno", 0) >= value.lineno)
         own_names = own_names.union(*later)  # these are unbound where the generator is made

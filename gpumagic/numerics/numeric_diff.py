@@ -217,7 +217,7 @@ def _compared(
         elif all(each.excess <= 1 for each in known) and not (one.variable and rounding):
             gap = _explained(other, gap, instead, sides)
             found.setdefault(gap.where, gap)  # report a loop's operation only once
-    if closest.relative > 0.01:  # this needs a note, although the results agree
+    if not found and closest.relative > 0.01 and (closest.noise or closest.largest < 1e-5):
         apart = f"a difference of {closest.largest:.0e} in values up to {closest.scale:.0e}"
         notes = [*notes, f"{apart} counts as a rounding error of small numbers or large terms"]
     notes = [*notes, _coverage(runs, count)]

@@ -239,11 +239,13 @@ def test_rows_are_split_where_a_placed_cell_makes_tensors_too(small, shown):
         pytest.param("out = norm(x).abs().sum(1)", marks=pytest.mark.slow),
         pytest.param("out = F.dropout(x).abs().sum(1)", marks=pytest.mark.slow),
         "a = x.abs() + 1\nout = a.sum(1) / len(a)",
+        pytest.param("out = F.cross_entropy(x.exp(), labels)", marks=pytest.mark.slow),
     ],
 )
 def test_rows_that_depend_on_other_rows_stay_together(small, shown, cell):
     small.run(f"{START}\nx = torch.randn(4000, 3000, device='cuda')")
     small.run("norm = nn.BatchNorm1d(3000).cuda()")
+    small.run("labels = torch.tensor([-100, 1], device='cuda').repeat(2000)")
     small.run(cell)
     assert ".split(" not in str(shown.pop())
 

@@ -852,3 +852,26 @@ def test_the_fix_is_at_the_odd_one_and_complete(code, fixed):
     explanation = gpumagic.explain(run(code))
     assert explanation.fix.code == fixed
     assert run(explanation.fix.apply(code)) is None
+
+
+def test_what_a_class_reads_on_the_cpu_is_not_registered_with_another():
+    code = (
+        "class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.fc = nn.Linear(2, 1)\n        self.scale = torch.ones(1)\n"
+        "        self.total = torch.zeros(1)\n        self.sizes = torch.ones(2).long()\n"
+        "        self.spare = torch.ones(1)\n    def forward(self, x):\n"
+        "        y = self.fc(x) * self.scale\n        self.total += y.detach().sum().cpu()\n"
+        "        return y.split(self.sizes.tolist())\nNet().cuda()(torch.ones(2, 2).cuda())\n"
+    )
+    fix = gpumagic.explain(run(code)).fix
+    assert fix.code.strip() == 'self.register_buffer("scale", torch.ones(1), persistent=False)'
+    assert run(fix.apply(code)) is None
+
+
+def test_an_argument_of_another_call_is_no_link_of_a_chain():
+    code = (
+        "import numpy as np\nx = torch.ones(3, device='cuda')\n"
+        "y = torch.dot(torch.from_numpy(np.log(x)).to('cuda'), x)\n"
+    )
+    fix = gpumagic.explain(run(code)).fix
+    assert fix.code == "y = torch.dot(torch.from_numpy(np.log(x.cpu())).to('cuda'), x)"

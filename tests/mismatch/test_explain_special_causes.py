@@ -48,9 +48,7 @@ def test_a_generator_for_several_draws_on_one_device_is_made_there():
     code = (
         'device = "cuda:1"\ndef noise(n):\n    rng = torch.Generator().manual_seed(n)\n'
         "    x = torch.rand(n, generator=rng, device=device)\n"
-        "    return more(x + torch.rand(n, generator=rng, device=device), rng)\n"
-        "def more(x, g):\n    return x + torch.randn(4, device=x.device, generator=g)\n"
-        "x = noise(4)\n"
+        "    return x + torch.rand(n, generator=rng, device=device)\nx = noise(4)\n"
     )
     explanation = gpumagic.explain(run(code))
     assert explanation.fix.code.strip() == "rng = torch.Generator(device).manual_seed(n)"
