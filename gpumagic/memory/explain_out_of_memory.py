@@ -381,8 +381,7 @@ def _said(s: OutOfMemoryState, how: str, trial: CodeTrial, names: list[str]) -> 
 def _no_view(trial: CodeTrial, name: str) -> bool:
     """Whether `name` has tensors, and none of them is a view of a part of a larger tensor."""
     # A loss is no view, although its storage may have the size of its batch.
-    inner = own(trial.frame.scope.name(name)).values()
-    held = chain(_contents(trial, [name]), *map(_leaves, inner))
+    held = [*_contents(trial, [name]), *_leaves([*own(trial.frame.scope.name(name)).values()])]
     tensors = [t for t in held if is_tensor(t) and t.layout is torch_here().strided]
     partly = (t for t in tensors if t.untyped_storage().nbytes() > t.nbytes)
     return bool(tensors) and not any(t.numel() > 1 or t._is_view() for t in partly)

@@ -81,10 +81,10 @@ def _explain(
 
 def in_library(frame: FailedFrame, message: Message | None) -> Explanation | None:
     """Return an explanation without a fix if a library combined tensors that it made or moved."""
-    if message is None or len(message.devices) < 2 or frame.direct or frame.failed is None:
+    devices = sorted(message.devices) if message is not None else []
+    if len(devices) < 2 or frame.direct or frame.failed is None:
         return None
-    name = f"a tensor in {frame.package}"
-    rows = [Operand(name, (device,), None, "") for device in sorted(message.devices)]
+    rows = (Operand(f"a tensor in {frame.package}", (d,), None, "") for d in devices)
     return Explanation(*expression(frame, frame.failed), (*rows,), None, None)
 
 

@@ -260,7 +260,8 @@ def moved(node: Any, reader: operand.Reader, target: str, device: str, detached:
     moves = (target != "cpu" or explanation.trial_on.get()) and moves_to_device(node, reader)
     whole = node.func.value if moves else node
     whole_text = bracketed(whole, reader.text(whole)) + detached
-    return moving(whole_text, device)
+    there = moves and getattr(reader.part(whole), "device", None) == target
+    return whole_text if there and not explanation.trial_on.get() else moving(whole_text, device)
 
 
 def moves_to_device(node: Any, reader: operand.Reader) -> bool:

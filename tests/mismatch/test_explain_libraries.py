@@ -155,7 +155,7 @@ GIVEN = [
         'schedule, x = libx.Schedule(), torch.ones(3, device="cuda")\n'
         "schedule.step(x.detach().cpu(), 1, x)\n",
         {"x.detach().cpu()": ("cpu",), "x": ("cuda:0",)},
-        "schedule.step(x.detach().to(x.device), 1, x)",
+        "schedule.step(x.detach(), 1, x)",
     ),
     (
         'schedule, x = libx.Schedule(), torch.ones(3, device="cuda")\n'
