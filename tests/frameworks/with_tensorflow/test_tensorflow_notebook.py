@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 NOTEBOOK = Path(__file__).parents[3] / "examples" / "d2l_gpus_tensorflow.ipynb"
-RUN = "import sys; from pathlib import Path; from gpumagic import demo; "
-RUN += "sys.exit(demo.run(Path(sys.argv[1]), Path(sys.argv[2])))"
 
 
 @pytest.mark.timeout(400)
 def test_the_textbooks_chapter_in_tensorflow(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-c", RUN, str(NOTEBOOK), str(tmp_path)], capture_output=True, text=True
+        [sys.executable, NOTEBOOK.with_name("run_notebook.py"), NOTEBOOK, "--output", tmp_path],
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr + done.stdout
     shown = done.stdout
