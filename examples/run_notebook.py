@@ -71,4 +71,7 @@ if __name__ == "__main__":
     quickstart = Path(__file__).with_name("quickstart.ipynb")
     parser.add_argument("notebook", nargs="?", type=Path, default=quickstart)
     parser.add_argument("--output", type=Path, default=Path("demo"), help="folder for the HTML")
-    sys.exit(run(**vars(parser.parse_args())))
+    given = parser.parse_args()
+    if not given.notebook.is_file():
+        parser.error(f"there is no notebook {given.notebook}; type a path that ends in .ipynb")
+    sys.exit(run(given.notebook, given.output))

@@ -226,3 +226,10 @@ def test_a_failing_notebook_fails_with_its_error(tmp_path):
     assert "here" in done.stdout
     assert "ZeroDivisionError" in done.stderr
     assert (tmp_path / "failing.html").exists()
+
+
+def test_a_missing_notebook_is_told_without_a_traceback(tmp_path):
+    done = demo(tmp_path, "nowhere.ipynb")
+    assert done.returncode == 2
+    assert "error: there is no notebook nowhere.ipynb" in done.stderr
+    assert "Traceback" not in done.stderr

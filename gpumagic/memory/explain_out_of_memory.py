@@ -261,7 +261,7 @@ _BACKWARD = (
     "and add only their `.detach()`; "
 )
 _AFTER_LOOP = "`.zero_grad()` before the loop, and no `.backward()` after it"
-_IN_BRANCH = "leave out the later `.backward()`, and call `.zero_grad()` after `.step()`"
+_IN_IF = "leave out the later `.backward()`, and call `.zero_grad()` after `.step()`"
 
 
 def keep_less(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
@@ -299,9 +299,8 @@ def _kept(
     for names in dict.fromkeys(((name,), added)) if graphs else ():
         needed = {_needs_graph(s, trial, each) for each in names if each}
         if needed and True not in needed:
-            last = _IN_BRANCH if any(_branches(loop, each) for each in names) else _AFTER_LOOP
-            whens = (_BACKWARD + last, backward), (_DETACHED, without_graph)
-            do, by = whens[None not in needed]
+            then = _IN_IF if any(_backward_in_if(loop, each) for each in names) else _AFTER_LOOP
+            do, by = (_BACKWARD + then, backward) if None in needed else (_DETACHED, without_graph)
             keep: Any = names, partial(each_tensor, by)
             freed = whole * trial.adds_beyond_room
             last = " at the end of each pass" * any(frames.is_chained(each, loop) for each in names)
@@ -404,7 +403,7 @@ def _needs_graph(s: OutOfMemoryState, trial: CodeTrial, name: str) -> bool | Non
     """Whether passes need `name`'s graph; None if `.backward()` in each pass could free it."""
     at, loop = trial.at, trial.rest.loops[0]
     in_loop = frames.backward_of(ast.walk(loop))
-    if _branches(loop, name) or frames.has_backward_below(name, loop, trial.rest):
+    if _backward_in_if(loop, name) or frames.has_backward_below(name, loop, trial.rest):
         return frames.is_chained(name, loop) or None
     if in_loop or any(rest.backward for rest in s.rests[:at]):  # the loop calls `rests[:at]`
         return name in in_loop
@@ -413,7 +412,7 @@ def _needs_graph(s: OutOfMemoryState, trial: CodeTrial, name: str) -> bool | Non
     return not discarded and any(rest.backward for rest in s.rests)
 
 
-def _branches(loop: ast.AST, name: str) -> bool:
+def _backward_in_if(loop: ast.AST, name: str) -> bool:
     """Whether an `if` in a loop calls `.backward()` on what `name` holds, so not each pass does."""
     some = [n for each in ast.walk(loop) if isinstance(each, ast.If) for n in ast.walk(each)]
     return frames.computes(name, some)

@@ -20,8 +20,8 @@ from gpumagic.usercode.variables import names_read
 
 _PARTS = 8, 64  # numbers of parts to split a tensor into
 _ROWS, _PART = 5, 2  # rows of a tensor in a test, and rows of each part
-# Each row of `softmax(x @ x.T)` would depend on one row only if all numbers were large and unlike.
-_SMALL = 0.01  # factor of the numbers in a second test
+# With large numbers, each row of `softmax(x @ x.T)` depends on only one row of `x`.
+_SMALL = 0.01  # the second test multiplies its numbers by this factor
 _TESTS_S = 6.0  # seconds, after which no test is started
 _MOST, _ROOM = 2**30, 2**27  # maximum bytes of a random tensor, and free bytes of a GPU in a test
 # Code that joins the parts' results, by the kind of the result.

@@ -60,7 +60,7 @@ def climb(site: Site, outer: list[FailedFrame]) -> tuple[Site, dict[str, str]]:
 
 
 def _at_notebook(site: Site, outer: list[FailedFrame]) -> Site:
-    """Return a site in the cell, or in its loop, if functions read the operands as globals."""
+    """Return a site in the cell if functions read the operands as globals; otherwise, `site`."""
     frame = next(filter(lambda each: each.at_top, outer), site.frame)
     moved = [_made_of(part, site.frame) for part in [*site.odd, *site.extra]]
     local = {*site.frame.code.co_varnames, *site.frame.code.co_freevars}

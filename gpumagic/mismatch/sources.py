@@ -53,13 +53,13 @@ class Unregistered:
     module: nn.Module
 
     def others(self, frame: FailedFrame, target: str) -> "Iterator[Unregistered]":
-        """Yield the module's other attributes of decimal numbers that are not on `target`."""
+        """Yield the module's other floating-point attributes that are not on `target`."""
         for name, held in own(self.module).items():
             parts = [held, *(item for _, item in contents(held))]
             tensors = ((id(part), t) for part in parts for _, t in operand.tensors_of(part))
             tensors = ((n, t) for n, t in tensors if operand.full(t.device) != target)
             better = _registered(held, {n for n, t in tensors if t.is_floating_point()})
-            follows = name != self.name and not name.startswith("_") and _moves(name, frame)
+            follows = name != self.name and not name.startswith("_") and _may_move(name, frame)
             if better and follows:
                 yield replace(self, name=name, registered=better)
 
@@ -79,7 +79,7 @@ class Unregistered:
         return made[0], self.registered.format("self", self.name, value)
 
 
-def _moves(name: str, frame: FailedFrame) -> bool:
+def _may_move(name: str, frame: FailedFrame) -> bool:
     """Whether code reads the attribute, but not as lengths or statistics on the CPU."""
     read = [statement(use) for use in uses(frame.tree or ast.Pass(), f"self.{name}")]
     return bool(read) and not any(_ON_CPU.search(ast.unparse(n)) for n in read if n is not None)

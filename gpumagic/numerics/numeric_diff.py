@@ -217,6 +217,7 @@ def _compared(
         elif all(each.excess <= 1 for each in known) and not (one.variable and rounding):
             gap = _explained(other, gap, instead, sides)
             found.setdefault(gap.where, gap)  # report a loop's operation only once
+    # 1e-5 is torch.testing's absolute tolerance for float32.
     if not found and closest.relative > 0.01 and (closest.noise or closest.largest < 1e-5):
         apart = f"a difference of {closest.largest:.0e} in values up to {closest.scale:.0e}"
         notes = [*notes, f"{apart} counts as a rounding error of small numbers or large terms"]

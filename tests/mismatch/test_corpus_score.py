@@ -22,6 +22,7 @@ def test_the_score_of_snippets(files):
     assert result.share("the error is left alone") == 1
     assert result.share("fix runs") >= 0.97
     assert result.missed["rightly withheld"] == []
+    assert result.right["rightly withheld"] >= 5 or files is BLIND
     # Of the rules that choose what moves, and of the causes that are known; no promise.
     assert result.share("the odd one") >= 0.9
     assert result.share("the reason") >= 0.8

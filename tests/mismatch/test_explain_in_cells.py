@@ -317,7 +317,7 @@ LOSS = """class Loss(nn.Module):
 """
 
 
-def test_of_several_fixes_the_one_with_the_fewest_edits_is_told(ip):
+def test_globals_that_a_function_of_another_cell_reads_are_moved_once(ip):
     ip.run("def rows(a, t):\n    part = a[t]\n    return part[:, None]")
     ip.run("def noise(x, t):\n    return rows(small, t) * x + rows(large, t)")
     ip.run("small, large = torch.rand(2, 9)\nx = torch.rand(4, 3, device='cuda')")
