@@ -141,11 +141,13 @@ class _Trial:
         return found, (_MOST + 1, _MOST + 1)  # the code still fails
 
     def _takes_effect(self, fix: Fix, texts: dict[str, str]) -> bool:
-        """Whether a dry run executes an edit. Dry runs do not call a class's `__init__` again."""
+        """Whether a dry run executes an edit. An object's earlier method calls are not repeated."""
         nodes = ast.walk(ast.parse(texts.get(fix.filename, "")))
         functions = (node for node in nodes if isinstance(node, ast.FunctionDef))
         around = [f.name for f in functions if f.lineno <= fix.line <= (f.end_lineno or 0)]
-        runs = not fix.cls or bool(around and around[-1] != "__init__")
+        called = {getattr(node, "attr", "") for node in ast.walk(ast.parse(self._top.source))}
+        called |= {frame.code.co_name for frame in self._frames}
+        runs = not fix.cls or bool(around and around[-1] in called - {"__init__"})
         return fix.filename in texts and runs and not fix.earlier
 
     def _from_change(self, texts: dict[str, str]) -> list[ast.stmt]:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from gpumagic.mismatch.explanation import Fix, around, bracketed, total
+from gpumagic.mismatch.explanation import Fix, around, total
 from gpumagic.mismatch.operand import NAMED, TRANSFERS, Part, Reader
 from gpumagic.mismatch.operation import Operation, named_in, operation, ran_mixed
 from gpumagic.mismatch.sources import only_assignment
@@ -27,6 +27,7 @@ from gpumagic.usercode.frames import (
     parents,
     statement,
     stored,
+    uses,
 )
 
 
@@ -162,6 +163,36 @@ def keep_copies(
                 return _fix(code, lost, found, nbytes) if len(found) == len(each) else None, why
         each = [_passed(names, frame, outer) for names in each] if outer else []
     return None, ""
+
+
+def left_behind(part: Part, frame: FailedFrame) -> tuple[Fix | None, str]:
+    """Return the fix of a class's own `to` that does not move an attribute, and the reason."""
+    node: Any = part.node if isinstance(part.node, ast.Attribute) else ast.Attribute(part.node, "")
+    kind: Any = type(frame.scope.value(node.value))
+    code: Any = getattr(getattr(kind, "to", None), "__code__", None)
+    body: Any = definition(code) if is_users(getattr(code, "co_filename", None)) else None
+    sent, text = _own_transfers(body), f"self.{node.attr}"
+    read = (name.replace("self", frame.text(node.value), 1) for name in sent)
+    moved = {
+        getattr(Reader(frame).part(ast.parse(each, mode="eval").body), "device", None)
+        for each in read
+    }
+    if not sent or text in sent or part.device in moved:
+        return None, ""
+    other, call = sent.popitem()
+    new, where = ast.unparse(call).replace(other, text, 1), frame.in_file(code.co_filename)
+    last: Any = statement(call)
+    line = f"{where.text(last)}\n{' ' * last.col_offset}{text} = {new}"
+    edits: list[tuple[ast.AST, str]] = [(use, new) for use in uses(body, text)[:1]]
+    why = f"{kind.__name__}.to() leaves {node.attr} where it is"
+    return around(where, edits or [(last, line)], part.nbytes), why
+
+
+def _own_transfers(method: Any) -> dict[str, Any]:
+    """Return the calls in a method that move attributes, by the attribute: ``self.x``."""
+    calls: list[Any] = [node for node in ast.walk(method or ast.Pass()) if is_transfer(node)]
+    every = {ast.unparse(call.func.value): call for call in calls}
+    return {name: call for name, call in every.items() if name.startswith("self.")}
 
 
 def _is_sent(lost: _Lost, reader: Reader, target: str) -> bool:
@@ -347,39 +378,15 @@ def _is_origin(stmt: Any) -> bool:
     return not any(is_transfer(n) or getattr(n, "arg", "") == "device" for n in nodes)
 
 
-_NUMBERS = {"append": ".item()", "extend": ".tolist()"}  # to get numbers, by the list's method
-
-
-def filled(parts: list[Part], at: Operation) -> Fix | None:
-    """Return the fix of the calls by which this code fills lists with GPU tensors, or None."""
-    frame, edits = at.reader.frame, list[tuple[ast.AST, str]]()
-    nodes = own_nodes(function_of(at.node))
-    for part in parts:
-        held: Any = frame.scope.value(part.node)
-        tensors = [t for t in held if issubclass(type(t), Tensor)] if type(held) is list else []
-        calls = [node for node in nodes if filled_list(node) == part.key]
-        if not tensors or len(tensors) < len(held) or len(calls) != 1:
-            return None
-        (given,) = calls[0].args
-        to_cpu = ".detach()" * any(t.requires_grad for t in tensors) + ".cpu()"
-        numbers = not any(t.dim() for t in tensors)
-        to_cpu = _NUMBERS[calls[0].func.attr] if numbers else to_cpu
-        edits.append((given, bracketed(given, frame.text(given)) + to_cpu))
-    return around(frame, edits, None)
-
-
 def refilled(code: list[ast.stmt], first: int) -> list[ast.stmt]:
     """Return the statements from `first` on, or from where the lists that they fill are created."""
-    lists = {first_name(filled_list(n)) for n in ast.walk(ast.Module(code[first:], []))}
+    calls: list[Any] = [
+        n for each in code[first:] for n in ast.walk(each) if isinstance(n, ast.Call)
+    ]
+    fills = [call for call in calls if getattr(call.func, "attr", "") in ("append", "extend")]
+    lists = {first_name(ast.unparse(call.func.value)) for call in fills}
     made = (n for n, stmt in enumerate(code[:first]) if stored(stmt) & lists)
     return code[next(made, first) :]
-
-
-def filled_list(node: Any) -> str:
-    """Return the list to which a call such as ``losses.append(loss)`` appends; "" for others."""
-    one = isinstance(node, ast.Call) and len(node.args) == 1
-    fills = one and getattr(node.func, "attr", "") in _NUMBERS
-    return ast.unparse(node.func.value) if fills else ""
 
 
 def _in_function(

@@ -73,10 +73,22 @@ def _explain(
         if not on_host and (call := _module_call(found[at], found[at - 1], message)):
             clash, outer, message = call, found[at + 1 :], replace(message, kind="mixed")
             break
-    choice = fixes.choose(clash, message, [frame, *outer], target) if clash else None
+    if clash is not None and not on_host:
+        target = target or _lost_to(clash, [frame, *outer])
+    choice = fixes.choose(clash, message, target) if clash else None
     if clash is None or choice is None:
         return None
     return _mismatch(clash, choice, [] if here else outer, message.kind, here)
+
+
+def _lost_to(clash: Operation, frames: list[FailedFrame]) -> str:
+    """Return the device to which code of its class lost a copy of `self.x`, or ""."""
+    for part in clash.parts:
+        others = {device for each in clash.parts if each is not part for device in each.devices}
+        alone = part.text.startswith("self.") and len(others) == 1 and part.device not in others
+        if alone and callers.keep_copies([part], frames, *others)[0]:
+            return others.pop()
+    return ""
 
 
 def in_library(frame: FailedFrame, message: Message | None) -> Explanation | None:
@@ -123,19 +135,21 @@ def _mismatch(
     places = [(each, odd) for each in [frame, *around]] + [(above.frame, above.odd)]
     tried = [*((each, [*moved, *extra]) for each, moved in places), *places]
     registering = (sources.register(moved, each, choice.target) for each, moved in tried)
-    fix = registered = next(filter(None, registering), None)
-    made = (sources.made_in_each_call(part, frame) for part in odd)
-    cause = _replicated(odd, kind) or next(filter(None, made), "")
+    fix = next(filter(None, registering), None)
+    fix = lasts = fix or sources.made_by_method(odd, frame, choice.target)
+    cause = next(filter(None, (sources.made_in_each_call(part, frame) for part in odd)), "")
     frames = [frame, *outer]
     lost = (callers.keep_copies(moved, frames, choice.target) for moved in ([*odd, *extra], odd))
     kept, why_lost = next((each for each in lost if each[1]), (None, ""))
     # Fix the failed frame, not a caller. The other uses of an index then do not change. For values
     # that torch reads on the CPU, each call of the function needs the fix.
     stays = kind == "host" or (kind == "index" and clash.parts[0] not in odd)
-    listed = callers.filled(above.odd, above.at) if choice.to_host and not here else None
-    fix = fix or kept or listed or fixes.elsewhere(clash, choice, outer)
+    left, why_left = callers.left_behind(odd[0], frame) if len(odd) == 1 else (None, "")
+    sent = (fixes.sent_too(each) for each in (() if choice.to_host else (site, above)))
+    fix = fix or kept or left or next(filter(None, sent), None)
+    fix = fix or fixes.elsewhere(clash, choice, outer)
     fix = fix or fixes.write_fix(site, site if stays else above, choice)
-    why = why_lost or cause or _reason(clash.parts, places, kind, registered)
+    why = why_lost or cause or why_left or _reason(clash.parts, places, kind, lasts)
     fix = None if cause else fix  # no move of the operands cures such a cause
     return Explanation(*expression(frame, node), _rows(clash, choice, site, names), fix, why)
 
@@ -186,7 +200,7 @@ def _reason(
     """Return the reason, or None. `frames` pairs each frame with the operands to move there."""
     if kind in _WHY:
         return _WHY[kind]
-    if told := _brought(leaves):
+    if not fix and (told := _brought(leaves)):
         return told
     every = [(part, frame) for frame, odd in frames for part in odd]
     for part, frame in every:
@@ -211,16 +225,6 @@ def _brought(leaves: tuple[Part, ...]) -> str | None:
                 "to undo: %ongpu home; to avoid: --back on that %%ongpu line"
             )
     return None
-
-
-def _replicated(odd: list[Part], kind: str) -> str:
-    """Return the reason if a DataParallel module is on another GPU than its first; else ""."""
-    ids = odd[0].value.device_ids if kind == "replicas" and odd[0].device != "cpu" else []
-    if not ids:
-        return ""
-    order = sorted(ids, key=lambda number: f"cuda:{number}" != odd[0].device)
-    cure = f"pass device_ids={order}, or move the module and its data to cuda:{ids[0]}"
-    return f"DataParallel needs the module on its first GPU: {cure}"
 
 
 def _origins(leaves: tuple[Part, ...]) -> Iterator[Origin]:

@@ -11,11 +11,12 @@ import sys
 from collections import UserDict
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import Any
 
 from torch import Tensor
 
 from gpumagic.mismatch import sources
-from gpumagic.mismatch.callers import Site, climb, moved_itself
+from gpumagic.mismatch.callers import Site, climb, is_transfer, moved_itself
 from gpumagic.mismatch.explanation import (
     Edit,
     Fix,
@@ -25,19 +26,22 @@ from gpumagic.mismatch.explanation import (
     total,
     trial_on,
 )
-from gpumagic.mismatch.operand import Part, Reader, arguments, device_of, full
+from gpumagic.mismatch.operand import Part, Reader, device_of, full
 from gpumagic.mismatch.operation import (
     Message,
     Operation,
     also_needed,
     learns,
     named_in,
+    nodes_around,
     operation,
     read_on_host,
     storages_in,
 )
+from gpumagic.usercode.files import is_users
 from gpumagic.usercode.frames import (
     FailedFrame,
+    definition,
     first_name,
     function_of,
     in_own_scope,
@@ -61,9 +65,7 @@ class Choice:
     to_host: bool = False  # whether the operation needs these operands on the CPU
 
 
-def choose(
-    found: Operation, message: Message, frames: list[FailedFrame], target: str
-) -> Choice | None:
+def choose(found: Operation, message: Message, target: str) -> Choice | None:
     """Choose the operands to move, and the best device unless `target` is given; or return None."""
     leaves, indexed = found.parts, message.kind == "index"
     tensors = tuple(part for part in leaves if part.kind != "array")
@@ -77,7 +79,7 @@ def choose(
         return Choice("cpu", read, to_host=True) if read else None
     first = f"cuda:{leaves[0].value.device_ids[0]}" if message.kind == "replicas" else None
     first = _of_indexed(found) if indexed else first
-    target = target or first or _written_on(found, frames) or _heaviest(found)
+    target = target or first or _heaviest(found)
     odd = [part for part in leaves if part.devices != (target,)]
     odd = [part for part in odd if not part.scalar] or odd  # CPU scalars stay if others are odd
     moving = [part for part in odd if part.kind != "object" or hasattr(type(part.value), "to")]
@@ -97,23 +99,6 @@ def _of_indexed(found: Operation) -> str | None:
     return gpus[0].device if made or also_needed(frame, found.node, gpus, "cpu") else "cpu"
 
 
-def _written_on(found: Operation, frames: list[FailedFrame]) -> str | None:
-    """Return the device of the operand that is changed in place; None if this operand may move."""
-    fixed, frame = found.fixed, found.reader.frame
-    if fixed is None:
-        return None
-    others = [part.device for part in found.parts if part.device not in (fixed.device, "cpu")]
-    gpu, stmt = next(iter(others), None), statement(found.node)
-    if gpu is None:
-        return fixed.device
-    lasts = frame.at_top or isinstance(fixed.node, (ast.Attribute, ast.Subscript))
-    made = [fixed, *also_needed(frame, found.node, [fixed], gpu)]
-    moves = all(sources.maker_of(part, found) for part in made)
-    moves = moves or sources.owner_of(fixed, frames, gpu) is not None
-    bound = lasts and stmt is not None and sources.can_be_bound(fixed, frame, stmt, True)
-    return None if moves or bound else fixed.device
-
-
 def _heaviest(found: Operation) -> str:
     """Return the best target. Prefer GPUs, then devices of modules, then the most bytes."""
 
@@ -121,12 +106,15 @@ def _heaviest(found: Operation) -> str:
         here = [part for part in found.parts if device in part.devices]
         # An attribute that stayed here when its module moved must follow the module.
         left = [(part, sources.unregistered(part, found.reader.frame)) for part in here]
-        stayed = all(each and "." in p.text and device not in each.homes for p, each in left)
+        stayed = all(each and device not in each.homes for _, each in left)
         # Instead of a result, count the variables in its expression. A module counts twice if it
         # is an operand, and once if it is in the expression of a result.
         named = [each for part in here for each in named_in(part, found.reader) or [part]]
         sizes = {part.key: part.nbytes for part in named}
-        model = sum(any(map(learns, parts)) for parts in (here, named))
+        made = (sources.only_assignment(part.text, found.node) for part in named)
+        calls = (getattr(stmt.value, "func", None) for stmt in made if stmt is not None)
+        by = [found.reader.part(call) for call in calls if call is not None]
+        model = sum(any(map(learns, filter(None, parts))) for parts in (here, named, by))
         return not stayed, device != "cpu", model, total(sizes.values()) or 0
 
     return max(dict.fromkeys(d for part in found.parts for d in part.devices), key=weight)
@@ -148,13 +136,13 @@ def _move_owners(choice: Choice, frames: list[FailedFrame]) -> Fix | None:
 def elsewhere(clash: Operation, choice: Choice, outer: list[FailedFrame]) -> Fix | None:
     """Return a fix of the code that made the operands, or one that moves their module; or None."""
     wanted = [storages_in(part, clash.reader) for part in choice.odd]
-    for frame in outer if choice.target != "cpu" else ():
+    frames = [clash.reader.frame, *outer]
+    for frame in frames if choice.target != "cpu" else ():
         at = Operation(Reader(frame), frame.failed or ast.Pass(), ())
         if fix := sources.made_by_call(wanted, at, choice.target):
             return fix
     # A cell that compares two models' parameters must not split a model over two devices.
     compares = all(sources.is_leaf(p) and isinstance(p.node, ast.Attribute) for p in clash.parts)
-    frames = [clash.reader.frame, *outer]
     return None if compares and frames[0].at_top else _move_owners(choice, frames)
 
 
@@ -167,11 +155,35 @@ def write_fix(site: Site, above: Site, choice: Choice) -> Fix | None:
         # Copy in the caller only if no other line of the function needs the argument on the GPU.
         climbed = above is not site and _used_once(site) and all(p in given for p in above.odd)
         return _move(replace(above, odd=given) if climbed else site, choice)
-    wanted = [storages_in(part, site.at.reader) for part in site.odd]
-    fix = _make_there(site, choice.target)
-    fix = fix or sources.made_by_call(wanted, site.at, choice.target)
-    fix = fix or _make_there(above, choice.target) or _move(above, choice)
-    return fix or _move(site, choice)
+    made = _make_there(site, choice.target) or _make_there(above, choice.target)
+    return made or _move(above, choice) or _move(site, choice)
+
+
+def sent_too(site: Site) -> Fix | None:
+    """Return the fix of a function that moves only some of the tensors that it returns, or None."""
+    frame, odd = site.frame, [n for part in site.odd for n in named_in(part, site.at.reader)]
+    for made in nodes_around(site.at.node, ast.Assign):
+        function: Any = frame.scope.value(getattr(made.value, "func", made))
+        code: Any = getattr(getattr(function, "__func__", function), "__code__", None)
+        body: Any = definition(code) if is_users(getattr(code, "co_filename", None)) else None
+        nodes: list[Any] = [*ast.walk(body or ast.Pass())]
+        sent = [node for node in nodes if is_transfer(node)]
+        left = _returned(nodes, made.targets[0], odd, frame)
+        if sent and len(left) == len(odd):
+            how = ast.unparse(sent[0]).removeprefix(ast.unparse(sent[0].func.value))
+            where = frame.in_file(code.co_filename)
+            edits: Any = [(each, bracketed(each, where.text(each)) + how) for each in left]
+            return around(where, edits, total(part.nbytes for part in site.odd))
+    return None
+
+
+def _returned(nodes: list[Any], to: Any, odd: list[Part], frame: FailedFrame) -> list[ast.expr]:
+    """Return the items of a function's only `return x, y` that are assigned to odd names."""
+    values = [node.value for node in nodes if isinstance(node, ast.Return)]
+    items = getattr(values[0], "elts", []) if len(values) == 1 else []
+    wanted = {id(part.value) for part in odd}
+    pairs = zip(getattr(to, "elts", []), items, strict=False)
+    return [item for name, item in pairs if id(frame.scope.value(name)) in wanted]
 
 
 def _read_above(site: Site, above: Site) -> list[Part]:
@@ -222,21 +234,8 @@ def _move(site: Site, choice: Choice) -> Fix | None:
     moved = [*above, *(part for part, found in edits if found)]
     nbytes = {part.key: part.to_move(choice.target) for part in moved}
     replaced = [e for _, found in edits for e in found]
-    replaced += _chained(site, replaced) if to_host else []
     edit = Edit(frame, stmt, _lines(above, device), replaced)
     return edit.fix(total(nbytes.values())) if moved else None
-
-
-def _chained(site: Site, edits: list[tuple[ast.AST, str]]) -> list[tuple[ast.AST, str]]:
-    """Return the same edits for later calls of a chain, as in `model.fit(x, y).score(x, y)`."""
-    node, later = site.at.node, list[ast.expr]()
-    for parent in parents(node):
-        if not isinstance(parent, ast.Attribute) and getattr(parent, "func", None) is not node:
-            break
-        later += arguments(parent) if isinstance(parent, ast.Call) else []
-        node = parent
-    new = {ast.unparse(node): text for node, text in edits}
-    return [(node, new[ast.unparse(node)]) for node in later if ast.unparse(node) in new]
 
 
 def written_device(site: Site, target: str, line: ast.stmt, *, inside: bool = False) -> str:
@@ -328,6 +327,7 @@ def _split(site: Site, stmt: ast.stmt, *, to_host: bool) -> tuple[list[Part], li
     for part in [*site.odd, *site.extra]:
         may_stand = part is not site.at.fixed and hasattr(part.node, "lineno")
         is_whole = part.kind == "module" or (sources.is_leaf(part) and not to_host)
+        is_whole |= part.text.removeprefix("self.").isidentifier() and "." in part.text
         stands = once and may_stand and not is_whole
         if not stands and sources.can_be_bound(part, site.frame, stmt, part is site.at.fixed):
             above.append(part)

@@ -38,6 +38,7 @@ _BUFFER = '{}.register_buffer("{}", {}, persistent=False)'
 _REGISTERED = "{}.{} = nn.%s({})"  # %s is a class such as Parameter or ModuleList
 PERMANENTLY = "; to fix it permanently, "
 _ON_CPU = re.compile(r"\.cpu\(\)|\.numpy\(|pack_padded")
+_SENT = re.compile(r"\.(to|cuda)\([^()]*\)")
 _PARAMETER = re.compile(r"[\w.]*\bParameter(?=\()")
 
 
@@ -63,15 +64,17 @@ class Unregistered:
             if better and follows:
                 yield replace(self, name=name, registered=better)
 
-    def edit(self, frame: FailedFrame) -> tuple[ast.AST, str] | None:
+    def edit(self, frame: FailedFrame, target: str) -> tuple[ast.AST, str] | None:
         """Return the attribute's only assignment, in `__init__`, and its new code; else None."""
         nodes, text = ast.walk(frame.tree) if frame.tree is not None else (), f"self.{self.name}"
         classes = [n for n in nodes if isinstance(n, ast.ClassDef) and n.name == self.cls]
         inner: list[Any] = [node for each in classes for node in ast.walk(each)]
         made = [node for node in inner if assigns(node, text) and not uses(node.value, text)]
         where = [getattr(function_of(stmt), "name", "") for stmt in made]
+        # For the CPU, register only what a module on the CPU left behind.
+        stays = target == "cpu" and self.homes != {target}
         # A constant such as `None` is a placeholder that other code replaces.
-        if where != ["__init__"] or isinstance(made[0].value, ast.Constant):
+        if stays or where != ["__init__"] or isinstance(made[0].value, ast.Constant):
             return None
         value = ast.get_source_segment(frame.source, made[0].value) or ""
         if self.registered == _REGISTERED % "Parameter":  # the value may call Parameter already
@@ -89,6 +92,7 @@ def unregistered(part: operand.Part, frame: FailedFrame) -> Unregistered | None:
     """Return the unregistered attribute that is or contains the operand; None if there is none."""
     nodes = [node for node in ast.walk(part.node) if isinstance(node, ast.Attribute)]
     odd = {id(frame.scope.value(node)) for node in nodes} | {id(part.value)}
+    odd |= {id(each.value) for each in named_in(part, operand.Reader(frame))}
     owners = {ast.unparse(node.value): frame.scope.value(node.value) for node in nodes}
     owners["self"] = frame.scope.local.get("self", MISSING)
     every = nodes_around(frame.failed or part.node, ast.Attribute)
@@ -129,12 +133,12 @@ def _registered(held: Any, odd: set[int]) -> str | None:
 
 def register(parts: list[operand.Part], frame: FailedFrame, target: str) -> Fix | None:
     """Return one fix that registers all these operands; None if there is no such fix."""
-    found = [unregistered(part, frame) for part in parts] if target != "cpu" else []
-    edits: Any = [each.edit(frame) if each else None for each in found]
+    found = [unregistered(part, frame) for part in parts]
+    edits: Any = [each.edit(frame, target) if each else None for each in found]
     if not all(edits):
         return None
-    others = [other.edit(frame) for each in found if each for other in each.others(frame, target)]
-    more = [edit for edit in others if edit and edit not in edits]
+    others = (other for each in found if each for other in each.others(frame, target))
+    more = [edit for each in others if (edit := each.edit(frame, target)) and edit not in edits]
     return around(frame, [*edits, *more], 0) or around(frame, edits, 0)
 
 
@@ -166,7 +170,7 @@ def _names_around(frame: FailedFrame, part: operand.Part) -> list[ast.expr]:
     loops = [loop.iter for loop in loops_around(failed) if isinstance(loop, ast.For)]
     trees: list[ast.AST] = [statement(failed) or failed, *loops]
     nodes: list[Any] = [node for tree in trees for node in ast.walk(tree)]
-    found = [node for node in nodes if isinstance(node, operand.NAMED)]
+    found = [n for n in nodes if isinstance(n, operand.NAMED) and isinstance(n.ctx, ast.Load)]
     # In the cell, a global module may have the same name as in the function that reads it.
     a_module = part.kind == "module" and part.text.isidentifier()
     return [*found, *[ast.Name(part.text, ast.Load())] * a_module]
@@ -215,6 +219,10 @@ def maker_of(part: operand.Part, at: Operation) -> ast.Assign | None:
     value: Any = made.value
     on_default = getattr(getattr(value, "func", None), "attr", "") == "cuda"
     movable = created and (is_leaf(part) or (on_default and not operand.arguments(value)))
+    # `self.device` may be out of date, because a module's `.to()` does not change it.
+    stale = [word.value for word in getattr(value, "keywords", ())]
+    stale = [n for n, _ in created if n in stale and ast.unparse(n).startswith("self.")]
+    movable = movable or (stale and part.device == "cpu")
     sent = moves_to_device(value, at.reader) and part.device != "cpu" and not is_leaf(part)
     return made if call.factory or from_numpy or asked or movable or sent else None
 
@@ -238,6 +246,33 @@ def made_by_call(wanted: list[set[Any]], at: Operation, target: str) -> Fix | No
             edits = [edit for value in values for edit in with_device(value, where, device)]
             return around(where, edits, 0)
     return None
+
+
+def made_by_method(parts: list[operand.Part], frame: FailedFrame, target: str) -> Fix | None:
+    """Return the fix of a method, such as `reset`, that creates a module's state on the CPU."""
+    owner: Any = frame.scope.local.get("self", MISSING)
+    its = moving_tensors(owner) if issubclass(type(owner), nn.Module) else []
+    held = storages([part.value for part in parts])
+    there = [t for t in its if not storages(t) & held]
+    if {operand.full(tensor.device) for tensor in there} != {target}:
+        return None
+    names = {**own(owner)["_parameters"], **own(owner)["_buffers"]}
+    same = (f"self.{name}.device" for name, t in names.items() if id(t) in map(id, there))
+    text, *others = {".".join(re.split(r"[.\[]", part.text)[:2]) for part in parts}
+    edits = _in_other_methods(text, frame, next(same, "next(self.parameters()).device"))
+    return around(frame, edits[0], 0) if len(edits) == 1 and not others else None
+
+
+def _in_other_methods(text: str, frame: FailedFrame, device: str) -> list[Any]:
+    """Return the edits that create `self.x` on `device`; none if `__init__` assigns a value too."""
+    failed = function_of(frame.failed or ast.Pass())
+    cls = next(parents(failed or ast.Pass()), ast.Pass())
+    made: Any = [node for node in ast.walk(cls) if assigns(node, text)]
+    made = [node for node in made if not isinstance(node.value, ast.Constant)]
+    if "__init__" in {getattr(function_of(node), "name", "") for node in made}:
+        return []
+    edits = [with_device(n.value, frame, device) for n in made if function_of(n) is not failed]
+    return [edit for edit in edits if edit]
 
 
 def _results(function: ast.AST) -> list[ast.expr]:
@@ -279,9 +314,10 @@ def is_leaf(part: operand.Part) -> bool:
 
 def only_assignment(text: str, node: Any) -> ast.Assign | None:
     """Return the only assignment to `text` in a node's function, if the assignment is not below."""
-    # Statements such as `x = x + 1` do not count.
+    # Statements such as `x = x + 1` do not count, unless the only one is `x = x.to(device)`.
     stmts = [stmt for stmt in nodes_around(node, ast.Assign) if assigns(stmt, text)]
-    made = [stmt for stmt in stmts if not uses(stmt.value, text)]
+    sent = [stmt for stmt in stmts if _SENT.fullmatch(ast.unparse(stmt.value).removeprefix(text))]
+    made = [stmt for stmt in stmts if not uses(stmt.value, text)] or sent * (len(stmts) == 1)
     return made[0] if len(made) == 1 and made[0].lineno <= node.lineno else None
 
 

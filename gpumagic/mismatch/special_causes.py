@@ -22,6 +22,7 @@ from gpumagic.mismatch.explanation import (
     Operand,
     around,
     before_loops,
+    bracketed,
     can_precede,
     expression,
     total,
@@ -124,9 +125,10 @@ def _for_missing(frames: list[FailedFrame], kind: str) -> Explanation | None:
             fix = _renamed(each, node, frames, value, last)
             why = f"{frame.text(each)} is no GPU here: {there_is(here(memory=False))}"
             return Explanation(*expression(frame, node), (), fix, why)
-    if kind == "ordinal":  # the number comes from an f-string or a library, so there is no fix
+    word = next((word.value for word in node.keywords if word.arg == "map_location"), ast.Pass())
+    if kind == "ordinal" or isinstance(word, ast.JoinedStr):  # or the number is a library's
         why = f"the code names a GPU that is not here: {there_is(here(memory=False))}"
-        return Explanation(*expression(frame, node), (), None, why)
+        return Explanation(*expression(frame, node), (), _within_count(word, frame), why)
     return _with_argument(node, frame, "map_location", '"cpu"', _FILE)
 
 
@@ -142,8 +144,16 @@ def _renamed(
     made = sources.only_assignment(name, stmt)
     if name.isidentifier() and frame.at_top and not made:
         return Edit(frame, before_loops(frame, stmt, [name]), [f"{name} = {new}"]).fix(None)
-    fix = around(frame, [(made.value, new)], None) if made else None
+    fix = (made and _within_count(made.value, frame)) or _within_count(each, frames[0])
+    fix = fix or (around(frame, [(made.value, new)], None) if made else None)
     return fix or around(frames[0], [(each, new)], None)
+
+
+def _within_count(value: ast.AST, frame: FailedFrame) -> Fix | None:
+    """Return the fix of an f-string, such as f"cuda:{rank}", for numbers that are too large."""
+    found = [node.value for node in ast.walk(value) if isinstance(node, ast.FormattedValue)]
+    edits: Any = [(n, f"{bracketed(n, ast.unparse(n))} % torch.cuda.device_count()") for n in found]
+    return around(frame, edits, None) if len(edits) == 1 else None
 
 
 def _with_argument(
@@ -249,6 +259,8 @@ def _for_generator(frames: list[FailedFrame]) -> Explanation | None:
     rows = [sources.row(named, False) for each in parts for named in named_in(each, reader)]
     fix = _made_on(part, node, frames, target)
     why = f"random numbers on {target} need a generator on {target}"
+    if fix is None and (fix := _drawn_with(part, node, frame, target)):
+        why += f'; to draw them there, create {part.text} with torch.Generator("{target}")'
     why += "" if fix else f': create it with torch.Generator("{target}")'
     return Explanation(*expression(frame, node), (*rows, sources.row(part, True)), fix, why)
 
@@ -264,6 +276,20 @@ def _drawn_on(node: Any, reader: operand.Reader, part: operand.Part) -> str | No
         if len({p.device for p in found}) == 1:
             return found[0].device
     return "cpu" if part.device != "cpu" else None
+
+
+def _drawn_with(part: operand.Part, node: Any, frame: FailedFrame, target: str) -> Fix | None:
+    """Return the fix that draws on the generator's device, and moves the numbers to `target`."""
+    words = {word.arg: frame.text(word.value) for word in node.keywords}
+    made = operand.is_torch(frame.scope.value(node.func)) and words.get("generator") == part.text
+    if not made or "requires_grad" in words or "out" in words:
+        return None
+    # The generator may be None in another call of this function.
+    there = 'device="cpu"' if part.device == "cpu" else f"device={part.text}.device"
+    to = words.get("device", f'"{target}"')
+    code = frame.text(node).replace(f"device={to}", there, 1)
+    code = code if "device" in words else sources.with_keyword(node, frame, there)[1]
+    return around(frame, [(node, f"{code}.to({to})")], None) if there in code else None
 
 
 def _made_on(part: operand.Part, node: Any, frames: list[FailedFrame], target: str) -> Fix | None:

@@ -33,15 +33,30 @@ def test_the_state_of_an_optimizer_moves_once_above_the_outermost_loop(code):
     assert run(explanation.fix.apply(code)) is None
 
 
-def test_a_generator_with_other_draws_stays():
+def test_a_generator_with_other_draws_stays_and_its_numbers_move():
     code = (
         'rng = torch.Generator("cuda:0").manual_seed(1)\n'
         'noise = torch.rand(4, device="cuda:0", generator=rng)\n'
         "def rows():\n    return torch.randint(4, (2,), generator=rng)\nx = noise[rows()]\n"
     )
     explanation = gpumagic.explain(run(code))
-    assert explanation.fix is None
-    assert explanation.reason.endswith('create it with torch.Generator("cpu")')
+    drawn = 'return torch.randint(4, (2,), generator=rng, device=rng.device).to("cpu")'
+    assert explanation.fix.code.strip() == drawn
+    assert run(explanation.fix.apply(code)) is None
+
+
+def test_a_gpu_that_is_not_here_is_renamed_in_map_location():
+    code = (
+        "import io\nfile, rank = io.BytesIO(), 5\ntorch.save(torch.ones(2), file)\nfile.seek(0)\n"
+        'x = torch.load(file, map_location=f"cuda:{rank}")\n'
+    )
+    explanation = gpumagic.explain(run(code))
+    assert explanation.reason.startswith("the code names a GPU that is not here: there are cuda:0")
+    assert (
+        explanation.fix.code
+        == 'x = torch.load(file, map_location=f"cuda:{rank % torch.cuda.device_count()}")'
+    )
+    assert run(explanation.fix.apply(code)) is None
 
 
 def test_a_generator_for_several_draws_on_one_device_is_made_there():

@@ -322,3 +322,171 @@ def test_a_layer_that_each_call_makes_is_to_be_made_once():
     explanation = gpumagic.explain(run(code))
     assert "each call of forward() creates a new nn.BatchNorm1d" in explanation.reason
     assert explanation.fix is None
+
+
+WEIGHTS = """
+class Weighted(nn.Module):
+    def __init__(self, n):
+        super().__init__()
+        self.logs = [nn.Parameter(torch.zeros(1)) for _ in range(n)]
+    def forward(self, losses):
+        total = 0
+        for log, loss in zip(self.logs, losses):
+            total = total + torch.exp(-log) * loss + log
+        return total
+Weighted(2).cuda()([torch.ones(1, device="cuda")] * 2)
+"""
+LAYERS = """
+class Deep(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.hidden = nn.Linear(4, 4), None
+        self.hidden = [nn.Linear(4, 4) for _ in range(2)]
+    def forward(self, x):
+        x = self.first(x)
+        for layer in self.hidden:
+            x = layer(x)
+        return x
+net = Deep().cuda(1)
+for layer in net.hidden:
+    layer.cuda(1)
+net.cpu()(torch.ones(3, 4))
+"""
+STATE = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn, self.hidden = nn.LSTM(3, 5), None
+        self.register_buffer("scale", torch.ones(5))
+    def reset(self, n):
+        self.hidden = (torch.zeros(1, n, 5), torch.zeros(1, n, 5))
+    def forward(self, x):
+        y, self.hidden = self.rnn(x, self.hidden)
+        return y * self.scale
+net = Net().cuda(1)
+net.reset(2)
+net(torch.ones(4, 2, 3, device="cuda:1"))
+"""
+BATCH = """
+class Batch:
+    def __init__(self, ids, mask, labels):
+        self.ids, self.mask, self.labels = ids, mask, labels
+    def to(self, device):
+        return Batch(self.ids.to(device), self.mask.to(device), self.labels)
+words = nn.Embedding(9, 3).cuda(1)
+def loss_of(b):
+    y = (words(b.ids) * b.mask[:, None]).sum(1)
+    return F.cross_entropy(words(b.ids), b.labels)
+loss_of(Batch(torch.arange(3), torch.ones(3), torch.zeros(3, dtype=torch.long)).to("cuda:1"))
+"""
+IN_PLACE = BATCH.replace(
+    "return Batch(self.ids.to(device), self.mask.to(device), self.labels)",
+    """
+        self.ids = self.ids.to(device)
+        self.mask = self.mask.to(device, non_blocking=True)
+        return self""".strip(),
+)
+CENTRES = """
+class Means:
+    def fit(self, x):
+        self.centres = x[:2].clone()
+        return self
+    def nearest(self, x):
+        return torch.cdist(x, self.centres).argmin(1)
+    def to(self, device):
+        self.centres.to(device)
+        return self
+means = Means().fit(torch.ones(6, 2, device="cuda")).to("cpu")
+means.nearest(torch.ones(3, 2))
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "new", "why"),
+    [
+        (
+            *(WEIGHTS, "self.logs = nn.ParameterList([nn.Parameter(torch.zeros(1)) for"),
+            "self.logs is a plain list, and .to() skips its contents",
+        ),
+        (
+            *(LAYERS, "self.hidden = nn.ModuleList([nn.Linear(4, 4) for"),
+            "self.hidden is a plain list, and .to() skips its contents",
+        ),
+        (STATE, "self.hidden = (torch.zeros(1, n, 5, device=self.scale.device), torch.", ""),
+        (
+            *(BATCH, "return Batch(self.ids.to(device), self.mask.to(device), self.labels.to("),
+            "Batch.to() leaves labels where it is",
+        ),
+        (
+            IN_PLACE,
+            "self.mask = self.mask.to(device, non_blocking=True)\n"
+            "        self.labels = self.labels.to(device, non_blocking=True)",
+            "Batch.to() leaves labels where it is",
+        ),
+        (
+            *(CENTRES, "self.centres = self.centres.to(device)"),
+            "self.centres.to(device) returns a copy of a tensor, and nothing keeps this copy",
+        ),
+    ],
+)
+def test_what_a_class_left_behind_is_mended_there(code, new, why):
+    explanation = gpumagic.explain(run(code))
+    assert explanation.fix.code.strip().startswith(new)
+    assert why in (explanation.reason or "")
+    assert run(explanation.fix.apply(code)) is None
+
+
+def test_an_attribute_that_is_no_state_is_moved_once_and_found_there_by_later_calls():
+    code = (
+        "class Boost:\n    def __init__(self):\n        self.by = torch.arange(4.0)\n"
+        "    def __call__(self, x):\n        return x + self.by\n"
+        "ys = [*map(Boost(), [torch.ones(2, 4, device='cuda')] * 2)]\n"
+    )
+    fix = gpumagic.explain(run(code)).fix
+    assert fix.code.strip() == "self.by = self.by.to(x.device)"
+    assert run(fix.apply(code)) is None
+
+
+def test_each_model_of_a_comprehension_is_moved_where_it_is_called():
+    code = (
+        "nets, x = [nn.Linear(3, 2) for _ in range(2)], torch.ones(4, 3)\n"
+        "ys = [net(x.to('cuda')) for net in nets]\n"
+    )
+    fix = gpumagic.explain(run(code)).fix
+    assert fix.code == "ys = [net.to(\"cuda:0\")(x.to('cuda')) for net in nets]"
+    assert run(fix.apply(code)) is None
+
+
+def test_a_transfer_to_the_wrong_gpu_is_sent_to_the_right_one_at_once():
+    code = (
+        "net, data = nn.Linear(3, 2).cuda(1), [(torch.ones(4, 3), torch.ones(4, 2))] * 2\n"
+        "for x, y in data:\n    x = x.to('cuda')\n    y = y.to('cuda')\n"
+        "    loss = (net(x) - y).sum()\n"
+    )
+    fix = gpumagic.explain(run(code)).fix
+    assert fix.code == '    x = x.to("cuda:1")\n    y = y.to("cuda:1")'
+    assert run(fix.apply(code)) is None
+
+
+@pytest.mark.parametrize("moved", ["x.to(device), y", "x, y"])
+def test_a_function_that_moves_only_some_of_its_results_moves_the_others_too(moved):
+    code = (
+        "device, data = 'cuda', torch.arange(40)\ndef batch(n):\n"
+        "    x = torch.stack([data[i : i + 4] for i in range(n)])\n    y = x[:, 1:] + 0\n"
+        f"{'    x = x.to(device)' if moved == 'x, y' else ''}\n    return {moved}\n"
+        "words = nn.Embedding(50, 60).cuda()\nfor _ in range(2):\n    x, y = batch(3)\n"
+        "    loss = F.cross_entropy(words(x)[:, 1:].flatten(0, 1), y.flatten())\n"
+    )
+    fix = gpumagic.explain(run(code)).fix
+    assert fix.code == f"    return {moved}.to(device)"
+    assert run(fix.apply(code)) is None
+
+
+def test_what_a_module_computed_stays_where_it_is():
+    code = (
+        "net, kept = nn.Linear(4, 3).cuda(0), torch.ones(9, 3).cuda(1)\n"
+        "y = net(torch.ones(2, 4).cuda(0))\nd = y[:, None] - kept[None]\n"
+    )
+    fix = gpumagic.explain(run(code)).fix
+    assert fix.code == "d = y[:, None] - kept[None].to(y.device)"
+    assert run(fix.apply(code)) is None
