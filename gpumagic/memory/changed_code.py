@@ -11,6 +11,7 @@ import textwrap
 from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
+from functools import partial
 from itertools import permutations, takewhile
 from typing import Any
 
@@ -257,26 +258,49 @@ def collected(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     for node in nodes:
         name, args = _appended(node)
         if args and (not name or s.local(trial.frame, name) in large):
-            new = {each: expression(f"({ast.unparse(each)}).cpu()") for each in args}
-            form = Form("", "", [], trial.code, new)
+            texts = {each: _on_cpu(each, trial.frame.scope.value(each)) for each in args}
+            form = Form("", "", [], trial.code, {e: expression(t) for e, t in texts.items()})
             with form.in_place():
                 do = f"`{ast.unparse(frames.statement(node) or node)}` for line {node.lineno}"
-            yield from helps(trial, do, form=form)
+            yield from _without_old(s, trial, do, form)
+
+
+def _without_old(s: OutOfMemoryState, trial: CodeTrial, do: str, form: Form) -> Iterator[Lever]:
+    """Propose `form`, and to recreate earlier cells' lists or dicts to which a rerun would add."""
+    cell, every = label(s.frames[-1].filename), s.namespace.keys() - s.rests[-1].made_before
+    known = {name for name in every if type(s.namespace[name]) in (list, dict)}
+    rows = [row for row in s.device.holders if row.made and cell in str(row.made)]
+    old = [n for row in rows for n in (row.path, *row.aliases) if n in known]
+    do += f"; `%gpufree {old[0]}` and recreate it: old items stay on the GPU" if old else ""
+    again = [] if trial.rest.loops else old  # the loop needs the items
+    first = lambda into: [into[name].clear() for name in again]  # noqa: E731
+    yield from helps(trial, do, form=form, first=first)
+
+
+def _on_cpu(node: ast.expr, value: Any) -> str:
+    """Return code that copies a value, or the items of a list, to the CPU. A model stays."""
+    text = ast.unparse(node)
+    if type(value) in (list, tuple):
+        return f"[x.cpu() for x in {text}]"
+    return text if is_module(value) else f"({text}).cpu()"
 
 
 def _appended(call: Any) -> tuple[str, list[ast.expr]]:
     """Return the name to which a call appends, and what to copy: `[x, y]` of `x = cat([x, y])`."""
-    simple = isinstance(frames.statement(call), (ast.Assign, ast.Expr, ast.Return))
+    stmt = frames.statement(call)
+    simple = isinstance(stmt, (ast.Assign, ast.Expr, ast.Return))
     if isinstance(call, ast.ListComp) and simple:  # the list has no name until it is complete
         return "", [call.elt]
-    if not isinstance(call, ast.Call):
+    starred = ast.Starred in map(type, ast.walk(call))
+    if not isinstance(call, ast.Call) or starred or not call.args:
         return "", []
-    function, stmt = getattr(call.func, "attr", ""), frames.statement(call)
-    if any(isinstance(node, ast.Starred) for node in ast.walk(call)):
-        return "", []
+    function = getattr(call.func, "attr", "")
     if function == "append" and isinstance(call.func, ast.Attribute):
         return ast.unparse(call.func.value), call.args
-    items = getattr(call.args[0], "elts", []) if call.args and function in _CATS else []
+    (joined,) = call.args[:1] if function in _CATS else [None]
+    if isinstance(joined, ast.Name):
+        return "", [joined]
+    items = getattr(joined, "elts", [])
     name = ast.unparse(items[0]) if items else ""
     into = [*map(ast.unparse, stmt.targets)] if isinstance(stmt, ast.Assign) else []
     return (name, items) if into == [name] else ("", [])
@@ -365,12 +389,51 @@ def recomputed(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     trial = t.whole or t.best
     # A second forward pass would update running statistics, as of BatchNorm, a second time.
     read = models(s, trial) if trial is not None else []
-    every = (module for each in read for module in each.modules() if module.training)
-    running = any("running_mean" in own(module).get("_buffers", ()) for module in every)
-    trains = any(rest.backward for rest in s.rests)
-    for rest in s.rests if trains and not running else ():
-        for form in checkpointed(rest):
-            for lever in helps(trial, f"{_named(s, rest, form)}: slower, less memory", form=form):
-                yield lever
-                if lever.fits:
-                    return
+    parts = (module for each in read for module in each.modules() if module.training)
+    running = any("running_mean" in own(module).get("_buffers", ()) for module in parts)
+    if not any(rest.backward for rest in s.rests) or running:
+        return
+    for name in sorted(s.read | s.rests[-1].read_anywhere):
+        model = s.namespace.get(name)
+        method = next((each for each in _METHODS if hasattr(model, each)), "")
+        if on := getattr(model, method, None) if is_module(model) else None:
+            within = lambda on=on: nullcontext(on())  # noqa: E731
+            yield from helps(trial, f"`{name}.{method}()`{_SLOWER}", within=within)
+    every = {_named(s, rest, form): form for rest in s.rests for form in checkpointed(rest)}
+    for do, form in every.items():
+        for lever in helps(trial, f"{do}{_SLOWER}", form=form):
+            yield lever
+            if lever.fits:
+                return
+
+
+_SLOWER = ": slower, less memory"
+_METHODS = "activation_checkpointing_enable", "gradient_checkpointing_enable"  # of transformers
+
+
+def sparse(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
+    """Propose sparse gradients for embeddings, if the optimizer accepts them."""
+    for name in sorted(s.read | s.rests[-1].read_anywhere) if t.best is not None else ():
+        model: Any = s.namespace.get(name)
+        every = model.named_modules(prefix=name) if is_module(model) else ()
+        tables = ((path, part) for path, part in every if getattr(part, "sparse", None) is False)
+        large = {path: part for path, part in tables if s.worth(part.weight.nbytes)}
+        code = "; ".join(f"{path}.sparse = True" for path in large)
+        if large and any(rest.backward for rest in s.rests):
+            do = f"`{code}`: gradients of only the rows read"
+            yield from helps(t.best, do, within=partial(_with_sparse, large.values()))
+
+
+def _with_sparse(tables: Iterable[Any]) -> Any:
+    for each in tables:
+        each.sparse = True
+    return nullcontext()
+
+
+def autocast(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
+    """Propose to compute a model's results with 16 bits where torch finds that safe."""
+    torch = torch_here()
+    if t.best is not None and models(s, t.best) and not torch.is_autocast_enabled("cuda"):
+        code = '`with torch.autocast("cuda", torch.bfloat16):`'
+        do = f"{code} around the forward pass and the loss: numbers have 3 digits then"
+        yield from helps(t.best, do, within=partial(torch.autocast, "cuda", torch.bfloat16))

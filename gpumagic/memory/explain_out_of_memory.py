@@ -30,7 +30,7 @@ from gpumagic.memory.oom_trials import (
     without_graph,
 )
 from gpumagic.memory.out_of_memory import Lever, OutOfMemory
-from gpumagic.memory.smaller_batch import smaller
+from gpumagic.memory.smaller_batch import smaller, smaller_samples
 from gpumagic.usercode import frames
 from gpumagic.usercode.files import UserLine, innermost_of, label, shell, user_namespace
 from gpumagic.usercode.values import is_module, is_tensor, own, torch_here
@@ -69,9 +69,10 @@ def _explained(s: OutOfMemoryState, where: UserLine, t: Trials) -> OutOfMemory:
         levers(s, t, (free_kept, delete)),
     )
     loop, top = t.loop, t.every[-1]
-    stale = top.rest.remade | (top.stale if top.frame.at_top else set())
-    joint = s.alone(stale)  # several names may hold one graph, which the last deletion frees
-    needed = (n for n in stale if s.worth(8 * (joint - s.alone(stale - {n})) - joint))
+    stale = top.rest.remade() | (top.stale if top.frame.at_top else set())
+    # Several names may hold one graph, which the last deletion frees.
+    pairs = [(g, s.alone(g)) for g in (stale, stale | top.rest.remade(empty=True))]
+    much = {n for n in stale for g, j in pairs if s.worth(8 * (j - s.alone(g - {n})) - j)}
     return OutOfMemory(
         expression=where.source if failed is None else s.frames[0].text(failed),
         line=where.line,
@@ -83,7 +84,7 @@ def _explained(s: OutOfMemoryState, where: UserLine, t: Trials) -> OutOfMemory:
         traceback_holds=s.traceback_holds,
         adds=loop.need.grows if loop is not None and loop.need is not None else None,
         adds_to=loop.adds_to[0] if loop is not None else "",
-        stale=tuple(sorted(needed)),
+        stale=tuple(sorted(much)),
         ended_early=t.ended_early,
     )
 
@@ -133,11 +134,11 @@ def levers(s: OutOfMemoryState, t: Trials, free: tuple[Any, ...]) -> list[Lever]
     """Return the cheapest levers that let the cell fit; if there are none, levers that help."""
     less: tuple[Any, ...] = changed_code.other_form, changed_code.other_values
     less += keep_less, changed_code.on_host, changed_code.collected
-    less += changed_code.frozen, changed_code.no_graph
+    less += changed_code.frozen, changed_code.no_graph, changed_code.sparse
     # If each pass of a loop keeps memory, freeing other memory only delays the error.
     first = (free, less) if t.loop is None else (less, free)
     found, enough = list[Lever](), list[Lever]()
-    last = changed_code.recomputed, smaller, other_gpu
+    last = changed_code.recomputed, smaller, changed_code.autocast, other_gpu
     for group in (*first, (changed_code.by_rows,), last):
         for lever in chain.from_iterable(find(s, t) for find in group):
             found.append(lever)
@@ -151,7 +152,7 @@ def levers(s: OutOfMemoryState, t: Trials, free: tuple[Any, ...]) -> list[Lever]
             also = changed_code.no_graph(s, t) if group is free else ()
             enough += [lever for lever in also if lever.fits]
             return sorted(enough, key=lambda lever: not lever.fits)
-    return found[:_MOST]
+    return [*smaller_samples(s, t), *found][:_MOST]
 
 
 def _suffices(s: OutOfMemoryState, lever: Lever) -> bool:
@@ -302,10 +303,10 @@ def _kept(
             then = _IN_IF if any(_backward_in_if(loop, each) for each in names) else _AFTER_LOOP
             do, by = (_BACKWARD + then, backward) if None in needed else (_DETACHED, without_graph)
             keep: Any = names, partial(each_tensor, by)
-            freed = whole * trial.adds_beyond_room
+            freed = max(whole, graphs) * trial.adds_beyond_room
             last = " at the end of each pass" * any(frames.is_chained(each, loop) for each in names)
             do = do.format("`, `".join(names), _without_graph(trial, names), last)
-            again = f"; recreate `{names[0]}`: what it holds keeps its graphs"
+            again = f"; `%gpufree {names[0]}` and recreate it: what it holds keeps its graphs"
             do += again * (_stays(s, trial) and names == (name,))
             if found := [*helps(trial, do, graphs, freed, keep=keep)]:
                 yield from found
@@ -366,15 +367,19 @@ def _said(s: OutOfMemoryState, how: str, trial: CodeTrial, names: list[str]) -> 
     do, held = how.format("`, `".join(names)), _contents(trial, names)
     if not any(map(is_module, held)):
         read = [use for each in names for use in frames.uses(trial.rest.loops[0], each)]
-        do += _READ * ("cpu" in how and len(read) > len(names))
-        return do + f"; recreate `{names[0]}`: old items stay on the GPU" * _stays(s, trial)
+        objects = [
+            own(value) for value in map(trial.frame.scope.name, names) if not is_tensor(value)
+        ]
+        do += _READ * ("cpu" in how and (len(read) > len(names) or any(objects)))
+        again = f"; `%gpufree {names[0]}` and recreate it: old items stay on the GPU"
+        return do + again * _stays(s, trial)
     end = getattr(next(iter(trial.rest.loops), None), "end_lineno", 0)
     below = [n for n in trial.rest.nodes if getattr(n, "lineno", 0) > end]
     used = {n.id for n in below if isinstance(n, ast.Name)} & {*map(frames.first_name, names)}
     then = "; `.cuda()` each before its later call, and `.cpu()` after it" * bool(used)
     optimizers = any(issubclass(type(each), torch_here().optim.Optimizer) for each in held)
     do = do.replace("store `.cpu()` of the tensors", "after each pass, call `.cpu()` of the models")
-    return do + ", without their optimizers" * optimizers + then
+    return f"keep no optimizer in `{names[0]}`; " * optimizers + do + then
 
 
 def _no_view(trial: CodeTrial, name: str) -> bool:

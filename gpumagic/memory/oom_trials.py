@@ -114,6 +114,7 @@ class CodeTrial:
         rest = self.rest
         self._loop: Any = rest.loops[0] if rest.loops else None
         self._step = 1 if rest.loops else 0  # added to the loop's integer variables in each pass
+        self._freed = False  # whether a second pass freed memory
         whole: Any = self.frame.tree if self.frame.at_top and rest.failed is not None else None
         self._body: list[ast.stmt] = getattr(self._loop or whole, "body", [])
         failed: Any = rest.failed
@@ -278,11 +279,12 @@ class CodeTrial:
             return follow
 
         run = self._trials.follow(space, prepare)
-        # The loop's next number may name a file that is missing, so try with the same number twice.
-        if self._step and getattr(run, "error", None):
+        need = self._need_of(run) if run is not None else None
+        # The loop's next number may name a missing file, or a pass that frees: try the same twice.
+        if self._step and (self._freed or getattr(run, "error", None)):
             self._step = 0
             return self.tried(names, first=first, keep=keep, within=within, form=form)
-        return self._need_of(run) if run is not None else None
+        return need
 
     def _need_of(self, run: DryRun) -> Need | None:
         reasons = [each.reason for each in run.unknown]
@@ -295,6 +297,7 @@ class CodeTrial:
         grows = None if self._loop and not steady else 0
         if len(held) > 1:
             grows = max(held[1] - held[0], 0)
+        self._freed = held != sorted(held)
         most = getattr(run.peak.get(self._state.name), "needed", 0)
         return Need(most, grows, (run.complete or steady) and not guessed, run.unknown)
 
@@ -342,8 +345,8 @@ class CodeTrial:
 
     def _contexts(self) -> Iterator[Any]:
         for each in reversed(self._trials.every[self.at + 1 :]):
-            yield from _contexts(each.rest.failed, each.frame)
-        yield from _contexts(self._loop, self.frame)
+            yield from frames.contexts(each.rest.failed, each.frame)
+        yield from frames.contexts(self._loop, self.frame)
 
     def _own_namespace(self, space: dict[str, Any]) -> dict[str, Any]:
         """Return `space`, or for a cell the notebook's namespace with only the items of `space`."""
@@ -378,19 +381,6 @@ class CodeTrial:
         finally:
             for each, iterated in over:
                 each.iter = iterated
-
-
-def _contexts(start: ast.AST | None, frame: frames.FailedFrame) -> Iterator[Any]:
-    """Yield new context managers for torch's `with` items and decorators around a node."""
-    around = [start, *frames.parents(start)] if start is not None else []
-    function = next((n for n, node in enumerate(around) if hasattr(node, "decorator_list")), None)
-    for node in reversed(around if function is None else around[: function + 1]):
-        written = [item.context_expr for item in getattr(node, "items", ())]
-        for code in (*getattr(node, "decorator_list", ()), *written):
-            made_by = frame.scope.value(getattr(code, "func", code))
-            if getattr(made_by, "__module__", "").startswith("torch"):
-                made = eval(ast.unparse(code), {**frame.scope.outer, **frame.scope.local})
-                yield made() if isinstance(made, type) else made
 
 
 def helps(

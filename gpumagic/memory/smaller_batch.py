@@ -7,13 +7,13 @@ from collections import UserDict
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import cache, partial
-from itertools import islice
+from itertools import islice, product
 from operator import setitem
 from typing import Any
 
-from gpumagic.display.units import some
+from gpumagic.display.units import both, some
 from gpumagic.memory.oom_state import OutOfMemoryState
-from gpumagic.memory.oom_trials import CodeTrial, Need, Trials
+from gpumagic.memory.oom_trials import CodeTrial, Need, Trials, helps
 from gpumagic.memory.out_of_memory import Lever
 from gpumagic.memory.written_forms import Form, takes_rows
 from gpumagic.usercode.frames import block_of, computed_from, stored
@@ -28,6 +28,7 @@ _NEAR, _NEAR_REAL = 0.05, 0.1  # the number may be too low by this fraction, on 
 # Names of numbers to lower. Without a model, use only `_SIZE`, as a lower `B` may change results.
 _SIZE = re.compile(r"(?i:batch|chunk|capacity)")
 _SIZE_OF_MODELS = re.compile(rf"{_SIZE.pattern}|seq|context|bptt|^(?:bs|B|T)$")
+_LEAST = 32  # smallest number of pixels or tokens that may be lowered
 _GROUPS = 3  # maximum number of tensor lengths that are tried as batch sizes
 _CUTS = {"split", "chunk", "narrow", "select", "index_select", "unbind"}
 
@@ -57,11 +58,8 @@ def _fewer_rows(s: OutOfMemoryState, trial: CodeTrial, names: list[str]) -> Iter
     held = s.alone(batch, in_frames=not trial.frame.at_top)
 
     def tried(number: int, also: list[str]) -> Need | None:
-        cut = {n: _shortened(trial.names[n], number) for n in names if n in trial.names}
-        read = {n: f"{n}[:{number}]" for n in names if n not in cut}
         first = partial(_keep_gradients, models(s, trial) if learns else [])
-        form = Form("", "", [], trial.code, trial.reads(read)) if read else None
-        need = trial.tried(cut | dict.fromkeys(also, number), first=first, form=form)
+        need = _with_less(trial, names, f"[:{number}]", dict.fromkeys(also, number), first=first)
         return need and need._replace(most=need.most - int(held * (1 - number / count)))
 
     half = tried(count // 2, [])
@@ -76,6 +74,50 @@ def _fewer_rows(s: OutOfMemoryState, trial: CodeTrial, names: list[str]) -> Iter
     cuts = some(f"`{name}`" for name in loader or (*names, *sizes))
     do = f"{cuts}: a batch of {{:,}} instead of {count:,}{added}"
     yield from _largest(s, trial, do, count, partial(tried, also=sizes), least, divides=learns)
+
+
+def _with_less(
+    trial: CodeTrial, names: list[str], index: str, also: dict[str, Any], **change: Any
+) -> Need | None:
+    """Return the need of the code if it reads `names` with `index`, such as ``x[:8]``."""
+    part = eval(f"lambda x: x{index}")
+    cut = {n: _cut(trial.names[n], part) for n in names if n in trial.names}
+    read = {n: f"{n}{index}" for n in names if n not in cut}
+    form = Form("", "", [], trial.code, trial.reads(read)) if read else None
+    return trial.tried(cut | also, form=form, **change)
+
+
+def smaller_samples(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
+    """Propose images of fewer pixels, or sequences of fewer tokens; the results then change."""
+    for trial in (trial for trial in t.every if t.loop is None and trial.lacking > 0):
+        found = _tensors(trial) if runs_model(s, trial) else {}
+        for size, factor in product(_sample_sizes(found), (2, 4, 8)):
+            if levers := _every_nth(trial, found, size, factor):
+                yield from levers
+                return
+
+
+def _sample_sizes(found: dict[str, Any]) -> list[tuple[int, ...]]:
+    """Return the size of the largest batch's samples: pixels of images, or tokens. May be empty."""
+    images = [x for x in found.values() if x.dim() in (4, 5) and x.is_floating_point()]
+    tokens = [x for x in found.values() if x.dim() == 2 and not x.is_floating_point()]
+    batches = sorted(images or tokens, key=lambda x: int(x.nbytes))[-1:]
+    return [batch.shape[2 if images else 1 :] for batch in batches]
+
+
+def _every_nth(
+    trial: CodeTrial, found: dict[str, Any], size: tuple[int, ...], factor: int
+) -> list[Lever]:
+    """Return a lever that reads only a part of each sample's `size`, if the cell then fits."""
+    names = [n for n, x in found.items() if x.dim() > 1 and x.shape[-len(size) :] == size]
+    pixels = f"[..., {', '.join([f'::{factor}'] * len(size))}]"
+    unit, index = ("pixels", pixels) if len(size) > 1 else ("tokens", f"[:, :{size[0] // factor}]")
+    new, old = (" × ".join(f"{n // by:,}" for n in size) for by in (factor, 1))
+    code = both(f"`{name}{index}` for `{name}`" for name in names)
+    do = f"{code}: {new} {unit} instead of {old}; the results change"
+    need = _with_less(trial, names, index, {}) if min(size) >= _LEAST else None
+    levers = helps(trial, do, then=need) if need is not None else ()
+    return [lever for lever in levers if lever.fits]
 
 
 def _loader(trial: CodeTrial, count: int) -> list[str]:
@@ -204,9 +246,9 @@ def _tensor_in(value: Any) -> Any:
     return max(held, key=lambda each: each.nbytes, default=value if is_tensor(value) else None)
 
 
-def _shortened(batch: Any, number: int) -> Any:
-    cut = {k: v[:number] for k, v in batch.items()} if _is_batch(batch) else {}
-    return type(batch)(cut) if cut else batch[:number]
+def _cut(batch: Any, cut: Callable[[Any], Any]) -> Any:
+    new = {k: cut(v) for k, v in batch.items()} if _is_batch(batch) else {}
+    return type(batch)(new) if new else cut(batch)
 
 
 def _is_batch(value: Any) -> bool:

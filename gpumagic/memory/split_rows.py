@@ -19,7 +19,7 @@ from gpumagic.usercode.values import is_module, is_tensor, torch_here
 from gpumagic.usercode.variables import names_read
 
 _PARTS = 8, 64  # numbers of parts to split a tensor into
-_ROWS, _PART = 5, 2  # rows of a tensor in a test, and rows of each part
+_ROWS = 5, 80  # rows of a tensor in a test; code such as `topk(9)` needs many
 # With large numbers, each row of `softmax(x @ x.T)` depends on only one row of `x`.
 _SMALL = 0.01  # the second test multiplies its numbers by this factor
 _TESTS_S = 6.0  # seconds, after which no test is started
@@ -192,22 +192,24 @@ def _joined(
     count = len(tensors[each.texts[0]])
     meeting = [text for text, x in tensors.items() if x.dim() and len(x) == count]
     # If only `x` is shortened, its rows do not meet those of `y` in `softmax(x @ x.T) @ y`.
-    for shortened in (each.texts, meeting):
+    for rows, shortened in product(_ROWS, (each.texts, meeting)):
         with suppress(Exception):
-            few = {text: x[:_ROWS] if text in shortened else x for text, x in tensors.items()}
+            few = {text: x[:rows] if text in shortened else x for text, x in tensors.items()}
             numbers = {names[text]: _random(x, alike) for text, x in few.items()}
-            return _first_equal(renamed, space | numbers, keys, alike)
+            return _first_equal(renamed, space | numbers, keys, alike, rows * 2 // 5)
     return ""
 
 
-def _first_equal(each: _Split, space: dict[str, Any], keys: list[str], alike: bool) -> str:
+def _first_equal(
+    each: _Split, space: dict[str, Any], keys: list[str], alike: bool, rows: int
+) -> str:
     whole = eval(ast.unparse(each.part), space)
     target = getattr(each.old[-1], "targets", [None])[0]
     # Code may read a field of a named tuple, unless it assigns the items to several names.
     unnamed = type(whole) in (tuple, torch_here().Tensor) or isinstance(target, ast.Tuple)
     for result in keys if unnamed else ():
         with suppress(Exception):  # the parts' results do not join like this
-            _check_equal(eval(each.in_parts(_PART, result), space), whole)
+            _check_equal(eval(each.in_parts(rows, result), space), whole)
             # Sums of zeros prove nothing, but of small numbers they may be right.
             if result not in ("sum", "mean") or alike or whole.any():
                 return result

@@ -5,6 +5,7 @@ that an earlier statement assigned to a name. A `Form` object is any replacement
 """
 
 import ast
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 from gpumagic.usercode.frames import FailedFrame, RestOfCode, block_of, stored
-from gpumagic.usercode.values import MISSING, is_module, is_tensor
+from gpumagic.usercode.values import MISSING, is_module, is_tensor, torch_here
 
 _COSINES = "cosine_similarity(unsqueeze(x, 1), unsqueeze(y, 0), -1)"
 _DISTANCES = {
@@ -33,6 +34,7 @@ _DROPS = {"{}": "", "dropout({}, p)": ", dropout_p=p"}
 
 def _forms() -> Iterator[tuple[str, str, int]]:
     """Yield each form, a replacement that needs less memory, and the dimensions of `x` and `y`."""
+    yield "matmul(float(one_hot(t, n)), w)", "w[t]", 2
     yield _COSINES, "F.normalize(x, dim=1) @ F.normalize(y, dim=1).T", 2
     for (distance, new), (difference, dims) in product(_DISTANCES.items(), _DIFFERENCES.items()):
         yield distance.format(difference), new, dims
@@ -121,7 +123,11 @@ def checkpointed(rest: RestOfCode) -> Iterator[Form]:
     theirs = isinstance(called, FunctionType) and not str(called.__module__).startswith("torch")
     if is_module(called) or theirs:
         how = [*node.keywords, ast.keyword("use_reentrant", ast.Constant(False))]
-        new = ast.Call(expression(_CHECKPOINT), [node.func, *node.args], how)
+        function, given = _CHECKPOINT, [node.func, *node.args]
+        if (layers := len(called) if isinstance(called, torch_here().nn.Sequential) else 0) > 3:
+            # Of n layers, √n parts of √n layers need the least memory.
+            function, given[1:1] = f"{_CHECKPOINT}_sequential", [ast.Constant(math.isqrt(layers))]
+        new = ast.Call(expression(function), given, how)
         yield from _Reader(rest.frame, block, block.index(rest.failed)).replaced(node, new)
 
 

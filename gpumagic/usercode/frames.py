@@ -264,6 +264,19 @@ def definition(code: CodeType) -> Any:
     return next((node for node, line in starts if line == code.co_firstlineno), None)
 
 
+def contexts(start: ast.AST | None, frame: FailedFrame) -> Iterator[Any]:
+    """Yield new context managers for torch's `with` items and decorators around a node."""
+    around = [start, *parents(start)] if start is not None else []
+    function = next((n for n, node in enumerate(around) if hasattr(node, "decorator_list")), None)
+    for node in reversed(around if function is None else around[: function + 1]):
+        written = [item.context_expr for item in getattr(node, "items", ())]
+        for code in (*getattr(node, "decorator_list", ()), *written):
+            made_by = frame.scope.value(getattr(code, "func", code))
+            if getattr(made_by, "__module__", "").startswith("torch"):
+                made = eval(ast.unparse(code), {**frame.scope.outer, **frame.scope.local})
+                yield made() if isinstance(made, type) else made
+
+
 _BACKWARD = ("backward", "autograd", "fit")  # functions that run a backward pass
 _BLOCKS = ("body", "orelse", "finalbody")
 _SCOPES = (*_FUNCTIONS, ast.ClassDef, ast.Lambda)
@@ -303,13 +316,13 @@ class RestOfCode:
         before = (n for n in ast.walk(self.frame.tree) if getattr(n, "lineno", line) < line)
         return {name for node in (*before, *self.loops) for name in stored(node)}
 
-    @property
-    def remade(self) -> set[str]:
-        """Return names that a rerun binds again to values other than lists, dicts or constants."""
+    def remade(self, *, empty: bool = False) -> set[str]:
+        """Return names that a rerun binds again before it reads them.
+        If `empty`, return those bound to lists, dicts or constants, else the others."""
         if self.frame.tree is None or not self.frame.at_top:
             return set()
-        body, empty = self.frame.tree.body, (ast.List, ast.Dict, ast.Constant)
-        made = [n for n in body if not isinstance(getattr(n, "value", None), empty)]
+        body, kinds = self.frame.tree.body, (ast.List, ast.Dict, ast.Constant)
+        made = [n for n in body if isinstance(getattr(n, "value", None), kinds) == empty]
         again = bound(made) - {*names_read(ast.Module(body, []))}
         return again & self.made_before
 

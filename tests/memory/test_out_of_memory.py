@@ -366,6 +366,29 @@ ASKED = {
         "loss = net(x).sum()\nloss.backward()",
         "`net = net.float()` and `x = x.float()` first",
     ),
+    "a large image": (
+        "conv = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU()).cuda()\n"
+        "image = torch.rand(1, 3, 1100, 1100)",
+        "with torch.no_grad():\n    y = conv(image.cuda()).mean((2, 3))",
+        "`image[..., ::2, ::2]` for `image`: 550 × 550 pixels instead of 1,100 × 1,100; the",
+    ),
+    "a long sequence": (
+        "model = nn.Sequential(nn.Embedding(9, 16), nn.Linear(16, 4000)).cuda()\n"
+        "ids = torch.zeros(1, 2400, dtype=torch.long)",
+        "loss = model(ids.cuda()).logsumexp(-1).mean()\nloss.backward()",
+        "`ids[:, :600]` for `ids`: 600 tokens instead of 2,400; the results change",
+    ),
+    "dense gradients of rows": (
+        "words = nn.Embedding(70_000, 128).cuda()\nopt = torch.optim.SGD(words.parameters(), 0.1)",
+        "loss = words(torch.arange(9).cuda()).sum()\nloss.backward()\nopt.step()",
+        "`words.sparse = True`: gradients of only the rows read",
+    ),
+    "results of a hook": (
+        "seen = []\nnet[0].register_forward_hook(lambda layer, x, y: seen.append(y))",
+        "with torch.no_grad():\n    for n in range(8):\n"
+        "        net(torch.ones(1800, 256).cuda())\nall_ = torch.cat(seen)",
+        "`all_ = torch.cat([x.cpu() for x in seen])` for line 4; `%gpufree seen` and recreate it",
+    ),
     "a loader of dicts": (
         "class Rows(torch.utils.data.Dataset):\n    def __len__(self):\n        return 24_000\n"
         "    def __getitem__(self, n):\n        return {'x': torch.ones(256)}\n"
@@ -388,16 +411,26 @@ def test_what_is_asked_most_has_a_lever(small, shown, asked):
 
 
 def test_what_a_backward_pass_needs_is_not_made_without_a_graph(small, shown):
-    small.run(
-        START + "net = nn.Sequential(*[nn.Linear(256, 256), nn.Tanh()] * 3).cuda()\nkept = []"
-    )
+    small.run(START + "net = nn.Sequential(*[nn.Linear(64, 64), nn.Tanh()] * 3).cuda()\nkept = []")
     small.run(
         "def act():\n    for n in range(60):\n"
-        "        kept.append(net(torch.ones(500, 256).cuda()).sum(1))\n"
+        "        kept.append(net(torch.ones(2000, 64).cuda()).sum(1))\n"
         "def update(kept):\n    torch.stack(kept).sum().backward()"
     )
     small.run("for n in range(2):\n    act()\n    update(kept)")
     assert "no_grad" not in str(shown.pop())
+
+
+def test_old_results_that_hold_the_graph_of_a_state_are_freed_before_a_rerun(small, shown):
+    small.run(START + "rnn, x = nn.LSTM(1, 64).cuda(), torch.ones(40, 64, 1).cuda()")
+    small.run(
+        "state = None\nfor n in range(60):\n    y, state = rnn(x, state)\n    loss = y.sum()\n"
+        "    loss.backward(retain_graph=True)"
+    )
+    found = shown.pop()
+    assert found.stale == ("loss", "y")
+    assert found.levers[0].do.startswith("store `tuple(x.detach() for x in state)` in `state`")
+    assert found.levers[0].fits is not False
 
 
 def test_targets_of_another_shape_than_the_models_results_get_its_shape(small, shown):
@@ -586,15 +619,15 @@ def test_a_batch_whose_size_has_a_name_that_must_follow_names_it_too(small, show
 
 @pytest.mark.parametrize("batch", [pytest.param("BATCH", marks=pytest.mark.slow), "cfg['batch']"])
 def test_a_batch_in_capitals_or_in_a_dict_is_lowered_too(small, shown, batch):
-    small.run(START + "net = nn.Sequential(*[nn.Linear(256, 256), nn.ReLU()] * 6).cuda()")
-    small.run(f"X, cfg = torch.ones(9000, 256), {{'epochs': 1}}\n{batch} = 9000")
+    small.run(START + "net = nn.Sequential(*[nn.Linear(64, 64), nn.ReLU()] * 6).cuda()")
+    small.run(f"X, cfg = torch.ones(36_000, 64), {{'epochs': 1}}\n{batch} = 36_000")
     loop = (
         f"for n in range(0, len(X), {batch}):\n    x = X[n:n + {batch}].cuda()\n"
         "    net(x).sum().backward()"
     )
     small.run(loop)
     lever = next(lever for lever in shown.pop().levers if lever.fits)
-    assert re.match(rf"`{re.escape(batch)} = \d+` instead of 9,000", lever.do)
+    assert re.match(rf"`{re.escape(batch)} = \d+` instead of 36,000", lever.do)
     assert small.run(f"%gpufree\n{lever.do.split('`')[1]}\n{loop}").success
 
 
@@ -856,10 +889,8 @@ def test_data_that_are_moved_whole_are_kept_on_the_cpu(small, shown, where):
 
 
 def test_rows_of_code_without_a_backward_pass_need_no_graph_either(small, shown):
-    small.run(
-        f"{START}net = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 256)).cuda()"
-    )
-    small.run("X = torch.ones(22_000, 256)")
+    small.run(f"{START}net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)).cuda()")
+    small.run("X = torch.ones(88_000, 64)")
     small.run("out = net(X.cuda())")
     lever = shown.pop().levers[0]
     assert lever.do.startswith("`with torch.no_grad(): out = torch.cat([net(rows.cuda())")
@@ -867,6 +898,7 @@ def test_rows_of_code_without_a_backward_pass_need_no_graph_either(small, shown)
     assert small.run(f"%gpufree\n{lever.do.split('`')[1]}").success
 
 
+@pytest.mark.slow
 def test_float64_whose_copy_does_not_fit_becomes_float32_on_the_cpu(small, shown):
     small.run(f"{START}X = torch.ones(45, 2**17).double().cuda()")
     cell = "A = X - X.mean(0)"

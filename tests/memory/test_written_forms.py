@@ -50,6 +50,10 @@ CASES = {
         MATRICES,
         "d = ((x.unsqueeze(1) - y.unsqueeze(0)) ** 2).sum(2)\nout = d.amin(1)",
     ),
+    "many neighbours": (
+        MANY,
+        "d = torch.cdist(x, x)\nout = d.topk(9, largest=False).values[:, 1:].mean(1)",
+    ),
     "distances": (MATRICES, "out = (x[:, None] - y).abs().sum(-1).amin(1)"),
     "roots of squared distances": (
         MATRICES,
@@ -213,6 +217,36 @@ def test_steps_of_a_long_graph_are_computed_again_in_the_backward_pass(small, sh
     new = "y = torch.utils.checkpoint.checkpoint(step, y, use_reentrant=False)"
     small.run(steps.replace("y = step(y)", new))
     assert small.run("steps(x).sum().backward()").error is None
+
+
+def test_parts_of_a_sequence_are_computed_again_or_its_numbers_have_16_bits(small, shown):
+    layers = "*(layer for _ in range(9) for layer in (nn.Linear(64, 64), nn.Tanh()))"
+    small.run(f"{START}\nnet = nn.Sequential({layers}).cuda()\nx = torch.randn(1, 64)")
+    small.run("loss = net(x.expand(30000, 64).cuda()).sum()\nloss.backward()")
+    again, half = (lever for lever in shown.pop().levers if "batch" not in lever.do)
+    assert again.fits
+    assert half.do.startswith('`with torch.autocast("cuda", torch.bfloat16):` around the forward')
+    assert half.fits
+    new, _, _ = again.do.removeprefix("`").partition("`")
+    assert "checkpoint_sequential(net, 4, x.expand(30000, 64).cuda(), use_reentrant" in new
+    small.run("%gpufree")
+    assert small.run(f"{new}\nloss.backward()").error is None
+
+
+@pytest.mark.slow
+def test_a_library_model_computes_its_layers_again(small, shown):
+    small.run("from transformers import GPT2Config, GPT2LMHeadModel")
+    small.run(
+        "config = GPT2Config(n_layer=16, n_head=2, n_embd=32, vocab_size=50, n_positions=128)"
+    )
+    small.run(f"{START}\nlm = GPT2LMHeadModel(config).cuda()")
+    small.run("x = torch.randint(50, (16, 128)).cuda()\nlm(x, labels=x).loss.backward()")
+    lever = shown.pop().levers[0]
+    assert lever.do == "`lm.activation_checkpointing_enable()`: slower, less memory"
+    assert lever.fits
+    small.run("%gpufree")
+    small.run("lm.activation_checkpointing_enable()")
+    assert small.run("lm(x, labels=x).loss.backward()").error is None
 
 
 def test_the_call_in_the_failed_cell_is_split_before_the_function(small, shown):
