@@ -227,7 +227,7 @@ def give_events(ordinal: int, *events: Any) -> None:
 
 
 def forget() -> None:
-    """Delete the record of CUDA's death. Called by `%unload_ext`, and to reset virtual GPUs."""
+    """Delete the record of CUDA's death. Called by `%unload_ext`."""
     global _death
     _death = None
 

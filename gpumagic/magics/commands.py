@@ -78,7 +78,7 @@ class GpuMagics(ipython.Magics):
         if asked.virtual is not None and asked.virtual.lower() == "off":
             return gpus.virtual_off(self.cells, force=asked.force)
         if asked.virtual is not None:
-            gpus.virtual_on(asked.virtual, asked.memory, force=asked.force, asserts=asked.asserts)
+            gpus.virtual_on(asked.virtual, asked.memory, force=asked.force)
         if asked.doctor:
             return gpus.doctor()
         if asked.live:
@@ -310,7 +310,7 @@ class GpuMagics(ipython.Magics):
         with torch_needed("%gpufree"):
             from gpumagic.memory.free import free_memory
 
-            display(free_memory(*asked.names, grads=asked.grads))
+            display(free_memory(*asked.names))
 
     @magic(ipython.cell_magic)
     def gpufit(self, asked: Namespace, cell: str) -> None:

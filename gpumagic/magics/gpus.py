@@ -1,6 +1,5 @@
 """Run the magics for GPUs, GPU memory, virtual GPUs and the cluster."""
 
-import sys
 from argparse import Namespace
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -54,12 +53,7 @@ def doctor() -> None:
 
 
 def virtual_on(
-    number: str,
-    memory: str | None = None,
-    *,
-    force: bool = False,
-    quiet: bool = False,
-    asserts: bool = False,
+    number: str, memory: str | None, *, force: bool = False, quiet: bool = False
 ) -> None:
     from gpumagic import virtual
     from gpumagic.frameworks.known import make_virtual
@@ -67,7 +61,7 @@ def virtual_on(
     if not number.isdecimal():
         raise GpuError(f"--virtual {number}: neither a number nor off; type %gpus --virtual 2")
     before = virtual.enabled()
-    virtual.enable(int(number), memory, force=force, asserts=asserts)
+    virtual.enable(int(number), memory, force=force)
     if not before and not quiet:
         print("virtual GPUs compute on the CPU: results and memory are as on a GPU, times are not")
     for line in make_virtual(len(device.here(memory=False))):  # errors of started frameworks
@@ -82,8 +76,6 @@ def virtual_off(cells: Any, *, force: bool = False) -> None:
     if not virtual.enabled():
         print("virtual GPUs were not on")
         return
-    if checks := sys.modules.get("gpumagic.virtual.checks"):
-        checks.revive()
     home, made = bring_home(cells.shell.user_ns, created=force, whole=not force)
     if home.moved:
         print(home if force else home.back)

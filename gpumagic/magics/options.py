@@ -139,7 +139,7 @@ _RUNS = ("--report", "--strict", "--check", "--fix", "--back", "--quiet", "--mem
 MAGICS = {
     "gpus": Magic(
         "[WHERE]",
-        needs=dict.fromkeys(("--memory", "--asserts", "--force"), "--virtual"),
+        needs=dict.fromkeys(("--memory", "--force"), "--virtual"),
         alone=("--live", "--doctor", "--virtual"),
     ),
     "ongpu": Magic(
@@ -180,7 +180,6 @@ OPTIONS = (
     Option("gpus", "--doctor", "say why a GPU is not found, and how to fix it"),
     Option("gpus", "--virtual 2|off|1|4|8", "create virtual GPUs in this process, or remove them"),
     Option("gpus", "--memory 16GiB", "the memory of each virtual GPU; by default at most 16 GiB"),
-    Option("gpus", "--asserts", "with --virtual: a bad index kills CUDA, as on a real GPU"),
     Option("gpus", "--force", "with --virtual: hide real GPUs; with off: move tensors to the CPU"),
     Option("ongpu", "--back", "after the cell, move its variables back"),
     Option("ongpu", "--no-move", "leave variables and batches where they are"),
@@ -217,7 +216,6 @@ OPTIONS = (
     Option("ongpu gputime gpudiff gpufit", "-q --quiet", "show nothing"),
     Option("gpumem", "--since", "show what changed since the last %gpumem"),
     Option("gpumem", "--record on|off", "record the line of each allocation, from now on", _switch),
-    Option("gpufree", "--grads", "free gradients too; %gpufree --grads net: only net's"),
     Option("gpucluster", "--slurm 2x8", "start: nodes x GPUs on each, as a Slurm job"),
     Option("gpucluster", "--partition gpu", "start: the Slurm partition"),
     Option("gpucluster", "--ssh host1,host2:4", "start: hosts, and the number of GPUs on each"),

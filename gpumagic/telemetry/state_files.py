@@ -212,12 +212,6 @@ def publish_death(death: cuda_state.Death) -> None:
     write_file(state_folder() / f"{pid}.dead", json.dumps(fields).encode())
 
 
-def unpublish_death() -> None:
-    """Remove the file that `publish_death` wrote, once a failed virtual GPU is usable again."""
-    with suppress(OSError):
-        (state_folder() / f"{os.getpid()}.dead").unlink()
-
-
 class VirtualSource(Source):
     """Samples this user's virtual GPUs, and reports the processes whose CUDA is dead."""
 

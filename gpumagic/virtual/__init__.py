@@ -36,9 +36,7 @@ _on = ExitStack()
 _lock = threading.RLock()
 
 
-def enable(
-    devices: int = 2, memory: str | int | None = None, *, force: bool = False, asserts: bool = False
-) -> None:
+def enable(devices: int = 2, memory: str | int | None = None, *, force: bool = False) -> None:
     """Give this process `devices` virtual GPUs of `memory` each; ``torch.cuda`` then reports them.
 
     Parameters
@@ -51,9 +49,6 @@ def enable(
     force : bool
         Allow virtual GPUs on a machine with real GPUs. PyTorch cannot use the real GPUs until
         :func:`disable`.
-    asserts : bool
-        Imitate device-side asserts. After a bad index, the next synchronization raises "device-side
-        assert triggered". Every later operator raises this error too, until :func:`disable`.
 
     Raises
     ------
@@ -76,8 +71,6 @@ def enable(
         else:
             _check(force)
             turn_on(devices, capacity)
-        if asserts and (checks := sys.modules.get(f"{__name__}.checks")):
-            checks.imitate_asserts(_on)
 
 
 def _check(force: bool) -> None:

@@ -1,17 +1,12 @@
-"""Raise CUDA's errors for tensors on different devices, and imitate device-side asserts.
+"""Raise CUDA's errors for tensors on different devices.
 
 PyTorch has two rules for devices. Operators built on TensorIterator accept 0-dim CPU tensors. Their
 error says "found at least two devices". Most other operators have a generated wrapper that checks
 each argument, and the error names this wrapper. torch's ``native_functions.yaml`` says which rule
 applies to an operator.
-
-With ``enable(asserts=True)``, an operator with a bad index returns wrong numbers, as on a GPU. The
-next synchronization raises CUDA's error, and so do all later operators.
 """
 
-import re
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,9 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpumagic.device import cuda_state
 from gpumagic.ledger.copy_kernels import INDEXING
-from gpumagic.telemetry.state_files import unpublish_death
 from gpumagic.virtual.virtual_gpus import GPUS, VirtualGpu
 
 Found = list[tuple[str, Tensor, Tensor]]
@@ -94,75 +87,3 @@ def _rules() -> dict[str, tuple[bool, bool]]:
         )
         for entry in text.split("\n- func: ")[1:]
     }
-
-
-ASSERT = (
-    "CUDA error: device-side assert triggered\n"
-    "CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace "
-    "below might be incorrect.\n"
-    "For debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
-    "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
-)
-ASSERTED = re.compile(  # texts of CPU errors; on CUDA, the kernel fails an assert instead
-    r"(?i)(index|target) .*out of (range|bounds)|tried to access index|"
-    r"INDICES element is out|not in the valid range|Class values must be|p_in >= 0|"
-    r"elements of (input|target) should be between 0 and 1|probability tensor contains|"
-    r"invalid multinomial distribution|repeats can not be negative|invalid Poisson rate|"
-    r"invalid max index"
-)
-imitated = failed = dead = False
-"""`imitated`: asserts are imitated. `failed`: an assert failed. `dead`: its error was raised."""
-
-
-def imitate_asserts(stack: ExitStack) -> None:
-    """Imitate device-side asserts until `stack` is closed."""
-    global imitated
-    if not imitated:
-        imitated = True
-        stack.callback(revive)
-
-
-def revive() -> None:
-    """Stop imitating asserts, and make failed GPUs usable again. Their tensors stay unchanged."""
-    global imitated, failed, dead
-    if failed:
-        cuda_state.forget()
-        unpublish_death()
-    imitated = failed = dead = False
-    for gpu in GPUS:
-        if gpu.account.refusal == ASSERT:
-            gpu.account.refuse("")
-
-
-def wait() -> None:
-    """Raise CUDA's error if an assert has failed; call this where the host waits for a GPU."""
-    global dead
-    __tracebackhide__ = True
-    if failed:
-        dead = True
-        for gpu in GPUS:
-            gpu.account.refuse(ASSERT)
-        raise torch.AcceleratorError(ASSERT)
-
-
-def run_on(plan: Any, kernel: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Record a failed assert. Run `kernel` on harmless numbers, for results of the right shape."""
-    global failed, imitated
-    low = [_harmless(x, plan.arguments[n] in plan.written) for n, x in enumerate(args)]
-    given = {name: _harmless(x, name in plan.written) for name, x in kwargs.items()}
-    imitated = False  # so that `kernel` raises further errors unchanged
-    try:
-        result = kernel(plan, *low, **given)
-    finally:
-        imitated = True
-    failed = True
-    return result
-
-
-def _harmless(value: Any, written: bool) -> Any:
-    """Return a tensor of zeros, or of 0.5 for floats. Return written and bool tensors unchanged."""
-    if isinstance(value, (list, tuple)):
-        return type(value)(_harmless(each, written) for each in value)
-    if not isinstance(value, Tensor) or written or value.dtype == torch.bool:
-        return value
-    return torch.full_like(value, 0.5 if value.is_floating_point() else 0)

@@ -21,7 +21,6 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from gpumagic.usercode.files import unseen
-from gpumagic.virtual import checks
 from gpumagic.virtual.virtual_gpus import GPUS, gpu_of, in_bad_fork, memory_functions
 
 C: Any = torch._C
@@ -67,21 +66,14 @@ class Stream(C.Stream, metaclass=_Kind):  # type: ignore[misc]
 
     cuda_stream = property(lambda self: self.stream_id)
 
-    @unseen
     def query(self) -> bool:
-        """Return True, because no work is pending. Raise CUDA's error if an assert has failed."""
-        checks.wait()
+        """Return True, because no work is pending."""
         return True
 
-    @unseen
-    def synchronize(self) -> None:
-        """Raise CUDA's error if a device-side assert has failed. No work is pending."""
-        checks.wait()
+    def synchronize(self, *others: Any) -> None:
+        """Do nothing, because this and other streams and events have no pending work."""
 
-    def wait_stream(self, other: Any) -> None:
-        """Do nothing, because the other stream or event has no pending work."""
-
-    wait_event = wait_stream
+    wait_stream = wait_event = synchronize
 
     def record_event(self, event: "Event | None" = None) -> "Event":
         """Record `event`, or a new event, and return it."""
@@ -101,10 +93,7 @@ class Event:
     def record(self, stream: Any = None) -> None:
         self._at = time.perf_counter()
 
-    query, synchronize = Stream.query, Stream.synchronize
-
-    def wait(self, stream: Any = None) -> None:
-        """Do nothing, because all work before this event is done."""
+    query, synchronize, wait = Stream.query, Stream.synchronize, Stream.synchronize
 
     @unseen
     def elapsed_time(self, end_event: "Event") -> float:
@@ -238,9 +227,8 @@ def _functions() -> dict[str, Any]:
     return {
         **dict.fromkeys(("_cuda_init", "_cuda_getArchFlags", "_cuda_ipc_collect"), _nothing),
         **dict.fromkeys(("_accelerator_emptyHostCache", "_host_emptyCache"), _nothing),
+        **dict.fromkeys(("_cuda_synchronize", "_accelerator_synchronizeDevice"), _nothing),
         **{name: partial(_refused, what) for name, what in refused.items()},
-        "_cuda_synchronize": _wait,
-        "_accelerator_synchronizeDevice": _wait,
         "_cuda_isInBadFork": in_bad_fork,
         "_cuda_getDeviceCount": lambda: len(GPUS),
         "_cuda_getDevice": C._accelerator_getDeviceIndex,
@@ -254,11 +242,6 @@ def _functions() -> dict[str, Any]:
         "_cuda_get_sync_debug_mode": _zero,
         **{f.__name__: f for f in (_scatter, _gather, _broadcast, _broadcast_coalesced)},
     }
-
-
-def _wait(*args: Any, **kwargs: Any) -> None:
-    __tracebackhide__ = True
-    checks.wait()
 
 
 def _refused(what: Any, *args: Any, **kwargs: Any) -> None:

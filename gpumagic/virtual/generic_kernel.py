@@ -18,9 +18,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from gpumagic.ledger.copy_kernels import INDEXING, WAITS
 from gpumagic.usercode.files import leave_out_ours
-from gpumagic.virtual import checks
 from gpumagic.virtual.checks import Found, mixed
 from gpumagic.virtual.cuda_api import belongs_to_cuda, cpu_draws_from
 from gpumagic.virtual.flip import adopt, adopt_parts, flip, flip_parts, flip_plain, in_parts, writes
@@ -59,7 +57,6 @@ class KernelPlan:
         self.dense = dense
         self.name: str = op._schema.name.split("::")[1]
         self.cpu = on_metadata(op, CPU)
-        self.waits = self.name in (*WAITS, *INDEXING)
         self.known = False
 
     def read(self) -> "KernelPlan":
@@ -126,14 +123,10 @@ def kernel_of(op: Any, dense: bool = True) -> Callable[..., Any]:
 def _run(plan: KernelPlan, /, *args: Any, **kwargs: Any) -> Any:
     __tracebackhide__ = True  # a traceback on a real GPU has no such frame, so hide this one
     try:
-        if checks.failed and (checks.dead or plan.waits):
-            checks.wait()
         if not plan.known:
             plan.read()
         return _run_on_cpu(plan, args, kwargs)
     except BaseException as error:
-        if checks.imitated and checks.ASSERTED.search(str(error)):
-            return checks.run_on(plan, _run, args, kwargs)
         leave_out_ours(error)
         raise
 

@@ -246,11 +246,6 @@ class MemoryAccount:
                 stat.allocated = stat.freed = 0
             self.ooms = self.retries = 0
 
-    def refuse(self, why: str) -> None:
-        """Make later allocations raise an error with the text `why`. An empty `why` ends this."""
-        self.refusal = why
-        self._room = -1
-
     @property
     def room(self) -> int:
         """Bytes that could still be allocated when the log was last counted."""
@@ -280,10 +275,11 @@ class MemoryAccount:
                 self._row[published.WINDOW_END_NS] = time_ns()
                 self._busy, self._window = 0, now
 
-    def unpublish(self) -> None:
-        """Stop publishing the counts. Replace the lock, because a fork may have left it locked."""
+    def unpublish(self, refusal: str = "") -> None:
+        """Stop publishing the counts. From now on, raise `refusal`, if given, at allocations."""
         self._row = [0] * published.COUNTERS
-        self._lock = threading.RLock()
+        self._lock = threading.RLock()  # new, because a fork may have left the old one locked
+        self.refusal, self._room = refusal, -1
 
     def out_of_memory(self, size: int, *, host: bool = False) -> torch.OutOfMemoryError:
         """Return CUDA's error for `size` bytes. `host` says that the host is full, not the GPU."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from gpumagic.ledger.copy_kernels import Kernel, fills
-from gpumagic.virtual import checks, gate
+from gpumagic.virtual import gate
 from gpumagic.virtual.checks import SAME
 from gpumagic.virtual.cuda_api import belongs_to_cuda
 from gpumagic.virtual.flip import adopt, flip
@@ -98,8 +98,6 @@ def _empty(op: Any) -> Kernel:
 
 
 def _copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
-    if self.device != src.device:
-        checks.wait()
     target, source = (flip(t) if t.is_cuda else t for t in (self, src))
     _copy_on_cpu(target, source, non_blocking)
     return self
@@ -118,7 +116,6 @@ def _masked_fill(self: Tensor, mask: Tensor, value: Tensor) -> Tensor:
 
 
 def _item(self: Tensor) -> Any:
-    checks.wait()
     return aten._local_scalar_dense.default.redispatch(CPU, flip(self))
 
 

@@ -122,13 +122,13 @@ def _aligned(nbytes: int) -> int:
     return -(-nbytes // 256) * 256
 
 
-def _radix_sort(count: int, key: int, value: int, bits: int = 0) -> int:
-    """Return the bytes for sorting `count` keys of `key` bytes, with values of `value` bytes."""
+def _radix_sort(count: int, key: int, bits: int = 0) -> int:
+    """Return the bytes for sorting `count` keys of `key` bytes, with values of 8 bytes."""
     if count <= _SORTED_IN_A_BLOCK:
         return 1
     tile, passes = 384 * (12 if key == 8 else 14), -(-(bits or 8 * key) // 8)
     tiles = -(-count // tile)
-    return _aligned(key * count) + _aligned(value * count) + 1024 * tiles + 2048 * passes + 511
+    return _aligned(key * count) + _aligned(8 * count) + 1024 * tiles + 2048 * passes + 511
 
 
 def _sort(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
@@ -140,9 +140,9 @@ def _sort(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
     if length <= _SORTED_IN_A_BLOCK:
         return [8 * length]
     if count == length:
-        return [8 * count, _radix_sort(count, size, 8)]
+        return [8 * count, _radix_sort(count, size)]
     copies = [] if dim % x.dim() == x.dim() - 1 else [size * count, size * count, 8 * count]
-    return [*copies, 8 * count, 8 * count, size * count, _radix_sort(count, size, 8)]
+    return [*copies, 8 * count, 8 * count, size * count, _radix_sort(count, size)]
 
 
 def _indices(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
@@ -161,7 +161,7 @@ def _indices(card: Any, args: tuple[Any, ...], result: Any) -> list[int]:
         return []  # torch runs this call as a masked_fill
     taken = [8 * count * n for n in masks]
     if any(args[3:4]) and count:  # to accumulate, CUDA sorts the indices
-        taken += [*[8 * count] * 4, _radix_sort(count, 8, 8, max(x.numel(), 1).bit_length())]
+        taken += [*[8 * count] * 4, _radix_sort(count, 8, max(x.numel(), 1).bit_length())]
     return taken
 
 

@@ -106,8 +106,7 @@ def keep_after_fork() -> None:
 
 def _leave_to_parent() -> None:
     for gpu in GPUS:  # the child's copies must not change the parent's counts
-        gpu.account.unpublish()
-        gpu.account.refuse(_FORKED)
+        gpu.account.unpublish(_FORKED)
 
 
 if hasattr(os, "register_at_fork"):

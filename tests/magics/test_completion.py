@@ -62,7 +62,6 @@ SEVERAL = {"0,1", "all", "@all"}
         ("%%gpudiff cpu cu", {"cuda:0", "cuda:1"}),
         ("%gpufree mo", {"model", "more"}),
         ("%gpufree model mo", {"more"}),
-        ("%gpufree --", {"--grads"}),
         ("%gpuwatch ", {"on", "off", "--report", "--strict", "--check"}),
         ("%ongpu o", {"off"}),
         ("%ongpu h", {"home"}),

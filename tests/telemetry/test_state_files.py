@@ -272,6 +272,5 @@ def test_a_folder_that_cannot_be_entered_hides_only_other_processes(unreachable:
         source = state_files.VirtualSource()
         assert [gpu.uuid for gpu in source.gpus(Host())] == ["GPU-v0", "GPU-v1"]
         assert source.problems() == []
-        state_files.unpublish_death()
     finally:
         made.close()
