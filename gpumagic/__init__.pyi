@@ -23,7 +23,6 @@ from .frameworks.public import on as on
 from .frameworks.public import try_all_gpus as try_all_gpus
 from .frameworks.public import try_gpu as try_gpu
 from .frameworks.public import where as where
-from .frameworks.save_host import save_host as save_host
 from .frameworks.watching import watch as watch
 from .memory.explain_out_of_memory import explain_out_of_memory as explain_out_of_memory
 from .memory.free import Freed as Freed

@@ -54,7 +54,7 @@ def cuda_advice(error: BaseException, check_line: str = "") -> str:
         where = f"{line.label}, line {line.line}" if line else last_cell()
         state.look(where, chain[-1], check_line)
         if (death := state.death()) is not None and any(map(state.is_death, chain)):
-            from gpumagic.frameworks.save_host import what_is_left
+            from gpumagic.frameworks.what_is_left import what_is_left
 
             return what_is_left(death)
     return next(filter(None, (state.advice(each, check_line) for each in chain)), "")
@@ -134,7 +134,7 @@ class Explaining:
         elif not self._death_published:
             self._death_published = True
             with faults.kept("reporting that CUDA is dead"):
-                from gpumagic.frameworks.save_host import what_is_left
+                from gpumagic.frameworks.what_is_left import what_is_left
                 from gpumagic.telemetry.state_files import publish_death
 
                 publish_death(death)

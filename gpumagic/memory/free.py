@@ -26,7 +26,7 @@ from gpumagic.usercode.values import torch_here
 class Released:
     """Record how many bytes one released holder freed."""
 
-    cause: str  # "the exception of In [7]", "Out[3], _", "gradients", "batch"
+    cause: str  # "the exception of In [7]", "Out[3], _", "batch"
     nbytes: dict[str, int]  # freed bytes, by device
 
 
@@ -46,7 +46,7 @@ class Freed(Shown):
         return sum(sum(each.nbytes.values()) for each in self.released)
 
 
-def free_memory(*what: object, grads: bool = False) -> Freed:
+def free_memory(*what: object) -> Freed:
     """Free the GPU memory that no variable holds, and report how much was freed.
 
     Release exceptions and outputs that hold tensors on a GPU, and collect garbage. Then return
@@ -59,9 +59,6 @@ def free_memory(*what: object, grads: bool = False) -> Freed:
         Names of variables to delete too. A variable that cannot be deleted, or whose memory has
         another holder, is listed in `skipped`. If GPUs are given, such as ``0`` or ``"cuda:1"``,
         only exceptions and outputs that hold memory on these GPUs are released.
-    grads : bool
-        Whether the gradients of all parameters are released too. If variables are named, only the
-        gradients of these variables are released, and the variables are not deleted.
 
     Returns
     -------
@@ -87,10 +84,6 @@ def free_memory(*what: object, grads: bool = False) -> Freed:
     meter.take("garbage", always=False)
     found, outputs = find(namespace), KeptOutputs(namespace)
     skipped = _skipped(names, namespace, outputs, found)
-    if grads:  # now, so that `spare` below includes gradients that only an exception still holds
-        _release_gradients(names or namespace, namespace)
-        meter.take("gradients")
-        found, names = find(namespace), []
     gone = [n for n in names if n in namespace and n not in skipped and not outputs.has(n)]
     spare = _held_only_by(gone, found)
     skipped |= (stays := _still_held(gone, found, spare))
@@ -205,18 +198,6 @@ def allocated() -> dict[str, int]:
     for place in {place for _, place in holders_by_name.array_places([])}:
         found[place.device] += place.nbytes
     return dict(found)
-
-
-def _release_gradients(names: Iterable[str], namespace: Mapping[str, Any]) -> None:
-    if (torch := torch_here()) is None:
-        raise GpuError("--grads needs torch; JAX's gradients are variables: %gpufree NAME")
-    from gpumagic.moving.find_tensors import TensorFinder
-
-    finder = TensorFinder()
-    finder.variables((name, namespace.get(name)) for name in names)
-    for found in finder.tensors:
-        if isinstance(found.tensor, torch.nn.Parameter) and found.tensor.is_cuda:
-            found.tensor.grad = None
 
 
 class _Meter:
