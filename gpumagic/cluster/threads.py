@@ -54,8 +54,7 @@ def _shared(
         if name not in namespace:  # a closure's value, which is copied with the function
             continue
         reached = list(variables_read([name], space, module))
-        finder = TensorFinder(module)
-        finder.variables(reached)
+        finder = TensorFinder(reached, module)
         if any(found.root == name for found in finder.tensors):
             with_tensors.append(name)
         # Share values without tensors, except functions that read a thread's own variables.
@@ -99,8 +98,7 @@ class DeviceThread:
 
     def _brought(self, part: dict[str, Any]) -> dict[str, Any]:
         """Return the part's variables, copied to the device if any variable has tensors."""
-        finder = TensorFinder(self._namespace.get("__name__", "__main__"))
-        finder.variables(part.items())
+        finder = TensorFinder(part.items(), self._namespace.get("__name__", "__main__"))
         if not finder.tensors:
             return part
         space = {**self._namespace, **part}
@@ -128,8 +126,8 @@ class DeviceThread:
 
 def _versions(space: dict[str, Any], names: Iterable[str]) -> Counter[str]:
     """Return for each variable how many in-place changes and gradients its tensors have."""
-    finder, counts = TensorFinder(space.get("__name__", "__main__")), Counter[str]()
-    finder.variables((name, space[name]) for name in names if name in space)
+    held, counts = [(name, space[name]) for name in names if name in space], Counter[str]()
+    finder = TensorFinder(held, space.get("__name__", "__main__"))
     for tensor, root in ((found.tensor, found.root) for found in finder.tensors):
         counts[root] += 0 if tensor.is_inference() else tensor._version
         counts[root] += tensor.is_leaf and tensor.grad is not None

@@ -112,8 +112,7 @@ def _homes(
         return {}, (), []
     from gpumagic.moving.find_tensors import TensorFinder
 
-    finder = TensorFinder(namespace.get("__name__") or "__main__")
-    finder.variables(values.items())
+    finder = TensorFinder(values.items(), namespace.get("__name__") or "__main__")
     tracked = (found.path for found in finder.tensors if found.tensor.grad_fn is not None)
     notes = dict.fromkeys(f"{path}: copied without its autograd graph" for path in tracked)
     left = [*finder.left, *(held.left for held in finder.staying if held.must_move(device))]

@@ -89,15 +89,13 @@ def tick(seconds: float) -> str:
     return f"{scaled:.{3 if prefix == 'n' else 4}g} {prefix}s"
 
 
-def rate(each_second: float | None) -> str:
-    """Format a rate per second with three digits: ``"448 /s"``, ``"80.6 k/s"``, ``"N/A"``."""
-    return NOT_KNOWN if each_second is None else f"{_digits(each_second, _MANY)}/s"
+def rate(each_second: float) -> str:
+    """Format a rate per second with three digits: ``"448 /s"``, ``"80.6 k/s"``."""
+    return f"{_digits(each_second, _MANY)}/s"
 
 
-def times(ratio: float | None) -> str:
+def times(ratio: float) -> str:
     """Format a ratio with three digits, or three decimals near 1: ``"1.32 ×"``, ``"1.004 ×"``."""
-    if ratio is None:
-        return NOT_KNOWN
     if ratio >= 99.95:
         return f"{ratio:,.0f} ×"
     near = 0.9 <= ratio < 1.095 and round(ratio, 3) != 1

@@ -154,9 +154,7 @@ def describe(name: str, value: Any) -> Assigned:
         )
     if isinstance(value, NotKnown):
         return Assigned(name, "a value that depends on data")
-    finder = TensorFinder()
-    finder.variables([(name, value)])
-    tensors = [found.tensor for found in finder.tensors]
+    tensors = [found.tensor for found in TensorFinder([(name, value)]).tensors]
     kind = type(value).__name__
     if isinstance(value, (list, tuple, dict, set)):
         kind += f" of {len(value)}"

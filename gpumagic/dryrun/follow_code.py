@@ -91,8 +91,7 @@ def dry(subject: Subject) -> DryRun:
     outer = placement()
     # Visit objects before the fork. In the child, a visit would make Linux copy a page of memory.
     find_swaps()
-    finders = [TensorFinder()]
-    finders[0].variables([*subject.reads, *subject.namespace.items()])
+    finders = [TensorFinder([*subject.reads, *subject.namespace.items()])]
 
     def work() -> DryRun:
         global _following

@@ -33,7 +33,6 @@ from gpumagic.telemetry.history import board
 from gpumagic.usercode.program import FUNCTION, Program
 from gpumagic.usercode.variables import variables_read
 
-_FAR_S = 20.0
 _MAX_RUNS = 8  # maximum number of runs in a search
 # After `_FEW` tries, `largest` accepts a value near the largest. After `_MANY` tries, it bisects.
 _FEW, _MANY = 6, 7
@@ -183,8 +182,8 @@ class Search:
             raised = run.error or next((each.error for each in run.mismatches), "")
             self._ended[value] = raised or next(str(each) for each in run.unknown if each.ended)
             self._raises |= {value} if raised else set()
-        # Stop the next dry run after 3 times this one's seconds, within `_FAR_S` to `LIMIT_S`.
-        self._limit = min(LIMIT_S, max(_FAR_S, 3 * run.seconds))
+        # Stop the next dry run after 3 times this one's seconds, within 20 s to `LIMIT_S`.
+        self._limit = min(LIMIT_S, max(20.0, 3 * run.seconds))
 
     def _subject(self, value: float) -> Subject:
         made, space = self.program, self.space

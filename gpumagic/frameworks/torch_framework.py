@@ -77,10 +77,8 @@ class Torch(Framework):
         return move.bring_home(namespace, origins)
 
     def away(self, namespace: Mapping[str, Any]) -> dict[str, set[str]]:
-        finder = TensorFinder()
-        finder.variables(namespace.items())
         found: dict[str, set[str]] = {}
-        for each in finder.tensors:
+        for each in TensorFinder(namespace.items()).tensors:
             if each.tensor.device.type not in ("cpu", "meta"):
                 found.setdefault(each.root, set()).add(str(each.tensor.device))
         return found
@@ -119,9 +117,8 @@ def _with_context() -> list[str]:
 
 def bring_results(namespace: dict[str, Any]) -> list[str]:
     """Move the data of tensors with a `grad_fn` to the CPU; return the names of their variables."""
-    finder = TensorFinder()
-    finder.variables(namespace.items())
-    results = [t for t in finder.tensors if t.tensor.is_cuda and t.tensor.grad_fn is not None]
+    tensors = TensorFinder(namespace.items()).tensors
+    results = [t for t in tensors if t.tensor.is_cuda and t.tensor.grad_fn is not None]
     for each in results:
         each.tensor.data = each.tensor.data.cpu()
     return [*dict.fromkeys(each.root for each in results)]

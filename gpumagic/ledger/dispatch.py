@@ -29,10 +29,9 @@ from gpumagic.usercode.files import is_ours, swap_attribute, unseen
 def patch_synchronizing(stack: ExitStack) -> None:
     """Count the calls of torch's `synchronize` functions, until `stack` is closed."""
     for owner in (torch.cuda, torch.cuda.Stream, torch.cuda.Event, torch.accelerator):
-        if "synchronize" in vars(owner):
-            # torch.accelerator's function may call torch.cuda's. `within` prevents a second count.
-            wrap = functools.partial(counted, before=_before, within="synchronize")
-            _swap(stack, owner, "synchronize", wrap)
+        # torch.accelerator's function may call torch.cuda's. `within` prevents a second count.
+        wrap = functools.partial(counted, before=_before, within="synchronize")
+        _swap(stack, owner, "synchronize", wrap)
 
 
 def _swap(stack: ExitStack, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:

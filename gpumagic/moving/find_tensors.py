@@ -82,11 +82,17 @@ class Held:
 
 
 class TensorFinder:
-    """Collect each tensor once, under the variable through which it was first found.
+    """Collect each tensor of variables once, under the variable through which it was first found.
     With `every_path`, collect a tensor once for each path to it.
     The limits `_DEPTH` and `_OBJECTS` do not apply to objects of classes in `module`."""
 
-    def __init__(self, module: str = "__main__", *, every_path: bool = False) -> None:
+    def __init__(
+        self,
+        variables: Iterable[tuple[str, object]] = (),
+        module: str = "__main__",
+        *,
+        every_path: bool = False,
+    ) -> None:
         self.found: list[FoundTensor] = []
         self.left: list[Left] = []  # values that do not move, or could not be searched
         self.modules: list[nn.Module] = []
@@ -96,9 +102,7 @@ class TensorFinder:
         self._module, self._every_path = module, every_path
         self._depth = self._objects = 0
         self._seen: dict[int, object] = {}  # keeps visited objects alive, so that ids stay unique
-
-    def variables(self, variables: Iterable[tuple[str, object]]) -> None:
-        """Search variables. Optimizers come last, so that parameters are found in modules first."""
+        # Optimizers come last, so that parameters are found in modules first.
         for name, value in sorted(variables, key=lambda item: issubclass(type(item[1]), Optimizer)):
             self._depth = self._objects = 0
             try:
@@ -174,7 +178,7 @@ class TensorFinder:
 
     def _library_object(self, value: Any, steps: Path) -> None:
         if _has_to(type(value)):
-            finder = TensorFinder(self._module, every_path=self._every_path)
+            finder = TensorFinder((), self._module, every_path=self._every_path)
             finder._depth, finder._objects = self._depth, self._objects
             finder._first_time(value)
             finder._attributes(value, steps)
@@ -254,10 +258,8 @@ class TensorFinder:
 
 def nbytes_held(variables: Iterable[tuple[str, Any]], device: str) -> int:
     """Return the bytes of the variables' storages on `device`. Each storage counts once."""
-    finder = TensorFinder()
-    finder.variables(variables)
     storages = {}
-    for found in finder.tensors:
+    for found in TensorFinder(variables).tensors:
         if str(found.tensor.device) == device:
             with suppress(RuntimeError, NotImplementedError):  # a sparse tensor has no storage
                 storage = found.tensor.untyped_storage()

@@ -50,8 +50,7 @@ def move_all(
     start = time.perf_counter()
     origins = [] if origins is None else origins
     namespace = {} if namespace is None else namespace
-    finder = TensorFinder()
-    finder.variables(variables)
+    finder = TensorFinder(variables)
     moving = {id(found.tensor) for found in finder.tensors if found.must_move(device)}
     for name, optimizer in instances_in(namespace, Optimizer) if moving else ():
         finder.state(optimizer, (name,), only=moving)

@@ -110,8 +110,7 @@ class Recorder(TorchDispatchMode):
         self._room, counts = _MOST, Counter[str]()
         for name, value in variables.items():
             paths = self.variables[name] = dict[str, RecordedOperation]()
-            finder = TensorFinder(module, every_path=True)
-            finder.variables([(name, value)])
+            finder = TensorFinder([(name, value)], module, every_path=True)
             for found in (each for each in finder.tensors if _tensors(each.tensor)):
                 # A key of another type may have an address in its text, which differs by run.
                 plain = all(type(key) in (int, str) for _, key in found.steps[1:])

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from tornado.websocket import WebSocketClosedError
 
@@ -23,6 +23,7 @@ from gpumagic.server.kernels import KernelCells, KernelTable
 from gpumagic.telemetry.doctor import Check, Doctor
 from gpumagic.telemetry.sampler import PERIODS_S, Sampler, Subscription, stalled
 from gpumagic.telemetry.snapshot import Snapshot
+from gpumagic.telemetry.source import T
 
 
 @dataclass(frozen=True)
@@ -96,9 +97,6 @@ class Client:
                 if revision < self._hub.cells.revision:
                     news, revision = self._hub.cells.news(revision), self._hub.cells.revision
                     await self._write(news)
-
-
-T = TypeVar("T")
 
 
 def aside(function: Callable[[], T]) -> asyncio.Future[T]:

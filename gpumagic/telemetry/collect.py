@@ -200,10 +200,7 @@ def snapshot(*, processes: bool = True) -> Snapshot:
     return _collector().take(processes=processes)
 
 
-@cache
-def _collector() -> Collector:
-    return Collector()
-
+_collector = cache(Collector)
 
 if hasattr(os, "register_at_fork"):
     # A thread of the parent may hold the collector's lock, so the child makes a new collector.

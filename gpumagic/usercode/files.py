@@ -56,7 +56,6 @@ _LIBRARIES = (
 _TYPED = re.compile(  # names of code that the user typed, such as `<stdin>`
     r"<(ipython-input|python-input|input|stdin|doctest |timed |magic-timeit|command-|pyshell#)"
 )
-_NO_FILE = ("", "built-in", "frozen", "namespace")
 _CYTHON = (".pyx", ".pxd", ".pxi")
 _INPUT = re.compile(r"<(?:ipython|python)-input-(\d+)")
 
@@ -64,7 +63,7 @@ _INPUT = re.compile(r"<(?:ipython|python)-input-(\d+)")
 @lru_cache(maxsize=8192)  # bounded, because each cell adds a name
 def is_users(file: str | None) -> bool:
     """Whether a file is the user's: a cell, or a file outside installed libraries."""
-    if file is None or file in _NO_FILE:
+    if file is None or file in ("", "built-in", "frozen", "namespace"):
         return False
     if file.startswith("<"):
         return _TYPED.match(file) is not None

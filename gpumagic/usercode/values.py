@@ -147,7 +147,6 @@ _PARTS: dict[type, tuple[str, ...]] = {
 CONTAINERS = (*_SEQUENCES, *_MAPPINGS, *_PARTS)
 # Packages whose objects, such as locks and threads, are not searched.
 _CLOSED = {*sys.stdlib_module_names, "IPython", "ipykernel", "gpumagic"}
-_ITEMS = 2000  # maximum items that `contents` returns
 
 
 def written(path: Path) -> str:
@@ -184,7 +183,7 @@ def contents(value: Any) -> list[tuple[Any, Any]]:
     """Return the first 2000 ``(key or index, item)`` pairs; empty if all are of `PLAIN` types."""
     if not issubclass(type(value), (list, tuple, deque, dict, UserDict)):
         return []
-    found = enumerate(items(value, _ITEMS))
+    found = enumerate(items(value, 2000))
     return [(n if kind == "." else key, item) for n, ((kind, key), item) in found]
 
 

@@ -68,8 +68,8 @@ class Node:
 def test_a_tensor_in_much_plain_data_is_found(wrap):
     x = torch.ones(2)
     held = wrap(x)
-    found = TensorFinder(__name__)
-    found.variables([("plain", [Node([n]) for n in range(2000)]), ("held", held)])
+    variables = [("plain", [Node([n]) for n in range(2000)]), ("held", held)]
+    found = TensorFinder(variables, __name__)
     assert [each.root for each in found.tensors] == ["held"]
 
 
@@ -232,9 +232,7 @@ class Config:
 def walked(**variables):
     from gpumagic.moving.find_tensors import TensorFinder
 
-    finder = TensorFinder(module=__name__)
-    finder.variables(variables.items())
-    return finder
+    return TensorFinder(variables.items(), __name__)
 
 
 def test_objects_of_the_notebook_are_looked_into_and_datasets_stay():
