@@ -36,7 +36,7 @@ class _Share:
         self.moves = Moves()
         self.origins: Origins = []  # moved objects and their former devices
         self.placed: Any = None  # the value that `framework.place` yielded
-        self.taken: list[str] = []  # GPU names that a move replaced in objects: "trainer's cuda:0"
+        self.taken: list[str] = []  # GPU names in objects that a move replaced: "trainer's cuda:0"
         self.memory: list[Memory] = []
         self.made: dict[str, Any] = {}  # new arrays, by the variable's name
 
@@ -105,8 +105,8 @@ class _Share:
         on_cpu = sum(of.nbytes(array) for array in self.made.values() if of.where(array) == "cpu")
         read = sum(entry.nbytes for entry in entries if entry.kind == "copy")
         # If the new CPU arrays have exactly as many bytes as the cell copied, assume that they are
-        # copies of GPU results. If variables stayed and none moved, the CPU did the work. If some
-        # moved, the cell may have changed the moved variables in place, without an allocation.
+        # copies of GPU results. If variables stayed and none moved, the CPU did the work. If any
+        # moved, the GPU may have done it, as a change in place allocates nothing.
         stayed = self.moves.left and not self.moves.moved
         return "all work was on cpu" if stayed or on_cpu not in (0, read) else ""
 

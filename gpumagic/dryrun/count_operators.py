@@ -36,7 +36,7 @@ aten: Any = torch.ops.aten
 _Function = Callable[..., Any]
 _DEVICE: Any = torch.ops.prim.device.default
 _BETWEEN = (__package__, "torch._dynamo", "torch._compile", "torch._subclasses", "torch.utils._")
-# Matches the error of fakes on several devices. In this case, torch's kernels raise another error.
+# Matches the fakes' error for several devices. `_run` raises the error of torch's kernels instead.
 _DEVICES = re.compile(r"found (?:two different|at least two) devices,? (\S+?)(?:,| and) (\S+?)!?$")
 _READABLE = {
     "_local_scalar_dense": "the value of a tensor",
@@ -201,7 +201,7 @@ class Operators(TorchDispatchMode):
 _WRITES = ("scatter", "scatter_add", "index_add", "index_fill", "index_put", "_unsafe_index_put")
 _SUMS = ("add.Tensor", "sub.Tensor", "mul.Tensor")
 # Autograd nodes, and the operators that write into a tensor that the same node made. True means
-# that the memory is certainly reused, even while the node keeps the old tensor alive.
+# that the memory is reused for certain, even if the node still refers to the old tensor.
 _IN_PLACE: tuple[tuple[re.Pattern[str], frozenset[str], bool], ...] = (
     (re.compile(r".*Backward\d"), frozenset((*_WRITES, "put", "masked_fill")), False),
     (re.compile(r"(Max|Min|Median|Nanmedian)Backward\d"), frozenset(("logical_and",)), True),

@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
-# `suspended` imports this module. Do so now: in a dry run, each library's import calls `suspended`.
+# `suspended` imports this module. Import it now, because imports in a dry run call `suspended`.
 import torch._subclasses.schema_check_mode
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
@@ -64,7 +64,7 @@ def is_refusal(error: BaseException) -> bool:
     path = getattr(error, "filename", None)
     if not isinstance(path, (str, bytes)):
         return True
-    # A refusal is an error that a real run would not raise, because it could write to the path.
+    # If this process may write to the path, a real run would not fail, so the error is a refusal.
     return os.access(path if os.path.lexists(path) else os.path.dirname(path) or ".", os.W_OK)
 
 
@@ -89,7 +89,7 @@ def host_value(frame: FrameType | None) -> float | None:
 class NotKnown:
     """Represent a number that depends on data, such as ``loss.item()``."""
 
-    # torch calls that scale or fill a tensor get 1 or NaN instead (answers.py). Others end the run.
+    # A torch call that scales or fills a tensor gets 1 or NaN (answers.py). Others end the run.
     __slots__ = ("what", "whole")
 
     def __init__(self, what: str = "a value of a tensor", *, whole: bool | None = False) -> None:

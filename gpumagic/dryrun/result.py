@@ -58,7 +58,7 @@ class OnCard:
 
     card: Card
     needed: int  # bytes that the code needs at least
-    at: UserLine | None  # first line that does not fit; None if the code fits or its inputs do not
+    at: UserLine | None  # first line that does not fit; None if all fits, or not even the inputs
 
     @property
     def left(self) -> int:

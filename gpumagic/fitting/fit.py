@@ -46,7 +46,7 @@ def fit(
         (``"H100 80GB"``, ``["RTX 4090", "24GiB"]``), results are predicted without running `code`.
     margin : float
         The fraction of the free memory to leave free. After six dry runs, the search accepts a
-        result that may be too small by the fraction `margin` / 2.
+        value that may be below the largest one by the fraction `margin` / 2.
     dry : bool
         Whether to predict the result by dry runs alone, without running the code.
     namespace : dict, optional

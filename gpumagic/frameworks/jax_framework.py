@@ -159,7 +159,7 @@ class Jax(ArrayFramework):
         return None if treedef_is_leaf(treedef) else (children, treedef.unflatten)
 
     def knows(self, kind: type) -> bool:
-        """Whether the class is registered as a pytree, but a copy of the class would not be."""
+        """Whether JAX knows the class as a pytree, but would not know a copy of the class."""
         if comes_from(kind, "flax.nnx.Pytree"):  # Flax also registers copies of a class
             return False
         try:
@@ -170,7 +170,7 @@ class Jax(ArrayFramework):
             return True
 
     def wait(self, *devices: str) -> None:
-        """Wait for all live arrays, and for results of this thread that nothing refers to."""
+        """Wait for live arrays, and for this thread's computations whose results are unused."""
         given = []
         # `jax.local_devices` would take 10 times as long, and timings include this wait.
         clients = xla_bridge.backends().values()
@@ -229,7 +229,7 @@ class Jax(ArrayFramework):
             for part, array in ((p, array) for p in parts for array in parts[p]):
                 where[part][self.where(array)] += array.nbytes
             there = {*chain.from_iterable(where.values())}
-            # Skip a caller if an operand has arrays on several devices: perhaps only some are used.
+            # Skip a caller if an operand has arrays on several devices, as some may be unused.
             whole = n == 0 or all(len(devices) == 1 for devices in where.values())
             if len(there) > 1 and said <= there and whole:
                 return _explained(frame, node, parts, where)
@@ -296,7 +296,7 @@ def _explained(
 
 
 def _stays(part: ast.expr, node: ast.AST, frame: FailedFrame, devices: Counter[str]) -> bool:
-    """Whether an operand cannot move: assigned to, sharded, or no pytree of arrays and numbers."""
+    """Whether an operand cannot move: it is assigned to, sharded, or not only arrays."""
     value = frame.scope.value(part)
     fixed = part is getattr(node, "target", None) or "+" in "".join(devices)
     return fixed or (value is not MISSING and not can_be_put(value))

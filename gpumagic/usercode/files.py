@@ -260,7 +260,7 @@ def expression(code: CodeType, at: int) -> str:
     """Return an instruction's expression in one line; if unknown, the source line."""
     found = executing(code, at)
     text = ast.get_source_segment(found.source.text, found.node) if found.node else None
-    # The executing package finds no node for a jump, such as the jump of an `if`.
+    # The package `executing` finds no node for a jump, such as the jump of an `if`.
     if not (text := text or _columns(code, at)):
         return source_of(code.co_filename, line_of(code, at))
     text = " ".join(row.strip() for row in text.splitlines())
@@ -268,7 +268,7 @@ def expression(code: CodeType, at: int) -> str:
 
 
 def executing(code: CodeType, at: int) -> Any:
-    """Look up an instruction with the executing package. The result's `node` may be None."""
+    """Look up an instruction with the package `executing`. The result's `node` may be None."""
     from executing import Source  # imported here, because it takes 14 ms and few magics need it
 
     # This object has all attributes the package reads. A real frame would keep variables alive.
@@ -277,7 +277,7 @@ def executing(code: CodeType, at: int) -> Any:
 
 
 def parsed(file: str) -> Any:
-    """Return a file's `text` and syntax `tree`, as the executing package has read them."""
+    """Return a file's `text` and syntax `tree`, as the package `executing` reads them."""
     from executing import Source
 
     return Source.for_filename(file)
