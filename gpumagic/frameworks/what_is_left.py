@@ -3,7 +3,6 @@
 import os
 import types
 from contextlib import suppress
-from itertools import islice
 from typing import Any
 
 from gpumagic.device.cuda_state import Death
@@ -27,8 +26,7 @@ def what_is_left(death: Death) -> str:
     lost = [name for name in known if name not in safe]
     parts = [f"{death}"]
     if safe:
-        can = islice((f"{name}={name}" for name in safe if _can_be_saved(known[name])), 4)
-        code = ", ".join(can)
+        code = ", ".join(f"{name}={name}" for name in safe if _can_be_saved(known[name]))
         do = f'; `torch.save(dict({code}), "rescue.pt")` writes what can be pickled' if code else ""
         parts.append(f"On the host and safe: {some(safe)}{do}")
     return ". ".join([*parts, f"Lost: {some(lost)}"] if lost else parts)

@@ -395,9 +395,9 @@ def recomputed(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
         return
     for name in sorted(s.read | s.rests[-1].read_anywhere):
         model = s.namespace.get(name)
-        method = next((each for each in _METHODS if hasattr(model, each)), "")
-        if on := getattr(model, method, None) if is_module(model) else None:
-            within = lambda on=on: nullcontext(on())  # noqa: E731
+        methods = [each for each in _METHODS if is_module(model) and hasattr(type(model), each)]
+        for method in methods[:1]:
+            within = lambda on=getattr(model, method): nullcontext(on())  # noqa: E731, B008
             yield from helps(trial, f"`{name}.{method}()`{_SLOWER}", within=within)
     every = {_named(s, rest, form): form for rest in s.rests for form in checkpointed(rest)}
     for do, form in every.items():
@@ -416,7 +416,8 @@ def sparse(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     for name in sorted(s.read | s.rests[-1].read_anywhere) if t.best is not None else ():
         model: Any = s.namespace.get(name)
         every = model.named_modules(prefix=name) if is_module(model) else ()
-        tables = ((path, part) for path, part in every if getattr(part, "sparse", None) is False)
+        kinds = torch_here().nn.Embedding, torch_here().nn.EmbeddingBag
+        tables = ((p, part) for p, part in every if isinstance(part, kinds) and not part.sparse)
         large = {path: part for path, part in tables if s.worth(part.weight.nbytes)}
         code = "; ".join(f"{path}.sparse = True" for path in large)
         if large and any(rest.backward for rest in s.rests):

@@ -196,7 +196,7 @@ def _joined(
         with suppress(Exception):
             few = {text: x[:rows] if text in shortened else x for text, x in tensors.items()}
             numbers = {names[text]: _random(x, alike) for text, x in few.items()}
-            return _first_equal(renamed, space | numbers, keys, alike, rows * 2 // 5)
+            return _first_equal(renamed, space | numbers, keys, alike, min(rows, count) * 2 // 5)
     return ""
 
 

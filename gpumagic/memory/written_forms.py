@@ -5,7 +5,6 @@ that an earlier statement assigned to a name. A `Form` object is any replacement
 """
 
 import ast
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 from gpumagic.usercode.frames import FailedFrame, RestOfCode, block_of, stored
-from gpumagic.usercode.values import MISSING, is_module, is_tensor, torch_here
+from gpumagic.usercode.values import MISSING, is_module, is_tensor
 
 _COSINES = "cosine_similarity(unsqueeze(x, 1), unsqueeze(y, 0), -1)"
 _DISTANCES = {
@@ -123,11 +122,7 @@ def checkpointed(rest: RestOfCode) -> Iterator[Form]:
     theirs = isinstance(called, FunctionType) and not str(called.__module__).startswith("torch")
     if is_module(called) or theirs:
         how = [*node.keywords, ast.keyword("use_reentrant", ast.Constant(False))]
-        function, given = _CHECKPOINT, [node.func, *node.args]
-        if (layers := len(called) if isinstance(called, torch_here().nn.Sequential) else 0) > 3:
-            # Of n layers, √n parts of √n layers need the least memory.
-            function, given[1:1] = f"{_CHECKPOINT}_sequential", [ast.Constant(math.isqrt(layers))]
-        new = ast.Call(expression(function), given, how)
+        new = ast.Call(expression(_CHECKPOINT), [node.func, *node.args], how)
         yield from _Reader(rest.frame, block, block.index(rest.failed)).replaced(node, new)
 
 

@@ -15,11 +15,10 @@ from torch import Tensor, nn
 from gpumagic.mismatch.explanation import Fix, around, total
 from gpumagic.mismatch.operand import NAMED, TRANSFERS, Part, Reader
 from gpumagic.mismatch.operation import Operation, named_in, operation, ran_mixed
-from gpumagic.mismatch.sources import only_assignment
-from gpumagic.usercode.files import is_users, label, parsed, shell
+from gpumagic.mismatch.sources import body_of, only_assignment
+from gpumagic.usercode.files import label, parsed, shell
 from gpumagic.usercode.frames import (
     FailedFrame,
-    definition,
     first_name,
     function_of,
     in_own_scope,
@@ -167,32 +166,21 @@ def keep_copies(
 
 def left_behind(part: Part, frame: FailedFrame) -> tuple[Fix | None, str]:
     """Return the fix of a class's own `to` that does not move an attribute, and the reason."""
-    node: Any = part.node if isinstance(part.node, ast.Attribute) else ast.Attribute(part.node, "")
-    kind: Any = type(frame.scope.value(node.value))
-    code: Any = getattr(getattr(kind, "to", None), "__code__", None)
-    body: Any = definition(code) if is_users(getattr(code, "co_filename", None)) else None
-    sent, text = _own_transfers(body), f"self.{node.attr}"
-    read = (name.replace("self", frame.text(node.value), 1) for name in sent)
-    moved = {
-        getattr(Reader(frame).part(ast.parse(each, mode="eval").body), "device", None)
-        for each in read
-    }
-    if not sent or text in sent or part.device in moved:
+    node: Any = part.node
+    kind: Any = type(frame.scope.value(node.value)) if isinstance(node, ast.Attribute) else object
+    code, body = body_of(vars(kind).get("to"))
+    sent = {ast.unparse(n.func.value): n for n in own_nodes(body) if is_transfer(n)}
+    text, owner = f"self.{getattr(node, 'attr', '')}", frame.text(getattr(node, "value", node))
+    read = [name.replace("self", owner, 1) for name in sent if name.startswith("self.")]
+    parts = [Reader(frame).part(ast.parse(each, mode="eval").body) for each in read]
+    away = {getattr(each, "device", None) for each in parts}
+    if not parts or text in sent or part.device in away:
         return None, ""
     other, call = sent.popitem()
-    new, where = ast.unparse(call).replace(other, text, 1), frame.in_file(code.co_filename)
-    last: Any = statement(call)
-    line = f"{where.text(last)}\n{' ' * last.col_offset}{text} = {new}"
-    edits: list[tuple[ast.AST, str]] = [(use, new) for use in uses(body, text)[:1]]
-    why = f"{kind.__name__}.to() leaves {node.attr} where it is"
-    return around(where, edits or [(last, line)], part.nbytes), why
-
-
-def _own_transfers(method: Any) -> dict[str, Any]:
-    """Return the calls in a method that move attributes, by the attribute: ``self.x``."""
-    calls: list[Any] = [node for node in ast.walk(method or ast.Pass()) if is_transfer(node)]
-    every = {ast.unparse(call.func.value): call for call in calls}
-    return {name: call for name, call in every.items() if name.startswith("self.")}
+    new, plain = ast.unparse(call).replace(other, text, 1), uses(body, text)
+    simple = len(plain) == len(call.args) == 1 and isinstance(statement(plain[0]), ast.Return)
+    where, why = frame.in_file(code.co_filename), f"{kind.__name__}.to() leaves {node.attr} behind"
+    return around(where, [(plain[0], new)], part.nbytes) if simple else None, why
 
 
 def _is_sent(lost: _Lost, reader: Reader, target: str) -> bool:
@@ -292,12 +280,11 @@ def own_nodes(scope: Any) -> list[Any]:
 
 def _called(call: ast.Call, frame: FailedFrame, caller: Any) -> _Written | None:
     """Return the code of the user's function that a call runs; None for other calls."""
-    function: Any = frame.scope.value(call.func)
-    code = getattr(getattr(function, "__func__", function), "__code__", None)
-    if type(function) is type or code is None or not is_users(code.co_filename):
+    code, body = body_of(frame.scope.value(call.func))
+    if body is None:
         return None
     parameters, earlier = code.co_varnames[: code.co_argcount], getattr(caller, "earlier", False)
-    text, nodes = parsed(code.co_filename).text, own_nodes(definition(code))
+    text, nodes = parsed(code.co_filename).text, own_nodes(body)
     return _Written(code.co_filename, text, nodes, parameters, earlier)
 
 

@@ -6,6 +6,7 @@ package, an operand is *odd* if it is on the wrong device.
 """
 
 import ast
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import groupby
@@ -82,11 +83,13 @@ def _explain(
 
 
 def _lost_to(clash: Operation, frames: list[FailedFrame]) -> str:
-    """Return the device to which code of its class lost a copy of `self.x`, or ""."""
+    """Return the device to which its class's own `to` lost a copy of `self.x`, or ""."""
     for part in clash.parts:
         others = {device for each in clash.parts if each is not part for device in each.devices}
         alone = part.text.startswith("self.") and len(others) == 1 and part.device not in others
-        if alone and callers.keep_copies([part], frames, *others)[0]:
+        lost = callers.keep_copies([part], frames, *others)[0] if alone else None
+        above = frames[0].source.splitlines()[: lost.line if lost else 0]
+        if {*re.findall(r"\bdef (\w+)", "\n".join(above))[-1:]} & {*TRANSFERS}:
             return others.pop()
     return ""
 

@@ -7,6 +7,7 @@ are checked too. For example, if `x` moves, then `y` must also move for `loss(ne
 """
 
 import ast
+import re
 import sys
 from collections import UserDict
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from gpumagic.mismatch import sources
-from gpumagic.mismatch.callers import Site, climb, is_transfer, moved_itself
+from gpumagic.mismatch.callers import Site, climb, is_transfer, moved_itself, own_nodes
 from gpumagic.mismatch.explanation import (
     Edit,
     Fix,
@@ -38,10 +39,8 @@ from gpumagic.mismatch.operation import (
     read_on_host,
     storages_in,
 )
-from gpumagic.usercode.files import is_users
 from gpumagic.usercode.frames import (
     FailedFrame,
-    definition,
     first_name,
     function_of,
     in_own_scope,
@@ -54,6 +53,10 @@ from gpumagic.usercode.frames import (
 from gpumagic.usercode.values import own
 
 _DEVICE_NAMES = ("device", "dev", "DEVICE", "self.device", "self.cfg.device", "args.device")
+
+
+# A transfer that names only a device, and no dtype, as in ``.to(self.device)``
+_TO_DEVICE = re.compile(r"(?i)\.(cuda\(\)|to\(([\w.]*dev(ice)?|[\"']cuda(:\d)?[\"'])\))")
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,8 @@ def choose(found: Operation, message: Message, target: str) -> Choice | None:
         return Choice("cpu", read, to_host=True) if read else None
     first = f"cuda:{leaves[0].value.device_ids[0]}" if message.kind == "replicas" else None
     first = _of_indexed(found) if indexed else first
+    scope, fixed = function_of(found.node) or found.node, found.fixed
+    first = fixed.device if fixed and sources.read_on_cpu(fixed.key, scope) else first
     target = target or first or _heaviest(found)
     odd = [part for part in leaves if part.devices != (target,)]
     odd = [part for part in odd if not part.scalar] or odd  # CPU scalars stay if others are odd
@@ -163,14 +168,14 @@ def sent_too(site: Site) -> Fix | None:
     """Return the fix of a function that moves only some of the tensors that it returns, or None."""
     frame, odd = site.frame, [n for part in site.odd for n in named_in(part, site.at.reader)]
     for made in nodes_around(site.at.node, ast.Assign):
-        function: Any = frame.scope.value(getattr(made.value, "func", made))
-        code: Any = getattr(getattr(function, "__func__", function), "__code__", None)
-        body: Any = definition(code) if is_users(getattr(code, "co_filename", None)) else None
-        nodes: list[Any] = [*ast.walk(body or ast.Pass())]
+        code, body = sources.body_of(frame.scope.value(getattr(made.value, "func", made)))
+        nodes = own_nodes(body)
         sent = [node for node in nodes if is_transfer(node)]
         left = _returned(nodes, made.targets[0], odd, frame)
-        if sent and len(left) == len(odd):
-            how = ast.unparse(sent[0]).removeprefix(ast.unparse(sent[0].func.value))
+        hows = {ast.unparse(n).removeprefix(ast.unparse(n.func.value)) for n in sent}
+        # If all transfers are alike, they name a device, and not a dtype or the CPU.
+        how = hows.pop() if len(hows) == 1 else ""
+        if _TO_DEVICE.fullmatch(how) and len(left) == len(odd) and not any(map(is_transfer, left)):
             where = frame.in_file(code.co_filename)
             edits: Any = [(each, bracketed(each, where.text(each)) + how) for each in left]
             return around(where, edits, total(part.nbytes for part in site.odd))

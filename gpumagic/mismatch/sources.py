@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, takewhile
+from types import MethodType
 from typing import Any
 
 import torch
@@ -58,10 +59,10 @@ class Unregistered:
         for name, held in own(self.module).items():
             parts = [held, *(item for _, item in contents(held))]
             tensors = ((id(part), t) for part in parts for _, t in operand.tensors_of(part))
-            tensors = ((n, t) for n, t in tensors if operand.full(t.device) != target)
-            better = _registered(held, {n for n, t in tensors if t.is_floating_point()})
-            follows = name != self.name and not name.startswith("_") and _may_move(name, frame)
-            if better and follows:
+            away = {n for n, t in tensors if t.is_floating_point() and str(t.device) != target}
+            better = _registered(held, away)
+            follows = read_on_cpu(f"self.{name}", frame.tree or ast.Pass()) is False
+            if better and follows and name != self.name and not name.startswith("_"):
                 yield replace(self, name=name, registered=better)
 
     def edit(self, frame: FailedFrame, target: str) -> tuple[ast.AST, str] | None:
@@ -82,10 +83,10 @@ class Unregistered:
         return made[0], self.registered.format("self", self.name, value)
 
 
-def _may_move(name: str, frame: FailedFrame) -> bool:
-    """Whether code reads the attribute, but not as lengths or statistics on the CPU."""
-    read = [statement(use) for use in uses(frame.tree or ast.Pass(), f"self.{name}")]
-    return bool(read) and not any(_ON_CPU.search(ast.unparse(n)) for n in read if n is not None)
+def read_on_cpu(text: str, tree: ast.AST) -> bool | None:
+    """Whether code reads an expression on the CPU, as in ``x.numpy()``; None if nothing does."""
+    read = [ast.unparse(stmt) for use in uses(tree, text) if (stmt := statement(use)) is not None]
+    return any(map(_ON_CPU.search, read)) if read else None
 
 
 def unregistered(part: operand.Part, frame: FailedFrame) -> Unregistered | None:
@@ -227,15 +228,21 @@ def maker_of(part: operand.Part, at: Operation) -> ast.Assign | None:
     return made if call.factory or from_numpy or asked or movable or sent else None
 
 
+def body_of(function: Any) -> tuple[Any, Any]:
+    """Return the code of a user's function, and its syntax node; (None, None) for other values."""
+    code = of_function(function, "__code__")
+    is_own = is_users(getattr(code, "co_filename", None))
+    return (code, definition(code)) if is_own else (None, None)
+
+
 def made_by_call(wanted: list[set[Any]], at: Operation, target: str) -> Fix | None:
     """Return a fix of the module's method that created these storages; None if there is none."""
     frame = at.reader.frame
     for made in nodes_around(at.node, ast.Assign):
         function: Any = frame.scope.value(getattr(made.value, "func", made))
         function = function.forward if issubclass(type(function), nn.Module) else function
-        owner: Any = getattr(function, "__self__", None)
-        code: Any = getattr(function, "__code__", None)
-        body = definition(code) if is_users(getattr(code, "co_filename", None)) else None
+        code, body = body_of(function)
+        owner: Any = function.__self__ if type(function) is MethodType else None
         if body is None or not issubclass(type(owner), nn.Module):
             continue
         held = storages(frame.scope.value(made.targets[0]))
@@ -260,7 +267,8 @@ def made_by_method(parts: list[operand.Part], frame: FailedFrame, target: str) -
     same = (f"self.{name}.device" for name, t in names.items() if id(t) in map(id, there))
     text, *others = {".".join(re.split(r"[.\[]", part.text)[:2]) for part in parts}
     edits = _in_other_methods(text, frame, next(same, "next(self.parameters()).device"))
-    return around(frame, edits[0], 0) if len(edits) == 1 and not others else None
+    alone = len(edits) == 1 and not others and text.startswith("self.")
+    return around(frame, edits[0], 0) if alone else None
 
 
 def _in_other_methods(text: str, frame: FailedFrame, device: str) -> list[Any]:

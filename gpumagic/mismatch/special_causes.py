@@ -31,6 +31,7 @@ from gpumagic.mismatch.operation import Message, named_in, storages
 from gpumagic.moving.move import origin_of
 from gpumagic.usercode.files import label, source_of
 from gpumagic.usercode.frames import FailedFrame, parents, statement, stored, uses
+from gpumagic.usercode.values import of_function
 
 _STATE = (
     "the optimizer's state stayed behind when the model moved; load_state_dict moves the state to "
@@ -153,7 +154,9 @@ def _within_count(value: ast.AST, frame: FailedFrame) -> Fix | None:
     """Return the fix of an f-string, such as f"cuda:{rank}", for numbers that are too large."""
     found = [node.value for node in ast.walk(value) if isinstance(node, ast.FormattedValue)]
     edits: Any = [(n, f"{bracketed(n, ast.unparse(n))} % torch.cuda.device_count()") for n in found]
-    return around(frame, edits, None) if len(edits) == 1 else None
+    numbers = [int] * (torch.cuda.device_count() > 0)
+    known = [type(frame.scope.value(node)) for node in found]
+    return around(frame, edits, None) if known == numbers else None
 
 
 def _with_argument(
@@ -281,15 +284,16 @@ def _drawn_on(node: Any, reader: operand.Reader, part: operand.Part) -> str | No
 def _drawn_with(part: operand.Part, node: Any, frame: FailedFrame, target: str) -> Fix | None:
     """Return the fix that draws on the generator's device, and moves the numbers to `target`."""
     words = {word.arg: frame.text(word.value) for word in node.keywords}
-    made = operand.is_torch(frame.scope.value(node.func)) and words.get("generator") == part.text
-    if not made or "requires_grad" in words or "out" in words:
+    name = of_function(frame.scope.value(node.func), "__name__")
+    if name not in operand.FACTORIES or words.get("generator") != part.text or "out" in words:
         return None
     # The generator may be None in another call of this function.
     there = 'device="cpu"' if part.device == "cpu" else f"device={part.text}.device"
     to = words.get("device", f'"{target}"')
     code = frame.text(node).replace(f"device={to}", there, 1)
     code = code if "device" in words else sources.with_keyword(node, frame, there)[1]
-    return around(frame, [(node, f"{code}.to({to})")], None) if there in code else None
+    plain = there in code and "requires_grad" not in words
+    return around(frame, [(node, f"{code}.to({to})")], None) if plain else None
 
 
 def _made_on(part: operand.Part, node: Any, frames: list[FailedFrame], target: str) -> Fix | None:
