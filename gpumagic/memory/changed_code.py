@@ -269,9 +269,10 @@ def _without_old(s: OutOfMemoryState, trial: CodeTrial, do: str, form: Form) -> 
     """Propose `form`, and to recreate earlier cells' lists or dicts to which a rerun would add."""
     cell, every = label(s.frames[-1].filename), s.namespace.keys() - s.rests[-1].made_before
     known = {name for name in every if type(s.namespace[name]) in (list, dict)}
-    rows = [row for row in s.device.holders if row.made and cell in str(row.made)]
-    old = [n for row in rows for n in (row.path, *row.aliases) if n in known]
-    do += f"; `%gpufree {old[0]}` and recreate it: old items stay on the GPU" if old else ""
+    rows = [{row.path, *row.aliases} for row in s.device.holders if cell in str(row.made)]
+    names = set[str]().union(*(each for each in rows if each & known))
+    held, old = sorted(names & s.namespace.keys()), sorted(names & known)
+    do += f"; first `%gpufree {' '.join(held)}`, and recreate `{' '.join(old)}`" * bool(old)
     again = [] if trial.rest.loops else old  # the loop needs the items
     first = lambda into: [into[name].clear() for name in again]  # noqa: E731
     yield from helps(trial, do, form=form, first=first)

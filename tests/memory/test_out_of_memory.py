@@ -387,7 +387,7 @@ ASKED = {
         "seen = []\nnet[0].register_forward_hook(lambda layer, x, y: seen.append(y))",
         "with torch.no_grad():\n    for n in range(8):\n"
         "        net(torch.ones(1800, 256).cuda())\nall_ = torch.cat(seen)",
-        "`all_ = torch.cat([x.cpu() for x in seen])` for line 4; `%gpufree seen` and recreate it",
+        "`all_ = torch.cat([x.cpu() for x in seen])` for line 4; first `%gpufree seen`, and",
     ),
     "a loader of dicts": (
         "class Rows(torch.utils.data.Dataset):\n    def __len__(self):\n        return 24_000\n"
