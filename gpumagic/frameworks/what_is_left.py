@@ -1,8 +1,6 @@
 """Report which variables remain usable after a fatal CUDA error."""
 
-import os
 import types
-from contextlib import suppress
 from typing import Any
 
 from gpumagic.device.cuda_state import Death
@@ -10,7 +8,7 @@ from gpumagic.display.units import some
 from gpumagic.errors import GpuError
 from gpumagic.frameworks.public import where
 from gpumagic.usercode.files import shell, user_namespace
-from gpumagic.usercode.values import comes_from, torch_here
+from gpumagic.usercode.values import PLAIN, comes_from, contents, is_tensor
 from gpumagic.usercode.variables import own_variables
 
 # Classes, functions and modules are left out. Running the notebook defines them again.
@@ -26,17 +24,17 @@ def what_is_left(death: Death) -> str:
     lost = [name for name in known if name not in safe]
     parts = [f"{death}"]
     if safe:
-        code = ", ".join(f"{name}={name}" for name in safe if _can_be_saved(known[name]))
-        do = f'; `torch.save(dict({code}), "rescue.pt")` writes what can be pickled' if code else ""
+        code = ", ".join(f"{name}={name}" for name in safe if _is_data(known[name]))
+        do = f'; `torch.save(dict({code}), "rescue.pt")` saves plain data' if code else ""
         parts.append(f"On the host and safe: {some(safe)}{do}")
     return ". ".join([*parts, f"Lost: {some(lost)}"] if lost else parts)
 
 
-def _can_be_saved(value: Any) -> bool:
-    with suppress(Exception):  # fails for a generator, a lock or an open file
-        torch_here().save(value, os.devnull)
-        return True
-    return False
+def _is_data(value: Any) -> bool:
+    """Whether a value is a tensor, an array or plain, so that no user code runs to pickle it."""
+    known = is_tensor(value) or comes_from(type(value), "numpy.ndarray")
+    held = [item for _, item in contents(value)] if type(value) in (list, tuple, dict) else [value]
+    return known or all(type(item) in PLAIN or is_tensor(item) for item in held)
 
 
 def _is_on_host(value: Any) -> bool:

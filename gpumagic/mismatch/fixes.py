@@ -7,7 +7,6 @@ are checked too. For example, if `x` moves, then `y` must also move for `loss(ne
 """
 
 import ast
-import re
 import sys
 from collections import UserDict
 from dataclasses import dataclass, replace
@@ -53,10 +52,6 @@ from gpumagic.usercode.frames import (
 from gpumagic.usercode.values import own
 
 _DEVICE_NAMES = ("device", "dev", "DEVICE", "self.device", "self.cfg.device", "args.device")
-
-
-# A transfer that names only a device, and no dtype, as in ``.to(self.device)``
-_TO_DEVICE = re.compile(r"(?i)\.(cuda\(\)|to\(([\w.]*dev(ice)?|[\"']cuda(:\d)?[\"'])\))")
 
 
 @dataclass(frozen=True)
@@ -174,8 +169,8 @@ def sent_too(site: Site) -> Fix | None:
         left = _returned(nodes, made.targets[0], odd, frame)
         hows = {ast.unparse(n).removeprefix(ast.unparse(n.func.value)) for n in sent}
         # If all transfers are alike, they name a device, and not a dtype or the CPU.
-        how = hows.pop() if len(hows) == 1 else ""
-        if _TO_DEVICE.fullmatch(how) and len(left) == len(odd) and not any(map(is_transfer, left)):
+        how = hows.pop() if len(hows) == 1 and not any(map(is_transfer, left)) else ""
+        if sources.TO_DEVICE.fullmatch(how) and len(left) == len(odd):
             where = frame.in_file(code.co_filename)
             edits: Any = [(each, bracketed(each, where.text(each)) + how) for each in left]
             return around(where, edits, total(part.nbytes for part in site.odd))

@@ -39,7 +39,8 @@ _BUFFER = '{}.register_buffer("{}", {}, persistent=False)'
 _REGISTERED = "{}.{} = nn.%s({})"  # %s is a class such as Parameter or ModuleList
 PERMANENTLY = "; to fix it permanently, "
 _ON_CPU = re.compile(r"\.cpu\(\)|\.numpy\(|pack_padded")
-_SENT = re.compile(r"\.(to|cuda)\([^()]*\)")
+# A transfer that names only a device, and no dtype, as in ``.to(self.device)``
+TO_DEVICE = re.compile(r"(?i)\.(cuda\(\)|to\(([\w.]*dev(ice)?|[\"']cuda(:\d)?[\"'])\))")
 _PARAMETER = re.compile(r"[\w.]*\bParameter(?=\()")
 
 
@@ -324,7 +325,9 @@ def only_assignment(text: str, node: Any) -> ast.Assign | None:
     """Return the only assignment to `text` in a node's function, if the assignment is not below."""
     # Statements such as `x = x + 1` do not count, unless the only one is `x = x.to(device)`.
     stmts = [stmt for stmt in nodes_around(node, ast.Assign) if assigns(stmt, text)]
-    sent = [stmt for stmt in stmts if _SENT.fullmatch(ast.unparse(stmt.value).removeprefix(text))]
+    sent = [
+        stmt for stmt in stmts if TO_DEVICE.fullmatch(ast.unparse(stmt.value).removeprefix(text))
+    ]
     made = [stmt for stmt in stmts if not uses(stmt.value, text)] or sent * (len(stmts) == 1)
     return made[0] if len(made) == 1 and made[0].lineno <= node.lineno else None
 

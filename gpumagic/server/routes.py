@@ -171,7 +171,7 @@ def _renderer(route: GetRoute) -> bytes:
 
 
 def _tour(route: GetRoute) -> str:
-    folders = Path(__file__).parents[1:3]  # a wheel has examples/ in the package, a clone beside it
+    folders = Path(__file__).parents[1:3]  # examples/ is in the package, or in a clone beside it
     every = (folder / "examples" / "tour.ipynb" for folder in folders)
     book = nbformat.read(next(filter(Path.is_file, every)), as_version=4)
     for cell in book.cells:

@@ -22,7 +22,7 @@ LINE = (
     r"CUDA in this kernel is dead \(device-side assert in In \[3\], line 2 or before\): restart the"
     r" kernel; %%ongpu 0 --check as the cell's first line names the bad index\. On the"
     r" host and safe: X, history; `torch\.save\(dict\(X=X, history=history\), \"rescue\.pt\"\)`"
-    r" writes what can be pickled\. Lost: net, z"
+    r" saves plain data\. Lost: net, z"
 )
 
 
