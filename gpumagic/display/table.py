@@ -1,7 +1,8 @@
 """Show records (dataclasses with results) as text, HTML and JSON; lay out tables.
 
 A view is a module whose functions `text` and `html` format a record: by default, the module of the
-record's class. `register` can name another. JSON never names other users, processes or notebooks.
+record's class. The attribute `_view` can name another. JSON never names other users, processes or
+notebooks.
 """
 
 import re
@@ -19,20 +20,6 @@ from textwrap import TextWrapper
 from typing import Any
 
 JSON = "application/vnd.gpumagic+json"
-_views: dict[str, str] = {}
-
-
-def register(record: str, module: str) -> None:
-    """Register `module` as the view of the class `record`, ``"gpumagic.package.file.Class"``."""
-    _views[record] = module
-
-
-def view(record: object) -> Any:
-    """Return the module registered for a record's class or base class, else the class's module."""
-    names = (f"{base.__module__}.{base.__qualname__}" for base in type(record).__mro__)
-    found = (_views[name] for name in names if name in _views)
-    return import_module(next(found, type(record).__module__))
-
 
 # Names of fields that count bytes; the fields' JSON keys get the suffix "_bytes".
 _BYTES = re.compile(
@@ -81,6 +68,8 @@ def _plain(value: Any) -> Any:
 class Shown:
     """Base class of records. IPython shows a record's HTML; `repr` returns its text."""
 
+    _view = ""  # the name of the view; empty for the class's module
+
     def __repr__(self) -> str:
         return str(view(self).text(self))
 
@@ -91,6 +80,11 @@ class Shown:
         """Return the record as JSON. The view's function `panel`, if there is one, adds entries."""
         panel = getattr(view(self), "panel", None)
         return {JSON: as_json(self) | (panel(self) if panel else {})}
+
+
+def view(record: Shown) -> Any:
+    """Import and return the view of a record."""
+    return import_module(record._view or type(record).__module__)
 
 
 @lru_cache

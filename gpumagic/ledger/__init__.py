@@ -5,7 +5,3 @@ GPU's dispatch key. Operators on the CPU, and all other operators on GPUs, have 
 
 Results, gradients and exceptions do not change. `%unload_ext gpumagic` restores torch's kernels.
 """
-
-from gpumagic.display import table
-
-table.register("gpumagic.ledger.entry.Ledger", "gpumagic.ledger.ledger_view")

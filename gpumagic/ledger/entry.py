@@ -60,6 +60,7 @@ class Entry:
 class Ledger(Shown):
     """Hold every copy between devices and every wait of a run; display them as a table."""
 
+    _view = "gpumagic.ledger.ledger_view"
     entries: tuple[Entry, ...] = ()  # sorted by file and line
     virtual: bool = False  # whether the GPUs were virtual; times then say nothing about real GPUs
     predicted: bool = False  # whether the ledger is from a dry run, which has no times

@@ -3,10 +3,7 @@
 No code of gpumagic runs inside a timing, and a timing ends only when all devices are done.
 """
 
-from gpumagic.display import table
 from gpumagic.timing.compare import Progress, compare, last_comparison
 from gpumagic.timing.comparison import Comparison
 
 __all__ = ["Comparison", "Progress", "compare", "last_comparison"]
-
-table.register("gpumagic.timing.comparison.Comparison", "gpumagic.timing.comparison_view")

@@ -142,6 +142,7 @@ class Crossover:
 class Comparison(table.Shown):
     """The same code, timed on several devices."""
 
+    _view = "gpumagic.timing.comparison_view"
     code: str
     timings: tuple[Timing, ...]  # in the order in which they were measured
     agreements: tuple[Agreement, ...]  # between the first device and each other device

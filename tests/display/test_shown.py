@@ -7,13 +7,12 @@ from gpumagic.display import table
 
 def test_a_view_is_imported_when_its_record_is_shown_first(monkeypatch, tmp_path):
     class Record(table.Shown):
-        pass
+        _view = "late_view"
 
     (tmp_path / "late_view.py").write_text(
         "def text(record): return 'words'\ndef html(record): return '<b>words</b>'\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    table.register(f"{Record.__module__}.{Record.__qualname__}", "late_view")
     record = Record()
     assert "late_view" not in sys.modules
     assert repr(record) == "words"
@@ -23,7 +22,7 @@ def test_a_view_is_imported_when_its_record_is_shown_first(monkeypatch, tmp_path
 
 def test_a_record_is_shown_as_its_base_class_is(monkeypatch):
     class Record(table.Shown):
-        pass
+        _view = "a_view"
 
     class Special(Record):
         pass
@@ -32,6 +31,5 @@ def test_a_record_is_shown_as_its_base_class_is(monkeypatch):
     view.text = lambda record: f"a {type(record).__name__}"
     view.html = lambda record: "<b>one</b>"
     monkeypatch.setitem(sys.modules, "a_view", view)
-    table.register(f"{Record.__module__}.{Record.__qualname__}", "a_view")
     assert repr(Special()) == str(Special()) == "a Special"
     assert Special()._repr_html_() == "<b>one</b>"
