@@ -150,14 +150,11 @@ class Measuring:
     @contextmanager
     def _transfers(self) -> Iterator[None]:
         """Count copies and waits inside the `with` block. If counting fails, the run continues."""
-        ledger = watch(warn=False, frameworks=self._task.needed.frameworks)
-        watching = "watching the copies of a timed run"
-        with faults.kept(watching):
-            ledger.start()
+        ledger = watch(warn=False, frameworks=self._task.needed.frameworks).start()
         try:
             yield
         finally:
-            with faults.kept(watching):
+            with faults.kept("watching the copies of a timed run"):
                 ledger.stop()
                 self._found(transfers=ledger_view.line(Ledger(ledger.ledger.entries)))
 
