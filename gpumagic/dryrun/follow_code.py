@@ -292,7 +292,7 @@ def dry_run_cell(shell: Any, tree: Any, file: str, on: object, *, move: bool = T
     """Predict what the parsed code of a cell would do; `on` is as in `dry_run`."""
     from IPython.core.compilerop import PyCF_MASK  # IPython takes long to import
 
-    line, namespace, flags = ProgressLine(shell), shell.user_ns, shell.compile.flags & PyCF_MASK
+    namespace, flags = shell.user_ns, shell.compile.flags & PyCF_MASK
     names = names_read(tree, shell.transform_cell)
     reads = list(variables_read(names, namespace, on_host=False))
 
@@ -301,14 +301,13 @@ def dry_run_cell(shell: Any, tree: Any, file: str, on: object, *, move: bool = T
         return lambda: {"Out": execute(tree)}
 
     try:
-        device, cards = target_of(on)
-        line.update("dry run; Ctrl-C ends it")
-        return dry(Subject(namespace, reads, prepare, device, move, LIMIT_S, cards))
+        with ProgressLine(shell) as line:
+            device, cards = target_of(on)
+            line.update("dry run; Ctrl-C ends it")
+            return dry(Subject(namespace, reads, prepare, device, move, LIMIT_S, cards))
     except KeyboardInterrupt as error:
         show_as(error, lambda: [_ENDED])
         raise
-    finally:
-        line.close()
 
 
 def leave_out_magics(
