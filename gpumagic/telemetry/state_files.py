@@ -39,7 +39,6 @@ WINDOW_NS = 1_000_000_000  # length of a window; the utilization is ``BUSY_NS / 
 _STALE_NS = 1_500_000_000  # a GPU counts as idle this long after the end of its last window
 _HEADER = 16384  # bytes of the header, which is JSON padded with spaces
 _ROW = COUNTERS * 8  # bytes of each GPU's row of counters, after the header
-_MALFORMED = (ValueError, TypeError, LookupError, ArithmeticError, RecursionError, struct.error)
 
 
 @dataclass(frozen=True)
@@ -172,7 +171,7 @@ def _read(path: Path, parse: Callable[[dict[str, Any], bytes], T]) -> T | None:
         with path.open("rb") as file:
             header, rows = json.loads(file.read(_HEADER)), file.read()
         pid, start, found = int(header["pid"]), float(header["started"]), parse(header, rows)
-    except (OSError, *_MALFORMED):
+    except (OSError, ValueError, TypeError, LookupError, ArithmeticError, RecursionError):
         return None
     if path.stem != str(pid):
         return None
