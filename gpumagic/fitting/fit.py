@@ -45,8 +45,8 @@ def fit(
         The GPU; the current GPU if None. For cards that this machine does not have
         (``"H100 80GB"``, ``["RTX 4090", "24GiB"]``), results are predicted without running `code`.
     margin : float
-        The fraction of the free memory to leave free. After six dry runs, the search accepts a
-        value that may be below the largest one by the fraction `margin` / 2.
+        The fraction of the free memory to leave free. After six dry runs, the search may end
+        with a value that is too small, by less than the fraction `margin` / 2.
     dry : bool
         Whether to predict the result by dry runs alone, without running the code.
     namespace : dict, optional
@@ -87,7 +87,7 @@ def fit(
     if namespace is None:
         namespace = namespace_of(code, sys._getframe(1))
     made = _program(code, namespace, name, filename, text)
-    device, cards = _place(on)
+    device, cards = _target(on)
     cuda_state.collect()  # errors of earlier cells may still hold memory in reference cycles
     tell = progress or (lambda line: None)
     search = Search(made, namespace, name, values, device, cards, margin, tell)
@@ -153,7 +153,7 @@ def _program(
     return made
 
 
-def _place(on: object) -> tuple[Device, tuple[Card, ...]]:
+def _target(on: object) -> tuple[Device, tuple[Card, ...]]:
     try:
         device, cards = target_of("cuda" if on is None else on)
     except GpuError as error:

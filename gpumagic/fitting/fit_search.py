@@ -34,14 +34,14 @@ from gpumagic.usercode.program import FUNCTION, Program
 from gpumagic.usercode.variables import variables_read
 
 _MAX_RUNS = 8  # maximum number of runs in a search
-# After `_FEW` tries, `largest` accepts a value near the largest. After `_MANY` tries, it bisects.
+# After `_FEW` tries, `largest` may return a value that is too small. After `_MANY`, it bisects.
 _FEW, _MANY = 6, 7
 Need = Callable[[float], float]
 
 
 @dataclass
 class Search:
-    """Search for the largest value that fits. An error or Ctrl-C keeps the results so far."""
+    """Search for the largest value that fits. Ctrl-C or an error does not discard results."""
 
     program: Program
     space: dict[str, Any]
@@ -84,7 +84,7 @@ class Search:
         return [(name, value) for name, value in found if name != self.name]
 
     def run(self, *, dry: bool) -> None:
-        """Find the value by dry runs; confirm it unless `dry`. If dry runs fail, use runs only."""
+        """Find the value by dry runs, or runs if those fail; confirm it by a run unless `dry`."""
         first, *rest = self.values[:2]
         unknown = math.isinf(self._predict(first))
         if unknown and first in self._raises and rest and math.isfinite(self._predict(rest[0])):
@@ -108,12 +108,12 @@ class Search:
         if not dry:
             self._confirm()
         for found in self.found():
-            self._say_what_is_open(found.value)
+            self._set_stopped(found.value)
 
     def _confirm(self) -> None:
-        """Run the code with the predicted value, and correct the value by the measured bytes."""
+        """Run the code with the predicted value. If the measured bytes differ, search again."""
         ((free, room),) = self._rooms.values()
-        more = self._copied + self._replaced  # bytes that a run needs in addition to the code's own
+        more = self._copied + self._replaced  # a run holds these bytes and the bytes of the code
         rest = min(room, free - more)
         for _ in range(_MAX_RUNS):
             largest(self.values, self._estimate, rest, near=self._near)
@@ -152,8 +152,8 @@ class Search:
         self.stopped = f"stopped at {self.name} = {self._last}: {said}; results so far"
         return True
 
-    def _say_what_is_open(self, best: float | None) -> None:
-        """Set `stopped` if the dry run of the next larger value than `best` ended early."""
+    def _set_stopped(self, best: float | None) -> None:
+        """Set `stopped` if the dry run of the next tried value above `best` ended early."""
         known = {tried.value for tried in self.tried()}
         above = (each for each in known | self._ended.keys() if best and each > best)
         if (value := min(above, default=math.inf)) in self._ended:
@@ -163,14 +163,14 @@ class Search:
     def _predict(self, value: float) -> float:
         """Return the predicted bytes for a value; infinite if its dry run ended early."""
         if value not in self._predicted and value not in self._ended:
-            self._told(value, "dry run")  # shown first, because a dry run may take long
+            self._report(value, "dry run")  # shown first, because a dry run may take long
             try:
                 self._learn(value, dry(self._subject(value)))
             except GpuError as error:
                 if not self._predicted:
                     raise
                 self._ended[value] = str(error)
-            self._told(value, "dry run")
+            self._report(value, "dry run")
         return self._predicted.get(value, math.inf)
 
     def _learn(self, value: float, run: DryRun) -> None:
@@ -182,7 +182,7 @@ class Search:
             raised = run.error or next((each.error for each in run.mismatches), "")
             self._ended[value] = raised or next(str(each) for each in run.unknown if each.ended)
             self._raises |= {value} if raised else set()
-        # Stop the next dry run after 3 times this one's seconds, within 20 s to `LIMIT_S`.
+        # The next dry run may take 3 times as long, but at least 20 s and at most `LIMIT_S`.
         self._limit = min(LIMIT_S, max(20.0, 3 * run.seconds))
 
     def _subject(self, value: float) -> Subject:
@@ -203,11 +203,11 @@ class Search:
         return Subject(space, [*self._reads], prepare, self.device, True, self._limit, self.cards)
 
     def _run(self, value: float) -> float:
-        """Return a run's bytes without copied and replaced values; infinite if out of memory."""
+        """Return a run's bytes, minus copied and replaced values; infinite if out of memory."""
         if value not in self._measured:
-            self._told(value, "run")
+            self._report(value, "run")
             self._measured[value] = contextvars.copy_context().run(self._measure, value)
-            self._told(value, "run")
+            self._report(value, "run")
         return self._measured[value]
 
     def _measure(self, value: float) -> float:
@@ -240,7 +240,7 @@ class Search:
             peaks = [memory.peak for memory in meter.stop() if memory.device == str(self._target)]
             return peaks[0] if peaks else torch.cuda.memory_allocated(self._target)
 
-    def _told(self, value: float, by: str) -> None:
+    def _report(self, value: float, by: str) -> None:
         self._last, tried = value, self._tried(value)
         (_, room), *_ = self._rooms.values()
         line = f"{by} of {self.name} = {value}"
@@ -281,7 +281,7 @@ def largest(
 ) -> float | None:
     """Return the largest of `values` with `need(value) <= limit`; None if there is none."""
     # `values` are positive and ascending. `need` must not decrease. After six tries, the result may
-    # be too small by less than the fraction `near`. `from_below` tries no value far above it.
+    # be too small by less than the fraction `near`. `from_below` doubles the first value.
     if need(values[0]) > limit:
         return None
     low, high = _doubled(values, need, limit) if from_below else (0, len(values) - 1)
