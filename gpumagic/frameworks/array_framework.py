@@ -27,10 +27,10 @@ from gpumagic.usercode.frames import OWN_SCOPES, FailedFrame, errors, failed_fra
 from gpumagic.usercode.values import MISSING, PLAIN, defined_in, own
 
 _IN_PLACE = (list, deque, dict, defaultdict, OrderedDict)
-_CAPTURED = "a function captures it: pass it as an argument, or create it in this cell"
+_CAPTURED = "a function captures it; pass it as an argument, or create it in this cell"
 _LITERALS = (ast.List, ast.Tuple, ast.Dict)
 _origins: dict[str, dict[Any, Origin]] = defaultdict(dict)
-"""Origins of moved variables by the framework's name, then by (framework name, variable name)."""
+"""For each framework name, origins of moved variables by (framework name, variable name)."""
 
 
 class ArrayFramework(Framework):
@@ -144,7 +144,7 @@ class _Moving:
         self._copies: dict[int, tuple[Any, Any]] = {}  # each array and its copy, by the array's id
 
     def copy(self, name: str, value: Any, there: str, bring: Callable[[Any], Any]) -> Sequence[Any]:
-        """Copy a variable's arrays to device `there`; return the originals, or () if none moves."""
+        """Copy a variable's arrays to device `there`; return these arrays, or () if none moves."""
         if not (arrays := arrays_in(value, self._framework, there)):
             return ()
         if name not in self._namespace:
@@ -158,7 +158,7 @@ class _Moving:
             return ()
         made = {key: (array, copy) for key, (array, copy) in made.items() if copy is not array}
         self._copies |= made
-        if made:  # an array in two variables counts only for the first
+        if made:  # an array in two variables counts only for the first variable
             nbytes = sum(self._framework.nbytes(array) for array, _ in made.values())
             sources = dict.fromkeys(map(self._framework.where, arrays))
             self._moved.append(Moved(name, nbytes, tuple(sources)))
@@ -246,7 +246,7 @@ def _changeable(value: Any) -> Any:
 def failures(
     error: BaseException, namespace: Mapping[str, Any], pattern: re.Pattern[str]
 ) -> Iterator[tuple[re.Match[str], FailedFrame, ast.AST]]:
-    """Yield (match, frame, failed expression) for user frames of errors that match `pattern`."""
+    """If an error's text matches `pattern`, yield (match, user frame, failed expression)."""
     for each in errors(error):
         said = pattern.search(str(each))
         for frame in failed_frames(each.__traceback__) if said else ():

@@ -16,7 +16,7 @@ class CuPy(ArrayFramework):
 
     def __init__(self) -> None:
         super().__init__()
-        # Ordinals of the GPUs that gpumagic used via CuPy. Querying another would allocate 500 MiB.
+        # Ordinals of GPUs that gpumagic used via CuPy. To query another GPU would allocate 500 MiB.
         self._used: set[int] = set()
 
     def started(self) -> bool:

@@ -175,7 +175,7 @@ class Framework(Protocol):
         return None
 
     def knows(self, kind: type) -> bool:
-        """Whether a class is registered, as JAX's pytrees are; a copy of the class would not be."""
+        """Whether a class is registered, as JAX's pytrees are. A copy of it is not registered."""
         return False
 
     def wait(self, *devices: str) -> None:
@@ -200,7 +200,7 @@ class Framework(Protocol):
         """Return the memory of an array: one place for each device with data of the array."""
 
     def live(self) -> list[Any]:
-        """List all live arrays, even unreachable ones; empty if unsupported, or not `started()`."""
+        """List all live arrays, even unreachable ones; empty if unsupported or not started."""
         return []
 
     def pool(self, device: Device) -> Pool | None:

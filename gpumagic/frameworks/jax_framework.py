@@ -229,7 +229,7 @@ class Jax(ArrayFramework):
             for part, array in ((p, array) for p in parts for array in parts[p]):
                 where[part][self.where(array)] += array.nbytes
             there = {*chain.from_iterable(where.values())}
-            # Skip a caller if an operand has arrays on several devices, as some may be unused.
+            # Skip a caller's frame if an operand has arrays on several devices: some may be unused.
             whole = n == 0 or all(len(devices) == 1 for devices in where.values())
             if len(there) > 1 and said <= there and whole:
                 return _explained(frame, node, parts, where)
@@ -277,7 +277,7 @@ def _explained(
     where: Mapping[ast.expr, Counter[str]],
 ) -> Explanation:
     """Explain that operands are on several devices; add a fix if all can move to one device."""
-    # Choose the device of operands that cannot be copied, otherwise the one with the most bytes.
+    # Choose the device with the most bytes. Only operands that cannot move count, if there are any.
     stays = [part for part in parts if _stays(part, node, frame, where[part])]
     whole = Counter[str]()
     for part in stays or parts:
@@ -296,7 +296,7 @@ def _explained(
 
 
 def _stays(part: ast.expr, node: ast.AST, frame: FailedFrame, devices: Counter[str]) -> bool:
-    """Whether an operand cannot move: it is assigned to, sharded, or not only arrays."""
+    """Whether an operand cannot move, because it is assigned to, sharded, or has other data too."""
     value = frame.scope.value(part)
     fixed = part is getattr(node, "target", None) or "+" in "".join(devices)
     return fixed or (value is not MISSING and not can_be_put(value))

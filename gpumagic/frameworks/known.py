@@ -55,7 +55,7 @@ def torch_itself() -> Framework:
 
 
 def needed_by(named: set[str], namespace: Mapping[str, Any]) -> list[Framework]:
-    """Return the frameworks, except torch, that packages `named` or variables in `namespace` use.
+    """Return the frameworks other than torch used by the packages `named`, or by variables.
     Import the frameworks of `named`; the frameworks of variables are already imported."""
     # Omit frameworks that only a library uses: starting such a framework would take memory.
     for module, packages in _PACKAGES.items():

@@ -179,8 +179,8 @@ def move(value: object, where: object) -> Moves:
 def bring_home(
     namespace: dict[str, Any], *, created: bool = False, whole: bool = False
 ) -> tuple[Moves, dict[str, set[str]]]:
-    """Undo the moves that cells made. Return a report, and the GPUs of variables still on GPUs.
-    If `whole`, undo all moves or none. If `created`, also move variables made on a GPU."""
+    """Undo cells' moves; if `created`, also move variables made on a GPU. If `whole`, undo nothing
+    if a variable would stay on a GPU. Return a report, and the GPUs of the variables that stay."""
     cuda_state.check()
     frameworks = known.in_use()
     home = [framework.home(namespace) for framework in frameworks]
@@ -252,7 +252,7 @@ def explain(
 @contextmanager
 def explained_at_once(device: str) -> Iterator[None]:
     """If the `with` block raises an error, explain the error while the variables still exist.
-    `device` is this trial's device. No fix names this device, because other trials use others."""
+    `device` is this trial's device. No fix names this device: other trials use other devices."""
     try:
         yield
     except Exception as error:

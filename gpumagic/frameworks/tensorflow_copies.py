@@ -73,7 +73,7 @@ ADVISERS["TensorFlow"] = advise
 
 
 class TensorFlowCopies(CopyCounting):
-    """Count copies and waits of threads that called `count`. `name` translates device names."""
+    """Count copies and waits of threads that called `count`. `name` is `TensorFlow.name_of`."""
 
     framework = "TensorFlow"
     inside = staticmethod(inside_of(tf, "tensorflow_"))
@@ -201,7 +201,7 @@ class TensorFlowCopies(CopyCounting):
     ) -> list[Count]:
         if ends[0] == ends[1]:
             return []
-        within = call.library if operator == "assign" else ""  # Keras sets variables of its own
+        within = call.library if operator == "assign" else ""  # Keras may be the caller
         about = {"implicit": operator not in ("batch", "identity"), "seconds": None}
         found = self.counts(call, kind, operator, ends, within=within, **about)
         for count in found:

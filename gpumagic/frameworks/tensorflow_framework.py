@@ -28,8 +28,8 @@ _COPIED = ", or copy it here: {}"
 _MODEL = "new = keras.models.clone_model(old); new.set_weights(old.get_weights())"
 _SAID = re.compile(r"Trying to access resource .+ located in device (\S+) from device (\S+)")
 _WHY = (
-    "XLA, which Keras uses by default, ran it on {} and cannot use variables on other devices: "
-    "run it{} without XLA: compile(…, jit_compile=False)"
+    "XLA, which Keras uses by default, ran the code on {} and cannot use other devices' variables; "
+    "run the code{} without XLA: compile(…, jit_compile=False)"
 )
 _AGAIN = ", after compile(…) with a new optimizer there"
 _APART = 48  # `places` shifts ids by this many bits, to make up addresses that never overlap

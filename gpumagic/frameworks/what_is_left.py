@@ -31,7 +31,7 @@ def what_is_left(death: Death) -> str:
 
 
 def _is_data(value: Any) -> bool:
-    """Whether a value is a tensor, an array or plain, so that no user code runs to pickle it."""
+    """Whether a value has only tensors, arrays or plain data, so pickling runs no user code."""
     known = is_tensor(value) or comes_from(type(value), "numpy.ndarray")
     held = [item for _, item in contents(value)] if type(value) in (list, tuple, dict) else [value]
     return known or all(type(item) in PLAIN or is_tensor(item) for item in held)

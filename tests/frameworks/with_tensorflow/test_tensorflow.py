@@ -179,8 +179,8 @@ def test_what_xla_does_not_reach_is_explained(framework, names):
         exec(compiled(code), names)
     text = _advice(raised.value)
     assert "line 6: add(held['v'])" in text
-    assert "run it in a cell of %%ongpu cuda:1" in text
-    assert "ran it on cuda:0" in text
+    assert "run the code in a cell of %%ongpu cuda:1" in text
+    assert "ran the code on cuda:0" in text
     assert gpumagic.explain(ValueError("another")) is None
 
 
@@ -201,9 +201,9 @@ def test_a_failed_fit_is_followed_by_advice_that_works(framework, names):
         with pytest.raises(tf.errors.InvalidArgumentError) as raised, framework.place(where):
             exec(compiled(fit), names)
         said = _advice(raised.value)
-        assert f"ran it on {where}" in said
+        assert f"ran the code on {where}" in said
         assert (
-            "run it in a cell of %%ongpu cpu, after compile(…) with a new optimizer there, or"
+            "run the code in a cell of %%ongpu cpu, after compile(…) with a new optimizer there, or"
             in said
         )
         assert "there, or without XLA: compile(…, jit_compile=False)" in said
@@ -213,7 +213,7 @@ def test_a_failed_fit_is_followed_by_advice_that_works(framework, names):
         exec(compiled(compiling + fit), names)
     with pytest.raises(tf.errors.InvalidArgumentError) as raised, framework.place(GPUS[1]):
         exec(compiled("net.predict(x, verbose=0)"), names)
-    assert "run it in a cell of %%ongpu cpu, or without XLA" in _advice(raised.value)
+    assert "run the code in a cell of %%ongpu cpu, or without XLA" in _advice(raised.value)
     with framework.place(GPUS[1]):
         exec(compiled(make), names)
     exec(compiled(compiling), names)  # the learning rate and the metrics are on the CPU
