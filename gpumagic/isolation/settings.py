@@ -111,7 +111,7 @@ def _configure(config: Any, before: dict[str, Any]) -> None:
             config.update(name, value)
 
 
-def _now(settings: Iterable[Setting]) -> list[tuple[Setting, Any]]:
+def _values(settings: Iterable[Setting]) -> list[tuple[Setting, Any]]:
     found = []
     for setting in settings:
         # Reading fails if code mixed torch's old and new TF32 API, or deleted the working folder.
@@ -134,7 +134,7 @@ def _write(found: list[tuple[Setting, Any]]) -> None:
 @contextmanager
 def kept() -> Iterator[None]:
     """Restore settings and random state after the block."""
-    before = _now([*_of_a_thread(), *_of_the_process()])
+    before = _values([*_of_a_thread(), *_of_the_process()])
     randomness = Randomness()
     try:
         yield
@@ -149,7 +149,7 @@ def thread_modes() -> Callable[[ExitStack], None]:
     """Save this thread's torch and numpy modes; return a function that sets them in any thread."""
     torch = torch_here()
     inference = torch is not None and torch.is_inference_mode_enabled()
-    here = _now(_of_a_thread())
+    here = _values(_of_a_thread())
 
     def follow(stack: ExitStack) -> None:
         if inference:
