@@ -50,7 +50,7 @@ class _Here(threading.local):
     copies = 0  # copies counted on this thread
     reads = 0  # reads of GPU memory by the host, counted on this thread
     within = ""  # name of the running operator, given to the waits inside that operator
-    serial = 0  # unique number of a running call with several waits, such as a print; else 0
+    serial = 0  # unique number of the running call if it may wait several times (print); else 0
     counted = 0  # the last `serial` that `add` counted
 
 
@@ -81,7 +81,7 @@ def watches() -> tuple[ActiveWatch, ...]:
             found.append(watch)
         watch = watch.outer
     if not found and running:
-        # Other threads' watches count: watched code or autograd may have started this thread.
+        # Use other threads' watches: watched code or autograd may have started this thread.
         found = [w for w in running if w.thread != _ident()]
     return tuple(found)
 
@@ -95,14 +95,14 @@ def counts(what: What, tensor: Any) -> Sequence[entry.Count]:
     kind = entry.LIBRARY
     while inner is not None and (kind := entry.kind_of(inner.f_code.co_filename)) == entry.IN_FRONT:
         inner = inner.f_back
-    # The key has ids, because hashing code is slow. With a thread's id, counts need no lock.
+    # Keys have ids, because hashing code is slow. A thread's id makes a lock unnecessary.
     user: FrameType | None
     if kind == entry.USER:
         user, via = inner, ""
         key: tuple[Any, ...] = (what, id(inner.f_code), inner.f_lasti, _ident())
     else:
         user, via = entry.locate(inner, watching)
-        via = entry.ENGINE if inner is None else via  # a C++ thread, as autograd's, has no frame
+        via = entry.ENGINE if inner is None else via  # autograd's C++ threads have no frame
         key = (what, via, _at(inner), _at(user), _ident())
     found = []
     for watch in watching:

@@ -120,9 +120,9 @@ class Hooks:
         if self.virtual:
             return self._replaced("copy_")
         # torch has one `copy_` for all devices. A call at the unused key IPU avoids our wrapper.
-        anyones = C.DispatchKeySet(C.DispatchKey.IPU)
+        unused = C.DispatchKeySet(C.DispatchKey.IPU)
         run = aten.copy_.default.redispatch  # unlike a direct call, it releases the GIL
-        return lambda self, src, *rest: run(anyones, self, copy_kernels.as_tensor(src), *rest)
+        return lambda self, src, *rest: run(unused, self, copy_kernels.as_tensor(src), *rest)
 
     def _nonzero(self, tensor: torch.Tensor) -> Any:
         keys = C.DispatchKeySet(getattr(C.DispatchKey, self.key))
@@ -133,8 +133,8 @@ class Hooks:
     def _replaced(self, name: str) -> Kernel:
         # A virtual GPU's kernel is a Python function, so call it directly, not through C++.
         virtuals = sys.modules.get("gpumagic.virtual.switch") if self.virtual else None
-        stands = C._dispatch_dump(f"aten::{name}")
-        if virtuals is not None and f"\nCUDA: registered at {virtuals.__file__}:" in stands:
+        dump = C._dispatch_dump(f"aten::{name}")
+        if virtuals is not None and f"\nCUDA: registered at {virtuals.__file__}:" in dump:
             return cast(Kernel, virtuals.kernels[name])
         kernel = torch.library.get_kernel(f"aten::{name}", self.key)
         # A kernel at a device's own key ignores all other keys, so this key is enough.

@@ -128,7 +128,7 @@ _INNERMOST = re.compile(r"[(\[][^()\[\]]*[)\]]")
 
 
 def _keep(entry: Entry) -> str:
-    """Return advice to keep a value on a device; empty if the host needs it or it does not fit."""
+    """Return advice to keep values on a device; empty if the host needs them or no room is left."""
     where, tensor = entry.where, _tensor_of(entry.code)
     if (where and _decides(where.file, where.line, entry.code)) or not _fits(entry):
         return ""
@@ -163,7 +163,7 @@ _KEEPING = ("append", "extend", "print", "float", "int", "sum", "round", "len", 
 
 
 def _decisive(nodes: list[Any]) -> set[ast.AST]:
-    """Return all nodes in conditions, indices and iterables; and values that code passes on."""
+    """Return the nodes in conditions, indices and iterables, and in values that code passes on."""
     parts = [getattr(n, name, None) for n in nodes for name in ("test", "iter", "slice", "subject")]
     parts += [test for node in nodes for test in getattr(node, "ifs", ())]  # `if` in comprehensions
     found = {node for part in parts if part is not None for node in ast.walk(part)}
@@ -171,7 +171,7 @@ def _decisive(nodes: list[Any]) -> set[ast.AST]:
 
 
 def _passed_on(nodes: list[Any]) -> set[ast.AST]:
-    """Return the nodes in results of functions and in arguments, which are needed at once."""
+    """Return the nodes in results and arguments of functions, whose values are needed at once."""
     waiting: list[Any] = [n.value for n in nodes if isinstance(n, (ast.Return, ast.Yield))]
     for call in (n for n in nodes if isinstance(n, ast.Call)):
         name = getattr(call.func, "attr", getattr(call.func, "id", ""))
@@ -278,14 +278,14 @@ def _at(entries: list[Entry], total: int, *, calls: bool = False) -> str:
 def hints(ledger: Ledger) -> list[str]:
     """Return advice for the lines that copy or wait most often, the most frequent first."""
     found: dict[str, int] = {}
-    for e in filter(_is_crawl, ledger.entries):
+    for e in filter(_gets_hint, ledger.entries):
         if (advice := advise(e)) is not None:
             place = f"{e.where.place}: " if e.where else ""
             found[f"{place}{advice.text}"] = e.count
     return sorted(found, key=lambda words: -found[words])[:_HINTS]
 
 
-def _is_crawl(entry: Entry) -> bool:
+def _gets_hint(entry: Entry) -> bool:
     """Whether an entry gets advice even if the table is not shown."""
     if entry.kind == "placement":
         return True
