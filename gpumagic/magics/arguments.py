@@ -135,7 +135,7 @@ def parse(magic: str, line: str) -> Namespace:
             if option.optional and option.flag in words[:-1]:
                 at = words.index(option.flag)
                 if words[at + 1] not in option.examples and not words[at + 1].endswith(_TRACES):
-                    words.append(words.pop(at))  # 1 in `--check 1` is the device: move --check
+                    words.append(words.pop(at))  # `1` in `--check 1` is a device, not a value
         return parser.parse_intermixed_args(words)
     except ValueError as error:
         raise UsageError(f"{magic}: {error} in {line.strip()}; {parser.usage}") from None
@@ -258,7 +258,7 @@ def completions(context: Any) -> dict[str, Any]:
 
 def _offers(typed: str, words: list[str], option: Option | None, last: str) -> list[str]:
     """Complete `last` with values of `option`; if `option` is None, with options and arguments."""
-    before = last[: max(last.rfind(","), last.rfind("+")) + 1]  # up to the last item: "x," of "x,y"
+    before = last[: max(last.rfind(","), last.rfind("+")) + 1]  # the finished items: "x," of "x,y"
     prefix, used = last.removeprefix(before), before.split(",") if before else words
     if option is None:
         flags = [] if before else [each.flag for each in options(typed.lstrip("%"))]

@@ -115,7 +115,7 @@ def move_back(namespace: dict[str, Any]) -> str:
     home, there = bring_home(namespace)
     done = home.back if home.moved else "nothing to move back"
     for moved in home.moved:
-        # If the variable is still on a GPU from which it was moved back, a part of it stayed.
+        # If a variable was moved back from a GPU but is still on that GPU, a part of it stayed.
         if (gpus := there.pop(moved.name, set())).intersection(moved.sources):
             there[f"part of {moved.name}"] = gpus
     return f"{done}; still on a GPU: {some(there)}" if there else done

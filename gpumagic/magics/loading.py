@@ -106,7 +106,7 @@ FORGET = (
 
 
 def forget() -> None:
-    """Discard what cells left in this process; still remember where moved variables came from."""
+    """Discard the state of earlier cells, but not the origins of moved variables."""
     for name, function in FORGET:
         if (module := sys.modules.get(name)) is not None:
             getattr(module, function)()

@@ -123,7 +123,7 @@ class CellHooks:
         self.shell = shell
         self.explaining = Explaining(shell, self.current)
         self.standing: Namespace | None = None  # the parsed line of `%ongpu 1`
-        self.standing_on = ""
+        self.standing_on = ""  # the label of the device of `%ongpu 1`
         self.watching: Namespace | None = None  # the parsed line of `%gpuwatch on`
         self._said: frozenset[str] = frozenset()  # parts of earlier reports, not to show again
         self._threads = threading.local()  # a subshell runs its cells on another thread

@@ -66,7 +66,7 @@ def only_torch(
 def _dry_run(shell: Any, tree: Any, asked: Namespace, file: str) -> Any:
     from gpumagic.dryrun import OF_JAX
 
-    # A dry run forks, which copies no threads. Other frameworks would wait for theirs forever.
+    # A dry run's fork has no threads, so other frameworks would wait forever for their threads.
     only_torch("--dry-run", shell, tree, OF_JAX)
     with torch_needed("%%ongpu --dry-run"):
         from gpumagic.device.cards import cards
