@@ -2,7 +2,7 @@
 
 A block is the memory that torch's allocator returns for one storage. A tensor counts with its whole
 block, so that sizes add up to torch's total. Virtual GPUs always record the line of each
-allocation; on a real GPU, `record` turns this on. A stamp names the cell that allocated.
+allocation; on a real GPU, `record` turns this on. A stamp names a block's cell.
 """
 
 import pickle
@@ -150,7 +150,7 @@ def users(frames: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
 
 
 def _made(frames: Iterable[Mapping[str, Any]], stamp: str) -> Made | None:
-    """Return the user's innermost line. If another cell called it, `ran_in` names that cell."""
+    """Return the user's innermost line. If another cell ran that line, `ran_in` names the cell."""
     frame = users(frames)
     if frame is None or frame["filename"].startswith("<timed "):  # `%%time` changes line numbers
         return Made(stamp) if stamp else None
@@ -287,7 +287,7 @@ class PeakRecorder:
         blocks = Allocator(snapshot["segments"]).blocks(self._index)
         left = {each["address"]: each["size"] for each in blocks}
         missing = sum(left.get(at) or live[at][0] for at in left.keys() ^ live.keys())
-        # torch drops old events first. If one before `start` is left, no later one is missing.
+        # Old events drop out first. If an event before `start` is left, no later event is missing.
         complete = len(trace) < max(len(whole), PEAK_RING) and missing <= _MISSING * peak.nbytes
         # torch's peak includes the unused ends of blocks, which the recorded sizes do not.
         rest = max(torch.cuda.max_memory_allocated(self._index) - peak.nbytes, 0)
@@ -302,7 +302,7 @@ class PeakRecorder:
         )
 
     def _timed(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap `run` to record the caller's line. Autograd's threads have no Python line."""
+        """Wrap `run` to record the caller's line, as autograd's threads have no Python line."""
 
         def backward(*args: Any, **kwargs: Any) -> Any:
             __tracebackhide__ = True

@@ -2,7 +2,7 @@
 
 A lever is a proposed change. A `Form` replaces statements of the code. A trial measures in dry runs
 how much memory one frame's code needs. `s` is the state of memory at the error. `t` has a trial for
-each frame; changes are tested in `t.best`. `rest` is the code that a frame had still to run.
+each frame; changes are tested in `t.best`. `rest` is the code that a frame had yet to run.
 """
 
 import ast
@@ -98,7 +98,7 @@ def _as_float32(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[Lever]:
     found = ((node, _float32(node, trial.frame.scope.value)) for node in nodes)
     new: dict[ast.expr, ast.expr] = {node: expression(text) for node, text in found if text}
     cell = f"{label(trial.frame.filename)}, " * (trial.frame.filename != s.frames[0].filename)
-    # Change all of them together, or else only one.
+    # Change all these calls together. If that does not help, change only one of them.
     for uses in [new, *({node: new[node]} for node in new)] if new else []:
         edits = (f"`{ast.unparse(uses[node])}` for {cell}line {node.lineno}" for node in uses)
         do = f"{' and '.join(edits)}: float64 takes twice the memory"
@@ -266,20 +266,20 @@ def collected(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 
 
 def _without_old(s: OutOfMemoryState, trial: CodeTrial, do: str, form: Form) -> Iterator[Lever]:
-    """Propose `form`, and to recreate earlier cells' lists or dicts to which a rerun would add."""
+    """Propose `form`. If a rerun would add to old lists or dicts, propose to recreate them too."""
     cell, every = label(s.frames[-1].filename), s.namespace.keys() - s.rests[-1].made_before
     known = {name for name in every if type(s.namespace[name]) in (list, dict)}
     rows = [{row.path, *row.aliases} for row in s.device.holders if cell in str(row.made)]
     names = set[str]().union(*(each for each in rows if each & known))
     held, old = sorted(names & s.namespace.keys()), sorted(names & known)
     do += f"; first `%gpufree {' '.join(held)}`, and recreate `{' '.join(old)}`" * bool(old)
-    again = [] if trial.rest.loops else old  # the loop needs the items
+    again = [] if trial.rest.loops else old  # a loop needs the old items
     first = lambda into: [into[name].clear() for name in again]  # noqa: E731
     yield from helps(trial, do, form=form, first=first)
 
 
 def _on_cpu(node: ast.expr, value: Any) -> str:
-    """Return code that copies a value, or the items of a list, to the CPU. A model stays."""
+    """Return code that copies a value, or a list's items, to the CPU. Models are not copied."""
     text = ast.unparse(node)
     if type(value) in (list, tuple):
         return f"[x.cpu() for x in {text}]"
@@ -287,7 +287,7 @@ def _on_cpu(node: ast.expr, value: Any) -> str:
 
 
 def _appended(call: Any) -> tuple[str, list[ast.expr]]:
-    """Return the name to which a call appends, and what to copy: `[x, y]` of `x = cat([x, y])`."""
+    """Return the appended name and the values to copy: `x`, `[x, y]` for `x = cat([x, y])`."""
     stmt = frames.statement(call)
     simple = isinstance(stmt, (ast.Assign, ast.Expr, ast.Return))
     if isinstance(call, ast.ListComp) and simple:  # the list has no name until it is complete
@@ -388,7 +388,7 @@ def _in_function(s: OutOfMemoryState, t: Trials, inner: list[CodeTrial]) -> Iter
 def recomputed(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose checkpointing: do not save the failed call's tensors, but repeat it in backward."""
     trial = t.whole or t.best
-    # A second forward pass would update running statistics, as of BatchNorm, a second time.
+    # A second forward pass would update running statistics, such as BatchNorm's, twice.
     read = models(s, trial) if trial is not None else []
     parts = (module for each in read for module in each.modules() if module.training)
     running = any("running_mean" in own(module).get("_buffers", ()) for module in parts)

@@ -70,7 +70,7 @@ def _explained(s: OutOfMemoryState, where: UserLine, t: Trials) -> OutOfMemory:
     )
     loop, top = t.loop, t.every[-1]
     stale = top.rest.remade() | (top.stale if top.frame.at_top else set())
-    # Several names may hold one graph, which the last deletion frees.
+    # Several names may hold one graph. Deleting the last name frees it, so try each name as last.
     pairs = [(g, s.alone(g)) for g in (stale, stale | top.rest.remade(empty=True))]
     much = {n for n in stale for g, j in pairs if s.worth(8 * (j - s.alone(g - {n})) - j)}
     return OutOfMemory(
@@ -199,7 +199,7 @@ def _deleted(
 def _unread(s: OutOfMemoryState, rest: frames.RestOfCode, lacking: int) -> list[str]:
     """Return variables that the remaining code does not read, enough to free `lacking` bytes."""
     at_top = rest.frame.at_top
-    # Delete a function's variable, or one that a loop binds, only if the failed statement binds it.
+    # Delete a function's or a loop's variable only if the failed statement assigns that variable.
     made = set[str]().union(*map(frames.stored, rest.loops)) if at_top else rest.made_before
     needed = (s.read if at_top else rest.read) | (made - rest.made_now)
     free = {s.local(rest.frame, n): n for n in rest.frame.scope.local if n not in needed}
@@ -277,7 +277,7 @@ def keep_less(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 
 
 def _kept_in(s: OutOfMemoryState, trial: CodeTrial, path: str, name: str) -> Iterator[Lever]:
-    """Propose that each pass of a loop stores less in `name`; `path` is its name as a holder."""
+    """Propose that each pass of a loop stores less in `name`, which `path` names in the report."""
     in_frames = path not in s.namespace
     # Other names that each pass binds may hold the same graphs.
     made = {s.local(trial.frame, n) for n in frames.stored(trial.rest.loops[0])} | {path}
@@ -405,7 +405,7 @@ def _objects_of(s: OutOfMemoryState, name: str) -> list[str]:
 
 
 def _needs_graph(s: OutOfMemoryState, trial: CodeTrial, name: str) -> bool | None:
-    """Whether passes need `name`'s graph; None if `.backward()` in each pass could free it."""
+    """Whether passes need `name`'s graph; None if a `.backward()` per pass could free the graph."""
     at, loop = trial.at, trial.rest.loops[0]
     in_loop = frames.backward_of(ast.walk(loop))
     if _backward_in_if(loop, name) or frames.has_backward_below(name, loop, trial.rest):
@@ -418,6 +418,6 @@ def _needs_graph(s: OutOfMemoryState, trial: CodeTrial, name: str) -> bool | Non
 
 
 def _backward_in_if(loop: ast.AST, name: str) -> bool:
-    """Whether an `if` in a loop calls `.backward()` on what `name` holds, so not each pass does."""
+    """Whether an `if` in a loop calls `.backward()` on what `name` holds: not in every pass."""
     some = [n for each in ast.walk(loop) if isinstance(each, ast.If) for n in ast.walk(each)]
     return frames.computes(name, some)

@@ -101,7 +101,7 @@ def free_memory(*what: object) -> Freed:
 
 
 def _clear_failed_backward() -> None:
-    """Run a small backward pass, which clears the tasks that a failed one left in the queue."""
+    """Run a small backward pass, to clear the tasks that a failed backward pass left queued."""
     if (torch := torch_here()) is not None:
         with torch.enable_grad(), torch.inference_mode(False):
             torch.ones((), device="cpu", requires_grad=True).backward()
@@ -208,7 +208,7 @@ class _Meter:
         self._before = allocated()
 
     def take(self, cause: str, holders: Collection[str] = (), *, always: bool = True) -> None:
-        """Record the bytes freed since the last call. Collect garbage if fewer than expected."""
+        """Record the bytes freed since the last call. If fewer than due, first collect garbage."""
         self._gone.update(holders)
         due = sum(each.nbytes for each in self.due if each.roots <= self._gone)
         self.due = [each for each in self.due if not each.roots <= self._gone]
