@@ -179,7 +179,7 @@ class JaxCopies(CopyCounting):
         call = self.called_from(_COMPILING) if copies else None
         if call is None:
             return None
-        # If a library converts data to an array, count this as the copy of an operand.
+        # If a library converts data to an array, count the conversion as an operand's copy.
         users = call.inner is not None and kind_of(call.inner.f_code.co_filename) == USER
         making, putting = users and call.function in _MAKING, call.function in _PUTTING
         if not (putting or making):

@@ -1,6 +1,6 @@
 """Restore the settings and the random state that code changed.
 
-These settings were found in 1,668 public notebooks, or affect the results or the speed of code.
+The restored settings occur in 1,668 public notebooks, or affect the code's results or speed.
 """
 
 import logging

@@ -125,7 +125,7 @@ def _sum(a: Entry, b: Entry) -> Entry:
 IN_FRONT, LIBRARY, USER = "in front", "library", "user"
 PRINT, LOADER, DISPLAY, ENGINE = "print", "loader", "display", "backward"
 _SPECIAL = {
-    os.path.join("torch", "_ops.py"): IN_FRONT,  # wrappers call torch's kernels by its functions
+    os.path.join("torch", "_ops.py"): IN_FRONT,  # its functions call the wrapped kernels
     os.path.join("torch", "_tensor_str.py"): PRINT,
     os.path.join("torch", "autograd", "graph.py"): ENGINE,
     os.path.join("torch", "autograd", "__init__.py"): ENGINE,

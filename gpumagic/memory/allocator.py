@@ -2,7 +2,7 @@
 
 A block is the memory that torch's allocator returns for one storage. A tensor counts with its whole
 block, so that sizes add up to torch's total. Virtual GPUs always record the line of each
-allocation; on a real GPU, `record` turns this on. A stamp names a block's cell.
+allocation; on a real GPU, `record` turns this on. A stamp names the cell that allocated a block.
 """
 
 import pickle

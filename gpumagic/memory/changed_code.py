@@ -287,7 +287,7 @@ def _on_cpu(node: ast.expr, value: Any) -> str:
 
 
 def _appended(call: Any) -> tuple[str, list[ast.expr]]:
-    """Return the appended name and the values to copy: `x`, `[x, y]` for `x = cat([x, y])`."""
+    """Return the name that a call extends, and what to copy: `x`, `[x, y]` of `x = cat([x, y])`."""
     stmt = frames.statement(call)
     simple = isinstance(stmt, (ast.Assign, ast.Expr, ast.Return))
     if isinstance(call, ast.ListComp) and simple:  # the list has no name until it is complete

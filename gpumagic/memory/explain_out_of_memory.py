@@ -277,7 +277,7 @@ def keep_less(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 
 
 def _kept_in(s: OutOfMemoryState, trial: CodeTrial, path: str, name: str) -> Iterator[Lever]:
-    """Propose that each pass of a loop stores less in `name`, which `path` names in the report."""
+    """Propose that each pass of a loop stores less in `name`; the report shows it as `path`."""
     in_frames = path not in s.namespace
     # Other names that each pass binds may hold the same graphs.
     made = {s.local(trial.frame, n) for n in frames.stored(trial.rest.loops[0])} | {path}
@@ -418,6 +418,6 @@ def _needs_graph(s: OutOfMemoryState, trial: CodeTrial, name: str) -> bool | Non
 
 
 def _backward_in_if(loop: ast.AST, name: str) -> bool:
-    """Whether an `if` in a loop calls `.backward()` on what `name` holds: not in every pass."""
+    """Whether an `if` in a loop calls `.backward()` on what `name` holds, so in some passes."""
     some = [n for each in ast.walk(loop) if isinstance(each, ast.If) for n in ast.walk(each)]
     return frames.computes(name, some)
