@@ -10,8 +10,6 @@ import re
 import textwrap
 from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
-from functools import partial
 from itertools import permutations, takewhile
 from typing import Any
 
@@ -20,7 +18,7 @@ from gpumagic.memory.oom_trials import CodeTrial, Trials, helps
 from gpumagic.memory.out_of_memory import Lever
 from gpumagic.memory.smaller_batch import models
 from gpumagic.memory.split_rows import split
-from gpumagic.memory.written_forms import Form, checkpointed, expression, forms
+from gpumagic.memory.written_forms import Form, expression, forms
 from gpumagic.usercode import frames
 from gpumagic.usercode.files import label
 from gpumagic.usercode.values import comes_from, is_module, is_tensor, own, torch_here
@@ -32,7 +30,7 @@ def other_form(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     trial = t.best or t.every[-1]
     found = ((rest, form) for rest in s.rests for form in forms(rest))
     for rest, form in found:
-        for lever in helps(trial, _named(s, rest, form), form=form):
+        for lever in helps(trial, with_place(s, rest, form), form=form):
             if t.best is not None or "map_location" in form.new:
                 yield lever
                 if lever.fits is not False:
@@ -43,7 +41,7 @@ def by_rows(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose to compute the failed code in groups of rows, in the outermost frame possible."""
     for rest in reversed(s.rests if t.best is not None else []):
         for form in split(rest, t):
-            levers = [*helps(t.best, _named(s, rest, form), form=form)]
+            levers = [*helps(t.best, with_place(s, rest, form), form=form)]
             least = 1.05 * max((lever.gives or 0 for lever in levers), default=0)
             without = _without_autograd(s, t, rest, form)
             levers += [lever for lever in without if (lever.gives or 0) > least]
@@ -59,10 +57,10 @@ def _without_autograd(
     if not any(each.backward for each in s.rests) and torch_here().is_grad_enabled():
         new = f"with torch.no_grad(): {form.new}"
         form = form._replace(new=new, do=form.do.replace(form.new, new, 1))
-        yield from helps(t.best, _named(s, rest, form), form=form)
+        yield from helps(t.best, with_place(s, rest, form), form=form)
 
 
-def _named(s: OutOfMemoryState, rest: frames.RestOfCode, form: Form) -> str:
+def with_place(s: OutOfMemoryState, rest: frames.RestOfCode, form: Form) -> str:
     """Return a form's advice. Name the cell or file of the code, unless the error arose there."""
     here = rest.frame.filename == s.frames[0].filename
     there = f"` for {label(rest.frame.filename)}, line"
@@ -71,25 +69,38 @@ def _named(s: OutOfMemoryState, rest: frames.RestOfCode, form: Form) -> str:
 
 def other_values(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose equal shapes for two operands, less padding, or float32 instead of float64."""
-    known = t.best.names if t.best is not None else {}
     for form in {form.do: form for form in _one_shape(s)}.values():
         yield from helps(t.best, form.do, form=form)
     for trial in (trial for trial in t.every if trial.lacking > 0):
         for do, names in _padded(trial.names):
             yield from helps(trial, do, names=names)
-    yield from _as_float32(s, t.best) if t.best is not None else ()
-    room = s.capacity - s.held + s.kept  # after `%gpufree`
-    code, arrays = _of_float64(known, s.read | s.rests[-1].read_anywhere, room)
+    if t.best is not None:
+        yield from _as_float32(s, t.best)
+        yield from _converted(s, t.best, "float64", "float", "float64 takes twice the memory")
+
+
+def as_bfloat16(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
+    """Propose models and data of 16 bits, where autocast alone saves too little."""
+    if t.best is not None and models(s, t.best):
+        yield from _converted(s, t.best, "float32", "bfloat16", "numbers have 3 digits then")
+
+
+def _converted(
+    s: OutOfMemoryState, trial: CodeTrial, old: str, method: str, why: str
+) -> Iterator[Lever]:
+    """Propose to convert all tensors and models of the dtype `old` by `method`."""
+    known, room = trial.names, s.capacity - s.held + s.kept  # after `%gpufree`
+    code, arrays = _conversions(known, s.read | s.rests[-1].read_anywhere, room, old, method)
 
     def first(into: dict[str, Any]) -> None:
-        known.clear()  # otherwise, `known` would keep the float64 tensors alive
+        known.clear()  # otherwise, `known` would keep the old tensors alive
         exec("\n".join(code), into)
 
     # Convert all at once, because most torch functions refuse mixed dtypes.
     every = [*(f'{name} = {name}.astype("float32")' for name in arrays), *code]
     if every:
-        do = f"`{'` and `'.join(every)}` first: float64 takes twice the memory"
-        yield from helps(t.best, do, names=arrays, first=first)
+        do = f"`{'` and `'.join(every)}` first: {why}"
+        yield from helps(trial, do, names=arrays, first=first)
 
 
 def _as_float32(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[Lever]:
@@ -118,21 +129,21 @@ def _float32(call: ast.Call, value: Callable[[ast.AST], Any]) -> str:
     return f"{text[:-1]}, dtype=torch.float32)" if function is torch.tensor else ""
 
 
-def _of_float64(
-    known: dict[str, Any], read: Iterable[str], room: int
+def _conversions(
+    known: dict[str, Any], read: Iterable[str], room: int, old: str, method: str
 ) -> tuple[list[str], dict[str, Any]]:
-    """Return (code that converts float64 tensors and models, float32 arrays by variable name)."""
-    code, arrays = list[str](), dict[str, Any]()
+    """Return (code that converts tensors and models, float32 arrays by variable name)."""
+    code, arrays, dtype = list[str](), dict[str, Any](), getattr(torch_here(), old)
     for name in sorted(known.keys() & read):
         value = known[name]
-        if type(value).__name__ == "ndarray" and str(value.dtype) == "float64":
+        if type(value).__name__ == "ndarray" and str(value.dtype) == old == "float64":
             arrays[name] = type(value)(value.shape, "float32")
             continue
         tensors = value.parameters() if is_module(value) else [value] * is_tensor(value)
-        if any(each.dtype == torch_here().float64 for each in tensors):
-            code.append(f"{name} = {name}.float()")
+        if any(each.dtype == dtype for each in tensors):
+            code.append(f"{name} = {name}.{method}()")
             if is_tensor(value) and value.is_cuda and value.nbytes // 2 > room:  # no room to copy
-                code[-1:] = [f"{name} = {name}.cpu().float()", f"{name} = {name}.cuda()"]
+                code[-1:] = [f"{name} = {name}.cpu().{method}()", f"{name} = {name}.cuda()"]
     return code, arrays
 
 
@@ -310,41 +321,6 @@ def _appended(call: Any) -> tuple[str, list[ast.expr]]:
 _CATS = ("cat", "concat", "concatenate", "vstack", "hstack")
 
 
-def frozen(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Propose `requires_grad_(False)` for models or layers that no optimizer trains."""
-    for name in sorted(s.read | s.rests[-1].read_anywhere) if t.best is not None else ():
-        idle = _idle(s, name)
-        meant = any(own(part).get("requires_grad") is False for part in idle.values())
-        why = "`.requires_grad = False` freezes nothing" if meant else "no optimizer trains it"
-        code = "; ".join(f"{path}.requires_grad_(False)" for path in idle)
-        within = lambda idle=idle: nullcontext([p.requires_grad_(False) for p in idle.values()])  # noqa: E731
-        if idle:
-            yield from helps(t.best, f"`{code}`: {why}", within=within)
-
-
-def _idle(s: OutOfMemoryState, name: str) -> dict[str, Any]:
-    """Return the largest parts of a model that no optimizer trains, by path."""
-    model: Any = s.namespace.get(name)
-    trained = trained_by(s)
-    found = dict[str, Any]()
-    for path, part in model.named_modules(prefix=name) if trained and is_module(model) else ():
-        learns = {id(p) for p in part.parameters() if p.requires_grad}
-        meant = own(part).get("requires_grad") is False  # this module attribute freezes nothing
-        within = path.startswith(tuple(f"{each}." for each in found))
-        if learns and (meant or trained.isdisjoint(learns)) and not within:
-            found[path] = part
-    return found
-
-
-def trained_by(s: OutOfMemoryState) -> set[int]:
-    """Return the ids of the parameters that an optimizer trains."""
-    from gpumagic.moving.move import instances_in
-
-    optimizers = instances_in(s.namespace, torch_here().optim.Optimizer)
-    groups = (group for _, each in optimizers for group in each.param_groups)
-    return {id(parameter) for group in groups for parameter in group["params"]}
-
-
 def no_graph(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose `torch.no_grad()` for code whose results no backward pass uses."""
     inner = [*takewhile(lambda each: not each.rest.backward, t.every)]
@@ -383,59 +359,3 @@ def _in_function(s: OutOfMemoryState, t: Trials, inner: list[CodeTrial]) -> Iter
         do = f"`@torch.no_grad()` above `def {inner[-1].frame.code.co_name}`: {_USED}"
         change = {"within": torch_here().no_grad} if t.best in inner else {"form": form}
         yield from helps(t.best, do, grown=t.loop.grown if t.loop else 0, **change)
-
-
-def recomputed(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Propose checkpointing: do not save the failed call's tensors, but repeat it in backward."""
-    trial = t.whole or t.best
-    # A second forward pass would update running statistics, such as BatchNorm's, twice.
-    read = models(s, trial) if trial is not None else []
-    parts = (module for each in read for module in each.modules() if module.training)
-    running = any("running_mean" in own(module).get("_buffers", ()) for module in parts)
-    if not any(rest.backward for rest in s.rests) or running:
-        return
-    for name in sorted(s.read | s.rests[-1].read_anywhere):
-        model = s.namespace.get(name)
-        methods = [each for each in _METHODS if is_module(model) and hasattr(type(model), each)]
-        for method in methods[:1]:
-            within = lambda on=getattr(model, method): nullcontext(on())  # noqa: E731, B008
-            yield from helps(trial, f"`{name}.{method}()`{_SLOWER}", within=within)
-    every = {_named(s, rest, form): form for rest in s.rests for form in checkpointed(rest)}
-    for do, form in every.items():
-        for lever in helps(trial, f"{do}{_SLOWER}", form=form):
-            yield lever
-            if lever.fits:
-                return
-
-
-_SLOWER = ": slower, less memory"
-_METHODS = "activation_checkpointing_enable", "gradient_checkpointing_enable"  # of transformers
-
-
-def sparse(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Propose sparse gradients for embeddings, if the optimizer accepts them."""
-    for name in sorted(s.read | s.rests[-1].read_anywhere) if t.best is not None else ():
-        model: Any = s.namespace.get(name)
-        every = model.named_modules(prefix=name) if is_module(model) else ()
-        kinds = torch_here().nn.Embedding, torch_here().nn.EmbeddingBag
-        tables = ((p, part) for p, part in every if isinstance(part, kinds) and not part.sparse)
-        large = {path: part for path, part in tables if s.worth(part.weight.nbytes)}
-        code = "; ".join(f"{path}.sparse = True" for path in large)
-        if large and any(rest.backward for rest in s.rests):
-            do = f"`{code}`: gradients of only the rows read"
-            yield from helps(t.best, do, within=partial(_with_sparse, large.values()))
-
-
-def _with_sparse(tables: Iterable[Any]) -> Any:
-    for each in tables:
-        each.sparse = True
-    return nullcontext()
-
-
-def autocast(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Propose to compute a model's results with 16 bits where torch finds that safe."""
-    torch = torch_here()
-    if t.best is not None and models(s, t.best) and not torch.is_autocast_enabled("cuda"):
-        code = '`with torch.autocast("cuda", torch.bfloat16):`'
-        do = f"{code} around the forward pass and the loss: numbers have 3 digits then"
-        yield from helps(t.best, do, within=partial(torch.autocast, "cuda", torch.bfloat16))

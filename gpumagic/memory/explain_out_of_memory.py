@@ -17,7 +17,7 @@ from gpumagic import faults
 from gpumagic.display.progress_line import ProgressLine
 from gpumagic.display.units import size
 from gpumagic.errors import check_exception
-from gpumagic.memory import changed_code, holders_by_name
+from gpumagic.memory import changed_code, changed_training, holders_by_name
 from gpumagic.memory.memory_report import TEMPORARY
 from gpumagic.memory.object_graph import GRAPH
 from gpumagic.memory.oom_state import TORCH, OutOfMemoryState, read
@@ -109,7 +109,7 @@ def _reason(s: OutOfMemoryState, t: Trials) -> str:
 def _large_weight(s: OutOfMemoryState) -> str:
     """Return a clause on a weight that takes much of the GPU's memory in training, or ""."""
     modules = {name: s.namespace[name] for name in s.read if is_module(s.namespace.get(name))}
-    trained = changed_code.trained_by(s)
+    trained = changed_training.trained_by(s)
     every = [(p, f"{m}.{n}") for m in modules for n, p in modules[m].named_parameters()]
     sizes = [(p.nbytes, name) for p, name in every if id(p) in trained and str(p.device) == s.name]
     nbytes, name = max(sizes, default=(0, ""))
@@ -134,11 +134,12 @@ def levers(s: OutOfMemoryState, t: Trials, free: tuple[Any, ...]) -> list[Lever]
     """Return the cheapest levers that let the cell fit; if there are none, levers that help."""
     less: tuple[Any, ...] = changed_code.other_form, changed_code.other_values
     less += keep_less, changed_code.on_host, changed_code.collected
-    less += changed_code.frozen, changed_code.no_graph, changed_code.sparse
+    less += changed_training.frozen, changed_code.no_graph, changed_training.sparse
     # If each pass of a loop keeps memory, freeing other memory only delays the error.
     first = (free, less) if t.loop is None else (less, free)
     found, enough = list[Lever](), list[Lever]()
-    last = changed_code.recomputed, smaller, changed_code.autocast, other_gpu
+    last: tuple[Any, ...] = changed_training.recomputed, smaller, changed_training.autocast
+    last += changed_code.as_bfloat16, changed_training.other_optimizer, other_gpu
     for group in (*first, (changed_code.by_rows,), last):
         for lever in chain.from_iterable(find(s, t) for find in group):
             found.append(lever)
@@ -306,8 +307,8 @@ def _kept(
             freed = max(whole, graphs) * trial.adds_beyond_room
             last = " at the end of each pass" * any(frames.is_chained(each, loop) for each in names)
             do = do.format("`, `".join(names), _without_graph(trial, names), last)
-            again = f"; `%gpufree {names[0]}` and recreate it: what it holds keeps its graphs"
-            do += again * (_stays(s, trial) and names == (name,))
+            kept = _again(s, trial, name, "what it holds keeps its graphs")
+            do += kept * (names == (name,))
             if found := [*helps(trial, do, graphs, freed, keep=keep)]:
                 yield from found
                 return
@@ -366,13 +367,15 @@ def _said(s: OutOfMemoryState, how: str, trial: CodeTrial, names: list[str]) -> 
     """Return the advice `how` for `names`, and how to use the CPU copies in later code."""
     do, held = how.format("`, `".join(names)), _contents(trial, names)
     if not any(map(is_module, held)):
-        read = [use for each in names for use in frames.uses(trial.rest.loops[0], each)]
+        later = [each.iter for each in trial.rest.nodes if isinstance(each, ast.For)]
+        read = [
+            u for n in names for at in [trial.rest.loops[0], *later] for u in frames.uses(at, n)
+        ]
         objects = [
             own(value) for value in map(trial.frame.scope.name, names) if not is_tensor(value)
         ]
         do += _READ * ("cpu" in how and (len(read) > len(names) or any(objects)))
-        again = f"; `%gpufree {names[0]}` and recreate it: old items stay on the GPU"
-        return do + again * _stays(s, trial)
+        return do + _again(s, trial, names[0], "old items stay on the GPU")
     end = getattr(next(iter(trial.rest.loops), None), "end_lineno", 0)
     below = [n for n in trial.rest.nodes if getattr(n, "lineno", 0) > end]
     used = {n.id for n in below if isinstance(n, ast.Name)} & {*map(frames.first_name, names)}
@@ -391,11 +394,14 @@ def _no_view(trial: CodeTrial, name: str) -> bool:
     return bool(tensors) and not any(t.numel() > 1 or t._is_view() for t in partly)
 
 
-def _stays(s: OutOfMemoryState, trial: CodeTrial) -> bool:
-    """Whether a rerun of the cell starts with the old holder, to which the loop adds memory."""
-    return (
-        trial.adds_beyond_room and trial.adds_to[0] in s.namespace.keys() - s.rests[-1].made_before
-    )
+def _again(s: OutOfMemoryState, trial: CodeTrial, name: str, why: str) -> str:
+    """Return advice to recreate the holder of memory and models with old hooks, or ""."""
+    stays = trial.adds_to[0] in s.namespace.keys() - s.rests[-1].made_before
+    read = {name: s.namespace[name] for name in sorted(s.read) if is_module(s.namespace.get(name))}
+    hooked = (n for n, m in read.items() if any(own(p)["_forward_hooks"] for p in m.modules()))
+    models = "".join(f"; recreate `{n}` too: its old hooks stay registered" for n in hooked)
+    again = f"; `%gpufree {name}` and recreate it: {why}" * trial.adds_beyond_room
+    return (again + models) * stays
 
 
 def _objects_of(s: OutOfMemoryState, name: str) -> list[str]:

@@ -52,6 +52,9 @@ _MORE = {  # arguments that lower the memory of a call, by the function's name
     **dict.fromkeys(("vmap", "jacrev"), "chunk_size=16"),
     "backward": "retain_graph=False",
 }
+# Functions of each element that have a variant in place, such as `exp_`
+_ELEMENTWISE = {"abs", "add", "clamp", "div", "exp", "log", "mul", "neg", "pow", "relu", "rsqrt"}
+_ELEMENTWISE |= {"sigmoid", "sqrt", "sub", "tanh"}
 _CHECKPOINT = "torch.utils.checkpoint.checkpoint"
 _MINUS_INFINITY = re.compile(r"inf|-1e|\.min$")
 _OPERATORS = {"MatMult": "matmul", "Add": "add", "Sub": "sub", "Mult": "mul", "Div": "div"}
@@ -96,6 +99,9 @@ def forms(rest: RestOfCode) -> Iterator[Form]:
     for at, node in nodes:
         yield from _drop_in(rest.frame, block, at, node, first)
         reader = _Reader(rest.frame, block, at)
+        new, _ = reader.in_place(node)
+        if new is not node and not isinstance(getattr(node, "parent", None), ast.BinOp):
+            yield from reader.replaced(node, new)
         if isinstance(node, ast.Call) and (more := _MORE.get(reader.call(node, at)[0])):
             (new,) = expression(f"f({more})").keywords
             given = [word for word in node.keywords if word.arg != new.arg]
@@ -153,7 +159,7 @@ def takes_rows(node: ast.AST) -> bool:
     """Whether code such as `x[:200]` selects rows of `x`. `x[:, 0]` and `x[None]` have all rows."""
     index = getattr(node, "slice", None)
     first = next(iter(getattr(index, "elts", ())), index)
-    return first is not None and ast.unparse(first) not in (":", "None")
+    return first is not None and ast.unparse(first) not in (":", "None", "...")
 
 
 def _unsqueezed(node: ast.Subscript) -> tuple[str, list[ast.expr]]:
@@ -247,6 +253,23 @@ class _Reader:
         if owner is not None and not isinstance(self._frame.scope.value(owner), ModuleType):
             given.insert(0, owner)
         return _alike(getattr(node.func, "attr", getattr(node.func, "id", "")), given, words)
+
+    def in_place(self, node: Any) -> tuple[Any, bool]:
+        """Return an expression that overwrites its unnamed results, and whether it is such one."""
+        name, given, _ = ("", [], 0) if isinstance(node, ast.Name) else self.call(node, self._at)
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+            name, given = "neg", [node.operand]
+        if not any(is_tensor(self._frame.scope.value(each)) for each in ast.walk(node)):
+            return node, False
+        if name not in _ELEMENTWISE:
+            return node, name in ("matmul", "cdist")
+        parts = [self.in_place(each) for each in given[:2]]
+        ready = [new for new, unnamed in parts if unnamed]
+        if not ready or (ready[0] is not parts[0][0] and name not in ("add", "mul")):
+            return node, True
+        others = [each for each, (new, _) in zip(given, parts, strict=False) if new is not ready[0]]
+        called = ast.Attribute(ready[0], f"{name}_", ast.Load())
+        return ast.Call(called, [*others, *given[2:]], []), True
 
     def filled(self, new: str) -> Any:
         """Return the replacement `new` with the matched expressions in place of the letters."""

@@ -324,12 +324,23 @@ def is_leaf(part: operand.Part) -> bool:
 def only_assignment(text: str, node: Any) -> ast.Assign | None:
     """Return the only assignment to `text` in a node's function, if the assignment is not below."""
     # Statements such as `x = x + 1` do not count, unless the only one is `x = x.to(device)`.
-    stmts = [stmt for stmt in nodes_around(node, ast.Assign) if assigns(stmt, text)]
+    every = chain.from_iterable(map(_for_each_name, nodes_around(node, ast.Assign)))
+    stmts = [stmt for stmt in every if assigns(stmt, text)]
     sent = [
         stmt for stmt in stmts if TO_DEVICE.fullmatch(ast.unparse(stmt.value).removeprefix(text))
     ]
     made = [stmt for stmt in stmts if not uses(stmt.value, text)] or sent * (len(stmts) == 1)
     return made[0] if len(made) == 1 and made[0].lineno <= node.lineno else None
+
+
+def _for_each_name(stmt: ast.Assign) -> list[ast.Assign]:
+    """Return ``x, y = a, b`` as one assignment for each name; other statements unchanged."""
+    names, values = (getattr(node, "elts", []) for node in (stmt.targets[0], stmt.value))
+    pairs = zip(names, values, strict=True) if len(names) == len(values) else ()
+    each = [ast.copy_location(ast.Assign([name], value), stmt) for name, value in pairs]
+    for assignment in each:
+        assignment.parent = next(parents(stmt), None)  # type: ignore[attr-defined]
+    return each or [stmt]
 
 
 def assigns(stmt: ast.AST | None, text: str) -> bool:

@@ -228,8 +228,12 @@ def function_of(node: ast.AST) -> ast.AST | None:
 
 def in_own_scope(node: ast.AST) -> bool:
     """Whether a node is inside a comprehension, a generator expression or a lambda."""
-    within = takewhile(lambda parent: not isinstance(parent, ast.stmt), parents(node))
-    return any(isinstance(parent, OWN_SCOPES) for parent in within)
+    within = [*takewhile(lambda parent: not isinstance(parent, ast.stmt), parents(node))]
+    # A comprehension's first iterable is evaluated outside it.
+    scopes = (
+        getattr(each, "generators", [])[:1] for each in within if isinstance(each, OWN_SCOPES)
+    )
+    return any(not first or first[0].iter not in [node, *within] for first in scopes)
 
 
 def loops_around(node: ast.AST) -> list[ast.stmt]:
