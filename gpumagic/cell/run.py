@@ -36,7 +36,7 @@ class _Share:
         self.moves = Moves()
         self.origins: Origins = []  # moved objects and their former devices
         self.placed: Any = None  # the value that `framework.place` yielded
-        self.taken: list[str] = []  # GPU names in objects that a move replaced: "trainer's cuda:0"
+        self.taken: list[str] = []  # replaced GPU names in moved objects: "trainer's cuda:0"
         self.memory: list[Memory] = []
         self.made: dict[str, Any] = {}  # new arrays, by the variable's name
 
@@ -106,7 +106,7 @@ class _Share:
         read = sum(entry.nbytes for entry in entries if entry.kind == "copy")
         # If the new CPU arrays have exactly as many bytes as the cell copied, assume that they are
         # copies of GPU results. If variables stayed and none moved, the CPU did the work. If any
-        # moved, the GPU may have done it, as a change in place allocates nothing.
+        # variable moved, the GPU may have worked in place, without an allocation.
         stayed = self.moves.left and not self.moves.moved
         return "all work was on cpu" if stayed or on_cpu not in (0, read) else ""
 
@@ -338,7 +338,7 @@ class Run:
         """Yield the names whose values have arrays on the device; none if the device is the CPU."""
         new = {name: self._namespace[name] for name in names if name in self._namespace}
         for share in self._shares if new and self.device.kind != "cpu" else ():
-            there = {self._where, str(share.framework.own(self.device))}  # as "mps" and "mps:0"
+            there = {self._where, str(share.framework.own(self.device))}  # both "mps" and "mps:0"
             for name, devices in share.framework.away(new).items():
                 if not there.isdisjoint(devices):
                     yield name
