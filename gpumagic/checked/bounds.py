@@ -43,7 +43,7 @@ class Bounded(NamedTuple):
     values: Any  # a tensor
     low: float
     high: float  # the largest allowed value; infinity without a limit
-    bound: str  # the bounds as text: "10 classes: 0 … 9", "numbers from 0 are needed"
+    bound: str  # the bounds as text, such as "10 classes: 0 … 9" or "numbers from 0 are needed"
     at: Any  # the checked argument, named in the error: a tensor, an array or a list
     of: Any  # the tensor whose size sets the bound, or None
     ignored: int | None = None  # a value that is always allowed, such as `ignore_index`
@@ -55,7 +55,7 @@ Find = Callable[[Any, Any], Iterator[Bounded]]  # (args, kwargs) → the values 
 
 
 class Indexing(NamedTuple):
-    """Describe torch functions whose parameter `at` is checked in the same way."""
+    """Describe torch functions that have the same parameters and the same check."""
 
     functions: str  # names, separated by spaces
     parameters: str  # names of the functions' first parameters
@@ -91,7 +91,7 @@ class Indexing(NamedTuple):
 def _along(
     of: Tensor, dim: int | None, unit: str = "elements", *, wraps: bool = True
 ) -> tuple[float, float, str]:
-    """Return the lowest and highest index along `dim`, or of the flat tensor, and a text."""
+    """Return the lowest and highest index along `dim`, and a text. None means the flat tensor."""
     size = of.numel() if dim is None or not of.dim() else of.shape[dim]
     text, low, high = f"{size} {unit}", -size if wraps else 0, size - 1
     if dim is not None and of.dim() > 1 and unit == "elements":
@@ -242,7 +242,7 @@ def _cause(bounded: Bounded, value: float, ends: list[float], *, same: bool) -> 
         (_PADDING, same and above > 0 and " rows: " in bounded.bound),
         (_FROM_END, same and indexed and value < 0 == bounded.low),
     )
-    return next((text.format(value) for text, is_it in causes if is_it), "")
+    return next((text.format(value) for text, applies in causes if applies), "")
 
 
 def readable(value: Any) -> bool:

@@ -168,7 +168,7 @@ def _nodes(values: Iterable[Any]) -> set[Any]:
 
 
 def _saved(node: Any) -> list[Any]:
-    """Return the tensors that an autograd node has saved of its input."""
+    """Return an autograd node's saved input tensors; empty if the node saved its result."""
     found, names = list[Any](), [name for name in dir(node) if name.startswith("_saved_")]
     for name in names if "_saved_result" not in names else ():
         with suppress(Exception):  # a checkpoint's saved tensors can be read only once
