@@ -34,7 +34,7 @@ from gpumagic.usercode.variables import names_assigned, names_read, variables_re
 # noticed the interrupt, or if the rank has not ended the cell after _LONGEST_S seconds.
 GRACE_S, _LONGEST_S = 5.0, 30.0
 HANGS_S = 5.0  # ranks that wait at different places for this many seconds are deadlocked
-_LOOK_S, _SAY_S = 0.02, 0.25
+_LOOK_S, _SAY_S = 0.02, 0.25  # seconds to wait for a reply, and between progress lines
 _IMPATIENT = 3  # after this many presses of Ctrl-C, the next one raises KeyboardInterrupt at once
 
 
@@ -80,7 +80,7 @@ class CellOnRanks:
         self._order = CellOrder(uuid4().hex, tree, there, self._sources, asked.made, assigned)
         self.sent = dict.fromkeys(asked.split)  # names of the sent variables, for the report
         self.sent_bytes = 0
-        self.kept: dict[str, None] = {}  # variables changed both in the notebook and in a rank
+        self.kept: dict[str, None] = {}  # not sent, because the notebook and a rank changed them
         self._running: dict[RankEngine, tuple[int, Any]] = {}  # number of the part, pending reply
         self.outcomes: dict[int, Outcome] = {}  # by the part's number
         self.failed: tuple[int, ErrorInRank] | None = None  # the rank that failed first, its error
@@ -234,7 +234,7 @@ class CellOnRanks:
             self._engines.interrupt(self._order.cell)
 
     def _end_a_deadlock(self) -> None:
-        """Fail the cell if its running ranks all wait, unless every rank waits at one place."""
+        """Fail the cell if all its running ranks wait, unless all ranks wait at the same place."""
         waits = {rank.number: self._engines.pulse(rank, self._order.cell) for rank in self._running}
         hang = (where and where["call"] and where["idle"] >= HANGS_S for where in waits.values())
         if not waits or not all(hang):

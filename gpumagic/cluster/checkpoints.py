@@ -118,7 +118,7 @@ def _optimizer(optimizer: Optimizer, saved: dict[str, Any]) -> State:
 
 
 def _fixed(value: Any) -> Any:
-    """Return what to compare of an entry: parameter numbers of groups, else the whole entry."""
+    """Return the part of an entry to compare: groups' parameter numbers, or the whole entry."""
     return [each["params"] for each in value] if isinstance(value[0], dict) else value
 
 

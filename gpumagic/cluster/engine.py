@@ -94,7 +94,7 @@ def join(generation: int) -> None:
 
 
 def _cut() -> bool:
-    """Close the group's connections, so that collectives fail. Return False if it has none."""
+    """Close the group's connections, so that collectives fail. Return False if there are none."""
     if not dist.is_initialized():
         return False
     if "nccl" in dist.get_backend_config():
@@ -138,7 +138,7 @@ class ThisRank:
         self.rank, self.device = int(os.environ["RANK"]), find("cuda:0")
         self.at, self.store = store, _dist.TCPStore(*store)
         self.output: WholeLines | None = None  # the cell's output
-        self.cut = self.in_code = self.left_code = False  # `_cut` ran; user code runs; it ended
+        self.cut = self.in_code = self.left_code = False  # `_cut` ran; code runs; code has ended
         self._main = threading.get_ident()
         self._running = ""  # the id of the running cell
         threading.Thread(target=self._pulse, daemon=True).start()
@@ -163,7 +163,7 @@ class ThisRank:
         """Call the notebook's store; end this process if the notebook is gone."""
         try:
             return getattr(self.store, method)(*args)
-        except RuntimeError:  # the notebook is gone, so end this rank
+        except RuntimeError:  # the notebook is gone
             launching.end(os.environ[launching.MARK])  # also ends child processes
             os._exit(1)
 
@@ -294,7 +294,7 @@ def run(order: CellOrder) -> Outcome:
         there = {name: notebooks for name, notebooks in order.assigned.items() if name in space}
         if outcome.error:  # the cell may have failed before it assigned some of these names
             there = {n: hashed for n, hashed in there.items() if before.get(n) != id(space[n])}
-        sending.receive(b"", there)  # so that the notebook does not send its older values of these
+        sending.receive(b"", there)  # so that the notebook does not send older values
         space.update(whole)
     outcome.cut, outcome.collectives = _this.cut, _collectives()
     return outcome

@@ -186,7 +186,7 @@ async def stop_elsewhere(cluster: Any) -> None:
 
 
 def take_place(environment: MutableMapping[str, str]) -> None:
-    """Set in an engine's environment its rank, its number of CPU threads and its one GPU."""
+    """Set the rank, the number of CPU threads and the only GPU in an engine's environment."""
     rank, local = _RANKS[environment[_LAUNCHER]]
     environment["RANK"], environment["LOCAL_RANK"] = environment[rank], "0"  # one GPU is visible
     share = (os.cpu_count() or 1) // int(environment[_HERE])
@@ -215,8 +215,8 @@ def main() -> None:
     app.main()
 
 
-_LOOK_S = 0.3
-_GONE_S = 1.0
+_LOOK_S = 0.3  # seconds between checks whether the notebook's process runs
+_GONE_S = 1.0  # maximum seconds to wait until killed processes are gone
 
 
 def start_watch(mark: str, directory: str) -> subprocess.Popen[bytes]:

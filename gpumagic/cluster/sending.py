@@ -137,7 +137,7 @@ def fingerprints_of(
 
 
 def pack(values: Any, known: Mapping[int, State] = {}, sources: Any = None) -> bytes:
-    """Pickle values. Of tensors whose current version is in `known`, pickle only the number."""
+    """Pickle values, but only the number of a tensor whose current version is in `known`."""
 
     class Pickler(NotebookPickler):
         def __init__(self, stream: Any, protocol: int | None = None) -> None:
@@ -203,7 +203,7 @@ class Wants:
     """The variables that a rank wants before a cell, and the tensors that the rank already has."""
 
     names: dict[str, bool]  # names to send; True if the rank has an older value
-    kept: list[str]  # names of objects that both the notebook and this rank changed
+    kept: list[str]  # names not to send, because the notebook and this rank changed the object
     tensors: dict[int, State]  # states of the tensors that the rank has, by number
 
 
@@ -212,10 +212,10 @@ def wanted(fingerprints: dict[str, Fingerprint]) -> Wants:
     for number in _states.keys() - _known.keys():
         del _states[number]
     wants, space = Wants({}, [], dict(_states)), user_namespace()
-    for name, (now, thing) in fingerprints.items():
+    for name, (now, identity) in fingerprints.items():
         before = _sent.get(name) if name in space else None
         if before is None or before[0] != now:
-            same = before is not None and before[1] == thing and name not in _unread
+            same = before is not None and before[1] == identity and name not in _unread
             if same and _received.get(name) != _fingerprints_now([name]).get(name):
                 wants.kept.append(name)
             else:

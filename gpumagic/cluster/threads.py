@@ -120,7 +120,7 @@ class DeviceThread:
     def close(self, *, failed: bool) -> None:
         """End the thread. Keep its variables unless `failed`: gathered functions may read them."""
         self.worker.close()
-        # After a failure, empty the dict of variables, because the error's frames keep it alive.
+        # After a failure, empty the dict of variables: the error's frames keep the dict alive.
         self.copies.close(emptied=failed)
 
 
