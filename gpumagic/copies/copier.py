@@ -71,7 +71,7 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
         self.finishing: list[Callable[[], Any]] = []  # calls to make when all copies exist
         self.alive: list[Any] = []  # keeps the targets of copied weak references alive
         self._modules = {"__main__", namespace.get("__name__", "__main__")} - {"builtins"}
-        self._spaces = {id(namespace): (namespace, fresh)}
+        self._spaces = {id(namespace): (namespace, fresh)}  # globals and their copies, by id
         # Shared and recreated originals, by id. The id is also the original's number in the pickle.
         self._originals: dict[int, Any] = {}
         self._copies: dict[int, Any] = {}  # copies of recreated objects, by number
@@ -102,7 +102,7 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
                 held.clear()
 
     def persistent_id(self, value: Any) -> int | None:
-        """Return the number of a shared object, else None; pickle calls this for each object."""
+        """Return an object's number to share the object, or None to copy it. Called by pickle."""
         if self._stays is not None and self._stays(value):
             return self._number(value)
         if type(value) in _INLINE:

@@ -108,7 +108,7 @@ class StorageCopier:
         """Return the memory of `source` to copy later. If this is impossible, copy `source` now."""
         if is_tensor(source):
             home = homes.get(id(source), source.device)
-            if _lies_plainly(source):
+            if _has_plain_memory(source):
                 size, first = source.element_size(), source.data_ptr()
                 low, high = _reach(source.shape, size, [step * size for step in source.stride()])
                 return Stretch(source, first, first + low, first + high, source.device, home)
@@ -165,7 +165,7 @@ def _families(pieces: Iterable[Stretch]) -> list[list[Stretch]]:
     """Group the stretches so that stretches that overlap in memory are in one group."""
     found: list[list[Stretch]] = []
     end = -1
-    for one in sorted(pieces, key=lambda p: (p.start == p.stop, p.start, p.stop)):  # empty: last
+    for one in sorted(pieces, key=lambda p: (p.start == p.stop, p.start, p.stop)):  # empty last
         if one.start >= end or one.start == one.stop:
             found.append([])
         found[-1].append(one)
@@ -215,7 +215,7 @@ def _array_in(piece: Stretch, buffer: Any, offset: int) -> Any:
     return made
 
 
-def _lies_plainly(tensor: "torch.Tensor") -> bool:
+def _has_plain_memory(tensor: "torch.Tensor") -> bool:
     torch = torch_here()
     return (
         type(tensor).__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl

@@ -1,6 +1,6 @@
 """Run code on copies of variables, so that the user's variables do not change.
 
-Threads may each use copies at the same time. After `close`, an error or interrupt, none remains.
+Several threads may use copies at once. No copy remains after `close`, an error or an interrupt.
 """
 
 import builtins
@@ -132,7 +132,7 @@ def place(stack: ExitStack, device: "torch.device", space: dict[str, Any]) -> No
 
 
 class Trial:
-    """Run a program on one device. Set the variables in `values`; copy others that it reads."""
+    """Run a program on one device. Set variables from `values`; copy the others that code reads."""
 
     # `set_up` sets this function, which runs the code once for each item of an iterable.
     loop: Callable[[Iterable[None]], object]
