@@ -113,7 +113,7 @@ def bytes_in(text: str) -> int | None:
 
 def _plain(name: str) -> str:
     """Normalize a name for comparison: ``"NVIDIA A100-SXM4-80GB"`` becomes ``"a10080"``."""
-    besides = r"nvidia|geforce|tesla|quadro|generation|rtx|gtx|sxm\d?|pcie?|hbm\d\w?|gpu"
-    words = re.sub(r"\b(\d+)\s*g(i?b)?\b", r"\1", re.sub(besides, " ", name.lower()))
+    ignored = r"nvidia|geforce|tesla|quadro|generation|rtx|gtx|sxm\d?|pcie?|hbm\d\w?|gpu"
+    words = re.sub(r"\b(\d+)\s*g(i?b)?\b", r"\1", re.sub(ignored, " ", name.lower()))
     # "Ada" and "PRO" are not ignored, because "6000 Ada", "PRO 6000" and "A6000" are three cards.
     return re.sub(r"[^a-z0-9]", "", words)

@@ -20,7 +20,7 @@ from gpumagic.device.discover import here, physical_gpus
 from gpumagic.device.where import there_is
 from gpumagic.errors import GpuError
 
-_STAYS = {  # permanent errors: CUDA's text (documented at cudaError_t), then a short name
+_PERMANENT = {  # permanent errors: CUDA's text (documented at cudaError_t), then a short name
     "device-side assert triggered": "device-side assert",
     "an illegal memory access was encountered": "illegal memory access",
     "an illegal instruction was encountered": "illegal instruction",
@@ -56,7 +56,7 @@ _NO_GPU = {  # patterns of errors that frameworks raise if they find no GPU
     "TensorFlow": "Could not satisfy device specification '/job:localhost",
 }
 _ON_CPU = 'device="cpu" works; "cuda" if torch.cuda.is_available() else "cpu" works anywhere'
-_WITHOUT = {"PyTorch": (_ON_CPU, "then run the same cell again")}
+_WITHOUT = {"PyTorch": (_ON_CPU, "then run the same cell again")}  # what works without a GPU
 _SAID = re.compile(r"(?:CUDA|HIP)(?: driver| runtime)? error: *(.+)")
 
 
@@ -74,7 +74,7 @@ class Death:
 
     @property
     def cause(self) -> str:
-        """The failure with its place. CUDA reports late, so the text ends in "or before"."""
+        """The failure with its place. CUDA reports errors late, so the text ends in "or before"."""
         return f"{self.what} in {self.where} or before" if self.where else self.what
 
     @property
@@ -119,8 +119,8 @@ def look(where: str = "", error: BaseException | None = None, check_line: str = 
         said = _asked(cuda)
         if not _MAY_BE_LOST.isdisjoint((said, _said(error))) and _lost():
             _death = Death("GPU lost", where)
-        elif said in _STAYS:
-            _death = Death(_STAYS[said], where, check_line)
+        elif said in _PERMANENT:
+            _death = Death(_PERMANENT[said], where, check_line)
     elif _death is not None and not _death.where:
         _death = replace(_death, where=where, check_line=check_line)
     return _death
@@ -146,7 +146,7 @@ def check() -> None:
 
 def is_death(error: BaseException) -> bool:
     """Whether an error means that CUDA in this process is dead."""
-    if _said(error) in (*_STAYS, *_MAY_BE_LOST):
+    if _said(error) in (*_PERMANENT, *_MAY_BE_LOST):
         return look(error=error) is not None
     return isinstance(error, CudaDead)
 
@@ -239,10 +239,10 @@ def _said(error: BaseException | None) -> str:
 
 
 def _lost() -> bool:
-    door = nvml.shared_nvml()
-    door.retry()
-    door.gpus()
-    return bool(door.lost)
+    driver = nvml.shared_nvml()
+    driver.retry()
+    driver.gpus()
+    return bool(driver.lost)
 
 
 faults.not_ours.append(is_death)  # CUDA's death is no fault of gpumagic

@@ -120,7 +120,7 @@ def amd_gpus(env: Mapping[str, str], root: Path = Path("/")) -> list[Device]:
 
 
 def intel_gpus(env: Mapping[str, str], root: Path = Path("/")) -> list[Device]:
-    """Return the GPUs that torch calls ``xpu``. Integrated GPUs count only if none is discrete."""
+    """Return the GPUs that torch calls ``xpu``. Omit integrated GPUs if any GPU is discrete."""
     known = list(enumerate(drm.graphics_cards(root, "intel")))
     cards = [(index, card) for index, card in known if not card.integrated] or known
     gpus = [_of_card("xpu", index, card) for index, card in cards]
@@ -137,7 +137,7 @@ def _of_card(kind: Kind, index: int, card: drm.GraphicsCard) -> Device:
 
 
 def _listed(gpus: list[Device], listed: str | None) -> list[Device]:
-    """Return the GPUs that `listed` names by number or UUID (None: all), up to an invalid entry."""
+    """Return the GPUs that `listed` names, up to an invalid entry; all if `listed` is None."""
     found: list[Device] = []
     for entry in (part.strip() for part in listed.split(",")) if listed is not None else ():
         if re.fullmatch("[0-9]{1,8}", entry):
@@ -206,7 +206,7 @@ def _is_mig(device: Device) -> bool:
 
 
 def _one_mig(chosen: Sequence[Device], physical: Sequence[Device]) -> Sequence[Device]:
-    """Return `chosen`. If a GPU in it is split by MIG, return one MIG device only, as CUDA does."""
+    """Return `chosen`, or one MIG device if MIG splits a GPU in `chosen`: CUDA shows only one."""
     for device in chosen:
         if its := [other for other in physical if _is_mig(other) and other.index == device.index]:
             return [device if _is_mig(device) else its[0]]
