@@ -150,7 +150,7 @@ class Plot:
 
     def _axes(self, name: str) -> Iterator[str]:
         yield text(_LEFT - 8, _TOP - 11, "time", "end", "gm-dim")
-        self._free(0.0, _LEFT - 8, 0.0)
+        self._reserve(0.0, _LEFT - 8, 0.0)
         for value in ticks(self._y.low, self._y.high):
             y = self._y(value)
             yield line(_LEFT, y, self._end, y, "gm-grid")
@@ -158,7 +158,7 @@ class Plot:
         yield line(_LEFT, FOOT, self._end, FOOT, "gm-axis")
         for value, words in reversed([*self._words.items()]):  # so that the last label has room
             x, half = self._x(value), LETTER * len(words) / 2
-            if self._free(x - half, x + half, FOOT + 17):
+            if self._reserve(x - half, x + half, FOOT + 17):
                 yield line(x, FOOT, x, FOOT + 4, "gm-axis")
                 yield text(x, FOOT + 17, words, "middle")
         yield text((_LEFT + self._end) / 2, _HEIGHT - 6, name, "middle", "gm-code")
@@ -168,7 +168,7 @@ class Plot:
         named = [curve for curve in self._curves if curve.heights]
         for curve in sorted(named, key=lambda curve: curve.heights[-1]):
             y = self._y(curve.heights[-1])
-            while not self._free(self._end + 5, _WIDTH, y + 4):
+            while not self._reserve(self._end + 5, _WIDTH, y + 4):
                 y -= 1
             yield _dot(self._end + 10, y, 3.6, f'fill="{curve.look.color}"')
             yield text(self._end + 19, y + 4, curve.name)
@@ -178,12 +178,12 @@ class Plot:
         x, half = self._x(crossing.x), LETTER * len(crossing.words) / 2
         yield _dot(x, self._y(crossing.y or 0.0), 6.5, 'class="gm-ring"', crossing.tip)
         middle = max(x, _LEFT + half)  # keep clear of the word "time" at the upper left
-        if self._free(middle - half, middle + half, 0.0):
+        if self._reserve(middle - half, middle + half, 0.0):
             yield line(x, _TOP - 6, x, FOOT, "gm-crossing")
             yield text(middle, _TOP - 11, crossing.words, "middle", "gm-this")
 
-    def _free(self, start: float, end: float, y: float) -> bool:
-        """Whether there is room for a label; if so, reserve the room."""
+    def _reserve(self, start: float, end: float, y: float) -> bool:
+        """Reserve room for a label; return False if there is none."""
         for other_start, other_end, other_y in self._taken:
             if start < other_end + 6 and other_start < end + 6 and abs(y - other_y) < _LINE_HEIGHT:
                 return False
@@ -215,5 +215,5 @@ class Plot:
             f' fill="none"><title>{escape(point.tip)}</title></path>'
         )
         start = max(x - half, _LEFT)
-        if start + 2 * half < _WIDTH and self._free(start, start + 2 * half, y + 17):
+        if start + 2 * half < _WIDTH and self._reserve(start, start + 2 * half, y + 17):
             yield text(start, y + 17, point.words)

@@ -1,8 +1,8 @@
 """Show records (dataclasses with results) as text, HTML and JSON; lay out tables.
 
-A view is a module whose functions `text` and `html` format a record: by default, the module of the
-record's class. The attribute `_view` can name another. JSON never names other users, processes or
-notebooks.
+A view is a module whose functions `text` and `html` format a record. By default, the view is the
+module of the record's class; the attribute `_view` can name another. JSON never names other users,
+processes or notebooks.
 """
 
 import re
