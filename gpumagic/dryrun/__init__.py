@@ -27,7 +27,7 @@ def dry_run(
     """Predict what ``function(*args, **kwargs)`` would do, without computing or changing anything.
 
     The call runs in a forked copy of this process, on fake tensors without data or GPU memory.
-    Code that depends on data ends the dry run. The result then describes only the code before it.
+    Code that depends on data ends the dry run. The result then describes only the earlier code.
 
     Parameters
     ----------

@@ -39,7 +39,7 @@ from gpumagic.usercode.files import UserLine, expression, in_cell, is_users, lin
 class Calls(TorchFunctionMode):
     """Answer calls that need data. The function `fake` turns a real tensor into a fake, in place.
     Unless `guesses` is None, most numbers that code reads from tensors become 1, and conditions on
-    tensors False. For a condition in the user's code, `guesses` is called with the reason."""
+    tensors become False. The function `guesses` reports conditions in the user's code."""
 
     def __init__(
         self, fake: Callable[[Tensor], object], crossings: Crossings, guesses: Any
@@ -241,7 +241,7 @@ _PARTS_OF_DATA = 4  # a part has at most one fourth of the data's bytes
 
 
 def _expression(index: str = "") -> UserLine | None:
-    """Return the user's line with the running expression as source; `index` goes before its `]`."""
+    """Return the user's line with the running expression as source. `index` precedes a last `]`."""
     if (frame := user_frame(sys._getframe(1))) is None:
         return None
     line, text = line_at(*in_cell(frame)), expression(*in_cell(frame))
@@ -350,7 +350,7 @@ def _named(device: Any) -> str:
 
 
 def _in_this_process(loader: Any, batches: int | None) -> Any:
-    """Return an iterator over a DataLoader's first batches. It reads only some of their samples."""
+    """Iterate over a DataLoader's first batches in this process, reading some samples of each."""
     vars(loader).update(num_workers=0, pin_memory=False, prefetch_factor=None, timeout=0)
     iterator = _SingleProcessDataLoaderIter(loader)
     fetcher: Any = iterator._dataset_fetcher

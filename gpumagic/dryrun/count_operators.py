@@ -146,7 +146,7 @@ class Operators(TorchDispatchMode):
             home = args[0].device
             for index in tree_leaves(args[1]):
                 if isinstance(index, Tensor) and index.device != home:
-                    if index.device.type != "cpu":  # fakes allow an index there, but torch does not
+                    if index.device.type != "cpu":  # fakes allow this index; torch does not
                         raise RuntimeError(INDEX.format(home))
                     self._crossings.note(True, name, "cpu", str(home), index.nbytes)
 
@@ -181,8 +181,8 @@ class Operators(TorchDispatchMode):
         for nodes, names, certain in _IN_PLACE if of_node else ():
             if {name, overload} & names and nodes.match(number[0]):
                 return first, certain
-        # To sum a tensor's gradients, the engine adds to the first one in place. An earlier node
-        # made this gradient (`of_node` is False). If it is a view or expanded, the sum is new.
+        # To sum a tensor's gradients, the engine adds to the first gradient, which an earlier node
+        # made (`of_node` is False). If that gradient is a view or expanded, the sum is allocated.
         if overload != "add.Tensor" or of_node or torch.is_grad_enabled() or first._is_view():
             return None
         return (first, False) if first.nbytes == first.untyped_storage().nbytes() else None

@@ -89,7 +89,7 @@ def host_value(frame: FrameType | None) -> float | None:
 class NotKnown:
     """Represent a number that depends on data, such as ``loss.item()``."""
 
-    # A torch call that scales or fills a tensor gets 1 or NaN (answers.py). Others end the run.
+    # Torch calls that scale or fill tensors get 1 or NaN (answers.py). Others end the dry run.
     __slots__ = ("what", "whole")
 
     def __init__(self, what: str = "a value of a tensor", *, whole: bool | None = False) -> None:

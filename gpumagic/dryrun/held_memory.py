@@ -82,7 +82,7 @@ class HeldMemory:
             if self._leaving != key:
                 self._settle()
             self._leaving = None
-            self._give(known.pop(key))
+            self._free(known.pop(key))
 
         self._settle()
         device, self.made = str(tensor.device), self.made + 1
@@ -92,7 +92,7 @@ class HeldMemory:
         if replaced is not None:
             old, certain = replaced[0].untyped_storage()._cdata, replaced[1]
         if certain and old in self._known:
-            self._give(self._known[old])
+            self._free(self._known[old])
         new.size = in_blocks(nbytes)
         if nbytes and device.startswith("cuda"):
             new.address, new.size = self._allocators[device].allocate(nbytes)
@@ -105,7 +105,7 @@ class HeldMemory:
             # If `old` is freed next, the new storage reuses that memory. If not, both count.
             self._leaving = old
         else:
-            self._raise(device)
+            self._raise_peak(device)
 
     def pass_through(self, device: str, sizes: list[int]) -> None:
         """Count an operator's temporary memory, and free it."""
@@ -115,24 +115,25 @@ class HeldMemory:
             # Do not count the storage `old`, whose memory the operator's result may reuse.
             old = self._known.get(self._leaving or 0)
             self.now[device] = allocator.bytes.current - (0 if old is None else old.size)
-            self._raise(device)
+            self._raise_peak(device)
         for block in taken:
             allocator.free(*block)
             self.now[device] = allocator.bytes.current
 
-    def _give(self, storage: _Storage) -> None:
+    def _free(self, storage: _Storage) -> None:
         if storage.address >= 0:
             self._allocators[storage.device].free(storage.address, storage.size, storage.requested)
         self.now[storage.device] -= storage.size
         storage.address, storage.size = -1, 0
 
     def _settle(self) -> None:
+        """Update the peaks, because the newest storage did not replace the storage `_leaving`."""
         if self._leaving is not None:
             self._leaving = None
             for device in self.now:
-                self._raise(device)
+                self._raise_peak(device)
 
-    def _raise(self, device: str) -> None:
+    def _raise_peak(self, device: str) -> None:
         if self.now[device] > self.most.get(device, 0):
             self.most[device] = self.now[device]
             if self._begun:

@@ -15,8 +15,7 @@ from gpumagic.mismatch.explanation import Explanation
 from gpumagic.moving.moved import Moved
 from gpumagic.usercode.files import UserLine
 
-LIMIT_S = 60.0
-"""Seconds after which a dry run stops and returns its result so far."""
+LIMIT_S = 60.0  # seconds after which a dry run stops and returns its result so far
 GUESSED = "a condition on a tensor was taken as False"
 _FOLD = table.Fold(12)
 
@@ -58,7 +57,7 @@ class OnCard:
 
     card: Card
     needed: int  # bytes that the code needs at least
-    at: UserLine | None  # first line that does not fit; None if all fits, or not even the inputs
+    at: UserLine | None  # first line that does not fit; None if all lines fit or the inputs do not
 
     @property
     def left(self) -> int:
