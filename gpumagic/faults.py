@@ -35,7 +35,7 @@ _faults: dict[tuple[str, str, str], Fault] = {}
 
 def keep(doing: str, error: BaseException) -> None:
     """Record a caught error of gpumagic's own code; never raise an error."""
-    if any(is_it(error) for is_it in not_ours):
+    if any(matches(error) for matches in not_ours):
         return
     # Errors of the same type from the same line are one kind, even if their messages differ.
     frames = traceback.extract_tb(error.__traceback__)
