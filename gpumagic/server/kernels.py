@@ -31,7 +31,7 @@ _NO_ORPHAN = "no orphaned process has this PID and start time; nothing was ended
 
 
 async def terminate(given: Any, snapshot: Snapshot) -> tuple[bool, str]:
-    """Terminate, or kill, the orphan that `given` names; return whether it ended, and a message."""
+    """Terminate or kill the orphan that the request body `given` names; return (ended, message)."""
     order = given if isinstance(given, dict) else {}
     found = _orphan(order, snapshot)
     name = f"process {found.pid} ({found.name or 'unknown'})"
@@ -189,7 +189,7 @@ class KernelCells(CellRuns):
         return json.dumps({"type": "cells", "cells": runs}, ensure_ascii=False).encode()
 
     def _abandon(self, kernel: str, when: float) -> None:
-        """End, at the time `when`, the runs that a kernel began before its end or restart."""
+        """Record `when` as the end of a kernel's open runs that began before `when`."""
         for asked, run in list(self._open.items()):
             known = self.get(run)
             if asked[0] == kernel and (known is None or known.start <= when):
@@ -208,7 +208,7 @@ class Iopub:
         self.address = _address(manager)
         self._session = manager.session.clone()  # a session accepts each message only once
         self._stream = manager.connect_iopub()
-        # Receive topics that begin with these words ("kernel.<id>.status"), no streams or displays.
+        # Receive only topics that begin with these words, such as "kernel.<id>.status".
         for topic in (b"kernel", b"status", b"execute_input"):
             self._stream.setsockopt(zmq.SUBSCRIBE, topic)
         self._stream.setsockopt(zmq.UNSUBSCRIBE, b"")

@@ -82,7 +82,7 @@ def _families(snapshot: Snapshot) -> Iterator[Metric]:
 
 
 def _held(snapshot: Snapshot) -> Metric:
-    """Return GPU memory by notebook, not by pid, as each pid would start a new time series."""
+    """Return GPU memory by notebook. By pid, each new process would start a new time series."""
     about = "GPU memory of a notebook's processes; with an empty name, of all other processes."
     held = GaugeMetricFamily("gpumagic_notebook_memory_bytes", about, labels=("uuid", "notebook"))
     by_notebook = Counter[tuple[str, str]]()
@@ -171,7 +171,7 @@ def _renderer(route: GetRoute) -> bytes:
 
 
 def _tour(route: GetRoute) -> str:
-    folders = Path(__file__).parents[1:3]  # examples/ is in the package, or in a clone beside it
+    folders = Path(__file__).parents[1:3]  # examples/ is in the package or beside the package
     every = (folder / "examples" / "tour.ipynb" for folder in folders)
     book = nbformat.read(next(filter(Path.is_file, every)), as_version=4)
     for cell in book.cells:
