@@ -67,11 +67,11 @@ _NONE_VISIBLE = Problem(
 )
 
 
-def explain(gpus: Sequence[GpuSample], problems: Sequence[Problem], named: bool) -> list[Problem]:
-    """Return the problems to show. If `named`, also report if this process can use no GPU."""
+def explain(gpus: Sequence[GpuSample], problems: Sequence[Problem], needed: bool) -> list[Problem]:
+    """Return the problems to show. If GPUs are `needed`, report that this process can use none."""
     if there := [gpu for gpu in gpus if not gpu.lost]:
         found = [problem for problem in problems if problem.code not in _JUST_NO_GPU]
-        unnamed = named and all(gpu.ordinal is None for gpu in there)
+        unnamed = needed and all(gpu.ordinal is None for gpu in there)
         hidden = unnamed and not all(gpu.virtual for gpu in there)
         return [*found, _NONE_VISIBLE] if hidden else found
     offer = f"{as_typed('%gpus --virtual 2')} makes virtual ones"
@@ -126,7 +126,7 @@ class Collector:
                 source="+".join(source.name for source in sources) or "none",
                 gpus=tuple(gpus),
                 processes=tuple(self._holders(sources, max_age) if processes else ()),
-                problems=tuple(explain(gpus, [*problems, *self._failed], named=self._usable)),
+                problems=tuple(explain(gpus, [*problems, *self._failed], needed=self._usable)),
             )
 
     def _gpus(self, host: Host, max_age: float) -> tuple[list[GpuSample], list[Source]]:

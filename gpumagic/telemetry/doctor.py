@@ -24,7 +24,7 @@ class Check:
     """The result of one check."""
 
     name: str
-    ok: bool | None  # None: only information, or a failure that follows another failure
+    ok: bool | None  # None: information, or a failure after the first failure
     found: str
     cure: str = ""  # only if `ok` is False
 
@@ -64,8 +64,8 @@ _VENDORS = {
 _NODES = {"/dev/kfd": "dev/kfd", "/dev/dri": "dev/dri/renderD*"}  # patterns of device files
 _BUILDS = "https://pytorch.org/get-started/locally"
 _FOLDERS = ("usr/lib/x86_64-linux-gnu", "usr/lib64", "usr/lib", "usr/local/lib")
-# With these faults of NVML, no driver has answered. Then a missing NVIDIA card is a failure too.
-_NOT_ASKED = ("library-missing", "driver-not-loaded", "pynvml-clash")
+# These NVML faults mean that no driver has answered, so a missing card counts as a failure.
+_NO_ANSWER = ("library-missing", "driver-not-loaded", "pynvml-clash")
 _Card = tuple[str, str, str | None]  # vendor, PCI address, driver
 
 
@@ -111,7 +111,7 @@ class Doctor:
     def _nvidia(self, cards: int) -> Iterator[Check]:
         names = [gpu.name or "unknown model" for gpu in self._door.gpus() if not gpu.parent]
         fault = self._door.fault
-        answers = fault is None or fault.code not in _NOT_ASKED
+        answers = fault is None or fault.code not in _NO_ANSWER
         if not self._wsl:  # WSL shows no PCI bus
             cure = f"{as_typed('%gpus --virtual 2')} makes two virtual ones"
             # A missing card is no failure if NVML answers: a container may hide the PCI bus.
@@ -124,7 +124,7 @@ class Doctor:
         if "CUDA_VISIBLE_DEVICES" in self._env:
             every = device.physical_gpus(self._door)
             left = device.visible(every, self._env)
-            yield self._leaves("CUDA_VISIBLE_DEVICES", len(left), len(every))
+            yield self._selection("CUDA_VISIBLE_DEVICES", len(left), len(every))
 
     def _of_vendor(self, vendor: str, cards: Sequence[_Card]) -> list[Check]:
         if (needs := _VENDORS.get(vendor)) is None:
@@ -140,7 +140,7 @@ class Doctor:
         every = len(needs.gpus({}, self._root))
         for name in (name for name in needs.variables if name in self._env):
             left = needs.gpus({name: self._env[name]}, self._root)
-            found.append(self._leaves(name, len(left), every))
+            found.append(self._selection(name, len(left), every))
         return first_cause(found)
 
     def _driver(self, needs: _Vendor, cards: Sequence[_Card]) -> Check:
@@ -176,7 +176,7 @@ class Doctor:
                 return Check("Level Zero", False, f"no {library}", cure)
         return Check("Level Zero", True, " and ".join(needs.libraries))
 
-    def _leaves(self, name: str, left: int, every: int) -> Check:
+    def _selection(self, name: str, left: int, every: int) -> Check:
         cure = "correct or unset the variable, then restart the kernel"
         ok = bool(left) if every else None
         return Check(name, ok, f"{self._env[name]!r} selects {left} of {every} GPUs", cure)
@@ -197,7 +197,7 @@ class Doctor:
 
 
 def first_cause(checks: Iterable[Check]) -> list[Check]:
-    """Return the checks. Only the first failure keeps its cure; later ones become information."""
+    """Return the checks. Only the first failure keeps its cure; later failures have `ok` None."""
     checks = [*checks]
     first = next((check for check in checks if check.ok is False), None)
     return [one if one is first else replace(one, ok=one.ok or None, cure="") for one in checks]

@@ -48,7 +48,7 @@ class Board:
 board = Board()
 _CHARTED = ("utilization", "memory_used", "power")
 _Readings = tuple[float | None, int | None, float | None]
-# Bytes by GPU and holder (kernel, notebook, `ProcessSample.owner`); None if no process is listed.
+# Bytes by GPU, then by kernel, notebook or `ProcessSample.owner`; None if no process is listed.
 _Held = dict[str, Counter[str]] | None
 
 
@@ -87,7 +87,7 @@ class History:
 
 
 def _held(snapshot: Snapshot) -> _Held:
-    """Return the bytes by GPU and holder. ``holders`` in js/src/monitor/owners.ts must match."""
+    """Return the bytes by GPU and holder. ``holders`` in js/src/monitor/owners.ts does the same."""
     if not snapshot.processes:
         return None
     parents = {gpu.uuid: gpu.mig for gpu in snapshot.gpus}
@@ -141,22 +141,22 @@ class CellRuns:
                 self._before.pop(oldest, None)
         self.on_change()
 
-    def get(self, name: str) -> CellRun | None:
-        return self._runs.get(name, (0, None))[1]
+    def get(self, run_id: str) -> CellRun | None:
+        return self._runs.get(run_id, (0, None))[1]
 
-    def end(self, name: str, when: float) -> None:
-        if (run := self.get(name)) and run.end is None:
+    def end(self, run_id: str, when: float) -> None:
+        if (run := self.get(run_id)) and run.end is None:
             self.keep(replace(run, end=when))
 
-    def start(self, name: str, processes: Iterable[ProcessSample]) -> None:
-        self._before[name] = {(one.uuid, one.pid): one.memory for one in processes}
+    def start(self, run_id: str, processes: Iterable[ProcessSample]) -> None:
+        self._before[run_id] = {(one.uuid, one.pid): one.memory for one in processes}
 
-    def use(self, name: str, snapshot: Snapshot, processes: Iterable[ProcessSample]) -> None:
+    def use(self, run_id: str, snapshot: Snapshot, processes: Iterable[ProcessSample]) -> None:
         """Record GPUs where a process computes, or holds more or less memory than at `start`."""
-        if (run := self.get(name)) is None:
+        if (run := self.get(run_id)) is None:
             return
         load = {gpu.uuid: gpu.utilization for gpu in snapshot.gpus}
-        before = self._before.get(name, {})
+        before = self._before.get(run_id, {})
         used = set(run.gpus)
         for one in processes:
             # Without a process's utilization, use the GPU's. If both are unknown, record the GPU.

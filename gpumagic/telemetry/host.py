@@ -37,7 +37,7 @@ class MemoryGroup:
         return next((limit for limit, _, _ in self._limited()), None)
 
     def ram(self) -> tuple[int | None, int | None]:
-        """Return the used and total RAM, of the group if it has a limit, else of the machine."""
+        """Return the used and total RAM: the group's if a limit exists, else the machine's."""
         for limit, folder, names in self._limited():
             used = folder.number(names[1])
             cache = _row(folder, "memory.stat", names[3]) or 0

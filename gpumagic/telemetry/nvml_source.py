@@ -103,7 +103,7 @@ _XID_CURE = "see dmesg, and the number in https://docs.nvidia.com/deploy/xid-err
 
 
 class NvmlSource:
-    """Samples NVIDIA's GPUs. Each method calls `door`, because a fork needs a new `Nvml`."""
+    """Samples NVIDIA's GPUs. Each method calls `door()`: a forked child needs a new `Nvml`."""
 
     name = "nvml"
 
@@ -141,7 +141,7 @@ class NvmlSource:
         """Return the processes that hold memory; takes milliseconds per GPU."""
         door, found = self._door(), []
         gpus = door.gpus()
-        # A GPU also lists its MIG devices' processes. Skip that GPU, to count each process once.
+        # A GPU also lists its MIG devices' processes. Skip GPUs with MIG, to count processes once.
         parents = {gpu.parent for gpu in gpus}
         for gpu in (gpu for gpu in gpus if gpu.uuid not in parents):
             read = partial(_read, door, gpu, _LISTS)

@@ -26,7 +26,7 @@ class Host:
 
     @property
     def ram(self) -> tuple[int | None, int | None]:
-        """The used and the total bytes, of the container if it has a limit, else of the machine."""
+        """The used and total bytes: the container's if a limit exists, else the machine's."""
         if self.memory_limit is None:
             return self.memory_used, self.memory_total
         return self.limit_used, self.memory_limit
@@ -47,7 +47,7 @@ class GpuSample:
     memory_total: int | None = None
     memory_used: int | None = None
     memory_reserved: int | None = None  # bytes that the driver reserves; not part of memory_used
-    utilization: float | None = None  # percent of the time it computed, in the last second or less
+    utilization: float | None = None  # percent of the last second (or less) spent computing
     memory_utilization: float | None = None  # percent of the time in which memory was accessed
     temperature: float | None = None
     temperature_limit: float | None = None  # the temperature at which the GPU throttles
@@ -83,7 +83,7 @@ class GpuSample:
 
 @dataclass(frozen=True)
 class ProcessSample:
-    """A process that holds memory on a GPU; few fields are known of other users' processes."""
+    """A process that holds memory on a GPU; another user's process has few known fields."""
 
     uuid: str  # the UUID of the GPU or MIG device
     pid: int
@@ -99,7 +99,7 @@ class ProcessSample:
     idle_since: float | None = None  # Unix time at which the kernel became idle
     orphan: bool = False  # the process still runs, but its kernel has ended
     ordinal: int | None = None  # the GPU's CUDA ordinal in this process
-    utilization: float | None = None  # percent of the time it computed, in the last seconds
+    utilization: float | None = None  # percent of the last seconds spent computing
 
     @property
     def owner(self) -> str:
@@ -135,7 +135,7 @@ class KernelDeath:
     count: int | None  # the number of the cell that ran
     code: str | None  # the beginning of that cell's source
     cause: str  # "out-of-memory", "perhaps-out-of-memory", "killed", "crashed" or "exited"
-    exit_code: int  # negative: minus the number of a signal
+    exit_code: int  # the negated number of the signal, if a signal ended the kernel
     title: str  # one line: which kernel died, why, and during which cell
     details: tuple[str, ...] = ()  # further lines: evidence for the cause, and the lost data
     advice: str = ""  # what the user can do

@@ -26,7 +26,7 @@ class CachedReadings:
         self._kept: dict[Hashable, tuple[float, Any]] = {}
 
     def get(self, key: Hashable, every_s: float, max_age: float, read: Callable[[], T]) -> T:
-        """Return the cached reading; read again if it is older than `max_age` times `every_s`."""
+        """Return the cached reading; read again if its age exceeds `max_age` * `every_s`."""
         now = time.monotonic()
         kept = self._kept.get(key)
         if kept is None or now - kept[0] >= every_s * max_age:
@@ -35,7 +35,7 @@ class CachedReadings:
 
 
 class Source(Protocol):
-    """A source of GPU readings. Cached ones may be as old as `max_age` refresh intervals."""
+    """A source of GPU readings. Cached readings may be as old as `max_age` refresh intervals."""
 
     name: str
 
