@@ -68,7 +68,8 @@ class AgreementCollector:
     def add(
         self, where: str, values: Mapping[str, Any], results: dict[str, Any], drawn: frozenset[str]
     ) -> None:
-        """Save or compare results. `drawn` names the CPU or GPU models that drew random numbers."""
+        """Save the first device's results; compare later devices' results with these. `drawn`
+        names the CPU or GPU models that drew random numbers."""
         if self._first is None or self._first[0] != key(values):
             self._first = key(values), where, results, drawn
             return
@@ -81,9 +82,9 @@ class AgreementCollector:
 
 
 def agree(
-    reference: str, expected: Mapping[str, Any], where: str, found: Mapping[str, Any], drawn: bool
+    reference: str, expected: Mapping[str, Any], where: str, found: Mapping[str, Any], random: bool
 ) -> Agreement:
-    """Compare two devices' results. `drawn`: whether the devices drew different random numbers."""
+    """Compare two devices' results. If `random`, the devices drew different random numbers."""
     nothing = Agreement(where, reference, None)
     # cuDNN, JAX and TensorFlow use TF32 by default, so on real GPUs TF32's tolerance applies.
     loose = "cuda" in f"{reference} {where}" and not any(gpu.virtual for gpu in here(memory=False))
@@ -97,7 +98,7 @@ def agree(
         return replace(nothing, reason=reason or "the code produced no numbers")
     wrong, largest, name, how = max(differences)
     nothing = replace(nothing, largest=None if math.isinf(largest) else largest, name=name)
-    if wrong and drawn:
+    if wrong and random:
         return replace(nothing, reason="random numbers differ between devices")
     return replace(nothing, same=not wrong, reason=f"{name} {how}" if wrong else reason)
 
@@ -105,7 +106,7 @@ def agree(
 def _differences(
     expected: Mapping[str, Any], found: Mapping[str, Any], loose: bool
 ) -> tuple[list[tuple[bool, float, str, str]], list[str]]:
-    """Return (whether it differs, largest difference, name, how) per result, and skipped names."""
+    """Return (differs, largest difference, name, explanation) by result, and the skipped names."""
     differences, large = [], []
     for name in dict.fromkeys((*expected, *found)):
         one, other = expected.get(name), found.get(name)
@@ -118,7 +119,7 @@ def _differences(
 
 
 def _difference(one: Any, other: Any, loose: bool) -> tuple[float, str]:
-    """Return the largest difference of two results, and a text that says how they differ, or ""."""
+    """Return the largest difference of two results, and how they differ ("" if they agree)."""
     if one is None or other is None:
         return math.inf, "exists on one device only"
     numpy = sys.modules.get("numpy")

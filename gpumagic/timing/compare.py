@@ -174,7 +174,7 @@ def targets(given: Iterable[object] | str | None, needed: Needed) -> tuple[Targe
         given = [given]
     found: dict[str, Target] = {}
     for target in (target for one in given for target in _named(one, needed)):
-        # `note` is set if a missing `2?` became the CPU. Then the CPU may be named a second time.
+        # The name `2?` means a CPU with a `note` if GPU 2 is missing. This CPU may be a duplicate.
         if (where := where_of(target)) in found and not (target[0].note or found[where][0].note):
             raise GpuError(f"{where} is named twice; type it once")
         found[where] = target

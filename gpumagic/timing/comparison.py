@@ -71,7 +71,7 @@ class Timing:
     @cached_property
     def spread(self) -> tuple[float, float] | None:
         """The range of seconds that covers the quartiles and the `interval`."""
-        # With thousands of repeats, the interval is too narrow. With few, the quartiles are.
+        # With many repeats, the interval is too narrow; with few, the quartiles are too narrow.
         if self.quartiles is None:
             return None
         low, high = interval(self.seconds)
@@ -79,7 +79,7 @@ class Timing:
 
     @property
     def elsewhere(self) -> str:
-        """A sentence with the reason, if the code did not use the timed device; else empty."""
+        """A sentence saying that the code did not use the timed device, and why; else empty."""
         used = {device for device, nbytes in self.peak.items() if nbytes}
         others = sorted(used) if used.isdisjoint(self.where.split("+")) else []
         why = reasons(x for x in self.left if not others or x.device in others)

@@ -13,7 +13,7 @@ from gpumagic.timing.comparison import Comparison, Crossover, Timing, of_virtual
 from gpumagic.usercode.sweep import label, number
 
 _FOLD = Fold(36, "… {} more; to_pandas() has all")  # maximum rows of a sweep as text
-_HTML_FOLD = Fold(200, "{} more; to_pandas() has all")  # few, because a notebook saves the HTML
+_HTML_FOLD = Fold(200, "{} more; to_pandas() has all")  # limited: a notebook saves the HTML
 _REMARKS = 3  # maximum number of remarks in the text; `Comparison.remarks` has all
 _SOONER = 0.9  # show the host's time if it is below this fraction of the device's time
 _SLOW, _SLOW_S = 5, 0.01  # show a first run longer than 5 medians, and longer than 0.01 s
@@ -211,13 +211,13 @@ def _columns(comparison: Comparison) -> list[Column]:
 
 
 def _iqr(timing: Timing) -> str:
-    """Return the IQR in percent of the median, or the number of repeats if these are under four."""
+    """Return the IQR in percent of the median; for under four repeats, the number of repeats."""
     few = many(len(timing.seconds), "run") if timing.seconds else ""
     return few if timing.iqr is None else _percent(timing.iqr)
 
 
 def _speedup(comparison: Comparison, timing: Timing) -> str:
-    """Return the speed-up over the first device; empty if either is not comparable."""
+    """Return the speed-up over the first device; empty if one device is not comparable."""
     known = comparison.comparable
     first = comparison.at(comparison.alone[0], timing.values)
     if len(known) < 2 or first is None or not {first.where, timing.where} <= {*known}:

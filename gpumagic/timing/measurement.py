@@ -179,8 +179,8 @@ class Measuring:
 
 
 def _peak_memory(target: Target, needed: Needed, there: set[str]) -> Callable[[], dict[str, Any]]:
-    """Start to measure memory. Return a function that stops this, and returns the fields `peak` and
-    `unused` of `Timing`. Devices in `there` have copies of tensors, and count as used."""
+    """Start measuring memory. Return a function that stops measuring and returns the fields `peak`
+    and `unused` of `Timing`. Devices in `there` have copies of tensors, and count as used."""
     torch = torch_here()
     stops = [] if torch is None else [torch_itself().peak(target[0])]
     stops += [each.peak(device) for each in needed.others for device in target]

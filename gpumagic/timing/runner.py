@@ -46,7 +46,7 @@ class Stopwatch:
             framework.wait()
 
     def times(self, run: _Loop, number: int) -> _Times:
-        """Run the code. Return the times before and after, and when all devices had finished."""
+        """Run the code. Return when it began, when it returned, and when all devices had finished."""
         runs = repeat(None, number)
         began = self.clock()
         run(runs)
@@ -199,7 +199,7 @@ class Repeats:
             self._keep(self._lap(self.number))
 
     def _warm_up(self, each: float, began: float, share: float) -> None:
-        """Set `number`: run until times are steady, for at most `share` s. A run takes `each`."""
+        """Run until times are steady, at most `share` s, and set `number`. A run takes `each` s."""
         empty = statistics.median(self._lap(0).total for _ in range(5))
         block = min(max(empty / _NEGLIGIBLE, _LEAST_BLOCK_S), self._max_time / 2 / _LEAST)
         window: deque[float] = deque(maxlen=_WINDOW)
