@@ -283,11 +283,11 @@ def parsed(file: str) -> Any:
     return Source.for_filename(file)
 
 
-def name_in(frame: FrameType, is_it: Callable[[Any], bool]) -> str:
-    """Return the first name in a frame's expression whose value satisfies `is_it`, or empty."""
+def name_in(frame: FrameType, test: Callable[[Any], bool]) -> str:
+    """Return the first name in a frame's expression whose value passes `test`, or empty."""
     names: list[str] = re.findall(r"(?<![.\w])[^\W\d]\w*", expression(*in_cell(frame)))
     values = ((name, frame.f_locals.get(name, frame.f_globals.get(name))) for name in names)
-    return next((name for name, value in values if is_it(value)), "")
+    return next((name for name, value in values if test(value)), "")
 
 
 def called(code: CodeType, at: int) -> str:

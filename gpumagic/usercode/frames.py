@@ -322,7 +322,7 @@ class RestOfCode:
 
     def remade(self, *, empty: bool = False) -> set[str]:
         """Return names that a rerun binds again before it reads them.
-        If `empty`, return those bound to lists, dicts or constants, else the others."""
+        If `empty`, return only names bound to lists, dicts or constants; else only other names."""
         if self.frame.tree is None or not self.frame.at_top:
             return set()
         body, kinds = self.frame.tree.body, (ast.List, ast.Dict, ast.Constant)
@@ -366,7 +366,7 @@ def _named(node: ast.AST) -> str:
 
 
 def _is_backward(node: ast.AST) -> bool:
-    # `fit(x)` without a dot calls a user's function, which `RestOfCode.backward` reads.
+    # `fit(x)` without a dot calls a user's function, which `RestOfCode.backward` checks.
     return _named(node) in _BACKWARD and getattr(node, "id", "") != "fit"
 
 

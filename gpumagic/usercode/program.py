@@ -117,7 +117,7 @@ def program(
     text: str | None = None,
     passed: Iterable[str] = (),
 ) -> Program:
-    """Compile code, or a call of a function with variables `passed`; raise GpuError for `await`."""
+    """Compile code, or a function call with the variables `passed` as arguments; refuse `await`."""
     named = _remember(setup)
     if awaits(before := ast.parse(setup, named)):
         raise GpuError("the set-up has an await; move it to an earlier cell, and use its result")

@@ -167,7 +167,7 @@ class NamesReader(ast.NodeVisitor):
         inner.bound, inner._seen_inside = {*seen, *(params or ())}, seen if of_class else None
         inner.visit_all(body)
         local = set() if params is None else (inner.bound | inner._sometimes) - inner._declared
-        # Count these names as read, because the body may run before the cell binds them.
+        # Count non-local names as read, because the body may run before the cell binds them.
         self.read.update(dict.fromkeys(name for name in inner.read if name not in local))
 
     def visit_Global(self, node: ast.Global | ast.Nonlocal) -> None:
