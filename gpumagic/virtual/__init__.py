@@ -42,7 +42,7 @@ def enable(devices: int = 2, memory: str | int | None = None, *, force: bool = F
     Parameters
     ----------
     devices : int
-        Number of GPUs, 1 to 8. Nothing changes if GPUs of this number and `memory` are already on.
+        Number of GPUs, 1 to 8. Nothing changes if as many GPUs of this `memory` are already on.
     memory : str or int, optional
         Capacity of each GPU: ``"16GiB"``, ``"512MiB"``, ``"2GB"``, or bytes. By default,
         the GPUs share the host's usable memory equally, in whole GiB, at most 16 GiB each.

@@ -2,8 +2,7 @@
 
 PyTorch has two rules for devices. Operators built on TensorIterator accept 0-dim CPU tensors. Their
 error says "found at least two devices". Most other operators have a generated wrapper that checks
-each argument, and the error names this wrapper. torch's ``native_functions.yaml`` says which rule
-applies to an operator.
+each argument, and the error names this wrapper. torch's ``native_functions.yaml`` has the rules.
 """
 
 from contextlib import suppress
@@ -45,7 +44,7 @@ def mixed(plan: Any, found: Found) -> VirtualGpu:
 
 
 def _check_each(plan: Any, found: Found, gpu: VirtualGpu) -> None:
-    """Raise TensorIterator's device error, or the error of an operator's generated wrapper."""
+    """If a tensor is on a wrong device, raise TensorIterator's or the generated wrapper's error."""
     __tracebackhide__ = True
     iterates, structured = _rules().get(plan.op.name().removeprefix("aten::"), (True, False))
     home = gpu.device if iterates else found[0][1].device

@@ -19,7 +19,7 @@ engine ends the process. So gpumagic changes both singletons:
 :mod:`gpumagic.virtual.cuda_api` patches attributes, and :mod:`gpumagic.virtual.switch` registers
 kernels. Turning virtual GPUs off undoes these changes, but keeps the fake guard if there is no real
 GPU. Virtual GPUs silence torch's warning about gradients accumulated on another stream. Turning
-them off enables the warning, because torch has no function that tells whether it was on before.
+virtual GPUs off enables the warning: torch cannot tell whether the warning was on before.
 """
 
 import ctypes

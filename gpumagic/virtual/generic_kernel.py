@@ -39,7 +39,7 @@ SHARING |= {"native_channel_shuffle", "_slow_conv2d_forward", "slow_conv3d_forwa
 torch's debug builds assert that all other non-composite operators return new tensors."""
 PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "_cdist_forward", "_euclidean_dist"})
 _UNCOUNTED = {"aten::_foreach_zero_", "aten::_foreach_lerp_.Scalar"}
-"""In-place operators on lists of tensors. Their CUDA kernels do not increment the versions."""
+"""In-place operators on lists of tensors. Their CUDA kernels do not increment version counters."""
 _GROWS = {(n, "List[int]") for n in ("repeats", "pad", "output_size", "size", "kernel_size")}
 """Names and types of arguments that can make a result many times as large as the input."""
 # Operators that may return a sparse, nested or quantized tensor.
@@ -146,7 +146,7 @@ def _run_on_cpu(plan: KernelPlan, args: Any, kwargs: dict[str, Any]) -> Any:
     if count > SMALL:
         _check_room(plan, low, low_kwargs, found, gpu)
     result = _compute(plan, call, low, low_kwargs, gpu)
-    if plan.counts:  # CUDA's kernel raises the versions, so that autograd detects the change
+    if plan.counts:  # like CUDA's kernel, so that autograd detects the change
         increment_version([*filterfalse(Tensor.is_inference, args[0])])
     if plan.fresh and isinstance(result, Tensor):
         result = adopt(result, gpu, 4)  # same as `_lift`, but faster

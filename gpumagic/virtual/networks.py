@@ -1,9 +1,8 @@
 """Implement operators that are fused on CUDA: attention, normalization and recurrent networks.
 
 A call of an LSTM, GRU or RNN runs one CPU operator. As with cuDNN, there is no second derivative.
-With fake tensors, nothing is computed. Under vmap, for tensor subclasses, and for dtypes
-other than float32 and float64, the call is decomposed into many operators, which is 3 to 10 times
-slower.
+With fake tensors, nothing is computed. Under vmap, for tensor subclasses, and for dtypes other than
+float32 and float64, the call is decomposed into many operators, which is 3 to 10 times slower.
 """
 
 import weakref
@@ -164,8 +163,8 @@ class _Fused(torch.autograd.Function):
             tensors = [x if isinstance(x, Tensor) else None for x in leaves]
             ctx.save_for_backward(reserve, *tensors)
             ctx.others = [x if t is None else None for x, t in zip(leaves, tensors, strict=True)]
-            weakref.finalize(reserve, ctx.graph.clear).atexit = False  # frees the graph with it
-        return found if shapes_of else tuple(_raised(found, gpu))
+            weakref.finalize(reserve, ctx.graph.clear).atexit = False  # frees the graph too
+        return found if shapes_of else tuple(_lifted(found, gpu))
 
     @staticmethod
     @once_differentiable
@@ -181,7 +180,7 @@ class _Fused(torch.autograd.Function):
             outer = [flip_plain(x.detach()) for x in gradients]
             options = {"retain_graph": True, "allow_unused": True}
             inner = torch.autograd.grad(graph["found"], wanted, outer, **options)
-            results = iter(_raised(inner, gpu_of(reserve.device)))
+            results = iter(_lifted(inner, gpu_of(reserve.device)))
         else:
             results = map(torch.empty_like, wanted)
         return None, None, None, None, *(next(results) if need else None for need in needed)
@@ -208,6 +207,6 @@ def _shapes(hx: Any, bidirectional: bool, batch_first: bool = False, **given: An
     return output, *(torch.empty_like(h) for h in hidden)
 
 
-def _raised(found: Iterable[Any], gpu: VirtualGpu) -> list[Any]:
+def _lifted(found: Iterable[Any], gpu: VirtualGpu) -> list[Any]:
     """Return GPU copies of results. Without copies, two biases' gradients may be one tensor."""
     return [x if x is None else adopt(x.detach().clone(), gpu) for x in found]

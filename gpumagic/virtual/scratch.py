@@ -26,7 +26,7 @@ IN_PARTS.add("_trilinear")
 
 
 def temporary_bytes(rule: Rule, device: Any, args: tuple[Any, ...], result: Any) -> list[int]:
-    """Return a rule's buffer sizes; [] if the rule raised an error. `%gpus --doctor` reports it."""
+    """Return a rule's buffer sizes; [] if the rule fails. `%gpus --doctor` reports the error."""
     try:
         return rule(gpu_of(device).properties, args, result)
     except Exception as error:  # noqa: BLE001  a rule's bug must not stop the user's operator
@@ -210,4 +210,4 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("_index_put_impl_", "_unsafe_index_put"), _indices),
     **dict.fromkeys(("masked_scatter", "masked_scatter_"), _masked_scatter),
 }
-"""Rules by operator name, without overload. For others, no temporary memory is counted."""
+"""Rules by operator name, without overload. For other operators, no temporary memory is counted."""
