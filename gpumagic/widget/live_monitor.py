@@ -133,7 +133,7 @@ class MonitorWidget(anywidget.AnyWidget):
         self._subscription = self._sampler.subscribe(
             self._tick, period_s=self.period, processes=True
         )
-        self._forget = board.subscribe(self._measured)
+        self._unsubscribe = board.subscribe(self._measured)
         self._measured()
 
     def _stop(self) -> None:
@@ -143,7 +143,7 @@ class MonitorWidget(anywidget.AnyWidget):
                 return
             self._running = False
         self._subscription.close()
-        self._forget()
+        self._unsubscribe()
         atexit.unregister(self._exit)
         self._log.uninstall()
         self.history = {}

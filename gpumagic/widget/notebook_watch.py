@@ -84,6 +84,7 @@ class Audience:
             return self._looked.pop(view, None) is not None and not self._looked
 
     def receives(self, able: bool) -> None:
+        """Record whether the kernel can receive messages, which is not so while a cell runs."""
         with self._lock:
             self._receives_since = (self._receives_since or time.monotonic()) if able else None
 
@@ -133,8 +134,8 @@ class ShellCells:
     def see(self, snapshot: Snapshot, ended: str = "") -> None:
         """Record the GPUs that the running cells and the run with the id `ended` use."""
         self._held = [process for process in snapshot.processes if process.mine]
-        for name in {*self._running.values(), ended}:
-            self._runs.use(name, snapshot, self._held)
+        for run_id in {*self._running.values(), ended}:
+            self._runs.use(run_id, snapshot, self._held)
 
     def runs(self) -> list[dict[str, Any]]:
         """Return the runs as JSON, the oldest first."""
@@ -143,10 +144,10 @@ class ShellCells:
     def _began(self, info: Any) -> None:
         # Do not use `execution_count`, which may be one higher than the starting cell's number.
         count = len(self._shell.history_manager.input_hist_parsed) if info.store_history else None
-        name = uuid4().hex
-        self._runs.start(name, self._held)
-        self._runs.keep(CellRun(name, None, self._notebook, count, time.time()))
-        self._running[id(info)] = name
+        run_id = uuid4().hex
+        self._runs.start(run_id, self._held)
+        self._runs.keep(CellRun(run_id, None, self._notebook, count, time.time()))
+        self._running[id(info)] = run_id
         self._changed()
 
     def _ended(self, result: Any) -> None:
