@@ -46,7 +46,7 @@ class Stopwatch:
             framework.wait()
 
     def times(self, run: _Loop, number: int) -> _Times:
-        """Run the code. Return when it began, when it returned, and when all devices had finished."""
+        """Run the code. Return when it began, when it returned, and when all devices were done."""
         runs = repeat(None, number)
         began = self.clock()
         run(runs)

@@ -99,7 +99,7 @@ def _register_parts(aten: Any) -> None:
 
 
 def _register_others(stack: ExitStack) -> None:
-    """Register kernels of collectives, and of libraries imported now or later, such as torchvision."""
+    """Register kernels of collectives, and of libraries (torchvision …) imported now or later."""
     known: set[str] = set()
     libraries = stack.enter_context(ExitStack())
 
