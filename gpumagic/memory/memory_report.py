@@ -109,7 +109,7 @@ _ROWS = 12
 # The first `_ALWAYS` holders are shown at any size, others only if their share reaches `_LEAST`.
 _ALWAYS, _LEAST = 3, 0.005
 _ALIASES = 15  # maximum length of the text in "also held by", in characters
-_UNFOLDED = 200  # maximum number of folded rows; a notebook's file stores these rows too
+_FOLDED = 200  # maximum number of folded rows; limits the size of the notebook's file
 _WORTH = 2**20  # %gpufree is suggested if it frees at least this much
 _CSS = {UNREACHED: "gm-dim"}  # CSS class of a holder's name, by kind
 _COUNTED = ("parameter", "buffer", "gradient", "tensor", "output", "exception")
@@ -257,6 +257,6 @@ def _device_html(device: DeviceMemory) -> str:
         found.append(table.html(columns, css="gm-titled"))
     if rest := device.holders[shown:]:
         summary = f"{len(rest):,} more, {size(sum(row.nbytes for row in rest))}"
-        below = replace(device, holders=rest[:_UNFOLDED])
-        found.append(folded(summary, table.html(holder_columns(below, _UNFOLDED, html=True))))
+        below = replace(device, holders=rest[:_FOLDED])
+        found.append(folded(summary, table.html(holder_columns(below, _FOLDED, html=True))))
     return f'<div class="gm-section">{"".join(found)}</div>'

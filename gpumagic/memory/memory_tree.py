@@ -48,7 +48,7 @@ class MemoryTree(Shown):
     name: str
     devices: tuple[str, ...]
     branches: tuple[MemoryBranch, ...]  # parents before their children
-    held_for_it: dict[str, int] = field(default_factory=dict)  # bytes by kind, held by others
+    held_for_it: dict[str, int] = field(default_factory=dict)  # bytes by kind in other holders
     made: Made | None = None  # where most bytes were allocated
     aliases: tuple[str, ...] = ()  # other variables and objects that hold part of this memory
 

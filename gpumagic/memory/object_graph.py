@@ -40,7 +40,7 @@ class Root(NamedTuple):
     name: str  # first part of every path that starts here
     value: Any
     kind: str = ""  # overrides the kinds of all objects reached from the root
-    holder: str = ""  # name of the holder in the report; empty if it is `name`
+    holder: str = ""  # name of the holder in the report; `name` if empty
 
 
 class Way(NamedTuple):
@@ -159,7 +159,7 @@ class Paths:
         self._named: dict[int, dict[int, Edge]] = {}
 
     def ways(self, number: int, kind: str = "") -> tuple[Way, ...]:
-        """Return a `Way` for each holder of an object, first for the one where its path starts."""
+        """Return a `Way` for each holder of an object, first for the holder that its path names."""
         first, reached, kind = self._first[number], self._reached[number], kind or self.kind(number)
         if (key := (first, reached, kind)) not in self._ways:
             every = [n for n in range(reached.bit_length()) if reached >> n & 1]
@@ -169,7 +169,7 @@ class Paths:
         return self._ways[key]
 
     def plain_first(self, numbers: list[int]) -> list[int]:
-        """Put objects with the root of `numbers[0]` first, and in each group saved tensors last."""
+        """Sort objects: the root of `numbers[0]` before others, then other than saved tensors."""
         first = self._first[numbers[0]]
         return sorted(numbers, key=lambda n: (self._first[n] != first, self.kind(n) == SAVED))
 
@@ -192,7 +192,7 @@ class Paths:
         found = [self._walk.roots[-parent - 1].name]
         start = 1
         for edge in reversed(edges):
-            if edge.step.startswith(": "):  # of adjacent graph nodes, name only the last
+            if edge.step.startswith(": "):  # name only the last of adjacent graph nodes
                 found[start:] = [edge.step]
             elif edge.step:
                 found.append(edge.step)

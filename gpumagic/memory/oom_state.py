@@ -1,7 +1,7 @@
 """Describe a GPU's memory after an out-of-memory error, while the error's frames are still alive.
 
-JAX, TensorFlow and CuPy name only the requested bytes, and often not the GPU. Memory that only the
-error's frames hold counts as free. No user code runs. A frame's `rest` is the code yet to run.
+JAX, TensorFlow and CuPy report only the requested bytes and sometimes the GPU. Memory that only the
+error's frames hold counts as free. No user code runs. A frame's `rest` is its code yet to run.
 """
 
 import ast
@@ -343,7 +343,7 @@ class OutOfMemoryState:
 
     def alone(self, names: Collection[str], *, in_frames: bool = False, graph_of: str = "") -> int:
         """Return the bytes that only `names` and this error's frames hold; if `in_frames`, only
-        `names` and library frames. If `graph_of` is given, count only graphs that it holds."""
+        `names` and library frames. If `graph_of` is a holder, count only this holder's graphs."""
         by = set(names)
         every = by | ({self._exception} if in_frames else self._frames)
         found = [each for each in self.storages if by & each.roots and each.roots <= every]
@@ -366,7 +366,7 @@ class OutOfMemoryState:
         by_name = {self.local(rest.frame, name) for name in made | stored(rest.loops[0])}
         nameless = self._exception, self.handled, _TEMPORARIES
         named = [row for row in self.device.holders if row.path not in nameless]
-        # Prefer containers, which keep the values of all passes. Other variables keep the last one.
+        # Prefer containers, which keep the values of all passes. Other variables keep one value.
         keeps = {self.local(rest.frame, name) for name in made | rest.accumulated}
         named.sort(key=lambda row: not (row.path in keeps and self._ran_in(rest, row.made)))
         return [row.path for row in named if row.path in by_name or self._ran_in(rest, row.made)]

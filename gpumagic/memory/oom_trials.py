@@ -1,8 +1,8 @@
 """Repeat the failed code in dry runs, to measure how much memory it needs.
 
-The code is two passes of the innermost loop around the failing statement, or else the whole cell.
-Its need is its peak memory; its room is the memory that it may use. Every pass is assumed to keep
-as much as the second.
+The code is two passes of the innermost loop around the failing statement; without a loop, the whole
+cell. The code's *need* is its peak memory, and its *room* is the memory that it may use. Every pass
+is assumed to keep as much memory as the second.
 """
 
 import ast
@@ -25,13 +25,13 @@ from gpumagic.usercode import frames
 from gpumagic.usercode.values import comes_from, is_module, is_tensor, own, torch_here
 from gpumagic.usercode.variables import names_read
 
-_LIMIT_S, _PATIENCE_S = 8.0, 60.0  # seconds of a dry run, and seconds after which none starts
+_LIMIT_S, _PATIENCE_S = 8.0, 60.0  # maximum seconds of a dry run, and until the last one starts
 _MARGIN = 0.05
-# A pass keeps much memory if it keeps more than the share `_GROWS` of the need, or if the holder to
-# which the loop adds is larger than the need, and fewer than `_MANY` passes have filled the holder.
+# A pass keeps much memory if it keeps more than the share `_GROWS` of the need. It also does if the
+# holder to which the loop adds is larger than the need after fewer than `_MANY` passes.
 _GROWS, _MANY = 0.01, 10_000
 _WORTH = 0.05  # a change that does not make the cell fit must save this share of the need
-_LEFT = 0.75  # if a loop's memory grows, a change helps if at most this share of the growth is left
+_LEFT = 0.75  # in a growing loop, a change helps if at most this share of the growth is left
 _HELD = "held after a pass: "
 _PASSES, _FEW = "_gpumagic_passes", "_gpumagic_few"
 
@@ -242,7 +242,7 @@ class CodeTrial:
         within: Callable[[], AbstractContextManager[Any]] = nullcontext,
         form: Form | None = None,
     ) -> Need | None:
-        """Return the need of the changed code; None if its dry run is impossible or meets an error.
+        """Return the need of the changed code; None if a dry run is impossible or raises an error.
         `names` maps variables to new values. `first` changes variables before the code runs. `keep`
         has names of variables, and a function that returns their new values after each pass.
         `within` returns a context manager for the code to run in. `form` replaces statements."""
@@ -280,7 +280,7 @@ class CodeTrial:
 
         run = self._trials.follow(space, prepare)
         need = self._need_of(run) if run is not None else None
-        # The loop's next number may name a missing file, or a pass that frees: try the same twice.
+        # The next number may name a missing file or let a pass free memory: use one number twice.
         if self._step and (self._freed or getattr(run, "error", None)):
             self._step = 0
             return self.tried(names, first=first, keep=keep, within=within, form=form)
@@ -392,7 +392,7 @@ def helps(
     then: Need | None = None,
     **change: Any,
 ) -> Iterator[Lever]:
-    """Yield a lever if the changed code fits, or needs clearly less memory.
+    """Yield `do` as a `Lever` if the changed code fits, or needs clearly less memory.
     `then` is the need of the changed code. If it is None, a dry run measures the need."""
     if trial is None or trial.need is None or (then := then or trial.tried(**change)) is None:
         return

@@ -34,7 +34,7 @@ class OutOfMemory(Shown):
     wanted: int | None  # the bytes of the failed request
     device: DeviceMemory  # the GPU's memory at the error, with the largest holders first
     reason: str  # why there was too little memory, in one sentence
-    levers: tuple[Lever, ...]  # the cheapest changes that let the cell fit; if none, any that help
+    levers: tuple[Lever, ...]  # cheapest changes that let the cell fit; if none, all that help
     traceback_holds: int  # bytes that only this error's frames hold; %gpufree frees them
     adds: int | None = None  # bytes that each pass of a loop keeps; None if no loop adds memory
     adds_to: str = ""  # the holder that keeps these bytes, such as "losses"; empty if unknown

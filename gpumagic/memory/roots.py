@@ -1,4 +1,4 @@
-"""List the roots of the search for GPU memory, which are named objects such as variables.
+"""List the roots of the search for GPU memory: named objects, such as variables.
 
 An object that no root reaches is found through its referrers. Such an object is held by C++, a
 library or running code, or is in a reference cycle.
@@ -200,7 +200,7 @@ def walk_unreachable(walk: Walk, missing: set[int]) -> None:
         return filter(objects.__contains__, map(id, gc.get_referents(objects[key])))
 
     above = _inverse(objects, children)  # the referrers of each object
-    leading = _reached(missing, above)
+    leading = _reached(missing, above)  # `missing`, and all direct and indirect referrers
     # Use a new object to measure how many references this search itself holds to an object.
     objects[0] = []
     ours = sys.getrefcount(objects[0])

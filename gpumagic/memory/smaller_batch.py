@@ -24,7 +24,7 @@ from gpumagic.usercode.variables import names_read
 # share, the code combines pairs of samples. Above the second, a smaller batch hardly saves memory.
 _PAIRED, _DECIDES = 0.4, 0.8
 _FEWER_PAIRS = "; the loss then compares fewer pairs of samples, so its value changes"
-_NEAR, _NEAR_REAL = 0.05, 0.1  # the number may be too low by this fraction, on virtual/real GPUs
+_NEAR, _NEAR_REAL = 0.05, 0.1  # tolerance below the largest number that fits, on virtual/real GPUs
 # Names of numbers to lower. Without a model, use only `_SIZE`, as a lower `B` may change results.
 _SIZE = re.compile(r"(?i:batch|chunk|capacity)")
 _SIZE_OF_MODELS = re.compile(rf"{_SIZE.pattern}|seq|context|bptt|^(?:bs|B|T)$")
@@ -40,7 +40,7 @@ def smaller(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
         lower = [*_lower_variable(s, trial, names), *_lower_setting(s, trial)]
         tried = ((batch, [*_fewer_rows(s, trial, batch)]) for batch in _batches(s, trial))
         batch, rows = next((each for each in tried if each[1]), (list[str](), list[Lever]()))
-        # Prefer a number if the code makes the batch, as in `x = get_batch(n=64)`.
+        # Prefer to lower a number if the code makes the batch, as in `x = get_batch(n=64)`.
         if found := lower + rows if trial.stale.issuperset(batch) else rows + lower:
             yield from found
             return
@@ -65,7 +65,7 @@ def _fewer_rows(s: OutOfMemoryState, trial: CodeTrial, names: list[str]) -> Iter
     half = tried(count // 2, [])
     sizes = sizes if half is None else []
     values = (s.namespace.get(name) for name in s.read)
-    # In a GAN, a model also has gradients of the other's loss, which must not accumulate.
+    # In a GAN, a model also has gradients of the other model's loss, which must not accumulate.
     is_gan = sum(isinstance(value, torch_here().optim.Optimizer) for value in values) > 1
     added = ", accumulating the gradients of {}" if learns and not is_gan else ""
     # In training with a smaller batch, a loss over pairs of samples has fewer pairs.
@@ -108,7 +108,7 @@ def _sample_sizes(found: dict[str, Any]) -> list[tuple[int, ...]]:
 def _every_nth(
     trial: CodeTrial, found: dict[str, Any], size: tuple[int, ...], factor: int
 ) -> list[Lever]:
-    """Return a lever that reads only a part of each sample's `size`, if the cell then fits."""
+    """Return the advice to read fewer pixels or tokens of each sample, if the cell then fits."""
     names = [n for n, x in found.items() if x.dim() > 1 and x.shape[-len(size) :] == size]
     pixels = f"[..., {', '.join([f'::{factor}'] * len(size))}]"
     unit, index = ("pixels", pixels) if len(size) > 1 else ("tokens", f"[:, :{size[0] // factor}]")
@@ -224,7 +224,7 @@ def _batches(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[list[str]]:
         made = {n for n in trial.stale if n in computed_from([*alike - {n}], trial.code)}
         batch = [name for name in names if name in alike - made][:9]  # a batch has few tensors
         tensors = [name for name in batch if is_tensor(trial.frame.scope.local.get(name))]
-        # `z1, z2 = z.chunk(2)` has the same number of parts for any batch.
+        # Ignore `z1, z2 = z.chunk(2)`, which makes two parts of a batch of any size.
         into = {stmt: getattr(stmt, "targets", [None])[0] for stmt in trial.code}
         code = [stmt for stmt, target in into.items() if not isinstance(target, ast.Tuple)]
         if batch and not _is_cut(code, batch, tensors):

@@ -20,7 +20,7 @@ from gpumagic.usercode.variables import names_read
 
 _PARTS = 8, 64  # numbers of parts to split a tensor into
 _ROWS = 5, 80  # rows of a tensor in a test; code such as `topk(9)` needs many
-# With large numbers, each row of `softmax(x @ x.T)` depends on only one row of `x`.
+# With large numbers, `softmax(x @ x.T)` seems to have independent rows, so test small ones too.
 _SMALL = 0.01  # the second test multiplies its numbers by this factor
 _TESTS_S = 6.0  # seconds, after which no test is started
 _MOST, _ROOM = 2**30, 2**27  # maximum bytes of a random tensor, and free bytes of a GPU in a test
@@ -42,7 +42,7 @@ class _Split(NamedTuple):
     whole: ast.expr  # the final value, with earlier statements' values in place of their names
     part: ast.expr  # the expression to split: `whole`, or an expression in `whole`
     texts: tuple[str, ...]  # the tensors to split, as the code writes them
-    once: bool = False  # whether only the first use is split, as in ``x @ x.T``
+    once: bool = False  # whether to split only the first use of a tensor, as in ``x @ x.T``
 
     def in_parts(self, rows: int, result: str) -> str:
         """Return code that computes `part` for `rows` rows at a time. `result` is in `_JOINED`."""
@@ -190,9 +190,9 @@ def _joined(
         part = _renamed(part, text, name)
     renamed = each._replace(part=part, texts=tuple(names[text] for text in each.texts))
     count = len(tensors[each.texts[0]])
-    meeting = [text for text, x in tensors.items() if x.dim() and len(x) == count]
-    # If only `x` is shortened, its rows do not meet those of `y` in `softmax(x @ x.T) @ y`.
-    for rows, shortened in product(_ROWS, (each.texts, meeting)):
+    as_long = [text for text, x in tensors.items() if x.dim() and len(x) == count]
+    # If only `x` is shortened, `softmax(x @ x.T) @ y` fails, because `y` has more rows than `x`.
+    for rows, shortened in product(_ROWS, (each.texts, as_long)):
         with suppress(Exception):
             few = {text: x[:rows] if text in shortened else x for text, x in tensors.items()}
             numbers = {names[text]: _random(x, alike) for text, x in few.items()}
@@ -205,12 +205,12 @@ def _first_equal(
 ) -> str:
     whole = eval(ast.unparse(each.part), space)
     target = getattr(each.old[-1], "targets", [None])[0]
-    # Code may read a field of a named tuple, unless it assigns the items to several names.
+    # Joining loses a named tuple's fields, so skip a named tuple unless the code unpacks it.
     unnamed = type(whole) in (tuple, torch_here().Tensor) or isinstance(target, ast.Tuple)
     for result in keys if unnamed else ():
         with suppress(Exception):  # the parts' results do not join like this
             _check_equal(eval(each.in_parts(rows, result), space), whole)
-            # Sums of zeros prove nothing, but of small numbers they may be right.
+            # In the first test, zeros do not confirm a sum. Small numbers may give zeros.
             if result not in ("sum", "mean") or alike or whole.any():
                 return result
     return ""
@@ -231,7 +231,7 @@ def _random(tensor: Any, alike: bool = False) -> Any:
     torch, like = torch_here(), {"dtype": tensor.dtype, "device": tensor.device}
     if not (tensor.is_floating_point() or tensor.is_complex()):
         found = torch.randint(2, tensor.shape, device=tensor.device).to(tensor.dtype)
-        # A loss may ignore negative labels, and then its mean is not over all rows.
+        # Keep negative labels: a loss may ignore them, and then its mean is not over all rows.
         return found * int(tensor.min()) if tensor.numel() and tensor.min() < 0 else found
     found = torch.randn(tensor.shape, **like)
     if alike and tensor.dim():

@@ -1,7 +1,7 @@
 """Find code with a drop-in replacement that needs less memory, such as attention written by hand.
 
 A form is a pattern, such as `matmul(softmax(s, -1), v)`. A letter matches any expression, also one
-that an earlier statement assigned to a name. A `Form` object is any replacement of code.
+that an earlier statement assigned to a name. The class `Form` describes any replacement of code.
 """
 
 import ast
@@ -209,15 +209,15 @@ class _Reader:
         alike = name == getattr(form.func, "id", "") and len(args) == len(form.args)
         return alike and all(self.fits(*each, at) for each in zip(form.args, args, strict=True))
 
-    def is_same(self, new: str, of_rows: int) -> bool:
+    def is_same(self, new: str, rank: int) -> bool:
         """Whether a replacement gives the same result for the operands' shapes and dtypes."""
         known = {letter: self._frame.scope.value(node) for letter, (node, _) in self._found.items()}
         tensors = {letter: value for letter, value in known.items() if is_tensor(value)}
         if "attn_mask=m" in new and not ("m" in tensors and tensors["m"].is_floating_point()):
             return False  # a boolean `attn_mask` selects scores, and is not added to them
         dims = {letter: tensor.dim() for letter, tensor in tensors.items()}
-        last = of_rows if "(x, " in new else dims.get("q", 0) - 1
-        alike = {dims.get("x", of_rows), dims.get("y", of_rows)} == {of_rows}
+        last = rank if "(x, " in new else dims.get("q", 0) - 1
+        alike = {dims.get("x", rank), dims.get("y", rank)} == {rank}
         return alike and self._last <= {"-1", str(last)}
 
     def call(self, node: Any, at: int) -> tuple[str, list[ast.expr], int]:
