@@ -1,4 +1,4 @@
-"""Find the caller that passed an operand, and lines that moved it, stored it or lost its copy.
+"""Find the caller that passed an operand, and lines that moved, stored or lost a copy of it.
 
 An operand is a value that the failed operation uses, such as a tensor. The line ``x.to(device)``
 *loses a copy* of `x`, because no variable refers to the copy. Such a line may be in a failed frame,
@@ -44,8 +44,8 @@ class Site:
 
 
 def climb(site: Site, outer: list[FailedFrame]) -> tuple[Site, dict[str, str]]:
-    """Return the site in the outermost caller that passed the operands as arguments."""
-    # Also map each operand's text at `site` to its text in that caller, if the two texts differ.
+    """Return the site in the outermost caller that passed the operands, and their names there."""
+    # The names map an operand's text at `site` to its text in that caller, if the texts differ.
     first = moved = [*site.odd, *site.extra]
     for frame in outer:
         done = operation(frame.failed, Reader(frame)) if frame.failed is not None else None
@@ -93,7 +93,7 @@ def _made_for(moved: list[Part], within: FailedFrame, frame: FailedFrame) -> lis
 
 
 def _given(moved: list[Part], frame: FailedFrame, parts: Iterable[Part]) -> list[Part] | None:
-    """Return the caller's expression for each operand; None if one was not passed or must stay."""
+    """Return the caller's expression for each operand; None if any was not passed or must stay."""
     above = {id(part.value): part for part in reversed([*parts])}
     above.pop(id(None), None)
     found: list[Part] = []
@@ -134,7 +134,7 @@ class _Lost(NamedTuple):
 
 @dataclass(frozen=True)
 class _Written:
-    """Describe code that ran without an error. An `Edit` accepts it in place of a `FailedFrame`."""
+    """Describe code that ran without an error. An `Edit` accepts it or a `FailedFrame`."""
 
     filename: str
     source: str
@@ -165,7 +165,7 @@ def keep_copies(
 
 
 def left_behind(part: Part, frame: FailedFrame) -> tuple[Fix | None, str]:
-    """Return the fix of a class's own `to` that does not move an attribute, and the reason."""
+    """If a class's own method `to` does not move an attribute, return a fix of `to`, and why."""
     node: Any = part.node
     kind: Any = type(frame.scope.value(node.value)) if isinstance(node, ast.Attribute) else object
     code, body = body_of(vars(kind).get("to"))
@@ -326,7 +326,7 @@ def _sent(node: Any, text: str, frame: FailedFrame, code: _Written) -> Iterator[
 
 
 def made_in(part: Part, frame: FailedFrame) -> str:
-    """Return which line of the class or an earlier cell made an operand; "" unless only one did."""
+    """Return which line of the class or an earlier cell made an operand; "" if none or several."""
     of_self = part.text.startswith("self.") and frame.parameters[:1] == ("self",)
     text = first_name(part.text.removeprefix("self."))
     scope: Any = function_of(frame.failed or part.node)
@@ -366,7 +366,7 @@ def _is_origin(stmt: Any) -> bool:
 
 
 def refilled(code: list[ast.stmt], first: int) -> list[ast.stmt]:
-    """Return the statements from `first` on, or from where the lists that they fill are created."""
+    """Return the statements from `first`, or from an earlier one that creates a list they fill."""
     calls: list[Any] = [
         n for each in code[first:] for n in ast.walk(each) if isinstance(n, ast.Call)
     ]

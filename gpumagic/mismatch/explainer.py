@@ -87,7 +87,7 @@ def _explain(
 
 
 def _lost_to(clash: Operation, frames: list[FailedFrame]) -> str:
-    """Return the device to which its class's own `to` lost a copy of `self.x`, or ""."""
+    """If the class's own method `to` lost a copy of `self.x`, return the copy's device, or ""."""
     for part in clash.parts:
         others = {device for each in clash.parts if each is not part for device in each.devices}
         alone = part.text.startswith("self.") and len(others) == 1 and part.device not in others
@@ -148,8 +148,8 @@ def _mismatch(
     frames = [frame, *outer]
     lost = (callers.keep_copies(moved, frames, choice.target) for moved in ([*odd, *extra], odd))
     kept, why_lost = next((each for each in lost if each[1]), (None, ""))
-    # Fix the failed frame, not a caller. The other uses of an index then do not change. For values
-    # that torch reads on the CPU, each call of the function needs the fix.
+    # Fix the failed frame, not a caller, so that other uses of an index do not change. A value that
+    # torch reads on the CPU must be copied in each call of the function.
     stays = kind == "host" or (kind == "index" and clash.parts[0] not in odd)
     left, why_left = callers.left_behind(odd[0], frame) if len(odd) == 1 else (None, "")
     sent = (fixes.sent_too(each) for each in (() if choice.to_host else (site, above)))

@@ -17,7 +17,7 @@ from gpumagic.usercode.files import label, last_cell, shell
 from gpumagic.usercode.frames import FailedFrame, loops_around, parents, statement, uses
 
 trial_on: ContextVar[str] = ContextVar("gpumagic_trial_on", default="")
-"""In a trial that runs code on several devices, the present device; fixes must not name it."""
+"""The current device while a trial runs code on several; a fix must not name this device."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Operand:
     """Describe an operand of the failing expression, such as a tensor or a module."""
 
     name: str
-    devices: tuple[str, ...]  # the one with most bytes first, if a module is on several
+    devices: tuple[str, ...]  # most bytes first, if a module is on several devices
     nbytes: int | None  # None if unknown, because the value no longer exists
     about: str  # a description: "float32[3, 2]", "Linear, 2 tensors"
     odd: bool = False  # whether the operand is on the wrong device
@@ -239,7 +239,7 @@ def before_loops(frame: FailedFrame, stmt: ast.stmt, texts: list[str]) -> ast.st
     names = {ast.unparse(n) for n in used if isinstance(n, _BOUND)}
     nodes = [n for n in ast.walk(loops[-1]) if isinstance(n, _BOUND) and statement(n) is not stmt]
     made = [(ast.unparse(n), statement(n)) for n in nodes if isinstance(n.ctx, ast.Store)]
-    # If `x` is moved before the loop, `x = cat([x, y])` in the loop leaves `x` on the new device.
+    # Ignore `x = cat([x, y])`: if `x` is moved before the loop, its result is on the new device.
     bound = {x for x, by in made if not (isinstance(by, ast.Assign) and uses(by.value, x))}
     return stmt if names & bound else loops[-1]
 

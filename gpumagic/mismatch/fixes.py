@@ -168,7 +168,7 @@ def sent_too(site: Site) -> Fix | None:
         sent = [node for node in nodes if is_transfer(node)]
         left = _returned(nodes, made.targets[0], odd, frame)
         hows = {ast.unparse(n).removeprefix(ast.unparse(n.func.value)) for n in sent}
-        # If all transfers are alike, they name a device, and not a dtype or the CPU.
+        # All transfers must be alike and name only a device: no dtype, and not the CPU.
         how = hows.pop() if len(hows) == 1 and not any(map(is_transfer, left)) else ""
         if sources.TO_DEVICE.fullmatch(how) and len(left) == len(odd):
             where = frame.in_file(code.co_filename)

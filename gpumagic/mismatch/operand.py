@@ -282,7 +282,7 @@ class Reader:
             return [Part(node, text, "generator", (given,) if given else (), about="generator")]
         if issubclass(kind, nn.Module):
             return [Part(node, text, "module", about=kind.__name__)]
-        # A library's object that is created without tensors has none, such as a range.
+        # A library's object that is created without tensors, such as a range, has no tensors.
         home = getattr(sys.modules.get(kind.__module__), "__file__", None)
         own_class = kind.__module__ == "__main__" or is_users(home)
         return [_made(node, text, None)] if own_class or self.given(node) else []

@@ -276,7 +276,7 @@ def _with_gone(leaves: list[Part], located: list[Part], named: frozenset[str]) -
     alike = len(gone) == 1 or all(part.factory for part in gone)  # created without `device=`
     if not (located and gone and alike and len(rest) == 1):
         return []
-    kinds = {"module": "module"}  # a module stays one; any other result is of kind "made"
+    kinds = {"module": "module"}  # a module keeps its kind; any other result is "made"
     there = {p: replace(p, kind=kinds.get(p.kind, "made"), devices=(*rest,)) for p in gone}
     return [there.get(part, part) for part in leaves if part in there or part in located]
 

@@ -73,7 +73,7 @@ class Unregistered:
         inner: list[Any] = [node for each in classes for node in ast.walk(each)]
         made = [node for node in inner if assigns(node, text) and not uses(node.value, text)]
         where = [getattr(function_of(stmt), "name", "") for stmt in made]
-        # For the CPU, register only what a module on the CPU left behind.
+        # If the target is the CPU, register an attribute only if its module is on the CPU.
         stays = target == "cpu" and self.homes != {target}
         # A constant such as `None` is a placeholder that other code replaces.
         if stays or where != ["__init__"] or isinstance(made[0].value, ast.Constant):
@@ -173,7 +173,7 @@ def _names_around(frame: FailedFrame, part: operand.Part) -> list[ast.expr]:
     trees: list[ast.AST] = [statement(failed) or failed, *loops]
     nodes: list[Any] = [node for tree in trees for node in ast.walk(tree)]
     found = [n for n in nodes if isinstance(n, operand.NAMED) and isinstance(n.ctx, ast.Load)]
-    # In the cell, a global module may have the same name as in the function that reads it.
+    # A function may read a global module, which the cell names alike, so try the name in the cell.
     a_module = part.kind == "module" and part.text.isidentifier()
     return [*found, *[ast.Name(part.text, ast.Load())] * a_module]
 
@@ -322,7 +322,7 @@ def is_leaf(part: operand.Part) -> bool:
 
 
 def only_assignment(text: str, node: Any) -> ast.Assign | None:
-    """Return the only assignment to `text` in a node's function, if the assignment is not below."""
+    """Return the only assignment to `text` in a node's function, unless it is below the node."""
     # Statements such as `x = x + 1` do not count, unless the only one is `x = x.to(device)`.
     every = chain.from_iterable(map(_for_each_name, nodes_around(node, ast.Assign)))
     stmts = [stmt for stmt in every if assigns(stmt, text)]

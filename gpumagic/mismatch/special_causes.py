@@ -127,7 +127,7 @@ def _for_missing(frames: list[FailedFrame], kind: str) -> Explanation | None:
             why = f"{frame.text(each)} is no GPU here: {there_is(here(memory=False))}"
             return Explanation(*expression(frame, node), (), fix, why)
     word = next((word.value for word in node.keywords if word.arg == "map_location"), ast.Pass())
-    if kind == "ordinal" or isinstance(word, ast.JoinedStr):  # or the number is a library's
+    if kind == "ordinal" or isinstance(word, ast.JoinedStr):  # the number is in it, or in a library
         why = f"the code names a GPU that is not here: {there_is(here(memory=False))}"
         return Explanation(*expression(frame, node), (), _within_count(word, frame), why)
     return _with_argument(node, frame, "map_location", '"cpu"', _FILE)
@@ -139,7 +139,7 @@ def _renamed(
     """Return the fix that replaces `each`, or the value assigned to `each`, by the last GPU."""
     there = {int: f"{last}", str: f'"cuda:{last}"'}
     new = there.get(type(value), f'torch.device("cuda:{last}")')
-    # Fix the outermost code that names a device. The same number may be elsewhere by chance.
+    # Fix the outermost code that names the device. Other frames may have an equal int by chance.
     called = frames if type(value) is not int else frames[:1]
     frame, stmt, name = _outermost(called, frames[0].text(each), value)
     made = sources.only_assignment(name, stmt)
@@ -186,7 +186,7 @@ def _for_worker(frames: list[FailedFrame], pins: bool) -> Explanation:
     rows = tuple(sources.row(part, True) for (part,) in made)
     again = _AGAIN.format(some(loaders) or name, *_made_on_host(loaders, frames[-1]))
     why = _WORKERS + (again if loaders or frames[0].direct else _LIBRARYS)
-    # Cells of `%%ongpu` do not pin GPU tensors, so suggest it with the GPU of the moved tensors.
+    # Cells of `%%ongpu` do not pin GPU tensors, so suggest `%%ongpu` with the tensors' GPU.
     moved = chain(*loaders.values(), operand.tensors_of(dict(frames[0].library))) if pins else ()
     gpus = {t.device.index for _, t in moved if t.device.type != "cpu" and origin_of(t)}
     first = f"%%ongpu {gpus.pop()}" if len(gpus) == 1 else None
@@ -194,7 +194,7 @@ def _for_worker(frames: list[FailedFrame], pins: bool) -> Explanation:
 
 
 def _loaders(frames: list[FailedFrame]) -> dict[str, list[tuple[str, Tensor]]]:
-    """Return the GPU tensors, with paths, of the failed loader and of the notebook's others."""
+    """Return the GPU tensors and paths of the failed loader and the notebook's other loaders."""
     every = [each for frame in reversed(frames) for each in _in_statement(frame, DataLoader)]
     if every:  # else a library made the failed loader
         known = [*frames[-1].scope.outer.items(), *frames[-1].scope.local.items()]
@@ -312,7 +312,7 @@ def _made_on(part: operand.Part, node: Any, frames: list[FailedFrame], target: s
         alike |= len(draws) < 2
         cell = ast.walk(frame.tree or ast.Pass()) if frame.at_top else ()
         later = (stored(n) for n in cell if getattr(n, "lineno", 0) >= value.lineno)
-        own_names = own_names.union(*later)  # these are unbound where the generator is made
+        own_names = own_names.union(*later)  # names that are unbound where the generator is made
         names = (n.id for n in given if n.id not in own_names and reader.device(n, "") == target)
         edits = sources.with_device(value, frame, next(names, f'"{target}"'))
         if alike and (fix := around(frame, edits, 0)):
