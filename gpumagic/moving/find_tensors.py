@@ -150,7 +150,7 @@ class TensorFinder:
         return True
 
     def _referents(self, values: Iterable[Any], of_types: set[type]) -> list[Any]:
-        """Return the objects to which `values` refer; classes outside `self._module` have none."""
+        """Return the objects to which `values` refer; skip classes outside `self._module`."""
         classes = [value for value in values if type(value) in of_types]
         found = gc.get_referents(*(value for value in values if type(value) not in of_types))
         found += (v for c in classes if defined_in(c) == self._module for v in own(c).values())
