@@ -203,8 +203,8 @@ def _compared(
         known = [Gap(rtol=base), *filter(None, (each.gap for each in inputs))]
         count += all((one.name, one.results, other.results))
         gap = _gap(one, other, known, read)
-        # Unpaired operations on which the inputs depend. Prefer operations where the other side ran
-        # none: two different sequences may be equivalent.
+        # Unpaired operations on which the inputs depend. Prefer operations that only one side ran,
+        # because two different sequences may be equivalent.
         instead = min((each.instead for each in inputs if each.instead), key=all, default=None)
         if gap.excess > 1 and instead and one.name:
             one.instead = other.instead = instead

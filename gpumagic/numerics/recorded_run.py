@@ -76,7 +76,7 @@ class Recorder(TorchDispatchMode):
         self.operations: list[RecordedOperation] = []
         self.variables: dict[str, dict[str, RecordedOperation]] = {}  # by name, then by path
         self.devices: set[torch.device] = set()  # of the tensors that operations used
-        self.idle = False  # whether this run was to use a device, and used no tensor on it
+        self.idle = False  # whether the run used no tensor on the device that it was given
         self.left: list[Left] = []  # variables whose tensors stayed on their devices
         self.read: set[int] = set()  # ids of storages that a later operation or a variable used
         self.full = False  # whether results were not saved for lack of room
@@ -131,7 +131,7 @@ class Recorder(TorchDispatchMode):
         makes = [each for each in _tensors(result) if _storage(each) not in old]
         at, backward = self._line()
         for each in reads:
-            # A forward operation's output is a buffer, no result, if only a backward pass reads it.
+            # A forward output that only a backward pass reads is a buffer and does not count.
             if any(writer.backward >= backward for writer in self._writers([each])):
                 self.read.add(_storage(each))
         if not (changed := [*writes, *makes]):
