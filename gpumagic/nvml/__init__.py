@@ -111,6 +111,7 @@ class Library:
         self.errors = (*_ERRORS, self.module.NVMLError)
 
     def make(self, function: str, *arguments: Any) -> Any:
+        """Call a function of NVML; raise one of `errors` if the call fails."""
         return getattr(self.module, function)(*arguments)
 
     def call(self, function: str, *arguments: Any) -> Any:
