@@ -82,7 +82,7 @@ _twin_of: dict[int, Any] = {}  # by the original's id, since hashing a value cou
 _real_of: dict[int, Any] = {}  # originals by the twin's id
 # Ids of torch's modules, of originals and of twins. A namespace without such a value needs no swap.
 _ids: set[int] = set()
-_holders = 0  # number of placements that have not ended
+_placements = 0  # number of placements that have not ended
 _namespaces: dict[int, dict[str, Any]] = {}  # swapped namespaces by id
 
 
@@ -96,24 +96,24 @@ def find_swaps() -> None:
             for owner in (_builtins, _recursive):
                 _in_torch.append((owner, "_find_builtin", _find_builtin, _find_operator))
             _ids.update(map(id, SPACES), _twin_of, _real_of)
-        if _holders == 0:
+        if _placements == 0:
             _look_at(_new_modules())
             _fill_dynamos_tables()
 
 
 def _install(namespace: dict[str, Any] | None) -> None:
     """Count a placement, and swap names in `namespace`. The first placement swaps all names."""
-    global _holders
+    global _placements
     with _lock:
         find_swaps()
-        if _holders == 0:
+        if _placements == 0:
             if not _finder.importing:
                 _swap_torch()
             sys.meta_path.insert(0, _finder)
             _swap(_in_modules)
             for names in _of_users.values():
                 _swap_namespace(names)
-        _holders += 1
+        _placements += 1
         try:
             if namespace is not None:
                 _swap_namespace(namespace)
@@ -123,10 +123,10 @@ def _install(namespace: dict[str, Any] | None) -> None:
 
 
 def _remove() -> None:
-    global _holders
+    global _placements
     with _lock:
-        _holders -= 1
-        if _holders:
+        _placements -= 1
+        if _placements:
             return
         sys.meta_path.remove(_finder)
         _swap_torch(back=True)
@@ -141,7 +141,7 @@ def _remove() -> None:
 
 
 def installed() -> bool:
-    return _holders > 0
+    return _placements > 0
 
 
 _find_builtin: Callable[[Any], str | None] = _builtins._find_builtin

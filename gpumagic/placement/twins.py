@@ -1,7 +1,7 @@
 """Make twins of torch's functions that create tensors, or that take or count devices.
 
 A twin wraps the original function and uses the placement (the device for new tensors), unless the
-caller gives a device. In a library, GPU 0 means the placement's GPU; elsewhere, it is GPU 0.
+caller gives a device. A library's GPU 0 becomes the placement's GPU; the user's GPU 0 does not.
 """
 
 import types
@@ -302,7 +302,7 @@ def _checked(check: Function, args: Args, kwargs: dict[str, Any], _: FrameType |
 
 
 def _over_gpus(parts: Any, library: str) -> Any:
-    """Replace GPU numbers in a `device_map` by devices: weight-loading threads lack a placement."""
+    """Replace numbers in a `device_map` by devices: threads that load weights have no placement."""
     if not isinstance(parts, dict) or (place := _on_a_gpu()) is None:
         return parts
     gpus: dict[int, Any] = {n: _device("cuda", n) for n in parts.values() if type(n) is int}
