@@ -71,7 +71,7 @@ class CellProfile(Shown):
     lines: tuple[ProfiledLine, ...]  # the slowest first
     causes: tuple[Cause, ...]  # the longest first
     moments: tuple[Moment, ...]  # evenly distributed samples, for the timeline
-    added: float = 0.0  # seconds of overhead: measured for line tracing, 2 µs for each event
+    added: float = 0.0  # seconds of overhead: the measured line tracing, and 2 µs for each event
     saved: str = ""  # the file of the trace
 
 

@@ -1,7 +1,7 @@
 """Profile one cell: its operators with torch's profiler, its lines with `sys.settrace`.
 
 A loop may run ten million lines a second, so only lines that take `SHORT` or longer are logged. The
-times of shorter lines are summed; when the sum exceeds `SAMPLE`, it is logged for the last of them.
+times of shorter lines are summed; when the sum exceeds `SAMPLE`, the last of these lines gets it.
 """
 
 import gzip
@@ -118,8 +118,7 @@ class LineClock:
         self._log = array("q")  # four numbers for each period: start, duration, code's id, line
         self._codes: dict[int, tuple[CodeType, CodeType]] = {}  # by id: code as run and as typed
         self._code = self._line = self._began = self._short = self._bias = 0
-        self.ended = 0
-        """When the last statement of the cell ended; 0 while a statement runs."""
+        self.ended = 0  # when the last statement of the cell ended; 0 while a statement runs
 
     def start(self) -> None:
         """Trace the user's innermost frame from its next line on, and all functions it calls."""

@@ -1,4 +1,4 @@
-"""Compute times by line, and causes of idle time, from kineto's trace. Its unit is microseconds.
+"""Compute times by line, and causes of idle time, from kineto's trace, which counts microseconds.
 
 A `CELL` event is the whole cell. A `LINE` event is a period in which one line ran. Host events are
 operators and CUDA calls, and device events are kernels and copies. A host event, on any thread,
