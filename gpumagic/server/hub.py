@@ -100,7 +100,7 @@ class Client:
 
 
 def aside(function: Callable[[], T]) -> asyncio.Future[T]:
-    """Run a blocking function on a new thread; cancelling the future does not stop the function."""
+    """Run a blocking function on a new thread; canceling the future does not stop the function."""
     # Use no executor, because Python would wait for its thread at exit, even if the driver stalls.
     future: Future[T] = Future()
     future.set_running_or_notify_cancel()
@@ -153,7 +153,7 @@ class Hub:
         self.watch()
         # Accept a snapshot up to 2 s old, so that reloading a page does not query the driver.
         young = self.sampler.fresh(processes=False, max_age_s=2.0)
-        # Not `young.add_done_callback`: that may call `pass_on` on this loop and block the loop.
+        # Not `young.add_done_callback`: `pass_on` may then run on this loop and block the loop.
         aside(lambda: self.pass_on(client, young.result()))
         return client
 
