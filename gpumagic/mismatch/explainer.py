@@ -30,7 +30,7 @@ from gpumagic.mismatch.operation import (
     read,
     without_lengths,
 )
-from gpumagic.mismatch.special_causes import special_cause
+from gpumagic.mismatch.special_causes import made_in_each_call, special_cause
 from gpumagic.moving.move import origin_of
 from gpumagic.moving.moved import Origin
 from gpumagic.usercode.files import last_cell
@@ -144,7 +144,7 @@ def _mismatch(
     registering = (sources.register(moved, each, choice.target) for each, moved in tried)
     fix = next(filter(None, registering), None)
     fix = lasts = fix or sources.made_by_method(odd, frame, choice.target)
-    cause = next(filter(None, (sources.made_in_each_call(part, frame) for part in odd)), "")
+    cause = next(filter(None, (made_in_each_call(part, frame) for part in odd)), "")
     frames = [frame, *outer]
     lost = (callers.keep_copies(moved, frames, choice.target) for moved in ([*odd, *extra], odd))
     kept, why_lost = next((each for each in lost if each[1]), (None, ""))

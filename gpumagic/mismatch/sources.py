@@ -178,22 +178,6 @@ def _names_around(frame: FailedFrame, part: operand.Part) -> list[ast.expr]:
     return [*found, *[ast.Name(part.text, ast.Load())] * a_module]
 
 
-def made_in_each_call(part: operand.Part, frame: FailedFrame) -> str:
-    """Return the reason if a method other than `__init__` makes a module in each call, or ""."""
-    function = getattr(function_of(frame.failed or ast.Pass()), "name", "__init__")
-    made = only_assignment(part.text, frame.failed or part.node)
-    call: Any = part.node if part.value is None else getattr(made, "value", None)
-    a_class = isinstance(call, ast.Call) and isinstance(frame.scope.value(call.func), type)
-    method = function != "__init__" and frame.parameters[:1] == ("self",)
-    if part.kind != "module" or not (a_class and method):
-        return ""
-    if part.value is not None and not [*part.value.parameters()]:
-        return ""
-    new = frame.text(call.func)
-    why = f"each call of {function}() creates a new {new}, so no optimizer trains it"
-    return f"{why}; create it in __init__ as an attribute of self, {RERUN}"
-
-
 def moving_tensors(module: nn.Module) -> list[Tensor]:
     """Return the tensors of a module that `.to()` moves."""
     return [*nn.Module.parameters(module), *nn.Module.buffers(module)]
