@@ -164,11 +164,14 @@ class Explaining:
 
     @contextmanager
     def _not_timed(self) -> Iterator[None]:
-        """Exclude this context from the cell's time; record an error instead of raising it."""
+        """Exclude this context from the cell's counts and time. Record an error, raise none."""
         start, active, self._active = time.perf_counter(), self._active, False
         # While `_active` is False, an error inside this context is not explained in turn.
         with suppress(KeyboardInterrupt), faults.kept("explaining an error"):
-            yield
+            from gpumagic.ledger.attribute import uncounted
+
+            with uncounted():
+                yield
         self._active = active
         if (cell := self._cell()) and cell.run:
             cell.run.left_out += time.perf_counter() - start

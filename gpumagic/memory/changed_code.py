@@ -16,7 +16,6 @@ from typing import Any
 from gpumagic.memory.oom_state import OutOfMemoryState
 from gpumagic.memory.oom_trials import CodeTrial, Trials, helps
 from gpumagic.memory.out_of_memory import Lever
-from gpumagic.memory.smaller_batch import models
 from gpumagic.memory.split_rows import split
 from gpumagic.memory.written_forms import Form, expression, forms
 from gpumagic.usercode import frames
@@ -28,7 +27,8 @@ def other_form(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose a replacement that computes the same result with less memory."""
     # Dry runs do not count what `torch.load` reads, so `t.best` may be None although code fails.
     trial = t.best or t.every[-1]
-    found = ((rest, form) for rest in s.rests for form in forms(rest))
+    learns = any(rest.backward for rest in s.rests)
+    found = ((rest, form) for rest in s.rests for form in forms(rest, learns=learns))
     for rest, form in found:
         for lever in helps(trial, with_place(s, rest, form), form=form):
             if t.best is not None or "map_location" in form.new:
@@ -76,16 +76,10 @@ def other_values(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
             yield from helps(trial, do, names=names)
     if t.best is not None:
         yield from _as_float32(s, t.best)
-        yield from _converted(s, t.best, "float64", "float", "float64 takes twice the memory")
+        yield from converted(s, t.best, "float64", "float", "float64 takes twice the memory")
 
 
-def as_bfloat16(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Propose models and data of 16 bits, where autocast alone saves too little."""
-    if t.best is not None and models(s, t.best):
-        yield from _converted(s, t.best, "float32", "bfloat16", "numbers have 3 digits then")
-
-
-def _converted(
+def converted(
     s: OutOfMemoryState, trial: CodeTrial, old: str, method: str, why: str
 ) -> Iterator[Lever]:
     """Propose to convert all tensors and models of the dtype `old` by `method`."""
@@ -187,7 +181,7 @@ def _cut(batch: Any) -> Iterator[tuple[str, dict[str, Any], str]]:
     tensors = {k: v for k, v in batch.items() if is_tensor(v) and v.dim() == 2}
     alike = {k: v for k, v in tensors.items() if not v.is_floating_point()}
     for key, mask in alike.items():
-        if "mask" in str(key).lower():
+        if type(key) is str and "mask" in key.lower():
             used = max(mask.cpu().any(0).nonzero().flatten().tolist(), default=0) + 1
             cut = {k: v[:, :used] for k, v in alike.items() if v.shape == mask.shape}
             yield key, cut, f"only {used} of {len(mask[0])} tokens are not padding"

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
-from gpumagic.memory.changed_code import with_place
+from gpumagic.memory.changed_code import converted, with_place
 from gpumagic.memory.oom_state import OutOfMemoryState
 from gpumagic.memory.oom_trials import Trials, helps
 from gpumagic.memory.out_of_memory import Lever
@@ -100,24 +100,29 @@ def _with_sparse(tables: Iterable[Any]) -> Any:
 
 
 def autocast(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Propose to compute a model's results with 16 bits where torch finds that safe."""
+    """Propose 16 bits for a model's results, where torch finds that safe; else for all data."""
     torch = torch_here()
     if t.best is not None and models(s, t.best) and not torch.is_autocast_enabled("cuda"):
         code = '`with torch.autocast("cuda", torch.bfloat16):`'
         do = f"{code} around the forward pass and the loss: numbers have 3 digits then"
-        yield from helps(t.best, do, within=partial(torch.autocast, "cuda", torch.bfloat16))
+        levers = [*helps(t.best, do, within=partial(torch.autocast, "cuda", torch.bfloat16))]
+        yield from levers
+        if not any(lever.fits for lever in levers):
+            yield from converted(s, t.best, "float32", "bfloat16", "numbers have 3 digits then")
 
 
 def other_optimizer(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose an optimizer with small state, if the state of the code's optimizer does not fit."""
-    optim = torch_here().optim
-    for name in sorted(s.read) if t.best is not None and s.optimizer is not None else ():
-        model: Any = s.namespace.get(name)
-        found = (n for n in sorted(s.read) if s.namespace.get(n) is s.optimizer)
-        weights = {id(p) for p in model.parameters()} if is_module(model) else set()
-        for old in found if weights == trained_by(s) else ():
-            do = (
-                f"`{old} = torch.optim.Adafactor({name}.parameters())`: its state has a number per "
-            )
-            do += "row and column of a weight; the training changes"
-            yield from helps(t.best, do, names={old: optim.Adafactor(model.parameters())})
+    modules = {name: value for name, value in s.namespace.items() if is_module(value)}
+    weights = {name: {id(p) for p in modules[name].parameters()} for name in modules}
+    old, trained = optimizer_of(s), trained_by(s)
+    for name in [name for name in weights if weights[name] == trained][: bool(t.best and old)]:
+        new = torch_here().optim.Adafactor(modules[name].parameters())
+        do = f"`{old} = torch.optim.Adafactor({name}.parameters())`: its state is small"
+        yield from helps(t.best, f"{do}; the training changes", names={old: new})
+
+
+def optimizer_of(s: OutOfMemoryState) -> str:
+    """Return the name of the optimizer whose first step failed, or ""."""
+    names = (name for name in sorted(s.read) if s.namespace.get(name) is s.optimizer is not None)
+    return next(names, "")

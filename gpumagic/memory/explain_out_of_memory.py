@@ -85,6 +85,7 @@ def _explained(s: OutOfMemoryState, where: UserLine, t: Trials) -> OutOfMemory:
         adds=loop.need.grows if loop is not None and loop.need is not None else None,
         adds_to=loop.adds_to[0] if loop is not None else "",
         stale=tuple(sorted(much)),
+        clear=f"{changed_training.optimizer_of(s) or '…'}.state.clear()" * (s.incomplete > 0),
         ended_early=t.ended_early,
     )
 
@@ -138,8 +139,8 @@ def levers(s: OutOfMemoryState, t: Trials, free: tuple[Any, ...]) -> list[Lever]
     # If each pass of a loop keeps memory, freeing other memory only delays the error.
     first = (free, less) if t.loop is None else (less, free)
     found, enough = list[Lever](), list[Lever]()
-    last: tuple[Any, ...] = changed_training.recomputed, smaller, changed_training.autocast
-    last += changed_code.as_bfloat16, changed_training.other_optimizer, other_gpu
+    last: tuple[Any, ...] = changed_training.recomputed, smaller
+    last += changed_training.other_optimizer, changed_training.autocast, other_gpu
     for group in (*first, (changed_code.by_rows,), last):
         for lever in chain.from_iterable(find(s, t) for find in group):
             found.append(lever)
@@ -367,14 +368,13 @@ def _said(s: OutOfMemoryState, how: str, trial: CodeTrial, names: list[str]) -> 
     """Return the advice `how` for `names`, and how to use the CPU copies in later code."""
     do, held = how.format("`, `".join(names)), _contents(trial, names)
     if not any(map(is_module, held)):
-        later = [each.iter for each in trial.rest.nodes if isinstance(each, ast.For)]
-        read = [
-            u for n in names for at in [trial.rest.loops[0], *later] for u in frames.uses(at, n)
-        ]
-        objects = [
-            own(value) for value in map(trial.frame.scope.name, names) if not is_tensor(value)
-        ]
-        do += _READ * ("cpu" in how and (len(read) > len(names) or any(objects)))
+        loops: list[Any] = [trial.rest.loops[0]]
+        loops += (n.iter for n in trial.rest.nodes if isinstance(n, ast.For))
+        code = ast.Tuple(loops, ast.Load())
+        reads = any(len(frames.uses(code, each)) > 1 for each in names)
+        values = map(trial.frame.scope.name, names)
+        reads |= any(own(value) for value in values if not is_tensor(value))
+        do += _READ * ("cpu" in how and reads)
         return do + _again(s, trial, names[0], "old items stay on the GPU")
     end = getattr(next(iter(trial.rest.loops), None), "end_lineno", 0)
     below = [n for n in trial.rest.nodes if getattr(n, "lineno", 0) > end]

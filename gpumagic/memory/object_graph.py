@@ -27,7 +27,6 @@ _CLOSED = -1  # the number of every object that no path may pass through
 _COLLECTED = 1 << 14  # Py_TPFLAGS_HAVE_GC; without this flag, `gc` returns no references
 _flags = vars(type)["__flags__"].__get__
 _EXCHANGES = ("__dlpack_device__", "__cuda_array_interface__")
-_PLAIN_KEYS = {id(kind) for kind in (str, int, float, bool, bytes, type(None))}
 _MODULE_STATE = {"_parameters": "", "_buffers": "buffer", "_modules": ""}
 _SPARSE = ("_indices", "_values", "crow_indices", "ccol_indices", "col_indices", "row_indices")
 _NODES = 500  # maximum number of autograd nodes to search for a leaf tensor
@@ -226,7 +225,7 @@ class Paths:
         if parent >= 0 and values.own(self._walk.objects[parent]) is obj:
             yield from (Edge(value, f".{name}") for name, value in _items(obj))
         else:
-            yield from (Edge(value, f"[{_key(key)}]") for key, value in _items(obj))
+            yield from (Edge(value, f"[{values.key_text(key)}]") for key, value in _items(obj))
         yield from (Edge(value, f".{name}") for name, value in _items(attributes))
         # Include slots, and members defined in C, such as `__self__` of a method.
         for base in values.bases_of(type(obj)):
@@ -261,10 +260,6 @@ def _items(held: Any) -> Iterable[tuple[Any, Any]]:
         return dict.items(held)
     base = next((base for base in (list, tuple, deque) if issubclass(kind, base)), None)
     return () if base is None else enumerate(base.__iter__(held))
-
-
-def _key(key: Any) -> str:
-    return repr(key) if id(type(key)) in _PLAIN_KEYS else f"<{values.class_name(type(key))}>"
 
 
 class _Rule(NamedTuple):
@@ -322,8 +317,9 @@ def _of_optimizer(optimizer: Any) -> list[Edge]:
         for k, parameter in _items(dict.get(group, "params")):
             found.append(Edge(parameter, f".param_groups[{n}]['params'][{k}]"))
     for parameter, state in _items(held.get("state")):
+        path = f".state[{values.key_text(parameter)}]"
         for name, value in _items(state):
-            found.append(Edge(value, f".state[{_key(parameter)}][{_key(name)}]", STATE, parameter))
+            found.append(Edge(value, f"{path}[{values.key_text(name)}]", STATE, parameter))
     return found
 
 

@@ -44,7 +44,7 @@ from gpumagic.usercode.frames import (
     stored,
     tracebacks,
 )
-from gpumagic.usercode.values import is_module, is_tensor, torch_here
+from gpumagic.usercode.values import is_module, is_tensor, own, torch_here
 from gpumagic.usercode.variables import variables_read
 
 TORCH = "torch"
@@ -322,7 +322,16 @@ class OutOfMemoryState:
     def held(self) -> int:
         """Return the bytes that stay allocated after the error's frames are released."""
         unreached = sum(row.nbytes for row in self.device.holders if row.kind == UNREACHED)
-        return sum(each.nbytes for each in self.storages) - self.traceback_holds + unreached
+        whole = sum(each.nbytes for each in self.storages) + unreached
+        return whole - self.traceback_holds - self.incomplete
+
+    @cached_property
+    def incomplete(self) -> int:
+        """Return the bytes of incomplete optimizer state, which must be cleared before a rerun."""
+        from torch.utils._pytree import tree_leaves
+
+        state = tree_leaves([*own(self.optimizer).get("state", {}).values()])
+        return sum(t.nbytes for t in state if is_tensor(t) and str(t.device) == self.name)
 
     @cached_property
     def traceback_holds(self) -> int:

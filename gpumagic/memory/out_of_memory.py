@@ -39,6 +39,7 @@ class OutOfMemory(Shown):
     adds: int | None = None  # bytes that each pass of a loop keeps; None if no loop adds memory
     adds_to: str = ""  # the holder that keeps these bytes, such as "losses"; empty if unknown
     stale: tuple[str, ...] = ()  # variables to free with %gpufree, because a rerun assigns them
+    clear: str = ""  # code that clears incomplete optimizer state, with which a rerun would fail
     ended_early: bool = False  # whether there was no time to try all changes
 
 
@@ -114,9 +115,11 @@ def _title(found: OutOfMemory) -> str:
     """Return the line above the levers, or a line that says that no change was found."""
     held = found.traceback_holds > _LEAST * (found.device.allocated or 0)
     holds = f" (the traceback holds {size(found.traceback_holds)})" if held else ""
-    after = f"`{' '.join(('%gpufree', *found.stale))}`{holds}" if held or found.stale else ""
+    free = f"`{' '.join(('%gpufree', *found.stale))}`{holds}"
+    free *= bool(held or found.stale or found.clear)
+    after = " and ".join(filter(None, [free, f"`{found.clear}`" * bool(found.clear)]))
     if not found.levers:
         nothing = "no change was found that lets the cell fit"
         nothing += ", but there was no time to try all" * found.ended_early
-        return f"{nothing}; {after} frees memory that the failed run left" if after else nothing
+        return f"{nothing}; to free what the failed run left, {after}" if after else nothing
     return f"what would help, after {after}:" if after else "what would help:"

@@ -89,8 +89,9 @@ class Form(NamedTuple):
                 Swap(back.get).visit(each)
 
 
-def forms(rest: RestOfCode) -> Iterator[Form]:
-    """Yield replacements for the failed statement, and for later simple statements of its block."""
+def forms(rest: RestOfCode, *, learns: bool) -> Iterator[Form]:
+    """Yield replacements for the failed statement, and for later simple statements of its block.
+    `learns` says whether a backward pass follows."""
     block: list[Any] = block_of(rest.failed) if rest.failed is not None else []
     first = block.index(rest.failed) if block else 0
     kinds = (ast.Assign, ast.Expr, ast.Return)
@@ -99,13 +100,8 @@ def forms(rest: RestOfCode) -> Iterator[Form]:
     for at, node in nodes:
         yield from _drop_in(rest.frame, block, at, node, first)
         reader = _Reader(rest.frame, block, at)
-        new, _ = reader.in_place(node)
-        if new is not node and not isinstance(getattr(node, "parent", None), ast.BinOp):
+        for new in reader.with_less(node, in_place=not learns):
             yield from reader.replaced(node, new)
-        if isinstance(node, ast.Call) and (more := _MORE.get(reader.call(node, at)[0])):
-            (new,) = expression(f"f({more})").keywords
-            given = [word for word in node.keywords if word.arg != new.arg]
-            yield from reader.replaced(node, ast.Call(node.func, node.args, [*given, new]))
 
 
 def _drop_in(
@@ -254,22 +250,35 @@ class _Reader:
             given.insert(0, owner)
         return _alike(getattr(node.func, "attr", getattr(node.func, "id", "")), given, words)
 
-    def in_place(self, node: Any) -> tuple[Any, bool]:
-        """Return an expression that overwrites its unnamed results, and whether it is such one."""
+    def with_less(self, node: Any, *, in_place: bool) -> Iterator[ast.expr]:
+        """Yield an expression that reuses memory, or a call with an argument of `_MORE`."""
+        new, _ = self._in_place(node) if in_place else (node, False)
+        if new is not node and not isinstance(getattr(node, "parent", None), ast.BinOp):
+            yield new
+        if isinstance(node, ast.Call) and (more := _MORE.get(self.call(node, self._at)[0])):
+            (word,) = expression(f"f({more})").keywords
+            given = [each for each in node.keywords if each.arg != word.arg]
+            yield ast.Call(node.func, node.args, [*given, word])
+
+    def _in_place(self, node: Any) -> tuple[Any, bool]:
+        """Return an expression that overwrites results without a name, and whether it is one."""
         name, given, _ = ("", [], 0) if isinstance(node, ast.Name) else self.call(node, self._at)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
             name, given = "neg", [node.operand]
-        if not any(is_tensor(self._frame.scope.value(each)) for each in ast.walk(node)):
+        values = [self._frame.scope.value(each) for each in ast.walk(node)]
+        tensors = [value for value in values if is_tensor(value)]
+        # A backward pass may read a result that would be overwritten.
+        learns = any(tensor.requires_grad for tensor in tensors) or any(map(is_module, values))
+        if learns or not tensors:
             return node, False
         if name not in _ELEMENTWISE:
             return node, name in ("matmul", "cdist")
-        parts = [self.in_place(each) for each in given[:2]]
-        ready = [new for new, unnamed in parts if unnamed]
-        if not ready or (ready[0] is not parts[0][0] and name not in ("add", "mul")):
-            return node, True
-        others = [each for each, (new, _) in zip(given, parts, strict=False) if new is not ready[0]]
-        called = ast.Attribute(ready[0], f"{name}_", ast.Load())
-        return ast.Call(called, [*others, *given[2:]], []), True
+        for at, each in enumerate(given[: 2 if name in ("add", "mul") else 1]):
+            new, unnamed = self._in_place(each)
+            if unnamed:
+                others = [*given[:at], *given[at + 1 :]]
+                return ast.Call(ast.Attribute(new, f"{name}_", ast.Load()), others, []), True
+        return node, True
 
     def filled(self, new: str) -> Any:
         """Return the replacement `new` with the matched expressions in place of the letters."""

@@ -31,6 +31,7 @@ from gpumagic.mismatch.operation import (
     Message,
     Operation,
     also_needed,
+    clashes_later,
     learns,
     named_in,
     nodes_around,
@@ -67,9 +68,7 @@ def choose(found: Operation, message: Message, target: str) -> Choice | None:
     """Choose the operands to move, and the best device unless `target` is given; or return None."""
     leaves, indexed = found.parts, message.kind == "index"
     tensors = tuple(part for part in leaves if part.kind != "array")
-    # In `(x == array).float()`, arrays have no method `float`, so the array must become a tensor.
-    method = getattr(getattr(found.node, "parent", None), "attr", "ndim")
-    if tensors and tensors != leaves and not hasattr(sys.modules["numpy"].ndarray, method):
+    if tensors and tensors != leaves and _needs_torch(found, tensors):
         arrays = tuple(part for part in leaves if part.kind == "array")
         return Choice(target or _heaviest(found), arrays)
     if message.kind in ("numpy", "host") or tensors != leaves:
@@ -84,6 +83,22 @@ def choose(found: Operation, message: Message, target: str) -> Choice | None:
     odd = [part for part in odd if not part.scalar] or odd  # CPU scalars stay if others are odd
     moving = [part for part in odd if part.kind != "object" or hasattr(type(part.value), "to")]
     return Choice(target, tuple(moving or odd)) if odd else None
+
+
+def _needs_torch(found: Operation, tensors: tuple[Part, ...]) -> bool:
+    """Whether an array must become a tensor, because later code needs a tensor as the result."""
+    # In `(x == array).float()`, arrays have no method `float`.
+    method = getattr(getattr(found.node, "parent", None), "attr", "ndim")
+    if not hasattr(sys.modules["numpy"].ndarray, method):
+        return True
+    name = found.reader.frame.scope.name
+    calls = [each for each in parents(found.node) if isinstance(each, ast.Call)]
+    if any(name(first_name(ast.unparse(each.func))) is sys.modules["numpy"] for each in calls):
+        return False
+    inner = [each for part in tensors for each in named_in(part, found.reader) or [part]]
+    tracked = any(learns(each) or getattr(each.value, "requires_grad", False) for each in inner)
+    is_number = isinstance(found.node, ast.BinOp)
+    return (is_number and tracked) or clashes_later(found, tensors, "cpu")
 
 
 def _of_indexed(found: Operation) -> str | None:
@@ -141,6 +156,12 @@ def elsewhere(clash: Operation, choice: Choice, outer: list[FailedFrame]) -> Fix
         at = Operation(Reader(frame), frame.failed or ast.Pass(), ())
         if fix := sources.made_by_call(wanted, at, choice.target):
             return fix
+    # A result in the failed expression has no value any more, so its call is all that is known.
+    gone = [part.node for part in choice.odd if part.value is None and choice.target != "cpu"]
+    calls = {ast.unparse(node.func): node.func for node in gone if isinstance(node, ast.Call)}
+    fixes = (sources.in_method(each, frames[0], choice.target) for each in calls.values())
+    if len(calls) == 1 and (fix := next(fixes)):
+        return fix
     # A cell that compares two models' parameters must not split a model over two devices.
     compares = all(sources.is_leaf(p) and isinstance(p.node, ast.Attribute) for p in clash.parts)
     return None if compares and frames[0].at_top else _move_owners(choice, frames)
@@ -376,7 +397,9 @@ def _moved(part: Part, site: Site, device: str, choice: Choice) -> list[tuple[as
     if part.factory:
         return sources.with_device(part.node, site.frame, device)
     if part.kind == "array":
-        return [(part.node, f"torch.as_tensor({part.text}, device={device})")]
+        floats = (each.text for each in site.at.parts if "float32" in each.about)
+        dtype = next((f"dtype={text}.dtype, " for text in floats if "float64" in part.about), "")
+        return [(part.node, f"torch.as_tensor({part.text}, {dtype}device={device})")]
     owner = site.frame.scope.value(part.node)
     made_of = [each.value for each in named_in(part, site.at.reader)]
     tracked = any(not issubclass(type(t), Tensor) or t.requires_grad for t in made_of or [None])
@@ -389,6 +412,7 @@ def _moved(part: Part, site: Site, device: str, choice: Choice) -> list[tuple[as
         return [(node.elt, sources.moving(each + detached, device))]
     else:
         text = sources.moved(node, site.at.reader, choice.target, device, detached)
-    if any(each.kind == "array" for each in site.at.parts):
+    compares = isinstance(site.at.node, ast.Compare)
+    if compares and any(each.kind == "array" for each in site.at.parts):
         text += ".numpy()"
     return [(part.node, text)]

@@ -175,8 +175,9 @@ def tensors_of(value: Any) -> list[tuple[str, Tensor]]:
 
     limits = {} if a_module else {"most": _MOST, "depth": _DEEP}
     walked = values.walk([(((".", ""),), value)], into, **limits)
-    found = ((path, item) for path, item in walked if issubclass(type(item), Tensor))
-    return [(".".join(str(key) for _, key in path[1:]), tensor) for path, tensor in found]
+    found = [(path, item) for path, item in walked if issubclass(type(item), Tensor)]
+    names = ((values.key_text(key).strip("'") for _, key in path[1:]) for path, _ in found)
+    return [(".".join(each), tensor) for each, (_, tensor) in zip(names, found, strict=True)]
 
 
 class Reader:

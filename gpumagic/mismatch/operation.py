@@ -221,7 +221,10 @@ def _evidence(
     located = [part for part in leaves if part.kind != "generator" and part.devices]
     seen = [part for part in located if storages_in(part, done.reader) & within]
     if message.kind in ("numpy", "host"):
-        return _for_host(leaves, located, bool(seen), message.devices - {"cpu"})
+        found = _for_host(leaves, located, bool(seen), message.devices - {"cpu"})
+        operator = isinstance(done.node, (ast.BinOp, ast.Compare))
+        arrays = (part for part in leaves if part.kind == "array" and operator and found)
+        return (*found, *arrays)
     if direct or done.calls_module:
         options = [located, *[_with_gone(leaves, located, message.devices)] * direct]
     else:
@@ -273,7 +276,8 @@ def _with_gone(leaves: list[Part], located: list[Part], named: frozenset[str]) -
     if any(part.factory for part in gone):  # a module such as `nn.MSELoss()` has no tensors
         gone = [part for part in gone if part.kind != "module"]
     rest = [d for d in named if not agree(frozenset([d]), _devices(located))] or [*named]
-    alike = len(gone) == 1 or all(part.factory for part in gone)  # created without `device=`
+    called = {ast.unparse(getattr(part.node, "func", part.node)) for part in gone}
+    alike = len(called) == 1 or all(part.factory for part in gone)  # created without `device=`
     if not (located and gone and alike and len(rest) == 1):
         return []
     kinds = {"module": "module"}  # a module keeps its kind; any other result is "made"
@@ -320,6 +324,13 @@ def also_needed(frame: FailedFrame, node: ast.AST, odd: Iterable[Part], target: 
                 found[named.key] = named
                 moved[named.key] = target
     return list(found.values())
+
+
+def clashes_later(found: Operation, odd: Iterable[Part], target: str) -> bool:
+    """Whether later code combines moved operands with tensors or modules on their old device."""
+    odd = list(odd)
+    moved: dict[str, str | None] = {part.key: target for part in odd}
+    return any(there for _, there in _clashes(found.reader.frame, found.node, odd, moved, target))
 
 
 def _clashes(

@@ -126,7 +126,9 @@ def _registered(held: Any, odd: set[int]) -> str | None:
     if not any(id(item) in odd for _, item in items):
         return None
     # Keys become names of submodules or parameters. Such names must not contain a dot.
-    named = type(held) is not dict or all(str(key).isidentifier() for key, _ in items)
+    named = type(held) is not dict or all(
+        type(key) is str and key.isidentifier() for key, _ in items
+    )
     for kind in (nn.Module, nn.Parameter):
         if named and all(issubclass(type(item), kind) for _, item in items):
             return _REGISTERED % f"{kind.__name__}{'Dict' if type(held) is dict else 'List'}"
@@ -224,20 +226,25 @@ def made_by_call(wanted: list[set[Any]], at: Operation, target: str) -> Fix | No
     """Return a fix of the module's method that created these storages; None if there is none."""
     frame = at.reader.frame
     for made in nodes_around(at.node, ast.Assign):
-        function: Any = frame.scope.value(getattr(made.value, "func", made))
-        function = function.forward if issubclass(type(function), nn.Module) else function
-        code, body = body_of(function)
-        owner: Any = function.__self__ if type(function) is MethodType else None
-        if body is None or not issubclass(type(owner), nn.Module):
-            continue
         held = storages(frame.scope.value(made.targets[0]))
-        there = {operand.full(parameter.device) for parameter in owner.parameters()}
-        if there == {target} and any(each and each <= held for each in wanted):
-            where = frame.in_file(code.co_filename)
-            values, device = _results(body), "next(self.parameters()).device"
-            edits = [edit for value in values for edit in with_device(value, where, device)]
-            return around(where, edits, 0)
+        fix = in_method(getattr(made.value, "func", made), frame, target)
+        if fix and any(each and each <= held for each in wanted):
+            return fix
     return None
+
+
+def in_method(called: ast.AST, frame: FailedFrame, target: str) -> Fix | None:
+    """Return a fix of a module's method so that it creates its results on the module's device."""
+    function: Any = frame.scope.value(called)
+    function = function.forward if issubclass(type(function), nn.Module) else function
+    code, body = body_of(function)
+    owner: Any = function.__self__ if type(function) is MethodType else None
+    if body is None or not issubclass(type(owner), nn.Module):
+        return None
+    where, device = frame.in_file(code.co_filename), "next(self.parameters()).device"
+    edits = [edit for value in _results(body) for edit in with_device(value, where, device)]
+    there = {operand.full(parameter.device) for parameter in owner.parameters()}
+    return around(where, edits, 0) if there == {target} else None
 
 
 def made_by_method(parts: list[operand.Part], frame: FailedFrame, target: str) -> Fix | None:
@@ -307,24 +314,30 @@ def is_leaf(part: operand.Part) -> bool:
 
 def only_assignment(text: str, node: Any) -> ast.Assign | None:
     """Return the only assignment to `text` in a node's function, unless it is below the node."""
-    # Statements such as `x = x + 1` do not count, unless the only one is `x = x.to(device)`.
+    # Statements such as `x = x + 1` do not count, unless the last one is `x = x.to(device)`.
     every = chain.from_iterable(map(_for_each_name, nodes_around(node, ast.Assign)))
     stmts = [stmt for stmt in every if assigns(stmt, text)]
-    sent = [
-        stmt for stmt in stmts if TO_DEVICE.fullmatch(ast.unparse(stmt.value).removeprefix(text))
-    ]
-    made = [stmt for stmt in stmts if not uses(stmt.value, text)] or sent * (len(stmts) == 1)
+    sent = [stmt for stmt in stmts if _sends(text, stmt.value)]
+    made = [stmt for stmt in stmts if not uses(stmt.value, text)]
+    made = sent if sent == stmts[-1:] else made
     return made[0] if len(made) == 1 and made[0].lineno <= node.lineno else None
 
 
+def _sends(text: str, value: ast.expr) -> bool:
+    """Whether `value` moves what is named `text` to a device, as in ``x.to(device)`` for `x`."""
+    return TO_DEVICE.fullmatch(ast.unparse(value).removeprefix(text)) is not None
+
+
 def _for_each_name(stmt: ast.Assign) -> list[ast.Assign]:
-    """Return ``x, y = a, b`` as one assignment for each name; other statements unchanged."""
+    """Return ``x, y = x.to(z), y.to(z)`` as two assignments; other statements unchanged."""
     names, values = (getattr(node, "elts", []) for node in (stmt.targets[0], stmt.value))
-    pairs = zip(names, values, strict=True) if len(names) == len(values) else ()
-    each = [ast.copy_location(ast.Assign([name], value), stmt) for name, value in pairs]
-    for assignment in each:
-        assignment.parent = next(parents(stmt), None)  # type: ignore[attr-defined]
-    return each or [stmt]
+    pairs = [*zip(names, values, strict=False)] if len(names) == len(values) else []
+    if not pairs or not all(_sends(ast.unparse(name), value) for name, value in pairs):
+        return [stmt]
+    each = [ast.Assign([name], value) for name, value in pairs]
+    for one in each:
+        one.lineno, one.parent = stmt.lineno, stmt.parent  # type: ignore[attr-defined]
+    return each
 
 
 def assigns(stmt: ast.AST | None, text: str) -> bool:

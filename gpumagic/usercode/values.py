@@ -151,13 +151,13 @@ _CLOSED = {*sys.stdlib_module_names, "IPython", "ipykernel", "gpumagic"}
 
 def written(path: Path) -> str:
     """Return a path as code: ``net.layer.weight``, ``batch['x']``."""
-    text = str(path[0])
-    for kind, key in path[1:]:
-        try:
-            text += f".{key}" if kind == "." else f"[{key!r}]"
-        except Exception:  # noqa: BLE001  the repr of a user's key raised
-            text += "[…]"
-    return text
+    steps = (f".{key}" if kind == "." else f"[{key_text(key)}]" for kind, key in path[1:])
+    return "".join([str(path[0]), *steps])
+
+
+def key_text(key: Any) -> str:
+    """Return a key of a dict as code, or its class, because a tensor's text reads its values."""
+    return repr(key) if type(key) in PLAIN else f"<{class_name(type(key))}>"
 
 
 def items(value: Any, most: int | None = None) -> list[tuple[Step, Any]]:

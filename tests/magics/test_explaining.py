@@ -55,6 +55,19 @@ def test_wherever_a_traceback_is_shown(ip, cell):
     assert "b.to(" in ran.text
 
 
+@pytest.mark.parametrize("where", ["%gpuwatch on --strict", "%%ongpu 0 --no-move --strict"])
+def test_it_reads_no_value_of_a_gpu(ip, where):
+    ip.run("net = nn.Linear(3, 3).cuda()\nopt = torch.optim.Adam(net.parameters())")
+    ip.run("net(torch.ones(3).cuda()).sum().backward()\nopt.step()")
+    ip.run("x = torch.ones(3)\ndef train(x):\n    net(x)\n    opt.step()")
+    ip.run("" if "%%" in where else where)
+    ran = ip.run(f"{where}\ntrain(x)" if "%%" in where else "train(x)")
+    ip.run("%gpuwatch off")
+    assert f"{HEAD}In [" in ran.text
+    assert "failed while" not in ran.text
+    assert "printed" not in ran.text
+
+
 def test_a_script(ip, tmp_path):
     (tmp_path / "train.py").write_text(f"import torch\n{TWO}print(a + b)\n")
     ran = ip.run(f"%run {tmp_path / 'train.py'}")

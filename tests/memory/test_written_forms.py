@@ -97,6 +97,24 @@ CASES = {
     "a field of the result": (ALIKE, "out = (x @ x.T).max(1).values"),
     "two fields": (ALIKE, "best, at = (x @ x.T).topk(3)\nout = best.sum(1) + at.sum(1) * 0"),
     "statements on one line": (ALIKE, "w = (x @ x.T * 9).softmax(1); out = w @ y"),
+    "a kernel": (
+        "x = torch.randn(3400, 8, device=D)",
+        "out = torch.exp(-torch.cdist(x, x) ** 2 / (2 * 0.5**2))",
+    ),
+    "standardized columns": (
+        "x = torch.randn(23_000, 250, device=D)",
+        "out = (x - x.mean(0)) / x.std(0)",
+    ),
+    "results that a comprehension reads": (
+        "x, y = torch.randn(300, 256, device=D), torch.randn(256, 256, device=D)",
+        "def loss(y, row):\n    return (row @ y).square().sum() / 1000\n"
+        "each = torch.vmap(torch.func.grad(loss, (0, 1)), (None, 0))(y, x)\n"
+        "out = torch.stack([g.flatten(1).norm(dim=1) for g in each]).sum(0)",
+    ),
+    "a new last dimension": (
+        "x, y = torch.randn(400, 500, device=D), torch.randn(100, device=D)",
+        "out = (x[..., None] * y).abs().sum(1)",
+    ),
     "distances in batches": (
         "x, y = torch.randn(2, 4, 700, 8, device=D)",
         "out = ((x[:, :, None] - y[:, None]) ** 2).sum(-1).amin(2)",
@@ -124,6 +142,8 @@ RARE = {
     "a field of the result",
     "two fields",
     "statements on one line",
+    "standardized columns",
+    "a new last dimension",
 }
 
 
@@ -241,6 +261,25 @@ def test_numbers_of_a_model_may_have_16_bits(small, shown):
     assert lever.fits
     small.run("%gpufree")
     assert small.run(f"{code}\n    {cell}\nloss.backward()").error is None
+
+
+@pytest.mark.parametrize("cell", ["opt.step()", "net(x).sum().backward()\nopt.step()"])
+def test_what_an_optimizer_keeps_may_be_smaller(small, shown, cell):
+    small.run(f"{START}\nnet = nn.Linear(2100, 2100).cuda()\nx = torch.ones(4, 2100).cuda()")
+    small.run("opt = torch.optim.Adam(net.parameters())\nnet(x).sum().backward()")
+    small.run(cell)
+    found = shown.pop()
+    levers = {lever.do: lever.fits for lever in found.levers}
+    assert levers.pop(f"`{SMALL}`: its state is small; the training changes")
+    half = "`net = net.bfloat16()` and `x = x.bfloat16()` first: numbers have 3 digits then"
+    assert levers == ({} if cell == "opt.step()" else {half: True})
+    # The next step of the old optimizer would read state that is not complete.
+    assert found.clear == "opt.state.clear()"
+    small.run(f"{found.clear}\n%gpufree")
+    assert small.run(f"{SMALL}\n{cell}").error is None
+
+
+SMALL = "opt = torch.optim.Adafactor(net.parameters())"
 
 
 @pytest.mark.slow

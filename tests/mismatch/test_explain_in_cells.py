@@ -421,11 +421,20 @@ def test_an_object_that_cannot_move_is_left_where_it_is(ip):
         ("(y == found).float()", "(y == torch.as_tensor(found, device=y.device)).float()"),
         ("x.cpu().numpy().argmax(0) == y", "x.cpu().numpy().argmax(0) == y.cpu().numpy()"),
         ("y + np.ones(3)", "y.cpu() + np.ones(3)"),
+        ("np.abs(net(x) - ones)", "np.abs(net(x).detach().cpu() - ones)"),
+        (
+            "net(x * ones).sum().backward()",
+            "net(x * torch.as_tensor(ones, dtype=x.dtype, device=x.device)).sum().backward()",
+        ),
+        (
+            "(net(x) - ones).sum().backward()",
+            "(net(x) - torch.as_tensor(ones, device=x.device)).sum().backward()",
+        ),
     ],
 )
 def test_arrays_beside_tensors_give_what_the_code_goes_on_with(ip, code, fixed):
     ip.run("import numpy as np\nfound, x = np.arange(3), torch.ones(3, 3, device='cuda:1')")
-    ip.run("y = torch.arange(3, device='cuda:1')")
+    ip.run("y, ones = torch.arange(3, device='cuda:1'), np.ones(3)\nnet = nn.Linear(3, 3).cuda(1)")
     assert f"\n      {fixed}" in explained(ip.run(code))
     assert ip.run(fixed).error is None
 

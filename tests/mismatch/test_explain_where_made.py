@@ -530,3 +530,21 @@ def test_a_fix_runs_or_there_is_none(code):
     explanation = gpumagic.explain(run(code))
     assert explanation is not None
     assert explanation.fix is None or run(explanation.fix.apply(code)) is None
+
+
+def test_a_transfer_of_two_names_is_edited_and_an_old_hook_is_named():
+    code = "net, x = nn.Linear(3, 3).cuda(1), torch.ones(1, 3)\nx = x.to('cuda')\ny = net(x)\n"
+    assert gpumagic.explain(run(code)).fix.code == 'x = x.to("cuda:1")'
+    code = (
+        "net, x, y = nn.Linear(3, 3).cuda(1), torch.ones(2, 3), torch.ones(2, 3)\n"
+        "x, y = x.to('cuda'), y.to('cuda')\nloss = (net(x) - y).sum()\n"
+    )
+    fix = gpumagic.explain(run(code)).fix
+    assert fix.code == 'x, y = x.to("cuda:1"), y.to("cuda:1")'
+    assert run(fix.apply(code)) is None
+    code = (
+        "net, total = nn.Linear(3, 3).cuda(), torch.zeros(3)\n"
+        "def add(module, given, out):\n    total.add_(out.sum(0))\n"
+        "net.register_forward_hook(add)\nnet(torch.ones(2, 3).cuda())\n"
+    )
+    assert gpumagic.explain(run(code)).reason.startswith("an old hook stays registered: ")
