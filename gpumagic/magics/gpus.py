@@ -111,8 +111,10 @@ def _why_not_off(made: Iterable[str]) -> str:
 def move_back(namespace: dict[str, Any]) -> str:
     """Move variables back to where they were before cells moved them; return the line to print."""
     from gpumagic.frameworks.public import bring_home
+    from gpumagic.ledger.attribute import uncounted
 
-    home, there = bring_home(namespace)
+    with uncounted():
+        home, there = bring_home(namespace)
     done = home.back if home.moved else "nothing to move back"
     for moved in home.moved:
         # If a variable was moved back from a GPU but is still on that GPU, a part of it stayed.

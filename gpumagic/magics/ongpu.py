@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from gpumagic.cell.run import Run
     from gpumagic.frameworks.watching import watch
 
-_LINE = re.compile(r"%%ongpu(?!\w|\s*\?|\s+(-h|--help|help)\s*$)")
+_LINE = re.compile(r"%%ongpu(?!\w|\s*\?|\s+help\s*$|.*\s(-h|--help)\s*$)")
 _TIMED = re.compile(r"get_ipython\(\)\.run_cell_magic\('(gpu(?:time|diff|fit))'")
 # IPython would parse `%ongpu cuda?` as a request for help on `cuda`.
 _FALLBACK_LINE = re.compile(r"%(?P<magic>ongpu|gpus)\s+(?P<where>\S+\?)\s*$")

@@ -54,7 +54,8 @@ def _without_autograd(
     s: OutOfMemoryState, t: Trials, rest: frames.RestOfCode, form: Form
 ) -> Iterator[Lever]:
     """Propose the same form under `torch.no_grad()`, if no backward pass follows."""
-    if not any(each.backward for each in s.rests) and torch_here().is_grad_enabled():
+    learns = any(each.backward for each in s.rests) or not torch_here().is_grad_enabled()
+    if not learns and form.do.startswith(f"`{form.new}"):  # not in a one-line `with` already
         new = f"with torch.no_grad(): {form.new}"
         form = form._replace(new=new, do=form.do.replace(form.new, new, 1))
         yield from helps(t.best, with_place(s, rest, form), form=form)

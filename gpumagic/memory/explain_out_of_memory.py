@@ -138,23 +138,23 @@ def levers(s: OutOfMemoryState, t: Trials, free: tuple[Any, ...]) -> list[Lever]
     less += changed_training.frozen, changed_code.no_graph, changed_training.sparse
     # If each pass of a loop keeps memory, freeing other memory only delays the error.
     first = (free, less) if t.loop is None else (less, free)
-    found, enough = list[Lever](), list[Lever]()
+    found, enough = dict[str, Lever](), dict[str, Lever]()
     last: tuple[Any, ...] = changed_training.recomputed, smaller
     last += changed_training.other_optimizer, changed_training.autocast, other_gpu
     for group in (*first, (changed_code.by_rows,), last):
         for lever in chain.from_iterable(find(s, t) for find in group):
-            found.append(lever)
+            found.setdefault(lever.do, lever)
             if _suffices(s, lever):
-                enough.append(lever)
+                enough.setdefault(lever.do, lever)
             # Stop after one sufficient lever from `free`, or after two other sufficient levers.
             if len(enough) == (1 if group is free else 2):
                 break
         if enough:
             # If freeing memory suffices, also propose `torch.no_grad()` to avoid unused graphs.
             also = changed_code.no_graph(s, t) if group is free else ()
-            enough += [lever for lever in also if lever.fits]
-            return sorted(enough, key=lambda lever: not lever.fits)
-    return [*smaller_samples(s, t), *found][:_MOST]
+            offered = [*enough.values(), *(lever for lever in also if lever.fits)]
+            return sorted(offered, key=lambda lever: not lever.fits)
+    return [*smaller_samples(s, t), *found.values()][:_MOST]
 
 
 def _suffices(s: OutOfMemoryState, lever: Lever) -> bool:
@@ -194,6 +194,8 @@ def _deleted(
         do += f"line {line}"
     else:
         do = f"`%gpufree {' '.join(names)}`, which this code does not read"
+        models = [f"`{name}.cpu()`" for name in names if is_module(s.namespace.get(name))]
+        do += f"; to keep the trained weights instead, {' and '.join(models)}" * bool(models)
         gives = s.alone({*paths, *s.kept_roots})
     yield _freeing(trial, do, gives)
 

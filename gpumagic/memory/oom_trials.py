@@ -241,11 +241,13 @@ class CodeTrial:
         keep: tuple[Sequence[str], Any] = ((), None),
         within: Callable[[], AbstractContextManager[Any]] = nullcontext,
         form: Form | None = None,
+        twice: bool = False,
     ) -> Need | None:
         """Return the need of the changed code; None if a dry run is impossible or raises an error.
         `names` maps variables to new values. `first` changes variables before the code runs. `keep`
         has names of variables, and a function that returns their new values after each pass.
-        `within` returns a context manager for the code to run in. `form` replaces statements."""
+        `within` returns a context manager for the code to run in. `form` replaces statements. Code
+        that is no loop runs once, or `twice`."""
         compiled, functions = self._compiled, dict[FunctionType, CodeType]()
         if form is not None:
             with form.in_place():
@@ -268,7 +270,9 @@ class CodeTrial:
                 changed.clear()  # because `changed` would keep alive values that the code frees
                 first(into)
                 self._let_go(keep[0], functions)
-                into[_PASSES] = self._passes(into, note, keep, fixed)
+                into[_PASSES] = self._passes(
+                    into, note, keep, fixed, 2 if twice or self._loop else 1
+                )
                 into[_FEW] = lambda items: islice(items, 2)
                 with ExitStack() as contexts:
                     for context in (*self._contexts(), within()):
@@ -283,7 +287,7 @@ class CodeTrial:
         # The next number may name a missing file or let a pass free memory: use one number twice.
         if self._step and (self._freed or getattr(run, "error", None)):
             self._step = 0
-            return self.tried(names, first=first, keep=keep, within=within, form=form)
+            return self.tried(names, first=first, keep=keep, within=within, form=form, twice=twice)
         return need
 
     def _need_of(self, run: DryRun) -> Need | None:
@@ -301,7 +305,9 @@ class CodeTrial:
         most = getattr(run.peak.get(self._state.name), "needed", 0)
         return Need(most, grows, (run.complete or steady) and not guessed, run.unknown)
 
-    def _passes(self, space: dict[str, Any], note: Any, keep: Any, fixed: set[str]) -> Any:
+    def _passes(
+        self, space: dict[str, Any], note: Any, keep: Any, fixed: set[str], count: int
+    ) -> Any:
         """Yield before each pass. After each pass, give `note` the allocated bytes."""
         names, change = keep
         for name in names:  # `total += loss` or `losses.append(loss)` must not add to old graphs
@@ -312,7 +318,7 @@ class CodeTrial:
         bound = targets & frames.bound(self.code)
         again = bool(bound) and not targets & fixed and self._take_first(space)
         given = {n: space[n] for n in targets if again or not getattr(space[n], "is_cuda", False)}
-        for number in range(2 if self._loop else 1):
+        for number in range(count):
             space.update(given)
             yield
             for name in names:

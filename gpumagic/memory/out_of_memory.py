@@ -116,7 +116,9 @@ def _title(found: OutOfMemory) -> str:
     held = found.traceback_holds > _LEAST * (found.device.allocated or 0)
     holds = f" (the traceback holds {size(found.traceback_holds)})" if held else ""
     free = f"`{' '.join(('%gpufree', *found.stale))}`{holds}"
-    free *= bool(held or found.stale or found.clear)
+    # A lever that is `%gpufree` itself needs no `%gpufree` before it.
+    alone = not found.stale and any(each.do.startswith("`%gpufree` ") for each in found.levers)
+    free *= bool(held or found.stale or found.clear) and not alone
     after = " and ".join(filter(None, [free, f"`{found.clear}`" * bool(found.clear)]))
     if not found.levers:
         nothing = "no change was found that lets the cell fit"

@@ -59,7 +59,9 @@ def _fewer_rows(s: OutOfMemoryState, trial: CodeTrial, names: list[str]) -> Iter
 
     def tried(number: int, also: list[str]) -> Need | None:
         first = partial(_keep_gradients, models(s, trial) if learns else [])
-        need = _with_less(trial, names, f"[:{number}]", dict.fromkeys(also, number), first=first)
+        part, other = f"[:{number}]", dict.fromkeys(also, number)
+        # While a second part of the batch is computed, names still hold the first part's results.
+        need = _with_less(trial, names, part, other, first=first, twice=learns)
         return need and need._replace(most=need.most - int(held * (1 - number / count)))
 
     half = tried(count // 2, [])

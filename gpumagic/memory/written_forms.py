@@ -145,6 +145,9 @@ class Swap(ast.NodeTransformer):
 def advice(new: str, old: list[Any], block: list[Any]) -> str:
     """Return the advice to replace lines; other statements on these lines stay."""
     lines = [*dict.fromkeys(each.lineno for each in old)]
+    around = getattr(old[-1], "parent", None)
+    if isinstance(around, ast.stmt) and around.lineno in lines:  # as in `with no_grad(): y = f(x)`
+        new = f"{ast.unparse(around).splitlines()[0]} {new}"
     code = [new if each is old[-1] else ast.unparse(each) for each in block if each.lineno in lines]
     gone = {ast.unparse(each) for each in old[:-1]}
     numbers = f"line{'s' * (len(lines) > 1)} {', '.join(map(str, lines))}"
@@ -265,20 +268,21 @@ class _Reader:
         name, given, _ = ("", [], 0) if isinstance(node, ast.Name) else self.call(node, self._at)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
             name, given = "neg", [node.operand]
-        values = [self._frame.scope.value(each) for each in ast.walk(node)]
-        tensors = [value for value in values if is_tensor(value)]
-        # A backward pass may read a result that would be overwritten.
-        learns = any(tensor.requires_grad for tensor in tensors) or any(map(is_module, values))
-        if learns or not tensors:
-            return node, False
-        if name not in _ELEMENTWISE:
-            return node, name in ("matmul", "cdist")
+        if name not in _ELEMENTWISE or not self._is_constant(node):
+            return node, name in ("matmul", "cdist") and self._is_constant(node)
         for at, each in enumerate(given[: 2 if name in ("add", "mul") else 1]):
             new, unnamed = self._in_place(each)
             if unnamed:
                 others = [*given[:at], *given[at + 1 :]]
                 return ast.Call(ast.Attribute(new, f"{name}_", ast.Load()), others, []), True
         return node, True
+
+    def _is_constant(self, node: ast.AST) -> bool:
+        """Whether code computes tensors that need no gradient. Else, a backward pass may read the
+        results that would be overwritten."""
+        values = [self._frame.scope.value(each) for each in ast.walk(node)]
+        learns = [value.requires_grad for value in values if is_tensor(value)]
+        return bool(learns) and not any(learns) and not any(map(is_module, values))
 
     def filled(self, new: str) -> Any:
         """Return the replacement `new` with the matched expressions in place of the letters."""

@@ -14,8 +14,15 @@ from torch import Tensor, nn
 
 from gpumagic.mismatch.explanation import Fix, around, total
 from gpumagic.mismatch.operand import NAMED, TRANSFERS, Part, Reader
-from gpumagic.mismatch.operation import Operation, named_in, operation, ran_mixed
-from gpumagic.mismatch.sources import body_of, only_assignment
+from gpumagic.mismatch.operation import (
+    Operation,
+    named_in,
+    nodes_around,
+    operation,
+    ran_mixed,
+    storages,
+)
+from gpumagic.mismatch.sources import body_of, in_method, only_assignment
 from gpumagic.usercode.files import label, parsed, shell
 from gpumagic.usercode.frames import (
     FailedFrame,
@@ -162,6 +169,17 @@ def keep_copies(
                 return _fix(code, lost, found, nbytes) if len(found) == len(each) else None, why
         each = [_passed(names, frame, outer) for names in each] if outer else []
     return None, ""
+
+
+def made_by_call(wanted: list[set[Any]], at: Operation, target: str) -> Fix | None:
+    """Return a fix of the module's method that created these storages; None if there is none."""
+    frame = at.reader.frame
+    for made in nodes_around(at.node, ast.Assign):
+        held = storages(frame.scope.value(made.targets[0]))
+        fix = in_method(getattr(made.value, "func", made), frame, target)
+        if fix and any(each and each <= held for each in wanted):
+            return fix
+    return None
 
 
 def left_behind(part: Part, frame: FailedFrame) -> tuple[Fix | None, str]:

@@ -16,7 +16,14 @@ from typing import Any
 from torch import Tensor
 
 from gpumagic.mismatch import sources
-from gpumagic.mismatch.callers import Site, climb, is_transfer, moved_itself, own_nodes
+from gpumagic.mismatch.callers import (
+    Site,
+    climb,
+    is_transfer,
+    made_by_call,
+    moved_itself,
+    own_nodes,
+)
 from gpumagic.mismatch.explanation import (
     Edit,
     Fix,
@@ -154,17 +161,22 @@ def elsewhere(clash: Operation, choice: Choice, outer: list[FailedFrame]) -> Fix
     frames = [clash.reader.frame, *outer]
     for frame in frames if choice.target != "cpu" else ():
         at = Operation(Reader(frame), frame.failed or ast.Pass(), ())
-        if fix := sources.made_by_call(wanted, at, choice.target):
+        if fix := made_by_call(wanted, at, choice.target):
             return fix
-    # A result in the failed expression has no value any more, so its call is all that is known.
-    gone = [part.node for part in choice.odd if part.value is None and choice.target != "cpu"]
-    calls = {ast.unparse(node.func): node.func for node in gone if isinstance(node, ast.Call)}
-    fixes = (sources.in_method(each, frames[0], choice.target) for each in calls.values())
-    if len(calls) == 1 and (fix := next(fixes)):
+    if fix := _made_inside(choice, clash.reader.frame):
         return fix
     # A cell that compares two models' parameters must not split a model over two devices.
     compares = all(sources.is_leaf(p) and isinstance(p.node, ast.Attribute) for p in clash.parts)
     return None if compares and frames[0].at_top else _move_owners(choice, frames)
+
+
+def _made_inside(choice: Choice, frame: FailedFrame) -> Fix | None:
+    """Return a fix of the method that the failed expression calls for all of its odd operands."""
+    # A result in the failed expression has no value any more, so its call is all that is known.
+    nodes: list[Any] = [part.node for part in choice.odd if part.value is None]
+    calls = {ast.unparse(n.func): n.func for n in nodes if isinstance(n, ast.Call)}
+    found = (sources.in_method(each, frame, choice.target) for each in calls.values())
+    return next(found, None) if len(calls) == 1 and choice.target != "cpu" else None
 
 
 def write_fix(site: Site, above: Site, choice: Choice) -> Fix | None:

@@ -126,9 +126,9 @@ def _registered(held: Any, odd: set[int]) -> str | None:
     if not any(id(item) in odd for _, item in items):
         return None
     # Keys become names of submodules or parameters. Such names must not contain a dot.
-    named = type(held) is not dict or all(
-        type(key) is str and key.isidentifier() for key, _ in items
-    )
+    keys = next(zip(*items, strict=True), ())
+    texts = set(map(type, keys)) == {str} and all(map(str.isidentifier, keys))
+    named = type(held) is not dict or texts
     for kind in (nn.Module, nn.Parameter):
         if named and all(issubclass(type(item), kind) for _, item in items):
             return _REGISTERED % f"{kind.__name__}{'Dict' if type(held) is dict else 'List'}"
@@ -222,17 +222,6 @@ def body_of(function: Any) -> tuple[Any, Any]:
     return (code, definition(code)) if is_own else (None, None)
 
 
-def made_by_call(wanted: list[set[Any]], at: Operation, target: str) -> Fix | None:
-    """Return a fix of the module's method that created these storages; None if there is none."""
-    frame = at.reader.frame
-    for made in nodes_around(at.node, ast.Assign):
-        held = storages(frame.scope.value(made.targets[0]))
-        fix = in_method(getattr(made.value, "func", made), frame, target)
-        if fix and any(each and each <= held for each in wanted):
-            return fix
-    return None
-
-
 def in_method(called: ast.AST, frame: FailedFrame, target: str) -> Fix | None:
     """Return a fix of a module's method so that it creates its results on the module's device."""
     function: Any = frame.scope.value(called)
@@ -245,6 +234,14 @@ def in_method(called: ast.AST, frame: FailedFrame, target: str) -> Fix | None:
     edits = [edit for value in _results(body) for edit in with_device(value, where, device)]
     there = {operand.full(parameter.device) for parameter in owner.parameters()}
     return around(where, edits, 0) if there == {target} else None
+
+
+def _results(function: ast.AST) -> list[ast.expr]:
+    """Return the expressions that a function returns, directly or by a local name."""
+    body = [*ast.walk(function)]
+    values = [n.value for n in body if isinstance(n, ast.Return) and n.value]
+    names = {*names_read(ast.Tuple(values, ast.Load()))}
+    return values + [n.value for n in body if isinstance(n, ast.Assign) and stored(n) & names]
 
 
 def made_by_method(parts: list[operand.Part], frame: FailedFrame, target: str) -> Fix | None:
@@ -273,14 +270,6 @@ def _in_other_methods(text: str, frame: FailedFrame, device: str) -> list[Any]:
         return []
     edits = [with_device(n.value, frame, device) for n in made if function_of(n) is not failed]
     return [edit for edit in edits if edit]
-
-
-def _results(function: ast.AST) -> list[ast.expr]:
-    """Return the expressions that a function returns, directly or by a local name."""
-    body = [*ast.walk(function)]
-    values = [n.value for n in body if isinstance(n, ast.Return) and n.value]
-    names = {*names_read(ast.Tuple(values, ast.Load()))}
-    return values + [n.value for n in body if isinstance(n, ast.Assign) and stored(n) & names]
 
 
 def assignments_of(value: Any, frame: FailedFrame) -> list[ast.Assign]:

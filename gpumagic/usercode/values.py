@@ -157,7 +157,7 @@ def written(path: Path) -> str:
 
 def key_text(key: Any) -> str:
     """Return a key of a dict as code, or its class, because a tensor's text reads its values."""
-    return repr(key) if type(key) in PLAIN else f"<{class_name(type(key))}>"
+    return repr(key) if any(type(key) is kind for kind in PLAIN) else f"<{class_name(type(key))}>"
 
 
 def items(value: Any, most: int | None = None) -> list[tuple[Step, Any]]:

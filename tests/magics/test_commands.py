@@ -62,7 +62,7 @@ def test_memory_of_this_kernel(ip):
     assert "256 MiB" in done.text.replace("\N{NO-BREAK SPACE}", " ")
 
 
-@pytest.mark.parametrize("asked", ["-h", "--help", "help"])
+@pytest.mark.parametrize("asked", ["-h", "--help", "help", "1 --help"])
 @pytest.mark.parametrize("magic", ["gpus", "ongpu", "gpuwatch", "gputime"])
 def test_help_is_what_the_question_mark_shows(shell, magic, asked):
     done = shell.run(f"%{magic} {asked}")
@@ -70,6 +70,12 @@ def test_help_is_what_the_question_mark_shows(shell, magic, asked):
     help_ = inspect.getdoc(shell.ip.find_line_magic(magic))
     assert done.text == f"{help_}\n"
     assert "Usage::" in help_
+
+
+@pytest.mark.parametrize("magic", ["ongpu", "gputime"])
+def test_a_cell_whose_line_asks_for_help_does_not_run(shell, magic):
+    done = shell.run(f"%%{magic} 1 --help\n1 / 0")
+    assert done.text == f"{inspect.getdoc(shell.ip.find_line_magic(magic))}\n"
 
 
 def test_turning_virtual_gpus_on_and_off(shell):

@@ -47,7 +47,6 @@ def test_a_long_line_without_the_dashes_is_refused_at_once():
         ("%%gputime cpu\n1\n%ongpu 0\n1", "the cell says %ongpu too"),
         ("%%gputime cpu --max-time\n1", "--max-time: nothing after it; type --max-time 5"),
         ("%%gputime cpu -o 1x\n1", "-o: 1x cannot be the name of a variable; type -o result"),
-        ("%%gputime cpu --help\n1", "unexpected --help; type %%gputime WHERE"),
         ("%%gputime 0+\n1", "a device is missing in 0+; type two or more, such as 0+1"),
         ("%%gputime cpu --items nope\n1", "items nope: NameError: name 'nope' is not defined"),
         ("%%gputime cpu --items (1\n1", "items (1 is not an expression"),

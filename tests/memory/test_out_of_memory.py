@@ -776,6 +776,24 @@ def test_no_number_is_told_that_does_not_decide(small, shown):
 
 
 @pytest.mark.slow
+def test_the_next_part_of_a_batch_fits_beside_the_results_of_the_last(small, shown):
+    small.run(f"{START}w = torch.ones(60_000, device='cuda', requires_grad=True)")
+    small.run("x = torch.ones(96, 60_000)")
+    small.run("out = x.cuda() * w\nout.square().sum().backward()")
+    lever = shown.pop().levers[0]
+    number = int(re.search(r"a batch of (\d+) instead", lever.do)[1])
+    part = f"for part in x.split({number}):\n    out = part.cuda() * w\n"
+    assert small.run(f"%gpufree out\n{part}    out.square().sum().backward()").error is None
+
+
+def test_a_model_that_is_freed_could_be_kept(small, shown):
+    small.run(f"{START}net = nn.Linear(2900, 2900).cuda()")
+    small.run("x = torch.ones(12_000_000, device='cuda')")
+    (lever,) = shown.pop().levers
+    kept = "; to keep the trained weights instead, `net.cpu()`"
+    assert lever.do == f"`%gpufree net`, which this code does not read{kept}"
+
+
 def test_the_batch_that_is_told_is_nearly_the_largest_that_fits(small, shown):
     named = {n.name: n for n in SITUATIONS}
     whole, loaded = named["a batch too large"], named["a batch of a loader, in a function"]

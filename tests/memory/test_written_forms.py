@@ -345,3 +345,11 @@ def test_rows_that_the_code_chooses_are_not_split(small, shown):
     small.run(f"{START}\nnet, x = nn.Linear(64, 8000).cuda(), torch.ones(4000, 64).cuda()")
     small.run("out = net(x[:3000]).square().mean()")
     assert not [lever for lever in shown.pop().levers if "x.split" in lever.do]
+
+
+def test_the_header_of_a_line_stays(small, shown):
+    small.run(f"{START}\nnet, x = nn.Linear(64, 2000).cuda(), torch.ones(9000, 64, device='cuda')")
+    small.run("with torch.no_grad(): y = net(x).relu().mean()")
+    lever = shown.pop().levers[0]
+    assert lever.do.startswith("`with torch.no_grad(): y = sum(rows.shape[0] * net(rows).relu()")
+    assert small.run(f"%gpufree\n{replaced('y = 1', lever.do)}").error is None
