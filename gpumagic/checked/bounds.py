@@ -42,7 +42,7 @@ class Bounded(NamedTuple):
 
     values: Any  # a tensor
     low: float
-    high: float  # the largest allowed value; infinity without a limit
+    high: float  # the largest allowed value; infinity if there is no limit
     bound: str  # the bounds as text, such as "10 classes: 0 … 9" or "numbers from 0 are needed"
     at: Any  # the checked argument, named in the error: a tensor, an array or a list
     of: Any  # the tensor whose size sets the bound, or None
@@ -91,7 +91,7 @@ class Indexing(NamedTuple):
 def _along(
     of: Tensor, dim: int | None, unit: str = "elements", *, wraps: bool = True
 ) -> tuple[float, float, str]:
-    """Return the lowest and highest index along `dim`, and a text. None means the flat tensor."""
+    """Return the lowest and highest index along `dim` (None: the flat tensor), and a text."""
     size = of.numel() if dim is None or not of.dim() else of.shape[dim]
     text, low, high = f"{size} {unit}", -size if wraps else 0, size - 1
     if dim is not None and of.dim() > 1 and unit == "elements":

@@ -140,7 +140,7 @@ class NanFinder:
                 flaw = _new_flaw(before := _flaws(given), _flaws(made))
                 half = any(getattr(each, "dtype", None) == torch.float16 for each in made)
                 if flaw and not (self._scaled and (before or half)):
-                    text = f"{name}, recorded before " if earlier else ""
+                    text = f"{name}, whose call came before " if earlier else ""
                     place = files.line_at(code, at).place
                     why = "from finite gradients"
                     if _flaws(_saved(torch._C._current_autograd_node())):
@@ -206,7 +206,7 @@ def _library(frame: FrameType | None) -> FrameType | None:
 
 
 def _new_flaw(before: set[Flaw], after: set[Flaw]) -> Flaw | None:
-    """Return the flaw in `after` that the inputs' flaws `before` do not explain; None if none."""
+    """Return the flaw in `after` (results) that `before` (inputs) does not explain, or None."""
     if _NAN in after - before:
         return _NAN
     return _INFINITY if _INFINITY in after and not before else None

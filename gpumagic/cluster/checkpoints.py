@@ -123,7 +123,7 @@ def _fixed(value: Any) -> Any:
 
 
 def _slot(at: Any, parameter: Any = None) -> Any:
-    """Return a tensor to load the checkpoint's entry `at` into; 0 if the entry is no tensor."""
+    """Return a tensor that can receive the checkpoint's entry `at`; 0 if that is no tensor."""
     if not hasattr(at, "properties"):
         return 0
     if parameter is not None and parameter.shape == at.size:  # shard the tensor like the parameter

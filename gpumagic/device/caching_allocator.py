@@ -121,7 +121,7 @@ class CachingAllocator:
         stat, blocks, requested = self.bytes, self.blocks, self.requested
         # No function calls from here on, so that an interrupt cannot come between two writes.
         free[place:place] = ((end - start, start),)
-        # The merged block was inserted after the entries to delete, so their indices are valid.
+        # The merged block is larger, so it is after the entries to delete: their indices are valid.
         if after > before:  # delete the later entry first, because this keeps `before` valid
             del free[after]
         if before >= 0:

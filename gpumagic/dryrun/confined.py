@@ -3,7 +3,7 @@
 A refused action ends the dry run at the user's line. Printed and displayed output is captured.
 Nothing here can be undone, so this module is only for a forked child that will exit. The Linux
 kernel refuses actions that Python's audit hook misses. Landlock refuses `os.mkfifo`, shared memory,
-and writes by C code. A seccomp filter refuses signals, and chmod and connections by C code.
+and writes by C code. A seccomp filter refuses signals, and C code's chmod and connections.
 """
 
 import builtins

@@ -127,7 +127,7 @@ class HeldMemory:
         storage.address, storage.size = -1, 0
 
     def _settle(self) -> None:
-        """Update the peaks, because the newest storage did not replace the storage `_leaving`."""
+        """Raise the peaks if the storage `_leaving` still exists, so that both storages count."""
         if self._leaving is not None:
             self._leaving = None
             for device in self.now:
@@ -205,7 +205,7 @@ def target_of(on: object) -> tuple[Device | None, tuple[Card, ...]]:
         try:
             chosen = cards(on)
         except GpuError as error:
-            raise GpuError(f"{error}; a device is 1, cuda:1, cpu, free") from None
+            raise GpuError(f"{error}; or type a device: 1, cuda:1, cpu, free") from None
     elif isinstance(on, Iterable) and not isinstance(on, str):
         chosen = tuple(each if isinstance(each, Card) else card(each) for each in on)
     if not chosen:

@@ -42,7 +42,7 @@ def try_fix(
     error: BaseException, found: Explanation | None, shell: Any = None
 ) -> Explanation | None:
     """Return `found` with a completed fix, and with a `%%ongpu` line if the line fixes the cell.
-    If `found` is None, return an explanation only if such a line fixes an error in a library."""
+    If `found` is None, explain an error in a library if such a line fixes it; else return None."""
     said = next(filter(read, errors(error)), None)  # None if no error is about devices
     every = failed_frames(said.__traceback__) if said is not None else []
     at_top = [n for n, frame in enumerate(every) if frame.at_top and frame.tree is not None]
@@ -75,8 +75,8 @@ class _Trial:
         run = self._dry(ast.parse(self._top.source).body, {}, number)
         if self._ends_early(run) or run.mismatches or run.error:
             return found
-        # The prediction counts only if a dry run without `%%ongpu` predicts the error, or skips
-        # code, such as a magic, in which the error may have occurred.
+        # `run` counts only if a dry run without `%%ongpu` predicts the error, or skips code that
+        # may have raised the error, such as a magic.
         now = self._dry(self._from_change(self._before), {})
         known = now.mismatches or not all(unknown.ended for unknown in now.unknown)
         return replace(found, first=f"%%ongpu {number}") if known else found
@@ -141,7 +141,7 @@ class _Trial:
         return found, (_MOST + 1, _MOST + 1)  # the code still fails
 
     def _takes_effect(self, fix: Fix, texts: dict[str, str]) -> bool:
-        """Whether a dry run executes an edit. An object's earlier method calls are not repeated."""
+        """Whether a dry run executes an edit. It does not repeat earlier method calls."""
         nodes = ast.walk(ast.parse(texts.get(fix.filename, "")))
         functions = (node for node in nodes if isinstance(node, ast.FunctionDef))
         around = [f.name for f in functions if f.lineno <= fix.line <= (f.end_lineno or 0)]

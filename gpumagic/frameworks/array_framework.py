@@ -30,7 +30,7 @@ _IN_PLACE = (list, deque, dict, defaultdict, OrderedDict)
 _CAPTURED = "a function captures it; pass it as an argument, or create it in this cell"
 _LITERALS = (ast.List, ast.Tuple, ast.Dict)
 _origins: dict[str, dict[Any, Origin]] = defaultdict(dict)
-"""For each framework name, origins of moved variables by (framework name, variable name)."""
+"""Origins of moved variables, by framework name, then by (framework name, variable name)."""
 
 
 class ArrayFramework(Framework):

@@ -35,7 +35,7 @@ def advise(entry: Entry) -> Advice | None:
         text = f"an operand is {where}: make it on {entry.destination}, or copy it once, {put}"
         return Advice(text, entry.count)
     if entry.operator == "tf.function":
-        text = f"each call copies an operand: give the function tensors on {entry.destination}"
+        text = f"each call copies an operand: pass tensors on {entry.destination} to the function"
         return Advice(f"{text}, and make its variables there", entry.count)
     if entry.operator == "batch" and entry.calls >= OFTEN:
         there = f"tf.data.experimental.prefetch_to_device('{own(entry.destination)}')"

@@ -360,7 +360,7 @@ def _lines(diff: NumericDiff) -> list[str]:
     if found is None and unused:
         return [f"nothing to compare: {unused[0]}"]
     if found is None:
-        words = f"largest difference {diff.largest:.0e}" if diff.largest else "equal"
+        words = f"largest relative difference {diff.largest:.0e}" if diff.largest else "equal"
         return [f"{sides} agree: {words}", *diff.notes]
     values = (f"{x:.6g}" if isinstance(x, float) else str(x) for x in found.values)
     pairs = ", ".join(map("{} on {}".format, values, diff.sides))

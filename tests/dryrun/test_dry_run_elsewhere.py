@@ -97,8 +97,8 @@ def test_a_cell_is_asked_with_on(ip):
         ("RTX 4091", "no card 'RTX 4091' is known; did you mean 'RTX 4090 24GB'"),
         (["A100 40GB", "nix"], "no card 'nix' is known"),
         ("8 x H100 80GB", "no card '8 x H100 80GB' is known; did you mean 'H100 80GB'"),
-        ("@all", "no card '@all' is known; .*; a device is 1, cuda:1, cpu, free"),
-        ("cuda;1", "or a size: 24GiB; a device is 1, cuda:1, cpu, free"),
+        ("@all", "no card '@all' is known; .*; or type a device: 1, cuda:1, cpu, free"),
+        ("cuda;1", "or a size: 24GiB; or type a device: 1, cuda:1, cpu, free"),
         ("cuda:1", "no cuda:1"),
     ],
 )

@@ -53,7 +53,7 @@ def test_nothing_of_the_users_changes(filled):
 def test_the_line_form_agrees_and_prints_only_once(filled):
     done = filled.run("%gpudiff float64 float32 -- print(net(x).shape)")
     assert done.text.count("torch.Size") == 1
-    assert "float64 and float32 agree: largest difference" in done.text
+    assert "float64 and float32 agree: largest relative difference" in done.text
     assert "%gpudiff: no code" in filled.run("%gpudiff cpu 1").text
 
 
