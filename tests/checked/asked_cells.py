@@ -176,7 +176,7 @@ v = torch.tensor([0.0, 1.0], requires_grad=True)
 y = torch.where(v > 0, v.sqrt(), torch.zeros_like(v))
 y.sum().backward()
 
-MadeNanError: SafeBackward, recorded before Safe.apply(s).sum() (line 11): from finite …
+MadeNanError: SafeBackward, whose call came before Safe.apply(s).sum() (line 11): from finite …
 class Safe(torch.autograd.Function):
     @staticmethod
     def forward(ctx, a):
