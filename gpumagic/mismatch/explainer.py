@@ -151,6 +151,9 @@ def _mismatch(
     # Fix the failed frame, not a caller, so that other uses of an index do not change. A value that
     # torch reads on the CPU must be copied in each call of the function.
     stays = kind == "host" or (kind == "index" and clash.parts[0] not in odd)
+    # Another method, such as `reset`, may create the attribute again, so callers do not move it.
+    attributes = (part.text for part in odd if part.text.startswith("self."))
+    stays |= any(sources.in_other_methods(text, frame, "cpu") for text in attributes)
     left, why_left = callers.left_behind(odd[0], frame) if len(odd) == 1 else (None, "")
     sent = (fixes.sent_too(each) for each in (() if choice.to_host else (site, above)))
     fix = fix or kept or left or next(filter(None, sent), None)

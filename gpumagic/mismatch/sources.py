@@ -207,10 +207,13 @@ def maker_of(part: operand.Part, at: Operation) -> ast.Assign | None:
     value: Any = made.value
     on_default = getattr(getattr(value, "func", None), "attr", "") == "cuda"
     movable = created and (is_leaf(part) or (on_default and not operand.arguments(value)))
-    # `self.device` may be out of date, because a module's `.to()` does not change it.
-    stale = [word.value for word in getattr(value, "keywords", ())]
-    stale = [n for n, _ in created if n in stale and ast.unparse(n).startswith("self.")]
-    movable = movable or (stale and part.device == "cpu")
+    # `self.device` may be out of date, because a module's `.to()` does not change it. A function
+    # that names a GPU, such as "cuda:0", may get its arguments on another GPU.
+    words = [word.value for word in getattr(value, "keywords", ())]
+    given = [n for n, _ in created if n in words]
+    stale = part.device == "cpu" and any(ast.unparse(n).startswith("self.") for n in given)
+    named = ast.Constant in map(type, given) and function_of(node) is not None
+    movable = movable or stale or named
     sent = moves_to_device(value, at.reader) and part.device != "cpu" and not is_leaf(part)
     return made if call.factory or from_numpy or asked or movable or sent else None
 
@@ -255,12 +258,12 @@ def made_by_method(parts: list[operand.Part], frame: FailedFrame, target: str) -
     names = {**own(owner)["_parameters"], **own(owner)["_buffers"]}
     same = (f"self.{name}.device" for name, t in names.items() if id(t) in map(id, there))
     text, *others = {".".join(re.split(r"[.\[]", part.text)[:2]) for part in parts}
-    edits = _in_other_methods(text, frame, next(same, "next(self.parameters()).device"))
+    edits = in_other_methods(text, frame, next(same, "next(self.parameters()).device"))
     alone = len(edits) == 1 and not others and text.startswith("self.")
     return around(frame, edits[0], 0) if alone else None
 
 
-def _in_other_methods(text: str, frame: FailedFrame, device: str) -> list[Any]:
+def in_other_methods(text: str, frame: FailedFrame, device: str) -> list[Any]:
     """Return the edits that create `self.x` on `device`; none if `__init__` assigns a value too."""
     failed = function_of(frame.failed or ast.Pass())
     cls = next(parents(failed or ast.Pass()), ast.Pass())

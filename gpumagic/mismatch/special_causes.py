@@ -15,6 +15,7 @@ from gpumagic.device import here
 from gpumagic.device.where import there_is
 from gpumagic.display.units import some
 from gpumagic.mismatch import operand, sources
+from gpumagic.mismatch.callers import earlier_cells
 from gpumagic.mismatch.explanation import (
     RERUN,
     Edit,
@@ -152,6 +153,9 @@ def _renamed(
     frame, stmt, name = _outermost(called, frames[0].text(each), value)
     made = sources.only_assignment(name, stmt)
     if name.isidentifier() and frame.at_top and not made:
+        for cell in () if name in stored(frame.tree) else earlier_cells(frame):
+            if found := [node for node in cell.nodes if sources.assigns(node, name)]:
+                return around(cell, [(found[-1].value, new)], None)
         return Edit(frame, before_loops(frame, stmt, [name]), [f"{name} = {new}"]).fix(None)
     fix = (made and _within_count(made.value, frame)) or _within_count(each, frames[0])
     fix = fix or (around(frame, [(made.value, new)], None) if made else None)

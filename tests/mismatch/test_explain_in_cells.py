@@ -647,3 +647,10 @@ def test_no_cell_is_said_to_have_made_what_a_name_already_had(ip):
     failed = ip.run(f"q = torch.ones(8, 8)\n%gputime cpu {setup} --max-time 0.1 -- q @ q")
     assert "to numpy" in failed.text
     assert "between devices" not in failed.text
+
+
+def test_a_device_that_is_not_there_is_named_where_it_was_assigned(ip):
+    ip.run("n = 3\ndevice = torch.device(f'cuda:{n}' if n else 'cpu')")
+    told = explained(ip.run("x = torch.ones(3)\ny = x.to(device)"))
+    assert "replace line 2 with, then run that cell and all below it again" in told
+    assert told.rstrip().endswith('device = torch.device("cuda:1")')

@@ -548,3 +548,26 @@ def test_a_transfer_of_two_names_is_edited_and_an_old_hook_is_named():
         "net.register_forward_hook(add)\nnet(torch.ones(2, 3).cuda())\n"
     )
     assert gpumagic.explain(run(code)).reason.startswith("an old hook stays registered: ")
+
+
+def test_a_gpu_that_a_function_names_follows_its_argument():
+    code = (
+        "def noisy(x):\n    noise = torch.randn(x.shape, device='cuda:0')\n"
+        "    return x + 0.1 * noise\nnoisy(torch.ones(3, device='cuda:1'))\n"
+    )
+    fix = gpumagic.explain(run(code)).fix
+    assert fix.code.strip() == "noise = torch.randn(x.shape, device=x.device)"
+    assert run(fix.apply(code)) is None
+
+
+def test_what_a_method_creates_again_moves_where_it_is_used():
+    code = (
+        "class Meter:\n    def __init__(self):\n        self.reset()\n"
+        "    def reset(self):\n        self.sum = torch.zeros(3)\n"
+        "    def add(self, x):\n        self.sum += x\n"
+        "meter = Meter()\nfor n in range(2):\n    meter.add(torch.ones(3, device='cuda'))\n"
+        "    meter.reset()\n"
+    )
+    fix = gpumagic.explain(run(code)).fix
+    assert fix.code.strip() == "self.sum = self.sum.to(x.device)"
+    assert run(fix.apply(code)) is None
