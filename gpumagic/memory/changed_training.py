@@ -116,13 +116,14 @@ def other_optimizer(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     modules = {name: value for name, value in s.namespace.items() if is_module(value)}
     weights = {name: {id(p) for p in modules[name].parameters()} for name in modules}
     old, trained = optimizer_of(s), trained_by(s)
-    for name in [name for name in weights if weights[name] == trained][: bool(t.best and old)]:
+    fits = [name for name in weights if weights[name] == trained and s.optimizer is not None]
+    for name in fits[: old in s.read and t.best is not None]:
         new = torch_here().optim.Adafactor(modules[name].parameters())
         do = f"`{old} = torch.optim.Adafactor({name}.parameters())`: its state is small"
         yield from helps(t.best, f"{do}; the training changes", names={old: new})
 
 
 def optimizer_of(s: OutOfMemoryState) -> str:
-    """Return the name of the optimizer whose first step failed, or ""."""
-    names = (name for name in sorted(s.read) if s.namespace.get(name) is s.optimizer is not None)
-    return next(names, "")
+    """Return the name of the optimizer whose first step failed; `optimizer` if it has no name."""
+    every = (n for n in sorted(s.read) if s.namespace.get(n) is s.optimizer)
+    return next(every, "optimizer")

@@ -85,7 +85,7 @@ def _explained(s: OutOfMemoryState, where: UserLine, t: Trials) -> OutOfMemory:
         adds=loop.need.grows if loop is not None and loop.need is not None else None,
         adds_to=loop.adds_to[0] if loop is not None else "",
         stale=tuple(sorted(much)),
-        clear=f"{changed_training.optimizer_of(s) or '…'}.state.clear()" * (s.incomplete > 0),
+        clear=f"{changed_training.optimizer_of(s)}.state.clear()" * (s.incomplete > 0),
         ended_early=t.ended_early,
     )
 

@@ -283,14 +283,14 @@ class CodeTrial:
             return follow
 
         run = self._trials.follow(space, prepare)
-        need = self._need_of(run) if run is not None else None
+        need = self._need_of(run, changed) if run is not None else None
         # The next number may name a missing file or let a pass free memory: use one number twice.
         if self._step and (self._freed or getattr(run, "error", None)):
             self._step = 0
             return self.tried(names, first=first, keep=keep, within=within, form=form, twice=twice)
         return need
 
-    def _need_of(self, run: DryRun) -> Need | None:
+    def _need_of(self, run: DryRun, changed: dict[str, Any]) -> Need | None:
         reasons = [each.reason for each in run.unknown]
         guessed = GUESSED in reasons
         if run.mismatches or (run.error and not guessed):
@@ -303,6 +303,8 @@ class CodeTrial:
             grows = max(held[1] - held[0], 0)
         self._freed = held != sorted(held)
         most = getattr(run.peak.get(self._state.name), "needed", 0)
+        # The run frees incomplete optimizer state. `room` has these bytes, but `needed` does not.
+        most += self._state.incomplete * (not any(map(_is_optimizer, changed.values())))
         return Need(most, grows, (run.complete or steady) and not guessed, run.unknown)
 
     def _passes(
@@ -324,8 +326,8 @@ class CodeTrial:
             for name in names:
                 space[name] = change(space[name])
             note(f"{_HELD}{number} {torch_here().cuda.memory_allocated(self._state.name)}")
-            # Increase the loop's number variables, so that a dict with these keys grows.
-            more = {int: self._step, float: self._step * 1e-9}
+            # Change the loop's numbers and strings, so that a dict with these keys grows.
+            more: Any = {int: self._step, float: self._step * 1e-9, str: " " * self._step}
             given = {n: v + more[type(v)] if type(v) in more else v for n, v in given.items()}
 
     def _take_first(self, space: dict[str, Any]) -> bool:
@@ -387,6 +389,10 @@ class CodeTrial:
         finally:
             for each, iterated in over:
                 each.iter = iterated
+
+
+def _is_optimizer(value: Any) -> bool:
+    return issubclass(type(value), torch_here().optim.Optimizer)
 
 
 def helps(

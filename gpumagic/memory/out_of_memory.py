@@ -119,7 +119,7 @@ def _title(found: OutOfMemory) -> str:
     # A lever that is `%gpufree` itself needs no `%gpufree` before it.
     alone = not found.stale and any(each.do.startswith("`%gpufree` ") for each in found.levers)
     free *= bool(held or found.stale or found.clear) and not alone
-    after = " and ".join(filter(None, [free, f"`{found.clear}`" * bool(found.clear)]))
+    after = " and ".join(filter(None, [f"`{found.clear}`" * bool(found.clear), free]))
     if not found.levers:
         nothing = "no change was found that lets the cell fit"
         nothing += ", but there was no time to try all" * found.ended_early

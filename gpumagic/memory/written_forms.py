@@ -34,6 +34,7 @@ _DROPS = {"{}": "", "dropout({}, p)": ", dropout_p=p"}
 def _forms() -> Iterator[tuple[str, str, int]]:
     """Yield each form, a replacement that needs less memory, and the dimensions of `x` and `y`."""
     yield "matmul(float(one_hot(t, n)), w)", "w[t]", 2
+    yield "linear(float(one_hot(t, n)), w)", "F.embedding(t, w.weight.T) + w.bias", 2
     yield _COSINES, "F.normalize(x, dim=1) @ F.normalize(y, dim=1).T", 2
     for (distance, new), (difference, dims) in product(_DISTANCES.items(), _DIFFERENCES.items()):
         yield distance.format(difference), new, dims
@@ -242,9 +243,9 @@ class _Reader:
         given = [*node.args, *(value for name, value in words.items() if name != "training")]
         value, owner = self._frame.scope.value(node.func), getattr(node.func, "value", None)
         if is_module(value):
-            name = type(value).__name__.lower()
-            dropped = "{0}.p * {0}.training".format(ast.unparse(node.func))
-            setting = dropped if name == "dropout" else str(getattr(value, "dim", None))
+            name, text = type(value).__name__.lower(), ast.unparse(node.func)
+            settings = {"dropout": f"{text}.p * {text}.training", "linear": text}
+            setting = settings.get(name, str(getattr(value, "dim", None)))
             return name, [*given, expression(setting)]
         is_torchs = (getattr(value, "__module__", None) or "torch").startswith("torch")
         if not is_torchs and value is not MISSING:

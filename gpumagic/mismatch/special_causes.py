@@ -153,13 +153,20 @@ def _renamed(
     frame, stmt, name = _outermost(called, frames[0].text(each), value)
     made = sources.only_assignment(name, stmt)
     if name.isidentifier() and frame.at_top and not made:
-        for cell in () if name in stored(frame.tree) else earlier_cells(frame):
-            if found := [node for node in cell.nodes if sources.assigns(node, name)]:
-                return around(cell, [(found[-1].value, new)], None)
-        return Edit(frame, before_loops(frame, stmt, [name]), [f"{name} = {new}"]).fix(None)
+        return _in_earlier_cell(frame, name, new) or Edit(
+            frame, before_loops(frame, stmt, [name]), [f"{name} = {new}"]
+        ).fix(None)
     fix = (made and _within_count(made.value, frame)) or _within_count(each, frames[0])
     fix = fix or (around(frame, [(made.value, new)], None) if made else None)
     return fix or around(frames[0], [(each, new)], None)
+
+
+def _in_earlier_cell(frame: FailedFrame, name: str, new: str) -> Fix | None:
+    """Return the fix of the latest cell that assigns a variable, unless the failed cell does."""
+    for cell in () if name in stored(frame.tree or ast.Pass()) else earlier_cells(frame):
+        if found := [node for node in cell.nodes if sources.assigns(node, name)]:
+            return around(cell, [(found[-1].value, new)], None)
+    return None
 
 
 def _within_count(value: ast.AST, frame: FailedFrame) -> Fix | None:

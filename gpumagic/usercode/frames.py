@@ -327,7 +327,7 @@ class RestOfCode:
             return set()
         body, kinds = self.frame.tree.body, (ast.List, ast.Dict, ast.Constant)
         made = [n for n in body if isinstance(getattr(n, "value", None), kinds) == empty]
-        again = bound(made) - {*names_read(ast.Module(body, []))}
+        again = stored(ast.Module(made, [])) - {*names_read(ast.Module(body, []))}
         return again & self.made_before
 
     @property

@@ -776,6 +776,24 @@ def test_no_number_is_told_that_does_not_decide(small, shown):
 
 
 @pytest.mark.slow
+def test_what_a_loop_in_a_loop_assigns_is_freed_before_a_rerun(small, shown):
+    small.run(f"{START}net = nn.Sequential(nn.Linear(256, 256), nn.Tanh()).cuda()")
+    small.run(
+        "for epoch in range(2):\n    total = 0\n    for n in range(40):\n"
+        "        out = net(torch.ones(900, 256).cuda())\n        total += out.square().mean()"
+    )
+    assert "total" in shown.pop().stale
+
+
+def test_a_cache_by_strings_grows(small, shown):
+    small.run(f"{START}from functools import lru_cache\nnames = [str(n) for n in range(90)]")
+    small.run("w = mib(1)\n@lru_cache\ndef encode(text):\n    return w * len(text)")
+    small.run("for name in names:\n    y = encode(name)")
+    found = shown.pop()
+    assert found.adds_to == "encode"
+    assert found.levers[0].do.startswith("store `.cpu()` of the tensors in `encode`")
+
+
 def test_the_next_part_of_a_batch_fits_beside_the_results_of_the_last(small, shown):
     small.run(f"{START}w = torch.ones(60_000, device='cuda', requires_grad=True)")
     small.run("x = torch.ones(96, 60_000)")

@@ -97,6 +97,10 @@ CASES = {
     "a field of the result": (ALIKE, "out = (x @ x.T).max(1).values"),
     "two fields": (ALIKE, "best, at = (x @ x.T).topk(3)\nout = best.sum(1) + at.sum(1) * 0"),
     "statements on one line": (ALIKE, "w = (x @ x.T * 9).softmax(1); out = w @ y"),
+    "one_hot times a layer": (
+        "x, net = torch.randint(9000, (900,)), nn.Linear(9000, 64)",
+        "net.to(D)\nt = x.to(D)\nout = net(F.one_hot(t, 9000).float()).detach()",
+    ),
     "a kernel": (
         "x = torch.randn(3400, 8, device=D)",
         "out = torch.exp(-torch.cdist(x, x) ** 2 / (2 * 0.5**2))",
