@@ -268,7 +268,16 @@ def collected(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
             form = Form("", "", [], trial.code, {e: expression(t) for e, t in texts.items()})
             with form.in_place():
                 do = f"`{ast.unparse(frames.statement(node) or node)}` for line {node.lineno}"
+            joins = isinstance(frames.statement(node), ast.Assign) and _is_read_below(trial, name)
+            do += f"; `{name}.cuda()` where the code below reads it" * joins
             yield from _without_old(s, trial, do, form)
+
+
+def _is_read_below(trial: CodeTrial, name: str) -> bool:
+    """Whether code below the failed loop reads a variable."""
+    end = max((loop.end_lineno or 0 for loop in trial.rest.loops), default=0)
+    below = (n for n in trial.rest.nodes if isinstance(n, ast.Name) and n.lineno > end > 0)
+    return any(each.id == name for each in below)
 
 
 def _without_old(s: OutOfMemoryState, trial: CodeTrial, do: str, form: Form) -> Iterator[Lever]:

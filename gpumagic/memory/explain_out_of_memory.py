@@ -30,7 +30,7 @@ from gpumagic.memory.oom_trials import (
     without_graph,
 )
 from gpumagic.memory.out_of_memory import Lever, OutOfMemory
-from gpumagic.memory.smaller_batch import smaller, smaller_samples
+from gpumagic.memory.smaller_batch import smaller
 from gpumagic.usercode import frames
 from gpumagic.usercode.files import UserLine, innermost_of, label, shell, user_namespace
 from gpumagic.usercode.values import is_module, is_tensor, own, torch_here
@@ -154,7 +154,7 @@ def levers(s: OutOfMemoryState, t: Trials, free: tuple[Any, ...]) -> list[Lever]
             also = changed_code.no_graph(s, t) if group is free else ()
             offered = [*enough.values(), *(lever for lever in also if lever.fits)]
             return sorted(offered, key=lambda lever: not lever.fits)
-    return [*smaller_samples(s, t), *found.values()][:_MOST]
+    return [*found.values()][:_MOST]
 
 
 def _suffices(s: OutOfMemoryState, lever: Lever) -> bool:

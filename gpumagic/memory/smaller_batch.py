@@ -7,13 +7,13 @@ from collections import UserDict
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import cache, partial
-from itertools import islice, product
+from itertools import islice
 from operator import setitem
 from typing import Any
 
-from gpumagic.display.units import both, some
+from gpumagic.display.units import some
 from gpumagic.memory.oom_state import OutOfMemoryState
-from gpumagic.memory.oom_trials import CodeTrial, Need, Trials, helps
+from gpumagic.memory.oom_trials import CodeTrial, Need, Trials
 from gpumagic.memory.out_of_memory import Lever
 from gpumagic.memory.written_forms import Form, takes_rows
 from gpumagic.usercode.frames import block_of, computed_from, stored
@@ -28,7 +28,6 @@ _NEAR, _NEAR_REAL = 0.05, 0.1  # tolerance below the largest number that fits, o
 # Names of numbers to lower. Without a model, use only `_SIZE`, as a lower `B` may change results.
 _SIZE = re.compile(r"(?i:batch|chunk|capacity)")
 _SIZE_OF_MODELS = re.compile(rf"{_SIZE.pattern}|seq|context|bptt|^(?:bs|B|T)$")
-_LEAST = 32  # smallest number of pixels or tokens that may be lowered
 _GROUPS = 3  # maximum number of tensor lengths that are tried as batch sizes
 _CUTS = {"split", "chunk", "narrow", "select", "index_select", "unbind"}
 
@@ -59,9 +58,12 @@ def _fewer_rows(s: OutOfMemoryState, trial: CodeTrial, names: list[str]) -> Iter
 
     def tried(number: int, also: list[str]) -> Need | None:
         first = partial(_keep_gradients, models(s, trial) if learns else [])
-        part, other = f"[:{number}]", dict.fromkeys(also, number)
+        cut = {n: _cut(trial.names[n], number) for n in names if n in trial.names}
+        read = {n: f"{n}[:{number}]" for n in names if n not in cut}
+        form = Form("", "", [], trial.code, trial.reads(read)) if read else None
+        cut |= dict.fromkeys(also, number)
         # While a second part of the batch is computed, names still hold the first part's results.
-        need = _with_less(trial, names, part, other, first=first, twice=learns)
+        need = trial.tried(cut, first=first, form=form, twice=not loader)
         return need and need._replace(most=need.most - int(held * (1 - number / count)))
 
     half = tried(count // 2, [])
@@ -70,56 +72,13 @@ def _fewer_rows(s: OutOfMemoryState, trial: CodeTrial, names: list[str]) -> Iter
     # In a GAN, a model also has gradients of the other model's loss, which must not accumulate.
     is_gan = sum(isinstance(value, torch_here().optim.Optimizer) for value in values) > 1
     added = ", accumulating the gradients of {}" if learns and not is_gan else ""
+    added = added or ", part by part; then join the results" * (not learns and not trial.rest.loops)
     # In training with a smaller batch, a loss over pairs of samples has fewer pairs.
     paired = learns and half is not None and half.most < _PAIRED * getattr(trial.need, "most", 0)
     added, least = (_FEWER_PAIRS, 0.0) if paired else (added, _PAIRED)
     cuts = some(f"`{name}`" for name in loader or (*names, *sizes))
     do = f"{cuts}: a batch of {{:,}} instead of {count:,}{added}"
     yield from _largest(s, trial, do, count, partial(tried, also=sizes), least, divides=learns)
-
-
-def _with_less(
-    trial: CodeTrial, names: list[str], index: str, also: dict[str, Any], **change: Any
-) -> Need | None:
-    """Return the need of the code if it reads `names` with `index`, such as ``x[:8]``."""
-    part = eval(f"lambda x: x{index}")
-    cut = {n: _cut(trial.names[n], part) for n in names if n in trial.names}
-    read = {n: f"{n}{index}" for n in names if n not in cut}
-    form = Form("", "", [], trial.code, trial.reads(read)) if read else None
-    return trial.tried(cut | also, form=form, **change)
-
-
-def smaller_samples(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Propose images of fewer pixels, or sequences of fewer tokens; the results then change."""
-    for trial in (trial for trial in t.every if t.loop is None and trial.lacking > 0):
-        found = _tensors(trial) if runs_model(s, trial) else {}
-        for size, factor in product(_sample_sizes(found), (2, 4, 8)):
-            if levers := _every_nth(trial, found, size, factor):
-                yield from levers
-                return
-
-
-def _sample_sizes(found: dict[str, Any]) -> list[tuple[int, ...]]:
-    """Return the size of the largest batch's samples: pixels of images, or tokens. May be empty."""
-    images = [x for x in found.values() if x.dim() in (4, 5) and x.is_floating_point()]
-    tokens = [x for x in found.values() if x.dim() == 2 and not x.is_floating_point()]
-    batches = sorted(images or tokens, key=lambda x: int(x.nbytes))[-1:]
-    return [batch.shape[2 if images else 1 :] for batch in batches]
-
-
-def _every_nth(
-    trial: CodeTrial, found: dict[str, Any], size: tuple[int, ...], factor: int
-) -> list[Lever]:
-    """Return the advice to read fewer pixels or tokens of each sample, if the cell then fits."""
-    names = [n for n, x in found.items() if x.dim() > 1 and x.shape[-len(size) :] == size]
-    pixels = f"[..., {', '.join([f'::{factor}'] * len(size))}]"
-    unit, index = ("pixels", pixels) if len(size) > 1 else ("tokens", f"[:, :{size[0] // factor}]")
-    new, old = (" × ".join(f"{n // by:,}" for n in size) for by in (factor, 1))
-    code = both(f"`{name}{index}` for `{name}`" for name in names)
-    do = f"{code}: {new} {unit} instead of {old}; the results change"
-    need = _with_less(trial, names, index, {}) if min(size) >= _LEAST else None
-    levers = helps(trial, do, then=need) if need is not None else ()
-    return [lever for lever in levers if lever.fits]
 
 
 def _loader(trial: CodeTrial, count: int) -> list[str]:
@@ -248,9 +207,9 @@ def _tensor_in(value: Any) -> Any:
     return max(held, key=lambda each: each.nbytes, default=value if is_tensor(value) else None)
 
 
-def _cut(batch: Any, cut: Callable[[Any], Any]) -> Any:
-    new = {k: cut(v) for k, v in batch.items()} if _is_batch(batch) else {}
-    return type(batch)(new) if new else cut(batch)
+def _cut(batch: Any, number: int) -> Any:
+    new = {k: v[:number] for k, v in batch.items()} if _is_batch(batch) else {}
+    return type(batch)(new) if new else batch[:number]
 
 
 def _is_batch(value: Any) -> bool:

@@ -366,18 +366,6 @@ ASKED = {
         "loss = net(x).sum()\nloss.backward()",
         "`net = net.float()` and `x = x.float()` first",
     ),
-    "a large image": (
-        "conv = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU()).cuda()\n"
-        "image = torch.rand(1, 3, 1100, 1100)",
-        "with torch.no_grad():\n    y = conv(image.cuda()).mean((2, 3))",
-        "`image[..., ::2, ::2]` for `image`: 550 × 550 pixels instead of 1,100 × 1,100; the",
-    ),
-    "a long sequence": (
-        "model = nn.Sequential(nn.Embedding(9, 16), nn.Linear(16, 4000)).cuda()\n"
-        "ids = torch.zeros(1, 2400, dtype=torch.long)",
-        "loss = model(ids.cuda()).logsumexp(-1).mean()\nloss.backward()",
-        "`ids[:, :600]` for `ids`: 600 tokens instead of 2,400; the results change",
-    ),
     "dense gradients of rows": (
         "words = nn.Embedding(70_000, 128).cuda()\nopt = torch.optim.SGD(words.parameters(), 0.1)",
         "loss = words(torch.arange(9).cuda()).sum()\nloss.backward()\nopt.step()",
