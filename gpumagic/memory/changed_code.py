@@ -10,14 +10,17 @@ import re
 import textwrap
 from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import permutations, takewhile
+from contextlib import nullcontext
+from functools import partial
+from itertools import takewhile
 from typing import Any
 
 from gpumagic.memory.oom_state import OutOfMemoryState
 from gpumagic.memory.oom_trials import CodeTrial, Trials, helps
 from gpumagic.memory.out_of_memory import Lever
+from gpumagic.memory.smaller_batch import models
 from gpumagic.memory.split_rows import split
-from gpumagic.memory.written_forms import Form, expression, forms
+from gpumagic.memory.written_forms import Form, checkpointed, expression, forms, one_shape
 from gpumagic.usercode import frames
 from gpumagic.usercode.files import label
 from gpumagic.usercode.values import comes_from, is_module, is_tensor, own, torch_here
@@ -30,7 +33,7 @@ def other_form(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     learns = any(rest.backward for rest in s.rests)
     found = ((rest, form) for rest in s.rests for form in forms(rest, learns=learns))
     for rest, form in found:
-        for lever in helps(trial, with_place(s, rest, form), form=form):
+        for lever in helps(trial, _with_place(s, rest, form), form=form):
             if t.best is not None or "map_location" in form.new:
                 yield lever
                 if lever.fits is not False:
@@ -41,7 +44,7 @@ def by_rows(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose to compute the failed code in groups of rows, in the outermost frame possible."""
     for rest in reversed(s.rests if t.best is not None else []):
         for form in split(rest, t):
-            levers = [*helps(t.best, with_place(s, rest, form), form=form)]
+            levers = [*helps(t.best, _with_place(s, rest, form), form=form)]
             least = 1.05 * max((lever.gives or 0 for lever in levers), default=0)
             without = _without_autograd(s, t, rest, form)
             levers += [lever for lever in without if (lever.gives or 0) > least]
@@ -58,10 +61,10 @@ def _without_autograd(
     if not learns and form.do.startswith(f"`{form.new}"):  # not in a one-line `with` already
         new = f"with torch.no_grad(): {form.new}"
         form = form._replace(new=new, do=form.do.replace(form.new, new, 1))
-        yield from helps(t.best, with_place(s, rest, form), form=form)
+        yield from helps(t.best, _with_place(s, rest, form), form=form)
 
 
-def with_place(s: OutOfMemoryState, rest: frames.RestOfCode, form: Form) -> str:
+def _with_place(s: OutOfMemoryState, rest: frames.RestOfCode, form: Form) -> str:
     """Return a form's advice. Name the cell or file of the code, unless the error arose there."""
     here = rest.frame.filename == s.frames[0].filename
     there = f"` for {label(rest.frame.filename)}, line"
@@ -70,17 +73,18 @@ def with_place(s: OutOfMemoryState, rest: frames.RestOfCode, form: Form) -> str:
 
 def other_values(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose equal shapes for two operands, less padding, or float32 instead of float64."""
-    for form in {form.do: form for form in _one_shape(s)}.values():
+    same = one_shape(s.rests[0], s.operands)
+    for form in {form.do: form for form in same}.values():
         yield from helps(t.best, form.do, form=form)
     for trial in (trial for trial in t.every if trial.lacking > 0):
         for do, names in _padded(trial.names):
             yield from helps(trial, do, names=names)
     if t.best is not None:
         yield from _as_float32(s, t.best)
-        yield from converted(s, t.best, "float64", "float", "float64 takes twice the memory")
+        yield from _converted(s, t.best, "float64", "float", "float64 takes twice the memory")
 
 
-def converted(
+def _converted(
     s: OutOfMemoryState, trial: CodeTrial, old: str, method: str, why: str
 ) -> Iterator[Lever]:
     """Propose to convert all tensors and models of the dtype `old` by `method`."""
@@ -140,28 +144,6 @@ def _conversions(
             if is_tensor(value) and value.is_cuda and value.nbytes // 2 > room:  # no room to copy
                 code[-1:] = [f"{name} = {name}.cpu().{method}()", f"{name} = {name}.cuda()"]
     return code, arrays
-
-
-def _one_shape(s: OutOfMemoryState) -> Iterator[Form]:
-    """Yield forms that give operands [N] and [N, 1] one shape, so that the result is not [N, N]."""
-    failed = s.rests[0].failed or ast.Pass()
-    names = dict.fromkeys(n.id for n in ast.walk(failed) if isinstance(n, ast.Name))
-    for one, two in permutations(s.operands, 2):
-        for name in names if _clash(one, two) else ():
-            uses = frames.uses(failed, name)
-            if uses and s.frames[0].scope.name(name) is one:
-                code = f"{name}.view({', '.join(map(str, two.shape))})"
-                shapes = f"{[*one.shape]} and {[*two.shape]} broadcast"
-                do = f"`{code}` for `{name}`: {shapes} to {one.numel():,} × {two.numel():,}"
-                new = {use: expression(code) for use in uses}
-                yield Form(do, "", [], frames.block_of(failed), new)
-
-
-def _clash(one: Any, two: Any) -> bool:
-    """Whether operands [N] and [N, 1] broadcast by mistake. A view `x[:, None]` is intended."""
-    column = max(one, two, key=lambda operand: operand.dim())
-    alike = one.numel() == two.numel() and one.dim() != two.dim()
-    return alike and column.shape[-1] == 1 and not column._is_view()
 
 
 def _padded(known: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -268,16 +250,15 @@ def collected(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
             form = Form("", "", [], trial.code, {e: expression(t) for e, t in texts.items()})
             with form.in_place():
                 do = f"`{ast.unparse(frames.statement(node) or node)}` for line {node.lineno}"
-            joins = isinstance(frames.statement(node), ast.Assign) and _is_read_below(trial, name)
-            do += f"; `{name}.cuda()` where the code below reads it" * joins
+            do += f"; `{name}.cuda()` where the code below reads it" * _is_read_below(trial, name)
             yield from _without_old(s, trial, do, form)
 
 
 def _is_read_below(trial: CodeTrial, name: str) -> bool:
-    """Whether code below the failed loop reads a variable."""
+    """Whether code below the failed loop reads a variable that holds a tensor."""
     end = max((loop.end_lineno or 0 for loop in trial.rest.loops), default=0)
     below = (n for n in trial.rest.nodes if isinstance(n, ast.Name) and n.lineno > end > 0)
-    return any(each.id == name for each in below)
+    return is_tensor(trial.frame.scope.name(name)) and any(each.id == name for each in below)
 
 
 def _without_old(s: OutOfMemoryState, trial: CodeTrial, do: str, form: Form) -> Iterator[Lever]:
@@ -363,3 +344,95 @@ def _in_function(s: OutOfMemoryState, t: Trials, inner: list[CodeTrial]) -> Iter
         do = f"`@torch.no_grad()` above `def {inner[-1].frame.code.co_name}`: {_USED}"
         change = {"within": torch_here().no_grad} if t.best in inner else {"form": form}
         yield from helps(t.best, do, grown=t.loop.grown if t.loop else 0, **change)
+
+
+def frozen(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
+    """Propose `requires_grad_(False)` for models or layers that no optimizer trains."""
+    for name in sorted(s.read | s.rests[-1].read_anywhere) if t.best is not None else ():
+        idle = _idle(s, name)
+        meant = any(own(part).get("requires_grad") is False for part in idle.values())
+        why = "`.requires_grad = False` freezes nothing" if meant else "no optimizer trains it"
+        code = "; ".join(f"{path}.requires_grad_(False)" for path in idle)
+        within = lambda idle=idle: nullcontext([p.requires_grad_(False) for p in idle.values()])  # noqa: E731
+        if idle:
+            yield from helps(t.best, f"`{code}`: {why}", within=within)
+
+
+def _idle(s: OutOfMemoryState, name: str) -> dict[str, Any]:
+    """Return the largest parts of a model that no optimizer trains, by path."""
+    model: Any = s.namespace.get(name)
+    trained = trained_by(s)
+    found = dict[str, Any]()
+    for path, part in model.named_modules(prefix=name) if trained and is_module(model) else ():
+        learns = {id(p) for p in part.parameters() if p.requires_grad}
+        meant = own(part).get("requires_grad") is False  # this module attribute freezes nothing
+        within = path.startswith(tuple(f"{each}." for each in found))
+        if learns and (meant or trained.isdisjoint(learns)) and not within:
+            found[path] = part
+    return found
+
+
+def trained_by(s: OutOfMemoryState) -> set[int]:
+    """Return the ids of the parameters that an optimizer trains."""
+    from gpumagic.moving.move import instances_in
+
+    optimizers = instances_in(s.namespace, torch_here().optim.Optimizer)
+    groups = (group for _, each in optimizers for group in each.param_groups)
+    return {id(parameter) for group in groups for parameter in group["params"]}
+
+
+def recomputed(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
+    """Propose checkpointing: do not save the failed call's tensors, but repeat it in backward."""
+    trial = t.whole or t.best
+    # A second forward pass would update running statistics, such as BatchNorm's, twice.
+    read = models(s, trial) if trial is not None else []
+    parts = (module for each in read for module in each.modules() if module.training)
+    running = any("running_mean" in own(module).get("_buffers", ()) for module in parts)
+    if not any(rest.backward for rest in s.rests) or running:
+        return
+    for name in sorted(s.read | s.rests[-1].read_anywhere):
+        model = s.namespace.get(name)
+        methods = [each for each in _METHODS if is_module(model) and hasattr(type(model), each)]
+        for method in methods[:1]:
+            within = lambda on=getattr(model, method): nullcontext(on())  # noqa: E731, B008
+            yield from helps(trial, f"`{name}.{method}()`{_SLOWER}", within=within)
+    every = {_with_place(s, rest, form): form for rest in s.rests for form in checkpointed(rest)}
+    for do, form in every.items():
+        for lever in helps(trial, f"{do}{_SLOWER}", form=form):
+            yield lever
+            if lever.fits:
+                return
+
+
+_SLOWER = ": slower, less memory"
+_METHODS = "activation_checkpointing_enable", "gradient_checkpointing_enable"  # of transformers
+
+
+def autocast(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
+    """Propose 16 bits for a model's results, where torch finds that safe; else for all data."""
+    torch = torch_here()
+    if t.best is not None and models(s, t.best) and not torch.is_autocast_enabled("cuda"):
+        code = '`with torch.autocast("cuda", torch.bfloat16):`'
+        do = f"{code} around the forward pass and the loss: numbers have 3 digits then"
+        levers = [*helps(t.best, do, within=partial(torch.autocast, "cuda", torch.bfloat16))]
+        yield from levers
+        if not any(lever.fits for lever in levers):
+            yield from _converted(s, t.best, "float32", "bfloat16", "numbers have 3 digits then")
+
+
+def other_optimizer(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
+    """Propose an optimizer with small state, if the state of the code's optimizer does not fit."""
+    modules = {name: value for name, value in s.namespace.items() if is_module(value)}
+    weights = {name: {id(p) for p in modules[name].parameters()} for name in modules}
+    old, trained = optimizer_of(s), trained_by(s)
+    fits = [name for name in weights if weights[name] == trained and s.optimizer is not None]
+    for name in fits[: old in s.read and t.best is not None]:
+        new = torch_here().optim.Adafactor(modules[name].parameters())
+        do = f"`{old} = torch.optim.Adafactor({name}.parameters())`: its state is small"
+        yield from helps(t.best, f"{do}; the training changes", names={old: new})
+
+
+def optimizer_of(s: OutOfMemoryState) -> str:
+    """Return the name of the optimizer whose first step failed; `optimizer` if it has no name."""
+    every = (n for n in sorted(s.read) if s.namespace.get(n) is s.optimizer)
+    return next(every, "optimizer")

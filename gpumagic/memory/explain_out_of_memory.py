@@ -17,7 +17,7 @@ from gpumagic import faults
 from gpumagic.display.progress_line import ProgressLine
 from gpumagic.display.units import size
 from gpumagic.errors import check_exception
-from gpumagic.memory import changed_code, changed_training, holders_by_name
+from gpumagic.memory import changed_code, holders_by_name
 from gpumagic.memory.memory_report import TEMPORARY
 from gpumagic.memory.object_graph import GRAPH
 from gpumagic.memory.oom_state import TORCH, OutOfMemoryState, read
@@ -85,7 +85,7 @@ def _explained(s: OutOfMemoryState, where: UserLine, t: Trials) -> OutOfMemory:
         adds=loop.need.grows if loop is not None and loop.need is not None else None,
         adds_to=loop.adds_to[0] if loop is not None else "",
         stale=tuple(sorted(much)),
-        clear=f"{changed_training.optimizer_of(s)}.state.clear()" * (s.incomplete > 0),
+        clear=f"{changed_code.optimizer_of(s)}.state.clear()" * (s.incomplete > 0),
         ended_early=t.ended_early,
     )
 
@@ -110,7 +110,7 @@ def _reason(s: OutOfMemoryState, t: Trials) -> str:
 def _large_weight(s: OutOfMemoryState) -> str:
     """Return a clause on a weight that takes much of the GPU's memory in training, or ""."""
     modules = {name: s.namespace[name] for name in s.read if is_module(s.namespace.get(name))}
-    trained = changed_training.trained_by(s)
+    trained = changed_code.trained_by(s)
     every = [(p, f"{m}.{n}") for m in modules for n, p in modules[m].named_parameters()]
     sizes = [(p.nbytes, name) for p, name in every if id(p) in trained and str(p.device) == s.name]
     nbytes, name = max(sizes, default=(0, ""))
@@ -135,12 +135,12 @@ def levers(s: OutOfMemoryState, t: Trials, free: tuple[Any, ...]) -> list[Lever]
     """Return the cheapest levers that let the cell fit; if there are none, levers that help."""
     less: tuple[Any, ...] = changed_code.other_form, changed_code.other_values
     less += keep_less, changed_code.on_host, changed_code.collected
-    less += changed_training.frozen, changed_code.no_graph, changed_training.sparse
+    less += changed_code.frozen, changed_code.no_graph
     # If each pass of a loop keeps memory, freeing other memory only delays the error.
     first = (free, less) if t.loop is None else (less, free)
     found, enough = dict[str, Lever](), dict[str, Lever]()
-    last: tuple[Any, ...] = changed_training.recomputed, smaller
-    last += changed_training.other_optimizer, changed_training.autocast, other_gpu
+    last: tuple[Any, ...] = changed_code.recomputed, smaller
+    last += changed_code.other_optimizer, changed_code.autocast, other_gpu
     for group in (*first, (changed_code.by_rows,), last):
         for lever in chain.from_iterable(find(s, t) for find in group):
             found.setdefault(lever.do, lever)

@@ -8,11 +8,11 @@ import ast
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import product
+from itertools import permutations, product
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
-from gpumagic.usercode.frames import FailedFrame, RestOfCode, block_of, stored
+from gpumagic.usercode.frames import FailedFrame, RestOfCode, block_of, stored, uses
 from gpumagic.usercode.values import MISSING, is_module, is_tensor
 
 _COSINES = "cosine_similarity(unsqueeze(x, 1), unsqueeze(y, 0), -1)"
@@ -127,6 +127,28 @@ def checkpointed(rest: RestOfCode) -> Iterator[Form]:
         how = [*node.keywords, ast.keyword("use_reentrant", ast.Constant(False))]
         new = ast.Call(expression(_CHECKPOINT), [node.func, *node.args], how)
         yield from _Reader(rest.frame, block, block.index(rest.failed)).replaced(node, new)
+
+
+def one_shape(rest: RestOfCode, operands: list[Any]) -> Iterator[Form]:
+    """Yield forms that give operands [N] and [N, 1] one shape, so that the result is not [N, N]."""
+    failed = rest.failed or ast.Pass()
+    names = dict.fromkeys(n.id for n in ast.walk(failed) if isinstance(n, ast.Name))
+    for one, two in permutations(operands, 2):
+        for name in names if _clash(one, two) else ():
+            found = uses(failed, name)
+            if found and rest.frame.scope.name(name) is one:
+                code = f"{name}.view({', '.join(map(str, two.shape))})"
+                shapes = f"{[*one.shape]} and {[*two.shape]} broadcast"
+                do = f"`{code}` for `{name}`: {shapes} to {one.numel():,} × {two.numel():,}"
+                new = {use: expression(code) for use in found}
+                yield Form(do, "", [], block_of(failed), new)
+
+
+def _clash(one: Any, two: Any) -> bool:
+    """Whether operands [N] and [N, 1] broadcast by mistake. A view `x[:, None]` is intended."""
+    column = max(one, two, key=lambda operand: operand.dim())
+    alike = one.numel() == two.numel() and one.dim() != two.dim()
+    return alike and column.shape[-1] == 1 and not column._is_view()
 
 
 def expression(text: str) -> Any:

@@ -366,11 +366,6 @@ ASKED = {
         "loss = net(x).sum()\nloss.backward()",
         "`net = net.float()` and `x = x.float()` first",
     ),
-    "dense gradients of rows": (
-        "words = nn.Embedding(70_000, 128).cuda()\nopt = torch.optim.SGD(words.parameters(), 0.1)",
-        "loss = words(torch.arange(9).cuda()).sum()\nloss.backward()\nopt.step()",
-        "`words.sparse = True`: gradients of only the rows read",
-    ),
     "results of a hook": (
         "seen = []\nnet[0].register_forward_hook(lambda layer, x, y: seen.append(y))",
         "with torch.no_grad():\n    for n in range(8):\n"
