@@ -7,10 +7,11 @@ the guides of AMD (rocm.docs.amd.com/projects/install-on-linux) and Intel (dgpu-
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
+from typing import NamedTuple
 
 from gpumagic import device, drm, nvml
 from gpumagic.errors import as_typed
@@ -29,43 +30,24 @@ class Check:
     cure: str = ""  # only if `ok` is False
 
 
-@dataclass(frozen=True)
-class _Vendor:
+class _Vendor(NamedTuple):
     """The requirements of a vendor's GPUs."""
 
     name: str
     drivers: tuple[str, ...]
     nodes: tuple[str, ...]  # keys of _NODES
-    variables: tuple[str, ...]  # environment variables that select GPUs
-    gpus: Callable[[Mapping[str, str], Path], list[device.Device]]
     build: str  # the build of torch that supports these GPUs
-    libraries: tuple[str, ...] = ()
 
 
 _VENDORS = {
-    "amd": _Vendor(
-        "AMD",
-        drivers=("amdgpu",),
-        nodes=("/dev/kfd", "/dev/dri"),
-        variables=("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
-        gpus=device.amd_gpus,
-        build="ROCm",
-    ),
-    "intel": _Vendor(
-        "Intel",
-        drivers=("xe", "i915"),
-        nodes=("/dev/dri",),
-        libraries=("libze_loader.so.1", "libze_intel_gpu.so.1"),
-        variables=("ZE_AFFINITY_MASK",),
-        gpus=device.intel_gpus,
-        build="XPU",
-    ),
+    "amd": _Vendor("AMD", ("amdgpu",), ("/dev/kfd", "/dev/dri"), "ROCm"),
+    "intel": _Vendor("Intel", ("xe", "i915"), ("/dev/dri",), "XPU"),
 }
 _NODES = {"/dev/kfd": "dev/kfd", "/dev/dri": "dev/dri/renderD*"}  # patterns of device files
 _BUILDS = "https://pytorch.org/get-started/locally"
-_FOLDERS = ("usr/lib/x86_64-linux-gnu", "usr/lib64", "usr/lib", "usr/local/lib")
 # These NVML faults mean that no driver has answered, so a missing card counts as a failure.
 _NO_ANSWER = ("library-missing", "driver-not-loaded", "pynvml-clash")
+_CHOICE = "CUDA_VISIBLE_DEVICES"
 _Card = tuple[str, str, str | None]  # vendor, PCI address, driver
 
 
@@ -121,10 +103,12 @@ class Doctor:
         found, cure = ", ".join(names), "see what nvidia-smi -L lists on the host, and dmesg"
         known = Check("NVML", bool(names), f"driver {driver}: {found or 'no GPU'}", cure)
         yield known if fault is None else Check("NVML", False, fault.cause, fault.cure)
-        if "CUDA_VISIBLE_DEVICES" in self._env:
+        if _CHOICE in self._env:
             every = device.physical_gpus(self._door)
             left = device.visible(every, self._env)
-            yield self._selection("CUDA_VISIBLE_DEVICES", len(left), len(every))
+            text = f"{self._env[_CHOICE]!r} selects {len(left)} of {len(every)} GPUs"
+            cure = "correct or unset the variable, then restart the kernel"
+            yield Check(_CHOICE, bool(left) if every else None, text, cure)
 
     def _of_vendor(self, vendor: str, cards: Sequence[_Card]) -> list[Check]:
         if (needs := _VENDORS.get(vendor)) is None:
@@ -135,12 +119,7 @@ class Doctor:
             Check(f"{needs.name} GPU", True, f"{len(cards)} on the PCI bus{names}"),
             self._driver(needs, cards),
             *(self._nodes(name, needs.nodes) for name in needs.nodes),
-            *([self._level_zero(needs)] if needs.libraries else []),
         ]
-        every = len(needs.gpus({}, self._root))
-        for name in (name for name in needs.variables if name in self._env):
-            left = needs.gpus({name: self._env[name]}, self._root)
-            found.append(self._selection(name, len(left), every))
         return first_cause(found)
 
     def _driver(self, needs: _Vendor, cards: Sequence[_Card]) -> Check:
@@ -167,19 +146,6 @@ class Doctor:
             path = closed[0].relative_to(self._root)
             return Check(name, False, f"this user may not open /{path} (see ls -l)", cure)
         return Check(name, bool(nodes), paths or f"no /{_NODES[name]}", cure)
-
-    def _level_zero(self, needs: _Vendor) -> Check:
-        ubuntu = "libze1 libze-intel-gpu1"
-        cure = f"install Level Zero: sudo apt install {ubuntu} (other distributions: level-zero)"
-        for library in needs.libraries:
-            if not any((self._root / folder / library).exists() for folder in _FOLDERS):
-                return Check("Level Zero", False, f"no {library}", cure)
-        return Check("Level Zero", True, " and ".join(needs.libraries))
-
-    def _selection(self, name: str, left: int, every: int) -> Check:
-        cure = "correct or unset the variable, then restart the kernel"
-        ok = bool(left) if every else None
-        return Check(name, ok, f"{self._env[name]!r} selects {left} of {every} GPUs", cure)
 
     def _torch(self, cards: Mapping[str, Sequence[_Card]]) -> Check:
         build = device.torch_build()
