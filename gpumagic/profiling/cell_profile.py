@@ -1,16 +1,14 @@
-"""Show the profile of a cell: one sentence, a timeline, and a table with a row for each line."""
+"""Show the profile of a cell: one sentence, and a table with a row for each line."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from html import escape
-from itertools import groupby
 from typing import Literal, NamedTuple
 
-from gpumagic.display import plot, table
-from gpumagic.display.plot import COLORS, LETTER
+from gpumagic.display import table
 from gpumagic.display.table import Column, Shown, block, coded, folded, tag
-from gpumagic.display.units import NOT_KNOWN, duration, tick
+from gpumagic.display.units import NOT_KNOWN, duration
 from gpumagic.usercode.files import UserLine
 
 Kind = Literal["loader", "copy", "wait", "launch", "python"]
@@ -52,14 +50,6 @@ class Cause(NamedTuple):
     times: int = 0
 
 
-class Moment(NamedTuple):
-    """A sample: the host's line, and the GPU's state. `cause` is None if a kernel ran."""
-
-    line: UserLine | None
-    copying: bool
-    cause: Cause | None
-
-
 @dataclass(frozen=True, repr=False)
 class CellProfile(Shown):
     """The profile of one cell: where its time went."""
@@ -70,7 +60,6 @@ class CellProfile(Shown):
     busy: float | None  # seconds in which a kernel ran; None if the profiler sees no device
     lines: tuple[ProfiledLine, ...]  # the slowest first
     causes: tuple[Cause, ...]  # the longest first
-    moments: tuple[Moment, ...]  # evenly distributed samples, for the timeline
     added: float = 0.0  # seconds of overhead: the measured line tracing, and 2 µs for each event
     saved: str = ""  # the file of the trace
 
@@ -98,8 +87,7 @@ def text(profile: CellProfile) -> str:
 def html(profile: CellProfile) -> str:
     rows = table.html(_columns(profile), css="gm-titled", fold=table.Fold(_LINES))
     notes = "".join(tag("div", note, "gm-note") for note in _notes(profile))
-    timeline = _timeline(profile) if profile.moments else ""
-    body = f"<div>{coded(_sentence(profile))}</div>{timeline}{rows}{notes}"
+    body = f"<div>{coded(_sentence(profile))}</div>{rows}{notes}"
     return block(body, "table", "comparison")
 
 
@@ -166,57 +154,3 @@ def _notes(profile: CellProfile) -> Iterator[str]:
     yield f"recording took about {duration(profile.added)}, most of which is not counted above"
     if profile.saved:
         yield f"the trace is in {profile.saved}; open it at https://ui.perfetto.dev"
-
-
-_WIDTH, _LEFT, _FOOT, _HEIGHT, _STEP = 680.0, 56.0, 76.0, 92.0, 24.0
-_COLUMNS = 600
-_OTHERS, _BUSY, _IDLE = "#7d8590", "#2f80ed", "var(--gm-warn);opacity:.45"
-_Block = tuple[str, str, str]  # the CSS of the fill, the label (shown if it fits), the tooltip
-_NOTHING: _Block = "none", "", "no copy runs"
-
-
-def _timeline(profile: CellProfile) -> str:
-    colors = dict(zip((line.where for line in profile.lines), COLORS, strict=False))
-    moments, size = profile.moments, max(len(profile.moments) // _COLUMNS, 1)
-    shown, starts = moments[::size], range(0, len(moments), size)
-    copying = [any(m.copying for m in moments[n : n + size]) for n in starts]
-    lanes: dict[str, list[_Block]] = {
-        "host": [(colors.get(m.line, _OTHERS), _number(m.line), _at(m.line)) for m in shown],
-        "device": [
-            (_IDLE, _number(m.cause.where), f"idle: {m.cause.kind} at {_at(m.cause.where)}")
-            if m.cause
-            else (_BUSY, "", "a kernel runs")
-            for m in shown
-        ],
-        "copies": [(_BUSY, "", "a copy runs") if each else _NOTHING for each in copying],
-    }
-    if profile.busy is None:
-        lanes["device"] = lanes["copies"] = [("none", NOT_KNOWN, NOT_KNOWN)]
-    parts = []
-    for row, (name, blocks) in enumerate(lanes.items()):
-        y = row * _STEP
-        parts += [plot.text(_LEFT - 8, y + 12, name, "end"), *_lane(blocks, y)]
-    scale = plot.Scale(0.0, profile.seconds, _LEFT, _WIDTH - 1, log=False)
-    for seconds in plot.even_ticks(0.0, profile.seconds):
-        x = scale(seconds)
-        parts.append(plot.line(x, _FOOT - 6, x, _FOOT - 2, "gm-axis"))
-        parts.append(plot.text(min(x, _WIDTH - 22), _FOOT + 10, tick(seconds), "middle"))
-    box = f'viewBox="0 0 {_WIDTH:g} {_HEIGHT:g}" width="{_WIDTH:g}"'
-    label = escape(f"timeline: {_sentence(profile)}")
-    return f'<svg class="gm-plot" {box} role="img" aria-label="{label}">{"".join(parts)}</svg>'
-
-
-def _lane(blocks: list[_Block], y: float) -> Iterator[str]:
-    """Yield an SVG rectangle for each run of equal blocks, and the label if it fits."""
-    pixel, at = (_WIDTH - _LEFT) / len(blocks), 0
-    for (color, words, tip), run in groupby(blocks):
-        x, count = _LEFT + at * pixel, len([*run])
-        wide, at = count * pixel, at + count
-        box = f'x="{x:.1f}" y="{y:.0f}" width="{wide:.1f}" height="16"'
-        yield f'<rect {box} style="fill:{color}"><title>{escape(tip)}</title></rect>'
-        if len(words) * LETTER + 4 < wide:
-            yield plot.text(x + wide / 2, y + 12, words, "middle")
-
-
-def _number(line: UserLine | None) -> str:
-    return str(line.line) if line else ""

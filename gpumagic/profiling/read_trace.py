@@ -14,7 +14,7 @@ from operator import sub
 from typing import Any, Literal
 
 from gpumagic.ledger.entry import OFTEN, Ledger
-from gpumagic.profiling.cell_profile import Cause, CellProfile, Kind, Moment, Operator, ProfiledLine
+from gpumagic.profiling.cell_profile import Cause, CellProfile, Kind, Operator, ProfiledLine
 from gpumagic.usercode.files import UserLine
 
 CELL, LINE = "user_cell", "user_line"
@@ -42,7 +42,6 @@ def read_trace(trace: Mapping[str, Any], ledger: Ledger, saved: str = "") -> Cel
         busy=lanes["kernel"].seconds if found.seen else None,
         lines=lines,
         causes=_causes(moments, seconds, lanes["wait"], () if found.seen else lines),
-        moments=moments,
         added=found.added,
         saved=saved,
     )
@@ -187,8 +186,8 @@ def _lines(found: _Trace, ledger: Ledger) -> tuple[ProfiledLine, ...]:
     return tuple(sorted(made, key=lambda each: -max(each.host, each.device or 0.0)))
 
 
-def _moments(found: _Trace, lanes: dict[str, _Lane]) -> Iterator[Moment]:
-    """Yield samples at regular times plus jitter, so that no loop aligns with the samples."""
+def _moments(found: _Trace, lanes: dict[str, _Lane]) -> Iterator[Cause | None]:
+    """Sample why the GPU is idle, or None if a kernel runs. Jitter keeps loops from aligning."""
     inside: dict[Label, float] = defaultdict(float)
     for e in found.host:
         inside[e["line"]] += e["own"] * (_kind(e) == "launch")
@@ -203,15 +202,15 @@ def _moments(found: _Trace, lanes: dict[str, _Lane]) -> Iterator[Moment]:
         # In a line with many operators, the time between operators counts as launching.
         computes = inside[line] > _COMPUTES * found.host_seconds[line]
         cause = next(causes, Cause("launch" if computes else "python", line))
-        yield Moment(line, copying, None if busy else cause)
+        yield None if busy else cause
 
 
 def _causes(
-    moments: tuple[Moment, ...], whole: float, waits: _Lane, unseen: tuple[ProfiledLine, ...]
+    moments: tuple[Cause | None, ...], whole: float, waits: _Lane, unseen: tuple[ProfiledLine, ...]
 ) -> tuple[Cause, ...]:
     # Lines in `unseen` have no device times. Their causes are counts of frequent copies and waits.
     counts: dict[Kind, Counter[Label]] = defaultdict(Counter)
-    for cause in filter(None, (moment.cause for moment in moments)):
+    for cause in filter(None, moments):
         counts[cause.kind][cause.where] += 1
     seconds: dict[Kind, float] = defaultdict(float)
     seconds |= {kind: whole * lines.total() / len(moments) for kind, lines in counts.items()}

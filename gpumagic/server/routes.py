@@ -1,14 +1,12 @@
-"""Answer requests for GPU data by REST, Prometheus and websocket, in the Jupyter server."""
+"""Answer requests for GPU data by REST and websocket, in the Jupyter server."""
 
 import json
 import math
 import socket
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import nbformat
@@ -17,9 +15,6 @@ from jupyter_server.auth.decorator import authorized, ws_authenticated
 from jupyter_server.base.handlers import APIHandler, JupyterHandler
 from jupyter_server.base.websocket import WebSocketMixin
 from jupyter_server.extension.application import ExtensionApp
-from prometheus_client import generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.metrics_core import Metric
 from tornado import web
 from tornado.websocket import WebSocketHandler
 
@@ -35,65 +30,6 @@ from gpumagic.telemetry.sampler import Sampler
 from gpumagic.telemetry.snapshot import Snapshot
 
 _JSON = "application/json"
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
-# Metric name, help text, field of a GPU's sample, and the factor that converts to the base unit.
-_GAUGES = (
-    ("memory_total_bytes", "Memory of the GPU.", "memory_total", 1),
-    ("memory_used_bytes", "Memory in use, without the reserved memory.", "memory_used", 1),
-    ("memory_reserved_bytes", "Memory reserved by the driver.", "memory_reserved", 1),
-    ("utilization_ratio", "Share of time in which a kernel ran.", "utilization", 0.01),
-    ("memory_utilization_ratio", "Share of time with memory access.", "memory_utilization", 0.01),
-    ("temperature_celsius", "Temperature.", "temperature", 1),
-    ("power_watts", "Power drawn.", "power", 1),
-    ("power_limit_watts", "Power limit in force.", "power_limit", 1),
-    ("sm_clock_hertz", "Clock of the multiprocessors.", "sm_clock", 1e6),
-    ("memory_clock_hertz", "Clock of the memory.", "memory_clock", 1e6),
-    ("fan_ratio", "Fan speed.", "fan", 0.01),
-    ("lost", "1 if the GPU has fallen off the bus.", "lost", 1),
-    ("age_seconds", "Age of the readings.", "age", 1),
-)
-_COUNTERS = (
-    ("ecc_corrected_errors", "Memory errors that were corrected.", "ecc_corrected", 1),
-    ("ecc_uncorrected_errors", "Memory errors that were not corrected.", "ecc_uncorrected", 1),
-)
-
-
-def prometheus_text(snapshot: Snapshot) -> bytes:
-    """Return the snapshot in Prometheus's text format, of type ``CONTENT_TYPE``."""
-    registry: Any = SimpleNamespace(collect=lambda: _families(snapshot))
-    return generate_latest(registry)
-
-
-def _families(snapshot: Snapshot) -> Iterator[Metric]:
-    for make, table in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
-        for name, about, field, factor in table:
-            family = make(f"gpumagic_gpu_{name}", about, labels=("uuid", "name", "index"))
-            for gpu in snapshot.gpus:
-                if (value := getattr(gpu, field)) is not None:
-                    index = "" if gpu.index is None else str(gpu.index)
-                    family.add_metric((gpu.uuid, gpu.name or "", index), round(value * factor, 9))
-            yield family
-    yield _held(snapshot)
-    wrong = GaugeMetricFamily("gpumagic_problem", "1 for each problem.", labels=("code", "uuid"))
-    for labels in dict.fromkeys((one.code, one.uuid or "") for one in snapshot.problems):
-        wrong.add_metric(labels, 1)
-    yield wrong
-
-
-def _held(snapshot: Snapshot) -> Metric:
-    """Return GPU memory by notebook. By pid, each new process would start a new time series."""
-    about = "GPU memory of a notebook's processes; with an empty name, of all other processes."
-    held = GaugeMetricFamily("gpumagic_notebook_memory_bytes", about, labels=("uuid", "notebook"))
-    by_notebook = Counter[tuple[str, str]]()
-    for process in snapshot.processes:
-        if process.memory is not None:
-            by_notebook[process.uuid, process.notebook or ""] += process.memory
-    for labels, size in by_notebook.items():
-        held.add_metric(labels, size)
-    return held
-
-
 HUB = "gpumagic_hub"  # the key of the hub in the settings of the web application
 
 
@@ -104,7 +40,6 @@ def routes() -> list[tuple[Any, ...]]:
         "history": (lambda route: route.hub.past(route.since()), bytes, _JSON),
         "doctor": (lambda route: route.hub.checks(), encode, _JSON),
         "deaths": (lambda route: [*map(vars, route.hub.deaths.events)], encode, _JSON),
-        "metrics": (lambda route: route.hub.fresh(), prometheus_text, CONTENT_TYPE),
         "monitor.js": (_renderer, bytes, "text/javascript; charset=utf-8"),
         "tour": (_tour, str, _JSON),
     }

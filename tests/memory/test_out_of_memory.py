@@ -411,7 +411,7 @@ def test_old_results_that_hold_the_graph_of_a_state_are_freed_before_a_rerun(sma
         "    loss.backward(retain_graph=True)"
     )
     found = shown.pop()
-    assert found.stale == ("loss", "y")
+    assert found.stale == ("loss", "state", "y")
     assert found.levers[0].do.startswith("store `tuple(x.detach() for x in state)` in `state`")
     assert found.levers[0].fits is not False
 

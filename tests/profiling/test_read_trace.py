@@ -159,20 +159,17 @@ def test_without_events_of_the_device_its_time_is_unknown():
     assert "GPU busy N/A of 18 ms: the loader takes 18 ms" in repr(profile)
 
 
-def test_the_timeline_has_lanes_and_the_line_that_caused_each_gap():
+def test_html_has_the_sentence_and_the_operators_of_a_line():
     html = read_trace(python_loop().trace(), Ledger())._repr_html_()
-    assert html.count(">host<") >= 1
-    assert html.count("idle: python at line 2 (`words = [f(w) for w in text]`)") >= 15
     assert "<details><summary>net(x)</summary>" in html
-    assert "a copy runs" in html
+    assert "<code>words = [f(w) for w in text]</code>" in html
 
 
-def test_a_cell_that_no_sample_hits_has_its_line_but_no_timeline():
+def test_a_cell_that_no_sample_hits_has_its_line():
     cell = RecordedCell().at(2, "y = 1").python(0.5).trace()
     (whole,) = (event for event in cell["traceEvents"] if event["cat"] == "user_cell")
     whole["ts"] -= 9_000
     whole["dur"] += 20_000
     found = read_trace(cell, Ledger())
-    assert (found.moments, found.seconds) == ((), pytest.approx(0.5e-6, abs=1e-9))
+    assert (found.causes, found.seconds) == ((), pytest.approx(0.5e-6, abs=1e-9))
     assert "y = 1" in found._repr_html_()
-    assert "<svg" not in found._repr_html_()

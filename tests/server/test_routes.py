@@ -7,15 +7,14 @@ import logging
 import time
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 from snapshots import snapshot_in
 
 from gpumagic.server.routes import routes
-from gpumagic.telemetry import GpuSample, ProcessSample
+from gpumagic.telemetry import ProcessSample
 from gpumagic.telemetry.history import CellRun
 
 GIB = 2**30
-GETS = ("snapshot", "history", "doctor", "metrics")
+GETS = ("snapshot", "history", "doctor")
 ROUTES = [path.rpartition("/")[2] for path, *_ in routes()]
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 EVIL = "https://evil.example"
@@ -150,35 +149,6 @@ async def test_a_moment_that_is_none_is_said_to_be_none(machine, fetch):
         assert "seconds of Unix time" in json.loads(answer.body)["message"]
 
 
-async def test_the_metrics_are_prometheus_text(machine, fetch):
-    machine.gpus = (
-        GpuSample('GPU-"0"', "H100\\x", 0, memory_used=GIB, utilization=50.0),
-        GpuSample("GPU-1", None, None, sm_clock=1980),
-    )
-    machine.processes = (
-        ProcessSample("GPU-1", 1, 5, notebook="a.ipynb"),
-        ProcessSample("GPU-1", 2, 6, notebook="a.ipynb", child=True),
-        ProcessSample("GPU-1", 3, None),
-    )
-    answer = await fetch("metrics")
-    assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
-    samples = {
-        (sample.name, sample.labels["uuid"]): sample
-        for family in text_string_to_metric_families(answer.body.decode())
-        for sample in family.samples
-    }
-    used = samples["gpumagic_gpu_memory_used_bytes", 'GPU-"0"']
-    assert used.value == GIB
-    assert used.labels == {"uuid": 'GPU-"0"', "name": "H100\\x", "index": "0"}
-    assert samples["gpumagic_gpu_utilization_ratio", 'GPU-"0"'].value == 0.5
-    assert samples["gpumagic_gpu_sm_clock_hertz", "GPU-1"].value == 1.98e9
-    held = samples["gpumagic_notebook_memory_bytes", "GPU-1"]
-    assert (held.labels["notebook"], held.value) == ("a.ipynb", 11)
-    # What is not known has no sample.
-    assert ("gpumagic_gpu_memory_used_bytes", "GPU-1") not in samples
-    assert b"# HELP gpumagic_gpu_temperature_celsius" in answer.body
-
-
 async def test_the_doctor_says_what_it_found(machine, fetch):
     checks = json.loads((await fetch("doctor")).body)
     assert {"name", "ok", "found", "cure"} == set(checks[0])
@@ -189,12 +159,9 @@ async def test_a_stalled_driver_holds_nobody_up(machine, hub, fetch):
     hub.answer_s = 0.05
     hub.doctor = machine.answers.wait
     machine.answers.clear()
-    snapshot, checks, status = await asyncio.gather(
-        fetch("snapshot"), fetch("doctor"), fetch("metrics")
-    )
+    snapshot, checks = await asyncio.gather(fetch("snapshot"), fetch("doctor"))
     assert json.loads(snapshot.body)["problems"][0]["code"] == "stalled"
     assert "has not answered" in json.loads(checks.body)[0]["found"]
-    assert b'gpumagic_problem{code="stalled"' in status.body
     machine.answers.set()
 
 

@@ -147,7 +147,7 @@ async def test_many_clients_cost_the_driver_what_one_does(machine, hub, connect)
 async def test_the_driver_is_never_asked_on_the_event_loop(machine, fetch, connect):
     client = await connect()
     await client.hear()
-    for route in ("snapshot", "history", "metrics"):
+    for route in ("snapshot", "history"):
         await fetch(route)
     assert threading.get_ident() not in machine.threads
 
