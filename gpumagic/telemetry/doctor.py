@@ -103,6 +103,10 @@ class Doctor:
         found, cure = ", ".join(names), "see what nvidia-smi -L lists on the host, and dmesg"
         known = Check("NVML", bool(names), f"driver {driver}: {found or 'no GPU'}", cure)
         yield known if fault is None else Check("NVML", False, fault.cause, fault.cure)
+        yield from self._chosen()
+
+    def _chosen(self) -> Iterator[Check]:
+        """Yield a check of the variable that selects GPUs, if it is set."""
         if _CHOICE in self._env:
             every = device.physical_gpus(self._door)
             left = device.visible(every, self._env)
