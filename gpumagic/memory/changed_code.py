@@ -8,7 +8,6 @@ each frame; changes are tested in `t.best`. `rest` is the code that a frame had 
 import ast
 import re
 import textwrap
-from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -18,7 +17,7 @@ from typing import Any
 from gpumagic.memory.oom_state import OutOfMemoryState
 from gpumagic.memory.oom_trials import CodeTrial, Trials, helps
 from gpumagic.memory.out_of_memory import Lever
-from gpumagic.memory.smaller_batch import models
+from gpumagic.memory.smaller_batch import models, padded
 from gpumagic.memory.split_rows import split
 from gpumagic.memory.written_forms import Form, checkpointed, expression, forms, one_shape
 from gpumagic.usercode import frames
@@ -77,7 +76,7 @@ def other_values(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     for form in {form.do: form for form in same}.values():
         yield from helps(t.best, form.do, form=form)
     for trial in (trial for trial in t.every if trial.lacking > 0):
-        for do, names in _padded(trial.names):
+        for do, names in padded(trial.names):
             yield from helps(trial, do, names=names)
     if t.best is not None:
         yield from _as_float32(s, t.best)
@@ -144,30 +143,6 @@ def _conversions(
             if is_tensor(value) and value.is_cuda and value.nbytes // 2 > room:  # no room to copy
                 code[-1:] = [f"{name} = {name}.cpu().{method}()", f"{name} = {name}.cuda()"]
     return code, arrays
-
-
-def _padded(known: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield advice and shorter tensors, if an attention mask has columns that pad all samples."""
-    for name, batch in known.items():
-        for _, cut, why in _cut(batch) if isinstance(batch, (dict, UserDict)) else ():
-            do = f"pad each batch to its longest sample: {why} in `{name}`"
-            yield do, {name: type(batch)({**batch, **cut})}
-    for mask, cut, why in _cut(known):
-        if len(cut) > 1:
-            code = ", ".join(cut)
-            do = f"`{code} = (x[:, :{mask}.sum(1).max()] for x in ({code}))` in each pass"
-            yield f"{do}: {why}", cut
-
-
-def _cut(batch: Any) -> Iterator[tuple[str, dict[str, Any], str]]:
-    """Yield each mask's name, the tensors of the mask's shape without padding, and the reason."""
-    tensors = {k: v for k, v in batch.items() if is_tensor(v) and v.dim() == 2}
-    alike = {k: v for k, v in tensors.items() if not v.is_floating_point()}
-    for key, mask in alike.items():
-        if type(key) is str and "mask" in key.lower():
-            used = max(mask.cpu().any(0).nonzero().flatten().tolist(), default=0) + 1
-            cut = {k: v[:, :used] for k, v in alike.items() if v.shape == mask.shape}
-            yield key, cut, f"only {used} of {len(mask[0])} tokens are not padding"
 
 
 def on_host(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
@@ -406,6 +381,26 @@ def recomputed(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 
 _SLOWER = ": slower, less memory"
 _METHODS = "activation_checkpointing_enable", "gradient_checkpointing_enable"  # of transformers
+
+
+def sparse(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
+    """Propose sparse gradients for embeddings, if the optimizer accepts them."""
+    for name in sorted(s.read | s.rests[-1].read_anywhere) if t.best is not None else ():
+        model: Any = s.namespace.get(name)
+        every = model.named_modules(prefix=name) if is_module(model) else ()
+        kinds = torch_here().nn.Embedding, torch_here().nn.EmbeddingBag
+        tables = ((p, part) for p, part in every if isinstance(part, kinds) and not part.sparse)
+        large = {path: part for path, part in tables if s.worth(part.weight.nbytes)}
+        code = "; ".join(f"{path}.sparse = True" for path in large)
+        if large and any(rest.backward for rest in s.rests):
+            do = f"`{code}`: gradients of only the rows read"
+            yield from helps(t.best, do, within=partial(_with_sparse, large.values()))
+
+
+def _with_sparse(tables: Iterable[Any]) -> Any:
+    for each in tables:
+        each.sparse = True
+    return nullcontext()
 
 
 def autocast(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:

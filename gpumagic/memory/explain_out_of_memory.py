@@ -135,7 +135,7 @@ def levers(s: OutOfMemoryState, t: Trials, free: tuple[Any, ...]) -> list[Lever]
     """Return the cheapest levers that let the cell fit; if there are none, levers that help."""
     less: tuple[Any, ...] = changed_code.other_form, changed_code.other_values
     less += keep_less, changed_code.on_host, changed_code.collected
-    less += changed_code.frozen, changed_code.no_graph
+    less += changed_code.frozen, changed_code.no_graph, changed_code.sparse
     # If each pass of a loop keeps memory, freeing other memory only delays the error.
     first = (free, less) if t.loop is None else (less, free)
     found, enough = dict[str, Lever](), dict[str, Lever]()

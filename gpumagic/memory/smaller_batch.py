@@ -5,10 +5,8 @@ import math
 import re
 from collections import UserDict
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from functools import cache, partial
 from itertools import islice
-from operator import setitem
 from typing import Any
 
 from gpumagic.display.units import some
@@ -17,7 +15,7 @@ from gpumagic.memory.oom_trials import CodeTrial, Need, Trials
 from gpumagic.memory.out_of_memory import Lever
 from gpumagic.memory.written_forms import Form, takes_rows
 from gpumagic.usercode.frames import block_of, computed_from, stored
-from gpumagic.usercode.values import is_module, is_tensor, own, torch_here
+from gpumagic.usercode.values import is_module, is_tensor, torch_here
 from gpumagic.usercode.variables import names_read
 
 # The memory of half a batch must be between these shares of a whole batch's memory. Below the first
@@ -36,7 +34,7 @@ def smaller(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose the largest batch that fits, in the innermost frame where a smaller batch helps."""
     for trial in (trial for trial in t.every if t.loop is None and trial.lacking > 0):
         names = _SIZE_OF_MODELS if runs_model(s, trial) else _SIZE
-        lower = [*_lower_variable(s, trial, names), *_lower_setting(s, trial)]
+        lower = [*_lower_variable(s, trial, names)]
         tried = ((batch, [*_fewer_rows(s, trial, batch)]) for batch in _batches(s, trial))
         batch, rows = next((each for each in tried if each[1]), (list[str](), list[Lever]()))
         # Prefer to lower a number if the code makes the batch, as in `x = get_batch(n=64)`.
@@ -109,27 +107,6 @@ def _lower_variable(s: OutOfMemoryState, trial: CodeTrial, names: Any) -> Iterat
             yield from _largest(s, trial, do, value, tried, 0.0)
 
 
-def _lower_setting(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[Lever]:
-    """Propose a lower number in an attribute, a dict, or the `args` of transformers' `Trainer`."""
-    for each in sorted(s.read):
-        owner: Any = s.namespace.get(each)
-        a_dict = type(owner) is dict
-        args = own(owner).get("args")  # a `Trainer` copies its `args.per_device_train_batch_size`
-        for name, value in (owner if a_dict else own(owner)).items():
-            if _SIZE.search(str(name)) and type(value) is int and value > 1:
-                tried = partial(_with_setting, trial, owner, name)
-                given = next((n for n in own(args) if name[0] == "_" and n.endswith(name)), "")
-                new = f"`{type(args).__name__}(…, {given}={{}})` for a new `{each}`"
-                at = f"[{name!r}]" if a_dict else f".{name}"
-                do = f"{new if given else f'`{each}{at} = {{}}`'} instead of {value:,}"
-                yield from _largest(s, trial, do, value, tried, 0.0)
-
-
-def _with_setting(trial: CodeTrial, owner: Any, name: str, number: int) -> Need | None:
-    put = setitem if type(owner) is dict else setattr
-    return trial.tried(within=lambda: nullcontext(put(owner, name, number)))
-
-
 def _with_number(trial: CodeTrial, name: str, made: ast.stmt | None, number: int) -> Need | None:
     if made is None:
         return trial.tried({name: number})
@@ -172,6 +149,30 @@ def _largest(
         exact = not divides and not any(other > number for other in unfinished)
         words += f" (within {100 * near:.0f} % of the largest that fits)" * exact
         yield Lever(words, need.most - then, trial.fits(need._replace(most=then)))
+
+
+def padded(known: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield advice and shorter tensors, if an attention mask has columns that pad all samples."""
+    for name, batch in known.items():
+        for _, cut, why in _without_padding(batch) if isinstance(batch, (dict, UserDict)) else ():
+            do = f"pad each batch to its longest sample: {why} in `{name}`"
+            yield do, {name: type(batch)({**batch, **cut})}
+    for mask, cut, why in _without_padding(known):
+        if len(cut) > 1:
+            code = ", ".join(cut)
+            do = f"`{code} = (x[:, :{mask}.sum(1).max()] for x in ({code}))` in each pass"
+            yield f"{do}: {why}", cut
+
+
+def _without_padding(batch: Any) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """Yield each mask's name, the tensors of the mask's shape without padding, and the reason."""
+    tensors = {k: v for k, v in batch.items() if is_tensor(v) and v.dim() == 2}
+    alike = {k: v for k, v in tensors.items() if not v.is_floating_point()}
+    for key, mask in alike.items():
+        if type(key) is str and "mask" in key.lower():
+            used = max(mask.cpu().any(0).nonzero().flatten().tolist(), default=0) + 1
+            cut = {k: v[:, :used] for k, v in alike.items() if v.shape == mask.shape}
+            yield key, cut, f"only {used} of {len(mask[0])} tokens are not padding"
 
 
 def _batches(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[list[str]]:

@@ -540,19 +540,6 @@ SITUATIONS = [
         "`loader`: a batch of ",
     ),
     Notebook(
-        "a batch size that an object holds",
-        [
-            "class Fit:\n    def __init__(self, net, batch_size):\n"
-            "        self.net, self.batch_size = net, batch_size\n    def train(self):\n"
-            "        x = torch.ones(self.batch_size, 64, device='cuda')\n"
-            "        self.net(x).square().mean().backward()",
-            "net = nn.Sequential(nn.Linear(64, 2048), nn.BatchNorm1d(2048)).cuda()\n"
-            "fit = Fit(net, 9000)",
-        ],
-        "fit.train()",
-        "`fit.batch_size = ",
-    ),
-    Notebook(
         "losses of a function whose graphs are retained",
         [
             "net, losses = nn.Linear(784, 512).cuda(), []\ndef train():\n    for _ in range(50):\n"
