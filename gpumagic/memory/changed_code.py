@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
-from itertools import takewhile
+from itertools import islice, takewhile
 from typing import Any
 
 from gpumagic.memory.oom_state import OutOfMemoryState
@@ -417,11 +417,12 @@ def autocast(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 
 def other_optimizer(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose an optimizer with small state, if the state of the code's optimizer does not fit."""
-    modules = {name: value for name, value in s.namespace.items() if is_module(value)}
-    weights = {name: {id(p) for p in modules[name].parameters()} for name in modules}
+    if t.best is None or s.optimizer is None:
+        return
     old, trained = optimizer_of(s), trained_by(s)
-    fits = [name for name in weights if weights[name] == trained and s.optimizer is not None]
-    for name in fits[: old in s.read and t.best is not None]:
+    modules = {name: value for name, value in s.namespace.items() if is_module(value)}
+    whole = (n for n in modules if {id(p) for p in modules[n].parameters()} == trained)
+    for name in islice(whole, int(old in s.read)):
         new = torch_here().optim.Adafactor(modules[name].parameters())
         do = f"`{old} = torch.optim.Adafactor({name}.parameters())`: its state is small"
         yield from helps(t.best, f"{do}; the training changes", names={old: new})

@@ -328,6 +328,8 @@ class OutOfMemoryState:
     @cached_property
     def incomplete(self) -> int:
         """Return the bytes of incomplete optimizer state, which must be cleared before a rerun."""
+        if self.optimizer is None:  # also if torch is not installed
+            return 0
         from torch.utils._pytree import tree_leaves
 
         state = tree_leaves([*own(self.optimizer).get("state", {}).values()])

@@ -212,7 +212,8 @@ def maker_of(part: operand.Part, at: Operation) -> ast.Assign | None:
     words = [word.value for word in getattr(value, "keywords", ())]
     given = [n for n, _ in created if n in words]
     stale = part.device == "cpu" and any(ast.unparse(n).startswith("self.") for n in given)
-    named = any("cuda" in str(getattr(n, "value", "")) for n in given) and not frame.at_top
+    named = any("cuda" in str(getattr(n, "value", "")) for n in given)
+    named &= isinstance(function_of(made), ast.FunctionDef)
     movable = movable or stale or named
     sent = moves_to_device(value, at.reader) and part.device != "cpu" and not is_leaf(part)
     return made if call.factory or from_numpy or asked or movable or sent else None
