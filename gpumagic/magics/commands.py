@@ -27,7 +27,8 @@ def magic(kind: Callable[[Any], Any], *, parsed: bool = True) -> Callable[[Any],
 
         @wraps(method)
         def run(self: Any, line: str, *cell: Any, **scope: Any) -> Any:
-            if line.strip() == "help" or line.split()[-1:] in (["-h"], ["--help"]):
+            words = line.partition("-- ")[0].split()  # the expression after `--` may end with -h
+            if words == ["help"] or words[-1:] in (["-h"], ["--help"]):
                 return print(inspect.getdoc(method))
             if not parsed:
                 return method(self, line, *cell, **scope)

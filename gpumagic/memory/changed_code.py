@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
-from itertools import islice, takewhile
+from itertools import takewhile
 from typing import Any
 
 from gpumagic.memory.oom_state import OutOfMemoryState
@@ -80,24 +80,22 @@ def other_values(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
             yield from helps(trial, do, names=names)
     if t.best is not None:
         yield from _as_float32(s, t.best)
-        yield from _converted(s, t.best, "float64", "float", "float64 takes twice the memory")
+        yield from _converted(s, t.best)
 
 
-def _converted(
-    s: OutOfMemoryState, trial: CodeTrial, old: str, method: str, why: str
-) -> Iterator[Lever]:
-    """Propose to convert all tensors and models of the dtype `old` by `method`."""
+def _converted(s: OutOfMemoryState, trial: CodeTrial) -> Iterator[Lever]:
+    """Propose to convert all float64 tensors, models and arrays to float32."""
     known, room = trial.names, s.capacity - s.held + s.kept  # after `%gpufree`
-    code, arrays = _conversions(known, s.read | s.rests[-1].read_anywhere, room, old, method)
+    code, arrays = _of_float64(known, s.read | s.rests[-1].read_anywhere, room)
 
     def first(into: dict[str, Any]) -> None:
-        known.clear()  # otherwise, `known` would keep the old tensors alive
+        known.clear()  # otherwise, `known` would keep the float64 tensors alive
         exec("\n".join(code), into)
 
     # Convert all at once, because most torch functions refuse mixed dtypes.
     every = [*(f'{name} = {name}.astype("float32")' for name in arrays), *code]
     if every:
-        do = f"`{'` and `'.join(every)}` first: {why}"
+        do = f"`{'` and `'.join(every)}` first: float64 takes twice the memory"
         yield from helps(trial, do, names=arrays, first=first)
 
 
@@ -127,21 +125,21 @@ def _float32(call: ast.Call, value: Callable[[ast.AST], Any]) -> str:
     return f"{text[:-1]}, dtype=torch.float32)" if function is torch.tensor else ""
 
 
-def _conversions(
-    known: dict[str, Any], read: Iterable[str], room: int, old: str, method: str
+def _of_float64(
+    known: dict[str, Any], read: Iterable[str], room: int
 ) -> tuple[list[str], dict[str, Any]]:
-    """Return (code that converts tensors and models, float32 arrays by variable name)."""
-    code, arrays, dtype = list[str](), dict[str, Any](), getattr(torch_here(), old)
+    """Return (code that converts float64 tensors and models, float32 arrays by variable name)."""
+    code, arrays = list[str](), dict[str, Any]()
     for name in sorted(known.keys() & read):
         value = known[name]
-        if type(value).__name__ == "ndarray" and str(value.dtype) == old == "float64":
+        if type(value).__name__ == "ndarray" and str(value.dtype) == "float64":
             arrays[name] = type(value)(value.shape, "float32")
             continue
         tensors = value.parameters() if is_module(value) else [value] * is_tensor(value)
-        if any(each.dtype == dtype for each in tensors):
-            code.append(f"{name} = {name}.{method}()")
+        if any(each.dtype == torch_here().float64 for each in tensors):
+            code.append(f"{name} = {name}.float()")
             if is_tensor(value) and value.is_cuda and value.nbytes // 2 > room:  # no room to copy
-                code[-1:] = [f"{name} = {name}.cpu().{method}()", f"{name} = {name}.cuda()"]
+                code[-1:] = [f"{name} = {name}.cpu().float()", f"{name} = {name}.cuda()"]
     return code, arrays
 
 
@@ -404,31 +402,24 @@ def _with_sparse(tables: Iterable[Any]) -> Any:
 
 
 def autocast(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Propose 16 bits for a model's results, where torch finds that safe; else for all data."""
+    """Propose to compute a model's results with 16 bits where torch finds that safe."""
     torch = torch_here()
     if t.best is not None and models(s, t.best) and not torch.is_autocast_enabled("cuda"):
         code = '`with torch.autocast("cuda", torch.bfloat16):`'
         do = f"{code} around the forward pass and the loss: numbers have 3 digits then"
-        levers = [*helps(t.best, do, within=partial(torch.autocast, "cuda", torch.bfloat16))]
-        yield from levers
-        if not any(lever.fits for lever in levers):
-            yield from _converted(s, t.best, "float32", "bfloat16", "numbers have 3 digits then")
+        yield from helps(t.best, do, within=partial(torch.autocast, "cuda", torch.bfloat16))
 
 
 def other_optimizer(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose an optimizer with small state, if the state of the code's optimizer does not fit."""
-    if t.best is None or s.optimizer is None:
+    torch, old = torch_here(), s.optimizer_name
+    scheduler = "torch.optim.lr_scheduler.LRScheduler"
+    scheduled = any(comes_from(type(value), scheduler) for value in s.namespace.values())
+    if t.best is None or not old or scheduled or len(s.optimizer.param_groups) > 1:
         return
-    old, trained = optimizer_of(s), trained_by(s)
-    modules = {name: value for name, value in s.namespace.items() if is_module(value)}
-    whole = (n for n in modules if {id(p) for p in modules[n].parameters()} == trained)
-    for name in islice(whole, int(old in s.read)):
-        new = torch_here().optim.Adafactor(modules[name].parameters())
-        do = f"`{old} = torch.optim.Adafactor({name}.parameters())`: its state is small"
-        yield from helps(t.best, f"{do}; the training changes", names={old: new})
-
-
-def optimizer_of(s: OutOfMemoryState) -> str:
-    """Return the name of the optimizer whose first step failed; `optimizer` if it has no name."""
-    every = (n for n in sorted(s.read) if s.namespace.get(n) is s.optimizer)
-    return next(every, "optimizer")
+    trained, of = trained_by(s), torch.nn.Module.parameters
+    models = {name: value for name, value in s.namespace.items() if is_module(value)}
+    for name in [n for n in models if {id(p) for p in of(models[n])} == trained][:1]:
+        do = f"`{old} = torch.optim.Adafactor({name}.parameters())`: its state is small; set its "
+        do += "learning rate, as the training changes"
+        yield from helps(t.best, do, names={old: torch.optim.Adafactor(of(models[name]))})

@@ -85,7 +85,7 @@ def _explained(s: OutOfMemoryState, where: UserLine, t: Trials) -> OutOfMemory:
         adds=loop.need.grows if loop is not None and loop.need is not None else None,
         adds_to=loop.adds_to[0] if loop is not None else "",
         stale=tuple(sorted(much)),
-        clear=f"{changed_code.optimizer_of(s)}.state.clear()" * (s.incomplete > 0),
+        clear=f"{s.optimizer_name}.state.clear()" * (s.incomplete > 0),
         ended_early=t.ended_early,
     )
 
@@ -400,7 +400,8 @@ def _again(s: OutOfMemoryState, trial: CodeTrial, name: str, why: str) -> str:
     """Return advice to recreate the holder of memory and models with old hooks, or ""."""
     stays = trial.adds_to[0] in s.namespace.keys() - s.rests[-1].made_before
     read = {name: s.namespace[name] for name in sorted(s.read) if is_module(s.namespace.get(name))}
-    hooked = (n for n, m in read.items() if any(own(p)["_forward_hooks"] for p in m.modules()))
+    parts = {n: torch_here().nn.Module.modules(module) for n, module in read.items()}
+    hooked = (n for n in parts if any(own(p).get("_forward_hooks") for p in parts[n]))
     models = "".join(f"; recreate `{n}` too: its old hooks stay registered" for n in hooked)
     again = f"; `%gpufree {name}` and recreate it: {why}" * trial.adds_beyond_room
     return (again + models) * stays

@@ -328,12 +328,17 @@ class OutOfMemoryState:
     @cached_property
     def incomplete(self) -> int:
         """Return the bytes of incomplete optimizer state, which must be cleared before a rerun."""
-        if self.optimizer is None:  # also if torch is not installed
-            return 0
-        from torch.utils._pytree import tree_leaves
+        state = own(self.optimizer).get("state", {}).values() if self.optimizer_name else ()
+        tensors = (each for entry in state for each in entry.values() if is_tensor(each))
+        return sum(each.nbytes for each in tensors if str(each.device) == self.name)
 
-        state = tree_leaves([*own(self.optimizer).get("state", {}).values()])
-        return sum(t.nbytes for t in state if is_tensor(t) and str(t.device) == self.name)
+    @cached_property
+    def optimizer_name(self) -> str:
+        """Return the notebook's name of an optimizer that never made a step before; or ""."""
+        state = own(self.optimizer).get("state", {}).values()
+        steps = any(float(entry.get("step", 0)) > 0 for entry in state if type(entry) is dict)
+        names = (n for n in sorted(self.read) if self.namespace.get(n) is self.optimizer)
+        return "" if self.optimizer is None or steps else next(names, "")
 
     @cached_property
     def traceback_holds(self) -> int:

@@ -304,7 +304,7 @@ class CodeTrial:
         self._freed = held != sorted(held)
         most = getattr(run.peak.get(self._state.name), "needed", 0)
         # The run frees incomplete optimizer state. `room` has these bytes, but `needed` does not.
-        most += self._state.incomplete * (not any(map(_is_optimizer, changed.values())))
+        most += self._state.incomplete * (self._state.optimizer_name not in changed)
         return Need(most, grows, (run.complete or steady) and not guessed, run.unknown)
 
     def _passes(
@@ -389,10 +389,6 @@ class CodeTrial:
         finally:
             for each, iterated in over:
                 each.iter = iterated
-
-
-def _is_optimizer(value: Any) -> bool:
-    return issubclass(type(value), torch_here().optim.Optimizer)
 
 
 def helps(

@@ -70,7 +70,7 @@ def _fewer_rows(s: OutOfMemoryState, trial: CodeTrial, names: list[str]) -> Iter
     # In a GAN, a model also has gradients of the other model's loss, which must not accumulate.
     is_gan = sum(isinstance(value, torch_here().optim.Optimizer) for value in values) > 1
     added = ", accumulating the gradients of {}" if learns and not is_gan else ""
-    added = added or ", part by part; then join the results" * (not learns and not trial.rest.loops)
+    added = added or ", part by part" * (not learns and not trial.rest.loops)
     # In training with a smaller batch, a loss over pairs of samples has fewer pairs.
     paired = learns and half is not None and half.most < _PAIRED * getattr(trial.need, "most", 0)
     added, least = (_FEWER_PAIRS, 0.0) if paired else (added, _PAIRED)

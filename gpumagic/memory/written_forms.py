@@ -13,7 +13,7 @@ from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 from gpumagic.usercode.frames import FailedFrame, RestOfCode, block_of, stored, uses
-from gpumagic.usercode.values import MISSING, is_module, is_tensor
+from gpumagic.usercode.values import MISSING, is_module, is_tensor, torch_here
 
 _COSINES = "cosine_similarity(unsqueeze(x, 1), unsqueeze(y, 0), -1)"
 _DISTANCES = {
@@ -56,6 +56,7 @@ _MORE = {  # arguments that lower the memory of a call, by the function's name
 # Functions of each element that have a variant in place, such as `exp_`
 _ELEMENTWISE = {"abs", "add", "clamp", "div", "exp", "log", "mul", "neg", "pow", "relu", "rsqrt"}
 _ELEMENTWISE |= {"sigmoid", "sqrt", "sub", "tanh"}
+_CALLS = {*["amax", "amin", "cdist", "matmul", "mean", "norm", "std", "unsqueeze"], *_ELEMENTWISE}
 _CHECKPOINT = "torch.utils.checkpoint.checkpoint"
 _MINUS_INFINITY = re.compile(r"inf|-1e|\.min$")
 _OPERATORS = {"MatMult": "matmul", "Add": "add", "Sub": "sub", "Mult": "mul", "Div": "div"}
@@ -169,12 +170,13 @@ def advice(new: str, old: list[Any], block: list[Any]) -> str:
     """Return the advice to replace lines; other statements on these lines stay."""
     lines = [*dict.fromkeys(each.lineno for each in old)]
     around = getattr(old[-1], "parent", None)
+    header = ""
     if isinstance(around, ast.stmt) and around.lineno in lines:  # as in `with no_grad(): y = f(x)`
-        new = f"{ast.unparse(around).splitlines()[0]} {new}"
+        header = next(x for x in ast.unparse(around).splitlines() if x[0] != "@") + " "
     code = [new if each is old[-1] else ast.unparse(each) for each in block if each.lineno in lines]
     gone = {ast.unparse(each) for each in old[:-1]}
     numbers = f"line{'s' * (len(lines) > 1)} {', '.join(map(str, lines))}"
-    return f"`{'; '.join(each for each in code if each not in gone)}` for {numbers}"
+    return f"`{header}{'; '.join(each for each in code if each not in gone)}` for {numbers}"
 
 
 def takes_rows(node: ast.AST) -> bool:
@@ -266,6 +268,7 @@ class _Reader:
         value, owner = self._frame.scope.value(node.func), getattr(node.func, "value", None)
         if is_module(value):
             name, text = type(value).__name__.lower(), ast.unparse(node.func)
+            name = "" if name == "linear" and type(value) is not torch_here().nn.Linear else name
             settings = {"dropout": f"{text}.p * {text}.training", "linear": text}
             setting = settings.get(name, str(getattr(value, "dim", None)))
             return name, [*given, expression(setting)]
@@ -301,11 +304,14 @@ class _Reader:
         return node, True
 
     def _is_constant(self, node: ast.AST) -> bool:
-        """Whether code computes tensors that need no gradient. Else, a backward pass may read the
-        results that would be overwritten."""
-        values = [self._frame.scope.value(each) for each in ast.walk(node)]
-        learns = [value.requires_grad for value in values if is_tensor(value)]
-        return bool(learns) and not any(learns) and not any(map(is_module, values))
+        """Whether code computes tensors of one dtype, none of which needs a gradient. Else, results
+        in place may have another dtype, or a backward pass may read what would be overwritten."""
+        nodes = [*ast.walk(node)]
+        tensors = [t for t in map(self._frame.scope.value, nodes) if is_tensor(t)]
+        calls = [each for each in nodes if isinstance(each, ast.Call)]
+        plain = all(ast.unparse(c.func).split(".")[-1] in _CALLS and not c.keywords for c in calls)
+        dtypes = {t.dtype for t in tensors if t.is_floating_point() and not t.requires_grad}
+        return plain and len(dtypes) == 1 and dtypes == {t.dtype for t in tensors}
 
     def filled(self, new: str) -> Any:
         """Return the replacement `new` with the matched expressions in place of the letters."""

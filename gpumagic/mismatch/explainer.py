@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import groupby
-from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -35,7 +34,6 @@ from gpumagic.moving.move import origin_of
 from gpumagic.moving.moved import Origin
 from gpumagic.usercode.files import last_cell
 from gpumagic.usercode.frames import FailedFrame, errors, failed_frames
-from gpumagic.usercode.values import is_module, own
 
 _SHOWN = 3
 _WHY = {
@@ -43,8 +41,6 @@ _WHY = {
     "host": "torch reads this argument on the CPU, so it must be there",
 }
 _INDEX = "an index must be on the CPU or on the same device as what it indexes"
-_HOOKS = "_forward_hooks", "_forward_pre_hooks"
-_REGISTERED = "an old hook stays registered: remove it, or run the cell that makes the model again"
 _DICT = "a dict does not move with the model: move each of its tensors"
 
 
@@ -160,17 +156,8 @@ def _mismatch(
     fix = fix or fixes.elsewhere(clash, choice, outer)
     fix = fix or fixes.write_fix(site, site if stays else above, choice)
     why = why_lost or cause or why_left or _reason(clash.parts, places, kind, lasts)
-    why = why or (_REGISTERED if _is_hook(frame) else None)
     fix = None if cause else fix  # no move of the operands cures such a cause
     return Explanation(*expression(frame, node), _rows(clash, choice, site, names), fix, why)
-
-
-def _is_hook(frame: FailedFrame) -> bool:
-    """Whether a frame's function is registered as a hook of a module that the frame names."""
-    modules = filter(is_module, frame.scope.local.values())
-    hooks = (hook for each in modules for name in _HOOKS for hook in own(each)[name].values())
-    functions = (hook.__func__ if type(hook) is MethodType else hook for hook in hooks)
-    return any(type(each) is FunctionType and each.__code__ is frame.code for each in functions)
 
 
 def _rows(

@@ -236,8 +236,10 @@ def in_method(called: ast.AST, frame: FailedFrame, target: str) -> Fix | None:
         return None
     where, device = frame.in_file(code.co_filename), "next(self.parameters()).device"
     edits = [edit for value in _results(body) for edit in with_device(value, where, device)]
-    there = {operand.full(parameter.device) for parameter in owner.parameters()}
-    return around(where, edits, 0) if there == {target} else None
+    there = {operand.full(parameter.device) for parameter in nn.Module.parameters(owner)}
+    # If the function creates other tensors too, these may have to move with the results.
+    whole = there == {target} and len(with_device(body, where, device)) == len(edits)
+    return around(where, edits, 0) if whole else None
 
 
 def _results(function: ast.AST) -> list[ast.expr]:
@@ -295,9 +297,9 @@ def moved(node: Any, reader: operand.Reader, target: str, device: str, detached:
 def moves_to_device(node: Any, reader: operand.Reader) -> bool:
     """Whether code such as ``x.cuda()`` or ``x.to(device)`` moves a value and does no more."""
     named = getattr(getattr(node, "func", None), "attr", "")
-    given = [*getattr(node, "args", ()), *(k.value for k in getattr(node, "keywords", ()))]
+    given = [*node.args, *(k.value for k in node.keywords)] if named == "to" else []
     only_device = len(given) == 1 and reader.device(given[0], "") not in ("", None)
-    return named in ("cuda", "cpu") or (named == "to" and only_device)
+    return named in ("cuda", "cpu") or only_device
 
 
 def is_leaf(part: operand.Part) -> bool:

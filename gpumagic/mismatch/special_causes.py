@@ -164,8 +164,10 @@ def _renamed(
 def _in_earlier_cell(frame: FailedFrame, name: str, new: str) -> Fix | None:
     """Return the fix of the latest cell that assigns a variable, unless the failed cell does."""
     for cell in () if name in stored(frame.tree or ast.Pass()) else earlier_cells(frame):
-        if found := [node for node in cell.nodes if sources.assigns(node, name)]:
-            return around(cell, [(found[-1].value, new)], None)
+        stmts = [node for node in cell.nodes if isinstance(node, ast.stmt) and name in stored(node)]
+        if stmts:
+            edits = [(s.value, new) for s in stmts[-1:] if sources.assigns(s, name)]  # type: ignore[attr-defined]
+            return around(cell, edits, None)
     return None
 
 

@@ -327,7 +327,7 @@ class RestOfCode:
             return set()
         body, kinds = self.frame.tree.body, (ast.List, ast.Dict, ast.Constant)
         made = [n for n in body if isinstance(getattr(n, "value", None), kinds) == empty]
-        again = stored(ast.Module(made, [])) - {*names_read(ast.Module(body, []))}
+        again = _made_by_loops(made) - {*names_read(ast.Module(body, []))}
         return again & self.made_before
 
     @property
@@ -388,6 +388,13 @@ def block_of(node: ast.AST) -> list[Any]:
     """Return the block that contains a statement; empty for any other node."""
     blocks = (getattr(getattr(node, "parent", None), name, None) for name in _BLOCKS)
     return next((b for b in blocks if isinstance(b, list) and node in b), [])
+
+
+def _made_by_loops(block: list[ast.stmt]) -> set[str]:
+    """Return the names that statements bind on every path, if each loop in them runs."""
+    loops: list[Any] = [each for each in block if isinstance(each, (*_LOOPS, ast.With))]
+    targets = (stored(getattr(each, "target", ast.Pass())) for each in loops)
+    return bound(block).union(*targets, *(_made_by_loops(each.body) for each in loops))
 
 
 def bound(block: Iterable[ast.stmt]) -> set[str]:

@@ -273,14 +273,52 @@ def test_what_an_optimizer_keeps_may_be_smaller(small, shown, cell):
     small.run("opt = torch.optim.Adam(net.parameters())\nnet(x).sum().backward()")
     small.run(cell)
     found = shown.pop()
-    levers = {lever.do: lever.fits for lever in found.levers}
-    assert levers.pop(f"`{SMALL}`: its state is small; the training changes")
-    half = "`net = net.bfloat16()` and `x = x.bfloat16()` first: numbers have 3 digits then"
-    assert levers == ({} if cell == "opt.step()" else {half: True})
+    why = "its state is small; set its learning rate, as the training changes"
+    assert {lever.do: lever.fits for lever in found.levers} == {f"`{SMALL}`: {why}": True}
     # The next step of the old optimizer would read state that is not complete.
     assert found.clear == "opt.state.clear()"
     small.run(f"{found.clear}\n%gpufree")
     assert small.run(f"{SMALL}\n{cell}").error is None
+
+
+def test_no_state_is_cleared_that_another_optimizer_or_an_earlier_step_made(small, shown):
+    small.run(f"{START}\nnet = nn.Sequential(*[nn.Linear(1500, 1500) for _ in range(2)]).cuda()")
+    small.run(
+        "class Trainer:\n    def __init__(self):\n"
+        "        self.opt = torch.optim.Adam(net.parameters())\ntrainer = Trainer()\n"
+        "optimizer = torch.optim.Adam(nn.Linear(2, 2).parameters())\n"
+        "net(torch.ones(1, 1500).cuda()).sum().backward()\nmore = mib(9)"
+    )
+    small.run("trainer.opt.step()")
+    assert shown.pop().clear == ""
+    small.run("del trainer, more\n%gpufree")
+    small.run("opt = torch.optim.Adam(net.parameters())\ngrad = net[1].weight.grad")
+    small.run("net[1].weight.grad = None\nopt.step()\nnet[1].weight.grad, more = grad, mib(16)")
+    small.run("opt.step()")
+    assert shown.pop().clear == ""
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "out = torch.clamp(x @ x.T / 8.0, max=0.5)",
+        "out = (x @ x.T).half() + x.sum()",
+        "out = torch.exp(embed(x) @ x.T * 0.01) * 2",
+        "out = x.long() @ x.long().T * 2 + x[0, 0]",
+    ],
+)
+def test_results_are_not_overwritten_by_other_dtypes_keywords_or_functions(small, shown, cell):
+    small.run(f"{START}\nx, net = torch.randn(3400, 8, device='cuda'), nn.Linear(8, 8).cuda()")
+    small.run("def embed(x):\n    return net(x)")
+    small.run(cell)
+    assert "_(" not in str([lever.do for lever in shown.pop().levers])
+
+
+def test_another_layer_of_that_name_is_no_linear_layer(small, shown):
+    small.run(f"{START}\nclass Linear(nn.Linear):\n    pass\nlin = Linear(9000, 64).cuda()")
+    small.run("t = torch.zeros(2000, dtype=torch.long).cuda()")
+    small.run("h = lin(F.one_hot(t, 9000).float())")
+    assert "embedding" not in str([lever.do for lever in shown.pop().levers])
 
 
 SMALL = "opt = torch.optim.Adafactor(net.parameters())"
