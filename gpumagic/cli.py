@@ -74,9 +74,7 @@ def seconds(text: str) -> float:
     """Parse seconds. argparse's errors name this function, as in ``invalid seconds value: 'x'``."""
     found = float(text)
     if not 0 < found <= 86400:
-        raise argparse.ArgumentTypeError(
-            f"{text} s is not above 0 and up to 86400 s; type --watch 2"
-        )
+        raise argparse.ArgumentTypeError(f"{text} s must be above 0, at most 86400; type --watch 2")
     return found
 
 

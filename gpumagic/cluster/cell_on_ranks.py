@@ -80,9 +80,8 @@ class CellOnRanks:
         self._order = CellOrder(uuid4().hex, tree, there, self._sources, asked.made, assigned)
         self.sent = dict.fromkeys(asked.split)  # names of the sent variables, for the report
         self.sent_bytes = 0
-        self.kept: dict[
-            str, None
-        ] = {}  # not sent, because both the notebook and a rank changed them
+        # variables not sent, because both the notebook and a rank changed them
+        self.kept: dict[str, None] = {}
         self._running: dict[RankEngine, tuple[int, Any]] = {}  # number of the part, pending reply
         self.outcomes: dict[int, Outcome] = {}  # by the part's number
         self.failed: tuple[int, ErrorInRank] | None = None  # the rank that failed first, its error

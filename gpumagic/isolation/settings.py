@@ -35,7 +35,7 @@ def _named(owner: Any, names: str) -> Iterator[Setting]:
         read, _, write = name.partition("/")
         if not write:
             yield Setting(name, partial(getattr, owner, name), partial(setattr, owner, name))
-        else:
+        elif hasattr(owner, read) and hasattr(owner, write):  # some versions lack these
             yield Setting(write, getattr(owner, read), getattr(owner, write))
 
 

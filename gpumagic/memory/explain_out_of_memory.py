@@ -399,7 +399,7 @@ def _no_view(trial: CodeTrial, name: str) -> bool:
 def _again(s: OutOfMemoryState, trial: CodeTrial, name: str, why: str) -> str:
     """Return advice to recreate the holder of memory and models with old hooks, or ""."""
     stays = trial.adds_to[0] in s.namespace.keys() - s.rests[-1].made_before
-    read = {name: s.namespace[name] for name in sorted(s.read) if is_module(s.namespace.get(name))}
+    read = {n: s.namespace[n] for n in sorted(s.read) if is_module(s.namespace.get(n))}
     parts = {n: torch_here().nn.Module.modules(module) for n, module in read.items()}
     hooked = (n for n in parts if any(own(p).get("_forward_hooks") for p in parts[n]))
     models = "".join(f"; recreate `{n}` too: its old hooks stay registered" for n in hooked)

@@ -328,15 +328,19 @@ class OutOfMemoryState:
     @cached_property
     def incomplete(self) -> int:
         """Return the bytes of incomplete optimizer state, which must be cleared before a rerun."""
-        state = own(self.optimizer).get("state", {}).values() if self.optimizer_name else ()
+        state = self._optimizer_state if self.optimizer_name else []
         tensors = (each for entry in state for each in entry.values() if is_tensor(each))
         return sum(each.nbytes for each in tensors if str(each.device) == self.name)
+
+    @property
+    def _optimizer_state(self) -> list[dict[Any, Any]]:
+        held = own(self.optimizer).get("state", {}).values()
+        return [entry for entry in held if type(entry) is dict]
 
     @cached_property
     def optimizer_name(self) -> str:
         """Return the notebook's name of an optimizer that never made a step before; or ""."""
-        state = own(self.optimizer).get("state", {}).values()
-        steps = any(float(entry.get("step", 0)) > 0 for entry in state if type(entry) is dict)
+        steps = any(float(entry.get("step", 0)) > 0 for entry in self._optimizer_state)
         names = (n for n in sorted(self.read) if self.namespace.get(n) is self.optimizer)
         return "" if self.optimizer is None or steps else next(names, "")
 

@@ -294,8 +294,8 @@ class _Reader:
         name, given, _ = ("", [], 0) if isinstance(node, ast.Name) else self.call(node, self._at)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
             name, given = "neg", [node.operand]
-        if name not in _ELEMENTWISE or not self._is_constant(node):
-            return node, name in ("matmul", "cdist") and self._is_constant(node)
+        if name not in _ELEMENTWISE or not self._may_overwrite(node):
+            return node, name in ("matmul", "cdist") and self._may_overwrite(node)
         for at, each in enumerate(given[: 2 if name in ("add", "mul") else 1]):
             new, unnamed = self._in_place(each)
             if unnamed:
@@ -303,9 +303,9 @@ class _Reader:
                 return ast.Call(ast.Attribute(new, f"{name}_", ast.Load()), others, []), True
         return node, True
 
-    def _is_constant(self, node: ast.AST) -> bool:
-        """Whether code computes tensors of one dtype, none of which needs a gradient. Else, results
-        in place may have another dtype, or a backward pass may read what would be overwritten."""
+    def _may_overwrite(self, node: ast.AST) -> bool:
+        """Whether the code's results may be overwritten: all tensors have one dtype, which a result
+        in place keeps, and none requires a gradient, so that no backward pass reads results."""
         nodes = [*ast.walk(node)]
         tensors = [t for t in map(self._frame.scope.value, nodes) if is_tensor(t)]
         calls = [each for each in nodes if isinstance(each, ast.Call)]

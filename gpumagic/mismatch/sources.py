@@ -329,9 +329,9 @@ def _for_each_name(stmt: ast.Assign) -> list[ast.Assign]:
     pairs = [*zip(names, values, strict=False)] if len(names) == len(values) else []
     if not pairs or not all(_sends(ast.unparse(name), value) for name, value in pairs):
         return [stmt]
-    each = [ast.Assign([name], value) for name, value in pairs]
+    each: list[Any] = [ast.Assign([name], value) for name, value in pairs]
     for one in each:
-        one.lineno, one.parent = stmt.lineno, stmt.parent  # type: ignore[attr-defined]
+        one.lineno, one.parent = stmt.lineno, next(parents(stmt))
     return each
 
 

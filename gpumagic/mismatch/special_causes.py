@@ -164,9 +164,9 @@ def _renamed(
 def _in_earlier_cell(frame: FailedFrame, name: str, new: str) -> Fix | None:
     """Return the fix of the latest cell that assigns a variable, unless the failed cell does."""
     for cell in () if name in stored(frame.tree or ast.Pass()) else earlier_cells(frame):
-        stmts = [node for node in cell.nodes if isinstance(node, ast.stmt) and name in stored(node)]
-        if stmts:
-            edits = [(s.value, new) for s in stmts[-1:] if sources.assigns(s, name)]  # type: ignore[attr-defined]
+        binds: Any = [n for n in cell.nodes if isinstance(n, ast.stmt) and name in stored(n)]
+        if binds:
+            edits = [(n.value, new) for n in binds[-1:] if sources.assigns(n, name)]
             return around(cell, edits, None)
     return None
 

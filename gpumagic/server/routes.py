@@ -106,7 +106,9 @@ def _renderer(route: GetRoute) -> bytes:
 
 
 def _tour(route: GetRoute) -> str:
-    folders = Path(__file__).parents[1:3]  # examples/ is in the package or beside the package
+    folders = Path(__file__).parents[
+        1:3
+    ]  # a clone has examples/ next to the package, a wheel in it
     every = (folder / "examples" / "tour.ipynb" for folder in folders)
     book = nbformat.read(next(filter(Path.is_file, every)), as_version=4)
     for cell in book.cells:
