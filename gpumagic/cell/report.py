@@ -44,7 +44,7 @@ class Report(Shown):
     ledger_complete: bool = True  #: False if an internal error left copies or waits uncounted
     table: bool = False  #: whether to show the ledger as a table too (`--report`)
     made: bool = False  #: whether the cell made arrays of a framework that counts no allocations
-    taken: tuple[str, ...] = ()  #: GPUs that objects named and `device` replaced: "net's cuda:0"
+    taken: tuple[str, ...] = ()  #: GPU names in objects, replaced by `device`: "net's cuda:0"
     elsewhere: str = ""  #: where most work ran, if not on `device`: ``"all work was on cuda:0"``
     error: str | None = None  #: the name of the exception that ended the cell
     fault: str | None = None  #: the error that the device reported at the end of the cell

@@ -104,9 +104,9 @@ class _Share:
         of = self.framework
         on_cpu = sum(of.nbytes(array) for array in self.made.values() if of.where(array) == "cpu")
         read = sum(entry.nbytes for entry in entries if entry.kind == "copy")
-        # If the new CPU arrays have exactly as many bytes as the cell copied, assume that they are
-        # copies of GPU results. If variables stayed and none moved, the CPU did the work. If any
-        # variable moved, the GPU may have worked in place, without an allocation.
+        # The CPU did the work if variables stayed and none moved, or if new arrays are on the CPU.
+        # New CPU arrays with exactly the bytes that the cell copied count as copies of GPU results.
+        # A cell without new arrays may have worked in place on the GPU.
         stayed = self.moves.left and not self.moves.moved
         return "all work was on cpu" if stayed or on_cpu not in (0, read) else ""
 
