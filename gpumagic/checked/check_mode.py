@@ -124,7 +124,7 @@ class NanFinder:
         return result
 
     def _watch_backward(self, values: Iterable[Any], *, earlier: bool = False) -> None:
-        """Check the backward pass of `values`. With `earlier`, an earlier call made the values."""
+        """Check `values` in backward passes. If `earlier`, errors add "whose call came before"."""
         queue = {node for node in _nodes(values) if self not in node.metadata}
         if not queue or (frame := files.user_frame(sys._getframe(2))) is None:
             return
@@ -197,7 +197,7 @@ def _has_extreme(values: Iterable[Any]) -> bool:
 
 
 def _library(frame: FrameType | None) -> FrameType | None:
-    """Return the frame that calls torch if this is a library's frame; else None."""
+    """Return the library's frame that calls torch; None if no library calls torch."""
     while frame is not None and (
         files.stands_in(frame.f_code.co_filename) or files.is_torchs(frame.f_code.co_filename)
     ):
