@@ -85,7 +85,7 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
             self.dump(value)
 
     def read(self, names: Iterable[str]) -> dict[str, Any]:
-        """Return copies by name, in the order of `write` calls. Storages must be copied first."""
+        """Return the copies; `names` has one name per `write` call. Copy the storages first."""
         self._stream.seek(0)
         reader: Any = pickle.Unpickler(self._stream)
         reader.persistent_load = self._originals.__getitem__
@@ -285,7 +285,7 @@ def _reduce_class(copier: Copier, kind: type) -> Any:
         name: item
         for name, item in vars(kind).items()
         if name not in ("__module__", "__qualname__", "__slots__", "_abc_impl")
-        and getattr(item, "__objclass__", None) is not kind  # skip descriptors of type.__new__
+        and getattr(item, "__objclass__", None) is not kind  # type.__new__ makes its descriptors
     }
     made = copier.recreate(kind, _new_class, copier, type(kind), kind.__bases__)
     return *made, (copier, held), None, None, _set_class

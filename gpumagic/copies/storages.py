@@ -105,7 +105,7 @@ class StorageCopier:
             held.clear()
 
     def _piece(self, source: Any, homes: Mapping[int, Any]) -> Stretch | None:
-        """Return the memory of `source` to copy later. If this is impossible, copy `source` now."""
+        """Return the memory to copy later. If `source` has no plain memory, copy `source` now."""
         if is_tensor(source):
             home = homes.get(id(source), source.device)
             if _has_plain_memory(source):

@@ -132,7 +132,7 @@ def place(stack: ExitStack, device: "torch.device", space: dict[str, Any]) -> No
 
 
 class Trial:
-    """Run a program on one device. Set variables from `values`; copy the others that code reads."""
+    """Run a program on one device. Set the variables in `values`; copy the others that it reads."""
 
     # `set_up` sets this function, which runs the code once for each item of an iterable.
     loop: Callable[[Iterable[None]], object]
