@@ -13,7 +13,7 @@ _SMALL, _SMALL_SEGMENT = 2**20, 2 * 2**20
 """Requests of up to `_SMALL` bytes share segments of `_SMALL_SEGMENT` bytes."""
 _MIDDLE, _MIDDLE_SEGMENT = 10 * 2**20, 20 * 2**20
 """Larger requests below `_MIDDLE` bytes share segments of `_MIDDLE_SEGMENT` bytes."""
-_ROUND = 2 * 2**20  # requests of `_MIDDLE` bytes or more get their own segment, a multiple of this
+_ROUND = 2 * 2**20  # larger requests get a segment each, rounded up to a multiple of `_ROUND`
 
 
 def in_blocks(nbytes: int) -> int:
@@ -121,7 +121,7 @@ class CachingAllocator:
         stat, blocks, requested = self.bytes, self.blocks, self.requested
         # No function calls from here on, so that an interrupt cannot come between two writes.
         free[place:place] = ((end - start, start),)
-        # The merged block is larger, so it is after the entries to delete: their indices are valid.
+        # The merged block is larger, so it comes after the entries to delete. Their indices stay.
         if after > before:  # delete the later entry first, because this keeps `before` valid
             del free[after]
         if before >= 0:

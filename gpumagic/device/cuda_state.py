@@ -104,7 +104,7 @@ def live_cuda() -> Any:
 
 
 def started() -> list[int]:
-    """Return the ordinals of GPUs with a CUDA context. A query on another GPU would create one."""
+    """Return the ordinals of GPUs with a CUDA context. Querying another GPU creates a context."""
     if (cuda := live_cuda()) is None:
         return []
     # CPU builds of torch lack `_cuda_hasPrimaryContext`. There, all virtual GPUs count as started.
@@ -166,8 +166,8 @@ def advice(error: BaseException, check_line: str = "") -> str:
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     if not found or (found == "PyTorch" and (cuda is None or cuda.is_available())):
         return ""
-    restart = "the CPU works", "to use them, restart the kernel and type it first"
-    works, then = _WITHOUT.get(found, restart)
+    general = "the CPU works", "to use them, restart the kernel and type it first"
+    works, then = _WITHOUT.get(found, general)
     cure = f"%gpus --virtual 2 makes two virtual GPUs; {then}"
     if physical_gpus():
         cure = "there is a GPU in this machine: %gpus --doctor says what is missing"

@@ -101,11 +101,11 @@ def set_cuda_order(
     _cuda_order, _cuda_free = None if devices is None else tuple(devices), free
 
 
-def physical_gpus(door: nvml.Nvml | None = None) -> list[Device]:
+def physical_gpus(driver: nvml.Nvml | None = None) -> list[Device]:
     """Return NVIDIA's GPUs in NVML's order, each followed by its MIG devices."""
     return [
         Device("cuda", None, gpu.uuid, gpu.index, gpu.name, gpu.memory_total)
-        for gpu in (door or nvml.shared_nvml()).gpus()
+        for gpu in (driver or nvml.shared_nvml()).gpus()
     ]
 
 
@@ -168,9 +168,9 @@ def here(*, memory: bool = True) -> list[Device]:
         by_uuid = {_bare(device.uuid): device for device in found}
         found = [
             replace(known, ordinal=ordinal)
-            if (known := by_uuid.get(_bare(told.uuid)))
-            else replace(told, ordinal=ordinal, memory_free=_cuda_free and _cuda_free(ordinal))
-            for ordinal, told in enumerate(_cuda_order)
+            if (known := by_uuid.get(_bare(device.uuid)))
+            else replace(device, ordinal=ordinal, memory_free=_cuda_free and _cuda_free(ordinal))
+            for ordinal, device in enumerate(_cuda_order)
         ]
     else:
         found = visible(found, os.environ)

@@ -179,8 +179,8 @@ def _list(devices: Sequence[Device]) -> str:
     labels = [str(device) for device in devices]
     text = " and ".join(filter(None, [", ".join(labels[:-1]), labels[-1]]))
     names = ["virtual" if device.virtual else device.name for device in devices]
-    told = ", ".join(dict.fromkeys(filter(None, names)))
-    return f"{text} ({told})" if told else text
+    models = ", ".join(dict.fromkeys(filter(None, names)))
+    return f"{text} ({models})" if models else text
 
 
 def there_is(devices: Sequence[Device]) -> str:
