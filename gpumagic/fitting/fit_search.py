@@ -1,6 +1,6 @@
 """Find the largest value that fits, first by dry runs, then by runs on copied variables.
 
-A dry run follows the code in a fork, on tensors without data, and counts the bytes it needs.
+A dry run follows the code in a fork, on tensors without data, and counts the bytes needed.
 """
 
 import contextvars
@@ -34,7 +34,7 @@ from gpumagic.usercode.program import FUNCTION, Program
 from gpumagic.usercode.variables import variables_read
 
 _MAX_RUNS = 8  # maximum number of runs in a search
-# After `_FEW` tries, `largest` may return a value that is too small. After `_MANY`, it bisects.
+# After `_FEW` tries, `largest` may return too small a value. After `_MANY` tries, it bisects.
 _FEW, _MANY = 6, 7
 Need = Callable[[float], float]
 
@@ -84,7 +84,7 @@ class Search:
         return [(name, value) for name, value in found if name != self.name]
 
     def run(self, *, dry: bool) -> None:
-        """Find the value by dry runs, or runs if those fail; confirm it by a run unless `dry`."""
+        """Find the value by dry runs, or by runs if those fail. Unless `dry`, a run confirms it."""
         first, *rest = self.values[:2]
         unknown = math.isinf(self._predict(first))
         if unknown and first in self._raises and rest and math.isfinite(self._predict(rest[0])):
@@ -113,7 +113,7 @@ class Search:
     def _confirm(self) -> None:
         """Run the code with the predicted value. If the measured bytes differ, search again."""
         ((free, room),) = self._rooms.values()
-        more = self._copied + self._replaced  # a run holds these bytes and the bytes of the code
+        more = self._copied + self._replaced  # a run needs these bytes besides the code's own
         rest = min(room, free - more)
         for _ in range(_MAX_RUNS):
             largest(self.values, self._estimate, rest, near=self._near)
@@ -182,7 +182,7 @@ class Search:
             raised = run.error or next((each.error for each in run.mismatches), "")
             self._ended[value] = raised or next(str(each) for each in run.unknown if each.ended)
             self._raises |= {value} if raised else set()
-        # The next dry run may take 3 times as long, but at least 20 s and at most `LIMIT_S`.
+        # Limit the next dry run to 3 times this run's seconds, but to 20 s at least.
         self._limit = min(LIMIT_S, max(20.0, 3 * run.seconds))
 
     def _subject(self, value: float) -> Subject:
@@ -281,7 +281,7 @@ def largest(
 ) -> float | None:
     """Return the largest of `values` with `need(value) <= limit`; None if there is none."""
     # `values` are positive and ascending. `need` must not decrease. After six tries, the result may
-    # be too small by less than the fraction `near`. `from_below` doubles the first value.
+    # be too small by less than the fraction `near`. `from_below` starts by doubling values[0].
     if need(values[0]) > limit:
         return None
     low, high = _doubled(values, need, limit) if from_below else (0, len(values) - 1)
