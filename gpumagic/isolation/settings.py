@@ -1,6 +1,6 @@
 """Restore the settings and the random state that code changed.
 
-The restored settings occur in 1,668 public notebooks, or affect the code's results or speed.
+The list has settings that notebooks change, as counted in 1,668, or that affect results or speed.
 """
 
 import logging
