@@ -195,7 +195,7 @@ class Alarm:
         # Do not warn of a library's calls, or of explicit copies to a GPU.
         if count.within or not (implicit or (count.destination == "cpu" and not count.via)):
             count.warned = True
-        elif _is_time(count):
+        elif _is_frequent(count):
             self._warn(count)
 
     def _warn(self, count: entry.Count) -> None:
@@ -214,7 +214,7 @@ class Alarm:
         warnings.warn_explicit(said, CrossDeviceWarning, *place, registry={})
 
 
-def _is_time(count: entry.Count) -> bool:
+def _is_frequent(count: entry.Count) -> bool:
     if count.via == entry.PRINT:
         return count.calls + 1 >= entry.OFTEN and here.counted != here.serial
     if not count.implicit:

@@ -68,8 +68,8 @@ def _before(*args: Any, **kwargs: Any) -> After | None:
 
 C: Any = torch._C
 aten: Any = torch.ops.aten
-# Operators whose kernel copies the result's size to the host. The other operators in WAITS call
-# another operator, such as `item`, for this.
+# Operators whose kernel copies the result's size to the host. Other operators in WAITS leave this
+# copy to an operator that they call, such as `item`.
 _SIZED = ("nonzero", "_unique2", "unique_consecutive", "unique_dim")
 _CAN_CALL_REPLACED = hasattr(torch.library, "get_kernel")  # torch 2.9 and later
 _retired: deque[list[Any]] = deque(maxlen=8)  # removed kernels that running threads still need
