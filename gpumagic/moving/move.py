@@ -2,7 +2,7 @@
 
 A tensor keeps its identity, tensors that share memory still share memory, and a leaf stays a leaf.
 All copies are made before the first tensor changes, so nothing moves if memory runs out or the user
-interrupts. Libraries' objects move last. If their `to` returns a new object, a variable is rebound.
+interrupts. Libraries' objects move last. If `to` returns a new object, the variable is rebound.
 """
 
 import sys
@@ -282,7 +282,7 @@ def _addresses(value: Any) -> tuple[int, int] | None:
 
 
 def immovable(tensor: Tensor) -> str:
-    """Return why a tensor cannot be moved in place; empty if this is possible."""
+    """Return why a tensor cannot be moved in place; empty if it can be moved."""
     if tensor.grad_fn is not None:
         # The tensor's autograd graph expects a gradient on the device of the computation.
         return f"its graph is on {tensor.device}; compute it in this cell instead"
@@ -309,7 +309,7 @@ def bytes_of(tensor: Tensor) -> int:
 
 def _name_devices(naming: Iterable[tuple[Any, str]], device: torch.device) -> Origins:
     """Set device attributes of objects whose tensors are on `device`; return the origins."""
-    origins: Origins = []  # also for objects without tensors (TrainingArguments)
+    origins: Origins = []  # also for objects without tensors, such as TrainingArguments
     for value, name in naming:
         held = own(value)
         found = [value] if issubclass(type(value), nn.Module) else held.values()
