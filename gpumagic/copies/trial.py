@@ -63,7 +63,7 @@ class CopiedVariables:
             raise error.with_traceback(None) from None
 
     def close(self, *, emptied: bool = True) -> None:
-        """Free the copies at once. If not `emptied`, remaining functions keep their globals."""
+        """Free the copies at once. Copied functions in use keep their globals if not `emptied`."""
         made = self.storages.made()
         self.storages.clear()
         space, self.globals, self.function = self.globals, {}, None
