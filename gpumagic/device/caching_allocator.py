@@ -64,7 +64,7 @@ class CachingAllocator:
             whole, address = free[place]
         else:
             whole = reserved = segment_for(size)
-            address = self._hole(whole)
+            address = self._lowest_gap(whole)
         left = whole - size
         split = left >= least
         if split:
@@ -162,7 +162,7 @@ class CachingAllocator:
             count.current -= 1
             count.freed += 1
 
-    def _hole(self, size: int) -> int:
+    def _lowest_gap(self, size: int) -> int:
         lowest = 0
         for address in sorted(self._segments):
             if address - lowest >= size:
