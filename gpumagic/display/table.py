@@ -140,7 +140,7 @@ class Column:
     head: str
     cells: Sequence[str]
     number: bool = False  # right-aligned
-    # How to narrow cells if a text table is too wide: "cut", "wrap", or "" for not at all.
+    # How to narrow cells if a text table is too wide: "cut", "wrap", or "" (keep the width).
     fit: str = ""
     least: int = 20  # minimum width of a narrowed column
     notes: Sequence[str] = ()  # a note below each row, starting at this column; "" for no note
