@@ -142,7 +142,6 @@ class Hooks:
         return functools.partial(kernel.call_boxed, keys)
 
     def remove(self) -> None:
-        """Remove all wrappers and restore torch."""
         self._patches.close()
         if _CAN_CALL_REPLACED:
             _retired.append([torch.library.get_kernel(f"aten::{n}", self.key) for n in self._names])

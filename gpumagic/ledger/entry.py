@@ -250,8 +250,8 @@ class Tally:
 
     def ledger(self) -> Ledger:
         """Return the counts so far; on a real GPU, wait for the timed copies."""
-        for settle in before_reading:
-            settle()
+        for wait in before_reading:
+            wait()
         with self._lock:
             counts = [*self.counts.values()]
         return Ledger(merged(count.entry() for count in counts if count.count), self.virtual)
