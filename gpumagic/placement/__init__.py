@@ -37,7 +37,7 @@ class Placement:
         return overruled
 
     def take(self, library: str) -> torch.device | None:
-        """Return the device to use for a library's GPU 0; record `library` if this is not GPU 0."""
+        """Return the device for a library's GPU 0; record `library` if the device is not GPU 0."""
         if self.device is not None and self.device.index:
             self.taken[library] = None
         return self.device

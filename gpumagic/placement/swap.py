@@ -134,10 +134,10 @@ def _remove() -> None:
         # Modules imported during the placement may refer to twins, so restore the originals there.
         imported = _new_modules()
         for module in imported.values():
-            _swap(_held(getattr(module, "__dict__", {}), _real_of))
+            _swap(_swaps_in(getattr(module, "__dict__", {}), _real_of))
         _look_at(imported)
         while _namespaces:
-            _swap(_held(_namespaces.popitem()[1], _real_of))
+            _swap(_swaps_in(_namespaces.popitem()[1], _real_of))
 
 
 def installed() -> bool:
@@ -213,11 +213,11 @@ _finder = _TorchFinder()
 
 def _swap_namespace(namespace: dict[str, Any]) -> None:
     if id(namespace) not in _namespaces:  # a namespace in the dict is already swapped
-        _swap(_held(namespace, _twin_of))
+        _swap(_swaps_in(namespace, _twin_of))
         _namespaces[id(namespace)] = namespace
 
 
-def _held(namespace: dict[str, Any], table: dict[int, Any]) -> Iterator[_Swap]:
+def _swaps_in(namespace: dict[str, Any], table: dict[int, Any]) -> Iterator[_Swap]:
     """Yield the swaps for a namespace's names and for default arguments of its functions."""
     values = [*namespace.values()]
     if _ids.isdisjoint(map(id, values)):
@@ -272,7 +272,7 @@ def _look_at(modules: dict[str, Any]) -> None:
         if isinstance(file := names.get("__file__"), str) and is_users(file):
             _of_users[name] = names
         else:
-            _in_modules.extend(_held(names, _twin_of))
+            _in_modules.extend(_swaps_in(names, _twin_of))
             for function, wrap in IN_LIBRARIES.get(name, {}).items():
                 if function in names:
                     _in_modules.append((names, function, names[function], wrap(names[function])))

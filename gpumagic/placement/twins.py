@@ -86,6 +86,7 @@ def _on_a_gpu() -> Placement | None:
 
 
 def _first_of(given: object, frame: FrameType | None) -> torch.device | None:
+    """Return the placement's GPU if a library chose `given` (a GPU 0) in `frame`, else None."""
     place = _on_a_gpu()
     library = _library_at(frame, given) if place is not None else ""
     return place.take(library) if place is not None and library else None
@@ -207,8 +208,8 @@ def _factory(make: Function) -> Function:
 def _make(make: Function, args: Args, kwargs: dict[str, Any], frame: FrameType | None) -> Any:
     if frame is not None and type(kwargs.get("device")) in _NAMES:
         kwargs["device"] = _placed_name(kwargs["device"], frame)
-    told = kwargs.get("device") is not None or kwargs.get("out") is not None
-    if told or kwargs.get("pin_memory") or (device := _chosen(frame, "device" in kwargs)) is None:
+    named = kwargs.get("device") is not None or kwargs.get("out") is not None
+    if named or kwargs.get("pin_memory") or (device := _chosen(frame, "device" in kwargs)) is None:
         return make(*args, **kwargs)
     generator = kwargs.get("generator")
     if generator is not None and generator.device != device:
