@@ -127,9 +127,9 @@ def _columns(profile: CellProfile) -> list[Column]:
     whole = sum(line.host for line in profile.lines)
     if not (rows := [_cells(line, whole) for line in profile.lines]):
         return []
-    places, code, html, dearest, *numbers = map(list, zip(*rows, strict=True))
+    places, code, html, slowest, *numbers = map(list, zip(*rows, strict=True))
     number = partial(Column, number=True)
-    source = Column("source", code, fit="cut", notes=dearest, css="gm-code", html=html)
+    source = Column("source", code, fit="cut", notes=slowest, css="gm-code", html=html)
     heads = ("host", "device", "launches", "copies", "waits", "share")
     return [number("line", places), source, *map(number, heads, numbers)]
 
@@ -138,12 +138,12 @@ def _cells(line: ProfiledLine, whole: float) -> tuple[str, ...]:
     """Return a line's place, code, HTML and slowest operators, then the cells with numbers."""
     where = line.where or UserLine(0)
     place = where.place.removeprefix("line ") if where.line else "–"
-    dearest = ", ".join(f"{o.name} {duration(o.cost)}" for o in line.operators[:_OPERATORS])
-    html = folded(where.source, escape(dearest)) if dearest else escape(where.source)
+    slowest = ", ".join(f"{o.name} {duration(o.cost)}" for o in line.operators[:_OPERATORS])
+    html = folded(where.source, escape(slowest)) if slowest else escape(where.source)
     launches = NOT_KNOWN if line.launches is None else f"{line.launches:,}"
     times = duration(line.host), duration(line.device)
     counts = launches, f"{line.copies:,}", f"{line.waits:,}", _percent(line.host, whole)
-    return place, table.short(where.source, _CODE), html, dearest, *times, *counts
+    return place, table.short(where.source, _CODE), html, slowest, *times, *counts
 
 
 def _notes(profile: CellProfile) -> Iterator[str]:

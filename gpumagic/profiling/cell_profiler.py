@@ -1,7 +1,7 @@
 """Profile one cell: its operators with torch's profiler, its lines with `sys.settrace`.
 
 A loop may run ten million lines a second, so only lines that take `SHORT` or longer are logged. The
-times of shorter lines are summed; when the sum exceeds `SAMPLE`, the last of these lines gets it.
+times of shorter lines are summed. When the sum exceeds `SAMPLE`, the last line gets the sum.
 """
 
 import gzip

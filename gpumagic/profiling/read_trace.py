@@ -1,4 +1,4 @@
-"""Compute times by line, and causes of idle time, from kineto's trace, which counts microseconds.
+"""Compute times by line, and causes of idle time, from kineto's trace (in microseconds).
 
 A `CELL` event is the whole cell. A `LINE` event is a period in which one line ran. Host events are
 operators and CUDA calls, and device events are kernels and copies. A host event, on any thread,
@@ -187,7 +187,7 @@ def _lines(found: _Trace, ledger: Ledger) -> tuple[ProfiledLine, ...]:
 
 
 def _moments(found: _Trace, lanes: dict[str, _Lane]) -> Iterator[Cause | None]:
-    """Sample why the GPU is idle, or None if a kernel runs. Jitter keeps loops from aligning."""
+    """Sample why the GPU is idle; None if a kernel runs. Jitter avoids aliasing with loops."""
     inside: dict[Label, float] = defaultdict(float)
     for e in found.host:
         inside[e["line"]] += e["own"] * (_kind(e) == "launch")
