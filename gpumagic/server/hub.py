@@ -153,7 +153,7 @@ class Hub:
         self.watch()
         # Accept a snapshot up to 2 s old, so that reloading a page does not query the driver.
         young = self.sampler.fresh(processes=False, max_age_s=2.0)
-        # Not `young.add_done_callback`: `pass_on` may then run on this loop and block the loop.
+        # With `young.add_done_callback`, `pass_on` might run on this loop, and block the loop.
         aside(lambda: self.pass_on(client, young.result()))
         return client
 
@@ -161,7 +161,7 @@ class Hub:
         """Refresh the kernels now, and regularly while there are kernels or clients."""
         self._look_now.set()
         if self._watch is None and not self._closed:
-            self._watch = asyncio.create_task(self._look_after())
+            self._watch = asyncio.create_task(self._keep_refreshing())
 
     def leave(self, client: Client) -> None:
         client.close()
@@ -214,7 +214,7 @@ class Hub:
 
     def pass_on(self, client: Client, snapshot: Snapshot) -> None:
         """Send a snapshot to a client. This may block, so do not call it on the event loop."""
-        with suppress(RuntimeError):  # RuntimeError: the stopping server has closed the loop
+        with suppress(RuntimeError):  # the stopping server has closed the loop
             newest = self._newest
             if newest is None or newest[0] is not snapshot:
                 text = self.deaths.add_to(snapshot).to_json()
@@ -223,7 +223,7 @@ class Hub:
                 self._loop.call_soon_threadsafe(self.cells.see, snapshot)
             self._loop.call_soon_threadsafe(client.wake, newest[1])
 
-    async def _look_after(self) -> None:
+    async def _keep_refreshing(self) -> None:
         # Before Python 3.12, `wait_for` may lose a cancellation, so check `_closed` too.
         while not self._closed and (self.clients or self.kernels.managers()):
             # A kernel manager of another package may raise anything.

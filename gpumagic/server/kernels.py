@@ -114,11 +114,11 @@ class KernelCells(CellRuns):
     def __init__(self, notebook: Callable[[str], str | None]) -> None:
         super().__init__(most=2000)
         self.notebook_of = notebook
-        self._open: dict[tuple[str, str], str] = {}
+        self._open: dict[tuple[str, str], str] = {}  # run ids by kernel and request
         self.followed: dict[str, Iopub] = {}  # each kernel's iopub channel
         self._pids: dict[str, int] = {}
         self._sources: dict[str, str] = {}  # the first characters of each kernel's last cell
-        self._held: dict[str | None, list[ProcessSample]] = defaultdict(list)
+        self._held: dict[str | None, list[ProcessSample]] = defaultdict(list)  # by kernel
 
     def follow(self, managers: Mapping[str, Any]) -> None:
         """Record the cells of the kernels in `managers`, and of no other kernels."""

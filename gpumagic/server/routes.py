@@ -106,9 +106,8 @@ def _renderer(route: GetRoute) -> bytes:
 
 
 def _tour(route: GetRoute) -> str:
-    folders = Path(__file__).parents[
-        1:3
-    ]  # a clone has examples/ next to the package, a wheel in it
+    # A wheel has examples/ inside the package. A clone has examples/ next to the package.
+    folders = Path(__file__).parents[1:3]
     every = (folder / "examples" / "tour.ipynb" for folder in folders)
     book = nbformat.read(next(filter(Path.is_file, every)), as_version=4)
     for cell in book.cells:
