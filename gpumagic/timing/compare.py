@@ -160,7 +160,6 @@ def compare(
     if isinstance(earlier, Comparison):
         result = result.against(earlier)
     _last[:] = [result]
-    # An error in the view must not lose the result of minutes of measuring.
     with faults.kept("drawing a comparison for the monitor"):
         board.keep(repr(result), result.time, **view(result).panel(result))
     return result
@@ -174,7 +173,7 @@ def targets(given: Iterable[object] | str | None, needed: Needed) -> tuple[Targe
         given = [given]
     found: dict[str, Target] = {}
     for target in (target for one in given for target in _named(one, needed)):
-        # The name `2?` means a CPU with a `note` if GPU 2 is missing. This CPU may be a duplicate.
+        # If GPU 2 is missing, `2?` means a CPU with a `note`. A second such CPU is no error.
         if (where := where_of(target)) in found and not (target[0].note or found[where][0].note):
             raise GpuError(f"{where} is named twice; type it once")
         found[where] = target
@@ -228,7 +227,7 @@ class Comparing(Task):
             try:
                 for values in self.points:
                     for target in self.targets:
-                        if not self._is_beyond(where_of(target), values):
+                        if not self._cannot_fit(where_of(target), values):
                             self._measure(target, values)
             finally:
                 with deferred():
@@ -239,7 +238,7 @@ class Comparing(Task):
         if self.interrupted:  # not in the handler, where the traceback keeps objects alive
             cuda_state.give_back()
 
-    def _is_beyond(self, where: str, values: Mapping[str, Any]) -> bool:
+    def _cannot_fit(self, where: str, values: Mapping[str, Any]) -> bool:
         points = values, self._full.get(where, {})
         now, full = (next(map(sweeping.number, point.values()), None) for point in points)
         return now is not None and full is not None and now >= full

@@ -158,8 +158,8 @@ class Comparison(table.Shown):
     def title(self) -> str:
         """The first line of the code that is not a comment, shortened if it is long."""
         lines = (line.strip() for line in self.code.splitlines())
-        told = (line for line in lines if line and not line.startswith("#"))
-        return table.short(next(told, "no code"), 60)
+        code = (line for line in lines if line and not line.startswith("#"))
+        return table.short(next(code, "no code"), 60)
 
     @cached_property
     def devices(self) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ _LEGEND = {
 def text(comparison: Comparison) -> str:
     """Return the headline, the table and the first remarks, for terminals of 100 columns."""
     head = [*(f"! {line}" for line in _wrong(comparison)), *_answer(comparison)]
-    rows = [] if _is_line(comparison) else table.lines(_columns(comparison), "  ", _FOLD)
+    rows = [] if _is_one_line(comparison) else table.lines(_columns(comparison), "  ", _FOLD)
     doubts = _warnings(comparison)[:_REMARKS]
     above = [part for line in head for part in table.wrapped(line)]
     below = [part for line in doubts for part in table.wrapped(line, "  " * bool(rows))]
@@ -43,7 +43,7 @@ def html(comparison: Comparison) -> str:
     how = notes + tag("pre", setup + comparison.code.strip("\n"), "gm-code")
     answer = _answer(comparison)
     parts = [tag("div", line, "gm-answer gm-bad") for line in _wrong(comparison)]
-    if _is_line(comparison):
+    if _is_one_line(comparison):
         return block("".join([*parts, folded(answer[0], how)]), "table", "comparison")
     parts += [tag("div", line, "gm-answer") for line in answer]
     if comparison.sweep:
@@ -75,7 +75,7 @@ def bars(medians: Sequence[tuple[str, float | None, str]]) -> list[dict[str, Any
     ]
 
 
-def _is_line(comparison: Comparison) -> bool:
+def _is_one_line(comparison: Comparison) -> bool:
     whole = len(comparison.timings) == 1 and not (comparison.sweep or comparison.interrupted)
     return whole and not (comparison.timings[0].alone or comparison.timings[0].error)
 
@@ -94,7 +94,7 @@ def _wrong(comparison: Comparison) -> list[str]:
 
 def _answer(comparison: Comparison) -> list[str]:
     real, said = comparison.comparable, []
-    if _is_line(comparison):
+    if _is_one_line(comparison):
         return [_single(comparison)]
     if not any(t.median for t in comparison.timings):
         return ["nothing was measured"]

@@ -50,16 +50,16 @@ class Stopwatch:
         runs = repeat(None, number)
         began = self.clock()
         run(runs)
-        went_on = self.clock()
+        returned = self.clock()
         self.wait()  # waits also for devices that the code has just initialized
-        return began, went_on, self.clock()
+        return began, returned, self.clock()
 
     def lap(self, run: _Loop, number: int) -> Lap:
         """Time `number` runs, without garbage collection, like `timeit`."""
         with no_collections():
             self.wait()
-            began, went_on, ended = self.times(run, number)
-        return Lap(ended - began, went_on - began)
+            began, returned, ended = self.times(run, number)
+        return Lap(ended - began, returned - began)
 
 
 class Runner:
@@ -99,8 +99,8 @@ class Runner:
         jobs = {n: partial(job, trial) for n, trial in enumerate(self.trials)}
         with no_collections():
             self._stopwatch.wait()
-            began, went_on, done = zip(*self._all(jobs, barrier), strict=True)
-        return Lap(max(done) - min(began), max(went_on) - min(began))
+            began, returned, done = zip(*self._all(jobs, barrier), strict=True)
+        return Lap(max(done) - min(began), max(returned) - min(began))
 
     def alone(self, number: int) -> Lap:
         """Time a block on each device, one after the other, in the same threads as `lap`."""
