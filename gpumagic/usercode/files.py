@@ -36,9 +36,9 @@ def user_namespace() -> dict[str, Any]:
 
 
 _OURS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
-_ROOMS = ("checked", "frameworks", "ledger", "memory", "placement", "profiling", "virtual")
-_STAND_INS = (
-    *(os.path.join(_OURS, room, "") for room in _ROOMS),
+_PACKAGES = ("checked", "frameworks", "ledger", "memory", "placement", "profiling", "virtual")
+_STAND_INS = (  # files with functions that replace torch's or Python's
+    *(os.path.join(_OURS, package, "") for package in _PACKAGES),
     os.path.join(_OURS, "cluster", "output.py"),
     os.path.join(_OURS, "usercode", "files.py"),
 )

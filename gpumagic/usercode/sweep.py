@@ -157,7 +157,7 @@ def number(value: Any) -> float | None:
 
 
 def unread(names: Collection[str], program: Program, namespace: dict[str, Any]) -> list[str]:
-    """Return a note on each of a sweep's variables `names` that the code does not read."""
+    """Return a note on each variable in `names` that the code does not read."""
     if not names or program.function is not None:
         return []
     known = {**namespace, **dict.fromkeys(names)}
