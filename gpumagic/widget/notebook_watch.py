@@ -84,7 +84,7 @@ class Audience:
             return self._looked.pop(view, None) is not None and not self._looked
 
     def receives(self, able: bool) -> None:
-        """Record whether the kernel can receive messages, which is not so while a cell runs."""
+        """Record whether the kernel can receive messages. While a cell runs, it cannot."""
         with self._lock:
             self._receives_since = (self._receives_since or time.monotonic()) if able else None
 
@@ -93,7 +93,7 @@ class Audience:
         with self._lock:
             if (since := self._receives_since) is None:
                 return True
-            # More than 60 s, because browsers may run a hidden page's timers only once a minute.
+            # Wait over 60 s, because browsers may run a hidden page's timers only once a minute.
             oldest = time.monotonic() - 90.0
             self._looked = {v: at for v, at in self._looked.items() if max(at, since) >= oldest}
             return bool(self._looked) or since >= oldest
@@ -109,7 +109,7 @@ class ShellCells:
         # Run ids by `id(info)`. IPython passes the same `info` when a cell starts and when it ends.
         self._running: dict[int, str] = {}
         self.ended = ""  # the id of the run that ended last
-        self._held: list[ProcessSample] = []
+        self._held: list[ProcessSample] = []  # this kernel's, in the last snapshot
         self._notebook = os.environ.get("JPY_SESSION_NAME")
 
     @property
