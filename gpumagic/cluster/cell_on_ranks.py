@@ -30,12 +30,12 @@ from gpumagic.isolation.settings import noted
 from gpumagic.usercode.files import label, shell, user_namespace
 from gpumagic.usercode.variables import names_assigned, names_read, variables_read
 
-# After an interrupt, replace a rank if the user's code still runs GRACE_S seconds after the rank
-# noticed the interrupt, or if the rank has not ended the cell after _LONGEST_S seconds.
+# Replace an interrupted rank if the user's code still runs GRACE_S seconds after the rank noticed
+# the interrupt. Replace any rank that has not ended the cell _LONGEST_S seconds after it was sent.
 GRACE_S, _LONGEST_S = 5.0, 30.0
 HANGS_S = 5.0  # ranks that wait at different places for this many seconds are deadlocked
 _LOOK_S, _SAY_S = 0.02, 0.25  # seconds to wait for a reply, and between progress lines
-_IMPATIENT = 3  # after this many presses of Ctrl-C, the next one raises KeyboardInterrupt at once
+_IMPATIENT = 3  # after this many presses of Ctrl-C, the next press raises KeyboardInterrupt at once
 
 
 class RanksError(Exception):
@@ -87,9 +87,9 @@ class CellOnRanks:
         self.failed: tuple[int, ErrorInRank] | None = None  # the rank that failed first, its error
         self.interrupted = False  # by Ctrl-C
         self.replaced: list[RankEngine] = []  # ranks that did not end the cell in time
-        self._signaled: float | None = None
+        self._signaled: float | None = None  # when the ranks were told to end the cell
         self._presses: list[Any] = []  # presses of Ctrl-C
-        self._said = 0.0
+        self._said = 0.0  # when the last progress line was shown, in seconds of the run
         self._shown = defaultdict[tuple[int, int], Counter[str]](Counter)  # output shown so far
 
     def deliver(self) -> None:
@@ -190,7 +190,7 @@ class CellOnRanks:
                 self._take(rank, part, asked)
         self._engines.check()
         for rank in [*self._running]:
-            if rank.lost:  # report the death first, because it may make other ranks fail
+            if rank.lost:  # the death replaces an error in `failed`, which it may have caused
                 del self._running[rank]
                 self._fail(rank.number, "died", rank.lost, "", rank.died)
         if self._signaled is None:
@@ -219,7 +219,7 @@ class CellOnRanks:
         del self._running[rank]
         self.outcomes[part] = outcome
         if outcome.error is not None:
-            # Only the first error counts. `_signal` interrupts other ranks, which then fail too.
+            # Keep only the first error. `_signal` interrupts the other ranks, which then fail too.
             if self._signaled is None:
                 self.failed = rank.number, outcome.error
             self._signal()

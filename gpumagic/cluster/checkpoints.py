@@ -118,12 +118,12 @@ def _optimizer(optimizer: Optimizer, saved: dict[str, Any]) -> State:
 
 
 def _fixed(value: Any) -> Any:
-    """Return the part of an entry to compare: groups' parameter numbers, or the whole entry."""
+    """Return what must equal the checkpoint: parameter numbers of groups, or the whole entry."""
     return [each["params"] for each in value] if isinstance(value[0], dict) else value
 
 
 def _slot(at: Any, parameter: Any = None) -> Any:
-    """Return a tensor that can receive the checkpoint's entry `at`; 0 if that is no tensor."""
+    """Return a tensor that can receive the checkpoint's entry `at`; 0 if `at` is not a tensor."""
     if not hasattr(at, "properties"):
         return 0
     if parameter is not None and parameter.shape == at.size:  # shard the tensor like the parameter

@@ -236,7 +236,7 @@ class CellOrder:
     keep: tuple[str, ...]  # names of the variables to return
     assigned: dict[str, Fingerprint]  # the notebook's hashes of the variables that the cell assigns
     label: str = ""  # printed before each line of output
-    given: bytes = b""  # this rank's parts of the split variables, pickled
+    given: bytes = b""  # this run's part of each split variable, pickled
 
 
 @dataclass
@@ -294,7 +294,7 @@ def run(order: CellOrder) -> Outcome:
         there = {name: notebooks for name, notebooks in order.assigned.items() if name in space}
         if outcome.error:  # the cell may have failed before it assigned some of these names
             there = {n: hashed for n, hashed in there.items() if before.get(n) != id(space[n])}
-        sending.receive(b"", there)  # so that the notebook does not send older values
+        sending.receive(b"", there)  # record hashes, so that the notebook sends no older values
         space.update(whole)
     outcome.cut, outcome.collectives = _this.cut, _collectives()
     return outcome

@@ -255,11 +255,11 @@ class Engines:
                 launching.end(rank.mark)  # kills the rank's child processes
 
     def _ended(self, rank: RankEngine, patience_s: float = 0.0) -> str:
-        """Return a text on how a rank's process ended; empty if the process runs, or if unknown."""
+        """Return how a rank's process ended, as text; empty if it runs or the reason is unknown."""
         if self.plan.launcher != "local":
             return ""
         launcher = self._cluster.engines[rank.engine_set.key].launchers["0"]
-        # Only one thread can get a process's exit code: ipyparallel's thread, which waits for it.
+        # Only ipyparallel's thread, which waits for the process, can get the exit code.
         launcher._wait_thread.join(patience_s)
         if launcher._wait_thread.is_alive():
             return ""

@@ -154,7 +154,7 @@ def length(value: Any) -> int:
 def take(value: Any, start: int, stop: int) -> Any:
     """Return the items from `start` up to `stop`, as a value of the same kind."""
     kind = _kind_of(value)
-    assert kind is not None, "`length` raises for such a value, and is called first"
+    assert kind is not None, "call `length` first, which raises if the value cannot be split"
     return kind.take(value, slice(start, stop))
 
 

@@ -137,7 +137,7 @@ def fingerprints_of(
 
 
 def pack(values: Any, known: Mapping[int, State] = {}, sources: Any = None) -> bytes:
-    """Pickle values, but only the number of a tensor whose current version is in `known`."""
+    """Pickle values; replace a tensor by its number if `known` has the tensor's current version."""
 
     class Pickler(NotebookPickler):
         def __init__(self, stream: Any, protocol: int | None = None) -> None:
