@@ -113,7 +113,7 @@ class Calls(TorchFunctionMode):
         if tensor.constant is not None:
             with torch._C.DisableTorchFunction():
                 return tensor.constant.tolist()
-        if host_value(frame) is not None:  # a data loader's sampler may use any order
+        if host_value(frame) is not None:  # for a data loader's sampler, any order is valid
             return list(range(tensor.numel()))
         one = 1.0 if tensor.is_floating_point() else 1
         return _nested(tensor.shape, one if self._guesses else NotKnown("an element of a list"))
@@ -174,7 +174,7 @@ class DataOnHost(TorchFunctionMode):
         kwargs = kwargs or {}
         leaves = tree_leaves((args, kwargs))
         known = [self._known[id(leaf)] for leaf in leaves if id(leaf) in self._known]
-        if (kept := self._kept(func, args, kwargs)) is not None:
+        if (kept := self._left_on_cpu(func, args, kwargs)) is not None:
             return kept
         if not known:
             return func(*args, **kwargs)
@@ -184,12 +184,12 @@ class DataOnHost(TorchFunctionMode):
         elif on_gpu:
             args, kwargs = tree_map_only(Tensor, self._moved, (args, kwargs))
         out = func(*args, **kwargs)
-        self._keep(func, out, *known[0], on_gpu=on_gpu)
-        # Parts in a tuple, as from `split`, do not move now. Each moves when a GPU call uses it.
+        self._record(func, out, *known[0], on_gpu=on_gpu)
+        # Parts in a tuple, as from `split`, do not move now. A part moves when a GPU call uses it.
         at_once = func is torch.stack or is_users(sys._getframe(1).f_code.co_filename)
         return self._moved(out) if at_once and isinstance(out, Tensor) else out
 
-    def _keep(
+    def _record(
         self, func: Any, out: Any, data: Tensor, whole: int, part: Any, device: Any, *, on_gpu: bool
     ) -> None:
         """Record each result of a call on data, either as data or as a part that must move."""
@@ -202,7 +202,7 @@ class DataOnHost(TorchFunctionMode):
                     part = _expression(".cpu()" * on_gpu)
                 self._known[id(leaf)] = leaf, whole, part, device
 
-    def _kept(self, func: Any, args: Any, kwargs: Any) -> Tensor | None:
+    def _left_on_cpu(self, func: Any, args: Any, kwargs: Any) -> Tensor | None:
         """If a call would move data to the GPU, return the data on the CPU instead; else None."""
         data, device, dtype = _moving(func, args, kwargs)
         if "cuda" not in str(device) or data.is_cuda or data.requires_grad:
@@ -241,7 +241,7 @@ _PARTS_OF_DATA = 4  # a part has at most one fourth of the data's bytes
 
 
 def _expression(index: str = "") -> UserLine | None:
-    """Return the user's line with the running expression as source. `index` precedes a last `]`."""
+    """Return the user's line, reduced to the running expression, with `index` before a last `]`."""
     if (frame := user_frame(sys._getframe(1))) is None:
         return None
     line, text = line_at(*in_cell(frame)), expression(*in_cell(frame))
@@ -350,7 +350,7 @@ def _named(device: Any) -> str:
 
 
 def _in_this_process(loader: Any, batches: int | None) -> Any:
-    """Iterate over a DataLoader's first batches in this process, reading some samples of each."""
+    """Iterate over a DataLoader's batches in this process, reading at most 64 samples of each."""
     vars(loader).update(num_workers=0, pin_memory=False, prefetch_factor=None, timeout=0)
     iterator = _SingleProcessDataLoaderIter(loader)
     fetcher: Any = iterator._dataset_fetcher

@@ -119,7 +119,7 @@ class Operators(TorchDispatchMode):
         try:
             if _is_unchecked(func):
                 _check_devices(func, args)
-            return (_own(func, name) or func)(*args, **kwargs)
+            return (_replacement(func, name) or func)(*args, **kwargs)
         except (fake.DataDependentOutputException, fake.DynamicOutputShapeException):
             value = host_value(_caller(sys._getframe(1)))
             if value is not None and name == "_local_scalar_dense":
@@ -171,9 +171,9 @@ class Operators(TorchDispatchMode):
         return None if whole else partial(func._op_dk, _COMPOSITE)
 
     def _replaced(self, func: Any, name: str, args: Any) -> tuple[Tensor, bool] | None:
-        """Return the argument whose memory the result would reuse, and whether reuse is certain."""
+        """Return the argument whose memory a real run would reuse, and whether this is certain."""
         number = self._enter_node()
-        # In a dispatch mode, some C++ code of torch allocates a tensor instead of writing in place.
+        # In this mode, some C++ code of torch allocates a result instead of writing in place.
         first: Any = next(iter(args), None)
         if number is None or not isinstance(first, Tensor) or first.layout is not torch.strided:
             return None
@@ -244,7 +244,7 @@ _GUESSES: dict[str, Callable[..., Any]] = {
 
 @cache
 def _is_unchecked(func: Any) -> bool:
-    """Whether `_check_devices` must check an operator, because neither fakes nor `_own` do so."""
+    """Whether only `_check_devices` checks an operator: not fakes, and not a replacement."""
     of_aten = isinstance(func, torch._ops.OpOverload) and func.namespace == "aten"
     if not of_aten or (name := func.overloadpacket.__name__) in {*INDEXING, "_foreach_copy_"}:
         return False  # these operators accept tensors on several devices
@@ -277,7 +277,7 @@ def _caller(frame: FrameType | None) -> FrameType | None:
     return frame
 
 
-def _own(func: Any, name: str) -> _Function | None:
+def _replacement(func: Any, name: str) -> _Function | None:
     """Return a replacement for `func`; None if `func` itself gives the right result for fakes."""
     if (make := _RESULTS.get(name)) is not None:
         return lambda *args, **kwargs: make(**_bound(func, args, kwargs))

@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
-# `suspended` imports this module. Import it now, because imports in a dry run call `suspended`.
+# `suspended` imports this module, and every import in a dry run calls `suspended`. So import now.
 import torch._subclasses.schema_check_mode
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
@@ -89,7 +89,7 @@ def host_value(frame: FrameType | None) -> float | None:
 class NotKnown:
     """Represent a number that depends on data, such as ``loss.item()``."""
 
-    # Torch calls that scale or fill tensors get 1 or NaN (answers.py). Others end the dry run.
+    # Calls that scale or fill tensors get 1 or NaN instead (answers.py). Others end the dry run.
     __slots__ = ("what", "whole")
 
     def __init__(self, what: str = "a value of a tensor", *, whole: bool | None = False) -> None:

@@ -65,8 +65,8 @@ class Subject:
     device: Device | None  # where new tensors are placed
     move: bool  # whether variables that the code reads are moved to `device`
     limit: float  # seconds
-    cards: tuple[Card, ...] = ()  # absent GPU models; `device` simulates the first
-    target: str = ""  # the device to which a fix should move tensors; empty for the best one
+    cards: tuple[Card, ...] = ()  # absent GPU models; `device` simulates the first of them
+    target: str = ""  # the device to which a fix should move tensors; empty for the best device
     guesses: bool = False  # whether to guess numbers that depend on data, instead of ending the run
     batches: int | None = None  # the number of batches that each DataLoader yields; None for all
 

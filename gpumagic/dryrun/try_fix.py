@@ -42,7 +42,7 @@ def try_fix(
     error: BaseException, found: Explanation | None, shell: Any = None
 ) -> Explanation | None:
     """Return `found` with a completed fix, and with a `%%ongpu` line if the line fixes the cell.
-    If `found` is None, explain an error in a library if such a line fixes it; else return None."""
+    If `found` is None, explain a library's error that a `%%ongpu` line fixes, or return None."""
     said = next(filter(read, errors(error)), None)  # None if no error is about devices
     every = failed_frames(said.__traceback__) if said is not None else []
     at_top = [n for n, frame in enumerate(every) if frame.at_top and frame.tree is not None]
@@ -99,7 +99,7 @@ class _Trial:
         return (gpus & used).pop() if alone else ""
 
     def with_fewest_edits(self, found: Explanation, error: Any) -> Explanation:
-        """Return `found` or another explanation, by fewest repeated copies, then fewest edits."""
+        """Return the explanation with the fewest repeated copies; among equals, fewest edits."""
         best, (copies, count) = self._completed(found)
         gpus = {device for each in found.operands for device in each.devices} - {"cpu"}
         until = time.monotonic() + _MOST * _LIMIT_S
@@ -141,7 +141,7 @@ class _Trial:
         return found, (_MOST + 1, _MOST + 1)  # the code still fails
 
     def _takes_effect(self, fix: Fix, texts: dict[str, str]) -> bool:
-        """Whether a dry run executes an edit. It does not repeat earlier method calls."""
+        """Whether a dry run executes an edit. Dry runs do not repeat earlier method calls."""
         nodes = ast.walk(ast.parse(texts.get(fix.filename, "")))
         functions = (node for node in nodes if isinstance(node, ast.FunctionDef))
         around = [f.name for f in functions if f.lineno <= fix.line <= (f.end_lineno or 0)]
@@ -151,7 +151,7 @@ class _Trial:
         return fix.filename in texts and runs and not fix.earlier
 
     def _from_change(self, texts: dict[str, str]) -> list[ast.stmt]:
-        """Return the statements from the failed one on, or from the first that a fix affects."""
+        """Return the statements from the failed or the first changed one on, whichever is first."""
         old = ast.parse(self._top.source).body
         new = ast.parse(texts[self._top.filename]).body
         names = {
