@@ -242,7 +242,7 @@ class JaxCopies(CopyCounting):
 
 
 def _name(count: Count, array: Any, user: FrameType | None) -> None:
-    """For a line's first copies, add to `count` the user's variable that contains the array."""
+    """For a line's first copies, add the name of the array's variable to `count`."""
     if array is None or user is None or count.calls > 4:
         return
 

@@ -157,7 +157,7 @@ class Needed:
 
     @classmethod
     def by(cls, namespace: dict[str, Any], *codes: object) -> "Needed":
-        """Find the frameworks that code texts need. If one is invalid Python, ignore all texts."""
+        """Find the frameworks that code texts need. Ignore all texts if one text is invalid."""
         with suppress(SyntaxError, ValueError):
             text = "\n".join(code for code in codes if isinstance(code, str))
             return cls(ast.parse(text), namespace)
