@@ -31,7 +31,7 @@ from gpumagic.usercode.files import label, shell, user_namespace
 from gpumagic.usercode.variables import names_assigned, names_read, variables_read
 
 # Replace an interrupted rank if the user's code still runs GRACE_S seconds after the rank noticed
-# the interrupt. Replace any rank that has not ended the cell _LONGEST_S seconds after it was sent.
+# the interrupt. Replace a rank that still runs the cell _LONGEST_S seconds after the interrupt.
 GRACE_S, _LONGEST_S = 5.0, 30.0
 HANGS_S = 5.0  # ranks that wait at different places for this many seconds are deadlocked
 _LOOK_S, _SAY_S = 0.02, 0.25  # seconds to wait for a reply, and between progress lines
@@ -39,7 +39,7 @@ _IMPATIENT = 3  # after this many presses of Ctrl-C, the next press raises Keybo
 
 
 class RanksError(Exception):
-    """An error in a rank. It is shown as the rank's traceback, without gpumagic's frames."""
+    """An error in a rank, shown as the rank's traceback without gpumagic's frames."""
 
     def __init__(self, rank: int, error: ErrorInRank, ranks: int, notes: Sequence[str]) -> None:
         place = f", {error.place}" if error.place else ""
@@ -190,7 +190,7 @@ class CellOnRanks:
                 self._take(rank, part, asked)
         self._engines.check()
         for rank in [*self._running]:
-            if rank.lost:  # the death replaces an error in `failed`, which it may have caused
+            if rank.lost:  # the death may have caused the error in `failed`, so replace the error
                 del self._running[rank]
                 self._fail(rank.number, "died", rank.lost, "", rank.died)
         if self._signaled is None:

@@ -186,7 +186,7 @@ def save(directory: str, names: list[str]) -> Checkpoint:
         if odd := {path for each in others for path, _ in first.items() ^ each.items()}:
             named = some(sorted({path.partition("/")[0] for path in odd}))
             raise GpuError(f"{named}: the shapes are not the same on all ranks")
-        # Only rank 0 creates the directory. Then all ranks check that their hosts see it.
+        # Only rank 0 creates the directory. Then each rank checks that its host sees the directory.
         path = _on_all(lambda: _next(directory) if dist.get_rank() == 0 else None)[0]
         if not all(_on_all(path.is_dir)):
             raise GpuError(f"not all hosts see {directory}; give a directory that they share")

@@ -163,7 +163,7 @@ def _address(hosts: Sequence[str]) -> str:
         return _LOOPBACK
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            # Connecting a UDP socket sends nothing. It only looks up the route to the host.
+            # Connecting a UDP socket sends nothing; the call only looks up the route to the host.
             probe.connect((hosts[0] or socket.getfqdn(), 9))
             found = str(probe.getsockname()[0])
         except OSError as error:
