@@ -151,7 +151,7 @@ class Calls(TorchFunctionMode):
 
 
 class DataOnHost(TorchFunctionMode):
-    """Try the code with its data on the CPU. A part of the data moves to the GPU when it is read.
+    """Try the code with its data on the CPU. Parts of the data move to the GPU when read.
 
     Data are the tensors in `held`. A tensor that the code would move to the GPU is also data if a
     line in `at` (a file and a range of lines) moves it, or if it has at least `least` bytes.

@@ -97,7 +97,7 @@ class Operators(TorchDispatchMode):
             return self._one(func, name, args, kwargs or {})
 
     def _one(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operator without decomposing it; count the copies and memory that it makes."""
+        """Run an operator without decomposition; count the operator's copies and memory."""
         self._before(func, name, args)
         replaced = self._replaced(func, name, args)
         out = self._run(func, name, args, kwargs)
