@@ -167,16 +167,16 @@ class TensorFlowCopies(CopyCounting):
                 self._batches[id(result)] = result
         ran_on = _ran_on(operands, results)
         away = [each for each in operands if ran_on and _held_on(each) != ran_on]
-        fallen = results and results[0].dtype not in _NO_DATA and self._asked(ran_on, operands)
-        call = self.called_from() if away or fallen else None
+        wanted = results and results[0].dtype not in _NO_DATA and self._asked(ran_on, operands)
+        call = self.called_from() if away or wanted else None
         if call is None:
             return
         counts: list[Count] = []
         there = self._name(ran_on)
         for operand in away:
             counts += self._operand(call, operation, operand, there)
-        if fallen:
-            ends, nbytes = (self._name(f"/device:{fallen}"), there), map(size_of, results)
+        if wanted:
+            ends, nbytes = (self._name(f"/device:{wanted}"), there), map(size_of, results)
             counts += self._add(call, "placement", "soft placement", ends, [*nbytes])
         self.refuse(counts)
 

@@ -33,7 +33,7 @@ _WHY = (
 )
 _AGAIN = ", after compile(…) with a new optimizer there"
 _APART = 48  # `places` shifts ids by this many bits, to make up addresses that never overlap
-_physical_devices = tf.config.list_physical_devices  # `patch` replaces it in `tf.config`
+_physical_devices = tf.config.list_physical_devices  # the original, before `patch`
 _GPU = re.compile(r"(?:^|(?<=/)|(?<=:))(?:device:)?gpu(?::(\d+))?$", re.IGNORECASE)
 _DEVICE = re.compile(r"(CPU|GPU):(\d+)$", re.IGNORECASE)
 # Keras modules that must not see virtual GPUs, because they would choose kernels of real GPUs.

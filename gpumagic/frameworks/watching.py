@@ -137,7 +137,7 @@ class CopyCounting:
     """Count a framework's copies and waits at each line of the user's code."""
 
     framework: str
-    inside: Callable[[str], bool]
+    inside: Callable[[str], bool]  # see `inside_of`
     around: Collection[str] = ()
     """Names of the framework's internal wrappers; `Call.function` is never one of these."""
     all_threads = False  # whether watches also count threads that began no watch
