@@ -58,19 +58,19 @@ class Doctor:
         self._files = drm.Folder(root)
         self._root = root
         self._env = os.environ if env is None else env
-        self._door = nvml.shared_nvml()
+        self._nvml = nvml.shared_nvml()
         marks = (".dockerenv", "run/.containerenv", "var/run/secrets/kubernetes.io")
         self._container = any((root / mark).exists() for mark in marks)
         self._wsl = "microsoft" in self._files.text("proc/sys/kernel/osrelease").lower()
 
     def checks(self) -> list[Check]:
         """Return all checks; for each vendor, only the first failure has a cure."""
-        self._door.retry()
+        self._nvml.retry()
         cards = self._cards()
         others = [check for vendor, its in cards.items() for check in self._of_vendor(vendor, its)]
         apples = AppleSource().gpus(Host())
         others += [Check("Apple GPU", True, gpu.name or "unknown model") for gpu in apples]
-        is_nvidia = "nvidia" in cards or bool(self._door.gpus()) or not others
+        is_nvidia = "nvidia" in cards or bool(self._nvml.gpus()) or not others
         places = ["a container"] * self._container + ["WSL"] * self._wsl
         return [
             *first_cause(self._nvidia(len(cards.get("nvidia", ()))) if is_nvidia else ()),
@@ -78,7 +78,7 @@ class Doctor:
             self._torch({} if is_nvidia else cards),
             *(Check("runs in", None, place) for place in places),
             _state_files(),
-            *(Check("GPU", False, fault.cause, fault.cure) for fault in self._door.lost.values()),
+            *(Check("GPU", False, fault.cause, fault.cure) for fault in self._nvml.lost.values()),
             Check("Python", None, f"{platform.python_version()} at {sys.executable}"),
         ]
 
@@ -91,15 +91,15 @@ class Doctor:
         return found
 
     def _nvidia(self, cards: int) -> Iterator[Check]:
-        names = [gpu.name or "unknown model" for gpu in self._door.gpus() if not gpu.parent]
-        fault = self._door.fault
+        names = [gpu.name or "unknown model" for gpu in self._nvml.gpus() if not gpu.parent]
+        fault = self._nvml.fault
         answers = fault is None or fault.code not in _NO_ANSWER
         if not self._wsl:  # WSL shows no PCI bus
             cure = f"{as_typed('%gpus --virtual 2')} makes two virtual ones"
             # A missing card is no failure if NVML answers: a container may hide the PCI bus.
             ok = cards > 0 or (None if answers else False)
             yield Check("NVIDIA card", ok, f"{cards or 'none'} on the PCI bus", cure)
-        driver = self._door.system("nvmlSystemGetDriverVersion") or "of unknown version"
+        driver = self._nvml.system("nvmlSystemGetDriverVersion") or "of unknown version"
         found, cure = ", ".join(names), "see what nvidia-smi -L lists on the host, and dmesg"
         known = Check("NVML", bool(names), f"driver {driver}: {found or 'no GPU'}", cure)
         yield known if fault is None else Check("NVML", False, fault.cause, fault.cure)
@@ -108,7 +108,7 @@ class Doctor:
     def _chosen(self) -> Iterator[Check]:
         """Yield a check of the variable that selects GPUs, if it is set."""
         if _CHOICE in self._env:
-            every = device.physical_gpus(self._door)
+            every = device.physical_gpus(self._nvml)
             left = device.visible(every, self._env)
             text = f"{self._env[_CHOICE]!r} selects {len(left)} of {len(every)} GPUs"
             cure = "correct or unset the variable, then restart the kernel"
@@ -159,7 +159,7 @@ class Doctor:
             return Check("torch", None, 'not installed (pip install "gpumagic[torch]")')
         has = {"amd": build.hip, "intel": build.xpu}
         lacks = [needs.build for name, needs in _VENDORS.items() if name in cards and not has[name]]
-        lacks += ["CUDA"] if not build.cuda and self._door.gpus() else []
+        lacks += ["CUDA"] if not build.cuda and self._nvml.gpus() else []
         if lacks:
             cure = f"install a {lacks[0]} build: {_BUILDS}; or {as_typed('%gpus --virtual 2')}"
             return Check("torch", False, f"{version}, a build without {lacks[0]}", cure)

@@ -54,9 +54,9 @@ _LISTS: Questions = {
 _SLOW_S, _LISTS_S = 2.0, 3.0  # seconds for which the answers to _SLOW and _LISTS are cached
 
 
-def _fast(door: nvml.Nvml, gpu: nvml.Gpu) -> dict[str, Any]:
+def _fast(driver: nvml.Nvml, gpu: nvml.Gpu) -> dict[str, Any]:
     rates_call = ("nvmlDeviceGetUtilizationRates",)
-    rates, memory = door.ask(gpu, {"rates": rates_call, "memory": door.memory_call}).values()
+    rates, memory = driver.ask(gpu, {"rates": rates_call, "memory": driver.memory_call}).values()
     memory = memory if memory is not None and memory.total else None
     return {
         "utilization": _percent(getattr(rates, "gpu", None)),
@@ -67,9 +67,9 @@ def _fast(door: nvml.Nvml, gpu: nvml.Gpu) -> dict[str, Any]:
     }
 
 
-def _read(door: nvml.Nvml, gpu: nvml.Gpu, questions: Questions) -> dict[str, Any]:
+def _read(driver: nvml.Nvml, gpu: nvml.Gpu, questions: Questions) -> dict[str, Any]:
     """Query a GPU that has just answered; return the answers in the units of a GpuSample."""
-    answers = door.ask(gpu, questions, alive=True)
+    answers = driver.ask(gpu, questions, alive=True)
     for name, convert in _CONVERT.items():
         if answers.get(name) is not None:
             answers[name] = convert(answers[name])
@@ -103,19 +103,19 @@ _XID_CURE = "see dmesg, and the number in https://docs.nvidia.com/deploy/xid-err
 
 
 class NvmlSource:
-    """Samples NVIDIA's GPUs. Each method calls `door()`: a forked child needs a new `Nvml`."""
+    """Samples NVIDIA's GPUs. Each method calls `driver()`: a forked child needs a new `Nvml`."""
 
     name = "nvml"
 
-    def __init__(self, door: Callable[[], nvml.Nvml] = nvml.shared_nvml) -> None:
-        self._door = door
+    def __init__(self, driver: Callable[[], nvml.Nvml] = nvml.shared_nvml) -> None:
+        self._driver = driver
         # By GPU's UUID and Xid: when the error last occurred, and its Problem. The newest is last.
         self._xids: dict[tuple[str, int], tuple[float, Problem]] = {}
         self._kept = CachedReadings()  # by GPU's UUID and kind of reading
 
     def software(self) -> dict[str, str]:
         """Return the driver's version, and the newest CUDA that the driver supports: ``"13.0"``."""
-        system = self._door().system
+        system = self._driver().system
         driver = system("nvmlSystemGetDriverVersion")
         number = system("nvmlSystemGetCudaDriverVersion")
         cuda = f"{number // 1000}.{number % 1000 // 10}" if number else None
@@ -123,52 +123,52 @@ class NvmlSource:
 
     def gpus(self, host: Host, max_age: float = 0.0) -> list[GpuSample]:
         """Return all GPUs, lost GPUs too. New Xid errors are read only if `max_age` is above 0."""
-        door = self._door()
-        gpus = door.gpus()
-        for gpu, number in door.xids() if max_age else ():
+        driver = self._driver()
+        gpus = driver.gpus()
+        for gpu, number in driver.xids() if max_age else ():
             whose = "a program on it" if number in (13, 31, 43, 45) else "the GPU or its driver"
             who = f"{gpu.name or 'a GPU'} (NVML {gpu.index})"
             cause = f"{who} reported Xid {number}: an error of {whose}"
             self._xids.pop((gpu.uuid, number), None)  # move the error to the end
             self._xids[gpu.uuid, number] = time.time(), Problem("xid", cause, _XID_CURE, gpu.uuid)
-        samples = [self._sample(door, gpu, host, max_age) for gpu in gpus]
+        samples = [self._sample(driver, gpu, host, max_age) for gpu in gpus]
         known = {gpu.uuid for gpu in gpus}
-        samples += [self._lost(gpu) for gpu in door.gone if gpu.uuid not in known]
+        samples += [self._lost(gpu) for gpu in driver.gone if gpu.uuid not in known]
         # The sort is stable, so MIG devices stay after their parent.
         return sorted(samples, key=lambda sample: sample.index or 0)
 
     def processes(self, max_age: float = 0.0) -> list[ProcessSample]:
         """Return the processes that hold memory; takes milliseconds per GPU."""
-        door, found = self._door(), []
-        gpus = door.gpus()
+        driver, found = self._driver(), []
+        gpus = driver.gpus()
         # A GPU also lists its MIG devices' processes. Skip GPUs with MIG, to count processes once.
         parents = {gpu.parent for gpu in gpus}
         for gpu in (gpu for gpu in gpus if gpu.uuid not in parents):
-            read = partial(_read, door, gpu, _LISTS)
+            read = partial(_read, driver, gpu, _LISTS)
             lists = self._kept.get((gpu.uuid, "lists"), _LISTS_S, max_age, read)
             busy = None
             if not gpu.parent:
-                ask = partial(door.busy, gpu, 2 * _LISTS_S)
+                ask = partial(driver.busy, gpu, 2 * _LISTS_S)
                 busy = self._kept.get((gpu.uuid, "busy"), _LISTS_S, max_age, ask)
             found += _merged(gpu, lists, busy)
         return found
 
     def problems(self) -> list[Problem]:
         """Return the problems: a driver or GPU without an answer, lost GPUs, recent Xid errors."""
-        door = self._door()
-        found = [] if door.fault is None else [door.fault]
-        found += (door.silent | door.lost).values()
+        driver = self._driver()
+        found = [] if driver.fault is None else [driver.fault]
+        found += (driver.silent | driver.lost).values()
         # Xid errors expire after 600 s. If the clock was set back, errors in the future expire too.
         return found + [xid for at, xid in self._xids.values() if 0 <= time.time() - at <= 600.0]
 
-    def _sample(self, door: nvml.Nvml, gpu: nvml.Gpu, host: Host, max_age: float) -> GpuSample:
-        values = _fast(door, gpu)
-        if gpu.uuid in door.lost:
+    def _sample(self, driver: nvml.Nvml, gpu: nvml.Gpu, host: Host, max_age: float) -> GpuSample:
+        values = _fast(driver, gpu)
+        if gpu.uuid in driver.lost:
             return self._lost(gpu)
         if any(value is not None for value in values.values()):  # the GPU has just answered
-            read = partial(_read, door, gpu, _SLOW)
+            read = partial(_read, driver, gpu, _SLOW)
             values |= self._kept.get((gpu.uuid, "slow"), _SLOW_S, max_age, read)
-        if unified := gpu.parent is None and door.shares_memory(gpu):
+        if unified := gpu.parent is None and driver.shares_memory(gpu):
             values |= {"memory_total": host.memory_total, "memory_used": host.memory_used}
         values |= {"index": gpu.index, "mig": gpu.parent, "unified": unified}
         return GpuSample(gpu.uuid, gpu.name, **values, **self._last_xid(gpu))

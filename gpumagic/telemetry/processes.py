@@ -135,17 +135,17 @@ class Owners:
         return {pid: self._owner(pid, kernels) for pid in pids}
 
     def _owner(self, pid: int, kernels: Mapping[int, Kernel]) -> ProcessSample:
-        line = self._line(pid)
-        if not line or line[0].pid != pid:  # the process has ended or is hidden
+        lineage = self._lineage(pid)
+        if not lineage or lineage[0].pid != pid:  # the process has ended or is hidden
             return ProcessSample("", pid)
-        facts = line[0]
+        facts = lineage[0]
         if not facts.ours:
             return ProcessSample("", pid, user=facts.user)
         self.ordinals[pid] = self._ordinals(facts.cuda)
         sample = ProcessSample("", pid, user=facts.user, name=facts.name, started=facts.started)
-        kernel = _kernel_of(line, kernels)
+        kernel = _kernel_of(lineage, kernels)
         if kernel is None:
-            is_child = os.getpid() in (each.pid for each in line[1:])
+            is_child = os.getpid() in (each.pid for each in lineage[1:])
             return replace(
                 sample,
                 name=f"{facts.name} started here" if is_child else facts.name,
@@ -161,7 +161,7 @@ class Owners:
             idle_since=kernel.idle_since,
         )
 
-    def _line(self, pid: int) -> list[Facts]:
+    def _lineage(self, pid: int) -> list[Facts]:
         """Return facts about a process, then about its ancestors; [] if the process has ended."""
         with suppress(*_GONE):
             process = psutil.Process(pid)
@@ -213,13 +213,13 @@ class Owners:
         }
 
 
-def _kernel_of(line: Sequence[Facts], kernels: Mapping[int, Kernel]) -> Kernel | None:
-    """Return the kernel that owns a process; `line` is this process, then its ancestors."""
-    for facts in line:
+def _kernel_of(lineage: Sequence[Facts], kernels: Mapping[int, Kernel]) -> Kernel | None:
+    """Return the kernel that owns a process; `lineage` is this process, then its ancestors."""
+    for facts in lineage:
         if facts.pid in kernels:
             kernel = kernels[facts.pid]
             return replace(kernel, notebook=kernel.notebook or facts.notebook)
-    for facts, parent in zip(line, [*line[1:], None], strict=True):
+    for facts, parent in zip(lineage, [*lineage[1:], None], strict=True):
         forked = parent is not None and parent.kernel == facts.kernel
         if facts.kernel is not None and facts.is_kernel and not forked:
             server = facts.server_pid or (parent and parent.pid)
