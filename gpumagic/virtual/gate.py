@@ -49,7 +49,7 @@ YES = ("isBuilt", "isAvailable", "hasPrimaryContext", "init")
 
 _CUDA = 1  # c10::DeviceType::CUDA
 _HEADER_WORDS = 2  # the two words before a virtual table's first entry
-# Pairs (index, address): in a pinned storage, the word at `index` is its allocator's `address`.
+# Pairs (index, address). In a pinned storage, the word at `index` is the allocator's `address`.
 _pinned: list[tuple[int, int]] = []
 _kept: list[Any] = []  # objects that C++ may use even after Python has ended
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(_kept))

@@ -179,8 +179,8 @@ def _compute(plan: KernelPlan, call: Any, low: list[Any], kwargs: Any, gpu: Virt
 def _lower_all(
     plan: KernelPlan, args: Any, kwargs: dict[str, Any], found: Found, above: list[str]
 ) -> tuple[int, int, list[Any], dict[str, Any]]:
-    """Return the GPU's ordinal (negative if tensors may be elsewhere), a count that exceeds SMALL
-    if the free memory must be checked, and the arguments for the CPU's kernel."""
+    """Return the GPU's ordinal (negative if unknown), a count, and the CPU kernel's arguments.
+    If the count exceeds SMALL, the free memory must be checked."""
     low: list[Any] = []
     flip_, plain, at, count = plan.flip, plan.plain, -2, plan.factor
     for lowers, name, x in zip(plan.lowers, plan.arguments, args):  # noqa: B905 (defaults left out)

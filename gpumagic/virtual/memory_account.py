@@ -30,7 +30,7 @@ from gpumagic.telemetry.host import MemoryGroup
 from gpumagic.usercode.files import in_cell, is_users
 
 SMALL = 2**17
-"""Before tensors of at most this many elements are created, the free memory is not checked."""
+"""Tensors of at most this many elements are created without a check of the free memory."""
 _UNCOUNTED, _LEAST = 16 * 2**20, 64 * 2**10
 """After `_UNCOUNTED` allocated bytes, the numbers are updated from the log. To keep the log short,
 each allocation counts as at least `_LEAST` of these bytes."""

@@ -163,7 +163,7 @@ class _Fused(torch.autograd.Function):
             tensors = [x if isinstance(x, Tensor) else None for x in leaves]
             ctx.save_for_backward(reserve, *tensors)
             ctx.others = [x if t is None else None for x, t in zip(leaves, tensors, strict=True)]
-            weakref.finalize(reserve, ctx.graph.clear).atexit = False  # frees the graph too
+            weakref.finalize(reserve, ctx.graph.clear).atexit = False  # graph dies with `reserve`
         return found if shapes_of else tuple(_lifted(found, gpu))
 
     @staticmethod
@@ -172,7 +172,7 @@ class _Fused(torch.autograd.Function):
         """Return the gradients of the inputs."""
         reserve, *given = ctx.saved_tensors  # a second backward pass raises torch's own error
         needed, graph = ctx.needs_input_grad[4:], ctx.graph
-        if ctx.run and not graph:  # a hook freed `reserve`, and so the graph: run again
+        if ctx.run and not graph:  # a hook freed `reserve`, which cleared the graph; run again
             leaves = [y if x is None else x for x, y in zip(given, ctx.others, strict=True)]
             graph = ctx.run(ctx.drawn.clone_state(), leaves)
         wanted = [x for x, need in zip(graph.get("low", given), needed, strict=True) if need]
