@@ -16,7 +16,7 @@ from gpumagic.magics.options import options
 
 
 def magic(kind: Callable[[Any], Any], *, parsed: bool = True) -> Callable[[Any], Any]:
-    """Make a method a magic. If `parsed`, parse its line, and show its GpuError in one line."""
+    """Make a method a magic. If `parsed`, parse the magic's line; show a GpuError in one line."""
 
     def decorate(method: Any) -> Any:
         name = method.__name__

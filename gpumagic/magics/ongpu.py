@@ -55,8 +55,8 @@ def transform(lines: list[str]) -> list[str]:
     if below[0].startswith("%%"):
         # IPython transforms a cell magic only on the first line, so transform a second magic here.
         rest = transform(cell_magic(below))
-        return [*lines[:first], f"{_begin(line.strip())}; {rest[0]}", *rest[1:]]
-    return [*lines[:first], f"{_begin(line.strip())}\n", *rest]
+        return [*lines[:first], f"{_begin_code(line.strip())}; {rest[0]}", *rest[1:]]
+    return [*lines[:first], f"{_begin_code(line.strip())}\n", *rest]
 
 
 # Because of this attribute, IPython's check_complete treats %%ongpu like any other %%magic.
@@ -73,7 +73,7 @@ def _line_of(body: list[ast.stmt]) -> str | None:
 
 def _begin_standing(body: list[ast.stmt]) -> None:
     """Insert the call that applies `%ongpu` to a cell, below the cell's `__future__` imports."""
-    call = ast.parse(_begin("")).body[0]
+    call = ast.parse(_begin_code("")).body[0]
     for node in ast.walk(call):
         ast.copy_location(node, body[0])
     future = (isinstance(node, ast.ImportFrom) and node.module == "__future__" for node in body)
@@ -86,7 +86,7 @@ def _timed(body: list[ast.stmt]) -> str:
     return found[1] if found else ""
 
 
-def _begin(text: str) -> str:
+def _begin_code(text: str) -> str:
     return f"get_ipython().{BEGIN}({text!r})"
 
 
@@ -109,7 +109,7 @@ class RunningCell:
     request: Namespace | None = None
     check_line: str = ""  # text that advises --check after a bad index; empty if no Run began
     gone = False  # whether the device was not found
-    elsewhere = False  # whether gpumagic itself runs the tree; IPython then runs only our call
+    elsewhere = False  # whether gpumagic itself runs the tree; IPython runs only `begin_ongpu(…)`
     report: Any = None  # the report to show after a cell that ran `elsewhere`
     reported = False  # whether a Run of this cell has ended
     watch: watch | None = None  # the counter of `%gpuwatch`
@@ -222,9 +222,9 @@ class CellHooks:
         except (GpuError, RuntimeError) as error:
             if not (text := one_line("%ongpu" if asked.standing else "%%ongpu", error)):
                 raise
-            raise UsageError(text + self._ended(cell, asked)) from None
+            raise UsageError(text + self._end_if_gone(cell, asked)) from None
 
-    def _ended(self, cell: RunningCell, asked: Namespace) -> str:
+    def _end_if_gone(self, cell: RunningCell, asked: Namespace) -> str:
         """If the device of `%ongpu` is gone, turn `%ongpu` off, and return a remark; else ""."""
         if not (asked.standing and cell.gone):
             return ""

@@ -209,7 +209,7 @@ OPTIONS = (
     Option("gputime", "--setup 'x = f(n)'", "run this code first on each device, not timed"),
     Option("gputime", "--items 1000|'len(x)'", "items in one run, to report items per second"),
     Option("gputime", "--max-time 5", "limit in seconds for each device and value", _seconds, 5.0),
-    Option("gputime", "--against last", "compare with the last result, or one in a variable"),
+    Option("gputime", "--against last", "compare with the last result, or a variable's result"),
     Option(
         "gputime gpudiff gpufit", "-o --output result", "assign the result to a variable", variable
     ),
@@ -219,7 +219,7 @@ OPTIONS = (
     Option("gpucluster", "--slurm 2x8", "start: nodes x GPUs on each, as a Slurm job"),
     Option("gpucluster", "--partition gpu", "start: the Slurm partition"),
     Option("gpucluster", "--ssh host1,host2:4", "start: hosts, and the number of GPUs on each"),
-    Option("gpucluster", "--python /opt/bin/python", "start: the path of Python on these hosts"),
+    Option("gpucluster", "--python /opt/bin/python", "start: Python's path on the --ssh hosts"),
     Option("gpucluster", "--ip 10.0.0.1", "start: this machine's address, as engines reach it"),
     Option("gpucluster", "--to runs/cats", "checkpoint: the directory", file),
 )
