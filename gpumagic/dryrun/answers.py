@@ -350,7 +350,7 @@ def _named(device: Any) -> str:
 
 
 def _in_this_process(loader: Any, batches: int | None) -> Any:
-    """Iterate over a DataLoader's batches in this process, reading at most 64 samples of each."""
+    """Iterate over a DataLoader's first batches in this process, reading some samples of each."""
     vars(loader).update(num_workers=0, pin_memory=False, prefetch_factor=None, timeout=0)
     iterator = _SingleProcessDataLoaderIter(loader)
     fetcher: Any = iterator._dataset_fetcher

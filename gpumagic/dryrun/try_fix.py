@@ -151,7 +151,7 @@ class _Trial:
         return fix.filename in texts and runs and not fix.earlier
 
     def _from_change(self, texts: dict[str, str]) -> list[ast.stmt]:
-        """Return the statements from the failed or the first changed one on, whichever is first."""
+        """Return the statements from the failed or the first affected one, whichever is first."""
         old = ast.parse(self._top.source).body
         new = ast.parse(texts[self._top.filename]).body
         names = {

@@ -175,7 +175,7 @@ class Framework(Protocol):
         return None
 
     def knows(self, kind: type) -> bool:
-        """Whether a class is registered, as JAX's pytrees are. A copy of the class would not be."""
+        """Whether a class, but no copy of the class, is registered, as JAX's pytrees are."""
         return False
 
     def wait(self, *devices: str) -> None:
