@@ -63,7 +63,7 @@ class AutoFix(FunctionMode):
 
 def _call(func: Any, given: Any, together: Any, *, statistics: bool = False) -> Any:
     """Call `func` with the copies in `together`, and write changed copies back to the operands."""
-    # Writes increment `_version`, except batch_norm's to its statistics: always copy those back.
+    # batch_norm does not increment `_version` of its statistics, so always copy these back.
     __tracebackhide__ = True
     pairs = zip(tree_leaves(given), tree_leaves(together), strict=True)
     copies = [(t, c, c._version) for t, c in pairs if t is not c and not c.is_inference()]

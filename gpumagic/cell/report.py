@@ -44,7 +44,7 @@ class Report(Shown):
     ledger_complete: bool = True  #: False if an internal error left copies or waits uncounted
     table: bool = False  #: whether to show the ledger as a table too (`--report`)
     made: bool = False  #: whether the cell made arrays of a framework that counts no allocations
-    taken: tuple[str, ...] = ()  #: GPU names in objects, replaced by `device`: "net's cuda:0"
+    taken: tuple[str, ...] = ()  #: GPU names that `device` replaced in objects: "net's cuda:0"
     elsewhere: str = ""  #: where most work ran, if not on `device`: ``"all work was on cuda:0"``
     error: str | None = None  #: the name of the exception that ended the cell
     fault: str | None = None  #: the error that the device reported at the end of the cell
@@ -86,7 +86,7 @@ def last_report() -> Report | None:
     return _last[0] if _last else None
 
 
-# The ledger's clause omits copies by displays (few bytes) and loaders (shown in another clause).
+# The ledger's clause omits small copies for displays, and batches, which have their own clause.
 _OMITTED = ("loader", "display")
 _CLAUSES = 2  # maximum number of clauses in the line; the other clauses follow below the line
 _ITSELF = "the cell, or a library that it calls, chose that device itself: tell it to use {}"

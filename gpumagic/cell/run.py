@@ -361,7 +361,7 @@ class Run:
         return found[0] + left if found and all(found) else ""
 
     def _reads_there(self) -> bool:
-        """Whether the cell reads data on the device. Such a cell may change the data in place."""
+        """Whether the cell reads data on the device. Such a cell may work without allocating."""
         read = dict(self._read())
         away = [share.framework.away(read) for share in self._shares]
         return any(self._where in devices for each in away for devices in each.values())
