@@ -124,7 +124,7 @@ class NanFinder:
         return result
 
     def _watch_backward(self, values: Iterable[Any], *, earlier: bool = False) -> None:
-        """Check `values` in backward passes. If `earlier`, errors add "whose call came before"."""
+        """Check the backward pass of calls that made `values`. `earlier` alters only the error."""
         queue = {node for node in _nodes(values) if self not in node.metadata}
         if not queue or (frame := files.user_frame(sys._getframe(2))) is None:
             return
