@@ -1,8 +1,8 @@
 """Copy a notebook's objects, with the references between the objects.
 
-One pickler writes all objects, so that each has exactly one copy. Functions, classes and most
-instances of the notebook are recreated without calling the user's methods. Most library objects are
-*shared*: the copies refer to the original object.
+One pickler writes all objects, so that each has exactly one copy. The notebook's functions and
+classes, and most of their instances, are recreated without calling the user's methods. Most library
+objects are *shared*: the copies refer to the original object.
 """
 
 import contextvars

@@ -63,7 +63,7 @@ class CopiedVariables:
             raise error.with_traceback(None) from None
 
     def close(self, *, emptied: bool = True) -> None:
-        """Free the copies at once. Copied functions in use keep their globals if not `emptied`."""
+        """Free the copies at once. If not `emptied`, copied functions in use keep their globals."""
         made = self.storages.made()
         self.storages.clear()
         space, self.globals, self.function = self.globals, {}, None
@@ -132,7 +132,7 @@ def place(stack: ExitStack, device: "torch.device", space: dict[str, Any]) -> No
 
 
 class Trial:
-    """Run a program on one device. Set the variables in `values`; copy the others that it reads."""
+    """Run a program on one device. Set the variables in `values`; copy its other variables."""
 
     # `set_up` sets this function, which runs the code once for each item of an iterable.
     loop: Callable[[Iterable[None]], object]
