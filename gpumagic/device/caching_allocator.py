@@ -121,7 +121,7 @@ class CachingAllocator:
         stat, blocks, requested = self.bytes, self.blocks, self.requested
         # No function calls from here on, so that an interrupt cannot come between two writes.
         free[place:place] = ((end - start, start),)
-        # The merged block is larger, so it comes after the entries to delete. Their indices stay.
+        # The merged block is larger and comes after the entries to delete, so their indices stay.
         if after > before:  # delete the later entry first, because this keeps `before` valid
             del free[after]
         if before >= 0:

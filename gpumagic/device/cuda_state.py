@@ -104,7 +104,7 @@ def live_cuda() -> Any:
 
 
 def started() -> list[int]:
-    """Return the ordinals of GPUs with a CUDA context. Querying another GPU creates a context."""
+    """Return the ordinals of GPUs with a CUDA context. A query of any other GPU creates one."""
     if (cuda := live_cuda()) is None:
         return []
     # CPU builds of torch lack `_cuda_hasPrimaryContext`. There, all virtual GPUs count as started.
@@ -113,11 +113,11 @@ def started() -> list[int]:
 
 
 def look(where: str = "", error: BaseException | None = None, check_line: str = "") -> Death | None:
-    """Ask CUDA, without waiting; return CUDA's death or None. `error` was raised at `where`."""
+    """Record and return CUDA's death, or None, without waiting. `error` was raised at `where`."""
     global _death
     if (cuda := live_cuda()) is not None:
-        said = _asked(cuda)
-        if not _MAY_BE_LOST.isdisjoint((said, _said(error))) and _lost():
+        said = _current_error(cuda)
+        if not _MAY_BE_LOST.isdisjoint((said, _cuda_text(error))) and _lost():
             _death = Death("GPU lost", where)
         elif said in _PERMANENT:
             _death = Death(_PERMANENT[said], where, check_line)
@@ -126,7 +126,7 @@ def look(where: str = "", error: BaseException | None = None, check_line: str = 
     return _death
 
 
-def _asked(cuda: Any) -> str:
+def _current_error(cuda: Any) -> str:
     """Return the text of the error that CUDA reports for any GPU; empty without an error."""
     try:
         if not cuda.is_current_stream_capturing():  # a query would break a graph capture
@@ -135,7 +135,7 @@ def _asked(cuda: Any) -> str:
                 for ordinal in started():
                     cuda.current_stream(ordinal).query()
     except RuntimeError as error:
-        return _said(error)
+        return _cuda_text(error)
     return ""
 
 
@@ -146,16 +146,16 @@ def check() -> None:
 
 def is_death(error: BaseException) -> bool:
     """Whether an error means that CUDA in this process is dead."""
-    if _said(error) in (*_PERMANENT, *_MAY_BE_LOST):
+    if _cuda_text(error) in (*_PERMANENT, *_MAY_BE_LOST):
         return look(error=error) is not None
     return isinstance(error, CudaDead)
 
 
 def advice(error: BaseException, check_line: str = "") -> str:
     """Return advice on a bad index or a missing, busy or misnamed GPU; empty for other errors."""
-    if _said(error) == _BUSY:
+    if _cuda_text(error) == _BUSY:
         return _WHERE_BUSY
-    if _said(error) == "invalid device ordinal":
+    if _cuda_text(error) == "invalid device ordinal":
         return there_is(here(memory=False))
     said = faults.in_words(error)
     if re.search(r"index out of range in self|Target -?\d+ is out of bounds", said):
@@ -232,7 +232,7 @@ def forget() -> None:
     _death = None
 
 
-def _said(error: BaseException | None) -> str:
+def _cuda_text(error: BaseException | None) -> str:
     """Return the part of an exception's message that is CUDA's text; empty if there is none."""
     found = _SAID.search(faults.in_words(error)) if isinstance(error, RuntimeError) else None
     return found[1].strip() if found else ""

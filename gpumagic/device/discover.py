@@ -1,8 +1,8 @@
 """List the devices of this process: virtual GPUs, or the GPUs of CUDA, HIP or Level Zero.
 
 CUDA_VISIBLE_DEVICES is parsed as in torch's ``_parse_visible_devices``. For HIP,
-``ROCR_VISIBLE_DEVICES`` first selects and orders the GPUs. ``HIP_VISIBLE_DEVICES`` then selects
-among these GPUs. If it is not set, ``CUDA_VISIBLE_DEVICES`` is used in its place
+``ROCR_VISIBLE_DEVICES`` first selects and orders the GPUs. ``HIP_VISIBLE_DEVICES``, or else
+``CUDA_VISIBLE_DEVICES``, then selects among these GPUs
 (https://rocm.docs.amd.com/en/latest/conceptual/gpu-isolation.html).
 """
 
