@@ -72,7 +72,7 @@ class Scale:
 
 
 def ticks(low: float, high: float) -> list[float]:
-    """Return round ticks for a log axis: powers of ten and, if those are few, ticks between."""
+    """Return round ticks for a log axis: powers of ten, and ticks between them if they are few."""
     decades = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
     for digits in ((1,), (1, 3), (1, 2, 5)):
         found = [d * 10.0**k for k in decades for d in digits if low <= d * 10.0**k <= high]

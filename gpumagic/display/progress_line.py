@@ -80,7 +80,7 @@ class ProgressLine(AbstractContextManager["ProgressLine"]):
         )
 
     def close(self, result: Any = None) -> None:
-        """Remove the line; show `result` instead, if it is not None."""
+        """Remove the line, and show `result` unless it is None."""
         from IPython.display import display
 
         self._timer.cancel()
