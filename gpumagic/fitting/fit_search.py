@@ -36,7 +36,7 @@ from gpumagic.usercode.variables import variables_read
 _MAX_RUNS = 8  # maximum number of runs in a search
 # After `_FEW` tries, `largest` may return too small a value. After `_MANY` tries, it bisects.
 _FEW, _MANY = 6, 7
-Need = Callable[[float], float]
+Need = Callable[[float], float]  # returns the bytes that a value needs
 
 
 @dataclass
@@ -84,7 +84,7 @@ class Search:
         return [(name, value) for name, value in found if name != self.name]
 
     def run(self, *, dry: bool) -> None:
-        """Find the value by dry runs, or by runs if those fail. Unless `dry`, a run confirms it."""
+        """Find the value by dry runs; if they fail, by runs. Unless `dry`, confirm it by a run."""
         first, *rest = self.values[:2]
         unknown = math.isinf(self._predict(first))
         if unknown and first in self._raises and rest and math.isfinite(self._predict(rest[0])):
@@ -287,16 +287,16 @@ def largest(
     low, high = _doubled(values, need, limit) if from_below else (0, len(values) - 1)
     if need(values[high]) <= limit:
         return values[high]
-    asked, fits = 2, True
-    while high - low > 1 and (asked < _FEW or values[high] > values[low] * (1 + near)):
-        if asked >= _MANY:
+    tries, fits = 2, True
+    while high - low > 1 and (tries < _FEW or values[high] > values[low] * (1 + near)):
+        if tries >= _MANY:
             value = math.sqrt(values[high] * values[low])
-        elif asked >= _FEW - 2 and asked % 2 == 0:  # stay close to the bound that changed last
+        elif tries >= _FEW - 2 and tries % 2 == 0:  # stay close to the bound that changed last
             value = values[low] * (1 + near) if fits else values[high] / (1 + near)
         else:
             value = _interpolate(values, low, high, need, limit)
         middle = min(max(bisect_right(values, value) - 1, low + 1), high - 1)
-        asked += 1
+        tries += 1
         fits = need(values[middle]) <= limit
         low, high = (middle, high) if fits else (low, middle)
     return values[low]
