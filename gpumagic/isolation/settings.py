@@ -1,6 +1,6 @@
 """Restore the settings and the random state that code changed.
 
-The list has settings that notebooks change, as counted in 1,668, or that affect results or speed.
+The settings affect results or speed, or are among those that 1,668 examined notebooks change.
 """
 
 import logging

@@ -30,7 +30,7 @@ class Quiet:
             swap_attribute(self._patches, owner, name, _Dropping(getattr(owner, name), self))
 
     def __exit__(self, *error: object) -> None:
-        self._patches.close()  # keeps a stream that the timed code has put in place of ours
+        self._patches.close()  # a stream that the timed code itself has set stays
 
     @contextmanager
     def lifted(self) -> Iterator[None]:
@@ -98,12 +98,12 @@ class Worker:
             try:
                 return job()
             finally:
-                self._settle()
+                self._end_job()
         except KeyboardInterrupt:
-            self._settle()  # the interrupt may have stopped the first `_settle`
+            self._end_job()  # the interrupt may have stopped the first `_end_job`
             raise
 
-    def _settle(self) -> None:
+    def _end_job(self) -> None:
         """Cancel a pending interrupt, and ignore interrupts until the next job."""
         with self._lock:
             if self._interrupted:
