@@ -244,7 +244,7 @@ def _on_real(found: Sequence[Count], after: After, device: torch.device) -> Afte
         begun = TIMER.begin(found[0].count, device)
 
     def after_on_real(seconds: float) -> None:
-        # If dtypes or strides differ, torch's `copy_` calls `copy_`. Count only the inner call.
+        # If dtypes or strides differ, torch's `copy_` calls itself. Count only the inner call.
         if here.copies == copies:
             here.copies += 1
             after(0.0 if device.type == "cuda" else seconds)

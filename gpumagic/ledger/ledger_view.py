@@ -171,7 +171,7 @@ def _decisive(nodes: list[Any]) -> set[ast.AST]:
 
 
 def _passed_on(nodes: list[Any]) -> set[ast.AST]:
-    """Return the nodes in results and arguments of functions, whose values are needed at once."""
+    """Return the nodes that code returns, yields or passes to a function not in `_KEEPING`."""
     waiting: list[Any] = [n.value for n in nodes if isinstance(n, (ast.Return, ast.Yield))]
     for call in (n for n in nodes if isinstance(n, ast.Call)):
         name = getattr(call.func, "attr", getattr(call.func, "id", ""))
