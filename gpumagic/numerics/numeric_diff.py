@@ -180,7 +180,7 @@ def _run(
         with recorder:
             value = trial.first()
         recorder.idle = bool(device and recorder.devices and device not in recorder.devices)
-        # Leave out variables with the user's own objects: the run neither copied nor assigned them.
+        # Leave out variables that the run neither copied nor assigned. They are the user's objects.
         left = {n: v for n, v in trial.copies.globals.items() if namespace.get(n) is not v}
         recorder.add_variables({**left, "Out": value}, str(namespace.get("__name__")), copied)
         said = [f"{side} is virtual: it rounds as the CPU does"] * getattr(side, "virtual", False)
@@ -210,7 +210,7 @@ def _compared(
             one.instead = other.instead = instead
             continue
         one.gap = other.gap = gap
-        # A gradient may consist of rounding errors alone, as for a bias before a batch norm.
+        # Do not report a gradient of rounding errors alone, as for a bias before a batch norm.
         rounding = any(each.backward and each.is_noise for each in inputs)
         if gap.excess <= 1:
             closest = max(closest, gap, key=lambda each: each.excess)

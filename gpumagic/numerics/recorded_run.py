@@ -42,7 +42,7 @@ class RecordedOperation:
     variable: str = ""  # the path to the variable's tensor: "net.weight.grad"
     results: list[tuple[int, Tensor | None]] = field(default_factory=list)  # (storage's id, copy)
     gap: Any = None  # the difference from the paired operation of the other run
-    instead: Any = None  # unpaired operations of both runs, from which a difference comes
+    instead: Any = None  # unpaired operations of both runs that may explain a difference
     depth: int = 0  # number of operations in the longest chain that ends here
 
     def __post_init__(self) -> None:
@@ -112,7 +112,7 @@ class Recorder(TorchDispatchMode):
             paths = self.variables[name] = dict[str, RecordedOperation]()
             finder = TensorFinder([(name, value)], module, every_path=True)
             for found in (each for each in finder.tensors if _tensors(each.tensor)):
-                # A key of another type may have an address in its text, which differs by run.
+                # The text of any other key may contain an address, which differs between runs.
                 plain = all(type(key) in (int, str) for _, key in found.steps[1:])
                 path = found.path if plain else name
                 counts[path] += 1
