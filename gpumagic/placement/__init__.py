@@ -37,7 +37,7 @@ class Placement:
         return overruled
 
     def take(self, library: str) -> torch.device | None:
-        """Return the device for a library's GPU 0; record `library` if the device is not GPU 0."""
+        """Return the device that replaces a library's `cuda:0`; record `library` if they differ."""
         if self.device is not None and self.device.index:
             self.taken[library] = None
         return self.device

@@ -97,7 +97,7 @@ def find_swaps() -> None:
                 _in_torch.append((owner, "_find_builtin", _find_builtin, _find_operator))
             _ids.update(map(id, SPACES), _twin_of, _real_of)
         if _placements == 0:
-            _look_at(_new_modules())
+            _register(_new_modules())
             _fill_dynamos_tables()
 
 
@@ -135,7 +135,7 @@ def _remove() -> None:
         imported = _new_modules()
         for module in imported.values():
             _swap(_swaps_in(getattr(module, "__dict__", {}), _real_of))
-        _look_at(imported)
+        _register(imported)
         while _namespaces:
             _swap(_swaps_in(_namespaces.popitem()[1], _real_of))
 
@@ -148,7 +148,7 @@ _find_builtin: Callable[[Any], str | None] = _builtins._find_builtin
 
 
 def _find_operator(function: Any) -> Any:
-    return _find_builtin(_real_of.get(id(function), function))
+    return _find_builtin(_real_of.get(id(function), function))  # TorchScript knows no twins
 
 
 def _swap(swaps: Iterable[_Swap], *, back: bool = False) -> None:
@@ -202,7 +202,7 @@ class _TorchFinder(MetaPathFinder):
             with _lock:
                 self.importing -= of_torch
                 if installed() and not of_torch:
-                    _look_at({module.__name__: module})
+                    _register({module.__name__: module})
                     _swap(_in_modules)
                 if installed() and not self.importing:
                     _swap_torch()
@@ -264,7 +264,7 @@ def _new_modules() -> dict[str, Any]:
     return new
 
 
-def _look_at(modules: dict[str, Any]) -> None:
+def _register(modules: dict[str, Any]) -> None:
     for name, module in modules.items():
         names = getattr(module, "__dict__", {})
         if name.partition(".")[0] in ("torch", "gpumagic"):

@@ -1,7 +1,7 @@
 """Make twins of torch's functions that create tensors, or that take or count devices.
 
 A twin wraps the original function and uses the placement (the device for new tensors), unless the
-caller gives a device. A library's GPU 0 becomes the placement's GPU; the user's GPU 0 does not.
+caller gives a device. If a library asks for GPU 0, it gets the placement's GPU. A user gets GPU 0.
 """
 
 import types
@@ -303,7 +303,7 @@ def _checked(check: Function, args: Args, kwargs: dict[str, Any], _: FrameType |
 
 
 def _over_gpus(parts: Any, library: str) -> Any:
-    """Replace numbers in a `device_map` by devices: threads that load weights have no placement."""
+    """Replace numbers in a `device_map` by devices, as weight-loading threads have no placement."""
     if not isinstance(parts, dict) or (place := _on_a_gpu()) is None:
         return parts
     gpus: dict[int, Any] = {n: _device("cuda", n) for n in parts.values() if type(n) is int}
