@@ -43,7 +43,7 @@ class Deaths:
         self._latest = latest
         self._group = MemoryGroup()
         self._lock = threading.Lock()
-        self._kills: int | None = None
+        self._kills: int | None = None  # the kill counter at the last reading
         # When out-of-memory kills were noticed. A kill that explains a kernel's death is removed.
         self._killed: list[float] = []
         self._filled: deque[tuple[float, float]] = deque(maxlen=30)  # time, used share of RAM
