@@ -77,7 +77,7 @@ class Measuring:
         host = tuple(lap.host / repeats.number for lap in repeats.laps)
         return replace(self._timing, seconds=repeats.seconds, host=host, number=repeats.number)
 
-    def _found(self, **found: Any) -> None:
+    def _set(self, **found: Any) -> None:
         self._timing = replace(self._timing, **found)
 
     def run(self) -> None:
@@ -103,7 +103,7 @@ class Measuring:
             stack.callback(trial.close)
             trials.append(trial)
         copies = [trial.copies for trial in trials]
-        self._found(
+        self._set(
             copied=sum(each.storages.nbytes for each in copies),
             copy_seconds=sum(each.seconds for each in copies),
             left=tuple(copies[0].left),
@@ -114,7 +114,7 @@ class Measuring:
             runner = Runner(trials, task.stopwatch)
             stack.callback(runner.close)
         stop = _peak_memory(self._target, task.needed, there)
-        stack.callback(lambda: self._found(**stop()))
+        stack.callback(lambda: self._set(**stop()))
         after = []
         every = [task.needed.of_torch(device) for target in task.targets for device in target]
         for n in range(len(trials)):
@@ -138,7 +138,7 @@ class Measuring:
                     for name in task.randomness.drawn()
                 )
                 task.stopwatch.wait()
-                self._found(first=max(self._timing.first or 0.0, task.stopwatch.clock() - began))
+                self._set(first=max(self._timing.first or 0.0, task.stopwatch.clock() - began))
                 results.append((value, drawn))
         if len(task.targets) * len(runner.trials) == 1:
             return  # nothing to compare with
@@ -156,7 +156,7 @@ class Measuring:
         finally:
             with faults.kept("watching the copies of a timed run"):
                 ledger.stop()
-                self._found(transfers=ledger_view.line(Ledger(ledger.ledger.entries)))
+                self._set(transfers=ledger_view.line(Ledger(ledger.ledger.entries)))
 
     def _repeat(self, runner: Runner) -> None:
         task, several = self._task, len(runner.trials) > 1
@@ -175,7 +175,7 @@ class Measuring:
                 if several:
                     alone.run()
             finally:
-                self._found(alone=alone.seconds)
+                self._set(alone=alone.seconds)
 
 
 def _peak_memory(target: Target, needed: Needed, there: set[str]) -> Callable[[], dict[str, Any]]:
