@@ -22,7 +22,7 @@ from gpumagic.usercode.variables import NOT_VARIABLES, names_assigned, names_rea
 _RUNS, _RUN = ".runs", ".run"  # the loop's variables; no code can contain these names
 FUNCTION = ".function"
 _FUTURES = sum({getattr(future, name).compiler_flag for name in future.all_feature_names})
-_LATER = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.GeneratorExp)
+_LATER = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.GeneratorExp)  # bodies run later
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp)
 
 

@@ -156,7 +156,7 @@ def written(path: Path) -> str:
 
 
 def key_text(key: Any) -> str:
-    """Return a key of a dict as code if it is plain, else its class: a tensor's repr reads data."""
+    """Return a dict key as code if plain, else its class, because a tensor's repr reads data."""
     return repr(key) if any(type(key) is kind for kind in PLAIN) else f"<{class_name(type(key))}>"
 
 
