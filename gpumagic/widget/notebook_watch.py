@@ -67,21 +67,21 @@ class Audience:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._looked: dict[str, float] = {}
+        self._beats: dict[str, float] = {}  # time of the last heartbeat, by view
         # The time at which the kernel began to receive messages; None while a cell runs.
         self._receives_since: float | None = time.monotonic()
 
     def look(self, view: str) -> bool:
         """Record a heartbeat of a view; return whether the view is new."""
         with self._lock:
-            new = view not in self._looked
-            self._looked[view] = time.monotonic()
+            new = view not in self._beats
+            self._beats[view] = time.monotonic()
             return new
 
     def leave(self, view: str) -> bool:
         """Remove a view; return whether it was the last open view."""
         with self._lock:
-            return self._looked.pop(view, None) is not None and not self._looked
+            return self._beats.pop(view, None) is not None and not self._beats
 
     def receives(self, able: bool) -> None:
         """Record whether the kernel can receive messages. While a cell runs, it cannot."""
@@ -95,8 +95,8 @@ class Audience:
                 return True
             # Wait over 60 s, because browsers may run a hidden page's timers only once a minute.
             oldest = time.monotonic() - 90.0
-            self._looked = {v: at for v, at in self._looked.items() if max(at, since) >= oldest}
-            return bool(self._looked) or since >= oldest
+            self._beats = {v: at for v, at in self._beats.items() if max(at, since) >= oldest}
+            return bool(self._beats) or since >= oldest
 
 
 class ShellCells:
@@ -109,7 +109,7 @@ class ShellCells:
         # Run ids by `id(info)`. IPython passes the same `info` when a cell starts and when it ends.
         self._running: dict[int, str] = {}
         self.ended = ""  # the id of the run that ended last
-        self._held: list[ProcessSample] = []  # this kernel's, in the last snapshot
+        self._held: list[ProcessSample] = []  # this kernel's processes in the last snapshot
         self._notebook = os.environ.get("JPY_SESSION_NAME")
 
     @property
