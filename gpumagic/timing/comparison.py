@@ -179,7 +179,7 @@ class Comparison(table.Shown):
 
     @cached_property
     def comparable(self) -> tuple[str, ...]:
-        """The devices in `alone` that are real, were used and timed, and gave no other results."""
+        """The devices in `alone` that are real, were used and timed, and show no disagreement."""
         timed = {t.where for t in self.timings if t.median and not (t.virtual or t.elsewhere)}
         return tuple(w for w in self.alone if w in timed and not self.disagreement(w))
 
