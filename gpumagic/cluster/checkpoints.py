@@ -118,7 +118,7 @@ def _optimizer(optimizer: Optimizer, saved: dict[str, Any]) -> State:
 
 
 def _fixed(value: Any) -> Any:
-    """Return what must equal the checkpoint: parameter numbers of groups, or the whole entry."""
+    """Return what to compare: the parameter numbers if `value` is groups, else `value` itself."""
     return [each["params"] for each in value] if isinstance(value[0], dict) else value
 
 

@@ -64,7 +64,7 @@ def _sockets() -> set[int]:
     return found
 
 
-def _make_and_note(*args: Any, **kwargs: Any) -> Any:
+def _make_and_record_sockets(*args: Any, **kwargs: Any) -> Any:
     before = _sockets()
     try:
         return _make_group(*args, **kwargs)
@@ -84,7 +84,7 @@ def join(generation: int) -> None:
         with faults.kept("leaving a process group"):  # fails if the group is broken
             dist.destroy_process_group()
     _connections.clear()
-    distributed_c10d._new_process_group_helper = _make_and_note
+    distributed_c10d._new_process_group_helper = _make_and_record_sockets
     dist.init_process_group = distributed_c10d.init_process_group = _init_once
     real = not _this.device.virtual and dist.is_nccl_available()
     # Connect to the store again, because a group's wait for a key would block `_this.store`.
@@ -138,7 +138,8 @@ class ThisRank:
         self.rank, self.device = int(os.environ["RANK"]), find("cuda:0")
         self.at, self.store = store, _dist.TCPStore(*store)
         self.output: WholeLines | None = None  # the cell's output
-        self.cut = self.in_code = self.left_code = False  # `_cut` ran; code runs; code has ended
+        self.cut = False  # whether `_cut` has closed connections of the process group
+        self.in_code = self.left_code = False  # whether the user's code is running; has ended
         self._main = threading.get_ident()
         self._running = ""  # the id of the running cell
         threading.Thread(target=self._pulse, daemon=True).start()
@@ -291,7 +292,7 @@ def run(order: CellOrder) -> Outcome:
             linecache.cache[file] = (len(text), None, text.splitlines(True), file)
         before = {name: id(space[name]) for name in order.assigned if name in space}
         _run(order, outcome, space)
-        there = {name: notebooks for name, notebooks in order.assigned.items() if name in space}
+        there = {name: hashed for name, hashed in order.assigned.items() if name in space}
         if outcome.error:  # the cell may have failed before it assigned some of these names
             there = {n: hashed for n, hashed in there.items() if before.get(n) != id(space[n])}
         sending.receive(b"", there)  # record hashes, so that the notebook sends no older values

@@ -1,6 +1,6 @@
 """Start a cluster's engines (ipyparallel's processes), replace them, explain how they ended.
 
-Each start uses new engine ids. An engine of an aborted start thus never has a current id.
+Each start uses new engine ids, so no engine of an aborted start can pass for a new engine.
 """
 
 import asyncio
@@ -51,8 +51,6 @@ def _run(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 @dataclass(eq=False)
 class RankEngine:
-    """The engine of one rank."""
-
     number: int
     engine_set: EngineSet
     engine: int = -1  # the engine's id in ipyparallel
@@ -254,13 +252,13 @@ class Engines:
                 rank.lost = cause or "its connection was lost"
                 launching.end(rank.mark)  # kills the rank's child processes
 
-    def _ended(self, rank: RankEngine, patience_s: float = 0.0) -> str:
+    def _ended(self, rank: RankEngine, timeout_s: float = 0.0) -> str:
         """Return how a rank's process ended, as text; empty if it runs or the reason is unknown."""
         if self.plan.launcher != "local":
             return ""
         launcher = self._cluster.engines[rank.engine_set.key].launchers["0"]
         # Only ipyparallel's thread, which waits for the process, can get the exit code.
-        launcher._wait_thread.join(patience_s)
+        launcher._wait_thread.join(timeout_s)
         if launcher._wait_thread.is_alive():
             return ""
         code = launcher.process.wait(0)

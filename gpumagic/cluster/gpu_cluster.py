@@ -30,7 +30,7 @@ class GpuCluster(AbstractContextManager["GpuCluster"]):
         self.size = len(engines.ranks)  #: the number of ranks
         self.pulled = engines.pulled
         self.last_report: RanksReport | None = None  #: the report of the last cell
-        self._broken = False
+        self._broken = False  # whether the process group must be recreated before the next cell
         atexit.register(self.stop)
 
     @property

@@ -175,9 +175,9 @@ def unpack(data: bytes) -> Any:
 _known: WeakValueDictionary[int, torch.Tensor] = WeakValueDictionary()
 """The tensors that this rank has received, by number (see `_number`)."""
 _states: dict[int, State] = {}
-"""By number: the state that a received tensor had in the notebook when it was sent."""
+"""By number: a received tensor's state in the notebook at the time of sending."""
 _sent: dict[str, Fingerprint] = {}
-"""By name: the notebook variable's fingerprint when this rank last received or assigned it."""
+"""By name: the fingerprint in the notebook when this rank last got or assigned the variable."""
 _received: dict[str, bytes] = {}
 """Hashes of received variables in this rank, computed after the variables moved to the GPU."""
 _unread: set[str] = set()  # names of variables received for the next cell, which has not begun
