@@ -153,8 +153,8 @@ class Calls(TorchFunctionMode):
 class DataOnHost(TorchFunctionMode):
     """Try the code with its data on the CPU. Parts of the data move to the GPU when read.
 
-    Data are the tensors in `held`. A tensor that the code would move to the GPU is also data if a
-    line in `at` (a file and a range of lines) moves it, or if it has at least `least` bytes.
+    Data are the tensors in `held`, and some tensors that the code would move to the GPU: those of
+    at least `least` bytes, and those moved at a line in `at` (a file and a range of lines).
     """
 
     def __init__(self, held: list[Tensor], at: tuple[str, range], least: int, note: Any) -> None:
@@ -241,7 +241,7 @@ _PARTS_OF_DATA = 4  # a part has at most one fourth of the data's bytes
 
 
 def _expression(index: str = "") -> UserLine | None:
-    """Return the user's line, reduced to the running expression, with `index` before a last `]`."""
+    """Return the user's line, cut to the running expression; insert `index` before a final `]`."""
     if (frame := user_frame(sys._getframe(1))) is None:
         return None
     line, text = line_at(*in_cell(frame)), expression(*in_cell(frame))

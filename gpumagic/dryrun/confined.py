@@ -167,8 +167,8 @@ def _no_file_written(libc: Any) -> bool:
 _NO_NEW_PRIVILEGES, _SECCOMP, _FILTER = 38, 22, 2
 _LOAD, _IS, _RETURN = 0x20, 0x15, 0x06
 _ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | errno.EACCES
-# For each architecture: its number, the system calls that are always refused, and the calls that
-# are refused if they act on another process. All change files, send data, or affect processes.
+# By architecture: its number, the calls that are always refused, and the calls that are refused if
+# they act on another process. All these system calls change files, send data, or affect processes.
 _CALLS: dict[str, tuple[int, tuple[int, ...], tuple[int, ...]]] = {
     "x86_64": (
         0xC000003E,

@@ -244,7 +244,7 @@ _GUESSES: dict[str, Callable[..., Any]] = {
 
 @cache
 def _is_unchecked(func: Any) -> bool:
-    """Whether only `_check_devices` checks an operator: not fakes, and not a replacement."""
+    """Whether `_check_devices` must check an operator: neither fakes nor a replacement do."""
     of_aten = isinstance(func, torch._ops.OpOverload) and func.namespace == "aten"
     if not of_aten or (name := func.overloadpacket.__name__) in {*INDEXING, "_foreach_copy_"}:
         return False  # these operators accept tensors on several devices

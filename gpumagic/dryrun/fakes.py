@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
-# `suspended` imports this module, and every import in a dry run calls `suspended`. So import now.
+# `suspended` imports the next module. An import during a dry run would call `suspended` again.
 import torch._subclasses.schema_check_mode
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
@@ -58,8 +58,8 @@ def is_refusal(error: BaseException) -> bool:
     """Whether an error arose because Linux refused a write by C or C++ code."""
     number = error.errno if isinstance(error, OSError) else None
     # Messages of libc and SQLite for a refused write.
-    told = any(words in str(error) for words in (os.strerror(errno.EACCES), "disk I/O error"))
-    if number not in (errno.EACCES, errno.EBADF, errno.ENOTSOCK) and not told:
+    in_message = any(words in str(error) for words in (os.strerror(errno.EACCES), "disk I/O error"))
+    if number not in (errno.EACCES, errno.EBADF, errno.ENOTSOCK) and not in_message:
         return False
     path = getattr(error, "filename", None)
     if not isinstance(path, (str, bytes)):
@@ -81,7 +81,7 @@ _HOSTS: tuple[tuple[str, float | None], ...] = (
 
 
 def host_value(frame: FrameType | None) -> float | None:
-    """Return a made-up value if `frame` is of a library that needs no true value; else None."""
+    """Return a made-up value if `frame` is in a library that needs no true value; else None."""
     name = str(frame.f_globals.get("__name__")) if frame is not None else ""
     return next((value for start, value in _HOSTS if name.startswith(start)), None)
 
@@ -89,12 +89,12 @@ def host_value(frame: FrameType | None) -> float | None:
 class NotKnown:
     """Represent a number that depends on data, such as ``loss.item()``."""
 
-    # Calls that scale or fill tensors get 1 or NaN instead (answers.py). Others end the dry run.
+    # Calls that scale or fill tensors get 1 or NaN (answers.py). Other calls end the dry run.
     __slots__ = ("what", "whole")
 
     def __init__(self, what: str = "a value of a tensor", *, whole: bool | None = False) -> None:
         self.what = what
-        self.whole = whole  # whether the value is an integer; None if it may not be a number
+        self.whole = whole  # whether the value is an integer; None if the type is unknown
 
     def __repr__(self) -> str:
         return "?"

@@ -142,7 +142,7 @@ class _Following:
         self._error: BaseException | None = None
         self._error_at: UserLine | None = None
         self._moved: tuple[Moved, ...] = ()
-        self._timed = False
+        self._timed = False  # whether the time limit applies now
 
     def note(self, reason: str, where: UserLine | None = None, *, ended: bool = False) -> None:
         """Record something unknown or skipped, at the user's line."""

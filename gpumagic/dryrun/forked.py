@@ -29,6 +29,7 @@ from gpumagic.device.cuda_state import no_collections
 from gpumagic.errors import GpuError
 from gpumagic.isolation.settings import deferred
 
+# Matches a writable shared mapping in /proc/self/maps: start, end, offset and path.
 _SHARED = re.compile(r"([0-9a-f]+)-([0-9a-f]+) rw.s ([0-9a-f]+) \S+ \d+\s*(.*)")
 _PRIVATE_FIXED = mmap.MAP_PRIVATE | 0x10 if hasattr(mmap, "MAP_PRIVATE") else 0  # MAP_FIXED
 

@@ -42,8 +42,8 @@ class HeldMemory:
 
     def __init__(self) -> None:
         self.now: dict[str, int] = {}
-        self.most: dict[str, int] = {}
-        self.start: dict[str, int] = {}
+        self.most: dict[str, int] = {}  # the peak since `reset_peak`
+        self.start: dict[str, int] = {}  # bytes allocated before the run
         self.rises: dict[str, list[tuple[int, UserLine | None]]] = {}  # each new peak, and its line
         self._known: dict[int, _Storage] = {}
         self._allocators: defaultdict[str, CachingAllocator] = defaultdict(CachingAllocator)

@@ -141,7 +141,7 @@ class _Trial:
         return found, (_MOST + 1, _MOST + 1)  # the code still fails
 
     def _takes_effect(self, fix: Fix, texts: dict[str, str]) -> bool:
-        """Whether a dry run executes an edit. Dry runs do not repeat earlier method calls."""
+        """Whether a dry run executes an edit: not if only earlier cells call the edited method."""
         nodes = ast.walk(ast.parse(texts.get(fix.filename, "")))
         functions = (node for node in nodes if isinstance(node, ast.FunctionDef))
         around = [f.name for f in functions if f.lineno <= fix.line <= (f.end_lineno or 0)]
@@ -151,7 +151,7 @@ class _Trial:
         return fix.filename in texts and runs and not fix.earlier
 
     def _from_change(self, texts: dict[str, str]) -> list[ast.stmt]:
-        """Return the statements from the failed or the first affected one, whichever is first."""
+        """Return the statements from the first one that failed or that the edits affect."""
         old = ast.parse(self._top.source).body
         new = ast.parse(texts[self._top.filename]).body
         names = {
