@@ -105,6 +105,7 @@ class ArrayFramework(Framework):
         if origins is None:
             origins = [*_origins.pop(self.name, {}).items()]
         known = [origin for _, origin in origins if origin.device in devices]
+        # By a copy's id: a weak reference to the copy, the original array, and the origin.
         copies = {key: (*pair, o) for o in known for key, pair in o.originals.items()}
 
         def bring(array: Any, origin: Origin | None) -> Any:

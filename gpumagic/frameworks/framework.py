@@ -175,7 +175,7 @@ class Framework(Protocol):
         return None
 
     def knows(self, kind: type) -> bool:
-        """Whether a class, but no copy of the class, is registered, as JAX's pytrees are."""
+        """Whether the framework knows `kind`, but would not know a copy, as with JAX's pytrees."""
         return False
 
     def wait(self, *devices: str) -> None:

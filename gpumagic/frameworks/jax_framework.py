@@ -215,11 +215,11 @@ class Jax(ArrayFramework):
         if device.virtual or not self.started():
             return None
         try:
-            told = self.own(device).memory_stats() or {}
+            stats = self.own(device).memory_stats() or {}
         except GpuError:  # JAX does not see this GPU
             return None
         names = ("bytes_in_use", "peak_bytes_in_use", "pool_bytes", "bytes_limit")
-        return Pool(self.name, *map(told.get, names)) if told else None
+        return Pool(self.name, *map(stats.get, names)) if stats else None
 
     def explain(self, error: BaseException, namespace: Mapping[str, Any]) -> Explanation | None:
         for n, (message, frame, node) in enumerate(failures(error, namespace, _INCOMPATIBLE)):
@@ -277,7 +277,7 @@ def _explained(
     where: Mapping[ast.expr, Counter[str]],
 ) -> Explanation:
     """Explain that operands are on several devices; add a fix if all can move to one device."""
-    # Choose the device with the most bytes. Only operands that cannot move count, if there are any.
+    # Choose the device with the most bytes of the operands that cannot move, or else of all.
     stays = [part for part in parts if _stays(part, node, frame, where[part])]
     whole = Counter[str]()
     for part in stays or parts:
@@ -296,7 +296,7 @@ def _explained(
 
 
 def _stays(part: ast.expr, node: ast.AST, frame: FailedFrame, devices: Counter[str]) -> bool:
-    """Whether an operand cannot move, because it is assigned to, sharded, or has other data too."""
+    """Whether an operand must stay: it is assigned to, sharded, or not only arrays and numbers."""
     value = frame.scope.value(part)
     fixed = part is getattr(node, "target", None) or "+" in "".join(devices)
     return fixed or (value is not MISSING and not can_be_put(value))

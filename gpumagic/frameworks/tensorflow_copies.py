@@ -66,7 +66,7 @@ _READING = {"__float__", "__int__", "__bool__", "__index__", "__complex__"}  # r
 _OWN = PRINTING | _READING | {"numpy", "__array__"}  # all tensor methods that read data
 # Functions that convert an array explicitly. Their copies are not counted.
 _ASKED = {"constant", "convert_to_tensor_v2_with_dispatch", "from_tensors", "from_tensor_slices"}
-_VARIABLES = {"_init_from_args"}  # creates a variable, so it converts explicitly too
+_VARIABLES = {"_init_from_args"}  # creating a variable is an explicit conversion too
 _NO_DATA = (tf.resource, tf.variant, tf.string)
 
 ADVISERS["TensorFlow"] = advise
