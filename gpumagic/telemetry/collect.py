@@ -68,7 +68,7 @@ _NONE_VISIBLE = Problem(
 
 
 def explain(gpus: Sequence[GpuSample], problems: Sequence[Problem], needed: bool) -> list[Problem]:
-    """Return the problems to show. If GPUs are `needed`, report that this process can use none."""
+    """Return the problems to show; add one if GPUs are `needed`, but this process can use none."""
     if there := [gpu for gpu in gpus if not gpu.lost]:
         found = [problem for problem in problems if problem.code not in _JUST_NO_GPU]
         unnamed = needed and all(gpu.ordinal is None for gpu in there)
@@ -102,7 +102,7 @@ class Collector:
         self._usable = usable
         self._lock = threading.Lock()
         self._failed: list[Problem] = []
-        self._named: dict[str | None, device.Device] = {}
+        self._named: dict[str | None, device.Device] = {}  # by UUID, of the last snapshot
         self._kept = CachedReadings()  # caches the processes' owners
         self._pids: set[int] = set()
 

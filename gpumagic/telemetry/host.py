@@ -87,7 +87,6 @@ _asked = threading.local()
 
 
 def host_name() -> str:
-    """Return ``GPUMAGIC_HOST``, or the host's name."""
     return os.environ.get("GPUMAGIC_HOST") or socket.gethostname()
 
 
@@ -120,7 +119,7 @@ class KernelLoads:
     def __init__(self, kernels: Callable[[], Sequence[Kernel]]) -> None:
         self._kernels = kernels
         self._lock = threading.Lock()
-        self._families: dict[int, list[psutil.Process]] = {}
+        self._families: dict[int, list[psutil.Process]] = {}  # by kernel's pid, kernel first
         self._listed_at = 0.0
         self._last: tuple[float, Sequence[Kernel], tuple[KernelSample, ...]] | None = None
         # psutil's object of each measured process. The object stores the process's last CPU time.

@@ -122,7 +122,7 @@ class NvmlSource:
         return {name: text for name, text in (("driver", driver), ("cuda", cuda)) if text}
 
     def gpus(self, host: Host, max_age: float = 0.0) -> list[GpuSample]:
-        """Return all GPUs, lost GPUs too. New Xid errors are read only if `max_age` is above 0."""
+        """Return all GPUs, also lost ones. Read Xid errors only for a sampler (`max_age` > 0)."""
         driver = self._driver()
         gpus = driver.gpus()
         for gpu, number in driver.xids() if max_age else ():

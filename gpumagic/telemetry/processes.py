@@ -124,7 +124,7 @@ class Owners:
         self._root = root  # notebooks' names are relative to this folder
         # The start time is part of the cache's key, because setting the clock changes start times.
         self._facts = lru_cache(65536)(_facts)
-        self._living: list[Facts] | None = None
+        self._living: list[Facts] | None = None  # the cache of `_living_kernels`
         # CUDA's ordinal of each GPU in each process: by pid, then by UUID. `look_up` sets this.
         self.ordinals: dict[int, Mapping[str, int]] = {}
 

@@ -237,6 +237,6 @@ class VirtualSource(Source):
         found = [] if death is None else [Problem("cuda-dead", death.said, death.cure)]
         for path in map(state_folder().joinpath, sorted(glob("*.dead", root_dir=state_folder()))):
             if death is None or path.stem != str(os.getpid()):
-                told = _read(path, lambda header, _: (str(header["cause"]), str(header["cure"])))
-                found += [Problem("cuda-dead", *told)] if told else []
+                fields = _read(path, lambda header, _: (str(header["cause"]), str(header["cure"])))
+                found += [Problem("cuda-dead", *fields)] if fields else []
         return found
