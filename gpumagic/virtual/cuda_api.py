@@ -133,7 +133,7 @@ class Generator(C.Generator, metaclass=_Kind):  # type: ignore[misc]
 
 
 def belongs_to_cuda(generator: Any) -> bool:
-    """Whether a generator is a virtual GPU's. C++ may pass it as a plain torch._C.Generator."""
+    """Whether a virtual GPU owns a generator, which C++ may pass as a plain torch._C.Generator."""
     return generator._cdata in _of_cuda
 
 

@@ -149,7 +149,7 @@ def _address(function: Any) -> int | None:
 
 OLDEST = (2, 10)
 NEWEST = (2, 15)
-"""The test suite has passed with both torch releases and one in between, on Linux x86-64."""
+"""The test suite has passed with these two torch releases and one in between, on Linux x86-64."""
 TIMEOUT_S = 180.0
 _INSTEAD = "use the CPU instead"
 _TRIAL = """

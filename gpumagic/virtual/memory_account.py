@@ -113,8 +113,8 @@ class MemoryAccount:
         self._log: deque[Allocation] = deque()
         self._note: Callable[[Any], None] = self._log.append
         self._room = -1  # bytes that may be allocated before the log must be counted
-        self._busy = 0
-        self._window = perf_counter_ns()
+        self._busy = 0  # nanoseconds of work in the present time window
+        self._window = perf_counter_ns()  # the start of that window
 
     def charge(self, owner: Any, nbytes: int, depth: int = 1) -> None:
         """Count `nbytes` as allocated until `owner` dies; raise an error if they do not fit.
@@ -218,7 +218,7 @@ class MemoryAccount:
             key = id(block)
             if key in live:  # the block's second entry in the log, so the block is freed
                 address, size = block.place
-                # No call, and so no interrupt, lies between the writes in `free` and the `del`.
+                # An interrupt needs a call, and none is between the writes in `free` and the `del`.
                 allocator.free(address, size, block.requested)
                 del live[key], log[0]
                 if self.events is not None:
