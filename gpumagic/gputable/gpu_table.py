@@ -13,7 +13,7 @@ from gpumagic.gputable import OWNERS, Holder, holders, split
 from gpumagic.telemetry.doctor import Check
 from gpumagic.telemetry.snapshot import GpuSample, Snapshot
 
-_BAR, _SHORTEST_BAR = 14, 6
+_BAR, _SHORTEST_BAR = 14, 6  # lengths of a bar in characters: usual, minimum
 _NUMBERED = {"nvidia": "the number in nvidia-smi", "amd": "the number in amd-smi"}
 _VENDORS = {"amd": "AMD ", "intel": "Intel ", "apple": "Apple "}
 

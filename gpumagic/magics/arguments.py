@@ -293,7 +293,7 @@ def _arguments(typed: str, words: list[str], before: str, prefix: str) -> list[s
     if "variables" in magic.completes:
         found += _variables(prefix)
     if {"devices", "gpus"} & {*magic.completes}:
-        # Magics that show GPUs show no CPU. "all" is their default; `%%ongpu` gets "all" above.
+        # Magics that show GPUs take no CPU. "all" is the default, or for `%%ongpu` was added above.
         left_out = ("all", "cpu") if "gpus" in magic.completes else ("all",)
         found += [name for name in complete(prefix) if name not in left_out]
     return found
