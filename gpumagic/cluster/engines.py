@@ -78,7 +78,7 @@ class Engines:
         self._cluster: Any = None
         self._store: Any = None
         self._cleanup = contextlib.ExitStack()  # resources to release at the end
-        self._group = MemoryGroup()
+        self._memory_group = MemoryGroup()
         self.stopped = False
         self.pulled: dict[str, list[Any]] = {}  # lists of the ranks' values; never sent to ranks
 
@@ -105,7 +105,7 @@ class Engines:
         self._cleanup.callback(watch.wait)
         self._cleanup.callback(watch.terminate)
         self._cleanup.callback(launching.end, self.mark)
-        self._killed = self._group.kills() or 0
+        self._killed = self._memory_group.kills() or 0  # kills for lack of memory, so far
         # Pass a socket, because the store by itself would listen on all addresses.
         listener = socket.create_server((self.plan.address, 0))
         self._at = self.plan.address, listener.getsockname()[1]
@@ -264,7 +264,7 @@ class Engines:
         code = launcher.process.wait(0)
         if code is None or code >= 0:
             return "" if code is None else f"it exited with code {code}"
-        if -code == signal.SIGKILL and (killed := self._group.kills() or 0) > self._killed:
+        if -code == signal.SIGKILL and (killed := self._memory_group.kills() or 0) > self._killed:
             self._killed = killed
             return "the operating system killed it because the host had no memory left"
         return f"it was ended by {signal.Signals(-code).name} (signal {-code})"
