@@ -54,7 +54,7 @@ def flip(tensor: Tensor, code: int = ON_CPU) -> Tensor:
 
 
 def adopt(tensor: Tensor, gpu: VirtualGpu, depth: int = 3) -> Tensor:
-    """Turn a new CPU tensor into a tensor on `gpu`, and count the bytes as allocated."""
+    """Turn a new CPU tensor into one on `gpu`. Count the bytes; `depth` is as in `charge`."""
     nbytes = tensor.untyped_storage().nbytes()
     if nbytes:
         gpu.account.charge(tensor, nbytes, depth)

@@ -44,7 +44,7 @@ def _owner_of(file: str) -> int:
     return _TIMED if file.startswith("<timed ") else _USERS if is_users(file) else _LIBRARY
 
 
-_timed: tuple[CodeType, CodeType] | None = None
+_timed: tuple[CodeType, CodeType] | None = None  # `_outer_line`'s last `%%time` cell
 
 
 def _outer_line(frame: FrameType | None) -> tuple[CodeType | None, int]:

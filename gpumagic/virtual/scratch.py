@@ -85,7 +85,8 @@ def _partial_sums(
 def _shared(
     sides: Ints, inputs: int, outputs: int, size: int, card: Any, vector: int = 1, across: int = 0
 ) -> list[int]:
-    """Return the buffers' bytes if several thread blocks compute one output together, else []."""
+    """Return the buffers' bytes if several thread blocks compute one output together, else [].
+    `sides` is the work along x and y. With `across`, the threads along x compute one output."""
     most = _THREADS // vector
     # Round each side down to a power of two, at most `most`.
     wide, high = (min(1 << max(side, 1).bit_length() - 1, most) for side in sides)
