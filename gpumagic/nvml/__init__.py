@@ -190,8 +190,8 @@ class Nvml:
         self.lost: dict[str, Problem] = {}  # lost GPUs, by UUID, or by "index N" if unknown
         self.silent: dict[str, Problem] = {}  # GPUs that answer no query, by UUID
         self._gpus: tuple[Gpu, ...] = ()
-        self._seen: dict[int, Gpu] = {}
-        self._gpus_until = 0.0
+        self._seen: dict[int, Gpu] = {}  # by index: each GPU as it was last listed, also lost ones
+        self._gpus_until = 0.0  # the time at which to list the GPUs again
         # By GPU's UUID: the unsupported queries, each with NVML's error code.
         self._unsupported: dict[str, dict[Call, int | None]] = {}
 
