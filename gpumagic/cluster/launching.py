@@ -185,7 +185,7 @@ async def stop_elsewhere(cluster: Any) -> None:
         each.ssh_sender.check_output(f"rm -rf {quote(each.remote_profile_dir)}")
 
 
-def set_rank_and_gpu(environment: MutableMapping[str, str]) -> None:
+def take_place(environment: MutableMapping[str, str]) -> None:
     """Set the rank, the number of CPU threads and the only GPU in an engine's environment."""
     rank, local = _RANKS[environment[_LAUNCHER]]
     environment["RANK"], environment["LOCAL_RANK"] = environment[rank], "0"  # one GPU is visible
@@ -200,7 +200,7 @@ def set_rank_and_gpu(environment: MutableMapping[str, str]) -> None:
 
 def main() -> None:
     """Run this process as an engine until the controller ends the engine."""
-    set_rank_and_gpu(os.environ)
+    take_place(os.environ)
     number = int(os.environ.pop(FIRST, "0")) + int(os.environ["RANK"])
     sys.argv.append(f"--IPEngine.id={number}")
     # Import torch now, so that the first cell need not wait for the import. Import tqdm before
