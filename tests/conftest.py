@@ -244,6 +244,8 @@ def ip(gpus, shell, as_in_a_notebook):
     """The shell with torch imported; afterwards the first GPU must be the current one."""
     import torch
 
+    # In a failed loader's iterator that garbage collection deletes, torch waits for its workers.
+    torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 0.2
     shell.run("import torch\nfrom torch import nn, zeros")
     yield shell
     assert torch.cuda.current_device() == 0

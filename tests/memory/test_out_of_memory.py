@@ -800,24 +800,17 @@ def test_a_model_that_is_freed_could_be_kept(small, shown):
 
 
 def test_the_batch_that_is_told_is_nearly_the_largest_that_fits(small, shown):
-    named = {n.name: n for n in SITUATIONS}
-    whole, loaded = named["a batch too large"], named["a batch of a loader, in a function"]
-    for notebook in (whole, loaded):
-        for cell in [START, *notebook.before, notebook.cell]:
-            small.run(cell.replace("(*wide,", "(nn.BatchNorm1d(20), *wide,"))  # no rows apart
-        lever, *_ = (r for r in shown.pop().levers if "a batch of" in r.do)
-        batch = numbers_of(lever.do)[0]
-        assert lever.fits
-        # A loader's batch is smaller than the one that was looked at: some more may fit.
-        larger = next(n for n in range(batch + 1, 601) if 600 % n == 0)
-        for size in (batch,) if notebook is loaded else (batch, larger):
-            small.run(f"%gpufree\nloader = torch.utils.data.DataLoader(data, batch_size={size})")
-            ran = small.run(notebook.cell.replace("net(X)", f"net(X[:{size}])"))
-            assert (ran.error is None) == (size == batch), ran.text
-            del ran  # and with it the frames of its error
-        shown.clear()
-        small.run("1 / 0")
-        small.run("%reset -f")
+    notebook = next(each for each in SITUATIONS if each.name == "a batch too large")
+    for cell in [START, *notebook.before, notebook.cell]:
+        small.run(cell.replace("(*wide,", "(nn.BatchNorm1d(20), *wide,"))  # no rows apart
+    lever, *_ = (r for r in shown.pop().levers if "a batch of" in r.do)
+    batch = numbers_of(lever.do)[0]
+    assert lever.fits
+    larger = next(n for n in range(batch + 1, 601) if 600 % n == 0)
+    for size in (batch, larger):
+        ran = small.run("%gpufree\n" + notebook.cell.replace("net(X)", f"net(X[:{size}])"))
+        assert (ran.error is None) == (size == batch), ran.text
+        del ran  # and with it the frames of its error
 
 
 def test_a_tensor_that_the_cell_makes_is_not_offered_to_the_cpu(small, shown):
