@@ -164,6 +164,8 @@ def move(value: object, where: object) -> Moves:
     moved the tuple: 1.2 MiB from cpu in 3.1 ms
     >>> params = gpumagic.move(params, 1).value  # JAX
     """
+    if isinstance(value, str):
+        raise GpuError(f"move: {value!r} is a string; give the variable itself, without quotes")
     caller = sys._getframe(1)
     name = name_in(caller, lambda held: held is value)
     name = name or ("a tensor" if is_tensor(value) else f"the {class_name(type(value))}")

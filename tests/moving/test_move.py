@@ -279,6 +279,8 @@ def test_move():
     assert moves.nbytes == 4 * (4 + 2 + 2)
     assert repr(moves).startswith("moved the tuple: 32 B from cpu in ")
     assert gpumagic.move(net, 1).nbytes == 0
+    with pytest.raises(GpuError, match="'net' is a string; give the variable itself"):
+        gpumagic.move("net", 1)
     with pytest.raises(GpuError, match="no GPU 7"):
         gpumagic.move(net, 7)
 
