@@ -296,6 +296,10 @@ class Reader:
         """Return the result of a method as operands; None if the result is unknown."""
         if name in TRANSFERS:
             return [self._transferred(owner, node, name, text)]
+        if name == "type_as":
+            return [_result_of(part, node, text) for part in self.given(node)]
+        if name == "type" and cpu_dtype(node, self.scope):
+            return [Part(node, text, "made", ("cpu",), factory=True)]
         if owner.kind == "array" or name == "numpy":
             return [_array(node, text)]
         if owner.kind == "generator":
@@ -359,6 +363,13 @@ def _argument(node: ast.Call, name: str, at: int | None = None) -> ast.expr | No
     named = {keyword.arg: keyword.value for keyword in node.keywords}
     first = node.args[at] if at is not None and len(node.args) > at else None
     return named.get(name, first)
+
+
+def cpu_dtype(node: ast.Call, scope: Any) -> torch.dtype | None:
+    """Return the dtype of ``x.type(torch.FloatTensor)``, which also moves to the CPU; else None."""
+    is_type = ast.unparse(node.func).endswith(".type")
+    given = scope.value(node.args[0]) if is_type and node.args else None
+    return given.dtype if type(given) is type(torch.FloatTensor) and not given.is_cuda else None
 
 
 def is_torch(function: Any) -> bool:

@@ -347,7 +347,7 @@ def with_device(node: Any, frame: FailedFrame, device: str) -> list[tuple[ast.AS
     name = str(of_function(function, "__name__")) if operand.is_torch(function) else ""
     given = {keyword.arg: keyword.value for keyword in getattr(node, "keywords", ())}
     makes = name in operand.FACTORIES or name.endswith("_like")
-    if function and (edit := _special_maker(node, function, frame, device)):
+    if isinstance(node, ast.Call) and (edit := _special_maker(node, function, frame, device)):
         return [edit]
     if makes and "device" in given:
         return [(given["device"], device)]
@@ -355,8 +355,7 @@ def with_device(node: Any, frame: FailedFrame, device: str) -> list[tuple[ast.AS
         return [(node, moving(frame.text(node), device))]
     if makes:
         return [with_keyword(node, frame, f"device={device}")]
-    inner = [with_device(child, frame, device) for child in ast.iter_child_nodes(node)]
-    edits = [*chain.from_iterable(inner)]
+    edits = [e for n in ast.iter_child_nodes(node) for e in with_device(n, frame, device)]
     if edits and moves_to_device(node, operand.Reader(frame)):
         # Drop `.cuda()` in `torch.zeros(3).cuda()`, because the tensor is created on the device.
         whole = bracketed(node.func.value, frame.text(node.func.value))
@@ -374,6 +373,8 @@ def _special_maker(
         return (where[0], device) if where else with_keyword(node, frame, keyword)
     if function is torch.Generator:
         return node, f"{frame.text(node.func)}({device})"
+    if dtype := operand.cpu_dtype(node, frame.scope):
+        return node, f"{frame.text(node.func).removesuffix('.type')}.to({device}, {dtype})"
     if function is torch.manual_seed:  # it returns the CPU's generator
         return node, f"torch.Generator({device}).{frame.text(node).removeprefix('torch.')}"
     return None

@@ -153,6 +153,15 @@ MADE = [
         "x = torch.ones(3, device='cuda')\ny = x + 0.1 * torch.rand(x.size())\n",
         "y = x + 0.1 * torch.rand(x.size(), device=x.device)",
     ),
+    (
+        "x = torch.ones(3, device='cuda')\nseen = x.to(torch.uint8).type(torch.FloatTensor)\n"
+        "y = x * seen\n",
+        "seen = x.to(torch.uint8).to(x.device, torch.float32)",
+    ),
+    (
+        "x, i = torch.ones(3, device='cuda'), torch.ones(3)\ny = x * i.type_as(torch.ones(1))\n",
+        "y = x * i.type_as(torch.ones(1, device=x.device))",
+    ),
 ]
 
 
