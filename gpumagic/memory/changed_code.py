@@ -285,24 +285,38 @@ def no_graph(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     if t.best is None:
         return
     if inner == t.every:
-        yield from _no_grad(t, t.best, "no backward pass follows")
+        yield from _no_grad(s, t.best, "no backward pass follows")
     elif inner and inner[-1].frame.code.co_name != "forward":
         yield from _in_function(s, t, inner)
     else:
         trial = t.every[len(inner)]
         loop = next(iter(trial.rest.loops), None)
         if loop is not None and not (frames.is_trained(loop) or frames.backward_of(ast.walk(loop))):
-            yield from _no_grad(t, trial, _USED)
+            yield from _no_grad(s, trial, _USED)
 
 
 _USED = "no backward pass uses its results"
 
 
-def _no_grad(t: Trials, trial: CodeTrial, why: str) -> Iterator[Lever]:
+def _no_grad(s: OutOfMemoryState, trial: CodeTrial, why: str) -> Iterator[Lever]:
     cell, loops = label(trial.frame.filename), trial.rest.loops
     place = f"the loop in {cell}, line {loops[0].lineno}" if loops else "the code"
-    do, grown = f"`with torch.no_grad():` around {place}: {why}", t.loop.grown if t.loop else 0
-    yield from helps(trial, do, grown=grown, within=torch_here().no_grad)
+    do, grown = f"`with torch.no_grad():` around {place}: {why}", trial.grown if loops else 0
+    do += again(s, trial, trial.adds_to[1], GRAPHS) if grown else ""
+    yield from helps(trial, do, grown=grown, freed=grown, within=torch_here().no_grad)
+
+
+GRAPHS = "what it holds keeps its graphs"
+
+
+def again(s: OutOfMemoryState, trial: CodeTrial, name: str, why: str) -> str:
+    """Return advice to recreate the holder of memory and models with old hooks, or ""."""
+    read = {n: s.namespace[n] for n in sorted(s.read) if is_module(s.namespace.get(n))}
+    parts = {n: torch_here().nn.Module.modules(module) for n, module in read.items()}
+    hooked = (n for n in parts if any(own(p).get("_forward_hooks") for p in parts[n]))
+    models = "".join(f"; recreate `{n}` too: its old hooks stay registered" for n in hooked)
+    first = f"; `%gpufree {name}` and recreate it: {why}" * trial.adds_beyond_room
+    return (first + models) * trial.outlives
 
 
 def _in_function(s: OutOfMemoryState, t: Trials, inner: list[CodeTrial]) -> Iterator[Lever]:
@@ -321,7 +335,9 @@ def _in_function(s: OutOfMemoryState, t: Trials, inner: list[CodeTrial]) -> Iter
 
 def frozen(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose `requires_grad_(False)` for models or layers that no optimizer trains."""
-    for name in sorted(s.read | s.rests[-1].read_anywhere) if t.best is not None else ():
+    names = sorted(s.read | s.rests[-1].read_anywhere) if t.best is not None else []
+    used = {id(p) for n in names for p in _parameters(s.namespace.get(n))}
+    for name in names if used & trained_by(s) else ():  # else, the notebook has no optimizer yet
         idle = _idle(s, name)
         meant = any(own(part).get("requires_grad") is False for part in idle.values())
         why = "`.requires_grad = False` freezes nothing" if meant else "no optimizer trains it"
@@ -331,13 +347,17 @@ def frozen(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
             yield from helps(t.best, f"`{code}`: {why}", within=within)
 
 
+def _parameters(value: Any) -> Iterable[Any]:
+    return torch_here().nn.Module.parameters(value) if is_module(value) else ()
+
+
 def _idle(s: OutOfMemoryState, name: str) -> dict[str, Any]:
     """Return the largest parts of a model that no optimizer trains, by path."""
     model: Any = s.namespace.get(name)
     trained = trained_by(s)
     found = dict[str, Any]()
-    for path, part in model.named_modules(prefix=name) if trained and is_module(model) else ():
-        learns = {id(p) for p in part.parameters() if p.requires_grad}
+    for path, part in model.named_modules(prefix=name) if is_module(model) else ():
+        learns = {id(p) for p in _parameters(part) if p.requires_grad}
         meant = own(part).get("requires_grad") is False  # this module attribute freezes nothing
         within = path.startswith(tuple(f"{each}." for each in found))
         if learns and (meant or trained.isdisjoint(learns)) and not within:
@@ -417,9 +437,9 @@ def other_optimizer(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     scheduled = any(comes_from(type(value), scheduler) for value in s.namespace.values())
     if t.best is None or not old or scheduled or len(s.optimizer.param_groups) > 1:
         return
-    trained, of = trained_by(s), torch.nn.Module.parameters
+    trained = {*map(id, s.optimizer.param_groups[0]["params"])}
     models = {name: value for name, value in s.namespace.items() if is_module(value)}
-    for name in [n for n in models if {id(p) for p in of(models[n])} == trained][:1]:
+    for name in [n for n in models if {*map(id, _parameters(models[n]))} == trained][:1]:
         do = f"`{old} = torch.optim.Adafactor({name}.parameters())`: its state is small; set its "
         do += "learning rate, as the training changes"
-        yield from helps(t.best, do, names={old: torch.optim.Adafactor(of(models[name]))})
+        yield from helps(t.best, do, names={old: torch.optim.Adafactor(_parameters(models[name]))})

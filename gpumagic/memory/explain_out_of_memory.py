@@ -8,7 +8,6 @@ memory at the error. `t` has a trial for each frame, which measures the need of 
 import ast
 import re
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from itertools import chain, product
 from operator import methodcaller
 from typing import Any
@@ -21,14 +20,7 @@ from gpumagic.memory import changed_code, holders_by_name
 from gpumagic.memory.memory_report import TEMPORARY
 from gpumagic.memory.object_graph import GRAPH
 from gpumagic.memory.oom_state import TORCH, OutOfMemoryState, read
-from gpumagic.memory.oom_trials import (
-    CodeTrial,
-    Trials,
-    backward,
-    each_tensor,
-    helps,
-    without_graph,
-)
+from gpumagic.memory.oom_trials import CodeTrial, Trials, helps
 from gpumagic.memory.out_of_memory import Lever, OutOfMemory
 from gpumagic.memory.smaller_batch import smaller
 from gpumagic.usercode import frames
@@ -134,7 +126,7 @@ def by_figures(s: OutOfMemoryState, t: Trials) -> tuple[str, list[Lever]] | None
 def levers(s: OutOfMemoryState, t: Trials, free: tuple[Any, ...]) -> list[Lever]:
     """Return the cheapest levers that let the cell fit; if there are none, levers that help."""
     less: tuple[Any, ...] = changed_code.other_form, changed_code.other_values
-    less += keep_less, changed_code.on_host, changed_code.collected
+    less += changed_code.on_host, keep_less, changed_code.collected
     less += changed_code.frozen, changed_code.no_graph, changed_code.sparse
     # If each pass of a loop keeps memory, freeing other memory only delays the error.
     first = (free, less) if t.loop is None else (less, free)
@@ -305,15 +297,16 @@ def _kept(
         needed = {_needs_graph(s, trial, each) for each in names if each}
         if needed and True not in needed:
             then = _IN_IF if any(_backward_in_if(loop, each) for each in names) else _AFTER_LOOP
-            do, by = (_BACKWARD + then, backward) if None in needed else (_DETACHED, without_graph)
-            keep: Any = names, partial(each_tensor, by)
+            do, by = (_BACKWARD + then, _backward) if None in needed else (_DETACHED, _graphless)
+            keep: Any = names, by
             freed = max(whole, graphs) * trial.adds_beyond_room
             last = " at the end of each pass" * any(frames.is_chained(each, loop) for each in names)
             do = do.format("`, `".join(names), _without_graph(trial, names), last)
-            kept = _again(s, trial, name, "what it holds keeps its graphs")
+            kept = changed_code.again(s, trial, name, changed_code.GRAPHS)
             do += kept * (names == (name,))
-            if found := [*helps(trial, do, graphs, freed, keep=keep)]:
-                yield from found
+            found = [*helps(trial, do, graphs, freed, keep=keep)]
+            yield from found
+            if any(lever.fits is not False for lever in found):
                 return
     if graphs and frames.is_chained(name, loop) and frames.computes(name, [*ast.walk(loop)]):
         do = f"`{name} = {name}.detach()` after `.backward()`: the next backward pass stops there"
@@ -327,8 +320,9 @@ def _elsewhere(s: OutOfMemoryState, trial: CodeTrial, name: str, whole: int) -> 
     every = [name, *trial.also_adds], *([each] for each in _objects_of(s, name))
     ways = [*_KEPT.items()][_no_view(trial, name) :]
     for names, (how, by) in product(every, ways):
-        do, keep = _said(s, how, trial, names), (names, partial(each_tensor, by))
-        for lever in helps(trial, do, grown=whole, keep=keep):
+        do, keep = _said(s, how, trial, names), (names, by)
+        freed = whole * trial.adds_beyond_room
+        for lever in helps(trial, do, grown=whole, freed=freed, keep=keep):
             if lever.fits is not False:
                 yield lever
                 return
@@ -377,7 +371,7 @@ def _said(s: OutOfMemoryState, how: str, trial: CodeTrial, names: list[str]) -> 
         values = map(trial.frame.scope.name, names)
         reads |= any(own(value) for value in values if not is_tensor(value))
         do += _READ * ("cpu" in how and reads)
-        return do + _again(s, trial, names[0], "old items stay on the GPU")
+        return do + changed_code.again(s, trial, names[0], "old items stay on the GPU")
     end = getattr(next(iter(trial.rest.loops), None), "end_lineno", 0)
     below = [n for n in trial.rest.nodes if getattr(n, "lineno", 0) > end]
     used = {n.id for n in below if isinstance(n, ast.Name)} & {*map(frames.first_name, names)}
@@ -394,17 +388,6 @@ def _no_view(trial: CodeTrial, name: str) -> bool:
     tensors = [t for t in held if is_tensor(t) and t.layout is torch_here().strided]
     partly = (t for t in tensors if t.untyped_storage().nbytes() > t.nbytes)
     return bool(tensors) and not any(t.numel() > 1 or t._is_view() for t in partly)
-
-
-def _again(s: OutOfMemoryState, trial: CodeTrial, name: str, why: str) -> str:
-    """Return advice to recreate the holder of memory and models with old hooks, or ""."""
-    stays = trial.adds_to[0] in s.namespace.keys() - s.rests[-1].made_before
-    read = {n: s.namespace[n] for n in sorted(s.read) if is_module(s.namespace.get(n))}
-    parts = {n: torch_here().nn.Module.modules(module) for n, module in read.items()}
-    hooked = (n for n in parts if any(own(p).get("_forward_hooks") for p in parts[n]))
-    models = "".join(f"; recreate `{n}` too: its old hooks stay registered" for n in hooked)
-    again = f"; `%gpufree {name}` and recreate it: {why}" * trial.adds_beyond_room
-    return (again + models) * stays
 
 
 def _objects_of(s: OutOfMemoryState, name: str) -> list[str]:
@@ -430,3 +413,15 @@ def _backward_in_if(loop: ast.AST, name: str) -> bool:
     """Whether an `if` in a loop calls `.backward()` on what `name` holds, so in some passes."""
     some = [n for each in ast.walk(loop) if isinstance(each, ast.If) for n in ast.walk(each)]
     return frames.computes(name, some)
+
+
+def _graphless(tensor: Any) -> Any:
+    """Return the detached tensor, or 0.0 in place of a tensor with one element."""
+    return 0.0 if tensor.numel() == 1 else tensor.detach()
+
+
+def _backward(tensor: Any) -> Any:
+    """Call `.backward()` on the sum, if possible; return the tensor without its graph."""
+    if tensor.requires_grad:
+        tensor.sum().backward()
+    return _graphless(tensor)

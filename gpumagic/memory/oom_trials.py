@@ -22,6 +22,7 @@ from gpumagic.memory.oom_state import TORCH, OutOfMemoryState
 from gpumagic.memory.out_of_memory import Lever
 from gpumagic.memory.written_forms import Form, expression
 from gpumagic.usercode import frames
+from gpumagic.usercode.program import passes
 from gpumagic.usercode.values import comes_from, is_module, is_tensor, own, torch_here
 from gpumagic.usercode.variables import names_read
 
@@ -32,7 +33,7 @@ _MARGIN = 0.05
 _GROWS, _MANY = 0.01, 10_000
 _WORTH = 0.05  # a change that does not make the cell fit must save this share of the need
 _LEFT = 0.75  # in a growing loop, a change helps if at most this share of the growth is left
-_HELD = "held after a pass: "
+_HELD, _COUNT = "held after a pass: ", "passes in all: "
 _PASSES, _FEW = "_gpumagic_passes", "_gpumagic_few"
 
 
@@ -115,6 +116,7 @@ class CodeTrial:
         self._loop: Any = rest.loops[0] if rest.loops else None
         self._step = 1 if rest.loops else 0  # added to the loop's integer variables in each pass
         self._freed = False  # whether a second pass freed memory
+        self._count = 0  # the number of passes of the only loop; 0 if unknown
         whole: Any = self.frame.tree if self.frame.at_top and rest.failed is not None else None
         self._body: list[ast.stmt] = getattr(self._loop or whole, "body", [])
         failed: Any = rest.failed
@@ -188,6 +190,12 @@ class CodeTrial:
         path, _ = self.adds_to
         return sum(row.nbytes for row in self._state.device.holders if row.path == path)
 
+    @cached_property
+    def outlives(self) -> bool:
+        """Whether the loop adds to a variable that a rerun of the cell does not create again."""
+        cell, names = self._state.rests[-1], self._state.namespace.keys()
+        return self.adds_to[0] in names - cell.remade() - cell.remade(empty=True)
+
     @property
     def grown(self) -> int:
         """Return the bytes of the holder in `adds_to`; 0 if `room` includes them."""
@@ -217,14 +225,14 @@ class CodeTrial:
         """Whether the cell fits with this need once `gives` bytes are freed; None if unknown."""
         if need is None:
             return None
-        if need.most > self.room + gives:
+        gives = gives if self.outlives else max(gives, self.grown)
+        count = self._count if need.grows else 0
+        if need.most + max(count - 2, 0) * (need.grows or 0) > self.room + gives:
             first = need.first - max(gives, self.grown)
-            return None if self.grows_much and first <= self.room else False
-        if not need.whole:
-            return None
+            return None if not count and self.grows_much and first <= self.room else False
+        steady = need.whole and (count > 0 or self._is_steady(need))
         around = self._trials.every[self.at + 1 :]
-        steady = self._is_steady(need) and all(each._is_steady(each.need) for each in around)
-        return steady or None
+        return (steady and all(each._is_steady(each.need) for each in around)) or None
 
     def _is_steady(self, need: Need | None) -> bool:
         """Whether all passes are known to need the same memory; False for nested loops."""
@@ -245,7 +253,7 @@ class CodeTrial:
     ) -> Need | None:
         """Return the need of the changed code; None if a dry run is impossible or raises an error.
         `names` maps variables to new values. `first` changes variables before the code runs. `keep`
-        has names of variables, and a function that returns their new values after each pass.
+        has names of variables, and a function that changes their new tensors after each pass.
         `within` returns a context manager for the code to run in. `form` replaces statements. Code
         that is no loop runs once, or `twice`."""
         compiled, functions = self._compiled, dict[FunctionType, CodeType]()
@@ -284,7 +292,7 @@ class CodeTrial:
 
         run = self._trials.follow(space, prepare)
         need = self._need_of(run, changed) if run is not None else None
-        # The next number may name a missing file or let a pass free memory: use one number twice.
+        # The next number may name a missing file or let a pass free memory: use one twice.
         if self._step and (self._freed or getattr(run, "error", None)):
             self._step = 0
             return self.tried(names, first=first, keep=keep, within=within, form=form, twice=twice)
@@ -302,6 +310,8 @@ class CodeTrial:
         if len(held) > 1:
             grows = max(held[1] - held[0], 0)
         self._freed = held != sorted(held)
+        counts = (reason.split()[-1] for reason in reasons if reason.startswith(_COUNT))
+        self._count = int(next(counts, 0))
         most = getattr(run.peak.get(self._state.name), "needed", 0)
         # The run frees incomplete optimizer state. `room` has these bytes, but `needed` does not.
         most += self._state.incomplete * (self._state.optimizer_name not in changed)
@@ -312,9 +322,11 @@ class CodeTrial:
     ) -> Any:
         """Yield before each pass. After each pass, give `note` the allocated bytes."""
         names, change = keep
+        old = dict[int, Any]()  # stored tensors, which stay as they are
+        note_old = lambda x: old.setdefault(id(x), x)  # noqa: E731
         for name in names:  # `total += loss` or `losses.append(loss)` must not add to old graphs
             held = space[name]
-            space[name] = held.detach() if is_tensor(held) else each_tensor(lambda x: x, held)
+            space[name] = held.detach() if is_tensor(held) else each_tensor(note_old, held)
         # Restore loop variables before each pass, because `batch = batch.cuda()` changes `batch`.
         targets = frames.stored(getattr(self._loop, "target", ast.Pass())) & space.keys()
         bound = targets & frames.bound(self.code)
@@ -324,11 +336,14 @@ class CodeTrial:
             space.update(given)
             yield
             for name in names:
-                space[name] = change(space[name])
+                new = lambda x: x if id(x) in old else change(x)  # noqa: E731
+                space[name] = each_tensor(new, space[name])
             note(f"{_HELD}{number} {torch_here().cuda.memory_allocated(self._state.name)}")
             # Change the loop's numbers and strings, so that a dict with these keys grows.
             more: Any = {int: self._step, float: self._step * 1e-9, str: " " * self._step}
             given = {n: v + more[type(v)] if type(v) in more else v for n, v in given.items()}
+        with suppress(Exception):
+            note(f"{_COUNT}{passes(self.rest.loops, space)}")
 
     def _take_first(self, space: dict[str, Any]) -> bool:
         """Bind the loop's variables to the first item; return False for a data loader."""
@@ -415,18 +430,6 @@ def helps(
         enough = fits or need.most - then.most >= _WORTH * need.most
     if enough:
         yield Lever(do, gives or max(need.most - then.most, 0) or None, fits)
-
-
-def without_graph(tensor: Any) -> Any:
-    """Return the detached tensor, or 0.0 in place of a tensor with one element."""
-    return 0.0 if tensor.numel() == 1 else tensor.detach()
-
-
-def backward(tensor: Any) -> Any:
-    """Call `.backward()` on the sum, if possible; return the tensor without its graph."""
-    if tensor.requires_grad:
-        tensor.sum().backward()
-    return without_graph(tensor)
 
 
 def each_tensor(change: Callable[[Any], Any], value: Any) -> Any:

@@ -188,3 +188,13 @@ def _text_of(function: Any) -> str:
     with suppress(OSError, TypeError, SyntaxError):
         return inspect.getsource(function).strip()
     return "lambda"
+
+
+def passes(loops: list[Any], space: dict[str, Any]) -> int:
+    """Return how often the only loop runs its body; 0 if unknown. Evaluates its iterable."""
+    if len(loops) != 1 or ast.Break in map(type, ast.walk(loops[0])):
+        return 0
+    over = loops[0].iter
+    wraps = getattr(getattr(over, "func", None), "id", "") in ("enumerate", "zip", "tqdm")
+    items = over.args[: None if over.func.id == "zip" else 1] if wraps else [over]
+    return min(len(eval(ast.unparse(each), space)) for each in items)

@@ -547,7 +547,7 @@ SITUATIONS = [
             "        loss.backward(retain_graph=True)\n        losses.append(loss)"
         ],
         "train()",
-        "store `.item()` in `losses`",
+        "`loss.backward(retain_graph=False)` for line",
         often=True,
     ),
     Notebook(
