@@ -9,6 +9,7 @@ import ctypes
 import gc
 import re
 import sys
+import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -37,7 +38,7 @@ _PERMANENT = {  # permanent errors: CUDA's text (documented at cudaError_t), the
 _BUSY = "CUDA-capable device(s) is/are busy or unavailable"
 # Errors that CUDA may report for a GPU that fell off the bus.
 _MAY_BE_LOST = frozenset({_BUSY, "unspecified launch failure", "unknown error"})
-_CHECK_LINE = "%%ongpu 0 --check as the cell's first line"
+_CHECK_LINE = "%%ongpu {} --check as the cell's first line"
 _CURES = {
     "device-side assert": "restart the kernel; {} names the bad index",
     "uncorrectable ECC error": "restart the kernel; if it happens again, reset the GPU "
@@ -79,7 +80,9 @@ class Death:
 
     @property
     def cure(self) -> str:
-        return _CURES.get(self.what, "restart the kernel").format(self.check_line or _CHECK_LINE)
+        return _CURES.get(self.what, "restart the kernel").format(
+            self.check_line or _CHECK_LINE.format(0)
+        )
 
     @property
     def said(self) -> str:
@@ -159,7 +162,7 @@ def advice(error: BaseException, check_line: str = "") -> str:
         return there_is(here(memory=False))
     said = faults.in_words(error)
     if re.search(r"index out of range in self|Target -?\d+ is out of bounds", said):
-        return f"{check_line or _CHECK_LINE} names the bad index"
+        return f"{check_line or _CHECK_LINE.format(_device_in(error))} names the bad index"
     if said.endswith("device type at start of device string: gpu"):
         return 'torch calls a GPU "cuda", or "cuda:0"'
     found = next((name for name, texts in _NO_GPU.items() if re.search(texts, said)), "")
@@ -172,6 +175,16 @@ def advice(error: BaseException, check_line: str = "") -> str:
     if physical_gpus():
         cure = "there is a GPU in this machine: %gpus --doctor says what is missing"
     return f"{found} finds no GPU; {works}\n→ {cure}"
+
+
+def _device_in(error: BaseException) -> str:
+    """Return the only device of the failed frame's tensors, the only GPU, or else ``"0"``."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    tensors = (each for frame in frames[-1:] for each in frame.f_locals.values())
+    tensor = getattr(sys.modules.get("torch"), "Tensor", ())
+    found = {str(each.device) for each in tensors if issubclass(type(each), tensor)}
+    devices = found - {"cpu"} or found
+    return devices.pop().removeprefix("cuda:") if len(devices) == 1 else "0"
 
 
 def free_bytes(device: Any) -> int:

@@ -200,7 +200,8 @@ class Edit:
             code[0] = _magic_before(label(self.frame.filename), start, first) + code[0]
         file, name = self.frame.filename, label(self.frame.filename)
         classes = (each.name for each in parents(self.stmt) if isinstance(each, ast.ClassDef))
-        static = self.frame.parameters[:1] == ("ctx",)  # an autograd.Function has no instances
+        # An autograd.Function has no instances, but graphs keep its `backward`.
+        static = self.frame.parameters[:1] == ("ctx",) and self.frame.code.co_name == "forward"
         cls = next(classes, "") if name.startswith("In [") and not static else ""
         return Fix("\n".join(code), where, start, end, file, name, nbytes, cls)
 

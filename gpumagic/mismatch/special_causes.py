@@ -2,7 +2,9 @@
 
 import ast
 import inspect
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -153,7 +155,8 @@ def _renamed(
     frame, stmt, name = _outermost(called, frames[0].text(each), value)
     made = sources.only_assignment(name, stmt)
     if name.isidentifier() and frame.at_top and not made:
-        return _in_earlier_cell(frame, name, new) or Edit(
+        number = getattr(operand.device_of(value), "index", None)
+        return _in_earlier_cell(frame, name, partial(_renumbered, number, last, new)) or Edit(
             frame, before_loops(frame, stmt, [name]), [f"{name} = {new}"]
         ).fix(None)
     fix = (made and _within_count(made.value, frame)) or _within_count(each, frames[0])
@@ -161,14 +164,25 @@ def _renamed(
     return fix or around(frames[0], [(each, new)], None)
 
 
-def _in_earlier_cell(frame: FailedFrame, name: str, new: str) -> Fix | None:
-    """Return the fix of the latest cell that assigns a variable, unless the failed cell does."""
+def _in_earlier_cell(frame: FailedFrame, name: str, edits: Callable[..., Any]) -> Fix | None:
+    """Return the fix of the latest cell that assigns a variable, unless the failed cell does.
+    `edits` returns the edits for the assigned value and the cell's nodes."""
     for cell in () if name in stored(frame.tree or ast.Pass()) else earlier_cells(frame):
         binds: Any = [n for n in cell.nodes if isinstance(n, ast.stmt) and name in stored(n)]
         if binds:
-            edits = [(n.value, new) for n in binds[-1:] if sources.assigns(n, name)]
-            return around(cell, edits, None)
+            alone = sources.assigns(binds[-1], name)
+            return around(cell, edits(binds[-1].value, cell.nodes) if alone else [], None)
     return None
+
+
+def _renumbered(
+    number: int | None, last: int, new: str, value: ast.AST, nodes: list[Any]
+) -> list[tuple[ast.AST, str]]:
+    """Return the edit of the number that names a GPU, as in ``GPU = 2``, or else of `value`."""
+    read = {n.id for n in ast.walk(value) if isinstance(n, ast.Name)}
+    given = [n for n in nodes if isinstance(n, ast.Assign) and stored(n) & read]
+    numbers = [n.value for n in given if ast.unparse(n.value) == str(number)]
+    return [(numbers[-1], str(last))] if numbers else [(value, new)]
 
 
 def _within_count(value: ast.AST, frame: FailedFrame) -> Fix | None:
@@ -256,17 +270,20 @@ def _for_default_generator(frames: list[FailedFrame]) -> Explanation | None:
     made, why = f'torch.Generator("{device}")', _DEFAULT.format(device)
     for name, loader in _in_statement(frame, DataLoader):
         outer, stmt, name = _outermost(frames, name, loader)
-        start = before_loops(outer, stmt, [name])
-        edit = Edit(outer, start, [f"{name}.sampler.generator = {made}"])
-        # In a function, a new generator in each call would repeat one order, so there is no fix.
-        fix = edit.fix(0) if outer.at_top else None
-        advice = f"make {name} with generator={made}"
-        why = f"{why}{sources.PERMANENTLY if fix else ': '}{advice}"
+        here, edits = sources.only_assignment(name, stmt), partial(_drawing, made)
+        fix = (here and around(outer, edits(here.value), 0)) or _in_earlier_cell(outer, name, edits)
+        why += "" if fix else f": make {name} with generator={made}"
         row_of = Operand(name, ("cpu",), None, "DataLoader", odd=True)
         return Explanation(*expression(frame, header), (row_of,), fix, why)
     calls = [node for node in ast.walk(header) if isinstance(node, ast.Call)]
     told = (_with_argument(call, frame, "generator", made, why) for call in calls)
     return next(filter(None, told), None)
+
+
+def _drawing(generator: str, call: ast.AST, nodes: object = ()) -> list[tuple[ast.AST, str]]:
+    """Return the edit that gives a new loader a generator; none if `call` makes no loader."""
+    makes = isinstance(call, ast.Call) and ast.unparse(call.func).endswith("DataLoader")
+    return [(call, f"{ast.unparse(call)[:-1]}, generator={generator})")] if makes else []
 
 
 def _for_generator(frames: list[FailedFrame]) -> Explanation | None:

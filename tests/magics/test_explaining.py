@@ -216,9 +216,9 @@ def test_the_first_error_of_a_beginner_says_what_to_type(no_gpu):
     ("wrong", "advice"),
     [
         ("nn.Linear(2, 2, device='cuda:2')", "is no GPU here: there are cuda:0 and cuda:1"),
-        ("nn.Embedding(4, 2)(torch.tensor([4]))", "→ %%ongpu 0 --check as the"),
+        ("nn.Embedding(4, 2)(torch.tensor([4]))", "→ %%ongpu cpu --check as the"),
         ("torch.ones(2, device='gpu')", '→ torch calls a GPU "cuda", or "cuda:0"'),
-        ("nn.NLLLoss()(torch.ones(1, 2), torch.tensor([2]))", "--check as the cell's first line"),
+        ("nn.NLLLoss()(torch.ones(1, 2).cuda(1), torch.tensor([2]).cuda(1))", "→ %%ongpu 1 --check as"),
     ],
 )
 def test_a_wrong_number_has_advice(ip, wrong, advice):
