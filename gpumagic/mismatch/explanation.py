@@ -13,8 +13,9 @@ from typing import Any
 from gpumagic.display import table
 from gpumagic.display.table import Shown, block, tag
 from gpumagic.display.units import size
-from gpumagic.usercode.files import label, last_cell, shell
+from gpumagic.usercode.files import label, last_cell, shell, user_namespace
 from gpumagic.usercode.frames import FailedFrame, loops_around, parents, statement, uses
+from gpumagic.usercode.values import is_module, of_function, own, torch_here
 
 trial_on: ContextVar[str] = ContextVar("gpumagic_trial_on", default="")
 """The current device while a trial runs code on several; a fix must not name this device."""
@@ -48,6 +49,7 @@ class Fix:
     nbytes: int | None = None  # bytes that the fix moves; None if unknown
     cls: str = ""  # the edited class, if its existing objects keep the old code; else empty
     earlier: bool = False  # whether an earlier cell must run again, which a dry run cannot do
+    hooked: str = ""  # the variable of the module whose hooks keep the old code; else empty
 
     def apply(self, source: str) -> str:
         """Return the source of `filename` with the fix applied."""
@@ -158,7 +160,9 @@ def _cost(fix: Fix) -> str:
     body = ast.parse("".join(linecache.getlines(fix.filename)) if other else "").body
     defines = not fix.cls and all(isinstance(stmt, _DEFINITIONS) for stmt in body)
     then = "then run that cell again" if defines else RERUN
-    again = f", {then}" * (bool(fix.cls) or other)
+    again = f", {then}" * (bool(fix.cls) or other or bool(fix.hooked))
+    if fix.hooked:
+        again = f"; recreate {fix.hooked}, which keeps its old hooks, {then}"
     moves = {None: "", 0: " (moves nothing)"}.get(fix.nbytes, f" (moves {size(fix.nbytes)})")
     return moves + again
 
@@ -203,7 +207,21 @@ class Edit:
         # An autograd.Function has no instances, but graphs keep its `backward`.
         static = self.frame.parameters[:1] == ("ctx",) and self.frame.code.co_name == "forward"
         cls = next(classes, "") if name.startswith("In [") and not static else ""
-        return Fix("\n".join(code), where, start, end, file, name, nbytes, cls)
+        hooked = _hooked(getattr(self.frame, "code", None))
+        return Fix("\n".join(code), where, start, end, file, name, nbytes, cls, hooked=hooked)
+
+
+def _hooked(code: Any) -> str:
+    """Return the notebook's name of a module that calls `code` in a hook; "" if none does."""
+    for name, value in [*user_namespace().items()]:
+        parts = torch_here().nn.Module.modules(value) if is_module(value) else ()
+        kept = (own(part).get(kind, {}).values() for part in parts for kind in _HOOKS)
+        if any(of_function(hook, "__code__") is code for hooks in kept for hook in hooks):
+            return name
+    return ""
+
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def _magic_before(cell: str, line: int, code: str) -> str:

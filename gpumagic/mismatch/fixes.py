@@ -124,8 +124,9 @@ def _of_indexed(found: Operation) -> str | None:
 def _heaviest(found: Operation) -> str:
     """Return the best target. Prefer GPUs, then devices of modules, then the most bytes."""
 
-    def weight(device: str) -> tuple[bool, bool, int, int]:
+    def weight(device: str) -> tuple[bool, bool, int, int, int]:
         here = [part for part in found.parts if device in part.devices]
+        away = [part for part in found.parts if part.devices and part not in here]
         # An attribute that stayed here when its module moved must follow the module.
         left = [(part, sources.unregistered(part, found.reader.frame)) for part in here]
         stayed = all(each and device not in each.homes for _, each in left)
@@ -137,7 +138,9 @@ def _heaviest(found: Operation) -> str:
         calls = (getattr(stmt.value, "func", None) for stmt in made if stmt is not None)
         by = [found.reader.part(call) for call in calls if call is not None]
         model = sum(any(map(learns, filter(None, parts))) for parts in (here, named, by))
-        return not stayed, device != "cpu", model, total(sizes.values()) or 0
+        # Later code may combine the result with values that must follow it to the target.
+        more = len(also_needed(found.reader.frame, found.node, away, device))
+        return not stayed, device != "cpu", model, -more, total(sizes.values()) or 0
 
     return max(dict.fromkeys(d for part in found.parts for d in part.devices), key=weight)
 

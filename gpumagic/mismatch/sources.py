@@ -23,6 +23,7 @@ from gpumagic.usercode.frames import (
     OWN_SCOPES,
     FailedFrame,
     definition,
+    first_name,
     function_of,
     loops_around,
     parents,
@@ -157,8 +158,12 @@ def owner_of(
     named = [part] if part.kind == "module" else named_in(part, operand.Reader(frames[0]))
     mine = all(each is part or each.kind == "tensor" for each in named)  # False for module outputs
     wanted = set[Any]().union(*(storages(each.value) for each in named)) if mine else set()
+    every = [(each, node) for each in frames for node in _names_around(each, part)]
     for frame in reversed(frames if wanted else []):
-        for node in _names_around(frame, part):
+        for within, node in every:
+            # The cell can move a module that a function names, unless it is the function's own.
+            if within is not frame and first_name(ast.unparse(node)) in within.scope.local:
+                continue
             module = frame.scope.value(node)
             tensors = moving_tensors(module) if issubclass(type(module), nn.Module) else []
             # Skip modules with tensors on a third device, because `.to(target)` would move these.
@@ -278,13 +283,6 @@ def in_other_methods(text: str, frame: FailedFrame, device: str) -> list[Any]:
     return [edit for edit in edits if edit]
 
 
-def assignments_of(value: Any, frame: FailedFrame) -> list[ast.Assign]:
-    """Return a frame's assignments to a single name, attribute or item that has this value."""
-    nodes = ast.walk(frame.tree or ast.Pass())
-    made = [node for node in nodes if isinstance(node, ast.Assign) and len(node.targets) == 1]
-    return [n for n in made if frame.scope.value(n.targets[0]) is value is not MISSING]
-
-
 def moved(node: Any, reader: operand.Reader, target: str, device: str, detached: str) -> str:
     """Return code to move an expression: ``x.cuda()`` or ``x.to(y)`` becomes ``x.to(device)``."""
     moves = (target != "cpu" or explanation.trial_on.get()) and moves_to_device(node, reader)
@@ -369,8 +367,7 @@ def _special_maker(
     """Return the edit of a call that does not take its device as ``device=``, or None."""
     if function is torch.load:
         where = [word.value for word in node.keywords if word.arg == "map_location"]
-        keyword = f"map_location={device}"
-        return (where[0], device) if where else with_keyword(node, frame, keyword)
+        return (where[0], device) if where else with_keyword(node, frame, f"map_location={device}")
     if function is torch.Generator:
         return node, f"{frame.text(node.func)}({device})"
     if dtype := operand.cpu_dtype(node, frame.scope):

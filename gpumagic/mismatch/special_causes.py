@@ -42,7 +42,7 @@ from gpumagic.usercode.frames import (
     stored,
     uses,
 )
-from gpumagic.usercode.values import of_function
+from gpumagic.usercode.values import MISSING, of_function
 
 _STATE = (
     "the optimizer's state stayed behind when the model moved; load_state_dict moves the state to "
@@ -340,7 +340,7 @@ def _made_on(part: operand.Part, node: Any, frames: list[FailedFrame], target: s
     given = [value for value in words if isinstance(value, ast.Name)]
     for frame in frames:
         reader, own_names = operand.Reader(frame), {*frame.code.co_varnames} - {*frame.parameters}
-        made = sources.assignments_of(part.value, frame) if part.value is not None else []
+        made = _assignments_of(part.value, frame) if part.value is not None else []
         value, text = (made[0].value, ast.unparse(made[0].targets[0])) if made else (part.node, "")
         reads = ([*parents(use)] for use in uses(frame.tree or ast.Pass(), text))
         draws = [up for up in reads if not isinstance(up[0], ast.Attribute)]
@@ -356,6 +356,13 @@ def _made_on(part: operand.Part, node: Any, frames: list[FailedFrame], target: s
         if alike and (fix := around(frame, edits, 0)):
             return fix
     return None
+
+
+def _assignments_of(value: Any, frame: FailedFrame) -> list[ast.Assign]:
+    """Return a frame's assignments to a single name, attribute or item that has this value."""
+    nodes = ast.walk(frame.tree or ast.Pass())
+    made = [node for node in nodes if isinstance(node, ast.Assign) and len(node.targets) == 1]
+    return [n for n in made if frame.scope.value(n.targets[0]) is value is not MISSING]
 
 
 def made_in_each_call(part: operand.Part, frame: FailedFrame) -> str:
