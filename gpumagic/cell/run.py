@@ -355,16 +355,15 @@ class Run:
             return ""
         said = [share.elsewhere(self.device, ledger.entries) for share in self._shares]
         if {*said} == {_NOTHING}:
-            return _NOTHING if self._seconds >= LEAST_S and not self._reads_there() else ""
+            of, read = [share.framework for share in self._shares], dict(self._read())
+            if any(self._where in places for each in of for places in each.away(read).values()):
+                return ""  # the cell may change the data in place
+            if not self._move and any([*each.arrays(read)] for each in of):
+                return f"{_NOTHING}; --no-move left its data where they were"
+            return _NOTHING if self._seconds >= LEAST_S else ""
         found = [sentence for sentence in said if sentence not in (None, _NOTHING)]
         left = "" if self._move else ", where --no-move left the cell's data"
         return found[0] + left if found and all(found) else ""
-
-    def _reads_there(self) -> bool:
-        """Whether the cell reads data on the device. Such a cell may work without allocating."""
-        read = dict(self._read())
-        away = [share.framework.away(read) for share in self._shares]
-        return any(self._where in devices for each in away for devices in each.values())
 
 
 def _whose(name: str) -> str:

@@ -160,7 +160,7 @@ def _notes(fit: Fit) -> Iterator[str]:
     yield from filter(None, (fit.stopped, *fit.notes))
     if ran := [f"{t.value}" for t in fit.tried if t.ran is not None]:
         times = "once" if len(ran) == 1 else f"{len(ran)} times"
-        written = "files it wrote remain; --dry only predicts"
+        written = "files it wrote remain; --dry or dry=True only predicts"
         yield f"the cell ran {times} ({fit.name} = {', '.join(ran)}): {written}"
     dry = many(sum(t.predicted is not None for t in fit.tried), "dry run")
     margin = f"{100 * fit.margin:.3g} % of the free memory stays free"

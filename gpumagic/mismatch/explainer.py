@@ -205,7 +205,7 @@ def _reason(
 ) -> str | None:
     """Return the reason, or None. `frames` pairs each frame with the operands to move there."""
     if kind in _WHY:
-        return _WHY[kind]
+        return "; ".join(filter(None, (_WHY[kind], _brought(leaves))))
     if not fix and (told := _brought(leaves)):
         return told
     every = [(part, frame) for frame, odd in frames for part in odd]
@@ -239,5 +239,5 @@ def _origins(leaves: tuple[Part, ...]) -> Iterator[Origin]:
         parameters = part.value.parameters() if issubclass(type(part.value), nn.Module) else ()
         origin = origin_of(next(iter(parameters), part.value))
         others = {device for other in leaves if other is not part for device in other.devices}
-        if origin is not None and part.device and others == {str(origin.device)}:
+        if origin is not None and part.device and (others or {"cpu"}) == {str(origin.device)}:
             yield origin

@@ -117,7 +117,7 @@ class MovePlan:
                 base = family[0].tensor.untyped_storage().data_ptr()
                 if bytes_[0] < base + stop and base + start < bytes_[1]:
                     roots[family[0].root] = None
-            self.left += [Left(name, f"changes to {root} no longer reach it") for root in roots]
+            self.left += [Left(name, f"not reached by later changes to {root}") for root in roots]
 
     def run(self, namespace: dict[str, Any], check_room: bool, line: Any) -> None:
         """Move all tensors; if they do not fit, move nothing and raise GpuError."""

@@ -439,6 +439,12 @@ def test_work_that_was_all_elsewhere_is_told(ip, cell, where):
     assert where in done.text
 
 
+def test_a_cell_whose_data_stay_on_the_cpu_says_so_though_no_result_has_a_name(ip):
+    ip.run("X = torch.ones(200, 200)")
+    assert "nothing there; --no-move left its" in ip.run("%%ongpu 1 --no-move\n(X @ X).sum()").text
+    assert "nothing" not in ip.run("%%ongpu 1 --no-move\nsorted(range(9))").text
+
+
 def test_a_long_cell_that_allocates_nothing_on_its_gpu_says_so(ip, monkeypatch):
     assert "nothing" not in ip.run("%%ongpu 1\nsorted(range(9))").text
     monkeypatch.setattr("gpumagic.cell.run.LEAST_S", 0.0)

@@ -48,9 +48,9 @@ def test_what_no_longer_shares_memory_with_a_moved_tensor_is_named():
     namespace |= {"_1": base, "same": train, "half": digits[:2], "other": np.zeros(16, "float32")}
     moves = move_all([("train", train), ("X", X)], GPU1, namespace=namespace)
     assert [(left.name, left.reason) for left in moves.left] == [
-        ("base", "changes to train no longer reach it"),
-        ("digits", "changes to X no longer reach it"),
-        ("half", "changes to X no longer reach it"),
+        ("base", "not reached by later changes to train"),
+        ("digits", "not reached by later changes to X"),
+        ("half", "not reached by later changes to X"),
     ]
 
 
@@ -60,8 +60,8 @@ def test_variables_that_no_longer_share_memory_are_named_once_for_each_pair():
     variables = [("rows", list(data)), ("parts", list(digits.split(16)))]
     moves = move_all(variables, GPU1, namespace=namespace)
     assert [(left.name, left.reason) for left in moves.left] == [
-        ("data", "changes to rows no longer reach it"),
-        ("digits", "changes to parts no longer reach it"),
+        ("data", "not reached by later changes to rows"),
+        ("digits", "not reached by later changes to parts"),
     ]
 
 
