@@ -104,6 +104,7 @@ class Explaining:
         with ExitStack() as afterwards:
             afterwards.callback(self._explain, error, found, earlier)
             with faults.kept("shortening a traceback"):
+                from gpumagic.memory.oom_state import read
                 from gpumagic.usercode.frames import cut_ours, end_at_user, libraries_hidden
 
                 cut_ours(error)
@@ -111,7 +112,7 @@ class Explaining:
                 ends_at_user = ours or isinstance(error, CrossDeviceWarning)
                 if ends_at_user:
                     end_at_user(error)
-                if (found or ends_at_user) and raised:
+                if raised and (found or ends_at_user or read(error)):
                     afterwards.enter_context(libraries_hidden(error))
             return self._original(exc_tuple, *args, **kwargs)
 
