@@ -220,7 +220,7 @@ def _compiled_name(shell: Any, text: str, magic: str) -> tuple[str, str]:
     if magic:
         # In `code`, an empty first line replaces the magic, so that line numbers match the cell.
         # Tracebacks skip empty lines, so they read `shown`, whose first line is the magic's text.
-        code, raw, shown = f"\n{code}", f"{magic}\n{text}", f"{magic!r}\n{code}"
+        code, raw, shown = f"\n{code}", f"{magic}\n{text}", f"# {magic}\n{code}"
     running = getattr(shell.displayhook, "exec_result", None)
     count = getattr(running, "execution_count", None) or shell.execution_count
     return code, shell.compile.cache(shown, count, raw_code=raw)
