@@ -1,9 +1,9 @@
 """Record the result of a dry run; show it as text and HTML."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from textwrap import indent
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpumagic.device.cards import CONTEXT, Card
 from gpumagic.display import table
@@ -230,3 +230,17 @@ def _tables(run: DryRun) -> Iterator[tuple[str, list[table.Column]]]:
             first, middle, last = zip(*rows, strict=True)
             devices = table.Column("", last, fit="cut", css="gm-code gm-dim")
             yield title, [table.Column("", first, css="gm-code"), table.Column("", middle), devices]
+
+
+class Need(NamedTuple):
+    """Record how much memory a dry run needed."""
+
+    most: int  # peak, in bytes
+    grows: int | None = 0  # bytes that each pass of the loop keeps; None if unknown
+    whole: bool = True  # False if the dry run ended early, so that the code may need more
+    noted: Sequence[Any] = ()  # reasons and lines that the dry run noted
+
+    @property
+    def first(self) -> int:
+        """A lower bound of the bytes that the first pass needs."""
+        return self.most - (self.grows or 0)

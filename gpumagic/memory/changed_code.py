@@ -301,7 +301,7 @@ _USED = "no backward pass uses its results"
 def _no_grad(s: OutOfMemoryState, trial: CodeTrial, why: str) -> Iterator[Lever]:
     cell, loops = label(trial.frame.filename), trial.rest.loops
     place = f"the loop in {cell}, line {loops[0].lineno}" if loops else "the code"
-    do, grown = f"`with torch.no_grad():` around {place}: {why}", trial.grown if loops else 0
+    do, grown = f"`with torch.no_grad():` around {place}: {why}", trial.grown * trial.grows_much
     do += again(s, trial, trial.adds_to[1], GRAPHS) if grown else ""
     yield from helps(trial, do, grown=grown, freed=grown, within=torch_here().no_grad)
 

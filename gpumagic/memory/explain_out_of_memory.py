@@ -8,6 +8,7 @@ memory at the error. `t` has a trial for each frame, which measures the need of 
 import ast
 import re
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import chain, product
 from operator import methodcaller
 from typing import Any
@@ -22,7 +23,7 @@ from gpumagic.memory.object_graph import GRAPH
 from gpumagic.memory.oom_state import TORCH, OutOfMemoryState, read
 from gpumagic.memory.oom_trials import CodeTrial, Trials, helps
 from gpumagic.memory.out_of_memory import Lever, OutOfMemory
-from gpumagic.memory.smaller_batch import smaller
+from gpumagic.memory.smaller_batch import shorter_history, smaller
 from gpumagic.usercode import frames
 from gpumagic.usercode.files import UserLine, innermost_of, label, shell, user_namespace
 from gpumagic.usercode.values import is_module, is_tensor, own, torch_here
@@ -58,7 +59,7 @@ def _explained(s: OutOfMemoryState, where: UserLine, t: Trials) -> OutOfMemory:
     failed = s.frames[0].failed
     reason, found = by_figures(s, t) or (
         _reason(s, t),
-        levers(s, t, (free_kept, delete)),
+        levers(s, t, (free_kept, free_handled, delete)),
     )
     loop, top = t.loop, t.every[-1]
     stale = top.rest.remade() | (top.stale if top.frame.at_top else set())
@@ -132,7 +133,7 @@ def levers(s: OutOfMemoryState, t: Trials, free: tuple[Any, ...]) -> list[Lever]
     first = (free, less) if t.loop is None else (less, free)
     found, enough = dict[str, Lever](), dict[str, Lever]()
     last: tuple[Any, ...] = changed_code.recomputed, smaller
-    last += changed_code.other_optimizer, changed_code.autocast, other_gpu
+    last += changed_code.other_optimizer, shorter_history, changed_code.autocast, other_gpu
     for group in (*first, (changed_code.by_rows,), last):
         for lever in chain.from_iterable(find(s, t) for find in group):
             found.setdefault(lever.do, lever)
@@ -146,7 +147,21 @@ def levers(s: OutOfMemoryState, t: Trials, free: tuple[Any, ...]) -> list[Lever]
             also = changed_code.no_graph(s, t) if group is free else ()
             offered = [*enough.values(), *(lever for lever in also if lever.fits)]
             return sorted(offered, key=lambda lever: not lever.fits)
-    return [*found.values()][:_MOST]
+    return [*two_levers(s, t)] or [*found.values()][:_MOST]
+
+
+def two_levers(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
+    """Propose code without graphs or with 16 bits, together with another lever that fits then."""
+    torch = torch_here()
+    within = [torch.no_grad, partial(torch.autocast, "cuda", torch.bfloat16)] if torch else []
+    for find, context in zip((changed_code.no_graph, changed_code.autocast), within, strict=False):
+        for lever in [*find(s, t)][:1]:
+            u = t.under(context)
+            more = chain(changed_code.recomputed(s, u), changed_code.by_rows(s, u), smaller(s, u))
+            fitting = next((each for each in more if each.fits), None)
+            if fitting is not None:
+                yield Lever(f"{lever.do}; and {fitting.do}", fitting.gives, True)
+                return
 
 
 def _suffices(s: OutOfMemoryState, lever: Lever) -> bool:
@@ -157,6 +172,14 @@ def free_kept(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose `%gpufree`, which releases outputs and earlier errors."""
     if s.worth(s.kept):
         yield _freeing(t.whole, "`%gpufree` frees what outputs and earlier errors hold", s.kept)
+
+
+def free_handled(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
+    """Propose to retry below an `except` block, because its exception keeps its frames alive."""
+    held = sum(row.nbytes for row in s.device.holders if row.path == s.handled)
+    if s.worth(held):
+        do = "set a flag in the `except` block and retry below the block: until its end, the "
+        yield _freeing(t.whole, f"{do}exception keeps the variables of the code that failed", held)
 
 
 def _freeing(trial: CodeTrial | None, do: str, gives: int) -> Lever:

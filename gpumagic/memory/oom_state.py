@@ -182,7 +182,7 @@ class OutOfMemoryState:
         # Skip IPython's frames outside the cell, which refer to the errors of earlier cells.
         ran = (n for n, each in enumerate(now) if each.f_code is frames[-1].code)
         now = now[next(ran, 0) :]
-        self._libraries = [frame for frame in now if module_of(frame.f_code.co_filename)]
+        self.library_frames = [frame for frame in now if module_of(frame.f_code.co_filename)]
         self._handled = [frame for frame in _frames_of(handled) if frame not in now]
         # gpumagic's own objects must not appear as holders.
         ours = [self, vars(self), *frames, *(frame.scope for frame in frames)]
@@ -201,7 +201,7 @@ class OutOfMemoryState:
         for frame in reversed(self.frames):
             for name, value in frame.scope.local.items() if not frame.at_top else ():
                 yield Root(self.local(frame, name), value, EXCEPTION)
-        for path, frames in ((self._exception, self._libraries), (self.handled, self._handled)):
+        for path, frames in ((self._exception, self.library_frames), (self.handled, self._handled)):
             yield Root(path, [dict(frame.f_locals) for frame in frames], EXCEPTION)
 
     def local(self, frame: FailedFrame, name: str) -> str:
@@ -237,7 +237,7 @@ class OutOfMemoryState:
         nodes = ast.walk(self.rests[0].failed or ast.Pass())
         names = sorted({node.id for node in nodes if isinstance(node, ast.Name)})
         found = [self.frames[0].scope.name(name) for name in names]
-        found += [value for frame in self._libraries for value in frame.f_locals.values()]
+        found += [value for frame in self.library_frames for value in frame.f_locals.values()]
         tensors = [*{id(value): value for value in found if is_tensor(value)}.values()]
         if any(map(is_module, found)):  # a model's result may have no name: assume it is [N, 1]
             empty = torch_here().empty
@@ -247,7 +247,7 @@ class OutOfMemoryState:
     @property
     def optimizer(self) -> Any:
         """Return the optimizer whose first step failed while creating its state, or None."""
-        begun = (f for f in self._libraries if f.f_code.co_name == "_init_group")
+        begun = (f for f in self.library_frames if f.f_code.co_name == "_init_group")
         return next((frame.f_locals.get("self") for frame in begun), None)
 
     @cached_property

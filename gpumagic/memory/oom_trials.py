@@ -13,10 +13,10 @@ from copy import copy
 from functools import cached_property, partial
 from itertools import islice
 from types import CodeType, FunctionType
-from typing import Any, NamedTuple
+from typing import Any
 
 from gpumagic.display.progress_line import ProgressLine
-from gpumagic.dryrun.result import GUESSED, DryRun
+from gpumagic.dryrun.result import GUESSED, DryRun, Need
 from gpumagic.errors import GpuError
 from gpumagic.memory.oom_state import TORCH, OutOfMemoryState
 from gpumagic.memory.out_of_memory import Lever
@@ -37,20 +37,6 @@ _HELD, _COUNT = "held after a pass: ", "passes in all: "
 _PASSES, _FEW = "_gpumagic_passes", "_gpumagic_few"
 
 
-class Need(NamedTuple):
-    """Record how much memory a dry run needed."""
-
-    most: int  # peak, in bytes
-    grows: int | None = 0  # bytes that each pass of the loop keeps; None if unknown
-    whole: bool = True  # False if the dry run ended early, so that the code may need more
-    noted: Sequence[Any] = ()  # reasons and lines that the dry run noted
-
-    @property
-    def first(self) -> int:
-        """A lower bound of the bytes that the first pass needs."""
-        return self.most - (self.grows or 0)
-
-
 class Trials:
     """Make the dry runs for one error, with a `CodeTrial` for each frame of the user's code."""
 
@@ -58,6 +44,7 @@ class Trials:
         self.state, self._line = state, line
         self._until = time.monotonic() + _PATIENCE_S
         self.ended_early = False
+        self.within: Callable[[], AbstractContextManager[Any]] = nullcontext  # for every dry run
         self.every = [CodeTrial(self, rest) for rest in state.rests]  # the innermost first
 
     @cached_property
@@ -77,6 +64,12 @@ class Trials:
     def best(self) -> "CodeTrial | None":
         """Return the trial in which to test changes: `loop`, or else `whole`. May be None."""
         return self.loop or self.whole
+
+    def under(self, within: Callable[[], AbstractContextManager[Any]]) -> "Trials":
+        """Return trials of the same error with all dry runs in the context `within()`."""
+        other = Trials(self.state, self._line)
+        other._until, other.within = self._until, within
+        return other
 
     def follow(self, space: dict[str, Any], prepare: Any) -> DryRun | None:
         """Make a dry run; return None if impossible, after Ctrl-C, or after the time limit."""
@@ -225,7 +218,8 @@ class CodeTrial:
         """Whether the cell fits with this need once `gives` bytes are freed; None if unknown."""
         if need is None:
             return None
-        gives = gives if self.outlives else max(gives, self.grown)
+        restarts = self.grows_much and not self.outlives
+        gives = max(gives, self.grown * restarts)
         count = self._count if need.grows else 0
         if need.most + max(count - 2, 0) * (need.grows or 0) > self.room + gives:
             first = need.first - max(gives, self.grown)
@@ -283,7 +277,7 @@ class CodeTrial:
                 )
                 into[_FEW] = lambda items: islice(items, 2)
                 with ExitStack() as contexts:
-                    for context in (*self._contexts(), within()):
+                    for context in (*self._contexts(), self._trials.within(), within()):
                         contexts.enter_context(context)
                     exec(compiled, into)
                 return {}

@@ -10,12 +10,13 @@ from itertools import islice
 from typing import Any
 
 from gpumagic.display.units import some
+from gpumagic.dryrun.result import Need
 from gpumagic.memory.oom_state import OutOfMemoryState
-from gpumagic.memory.oom_trials import CodeTrial, Need, Trials
+from gpumagic.memory.oom_trials import CodeTrial, Trials
 from gpumagic.memory.out_of_memory import Lever
 from gpumagic.memory.written_forms import Form, takes_rows
 from gpumagic.usercode.frames import block_of, computed_from, stored
-from gpumagic.usercode.values import is_module, is_tensor, torch_here
+from gpumagic.usercode.values import comes_from, is_module, is_tensor, torch_here
 from gpumagic.usercode.variables import names_read
 
 # The memory of half a batch must be between these shares of a whole batch's memory. Below the first
@@ -242,3 +243,19 @@ def _is_cut(code: list[ast.stmt], names: list[str], tensors: list[str]) -> bool:
         if sliced or (rows and getattr(part, "id", "") in (results if is_cut else tensors)):
             return True
     return False
+
+
+def shorter_history(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
+    """Propose a smaller `history_size` of `torch.optim.LBFGS`, which keeps two vectors a step."""
+    known: dict[str, Any] = {n: s.namespace.get(n) for n in sorted(s.read)}
+    for name, optimizer in known.items():
+        if not comes_from(type(optimizer), "torch.optim.LBFGS"):
+            continue
+        (group,), (*states,) = optimizer.param_groups, optimizer.state.values()
+        kept = [*states, *(frame.f_locals for frame in s.library_frames)]
+        steps = max((len(each.get("old_dirs") or ()) for each in kept), default=0)
+        fewer, pair = min(10, steps // 2), 2 * sum(p.nbytes for p in group["params"])
+        if s.worth(gives := (steps - fewer) * pair) and fewer < group["history_size"]:
+            code = f"`history_size={fewer}`" if fewer else "`torch.optim.Adam`"
+            do = f"{code} for `{name}`: LBFGS keeps two vectors of all parameters for each of its "
+            yield Lever(f"{do}last {group['history_size']} steps; the result may differ", gives)

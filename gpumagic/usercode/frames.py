@@ -345,7 +345,7 @@ class RestOfCode:
 
     @cached_property
     def backward(self) -> bool:
-        """Whether a backward pass follows, here or in a function that is called with arguments."""
+        """Whether a backward pass follows, also in a called function or one given as argument."""
         defined = (n for n in ast.walk(self.frame.tree or ast.Pass()) if isinstance(n, _FUNCTIONS))
         makers = {n.name for n in defined if any(map(_is_backward, ast.walk(n)))}
         for node in self.nodes:
@@ -355,8 +355,10 @@ class RestOfCode:
                 if not hasattr(fitted, "get_params"):  # not an estimator of scikit-learn
                     return True
             if isinstance(node, ast.Call) and [*node.args, *node.keywords]:
-                code = getattr(self.frame.scope.value(node.func), "__code__", None)
-                if _named(node.func) in makers or {*_BACKWARD} & {*getattr(code, "co_names", ())}:
+                functions = map(self.frame.scope.value, (node.func, *node.args))
+                codes = [getattr(each, "__code__", None) for each in functions]
+                called = {name for code in codes for name in getattr(code, "co_names", ())}
+                if _named(node.func) in makers or called & {*_BACKWARD}:
                     return True
         return False
 

@@ -1079,3 +1079,37 @@ def test_one_element_views_are_cloned(small, shown):
     small.run(f"{START}x = torch.ones(1000, 1000, device='cuda')\nfirsts = []")
     small.run("for _ in range(40):\n    firsts.append((x @ x).flatten()[0])")
     assert "store `.clone()` in `firsts`" in shown.pop().levers[0].do
+
+
+def test_a_retry_within_except_goes_below_it(small, shown):
+    small.run(START + "def run(n):\n    h = mib(n)\n    return (h + 1).sum()")
+    cell = "try:\n    run(40)\nexcept torch.cuda.OutOfMemoryError:\n    run(25)"
+    small.run(cell)
+    (lever, *_) = shown.pop().levers
+    assert lever.do.startswith("set a flag in the `except` block and retry below the block")
+    assert lever.fits
+
+
+def test_lbfgs_keeps_fewer_steps(small, shown):
+    small.run(START + "x = mib(1, requires_grad=True)\nopt = torch.optim.LBFGS([x], max_iter=60)")
+    small.run("c = torch.linspace(1, 9, 2**18).cuda()")
+    small.run(
+        "def closure():\n    opt.zero_grad()\n    loss = (c * x.square() + x.abs().sqrt()).sum()\n"
+        "    loss.backward()\n    return loss"
+    )
+    small.run("opt.step(closure)")
+    (lever, *_) = shown.pop().levers
+    assert lever.do.startswith("`history_size=10` for `opt`: LBFGS keeps two vectors")
+    small.run(f"%gpufree\nopt.param_groups[0]['history_size'] = 10\n{'opt.state.clear()'}")
+    assert small.run("opt.step(closure)").error is None
+
+
+def test_a_smaller_batch_with_16_bits_is_proposed_where_neither_suffices_alone(small, shown):
+    layers = "nn.Sequential(*[nn.Conv2d(8, 8, 3, padding=1), nn.Tanh()] * 6).cuda()"
+    small.run(START + f"net = {layers}\nx = torch.ones(2, 8, 512, 512).cuda()")
+    small.run("opt = torch.optim.SGD(net.parameters(), 0.1)")
+    small.run("net(x).mean().backward()\nopt.step()")
+    (lever, *_) = shown.pop().levers
+    assert lever.do.startswith('`with torch.autocast("cuda", torch.bfloat16):`')
+    assert lever.do.endswith("and `x`: a batch of 1 instead of 2, accumulating the gradients of 2")
+    assert lever.fits
