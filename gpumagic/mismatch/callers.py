@@ -76,7 +76,7 @@ def _at_notebook(site: Site, outer: list[FailedFrame]) -> Site:
     own_cell |= isinstance(function_of(site.at.node), (ast.Module, type(None)))
     if frame is site.frame or frame.failed is None:
         return site
-    if own_cell and not loops_around(frame.failed):  # edit the function, or the timed line
+    if own_cell and not loops_around(frame.failed):  # edit the function, or the code of `%time`
         return site
     if len(names) < len(moved) or names & local or any(map(in_own_scope, (p.node for p in moved))):
         return site
@@ -183,7 +183,7 @@ def made_by_call(wanted: list[set[Any]], at: Operation, target: str) -> Fix | No
 
 
 def left_behind(part: Part, frame: FailedFrame) -> tuple[Fix | None, str]:
-    """If a class's own method `to` does not move an attribute, return a fix of `to`, and why."""
+    """Return a fix and the reason if a class's own method `to` does not move an attribute."""
     node: Any = part.node
     kind: Any = type(frame.scope.value(node.value)) if isinstance(node, ast.Attribute) else object
     code, body = body_of(vars(kind).get("to"))
@@ -282,7 +282,7 @@ def _in_code(
 def earlier_cells(frame: FailedFrame) -> Iterator[_Written]:
     """Yield the code of the cells that ran before this one, the latest first."""
     numbers: dict[str, int] = getattr(getattr(shell(), "compile", None), "_filename_map", {})
-    # Silent code of an editor has the running cell's number, so skip all code with this number.
+    # An editor's silent code has the running cell's number, so skip all code with this number.
     last = max(numbers.values(), default=0)
     now = {file for file, number in numbers.items() if number == last} | {frame.filename}
     for file in sorted(numbers.keys() - now, key=lambda file: -numbers[file]):
@@ -384,7 +384,7 @@ def _is_origin(stmt: Any) -> bool:
 
 
 def refilled(code: list[ast.stmt], first: int) -> list[ast.stmt]:
-    """Return the statements from `first`, or from an earlier one that creates a list they fill."""
+    """Return the statements from `first`; start earlier if they fill a list created above."""
     calls: list[Any] = [
         n for each in code[first:] for n in ast.walk(each) if isinstance(n, ast.Call)
     ]

@@ -83,7 +83,7 @@ def _explain(
 
 
 def _lost_to(clash: Operation, frames: list[FailedFrame]) -> str:
-    """If the class's own method `to` lost a copy of `self.x`, return the copy's device, or ""."""
+    """Return the device of the copy of `self.x` that the class's method `to` lost; or ""."""
     for part in clash.parts:
         others = {device for each in clash.parts if each is not part for device in each.devices}
         alone = part.text.startswith("self.") and len(others) == 1 and part.device not in others
@@ -156,7 +156,7 @@ def _mismatch(
     fix = fix or fixes.elsewhere(clash, choice, outer)
     fix = fix or fixes.write_fix(site, site if stays else above, choice)
     why = why_lost or cause or why_left or _reason(clash.parts, places, kind, lasts)
-    fix = None if cause else fix  # no move of the operands cures such a cause
+    fix = None if cause else fix  # moving the operands does not help
     return Explanation(*expression(frame, node), _rows(clash, choice, site, names), fix, why)
 
 

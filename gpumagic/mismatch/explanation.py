@@ -18,7 +18,7 @@ from gpumagic.usercode.frames import FailedFrame, loops_around, parents, stateme
 from gpumagic.usercode.values import is_module, of_function, own, torch_here
 
 trial_on: ContextVar[str] = ContextVar("gpumagic_trial_on", default="")
-"""The current device while a trial runs code on several; a fix must not name this device."""
+"""The device on which a trial runs code, one of several. A fix must not name this device."""
 
 
 @dataclass(frozen=True)

@@ -260,12 +260,12 @@ def _move(site: Site, choice: Choice) -> Fix | None:
     ways = _split(site, stmt, to_host=to_host) if stmt is not None else None
     if stmt is None or ways is None:
         return None
-    above, standing = ways
+    above, inline = ways
     device = '"cpu"' if to_host else written_device(site, choice.target, stmt, inside=not above)
     # A line above a comprehension cannot use the comprehension's variables.
     in_place = not above or not in_own_scope(site.at.node)
     device = device if to_host or not in_place else _loop_module_device(site) or device
-    edits = [(part, _moved(part, site, device, choice)) for part in standing]
+    edits = [(part, _moved(part, site, device, choice)) for part in inline]
     # An operand without edits is used only in later lines, so its bytes are not counted.
     moved = [*above, *(part for part, found in edits if found)]
     nbytes = {part.key: part.to_move(choice.target) for part in moved}
@@ -357,25 +357,25 @@ def _before(site: Site, *, once: bool) -> ast.stmt | None:
 
 
 def _split(site: Site, stmt: ast.stmt, *, to_host: bool) -> tuple[list[Part], list[Part]] | None:
-    """Return two lists of operands, to move by a new line and in the expression; or None."""
-    above, standing = list[Part](), list[Part]()
+    """Return the operands to move by a new line, and those to move in the expression; or None."""
+    above, inline = list[Part](), list[Part]()
     once = (to_host or _used_once(site)) and stmt is statement(site.at.node)
     for part in [*site.odd, *site.extra]:
-        may_stand = part is not site.at.fixed and hasattr(part.node, "lineno")
+        may_inline = part is not site.at.fixed and hasattr(part.node, "lineno")
         is_whole = part.kind == "module" or (sources.is_leaf(part) and not to_host)
         is_whole |= part.text.removeprefix("self.").isidentifier() and "." in part.text
-        stands = once and may_stand and not is_whole
-        if not stands and sources.can_be_bound(part, site.frame, stmt, part is site.at.fixed):
+        is_inline = once and may_inline and not is_whole
+        if not is_inline and sources.can_be_bound(part, site.frame, stmt, part is site.at.fixed):
             above.append(part)
-        elif may_stand:
-            standing.append(part)
+        elif may_inline:
+            inline.append(part)
         else:
             return None
-    return above, standing
+    return above, inline
 
 
 def _lines(above: list[Part], device: str) -> list[str]:
-    """Return lines that move operands. A module or leaf gets a line, other tensors share one."""
+    """Return lines that move operands: one per module or leaf, and one for all other tensors."""
     above = [*{part.key: part for part in above}.values()]  # `attention(x, x, x)` moves x once
     lines = [sources.moving(part.text, device) for part in above if part.kind == "module"]
     leaves = [f"{part.text}.data" for part in above if sources.is_leaf(part)]
@@ -394,7 +394,7 @@ def _used_once(site: Site) -> bool:
 
 def _stays(part: Part, frame: FailedFrame, stmt: ast.stmt) -> bool:
     """Whether an operand cannot be moved, or moving it may break other code."""
-    if part.kind == "module":  # an earlier call in the loop may need it on its device
+    if part.kind == "module":  # an earlier call in the loop may need the module here
         earlier = [use for loop in loops_around(stmt) for use in uses(loop, part.text)]
         earlier = [use for use in earlier if use.lineno < stmt.lineno]
         on_both = any(isinstance(next(parents(use), None), ast.Call) for use in earlier)

@@ -201,7 +201,7 @@ def storages(value: Any) -> set[Any]:
 
 
 def storages_in(part: Part, reader: Reader) -> set[Any]:
-    """Return the storages of an operand's tensors; for a result, of those in its expression."""
+    """Return the storages of an operand's tensors, or of the tensors in a result's expression."""
     # For example, `x.detach()` shares the storage of `x`.
     return storages([part.value, *(named.value for named in named_in(part, reader))])
 

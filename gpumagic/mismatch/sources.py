@@ -180,7 +180,7 @@ def _names_around(frame: FailedFrame, part: operand.Part) -> list[ast.expr]:
     trees: list[ast.AST] = [statement(failed) or failed, *loops]
     nodes: list[Any] = [node for tree in trees for node in ast.walk(tree)]
     found = [n for n in nodes if isinstance(n, operand.NAMED) and isinstance(n.ctx, ast.Load)]
-    # A function may read a global module, which the cell names alike, so try the name in the cell.
+    # A function may read a global module, so try the module's name in the cell too.
     a_module = part.kind == "module" and part.text.isidentifier()
     return [*found, *[ast.Name(part.text, ast.Load())] * a_module]
 
@@ -317,7 +317,7 @@ def only_assignment(text: str, node: Any) -> ast.Assign | None:
 
 
 def _sends(text: str, value: ast.expr) -> bool:
-    """Whether `value` moves what is named `text` to a device, as in ``x.to(device)`` for `x`."""
+    """Whether code `value` moves `text` to a device, as ``x.to(device)`` moves `x`."""
     return TO_DEVICE.fullmatch(ast.unparse(value).removeprefix(text)) is not None
 
 

@@ -138,7 +138,7 @@ def _for_missing(frames: list[FailedFrame], kind: str) -> Explanation | None:
             why = f"{frame.text(each)} is no GPU here: {there_is(here(memory=False))}"
             return Explanation(*expression(frame, node), (), fix, why)
     word = next((word.value for word in node.keywords if word.arg == "map_location"), ast.Pass())
-    if kind == "ordinal" or isinstance(word, ast.JoinedStr):  # the number is in it, or in a library
+    if kind == "ordinal" or isinstance(word, ast.JoinedStr):  # a library or f-string has the number
         why = f"the code names a GPU that is not here: {there_is(here(memory=False))}"
         return Explanation(*expression(frame, node), (), _within_count(word, frame), why)
     return _with_argument(node, frame, "map_location", '"cpu"', _FILE)
