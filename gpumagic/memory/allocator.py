@@ -150,7 +150,7 @@ def users(frames: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
 
 
 def _made(frames: Iterable[Mapping[str, Any]], stamp: str) -> Made | None:
-    """Return the user's innermost line. If another cell ran that line, `ran_in` names the cell."""
+    """Return the user's innermost line. If another cell ran the line, `ran_in` names that cell."""
     frame = users(frames)
     if frame is None or frame["filename"].startswith("<timed "):  # `%%time` changes line numbers
         return Made(stamp) if stamp else None

@@ -27,7 +27,7 @@ from gpumagic.usercode.values import comes_from, is_module, is_tensor, own, torc
 
 def other_form(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose a replacement that computes the same result with less memory."""
-    # Dry runs do not count what `torch.load` reads, so `t.best` may be None although code fails.
+    # `t.best` may be None if `torch.load` fails: dry runs do not count the tensors that it reads.
     trial = t.best or t.every[-1]
     learns = any(rest.backward for rest in s.rests)
     found = ((rest, form) for rest in s.rests for form in forms(rest, learns=learns))
@@ -128,7 +128,7 @@ def _float32(call: ast.Call, value: Callable[[ast.AST], Any]) -> str:
 def _of_float64(
     known: dict[str, Any], read: Iterable[str], room: int
 ) -> tuple[list[str], dict[str, Any]]:
-    """Return (code that converts float64 tensors and models, float32 arrays by variable name)."""
+    """Return code that converts tensors and models, and a dict of float32 arrays by variable."""
     code, arrays = list[str](), dict[str, Any]()
     for name in sorted(known.keys() & read):
         value = known[name]
@@ -228,7 +228,7 @@ def collected(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 
 
 def _is_read_below(trial: CodeTrial, name: str) -> bool:
-    """Whether code below the failed loop reads a variable that holds a tensor."""
+    """Whether variable `name` holds a tensor, and code below the failed loop reads it."""
     end = max((loop.end_lineno or 0 for loop in trial.rest.loops), default=0)
     below = (n for n in trial.rest.nodes if isinstance(n, ast.Name) and n.lineno > end > 0)
     return is_tensor(trial.frame.scope.name(name)) and any(each.id == name for each in below)
@@ -256,7 +256,7 @@ def _on_cpu(node: ast.expr, value: Any) -> str:
 
 
 def _appended(call: Any) -> tuple[str, list[ast.expr]]:
-    """Return the name that a call extends, and what to copy: `x`, `[x, y]` of `x = cat([x, y])`."""
+    """Return the extended name and the values to copy: `x` and `[x, y]` of `x = cat([x, y])`."""
     stmt = frames.statement(call)
     simple = isinstance(stmt, (ast.Assign, ast.Expr, ast.Return))
     if isinstance(call, ast.ListComp) and simple:  # the list has no name until it is complete
@@ -310,7 +310,7 @@ GRAPHS = "what it holds keeps its graphs"
 
 
 def again(s: OutOfMemoryState, trial: CodeTrial, name: str, why: str) -> str:
-    """Return advice to recreate the holder of memory and models with old hooks, or ""."""
+    """Return advice to recreate `name`, and models whose old hooks stay registered; or ""."""
     read = {n: s.namespace[n] for n in sorted(s.read) if is_module(s.namespace.get(n))}
     parts = {n: torch_here().nn.Module.modules(module) for n, module in read.items()}
     hooked = (n for n in parts if any(own(p).get("_forward_hooks") for p in parts[n]))
@@ -375,7 +375,7 @@ def trained_by(s: OutOfMemoryState) -> set[int]:
 
 
 def recomputed(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
-    """Propose checkpointing: do not save the failed call's tensors, but repeat it in backward."""
+    """Propose checkpointing: repeat the failed call in backward instead of saving its tensors."""
     trial = t.whole or t.best
     # A second forward pass would update running statistics, such as BatchNorm's, twice.
     read = models(s, trial) if trial is not None else []

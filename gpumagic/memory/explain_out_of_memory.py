@@ -63,7 +63,7 @@ def _explained(s: OutOfMemoryState, where: UserLine, t: Trials) -> OutOfMemory:
     )
     loop, top = t.loop, t.every[-1]
     stale = top.rest.remade() | (top.stale if top.frame.at_top else set())
-    # Several names may hold one graph. Deleting the last name frees it, so try each name as last.
+    # Several names may hold one graph, so count what each name frees if it is deleted last.
     pairs = [(g, s.alone(g)) for g in (stale, stale | top.rest.remade(empty=True))]
     much = {n for n in stale for g, j in pairs if s.worth(8 * (j - s.alone(g - {n})) - j)}
     return OutOfMemory(
@@ -343,7 +343,7 @@ def _elsewhere(s: OutOfMemoryState, trial: CodeTrial, name: str, whole: int) -> 
     every = [name, *trial.also_adds], *([each] for each in _objects_of(s, name))
     ways = [*_KEPT.items()][_no_view(trial, name) :]
     for names, (how, by) in product(every, ways):
-        do, keep = _said(s, how, trial, names), (names, by)
+        do, keep = _advice(s, how, trial, names), (names, by)
         freed = whole * trial.adds_beyond_room
         for lever in helps(trial, do, grown=whole, freed=freed, keep=keep):
             if lever.fits is not False:
@@ -351,7 +351,7 @@ def _elsewhere(s: OutOfMemoryState, trial: CodeTrial, name: str, whole: int) -> 
                 return
     # A dry run fails if the code reads a CPU copy, so propose CPU copies untested.
     if name not in trial.rest.accumulated:  # `h = f(h)` needs `h` on the GPU
-        do = _said(s, [*_KEPT][1], trial, [name])
+        do = _advice(s, [*_KEPT][1], trial, [name])
         yield Lever(do + _READ * ("`.cuda()`" not in do), whole)
 
 
@@ -383,7 +383,7 @@ def _without_graph(trial: CodeTrial, names: tuple[str, ...]) -> str:
 _GRAPHLESS = {frozenset((True,)): "`.item()`", frozenset((False,)): "`.detach()`"}
 
 
-def _said(s: OutOfMemoryState, how: str, trial: CodeTrial, names: list[str]) -> str:
+def _advice(s: OutOfMemoryState, how: str, trial: CodeTrial, names: list[str]) -> str:
     """Return the advice `how` for `names`, and how to use the CPU copies in later code."""
     do, held = how.format("`, `".join(names)), _contents(trial, names)
     if not any(map(is_module, held)):
@@ -433,7 +433,7 @@ def _needs_graph(s: OutOfMemoryState, trial: CodeTrial, name: str) -> bool | Non
 
 
 def _backward_in_if(loop: ast.AST, name: str) -> bool:
-    """Whether an `if` in a loop calls `.backward()` on what `name` holds, so in some passes."""
+    """Whether a loop calls `.backward()` in an `if`, on a value computed from `name`."""
     some = [n for each in ast.walk(loop) if isinstance(each, ast.If) for n in ast.walk(each)]
     return frames.computes(name, some)
 

@@ -208,7 +208,7 @@ class _Meter:
         self._before = allocated()
 
     def take(self, cause: str, holders: Collection[str] = (), *, always: bool = True) -> None:
-        """Record the bytes freed since the last call. If fewer than due, first collect garbage."""
+        """Record the bytes freed since the last call. If more are due, first collect garbage."""
         self._gone.update(holders)
         due = sum(each.nbytes for each in self.due if each.roots <= self._gone)
         self.due = [each for each in self.due if not each.roots <= self._gone]

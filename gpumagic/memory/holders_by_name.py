@@ -43,7 +43,7 @@ class FoundStorage(NamedTuple):
     nbytes: int
     ways: tuple[Way, ...]  # the name of each holder, and the kind of its value, such as "parameter"
     path: tuple[str, ...] = ()  # path from the first holder; empty without `find(paths=True)`
-    parameter: tuple[str, ...] = ()  # parameter to which a gradient, state or saved tensor belongs
+    parameter: tuple[str, ...] = ()  # path of the parameter of a gradient, state or saved tensor
     is_of_other_library: bool = False  # torch did not allocate the storage
 
     @property
@@ -207,7 +207,7 @@ def _figures(ordinal: int, gpu: GpuSample | None, held: Sequence[Holder]) -> Dev
 def _others(
     uuid: str, held: Sequence[Holder], ours: int | None
 ) -> tuple[tuple[str, int | None], ...]:
-    """Return the bytes of other processes on a GPU. `SYSTEM` includes `ours`, so subtract these."""
+    """Return the bytes of other processes on a GPU; subtract `ours`, which `SYSTEM` includes."""
     named = [(h.name, h.memory[uuid]) for h in held if not h.mine and uuid in h.memory]
     named = [(name, _less(n, ours) if name == SYSTEM else n) for name, n in named]
     return tuple(each for each in named if each[1] != 0)

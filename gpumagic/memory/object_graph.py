@@ -2,8 +2,8 @@
 
 References come from the garbage collector and from torch's C code. An object's parent is the first
 referrer visited. Optimizers and autograd graphs are searched last, because most objects to which
-they refer belong to other holders. No path passes through modules or libraries' classes, which
-reach the whole process. The search reads only fields defined in C, so that no user code runs.
+they refer belong to other holders. No path passes through Python modules or libraries' classes,
+which reach the whole process. Only fields defined in C are read, so that no user code runs.
 """
 
 import gc
@@ -168,7 +168,7 @@ class Paths:
         return self._ways[key]
 
     def plain_first(self, numbers: list[int]) -> list[int]:
-        """Sort objects: the root of `numbers[0]` before others, then other than saved tensors."""
+        """Put objects of `numbers[0]`'s root first. In each group, put saved tensors last."""
         first = self._first[numbers[0]]
         return sorted(numbers, key=lambda n: (self._first[n] != first, self.kind(n) == SAVED))
 
@@ -268,7 +268,7 @@ class _Rule(NamedTuple):
     fits: Callable[[type], bool]  # whether the rule is for a class
     turn: int  # `_NEVER`, `_AT_ONCE` or `_INDIRECT`
     edges: Callable[[Any], list[Edge]] | None = None  # lists references and their steps
-    below: str | None = None  # kind of the objects reached from here; None to keep the parent's
+    below: str | None = None  # kind of the objects reached from here; None for the parent's kind
 
 
 def _rules() -> list[_Rule]:

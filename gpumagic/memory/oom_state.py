@@ -339,7 +339,7 @@ class OutOfMemoryState:
 
     @cached_property
     def optimizer_name(self) -> str:
-        """Return the notebook's name of an optimizer that never made a step before; or ""."""
+        """Return the notebook's name of `optimizer`; "" if it has made a step, or has no name."""
         steps = any(float(entry.get("step", 0)) > 0 for entry in self._optimizer_state)
         names = (n for n in sorted(self.read) if self.namespace.get(n) is self.optimizer)
         return "" if self.optimizer is None or steps else next(names, "")

@@ -26,10 +26,10 @@ from gpumagic.usercode.program import passes
 from gpumagic.usercode.values import comes_from, is_module, is_tensor, own, torch_here
 from gpumagic.usercode.variables import names_read
 
-_LIMIT_S, _PATIENCE_S = 8.0, 60.0  # maximum seconds of a dry run, and until the last one starts
+_LIMIT_S, _PATIENCE_S = 8.0, 60.0  # maximum seconds of a dry run; seconds after which none starts
 _MARGIN = 0.05
-# A pass keeps much memory if it keeps more than the share `_GROWS` of the need. It also does if the
-# holder to which the loop adds is larger than the need after fewer than `_MANY` passes.
+# A pass keeps much memory if it keeps more than the share `_GROWS` of the need, or if fewer than
+# `_MANY` such passes filled the holder to which the loop adds, and the holder exceeds the need.
 _GROWS, _MANY = 0.01, 10_000
 _WORTH = 0.05  # a change that does not make the cell fit must save this share of the need
 _LEFT = 0.75  # in a growing loop, a change helps if at most this share of the growth is left
@@ -248,8 +248,8 @@ class CodeTrial:
         """Return the need of the changed code; None if a dry run is impossible or raises an error.
         `names` maps variables to new values. `first` changes variables before the code runs. `keep`
         has names of variables, and a function that changes their new tensors after each pass.
-        `within` returns a context manager for the code to run in. `form` replaces statements. Code
-        that is no loop runs once, or `twice`."""
+        `within` returns a context manager for the code to run in. `form` replaces statements.
+        Without a loop, the code runs once, or `twice`."""
         compiled, functions = self._compiled, dict[FunctionType, CodeType]()
         if form is not None:
             with form.in_place():
@@ -286,7 +286,7 @@ class CodeTrial:
 
         run = self._trials.follow(space, prepare)
         need = self._need_of(run, changed) if run is not None else None
-        # The next number may name a missing file or let a pass free memory: use one twice.
+        # If the loop's next number names no file, or frees memory, run both passes with one number.
         if self._step and (self._freed or getattr(run, "error", None)):
             self._step = 0
             return self.tried(names, first=first, keep=keep, within=within, form=form, twice=twice)

@@ -51,7 +51,7 @@ def _fewer_rows(s: OutOfMemoryState, trial: CodeTrial, names: list[str]) -> Iter
     sizes = [name for name in sizes if _SIZE_OF_MODELS.search(name)] or sizes
     learns = any(rest.backward for rest in s.rests)
     loader = _loader(trial, count)
-    # The loader would make this batch smaller too, so subtract the bytes that this saves.
+    # A smaller batch size of the loader also shrinks this batch, so subtract the bytes saved.
     batch = [s.local(trial.frame, name) for name in names if loader]
     held = s.alone(batch, in_frames=not trial.frame.at_top)
 
@@ -153,7 +153,7 @@ def _largest(
 
 
 def padded(known: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield advice and shorter tensors, if an attention mask has columns that pad all samples."""
+    """Yield advice and shorter tensors, if tokens at the end are padding in all samples."""
     for name, batch in known.items():
         for _, cut, why in _without_padding(batch) if isinstance(batch, (dict, UserDict)) else ():
             do = f"pad each batch to its longest sample: {why} in `{name}`"

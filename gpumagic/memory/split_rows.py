@@ -110,7 +110,7 @@ def _parts(whole: ast.expr) -> list[ast.expr]:
 
 
 def _lengths(whole: ast.expr, frame: frames.FailedFrame) -> dict[str, int]:
-    """Map the tensors that can be split, by their text, to their numbers of rows."""
+    """Return the number of rows of each tensor that can be split, by the tensor's text."""
     indexed = [n for n in ast.walk(whole) if isinstance(n, ast.Subscript)]
     chosen = {ast.unparse(n.value) for n in indexed if takes_rows(n)}
     lengths = {text: len(x) for text, x in _tensors(whole, frame).items() if x.dim()}
@@ -210,7 +210,7 @@ def _first_equal(
     for result in keys if unnamed else ():
         with suppress(Exception):  # the parts' results do not join like this
             _check_equal(eval(each.in_parts(rows, result), space), whole)
-            # In the first test, zeros do not confirm a sum. Small numbers may give zeros.
+            # Zeros confirm a sum only in the second test, because its small numbers may give zeros.
             if result not in ("sum", "mean") or alike or whole.any():
                 return result
     return ""

@@ -1,7 +1,7 @@
 """Find code with a drop-in replacement that needs less memory, such as attention written by hand.
 
-A form is a pattern, such as `matmul(softmax(s, -1), v)`. A letter matches any expression, also one
-that an earlier statement assigned to a name. The class `Form` describes any replacement of code.
+A form is a pattern, such as `matmul(softmax(s, -1), v)`. A letter matches any expression. A call
+also matches a name to which a statement assigned this call. `Form` is any replacement of code.
 """
 
 import ast
@@ -290,7 +290,7 @@ class _Reader:
             yield ast.Call(node.func, node.args, [*given, word])
 
     def _in_place(self, node: Any) -> tuple[Any, bool]:
-        """Return an expression that overwrites results without a name, and whether it is one."""
+        """Return code that overwrites unnamed results, and whether its own may be overwritten."""
         name, given, _ = ("", [], 0) if isinstance(node, ast.Name) else self.call(node, self._at)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
             name, given = "neg", [node.operand]
@@ -304,8 +304,8 @@ class _Reader:
         return node, True
 
     def _may_overwrite(self, node: ast.AST) -> bool:
-        """Whether the code's results may be overwritten: all tensors have one dtype, which a result
-        in place keeps, and none requires a gradient, so that no backward pass reads results."""
+        """Whether the code's results may be overwritten. All tensors must have one floating dtype.
+        None may require a gradient, because a backward pass could read the results."""
         nodes = [*ast.walk(node)]
         tensors = [t for t in map(self._frame.scope.value, nodes) if is_tensor(t)]
         calls = [each for each in nodes if isinstance(each, ast.Call)]
