@@ -127,7 +127,7 @@ def by_figures(s: OutOfMemoryState, t: Trials) -> tuple[str, list[Lever]] | None
 def levers(s: OutOfMemoryState, t: Trials, free: tuple[Any, ...]) -> list[Lever]:
     """Return the cheapest levers that let the cell fit; if there are none, levers that help."""
     less: tuple[Any, ...] = changed_code.other_form, changed_code.other_values
-    less += changed_code.on_host, keep_less, changed_code.collected
+    less += changed_code.on_host, keep_less
     less += changed_code.frozen, changed_code.no_graph, changed_code.sparse
     # If each pass of a loop keeps memory, freeing other memory only delays the error.
     first = (free, less) if t.loop is None else (less, free)

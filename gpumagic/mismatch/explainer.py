@@ -6,7 +6,6 @@ package, an operand is *odd* if it is on the wrong device.
 """
 
 import ast
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import groupby
@@ -29,7 +28,7 @@ from gpumagic.mismatch.operation import (
     read,
     without_lengths,
 )
-from gpumagic.mismatch.special_causes import made_in_each_call, special_cause
+from gpumagic.mismatch.special_causes import special_cause
 from gpumagic.moving.move import origin_of
 from gpumagic.moving.moved import Origin
 from gpumagic.usercode.files import last_cell
@@ -74,24 +73,10 @@ def _explain(
         if not on_host and (call := _module_call(found[at], found[at - 1], message)):
             clash, outer, message = call, found[at + 1 :], replace(message, kind="mixed")
             break
-    if clash is not None and not on_host:
-        target = target or _lost_to(clash, [frame, *outer])
     choice = fixes.choose(clash, message, target) if clash else None
     if clash is None or choice is None:
         return None
     return _mismatch(clash, choice, [] if here else outer, message.kind, here)
-
-
-def _lost_to(clash: Operation, frames: list[FailedFrame]) -> str:
-    """Return the device of the copy of `self.x` that the class's method `to` lost; or ""."""
-    for part in clash.parts:
-        others = {device for each in clash.parts if each is not part for device in each.devices}
-        alone = part.text.startswith("self.") and len(others) == 1 and part.device not in others
-        lost = callers.keep_copies([part], frames, *others)[0] if alone else None
-        above = frames[0].source.splitlines()[: lost.line if lost else 0]
-        if {*re.findall(r"\bdef (\w+)", "\n".join(above))[-1:]} & {*TRANSFERS}:
-            return others.pop()
-    return ""
 
 
 def in_library(frame: FailedFrame, message: Message | None) -> Explanation | None:
@@ -139,24 +124,18 @@ def _mismatch(
     tried = [*((each, [*moved, *extra]) for each, moved in places), *places]
     registering = (sources.register(moved, each, choice.target) for each, moved in tried)
     fix = next(filter(None, registering), None)
-    fix = lasts = fix or sources.made_by_method(odd, frame, choice.target)
-    cause = next(filter(None, (made_in_each_call(part, frame) for part in odd)), "")
-    frames = [frame, *outer]
+    lasts, frames = fix, [frame, *outer]
     lost = (callers.keep_copies(moved, frames, choice.target) for moved in ([*odd, *extra], odd))
     kept, why_lost = next((each for each in lost if each[1]), (None, ""))
     # Fix the failed frame, not a caller, so that other uses of an index do not change. A value that
     # torch reads on the CPU must be copied in each call of the function.
     stays = kind == "host" or (kind == "index" and clash.parts[0] not in odd)
-    # Another method, such as `reset`, may create the attribute again, so callers do not move it.
-    attributes = (part.text for part in odd if part.text.startswith("self."))
-    stays |= any(sources.in_other_methods(text, frame, "cpu") for text in attributes)
     left, why_left = callers.left_behind(odd[0], frame) if len(odd) == 1 else (None, "")
     sent = (fixes.sent_too(each) for each in (() if choice.to_host else (site, above)))
     fix = fix or kept or left or next(filter(None, sent), None)
     fix = fix or fixes.elsewhere(clash, choice, outer)
     fix = fix or fixes.write_fix(site, site if stays else above, choice)
-    why = why_lost or cause or why_left or _reason(clash.parts, places, kind, lasts)
-    fix = None if cause else fix  # moving the operands does not help
+    why = why_lost or why_left or _reason(clash.parts, places, kind, lasts)
     return Explanation(*expression(frame, node), _rows(clash, choice, site, names), fix, why)
 
 

@@ -166,20 +166,9 @@ def elsewhere(clash: Operation, choice: Choice, outer: list[FailedFrame]) -> Fix
         at = Operation(Reader(frame), frame.failed or ast.Pass(), ())
         if fix := made_by_call(wanted, at, choice.target):
             return fix
-    if fix := _made_inside(choice, clash.reader.frame):
-        return fix
     # A cell that compares two models' parameters must not split a model over two devices.
     compares = all(sources.is_leaf(p) and isinstance(p.node, ast.Attribute) for p in clash.parts)
     return None if compares and frames[0].at_top else _move_owners(choice, frames)
-
-
-def _made_inside(choice: Choice, frame: FailedFrame) -> Fix | None:
-    """Return a fix of the method that the failed expression calls for all of its odd operands."""
-    # A result in the failed expression has no value any more, so its call is all that is known.
-    nodes: list[Any] = [part.node for part in choice.odd if part.value is None]
-    calls = {ast.unparse(n.func): n.func for n in nodes if isinstance(n, ast.Call)}
-    found = (sources.in_method(each, frame, choice.target) for each in calls.values())
-    return next(found, None) if len(calls) == 1 and choice.target != "cpu" else None
 
 
 def write_fix(site: Site, above: Site, choice: Choice) -> Fix | None:

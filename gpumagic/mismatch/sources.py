@@ -255,34 +255,6 @@ def _results(function: ast.AST) -> list[ast.expr]:
     return values + [n.value for n in body if isinstance(n, ast.Assign) and stored(n) & names]
 
 
-def made_by_method(parts: list[operand.Part], frame: FailedFrame, target: str) -> Fix | None:
-    """Return the fix of a method, such as `reset`, that creates a module's state on the CPU."""
-    owner: Any = frame.scope.local.get("self", MISSING)
-    its = moving_tensors(owner) if issubclass(type(owner), nn.Module) else []
-    held = storages([part.value for part in parts])
-    there = [t for t in its if not storages(t) & held]
-    if {operand.full(tensor.device) for tensor in there} != {target}:
-        return None
-    names = {**own(owner)["_parameters"], **own(owner)["_buffers"]}
-    same = (f"self.{name}.device" for name, t in names.items() if id(t) in map(id, there))
-    text, *others = {".".join(re.split(r"[.\[]", part.text)[:2]) for part in parts}
-    edits = in_other_methods(text, frame, next(same, "next(self.parameters()).device"))
-    alone = len(edits) == 1 and not others and text.startswith("self.")
-    return around(frame, edits[0], 0) if alone else None
-
-
-def in_other_methods(text: str, frame: FailedFrame, device: str) -> list[Any]:
-    """Return the edits that create `self.x` on `device`; none if `__init__` assigns a value too."""
-    failed = function_of(frame.failed or ast.Pass())
-    cls = next(parents(failed or ast.Pass()), ast.Pass())
-    made: Any = [node for node in ast.walk(cls) if assigns(node, text)]
-    made = [node for node in made if not isinstance(node.value, ast.Constant)]
-    if "__init__" in {getattr(function_of(node), "name", "") for node in made}:
-        return []
-    edits = [with_device(n.value, frame, device) for n in made if function_of(n) is not failed]
-    return [edit for edit in edits if edit]
-
-
 def moved(node: Any, reader: operand.Reader, target: str, device: str, detached: str) -> str:
     """Return code to move an expression: ``x.cuda()`` or ``x.to(y)`` becomes ``x.to(device)``."""
     moves = (target != "cpu" or explanation.trial_on.get()) and moves_to_device(node, reader)

@@ -19,7 +19,6 @@ from gpumagic.display.units import some
 from gpumagic.mismatch import operand, sources
 from gpumagic.mismatch.callers import earlier_cells
 from gpumagic.mismatch.explanation import (
-    RERUN,
     Edit,
     Explanation,
     Fix,
@@ -34,14 +33,7 @@ from gpumagic.mismatch.explanation import (
 from gpumagic.mismatch.operation import Message, named_in, storages
 from gpumagic.moving.move import origin_of
 from gpumagic.usercode.files import label, source_of
-from gpumagic.usercode.frames import (
-    FailedFrame,
-    function_of,
-    parents,
-    statement,
-    stored,
-    uses,
-)
+from gpumagic.usercode.frames import FailedFrame, parents, statement, stored, uses
 from gpumagic.usercode.values import MISSING, of_function
 
 _STATE = (
@@ -363,19 +355,3 @@ def _assignments_of(value: Any, frame: FailedFrame) -> list[ast.Assign]:
     nodes = ast.walk(frame.tree or ast.Pass())
     made = [node for node in nodes if isinstance(node, ast.Assign) and len(node.targets) == 1]
     return [n for n in made if frame.scope.value(n.targets[0]) is value is not MISSING]
-
-
-def made_in_each_call(part: operand.Part, frame: FailedFrame) -> str:
-    """Return the reason if a method other than `__init__` makes a module in each call, or ""."""
-    function = getattr(function_of(frame.failed or ast.Pass()), "name", "__init__")
-    made = sources.only_assignment(part.text, frame.failed or part.node)
-    call: Any = part.node if part.value is None else getattr(made, "value", None)
-    a_class = isinstance(call, ast.Call) and isinstance(frame.scope.value(call.func), type)
-    method = function != "__init__" and frame.parameters[:1] == ("self",)
-    if part.kind != "module" or not (a_class and method):
-        return ""
-    if part.value is not None and not [*part.value.parameters()]:
-        return ""
-    new = frame.text(call.func)
-    why = f"each call of {function}() creates a new {new}, so no optimizer trains it"
-    return f"{why}; create it in __init__ as an attribute of self, {RERUN}"

@@ -502,13 +502,6 @@ SITUATIONS = [
         "`loader`: a batch of ",
     ),
     Notebook(
-        "a tensor that grows by cat",
-        ["net, every = nn.Linear(64, 1024).cuda(), torch.empty(0, 1024).cuda()"],
-        "x = torch.ones(1024, 64).cuda()\nfor _ in range(20):\n    y = net(x).detach()\n"
-        "    every = torch.cat([every, y])\nmean = every.mean(0)",
-        "`every = torch.cat([every.cpu(), y.cpu()])` for line 4",
-    ),
-    Notebook(
         "a loss over pairs of a batch",
         [
             "net = nn.Linear(64, 16).cuda()",

@@ -371,12 +371,6 @@ ASKED = {
         "loss = words(torch.arange(9).cuda()).sum()\nloss.backward()\nopt.step()",
         "`words.sparse = True`: gradients of only the rows read",
     ),
-    "results of a hook": (
-        "seen = []\nnet[0].register_forward_hook(lambda layer, x, y: seen.append(y))",
-        "with torch.no_grad():\n    for n in range(8):\n"
-        "        net(torch.ones(1800, 256).cuda())\nall_ = torch.cat(seen)",
-        "`all_ = torch.cat([x.cpu() for x in seen])` for line 4; first `%gpufree seen`, and",
-    ),
     "a loader of dicts": (
         "class Rows(torch.utils.data.Dataset):\n    def __len__(self):\n        return 24_000\n"
         "    def __getitem__(self, n):\n        return {'x': torch.ones(256)}\n"
@@ -1031,15 +1025,6 @@ def test_a_cat_of_a_starred_list_and_a_frozen_model_hide_no_explanation(small, s
         "    out = torch.cat([out, *parts])"
     )
     assert "takes" not in shown.pop().reason
-
-
-def test_a_list_that_a_comprehension_makes_is_collected_on_the_cpu(small, shown):
-    small.run(START + "net, x = nn.Linear(256, 512).cuda(), torch.ones(40, 1000, 256)")
-    cell = "with torch.no_grad():\n    ys = [net(part.cuda()) for part in x]"
-    small.run(cell)
-    lever = shown.pop().levers[0]
-    assert lever.do == "`ys = [net(part.cuda()).cpu() for part in x]` for line 2"
-    assert lever.fits
 
 
 def test_a_variable_that_an_earlier_error_holds_too_can_be_freed(small, shown):
