@@ -207,7 +207,7 @@ class Edit:
         # An autograd.Function has no instances, but graphs keep its `backward`.
         static = self.frame.parameters[:1] == ("ctx",) and self.frame.code.co_name == "forward"
         cls = next(classes, "") if name.startswith("In [") and not static else ""
-        hooked = _hooked(getattr(self.frame, "code", None))
+        hooked = _hooked(getattr(self.frame, "code", self))
         return Fix("\n".join(code), where, start, end, file, name, nbytes, cls, hooked=hooked)
 
 

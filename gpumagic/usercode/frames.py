@@ -15,7 +15,7 @@ from types import CodeType, FrameType, FunctionType, TracebackType
 from typing import Any
 
 from gpumagic.usercode import files
-from gpumagic.usercode.values import Scope
+from gpumagic.usercode.values import Scope, of_function
 from gpumagic.usercode.variables import NamesReader, names_read
 
 _FRAMES = 200  # maximum frames of a traceback to read; the deepest frames are read
@@ -356,7 +356,7 @@ class RestOfCode:
                     return True
             if isinstance(node, ast.Call) and [*node.args, *node.keywords]:
                 functions = map(self.frame.scope.value, (node.func, *node.args))
-                codes = [getattr(each, "__code__", None) for each in functions]
+                codes = [of_function(each, "__code__") for each in functions]
                 called = {name for code in codes for name in getattr(code, "co_names", ())}
                 if _named(node.func) in makers or called & {*_BACKWARD}:
                     return True

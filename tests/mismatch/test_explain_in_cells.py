@@ -666,6 +666,15 @@ def test_a_module_that_keeps_the_old_hook_is_to_be_made_again(ip):
     assert "recreate net, which keeps its old hooks, then run" in " ".join(told.split())
 
 
+def test_a_hook_that_is_no_function_keeps_no_code(ip):
+    ip.run("class Hook:\n    def __call__(self, *given): pass")
+    ip.run("net = nn.Linear(4, 3).cuda()\nnet.register_forward_hook(Hook());")
+    ip.run("x = torch.ones(2, 4)\nx.to('cuda')")
+    told = explained(ip.run("net(x)"))
+    assert "x = x.to('cuda')" in told
+    assert "recreate" not in told
+
+
 def test_a_model_that_only_a_function_names_is_moved_by_the_cell_that_calls_it(ip):
     ip.run("net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3)).cuda()")
     ip.run("net[1] = nn.Linear(4, 2)")
