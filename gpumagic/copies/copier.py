@@ -85,7 +85,7 @@ class Copier(cloudpickle.Pickler):  # type: ignore[misc]
             self.dump(value)
 
     def read(self, names: Iterable[str]) -> dict[str, Any]:
-        """Return the copies; `names` has one name per `write` call. Copy the storages first."""
+        """Return the copies; `names` has one name per `write`. First copy the storages."""
         self._stream.seek(0)
         reader: Any = pickle.Unpickler(self._stream)
         reader.persistent_load = self._originals.__getitem__

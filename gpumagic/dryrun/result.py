@@ -57,7 +57,7 @@ class OnCard:
 
     card: Card
     needed: int  # bytes that the code needs at least
-    at: UserLine | None  # first line that does not fit; None if all fit, or if the inputs do not
+    at: UserLine | None  # first line that does not fit; None if all or not even the inputs do
 
     @property
     def left(self) -> int:

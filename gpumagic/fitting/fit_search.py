@@ -112,12 +112,12 @@ class Search:
             self._set_stopped(found.value)
 
     def _note_limit(self) -> None:
-        """Note that the largest values need the same, as rows that the data do not have."""
+        """Add a note if the largest values need the same, as if the data had too few rows."""
         below, last = self.values[(len(self.values) - 1) * 9 // 10], self.values[-1]
         all_fit = any(found.value == last != below for found in self.found())
         if all_fit and self._predict(below) == self._predict(last):
-            same = f"{self.name} = {below} and {self.name} = {last} need the same"
-            self.notes[f"{same}: does the code slice data that have fewer rows?"] = None
+            same = f"{self.name} = {below} and {self.name} = {last} need the same memory"
+            self.notes[f"{same}: do the data have fewer rows than the code asks for?"] = None
 
     def _confirm(self) -> None:
         """Run the code with the predicted value. If the measured bytes differ, search again."""

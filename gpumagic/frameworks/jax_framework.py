@@ -159,7 +159,7 @@ class Jax(ArrayFramework):
         return None if treedef_is_leaf(treedef) else (children, treedef.unflatten)
 
     def knows(self, kind: type) -> bool:
-        """Whether JAX knows the class as a pytree, but would not know a copy of the class."""
+        """Whether the class is registered with JAX as a pytree, which a copy of it would not be."""
         if comes_from(kind, "flax.nnx.Pytree"):  # Flax also registers copies of a class
             return False
         try:
@@ -277,7 +277,7 @@ def _explained(
     where: Mapping[ast.expr, Counter[str]],
 ) -> Explanation:
     """Explain that operands are on several devices; add a fix if all can move to one device."""
-    # Choose the device with the most bytes of the operands that cannot move, or else of all.
+    # Choose the device with the most bytes of operands that cannot move; if all can, of all.
     stays = [part for part in parts if _stays(part, node, frame, where[part])]
     whole = Counter[str]()
     for part in stays or parts:

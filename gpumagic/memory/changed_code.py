@@ -27,7 +27,7 @@ from gpumagic.usercode.values import comes_from, is_module, is_tensor, own, torc
 
 def other_form(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose a replacement that computes the same result with less memory."""
-    # `t.best` may be None if `torch.load` fails: dry runs do not count the tensors that it reads.
+    # Dry runs do not count what `torch.load` reads, so `t.best` is None if memory ran out in it.
     trial = t.best or t.every[-1]
     learns = any(rest.backward for rest in s.rests)
     found = ((rest, form) for rest in s.rests for form in forms(rest, learns=learns))
@@ -237,7 +237,7 @@ def _no_grad(s: OutOfMemoryState, trial: CodeTrial, why: str) -> Iterator[Lever]
     yield from helps(trial, do, grown=grown, freed=grown, within=torch_here().no_grad)
 
 
-GRAPHS = "what it holds keeps its graphs"
+GRAPHS = "its tensors keep their graphs"
 
 
 def again(s: OutOfMemoryState, trial: CodeTrial, name: str, why: str) -> str:
@@ -268,7 +268,7 @@ def frozen(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose `requires_grad_(False)` for models or layers that no optimizer trains."""
     names = sorted(s.read | s.rests[-1].read_anywhere) if t.best is not None else []
     used = {id(p) for n in names for p in _parameters(s.namespace.get(n))}
-    for name in names if used & trained_by(s) else ():  # else, the notebook has no optimizer yet
+    for name in names if used and used & trained_by(s) else ():  # else, no optimizer exists yet
         idle = _idle(s, name)
         meant = any(own(part).get("requires_grad") is False for part in idle.values())
         why = "`.requires_grad = False` freezes nothing" if meant else "no optimizer trains it"
@@ -342,7 +342,7 @@ def sparse(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
         large = {path: part for path, part in tables if s.worth(part.weight.nbytes)}
         code = "; ".join(f"{path}.sparse = True" for path in large)
         if large and any(rest.backward for rest in s.rests):
-            do = f"`{code}`: gradients of only the rows read"
+            do = f"`{code}`: its gradients have only the rows that are read"
             yield from helps(t.best, do, within=partial(_with_sparse, large.values()))
 
 

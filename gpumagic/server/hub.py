@@ -168,7 +168,7 @@ class Hub:
         self.clients.discard(client)
 
     async def fresh(self, *, max_age_s: float = 1.0) -> Snapshot:
-        """Return a recent snapshot, or the last one with a Problem if the driver stalls."""
+        """Return a recent snapshot. If the driver stalls, return the last one with a Problem."""
         await self.kernels.refresh()
         taken = self.sampler.fresh(max_age_s=max_age_s)
         return await aside(partial(self.deaths.add_to, await asyncio.wrap_future(taken)))

@@ -311,8 +311,10 @@ def test_a_smallest_value_that_the_code_refuses_is_left_out():
 def test_values_beyond_the_rows_of_the_data_are_no_larger_need():
     data = torch.ones(30, MIB // 64)
     told = str(gpumagic.fit(lambda n: data[:n].cuda(1) * 2, 1, n=range(1, 100)))
-    assert "n = 89 and n = 99 need the same: does the code slice data that have fewer rows?" in told
-    assert "the same" not in str(gpumagic.fit(lambda n: data[:n].cuda(1) * 2, 1, n=range(1, 20)))
+    assert "n = 89 and n = 99 need the same memory: do the data have fewer rows than" in told
+    assert "the same memory" not in str(
+        gpumagic.fit(lambda n: data[:n].cuda(1) * 2, 1, n=range(1, 20))
+    )
 
 
 @pytest.mark.usefixtures("small")

@@ -369,7 +369,7 @@ ASKED = {
     "dense gradients of rows": (
         "words = nn.Embedding(70_000, 128).cuda()\nopt = torch.optim.SGD(words.parameters(), 0.1)",
         "loss = words(torch.arange(9).cuda()).sum()\nloss.backward()\nopt.step()",
-        "`words.sparse = True`: gradients of only the rows read",
+        "`words.sparse = True`: its gradients have only the rows that are read",
     ),
     "a loader of dicts": (
         "class Rows(torch.utils.data.Dataset):\n    def __len__(self):\n        return 24_000\n"
