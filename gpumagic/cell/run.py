@@ -355,15 +355,19 @@ class Run:
             return ""
         said = [share.elsewhere(self.device, ledger.entries) for share in self._shares]
         if {*said} == {_NOTHING}:
-            of, read = [share.framework for share in self._shares], dict(self._read())
-            if any(self._where in places for each in of for places in each.away(read).values()):
-                return ""  # the cell may change the data in place
-            if not self._move and any([*each.arrays(read)] for each in of):
-                return f"{_NOTHING}; --no-move left its data where they were"
-            return _NOTHING if self._seconds >= LEAST_S else ""
+            return self._nothing()
         found = [sentence for sentence in said if sentence not in (None, _NOTHING)]
         left = "" if self._move else ", where --no-move left the cell's data"
         return found[0] + left if found and all(found) else ""
+
+    def _nothing(self) -> str:
+        """Return that the cell did no work on its device; "" if it may have worked in place."""
+        of, read = [share.framework for share in self._shares], dict(self._read())
+        if any(self._where in places for each in of for places in each.away(read).values()):
+            return ""  # the cell may change the data in place
+        if not self._move and any([*each.arrays(read)] for each in of):
+            return f"{_NOTHING}; --no-move left its data where they were"
+        return _NOTHING if self._seconds >= LEAST_S else ""
 
 
 def _whose(name: str) -> str:

@@ -80,9 +80,8 @@ class Death:
 
     @property
     def cure(self) -> str:
-        return _CURES.get(self.what, "restart the kernel").format(
-            self.check_line or _CHECK_LINE.format(0)
-        )
+        line = self.check_line or _CHECK_LINE.format(0)
+        return _CURES.get(self.what, "restart the kernel").format(line)
 
     @property
     def said(self) -> str:

@@ -227,6 +227,7 @@ def no_graph(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
 
 
 _USED = "no backward pass uses its results"
+GRAPHS = "its tensors keep their graphs"
 
 
 def _no_grad(s: OutOfMemoryState, trial: CodeTrial, why: str) -> Iterator[Lever]:
@@ -235,9 +236,6 @@ def _no_grad(s: OutOfMemoryState, trial: CodeTrial, why: str) -> Iterator[Lever]
     do, grown = f"`with torch.no_grad():` around {place}: {why}", trial.grown * trial.grows_much
     do += again(s, trial, trial.adds_to[1], GRAPHS) if grown else ""
     yield from helps(trial, do, grown=grown, freed=grown, within=torch_here().no_grad)
-
-
-GRAPHS = "its tensors keep their graphs"
 
 
 def again(s: OutOfMemoryState, trial: CodeTrial, name: str, why: str) -> str:

@@ -220,7 +220,7 @@ class CodeTrial:
             return None
         restarts = self.grows_much and not self.outlives
         gives = max(gives, self.grown * restarts)
-        count = self._count if need.grows else 0
+        count = self._count * bool(need.grows)
         if need.most + max(count - 2, 0) * (need.grows or 0) > self.room + gives:
             first = need.first - max(gives, self.grown)
             return None if not count and self.grows_much and first <= self.room else False
@@ -297,15 +297,14 @@ class CodeTrial:
         guessed = GUESSED in reasons
         if run.mismatches or (run.error and not guessed):
             return None
-        held = [int(reason.split()[-1]) for reason in reasons if reason.startswith(_HELD)]
+        held = _numbers(reasons, _HELD)
         # If the unchanged code keeps nothing after a pass, one complete pass is enough.
         steady = bool(held) and getattr(self.__dict__.get("need"), "grows", None) == 0
         grows = None if self._loop and not steady else 0
         if len(held) > 1:
             grows = max(held[1] - held[0], 0)
         self._freed = held != sorted(held)
-        counts = (reason.split()[-1] for reason in reasons if reason.startswith(_COUNT))
-        self._count = int(next(counts, 0))
+        self._count = max(_numbers(reasons, _COUNT), default=0)
         most = getattr(run.peak.get(self._state.name), "needed", 0)
         # The run frees incomplete optimizer state. `room` has these bytes, but `needed` does not.
         most += self._state.incomplete * (self._state.optimizer_name not in changed)
@@ -398,6 +397,10 @@ class CodeTrial:
         finally:
             for each, iterated in over:
                 each.iter = iterated
+
+
+def _numbers(reasons: list[str], start: str) -> list[int]:
+    return [int(reason.split()[-1]) for reason in reasons if reason.startswith(start)]
 
 
 def helps(

@@ -248,9 +248,8 @@ def _is_cut(code: list[ast.stmt], names: list[str], tensors: list[str]) -> bool:
 def shorter_history(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
     """Propose a smaller `history_size` of `torch.optim.LBFGS`, which keeps two vectors a step."""
     known: dict[str, Any] = {n: s.namespace.get(n) for n in sorted(s.read)}
-    for name, optimizer in known.items():
-        if not comes_from(type(optimizer), "torch.optim.LBFGS"):
-            continue
+    for name in (n for n in known if comes_from(type(known[n]), "torch.optim.LBFGS")):
+        optimizer = known[name]
         (group,), (*states,) = optimizer.param_groups, optimizer.state.values()
         kept = [*states, *(frame.f_locals for frame in s.library_frames)]
         steps = max((len(each.get("old_dirs") or ()) for each in kept), default=0)

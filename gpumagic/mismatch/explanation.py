@@ -170,6 +170,7 @@ def _cost(fix: Fix) -> str:
 _ATOMS = (ast.Name, ast.Attribute, ast.Subscript, ast.Call, ast.List, ast.Tuple, ast.Constant)
 _DEFINITIONS = (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
 _BOUND = (ast.Name, ast.Attribute, ast.Subscript)
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _SIMPLE = (ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Return, ast.Assert, ast.Delete)
 
 
@@ -219,9 +220,6 @@ def _hooked(code: Any) -> str:
         if any(of_function(hook, "__code__") is code for hooks in kept for hook in hooks):
             return name
     return ""
-
-
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def _magic_before(cell: str, line: int, code: str) -> str:

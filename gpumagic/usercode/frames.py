@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice, takewhile
 from operator import attrgetter
 from types import CodeType, FrameType, FunctionType, TracebackType
@@ -356,8 +356,8 @@ class RestOfCode:
                     return True
             if isinstance(node, ast.Call) and [*node.args, *node.keywords]:
                 functions = map(self.frame.scope.value, (node.func, *node.args))
-                codes = [of_function(each, "__code__") for each in functions]
-                called = {name for code in codes for name in getattr(code, "co_names", ())}
+                codes = filter(None, map(partial(of_function, name="__code__"), functions))
+                called = set[str]().union(*map(attrgetter("co_names"), codes))
                 if _named(node.func) in makers or called & {*_BACKWARD}:
                     return True
         return False
