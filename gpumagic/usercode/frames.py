@@ -356,7 +356,7 @@ class RestOfCode:
                     return True
             if isinstance(node, ast.Call) and [*node.args, *node.keywords]:
                 functions = map(self.frame.scope.value, (node.func, *node.args))
-                codes = filter(None, map(partial(of_function, name="__code__"), functions))
+                codes = filter(inspect.iscode, map(partial(of_function, name="__code__"), functions))
                 called = set[str]().union(*map(attrgetter("co_names"), codes))
                 if _named(node.func) in makers or called & {*_BACKWARD}:
                     return True
