@@ -355,8 +355,8 @@ class RestOfCode:
                 if not hasattr(fitted, "get_params"):  # not an estimator of scikit-learn
                     return True
             if isinstance(node, ast.Call) and [*node.args, *node.keywords]:
-                functions = map(self.frame.scope.value, (node.func, *node.args))
-                codes = filter(inspect.iscode, map(partial(of_function, name="__code__"), functions))
+                given = map(self.frame.scope.value, (node.func, *node.args))
+                codes = filter(inspect.iscode, map(partial(of_function, name="__code__"), given))
                 called = set[str]().union(*map(attrgetter("co_names"), codes))
                 if _named(node.func) in makers or called & {*_BACKWARD}:
                     return True
