@@ -361,7 +361,7 @@ class Run:
         return found[0] + left if found and all(found) else ""
 
     def _nothing(self) -> str:
-        """Return that the cell did no work on its device; "" if it may have worked in place."""
+        """Return `_NOTHING` and perhaps why; empty if the cell may have worked in place."""
         of, read = [share.framework for share in self._shares], dict(self._read())
         if any(self._where in places for each in of for places in each.away(read).values()):
             return ""  # the cell may change the data in place

@@ -1,6 +1,6 @@
 """Restore the settings and the random state that code changed.
 
-The settings affect results or speed, or are among those that 1,668 examined notebooks change.
+A setting is restored if it affects results or speed, or if notebooks change it (1,668 were read).
 """
 
 import logging

@@ -253,8 +253,8 @@ def shorter_history(s: OutOfMemoryState, t: Trials) -> Iterator[Lever]:
         (group,), (*states,) = optimizer.param_groups, optimizer.state.values()
         kept = [*states, *(frame.f_locals for frame in s.library_frames)]
         steps = max((len(each.get("old_dirs") or ()) for each in kept), default=0)
-        fewer, pair = min(10, steps // 2), 2 * sum(p.nbytes for p in group["params"])
-        if s.worth(gives := (steps - fewer) * pair) and fewer < group["history_size"]:
-            code = f"`history_size={fewer}`" if fewer else "`torch.optim.Adam`"
-            do = f"{code} for `{name}`: LBFGS keeps two vectors of all parameters for each of its "
-            yield Lever(f"{do}last {group['history_size']} steps; the result may differ", gives)
+        fewer, pair = min(10, steps // 2) or 1, 2 * sum(p.nbytes for p in group["params"])
+        if s.worth(gives := (steps - fewer) * pair):
+            do = f"`history_size={fewer}` for `{name}`: LBFGS keeps two vectors of all parameters "
+            do += f"for each of its last {group['history_size']} steps; the result may differ"
+            yield Lever(do, gives)

@@ -345,7 +345,7 @@ class RestOfCode:
 
     @cached_property
     def backward(self) -> bool:
-        """Whether a backward pass follows, also in a called function or one given as argument."""
+        """Whether a backward pass follows: here, or in a function that is called or passed."""
         defined = (n for n in ast.walk(self.frame.tree or ast.Pass()) if isinstance(n, _FUNCTIONS))
         makers = {n.name for n in defined if any(map(_is_backward, ast.walk(n)))}
         for node in self.nodes:

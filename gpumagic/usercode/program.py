@@ -191,7 +191,7 @@ def _text_of(function: Any) -> str:
 
 
 def passes(loops: list[Any], space: dict[str, Any]) -> int:
-    """Return how often the only loop runs its body; 0 if unknown. Evaluates its iterable."""
+    """Evaluate what a `for` loop iterates over; return its length, or 0 for nested loops."""
     if len(loops) != 1 or ast.Break in map(type, ast.walk(loops[0])):
         return 0
     over = loops[0].iter
